@@ -1,0 +1,143 @@
+"""What every model eats: rows in which samples of different length lie end to end.
+
+A `PackedBatch` has static shapes whatever the samples, so one compiled program serves every batch, and a
+sample pays only for the cameras and the tokens it has. `pack` is the one place that lays samples out; the
+loader, the policy and the tests all use it. The unpacked form is the same type with one sample a row.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, UInt8
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Static sizes of a packed row, fixed by the model and by the row's budgets.
+
+    A row holds up to `samples` samples with up to `images` images, `text` text tokens and `prefix`
+    prefix places in all. An image fills `tokens_per_image` places, a state `state_tokens` (0 or 1).
+    """
+
+    prefix: int
+    images: int
+    samples: int
+    text: int
+    image_size: int
+    tokens_per_image: int
+    state_tokens: int
+    state_dim: int
+    horizon: int
+    action_dim: int
+
+    def prefix_length(self, images: int, text: int) -> int:
+        """Prefix places taken by a sample with that many images and text tokens."""
+        return images * self.tokens_per_image + text + self.state_tokens
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One observation with the action chunk that followed it, ready to be laid into a row (numpy).
+
+    `id` names the draw: every random number used for this sample derives from it, so they do not depend
+    on what else is in the batch. `action_mask` is false for padded dims and steps past the episode's end.
+    """
+
+    images: tuple[UInt8[np.ndarray, "h w 3"], ...]
+    text: Int[np.ndarray, "t"]
+    state: Float[np.ndarray, "s"]
+    actions: Float[np.ndarray, "h a"]
+    action_mask: Bool[np.ndarray, "h a"]
+    embodiment: int = 0
+    weight: float = 1.0
+    id: int = 0
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class PackedBatch:
+    """R rows of up to K samples; sample j of a row has segment id j + 1, padding has 0.
+
+    `prefix_source` says what stands at each prefix place: `i * N + n` is token n of image slot i, then come
+    the T text tokens, then one place for the state of each slot. Positions restart with every sample.
+    """
+
+    images: UInt8[Array, "r i h w 3"]
+    text: Int[Array, "r t"]
+    prefix_source: Int[Array, "r p"]
+    prefix_segment: Int[Array, "r p"]
+    prefix_position: Int[Array, "r p"]
+    state: Float[Array, "r k s"]
+    actions: Float[Array, "r k h a"]
+    action_mask: Bool[Array, "r k h a"]
+    embodiment: Int[Array, "r k"]
+    weight: Float[Array, "r k"]
+    sample_id: Int[Array, "r k"]
+
+
+def pack(rows: Sequence[Sequence[Sample]], layout: Layout) -> PackedBatch:
+    """Lays samples end to end into rows (numpy arrays, ready for `device_put`).
+
+    Raises:
+      ValueError: a row asks for more samples, images, text tokens or prefix places than the layout has.
+    """
+    r, lay = len(rows), layout
+    size = lay.image_size
+    images = np.zeros((r, lay.images, size, size, 3), np.uint8)
+    text = np.zeros((r, lay.text), np.int32)
+    source, segment, position = (np.zeros((r, lay.prefix), np.int32) for _ in range(3))
+    state = np.zeros((r, lay.samples, lay.state_dim), np.float32)
+    actions = np.zeros((r, lay.samples, lay.horizon, lay.action_dim), np.float32)
+    action_mask = np.zeros(actions.shape, bool)
+    embodiment, sample_id = (np.zeros((r, lay.samples), np.int32) for _ in range(2))
+    weight = np.zeros((r, lay.samples), np.float32)
+    text_base = lay.images * lay.tokens_per_image
+    state_base = text_base + lay.text
+    for i, row in enumerate(rows):
+        _check_row(row, lay)
+        image_slot = place = text_place = 0
+        for j, sample in enumerate(row):
+            n_image, n_text = len(sample.images), len(sample.text)
+            for k, image in enumerate(sample.images):
+                images[i, image_slot + k] = image
+            text[i, text_place : text_place + n_text] = sample.text
+            first_token = image_slot * lay.tokens_per_image
+            sources = (
+                np.arange(first_token, first_token + n_image * lay.tokens_per_image),
+                np.arange(text_base + text_place, text_base + text_place + n_text),
+                np.arange(state_base + j, state_base + j + lay.state_tokens),
+            )
+            length = lay.prefix_length(n_image, n_text)
+            places = slice(place, place + length)
+            source[i, places] = np.concatenate(sources)
+            segment[i, places] = j + 1
+            position[i, places] = np.arange(length)
+            state[i, j] = sample.state
+            actions[i, j], action_mask[i, j] = sample.actions, sample.action_mask
+            embodiment[i, j], weight[i, j] = sample.embodiment, sample.weight
+            sample_id[i, j] = np.uint32(sample.id & 0xFFFFFFFF).astype(np.int32)
+            image_slot, place, text_place = (
+                image_slot + n_image,
+                place + length,
+                text_place + n_text,
+            )
+    return PackedBatch(
+        images, text, source, segment, position, state, actions, action_mask, embodiment, weight, sample_id
+    )  # fmt: skip
+
+
+def _check_row(row: Sequence[Sample], layout: Layout) -> None:
+    used = {
+        "samples": len(row),
+        "images": sum(len(s.images) for s in row),
+        "text": sum(len(s.text) for s in row),
+        "prefix": sum(layout.prefix_length(len(s.images), len(s.text)) for s in row),
+    }
+    for name, amount in used.items():
+        if amount > getattr(layout, name):
+            raise ValueError(
+                f"A row needs {amount} {name} places but the layout has {getattr(layout, name)}; "
+                f"raise layout.{name} or shorten the prompt."
+            )

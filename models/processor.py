@@ -1,0 +1,149 @@
+"""The same preparation for training and for acting: observation in, `Sample` out, and actions back to units.
+
+A policy trained with one cleaning of prompts, scaling of states or resizing of images and run with another
+fails without an error, so both sides call `Processor.sample`. It is JSON and travels in the checkpoint.
+Prompt format and 256-bin state text follow π0.5 (openpi's tokenizer; paper arXiv 2504.16054).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Bool, Float, Int, Shaped, UInt8
+from PIL import Image
+
+from models.inputs import Sample
+from models.tokenizer import Tokenizer
+
+StateInput = Literal["text", "token", "none"]
+
+
+@dataclass(frozen=True)
+class Normalizer:
+    """x ↦ (x − offset) / scale, per dimension; z-scores and quantile ranges are both of this form."""
+
+    offset: tuple[float, ...]
+    scale: tuple[float, ...]
+
+    def __call__(self, x: Float[np.ndarray, "*b d"]) -> Float[np.ndarray, "*b d"]:
+        return ((x - np.float32(self.offset)) / np.float32(self.scale)).astype(np.float32)
+
+    def inverse(self, x: Float[np.ndarray, "*b d"]) -> Float[np.ndarray, "*b d"]:
+        return (x * np.float32(self.scale) + np.float32(self.offset)).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Embodiment:
+    """A robot as a dataset describes it: camera names in the order the model sees them, and its scales."""
+
+    name: str
+    cameras: tuple[str, ...]
+    state: Normalizer
+    actions: Normalizer
+
+
+@dataclass(frozen=True)
+class Processor:
+    """Everything between a dataset's or robot's units and the model's."""
+
+    image_size: int
+    state_dim: int
+    action_dim: int
+    horizon: int
+    state_input: StateInput
+    words: tuple[str, ...]
+    embodiments: tuple[Embodiment, ...]
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer(self.words)
+
+    def tokens(self, prompt: str, state: Float[np.ndarray, "s"]) -> Int[np.ndarray, "t"]:
+        """Token ids of a prompt, with the normalised state spelt as text if the model reads it so."""
+        prompt = prompt.strip().replace("_", " ").replace("\n", " ")
+        if self.state_input != "text":
+            return self.tokenizer.encode(prompt + "\n")
+        bins = np.digitize(state, np.linspace(-1, 1, 257)[:-1]) - 1
+        spelt = " ".join(map(str, bins))
+        return self.tokenizer.encode(f"Task: {prompt}, State: {spelt};\nAction: ")
+
+    def sample(
+        self,
+        images: Sequence[UInt8[np.ndarray, "_h _w 3"]],
+        state: Float[np.ndarray, "_s"],
+        prompt: str,
+        *,
+        embodiment: int = 0,
+        actions: Float[np.ndarray, "_h _a"] | None = None,
+        valid: Bool[np.ndarray, "_h"] | None = None,
+        weight: float = 1.0,
+        id: int = 0,
+    ) -> Sample:
+        """A sample in the model's units from one in the robot's.
+
+        Args:
+          images: one per camera of the embodiment, in its order; any size.
+          state: in the dataset's units, at most `state_dim` long.
+          actions: the chunk that follows, `horizon` steps in the dataset's units; None when acting.
+          valid: which of those steps lie within the episode.
+
+        Raises:
+          ValueError: the number of images, of state dims or of action dims is not the embodiment's.
+        """
+        robot = self.embodiments[embodiment]
+        if len(images) != len(robot.cameras):
+            raise ValueError(
+                f"Embodiment '{robot.name}' has cameras {list(robot.cameras)}, got {len(images)} images."
+            )
+        if len(state) != len(robot.state.offset):
+            raise ValueError(
+                f"Embodiment '{robot.name}' has {len(robot.state.offset)} state dims, got {len(state)}."
+            )
+        normal = robot.state(np.asarray(state, np.float32))
+        chunk = np.zeros((self.horizon, self.action_dim), np.float32)
+        mask = np.zeros(chunk.shape, bool)
+        if actions is not None:
+            dims = len(robot.actions.offset)
+            if actions.shape != (self.horizon, dims):
+                raise ValueError(
+                    f"Embodiment '{robot.name}' has action chunks of shape {(self.horizon, dims)}, "
+                    f"got {actions.shape}."
+                )
+            chunk[:, :dims] = robot.actions(actions)
+            mask[:, :dims] = True if valid is None else valid[:, None]
+            chunk[~mask] = 0
+        padded = np.zeros(self.state_dim, np.float32)
+        padded[: len(normal)] = normal
+        return Sample(
+            images=tuple(resize_with_pad(image, self.image_size) for image in images),
+            text=self.tokens(prompt, normal),
+            state=padded,
+            actions=chunk,
+            action_mask=mask,
+            embodiment=embodiment,
+            weight=weight,
+            id=id,
+        )
+
+    def actions(
+        self, chunk: Float[np.ndarray, "*b h _a"], embodiment: int = 0
+    ) -> Float[np.ndarray, "*b h _d"]:
+        """A model's chunk in the robot's units and dims."""
+        robot = self.embodiments[embodiment]
+        return robot.actions.inverse(np.asarray(chunk)[..., : len(robot.actions.offset)])
+
+
+def resize_with_pad(image: Shaped[np.ndarray, "_h _w 3"], size: int) -> UInt8[np.ndarray, "s s 3"]:
+    """Bilinear resize to fit a black square of `size`, keeping the aspect (as openpi does)."""
+    height, width = image.shape[:2]
+    if (height, width) == (size, size):
+        return image
+    ratio = size / max(height, width)
+    new_h, new_w = max(1, round(height * ratio)), max(1, round(width * ratio))
+    small = np.asarray(Image.fromarray(image).resize((new_w, new_h), Image.Resampling.BILINEAR))
+    out = np.zeros((size, size, 3), np.uint8)
+    top, left = (size - new_h) // 2, (size - new_w) // 2
+    out[top : top + new_h, left : left + new_w] = small
+    return out

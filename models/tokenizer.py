@@ -1,0 +1,50 @@
+"""Words to ids for the small presets: a word list made from the dataset's own prompts, bytes for the rest.
+
+Nothing is downloaded, no text is refused and no two words share an id; a word that the list lacks is spelt
+in bytes. The list travels inside the checkpoint, so a policy reads prompts as its training did.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from jaxtyping import Int
+
+PAD, BOS = 0, 1
+_FIRST_BYTE = 2
+_FIRST_WORD = _FIRST_BYTE + 256
+_PIECES = re.compile(r"\w+|[^\w\s]|\n")
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """`words[i]` has id 258 + i; ids 2 to 257 are bytes; 1 begins every text and 0 is padding."""
+
+    words: tuple[str, ...]
+
+    @classmethod
+    def build(cls, texts: Iterable[str], vocabulary: int) -> "Tokenizer":
+        """The most frequent words of `texts`, as many as an embedding of `vocabulary` rows can hold."""
+        counts = Counter(piece for text in texts for piece in _PIECES.findall(text))
+        ordered = sorted(counts, key=lambda word: (-counts[word], word))
+        return cls(tuple(ordered[: vocabulary - _FIRST_WORD]))
+
+    @property
+    def size(self) -> int:
+        """Rows an embedding needs for this tokenizer."""
+        return _FIRST_WORD + len(self.words)
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {word: _FIRST_WORD + i for i, word in enumerate(self.words)}
+
+    def encode(self, text: str) -> Int[np.ndarray, "t"]:
+        """Token ids of `text`, int32, beginning with BOS."""
+        ids = [BOS]
+        for piece in _PIECES.findall(text):
+            known = self._ids.get(piece)
+            ids += [known] if known is not None else [_FIRST_BYTE + b for b in piece.encode()]
+        return np.asarray(ids, np.int32)

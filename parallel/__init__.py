@@ -1,0 +1,1 @@
+"""Where it runs: mesh, sharded train step, checkpoints, trainer. Knows no model by name."""

@@ -1,0 +1,1 @@
+"""What people type: `python -m tools.<command>`, thin command lines over the other folders."""
