@@ -1,4 +1,5 @@
-"""What computes: layers, attention, flow-matching policies and what they take in. Knows no dataset or mesh."""
+"""What computes: layers, attention, flow-matching policies and what they take in. Knows no dataset
+or mesh."""
 
 from models.inputs import Layout, PackedBatch, Sample, pack
 from models.processor import Embodiment, Normalizer, Processor

@@ -1,12 +1,14 @@
 """What every model eats: rows in which samples of different length lie end to end.
 
-A `PackedBatch` has static shapes whatever the samples, so one compiled program serves every batch, and a
-sample pays only for the cameras and the tokens it has. `pack` is the one place that lays samples out; the
-loader, the policy and the tests all use it. The unpacked form is the same type with one sample a row.
+A `PackedBatch` has static shapes whatever the samples, so one compiled program serves every batch,
+and a sample pays only for the cameras and the tokens it has. `pack` is the one place that lays
+samples out; the loader, the policy and the tests all use it. The unpacked form is the same type
+with one sample a row.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -41,8 +43,9 @@ class Layout:
 class Sample:
     """One observation with the action chunk that followed it, ready to be laid into a row (numpy).
 
-    `id` names the draw: every random number used for this sample derives from it, so they do not depend
-    on what else is in the batch. `action_mask` is false for padded dims and steps past the episode's end.
+    `id` names the draw: every random number used for this sample derives from it, so they do not
+    depend on what else is in the batch. `action_mask` is false for padded dims and steps past the
+    episode's end.
     """
 
     images: tuple[UInt8[np.ndarray, "h w 3"], ...]
@@ -60,8 +63,9 @@ class Sample:
 class PackedBatch:
     """R rows of up to K samples; sample j of a row has segment id j + 1, padding has 0.
 
-    `prefix_source` says what stands at each prefix place: `i * N + n` is token n of image slot i, then come
-    the T text tokens, then one place for the state of each slot. Positions restart with every sample.
+    `prefix_source` says what stands at each prefix place: `i * N + n` is token n of image slot i,
+    then come the T text tokens, then one place for the state of each slot. Positions restart with
+    every sample.
     """
 
     images: UInt8[Array, "r i h w 3"]
@@ -81,7 +85,8 @@ def pack(rows: Sequence[Sequence[Sample]], layout: Layout) -> PackedBatch:
     """Lays samples end to end into rows (numpy arrays, ready for `device_put`).
 
     Raises:
-      ValueError: a row asks for more samples, images, text tokens or prefix places than the layout has.
+      ValueError: a row asks for more samples, images, text tokens or prefix places than the layout
+      has.
     """
     r, lay = len(rows), layout
     size = lay.image_size
@@ -123,9 +128,20 @@ def pack(rows: Sequence[Sequence[Sample]], layout: Layout) -> PackedBatch:
                 place + length,
                 text_place + n_text,
             )
-    return PackedBatch(
-        images, text, source, segment, position, state, actions, action_mask, embodiment, weight, sample_id
-    )  # fmt: skip
+    arrays: dict[str, Any] = {
+        "images": images,
+        "text": text,
+        "prefix_source": source,
+        "prefix_segment": segment,
+        "prefix_position": position,
+        "state": state,
+        "actions": actions,
+        "action_mask": action_mask,
+        "embodiment": embodiment,
+        "weight": weight,
+        "sample_id": sample_id,
+    }
+    return PackedBatch(**arrays)
 
 
 def _check_row(row: Sequence[Sample], layout: Layout) -> None:

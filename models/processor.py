@@ -1,8 +1,9 @@
-"""The same preparation for training and for acting: observation in, `Sample` out, and actions back to units.
+"""The same preparation for training and for acting: observation in, `Sample` out, and actions back
+to units.
 
-A policy trained with one cleaning of prompts, scaling of states or resizing of images and run with another
-fails without an error, so both sides call `Processor.sample`. It is JSON and travels in the checkpoint.
-Prompt format and 256-bin state text follow π0.5 (openpi's tokenizer; paper arXiv 2504.16054).
+A policy trained with one cleaning of prompts, scaling of states or resizing of images and run with
+another fails without an error, so both sides call `Processor.sample`. It is JSON and travels in the
+checkpoint. Prompt format and 256-bin state text follow π0.5 (openpi; arXiv 2504.16054).
 """
 
 from collections.abc import Sequence
@@ -22,21 +23,25 @@ StateInput = Literal["text", "token", "none"]
 
 @dataclass(frozen=True)
 class Normalizer:
-    """x ↦ (x − offset) / scale, per dimension; z-scores and quantile ranges are both of this form."""
+    """x ↦ (x − offset) / scale, per dimension; z-scores and quantile ranges are both of this
+    form."""
 
     offset: tuple[float, ...]
     scale: tuple[float, ...]
 
     def __call__(self, x: Float[np.ndarray, "*b d"]) -> Float[np.ndarray, "*b d"]:
-        return ((x - np.float32(self.offset)) / np.float32(self.scale)).astype(np.float32)
+        offset, scale = np.asarray(self.offset, np.float32), np.asarray(self.scale, np.float32)
+        return ((x - offset) / scale).astype(np.float32)
 
     def inverse(self, x: Float[np.ndarray, "*b d"]) -> Float[np.ndarray, "*b d"]:
-        return (x * np.float32(self.scale) + np.float32(self.offset)).astype(np.float32)
+        offset, scale = np.asarray(self.offset, np.float32), np.asarray(self.scale, np.float32)
+        return (x * scale + offset).astype(np.float32)
 
 
 @dataclass(frozen=True)
 class Embodiment:
-    """A robot as a dataset describes it: camera names in the order the model sees them, and its scales."""
+    """A robot as a dataset describes it: camera names in the order the model sees them, and its
+    scales."""
 
     name: str
     cameras: tuple[str, ...]
@@ -61,7 +66,8 @@ class Processor:
         return Tokenizer(self.words)
 
     def tokens(self, prompt: str, state: Float[np.ndarray, "s"]) -> Int[np.ndarray, "t"]:
-        """Token ids of a prompt, with the normalised state spelt as text if the model reads it so."""
+        """Token ids of a prompt, with the normalised state spelt as text if the model reads it
+        so."""
         prompt = prompt.strip().replace("_", " ").replace("\n", " ")
         if self.state_input != "text":
             return self.tokenizer.encode(prompt + "\n")
@@ -95,11 +101,13 @@ class Processor:
         robot = self.embodiments[embodiment]
         if len(images) != len(robot.cameras):
             raise ValueError(
-                f"Embodiment '{robot.name}' has cameras {list(robot.cameras)}, got {len(images)} images."
+                f"Embodiment '{robot.name}' has cameras {list(robot.cameras)}, "
+                f"got {len(images)} images."
             )
         if len(state) != len(robot.state.offset):
             raise ValueError(
-                f"Embodiment '{robot.name}' has {len(robot.state.offset)} state dims, got {len(state)}."
+                f"Embodiment '{robot.name}' has {len(robot.state.offset)} state dims, "
+                f"got {len(state)}."
             )
         normal = robot.state(np.asarray(state, np.float32))
         chunk = np.zeros((self.horizon, self.action_dim), np.float32)

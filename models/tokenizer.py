@@ -1,7 +1,9 @@
-"""Words to ids for the small presets: a word list made from the dataset's own prompts, bytes for the rest.
+"""Words to ids for the small presets: a word list made from the dataset's own prompts, bytes for
+the rest.
 
-Nothing is downloaded, no text is refused and no two words share an id; a word that the list lacks is spelt
-in bytes. The list travels inside the checkpoint, so a policy reads prompts as its training did.
+Nothing is downloaded, no text is refused and no two words share an id; a word that the list lacks
+is spelt in bytes. The list travels inside the checkpoint, so a policy reads prompts as its training
+did.
 """
 
 import re
@@ -27,7 +29,8 @@ class Tokenizer:
 
     @classmethod
     def build(cls, texts: Iterable[str], vocabulary: int) -> "Tokenizer":
-        """The most frequent words of `texts`, as many as an embedding of `vocabulary` rows can hold."""
+        """The most frequent words of `texts`, as many as an embedding of `vocabulary` rows can
+        hold."""
         counts = Counter(piece for text in texts for piece in _PIECES.findall(text))
         ordered = sorted(counts, key=lambda word: (-counts[word], word))
         return cls(tuple(ordered[: vocabulary - _FIRST_WORD]))

@@ -1,1 +1,2 @@
-"""What is acted on: simulated environments, experts, evaluation and reports. Knows policies as functions."""
+"""What is acted on: simulated environments, experts, evaluation and reports. Knows policies as
+functions."""

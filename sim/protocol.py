@@ -1,8 +1,9 @@
-"""What an environment must offer to be recorded, evaluated or learnt in: N of them at once, as pure functions.
+"""What an environment must offer to be recorded, evaluated or learnt in: N of them at once, as pure
+functions.
 
-Physics states are opaque pytrees with a leading axis N, so a backend may keep them on a device; only
-`Observation` leaves it. Goals are the things a task can be told to do (here: which block); `achieved`
-reports every goal, so a control can see what a policy did when it was told something else.
+Physics states are opaque pytrees with a leading axis N, so a backend may keep them on a device;
+only `Observation` leaves it. Goals are what a task can be told to do (here: which block);
+`achieved` reports every goal, so a control can see what a policy did when it was told another.
 """
 
 from typing import Any, NamedTuple, Protocol
@@ -22,10 +23,11 @@ class Observation(NamedTuple):
 
 
 class Transition(NamedTuple):
-    """What happened at each of the T steps of a chunk. `observation` at a finished step is the terminal one.
+    """What happened at each of the T steps of a chunk. `observation` at a finished step is the
+    terminal one.
 
-    `terminated`: the goal was reached; `truncated`: time ran out (never both). The step after either starts
-    a fresh episode. `scene` is what `render` needs to draw that step.
+    `terminated`: the goal was reached; `truncated`: time ran out (never both). The step after
+    either starts a fresh episode. `scene` is what `render` needs to draw that step.
     """
 
     reward: Float[Array, "n t"]

@@ -1,4 +1,5 @@
-"""Settings that must stand before JAX starts: the fast CPU emitters, 8 forced devices, one compilation cache."""
+"""Settings that must stand before JAX starts: the fast CPU emitters, 8 forced devices, one
+compilation cache."""
 
 import os
 from pathlib import Path
@@ -12,7 +13,7 @@ os.environ["XLA_FLAGS"] = (
     + " --xla_cpu_use_fusion_emitters=false --xla_force_host_platform_device_count=8"
 )
 
-import jax  # noqa: E402
+import jax
 
 jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parent.parent / ".jax_cache"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
