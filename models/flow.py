@@ -1,0 +1,48 @@
+"""Flow matching in one time convention: t = 1 is noise, t = 0 is data, x_t = (1 − t)·a + t·ε, v = ε
+− a.
+
+Time density and its offset are π0's (arXiv 2410.24164, appendix B). Every draw derives from (key,
+sample id), so what a sample is trained on does not depend on its batch, its row or its host.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+
+def draw(
+    key: PRNGKeyArray, sample_id: Int[Array, "*b"], chunks: int, shape: tuple[int, int]
+) -> tuple[Float[Array, "*b c"], Float[Array, "*b c h a"]]:
+    """Flow times in [0.001, 1] with density ∝ √t, and unit noise: `chunks` of each per sample."""
+
+    def one(sample_id: Array) -> tuple[Array, Array]:
+        time_key, noise_key = jax.random.split(jax.random.fold_in(key, sample_id))
+        time = jax.random.uniform(time_key, (chunks,)) ** (1 / 1.5) * 0.999 + 0.001
+        return time, jax.random.normal(noise_key, (chunks, *shape))
+
+    flat = jax.vmap(one)(sample_id.reshape(-1))
+    time, noise = (x.reshape(*sample_id.shape, *x.shape[1:]) for x in flat)
+    return time, noise
+
+
+def interpolate(
+    actions: Float[Array, "*b h a"], noise: Float[Array, "*b h a"], time: Float[Array, "*b"]
+) -> tuple[Float[Array, "*b h a"], Float[Array, "*b h a"]]:
+    """The noised chunk x_t and its target velocity."""
+    t = time[..., None, None]
+    return (1 - t) * actions + t * noise, noise - actions
+
+
+def integrate(
+    velocity: Callable[[Float[Array, "*b h a"], Float[Array, ""]], Float[Array, "*b h a"]],
+    noise: Float[Array, "*b h a"],
+    steps: int,
+) -> Float[Array, "*b h a"]:
+    """Euler from t = 1 to t = 0 in `steps` equal steps."""
+
+    def step(x: Array, i: Array) -> tuple[Array, None]:
+        return x - velocity(x, 1 - i / steps) / steps, None
+
+    return jax.lax.scan(step, noise, jnp.arange(steps))[0]
