@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
@@ -190,7 +191,7 @@ def _evaluate(
         seconds.append(time.perf_counter() - start)
         _check_actions(env, actions, seeds, step, execute)
         executed.append(actions[:, :execute])
-        state, transition = env.step_chunk(state, executed[-1])
+        state, transition = env.step_chunk(state, jnp.asarray(executed[-1]))
         parts.append(jax.tree.map(np.asarray, transition))
         ended |= (parts[-1].terminated | parts[-1].truncated).any(1)
         if progress is not None:
@@ -268,9 +269,10 @@ def _check_actions(
     n, a = len(seeds), len(env.action_names)
     shape = actions.shape
     if actions.ndim != 3 or shape[0] != n or shape[1] < execute or shape[2] != a:
+        names = ", ".join(env.action_names)
         raise ValueError(
             f"The policy returned actions of shape {shape} at step {step}, expected "
-            f"[{n} episodes, at least {execute} steps, {a} actions ({', '.join(env.action_names)})]."
+            f"[{n} episodes, at least {execute} steps, {a} actions ({names})]."
         )
     finite = np.isfinite(actions[:, :execute]).all((1, 2))
     if not finite.all():

@@ -57,7 +57,7 @@ class PointWorld:
         return Observation(images=_draw(state, SIZE)[:, None], state=state.place)
 
     def step_chunk(self, state, actions):
-        steps = []
+        actions, steps = np.asarray(actions), []
         for t in range(actions.shape[1]):
             place = state.place + SPEED * np.clip(actions[:, t], -1, 1)
             state = state._replace(place=place, time=state.time + 1)
