@@ -30,7 +30,7 @@ class Bar:
 
 def rates(bars: Sequence[Bar]) -> str:
     """Horizontal bars 0..100 % with their 95 % intervals as whiskers."""
-    left, right, row = 178, 540, 36
+    left, right, row = 206, 536, 36
     height = row * len(bars) + 26
     parts = []
     for percent in range(0, 101, 25):
@@ -42,7 +42,7 @@ def rates(bars: Sequence[Bar]) -> str:
         parts.append(_text(left - 12, y + 5, bar.label, f"label {bar.kind}", "end"))
         parts.append(_rate(bar.rate, bar.kind, left, right, y, 18))
         parts.append(_text(right + 14, y + 5, f"{100 * bar.rate.value:.1f} %", "value", "start"))
-        parts.append(_text(right + 74, y + 5, bar.rate.interval_text, "tick", "start"))
+        parts.append(_text(right + 84, y + 5, bar.rate.interval_text, "tick", "start"))
     summary = "; ".join(f"{bar.label}: {bar.rate}" for bar in bars)
     return _svg(720, height, f"Success rates. {summary}", parts)
 

@@ -210,7 +210,8 @@ def _evaluate(
     success = (t.terminated & alive).any(1)
     achieved = (t.achieved & alive[..., None]).any(1)
     reward = (t.reward * alive).sum(1, dtype=np.float64)
-    shown = choose(success.tolist(), goal.tolist(), clips)
+    obeyed = np.where(named == goal, success, achieved[np.arange(len(seeds)), named])
+    shown = choose(obeyed.tolist(), named.tolist(), clips)
     return Evaluation(
         environment=env.name,
         goals=tuple(env.goals),

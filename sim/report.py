@@ -25,10 +25,10 @@ from sim.style import STYLE
 
 _ABOUT = {
     "trained": "the policy of this run",
-    "untrained": "the same network with the weights it began from",
-    "expert": "the script that recorded the demonstrations; it sees the physics",
-    "wrong prompt": "the trained policy is told another goal; the original one is counted",
-    "blank image": "the trained policy sees images of zeros",
+    "untrained": "the same network before training",
+    "expert": "the script that recorded the data; it sees the physics",
+    "wrong prompt": "told another goal than the episode's own",
+    "blank image": "shown images of zeros",
 }
 _HOLD_SECONDS = 1
 """How long a video rests on its last picture before it starts over."""
@@ -108,8 +108,8 @@ def _header(report: Report, main: Evaluation) -> str:
         f'<header>\n<p class="eyebrow">Chiliad · task {escape(report.task)}</p>\n'
         f"<h1>{escape(report.title)}</h1>\n"
         f'<p class="headline"><strong>{_percent(main.success.value)}</strong> success'
-        f"<span>{main.success.successes} of {main.success.trials} episodes from starts it never "
-        f"trained on, 95 % confidence interval {main.success.interval_text}</span></p>\n"
+        f"<span>{main.success.successes} of {main.success.trials} episodes, 95 % confidence "
+        f"interval {main.success.interval_text}</span></p>\n"
         f'<ul class="facts">{"".join(facts)}</ul>\n</header>\n'
     )
 
@@ -118,9 +118,11 @@ def _success(evaluations: Mapping[str, Evaluation]) -> str:
     bars, rows = [], []
     for i, (name, e) in enumerate(evaluations.items()):
         kind = "main" if i == 0 else "plain"
-        bars.append(charts.Bar(name, e.success, kind))
         if _redirected(e):
-            bars.append(charts.Bar("… the goal it names", e.named, "control"))
+            bars.append(charts.Bar(f"{name}: original goal", e.success, kind))
+            bars.append(charts.Bar(f"{name}: named goal", e.named, "control"))
+        else:
+            bars.append(charts.Bar(name, e.success, kind))
         about = f"<small>{escape(_ABOUT[name])}</small>" if name in _ABOUT else ""
         rows.append(
             [
@@ -137,7 +139,7 @@ def _success(evaluations: Mapping[str, Evaluation]) -> str:
             ]
         )
     heads = ["Policy", "Episodes", "Success", "95 % CI", "Named goal", "Median steps"]
-    heads += ["Roughness", "Call, ms (p50 / p99)"]
+    heads += ["Roughness", "Call p50 / p99, ms"]
     return (
         f'<figure class="chart">{charts.rates(bars)}<figcaption>Share of episodes that reached '
         "their goal; whiskers are 95 % Wilson intervals.</figcaption></figure>\n"
@@ -207,12 +209,12 @@ def _video(clip: Clip, episode: Episode, fps: int) -> str:
     good, outcome = _outcome(episode)
     text = escape(f"Video of the robot told “{episode.prompt}”: {outcome}")
     return (
-        f'<figure class="clip"><video autoplay loop muted playsinline controls preload="auto" '
+        f'<figure class="clip"><video autoplay loop muted playsinline '
         f'width="{width}" height="{height}" aria-label="{text}" '
         f'poster="data:image/jpeg;base64,{poster}" src="data:video/mp4;base64,{movie}">{text}'
         f"</video><figcaption>“{escape(episode.prompt)}”"
         f'<span class="{"good" if good else "bad"}">{"✓" if good else "✗"} {escape(outcome)}</span>'
-        f"<small>{episode.length} steps, seed {episode.seed}</small></figcaption></figure>\n"
+        f"<small>{episode.length} steps · seed {episode.seed}</small></figcaption></figure>\n"
     )
 
 
@@ -234,7 +236,7 @@ def _training(metrics: Sequence[Mapping[str, float]]) -> str:
         tail = loss[-max(1, len(loss) // 20) :].mean()
         lost = len(losses) - len(usable)
         caption = f"<b>Loss</b> by step, logarithmic; {loss[0]:.3g} at first, {tail:.3g} at last"
-        caption += f"; {lost} values that are not finite and positive left out." if lost else "."
+        caption += f"; left out: {lost} not finite or not positive." if lost else "."
         figures.append((charts.curve(step, loss, name="Loss", log=True), caption))
     waits = [
         (row["step"], row["data_wait"], row["step_seconds"])
@@ -324,7 +326,7 @@ def _redirected(evaluation: Evaluation) -> bool:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
+    return f"{100 * share:.1f}\u00a0%"
 
 
 def _base64(data: bytes) -> str:

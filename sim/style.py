@@ -53,7 +53,9 @@ caption { text-align: left; font-weight: 600; padding-bottom: .35rem; }
 th, td { text-align: left; padding: .4rem 1rem .4rem 0; border-top: 1px solid var(--line);
   vertical-align: top; }
 thead th, thead td { border-top: 0; color: var(--soft); font-weight: 500; font-size: .82rem; }
-tbody th { font-weight: 500; }
+tbody th { font-weight: 500; min-width: 7.5rem; }
+td, thead th { white-space: nowrap; }
+tr > :last-child { padding-right: 0; }
 td svg { width: 7.5rem; margin-top: .25rem; }
 .meter { display: block; width: 12rem; max-width: 40vw; height: .55rem; margin-top: .5rem;
   border-radius: 3px; background: var(--line); overflow: hidden; }
@@ -62,6 +64,7 @@ td svg { width: 7.5rem; margin-top: .25rem; }
 .clip video { display: block; width: 100%; height: auto; border-radius: 6px;
   background: var(--line); }
 .clip figcaption { color: var(--ink); line-height: 1.35; }
+.clip small { font-size: .74rem; }
 .clip span { display: block; font-weight: 600; }
 .good { color: var(--good); } .bad { color: var(--bad); }
 details { margin-top: 1.25rem; border-top: 1px solid var(--line); padding-top: .8rem; }
