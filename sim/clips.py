@@ -1,0 +1,64 @@
+"""Short videos of episodes: which ones are worth showing, and their bytes as H.264 MP4.
+
+Browsers play yuv420p H.264 everywhere, and a looping clip of some 40 frames takes 10 to 30 kB, so
+a page can carry a dozen of them inline.
+"""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import av
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image
+
+
+@dataclass(frozen=True, eq=False)
+class Clip:
+    """Pictures of one episode, one per step until its end."""
+
+    episode: int
+    """Index into the evaluation's episodes."""
+    frames: UInt8[np.ndarray, "t h w 3"]
+
+
+def choose(success: Sequence[bool], groups: Sequence[int], count: int) -> list[int]:
+    """Indices of up to `count` episodes that show both outcomes and every group: half the places
+    go to each outcome where it has so many, and within an outcome groups take turns."""
+    won = _take_turns([i for i, ok in enumerate(success) if ok], groups)
+    lost = _take_turns([i for i, ok in enumerate(success) if not ok], groups)
+    failures = min(len(lost), max(count // 2, count - len(won)))
+    return sorted(won[: count - failures]) + sorted(lost[:failures])
+
+
+def encode_mp4(frames: UInt8[np.ndarray, "t h w 3"], fps: int) -> bytes:
+    """An H.264 MP4 with exactly these frames; an odd height or width grows by one repeated line."""
+    height, width = frames.shape[1:3]
+    frames = np.pad(frames, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as container:
+        stream = container.add_stream("libx264", rate=fps, options={"crf": "20"})
+        stream.height, stream.width = frames.shape[1:3]
+        stream.pix_fmt = "yuv420p"
+        for image in frames:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
+        container.mux(stream.encode())
+    return file.getvalue()
+
+
+def encode_jpeg(image: UInt8[np.ndarray, "h w 3"]) -> bytes:
+    """A still picture."""
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, "JPEG", quality=85)
+    return file.getvalue()
+
+
+def _take_turns(indices: Sequence[int], groups: Sequence[int]) -> list[int]:
+    """Indices reordered so that each group's first comes before any group's second."""
+    seen: dict[int, int] = {}
+    turn = []
+    for i in indices:
+        turn.append(seen.get(groups[i], 0))
+        seen[groups[i]] = turn[-1] + 1
+    return [i for _, i in sorted(zip(turn, indices, strict=True))]
