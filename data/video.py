@@ -1,0 +1,178 @@
+"""Frames to mp4 and back: h264 with a keyframe every second frame, so any frame is cheap to reach.
+
+Frames are found by their number at a constant rate, never by a float timestamp from a table, and a
+frame that is not in the file is an error, not a neighbour in its place (PyAV, libx264).
+"""
+
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from types import TracebackType
+
+import av
+import numpy as np
+from av.container import InputContainer
+from av.video.frame import PictureType
+from av.video.reformatter import VideoReformatter
+from jaxtyping import UInt8
+
+CODEC = "h264"
+PIXEL_FORMAT = "yuv420p"
+_OPTIONS = {"g": "2", "bf": "0", "crf": "12", "preset": "veryfast"}
+_SEEK_BACK_SECONDS = (0.0, 2.0, 10.0, 60.0, float("inf"))
+
+
+class VideoWriter:
+    """One mp4 that grows by `add`; `frames` and `size` say how many frames and bytes it has."""
+
+    def __init__(self, path: Path, fps: int, height: int, width: int) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path, self.frames, self.size = path, 0, 0
+        self._container = av.open(str(path), "w", options={"movflags": "faststart"})
+        self._stream = self._container.add_stream("libx264", rate=fps, options=dict(_OPTIONS))
+        self._stream.width, self._stream.height = width, height
+        self._stream.pix_fmt = PIXEL_FORMAT
+        self._stream.codec_context.time_base = Fraction(1, fps)
+        self._to_yuv = VideoReformatter()
+
+    def add(self, frames: UInt8[np.ndarray, "t h w 3"]) -> None:
+        """Appends frames, the first of them as a keyframe."""
+        for number, picture in enumerate(np.ascontiguousarray(frames)):
+            rgb = av.VideoFrame.from_ndarray(picture, format="rgb24")
+            frame = self._to_yuv.reformat(rgb, format=PIXEL_FORMAT, threads=1)
+            frame.pts = self.frames
+            if number == 0:
+                frame.pict_type = PictureType.I
+            self._mux(frame)
+            self.frames += 1
+
+    def close(self) -> None:
+        """Writes what the encoder holds back and the index; the file is whole only after this."""
+        self._mux(None)
+        self._container.close()
+
+    def abandon(self) -> None:
+        """Closes the file as it is, for a recording that failed."""
+        self._container.close()
+
+    def _mux(self, frame: av.VideoFrame | None) -> None:
+        for packet in self._stream.encode(frame):
+            self.size += packet.size
+            self._container.mux(packet)
+
+
+class VideoReader:
+    """An open video file, kept open because parsing the index costs more than decoding an
+    episode. For one thread at a time."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises FileNotFoundError or ValueError naming the file if it is missing or no video."""
+        if not path.is_file():
+            raise FileNotFoundError(f"{path}: the video file is missing; copy the dataset again.")
+        self.path = path
+        self._container = _open(path)
+        self._stream = self._container.streams.video[0]
+        self._tick = self._stream.time_base or Fraction(1)
+        self._to_rgb = VideoReformatter()
+
+    @property
+    def frames(self) -> int:
+        """Frames that the container's index lists."""
+        return self._stream.frames
+
+    def read(self, start: float, count: int, fps: float) -> UInt8[np.ndarray, "t h w 3"]:
+        """`count` frames at `fps`, the first of them `start` seconds into the file.
+
+        Raises:
+          ValueError: one of them is not in the file, which is truncated or damaged.
+        """
+        out = np.empty((count, self._stream.height, self._stream.width, 3), np.uint8)
+        found = np.zeros(count, bool)
+        for time, frame in self._decode_from(start, 0.5 / fps):
+            number = round((time - start) * fps)
+            if number >= count:
+                break
+            if number >= 0:
+                picture = self._to_rgb.reformat(frame, format="rgb24", threads=1).to_ndarray()
+                if picture.shape != out.shape[1:]:
+                    raise ValueError(
+                        f"{self.path}: frame {round(time * fps)} has shape {picture.shape}, "
+                        f"expected {out.shape[1:]} like the rest; encode the video again."
+                    )
+                out[number], found[number] = picture, True
+                if number == count - 1:
+                    break
+        if not found.all():
+            first = int(np.argmin(found))
+            raise ValueError(
+                f"{self.path}: frame {round(start * fps) + first} cannot be decoded "
+                f"({int(found.sum())} of the {count} frames asked for are there); "
+                "the file is truncated or damaged, copy it again."
+            )
+        return out
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._container.close()
+
+    def __enter__(self) -> "VideoReader":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _decode_from(self, start: float, tolerance: float) -> Iterator[tuple[float, av.VideoFrame]]:
+        """Frames with their times from the keyframe at or before `start`; ends early on damage.
+
+        Open-GOP files (HEVC by default) seek past the frame asked for: then it starts further back.
+        """
+        for back in _SEEK_BACK_SECONDS:
+            target = max(0.0, start - back)
+            frames = self._decode(target)
+            first = next(frames, None)
+            if first is None and target > 0:
+                continue
+            if first is None:
+                return
+            if first[0] <= start + tolerance or target == 0:
+                yield first
+                yield from frames
+                return
+
+    def _decode(self, start: float) -> Iterator[tuple[float, av.VideoFrame]]:
+        try:
+            self._container.seek(int(start / self._tick), stream=self._stream)
+            for frame in self._container.decode(self._stream):
+                yield float(frame.pts * self._tick), frame
+        except av.error.FFmpegError:
+            return
+
+
+def count_packets(path: Path) -> int:
+    """Frames whose bytes are really in the file, which is fewer than its index says if it was
+    cut."""
+    with _open(path) as container:
+        try:
+            packets = container.demux(container.streams.video[0])
+            return sum(packet.size > 0 and not packet.is_corrupt for packet in packets)
+        except av.error.FFmpegError:
+            return 0
+
+
+def _open(path: Path) -> InputContainer:
+    try:
+        container = av.open(str(path))
+    except av.error.FFmpegError:
+        raise ValueError(
+            f"{path}: not a readable video (its index is missing or damaged); "
+            "the file is truncated, copy or encode it again."
+        ) from None
+    if not container.streams.video:
+        container.close()
+        raise ValueError(f"{path}: holds no video stream; copy or encode it again.")
+    return container

@@ -1,0 +1,412 @@
+"""Writes LeRobot v3.0 datasets that LeRobot's own reader opens: parquet, mp4 and their metadata.
+
+All episodes of a camera go through one encoder into one continuous mp4, so recording costs no
+temporary pictures and no second pass. Everything lies in `<path>.partial` until it is complete: a
+failed recording leaves nothing that could be mistaken for a dataset.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from jaxtyping import UInt8
+
+from data import stats
+from data.columns import BOOKKEEPING, arrow_type
+from data.lerobot import VERSION, Dataset
+from data.pixels import Histogram
+from data.video import CODEC, PIXEL_FORMAT, VideoWriter
+
+_FILES_PER_CHUNK = 1000
+_EPISODES_PER_ROW_GROUP = 500
+_DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+_VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+_EPISODES_PATH = "meta/episodes/chunk-000/file-000.parquet"
+
+
+class DatasetWriter:
+    """Use as a context manager; the dataset appears at `path` when the block ends without error.
+
+    Args:
+      path: the folder to make; must not exist, or be empty.
+      fps: frames per second, the same in every episode.
+      features: per feature name its `dtype`, `shape` and `names` as in info.json; dtype "video"
+        for cameras (shape (H, W, 3)), a numpy type for columns of shape (n,).
+      robot_type: goes into info.json.
+      data_megabytes: size at which a new parquet file is begun.
+      video_megabytes: size at which a new mp4 is begun.
+
+    Raises:
+      ValueError: `path` is not empty, or a feature cannot be written.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        fps: int,
+        features: Mapping[str, Mapping[str, Any]],
+        robot_type: str | None = None,
+        data_megabytes: float = 100,
+        video_megabytes: float = 200,
+    ) -> None:
+        self.path = Path(path)
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise ValueError(
+                f"{self.path}: already exists and is not empty; choose another path or delete it."
+            )
+        self.fps, self.robot_type = fps, robot_type
+        self.features = {name: _checked(name, f) for name, f in features.items()}
+        self.num_episodes = self.num_frames = 0
+        self._cameras = [n for n, f in self.features.items() if f["dtype"] == "video"]
+        self._given = [n for n in self.features if n not in self._cameras]
+        self._columns = {n: self.features[n] for n in self._given} | BOOKKEEPING
+        self._limits = {"data": data_megabytes, "video": video_megabytes}
+        self._tasks: dict[str, int] = {}
+        self._episodes: list[dict[str, Any]] = []
+        self._episode_table: pq.ParquetWriter | None = None
+        self._pixels = {camera: Histogram() for camera in self._cameras}
+        self._partial = self.path.with_name(self.path.name + ".partial")
+        if self._partial.exists():
+            shutil.rmtree(self._partial)
+        self._partial.mkdir(parents=True)
+        self._data = _DataFile(self._partial, self._columns)
+        self._videos = {camera: _VideoFile(self._partial, camera, self) for camera in self._cameras}
+
+    def add_episode(
+        self,
+        columns: Mapping[str, np.ndarray],
+        frames: Mapping[str, UInt8[np.ndarray, "t h w 3"]],
+        task: str,
+    ) -> None:
+        """Appends an episode of T frames.
+
+        Args:
+          columns: every feature that is no camera, [T, *shape]; bookkeeping columns are made here.
+          frames: every camera's frames.
+          task: what the robot is told to do.
+
+        Raises:
+          ValueError: a column or camera is missing, of a wrong shape or type, or not finite; names
+            the episode, the column and the step. Nothing of the episode is written then.
+        """
+        values = self._check(columns, frames, task)
+        length, e = len(next(iter(values.values()))), self.num_episodes
+        steps = np.arange(length)
+        task_index = self._tasks.setdefault(task, len(self._tasks))
+        values |= {
+            "timestamp": (steps / self.fps).astype(np.float32),
+            "frame_index": steps,
+            "episode_index": np.full(length, e),
+            "index": self.num_frames + steps,
+            "task_index": np.full(length, task_index),
+        }
+        row: dict[str, Any] = {"episode_index": e, "tasks": [task], "length": length}
+        row |= self._data.add(values, self._limits["data"])
+        row |= {
+            "dataset_from_index": self.num_frames,
+            "dataset_to_index": self.num_frames + length,
+        }
+        for camera, file in self._videos.items():
+            row |= file.add(frames[camera], self._limits["video"])
+        for camera in self._cameras:
+            seen = Histogram.of(frames[camera])
+            self._pixels[camera] += seen
+            row |= _flat(camera, seen.stats(length))
+        row |= _episode_stats(values, self._columns)
+        row |= {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0}
+        self._episodes.append(row)
+        self.num_episodes += 1
+        self.num_frames += length
+        if len(self._episodes) == _EPISODES_PER_ROW_GROUP:
+            self._write_episodes()
+
+    def __enter__(self) -> "DatasetWriter":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None:
+                self._finish()
+        finally:
+            for video in self._videos.values():
+                video.abandon()
+            shutil.rmtree(self._partial, ignore_errors=True)
+
+    def _finish(self) -> None:
+        if self.num_episodes == 0:
+            raise ValueError(f"{self.path}: no episode was added, so there is no dataset to write.")
+        self._data.close()
+        for video in self._videos.values():
+            video.close()
+        if self._episodes:
+            self._write_episodes()
+        if self._episode_table is not None:
+            self._episode_table.close()
+        pq.write_table(_tasks_table(list(self._tasks)), self._partial / "meta/tasks.parquet")
+        _write_json(self._partial / "meta/info.json", self._info())
+        written = {
+            camera: pixels.stats(self.num_frames) for camera, pixels in self._pixels.items()
+        } | stats.compute(Dataset(self._partial))
+        plain = {n: {k: v.tolist() for k, v in s.items()} for n, s in written.items()}
+        _write_json(self._partial / "meta/stats.json", plain)
+        self._partial.rename(self.path)
+
+    def _info(self) -> dict[str, Any]:
+        return {
+            "codebase_version": VERSION,
+            "robot_type": self.robot_type,
+            "total_episodes": self.num_episodes,
+            "total_frames": self.num_frames,
+            "total_tasks": len(self._tasks),
+            "chunks_size": _FILES_PER_CHUNK,
+            "data_files_size_in_mb": self._limits["data"],
+            "video_files_size_in_mb": self._limits["video"],
+            "fps": self.fps,
+            "splits": {"train": f"0:{self.num_episodes}"},
+            "data_path": _DATA_PATH,
+            "video_path": _VIDEO_PATH if self._cameras else None,
+            "features": {
+                name: f | {"info": _video_info(f, self.fps)} if f["dtype"] == "video" else f
+                for name, f in (self.features | BOOKKEEPING).items()
+            },
+        }
+
+    def _write_episodes(self) -> None:
+        table = pa.Table.from_pylist(self._episodes)
+        if self._episode_table is None:
+            path = self._partial / _EPISODES_PATH
+            path.parent.mkdir(parents=True)
+            self._episode_table = pq.ParquetWriter(path, table.schema)
+        self._episode_table.write_table(table.cast(self._episode_table.schema))
+        self._episodes = []
+
+    def _check(
+        self, columns: Mapping[str, np.ndarray], frames: Mapping[str, np.ndarray], task: str
+    ) -> dict[str, np.ndarray]:
+        where = f"Episode {self.num_episodes}"
+        if not isinstance(task, str) or not task.strip():
+            raise ValueError(f"{where} has task {task!r}; give the robot's instruction as text.")
+        for what, given, expected in (
+            ("columns", set(columns), set(self._given)),
+            ("cameras", set(frames), set(self._cameras)),
+        ):
+            if given != expected:
+                raise ValueError(
+                    f"{where} has {what} {sorted(given)}, but the features declare "
+                    f"{sorted(expected)}; give each of them and no other."
+                )
+        length = len(next(iter({**columns, **frames}.values()), ()))
+        if length == 0:
+            raise ValueError(f"{where} has no frames; leave it out.")
+        values = {
+            name: _checked_column(where, name, columns[name], length, self.features[name])
+            for name in self._given
+        }
+        for camera in self._cameras:
+            picture, shape = frames[camera], (length, *self.features[camera]["shape"])
+            if picture.dtype != np.uint8 or picture.shape != shape:
+                raise ValueError(
+                    f"{where}, camera '{camera}': frames are {picture.dtype} {picture.shape}, "
+                    f"expected uint8 {shape}."
+                )
+        return values
+
+
+class _DataFile:
+    """The parquet files of the frames: one row group per episode, a new file past the limit."""
+
+    def __init__(self, root: Path, columns: Mapping[str, Mapping[str, Any]]) -> None:
+        self.root, self.chunk, self.file, self.size = root, 0, -1, 0
+        self.schema = pa.schema([(name, _column_type(f)) for name, f in columns.items()])
+        self.writer: pq.ParquetWriter | None = None
+
+    def add(self, values: Mapping[str, np.ndarray], megabytes: float) -> dict[str, int]:
+        size = sum(value.nbytes for value in values.values())
+        if self.writer is None or self.size + size > megabytes * 2**20:
+            self.close()
+            self.chunk, self.file, self.size = *_next(self.chunk, self.file), 0
+            path = self.root / _DATA_PATH.format(chunk_index=self.chunk, file_index=self.file)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self.writer = pq.ParquetWriter(path, self.schema)
+        arrays = [_arrow(values[field.name], field.type) for field in self.schema]
+        self.writer.write_table(pa.Table.from_arrays(arrays, schema=self.schema))
+        self.size += size
+        return {"data/chunk_index": self.chunk, "data/file_index": self.file}
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
+
+
+class _VideoFile:
+    """The mp4 files of one camera: episodes end to end, a new file past the limit."""
+
+    def __init__(self, root: Path, camera: str, writer: DatasetWriter) -> None:
+        self.root, self.camera, self.fps = root, camera, writer.fps
+        self.height, self.width, _ = writer.features[camera]["shape"]
+        self.chunk, self.file = 0, -1
+        self.video: VideoWriter | None = None
+
+    def add(self, frames: UInt8[np.ndarray, "t h w 3"], megabytes: float) -> dict[str, int | float]:
+        per_frame = self.video.size / self.video.frames if self.video else 0
+        expected = per_frame * len(frames)
+        if self.video is None or self.video.size + expected > megabytes * 2**20:
+            self.close()
+            self.chunk, self.file = _next(self.chunk, self.file)
+            name = _VIDEO_PATH.format(
+                video_key=self.camera, chunk_index=self.chunk, file_index=self.file
+            )
+            self.video = VideoWriter(self.root / name, self.fps, self.height, self.width)
+        start = self.video.frames
+        self.video.add(frames)
+        where = {
+            "chunk_index": self.chunk,
+            "file_index": self.file,
+            "from_timestamp": start / self.fps,
+            "to_timestamp": self.video.frames / self.fps,
+        }
+        return {f"videos/{self.camera}/{key}": value for key, value in where.items()}
+
+    def close(self) -> None:
+        if self.video is not None:
+            self.video.close()
+            self.video = None
+
+    def abandon(self) -> None:
+        if self.video is not None:
+            self.video.abandon()
+
+
+def _next(chunk: int, file: int) -> tuple[int, int]:
+    return (chunk + 1, 0) if file == _FILES_PER_CHUNK - 1 else (chunk, file + 1)
+
+
+def _checked(name: str, feature: Mapping[str, Any]) -> dict[str, Any]:
+    dtype, shape = feature["dtype"], tuple(int(n) for n in feature["shape"])
+    if "/" in name or name in BOOKKEEPING:
+        raise ValueError(
+            f"Feature '{name}' holds '/' or is a column that the writer makes; name it otherwise."
+        )
+    if dtype == "video":
+        if len(shape) != 3 or shape[2] != 3 or shape[0] % 2 or shape[1] % 2:
+            raise ValueError(
+                f"Feature '{name}' has shape {shape}; a {CODEC} video needs (height, width, 3) "
+                "with even height and width."
+            )
+    elif arrow_type(dtype) is None or len(shape) != 1 or shape[0] < 1:
+        raise ValueError(
+            f"Feature '{name}' has dtype '{dtype}' and shape {shape}; give 'video' or a numpy "
+            "type, and for the latter a shape (n,)."
+        )
+    return {"dtype": dtype, "shape": shape, "names": feature.get("names")}
+
+
+def _checked_column(
+    where: str, name: str, given: np.ndarray, length: int, feature: Mapping[str, Any]
+) -> np.ndarray:
+    value, shape = np.asarray(given), (length, *feature["shape"])
+    if value.shape == (length,) and shape == (length, 1):
+        value = value[:, None]
+    if value.shape != shape:
+        raise ValueError(f"{where}, column '{name}': shape is {value.shape}, expected {shape}.")
+    if feature["dtype"] == "string":
+        return value
+    if not np.can_cast(value.dtype, feature["dtype"], "same_kind"):
+        raise ValueError(
+            f"{where}, column '{name}': type is {value.dtype}, expected {feature['dtype']}."
+        )
+    value = value.astype(feature["dtype"])
+    bad = ~np.isfinite(value).all(axis=1)
+    if bad.any():
+        step = int(np.argmax(bad))
+        raise ValueError(
+            f"{where}, column '{name}', step {step}: value {value[step].tolist()} is not finite; "
+            "leave the episode out or repair the recording."
+        )
+    return value
+
+
+def _column_type(feature: Mapping[str, Any]) -> pa.DataType:
+    value, (n,) = arrow_type(feature["dtype"]), feature["shape"]
+    return value if n == 1 else pa.list_(pa.field("element", value), n)
+
+
+def _arrow(values: np.ndarray, kind: pa.DataType) -> pa.Array:
+    if not pa.types.is_fixed_size_list(kind):
+        return pa.array(values.reshape(-1), kind)
+    flat = pa.array(values.reshape(-1), kind.value_type)
+    return pa.FixedSizeListArray.from_arrays(flat, type=kind)
+
+
+def _episode_stats(
+    values: Mapping[str, np.ndarray], columns: Mapping[str, Mapping[str, Any]]
+) -> dict[str, list]:
+    """Statistics of all numeric columns of an episode at once: one call for many small columns."""
+    names = [name for name, f in columns.items() if f["dtype"] != "string"]
+    parts = [values[name].reshape(len(values[name]), -1) for name in names]
+    described = stats.describe(np.concatenate([p.astype(np.float64) for p in parts], axis=1))
+    flat: dict[str, list] = {}
+    first = 0
+    for name, part in zip(names, parts, strict=True):
+        piece = {k: v[first : first + part.shape[1]] for k, v in described.items() if k != "count"}
+        if np.issubdtype(part.dtype, np.integer):
+            piece |= {k: piece[k].astype(np.int64) for k in ("min", "max")}
+        flat |= _flat(name, piece | {"count": described["count"]})
+        first += part.shape[1]
+    return flat
+
+
+def _flat(name: str, feature_stats: Mapping[str, np.ndarray]) -> dict[str, list]:
+    return {f"stats/{name}/{key}": value.tolist() for key, value in feature_stats.items()}
+
+
+def _video_info(feature: Mapping[str, Any], fps: int) -> dict[str, Any]:
+    height, width, channels = feature["shape"]
+    return {
+        "video.height": height,
+        "video.width": width,
+        "video.codec": CODEC,
+        "video.pix_fmt": PIXEL_FORMAT,
+        "video.is_depth_map": False,
+        "video.fps": fps,
+        "video.channels": channels,
+        "has_audio": False,
+    }
+
+
+def _tasks_table(tasks: list[str]) -> pa.Table:
+    """Prompts as pandas writes a frame indexed by them, which is how LeRobot looks them up."""
+    index = "__index_level_0__"
+    table = pa.table({"task_index": pa.array(range(len(tasks)), pa.int64()), index: tasks})
+
+    def described(name: str | None, field: str, pandas: str, numpy: str) -> dict[str, Any]:
+        kinds = {"pandas_type": pandas, "numpy_type": numpy, "metadata": None}
+        return {"name": name, "field_name": field, **kinds}
+
+    pandas = {
+        "index_columns": [index],
+        "column_indexes": [],
+        "columns": [
+            described("task_index", "task_index", "int64", "int64"),
+            described(None, index, "unicode", "object"),
+        ],
+        "creator": {"library": "pyarrow", "version": pa.__version__},
+        "pandas_version": "2.0.0",
+    }
+    return table.replace_schema_metadata({"pandas": json.dumps(pandas)})
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=4, ensure_ascii=False))
