@@ -148,7 +148,8 @@ class VideoReader:
         try:
             self._container.seek(int(start / self._tick), stream=self._stream)
             for frame in self._container.decode(self._stream):
-                yield float(frame.pts * self._tick), frame
+                if frame.pts is not None:
+                    yield float(frame.pts * self._tick), frame
         except av.error.FFmpegError:
             return
 
