@@ -1,0 +1,73 @@
+"""Keeps a few batches on the device ahead of the step that needs them.
+
+A thread takes batches from the loader and puts them on the device, so the main thread waits only
+when data is late; `wait` says for how long, which is the share that more loader workers can win.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+_END = object()
+
+
+class Prefetcher(Generic[T]):
+    """Iterates over `put(item)` for the items of `source`, up to `depth` of them ahead.
+
+    An exception of the source or of `put` is raised by the `next` that would have returned that
+    item. `wait` is the time in seconds that the last `next` waited. Use as a context manager.
+    """
+
+    def __init__(self, source: Iterator[Any], put: Callable[[Any], T], depth: int = 2) -> None:
+        self.wait = 0.0
+        self._queue: queue.Queue[Any] = queue.Queue(maxsize=max(depth, 1))
+        self._stop = threading.Event()
+        self._thread = threading.Thread(
+            target=self._fill, args=(source, put), name="prefetch", daemon=True
+        )
+        self._thread.start()
+
+    def __iter__(self) -> "Prefetcher[T]":
+        return self
+
+    def __next__(self) -> T:
+        start = time.perf_counter()
+        item, error = self._queue.get()
+        self.wait = time.perf_counter() - start
+        if error is not None or item is _END:
+            self._queue.put((item, error))  # asked again, the answer is the same
+            raise StopIteration if error is None else error
+        return item
+
+    def close(self) -> None:
+        """Ends the thread, dropping what was fetched but not taken."""
+        self._stop.set()
+        while self._thread.is_alive():
+            try:
+                self._queue.get(timeout=0.05)
+            except queue.Empty:
+                self._thread.join(timeout=0.05)
+
+    def __enter__(self) -> "Prefetcher[T]":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _fill(self, source: Iterator[Any], put: Callable[[Any], T]) -> None:
+        try:
+            for item in source:
+                self._queue.put((put(item), None))
+                if self._stop.is_set():
+                    return
+            self._queue.put((_END, None))
+        except BaseException as error:  # raised by __next__
+            self._queue.put((None, error))
+        finally:
+            close = getattr(source, "close", None)
+            if close is not None:
+                close()

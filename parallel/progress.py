@@ -1,0 +1,124 @@
+"""What a run says while it trains: every step's metrics to the log, and a progress bar.
+
+A step's metrics are read once a later step is under way, which bounds how far the host runs ahead
+of the device, and makes plain which of the two waits for the other.
+"""
+
+import time
+from collections import deque
+from typing import Any
+
+import jax
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from parallel.metrics import MetricsWriter
+from parallel.step import Metrics
+
+_IN_FLIGHT = 2  # steps the device may lag behind the host
+_WINDOW = 50  # steps the progress bar averages over
+_SPOKEN_SECONDS = 30.0  # between lines where there is no terminal to draw a bar on
+
+
+class StepLog:
+    """Takes the metrics of steps as they are dispatched and writes them as they are done.
+
+    Use as a context manager. `writer` None (all hosts but the first) writes nothing and draws
+    nothing.
+    """
+
+    def __init__(
+        self,
+        writer: MetricsWriter | None,
+        console: Console,
+        start: int,
+        steps: int,
+        board_every: int,
+    ) -> None:
+        self._writer, self._console, self._board_every = writer, console, board_every
+        self._pending: deque[tuple[int, Metrics, dict[str, float]]] = deque()
+        self._recent: deque[tuple[float, float, float]] = deque(maxlen=_WINDOW)
+        self._clock, self._spoken = 0.0, time.perf_counter()
+        self._bar = Progress(
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[status]}"),
+            console=console,
+            refresh_per_second=2,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=steps, completed=start, status="compiling")
+        self._steps = steps
+
+    def started(self, step: int, begin: float, metrics: Metrics, facts: dict[str, float]) -> None:
+        """Notes that `step` was dispatched, its data asked for at `begin` (perf_counter seconds).
+
+        `facts` are what the host knows of it: `data_wait` (seconds), `samples`, `fill`. Reads the
+        metrics of earlier steps until at most two are under way.
+
+        Raises:
+          ValueError: loss or gradient of such a step is not finite.
+        """
+        if not self._pending:
+            self._clock = begin
+        self._pending.append((step, metrics, facts))
+        while len(self._pending) > _IN_FLIGHT:
+            self._finish()
+
+    def drain(self) -> None:
+        """Waits for all steps under way and hands their lines to the operating system.
+
+        Raises:
+          ValueError: loss or gradient of one of them is not finite.
+        """
+        while self._pending:
+            self._finish()
+        if self._writer is not None:
+            self._writer.flush()
+
+    def evaluated(self, step: int, metrics: dict[str, float]) -> None:
+        """Writes what an evaluation after the update of `step` found."""
+        if self._writer is not None:
+            self._writer.write(step, metrics)
+
+    def __enter__(self) -> "StepLog":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.stop()
+
+    def _finish(self) -> None:
+        step, on_device, facts = self._pending.popleft()
+        asked = time.perf_counter()
+        metrics: dict[str, Any] = {k: v.item() for k, v in jax.device_get(on_device).items()}
+        now = time.perf_counter()
+        seconds, self._clock = now - self._clock, now
+        if not metrics.pop("finite"):
+            raise ValueError(
+                f"Step {step} has loss {metrics['loss']} and gradient norm {metrics['grad_norm']} "
+                f"over {metrics['count']:g} action entries, which must be finite; its update was "
+                f"not saved: look for NaN in its batch or lower the learning rate, then resume."
+            )
+        metrics |= facts | {
+            "step_seconds": seconds,
+            "samples_per_second": facts["samples"] / seconds,
+        }
+        if self._writer is not None:
+            self._writer.write(step, metrics, board=step % self._board_every == 0)
+        self._recent.append((seconds, facts["data_wait"], now - asked))
+        self._show(step, metrics["loss"], now)
+
+    def _show(self, step: int, loss: float, now: float) -> None:
+        seconds, data, device = (sum(parts) for parts in zip(*self._recent, strict=True))
+        status = (
+            f"loss {loss:.4f}, {len(self._recent) / seconds:.1f} steps/s, "
+            f"waits {data / seconds:.0%} for data, {device / seconds:.0%} for the device"
+        )
+        self._bar.update(self._task, completed=step + 1, status=status)
+        last = step + 1 == self._steps
+        if not self._console.is_terminal and (last or now - self._spoken > _SPOKEN_SECONDS):
+            self._spoken = now
+            self._console.print(f"step {step + 1} of {self._steps}: {status}")

@@ -1,0 +1,73 @@
+"""Which axis of which parameter is split over the mesh, by an ordered table of path patterns.
+
+A parameter's path ("encoder/3/mlp/up/kernel") must match exactly one pattern: a new layer that
+nobody thought of, or a pattern that grew too wide, stops the run instead of silently replicating.
+"""
+
+import math
+import re
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+PyTree = Any
+Rules = tuple[tuple[str, PartitionSpec], ...]
+
+
+def shardings(shapes: PyTree, rules: Rules, mesh: Mesh) -> PyTree:
+    """The NamedSharding of every leaf of `shapes` (arrays or ShapeDtypeStructs), as the same tree.
+
+    A rule applies to the paths in which `re.search` finds its pattern.
+
+    Raises:
+      ValueError: a path matches no rule or several (all such are listed), or a spec splits a
+      dimension that its mesh axes do not divide.
+    """
+    leaves, tree = jax.tree_util.tree_flatten_with_path(shapes)
+    named = [(path_name(path), leaf) for path, leaf in leaves]
+    matches = {
+        name: [(pattern, spec) for pattern, spec in rules if re.search(pattern, name)]
+        for name, _ in named
+    }
+    problems = [
+        f"{name} {'matches ' + ', '.join(p for p, _ in found) if found else 'matches no rule'}"
+        for name, found in matches.items()
+        if len(found) != 1
+    ]
+    if problems:
+        raise ValueError(
+            f"Every parameter must match exactly one sharding rule, but of {len(named)} these "
+            f"{len(problems)} do not: {'; '.join(problems)}."
+        )
+    placed = [_checked(name, leaf, matches[name][0][1], mesh) for name, leaf in named]
+    return jax.tree.unflatten(tree, placed)
+
+
+def path_name(path: tuple[Any, ...]) -> str:
+    """ "a/b/c" for a key path of `jax.tree_util`, whatever containers it passes through."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def _checked(name: str, leaf: Any, spec: PartitionSpec, mesh: Mesh) -> NamedSharding:
+    if len(spec) > len(leaf.shape):
+        raise ValueError(
+            f"The rule for parameter {name} has {len(spec)} dimensions, {spec}, but its shape is "
+            f"{tuple(leaf.shape)}; shorten the rule."
+        )
+    for dimension, entry in enumerate(spec):
+        axes = () if entry is None else entry if isinstance(entry, tuple) else (entry,)
+        unknown = [axis for axis in axes if axis not in mesh.shape]
+        if unknown:
+            raise ValueError(
+                f"The rule for parameter {name} names mesh axis {unknown[0]!r}; "
+                f"this mesh has {', '.join(mesh.shape)}."
+            )
+        size = math.prod(mesh.shape[axis] for axis in axes)
+        if leaf.shape[dimension] % size:
+            raise ValueError(
+                f"Dimension {dimension} of parameter {name}, shape {tuple(leaf.shape)}, does not "
+                f"divide over mesh axis {'×'.join(axes)} of size {size}; change its rule or the "
+                f"mesh."
+            )
+    return NamedSharding(mesh, spec)

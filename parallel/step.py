@@ -1,0 +1,185 @@
+"""One training step: gradients over the global batch, update, running average, all in one program.
+
+Gradients of the summed loss are added over micro-batches and divided once by the global count, so
+neither accumulation nor the mesh changes what is learnt. State is born sharded and donated.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from models.inputs import PackedBatch
+from parallel.mesh import ROW_AXES, check_rows, replicated, rows_sharding
+from parallel.optimizer import OptimizerConfig, make_optimizer, make_schedule
+from parallel.sharding import Rules, shardings
+
+Params = Any
+Metrics = dict[str, Array]
+
+
+class Model(Protocol):
+    """What is trained: parameters as a nested dict, and a loss that is a sum with its count."""
+
+    def init(self, key: PRNGKeyArray) -> Params: ...
+
+    def loss(
+        self, params: Params, batch: PackedBatch, key: PRNGKeyArray
+    ) -> tuple[Float[Array, ""], Float[Array, ""]]: ...
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TrainState:
+    """All that a run carries from step to step; `step` counts the updates made."""
+
+    step: Int[Array, ""]
+    params: Params
+    ema: Params
+    opt_state: Any
+
+
+def abstract_state(
+    model: Model, optimizer: OptimizerConfig, rules: Rules, mesh: Mesh
+) -> TrainState:
+    """The state as ShapeDtypeStructs with shardings; moments and averages follow their parameter.
+
+    Raises:
+      ValueError: a parameter does not match exactly one rule, or does not divide over the mesh.
+    """
+    transformation = make_optimizer(optimizer)
+    shapes = jax.eval_shape(lambda: _initial(model, transformation, 0))
+    params = shardings(shapes.params, rules, mesh)
+    opt_state = optax.tree_utils.tree_map_params(
+        transformation,
+        lambda _, sharding: sharding,
+        shapes.opt_state,
+        params,
+        transform_non_params=lambda _: replicated(mesh),
+    )
+    whole: Any = replicated(mesh)
+    placed = TrainState(step=whole, params=params, ema=params, opt_state=opt_state)
+    return jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, placed
+    )
+
+
+def init_state(
+    model: Model, optimizer: OptimizerConfig, abstract: TrainState, seed: Any
+) -> TrainState:
+    """A fresh state, every array created in its sharding: none is ever whole on one device."""
+    transformation = make_optimizer(optimizer)
+    placed = jax.tree.map(lambda x: x.sharding, abstract)
+    return jax.jit(lambda s: _initial(model, transformation, s), out_shardings=placed)(seed)
+
+
+def make_train_step(
+    model: Model,
+    optimizer: OptimizerConfig,
+    mesh: Mesh,
+    abstract: TrainState,
+    accumulation: int = 1,
+) -> Callable[[TrainState, PackedBatch, Any], tuple[TrainState, Metrics]]:
+    """Jitted `step(state, batch, seed) -> (state, metrics)`; the state given is consumed.
+
+    The model's key is fold_in(key(seed), state.step). Metrics are f32 scalars: `loss` (mean over
+    the global batch), `grad_norm` (before clipping), `learning_rate`, `count`, and bool `finite`,
+    false if loss or gradient is not; that state must then not be kept.
+
+    Raises:
+      ValueError: (when called) the rows do not divide over devices and micro-batches.
+    """
+    transformation, schedule = make_optimizer(optimizer), make_schedule(optimizer)
+    placed = jax.tree.map(lambda x: x.sharding, abstract)
+
+    def step(state: TrainState, batch: PackedBatch, seed: Any) -> tuple[TrainState, Metrics]:
+        key = jax.random.fold_in(jax.random.key(seed), state.step)
+        loss_sum, count, summed = _sum_gradients(
+            model, state.params, batch, key, mesh, accumulation
+        )
+        gradients = jax.tree.map(
+            lambda g, s: jax.lax.with_sharding_constraint(g / count, s), summed, placed.params
+        )
+        updates, opt_state = transformation.update(gradients, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        decay = jnp.minimum(optimizer.ema_decay, (1 + state.step) / (10 + state.step))
+        ema = jax.tree.map(
+            lambda e, p: e + (1 - decay).astype(e.dtype) * (p - e), state.ema, params
+        )
+        loss, norm = loss_sum / count, optax.tree_utils.tree_norm(gradients)
+        metrics = {
+            "loss": loss,
+            "grad_norm": norm,
+            "learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
+            "count": count,
+            "finite": jnp.isfinite(loss) & jnp.isfinite(norm),
+        }
+        return TrainState(state.step + 1, params, ema, opt_state), metrics
+
+    return jax.jit(
+        step,
+        donate_argnums=0,
+        in_shardings=(placed, rows_sharding(mesh), None),
+        out_shardings=(placed, replicated(mesh)),
+    )
+
+
+def make_eval_step(
+    model: Model, mesh: Mesh, abstract: TrainState
+) -> Callable[[Params, PackedBatch, Any], tuple[Float[Array, ""], Float[Array, ""]]]:
+    """Jitted `evaluate(params, batch, seed) -> (loss_sum, count)`; sum both over batches, then
+    divide. The model's key is key(seed), so the same seed meets the same noise every time."""
+
+    def evaluate(
+        params: Params, batch: PackedBatch, seed: Any
+    ) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        return model.loss(params, batch, jax.random.key(seed))
+
+    placed = jax.tree.map(lambda x: x.sharding, abstract.params)
+    return jax.jit(
+        evaluate,
+        in_shardings=(placed, rows_sharding(mesh), None),
+        out_shardings=replicated(mesh),
+    )
+
+
+def _initial(model: Model, transformation: optax.GradientTransformation, seed: Any) -> TrainState:
+    params = model.init(jax.random.key(seed))
+    return TrainState(jnp.int32(0), params, params, transformation.init(params))
+
+
+def _sum_gradients(
+    model: Model,
+    params: Params,
+    batch: PackedBatch,
+    key: PRNGKeyArray,
+    mesh: Mesh,
+    accumulation: int,
+) -> tuple[Float[Array, ""], Float[Array, ""], Params]:
+    """Loss sum, count and gradient of the loss sum over all rows, one micro-batch at a time."""
+    rows = len(batch.state)
+    check_rows(rows, mesh, accumulation)
+    gradient = jax.value_and_grad(lambda p, b: model.loss(p, b, key), has_aux=True)
+    if accumulation == 1:
+        (loss_sum, count), summed = gradient(params, batch)
+        return loss_sum, count, summed
+
+    def split(x: Array) -> Array:
+        """Row r goes to micro-batch r % accumulation, so that no row leaves its device."""
+        parts = jnp.moveaxis(x.reshape(rows // accumulation, accumulation, *x.shape[1:]), 1, 0)
+        spec = NamedSharding(mesh, PartitionSpec(None, ROW_AXES))
+        return jax.lax.with_sharding_constraint(parts, spec)
+
+    def add(carry: Any, part: PackedBatch) -> tuple[Any, None]:
+        (loss_sum, count), gradients = gradient(params, part)
+        return jax.tree.map(jnp.add, carry, (loss_sum, count, gradients)), None
+
+    zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
+    start = (jnp.float32(0), jnp.float32(0), zeros)
+    (loss_sum, count, summed), _ = jax.lax.scan(add, start, jax.tree.map(split, batch))
+    return loss_sum, count, summed

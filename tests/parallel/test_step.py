@@ -1,0 +1,91 @@
+import jax
+import numpy as np
+import pytest
+
+from parallel.distributed import put_batch
+from parallel.mesh import MeshConfig, make_mesh
+from parallel.optimizer import OptimizerConfig, make_optimizer, make_schedule
+from parallel.step import abstract_state, init_state, make_eval_step, make_train_step
+from tests.parallel.toy import OPTIMIZER, RULES, Denoiser, batch
+
+MODEL = Denoiser()
+
+
+def train(mesh, steps, accumulation=1):
+    abstract = abstract_state(MODEL, OPTIMIZER, RULES, mesh)
+    state = init_state(MODEL, OPTIMIZER, abstract, 0)
+    step = make_train_step(MODEL, OPTIMIZER, mesh, abstract, accumulation)
+    history = []
+    for i in range(steps):
+        state, metrics = step(state, put_batch(batch(i), mesh), 3)
+        history.append(jax.device_get(metrics))
+    return state, history
+
+
+def losses(history):
+    return np.array([m["loss"] for m in history])
+
+
+@pytest.fixture(scope="module")
+def one_device():
+    return train(make_mesh(devices=jax.devices()[:1]), 20)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_eight_devices_train_as_one_does(one_device, accumulation):
+    state, history = train(make_mesh(MeshConfig(data=4, fsdp=2)), 20, accumulation)
+    np.testing.assert_allclose(losses(history), losses(one_device[1]), rtol=1e-5)
+    for ours, other in zip(
+        jax.tree.leaves(state.ema), jax.tree.leaves(one_device[0].ema), strict=True
+    ):
+        np.testing.assert_allclose(ours, other, atol=1e-5)
+
+
+def test_accumulated_gradients_are_those_of_the_whole_batch(one_device):
+    """Micro-batches hold different counts of valid actions, so a mean of means would differ."""
+    _, history = train(make_mesh(devices=jax.devices()[:1]), 20, accumulation=4)
+    for name in ("loss", "grad_norm", "count"):
+        ours, other = ([m[name] for m in h] for h in (history, one_device[1]))
+        np.testing.assert_allclose(ours, other, rtol=1e-5)
+
+
+def test_training_lowers_the_loss_and_follows_the_schedule(one_device):
+    history, schedule = one_device[1], make_schedule(OPTIMIZER)
+    assert losses(history)[-5:].mean() < 0.8 * losses(history)[:3].mean()
+    np.testing.assert_allclose(
+        [m["learning_rate"] for m in history], [schedule(i) for i in range(20)], rtol=1e-6
+    )
+
+
+def test_evaluation_sums_over_batches_and_repeats_itself(one_device):
+    mesh = make_mesh()
+    abstract = abstract_state(MODEL, OPTIMIZER, RULES, mesh)
+    evaluate = make_eval_step(MODEL, mesh, abstract)
+    params = jax.device_put(
+        jax.device_get(one_device[0].ema), jax.tree.map(lambda x: x.sharding, abstract.ema)
+    )
+    loss_sum, count = evaluate(params, put_batch(batch(99), mesh), 5)
+    again, _ = evaluate(params, put_batch(batch(99), mesh), 5)
+    assert count == batch(99).action_mask.sum()
+    assert loss_sum == again
+    assert 0 < loss_sum / count < losses(one_device[1])[0]
+
+
+def test_a_batch_that_does_not_split_into_micro_batches_is_refused():
+    with pytest.raises(ValueError, match="16 rows does not divide over 8 devices × 4"):
+        train(make_mesh(), 1, accumulation=4)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"decay_steps": None},
+        {"warmup_steps": 400},
+        {"learning_rate": 0.0},
+        {"clip_norm": 0.0},
+        {"ema_decay": 1.0},
+    ],
+)
+def test_impossible_optimizers_are_refused(change):
+    with pytest.raises(ValueError, match=f"optimizer.*{next(iter(change))}"):
+        make_optimizer(OptimizerConfig(**{"decay_steps": 400, **change}))

@@ -1,0 +1,128 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from parallel import checkpoint
+from parallel.mesh import MeshConfig, make_mesh
+from parallel.metrics import read_metrics
+from parallel.trainer import Run, TrainerConfig, train
+from tests.parallel.toy import OPTIMIZER, RULES, Denoiser, batch, batches, position
+
+MESH = make_mesh(MeshConfig(data=4, fsdp=2))
+CONFIG = TrainerConfig(steps=12, save_every=4, log_every=3)
+
+
+def run(directory, config=CONFIG, source=batches, model=None, mesh=MESH, **options):
+    where = Run(directory, config={"model": "toy"}, assets={})
+    model = model or Denoiser()
+    return train(model, RULES, source, position, where, config, OPTIMIZER, mesh=mesh, **options)
+
+
+def losses(directory):
+    return [(line["step"], line["loss"]) for line in read_metrics(directory)]
+
+
+def failing_at(step, make=None):
+    """Batches that at one step are what `make` gives, or an error."""
+
+    def source(start, where):
+        for i, b in enumerate(batches(start, where), start):
+            if i == step and make is None:
+                raise OSError(f"disk lost at {i}")
+            yield make(b) if i == step and make else b
+
+    return source
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("uninterrupted")
+    result = run(directory)
+    assert result.finished
+    assert result.step == int(result.state.step) == 12
+    return losses(directory)
+
+
+def test_every_step_is_logged_once_with_its_times(tmp_path, uninterrupted):
+    assert [step for step, _ in uninterrupted] == list(range(12))
+    run(tmp_path, config=replace(CONFIG, steps=4))
+    for line in read_metrics(tmp_path):
+        assert {"grad_norm", "learning_rate", "count", "samples_per_second"} < line.keys()
+        assert line["step_seconds"] > 0
+        assert line["data_wait"] >= 0
+        assert line["samples"] == 24
+        assert line["fill"] == 24 * 3 / (16 * 8)
+    assert (tmp_path / "tensorboard").is_dir()
+
+
+def test_a_run_whose_data_failed_resumes_with_the_same_losses(tmp_path, uninterrupted):
+    with pytest.raises(OSError, match="disk lost at 7"):
+        run(tmp_path, source=failing_at(7))
+    assert checkpoint.latest(tmp_path / "checkpoints") == 4
+    run(tmp_path, resume=True)
+    assert losses(tmp_path) == uninterrupted
+
+
+def test_a_run_resumes_on_another_mesh(tmp_path, uninterrupted):
+    with pytest.raises(OSError, match="disk lost"):
+        run(tmp_path, source=failing_at(5))
+    run(tmp_path, resume=True, mesh=make_mesh(MeshConfig(fsdp=4)))
+    ours, other = np.array(losses(tmp_path)), np.array(uninterrupted)
+    np.testing.assert_allclose(ours, other, rtol=1e-5)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_before_it_is_saved(tmp_path, uninterrupted):
+    def poison(b):
+        actions = b.actions.copy()
+        actions[0, 0, 0, 0] = np.nan
+        return replace(b, actions=actions)
+
+    with pytest.raises(ValueError, match="Step 7 has loss nan"):
+        run(tmp_path, source=failing_at(7, poison))
+    assert checkpoint.latest(tmp_path / "checkpoints") == 4
+    run(tmp_path, resume=True)
+    assert losses(tmp_path) == uninterrupted
+
+
+def test_evaluations_are_logged_and_see_the_state_after_so_many_updates(tmp_path):
+    seen = []
+
+    def evaluate(step, state):
+        seen.append((step, int(state.step)))
+        return {"eval_loss": 0.5}
+
+    run(tmp_path, config=replace(CONFIG, eval_every=5), on_eval=evaluate)
+    assert seen == [(5, 5), (10, 10)]
+    found = [line["step"] for line in read_metrics(tmp_path) if "eval_loss" in line]
+    assert found == [4, 9]
+
+
+def test_a_finished_run_resumed_trains_no_more(tmp_path):
+    run(tmp_path, config=replace(CONFIG, steps=4))
+    before = losses(tmp_path)
+    result = run(tmp_path, config=replace(CONFIG, steps=4), source=None, resume=True)
+    assert result.finished
+    assert int(result.state.step) == 4
+    assert losses(tmp_path) == before
+
+
+def test_a_run_is_not_overwritten_nor_resumed_from_nothing(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"holds no run to resume: it has no config\.json"):
+        run(tmp_path, resume=True)
+    run(tmp_path, config=replace(CONFIG, steps=4))
+    with pytest.raises(ValueError, match="holds a run already, saved at step 4"):
+        run(tmp_path)
+
+
+def test_resuming_with_another_model_is_refused_and_changes_nothing(tmp_path):
+    run(tmp_path, config=replace(CONFIG, steps=4))
+    files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    with pytest.raises(ValueError, match="checkpoint of another model: params/down/kernel"):
+        run(tmp_path, model=Denoiser(hidden=64), resume=True)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == files
+
+
+def test_data_that_ends_early_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="ended after 3 of 12 steps"):
+        run(tmp_path, source=lambda start, where: iter([batch(i) for i in range(3)]))

@@ -1,0 +1,100 @@
+"""A small real model and endless batches for it: a denoising MLP on packed states and actions."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from models.inputs import Layout, PackedBatch, Sample, pack
+from parallel.optimizer import OptimizerConfig
+
+LAYOUT = Layout(
+    prefix=8,
+    images=1,
+    samples=2,
+    text=4,
+    image_size=4,
+    tokens_per_image=1,
+    state_tokens=1,
+    state_dim=6,
+    horizon=3,
+    action_dim=4,
+)
+RULES = (
+    (r"^(up|down)/kernel$", PartitionSpec(None, "fsdp")),
+    (r"/bias$", PartitionSpec()),
+)
+OPTIMIZER = OptimizerConfig(learning_rate=1e-2, warmup_steps=2, decay_steps=40)
+
+
+@dataclass(frozen=True)
+class Denoiser:
+    """Predicts the noise added to an action chunk from the state and the noised chunk."""
+
+    hidden: int = 32
+
+    def init(self, key: jax.Array) -> Any:
+        actions = LAYOUT.horizon * LAYOUT.action_dim
+        up, down = jax.random.split(key)
+        return {
+            "up": _linear(up, LAYOUT.state_dim + actions, self.hidden),
+            "down": _linear(down, self.hidden, actions),
+        }
+
+    def loss(self, params: Any, batch: PackedBatch, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        shape = batch.actions.shape[2:]
+        keys = jax.vmap(jax.vmap(lambda i: jax.random.fold_in(key, i)))(batch.sample_id)
+        noise = jax.vmap(jax.vmap(lambda k: jax.random.normal(k, shape)))(keys)
+        noised = (batch.actions + noise).reshape(*batch.actions.shape[:2], -1)
+        x = jnp.concatenate([batch.state, noised], -1)
+        x = jnp.tanh(x @ params["up"]["kernel"] + params["up"]["bias"])
+        x = x @ params["down"]["kernel"] + params["down"]["bias"]
+        weight = batch.action_mask * batch.weight[..., None, None]
+        return jnp.sum((x.reshape(noise.shape) - noise) ** 2 * weight), jnp.sum(weight)
+
+
+def batch(step: int, rows: int = 16) -> PackedBatch:
+    """Rows of one or two samples with chunks of different length: a pure function of the step."""
+    rng = np.random.default_rng([7, step])
+    packed = []
+    for row in range(rows):
+        samples = []
+        for slot in range(1 + row % 2):
+            mask = np.zeros((LAYOUT.horizon, LAYOUT.action_dim), bool)
+            mask[: rng.integers(1, LAYOUT.horizon + 1)] = True
+            state = rng.normal(size=LAYOUT.state_dim).astype(np.float32)
+            actions = np.outer(np.ones(LAYOUT.horizon), state[: LAYOUT.action_dim])
+            samples.append(
+                Sample(
+                    images=(),
+                    text=np.ones(2, np.int32),
+                    state=state,
+                    actions=actions.astype(np.float32),
+                    action_mask=mask,
+                    id=step * 2 * rows + 2 * row + slot,
+                )
+            )
+        packed.append(samples)
+    return pack(packed, LAYOUT)
+
+
+def batches(start: int, position: Any) -> Iterator[PackedBatch]:
+    """Endless batches from `start`, which the position must agree with."""
+    if position is not None and position != {"next": start}:
+        raise ValueError(f"Position {position} is not that of step {start}.")
+    while True:
+        yield batch(start)
+        start += 1
+
+
+def position(step: int) -> Any:
+    return {"next": step}
+
+
+def _linear(key: jax.Array, inputs: int, outputs: int) -> dict[str, jax.Array]:
+    kernel = jax.random.normal(key, (inputs, outputs)) / np.sqrt(inputs)
+    return {"kernel": kernel, "bias": jnp.zeros(outputs)}
