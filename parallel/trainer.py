@@ -113,7 +113,9 @@ def train(
         start, where = saved, checkpoint.read_json(folder / str(saved), "position")
         state = checkpoint.restore(folder / str(saved), abstract)
     if resume:
-        console.print(f"Resuming {run.directory} at step {start} of {config.steps}.")
+        console.print(
+            f"Resuming {run.directory} at step {start} of {config.steps}.", soft_wrap=True
+        )
     if start >= config.steps:
         return Trained(state, start, finished=True)
     if host_index() == 0:
@@ -156,7 +158,8 @@ def train(
     if done < config.steps:
         console.print(
             f"Stopped by {stop.name} after step {done} of {config.steps} and saved in {folder}; "
-            f"the same command with --resume goes on from there."
+            f"the same command with --resume goes on from there.",
+            soft_wrap=True,
         )
     return Trained(state, done, finished=done == config.steps)
 
