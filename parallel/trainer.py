@@ -137,7 +137,12 @@ def train(
         done, last_saved = start, saved
         while done < config.steps and stop.name is None:
             begin = time.perf_counter()
-            batch, facts = next(source, (None, {}))
+            try:
+                batch, facts = next(source, (None, {}))
+            except Exception:
+                if stop.name is None:
+                    raise
+                break  # the signal ended the loader's processes too; what was trained is saved
             if batch is None:
                 raise ValueError(
                     f"The data ended after {done} of {config.steps} steps; batches must go on."
