@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt8, UInt32
 
 from sim import physics
-from sim.physics import HIGH, LOW, SIZES, Physics
+from sim.physics import SIZES, Physics
 from sim.protocol import Observation, Transition
 from sim.raycast import Camera, picture
 from sim.tasks import TASKS
@@ -197,9 +197,7 @@ class Tabletop:
             start=start,
         )
 
-    def _judged(
-        self, before: TabletopState, moved: Physics
-    ) -> tuple[TabletopState, Transition]:
+    def _judged(self, before: TabletopState, moved: Physics) -> tuple[TabletopState, Transition]:
         """The state to go on from and what happened, once the bodies have moved."""
         achieved = self.task.achieved(moved, before.start)
         terminated = achieved[before.goal]
