@@ -54,7 +54,7 @@ def _push(state: TabletopState) -> Float[Array, "n 4"]:
     pushing = low & (ahead > 0.02) & (aside < 0.02)
     x = block[:, 0] + sign * jnp.where(pushing, 0.0, -0.06)
     z = jnp.where(behind | pushing, _GRASP, _TRAVEL)
-    return _action(x, block[:, 1], z, 0.7)
+    return _action(x, block[:, 1], z, 1.0)
 
 
 _ACT = {"reach": _reach, "lift": _lift, "push": _push}
