@@ -9,7 +9,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from sim.physics import BLOCK, blocks
 from sim.tabletop import Tabletop, TabletopState
@@ -46,23 +46,28 @@ def _lift(state: TabletopState) -> Float[Array, "n 4"]:
 
 @jax.jit
 def _push(state: TabletopState) -> Float[Array, "n 4"]:
-    sign = jnp.array(tuple(DIRECTIONS.values()))[state.goal % len(DIRECTIONS)]
-    tip, block = state.physics.position[:, :3], _block(state, state.goal // len(DIRECTIONS))
+    colour, direction = jnp.divmod(state.goal, len(DIRECTIONS))
+    sign = jnp.array(tuple(DIRECTIONS.values()))[direction]
+    tip, block = state.physics.position[:, :3], _block(state, colour)
     ahead, aside = sign * (block[:, 0] - tip[:, 0]), jnp.abs(block[:, 1] - tip[:, 1])
     behind = (ahead > 0.045) & (ahead < 0.08) & (aside < 0.012)
-    low = tip[:, 2] < 0.03
-    pushing = low & (ahead > 0.02) & (aside < 0.02)
+    pushing = (tip[:, 2] < 0.03) & (ahead > 0.02) & (aside < 0.02)
     x = block[:, 0] + sign * jnp.where(pushing, 0.0, -0.06)
     z = jnp.where(behind | pushing, _GRASP, _TRAVEL)
-    return _action(x, block[:, 1], z, 0.7)
+    # A block that slipped aside follows the tip: only half of the way, or it would run away.
+    y = (block[:, 1] + _chosen(state.start, colour)[:, 1]) / 2
+    return _action(x, y, z, 1.0)
 
 
 _ACT = {"reach": _reach, "lift": _lift, "push": _push}
 
 
-def _block(state: TabletopState, colour: Float[Array, "n"]) -> Float[Array, "n 3"]:
-    places = blocks(state.physics.position)[..., :3]
-    return jax.vmap(lambda place, i: place[i])(places, colour)
+def _block(state: TabletopState, colour: Int[Array, "n"]) -> Float[Array, "n 3"]:
+    return _chosen(blocks(state.physics.position)[..., :3], colour)
+
+
+def _chosen(places: Float[Array, "n 3 d"], colour: Int[Array, "n"]) -> Float[Array, "n d"]:
+    return jnp.take_along_axis(places, colour[:, None, None], axis=1)[:, 0]
 
 
 def _action(*parts: Float[Array, "n"] | float) -> Float[Array, "n 4"]:

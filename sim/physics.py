@@ -5,28 +5,33 @@ of the nearest block are solved, and Newton takes one iteration: on CPUs that is
 than MuJoCo's defaults. The model and its compiled step are shared by every task of a process.
 """
 
+from contextlib import redirect_stdout
 from functools import cache
+from io import StringIO
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import mujoco
 from jaxtyping import Array, Float
-from mujoco import mjx
+
+with redirect_stdout(StringIO()):  # MJX prints that it does without Warp, which is optional
+    from mujoco import mjx
 
 COLOURS = ("red", "green", "blue")
 SUBSTEPS = 5
 TIMESTEP = 0.01
 BLOCK = 0.02
 """Half an edge of a block, metres."""
-OPEN = 0.042
+OPEN = 0.038
 """How far each finger's inner face is from the middle when the gripper is open, metres."""
 LOW, HIGH = (-0.2, -0.18, 0.006), (0.2, 0.22, 0.25)
 """Where the tip may be sent, metres."""
 SPEED = (0.025, 0.025, 0.025, 0.5)
 """How far the set point moves at most in one control step: metres, and part of the closing."""
 
-_PALM, _FINGER = (0.012, 0.05, 0.01), (0.009, 0.006, 0.025)
+_PALM, _FINGER = (0.05, 0.01, 0.008), (0.005, 0.015, 0.025)
+_PALM_HEIGHT = 2 * _FINGER[2] + _PALM[2]
 SIZES = (_PALM, _FINGER, _FINGER, (BLOCK,) * 3, (BLOCK,) * 3, (BLOCK,) * 3)
 """Half edges of the boxes of a scene, in the order of `poses`."""
 
@@ -63,9 +68,9 @@ def blocks(position: Float[Array, "*n 26"]) -> Float[Array, "*n 3 7"]:
 def poses(position: Float[Array, "*n 26"]) -> Float[Array, "*n 6 7"]:
     """Centre and quaternion of palm, left finger, right finger and the three blocks."""
     tip, left, right = position[..., :3], position[..., 3], position[..., 4]
-    across = jnp.stack((0 * left, left + _FINGER[1], -right - _FINGER[1]), -1)
-    up = jnp.array((0.06, _FINGER[2], _FINGER[2]))
-    centre = tip[..., None, :] + jnp.stack((0 * across, across, 0 * across + up), -1)
+    across = jnp.stack((0 * left, -left - _FINGER[0], right + _FINGER[0]), -1)
+    up = jnp.array((_PALM_HEIGHT, _FINGER[2], _FINGER[2]))
+    centre = tip[..., None, :] + jnp.stack((across, 0 * across, 0 * across + up), -1)
     upright = jnp.broadcast_to(jnp.array((1.0, 0, 0, 0)), (*centre.shape[:-1], 4))
     return jnp.concatenate((jnp.concatenate((centre, upright), -1), blocks(position)), -2)
 
@@ -118,9 +123,9 @@ def _xml() -> str:
         return f'<joint name="{name}" type="slide" axis="{axis}" class="{kind}"/>'
 
     def finger(name: str, side: int) -> str:
-        place = f"0 {side * _FINGER[1]} {_FINGER[2]}"
+        place = f"{side * _FINGER[0]} 0 {_FINGER[2]}"
         return f"""
-            <body name="{name}" gravcomp="1">{slide(name, f"0 {side} 0", "finger")}
+            <body name="{name}" gravcomp="1">{slide(name, f"{side} 0 0", "finger")}
               <geom name="{name}" type="box" pos="{place}" size="{size(_FINGER)}" mass="0.05"/>
             </body>"""
 
@@ -146,15 +151,15 @@ def _xml() -> str:
         <geom contype="0" conaffinity="0"/>
         <default class="arm"><joint damping="32" armature="0.2"/><position kp="600"/></default>
         <default class="finger">
-          <joint damping="6" armature="0.05" range="0 0.045"/><position kp="150"/>
+          <joint damping="6" armature="0.05" range="0 0.04"/><position kp="150"/>
         </default>
       </default>
       <worldbody>
         <geom name="table" type="plane" size="1 1 0.1"/>
         <body name="palm" gravcomp="1">
           {slide("x", "1 0 0", "arm")}{slide("y", "0 1 0", "arm")}{slide("z", "0 0 1", "arm")}
-          <geom name="palm" type="box" pos="0 0 0.06" size="{size(_PALM)}" mass="0.1"/>
-          {finger("left", 1)}{finger("right", -1)}
+          <geom name="palm" type="box" pos="0 0 {_PALM_HEIGHT}" size="{size(_PALM)}" mass="0.1"/>
+          {finger("left", -1)}{finger("right", 1)}
         </body>
         {"".join(map(block, COLOURS))}
       </worldbody>

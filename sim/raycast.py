@@ -102,8 +102,8 @@ def picture(
     size: int,
     samples: int,
 ) -> UInt8[Array, "size size 3"]:
-    """One shaded picture; colours (0 to 1) are the boxes' and, last, the table's. With samples² rays
-    a pixel."""
+    """One shaded picture from samples² rays a pixel; colours (0 to 1) are the boxes' and, last, the
+    table's."""
     origin = np.asarray(camera.position, np.float32)
     hits = cast(poses, sizes, origin, camera.rays(size, samples))
     shaded = jnp.asarray(colours, jnp.float32)[hits.body] * hits.light[..., None]

@@ -3,7 +3,7 @@ ray-cast camera.
 
 Environments run in groups of a fixed number of lanes, so that recording, evaluation and learning
 share one compiled program whatever their batch and chunk, and an episode is the same in any batch.
-Groups run on one thread each, as a compiled step keeps only one CPU core busy.
+Groups run on threads, as a compiled step keeps only one CPU core busy.
 """
 
 import math
@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from threading import BoundedSemaphore
 from typing import Any, NamedTuple
 
 import jax
@@ -29,7 +30,7 @@ TRAIN_SEEDS = range(0, 1_000_000_000)
 EVAL_SEEDS = range(1_000_000_000, 2_000_000_000)
 """Seeds of episodes to be judged by; no demonstration starts from one."""
 
-FRONT = Camera(position=(0.0, -0.42, 0.62), target=(0.0, 0.02, 0.02), fovy=32.0)
+FRONT = Camera(position=(0.0, -0.42, 0.62), target=(0.0, 0.06, 0.02), fovy=32.0)
 COLOURS = np.array(
     (
         (0.30, 0.30, 0.33),
@@ -43,6 +44,11 @@ COLOURS = np.array(
     np.float32,
 )
 """Of the boxes of `sim.physics.SIZES` and the table, 0 to 1."""
+
+_CORES = os.cpu_count() or 1
+_SLOTS = BoundedSemaphore(max(1, min(_CORES, int(os.environ.get("NPROC", _CORES)) // 2)))
+"""Compiled loops that may run at once: each holds a thread of XLA's pool, whose size NPROC sets,
+and waits for another, so that as many loops as threads would wait for ever."""
 
 
 class TabletopState(NamedTuple):
@@ -74,9 +80,9 @@ class Tabletop:
       ValueError: there is no such task.
     """
 
-    cameras = ("observation.images.front",)
-    state_names = ("z_setpoint", "z_error", "left_finger", "right_finger")
-    action_names = ("x", "y", "z", "gripper")
+    cameras: tuple[str, ...] = ("observation.images.front",)
+    state_names: tuple[str, ...] = ("z_setpoint", "z_error", "left_finger", "right_finger")
+    action_names: tuple[str, ...] = ("x", "y", "z", "gripper")
     fps = round(1 / (physics.TIMESTEP * physics.SUBSTEPS))
 
     def __init__(
@@ -121,9 +127,9 @@ class Tabletop:
         """Pictures [N, 1, image_size, image_size, 3] and proprioception [N, 4] (metres), in which
         x and y are missing: a policy that knew them would copy them and not look."""
         images = self.pictures(physics.poses(state.physics.position))
-        return Observation(images[:, None], _proprioception(state.physics))
+        return Observation(jnp.asarray(images)[:, None], proprioception(state.physics))
 
-    def pictures(self, scene: Float[Array, "n 6 7"]) -> UInt8[np.ndarray, "n h w 3"]:
+    def pictures(self, scene: Float[np.ndarray | Array, "n 6 7"]) -> UInt8[np.ndarray, "n h w 3"]:
         """What the camera sees of each scene, as in `observe`."""
         return self._in_lanes(self._see, scene)
 
@@ -135,19 +141,19 @@ class Tabletop:
         Raises:
           ValueError: the actions have another shape, or one is not finite.
         """
-        actions = np.asarray(actions, np.float32)
+        chunk = np.asarray(actions, np.float32)
         n = len(state.seed)
-        if actions.ndim != 3 or actions.shape[::2] != (n, 4):
+        if chunk.ndim != 3 or chunk.shape[::2] != (n, 4):
             raise ValueError(
-                f"{self.name}: expected actions of shape [{n}, steps, 4], got {actions.shape}."
+                f"{self.name}: expected actions of shape [{n}, steps, 4], got {chunk.shape}."
             )
-        if not np.isfinite(actions).all():
-            i, t, a = np.argwhere(~np.isfinite(actions))[0]
+        if not np.isfinite(chunk).all():
+            i, t, a = np.argwhere(~np.isfinite(chunk))[0]
             raise ValueError(
                 f"{self.name}: action '{self.action_names[a]}' of environment {i} at step {t} of "
-                f"the chunk is {actions[i, t, a]}, expected a finite number."
+                f"the chunk is {chunk[i, t, a]}, expected a finite number."
             )
-        return self._in_lanes(self._advance, state, actions)
+        return self._in_lanes(self._advance, state, chunk)
 
     def render(self, scene: Float[Array, "*b 6 7"], size: int) -> UInt8[np.ndarray, "*b h w 3"]:
         """Pictures for people, of scenes with any leading axes."""
@@ -157,16 +163,21 @@ class Tabletop:
 
     def _in_lanes(self, function: Callable[..., Any], *trees: Any) -> Any:
         """Applies a compiled function of `lanes` environments to any number of them."""
+
+        def run(group: tuple[Any, ...]) -> Any:
+            with _SLOTS:
+                return jax.block_until_ready(function(*group))
+
         n = len(jax.tree.leaves(trees)[0])
         if n == self.lanes:
-            return function(*trees)
+            return run(trees)
         host = jax.tree.map(np.asarray, trees)
         groups = [
             jax.tree.map(lambda x, at=at: x[np.minimum(at, n - 1)], host)
             for at in np.arange(-(-n // self.lanes) * self.lanes).reshape(-1, self.lanes)
         ]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            results = list(pool.map(lambda group: function(*group), groups))
+            results = list(pool.map(run, groups))
         return jax.tree.map(lambda *parts: np.concatenate(parts)[:n], *results)
 
     def _advance(
@@ -184,7 +195,7 @@ class Tabletop:
         goal, place, yaw, tip = jax.random.split(key, 4)
         start = self.task.place(place)
         turned = jax.random.uniform(yaw, (3, 1), minval=-self.yaw, maxval=self.yaw)
-        low, high = jnp.array((-0.14, -0.10, 0.12)), jnp.array((0.14, 0.14, 0.20))
+        low, high = jnp.array((-0.12, -0.10, 0.12)), jnp.array((0.12, 0.14, 0.20))
         return TabletopState(
             seed=seed,
             episode=episode,
@@ -210,12 +221,13 @@ class Tabletop:
             terminated=terminated,
             truncated=truncated,
             achieved=achieved,
-            state=_proprioception(moved),
+            state=proprioception(moved),
             scene=physics.poses(moved.position),
         )
 
 
-def _proprioception(moved: Physics) -> Float[Array, "*n 4"]:
+def proprioception(moved: Physics) -> Float[Array, "*n 4"]:
+    """What the robot feels: `Tabletop.state_names`, metres."""
     z = moved.setpoint[..., 2]
     fingers = moved.position[..., 3], moved.position[..., 4]
     return jnp.stack((z, z - moved.position[..., 2], *fingers), -1)

@@ -35,10 +35,10 @@ class Task:
 
 
 def _in_columns(key: PRNGKeyArray) -> Float[Array, "3 2"]:
-    """Side by side, so that the fingers, which close along y, find room."""
+    """Side by side, so that the fingers, which close along x, find room."""
     order, x, y = jax.random.split(key, 3)
-    bands = jax.random.permutation(order, jnp.array((-0.11, 0.0, 0.11)))
-    x = bands + jax.random.uniform(x, (3,), minval=-0.025, maxval=0.025)
+    bands = jax.random.permutation(order, jnp.array((-0.12, 0.0, 0.12)))
+    x = bands + jax.random.uniform(x, (3,), minval=-0.02, maxval=0.02)
     return jnp.stack((x, jax.random.uniform(y, (3,), minval=-0.10, maxval=0.14)), 1)
 
 
@@ -53,7 +53,7 @@ def _in_rows(key: PRNGKeyArray) -> Float[Array, "3 2"]:
 def _reached(physics: Physics, start: Start) -> Bool[Array, "3"]:
     """The tip has come to rest within 3 cm of the point above the block, not just passed it."""
     above = blocks(physics.position)[:, :3] + jnp.array((0.0, 0.0, HOVER))
-    resting = jnp.linalg.norm(physics.velocity[:3]) < 0.1
+    resting = jnp.linalg.norm(physics.velocity[:3]) < 0.15
     return resting & (jnp.linalg.norm(physics.position[:3] - above, axis=-1) < 0.03)
 
 
