@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Float, UInt8
 
 from models.inputs import PackedBatch, pack
@@ -32,7 +33,7 @@ class Policy:
 
     def act(
         self,
-        observation: tuple[UInt8[np.ndarray, "n c h w 3"], Float[np.ndarray, "n s"]],
+        observation: tuple[UInt8[ArrayLike, "n c h w 3"], Float[ArrayLike, "n s"]],
         prompts: list[str],
         seed: int,
     ) -> Float[np.ndarray, "n t a"]:

@@ -87,7 +87,7 @@ def run(config: DemoConfig, console: Console) -> dict[str, object]:
     with stage("report", "Writing the report"):
         report = report_of(env.name, results, config.out, dict(seconds), to_json(preset))
         write_report(config.out / "report.html", report)
-    summary = {
+    summary: dict[str, object] = {
         "task": config.task,
         "episodes": config.evaluations,
         "demonstrations": {name: recorded[name] for name in ("tried", "kept", "frames")},

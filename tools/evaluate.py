@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -65,24 +66,20 @@ def conditions(
     seeds = range(EVAL_SEEDS.start, EVAL_SEEDS.start + episodes)
     untrained = replace(policy, params=jax.jit(policy.model.init)(jax.random.key(0)))
 
-    def act(policy: Policy, **control: object) -> Callable[..., Evaluation]:
-        return lambda progress: evaluate(
-            env, policy.act, seeds, execute=execute, progress=progress, **control
-        )  # type: ignore[arg-type]
-
-    wanted = {
-        "trained": act(policy),
-        "untrained": act(untrained, clips=2),
-        "expert": lambda progress: evaluate_expert(env, expert, seeds, clips=2, progress=progress),
-        "wrong prompt": act(policy, prompt_goal="other", clips=2),
-        "blank image": act(policy, blank=True, clips=2),
+    act = partial(evaluate, env, seeds=seeds, execute=execute)
+    wanted: dict[str, Callable[..., Evaluation]] = {
+        "trained": partial(act, policy.act),
+        "untrained": partial(act, untrained.act, clips=2),
+        "expert": partial(evaluate_expert, env, expert, seeds, clips=2),
+        "wrong prompt": partial(act, policy.act, prompt_goal="other", clips=2),
+        "blank image": partial(act, policy.act, blank=True, clips=2),
     }
     results = {}
     with Progress(console=console, transient=True) as progress:
         for name, measure in wanted.items():
             task = progress.add_task(f"Evaluating: {name}", total=episodes)
             results[name] = measure(
-                lambda ended, total, task=task: progress.update(task, completed=ended)
+                progress=lambda ended, _, task=task: progress.update(task, completed=ended)
             )
             console.print(f"  {name}: {results[name].success}")
     return results

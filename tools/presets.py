@@ -107,8 +107,8 @@ def load_preset(name: str) -> RunConfig:
     path, _, variable = name.rpartition(":")
     if not path:
         raise ValueError(
-            f"Unknown preset '{name}'; choose one of {sorted(PRESETS)} or give path/to/file.py:NAME "
-            f"of a RunConfig of yours."
+            f"Unknown preset '{name}'; choose one of {sorted(PRESETS)} or give "
+            f"path/to/file.py:NAME of a RunConfig of yours."
         )
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path}: no such file, needed for preset '{name}'.")
