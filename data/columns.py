@@ -14,6 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from data.errors import DatasetError, MissingFileError
+
 BOOKKEEPING: dict[str, dict[str, Any]] = {
     "timestamp": {"dtype": "float32", "shape": (1,), "names": None},
     "frame_index": {"dtype": "int64", "shape": (1,), "names": None},
@@ -40,26 +42,29 @@ def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
     """The named columns (all, if None) of a parquet file.
 
     Raises:
-      FileNotFoundError: it is missing.
-      ValueError: it is damaged (a killed recording leaves a file without footer) or lacks a column;
-      names the file and the column.
+      MissingFileError: it is missing.
+      DatasetError: it is damaged (a killed recording leaves a file without footer) or lacks a
+        column.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: missing; copy or record the dataset again.")
+        raise MissingFileError(path, "file", "is missing; copy or record the dataset again.")
     try:
         with pq.ParquetFile(path) as file:
             names = file.schema_arrow.names
             missing = [name for name in columns or () if name not in names]
             if not missing:
                 return file.read(columns)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise ValueError(
-            f"{path}: not a readable parquet file ({str(error).splitlines()[0]}); "
-            "it was cut off or damaged, copy or record it again."
+    except (pa.ArrowException, OSError) as error:
+        raise DatasetError(
+            path,
+            "file",
+            f"is no readable parquet ({str(error).splitlines()[0]}); it was cut off or damaged, "
+            "copy or record it again.",
         ) from None
-    raise ValueError(
-        f"{path}: column '{missing[0]}' is missing (there are {names}); "
-        "write the dataset again with it."
+    raise DatasetError(
+        path,
+        f"column '{missing[0]}'",
+        f"is missing (there are {names}); write the dataset again with it.",
     )
 
 
@@ -69,7 +74,7 @@ def to_numpy(
     """A column as [N, *shape] of the feature's dtype; bookkeeping columns are [N].
 
     Raises:
-      ValueError: the values are of another type or shape than the feature declares, or null.
+      DatasetError: the values are of another type or shape than the feature declares, or null.
     """
     expected = arrow_type(feature["dtype"])
     array = column.combine_chunks()
@@ -81,15 +86,19 @@ def to_numpy(
         nulls += array.null_count
     actual = pa.string() if pa.types.is_large_string(array.type) else array.type
     if actual != expected:
-        raise ValueError(
-            f"{path}: column '{name}' holds {column.type}, but meta/info.json declares "
-            f"{feature['dtype']}; write the column as {feature['dtype']} or correct info.json."
+        raise DatasetError(
+            path,
+            f"column '{name}'",
+            f"holds {column.type}, but meta/info.json declares {feature['dtype']}; "
+            f"write the column as {feature['dtype']} or correct info.json.",
         )
     shape = tuple(feature["shape"])
     if nulls or len(array) != rows * int(np.prod(shape)):
-        raise ValueError(
-            f"{path}: column '{name}' has {nulls} empty values and {len(array)} values in "
-            f"{rows} rows, expected shape {shape} in each; write the column again."
+        raise DatasetError(
+            path,
+            f"column '{name}'",
+            f"has {nulls} empty values and {len(array)} values in {rows} rows, expected shape "
+            f"{shape} in each; write the column again.",
         )
     values = array.to_numpy(zero_copy_only=False)
     return values.reshape((rows,) if name in BOOKKEEPING else (rows, *shape))

@@ -19,6 +19,7 @@ from jaxtyping import Int64, UInt8
 from PIL import Image
 
 from data.columns import BOOKKEEPING, arrow_type, read_table, to_numpy
+from data.errors import DatasetError, MissingFileError
 from data.video import VideoReader
 
 VERSION = "v3.0"
@@ -28,8 +29,8 @@ def open_dataset(path: str | Path) -> "Dataset":
     """Opens the LeRobot v3.0 dataset in folder `path`; no frame is decoded yet.
 
     Raises:
-      FileNotFoundError: there is no dataset, or a file of it is missing.
-      ValueError: another version of the format, or broken metadata; names the file and field.
+      MissingFileError: there is no dataset, or a file of it is missing.
+      DatasetError: another version of the format, or broken metadata; names the file and field.
     """
     return Dataset(Path(path))
 
@@ -44,17 +45,9 @@ class Dataset:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.info = _read_info(root)
-        try:
-            self.fps: int = self.info["fps"]
-            self.features: dict[str, dict[str, Any]] = self.info["features"]
-            self.cameras = tuple(
-                name for name, feature in self.features.items() if feature["dtype"] in _VISUAL
-            )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"{root / 'meta/info.json'}: field {error} is missing or of the wrong kind; "
-                "copy the dataset's meta folder again."
-            ) from None
+        self.fps: int = self.info["fps"]
+        self.features: dict[str, dict[str, Any]] = self.info["features"]
+        self.cameras = tuple(n for n, f in self.features.items() if f["dtype"] in _VISUAL)
         self._videos = tuple(c for c in self.cameras if self.features[c]["dtype"] == "video")
         self._episodes = self._read_episodes()
         self._columns: dict[str, np.ndarray] = {}
@@ -71,6 +64,11 @@ class Dataset:
         return len(self.lengths)
 
     @property
+    def episode_numbers(self) -> Int64[np.ndarray, "e"]:
+        """The `episode_index` of each episode, which is its position in a sound dataset."""
+        return self._episodes["episode_index"]
+
+    @property
     def num_frames(self) -> int:
         """Frames of all episodes together."""
         return int(self.lengths.sum())
@@ -82,11 +80,14 @@ class Dataset:
         table = read_table(path)
         text = "task" if "task" in table.column_names else "__index_level_0__"
         if not {"task_index", text} <= set(table.column_names):
-            raise ValueError(
-                f"{path}: columns are {table.column_names}, expected task_index and the text as "
-                "'task' or pandas index; copy the file again."
+            raise DatasetError(
+                path,
+                "column 'task'",
+                f"is missing (there are {table.column_names}, expected task_index and the text as "
+                "'task' or pandas index); copy the file again.",
             )
-        return dict(zip(table["task_index"].to_pylist(), table[text].to_pylist(), strict=True))
+        indices = to_numpy(path, "task_index", table["task_index"], BOOKKEEPING["task_index"])
+        return dict(zip(indices.tolist(), table[text].to_pylist(), strict=True))
 
     @property
     def column_names(self) -> tuple[str, ...]:
@@ -97,7 +98,7 @@ class Dataset:
         """One column of all frames (or of the given episodes), in episode order, [N, *shape].
 
         Raises:
-          ValueError: missing or of another type or shape than declared; names file and column.
+          DatasetError: missing or of another type or shape than declared; names file and column.
         """
         if name not in self._columns:
             self._columns[name] = self._in_file_order(name)[self._rows]
@@ -115,21 +116,27 @@ class Dataset:
         """Episode i's prompt, that of its first frame.
 
         Raises:
-          ValueError: its task index has no text in meta/tasks.parquet.
+          DatasetError: its task index has no text in meta/tasks.parquet.
         """
         index = int(self.column("task_index")[self._starts[i]])
         if index not in self.tasks:
-            raise ValueError(
-                f"{self.root / 'meta/tasks.parquet'}: task_index {index} of episode {i} has no "
-                f"text (there are {sorted(self.tasks)}); add the row."
+            raise DatasetError(
+                self.root / "meta/tasks.parquet",
+                f"task_index {index}",
+                f"of episode {i} has no text (there are {sorted(self.tasks)}); add the row.",
             )
         return self.tasks[index]
+
+    def locate(self, frame: int) -> tuple[int, int]:
+        """Episode and step of a frame counted through the whole dataset."""
+        episode = int(np.searchsorted(np.cumsum(self.lengths), frame, "right"))
+        return episode, frame - int(self._starts[episode])
 
     def frames(self, i: int, camera: str) -> UInt8[np.ndarray, "t h w 3"]:
         """Episode i as seen by `camera`.
 
         Raises:
-          ValueError: frames are missing or damaged; names the file and the frame.
+          DatasetError: frames are missing or damaged.
         """
         if camera not in self.cameras:
             raise ValueError(f"{self.root}: no camera '{camera}'; there are {list(self.cameras)}.")
@@ -152,7 +159,16 @@ class Dataset:
         """The mp4 that holds episode i of `camera`, and the second at which it starts there."""
         row = {k: self._episodes[f"videos/{camera}/{k}"][i] for k in _VIDEO_FIELDS}
         chunk, file = int(row["chunk_index"]), int(row["file_index"])
-        name = self.info["video_path"].format(video_key=camera, chunk_index=chunk, file_index=file)
+        template: Any = self.info.get("video_path")
+        try:
+            name = template.format(video_key=camera, chunk_index=chunk, file_index=file)
+        except (AttributeError, KeyError, IndexError, ValueError):
+            raise DatasetError(
+                self.root / "meta/info.json",
+                "video_path",
+                f"is {template!r}, expected a template of video_key, chunk_index and file_index; "
+                "copy the file again.",
+            ) from None
         return self.root / name, float(row["from_timestamp"])
 
     @cached_property
@@ -160,24 +176,32 @@ class Dataset:
         """The parquet files of the frames, in order."""
         return _parquet_files(self.root, "data")
 
+    def data_file(self, frame: int) -> Path:
+        """The parquet file that holds a frame counted through the whole dataset."""
+        ends = np.cumsum([table.num_rows for _, table in self._tables])
+        return self._tables[int(np.searchsorted(ends, self._rows[frame], "right"))][0]
+
     @cached_property
     def _rows(self) -> Int64[np.ndarray, "n"]:
         """Row (over all files, end to end) of every frame, in episode and frame order."""
         episode = self._in_file_order("episode_index")
-        known = self._episodes["episode_index"]
+        known = self.episode_numbers
         stray = episode[~np.isin(episode, known)]
         if len(stray):
-            raise ValueError(
-                f"{self.root / 'data'}: {len(stray)} rows have episode_index {stray[0]} or another "
-                "that meta/episodes does not list; copy or record the dataset again."
+            raise DatasetError(
+                self.root / "data",
+                "column 'episode_index'",
+                f"{len(stray)} rows have {stray[0]} or another value that meta/episodes does not "
+                "list; copy or record the dataset again.",
             )
         counts = np.bincount(np.searchsorted(known, episode), minlength=len(known))
         if not np.array_equal(counts, self.lengths):
             i = int(np.argmax(counts != self.lengths))
-            raise ValueError(
-                f"{self.root / 'meta/episodes'}: episode {i} has length {self.lengths[i]}, but "
-                f"the data files hold {counts[i]} rows with its episode_index; "
-                "the dataset is incomplete, copy or record it again."
+            raise DatasetError(
+                self.root / "meta/episodes",
+                "column 'length'",
+                f"episode {i} has length {self.lengths[i]}, but the data files hold {counts[i]} "
+                "rows of it; the dataset is incomplete, copy or record it again.",
             )
         return np.lexsort((self._in_file_order("frame_index"), episode))
 
@@ -202,12 +226,22 @@ class Dataset:
         return slice(self._starts[i], self._starts[i] + self.lengths[i])
 
     def _read_episodes(self) -> dict[str, np.ndarray]:
-        fields = ["episode_index", "length"]
-        fields += [f"videos/{camera}/{field}" for camera in self._videos for field in _VIDEO_FIELDS]
-        tables = [read_table(path, fields) for path in _parquet_files(self.root, "meta/episodes")]
-        arrays = {f: np.concatenate([table[f].to_numpy() for table in tables]) for f in fields}
+        fields = {"episode_index": "int64", "length": "int64"}
+        for camera in self._videos:
+            fields |= {f"videos/{camera}/{name}": kind for name, kind in _VIDEO_FIELDS.items()}
+        files = _parquet_files(self.root, "meta/episodes")
+        tables = [(path, read_table(path, list(fields))) for path in files]
+        arrays = {
+            name: np.concatenate(
+                [
+                    to_numpy(path, name, table[name], {"dtype": kind, "shape": (1,)}).reshape(-1)
+                    for path, table in tables
+                ]
+            )
+            for name, kind in fields.items()
+        }
         order = np.argsort(arrays["episode_index"], kind="stable")
-        return {field: array[order] for field, array in arrays.items()}
+        return {name: array[order] for name, array in arrays.items()}
 
     def _stored_images(self, i: int, camera: str) -> UInt8[np.ndarray, "t h w 3"]:
         """Frames of a camera whose encoded pictures lie in the parquet itself."""
@@ -229,34 +263,61 @@ class Dataset:
 
 
 _VISUAL = ("video", "image")
-_VIDEO_FIELDS = ("chunk_index", "file_index", "from_timestamp")
+_VIDEO_FIELDS = {"chunk_index": "int64", "file_index": "int64", "from_timestamp": "float64"}
 
 
 def _read_info(root: Path) -> dict[str, Any]:
     path = root / "meta/info.json"
     if not path.is_file():
-        raise FileNotFoundError(
-            f"{path}: missing, so {root} is no LeRobot dataset; give the folder that holds meta/."
+        raise MissingFileError(
+            path,
+            "file",
+            f"is missing, so {root} is no LeRobot dataset; give the folder that holds meta/.",
         )
     try:
         info = json.loads(path.read_text())
-        version = info["codebase_version"]
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{path}: no JSON object with codebase_version ({error}); copy the file again."
-        ) from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise DatasetError(path, "file", f"is no JSON ({error}); copy it again.") from None
+    version = info.get("codebase_version") if isinstance(info, dict) else None
     if version != VERSION:
-        raise ValueError(
-            f"{path}: codebase_version is {version}, but this reader needs {VERSION}; "
-            "convert the dataset with LeRobot's convert_dataset_v21_to_v30."
+        raise DatasetError(
+            path,
+            "codebase_version",
+            f"is {version!r}, but this reader needs '{VERSION}'; "
+            "convert the dataset with LeRobot's convert_dataset_v21_to_v30.",
         )
+    for field, good, what in (
+        ("fps", _is_positive(info.get("fps")), "a positive number"),
+        ("features", _are_features(info.get("features")), "features with a dtype and a shape"),
+        ("total_episodes", info.get("total_episodes") != 0, "not 0, for the dataset is empty"),
+    ):
+        if not good:
+            raise DatasetError(
+                path, field, f"is {info.get(field)!r}, expected {what}; record or copy it again."
+            )
     return info
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+def _are_features(features: object) -> bool:
+    return isinstance(features, dict) and all(
+        isinstance(feature, dict)
+        and isinstance(feature.get("dtype"), str)
+        and isinstance(feature.get("shape"), list)
+        and all(isinstance(n, int) for n in feature["shape"])
+        for feature in features.values()
+    )
 
 
 def _parquet_files(root: Path, folder: str) -> list[Path]:
     files = sorted((root / folder).glob("chunk-*/file-*.parquet"))
     if not files:
-        raise FileNotFoundError(
-            f"{root / folder}: no chunk-*/file-*.parquet in it; copy or record the dataset again."
+        raise MissingFileError(
+            root / folder,
+            "chunk-*/file-*.parquet",
+            "no such file is there; copy or record the dataset again.",
         )
     return files

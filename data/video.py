@@ -16,6 +16,8 @@ from av.video.frame import PictureType
 from av.video.reformatter import VideoReformatter
 from jaxtyping import UInt8
 
+from data.errors import DatasetError, MissingFileError
+
 CODEC = "h264"
 PIXEL_FORMAT = "yuv420p"
 _OPTIONS = {"g": "2", "bf": "0", "crf": "12", "preset": "veryfast"}
@@ -66,9 +68,9 @@ class VideoReader:
     episode. For one thread at a time."""
 
     def __init__(self, path: Path) -> None:
-        """Raises FileNotFoundError or ValueError naming the file if it is missing or no video."""
+        """Raises MissingFileError or DatasetError if the file is missing or no video."""
         if not path.is_file():
-            raise FileNotFoundError(f"{path}: the video file is missing; copy the dataset again.")
+            raise MissingFileError(path, "file", "the video is missing; copy the dataset again.")
         self.path = path
         self._container = _open(path)
         self._stream = self._container.streams.video[0]
@@ -84,7 +86,7 @@ class VideoReader:
         """`count` frames at `fps`, the first of them `start` seconds into the file.
 
         Raises:
-          ValueError: one of them is not in the file, which is truncated or damaged.
+          DatasetError: one of them is not in the file, which is truncated or damaged.
         """
         out = np.empty((count, self._stream.height, self._stream.width, 3), np.uint8)
         found = np.zeros(count, bool)
@@ -95,19 +97,22 @@ class VideoReader:
             if number >= 0:
                 picture = self._to_rgb.reformat(frame, format="rgb24", threads=1).to_ndarray()
                 if picture.shape != out.shape[1:]:
-                    raise ValueError(
-                        f"{self.path}: frame {round(time * fps)} has shape {picture.shape}, "
-                        f"expected {out.shape[1:]} like the rest; encode the video again."
+                    raise DatasetError(
+                        self.path,
+                        f"frame {round(time * fps)}",
+                        f"has shape {picture.shape}, expected {out.shape[1:]} like the rest; "
+                        "encode the video again.",
                     )
                 out[number], found[number] = picture, True
                 if number == count - 1:
                     break
         if not found.all():
             first = int(np.argmin(found))
-            raise ValueError(
-                f"{self.path}: frame {round(start * fps) + first} cannot be decoded "
-                f"({int(found.sum())} of the {count} frames asked for are there); "
-                "the file is truncated or damaged, copy it again."
+            raise DatasetError(
+                self.path,
+                f"frame {round(start * fps) + first}",
+                f"cannot be decoded ({int(found.sum())} of the {count} frames asked for are "
+                "there); the file is truncated or damaged, copy it again.",
             )
         return out
 
@@ -148,7 +153,8 @@ class VideoReader:
         try:
             self._container.seek(int(start / self._tick), stream=self._stream)
             for frame in self._container.decode(self._stream):
-                yield float(frame.pts * self._tick), frame
+                if frame.pts is not None:
+                    yield float(frame.pts * self._tick), frame
         except av.error.FFmpegError:
             return
 
@@ -168,11 +174,13 @@ def _open(path: Path) -> InputContainer:
     try:
         container = av.open(str(path))
     except av.error.FFmpegError:
-        raise ValueError(
-            f"{path}: not a readable video (its index is missing or damaged); "
-            "the file is truncated, copy or encode it again."
+        raise DatasetError(
+            path,
+            "file",
+            "is no readable video, its index is missing or damaged; "
+            "it was cut off, copy or encode it again.",
         ) from None
     if not container.streams.video:
         container.close()
-        raise ValueError(f"{path}: holds no video stream; copy or encode it again.")
+        raise DatasetError(path, "file", "holds no video stream; copy or encode it again.")
     return container

@@ -21,12 +21,10 @@ from data import stats
 from data.columns import BOOKKEEPING, arrow_type
 from data.lerobot import VERSION, Dataset
 from data.pixels import Histogram
-from data.video import CODEC, PIXEL_FORMAT, VideoWriter
+from data.recording import DATA_PATH, FILES_PER_CHUNK, VIDEO_PATH, DataFiles, VideoFiles
+from data.video import CODEC, PIXEL_FORMAT
 
-_FILES_PER_CHUNK = 1000
 _EPISODES_PER_ROW_GROUP = 500
-_DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
-_VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 _EPISODES_PATH = "meta/episodes/chunk-000/file-000.parquet"
 
 
@@ -76,8 +74,13 @@ class DatasetWriter:
         if self._partial.exists():
             shutil.rmtree(self._partial)
         self._partial.mkdir(parents=True)
-        self._data = _DataFile(self._partial, self._columns)
-        self._videos = {camera: _VideoFile(self._partial, camera, self) for camera in self._cameras}
+        self._data = DataFiles(self._partial, self._columns, data_megabytes)
+        self._videos = {
+            camera: VideoFiles(
+                self._partial, camera, fps, self.features[camera]["shape"], video_megabytes
+            )
+            for camera in self._cameras
+        }
 
     def add_episode(
         self,
@@ -108,13 +111,13 @@ class DatasetWriter:
             "task_index": np.full(length, task_index),
         }
         row: dict[str, Any] = {"episode_index": e, "tasks": [task], "length": length}
-        row |= self._data.add(values, self._limits["data"])
+        row |= self._data.add(values)
         row |= {
             "dataset_from_index": self.num_frames,
             "dataset_to_index": self.num_frames + length,
         }
         for camera, file in self._videos.items():
-            row |= file.add(frames[camera], self._limits["video"])
+            row |= file.add(frames[camera])
         for camera in self._cameras:
             seen = Histogram.of(frames[camera])
             self._pixels[camera] += seen
@@ -170,13 +173,13 @@ class DatasetWriter:
             "total_episodes": self.num_episodes,
             "total_frames": self.num_frames,
             "total_tasks": len(self._tasks),
-            "chunks_size": _FILES_PER_CHUNK,
+            "chunks_size": FILES_PER_CHUNK,
             "data_files_size_in_mb": self._limits["data"],
             "video_files_size_in_mb": self._limits["video"],
             "fps": self.fps,
             "splits": {"train": f"0:{self.num_episodes}"},
-            "data_path": _DATA_PATH,
-            "video_path": _VIDEO_PATH if self._cameras else None,
+            "data_path": DATA_PATH,
+            "video_path": VIDEO_PATH if self._cameras else None,
             "features": {
                 name: f | {"info": _video_info(f, self.fps)} if f["dtype"] == "video" else f
                 for name, f in (self.features | BOOKKEEPING).items()
@@ -224,75 +227,6 @@ class DatasetWriter:
         return values
 
 
-class _DataFile:
-    """The parquet files of the frames: one row group per episode, a new file past the limit."""
-
-    def __init__(self, root: Path, columns: Mapping[str, Mapping[str, Any]]) -> None:
-        self.root, self.chunk, self.file, self.size = root, 0, -1, 0
-        self.schema = pa.schema([(name, _column_type(f)) for name, f in columns.items()])
-        self.writer: pq.ParquetWriter | None = None
-
-    def add(self, values: Mapping[str, np.ndarray], megabytes: float) -> dict[str, int]:
-        size = sum(value.nbytes for value in values.values())
-        if self.writer is None or self.size + size > megabytes * 2**20:
-            self.close()
-            self.chunk, self.file, self.size = *_next(self.chunk, self.file), 0
-            path = self.root / _DATA_PATH.format(chunk_index=self.chunk, file_index=self.file)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self.writer = pq.ParquetWriter(path, self.schema)
-        arrays = [_arrow(values[field.name], field.type) for field in self.schema]
-        self.writer.write_table(pa.Table.from_arrays(arrays, schema=self.schema))
-        self.size += size
-        return {"data/chunk_index": self.chunk, "data/file_index": self.file}
-
-    def close(self) -> None:
-        if self.writer is not None:
-            self.writer.close()
-
-
-class _VideoFile:
-    """The mp4 files of one camera: episodes end to end, a new file past the limit."""
-
-    def __init__(self, root: Path, camera: str, writer: DatasetWriter) -> None:
-        self.root, self.camera, self.fps = root, camera, writer.fps
-        self.height, self.width, _ = writer.features[camera]["shape"]
-        self.chunk, self.file = 0, -1
-        self.video: VideoWriter | None = None
-
-    def add(self, frames: UInt8[np.ndarray, "t h w 3"], megabytes: float) -> dict[str, int | float]:
-        per_frame = self.video.size / self.video.frames if self.video else 0
-        expected = per_frame * len(frames)
-        if self.video is None or self.video.size + expected > megabytes * 2**20:
-            self.close()
-            self.chunk, self.file = _next(self.chunk, self.file)
-            name = _VIDEO_PATH.format(
-                video_key=self.camera, chunk_index=self.chunk, file_index=self.file
-            )
-            self.video = VideoWriter(self.root / name, self.fps, self.height, self.width)
-        start = self.video.frames
-        self.video.add(frames)
-        where = {
-            "chunk_index": self.chunk,
-            "file_index": self.file,
-            "from_timestamp": start / self.fps,
-            "to_timestamp": self.video.frames / self.fps,
-        }
-        return {f"videos/{self.camera}/{key}": value for key, value in where.items()}
-
-    def close(self) -> None:
-        if self.video is not None:
-            self.video.close()
-            self.video = None
-
-    def abandon(self) -> None:
-        if self.video is not None:
-            self.video.abandon()
-
-
-def _next(chunk: int, file: int) -> tuple[int, int]:
-    return (chunk + 1, 0) if file == _FILES_PER_CHUNK - 1 else (chunk, file + 1)
-
-
 def _checked(name: str, feature: Mapping[str, Any]) -> dict[str, Any]:
     dtype, shape = feature["dtype"], tuple(int(n) for n in feature["shape"])
     if "/" in name or name in BOOKKEEPING:
@@ -336,18 +270,6 @@ def _checked_column(
             "leave the episode out or repair the recording."
         )
     return value
-
-
-def _column_type(feature: Mapping[str, Any]) -> pa.DataType:
-    value, (n,) = arrow_type(feature["dtype"]), feature["shape"]
-    return value if n == 1 else pa.list_(pa.field("element", value), n)
-
-
-def _arrow(values: np.ndarray, kind: pa.DataType) -> pa.Array:
-    if not pa.types.is_fixed_size_list(kind):
-        return pa.array(values.reshape(-1), kind)
-    flat = pa.array(values.reshape(-1), kind.value_type)
-    return pa.FixedSizeListArray.from_arrays(flat, type=kind)
 
 
 def _episode_stats(

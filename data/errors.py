@@ -1,0 +1,19 @@
+"""What is wrong with a dataset on disk, always by file and field, so that it can be found and
+mended."""
+
+from pathlib import Path
+
+
+class DatasetError(ValueError):
+    """A file of a dataset does not hold what it should; one sentence, with the remedy."""
+
+    def __init__(self, file: Path, field: str, sentence: str) -> None:
+        super().__init__(file, field, sentence)
+        self.file, self.field, self.sentence = file, field, sentence
+
+    def __str__(self) -> str:
+        return f"{self.file}, {self.field}: {self.sentence}"
+
+
+class MissingFileError(DatasetError, FileNotFoundError):
+    """A file that the dataset's metadata promises is not there."""

@@ -1,0 +1,245 @@
+"""Which samples share a row: best fit over several budgets at once, on counts of kinds of sample.
+
+Samples that cost the same (images, text tokens) are one kind, so a window of thousands of draws is
+a few dozen counts, and a way to fill a row is repeated as often as the counts allow. What fits
+best is found exactly: the sums that up to four samples can reach are bits of a Python integer.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int, Int64
+
+from models import Layout
+
+_SOLVED = 4
+_TRIED = 4
+_MARGINS = (0.0, 0.01, 0.02, 0.04, 0.08)
+_SMALLEST = 0.7
+
+Use = dict[int, int]
+"""Samples of each kind in a row."""
+
+
+class Packing(NamedTuple):
+    """Rows 0..rows-1; entry n puts `copies[n]` samples of `kind[n]` into each of the
+    `repeats[n]` rows from `first[n]` on."""
+
+    rows: int
+    kind: Int64[np.ndarray, "n"]
+    copies: Int64[np.ndarray, "n"]
+    first: Int64[np.ndarray, "n"]
+    repeats: Int64[np.ndarray, "n"]
+
+
+def pack_kinds(
+    images: Int[np.ndarray, "k"],
+    text: Int[np.ndarray, "k"],
+    counts: Int[np.ndarray, "k"],
+    layout: Layout,
+) -> Packing:
+    """Packs `counts` samples of kinds with so many images and text tokens into rows of `layout`.
+
+    Every kind must fit into an empty row.
+    """
+    kinds = _Kinds(images.tolist(), text.tolist(), counts.tolist(), layout)
+    entries: list[tuple[int, int, int, int]] = []
+    rows = 0
+    while kinds.samples:
+        use = kinds.fullest_row()
+        repeats = min(kinds.left[kind] // copies for kind, copies in use.items())
+        kinds.take(use, repeats)
+        entries += [(kind, copies, rows, repeats) for kind, copies in use.items()]
+        rows += repeats
+    kind, copies, first, repeated = np.array(entries, np.int64).reshape(-1, 4).T
+    return Packing(rows, kind, copies, first, repeated)
+
+
+def assign_rows(packing: Packing, kind: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "n"]:
+    """The row of each sample, given its kind; samples of a kind are used in the order given."""
+    by_kind = np.argsort(packing.kind, kind="stable")
+    copies, amount = packing.copies[by_kind], (packing.copies * packing.repeats)[by_kind]
+    ends = np.cumsum(amount)
+    within = np.arange(ends[-1]) - np.repeat(ends - amount, amount)
+    places = np.repeat(packing.first[by_kind], amount) + within // np.repeat(copies, amount)
+    rows = np.empty(len(kind), np.int64)
+    rows[np.argsort(kind, kind="stable")] = places
+    return rows
+
+
+def fit_layout(images: Int[np.ndarray, "n"], text: Int[np.ndarray, "n"], layout: Layout) -> Layout:
+    """The budgets, prefix between 0.7 and 1 times `layout.prefix`, that such samples fill best.
+
+    A row that is all images leaves no place for text, and a row for the longest prompts is half
+    empty for the others; the right size depends on the data. Image slots count like the prefix
+    places they fill, because the vision tower works on them whether used or not.
+
+    Args:
+      images, text: images (at least 1) and text tokens of samples, thousands of them, each as often
+        as it is drawn.
+
+    Raises:
+      ValueError: the largest sample does not fit into `layout.prefix`.
+    """
+    largest = int((layout.tokens_per_image * images + text).max()) + layout.state_tokens
+    if largest > layout.prefix:
+        raise ValueError(
+            f"layout.prefix is {layout.prefix}, but the largest sample takes {largest} places "
+            f"(up to {images.max()} images of {layout.tokens_per_image} tokens); raise it."
+        )
+    (image_kinds, text_kinds), counts = np.unique(
+        np.stack([images, text]), axis=1, return_counts=True
+    )
+    visual = layout.tokens_per_image * int(images.sum())
+    places = visual + int(text.sum()) + layout.state_tokens * len(images)
+
+    def wasted(tried: Layout) -> float:
+        rows = pack_kinds(image_kinds, text_kinds, counts, tried).rows
+        slots = tried.images * layout.tokens_per_image
+        return 1 - (places + visual) / rows / (tried.prefix + slots)
+
+    candidates = []
+    for slots in range(int(images.max()), layout.prefix // layout.tokens_per_image + 1):
+        share = slots / images.sum()
+        samples = min(layout.samples, slots // int(images.min()))
+        for margin in _MARGINS:
+            words = max(int(np.ceil(text.sum() * share * (1 + margin))), int(text.max()))
+            fixed = slots * layout.tokens_per_image
+            fixed += round(layout.state_tokens * len(images) * share)
+            prefix = max(fixed + words, largest)
+            tried = replace(layout, prefix=prefix, images=slots, samples=samples, text=words)
+            candidates.append(tried)
+    fitting = [c for c in candidates if c.prefix <= layout.prefix] or [
+        replace(layout, images=int(images.max()), text=int(text.max()), samples=1, prefix=largest)
+    ]
+    large = [c for c in fitting if c.prefix >= _SMALLEST * layout.prefix]
+    return min(large or fitting, key=wasted)
+
+
+class _Kinds:
+    """What is left to pack, and the sums that a few of them can reach."""
+
+    def __init__(
+        self, images: list[int], text: list[int], counts: list[int], layout: Layout
+    ) -> None:
+        self.images, self.text, self.left, self.layout = images, text, counts, layout
+        self.size = [layout.prefix_length(i, t) for i, t in zip(images, text, strict=True)]
+        self.samples = sum(counts)
+        self.places = sum(n * size for n, size in zip(counts, self.size, strict=True))
+        self.classes = set(images)
+        self.plenty = list(range(len(counts)))
+        self.reachable: list[dict[int, int]] = []
+
+    def take(self, use: Use, rows: int) -> None:
+        for kind, copies in use.items():
+            self.left[kind] -= copies * rows
+            self.samples -= copies * rows
+            self.places -= copies * rows * self.size[kind]
+
+    def fullest_row(self) -> Use:
+        """A row as full as can be. It begins with the most numerous kinds, so that what is left
+        stays mixed; the last four samples are chosen to fill it exactly."""
+        plenty = self.plenty = [kind for kind in self.plenty if self.left[kind]]
+        plenty.sort(key=self.left.__getitem__, reverse=True)
+        expected = min(self.layout.samples, self.layout.prefix * self.samples / self.places)
+        begun = _Row(self)
+        for kind in plenty[: max(0, round(expected) - _SOLVED + 1)]:
+            if begun.room_for(kind):
+                begun.add(kind)
+        for fresh in (False, True):
+            if fresh or not self.reachable:
+                self.reachable = self._reach(plenty)
+            for _, samples, images, text in self._targets(begun, expected):
+                use = self._samples_that_sum(plenty, begun.use, samples, images, text)
+                if use is not None:
+                    return use
+        for kind in sorted(plenty, key=self.size.__getitem__, reverse=True):
+            while begun.use.get(kind, 0) < self.left[kind] and begun.room_for(kind):
+                begun.add(kind)
+        return begun.use
+
+    def _reach(self, kinds: Sequence[int]) -> list[dict[int, int]]:
+        """Per number of samples and of images, the text sums they can have, as bits."""
+        classes: dict[int, set[int]] = {}
+        for kind in kinds:
+            classes.setdefault(self.images[kind], set()).add(self.text[kind])
+        mask = (1 << (self.layout.text + 1)) - 1
+        reachable = [{0: 1}]
+        for _ in range(min(_SOLVED, self.layout.samples)):
+            sums: dict[int, int] = {}
+            for so_far, bits in reachable[-1].items():
+                for images, texts in classes.items():
+                    if so_far + images <= self.layout.images:
+                        reached = sums.get(so_far + images, 0)
+                        for text in texts:
+                            reached |= bits << text
+                        sums[so_far + images] = reached & mask
+            reachable.append(sums)
+        return reachable
+
+    def _targets(
+        self, begun: "_Row", expected: float
+    ) -> list[tuple[tuple[int, float], int, int, int]]:
+        """The fullest completions of a row, best first: (rank, samples, images, text)."""
+        layout, targets = self.layout, []
+        for samples in range(1, min(len(self.reachable) - 1, layout.samples - begun.samples) + 1):
+            for images, bits in self.reachable[samples].items():
+                if begun.images + images > layout.images:
+                    continue
+                fixed = images * layout.tokens_per_image + samples * layout.state_tokens
+                room = min(layout.text - begun.text, layout.prefix - begun.prefix - fixed)
+                text = (bits & ((1 << (room + 1)) - 1)).bit_length() - 1 if room >= 0 else -1
+                if text >= 0:
+                    evenness = -abs(begun.samples + samples - expected)
+                    targets.append(((fixed + text, evenness), samples, images, text))
+        return sorted(targets, reverse=True)[:_TRIED]
+
+    def _samples_that_sum(
+        self, plenty: Sequence[int], begun: Use, samples: int, images: int, text: int
+    ) -> Use | None:
+        """`begun` and so many samples of that sum, numerous kinds first; None if they are used
+        up."""
+        kind_images, kind_text, use = self.images, self.text, dict(begun)
+        for remaining in range(samples - 1, -1, -1):
+            sums, chosen = self.reachable[remaining], None
+            bits = {n: sums.get(images - n, 0) for n in self.classes}
+            for kind in plenty:
+                rest = text - kind_text[kind]
+                if rest >= 0 and bits[kind_images[kind]] >> rest & 1:
+                    if kind not in use:
+                        chosen = kind
+                        break
+                    if chosen is None and use[kind] < self.left[kind]:
+                        chosen = kind
+            if chosen is None:
+                return None
+            use[chosen] = use.get(chosen, 0) + 1
+            images, text = images - kind_images[chosen], text - kind_text[chosen]
+        return use
+
+
+class _Row:
+    """A row being filled."""
+
+    def __init__(self, kinds: _Kinds) -> None:
+        self.kinds = kinds
+        self.use: Use = {}
+        self.samples = self.images = self.text = self.prefix = 0
+
+    def room_for(self, kind: int) -> bool:
+        kinds, layout = self.kinds, self.kinds.layout
+        return (
+            self.samples < layout.samples
+            and self.images + kinds.images[kind] <= layout.images
+            and self.text + kinds.text[kind] <= layout.text
+            and self.prefix + kinds.size[kind] <= layout.prefix
+        )
+
+    def add(self, kind: int) -> None:
+        self.use[kind] = self.use.get(kind, 0) + 1
+        self.samples += 1
+        self.images += self.kinds.images[kind]
+        self.text += self.kinds.text[kind]
+        self.prefix += self.kinds.size[kind]
