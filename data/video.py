@@ -20,7 +20,7 @@ from data.errors import DatasetError, MissingFileError
 
 CODEC = "h264"
 PIXEL_FORMAT = "yuv420p"
-_OPTIONS = {"g": "2", "bf": "0", "crf": "12", "preset": "veryfast"}
+_OPTIONS = {"g": "2", "crf": "12", "preset": "veryfast"}
 _SEEK_BACK_SECONDS = (0.0, 2.0, 10.0, 60.0, float("inf"))
 
 
