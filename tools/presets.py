@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from data.packing import fit_layout
 from data.plan import Source
 from data.store import Encoding
 from models import Layout, PiConfig
@@ -18,6 +19,9 @@ from models.siglip import SiglipConfig
 from parallel.mesh import MeshConfig
 from parallel.optimizer import OptimizerConfig
 from parallel.trainer import TrainerConfig
+
+_TYPICAL_DRAWS = 8192
+_SLACK = 1.05
 
 
 @dataclass(frozen=True)
@@ -50,24 +54,21 @@ class RunConfig:
     mesh: MeshConfig = field(default_factory=MeshConfig)
 
     def layout(self, sources: list[Source]) -> Layout:
-        """Row sizes that hold `rows.samples` average samples of the mixture; only the prefix
-        binds."""
+        """Row sizes for about `rows.samples` average samples of the mixture, filled best."""
         model, samples = self.model, self.rows.samples
-        tokens = model.vision.tokens(model.image_size)
-        state = int(model.state_input == "token")
-        costs = [s.images * tokens + s.text + state for s in sources]
-        weights = [s.weight * s.lengths / s.lengths.sum() for s in sources]
-        flat, weight = np.concatenate(costs), np.concatenate(weights)
-        longest, mean = int(flat.max()), float(np.average(flat, weights=weight))
-        prefix = -(-max(longest, round(samples * mean)) // 8) * 8
-        slots = min(prefix // int(flat.min()), 2 * samples)
-        most_text = max(int(s.text.max()) for s in sources)
-        return model.layout(
-            prefix=prefix,
-            samples=slots,
-            images=min(prefix // tokens, slots * max(int(s.images.max()) for s in sources)),
-            text=min(prefix, slots * most_text),
+        share = np.concatenate([s.weight * s.lengths / s.lengths.sum() for s in sources])
+        images, text = (
+            np.repeat(
+                np.concatenate([getattr(s, cost) for s in sources]),
+                np.ceil(share / share.sum() * _TYPICAL_DRAWS).astype(int),
+            )
+            for cost in ("images", "text")
         )
+        one = model.layout(prefix=0, samples=0, images=0)
+        costs = one.prefix_length(images, text)
+        prefix = max(int(costs.max()), round(samples * float(costs.mean()) * _SLACK))
+        slots = min(prefix // int(costs.min()), 2 * samples)
+        return fit_layout(images, text, model.layout(prefix=prefix, samples=slots, images=prefix))
 
 
 TINY = RunConfig(

@@ -25,6 +25,7 @@ from rich.progress import Progress
 from data import open_dataset
 from data.loader import Loader, plan_source
 from data.plan import Plan
+from data.split import Episodes, split_episodes
 from data.stats import normalizer
 from data.store import ACTION, STATE, Store, cached_store
 from data.validate import require_valid
@@ -59,8 +60,8 @@ class Prepared:
 
     store: Store
     processor: Processor
-    training: list[int]
-    held_out: list[int]
+    training: Episodes
+    held_out: Episodes
 
 
 def prepare(data: Path, out: Path, config: RunConfig, console: Console) -> Prepared:
@@ -81,15 +82,10 @@ def prepare(data: Path, out: Path, config: RunConfig, console: Console) -> Prepa
             out / "store",
             progress=lambda done, total: progress.update(task, completed=done, total=total),
         )
-    order = np.random.default_rng(config.trainer.seed).permutation(len(store.lengths))
-    held = round(len(order) * config.data.holdout)
-    if held == len(order):
-        raise ValueError(
-            f"{data}: holding out {config.data.holdout:.0%} of {len(order)} episodes leaves none "
-            f"to train on; lower data.holdout."
-        )
-    held_out, training = sorted(order[:held].tolist()), sorted(order[held:].tolist())
-    stats = store.stats(training)
+    training, held_out = np.arange(len(store.lengths)), np.arange(0)
+    if config.data.holdout:
+        training, held_out = split_episodes(store, config.data.holdout, config.trainer.seed)
+    stats = store.stats(training.tolist())
     model = config.model
     words = Tokenizer.build(store.prompts, model.vocabulary).words
     if model.state_input == "text":
@@ -118,7 +114,7 @@ def run(paths: Paths, config: RunConfig, console: Console | None = None) -> Trai
     console = console or Console(quiet=host_index() != 0)
     ready = prepare(paths.data, paths.out, config, console)
     model = Pi(config.model)
-    source = plan_source(ready.store, ready.processor, episodes=ready.training)
+    source = plan_source(ready.store, ready.processor, episodes=ready.training.tolist())
     layout = config.layout([source])
 
     def plan(anchor: Sequence[int] = (0, 0)) -> Plan:
@@ -166,14 +162,14 @@ def run(paths: Paths, config: RunConfig, console: Console | None = None) -> Trai
 def _held_out_metrics(model: Pi, ready: Prepared, config: RunConfig) -> Any:
     """Measures the averaged parameters on held-out episodes: flow loss, error of sampled actions,
     and that of always giving the mean training action (both mean squares in normalised units)."""
-    source = plan_source(ready.store, ready.processor, episodes=ready.held_out)
+    source = plan_source(ready.store, ready.processor, episodes=ready.held_out.tolist())
     plan = Plan([source], config.layout([source]), config.rows.number, seed=1)
     with Loader([ready.store], ready.processor, plan) as loader:
         batches = [next(loader)[0] for _ in range(_EVAL_STEPS)]
     robot = ready.processor.embodiments[0]
     mean = np.zeros(config.model.action_dim, np.float32)
     dims = len(robot.actions.offset)
-    mean[:dims] = robot.actions(ready.store.stats(ready.training)[ACTION]["mean"])
+    mean[:dims] = robot.actions(ready.store.stats(ready.training.tolist())[ACTION]["mean"])
 
     @jax.jit
     def measure(params: Any, batch: PackedBatch) -> jax.Array:
