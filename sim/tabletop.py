@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt8, UInt32
 from sim import physics
 from sim.physics import SIZES, Physics
 from sim.protocol import Observation, Transition
-from sim.raycast import Camera, picture
+from sim.raycast import Camera, pictures
 from sim.tasks import TASKS
 
 TRAIN_SEEDS = range(0, 1_000_000_000)
@@ -237,11 +237,4 @@ def proprioception(moved: Physics) -> Float[Array, "*n 4"]:
 def _pictures(
     scenes: Float[Array, "n 6 7"], *, size: int, samples: int
 ) -> UInt8[Array, "n size size 3"]:
-    sizes = np.asarray(SIZES, np.float32)
-
-    def one(poses: Float[Array, "6 7"]) -> UInt8[Array, "size size 3"]:
-        return picture(poses, sizes, COLOURS, FRONT, size, samples)
-
-    if jax.default_backend() == "cpu":
-        return jax.lax.map(one, scenes)
-    return jax.vmap(one)(scenes)
+    return pictures(scenes, np.asarray(SIZES, np.float32), COLOURS, FRONT, size, samples)
