@@ -192,19 +192,17 @@ class Tabletop:
 
     def _fresh(self, seed: UInt32[Array, ""], episode: Int[Array, ""]) -> TabletopState:
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), seed), episode)
-        goal, place, yaw, tip = jax.random.split(key, 4)
-        start = self.task.place(place)
-        turned = jax.random.uniform(yaw, (3, 1), minval=-self.yaw, maxval=self.yaw)
+        draws = jax.random.uniform(key, (14,))
+        start = self.task.place(draws[:7])
+        yaw = self.yaw * (2 * draws[7:10, None] - 1)
         low, high = jnp.array((-0.12, -0.10, 0.12)), jnp.array((0.12, 0.14, 0.20))
+        tip = low + (high - low) * draws[10:13]
         return TabletopState(
             seed=seed,
             episode=episode,
             step=jnp.int32(0),
-            goal=jax.random.randint(goal, (), 0, len(self.goals)),
-            physics=physics.at_rest(
-                jax.random.uniform(tip, (3,), minval=low, maxval=high),
-                jnp.concatenate((start, turned), 1),
-            ),
+            goal=jnp.int32(draws[13] * len(self.goals)),
+            physics=physics.at_rest(tip, jnp.concatenate((start, yaw), 1)),
             start=start,
         )
 
