@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt8, UInt32
 from sim import physics
 from sim.physics import SIZES, Physics
 from sim.protocol import Observation, Transition
-from sim.raycast import Camera, picture
+from sim.raycast import Camera, pictures
 from sim.tasks import TASKS
 
 TRAIN_SEEDS = range(0, 1_000_000_000)
@@ -192,19 +192,17 @@ class Tabletop:
 
     def _fresh(self, seed: UInt32[Array, ""], episode: Int[Array, ""]) -> TabletopState:
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), seed), episode)
-        goal, place, yaw, tip = jax.random.split(key, 4)
-        start = self.task.place(place)
-        turned = jax.random.uniform(yaw, (3, 1), minval=-self.yaw, maxval=self.yaw)
+        draws = jax.random.uniform(key, (14,))
+        start = self.task.place(draws[:7])
+        yaw = self.yaw * (2 * draws[7:10, None] - 1)
         low, high = jnp.array((-0.12, -0.10, 0.12)), jnp.array((0.12, 0.14, 0.20))
+        tip = low + (high - low) * draws[10:13]
         return TabletopState(
             seed=seed,
             episode=episode,
             step=jnp.int32(0),
-            goal=jax.random.randint(goal, (), 0, len(self.goals)),
-            physics=physics.at_rest(
-                jax.random.uniform(tip, (3,), minval=low, maxval=high),
-                jnp.concatenate((start, turned), 1),
-            ),
+            goal=jnp.int32(draws[13] * len(self.goals)),
+            physics=physics.at_rest(tip, jnp.concatenate((start, yaw), 1)),
             start=start,
         )
 
@@ -237,11 +235,4 @@ def proprioception(moved: Physics) -> Float[Array, "*n 4"]:
 def _pictures(
     scenes: Float[Array, "n 6 7"], *, size: int, samples: int
 ) -> UInt8[Array, "n size size 3"]:
-    sizes = np.asarray(SIZES, np.float32)
-
-    def one(poses: Float[Array, "6 7"]) -> UInt8[Array, "size size 3"]:
-        return picture(poses, sizes, COLOURS, FRONT, size, samples)
-
-    if jax.default_backend() == "cpu":
-        return jax.lax.map(one, scenes)
-    return jax.vmap(one)(scenes)
+    return pictures(scenes, np.asarray(SIZES, np.float32), COLOURS, FRONT, size, samples)

@@ -7,10 +7,10 @@ another.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import permutations
 
-import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float
 
 from sim.physics import COLOURS, Physics, blocks
 
@@ -30,24 +30,26 @@ class Task:
     goals: tuple[str, ...]
     prompts: tuple[tuple[str, ...], ...]
     max_steps: int
-    place: Callable[[PRNGKeyArray], Float[Array, "3 2"]]
+    place: Callable[[Float[Array, "7"]], Float[Array, "3 2"]]
+    """Where the blocks lie, from draws in [0, 1)."""
     achieved: Callable[[Physics, Start], Bool[Array, "g"]]
 
 
-def _in_columns(key: PRNGKeyArray) -> Float[Array, "3 2"]:
+def _in_columns(draws: Float[Array, "7"]) -> Float[Array, "3 2"]:
     """Side by side, so that the fingers, which close along x, find room."""
-    order, x, y = jax.random.split(key, 3)
-    bands = jax.random.permutation(order, jnp.array((-0.12, 0.0, 0.12)))
-    x = bands + jax.random.uniform(x, (3,), minval=-0.02, maxval=0.02)
-    return jnp.stack((x, jax.random.uniform(y, (3,), minval=-0.10, maxval=0.14)), 1)
+    x = _shuffled((-0.12, 0.0, 0.12), draws[0]) + 0.04 * (draws[1:4] - 0.5)
+    return jnp.stack((x, -0.10 + 0.24 * draws[4:]), 1)
 
 
-def _in_rows(key: PRNGKeyArray) -> Float[Array, "3 2"]:
+def _in_rows(draws: Float[Array, "7"]) -> Float[Array, "3 2"]:
     """One behind another, so that a block can slide along x."""
-    order, x, y = jax.random.split(key, 3)
-    bands = jax.random.permutation(order, jnp.array((-0.08, 0.02, 0.12)))
-    y = bands + jax.random.uniform(y, (3,), minval=-0.015, maxval=0.015)
-    return jnp.stack((jax.random.uniform(x, (3,), minval=-0.07, maxval=0.07), y), 1)
+    y = _shuffled((-0.08, 0.02, 0.12), draws[0]) + 0.03 * (draws[1:4] - 0.5)
+    return jnp.stack((-0.07 + 0.14 * draws[4:], y), 1)
+
+
+def _shuffled(bands: tuple[float, ...], draw: Float[Array, ""]) -> Float[Array, "3"]:
+    orders = jnp.array(list(permutations(bands)))
+    return orders[jnp.int32(draw * len(orders))]
 
 
 def _reached(physics: Physics, start: Start) -> Bool[Array, "3"]:
