@@ -16,7 +16,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from models.attention import Implementation, attend, merge
-from models.layers import AdaRMSNorm, GatedMLP, RMSNorm, rotary
+from models.layers import AdaRMSNorm, GatedMLP, RMSNorm, rotary, scan_layers
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Prefix(nnx.Module):
             x = x + block.attention.out(seen.out)
             return x + block.mlp(block.norm2(x)), Cache(k, v)
 
-        x, caches = jax.lax.scan(layer, x, jax.tree.map(lambda w: w[:-1], weights))
+        x, caches = scan_layers(layer, x, jax.tree.map(lambda w: w[:-1], weights))
         last = nnx.merge(graph, jax.tree.map(lambda w: w[-1], weights))
         final = Cache(*last.attention.keys_values(last.norm1(x), position))
         return jax.tree.map(lambda c, f: jnp.concatenate([c, f[None]]), caches, final)
@@ -169,5 +169,5 @@ class Expert(nnx.Module):
             y, gate = block.norm2(x, condition)
             return (x + gate * block.mlp(y)).astype(x.dtype), None
 
-        x, _ = jax.lax.scan(layer, x, (weights, cache))
+        x, _ = scan_layers(layer, x, (weights, cache))
         return self.norm(x, condition)[0]

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, UInt8
 
+from models.layers import scan_layers
+
 
 @dataclass(frozen=True)
 class SiglipConfig:
@@ -75,7 +77,7 @@ class Siglip(nnx.Module):
             x = jax.nn.relu(x * (1 + scale) + shift)
         x = x + self.position[...].astype(x.dtype)
         graph, weights = nnx.split(self.blocks)
-        x, _ = jax.lax.scan(lambda x, w: (nnx.merge(graph, w)(x), None), x, weights)
+        x, _ = scan_layers(lambda x, w: (nnx.merge(graph, w)(x), None), x, weights)
         return self.head(self.norm(x))
 
 

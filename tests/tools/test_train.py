@@ -1,0 +1,214 @@
+"""`tools.train` on a dataset of ours: exact resume, any mesh, and errors that come first."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from rich.console import Console
+
+from data.writer import DatasetWriter
+from models.config import from_json, to_json
+from parallel.mesh import MeshConfig
+from parallel.metrics import read_metrics
+from tools import train
+from tools.presets import PRESETS, TINY, RunConfig, load_preset
+from tools.runs import load_config, load_policy
+
+QUIET = Console(quiet=True)
+MODEL = replace(
+    TINY.model,
+    vision=replace(TINY.model.vision, width=16, hidden=16, heads=2),
+    language=replace(TINY.model.language, width=16, depth=2, hidden=16, head_dim=8),
+    expert=replace(TINY.model.expert, width=16, depth=2, hidden=16, head_dim=8),
+    image_size=16,
+    horizon=4,
+    chunks=2,
+)
+SMALL = replace(
+    TINY,
+    model=MODEL,
+    trainer=replace(TINY.trainer, steps=8, save_every=3, eval_every=4),
+    optimizer=replace(TINY.optimizer, warmup_steps=2),
+    data=replace(TINY.data, holdout=0.2),
+    mesh=MeshConfig(data=1),
+)
+
+
+def write_dataset(path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    features = {
+        "observation.state": {"dtype": "float32", "shape": (3,), "names": ["x", "y", "z"]},
+        "action": {"dtype": "float32", "shape": (2,), "names": ["dx", "dy"]},
+    } | {
+        f"observation.images.{name}": {
+            "dtype": "video",
+            "shape": (16, 16, 3),
+            "names": ["height", "width", "channels"],
+        }
+        for name in ("front", "wrist")
+    }
+    with DatasetWriter(path, fps=10, features=features, robot_type="test") as writer:
+        for i in range(12):
+            steps = 6 + i % 3
+            writer.add_episode(
+                {
+                    "observation.state": rng.normal(size=(steps, 3)).astype(np.float32),
+                    "action": rng.normal(size=(steps, 2)).astype(np.float32),
+                },
+                {
+                    name: rng.integers(0, 256, (steps, 16, 16, 3), dtype=np.uint8)
+                    for name in features
+                    if "images" in name
+                },
+                ("push", "pull the thing over there")[i % 2],
+            )
+    return path
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory) -> Path:
+    return write_dataset(tmp_path_factory.mktemp("data") / "set")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_device():
+    """The machine of a user without accelerators: the mesh tests name their own devices."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "make_mesh", lambda config: _mesh(config))
+        yield
+
+
+def _mesh(config: MeshConfig) -> jax.sharding.Mesh:
+    from parallel.mesh import make_mesh
+
+    return make_mesh(config, jax.devices()[: config.data * config.fsdp])
+
+
+@pytest.fixture(scope="module")
+def finished(dataset, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "run"
+    assert train.run(train.Paths(dataset, out), SMALL, QUIET).finished
+    return out
+
+
+def losses(out: Path) -> list[float]:
+    return [row["loss"] for row in read_metrics(out) if "loss" in row]
+
+
+def test_a_run_leaves_config_metrics_held_out_figures_and_checkpoints(finished):
+    assert from_json(RunConfig, json.loads((finished / "config.json").read_text())) == SMALL
+    assert len(losses(finished)) == 8
+    assert np.isfinite(losses(finished)).all()
+    measured = [row for row in read_metrics(finished) if "val_loss" in row]
+    assert len(measured) == 2
+    assert all(row["val_mean_action_mse"] > 0 for row in measured)
+    assert load_config(finished) == SMALL
+
+
+def test_resuming_from_an_earlier_checkpoint_repeats_the_losses(finished, dataset, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+    for later in (6, 8):
+        shutil.rmtree(out / "checkpoints" / str(later))
+    train.run(train.Paths(dataset, out, resume=True), SMALL, QUIET)
+    assert losses(out) == losses(finished)
+
+
+def test_eight_devices_give_the_losses_of_one(finished, dataset, tmp_path):
+    sharded = replace(SMALL, mesh=MeshConfig(data=4, fsdp=2))
+    train.run(train.Paths(dataset, tmp_path / "run"), sharded, QUIET)
+    np.testing.assert_allclose(losses(tmp_path / "run"), losses(finished), rtol=1e-5)
+
+
+def test_a_policy_is_rebuilt_from_its_checkpoint_alone(finished, tmp_path):
+    moved = tmp_path / "elsewhere"
+    shutil.copytree(finished / "checkpoints" / "8", moved / "8")
+    policy = load_policy(moved / "8", steps=2)
+    images = np.zeros((3, 2, 16, 16, 3), np.uint8)
+    states = np.linspace(-1, 1, 9, dtype=np.float32).reshape(3, 3)
+    prompts = ["push", "pull", "a prompt with words never seen"]
+    together = policy.act((images, states), prompts, seed=1)
+    assert together.shape == (3, 4, 2)
+    np.testing.assert_array_equal(together, policy.act((images, states), prompts, seed=1))
+    first = policy.act((images[:1], states[:1]), prompts[:1], seed=1)
+    np.testing.assert_allclose(first[0], together[0], atol=1e-5)
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_its_first_difference(
+    finished, dataset, tmp_path
+):
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+    wider = replace(SMALL, model=replace(MODEL, vocabulary=600))
+    with pytest.raises(ValueError, match=r"another model: .*embedding has shape \(512, 16\)"):
+        train.run(train.Paths(dataset, out, resume=True), wider, QUIET)
+
+
+def test_a_dataset_changed_since_the_checkpoint_is_refused(finished, dataset, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+    for later in (6, 8):
+        shutil.rmtree(out / "checkpoints" / str(later))
+    other = replace(SMALL, rows=replace(SMALL.rows, samples=3))
+    with pytest.raises(ValueError, match="changed since"):
+        train.run(train.Paths(dataset, out, resume=True), other, QUIET)
+
+
+def damaged(dataset: Path, tmp_path: Path) -> Path:
+    copy = tmp_path / "set"
+    shutil.copytree(dataset, copy)
+    return copy
+
+
+def test_a_missing_video_is_named_before_anything_is_written(dataset, tmp_path):
+    broken = damaged(dataset, tmp_path)
+    video = next((broken / "videos" / "observation.images.wrist").rglob("*.mp4"))
+    video.unlink()
+    with pytest.raises((ValueError, FileNotFoundError), match=r"wrist.*\.mp4"):
+        train.run(train.Paths(broken, tmp_path / "run"), SMALL, QUIET)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_robot_with_more_dims_than_the_model_is_refused(dataset, tmp_path):
+    narrow = replace(SMALL, model=replace(MODEL, state_dim=2))
+    with pytest.raises(ValueError, match=r"'observation.state' has 3 dims.*up to 2"):
+        train.run(train.Paths(dataset, tmp_path / "run"), narrow, QUIET)
+    assert not (tmp_path / "run").exists()
+
+
+def test_unknown_presets_are_refused_and_a_users_file_is_read(tmp_path):
+    with pytest.raises(ValueError, match=r"Unknown preset 'huge'.*tiny"):
+        load_preset("huge")
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.py"):
+        load_preset(str(tmp_path / "nowhere.py:MINE"))
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "from dataclasses import replace\nfrom tools.presets import TINY\n"
+        "MINE = replace(TINY, rows=replace(TINY.rows, number=2))\nOTHER = 3\n"
+    )
+    assert load_preset(f"{mine}:MINE").rows.number == 2
+    with pytest.raises(ValueError, match="no RunConfig named 'OTHER'"):
+        load_preset(f"{mine}:OTHER")
+
+
+def test_options_change_a_preset():
+    arguments = ["--data", "a", "--out", "b", "--trainer.steps", "7", "--preset", "tiny"]
+    paths, config = train.parse([*arguments, "--resume"])
+    assert paths == train.Paths(Path("a"), Path("b"), resume=True)
+    assert config == replace(TINY, trainer=replace(TINY.trainer, steps=7))
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_presets_survive_json(name):
+    assert from_json(RunConfig, json.loads(json.dumps(to_json(PRESETS[name])))) == PRESETS[name]
+
+
+def test_a_config_of_another_version_is_refused_by_its_field():
+    value = to_json(TINY)
+    value["model"]["vision"]["pool"] = "mean"
+    with pytest.raises(ValueError, match=r"config\.model\.vision.*'pool'"):
+        from_json(RunConfig, value)
