@@ -54,7 +54,7 @@ def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
             missing = [name for name in columns or () if name not in names]
             if not missing:
                 return file.read(columns)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DatasetError(
             path,
             "file",

@@ -139,13 +139,15 @@ class _Kinds:
             self.places -= copies * rows * self.size[kind]
 
     def fullest_row(self) -> Use:
-        """A row as full as can be. It begins with the most numerous kinds, so that what is left
-        stays mixed; the last four samples are chosen to fill it exactly."""
+        """A row as full as can be. It begins with the longest text, which is hardest to place,
+        then takes the most numerous kinds, so that what is left stays mixed; the last four samples
+        are chosen to fill it exactly."""
         plenty = self.plenty = [kind for kind in self.plenty if self.left[kind]]
         plenty.sort(key=self.left.__getitem__, reverse=True)
         expected = min(self.layout.samples, self.layout.prefix * self.samples / self.places)
         begun = _Row(self)
-        for kind in plenty[: max(0, round(expected) - _SOLVED + 1)]:
+        begun.add(max(plenty, key=self.text.__getitem__))
+        for kind in plenty[: max(0, round(expected) - _SOLVED)]:
             if begun.room_for(kind):
                 begun.add(kind)
         for fresh in (False, True):
@@ -156,7 +158,7 @@ class _Kinds:
                 if use is not None:
                     return use
         for kind in sorted(plenty, key=self.size.__getitem__, reverse=True):
-            while begun.use.get(kind, 0) < self.left[kind] and begun.room_for(kind):
+            while begun.room_for(kind):
                 begun.add(kind)
         return begun.use
 
@@ -231,7 +233,8 @@ class _Row:
     def room_for(self, kind: int) -> bool:
         kinds, layout = self.kinds, self.kinds.layout
         return (
-            self.samples < layout.samples
+            self.use.get(kind, 0) < kinds.left[kind]
+            and self.samples < layout.samples
             and self.images + kinds.images[kind] <= layout.images
             and self.text + kinds.text[kind] <= layout.text
             and self.prefix + kinds.size[kind] <= layout.prefix

@@ -20,7 +20,7 @@ from data.errors import DatasetError, MissingFileError
 
 CODEC = "h264"
 PIXEL_FORMAT = "yuv420p"
-_OPTIONS = {"g": "2", "bf": "0", "crf": "12", "preset": "veryfast"}
+_OPTIONS = {"g": "2", "crf": "12", "preset": "veryfast"}
 _SEEK_BACK_SECONDS = (0.0, 2.0, 10.0, 60.0, float("inf"))
 
 
@@ -171,16 +171,17 @@ def count_packets(path: Path) -> int:
 
 
 def _open(path: Path) -> InputContainer:
+    damaged = DatasetError(
+        path,
+        "file",
+        "is no readable video, its index is missing or damaged; "
+        "it was cut off, copy or encode it again.",
+    )
     try:
-        container = av.open(str(path))
+        container = av.open(str(path), metadata_errors="replace")
     except av.error.FFmpegError:
-        raise DatasetError(
-            path,
-            "file",
-            "is no readable video, its index is missing or damaged; "
-            "it was cut off, copy or encode it again.",
-        ) from None
+        raise damaged from None
     if not container.streams.video:
         container.close()
-        raise DatasetError(path, "file", "holds no video stream; copy or encode it again.")
+        raise damaged
     return container

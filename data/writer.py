@@ -283,8 +283,8 @@ def _episode_stats(
     first = 0
     for name, part in zip(names, parts, strict=True):
         piece = {k: v[first : first + part.shape[1]] for k, v in described.items() if k != "count"}
-        if np.issubdtype(part.dtype, np.integer):
-            piece |= {k: piece[k].astype(np.int64) for k in ("min", "max")}
+        if part.dtype.kind != "f":
+            piece |= {k: piece[k].astype(part.dtype) for k in ("min", "max")}
         flat |= _flat(name, piece | {"count": described["count"]})
         first += part.shape[1]
     return flat

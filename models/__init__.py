@@ -1,7 +1,20 @@
-"""What computes: layers, attention, flow-matching policies and what they take in. Knows no dataset
-or mesh."""
+"""What computes: attention, flow-matching policies and what they take in. Knows no dataset, no
+mesh."""
 
 from models.inputs import Layout, PackedBatch, Sample, pack
+from models.pi import Pi, PiConfig
+from models.policy import Policy
 from models.processor import Embodiment, Normalizer, Processor
 
-__all__ = ["Embodiment", "Layout", "Normalizer", "PackedBatch", "Processor", "Sample", "pack"]
+__all__ = [
+    "Embodiment",
+    "Layout",
+    "Normalizer",
+    "PackedBatch",
+    "Pi",
+    "PiConfig",
+    "Policy",
+    "Processor",
+    "Sample",
+    "pack",
+]

@@ -8,11 +8,13 @@ with one sample a row.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt8
+
+IntOrArray = TypeVar("IntOrArray", int, np.ndarray)
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Layout:
     horizon: int
     action_dim: int
 
-    def prefix_length(self, images: int, text: int) -> int:
+    def prefix_length(self, images: IntOrArray, text: IntOrArray) -> IntOrArray:
         """Prefix places taken by a sample with that many images and text tokens."""
         return images * self.tokens_per_image + text + self.state_tokens
 

@@ -36,6 +36,7 @@ class StepLog:
         board_every: int,
     ) -> None:
         self._writer, self._console, self._board_every = writer, console, board_every
+        self._drawn = console.is_terminal
         self._pending: deque[tuple[int, Metrics, dict[str, float]]] = deque()
         self._recent: deque[tuple[float, float, float]] = deque(maxlen=_WINDOW)
         self._clock, self._spoken = 0.0, time.perf_counter()
@@ -47,7 +48,7 @@ class StepLog:
             TextColumn("{task.fields[status]}"),
             console=console,
             refresh_per_second=2,
-            disable=not console.is_terminal,
+            disable=not self._drawn,
         )
         self._task = self._bar.add_task("", total=steps, completed=start, status="compiling")
         self._steps = steps
@@ -119,6 +120,6 @@ class StepLog:
         )
         self._bar.update(self._task, completed=step + 1, status=status)
         last = step + 1 == self._steps
-        if not self._console.is_terminal and (last or now - self._spoken > _SPOKEN_SECONDS):
+        if not self._drawn and (last or now - self._spoken > _SPOKEN_SECONDS):
             self._spoken = now
-            self._console.print(f"step {step + 1} of {self._steps}: {status}")
+            self._console.print(f"step {step + 1} of {self._steps}: {status}", soft_wrap=True)

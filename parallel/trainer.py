@@ -113,7 +113,9 @@ def train(
         start, where = saved, checkpoint.read_json(folder / str(saved), "position")
         state = checkpoint.restore(folder / str(saved), abstract)
     if resume:
-        console.print(f"Resuming {run.directory} at step {start} of {config.steps}.")
+        console.print(
+            f"Resuming {run.directory} at step {start} of {config.steps}.", soft_wrap=True
+        )
     if start >= config.steps:
         return Trained(state, start, finished=True)
     if host_index() == 0:
@@ -135,7 +137,12 @@ def train(
         done, last_saved = start, saved
         while done < config.steps and stop.name is None:
             begin = time.perf_counter()
-            batch, facts = next(source, (None, {}))
+            try:
+                batch, facts = next(source, (None, {}))
+            except Exception:
+                if stop.name is None:
+                    raise
+                break  # the signal ended the loader's processes too; what was trained is saved
             if batch is None:
                 raise ValueError(
                     f"The data ended after {done} of {config.steps} steps; batches must go on."
@@ -156,7 +163,8 @@ def train(
     if done < config.steps:
         console.print(
             f"Stopped by {stop.name} after step {done} of {config.steps} and saved in {folder}; "
-            f"the same command with --resume goes on from there."
+            f"the same command with --resume goes on from there.",
+            soft_wrap=True,
         )
     return Trained(state, done, finished=done == config.steps)
 

@@ -20,9 +20,9 @@ from sim.clips import Clip, choose
 from sim.protocol import Environment, Observation, Scene, State, Transition
 from sim.statistics import Rate
 
-Policy = Callable[[Observation, list[str], int], Float[Array, "n h a"]]
+Policy = Callable[[Observation, list[str], int], Float[Array | np.ndarray, "n h a"]]
 """(observation, prompts, seed) -> action chunks in the robot's units."""
-Expert = Callable[[Environment, State], Float[Array, "n a"]]
+Expert = Callable[[Any, State], Float[Array, "n a"]]
 """(environment, state) -> one action each; it may look at the physics."""
 Progress = Callable[[int, int], None]
 """Called with (episodes ended, episodes) after every chunk."""
@@ -143,7 +143,7 @@ def evaluate(
         goal for "other", or one that does not end an episode within its `max_steps`.
     """
 
-    def act(state: State, prompts: list[str], step: int) -> Float[Array, "n h a"]:
+    def act(state: State, prompts: list[str], step: int) -> Float[Array | np.ndarray, "n h a"]:
         observation = env.observe(state)
         if blank:
             observation = observation._replace(images=observation.images * 0)
@@ -170,7 +170,7 @@ def evaluate_expert(
 
 def _evaluate(
     env: Environment,
-    act: Callable[[State, list[str], int], Float[Array, "n h a"]],
+    act: Callable[[State, list[str], int], Float[Array | np.ndarray, "n h a"]],
     seeds: Sequence[int],
     execute: int,
     prompt_goal: Literal["own", "other"],

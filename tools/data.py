@@ -22,7 +22,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
+from rich.table import Column, Table
 
 from data import open_dataset
 from data.columns import BOOKKEEPING
@@ -57,7 +57,7 @@ def validate_command(path: Dataset, json_file: JsonFile = None) -> None:
             colour = "red" if problem.severity == "error" else "yellow"
             table.add_row(f"[{colour}]{problem.severity}", problem.message)
         console.print(table)
-    console.print(f"{errors} errors, {len(problems) - errors} warnings in {path}.")
+    console.print(f"{errors} errors, {len(problems) - errors} warnings in {path}.", soft_wrap=True)
     sys.exit(1 if errors else 0)
 
 
@@ -76,7 +76,8 @@ def stats_command(path: Dataset, json_file: JsonFile = None) -> None:
         json_file.write_text(json.dumps(plain, indent=2) + "\n")
     console.print(
         f"{path}: {dataset.num_episodes} episodes, {dataset.num_frames} frames at {dataset.fps} "
-        f"fps, cameras {', '.join(dataset.cameras) or 'none'}"
+        f"fps, cameras {', '.join(dataset.cameras) or 'none'}",
+        soft_wrap=True,
     )
     tasks = Table("Episodes", "Task")
     told = [dataset.task(i) for i in range(dataset.num_episodes)]
@@ -84,12 +85,12 @@ def stats_command(path: Dataset, json_file: JsonFile = None) -> None:
         tasks.add_row(str(told.count(task)), task)
     console.print(tasks)
     shown = ("mean", "std", "min", "q01", "q99", "max")
-    table = Table("Feature", "Dimension", *shown)
+    table = Table(Column("Feature", no_wrap=True), "Dimension", *shown)
     for name in (n for n in statistics if n not in BOOKKEEPING):
         feature_stats = statistics[name]
         labels = _labels(dataset.features[name].get("names"), feature_stats["mean"].size)
         for dim, label in enumerate(labels):
-            values = (f"{feature_stats[key].reshape(-1)[dim]:.4g}" for key in shown)
+            values = (f"{feature_stats[key].reshape(-1)[dim]:.3g}" for key in shown)
             table.add_row(name if dim == 0 else "", label, *values)
     console.print(table)
 

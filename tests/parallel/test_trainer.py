@@ -1,3 +1,7 @@
+import os
+import signal
+import threading
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +24,7 @@ def run(directory, config=CONFIG, source=batches, model=None, mesh=MESH, **optio
 
 
 def losses(directory):
-    return [(line["step"], line["loss"]) for line in read_metrics(directory)]
+    return [(line["step"], line["loss"]) for line in read_metrics(directory) if "loss" in line]
 
 
 def failing_at(step, make=None):
@@ -121,6 +125,28 @@ def test_resuming_with_another_model_is_refused_and_changes_nothing(tmp_path):
     with pytest.raises(ValueError, match="checkpoint of another model: params/down/kernel"):
         run(tmp_path, model=Denoiser(hidden=64), resume=True)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == files
+
+
+def test_a_signal_that_ends_the_loader_too_still_saves(tmp_path, uninterrupted):
+    trained = threading.Event()
+
+    def source(start, where):
+        yield from (batch(i) for i in range(start, 5))
+        assert trained.wait(60)
+        time.sleep(0.2)  # the trainer waits for data by now
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise RuntimeError("Worker process was terminated")
+
+    def evaluate(step, state):
+        trained.set()
+        return {}
+
+    config = replace(CONFIG, eval_every=5)
+    result = run(tmp_path, config=config, source=source, on_eval=evaluate)
+    assert not result.finished
+    assert checkpoint.latest(tmp_path / "checkpoints") == result.step == 5
+    run(tmp_path, resume=True)
+    assert losses(tmp_path) == uninterrupted
 
 
 def test_data_that_ends_early_is_an_error(tmp_path):

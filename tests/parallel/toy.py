@@ -1,5 +1,6 @@
 """A small real model and endless batches for it: a denoising MLP on packed states and actions."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -93,6 +94,15 @@ def batches(start: int, position: Any) -> Iterator[PackedBatch]:
 
 def position(step: int) -> Any:
     return {"next": step}
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """That of this process, for a child: it shares the compilation cache."""
+    cache = {
+        "JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    return {**os.environ, **cache, **changes}
 
 
 def _linear(key: jax.Array, inputs: int, outputs: int) -> dict[str, jax.Array]:

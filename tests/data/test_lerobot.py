@@ -1,0 +1,145 @@
+import io
+import json
+
+import av
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from data import open_dataset
+from data.errors import DatasetError
+from tests.data.conftest import FRONT, LENGTHS, TASKS, WRIST, write
+
+PARQUET = "data/chunk-000/file-000.parquet"
+EPISODES = "meta/episodes/chunk-000/file-000.parquet"
+
+
+def psnr(a, b):
+    return 10 * np.log10(255**2 / ((a.astype(float) - b) ** 2).mean())
+
+
+def assert_same_episodes(dataset, episodes):
+    for i, (columns, frames, task) in enumerate(episodes):
+        read = dataset.episode(i)
+        assert read["task"] == task
+        for name, values in columns.items():
+            assert np.array_equal(read[name].reshape(values.shape), values)
+        for camera, pictures in frames.items():
+            assert read[camera].shape == pictures.shape
+            for step, picture in enumerate(read[camera]):
+                assert psnr(picture, pictures[step]) > 32
+                nearest = np.argmin(((pictures.astype(float) - picture) ** 2).mean(axis=(1, 2, 3)))
+                assert nearest == step
+
+
+def test_written_episodes_read_back_frame_for_frame(recorded, episodes):
+    dataset = open_dataset(recorded)
+    assert dataset.num_episodes == len(LENGTHS)
+    assert dataset.num_frames == sum(LENGTHS)
+    assert dataset.cameras == (FRONT, WRIST)
+    assert dataset.fps == 20
+    assert dataset.lengths.dtype == np.int64
+    assert dataset.lengths.tolist() == list(LENGTHS)
+    assert sorted(dataset.tasks.values()) == sorted(TASKS)
+    assert_same_episodes(dataset, episodes)
+
+
+def test_episodes_are_found_in_several_files_and_in_any_order(tmp_path, episodes):
+    path = write(tmp_path / "split", episodes, data_megabytes=0.001, video_megabytes=0.004)
+    assert len(list(path.glob("data/*/*.parquet"))) > 2
+    assert len(list(path.glob(f"videos/{WRIST}/*/*.mp4"))) > 1
+    dataset = open_dataset(path)
+    for i in reversed(range(len(episodes))):
+        assert_same_episodes_at(dataset, i, episodes[i])
+
+
+def assert_same_episodes_at(dataset, i, episode):
+    assert np.array_equal(dataset.columns(i)["action"], episode.columns["action"])
+    assert psnr(dataset.frames(i, FRONT), episode.frames[FRONT]) > 32
+
+
+def test_wrong_data_file_index_is_not_trusted(copy, episodes):
+    table = pq.read_table(copy / EPISODES)
+    wrong = pa.array([7] * len(episodes), pa.int64())
+    at = table.column_names.index("data/file_index")
+    pq.write_table(table.set_column(at, "data/file_index", wrong), copy / EPISODES)
+    assert_same_episodes(open_dataset(copy), episodes)
+
+
+def test_rows_in_another_order_are_sorted(copy, episodes):
+    table = pq.read_table(copy / PARQUET)
+    order = np.random.default_rng(0).permutation(len(table))
+    pq.write_table(table.take(order), copy / PARQUET)
+    assert_same_episodes(open_dataset(copy), episodes)
+
+
+def test_vectors_stored_as_plain_lists_are_the_same(copy, episodes):
+    table = pq.read_table(copy / PARQUET)
+    for name in ("observation.state", "action"):
+        at = table.column_names.index(name)
+        plain = pa.array(table[name].to_pylist(), pa.list_(pa.float32()))
+        table = table.set_column(at, name, plain)
+    pq.write_table(table, copy / PARQUET)
+    assert_same_episodes(open_dataset(copy), episodes)
+
+
+def test_unknown_keys_and_other_forms_of_names_are_ignored(copy, episodes):
+    path = copy / "meta/info.json"
+    info = json.loads(path.read_text())
+    info["storage_format"] = "parquet"
+    info["features"]["action"] |= {"fps": 20, "names": {"motors": ["a", "b", "c"]}}
+    info["features"][WRIST] |= {"shape": [3, 48, 48], "names": ["c", "h", "w"]}
+    info["features"]["language_events"] = {"dtype": "language", "shape": [1], "names": None}
+    path.write_text(json.dumps(info))
+    assert_same_episodes(open_dataset(copy), episodes)
+
+
+def test_task_text_may_be_a_column_named_task(copy, episodes):
+    path = copy / "meta/tasks.parquet"
+    table = pq.read_table(path).rename_columns(["task_index", "task"])
+    pq.write_table(table.replace_schema_metadata(None), path)
+    assert open_dataset(copy).task(1) == episodes[1].task
+
+
+def test_pictures_stored_in_the_parquet_are_read(copy, tmp_path, episodes):
+    def png(picture):
+        buffer = io.BytesIO()
+        Image.fromarray(picture).save(buffer, "PNG")
+        return {"bytes": buffer.getvalue(), "path": None}
+
+    table = pq.read_table(copy / PARQUET)
+    pictures = [png(p) for episode in episodes for p in episode.frames[FRONT]]
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    table = table.append_column(FRONT, pa.array(pictures, kind))
+    pq.write_table(table, copy / PARQUET, row_group_size=10)
+    path = copy / "meta/info.json"
+    info = json.loads(path.read_text())
+    info["features"][FRONT]["dtype"] = "image"
+    path.write_text(json.dumps(info))
+    dataset = open_dataset(copy)
+    for i, episode in enumerate(episodes):
+        assert np.array_equal(dataset.frames(i, FRONT), episode.frames[FRONT])
+
+
+def test_another_version_is_refused_by_its_name(copy):
+    path = copy / "meta/info.json"
+    path.write_text(path.read_text().replace("v3.0", "v2.1"))
+    with pytest.raises(DatasetError, match=r"info\.json, codebase_version: is 'v2\.1'"):
+        open_dataset(copy)
+
+
+def test_a_recording_of_lerobot_reads_frame_for_frame(metaworld):
+    dataset = open_dataset(metaworld)
+    assert dataset.num_episodes == 30
+    assert dataset.num_frames == 2071
+    assert len(dataset.tasks) == 5
+    for camera in dataset.cameras:
+        path, _ = dataset.video(0, camera)
+        with av.open(str(path)) as container:
+            every = np.stack([f.to_ndarray(format="rgb24") for f in container.decode(video=0)])
+        ends = np.cumsum(dataset.lengths)
+        for i in (29, 0, 13):
+            expected = every[ends[i] - dataset.lengths[i] : ends[i]]
+            assert np.abs(dataset.frames(i, camera).astype(int) - expected).max() <= 2

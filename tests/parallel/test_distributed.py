@@ -1,0 +1,59 @@
+import socket
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from parallel.distributed import put_batch
+from parallel.mesh import make_mesh
+from parallel.step import abstract_state, init_state, make_train_step
+from tests.parallel.toy import OPTIMIZER, RULES, Denoiser, batch, environment
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one_does():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    flags = "--xla_cpu_use_fusion_emitters=false --xla_force_host_platform_device_count=2"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.parallel.host", str(index), "2", str(port)],
+            env=environment(XLA_FLAGS=flags),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for index in range(2)
+    ]
+    try:
+        outputs = [process.communicate(timeout=120)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
+    printed = [
+        [float(line.split()[1]) for line in output.splitlines() if line.startswith("loss ")]
+        for output in outputs
+    ]
+    assert printed[0] == printed[1]
+    np.testing.assert_allclose(printed[0], alone(), rtol=1e-5)
+
+
+def alone():
+    mesh = make_mesh(devices=jax.devices()[:1])
+    abstract = abstract_state(Denoiser(), OPTIMIZER, RULES, mesh)
+    state = init_state(Denoiser(), OPTIMIZER, abstract, 0)
+    step = make_train_step(Denoiser(), OPTIMIZER, mesh, abstract)
+    losses = []
+    for i in range(5):
+        state, metrics = step(state, put_batch(batch(i), mesh), 3)
+        losses.append(float(metrics["loss"]))
+    return losses
+
+
+def test_rows_that_do_not_divide_over_the_devices_are_refused():
+    with pytest.raises(ValueError, match="12 rows does not divide over 8 devices"):
+        put_batch(batch(0, rows=12), make_mesh())

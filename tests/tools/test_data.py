@@ -1,0 +1,57 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+from data.store import open_store
+from tests.data.conftest import make_episode, write
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    return write(tmp_path / "dataset", [make_episode(number, 5 + number) for number in range(4)])
+
+
+def run(*arguments):
+    command = [sys.executable, "-m", "tools.data", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("command", ["validate", "stats", "convert"])
+def test_help_of_every_command_says_what_it_does(command):
+    result = run(command, "--help")
+    assert result.returncode == 0
+    assert "Folder of the dataset" in result.stdout
+
+
+def test_a_sound_dataset_passes(dataset, tmp_path):
+    result = run("validate", dataset, "--json", tmp_path / "found.json")
+    assert result.returncode == 0
+    assert "0 errors, 0 warnings" in result.stdout
+    assert json.loads((tmp_path / "found.json").read_text()) == []
+
+
+def test_a_damaged_dataset_fails_and_the_findings_are_written(dataset, tmp_path):
+    next(dataset.glob("videos/*/*/*.mp4")).unlink()
+    result = run("validate", dataset, "--json", tmp_path / "found.json")
+    assert result.returncode == 1
+    (found,) = json.loads((tmp_path / "found.json").read_text())
+    assert found["severity"] == "error"
+    assert found["file"].endswith(".mp4")
+
+
+def test_statistics_are_shown_and_written(dataset, tmp_path):
+    result = run("stats", dataset, "--json", tmp_path / "stats.json")
+    assert result.returncode == 0
+    assert "4 episodes, 26 frames at 20 fps" in result.stdout
+    assert len(json.loads((tmp_path / "stats.json").read_text())["action"]["q99"]) == 3
+
+
+def test_a_converted_store_opens_and_is_not_overwritten(dataset, tmp_path):
+    arguments = ("convert", dataset, tmp_path / "s", "--image-size", 16, "--encoding", "raw")
+    assert run(*arguments).returncode == 0
+    assert open_store(tmp_path / "s").image_size == 16
+    again = run(*arguments)
+    assert again.returncode == 1
+    assert "already exists" in again.stderr

@@ -1,0 +1,1 @@
+"""Benchmarks for every speed the project claims: `python -m tools.bench NAME [--json]`."""

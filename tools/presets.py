@@ -1,0 +1,121 @@
+"""What a run is made of, and the presets the project ships.
+
+A preset is one `RunConfig`. Users keep theirs in a file of their own, `--preset
+path/to/file.py:NAME`; any field can be changed on the command line.
+"""
+
+import runpy
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from data.packing import fit_layout
+from data.plan import Source
+from data.store import Encoding
+from models import Layout, PiConfig
+from models.gemma import GemmaConfig
+from models.siglip import SiglipConfig
+from parallel.mesh import MeshConfig
+from parallel.optimizer import OptimizerConfig
+from parallel.trainer import TrainerConfig
+
+_TYPICAL_DRAWS = 8192
+_SLACK = 1.05
+
+
+@dataclass(frozen=True)
+class RowsConfig:
+    """`number` rows make a batch; each has room for `samples` samples of average length."""
+
+    number: int = 8
+    samples: int = 4
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """How data is read. `holdout`: share of episodes kept for validation, never trained on.
+    `workers`: processes that prepare batches, 0 for a thread of this one."""
+
+    encoding: Encoding = "jpeg"
+    holdout: float = 0.1
+    workers: int = 0
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that decides a training run besides its data."""
+
+    model: PiConfig
+    rows: RowsConfig = field(default_factory=RowsConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+
+    def layout(self, sources: list[Source]) -> Layout:
+        """Row sizes for about `rows.samples` average samples of the mixture, filled best."""
+        model, samples = self.model, self.rows.samples
+        share = np.concatenate([s.weight * s.lengths / s.lengths.sum() for s in sources])
+        images, text = (
+            np.repeat(
+                np.concatenate([getattr(s, cost) for s in sources]),
+                np.ceil(share / share.sum() * _TYPICAL_DRAWS).astype(int),
+            )
+            for cost in ("images", "text")
+        )
+        one = model.layout(prefix=0, samples=0, images=0)
+        costs = one.prefix_length(images, text)
+        prefix = max(int(costs.max()), round(samples * float(costs.mean()) * _SLACK))
+        slots = min(prefix // int(costs.min()), 2 * samples)
+        return fit_layout(images, text, model.layout(prefix=prefix, samples=slots, images=prefix))
+
+
+TINY = RunConfig(
+    model=PiConfig(
+        vision=SiglipConfig(width=64, depth=1, hidden=128, heads=4, patch=8),
+        language=GemmaConfig(width=64, depth=3, hidden=128, heads=2, kv_heads=1, head_dim=32),
+        expert=GemmaConfig(width=32, depth=3, hidden=64, heads=2, kv_heads=1, head_dim=32),
+        image_size=48,
+        vocabulary=512,
+        state_dim=8,
+        action_dim=8,
+        horizon=8,
+        state_input="token",
+        film=True,
+        chunks=4,
+        dtype="float32",
+    ),
+    optimizer=OptimizerConfig(
+        learning_rate=1e-3, b2=0.98, weight_decay=1e-3, warmup_steps=100, ema_decay=0.98
+    ),
+    trainer=TrainerConfig(steps=4000, save_every=1000, eval_every=1000),
+)
+"""π0.5's architecture with small numbers: learns from pixels on two CPU cores in minutes."""
+
+PRESETS = {"tiny": TINY}
+
+
+def load_preset(name: str) -> RunConfig:
+    """A shipped preset by name, or `path/to/file.py:NAME` for a `RunConfig` in a user's file.
+
+    Raises:
+      ValueError: there is no preset of that name, or the name in the file is no RunConfig.
+      FileNotFoundError: the file is missing.
+    """
+    if name in PRESETS:
+        return PRESETS[name]
+    path, _, variable = name.rpartition(":")
+    if not path:
+        raise ValueError(
+            f"Unknown preset '{name}'; choose one of {sorted(PRESETS)} or give "
+            f"path/to/file.py:NAME of a RunConfig of yours."
+        )
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{path}: no such file, needed for preset '{name}'.")
+    found = runpy.run_path(path).get(variable)
+    if not isinstance(found, RunConfig):
+        raise ValueError(
+            f"{path} has no RunConfig named '{variable}', it has {type(found).__name__}."
+        )
+    return found
