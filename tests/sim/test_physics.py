@@ -37,12 +37,13 @@ def _mjx(env, state) -> tuple[np.ndarray, np.ndarray]:
     return np.stack(actions, 1), np.stack(path, 1)
 
 
-def test_free_motion_agrees_with_mujoco_to_half_a_millimetre(envs):
+def test_free_motion_agrees_with_mujoco_to_a_tenth_of_a_millimetre_after_its_start(envs):
     state = envs["reach"].reset(np.arange(16))
     actions, path = _mjx(envs["reach"], state)
     for i in range(4):
         expected = _mujoco(np.asarray(state.physics.position[i], np.float64), actions[i])
-        np.testing.assert_allclose(path[i, :, :5], expected[:, :5], atol=5e-4)
+        np.testing.assert_allclose(path[i, 2:, :5], expected[2:, :5], atol=1e-4)
+        np.testing.assert_allclose(path[i, :2, :5], expected[:2, :5], atol=1e-3)
 
 
 def test_grasping_agrees_with_mujoco_to_a_centimetre_over_a_hundred_steps(envs):
