@@ -1,15 +1,11 @@
 """Records demonstrations of the simulated tabletop as a LeRobot v3.0 dataset."""
 
-import os
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
-
-os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
-os.environ.setdefault("NPROC", "32")
 
 import tyro
 from rich.console import Console

@@ -1,0 +1,32 @@
+"""What the scripted experts reach from random starts, blocks turned any way."""
+
+import numpy as np
+import pytest
+
+from sim.evaluate import evaluate_expert
+from sim.experts import expert
+from sim.tabletop import EVAL_SEEDS
+
+SEEDS = EVAL_SEEDS[:64]
+
+
+@pytest.mark.parametrize(("task", "least"), [("reach", 1.0), ("lift", 0.98), ("push", 0.98)])
+def test_experts_reach_the_goal(envs, task, least):
+    evaluation = evaluate_expert(envs[task], expert, SEEDS)
+    assert evaluation.success.value >= least
+
+
+@pytest.mark.parametrize(("task", "least"), [("reach", 0.98), ("lift", 0.97), ("push", 0.92)])
+def test_experts_recover_from_noise_of_six_millimetres(envs, task, least):
+    rng = np.random.default_rng(0)
+
+    def shaken(env, state):
+        noise = rng.normal(size=(len(SEEDS), 4)) * (0.006, 0.006, 0.006, 0)
+        return np.asarray(expert(env, state)) + noise
+
+    assert evaluate_expert(envs[task], shaken, SEEDS).success.value >= least
+
+
+def test_experts_have_no_memory(envs):
+    state = envs["lift"].reset(np.arange(16))
+    assert np.array_equal(expert(envs["lift"], state), expert(envs["lift"], state))

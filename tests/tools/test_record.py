@@ -1,0 +1,41 @@
+"""The command that records a dataset."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from data import open_dataset
+from sim.tabletop import Tabletop
+from tools.record import RecordConfig, record_dataset
+
+
+def test_a_recorded_dataset_opens_with_its_episodes_words_and_pictures(tmp_path, monkeypatch):
+    monkeypatch.setattr("tools.record.Tabletop", partial(Tabletop, lanes=16))
+    calls = []
+    config = RecordConfig(tmp_path / "demos", task="reach", episodes=6, seed=2)
+    summary = record_dataset(config, lambda done, total: calls.append((done, total)))
+    dataset = open_dataset(tmp_path / "demos")
+    assert calls == [(i, 6) for i in range(1, 7)]
+    assert (summary["kept"], summary["frames"]) == (6, dataset.num_frames)
+    assert summary["tried"] >= 6
+    assert dataset.cameras == ("observation.images.front",)
+    assert dataset.fps == 20
+    episode = dataset.episode(0)
+    assert episode["action"].shape == episode["observation.state"].shape
+    assert episode["observation.images.front"].shape[1:] == (48, 48, 3)
+    assert np.ptp(episode["observation.images.front"]) > 100
+    assert any(colour in episode["task"] for colour in ("red", "green", "blue"))
+
+
+def test_an_existing_folder_is_left_alone(tmp_path):
+    (tmp_path / "mine").write_text("keep")
+    with pytest.raises(ValueError, match="already exists and is not empty"):
+        record_dataset(RecordConfig(tmp_path, episodes=1))
+    assert [p.name for p in tmp_path.iterdir()] == ["mine"]
+
+
+def test_numbers_that_make_no_recording_are_named(tmp_path):
+    with pytest.raises(ValueError, match="episodes = 0"):
+        record_dataset(RecordConfig(tmp_path / "none", episodes=0))
+    assert not (tmp_path / "none").exists()
