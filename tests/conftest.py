@@ -1,19 +1,15 @@
-"""Settings that must stand before JAX starts: the fast CPU emitters, 8 forced devices, one
-compilation cache."""
+"""Settings that must stand before JAX starts: 8 forced devices, the thread pool that keeps them
+from deadlocking on few cores, the fast CPU emitters, and one compilation cache for all tests."""
 
 import os
 from pathlib import Path
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ["NPROC"] = (
-    "32"  # thread pool size: without it loops over forced devices deadlock on few cores
-)
+CACHE = Path(__file__).parent.parent / ".jax_cache"
+
+os.environ["NPROC"] = "32"
 os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "")
-    + " --xla_cpu_use_fusion_emitters=false --xla_force_host_platform_device_count=8"
+    f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false"
+    " --xla_force_host_platform_device_count=8"
 )
-
-import jax
-
-jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parent.parent / ".jax_cache"))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE)
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.5"

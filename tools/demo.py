@@ -28,7 +28,7 @@ from tools.presets import load_preset
 from tools.record import RecordConfig, record_dataset
 from tools.runs import load_policy
 
-_SCALE = {"lift": (2048, 4000), "reach": (1024, 1200), "push": (2048, 4000)}
+_SCALE = {"lift": (2048, 3500), "reach": (1024, 1200), "push": (2048, 3500)}
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def run(config: DemoConfig, console: Console) -> dict[str, object]:
 
     episodes, steps = _SCALE[config.task]
     episodes, steps = config.episodes or episodes, config.steps or steps
-    _make_room(config.out)
+    _make_room(config)
     dataset = config.out / "dataset"
     preset = load_preset("tiny")
     trainer = replace(preset.trainer, steps=steps, eval_every=max(1, steps // 4))
@@ -108,12 +108,15 @@ def run(config: DemoConfig, console: Console) -> dict[str, object]:
     return summary
 
 
-def _make_room(out: Path) -> None:
-    """Removes what an earlier demo left; refuses anything that does not look like one."""
-    if out.exists() and any(out.iterdir()):
-        if not (out / "dataset").is_dir():
-            raise ValueError(f"{out} exists and is no earlier demo; choose another --out.")
-        shutil.rmtree(out)
+def _make_room(config: DemoConfig) -> None:
+    """Removes what an earlier demo left; refuses a folder that is not a demo's."""
+    mark = config.out / "demo.json"
+    if config.out.exists() and any(config.out.iterdir()):
+        if not mark.is_file():
+            raise ValueError(f"{config.out} exists and is no earlier demo; choose another --out.")
+        shutil.rmtree(config.out)
+    config.out.mkdir(parents=True, exist_ok=True)
+    mark.write_text(json.dumps({"task": config.task}) + "\n")
 
 
 def main() -> None:

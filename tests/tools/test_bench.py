@@ -1,0 +1,28 @@
+"""The packing benchmark compares the same samples in both forms."""
+
+import jax
+import numpy as np
+import pytest
+
+from models import Pi
+from tools.bench.packing import mixture, packed, padded
+from tools.presets import TINY
+
+
+def test_both_forms_hold_the_same_samples_and_packing_fills_97_percent():
+    samples = mixture(256)
+    (full, fill), (sparse, sparse_fill) = packed(samples), padded(samples)
+    ids = [np.sort(np.asarray(b.sample_id)[np.asarray(b.weight) > 0]) for b in (full, sparse)]
+    np.testing.assert_array_equal(*ids)
+    assert fill >= 0.97
+    assert sparse_fill < 0.75
+
+
+@pytest.mark.slow
+def test_both_forms_have_the_same_loss():
+    model, samples = Pi(TINY.model), mixture(8)
+    params, key = model.init(jax.random.key(0)), jax.random.key(1)
+    loss = jax.jit(lambda batch: model.loss(params, batch, key))
+    (a, n), (b, m) = loss(packed(samples)[0]), loss(padded(samples)[0])
+    np.testing.assert_allclose(a, b, rtol=1e-5)
+    assert n == m
