@@ -28,7 +28,7 @@ from tools.presets import load_preset
 from tools.record import RecordConfig, record_dataset
 from tools.runs import load_policy
 
-_SCALE = {"lift": (2048, 3500), "reach": (1024, 1200), "push": (2048, 3500)}
+_SCALE = {"lift": (2048, 2500), "reach": (1024, 1200), "push": (2048, 4000)}
 
 
 @dataclass(frozen=True)

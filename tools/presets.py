@@ -89,9 +89,9 @@ TINY = RunConfig(
     rows=RowsConfig(number=16, samples=2),
     data=DataConfig(encoding="raw"),
     optimizer=OptimizerConfig(
-        learning_rate=1e-3, b2=0.98, weight_decay=1e-3, warmup_steps=100, ema_decay=0.98
+        learning_rate=1.5e-3, b2=0.98, weight_decay=1e-3, warmup_steps=100, ema_decay=0.98
     ),
-    trainer=TrainerConfig(steps=3500, save_every=500, eval_every=500),
+    trainer=TrainerConfig(steps=3000, save_every=500, eval_every=500),
 )
 """π0.5's architecture with small numbers: learns from pixels on two CPU cores in minutes."""
 
