@@ -1,6 +1,7 @@
 """A run read back from its folder: its config and the policy it trained, from the checkpoint
 alone."""
 
+import os
 import platform
 from importlib.metadata import version
 from pathlib import Path
@@ -35,11 +36,19 @@ def load_policy(path: Path, steps: int = 10) -> Policy:
 
 
 def versions() -> dict[str, str]:
-    """Libraries and hardware, for reports."""
+    """Libraries and hardware, for reports and benchmarks."""
     devices = jax.devices()
     return {
         "python": platform.python_version(),
         **{package: version(package) for package in _PACKAGES},
-        "hardware": f"{len(devices)} × {devices[0].device_kind}, {platform.processor()} "
-        f"{platform.machine()}",
+        "hardware": f"{len(devices)} × {devices[0].device_kind}; {_processor()}, "
+        f"{os.cpu_count()} cores",
     }
+
+
+def _processor() -> str:
+    """The processor's name where the system tells it (Linux), its architecture elsewhere."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
