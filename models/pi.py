@@ -23,6 +23,7 @@ from models.inputs import Layout, PackedBatch
 from models.layers import sincos_embedding
 from models.processor import StateInput
 from models.siglip import Siglip, SiglipConfig
+from models.tokenizer import SMALLEST_VOCABULARY
 
 Params = dict[str, Any]
 
@@ -46,6 +47,26 @@ class PiConfig:
     chunks: int = 1
     dtype: str = "bfloat16"
     attention: Implementation = "auto"
+
+    def __post_init__(self) -> None:
+        language, expert = self.language, self.expert
+        for name in ("depth", "heads", "kv_heads", "head_dim"):
+            if getattr(language, name) != getattr(expert, name):
+                raise ValueError(
+                    f"model.language.{name} is {getattr(language, name)} but model.expert.{name} "
+                    f"is {getattr(expert, name)}; the expert attends to the language model's keys, "
+                    f"so they must be equal."
+                )
+        if self.image_size % self.vision.patch:
+            raise ValueError(
+                f"model.image_size is {self.image_size}, which patches of "
+                f"{self.vision.patch} (model.vision.patch) do not divide; change one of them."
+            )
+        if self.vocabulary < SMALLEST_VOCABULARY:
+            raise ValueError(
+                f"model.vocabulary is {self.vocabulary}; bytes and special tokens alone need "
+                f"{SMALLEST_VOCABULARY}."
+            )
 
     def layout(self, *, prefix: int, samples: int, images: int, text: int | None = None) -> Layout:
         """Row sizes for this model; text fills at most the whole prefix unless said otherwise."""

@@ -84,7 +84,6 @@ class Processor:
         embodiment: int = 0,
         actions: Float[np.ndarray, "_h _a"] | None = None,
         valid: Bool[np.ndarray, "_h"] | None = None,
-        weight: float = 1.0,
         id: int = 0,
     ) -> Sample:
         """A sample in the model's units from one in the robot's.
@@ -131,7 +130,6 @@ class Processor:
             actions=chunk,
             action_mask=mask,
             embodiment=embodiment,
-            weight=weight,
             id=id,
         )
 

@@ -18,6 +18,7 @@ from jaxtyping import Int
 PAD, BOS = 0, 1
 _FIRST_BYTE = 2
 _FIRST_WORD = _FIRST_BYTE + 256
+SMALLEST_VOCABULARY = _FIRST_WORD
 _PIECES = re.compile(r"\w+|[^\w\s]|\n")
 
 
@@ -34,11 +35,6 @@ class Tokenizer:
         counts = Counter(piece for text in texts for piece in _PIECES.findall(text))
         ordered = sorted(counts, key=lambda word: (-counts[word], word))
         return cls(tuple(ordered[: vocabulary - _FIRST_WORD]))
-
-    @property
-    def size(self) -> int:
-        """Rows an embedding needs for this tokenizer."""
-        return _FIRST_WORD + len(self.words)
 
     @cached_property
     def _ids(self) -> dict[str, int]:

@@ -19,6 +19,8 @@ from parallel.mesh import ROW_AXES, check_rows, replicated, rows_sharding
 from parallel.optimizer import OptimizerConfig, make_optimizer, make_schedule
 from parallel.sharding import Rules, shardings
 
+_INIT, _TRAIN = 0, 1
+
 Params = Any
 Metrics = dict[str, Array]
 
@@ -87,7 +89,7 @@ def make_train_step(
 ) -> Callable[[TrainState, PackedBatch, Any], tuple[TrainState, Metrics]]:
     """Jitted `step(state, batch, seed) -> (state, metrics)`; the state given is consumed.
 
-    The model's key is fold_in(key(seed), state.step). Metrics are f32 scalars: `loss` (mean over
+    The model's key derives from (seed, state.step). Metrics are f32 scalars: `loss` (mean over
     the global batch), `grad_norm` (before clipping), `learning_rate`, `count`, and bool `finite`,
     false if loss or gradient is not; that state must then not be kept.
 
@@ -98,7 +100,7 @@ def make_train_step(
     placed = jax.tree.map(lambda x: x.sharding, abstract)
 
     def step(state: TrainState, batch: PackedBatch, seed: Any) -> tuple[TrainState, Metrics]:
-        key = jax.random.fold_in(jax.random.key(seed), state.step)
+        key = jax.random.fold_in(_key(seed, _TRAIN), state.step)
         loss_sum, count, summed = _sum_gradients(
             model, state.params, batch, key, mesh, accumulation
         )
@@ -129,27 +131,12 @@ def make_train_step(
     )
 
 
-def make_eval_step(
-    model: Model, mesh: Mesh, abstract: TrainState
-) -> Callable[[Params, PackedBatch, Any], tuple[Float[Array, ""], Float[Array, ""]]]:
-    """Jitted `evaluate(params, batch, seed) -> (loss_sum, count)`; sum both over batches, then
-    divide. The model's key is key(seed), so the same seed meets the same noise every time."""
-
-    def evaluate(
-        params: Params, batch: PackedBatch, seed: Any
-    ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        return model.loss(params, batch, jax.random.key(seed))
-
-    placed = jax.tree.map(lambda x: x.sharding, abstract.params)
-    return jax.jit(
-        evaluate,
-        in_shardings=(placed, rows_sharding(mesh), None),
-        out_shardings=replicated(mesh),
-    )
+def _key(seed: Any, what: int) -> PRNGKeyArray:
+    return jax.random.fold_in(jax.random.key(seed), what)
 
 
 def _initial(model: Model, transformation: optax.GradientTransformation, seed: Any) -> TrainState:
-    params = model.init(jax.random.key(seed))
+    params = model.init(_key(seed, _INIT))
     return TrainState(jnp.int32(0), params, params, transformation.init(params))
 
 

@@ -23,9 +23,9 @@ from rich.console import Console
 from models.inputs import PackedBatch
 from parallel import checkpoint
 from parallel.distributed import host_count, host_index, put_batch
-from parallel.mesh import make_mesh
+from parallel.mesh import check_rows, make_mesh
 from parallel.metrics import MetricsWriter
-from parallel.optimizer import OptimizerConfig
+from parallel.optimizer import OptimizerConfig, make_schedule
 from parallel.prefetch import Prefetcher
 from parallel.progress import StepLog
 from parallel.sharding import Rules
@@ -99,8 +99,7 @@ def train(
       FileNotFoundError: `resume` is true but the directory holds no run.
     """
     mesh = make_mesh() if mesh is None else mesh
-    if optimizer.decay_steps is None:
-        optimizer = replace(optimizer, decay_steps=config.steps)
+    optimizer = _until_the_end(optimizer, config)
     console = Console(quiet=host_index() != 0)
     folder = run.directory / "checkpoints"
     saved = _saved_step(run.directory, resume)
@@ -169,6 +168,29 @@ def train(
     return Trained(state, done, finished=done == config.steps)
 
 
+def check_start(
+    directory: Path,
+    resume: bool,
+    rows: int,
+    mesh: Mesh,
+    config: TrainerConfig,
+    optimizer: OptimizerConfig,
+) -> None:
+    """All that can be refused before data is read: the folder, the rows, the schedule.
+
+    Raises:
+      ValueError, FileNotFoundError: as `train` would.
+    """
+    _saved_step(directory, resume)
+    check_rows(rows, mesh, config.accumulation)
+    make_schedule(_until_the_end(optimizer, config))
+
+
+def _until_the_end(optimizer: OptimizerConfig, config: TrainerConfig) -> OptimizerConfig:
+    whole = optimizer.decay_steps is None
+    return replace(optimizer, decay_steps=config.steps) if whole else optimizer
+
+
 class _StopSignals:
     """While entered, SIGTERM and Ctrl-C leave their name here; a second Ctrl-C interrupts."""
 
@@ -215,7 +237,7 @@ def _write_config(run: Run) -> None:
 
 
 def _put(batch: PackedBatch, mesh: Mesh) -> tuple[PackedBatch, dict[str, float]]:
-    """The batch on the device, and what the host knows of it: samples in all, prefix fill."""
+    """The batch on the device; its samples (this host's times the hosts) and this host's fill."""
     segment = np.asarray(batch.prefix_segment)
     samples = int(segment.max(axis=1).sum()) * host_count()
     return put_batch(batch, mesh), {"samples": samples, "fill": float((segment > 0).mean())}

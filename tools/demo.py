@@ -21,14 +21,16 @@ from rich.console import Console
 from rich.progress import Progress
 
 from models.config import to_json
+from parallel.mesh import make_mesh
+from parallel.trainer import check_start
 from sim.report import write_report
 from tools import train
 from tools.evaluate import conditions, make_environment, report_of
-from tools.presets import load_preset
+from tools.presets import RunConfig, load_preset
 from tools.record import RecordConfig, record_dataset
 from tools.runs import load_policy
 
-_SCALE = {"lift": (2048, 2500), "reach": (1024, 1200), "push": (2048, 4000)}
+_SCALE = {"lift": (2048, 2300), "reach": (1024, 1200), "push": (2048, 4000)}
 
 
 @dataclass(frozen=True)
@@ -58,13 +60,16 @@ def run(config: DemoConfig, console: Console) -> dict[str, object]:
         yield
         seconds[name] = round(time.perf_counter() - start, 1)
 
-    episodes, steps = _SCALE[config.task]
-    episodes, steps = config.episodes or episodes, config.steps or steps
-    _make_room(config)
+    usual = _SCALE[config.task]
+    episodes = usual[0] if config.episodes is None else config.episodes
+    steps = usual[1] if config.steps is None else config.steps
     dataset = config.out / "dataset"
     preset = load_preset("tiny")
-    trainer = replace(preset.trainer, steps=steps, eval_every=max(1, steps // 4))
-    preset = replace(preset, trainer=replace(trainer, save_every=trainer.eval_every))
+    quarter = max(1, steps // 4)
+    trainer = replace(preset.trainer, steps=steps, eval_every=quarter, save_every=quarter)
+    preset = replace(preset, trainer=trainer)
+    _check(config, preset, episodes)
+    _make_room(config)
 
     with (
         stage("record", f"Recording {episodes} scripted demonstrations of '{config.task}'"),
@@ -85,7 +90,7 @@ def run(config: DemoConfig, console: Console) -> dict[str, object]:
         env = make_environment(f"tabletop-{config.task}", policy.model.config.image_size)
         results = conditions(policy, env, config.evaluations, 4, console)
     with stage("report", "Writing the report"):
-        report = report_of(env.name, results, config.out, dict(seconds), to_json(preset))
+        report = report_of(env.name, results, config.out, to_json(preset), dict(seconds))
         write_report(config.out / "report.html", report)
     summary: dict[str, object] = {
         "task": config.task,
@@ -108,6 +113,17 @@ def run(config: DemoConfig, console: Console) -> dict[str, object]:
     return summary
 
 
+def _check(config: DemoConfig, preset: RunConfig, episodes: int) -> None:
+    """Refuses, before anything is removed or recorded, what training would refuse later."""
+    if episodes < 1 or config.evaluations < 1:
+        raise ValueError(
+            f"episodes is {episodes} and evaluations {config.evaluations}; both must be at least 1."
+        )
+    mesh = make_mesh(preset.mesh)
+    fresh = config.out / "never"
+    check_start(fresh, False, preset.rows.number, mesh, preset.trainer, preset.optimizer)
+
+
 def _make_room(config: DemoConfig) -> None:
     """Removes what an earlier demo left; refuses a folder that is not a demo's."""
     mark = config.out / "demo.json"
@@ -126,7 +142,7 @@ def main() -> None:
     except (ValueError, FileNotFoundError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
-        sys.exit("Interrupted; the demo starts afresh next time.")
+        sys.exit("Interrupted. The next demo starts afresh, whatever the trainer offered.")
 
 
 if __name__ == "__main__":

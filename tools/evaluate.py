@@ -19,6 +19,7 @@ from rich.progress import Progress
 
 from models import Policy
 from models.config import to_json
+from parallel.checkpoint import find
 from parallel.metrics import read_metrics
 from sim.evaluate import Evaluation, evaluate, evaluate_expert
 from sim.experts import expert
@@ -93,6 +94,7 @@ def run(config: EvaluateConfig, console: Console) -> dict[str, Evaluation]:
     """
     policy = load_policy(config.checkpoint, config.steps)
     env = make_environment(config.suite, policy.model.config.image_size)
+    _check_fits(policy, env)
     results = conditions(policy, env, config.episodes, config.execute, console)
     config.out.mkdir(parents=True, exist_ok=True)
     summary = {name: result.to_json() for name, result in results.items()}
@@ -100,21 +102,33 @@ def run(config: EvaluateConfig, console: Console) -> dict[str, Evaluation]:
     trained = load_config(config.checkpoint)
     write_report(
         config.out / "report.html",
-        report_of(config.suite, results, config.checkpoint, {}, to_json(trained)),
+        report_of(config.suite, results, find(config.checkpoint).parent.parent, to_json(trained)),
     )
     console.print(f"Report: {config.out / 'report.html'}")
     return results
+
+
+def _check_fits(policy: Policy, env: Tabletop) -> None:
+    robot = policy.processor.embodiments[policy.embodiment]
+    theirs = (env.cameras, len(env.state_names), len(env.action_names))
+    ours = (robot.cameras, len(robot.state.offset), len(robot.actions.offset))
+    if ours != theirs:
+        raise ValueError(
+            f"The policy was trained on '{robot.name}' with (cameras, state dims, action dims) = "
+            f"{ours}, but {env.name} has {theirs}; evaluate it on a suite of its own robot."
+        )
 
 
 def report_of(
     suite: str,
     results: dict[str, Evaluation],
     directory: Path,
-    seconds: dict[str, float],
     config: dict[str, object],
+    seconds: dict[str, float] | None = None,
 ) -> Report:
-    """A report on a run's evaluations together with its training metrics, if they are there."""
-    metrics = read_metrics(directory) if (directory / "metrics.jsonl").exists() else []
+    """A report on evaluations together with the training metrics of the run in `directory`; one
+    that was moved without them has none."""
+    metrics = read_metrics(directory)
     fills = [row["fill"] for row in metrics if "fill" in row]
     return Report(
         title=f"{suite}: closed-loop success on held-out starts",
@@ -122,7 +136,7 @@ def report_of(
         evaluations=results,
         metrics=metrics,
         fill={"prefix places": float(np.mean(fills))} if fills else {},
-        seconds=seconds,
+        seconds=seconds or {},
         config=config,
         versions=versions(),
     )

@@ -1,7 +1,7 @@
 """Train a policy on a LeRobot dataset: validate, normalise, pack, train, and measure on held-out
 episodes.
 
-    python -m tools.train --data PATH --preset tiny --out runs/mine
+    python -m tools.train --data PATH --preset tiny
     python -m tools.train --data PATH --preset tiny --out runs/mine --resume
     python -m tools.train --data PATH --preset tiny --out runs/mine --trainer.steps 200
 
@@ -9,9 +9,11 @@ Any field of the preset can be given as an option; `--preset NAME --help` lists 
 folder holds config.json, metrics.jsonl, TensorBoard events, the frame store and checkpoints.
 """
 
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
+from jax.sharding import Mesh
 from rich.console import Console
 from rich.progress import Progress
 
@@ -33,13 +36,19 @@ from models import Embodiment, PackedBatch, Pi, Processor
 from models.config import to_json
 from models.pi import SHARDING_RULES
 from models.tokenizer import Tokenizer
-from parallel.distributed import host_count, host_index
-from parallel.mesh import make_mesh
+from parallel.distributed import host_count, host_index, put_batch
+from parallel.mesh import make_mesh, replicated
 from parallel.step import TrainState
-from parallel.trainer import Run, Trained, train
+from parallel.trainer import CONFIG_NAME, Run, Trained, check_start, train
 from tools.presets import RunConfig, load_preset
 
 _EVAL_STEPS = 8
+_FREE = {
+    "mesh",
+    "data.workers",
+    *(f"trainer.{n}" for n in ("log_every", "save_every", "keep", "eval_every", "prefetch")),
+}
+"""What a resumed run may change: its losses stay the same."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +57,15 @@ class Paths:
 
     data: Path
     """LeRobot v3.0 dataset."""
-    out: Path
-    """Folder of the run."""
+    out: Path | None = None
+    """Folder of the run; runs/NAME-OF-THE-DATASET if not given."""
     resume: bool = False
     """Go on from the run's last checkpoint."""
+
+    @property
+    def folder(self) -> Path:
+        """Where the run lives."""
+        return self.out or Path("runs") / self.data.resolve().name
 
 
 @dataclass(frozen=True)
@@ -70,7 +84,11 @@ def prepare(data: Path, out: Path, config: RunConfig, console: Console) -> Prepa
     Raises:
       ValueError, FileNotFoundError: the dataset is not fit to train on, or not for this model.
     """
-    require_valid(data)
+    with Progress(console=console, transient=True) as progress:
+        progress.add_task("Validating", total=None)
+        warnings = require_valid(data)
+    for warning in warnings:
+        console.print(f"warning: {warning.message}", highlight=False)
     dataset = open_dataset(data)
     _check_fits(dataset.features, data, config)
     with Progress(console=console, transient=True) as progress:
@@ -87,10 +105,9 @@ def prepare(data: Path, out: Path, config: RunConfig, console: Console) -> Prepa
         training, held_out = split_episodes(store, config.data.holdout, config.trainer.seed)
     stats = store.stats(training.tolist())
     model = config.model
-    words = Tokenizer.build(store.prompts, model.vocabulary).words
+    texts = list(store.prompts)
     if model.state_input == "text":
-        spelt = [*store.prompts, *(f"Task: , State: {b};\nAction: " for b in range(256))]
-        words = Tokenizer.build(spelt, model.vocabulary).words
+        texts += [f"Task: , State: {number};\nAction: " for number in range(256)]
     robot = Embodiment(
         name=data.name,
         cameras=store.cameras,
@@ -103,75 +120,97 @@ def prepare(data: Path, out: Path, config: RunConfig, console: Console) -> Prepa
         action_dim=model.action_dim,
         horizon=model.horizon,
         state_input=model.state_input,
-        words=words,
+        words=Tokenizer.build(texts, model.vocabulary).words,
         embodiments=(robot,),
     )
     return Prepared(store, processor, training, held_out)
 
 
 def run(paths: Paths, config: RunConfig, console: Console | None = None) -> Trained:
-    """Trains to the end (or to a signal) and leaves everything in `paths.out`."""
+    """Trains to the end (or to a signal) and leaves everything in the run's folder.
+
+    Raises:
+      ValueError, FileNotFoundError: something does not fit; nothing has been written then.
+    """
     console = console or Console(quiet=host_index() != 0)
-    ready = prepare(paths.data, paths.out, config, console)
+    out, mesh = paths.folder, make_mesh(config.mesh)
+    check_start(out, paths.resume, config.rows.number, mesh, config.trainer, config.optimizer)
+    if paths.resume:
+        _check_same(out, json.loads((out / CONFIG_NAME).read_text()), to_json(config))
+    ready = prepare(paths.data, out, config, console)
     model = Pi(config.model)
     source = plan_source(ready.store, ready.processor, episodes=ready.training.tolist())
     layout = config.layout([source])
 
-    def plan(anchor: Sequence[int] = (0, 0)) -> Plan:
+    def plan_from(anchor: Sequence[int]) -> Plan:
         return Plan([source], layout, config.rows.number, seed=config.trainer.seed, anchor=anchor)
 
-    whole = plan()
+    plan = plan_from((0, 0))
+    content = {"plan": plan.digest, "data": ready.store.digest}
 
     def batches(start: int, position: Any) -> Iterator[PackedBatch]:
-        if position is not None and position["plan"] != whole.digest:
-            raise ValueError(
-                f"{paths.data} or the rows have changed since {paths.out} was saved, so the run "
-                f"cannot go on exactly; start a new one in another folder."
-            )
+        nonlocal plan
+        if position is not None:
+            if any(position[name] != digest for name, digest in content.items()):
+                raise ValueError(
+                    f"{paths.data} has changed since {out} was saved, so the run cannot go on "
+                    f"exactly; start a new one in another folder."
+                )
+            plan = plan_from(position["anchor"])
         loader = Loader(
             [ready.store],
             ready.processor,
-            whole if position is None else plan(position["anchor"]),
+            plan,
             start_step=start,
             host_index=host_index(),
             host_count=host_count(),
             workers=config.data.workers,
         )
-        with loader:
-            for batch, _ in loader:
-                yield batch
+
+        def rows() -> Iterator[PackedBatch]:
+            with loader:
+                for batch, _ in loader:
+                    yield batch
+
+        return rows()
 
     console.print(
         f"{len(ready.training)} episodes to train on, {len(ready.held_out)} held out; rows of "
-        f"{layout.prefix} places filled to {whole.fill(range(20)).prefix:.1%}."
+        f"{layout.prefix} places filled to {plan.fill(range(20)).prefix:.1%}."
     )
     return train(
         model,
         SHARDING_RULES,
         batches,
-        lambda step: {"plan": whole.digest, "anchor": whole.position(step)},
-        Run(paths.out, to_json(config), {"processor": to_json(ready.processor)}),
+        lambda step: content | {"anchor": plan.position(step)},
+        Run(out, to_json(config), {"processor": to_json(ready.processor)}),
         config.trainer,
         config.optimizer,
-        mesh=make_mesh(config.mesh),
+        mesh=mesh,
         resume=paths.resume,
-        on_eval=_held_out_metrics(model, ready, config) if len(ready.held_out) else None,
+        on_eval=_held_out_metrics(model, ready, config, mesh) if len(ready.held_out) else None,
     )
 
 
-def _held_out_metrics(model: Pi, ready: Prepared, config: RunConfig) -> Any:
+def _held_out_metrics(model: Pi, ready: Prepared, config: RunConfig, mesh: Mesh) -> Any:
     """Measures the averaged parameters on held-out episodes: flow loss, error of sampled actions,
     and that of always giving the mean training action (both mean squares in normalised units)."""
     source = plan_source(ready.store, ready.processor, episodes=ready.held_out.tolist())
     plan = Plan([source], config.layout([source]), config.rows.number, seed=1)
-    with Loader([ready.store], ready.processor, plan) as loader:
-        batches = [next(loader)[0] for _ in range(_EVAL_STEPS)]
+    with Loader(
+        [ready.store],
+        ready.processor,
+        plan,
+        host_index=host_index(),
+        host_count=host_count(),
+    ) as loader:
+        batches = [put_batch(next(loader)[0], mesh) for _ in range(_EVAL_STEPS)]
     robot = ready.processor.embodiments[0]
     mean = np.zeros(config.model.action_dim, np.float32)
     dims = len(robot.actions.offset)
     mean[:dims] = robot.actions(ready.store.stats(ready.training.tolist())[ACTION]["mean"])
 
-    @jax.jit
+    @partial(jax.jit, out_shardings=replicated(mesh))
     def measure(params: Any, batch: PackedBatch) -> jax.Array:
         key = jax.random.key(0)
         loss, count = model.loss(params, batch, key)
@@ -187,6 +226,19 @@ def _held_out_metrics(model: Pi, ready: Prepared, config: RunConfig) -> Any:
     return on_eval
 
 
+def _check_same(out: Path, saved: Any, config: Any, where: str = "") -> None:
+    """Refuses to resume with another config, but for what does not change what is learnt."""
+    if isinstance(saved, dict) and isinstance(config, dict):
+        for name in sorted(set(saved) | set(config)):
+            if f"{where}{name}" not in _FREE:
+                _check_same(out, saved.get(name), config.get(name), f"{where}{name}.")
+    elif saved != config:
+        raise ValueError(
+            f"{out / CONFIG_NAME}: {where[:-1]} is {saved}, but {config} was asked for; resume "
+            f"with the same preset and options, or start a new run in another folder."
+        )
+
+
 def _check_fits(features: dict[str, Any], data: Path, config: RunConfig) -> None:
     for name, limit in ((STATE, config.model.state_dim), (ACTION, config.model.action_dim)):
         size = int(np.prod(features[name]["shape"])) if name in features else None
@@ -199,7 +251,7 @@ def _check_fits(features: dict[str, Any], data: Path, config: RunConfig) -> None
 
 def parse(arguments: Sequence[str]) -> tuple[Paths, RunConfig]:
     """Options into paths and a preset with the user's changes."""
-    arguments = list(arguments)
+    arguments = [part for a in arguments for part in _split_preset(a)]
     name = "tiny"
     if "--preset" in arguments:
         at = arguments.index("--preset")
@@ -220,7 +272,13 @@ def parse(arguments: Sequence[str]) -> tuple[Paths, RunConfig]:
     )
 
 
+def _split_preset(argument: str) -> list[str]:
+    name, equals, value = argument.partition("=")
+    return [name, value] if name == "--preset" and equals else [argument]
+
+
 def main() -> None:
+    """Command line."""
     try:
         run(*parse(sys.argv[1:]))
     except (ValueError, FileNotFoundError) as error:

@@ -61,19 +61,40 @@ def test_implementations_equal_a_softmax_over_the_visible_keys(implementation, c
     np.testing.assert_allclose(got.lse, lse, rtol=1e-5, atol=1e-5)
 
 
-def test_blocked_has_the_gradients_of_dense_through_output_and_residual():
+@pytest.mark.parametrize("causal", [False, True])
+def test_blocked_has_the_gradients_of_dense_through_output_and_residual(causal):
     q, k, v, q_segment, kv_segment = case(1)
     mix = np.random.default_rng(2).normal(size=(*q.shape[:3], q.shape[3] + 1))
+    positions = {
+        "q_position": jnp.tile(jnp.arange(q.shape[1]), (2, 1)),
+        "kv_position": jnp.tile(jnp.arange(k.shape[1]), (2, 1)),
+    }
 
     def scalar(implementation, q, k, v):
-        got = attend(q, k, v, q_segment, kv_segment, implementation=implementation)
+        got = attend(
+            q, k, v, q_segment, kv_segment,
+            causal=causal, implementation=implementation, **positions,
+        )  # fmt: skip
         lse = jnp.where(got.lse > MASKED / 2, got.lse, 0)
         return jnp.sum(got.out * mix[..., :-1]) + jnp.sum(lse * mix[..., -1])
 
     dense, blocked = (jax.grad(scalar, (1, 2, 3))(name, q, k, v) for name in IMPLEMENTATIONS)
     for a, b in zip(dense, blocked, strict=True):
-        np.testing.assert_allclose(a, b, atol=2e-5)
-        assert np.abs(a).max() > 0.1
+        scale = float(np.abs(a).max())
+        assert scale > 0.1
+        np.testing.assert_allclose(a / scale, b / scale, atol=1e-5)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_bfloat16_inputs_keep_an_f32_softmax(implementation):
+    q, k, v, q_segment, kv_segment = case(5)
+    low = [x.astype(jnp.bfloat16) for x in (q, k, v)]
+    got = attend(*low, q_segment, kv_segment, implementation=implementation)
+    exact = [np.asarray(x, np.float32) for x in low]
+    out, lse = reference(*exact, np.asarray(q_segment), np.asarray(kv_segment))
+    assert got.out.dtype == jnp.bfloat16
+    np.testing.assert_allclose(got.lse, lse, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(np.asarray(got.out, np.float32), out, atol=2**-7)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -5,7 +5,7 @@ import pytest
 from parallel.distributed import put_batch
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.optimizer import OptimizerConfig, make_optimizer, make_schedule
-from parallel.step import abstract_state, init_state, make_eval_step, make_train_step
+from parallel.step import abstract_state, init_state, make_train_step
 from tests.parallel.toy import OPTIMIZER, RULES, Denoiser, batch
 
 MODEL = Denoiser()
@@ -55,20 +55,6 @@ def test_training_lowers_the_loss_and_follows_the_schedule(one_device):
     np.testing.assert_allclose(
         [m["learning_rate"] for m in history], [schedule(i) for i in range(20)], rtol=1e-6
     )
-
-
-def test_evaluation_sums_over_batches_and_repeats_itself(one_device):
-    mesh = make_mesh()
-    abstract = abstract_state(MODEL, OPTIMIZER, RULES, mesh)
-    evaluate = make_eval_step(MODEL, mesh, abstract)
-    params = jax.device_put(
-        jax.device_get(one_device[0].ema), jax.tree.map(lambda x: x.sharding, abstract.ema)
-    )
-    loss_sum, count = evaluate(params, put_batch(batch(99), mesh), 5)
-    again, _ = evaluate(params, put_batch(batch(99), mesh), 5)
-    assert count == batch(99).action_mask.sum()
-    assert loss_sum == again
-    assert 0 < loss_sum / count < losses(one_device[1])[0]
 
 
 def test_a_batch_that_does_not_split_into_micro_batches_is_refused():

@@ -1,7 +1,12 @@
 """`tools.train` on a dataset of ours: exact resume, any mesh, and errors that come first."""
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,8 +43,8 @@ SMALL = replace(
 )
 
 
-def write_dataset(path: Path) -> Path:
-    rng = np.random.default_rng(0)
+def write_dataset(path: Path, seed: int = 0) -> Path:
+    rng = np.random.default_rng(seed)
     features = {
         "observation.state": {"dtype": "float32", "shape": (3,), "names": ["x", "y", "z"]},
         "action": {"dtype": "float32", "shape": (2,), "names": ["dx", "dy"]},
@@ -138,24 +143,76 @@ def test_a_policy_is_rebuilt_from_its_checkpoint_alone(finished, tmp_path):
     np.testing.assert_allclose(first[0], together[0], atol=1e-5)
 
 
+def test_resuming_with_another_config_is_refused_by_the_field_that_differs(
+    finished, dataset, tmp_path
+):
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+    wider = replace(SMALL, model=replace(MODEL, vocabulary=600))
+    with pytest.raises(ValueError, match=r"config\.json: model\.vocabulary is 512, but 600"):
+        train.run(train.Paths(dataset, out, resume=True), wider, QUIET)
+
+
 def test_a_checkpoint_of_another_model_is_refused_by_its_first_difference(
     finished, dataset, tmp_path
 ):
     out = tmp_path / "run"
     shutil.copytree(finished, out)
     wider = replace(SMALL, model=replace(MODEL, vocabulary=600))
+    (out / "config.json").write_text(json.dumps(to_json(wider)))
     with pytest.raises(ValueError, match=r"another model: .*embedding has shape \(512, 16\)"):
         train.run(train.Paths(dataset, out, resume=True), wider, QUIET)
 
 
-def test_a_dataset_changed_since_the_checkpoint_is_refused(finished, dataset, tmp_path):
-    out = tmp_path / "run"
+def test_a_dataset_changed_since_the_checkpoint_is_refused(finished, tmp_path):
+    """Other values under the same lengths and costs: only the content tells."""
+    out, other = tmp_path / "run", write_dataset(tmp_path / "set", seed=1)
     shutil.copytree(finished, out)
     for later in (6, 8):
         shutil.rmtree(out / "checkpoints" / str(later))
-    other = replace(SMALL, rows=replace(SMALL.rows, samples=3))
-    with pytest.raises(ValueError, match="changed since"):
-        train.run(train.Paths(dataset, out, resume=True), other, QUIET)
+    with pytest.raises(ValueError, match="has changed since"):
+        train.run(train.Paths(other, out, resume=True), SMALL, QUIET)
+
+
+def test_what_cannot_train_is_refused_before_anything_is_written(finished, dataset, tmp_path):
+    out = tmp_path / "run"
+    short = replace(SMALL, trainer=replace(SMALL.trainer, steps=2))
+    uneven = replace(SMALL, rows=replace(SMALL.rows, number=3), mesh=MeshConfig(data=2))
+    with pytest.raises(ValueError, match="warm-up must end"):
+        train.run(train.Paths(dataset, out), short, QUIET)
+    with pytest.raises(ValueError, match="3 rows does not divide over 2 devices"):
+        train.run(train.Paths(dataset, out), uneven, QUIET)
+    with pytest.raises(FileNotFoundError, match="holds no run to resume"):
+        train.run(train.Paths(dataset, out, resume=True), SMALL, QUIET)
+    with pytest.raises(ValueError, match="go on with --resume"):
+        train.run(train.Paths(dataset, finished), SMALL, QUIET)
+    assert not out.exists()
+
+
+LONG = replace(SMALL, trainer=replace(SMALL.trainer, steps=60, save_every=4, eval_every=0))
+
+
+@pytest.mark.slow
+def test_a_run_killed_while_it_trains_resumes_with_the_same_losses(dataset, tmp_path):
+    preset = tmp_path / "mine.py"
+    preset.write_text("from tests.tools.test_train import LONG as MINE\n")
+
+    def start(out: Path, *more: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "tools.train", f"--preset={preset}:MINE"]
+        command += ["--data", str(dataset), "--out", str(out), "--data.workers", "1", *more]
+        one_device = {**os.environ, "XLA_FLAGS": ""}
+        return subprocess.Popen(command, env=one_device, stdout=subprocess.DEVNULL)
+
+    assert start(tmp_path / "whole").wait() == 0
+    killed = start(tmp_path / "killed")
+    while not (tmp_path / "killed" / "checkpoints" / "4").exists():
+        assert killed.poll() is None
+        time.sleep(0.002)
+    killed.kill()
+    assert killed.wait() == -signal.SIGKILL
+    assert len(losses(tmp_path / "killed")) < 60
+    assert start(tmp_path / "killed", "--resume").wait() == 0
+    assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
 
 
 def damaged(dataset: Path, tmp_path: Path) -> Path:
@@ -199,6 +256,7 @@ def test_options_change_a_preset():
     arguments = ["--data", "a", "--out", "b", "--trainer.steps", "7", "--preset", "tiny"]
     paths, config = train.parse([*arguments, "--resume"])
     assert paths == train.Paths(Path("a"), Path("b"), resume=True)
+    assert train.parse(["--preset=tiny", "--data", "sets/a"])[0].folder == Path("runs/a")
     assert config == replace(TINY, trainer=replace(TINY.trainer, steps=7))
 
 
