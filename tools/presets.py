@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Int
 
 from data.packing import fit_layout
 from data.plan import Source
@@ -55,7 +56,6 @@ class RunConfig:
 
     def layout(self, sources: list[Source]) -> Layout:
         """Row sizes for about `rows.samples` average samples of the mixture, filled best."""
-        model, samples = self.model, self.rows.samples
         share = np.concatenate([s.weight * s.lengths / s.lengths.sum() for s in sources])
         images, text = (
             np.repeat(
@@ -64,11 +64,21 @@ class RunConfig:
             )
             for cost in ("images", "text")
         )
-        one = model.layout(prefix=0, samples=0, images=0)
-        costs = one.prefix_length(images, text)
-        prefix = max(int(costs.max()), round(samples * float(costs.mean()) * _SLACK))
-        slots = min(prefix // int(costs.min()), 2 * samples)
-        return fit_layout(images, text, model.layout(prefix=prefix, samples=slots, images=prefix))
+        return row_layout(self.model, self.rows.samples, images, text)
+
+
+def row_layout(
+    model: PiConfig, samples: int, images: Int[np.ndarray, "n"], text: Int[np.ndarray, "n"]
+) -> Layout:
+    """Row sizes that about `samples` of such samples fill best.
+
+    Args:
+      images, text: images and text tokens of typical samples, each as often as it is drawn.
+    """
+    costs = model.layout(prefix=0, samples=0, images=0).prefix_length(images, text)
+    prefix = max(int(costs.max()), round(samples * float(costs.mean()) * _SLACK))
+    slots = samples + max(1, samples // 4)
+    return fit_layout(images, text, model.layout(prefix=prefix, samples=slots, images=prefix))
 
 
 TINY = RunConfig(

@@ -9,13 +9,12 @@ from tools.bench.packing import mixture, packed, padded
 from tools.presets import TINY
 
 
-def test_both_forms_hold_the_same_samples_and_packing_fills_97_percent():
+def test_both_forms_hold_the_same_samples_and_packed_rows_are_fuller():
     samples = mixture(256)
     (full, fill), (sparse, sparse_fill) = packed(samples), padded(samples)
     ids = [np.sort(np.asarray(b.sample_id)[np.asarray(b.weight) > 0]) for b in (full, sparse)]
     np.testing.assert_array_equal(*ids)
-    assert fill >= 0.97
-    assert sparse_fill < 0.75
+    assert fill > 0.9 > 0.75 > sparse_fill
 
 
 @pytest.mark.slow

@@ -20,9 +20,9 @@ from models import Layout, PackedBatch, Pi, Sample, pack
 from models.pi import SHARDING_RULES
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.step import abstract_state, init_state, make_train_step
-from tools.presets import TINY
+from tools.presets import TINY, row_layout
 
-_SAMPLES, _ROUNDS = 256, 10
+_SAMPLES, _PER_ROW, _ROUNDS = 256, 3, 10
 
 
 def mixture(count: int, seed: int = 0) -> list[Sample]:
@@ -45,9 +45,9 @@ def mixture(count: int, seed: int = 0) -> list[Sample]:
 
 def packed(samples: list[Sample]) -> tuple[PackedBatch, float]:
     """The samples in full rows, and the share of prefix places used."""
-    layout = TINY.model.layout(prefix=512, samples=8, images=12)
-    rows = _rows(samples, layout)
-    batch = pack(rows, layout)
+    images, text = (np.array(n) for n in zip(*map(_cost, samples), strict=True))
+    layout = row_layout(TINY.model, _PER_ROW, images, text)
+    batch = pack(_rows(samples, layout), layout)
     return batch, float((np.asarray(batch.prefix_segment) > 0).mean())
 
 
@@ -89,8 +89,12 @@ def run(console: Console) -> dict[str, Any]:
     }
 
 
+def _cost(sample: Sample) -> tuple[int, int]:
+    return len(sample.images), len(sample.text)
+
+
 def _rows(samples: list[Sample], layout: Layout) -> list[list[Sample]]:
-    costs = np.array([(len(s.images), len(s.text)) for s in samples]).T
+    costs = np.array([_cost(s) for s in samples]).T
     kinds, kind, counts = np.unique(costs, axis=1, return_inverse=True, return_counts=True)
     packing = pack_kinds(kinds[0], kinds[1], counts, layout)
     rows: list[list[Sample]] = [[] for _ in range(packing.rows)]
