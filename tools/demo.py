@@ -30,7 +30,7 @@ from tools.presets import RunConfig, load_preset
 from tools.record import RecordConfig, record_dataset
 from tools.runs import load_policy
 
-_SCALE = {"lift": (2048, 2300), "reach": (1024, 1200), "push": (2048, 4000)}
+_SCALE = {"lift": (2048, 2700), "reach": (1024, 1200), "push": (2048, 4000)}
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ def run(config: DemoConfig, console: Console) -> dict[str, object]:
     steps = usual[1] if config.steps is None else config.steps
     dataset = config.out / "dataset"
     preset = load_preset("tiny")
-    quarter = max(1, steps // 4)
-    trainer = replace(preset.trainer, steps=steps, eval_every=quarter, save_every=quarter)
+    half = max(1, steps // 2)
+    trainer = replace(preset.trainer, steps=steps, eval_every=half, save_every=half)
     preset = replace(preset, trainer=trainer)
     _check(config, preset, episodes)
     _make_room(config)
