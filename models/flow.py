@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 
 def draw(
-    key: PRNGKeyArray, sample_id: Int[Array, "*b"], chunks: int, shape: tuple[int, int]
+    key: PRNGKeyArray, sample_id: Int[Array, "*b"], chunks: int, shape: tuple[int, ...]
 ) -> tuple[Float[Array, "*b c"], Float[Array, "*b c h a"]]:
     """Flow times in [0.001, 1] with density ∝ √t, and unit noise: `chunks` of each per sample."""
 

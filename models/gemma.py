@@ -8,6 +8,7 @@ only what is read: its keys and values.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -15,13 +16,24 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from models.attention import Implementation, attend, merge
-from models.layers import AdaRMSNorm, GatedMLP, RMSNorm, rotary, scan_layers
+from models.attention import attend, merge
+from models.layers import (
+    AdaRMSNorm,
+    Compute,
+    Dense,
+    GatedMLP,
+    Lora,
+    Remat,
+    RMSNorm,
+    rotary,
+    scan_layers,
+    stack_layers,
+)
 
 
 @dataclass(frozen=True)
 class GemmaConfig:
-    """Sizes of one stack; gemma_2b is (2048, 18, 16384, 8, 1, 256)."""
+    """Sizes of one stack, its adapters if any, and what it keeps for backward."""
 
     width: int
     depth: int
@@ -29,29 +41,44 @@ class GemmaConfig:
     heads: int
     kv_heads: int
     head_dim: int
+    lora: Lora | None = None
+    remat: Remat = "none"
+
+
+GEMMA_2B = GemmaConfig(2048, 18, 16384, 8, 1, 256)
+GEMMA_300M = GemmaConfig(1024, 18, 4096, 8, 1, 256)
 
 
 class Cache(NamedTuple):
-    """Keys (rotated) and values that the prefix leaves behind in every layer."""
+    """Keys (rotated) and values left behind in every layer, and whose they are."""
 
     k: Float[Array, "l r p g d"]
     v: Float[Array, "l r p g d"]
+    segment: Int[Array, "r p"]
+
+    def extend(self, other: "Cache") -> "Cache":
+        """Both caches' places, one after the other."""
+        return Cache(
+            jnp.concatenate([self.k, other.k], axis=2),
+            jnp.concatenate([self.v, other.v], axis=2),
+            jnp.concatenate([self.segment, other.segment], axis=1),
+        )
 
 
 class Attention(nnx.Module):
     """Query, key, value and output projections without bias; rotation included."""
 
-    def __init__(self, config: GemmaConfig, dtype: jnp.dtype, rngs: nnx.Rngs):
+    def __init__(self, config: GemmaConfig, compute: Compute, rngs: nnx.Rngs):
         heads = (config.heads, config.head_dim)
         keys = (config.kv_heads, config.head_dim)
+        dense = partial(Dense, compute=compute, rngs=rngs, lora=config.lora)
+        self.q, self.k = dense(config.width, heads), dense(config.width, keys)
+        self.v, self.out = dense(config.width, keys), dense(heads, config.width)
 
-        def project(size: tuple[int, int]) -> nnx.LinearGeneral:
-            return nnx.LinearGeneral(config.width, size, use_bias=False, dtype=dtype, rngs=rngs)
-
-        self.q, self.k, self.v = project(heads), project(keys), project(keys)
-        self.out = nnx.LinearGeneral(
-            heads, config.width, axis=(-2, -1), use_bias=False, dtype=dtype, rngs=rngs
-        )
+    def queries(
+        self, x: Float[Array, "*b t w"], position: Int[Array, "*b t"]
+    ) -> Float[Array, "*b t n d"]:
+        return rotary(self.q(x), position)
 
     def keys_values(
         self, x: Float[Array, "*b t w"], position: Int[Array, "*b t"]
@@ -62,112 +89,114 @@ class Attention(nnx.Module):
 class PrefixBlock(nnx.Module):
     """A layer of the language model."""
 
-    def __init__(self, config: GemmaConfig, dtype: jnp.dtype, rngs: nnx.Rngs):
+    def __init__(self, config: GemmaConfig, compute: Compute, rngs: nnx.Rngs):
         self.norm1 = RMSNorm(config.width)
-        self.attention = Attention(config, dtype, rngs)
+        self.attention = Attention(config, compute, rngs)
         self.norm2 = RMSNorm(config.width)
-        self.mlp = GatedMLP(config.width, config.hidden, dtype, rngs)
+        self.mlp = GatedMLP(config.width, config.hidden, compute, rngs, config.lora)
 
 
 class Prefix(nnx.Module):
     """The language model over a row's images, text and states; bidirectional within a sample."""
 
-    def __init__(self, config: GemmaConfig, dtype: jnp.dtype, rngs: nnx.Rngs):
-        @nnx.split_rngs(splits=config.depth)
-        @nnx.vmap
-        def stack(rngs: nnx.Rngs) -> PrefixBlock:
-            return PrefixBlock(config, dtype, rngs)
-
-        self.layers = stack(rngs)
+    def __init__(self, config: GemmaConfig, compute: Compute, rngs: nnx.Rngs):
+        self.compute, self.remat = compute, config.remat
+        self.layers = stack_layers(lambda r: PrefixBlock(config, compute, r), config.depth, rngs)
+        self.norm = RMSNorm(config.width)
 
     def __call__(
-        self,
-        x: Float[Array, "r p w"],
-        segment: Int[Array, "r p"],
-        position: Int[Array, "r p"],
-        implementation: Implementation,
+        self, x: Float[Array, "r p w"], segment: Int[Array, "r p"], position: Int[Array, "r p"]
     ) -> Cache:
         """Keys and values of every layer. The last layer's attention and FFN have no reader, so
         none of them is computed."""
         graph, weights = nnx.split(self.layers)
+        implementation = self.compute.attention
 
-        def layer(x: Array, weights: Any) -> tuple[Array, Cache]:
+        def layer(x: Array, weights: Any) -> tuple[Array, tuple[Array, Array]]:
             block = nnx.merge(graph, weights)
             y = block.norm1(x)
             k, v = block.attention.keys_values(y, position)
-            q = rotary(block.attention.q(y), position)
+            q = block.attention.queries(y, position)
             seen = attend(q, k, v, segment, segment, implementation=implementation)
             x = x + block.attention.out(seen.out)
-            return x + block.mlp(block.norm2(x)), Cache(k, v)
+            return x + block.mlp(block.norm2(x)), (k, v)
 
-        x, caches = scan_layers(layer, x, jax.tree.map(lambda w: w[:-1], weights))
+        x, (k, v) = scan_layers(layer, x, jax.tree.map(lambda w: w[:-1], weights), self.remat)
         last = nnx.merge(graph, jax.tree.map(lambda w: w[-1], weights))
-        final = Cache(*last.attention.keys_values(last.norm1(x), position))
-        return jax.tree.map(lambda c, f: jnp.concatenate([c, f[None]]), caches, final)
+        last_k, last_v = last.attention.keys_values(last.norm1(x), position)
+        return Cache(
+            jnp.concatenate([k, last_k[None]]), jnp.concatenate([v, last_v[None]]), segment
+        )
 
 
 class ExpertBlock(nnx.Module):
-    """A layer of the action expert; flow time enters through its norms."""
+    """A layer of the action expert; in π0.5 flow time enters through its norms."""
 
-    def __init__(self, config: GemmaConfig, dtype: jnp.dtype, rngs: nnx.Rngs):
-        self.norm1 = AdaRMSNorm(config.width, dtype, rngs)
-        self.attention = Attention(config, dtype, rngs)
-        self.norm2 = AdaRMSNorm(config.width, dtype, rngs)
-        self.mlp = GatedMLP(config.width, config.hidden, dtype, rngs)
+    def __init__(self, config: GemmaConfig, modulated: bool, compute: Compute, rngs: nnx.Rngs):
+        self.norm1 = _expert_norm(config, modulated, compute, rngs)
+        self.attention = Attention(config, compute, rngs)
+        self.norm2 = _expert_norm(config, modulated, compute, rngs)
+        self.mlp = GatedMLP(config.width, config.hidden, compute, rngs, config.lora)
 
 
 class Expert(nnx.Module):
-    """The action expert: C chunks of each of K samples, each seeing its sample's prefix and
+    """The action expert: C chunks of each of K samples, each seeing its sample's cache and
     itself."""
 
-    def __init__(self, config: GemmaConfig, dtype: jnp.dtype, rngs: nnx.Rngs):
-        @nnx.split_rngs(splits=config.depth)
-        @nnx.vmap
-        def stack(rngs: nnx.Rngs) -> ExpertBlock:
-            return ExpertBlock(config, dtype, rngs)
-
-        self.layers = stack(rngs)
-        self.norm = AdaRMSNorm(config.width, dtype, rngs)
+    def __init__(self, config: GemmaConfig, modulated: bool, compute: Compute, rngs: nnx.Rngs):
+        self.compute, self.remat = compute, config.remat
+        self.layers = stack_layers(
+            lambda r: ExpertBlock(config, modulated, compute, r), config.depth, rngs
+        )
+        self.norm = _expert_norm(config, modulated, compute, rngs)
 
     def __call__(
         self,
         x: Float[Array, "r k c h w"],
-        condition: Float[Array, "r k c 1 w"],
+        condition: Float[Array, "r k c 1 w"] | None,
         cache: Cache,
-        prefix_segment: Int[Array, "r p"],
-        implementation: Implementation,
-    ) -> Float[Array, "r k c h w"]:
+    ) -> tuple[Float[Array, "r k c h w"], Cache]:
+        """The tokens after the last norm, and the keys and values they leave behind.
+
+        `condition` modulates the norms of an expert that was built so, else it is None.
+        """
         r, samples, chunks, horizon, _ = x.shape
         slot = jnp.arange(1, samples + 1)
-        length = (prefix_segment[:, None] == slot[:, None]).sum(-1)
+        length = (cache.segment[:, None] == slot[:, None]).sum(-1)
         position = length[:, :, None, None] + jnp.arange(horizon)
         position = jnp.broadcast_to(position, x.shape[:-1])
-        row_segment = jnp.broadcast_to(jnp.repeat(slot, chunks * horizon), (r, x[0, ..., 0].size))
+        segment = jnp.broadcast_to(jnp.repeat(slot, chunks * horizon), (r, x[0, ..., 0].size))
         own = jnp.ones((r * samples * chunks, horizon), jnp.int32)
         graph, weights = nnx.split(self.layers)
+        implementation = self.compute.attention
 
-        def layer(x: Array, xs: tuple[Any, Cache]) -> tuple[Array, None]:
-            weights, (prefix_k, prefix_v) = xs
+        def layer(x: Array, xs: tuple[Any, Array, Array]) -> tuple[Array, tuple[Array, Array]]:
+            weights, cached_k, cached_v = xs
             block = nnx.merge(graph, weights)
-            y, gate = block.norm1(x, condition)
-            q = rotary(block.attention.q(y), position)
+            y, gate = _normed(block.norm1, x, condition)
+            q = block.attention.queries(y, position)
             k, v = block.attention.keys_values(y, position)
             chunk_q, chunk_k, chunk_v = (z.reshape(-1, horizon, *z.shape[4:]) for z in (q, k, v))
-            by_row = q.reshape(r, -1, *q.shape[4:])
+            row_q, row_k, row_v = (z.reshape(r, -1, *z.shape[4:]) for z in (q, k, v))
             seen = attend(
-                by_row,
-                prefix_k,
-                prefix_v,
-                row_segment,
-                prefix_segment,
-                implementation=implementation,
+                row_q, cached_k, cached_v, segment, cache.segment, implementation=implementation
             )
             among = attend(chunk_q, chunk_k, chunk_v, own, own, implementation="dense")
             among = jax.tree.map(lambda a, s: a.reshape(s.shape), among, seen)
-            joined = merge(seen, among).out.reshape(q.shape)
-            x = x + gate * block.attention.out(joined)
-            y, gate = block.norm2(x, condition)
-            return (x + gate * block.mlp(y)).astype(x.dtype), None
+            x = x + gate * block.attention.out(merge(seen, among).out.reshape(q.shape))
+            y, gate = _normed(block.norm2, x, condition)
+            return (x + gate * block.mlp(y)).astype(x.dtype), (row_k, row_v)
 
-        x, _ = scan_layers(layer, x, (weights, cache))
-        return self.norm(x, condition)[0]
+        x, (k, v) = scan_layers(layer, x, (weights, cache.k, cache.v), self.remat)
+        return _normed(self.norm, x, condition)[0], Cache(k, v, segment)
+
+
+def _expert_norm(
+    config: GemmaConfig, modulated: bool, compute: Compute, rngs: nnx.Rngs
+) -> RMSNorm | AdaRMSNorm:
+    return AdaRMSNorm(config.width, compute, rngs) if modulated else RMSNorm(config.width)
+
+
+def _normed(norm: Any, x: Array, condition: Array | None) -> tuple[Array, Array]:
+    """The norm of x, and the gate of the residual that follows (1 where nothing modulates)."""
+    return norm(x, condition) if condition is not None else (norm(x), jnp.ones((), x.dtype))

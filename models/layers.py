@@ -1,19 +1,98 @@
-"""Layers shared by the towers: norms, feed-forward, rotary and sinusoidal positions.
+"""Layers shared by the towers: projections, norms, feed-forward, rotary and sinusoidal positions.
 
 Arithmetic is Gemma's and π0.5's (openpi; Gemma report arXiv 2403.08295): norms in f32, RMS scale
 stored as its distance from 1, tanh GELU, rotary halves split, base 10,000.
 """
 
+import math
 from collections.abc import Callable
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from models.attention import Implementation
+
 Carry = TypeVar("Carry")
+Remat = Literal["none", "dots", "full"]
+Module = TypeVar("Module", bound=nnx.Module)
 _UNROLLED = 4
+
+
+@dataclass(frozen=True)
+class Compute:
+    """How a model computes: dtype of activations (parameters stay f32) and attention kernel."""
+
+    dtype: str = "bfloat16"
+    attention: Implementation = "auto"
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Low-rank adaptation (arXiv 2106.09685): every projection of a stack gains B·A·alpha/rank."""
+
+    rank: int
+    alpha: float
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ValueError(f"lora.rank is {self.rank}; it must be at least 1 (or lora None).")
+
+
+class Dense(nnx.Module):
+    """The projection of every block: `inner` dims to `outer` dims, each one or a (heads, dim) pair.
+
+    `kernel` is [*inner, *outer]. LoRA leaves have openpi's shapes, one pair a head: `lora_a`
+    [heads, in, r] and `lora_b` [heads, r, out], without the heads where there are none; B is zero
+    at first, so an adapter begins as the identity.
+    """
+
+    def __init__(
+        self,
+        inner: int | tuple[int, int],
+        outer: int | tuple[int, int],
+        *,
+        compute: Compute,
+        rngs: nnx.Rngs,
+        bias: bool = False,
+        lora: Lora | None = None,
+    ):
+        self.inner = (inner,) if isinstance(inner, int) else inner
+        self.outer = (outer,) if isinstance(outer, int) else outer
+        self.dtype = jnp.dtype(compute.dtype)
+        flat = (math.prod(self.inner), math.prod(self.outer))
+        kernel = nnx.initializers.lecun_normal()(rngs.params(), flat)
+        self.kernel = nnx.Param(kernel.reshape(*self.inner, *self.outer))
+        if bias:
+            self.bias = nnx.Param(jnp.zeros(self.outer))
+        if lora is not None:
+            self.lora_scale = lora.alpha / lora.rank
+            heads = (*self.inner, *self.outer)[1:-1] if len(self.outer) > 1 else self.inner[:-1]
+            narrow = (*heads, self.inner[-1], lora.rank)
+            normal = nnx.initializers.normal(self.inner[-1] ** -0.5)
+            self.lora_a = nnx.Param(normal(rngs.params(), narrow))
+            self.lora_b = nnx.Param(jnp.zeros((*heads, lora.rank, self.outer[-1])))
+
+    def __call__(self, x: Float[Array, "*b i"]) -> Float[Array, "*b o"]:
+        x = x.astype(self.dtype)
+        batch = x.shape[: x.ndim - len(self.inner)]
+        kernel = self.kernel[...].astype(self.dtype)
+        flat = kernel.reshape(math.prod(self.inner), -1)
+        y = (x.reshape(*batch, -1) @ flat).reshape(*batch, *self.outer)
+        if hasattr(self, "lora_a"):
+            y = y + self._adapter(x) * self.lora_scale
+        return y + self.bias[...].astype(self.dtype) if hasattr(self, "bias") else y
+
+    def _adapter(self, x: Float[Array, "*b i"]) -> Float[Array, "*b o"]:
+        a, b = self.lora_a[...].astype(self.dtype), self.lora_b[...].astype(self.dtype)
+        if len(self.outer) > 1:
+            return jnp.einsum("...i,nir,nro->...no", x, a, b)
+        if len(self.inner) > 1:
+            return jnp.einsum("...ni,nir,nro->...o", x, a, b)
+        return x @ a @ b
 
 
 class RMSNorm(nnx.Module):
@@ -33,9 +112,14 @@ class AdaRMSNorm(nnx.Module):
     The projection is zero-initialised as in π0.5, so every block begins closed (gate 0).
     """
 
-    def __init__(self, width: int, dtype: jnp.dtype, rngs: nnx.Rngs):
-        zeros = nnx.initializers.zeros
-        self.modulation = nnx.Linear(width, 3 * width, kernel_init=zeros, dtype=dtype, rngs=rngs)
+    def __init__(self, width: int, compute: Compute, rngs: nnx.Rngs):
+        self.modulation = nnx.Linear(
+            width,
+            3 * width,
+            kernel_init=nnx.initializers.zeros,
+            dtype=jnp.dtype(compute.dtype),
+            rngs=rngs,
+        )
 
     def __call__(
         self, x: Float[Array, "*b d"], condition: Float[Array, "*c d"]
@@ -48,20 +132,44 @@ class AdaRMSNorm(nnx.Module):
 class GatedMLP(nnx.Module):
     """GeGLU: gelu(x·gate) ⊙ (x·up), projected down."""
 
-    def __init__(self, width: int, hidden: int, dtype: jnp.dtype, rngs: nnx.Rngs):
-        self.gate = nnx.Linear(width, hidden, use_bias=False, dtype=dtype, rngs=rngs)
-        self.up = nnx.Linear(width, hidden, use_bias=False, dtype=dtype, rngs=rngs)
-        self.down = nnx.Linear(hidden, width, use_bias=False, dtype=dtype, rngs=rngs)
+    def __init__(
+        self, width: int, hidden: int, compute: Compute, rngs: nnx.Rngs, lora: Lora | None = None
+    ):
+        self.gate = Dense(width, hidden, compute=compute, rngs=rngs, lora=lora)
+        self.up = Dense(width, hidden, compute=compute, rngs=rngs, lora=lora)
+        self.down = Dense(hidden, width, compute=compute, rngs=rngs, lora=lora)
 
     def __call__(self, x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
         return self.down(jax.nn.gelu(self.gate(x), approximate=True) * self.up(x))
 
 
-def scan_layers(layer: Callable[[Carry, Any], tuple[Carry, Any]], x: Carry, stacked: Any) -> Any:
-    """`jax.lax.scan` over stacked layers; a few are unrolled, which spares a fifth of a small
-    model's step (no copies of what backward needs), many are not, for the sake of compile time."""
+def stack_layers(make: Callable[[nnx.Rngs], Module], depth: int, rngs: nnx.Rngs) -> Module:
+    """`depth` layers as one module whose parameters have a leading axis of that length."""
+    return nnx.split_rngs(splits=depth)(nnx.vmap(make))(rngs)
+
+
+def scan_layers(
+    layer: Callable[[Carry, Any], tuple[Carry, Any]],
+    x: Carry,
+    stacked: Any,
+    remat: Remat = "none",
+) -> Any:
+    """`jax.lax.scan` over stacked layers, keeping for backward everything ("none"), the results of
+    matrix products with weights ("dots") or each layer's input alone ("full").
+
+    A few layers are unrolled, which spares a fifth of a small model's step (no copies of what
+    backward needs); many are not, for the sake of compile time.
+    """
+    if remat != "none":
+        layer = jax.checkpoint(layer, policy=_POLICIES[remat], prevent_cse=False)
     depth = len(jax.tree.leaves(stacked)[0])
-    return jax.lax.scan(layer, x, stacked, unroll=depth <= _UNROLLED)
+    return jax.lax.scan(layer, x, stacked, unroll=remat == "none" and depth <= _UNROLLED)
+
+
+_POLICIES = {
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "full": jax.checkpoint_policies.nothing_saveable,
+}
 
 
 def normalise(x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:

@@ -1,14 +1,14 @@
-"""π0.5 (arXiv 2504.16054): a vision tower and a language model for the prefix, a flow-matching
-action expert.
+"""π0 (arXiv 2410.24164) and π0.5 (arXiv 2504.16054): a vision tower and a language model for the
+prefix, a flow-matching action expert.
 
 Everything runs on packed rows: a sample pays for the images and tokens it has, and several noised
 chunks of it share one prefix (Mini-Diffuser's level-2 minibatch, arXiv 2505.09430). `Pi` is pure
 functions over a nested dict of parameters; the layers behind it are Flax nnx modules.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +17,9 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from models import flow
-from models.attention import Implementation
-from models.gemma import Cache, Expert, GemmaConfig, Prefix
+from models.gemma import GEMMA_2B, GEMMA_300M, Cache, Expert, GemmaConfig, Prefix
 from models.inputs import Layout, PackedBatch
-from models.layers import sincos_embedding
+from models.layers import Compute, sincos_embedding
 from models.processor import StateInput
 from models.siglip import Siglip, SiglipConfig
 from models.tokenizer import SMALLEST_VOCABULARY
@@ -30,23 +29,28 @@ Params = dict[str, Any]
 
 @dataclass(frozen=True)
 class PiConfig:
-    """Architecture. `chunks`: noised chunks per observation in training. `film`: the prompt also
-    enters the vision stem. State as text is π0.5's; as a token it is one linear projection in the
-    prefix."""
+    """Architecture; the defaults are π0.5's, `PI0` is π0's.
 
-    vision: SiglipConfig
-    language: GemmaConfig
-    expert: GemmaConfig
+    `state_input`: spelt as text (π0.5), as a token that the expert reads (π0, "suffix"), as a token
+    in the prefix ("token"), or not at all. `time`: flow time modulates the expert's norms (π0.5) or
+    is joined to its input (π0). `film`: the prompt also enters the vision stem. `chunks`: noised
+    chunks per observation in training. `steps`: Euler steps of the sampler.
+    """
+
+    vision: SiglipConfig = field(default_factory=SiglipConfig)
+    language: GemmaConfig = GEMMA_2B
+    expert: GemmaConfig = GEMMA_300M
     image_size: int = 224
     vocabulary: int = 257_152
     state_dim: int = 32
     action_dim: int = 32
     horizon: int = 50
     state_input: StateInput = "text"
+    time: Literal["modulation", "input"] = "modulation"
     film: bool = False
     chunks: int = 1
-    dtype: str = "bfloat16"
-    attention: Implementation = "auto"
+    steps: int = 10
+    compute: Compute = field(default_factory=Compute)
 
     def __post_init__(self) -> None:
         language, expert = self.language, self.expert
@@ -116,7 +120,7 @@ class Pi:
     ) -> Float[Array, "r k c h a"]:
         """Velocity of C noised chunks per sample at their own flow times, f32."""
         modules = self._bind(params)
-        return modules.suffix(noised, time, modules.prefix_cache(batch), batch)
+        return modules.act(noised, time, modules.observe(batch))
 
     def sample_actions(
         self,
@@ -129,13 +133,13 @@ class Pi:
         """Normalised action chunks by Euler integration; the prefix is read once."""
         modules = self._bind(params)
         if noise is None:
-            shape = (self.config.horizon, self.config.action_dim)
+            shape = batch.actions.shape[2:]
             noise = flow.draw(key, batch.sample_id, 1, shape)[1][:, :, 0]
-        cache = modules.prefix_cache(batch)
+        cache = modules.observe(batch)
 
         def velocity(x: Array, t: Array) -> Array:
             time = jnp.full((*x.shape[:2], 1), t)
-            return modules.suffix(x[:, :, None], time, cache, batch)[:, :, 0]
+            return modules.act(x[:, :, None], time, cache)[:, :, 0]
 
         return flow.integrate(velocity, noise, steps)
 
@@ -153,30 +157,33 @@ class Pi:
 class _Modules(nnx.Module):
     def __init__(self, config: PiConfig, rngs: nnx.Rngs):
         self.config = config
-        dtype = self.dtype = jnp.dtype(config.dtype)
+        compute = config.compute
+        self.dtype = jnp.dtype(compute.dtype)
         width, action_width = config.language.width, config.expert.width
         self.vision = Siglip(
             config.vision,
             config.image_size,
             width,
             film_width=width if config.film else None,
-            dtype=dtype,
+            compute=compute,
             rngs=rngs,
         )
         self.embedding = nnx.Param(
             nnx.initializers.normal(width**-0.5)(rngs.params(), (config.vocabulary, width))
         )
-        if config.state_input == "token":
-            self.state_in = nnx.Linear(config.state_dim, width, dtype=dtype, rngs=rngs)
-        self.language = Prefix(config.language, dtype, rngs)
-        self.action_in = nnx.Linear(config.action_dim, action_width, dtype=dtype, rngs=rngs)
-        self.time_in = nnx.Linear(action_width, action_width, dtype=dtype, rngs=rngs)
-        self.time_out = nnx.Linear(action_width, action_width, dtype=dtype, rngs=rngs)
-        self.expert = Expert(config.expert, dtype, rngs)
-        self.action_out = nnx.Linear(action_width, config.action_dim, dtype=dtype, rngs=rngs)
+        if config.state_input in ("token", "suffix"):
+            state_width = width if config.state_input == "token" else action_width
+            self.state_in = nnx.Linear(config.state_dim, state_width, rngs=rngs)
+        self.language = Prefix(config.language, compute, rngs)
+        time_width = action_width * (2 if config.time == "input" else 1)
+        self.action_in = nnx.Linear(config.action_dim, action_width, rngs=rngs)
+        self.time_in = nnx.Linear(time_width, action_width, rngs=rngs)
+        self.time_out = nnx.Linear(action_width, action_width, rngs=rngs)
+        self.expert = Expert(config.expert, config.time == "modulation", compute, rngs)
+        self.action_out = nnx.Linear(action_width, config.action_dim, rngs=rngs)
 
-    def prefix_cache(self, batch: PackedBatch) -> Cache:
-        """Runs everything that does not depend on the actions."""
+    def observe(self, batch: PackedBatch) -> Cache:
+        """Runs everything that depends on neither actions nor flow time."""
         config = self.config
         rows, slots = batch.images.shape[:2]
         places = config.vision.tokens(config.image_size)
@@ -186,24 +193,29 @@ class _Modules(nnx.Module):
         images = self.vision(batch.images.reshape(-1, *batch.images.shape[2:]), condition)
         tokens = [images.reshape(rows, slots * places, -1), text]
         if config.state_input == "token":
-            tokens.append(self.state_in(batch.state.astype(self.dtype)))
+            tokens.append(self.state_in(batch.state).astype(self.dtype))
         every = jnp.concatenate(tokens, axis=1)
         x = jnp.take_along_axis(every, batch.prefix_source[..., None], axis=1)
-        return self.language(x, batch.prefix_segment, batch.prefix_position, config.attention)
+        cache = self.language(x, batch.prefix_segment, batch.prefix_position)
+        if config.state_input == "suffix":
+            state = self.state_in(batch.state).astype(self.dtype)[:, :, None, None]
+            cache = cache.extend(self.expert(state, None, cache)[1])
+        return cache
 
-    def suffix(
-        self,
-        noised: Float[Array, "r k c h a"],
-        time: Float[Array, "r k c"],
-        cache: Cache,
-        batch: PackedBatch,
+    def act(
+        self, noised: Float[Array, "r k c h a"], time: Float[Array, "r k c"], cache: Cache
     ) -> Float[Array, "r k c h a"]:
         """Velocity, f32."""
-        embedded = sincos_embedding(time, self.config.expert.width).astype(self.dtype)
-        condition = jax.nn.swish(self.time_out(jax.nn.swish(self.time_in(embedded))))[..., None, :]
-        x = self.action_in(noised.astype(self.dtype))
-        x = self.expert(x, condition, cache, batch.prefix_segment, self.config.attention)
-        return self.action_out(x).astype(jnp.float32)
+        embedded = sincos_embedding(time, self.config.expert.width)[..., None, :]
+        x, condition = self.action_in(noised), None
+        if self.config.time == "modulation":
+            hidden = self.time_out(jax.nn.swish(self.time_in(embedded)))
+            condition = jax.nn.swish(hidden).astype(self.dtype)
+        else:
+            joined = jnp.concatenate([x, jnp.broadcast_to(embedded, x.shape)], axis=-1)
+            x = self.time_out(jax.nn.swish(self.time_in(joined)))
+        x, _ = self.expert(x.astype(self.dtype), condition, cache)
+        return self.action_out(x.astype(jnp.float32))
 
     def _image_text(self, batch: PackedBatch, text: Float[Array, "r t w"]) -> Float[Array, "b w"]:
         """Mean embedding of the prompt of the sample that each image slot belongs to."""
@@ -226,10 +238,13 @@ _STACK = r"^(vision/blocks|language/layers|expert/layers)/(.*/)?"
 
 SHARDING_RULES: tuple[tuple[str, PartitionSpec], ...] = (
     (r"^embedding$", PartitionSpec("fsdp")),
-    (r"(^|/)(bias|scale)$|^vision/position$", PartitionSpec()),
+    (r"(^|/)(bias|scale|lora_a|lora_b)$|^vision/position$", PartitionSpec()),
     (_STACK + r"(q|k|v|up|gate|down|modulation)/kernel$", PartitionSpec(None, "fsdp")),
     (_STACK + r"out/kernel$", PartitionSpec(None, None, None, "fsdp")),
     (r"^vision/(embed|film|head)/kernel$|^expert/norm/.*kernel$", PartitionSpec(None, "fsdp")),
     (r"^(action_in|action_out|time_in|time_out|state_in)/kernel$", PartitionSpec()),
 )
 """Where each parameter is cut; every parameter matches exactly one rule."""
+
+PI0 = PiConfig(state_input="suffix", time="input")
+"""π0's architecture at its released sizes."""

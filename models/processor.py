@@ -18,7 +18,7 @@ from PIL import Image
 from models.inputs import Sample
 from models.tokenizer import Tokenizer
 
-StateInput = Literal["text", "token", "none"]
+StateInput = Literal["text", "token", "suffix", "none"]
 
 
 @dataclass(frozen=True)

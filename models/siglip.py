@@ -7,24 +7,26 @@ alone needs thousands.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, UInt8
 
-from models.layers import scan_layers
+from models.layers import Compute, Dense, Remat, scan_layers, stack_layers
 
 
 @dataclass(frozen=True)
 class SiglipConfig:
-    """Sizes of the tower; So400m/14 is (1152, 27, 4304, 16, 14)."""
+    """Sizes of the tower; the defaults are So400m/14."""
 
-    width: int
-    depth: int
-    hidden: int
-    heads: int
-    patch: int
+    width: int = 1152
+    depth: int = 27
+    hidden: int = 4304
+    heads: int = 16
+    patch: int = 14
+    remat: Remat = "none"
 
     def tokens(self, image_size: int) -> int:
         """Tokens of one square picture."""
@@ -41,10 +43,11 @@ class Siglip(nnx.Module):
         out_width: int,
         *,
         film_width: int | None,
-        dtype: jnp.dtype,
+        compute: Compute,
         rngs: nnx.Rngs,
     ):
-        self.patch, self.dtype = config.patch, dtype
+        dtype = self.dtype = jnp.dtype(compute.dtype)
+        self.patch, self.remat = config.patch, config.remat
         width, tokens = config.width, config.tokens(image_size)
         self.embed = nnx.Linear(3 * config.patch**2, width, dtype=dtype, rngs=rngs)
         self.position = nnx.Param(
@@ -52,13 +55,7 @@ class Siglip(nnx.Module):
         )
         if film_width is not None:
             self.film = nnx.Linear(film_width, 2 * width, dtype=dtype, rngs=rngs)
-
-        @nnx.split_rngs(splits=config.depth)
-        @nnx.vmap
-        def stack(rngs: nnx.Rngs) -> Block:
-            return Block(config, dtype, rngs)
-
-        self.blocks = stack(rngs)
+        self.blocks = stack_layers(lambda r: Block(config, compute, r), config.depth, rngs)
         self.norm = nnx.LayerNorm(width, epsilon=1e-6, dtype=dtype, rngs=rngs)
         self.head = nnx.Linear(width, out_width, dtype=dtype, rngs=rngs)
 
@@ -77,23 +74,23 @@ class Siglip(nnx.Module):
             x = jax.nn.relu(x * (1 + scale) + shift)
         x = x + self.position[...].astype(x.dtype)
         graph, weights = nnx.split(self.blocks)
-        x, _ = scan_layers(lambda x, w: (nnx.merge(graph, w)(x), None), x, weights)
+        x, _ = scan_layers(lambda x, w: (nnx.merge(graph, w)(x), None), x, weights, self.remat)
         return self.head(self.norm(x))
 
 
 class Block(nnx.Module):
     """Pre-norm ViT block: full self-attention, then a GELU MLP."""
 
-    def __init__(self, config: SiglipConfig, dtype: jnp.dtype, rngs: nnx.Rngs):
+    def __init__(self, config: SiglipConfig, compute: Compute, rngs: nnx.Rngs):
         width, heads = config.width, (config.heads, config.width // config.heads)
-        self.norm1 = nnx.LayerNorm(width, epsilon=1e-6, dtype=dtype, rngs=rngs)
-        self.q = nnx.LinearGeneral(width, heads, dtype=dtype, rngs=rngs)
-        self.k = nnx.LinearGeneral(width, heads, dtype=dtype, rngs=rngs)
-        self.v = nnx.LinearGeneral(width, heads, dtype=dtype, rngs=rngs)
-        self.out = nnx.LinearGeneral(heads, width, axis=(-2, -1), dtype=dtype, rngs=rngs)
-        self.norm2 = nnx.LayerNorm(width, epsilon=1e-6, dtype=dtype, rngs=rngs)
-        self.up = nnx.Linear(width, config.hidden, dtype=dtype, rngs=rngs)
-        self.down = nnx.Linear(config.hidden, width, dtype=dtype, rngs=rngs)
+        dense = partial(Dense, bias=True, compute=compute, rngs=rngs)
+        norm = partial(
+            nnx.LayerNorm, width, epsilon=1e-6, dtype=jnp.dtype(compute.dtype), rngs=rngs
+        )
+        self.norm1, self.norm2 = norm(), norm()
+        self.q, self.k, self.v = dense(width, heads), dense(width, heads), dense(width, heads)
+        self.out = dense(heads, width)
+        self.up, self.down = dense(width, config.hidden), dense(config.hidden, width)
 
     def __call__(self, x: Float[Array, "b n d"]) -> Float[Array, "b n d"]:
         y = self.norm1(x)

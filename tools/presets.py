@@ -16,6 +16,7 @@ from data.plan import Source
 from data.store import Encoding
 from models import Layout, PiConfig
 from models.gemma import GemmaConfig
+from models.layers import Compute
 from models.siglip import SiglipConfig
 from parallel.mesh import MeshConfig
 from parallel.optimizer import OptimizerConfig
@@ -94,7 +95,7 @@ TINY = RunConfig(
         state_input="token",
         film=True,
         chunks=3,
-        dtype="float32",
+        compute=Compute(dtype="float32"),
     ),
     rows=RowsConfig(number=16, samples=2),
     data=DataConfig(encoding="raw"),

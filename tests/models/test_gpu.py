@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from models import Pi
+from models.layers import Compute
 from tools.bench.packing import mixture, packed
 from tools.presets import TINY
 
@@ -21,7 +22,7 @@ def gpu() -> jax.Device:
 @pytest.mark.gpu
 @pytest.mark.parametrize("attention", ["dense", "blocked"])
 def test_loss_and_gradients_on_the_gpu_equal_the_cpus(gpu, attention):
-    model = Pi(dataclasses.replace(TINY.model, attention=attention))
+    model = Pi(dataclasses.replace(TINY.model, compute=Compute("float32", attention)))
     batch, _ = packed(mixture(16))
     results = []
     for device in (gpu, jax.devices("cpu")[0]):
