@@ -41,7 +41,8 @@ class GemmaConfig:
     heads: int
     kv_heads: int
     head_dim: int
-    lora: Lora | None = None
+    attention_lora: Lora | None = None
+    mlp_lora: Lora | None = None
     remat: Remat = "none"
 
 
@@ -71,7 +72,7 @@ class Attention(nnx.Module):
     def __init__(self, config: GemmaConfig, compute: Compute, rngs: nnx.Rngs):
         heads = (config.heads, config.head_dim)
         keys = (config.kv_heads, config.head_dim)
-        dense = partial(Dense, compute=compute, rngs=rngs, lora=config.lora)
+        dense = partial(Dense, compute=compute, rngs=rngs, lora=config.attention_lora)
         self.q, self.k = dense(config.width, heads), dense(config.width, keys)
         self.v, self.out = dense(config.width, keys), dense(heads, config.width)
 
@@ -93,7 +94,7 @@ class PrefixBlock(nnx.Module):
         self.norm1 = RMSNorm(config.width)
         self.attention = Attention(config, compute, rngs)
         self.norm2 = RMSNorm(config.width)
-        self.mlp = GatedMLP(config.width, config.hidden, compute, rngs, config.lora)
+        self.mlp = GatedMLP(config.width, config.hidden, compute, rngs, config.mlp_lora)
 
 
 class Prefix(nnx.Module):
@@ -136,7 +137,7 @@ class ExpertBlock(nnx.Module):
         self.norm1 = _expert_norm(config, modulated, compute, rngs)
         self.attention = Attention(config, compute, rngs)
         self.norm2 = _expert_norm(config, modulated, compute, rngs)
-        self.mlp = GatedMLP(config.width, config.hidden, compute, rngs, config.lora)
+        self.mlp = GatedMLP(config.width, config.hidden, compute, rngs, config.mlp_lora)
 
 
 class Expert(nnx.Module):

@@ -15,9 +15,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from models.inputs import PackedBatch
+from models.sharding import Rules, shardings
 from parallel.mesh import ROW_AXES, check_rows, replicated, rows_sharding
 from parallel.optimizer import OptimizerConfig, make_optimizer, make_schedule
-from parallel.sharding import Rules, shardings
 
 _INIT, _TRAIN = 0, 1
 

@@ -20,7 +20,9 @@ import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
 
+from models.checkpoints import own
 from models.inputs import PackedBatch
+from models.sharding import Rules
 from parallel import checkpoint
 from parallel.distributed import host_count, host_index, put_batch
 from parallel.mesh import check_rows, make_mesh
@@ -28,7 +30,6 @@ from parallel.metrics import MetricsWriter
 from parallel.optimizer import OptimizerConfig, make_schedule
 from parallel.prefetch import Prefetcher
 from parallel.progress import StepLog
-from parallel.sharding import Rules
 from parallel.step import Model, TrainState, abstract_state, init_state, make_train_step
 
 Json = Any
@@ -109,7 +110,7 @@ def train(
         start, where = 0, None
         state = init_state(model, optimizer, abstract, seed)
     else:
-        start, where = saved, checkpoint.read_json(folder / str(saved), "position")
+        start, where = saved, own.read_json(folder / str(saved), "position")
         state = checkpoint.restore(folder / str(saved), abstract)
     if resume:
         console.print(

@@ -10,7 +10,6 @@ import jax
 
 from models import Pi, Policy, Processor
 from models.config import from_json
-from parallel import checkpoint
 from tools.presets import RunConfig
 
 _PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "grain", "mujoco-mjx", "numpy")
@@ -18,7 +17,7 @@ _PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "grain", "mujoco-mjx", 
 
 def load_config(path: Path) -> RunConfig:
     """The config that a run, or one of its checkpoints, was trained with."""
-    return from_json(RunConfig, checkpoint.read_json(path, "config"))
+    return from_json(RunConfig, own.read_json(path, "config"))
 
 
 def load_policy(path: Path, steps: int = 10) -> Policy:
@@ -30,8 +29,8 @@ def load_policy(path: Path, steps: int = 10) -> Policy:
     """
     model = Pi(load_config(path).model)
     shapes = jax.eval_shape(model.init, jax.random.key(0))
-    params = checkpoint.restore_params(path, "ema", like=shapes)
-    processor = from_json(Processor, checkpoint.read_json(path, "assets")["processor"])
+    params = own.restore_params(path, "ema", like=shapes)
+    processor = from_json(Processor, own.read_json(path, "assets")["processor"])
     return Policy(model, params, processor, steps)
 
 

@@ -2,6 +2,7 @@ import jax
 import numpy as np
 import pytest
 
+from models.checkpoints import own
 from parallel import checkpoint
 from parallel.distributed import put_batch
 from parallel.mesh import MeshConfig, make_mesh
@@ -36,9 +37,9 @@ def test_state_comes_back_whole_in_the_shardings_asked_for(tmp_path):
         assert same(state, fresh(1))
         placed = jax.tree.map(lambda x, a: x.sharding == a.sharding, state, abstract)
         assert all(jax.tree.leaves(placed))
-    assert checkpoint.read_json(tmp_path, "position") == {"next": 1}
-    assert checkpoint.read_json(tmp_path, "config") == {"model": "toy"}
-    assert checkpoint.read_json(tmp_path, "assets") == {"words": ["a"]}
+    assert own.read_json(tmp_path, "position") == {"next": 1}
+    assert own.read_json(tmp_path, "config") == {"model": "toy"}
+    assert own.read_json(tmp_path, "assets") == {"words": ["a"]}
 
 
 def test_a_save_under_way_does_not_see_later_steps(tmp_path):
@@ -58,8 +59,8 @@ def test_the_average_or_the_parameters_load_alone(tmp_path):
     with checkpoint.CheckpointWriter(tmp_path / "checkpoints", {}, {}) as writer:
         writer.save(1, state, {})
     like = jax.eval_shape(Denoiser().init, jax.random.key(0))
-    assert same(checkpoint.restore_params(tmp_path, like=like), state.ema)
-    assert same(checkpoint.restore_params(tmp_path, "params"), state.params)
+    assert same(own.restore_params(tmp_path, like=like), state.ema)
+    assert same(own.restore_params(tmp_path, "params"), state.params)
     assert not same(state.ema, state.params)
 
 
@@ -67,7 +68,7 @@ def test_only_the_last_checkpoints_stay(tmp_path):
     write(tmp_path, steps=(2, 4, 6, 10), keep=2)
     assert checkpoint.steps(tmp_path) == [6, 10]
     assert checkpoint.latest(tmp_path) == 10
-    assert checkpoint.find(tmp_path / "6") == tmp_path / "6"
+    assert own.find(tmp_path / "6") == tmp_path / "6"
 
 
 def test_half_written_checkpoints_are_ignored_and_cleared_by_the_next_writer(tmp_path):
@@ -82,7 +83,7 @@ def test_half_written_checkpoints_are_ignored_and_cleared_by_the_next_writer(tmp
 def test_no_checkpoint_is_an_error_that_names_the_path(tmp_path):
     for path in (tmp_path, tmp_path / "missing", tmp_path / "checkpoints" / "7"):
         with pytest.raises(FileNotFoundError, match=f"{path} holds no complete checkpoint"):
-            checkpoint.restore_params(path)
+            own.restore_params(path)
 
 
 def test_a_checkpoint_of_another_model_names_the_first_parameter_that_differs(tmp_path):
@@ -93,4 +94,4 @@ def test_a_checkpoint_of_another_model_names_the_first_parameter_that_differs(tm
         checkpoint.restore(tmp_path, other)
     assert "12 of 19 arrays differ" in str(error.value)
     with pytest.raises(ValueError, match=r"down/kernel has shape .* \(3 of 4 arrays differ\)"):
-        checkpoint.restore_params(tmp_path, like=other.params)
+        own.restore_params(tmp_path, like=other.params)

@@ -3,8 +3,8 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from models.sharding import shardings
 from parallel.mesh import MeshConfig, make_mesh
-from parallel.sharding import shardings
 from parallel.step import abstract_state, init_state
 from tests.parallel.toy import OPTIMIZER, RULES, Denoiser
 

@@ -1,0 +1,127 @@
+"""Chiliad's own checkpoints, read: one directory per step with arrays (orbax) and JSON files.
+
+`parallel.checkpoint` writes them; reading lives here because a policy is rebuilt from its
+checkpoint alone. The latest one is always looked up on disk.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+from orbax.checkpoint import v1 as ocp
+
+from models.sharding import path_name
+
+Json = Any
+PyTree = Any
+
+_JSON = ("position", "config", "assets")
+
+
+def steps(directory: Path) -> list[int]:
+    """Steps that have a complete checkpoint in `directory`, ascending."""
+    directory = Path(directory)
+    entries = directory.iterdir() if directory.is_dir() else ()
+    return sorted(int(entry.name) for entry in entries if _is_checkpoint(entry))
+
+
+def find(path: Path) -> Path:
+    """The checkpoint at `path`, or the latest one if `path` is a run or its `checkpoints` folder.
+
+    Raises:
+      FileNotFoundError: there is none.
+    """
+    path = Path(path).absolute()
+    if _is_checkpoint(path):
+        return path
+    for directory in (path, path / "checkpoints"):
+        saved = steps(directory)
+        if saved:
+            return directory / str(saved[-1])
+    raise FileNotFoundError(
+        f"{path} holds no complete checkpoint; give a run directory, its checkpoints folder or one "
+        f"numbered folder in it."
+    )
+
+
+def read_json(path: Path, name: str) -> Json:
+    """The "position", "config" or "assets" saved in the checkpoint that `find(path)` names."""
+    with context():
+        return ocp.load_checkpointables(find(path), {name: None})[name]
+
+
+def restore_params(path: Path, which: str = "ema", like: PyTree | None = None) -> PyTree:
+    """Loads only the "ema" or the "params" of a checkpoint, for acting.
+
+    `like` (arrays or ShapeDtypeStructs, with shardings if they are to be sharded) is what the model
+    expects; arrays come in its dtypes. Without it, whatever is there comes as a nested dict, on the
+    first device.
+
+    Raises:
+      FileNotFoundError: no checkpoint there.
+      ValueError: it is of another model than `like`.
+    """
+    if which not in ("ema", "params"):
+        raise ValueError(f"which is {which!r}; a checkpoint has 'ema' and 'params'.")
+    path = find(path)
+    saved = metadata(path)[which]
+    if like is not None:
+        check_same(path, saved, like)
+    wanted = jax.tree.map(_placed, saved if like is None else like)
+    with context(partial=True):
+        return ocp.load_checkpointables(path, {"state": {which: wanted}})["state"][which]
+
+
+def context(partial: bool = False) -> ocp.Context:
+    """What orbax must know to read and write these checkpoints."""
+    registry = ocp.handlers.local_registry()
+    for name in _JSON:
+        registry.add(ocp.handlers.JsonHandler, checkpointable_name=name)
+    found = ocp.Context()
+    found.checkpointables.registry = registry
+    found.pytree.loading.partial_load = partial
+    return found
+
+
+def metadata(path: Path) -> dict[str, PyTree]:
+    """Shapes and dtypes of the saved state, without its arrays."""
+    with context():
+        return ocp.checkpointables_metadata(path).metadata["state"]
+
+
+def check_same(path: Path, saved: PyTree, expected: PyTree) -> None:
+    """Raises ValueError unless both trees have the same paths and shapes."""
+    there, here = _shapes(saved), _shapes(expected)
+    wrong = [
+        name
+        for name in sorted(there | here, key=_params_first)
+        if there.get(name) != here.get(name)
+    ]
+    if wrong:
+        name = wrong[0]
+        raise ValueError(
+            f"{path} is a checkpoint of another model: {name} has shape "
+            f"{there.get(name, 'absent')} in it but {here.get(name, 'absent')} in this model "
+            f"({len(wrong)} of {len(there | here)} arrays differ); use the config it was trained "
+            f"with."
+        )
+
+
+def _is_checkpoint(path: Path) -> bool:
+    return path.name.isdigit() and path.is_dir() and ocp.is_orbax_checkpoint(path)
+
+
+def _placed(leaf: Any) -> jax.ShapeDtypeStruct:
+    sharding = getattr(leaf, "sharding", None)
+    if not isinstance(sharding, jax.sharding.Sharding):
+        sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+def _shapes(tree: PyTree) -> dict[str, tuple[int, ...]]:
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {path_name(path): tuple(leaf.shape) for path, leaf in leaves}
+
+
+def _params_first(name: str) -> tuple[bool, str]:
+    return not name.startswith("params"), name
