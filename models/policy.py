@@ -5,16 +5,19 @@ What evaluation, serving and RL share. One compiled program serves any batch who
 falls into the same bucket.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import jax
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Float, UInt8
+from jaxtyping import Bool, Float, UInt8
 
-from models.inputs import PackedBatch, pack
+from models import flow
+from models.inputs import PackedBatch, Sample, pack
+from models.observation import read_observation
 from models.pi import Pi
 from models.processor import Processor
 
@@ -49,21 +52,88 @@ class Policy:
             self.processor.sample(picture, state, prompt, embodiment=self.embodiment, id=i)
             for i, (picture, state, prompt) in enumerate(zip(images, states, prompts, strict=True))
         ]
-        config = self.model.config
-        text = -(-max(len(s.text) for s in samples) // _BUCKET) * _BUCKET
-        layout = config.layout(
-            prefix=images.shape[1] * config.vision.tokens(config.image_size) + text + 1,
-            samples=1,
-            images=images.shape[1],
-            text=text,
-        )
-        batch = pack([[sample] for sample in samples], layout)
-        chunks = self._sample(self.params, batch, np.uint32(seed))
+        chunks = self._sample(self.params, self._rows(samples), np.uint32(seed), None)
         return self.processor.actions(np.asarray(chunks)[:, 0], self.embodiment)
+
+    def infer(
+        self,
+        observation: Mapping[str, Any],
+        noise: Float[ArrayLike, "b h a"] | None = None,
+        seed: int = 0,
+    ) -> dict[str, Float[np.ndarray, "b h a"]]:
+        """{"actions": chunks in the robot's units} for openpi's observation, see
+        `read_observation`.
+
+        Args:
+          noise: where integration starts, in the model's dims; drawn from (`seed`, i) if None.
+
+        Raises:
+          ValueError: the observation is not one that this policy reads.
+        """
+        batch = self._rows(self._read(observation))
+        start = None if noise is None else np.asarray(noise, np.float32)[:, None]
+        chunks = self._sample(self.params, batch, np.uint32(seed), start)
+        return {"actions": self.processor.actions(np.asarray(chunks)[:, 0], self.embodiment)}
+
+    def loss(
+        self,
+        observation: Mapping[str, Any],
+        actions: Float[ArrayLike, "b h a"],
+        *,
+        noise: Float[ArrayLike, "b h a"] | None = None,
+        time: Float[ArrayLike, "b"] | None = None,
+        seed: int = 0,
+    ) -> Float[np.ndarray, "b h"]:
+        """Squared velocity error, averaged over all of the model's action dims as openpi does.
+
+        Args:
+          actions: chunks in the robot's units.
+          noise, time: of the flow (1 is noise, 0 is data); drawn from (`seed`, i) if None.
+
+        Raises:
+          ValueError: as `infer`.
+        """
+        batch = self._rows(self._read(observation, np.asarray(actions, np.float32)))
+        drawn = flow.draw(jax.random.key(seed), batch.sample_id, 1, batch.actions.shape[2:])
+        at = drawn[0] if time is None else np.asarray(time, np.float32)[:, None, None]
+        chunk = drawn[1] if noise is None else np.asarray(noise, np.float32)[:, None, None]
+        return np.asarray(self._error(self.params, batch, chunk, at)).mean(-1)
+
+    def _read(self, observation: Mapping[str, Any], actions: Any = None) -> list[Sample]:
+        processor = self.processor
+        if actions is not None:
+            processor = replace(processor, horizon=actions.shape[1])
+        return read_observation(
+            observation,
+            processor,
+            vocabulary=self.model.config.vocabulary,
+            embodiment=self.embodiment,
+            actions=actions,
+        )
+
+    def _rows(self, samples: list[Sample]) -> PackedBatch:
+        """One sample a row, text rounded up to a bucket."""
+        config = self.model.config
+        images = max(1, *(len(sample.images) for sample in samples))
+        text = -(-max(len(sample.text) for sample in samples) // _BUCKET) * _BUCKET
+        prefix = images * config.vision.tokens(config.image_size) + text + 1
+        layout = config.layout(prefix=prefix, samples=1, images=images, text=text)
+        layout = replace(layout, horizon=len(samples[0].actions))
+        return pack([[sample] for sample in samples], layout)
 
     @cached_property
     def _sample(self) -> Any:
-        def sample(params: Any, batch: PackedBatch, seed: Any) -> jax.Array:
-            return self.model.sample_actions(params, batch, jax.random.key(seed), self.steps)
+        @jax.jit
+        def sample(params: Any, batch: PackedBatch, seed: Any, noise: Any) -> jax.Array:
+            return self.model.sample_actions(params, batch, jax.random.key(seed), self.steps, noise)
 
-        return jax.jit(sample)
+        return sample
+
+    @cached_property
+    def _error(self) -> Any:
+        @jax.jit
+        def error(params: Any, batch: PackedBatch, noise: Any, time: Any) -> jax.Array:
+            noised, target = flow.interpolate(batch.actions[:, :, None], noise, time)
+            return ((self.model.velocity(params, batch, noised, time) - target) ** 2)[:, 0, 0]
+
+        return error

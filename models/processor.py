@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int, Shaped, UInt8
 from PIL import Image
 
 from models.inputs import Sample
-from models.tokenizer import Tokenizer
+from models.tokenizer import SentencePiece, Tokenizer
 
 StateInput = Literal["text", "token", "suffix", "none"]
 
@@ -51,7 +51,11 @@ class Embodiment:
 
 @dataclass(frozen=True)
 class Processor:
-    """Everything between a dataset's or robot's units and the model's."""
+    """Everything between a dataset's or robot's units and the model's.
+
+    Text is read with `sentencepiece` (a SentencePiece model file, base64) where there is one, else
+    with the word list; prompts of more than `text_limit` tokens are refused.
+    """
 
     image_size: int
     state_dim: int
@@ -60,9 +64,23 @@ class Processor:
     state_input: StateInput
     words: tuple[str, ...]
     embodiments: tuple[Embodiment, ...]
+    sentencepiece: str = ""
+    text_limit: int = 200
 
     @cached_property
-    def tokenizer(self) -> Tokenizer:
+    def tokenizer(self) -> Tokenizer | SentencePiece:
+        """Reads prompts.
+
+        Raises:
+          ValueError: the policy came without a tokenizer.
+        """
+        if self.sentencepiece:
+            return SentencePiece(self.sentencepiece)
+        if not self.words:
+            raise ValueError(
+                "This policy came without a tokenizer, so it cannot read a prompt as text: give "
+                "load_policy(tokenizer='…/paligemma_tokenizer.model'), or 'tokenized_prompt'."
+            )
         return Tokenizer(self.words)
 
     def tokens(self, prompt: str, state: Float[np.ndarray, "s"]) -> Int[np.ndarray, "t"]:
@@ -70,16 +88,16 @@ class Processor:
         so."""
         prompt = prompt.strip().replace("_", " ").replace("\n", " ")
         if self.state_input != "text":
-            return self.tokenizer.encode(prompt + "\n")
+            return np.append(self.tokenizer.encode(prompt), self.tokenizer.encode("\n")[1:])
         bins = np.digitize(state, np.linspace(-1, 1, 257)[:-1]) - 1
         spelt = " ".join(map(str, bins))
         return self.tokenizer.encode(f"Task: {prompt}, State: {spelt};\nAction: ")
 
     def sample(
         self,
-        images: Sequence[UInt8[np.ndarray, "_h _w 3"]],
+        images: Sequence[UInt8[np.ndarray, "_h _w 3"] | None],
         state: Float[np.ndarray, "_s"],
-        prompt: str,
+        prompt: str | Int[np.ndarray, "_t"],
         *,
         embodiment: int = 0,
         actions: Float[np.ndarray, "_h _a"] | None = None,
@@ -89,13 +107,15 @@ class Processor:
         """A sample in the model's units from one in the robot's.
 
         Args:
-          images: one per camera of the embodiment, in its order; any size.
+          images: one per camera of the embodiment, in its order; any size; None where absent.
           state: in the dataset's units, at most `state_dim` long.
+          prompt: text, or token ids that stand for all of it.
           actions: the chunk that follows, `horizon` steps in the dataset's units; None when acting.
           valid: which of those steps lie within the episode.
 
         Raises:
-          ValueError: the number of images, of state dims or of action dims is not the embodiment's.
+          ValueError: the number of images, of state dims or of action dims is not the embodiment's,
+          or the prompt is longer than `text_limit`.
         """
         robot = self.embodiments[embodiment]
         if len(images) != len(robot.cameras):
@@ -121,11 +141,17 @@ class Processor:
             chunk[:, :dims] = robot.actions(actions)
             mask[:, :dims] = True if valid is None else valid[:, None]
             chunk[~mask] = 0
+        text = self.tokens(prompt, normal) if isinstance(prompt, str) else prompt
+        if len(text) > self.text_limit:
+            raise ValueError(
+                f"The prompt is {len(text)} tokens long, but the model reads at most "
+                f"{self.text_limit}; shorten it."
+            )
         padded = np.zeros(self.state_dim, np.float32)
         padded[: len(normal)] = normal
         return Sample(
-            images=tuple(resize_with_pad(image, self.image_size) for image in images),
-            text=self.tokens(prompt, normal),
+            images=tuple(resize_with_pad(x, self.image_size) for x in images if x is not None),
+            text=text,
             state=padded,
             actions=chunk,
             action_mask=mask,

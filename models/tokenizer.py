@@ -1,19 +1,22 @@
-"""Words to ids for the small presets: a word list made from the dataset's own prompts, bytes for
-the rest.
+"""Words to ids: a word list made from the dataset's own prompts, bytes for the rest, or the
+SentencePiece model of a pretrained language model.
 
 Nothing is downloaded, no text is refused and no two words share an id; a word that the list lacks
-is spelt in bytes. The list travels inside the checkpoint, so a policy reads prompts as its training
+is spelt in bytes. Either travels inside the checkpoint, so a policy reads prompts as its training
 did.
 """
 
+import base64
 import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int
+from sentencepiece import SentencePieceProcessor
 
 PAD, BOS = 0, 1
 _FIRST_BYTE = 2
@@ -47,3 +50,29 @@ class Tokenizer:
             known = self._ids.get(piece)
             ids += [known] if known is not None else [_FIRST_BYTE + b for b in piece.encode()]
         return np.asarray(ids, np.int32)
+
+
+@dataclass(frozen=True)
+class SentencePiece:
+    """A SentencePiece model, such as PaliGemma's; `model` is its file in base64."""
+
+    model: str
+
+    @classmethod
+    def read(cls, path: Path) -> "SentencePiece":
+        """The model in a file.
+
+        Raises:
+          FileNotFoundError: it is not there.
+        """
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"{path}: no such tokenizer file.")
+        return cls(base64.b64encode(Path(path).read_bytes()).decode())
+
+    @cached_property
+    def _processor(self) -> SentencePieceProcessor:
+        return SentencePieceProcessor(model_proto=base64.b64decode(self.model))
+
+    def encode(self, text: str) -> Int[np.ndarray, "t"]:
+        """Token ids of `text`, int32, beginning with BOS."""
+        return np.asarray(self._processor.encode(text, add_bos=True), np.int32)
