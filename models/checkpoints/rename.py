@@ -100,9 +100,9 @@ class Pattern:
         return tuple(axis for group in self.theirs if isinstance(group, tuple) for axis in group)
 
     def solve(
-        self, theirs: Shape | None, ours: Shape | None, layers: int | None = None
+        self, theirs: Shape | None, ours: Shape | None, known: Mapping[str, int] | None = None
     ) -> Sizes | None:
-        """The axis sizes that the known shapes tell; None if they contradict."""
+        """The axis sizes that the shapes and `known` sizes tell; None if they contradict."""
         equations: list[tuple[tuple[str, ...], int]] = []
         for groups, shape in ((self.theirs, theirs), (self.ours, ours)):
             if shape is None:
@@ -112,9 +112,7 @@ class Pattern:
             equations += [
                 (g, n) for g, n in zip(groups, shape, strict=True) if isinstance(g, tuple)
             ]
-        sizes = dict(self.given)
-        if layers is not None and self.layer is not None:
-            sizes[self.layer] = layers
+        sizes = dict(self.given) | dict(known or {})
         for _ in range(len(equations) + 1):
             for group, size in equations:
                 if not _settle(group, size, sizes):
@@ -196,16 +194,20 @@ def match(
     return leaves
 
 
-def our_shapes(table: Table, theirs: Mapping[str, Shape]) -> dict[str, Shape]:
+def our_shapes(
+    table: Table, theirs: Mapping[str, Shape], known: Mapping[str, int] | None = None
+) -> dict[str, Shape]:
     """Shapes of the parameters that `theirs` holds, as far as the rules tell them: what sizes are
-    inferred from before there is a model to `match`."""
+    inferred from before there is a model to `match`. `known`: sizes of axes that are merged in
+    `theirs`."""
     shapes = {}
     for rule in table.rules:
         layers = 0
         while _stored(rule, layers, theirs) and (rule.axis is not None or layers == 0):
             layers += 1
         if layers:
-            sizes = rule.pattern.solve(theirs[_stored(rule, 0, theirs)[0]], None, layers)
+            given = dict(known or {}) | ({} if rule.axis is None else {rule.axis: layers})
+            sizes = rule.pattern.solve(theirs[_stored(rule, 0, theirs)[0]], None, given)
             shape = (None,) if sizes is None else rule.pattern.our_shape(sizes)
             if None not in shape:
                 shapes[rule.ours] = tuple(size for size in shape if size is not None)

@@ -34,13 +34,16 @@ class PiSizes:
     expert_lora: LoraRanks
 
 
-def pi_sizes(source: Source, table: Table) -> PiSizes:
+def pi_sizes(source: Source, table: Table, known: Mapping[str, int] | None = None) -> PiSizes:
     """Reads the sizes off the checkpoint's shapes by the rules of `table`.
+
+    Args:
+      known: sizes of axes that the checkpoint merges.
 
     Raises:
       ValueError: parameters are missing without which they cannot be told; all such are listed.
     """
-    shapes = our_shapes(table, source.shapes)
+    shapes = our_shapes(table, source.shapes, known)
     needed = [
         "vision/embed/kernel",
         "vision/position",

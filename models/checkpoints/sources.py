@@ -2,50 +2,36 @@
 
 Orbax's library restores whole trees of one topology; here its arrays are opened with tensorstore
 (OCDBT or one directory per array, zarr 2 or 3), whose every region can be read by any thread.
-safetensors is a JSON header before raw arrays (its specification is its README), so it is mapped.
 """
 
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import ml_dtypes
 import numpy as np
 import tensorstore as ts
 from jaxtyping import Shaped
 
 from models.checkpoints.rename import Shape
+from models.checkpoints.safetensors_format import map_file
 
-_DTYPES: dict[str, np.dtype] = {
-    "F64": np.dtype(np.float64),
-    "F32": np.dtype(np.float32),
-    "F16": np.dtype(np.float16),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
-    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
-    "I64": np.dtype(np.int64),
-    "I32": np.dtype(np.int32),
-    "I16": np.dtype(np.int16),
-    "I8": np.dtype(np.int8),
-    "U8": np.dtype(np.uint8),
-    "BOOL": np.dtype(np.bool_),
-}
-_HEADER_LENGTH = 8
 _ZARR = {".zarray": "zarr", "zarr.json": "zarr3"}
 
 
 @dataclass(frozen=True)
 class Source:
     """Arrays by name. `where` is the path for messages; an array has `shape` and `dtype`, and
-    indexing it and then `np.asarray` reads that region and no more."""
+    indexing it and then `np.asarray` reads that region and no more. `metadata`: strings that the
+    writer added."""
 
     where: str
     arrays: Mapping[str, Any]
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def shapes(self) -> dict[str, Shape]:
@@ -109,11 +95,11 @@ def open_safetensors(path: Path) -> Source:
     else:
         file = path
     if file.suffix != ".json":
-        return Source(str(path), _map_file(file))
+        return Source(str(path), *map_file(file))
     shards = sorted(set(json.loads(file.read_text())["weight_map"].values()))
     arrays: dict[str, np.ndarray] = {}
     for shard in shards:
-        arrays |= _map_file(file.parent / shard)
+        arrays |= map_file(file.parent / shard)[0]
     return Source(str(path), arrays)
 
 
@@ -151,26 +137,3 @@ def _open_all(specs: dict[str, dict[str, Any]], context: ts.Context) -> dict[str
 def _chunk_bytes(array: ts.TensorStore) -> int:
     shape = array.chunk_layout.read_chunk.shape or array.shape
     return math.prod(int(size or 1) for size in shape) * array.dtype.numpy_dtype.itemsize
-
-
-def _map_file(file: Path) -> dict[str, np.ndarray]:
-    if not file.is_file():
-        raise FileNotFoundError(f"{file} does not exist; the checkpoint is incomplete.")
-    raw = np.memmap(file, np.uint8, "r") if file.stat().st_size else np.zeros(0, np.uint8)
-    length = int.from_bytes(raw[:_HEADER_LENGTH].tobytes(), "little")
-    begin = _HEADER_LENGTH + length
-    if len(raw) < _HEADER_LENGTH or begin > len(raw):
-        raise ValueError(f"{file} is not a safetensors file: its header is longer than the file.")
-    header = json.loads(raw[_HEADER_LENGTH:begin].tobytes())
-    header.pop("__metadata__", None)
-    arrays = {}
-    for name, entry in header.items():
-        start, stop = (begin + offset for offset in entry["data_offsets"])
-        if stop > len(raw):
-            raise ValueError(f"{file} ends within its array {name}; copy or download it again.")
-        if entry["dtype"] not in _DTYPES:
-            raise ValueError(
-                f"{file} holds {name} as {entry['dtype']}; known are {', '.join(_DTYPES)}."
-            )
-        arrays[name] = raw[start:stop].view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
-    return arrays
