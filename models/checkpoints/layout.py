@@ -53,6 +53,7 @@ class Outgoing:
     """An array of theirs and the parameters of ours that it is made of, by component."""
 
     shape: Shape
+    components: int
     parts: dict[int, Part]
 
     def build(self, ours: Mapping[str, np.ndarray]) -> Shaped[np.ndarray, "..."]:
@@ -88,11 +89,15 @@ def their_arrays(table: Table, ours: Mapping[str, Shape], what: str) -> dict[str
         for layer in range(1 if rule.axis is None else sizes[rule.axis]):
             part = Part(path, pattern, sizes, None if rule.axis is None else layer)
             known = tuple(size for size in theirs if size is not None)
-            array = arrays.setdefault(rule.name(layer), Outgoing(known, {}))
+            array = arrays.setdefault(rule.name(layer), Outgoing(known, components, {}))
             array.parts[component] = part
             if len(known) != len(theirs) or array.shape != known:
                 wrong.append(f"{path} {list(shape)}")
                 break
+    for name, array in arrays.items():
+        parts = list(array.parts.values())
+        if len(parts) != array.components:
+            wrong.append(f"{parts[0].path} alone in {name}")
     if wrong:
         raise ValueError(
             f"{what} cannot hold these {len(wrong)} of the model's {len(ours)} parameters: "

@@ -16,11 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict
 
+from models.checkpoints.infer import pi_config
 from models.checkpoints.layout import their_arrays
 from models.checkpoints.rename import Rule, Table
 from models.checkpoints.safetensors_format import Entry, write_file
-from models.checkpoints.sizes import PiSizes, pi_sizes
 from models.checkpoints.sources import Source, open_safetensors
+from models.pi import PiConfig
 
 PyTree = Any
 
@@ -191,8 +192,8 @@ def table(source: Source) -> Table:
     return PI05 if f"{_EXPERT}.model.norm.dense.weight" in source.shapes else PI0
 
 
-def sizes(source: Source) -> PiSizes:
-    """The sizes of the model; raises ValueError where parameters that tell them are missing.
+def config(source: Source, horizon: int) -> PiConfig:
+    """The config of the model in the files, see `pi_config`.
 
     Heads are merged in these files. Where no export of ours wrote them down, they are taken to be
     Gemma's (one key-value head) and So400m's (16).
@@ -204,7 +205,7 @@ def sizes(source: Source) -> PiSizes:
     key = source.shapes.get(f"{_LANGUAGE}.layers.0.self_attn.k_proj.weight")
     if key is not None:
         known["d"] = key[0] // known["g"]
-    return pi_sizes(source, table(source), known)
+    return pi_config(source, table(source), horizon, known)
 
 
 def read_config(path: Path) -> LerobotConfig:

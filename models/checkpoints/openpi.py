@@ -12,10 +12,11 @@ import numpy as np
 import orbax.checkpoint as ocp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from models.checkpoints.infer import pi_config
 from models.checkpoints.layout import their_arrays
 from models.checkpoints.rename import Rule, Table
-from models.checkpoints.sizes import PiSizes, pi_sizes
 from models.checkpoints.sources import Source
+from models.pi import PiConfig
 
 PyTree = Any
 
@@ -128,10 +129,9 @@ def table(source: Source) -> Table:
     return PI05 if "time_mlp_in/kernel" in source.shapes else PI0
 
 
-def sizes(source: Source) -> PiSizes:
-    """The sizes of the model in an openpi checkpoint; raises ValueError where it lacks parameters
-    that tell them."""
-    return pi_sizes(source, table(source))
+def config(source: Source, horizon: int = 50) -> PiConfig:
+    """The config of the model in an openpi checkpoint, see `pi_config`."""
+    return pi_config(source, table(source), horizon)
 
 
 def export(params: PyTree, path: Path) -> None:
