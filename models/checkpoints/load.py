@@ -1,0 +1,148 @@
+"""Reads a checkpoint of another code straight into the shardings of our parameters.
+
+Each shard that this host's devices hold is read by its index, cast, and put on its devices, by
+several threads; what they hold of the checkpoint at a time is bounded, so that no host ever has a
+full copy.
+"""
+
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from models.checkpoints.layout import read_block
+from models.checkpoints.rename import Leaf, Table, match
+from models.checkpoints.sources import Source
+
+PyTree = Any
+Index = tuple[slice, ...]
+
+_IN_FLIGHT_BYTES = 2 * 2**30
+_PIECE_BYTES = 64 * 2**20
+_BAR_FROM_BYTES = 256 * 2**20
+
+
+def read(source: Source, table: Table, like: PyTree) -> PyTree:
+    """The parameters that `like` describes, read from `source` by the rules of `table`.
+
+    Args:
+      like: nested dict of ShapeDtypeStructs. Each leaf is cast to its dtype and placed in its
+        sharding; without one, on this host's first device.
+
+    Raises:
+      ValueError: the checkpoint does not hold these parameters (every difference is listed), or
+      some of them are NaN or infinite.
+    """
+    wanted = {path: _placed(leaf) for path, leaf in flatten_dict(like, sep="/").items()}
+    shapes = {path: tuple(leaf.shape) for path, leaf in wanted.items()}
+    leaves = match(table, source.shapes, shapes, source.where)
+    shards = [shard for path, leaf in wanted.items() for shard in _shards(path, leaf)]
+    # Parameters that lie in one array of theirs are read one after the other.
+    shards.sort(key=lambda shard: leaves[shard.path].names[0])
+    room = _Room(_IN_FLIGHT_BYTES)
+
+    def fill(shard: _Shard) -> tuple[list[jax.Array], bool, int]:
+        leaf, dtype = leaves[shard.path], np.dtype(wanted[shard.path].dtype)
+        least = max(source.least(name) for name in leaf.names)
+        with room.take(shard.size * dtype.itemsize + least):
+            pieces = max(_PIECE_BYTES, least)
+            block, finite = read_block(leaf, shard.region, source.read, dtype, pieces)
+            arrays = [jax.device_put(block, device) for device in shard.devices]
+            jax.block_until_ready(arrays)
+        return arrays, finite, block.nbytes
+
+    arrays: dict[str, list[jax.Array]] = {path: [] for path in wanted}
+    bad = set()
+    total = sum(s.size * np.dtype(wanted[s.path].dtype).itemsize for s in shards)
+    with (
+        _progress(total) as advance,
+        ThreadPoolExecutor(min(32, 2 * (os.cpu_count() or 1))) as pool,
+    ):
+        filling = {pool.submit(fill, shard): shard for shard in shards}
+        try:
+            for future in as_completed(filling):
+                copies, finite, size = future.result()
+                path = filling[future].path
+                arrays[path] += copies
+                if not finite:
+                    bad.add(path)
+                advance(size)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    _check_finite(source, leaves, bad)
+    flat = {
+        path: jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, arrays[path])
+        for path, leaf in wanted.items()
+    }
+    return unflatten_dict(flat, sep="/")
+
+
+class _Shard(NamedTuple):
+    """A block of a parameter and the devices of this host that hold it."""
+
+    path: str
+    region: Index
+    devices: list[jax.Device]
+    size: int
+
+
+class _Room:
+    """Lets threads take bytes of memory up to a limit, or one of them more if it is alone."""
+
+    def __init__(self, limit: int) -> None:
+        self._free, self._limit, self._taken = threading.Condition(), limit, 0
+
+    @contextmanager
+    def take(self, size: int) -> Iterator[None]:
+        with self._free:
+            self._free.wait_for(lambda: not self._taken or self._taken + size <= self._limit)
+            self._taken += size
+        try:
+            yield
+        finally:
+            with self._free:
+                self._taken -= size
+                self._free.notify_all()
+
+
+def _placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    sharding = leaf.sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+def _shards(path: str, leaf: jax.ShapeDtypeStruct) -> list[_Shard]:
+    shards: dict[tuple[tuple[int, int], ...], _Shard] = {}
+    assert leaf.sharding is not None
+    for device, index in leaf.sharding.addressable_devices_indices_map(leaf.shape).items():
+        bounds = [s.indices(n)[:2] for s, n in zip(index or (), leaf.shape, strict=True)]
+        size = int(np.prod([stop - start for start, stop in bounds]))
+        shards.setdefault(tuple(bounds), _Shard(path, index or (), [], size)).devices.append(device)
+    return list(shards.values())
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Any]:
+    console = Console(stderr=True)
+    columns = (TextColumn("reading weights"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    drawn = console.is_terminal and total >= _BAR_FROM_BYTES
+    with Progress(*columns, console=console, disable=not drawn, transient=True) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda size: bar.advance(task, size)
+
+
+def _check_finite(source: Source, leaves: dict[str, Leaf], bad: set[str]) -> None:
+    if bad:
+        names = ", ".join(f"{path} ({leaves[path].rule.theirs})" for path in sorted(bad))
+        raise ValueError(
+            f"{source.where} holds NaN or infinite weights in {len(bad)} of {len(leaves)} "
+            f"parameters: {names}; the run that wrote it diverged, take an earlier checkpoint."
+        )
