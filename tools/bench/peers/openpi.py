@@ -1,9 +1,10 @@
 """openpi's half of a benchmark: its own pi0 or pi0.5, trained and sampled one step at a time.
 
-Run by the Python of an environment that has openpi (tests/fixtures/openpi/make.py says how to make
-one), never imported by ours. It reads one JSON object a line on stdin and answers each with one on
-stdout, so that a benchmark can alternate its own steps with openpi's and a drifting machine slows
-both alike. XLA_FLAGS of the caller are dropped: they may name flags that its XLA lacks.
+Run by the Python of an environment that has openpi, never imported by ours:
+tests/fixtures/openpi/make.py says how to make one; beside jaxtyping==0.2.36 openpi's model also
+runs on newer JAX, Flax and Orbax, if both halves are to have the same XLA. It reads one JSON object
+a line on stdin and answers each with one on stdout, so that a benchmark can alternate its own steps
+with openpi's and a drifting machine slows both alike. XLA_FLAGS are the caller's to set.
 
 First line, answered by {"versions": {...}, "parameters": n}:
 
@@ -24,7 +25,8 @@ ones; seconds are from the call until its result is ready, pictures being floats
           as read, and PATH.npz: noise [b, horizon, action_dim] and time [b] as compute_loss drew
           them (time 1 is noise), loss [b, horizon], sampled [b, horizon, action_dim]
     {"run": "train"}   -> {"seconds": s, "loss": mean}: value and gradient, clipping and AdamW as in
-          openpi's training, f32, without augmentation and without the average of weights (EMA)
+          openpi's training (its schedule's rates, its key folded with the step), f32, without
+          augmentation and without the average of weights (EMA)
     {"run": "sample"}  -> {"seconds": s}: `steps` Euler steps from sample_noise
 
 The end of stdin ends it.
@@ -33,7 +35,6 @@ The end of stdin ends it.
 # ruff: noqa: E402
 
 import json
-import os
 import sys
 import time
 import types
@@ -45,7 +46,6 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:] = [path for path in sys.path if Path(path).resolve() != HERE]  # holds this openpi.py
-os.environ.pop("XLA_FLAGS", None)
 answers, sys.stdout = sys.stdout, sys.stderr
 for name in ("safetensors", "torch", "torch.nn", "torch.nn.functional", "openpi.models_pytorch"):
     sys.modules[name] = types.ModuleType(name)  # imported by openpi, used only by its PyTorch half
@@ -57,7 +57,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
-from flax import nnx
+from flax import nnx, traverse_util
 from openpi.models import gemma, siglip
 from openpi.models import model as openpi_model
 from openpi.models.pi0_config import Pi0Config
@@ -95,6 +95,18 @@ def write_random(config: Pi0Config, path: Path, seed: int) -> None:
         writer.save(path.resolve(), {"params": noisy})
 
 
+def read_params(path: Path) -> dict[str, Any]:
+    """Weights as openpi's tree, without the last key `value` that its training writes."""
+    with ocp.PyTreeCheckpointer() as reader:
+        leaves = traverse_util.flatten_dict(reader.restore(path.resolve())["params"])
+    return traverse_util.unflatten_dict(
+        {
+            keys[:-1] if keys[-1] == "value" else keys: jnp.asarray(np.asarray(leaf))
+            for keys, leaf in leaves.items()
+        }
+    )
+
+
 def read_batch(path: str) -> tuple[openpi_model.Observation, jax.Array, jax.Array]:
     """Observation, actions and the sampler's noise, on the device."""
     batch = dict(np.load(path))
@@ -118,8 +130,7 @@ def serve(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         write_random(config, params, request["seed"])
     observation, actions, sample_noise = read_batch(request["batch"])
     key = jax.random.key(request["seed"])
-    restored = openpi_model.restore_params(params, restore_type=np.ndarray)
-    model = config.load(jax.tree.map(jnp.asarray, restored))
+    model = config.load(read_params(params))
     graph, weights = nnx.split(model)
     schedule = optimizer.CosineDecaySchedule()
     update = optimizer.create_optimizer(optimizer.AdamW(), schedule)
