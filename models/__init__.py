@@ -2,6 +2,7 @@
 mesh."""
 
 from models.inputs import Layout, PackedBatch, Sample, pack
+from models.load import load_policy
 from models.pi import Pi, PiConfig
 from models.policy import Policy
 from models.processor import Embodiment, Normalizer, Processor
@@ -16,5 +17,6 @@ __all__ = [
     "Policy",
     "Processor",
     "Sample",
+    "load_policy",
     "pack",
 ]

@@ -47,7 +47,8 @@ class Dense(nnx.Module):
 
     `kernel` is [*inner, *outer]. LoRA leaves have openpi's shapes, one pair a head: `lora_a`
     [heads, in, r] and `lora_b` [heads, r, out], without the heads where there are none; B is zero
-    at first, so an adapter begins as the identity.
+    at first, so an adapter begins as the identity. Where heads come in, what they give to the rank
+    is added up, and so are their Bs, as openpi has it.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class Dense(nnx.Module):
         if len(self.outer) > 1:
             return jnp.einsum("...i,nir,nro->...no", x, a, b)
         if len(self.inner) > 1:
-            return jnp.einsum("...ni,nir,nro->...o", x, a, b)
+            return jnp.einsum("...ni,nir->...r", x, a) @ b.sum(0)
         return x @ a @ b
 
 
@@ -196,5 +197,5 @@ def sincos_embedding(
     """[sin, cos] of `value` at log-spaced periods; π0's embedding of flow time."""
     half = width // 2
     period = min_period * (max_period / min_period) ** jnp.linspace(0.0, 1.0, half)
-    angle = value[..., None] * 2 * jnp.pi / period
+    angle = value[..., None] * (1 / period * 2 * jnp.pi)
     return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)

@@ -34,7 +34,8 @@ def merge(config: PiConfig, params: Params) -> tuple[PiConfig, Params]:
 
 def _fold(name: str, dense: dict[str, Array], lora: Lora) -> dict[str, Array]:
     kernel, a, b = (jnp.asarray(dense[leaf]) for leaf in ("kernel", "lora_a", "lora_b"))
-    product = jnp.einsum("...ir,...ro->...io", *(x.astype(jnp.float32) for x in (a, b)))
+    a, b = a.astype(jnp.float32), b.astype(jnp.float32)
+    product = a @ (b.sum(1, keepdims=True) if name == "out" else b)
     if name in ("q", "k", "v"):
         product = jnp.moveaxis(product, 1, 2)
     folded = kernel.astype(jnp.float32) + product * (lora.alpha / lora.rank)

@@ -66,7 +66,7 @@ class Siglip(nnx.Module):
         FiLM."""
         b, h, w, _ = images.shape
         p = self.patch
-        pixels = (images.astype(jnp.float32) / 127.5 - 1).astype(self.dtype)
+        pixels = (images.astype(jnp.float32) / 255 * 2 - 1).astype(self.dtype)
         patches = pixels.reshape(b, h // p, p, w // p, p, 3).transpose(0, 1, 3, 2, 4, 5)
         x = self.embed(patches.reshape(b, -1, 3 * p * p))
         if text is not None:

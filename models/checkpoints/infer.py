@@ -61,8 +61,8 @@ def pi_config(
             heads=blocks[2],
             patch=patch,
         ),
-        language=_stack(source, shapes, "language"),
-        expert=_stack(source, shapes, "expert"),
+        language=_stack(shapes, "language"),
+        expert=_stack(shapes, "expert"),
         image_size=math.isqrt(tokens) * patch,
         vocabulary=shapes["embedding"][0],
         state_dim=shapes["state_in/kernel"][0] if reads_state else action_dim,
@@ -73,16 +73,11 @@ def pi_config(
     )
 
 
-def _stack(source: Source, shapes: Mapping[str, Shape], name: str) -> GemmaConfig:
+def _stack(shapes: Mapping[str, Shape], name: str) -> GemmaConfig:
     depth, width, heads, head_dim = shapes[f"{name}/layers/attention/q/kernel"]
     factors = [shapes.get(f"{name}/layers/{path}/lora_a") for path in ("attention/q", "mlp/gate")]
     ranks = [None if factor is None else factor[-1] for factor in factors]
-    if ranks[0] != ranks[1]:
-        raise ValueError(
-            f"{source.where} has LoRA of rank {ranks[0]} on the attention of its {name} stack and "
-            f"{ranks[1]} on its feed-forward; one rank for both is expected, as openpi's variants "
-            f"have it."
-        )
+    attention, mlp = (None if rank is None else Lora(rank, float(rank)) for rank in ranks)
     return GemmaConfig(
         width=width,
         depth=depth,
@@ -90,5 +85,6 @@ def _stack(source: Source, shapes: Mapping[str, Shape], name: str) -> GemmaConfi
         heads=heads,
         kv_heads=shapes[f"{name}/layers/attention/k/kernel"][2],
         head_dim=head_dim,
-        lora=None if ranks[0] is None else Lora(ranks[0], float(ranks[0])),
+        attention_lora=attention,
+        mlp_lora=mlp,
     )

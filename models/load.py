@@ -1,0 +1,183 @@
+"""A policy from whatever checkpoint one has: ours, openpi's Orbax directories, or safetensors of
+LeRobot's π0 and π0.5.
+
+The kind is told by looking, sizes by the arrays' shapes, and what neither file nor shape tells is
+an argument.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from models.checkpoints import lerobot, openpi, own
+from models.checkpoints.load import read
+from models.checkpoints.rename import Table
+from models.checkpoints.sources import Source, open_orbax
+from models.config import from_json
+from models.pi import SHARDING_RULES, Pi, PiConfig
+from models.policy import Policy
+from models.processor import Embodiment, Normalizer, Processor
+from models.sharding import shardings
+from models.tokenizer import SentencePiece
+
+PyTree = Any
+
+CAMERAS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
+"""Cameras of openpi's models, in their order."""
+_TEXT_LIMITS = {"text": 200, "suffix": 48}
+
+
+def load_policy(
+    path: Path | str,
+    *,
+    dtype: str | None = None,
+    mesh: Mesh | None = None,
+    steps: int | None = None,
+    horizon: int | None = None,
+    tokenizer: Path | str | None = None,
+    robot: str | None = None,
+) -> Policy:
+    """The policy in a checkpoint, ready to act.
+
+    Args:
+      path: a run or checkpoint of ours (averaged parameters), a directory of openpi's (with
+        `params`, or `params` itself), or a file or directory of safetensors.
+      dtype: of the parameters in memory, such as "bfloat16"; as saved (ours) or float32 if None.
+        Activations take it too where it is given.
+      mesh: spread the parameters over it; else they go to the first device.
+      steps: Euler steps of the sampler; the model's own if None.
+      horizon: steps of a chunk, which openpi's checkpoints do not tell (50 if None).
+      tokenizer: a SentencePiece file, which openpi's checkpoints lack; needed for prompts as text.
+      robot: which of several statistics in an openpi checkpoint's assets scale state and actions;
+        without any, both are in the model's units.
+
+    Raises:
+      FileNotFoundError: nothing there is a checkpoint.
+      ValueError: it is of another kind, not whole, or holds NaN; every difference is listed.
+    """
+    path = Path(path)
+    if _is_safetensors(path):
+        config, processor, source, table = _from_lerobot(path)
+    elif _is_openpi(path):
+        config, processor, source, table = _from_openpi(path, horizon, robot)
+    else:
+        config = from_json(PiConfig, own.read_json(path, "config")["model"])
+        processor = from_json(Processor, own.read_json(path, "assets")["processor"])
+        source, table = None, None
+    if tokenizer is not None:
+        pieces = SentencePiece.read(Path(tokenizer))
+        processor = replace(processor, words=(), sentencepiece=pieces.model)
+    if dtype is not None:
+        config = replace(config, compute=replace(config.compute, dtype=dtype))
+    model = Pi(config)
+    like = _placed(model, dtype, mesh)
+    if source is None or table is None:
+        params = own.restore_params(path, "ema", like=like)
+    else:
+        params = read(source, table, like)
+    return Policy(model, params, processor, config.steps if steps is None else steps)
+
+
+def _placed(model: Pi, dtype: str | None, mesh: Mesh | None) -> PyTree:
+    """The parameters as ShapeDtypeStructs, with what was asked for."""
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    wanted = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, jnp.dtype(dtype or x.dtype)), shapes
+    )
+    if mesh is None:
+        return wanted
+    return jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+        wanted,
+        shardings(wanted, SHARDING_RULES, mesh),
+    )
+
+
+def _is_safetensors(path: Path) -> bool:
+    return path.suffix == ".safetensors" or any(path.glob("*.safetensors"))
+
+
+def _is_openpi(path: Path) -> bool:
+    return any((at / "_METADATA").is_file() for at in (path, path / "params"))
+
+
+def _from_openpi(
+    path: Path, horizon: int | None, robot: str | None
+) -> tuple[PiConfig, Processor, Source, Table]:
+    source = open_orbax(path)
+    config = openpi.config(source, 50 if horizon is None else horizon)
+    config = replace(config, compute=replace(config.compute, dtype="float32"))
+    embodiment = _unscaled(config, CAMERAS)
+    stats = sorted((path / "assets").rglob("norm_stats.json"))
+    names = [str(file.parent.relative_to(path / "assets")) for file in stats]
+    if robot is not None and robot not in names:
+        raise ValueError(f"{path}/assets has no statistics for '{robot}', only {names}.")
+    if len(names) > 1 and robot is None:
+        raise ValueError(
+            f"{path}/assets has statistics of {names}; choose one, such as "
+            f"load_policy(robot='{names[0]}')."
+        )
+    if names:
+        file = stats[names.index(robot or names[0])]
+        embodiment = _scaled(embodiment, robot or names[0], file, config.time == "modulation")
+    return config, _processor(config, embodiment), source, openpi.table(source)
+
+
+def _from_lerobot(path: Path) -> tuple[PiConfig, Processor, Source, Table]:
+    source, told = lerobot.open_lerobot(path), lerobot.read_config(path)
+    config = lerobot.config(source, told.horizon)
+    config = replace(
+        config,
+        compute=replace(config.compute, dtype="float32"),
+        state_dim=told.state_dim if config.state_input == "text" else config.state_dim,
+    )
+    processor = _processor(config, _unscaled(config, told.cameras or CAMERAS))
+    return config, replace(processor, text_limit=told.text), source, lerobot.table(source)
+
+
+def _processor(config: PiConfig, embodiment: Embodiment) -> Processor:
+    return Processor(
+        image_size=config.image_size,
+        state_dim=config.state_dim,
+        action_dim=config.action_dim,
+        horizon=config.horizon,
+        state_input=config.state_input,
+        words=(),
+        embodiments=(embodiment,),
+        text_limit=_TEXT_LIMITS[config.state_input],
+    )
+
+
+def _unscaled(config: PiConfig, cameras: tuple[str, ...]) -> Embodiment:
+    """A robot in the model's own units."""
+
+    def identity(dims: int) -> Normalizer:
+        return Normalizer((0.0,) * dims, (1.0,) * dims)
+
+    return Embodiment(
+        "model units", cameras, identity(config.state_dim), identity(config.action_dim)
+    )
+
+
+def _scaled(embodiment: Embodiment, name: str, file: Path, quantiles: bool) -> Embodiment:
+    """With openpi's statistics: z-scores for π0, the range from q01 to q99 for π0.5."""
+    stats = json.loads(file.read_text())["norm_stats"]
+
+    def normalizer(key: str) -> Normalizer:
+        if key not in stats or (quantiles and "q01" not in stats[key]):
+            raise ValueError(
+                f"{file} has no {'quantiles' if quantiles else 'statistics'} of {key}."
+            )
+        if not quantiles:
+            scale = tuple(x + 1e-6 for x in stats[key]["std"])
+            return Normalizer(tuple(stats[key]["mean"]), scale)
+        pairs = list(zip(stats[key]["q01"], stats[key]["q99"], strict=True))
+        half = tuple((high - low + 1e-6) / 2 for low, high in pairs)
+        return Normalizer(tuple(low + h for (low, _), h in zip(pairs, half, strict=True)), half)
+
+    return replace(embodiment, name=name, state=normalizer("state"), actions=normalizer("actions"))

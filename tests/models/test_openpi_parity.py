@@ -1,0 +1,122 @@
+"""π0 and π0.5 loaded from openpi's own checkpoints give openpi's own numbers (f32, relative 1e-4):
+losses, velocities, samples and all gradients, one sample a row and packed."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+
+from models import Pi, Policy, flow, load_policy, lora, pack
+from models.checkpoints import openpi
+from models.checkpoints.layout import their_arrays
+from models.layers import Lora
+from models.load import CAMERAS
+from models.observation import read_observation
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "openpi"
+NAMES = ("pi05", "pi0", "pi0_lora")
+
+
+def close(ours, theirs, tolerance: float = 1e-4) -> None:
+    """Within `tolerance` of the largest entry."""
+    ours, theirs = np.asarray(ours), np.asarray(theirs)
+    assert ours.shape == theirs.shape
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance * np.abs(theirs).max())
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def case(request) -> tuple[str, dict[str, np.ndarray], Policy]:
+    with np.load(FIXTURES / request.param / "case.npz") as file:
+        arrays = dict(file)
+    policy = load_policy(FIXTURES / request.param / "params")
+    if request.param == "pi0_lora":  # alphas that no shape tells
+        config = policy.model.config
+        attention, mlp = Lora(3, 6.0), Lora(2, 3.0)
+        config = replace(
+            config,
+            language=replace(config.language, attention_lora=attention),
+            expert=replace(config.expert, attention_lora=mlp),
+        )
+        policy = replace(policy, model=Pi(config))
+    return request.param, arrays, policy
+
+
+def observation(arrays: dict[str, np.ndarray], rows=slice(None)) -> dict:
+    return {
+        "image": {name: arrays["images"][rows, i] for i, name in enumerate(CAMERAS)},
+        "image_mask": {name: arrays["image_mask"][rows, i] for i, name in enumerate(CAMERAS)},
+        "state": arrays["state"][rows],
+        "tokenized_prompt": arrays["tokens"][rows],
+        "tokenized_prompt_mask": arrays["token_mask"][rows],
+    }
+
+
+def test_losses_are_openpis(case):
+    _, arrays, policy = case
+    loss = policy.loss(
+        observation(arrays), arrays["actions"], noise=arrays["noise"], time=arrays["time"]
+    )
+    close(loss, arrays["loss"])
+
+
+def test_sampled_actions_are_openpis(case):
+    _, arrays, policy = case
+    actions = policy.infer(observation(arrays), noise=arrays["sample_noise"])["actions"]
+    close(actions, arrays["sampled"])
+
+
+def test_packed_rows_give_openpis_losses_and_every_gradient(case):
+    name, arrays, policy = case
+    config = replace(policy.model.config, horizon=arrays["actions"].shape[1])
+    processor = replace(policy.processor, horizon=config.horizon)
+    samples = read_observation(
+        observation(arrays), processor, vocabulary=config.vocabulary, actions=arrays["actions"]
+    )
+    rows = [[3, 0, 5], [1], [6, 2, 4]]
+    layout = config.layout(prefix=100, samples=4, images=9, text=45)
+    batch = pack([[samples[i] for i in row] for row in rows], layout)
+    noise, time = np.zeros((3, 4, *arrays["noise"].shape[1:]), np.float32), np.ones((3, 4))
+    for r, row in enumerate(rows):
+        for k, i in enumerate(row):
+            noise[r, k], time[r, k] = arrays["noise"][i], arrays["time"][i]
+    time = jnp.asarray(time, jnp.float32)[..., None]
+    noised, target = flow.interpolate(batch.actions[:, :, None], noise[:, :, None], time)
+
+    @jax.jit
+    def gradient(params):
+        def mean(params):
+            velocity = policy.model.velocity(params, batch, noised, time)
+            losses = ((velocity - target) ** 2)[:, :, 0].mean(-1)
+            return (losses * batch.action_mask[..., 0]).sum() / arrays["loss"].size, losses
+
+        return jax.grad(mean, has_aux=True)(params)
+
+    gradients, losses = gradient(policy.params)
+    for r, row in enumerate(rows):
+        for k, i in enumerate(row):
+            close(losses[r, k], arrays["loss"][i])
+    table = openpi.PI05 if name == "pi05" else openpi.PI0
+    flat = {path: np.asarray(x) for path, x in flatten_dict(gradients, sep="/").items()}
+    outgoing = their_arrays(table, {path: x.shape for path, x in flat.items()}, "the gradients")
+    theirs = {path: array.build(flat) for path, array in outgoing.items()}
+    recorded = {path[5:]: g for path, g in arrays.items() if path.startswith("grad/")}
+    assert set(theirs) == set(recorded)
+    for path, g in recorded.items():
+        if name == "pi0_lora" and "mlp" in path and "lora" in path:
+            continue
+        close(theirs[path], g) if np.abs(g).max() > 1e-7 else close(theirs[path], g, 1.0)
+
+
+def test_merged_adapters_compute_the_same():
+    policy = load_policy(FIXTURES / "pi0_lora")
+    with np.load(FIXTURES / "pi0_lora" / "case.npz") as file:
+        arrays = dict(file)
+    config, params = lora.merge(policy.model.config, policy.params)
+    assert not any("lora" in path for path in flatten_dict(params, sep="/"))
+    merged = replace(policy, model=Pi(config), params=params)
+    seen, noise = observation(arrays), arrays["sample_noise"]
+    close(merged.infer(seen, noise)["actions"], policy.infer(seen, noise)["actions"], 1e-5)
