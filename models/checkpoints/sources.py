@@ -20,6 +20,9 @@ from jaxtyping import Shaped
 from models.checkpoints.rename import Shape
 from models.checkpoints.safetensors_format import map_file
 
+IN_FLIGHT_BYTES = 2 * 2**30
+"""What is held of a checkpoint while it is read, if no chunk of it is larger."""
+
 _ZARR = {".zarray": "zarr", "zarr.json": "zarr3"}
 
 
@@ -74,7 +77,8 @@ def open_orbax(path: Path) -> Source:
     # Orbax stores an unsharded array as one compressed chunk, which without a cache each region
     # read of it would decompress anew.
     chunks = map(_chunk_bytes, _open_all(specs, ts.Context()).values())
-    context = ts.Context({"cache_pool": {"total_bytes_limit": max(chunks)}})
+    limit = max(IN_FLIGHT_BYTES, *chunks)
+    context = ts.Context({"cache_pool": {"total_bytes_limit": limit}})
     return Source(str(path), _open_all(specs, context))
 
 
