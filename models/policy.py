@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Bool, Float, UInt8
+from jaxtyping import Float, UInt8
 
 from models import flow
 from models.inputs import PackedBatch, Sample, pack

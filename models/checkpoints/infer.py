@@ -31,7 +31,7 @@ def pi_config(
     """Reads a config off the checkpoint's shapes by the rules of `table`.
 
     What shapes do not tell is openpi's: state as text in π0.5 and as the expert's token in π0, LoRA
-    scaled by 1 (alpha equal to the rank).
+    scaled by 1 (alpha equal to the rank, as in openpi's variants).
 
     Args:
       horizon: steps of a chunk, which no shape tells.
@@ -61,8 +61,8 @@ def pi_config(
             heads=blocks[2],
             patch=patch,
         ),
-        language=_stack(source, shapes, "language"),
-        expert=_stack(source, shapes, "expert"),
+        language=_stack(shapes, "language"),
+        expert=_stack(shapes, "expert"),
         image_size=math.isqrt(tokens) * patch,
         vocabulary=shapes["embedding"][0],
         state_dim=shapes["state_in/kernel"][0] if reads_state else action_dim,
@@ -73,16 +73,8 @@ def pi_config(
     )
 
 
-def _stack(source: Source, shapes: Mapping[str, Shape], name: str) -> GemmaConfig:
+def _stack(shapes: Mapping[str, Shape], name: str) -> GemmaConfig:
     depth, width, heads, head_dim = shapes[f"{name}/layers/attention/q/kernel"]
-    factors = [shapes.get(f"{name}/layers/{path}/lora_a") for path in ("attention/q", "mlp/gate")]
-    ranks = [None if factor is None else factor[-1] for factor in factors]
-    if ranks[0] != ranks[1]:
-        raise ValueError(
-            f"{source.where} has LoRA of rank {ranks[0]} on the attention of its {name} stack and "
-            f"{ranks[1]} on its feed-forward; one rank for both is expected, as openpi's variants "
-            f"have it."
-        )
     return GemmaConfig(
         width=width,
         depth=depth,
@@ -90,5 +82,10 @@ def _stack(source: Source, shapes: Mapping[str, Shape], name: str) -> GemmaConfi
         heads=heads,
         kv_heads=shapes[f"{name}/layers/attention/k/kernel"][2],
         head_dim=head_dim,
-        lora=None if ranks[0] is None else Lora(ranks[0], float(ranks[0])),
+        attention_lora=_lora(shapes, f"{name}/layers/attention/q/lora_a"),
+        mlp_lora=_lora(shapes, f"{name}/layers/mlp/gate/lora_a"),
     )
+
+
+def _lora(shapes: Mapping[str, Shape], path: str) -> Lora | None:
+    return Lora(shapes[path][-1], float(shapes[path][-1])) if path in shapes else None
