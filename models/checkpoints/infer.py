@@ -31,7 +31,7 @@ def pi_config(
     """Reads a config off the checkpoint's shapes by the rules of `table`.
 
     What shapes do not tell is openpi's: state as text in π0.5 and as the expert's token in π0, LoRA
-    scaled by 1 (alpha equal to the rank).
+    scaled by 1 (alpha equal to the rank, as in openpi's variants).
 
     Args:
       horizon: steps of a chunk, which no shape tells.
@@ -75,9 +75,6 @@ def pi_config(
 
 def _stack(shapes: Mapping[str, Shape], name: str) -> GemmaConfig:
     depth, width, heads, head_dim = shapes[f"{name}/layers/attention/q/kernel"]
-    factors = [shapes.get(f"{name}/layers/{path}/lora_a") for path in ("attention/q", "mlp/gate")]
-    ranks = [None if factor is None else factor[-1] for factor in factors]
-    attention, mlp = (None if rank is None else Lora(rank, float(rank)) for rank in ranks)
     return GemmaConfig(
         width=width,
         depth=depth,
@@ -85,6 +82,10 @@ def _stack(shapes: Mapping[str, Shape], name: str) -> GemmaConfig:
         heads=heads,
         kv_heads=shapes[f"{name}/layers/attention/k/kernel"][2],
         head_dim=head_dim,
-        attention_lora=attention,
-        mlp_lora=mlp,
+        attention_lora=_lora(shapes, f"{name}/layers/attention/q/lora_a"),
+        mlp_lora=_lora(shapes, f"{name}/layers/mlp/gate/lora_a"),
     )
+
+
+def _lora(shapes: Mapping[str, Shape], path: str) -> Lora | None:
+    return Lora(shapes[path][-1], float(shapes[path][-1])) if path in shapes else None

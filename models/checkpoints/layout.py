@@ -8,13 +8,18 @@ piece: what is held at a time is the block itself and one piece.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
+from flax.traverse_util import flatten_dict
 from jaxtyping import Shaped
 
 from models.checkpoints.rename import Leaf, Pattern, Shape, Sizes, Table
+from models.checkpoints.safetensors_format import Entry
+from models.checkpoints.transpose import copy_into
 
+PyTree = Any
 Bounds = tuple[int, int]
 Fetch = Callable[[str, tuple[slice, ...]], np.ndarray]
 
@@ -35,7 +40,7 @@ def read_block(
         piece = _region(leaf, name, part, fetch)
         finite = finite and _finite(piece)
         start, stop = (x - bounds[along][0] for x in part[along]) if part else (0, 0)
-        out[(slice(None),) * along + (slice(start, stop),) if part else ...] = piece
+        copy_into(out[(slice(None),) * along + (slice(start, stop),) if part else ...], piece)
     return out, finite
 
 
@@ -104,6 +109,19 @@ def their_arrays(table: Table, ours: Mapping[str, Shape], what: str) -> dict[str
             f"{'; '.join(wrong)}."
         )
     return arrays
+
+
+def exported(params: PyTree, table: Table, what: str) -> dict[str, Entry]:
+    """Their checkpoint of `params` (nested dict of arrays): every array with its shape and how to
+    make it, on this host.
+
+    Raises:
+      ValueError: see `their_arrays`.
+    """
+    flat = flatten_dict(params, sep="/")
+    arrays = their_arrays(table, {path: leaf.shape for path, leaf in flat.items()}, what)
+    host = {path: np.asarray(leaf) for path, leaf in flat.items()}
+    return {name: (array.shape, partial(array.build, host)) for name, array in arrays.items()}
 
 
 def _pieces(

@@ -8,7 +8,6 @@ import json
 import math
 import re
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from models.checkpoints.infer import pi_config
-from models.checkpoints.layout import their_arrays
+from models.checkpoints.layout import exported
 from models.checkpoints.rename import Rule, Table
 from models.checkpoints.safetensors_format import Entry, write_file
 from models.checkpoints.sources import Source, open_safetensors
@@ -256,16 +255,9 @@ def export(params: PyTree, config: LerobotConfig, path: Path, dtype: str = "floa
         raise ValueError(f"{file} exists; give a directory without a model in it.")
     flat = flatten_dict(params, sep="/")
     modulated = "expert/norm/modulation/kernel" in flat
-    outgoing = their_arrays(
-        PI05 if modulated else PI0,
-        {name: leaf.shape for name, leaf in flat.items()},
-        "A LeRobot checkpoint",
-    )
-    host = {name: np.asarray(leaf) for name, leaf in flat.items()}
-    arrays: dict[str, Entry] = {
-        f"model.{name}": (array.shape, partial(array.build, host))
-        for name, array in outgoing.items()
-    }
+    rules = PI05 if modulated else PI0
+    theirs = exported(params, rules, "A LeRobot checkpoint")
+    arrays: dict[str, Entry] = {f"model.{name}": entry for name, entry in theirs.items()}
     # The port's expert has an output head that nothing reads and strict loading asks for.
     head = (flat["embedding"].shape[0], flat["action_in/kernel"].shape[1])
     arrays[f"model.{_EXPERT}.lm_head.weight"] = (head, lambda: np.zeros(1, np.float32))

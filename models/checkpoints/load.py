@@ -5,6 +5,7 @@ several threads; what they hold of the checkpoint at a time is bounded, so that 
 full copy.
 """
 
+import math
 import os
 import threading
 from collections.abc import Iterator
@@ -20,12 +21,11 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from models.checkpoints.layout import read_block
 from models.checkpoints.rename import Leaf, Table, match
-from models.checkpoints.sources import Source
+from models.checkpoints.sources import IN_FLIGHT_BYTES, Source
 
 PyTree = Any
 Index = tuple[slice, ...]
 
-_IN_FLIGHT_BYTES = 2 * 2**30
 _PIECE_BYTES = 64 * 2**20
 _BAR_FROM_BYTES = 256 * 2**20
 
@@ -45,36 +45,38 @@ def read(source: Source, table: Table, like: PyTree) -> PyTree:
     shapes = {path: tuple(leaf.shape) for path, leaf in wanted.items()}
     leaves = match(table, source.shapes, shapes, source.where)
     shards = [shard for path, leaf in wanted.items() for shard in _shards(path, leaf)]
-    # Parameters that lie in one array of theirs are read one after the other.
-    shards.sort(key=lambda shard: leaves[shard.path].names[0])
-    room = _Room(_IN_FLIGHT_BYTES)
+    least = {p: max(map(source.least, leaf.names), default=0) for p, leaf in leaves.items()}
+    # What lies in one array of chunks is read by one thread in a row, so that none is decoded anew.
+    tasks: dict[object, list[_Shard]] = {}
+    for number, shard in enumerate(shards):
+        key = leaves[shard.path].names[0] if least[shard.path] else number
+        tasks.setdefault(key, []).append(shard)
+    room = _Room(IN_FLIGHT_BYTES)
 
-    def fill(shard: _Shard) -> tuple[list[jax.Array], bool, int]:
-        leaf, dtype = leaves[shard.path], np.dtype(wanted[shard.path].dtype)
-        least = max(source.least(name) for name in leaf.names)
-        with room.take(shard.size * dtype.itemsize + least):
-            pieces = max(_PIECE_BYTES, least)
-            block, finite = read_block(leaf, shard.region, source.read, dtype, pieces)
-            arrays = [jax.device_put(block, device) for device in shard.devices]
-            jax.block_until_ready(arrays)
-        return arrays, finite, block.nbytes
+    def fill(shard: _Shard) -> tuple[list[jax.Array], bool]:
+        pieces = max(_PIECE_BYTES, least[shard.path])
+        dtype = np.dtype(wanted[shard.path].dtype)
+        block, finite = read_block(leaves[shard.path], shard.region, source.read, dtype, pieces)
+        copies = [jax.device_put(block, device) for device in shard.devices]
+        return jax.block_until_ready(copies), finite
+
+    def work(task: list[_Shard]) -> list[tuple[list[jax.Array], bool]]:
+        with room.take(max(shard.size + least[shard.path] for shard in task)):
+            return [fill(shard) for shard in task]
 
     arrays: dict[str, list[jax.Array]] = {path: [] for path in wanted}
     bad = set()
-    total = sum(s.size * np.dtype(wanted[s.path].dtype).itemsize for s in shards)
-    with (
-        _progress(total) as advance,
-        ThreadPoolExecutor(min(32, 2 * (os.cpu_count() or 1))) as pool,
-    ):
-        filling = {pool.submit(fill, shard): shard for shard in shards}
+    threads = min(32, 2 * (os.cpu_count() or 1))
+    total = sum(shard.size for shard in shards)
+    with _progress(total) as advance, ThreadPoolExecutor(threads) as pool:
+        working = {pool.submit(work, task): task for task in tasks.values()}
         try:
-            for future in as_completed(filling):
-                copies, finite, size = future.result()
-                path = filling[future].path
-                arrays[path] += copies
-                if not finite:
-                    bad.add(path)
-                advance(size)
+            for future in as_completed(working):
+                for shard, (copies, finite) in zip(working[future], future.result(), strict=True):
+                    arrays[shard.path] += copies
+                    if not finite:
+                        bad.add(shard.path)
+                    advance(shard.size)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -87,7 +89,7 @@ def read(source: Source, table: Table, like: PyTree) -> PyTree:
 
 
 class _Shard(NamedTuple):
-    """A block of a parameter and the devices of this host that hold it."""
+    """A block of a parameter, the devices of this host that hold it, and its bytes."""
 
     path: str
     region: Index
@@ -124,7 +126,7 @@ def _shards(path: str, leaf: jax.ShapeDtypeStruct) -> list[_Shard]:
     assert leaf.sharding is not None
     for device, index in leaf.sharding.addressable_devices_indices_map(leaf.shape).items():
         bounds = [s.indices(n)[:2] for s, n in zip(index or (), leaf.shape, strict=True)]
-        size = int(np.prod([stop - start for start, stop in bounds]))
+        size = math.prod(stop - start for start, stop in bounds) * np.dtype(leaf.dtype).itemsize
         shards.setdefault(tuple(bounds), _Shard(path, index or (), [], size)).devices.append(device)
     return list(shards.values())
 

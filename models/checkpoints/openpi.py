@@ -13,7 +13,7 @@ import orbax.checkpoint as ocp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from models.checkpoints.infer import pi_config
-from models.checkpoints.layout import their_arrays
+from models.checkpoints.layout import exported
 from models.checkpoints.rename import Rule, Table
 from models.checkpoints.sources import Source
 from models.pi import PiConfig
@@ -146,12 +146,10 @@ def export(params: PyTree, path: Path) -> None:
     target = Path(path).absolute() / "params"
     if target.exists():
         raise ValueError(f"{target} exists; give a directory without a checkpoint in it.")
-    flat = flatten_dict(params, sep="/")
-    rules = PI05 if "expert/norm/modulation/kernel" in flat else PI0
-    outgoing = their_arrays(
-        rules, {name: leaf.shape for name, leaf in flat.items()}, "An openpi checkpoint"
-    )
-    host = {name: np.asarray(leaf) for name, leaf in flat.items()}
-    arrays = {name: o.build(host).astype(np.float32, copy=False) for name, o in outgoing.items()}
+    rules = PI05 if "expert/norm/modulation/kernel" in flatten_dict(params, sep="/") else PI0
+    arrays = {
+        name: make().astype(np.float32, copy=False)
+        for name, (_, make) in exported(params, rules, "An openpi checkpoint").items()
+    }
     with ocp.PyTreeCheckpointer() as checkpointer:
         checkpointer.save(target, {"params": unflatten_dict(arrays, sep="/")})

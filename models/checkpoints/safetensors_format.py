@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from models.checkpoints.rename import Shape
+from models.checkpoints.transpose import copy_into
 
 _DTYPES: dict[str, np.dtype] = {
     "F64": np.dtype(np.float64),
@@ -85,5 +86,7 @@ def write_file(
     with unfinished.open("wb") as out:
         out.write(len(text).to_bytes(_LENGTH, "little") + text)
         for shape, make in arrays.values():
-            np.broadcast_to(make(), shape).astype(dtype, order="C", copy=False).tofile(out)
+            array = np.empty(shape, dtype)
+            copy_into(array, np.broadcast_to(make(), shape))
+            array.tofile(out)
     unfinished.rename(file)

@@ -20,6 +20,9 @@ from jaxtyping import Shaped
 from models.checkpoints.rename import Shape
 from models.checkpoints.safetensors_format import map_file
 
+IN_FLIGHT_BYTES = 2 * 2**30
+"""What is held of a checkpoint while it is read, if no chunk of it is larger."""
+
 _ZARR = {".zarray": "zarr", "zarr.json": "zarr3"}
 
 
@@ -74,7 +77,8 @@ def open_orbax(path: Path) -> Source:
     # Orbax stores an unsharded array as one compressed chunk, which without a cache each region
     # read of it would decompress anew.
     chunks = map(_chunk_bytes, _open_all(specs, ts.Context()).values())
-    context = ts.Context({"cache_pool": {"total_bytes_limit": max(chunks)}})
+    limit = max(IN_FLIGHT_BYTES, *chunks)
+    context = ts.Context({"cache_pool": {"total_bytes_limit": limit}})
     return Source(str(path), _open_all(specs, context))
 
 
@@ -112,12 +116,19 @@ def _zarr_specs(directory: Path) -> dict[str, dict[str, Any]]:
     else:
         kvstore = {"driver": "file", "path": f"{directory}/"}
         keys = [f"{file.parent.name}/{file.name}" for file in directory.glob("*/*zarr*")]
+    file = directory / "_METADATA"
+    described = json.loads(file.read_text()) if file.is_file() else {}
+    # Orbax once left out chunks of zeros; where it says it did not, an absent one is a loss.
+    filled = not described.get("store_array_data_equal_to_fill_value", False)
     specs = {}
     for key in keys:
-        folder, _, file = key.rpartition("/")
-        if file in _ZARR:
-            where = {**kvstore, "path": f"{kvstore.get('path', '')}{folder}/"}
-            specs[folder.replace(".", "/")] = {"driver": _ZARR[file], "kvstore": where}
+        folder, _, name = key.rpartition("/")
+        if name in _ZARR:
+            specs[folder.replace(".", "/")] = {
+                "driver": _ZARR[name],
+                "kvstore": {**kvstore, "path": f"{kvstore.get('path', '')}{folder}/"},
+                "fill_missing_data_reads": filled,
+            }
     return _plain_names(specs)
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax.traverse_util import flatten_dict, unflatten_dict
+from flax.traverse_util import flatten_dict
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from models.checkpoints import openpi
@@ -28,8 +28,8 @@ PRESETS = {"pi0": PI0, "pi05": PiConfig()}
 def with_lora(config):
     return replace(
         config,
-        language=replace(config.language, lora=LORA_2B),
-        expert=replace(config.expert, lora=LORA_300M),
+        language=replace(config.language, attention_lora=LORA_2B, mlp_lora=LORA_2B),
+        expert=replace(config.expert, attention_lora=LORA_300M, mlp_lora=LORA_300M),
     )
 
 
@@ -67,7 +67,7 @@ def test_a_config_is_inferred_from_the_shapes_alone(name, lora):
     assert replace(inferred, compute=config.compute) == config
 
 
-@pytest.mark.parametrize("name", ["pi0", "pi05"])
+@pytest.mark.parametrize("name", ["pi0", "pi05", "pi0_lora"])
 def test_a_checkpoint_of_openpi_comes_back_bit_by_bit(name, tmp_path):
     source = open_orbax(FIXTURES / name)
     params = load(source, like(name))
@@ -93,24 +93,19 @@ def test_keys_values_gates_and_heads_go_where_openpi_means_them():
     np.testing.assert_array_equal(params["mlp"]["up"]["kernel"], gating[:, 1])
 
 
-def test_adapters_of_two_ranks_are_read_by_a_model_that_has_them():
+def test_adapters_are_inferred_with_their_ranks_and_read():
     source = open_orbax(FIXTURES / "pi0_lora")
-    with pytest.raises(ValueError, match="rank 3 on the attention of its language stack and 5"):
-        openpi.config(source)
-    flat = {
-        "language/layers/mlp/up/lora_b": (3, 5, 56),
-        "expert/layers/attention/v/lora_a": (3, 1, 16, 2),
-    }
-    wanted = unflatten_dict(
-        {path: jax.ShapeDtypeStruct(shape, jnp.float32) for path, shape in flat.items()}, sep="/"
+    config = openpi.config(source, horizon=6)
+    assert (config.language.attention_lora, config.language.mlp_lora) == (
+        Lora(3, 3.0),
+        Lora(5, 5.0),
     )
-    kept = {"PaliGemma/llm/layers/mlp/gating_einsum_lora_b": np.s_[:, 1]}
-    kept |= {"PaliGemma/llm/layers/attn/kv_einsum_1/lora_a": np.s_[:, 1]}
-    part = Source("it", {name: source.arrays[name] for name in kept})
-    for leaf, (name, at) in zip(
-        jax.tree.leaves(load(part, wanted))[::-1], kept.items(), strict=True
-    ):
-        np.testing.assert_array_equal(leaf, np.asarray(source.arrays[name])[at])
+    assert (config.expert.attention_lora, config.expert.mlp_lora) == (Lora(2, 2.0), Lora(7, 7.0))
+    layers = load(source, like("pi0_lora"))["language"]["layers"]
+    gating = np.asarray(source.arrays["PaliGemma/llm/layers/mlp/gating_einsum_lora_b"])
+    np.testing.assert_array_equal(layers["mlp"]["up"]["lora_b"], gating[:, 1])
+    values = np.asarray(source.arrays["PaliGemma/llm/layers/attn/kv_einsum/lora_a"])
+    np.testing.assert_array_equal(layers["attention"]["v"]["lora_a"], values[:, 1])
 
 
 class Recorder:

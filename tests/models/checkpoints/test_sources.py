@@ -48,6 +48,13 @@ def test_a_trailing_value_is_dropped_only_where_every_path_has_it(tmp_path):
     assert set(open_orbax(save("ocdbt", tmp_path / "some", some)).shapes) == {"a/value", "b"}
 
 
+def test_a_lost_chunk_is_an_error_and_not_zeros(tmp_path):
+    path = save("folders", tmp_path / "it", TREE)
+    (path / "params" / "params.b" / "0").unlink()
+    with pytest.raises(ValueError, match=r"params\.b/0. is missing"):
+        open_orbax(path).read("b", (slice(None),))
+
+
 def test_what_is_no_orbax_directory_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="is not a directory"):
         open_orbax(tmp_path / "nothing")
