@@ -1,31 +1,37 @@
 """One attention for everything: a query sees a key iff their segment ids are equal and not 0.
 
-Every implementation can return the log-sum-exp of its logits, and `merge` joins attentions over
-disjoint key sets exactly from it. That identity (Milakov and Gimelshein, arXiv 1805.02867;
-FlashAttention, arXiv 2205.14135) serves the prefix/suffix split, the sampler's key-value cache, and
-several noised chunks that share one prefix.
+Implementations are rows of one table. Each says which shapes and backends it can serve, returns the
+log-sum-exp that `merge` joins parts by, and differentiates it; `explain` tells which one "auto"
+takes and why not the others.
 """
 
-from collections.abc import Callable
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-Implementation = Literal["auto", "dense", "blocked"]
+from models.blocked import blocked
+from models.flash import flash, head_problem
+from models.partial import MASKED, Partial, merge
 
-MASKED = -1e30
-"""Log-sum-exp of a query that sees no key; finite, so that gradients stay so."""
-_BLOCK = 256
-_DENSE_UP_TO = 1024 * 1024
+__all__ = [
+    "MASKED", "Implementation", "Partial", "Target", "attend", "compiling_for", "explain", "merge",
+]  # fmt: skip
+
+Implementation = Literal["auto", "dense", "pallas", "blocked"]
+
+_DENSE_UP_TO = 128 * 128
 
 
-class Partial(NamedTuple):
-    """Attention over some of the keys: normalised output and log-sum-exp of the logits."""
+class Target(NamedTuple):
+    """What programs are made for: JAX's platform, and CUDA's compute capability (0 elsewhere)."""
 
-    out: Float[Array, "b q n d"]
-    lse: Float[Array, "b q n"]
+    platform: str
+    capability: float = 0.0
 
 
 def attend(
@@ -43,220 +49,153 @@ def attend(
     """Segment-masked scaled dot-product attention with grouped key-value heads (n a multiple of g).
 
     Logits and softmax are f32 whatever the inputs. A query that sees no key gets output 0. With
-    `causal` a key is also hidden where its position is past the query's. "auto" is dense up to a
-    million query-key pairs and blocked beyond.
+    `causal` a key is also hidden where its position is past the query's. "auto" takes the first row
+    of `explain` without an objection; a row that is named runs, or says why it cannot.
 
     Raises:
-      ValueError: unknown implementation, heads that do not divide, or `causal` without positions.
+      ValueError: unknown implementation or one that cannot serve these inputs, heads that do not
+        divide, or `causal` without positions.
     """
     if q.shape[2] % k.shape[2]:
         raise ValueError(f"{q.shape[2]} query heads cannot share {k.shape[2]} key-value heads.")
     if causal and (q_position is None or kv_position is None):
         raise ValueError("causal attention needs q_position and kv_position.")
+    if not causal:
+        q_position = kv_position = None
+    run = _TABLE[_choose(implementation, _case(q, k))].run
+    return run(q, k, v, q_segment, kv_segment, q_position, kv_position)
+
+
+def explain(q: Any, k: Any) -> list[tuple[str, str | None]]:
+    """Every implementation in the order "auto" tries them, each with what speaks against it for
+    these queries and keys (arrays or ShapeDtypeStructs); None where nothing does. "auto" takes the
+    first of those.
+    """
+    case = _case(q, k)
+    return [
+        *((name, row.cannot(case) or row.slower(case)) for name, row in _TABLE.items()),
+        *_LEFT_OUT.items(),
+    ]
+
+
+@contextmanager
+def compiling_for(platform: str, capability: float = 0.0) -> Iterator[None]:
+    """Implementations are chosen for this target instead of this process's devices, in programs
+    that are traced within (such as those compiled for a GPU that is not there)."""
+    token = _target.set(Target(platform, capability))
+    try:
+        yield
+    finally:
+        _target.reset(token)
+
+
+class _Case(NamedTuple):
+    queries: int
+    keys: int
+    head_dim: int
+    dtype: jnp.dtype
+    target: Target
+
+
+class _Row(NamedTuple):
+    """An implementation, why it cannot serve a case, and why another is faster there."""
+
+    run: Callable[..., Partial]
+    cannot: Callable[[_Case], str | None] = lambda case: None
+    slower: Callable[[_Case], str | None] = lambda case: None
+
+
+_target: ContextVar[Target | None] = ContextVar("target", default=None)
+
+
+def _case(q: Any, k: Any) -> _Case:
+    target = _target.get()
+    if target is None:
+        device = jax.devices()[0]
+        on_cuda = device.platform == "gpu" and "NVIDIA" in device.device_kind
+        capability = float(getattr(device, "compute_capability", 0)) if on_cuda else 0.0
+        target = Target(device.platform, capability)
+    return _Case(q.shape[1], k.shape[1], q.shape[3], jnp.dtype(q.dtype), target)
+
+
+def _choose(implementation: str, case: _Case) -> str:
     if implementation == "auto":
-        implementation = "dense" if q.shape[1] * k.shape[1] <= _DENSE_UP_TO else "blocked"
-    if implementation not in _IMPLEMENTATIONS:
+        fits = (name for name, row in _TABLE.items() if not (row.cannot(case) or row.slower(case)))
+        return next(fits)
+    if implementation in _LEFT_OUT:
+        raise ValueError(
+            f"Attention '{implementation}' is left out: {_LEFT_OUT[implementation]}; "
+            f"choose one of {['auto', *_TABLE]}."
+        )
+    if implementation not in _TABLE:
         raise ValueError(
             f"Unknown attention implementation '{implementation}'; "
-            f"choose one of {list(_IMPLEMENTATIONS)}."
+            f"choose one of {['auto', *_TABLE]}."
         )
-    if not causal:
-        q_position, kv_position = jnp.zeros_like(q_segment), jnp.zeros_like(kv_segment)
-    return _IMPLEMENTATIONS[implementation](q, k, v, q_segment, kv_segment, q_position, kv_position)
+    if reason := _TABLE[implementation].cannot(case):
+        raise ValueError(f"Attention '{implementation}' cannot serve this: {reason}; use 'auto'.")
+    return implementation
 
 
-def merge(*parts: Partial) -> Partial:
-    """Attention over the union of the parts' disjoint key sets."""
-    lse = jnp.stack([part.lse for part in parts])
-    total = jax.nn.logsumexp(lse, axis=0)
-    weights = jnp.exp(lse - total)[..., None]
-    out = sum(w * part.out.astype(jnp.float32) for w, part in zip(weights, parts, strict=True))
-    return Partial(jnp.asarray(out).astype(parts[0].out.dtype), jnp.maximum(total, MASKED))
+def _dense_is_slower(case: _Case) -> str | None:
+    pairs = case.queries * case.keys
+    if pairs <= _DENSE_UP_TO:
+        return None
+    return f"{pairs:,} query-key pairs a row are more than the {_DENSE_UP_TO:,} it computes sooner"
+
+
+def _pallas_cannot(case: _Case) -> str | None:
+    platform, capability = case.target
+    if capability < 8:
+        return f"needs an NVIDIA GPU of compute capability 8.0, not {platform} ({capability})"
+    return head_problem(case.head_dim, case.dtype)
 
 
 def _visible(
     q_segment: Int[Array, "b q"],
     kv_segment: Int[Array, "b k"],
-    q_position: Int[Array, "b q"],
-    kv_position: Int[Array, "b k"],
+    q_position: Int[Array, "b q"] | None,
+    kv_position: Int[Array, "b k"] | None,
 ) -> Bool[Array, "b 1 1 q k"]:
-    same = (q_segment[:, :, None] == kv_segment[:, None, :]) & (q_segment[:, :, None] != 0)
-    return (same & (kv_position[:, None, :] <= q_position[:, :, None]))[:, None, None]
+    seen = (q_segment[:, :, None] == kv_segment[:, None, :]) & (q_segment[:, :, None] != 0)
+    if q_position is not None and kv_position is not None:
+        seen &= kv_position[:, None, :] <= q_position[:, :, None]
+    return seen[:, None, None]
 
 
-def _logits(q: Float[Array, "b q n d"], k: Float[Array, "b k g d"]) -> Float[Array, "b g h q k"]:
+def _dense(q, k, v, q_segment, kv_segment, q_position=None, kv_position=None) -> Partial:
+    """All query-key pairs at once, differentiated by JAX: what the others are tested against."""
+    visible = _visible(q_segment, kv_segment, q_position, kv_position)
     grouped = q.reshape(*q.shape[:2], k.shape[2], -1, q.shape[3])
     scores = jnp.einsum("bqghd,bkgd->bghqk", grouped, k, preferred_element_type=jnp.float32)
-    return scores * q.shape[3] ** -0.5
-
-
-def _dense(q, k, v, q_segment, kv_segment, q_position, kv_position) -> Partial:
-    visible = _visible(q_segment, kv_segment, q_position, kv_position)
-    logits = jnp.where(visible, _logits(q, k), MASKED)
+    logits = jnp.where(visible, scores * q.shape[3] ** -0.5, MASKED)
     top = jax.lax.stop_gradient(jnp.maximum(logits.max(-1), MASKED / 2))
     weights = jnp.exp(logits - top[..., None])
     total = weights.sum(-1)
-    seen = total > 0
-    safe = jnp.where(seen, total, 1)
+    safe = jnp.where(total > 0, total, 1)
     out = jnp.einsum(
         "bghqk,bkgd->bghqd", weights.astype(v.dtype), v, preferred_element_type=jnp.float32
     )
-    lse = jnp.where(seen, top + jnp.log(safe), MASKED)
-    return _ungroup(out / safe[..., None], lse, q)
-
-
-def _ungroup(out: Float[Array, "b g h q d"], lse: Float[Array, "b g h q"], q: Array) -> Partial:
-    out = jnp.moveaxis(out, 3, 1).reshape(q.shape).astype(q.dtype)
+    out = jnp.moveaxis(out / safe[..., None], 3, 1).reshape(q.shape).astype(q.dtype)
+    lse = jnp.where(total > 0, top + jnp.log(safe), MASKED)
     return Partial(out, jnp.moveaxis(lse, 3, 1).reshape(q.shape[:3]))
 
 
-class _Side(NamedTuple):
-    """Queries or keys cut into blocks along the sequence: arrays are [blocks, b, block, ...]."""
+_TABLE = {
+    "dense": _Row(_dense, slower=_dense_is_slower),
+    "pallas": _Row(flash, cannot=_pallas_cannot),
+    "blocked": _Row(blocked),
+}
+"""In the order of preference; the last serves everything."""
 
-    arrays: tuple[Array, ...]
-    segment: Int[Array, "j b l"]
-    position: Int[Array, "j b l"]
-
-    @classmethod
-    def cut(cls, arrays, segment, position) -> "_Side":
-        block = min(_BLOCK, segment.shape[1])
-
-        def split(x: Array) -> Array:
-            spare = -x.shape[1] % block
-            x = jnp.pad(x, [(0, 0), (0, spare)] + [(0, 0)] * (x.ndim - 2))
-            return jnp.moveaxis(x.reshape(x.shape[0], -1, block, *x.shape[2:]), 1, 0)
-
-        return cls(tuple(split(x) for x in arrays), split(segment), split(position))
-
-
-def _join(blocks: Float[Array, "j b l ..."], length: int) -> Float[Array, "b t ..."]:
-    x = jnp.moveaxis(blocks, 0, 1)
-    return x.reshape(x.shape[0], -1, *x.shape[3:])[:, :length]
-
-
-def _meets(q: _Side, kv: _Side) -> Bool[Array, "i j"]:
-    """Whether any row of the batch has a query in block i that may see a key in block j."""
-
-    def span(side: _Side) -> tuple[Array, Array]:
-        low = jnp.where(side.segment == 0, jnp.iinfo(jnp.int32).max, side.segment).min(-1)
-        return low, side.segment.max(-1)
-
-    (q_low, q_high), (k_low, k_high) = span(q), span(kv)
-    return ((q_low[:, None] <= k_high[None]) & (k_low[None] <= q_high[:, None])).any(-1)
-
-
-def _accumulate(one: Callable, start, others, needed: Bool[Array, "j"]):
-    """Folds `one(carry, other)` over the blocks that are needed and skips the rest."""
-
-    def step(carry, xs):
-        other, need = xs
-        return jax.lax.cond(need, one, lambda carry, _: carry, carry, other), None
-
-    return jax.lax.scan(step, start, (others, needed))[0]
-
-
-@jax.custom_vjp
-def _blocked(q, k, v, q_segment, kv_segment, q_position, kv_position) -> Partial:
-    return _blocked_forward(q, k, v, q_segment, kv_segment, q_position, kv_position)[0]
-
-
-def _blocked_forward(q, k, v, q_segment, kv_segment, q_position, kv_position):
-    queries = _Side.cut((q,), q_segment, q_position)
-    keys = _Side.cut((k, v), kv_segment, kv_position)
-
-    def rows(xs):
-        query, needed = xs
-        (q_block,) = query.arrays
-        b, t, n, d = q_block.shape
-
-        def one(carry, key: _Side):
-            top, total, out = carry
-            k_block, v_block = key.arrays
-            visible = _visible(query.segment, key.segment, query.position, key.position)
-            logits = jnp.where(visible, _logits(q_block, k_block), MASKED)
-            new_top = jnp.maximum(top, logits.max(-1))
-            weights = jnp.exp(logits - new_top[..., None])
-            shrink = jnp.exp(top - new_top)
-            values = jnp.einsum(
-                "bghqk,bkgd->bghqd",
-                weights.astype(v_block.dtype),
-                v_block,
-                preferred_element_type=jnp.float32,
-            )
-            return new_top, total * shrink + weights.sum(-1), out * shrink[..., None] + values
-
-        heads = (b, k.shape[2], n // k.shape[2], t)
-        start = (jnp.full(heads, MASKED / 2), jnp.zeros(heads), jnp.zeros((*heads, d)))
-        top, total, out = _accumulate(one, start, keys, needed)
-        safe = jnp.where(total > 0, total, 1)
-        lse = jnp.where(total > 0, top + jnp.log(safe), MASKED)
-        return _ungroup(out / safe[..., None], lse, q_block)
-
-    out, lse = jax.lax.map(rows, (queries, _meets(queries, keys)))
-    result = Partial(_join(out, q.shape[1]), _join(lse, q.shape[1]))
-    return result, (q, k, v, q_segment, kv_segment, q_position, kv_position, *result)
-
-
-def _blocked_backward(saved, cotangent: Partial):
-    q, k, v, q_segment, kv_segment, q_position, kv_position, out, lse = saved
-    d_out, d_lse = cotangent
-    shift = (d_out.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1) - d_lse
-    queries = _Side.cut((q, d_out, lse, shift), q_segment, q_position)
-    keys = _Side.cut((k, v), kv_segment, kv_position)
-    needed = _meets(queries, keys)
-    groups = k.shape[2]
-
-    def pair(query: _Side, key: _Side) -> tuple[Array, Array]:
-        """Weights and gradient of the logits of one block pair, both [b, g, h, q, k]."""
-        q_block, do_block, lse_block, shift_block = query.arrays
-        k_block, v_block = key.arrays
-
-        def per_head(x: Array) -> Array:
-            return jnp.moveaxis(x.reshape(*x.shape[:2], groups, -1), 1, 3)[..., None]
-
-        visible = _visible(query.segment, key.segment, query.position, key.position)
-        logits = _logits(q_block, k_block)
-        weights = jnp.where(visible, jnp.exp(logits - per_head(lse_block)), 0)
-        grouped = do_block.reshape(*do_block.shape[:2], groups, -1, do_block.shape[3])
-        d_weights = jnp.einsum(
-            "bqghd,bkgd->bghqk", grouped, v_block, preferred_element_type=jnp.float32
-        )
-        return weights, weights * (d_weights - per_head(shift_block)) * q.shape[3] ** -0.5
-
-    def query_rows(xs):
-        query, need = xs
-
-        def one(d_q, key: _Side):
-            _, d_logits = pair(query, key)
-            return d_q + jnp.einsum(
-                "bghqk,bkgd->bqghd", d_logits, key.arrays[0].astype(jnp.float32)
-            )
-
-        b, t, n, d = query.arrays[0].shape
-        return _accumulate(one, jnp.zeros((b, t, groups, n // groups, d)), keys, need)
-
-    def key_rows(xs):
-        key, need = xs
-
-        def one(carry, query: _Side):
-            d_k, d_v = carry
-            weights, d_logits = pair(query, key)
-            grouped = [
-                x.reshape(*x.shape[:2], groups, -1, x.shape[3]).astype(jnp.float32)
-                for x in query.arrays[:2]
-            ]
-            d_k = d_k + jnp.einsum("bghqk,bqghd->bkgd", d_logits, grouped[0])
-            return d_k, d_v + jnp.einsum("bghqk,bqghd->bkgd", weights, grouped[1])
-
-        zeros = jnp.zeros(key.arrays[0].shape)
-        return _accumulate(one, (zeros, zeros), queries, need)
-
-    d_q = _join(jax.lax.map(query_rows, (queries, needed)), q.shape[1])
-    d_k, d_v = (_join(x, k.shape[1]) for x in jax.lax.map(key_rows, (keys, needed.T)))
-    gradients = (d_q.reshape(q.shape).astype(q.dtype), d_k.astype(k.dtype), d_v.astype(v.dtype))
-    return *gradients, None, None, None, None
-
-
-_blocked.defvjp(_blocked_forward, _blocked_backward)
-
-_IMPLEMENTATIONS: dict[str, Callable[..., Partial]] = {"dense": _dense, "blocked": _blocked}
+_LEFT_OUT = {
+    "cudnn": (
+        "its backward forms rowsum(d_out · out) itself, so the log-sum-exp that merge needs has no "
+        "gradient, and its packed layout is a private interface of JAX"
+    ),
+    "pallas.ops.gpu": "its backward refuses the log-sum-exp, and it has no grouped key-value heads",
+    "transformer_engine": (
+        "it returns no log-sum-exp, and its JAX part is built from source with nvcc and cuDNN"
+    ),
+}
+"""Known kernels that are not rows, and why."""
