@@ -24,7 +24,7 @@ __all__ = [
 
 Implementation = Literal["auto", "dense", "pallas", "blocked"]
 
-_DENSE_UP_TO = 128 * 128
+_DENSE_UP_TO = 32 * 1024
 
 
 class Target(NamedTuple):

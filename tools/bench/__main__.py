@@ -12,14 +12,17 @@ from typing import Annotated, Any, Literal
 import tyro
 from rich.console import Console
 
-from tools.bench import packing
+from tools.bench import attention, packing
 from tools.runs import versions
 
-BENCHMARKS: dict[str, Callable[[Console], dict[str, Any]]] = {"packing": packing.run}
+BENCHMARKS: dict[str, Callable[[Console], dict[str, Any]]] = {
+    "attention": attention.run,
+    "packing": packing.run,
+}
 
 
 def main(
-    name: Annotated[Literal["packing"], tyro.conf.Positional],
+    name: Annotated[Literal["attention", "packing"], tyro.conf.Positional],
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> None:
     """Measure a claim against its alternative in one run.
