@@ -22,9 +22,11 @@ __all__ = [
     "MASKED", "Implementation", "Partial", "Target", "attend", "compiling_for", "explain", "merge",
 ]  # fmt: skip
 
-Implementation = Literal["auto", "dense", "pallas", "blocked"]
+Implementation = Literal["auto", "pallas", "dense", "blocked"]
 
-_DENSE_UP_TO = 32 * 1024
+_FEW, _MANY = 32 * 1024, 1024 * 1024
+"""Query-key pairs of a row up to which dense is preferred: measured on a CPU; bounded by memory on
+an accelerator that the kernels cannot serve."""
 
 
 class Target(NamedTuple):
@@ -138,10 +140,15 @@ def _choose(implementation: str, case: _Case) -> str:
 
 
 def _dense_is_slower(case: _Case) -> str | None:
+    pairs, limit = case.queries * case.keys, _FEW if case.target.platform == "cpu" else _MANY
+    if pairs > limit:
+        return f"computes all {pairs:,} query-key pairs of a row, worth it up to {limit:,}"
+    return None
+
+
+def _pallas_is_slower(case: _Case) -> str | None:
     pairs = case.queries * case.keys
-    if pairs <= _DENSE_UP_TO:
-        return None
-    return f"{pairs:,} query-key pairs a row are more than the {_DENSE_UP_TO:,} it computes sooner"
+    return f"no block of {pairs:,} query-key pairs is worth skipping" if pairs <= _FEW else None
 
 
 def _pallas_cannot(case: _Case) -> str | None:
@@ -182,20 +189,24 @@ def _dense(q, k, v, q_segment, kv_segment, q_position=None, kv_position=None) ->
 
 
 _TABLE = {
+    "pallas": _Row(flash, cannot=_pallas_cannot, slower=_pallas_is_slower),
     "dense": _Row(_dense, slower=_dense_is_slower),
-    "pallas": _Row(flash, cannot=_pallas_cannot),
     "blocked": _Row(blocked),
 }
 """In the order of preference; the last serves everything."""
 
 _LEFT_OUT = {
-    "cudnn": (
-        "its backward forms rowsum(d_out · out) itself, so the log-sum-exp that merge needs has no "
-        "gradient, and its packed layout is a private interface of JAX"
-    ),
     "pallas.ops.gpu": "its backward refuses the log-sum-exp, and it has no grouped key-value heads",
+    "tokamax": (
+        "its backward forms rowsum(d_out · out) itself, so the log-sum-exp that merge needs has no "
+        "gradient, and its range mask, a private interface, takes keys that lie end to end only"
+    ),
+    "cudnn": (
+        "JAX's wrapper drops the gradient of the log-sum-exp that merge needs, and its packed "
+        "layout is a private interface that nothing checks without a GPU"
+    ),
     "transformer_engine": (
-        "it returns no log-sum-exp, and its JAX part is built from source with nvcc and cuDNN"
+        "its fused_attn returns no log-sum-exp, and it is built from source with nvcc and cuDNN"
     ),
 }
 """Known kernels that are not rows, and why."""
