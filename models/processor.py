@@ -30,12 +30,10 @@ class Normalizer:
     scale: tuple[float, ...]
 
     def __call__(self, x: Float[np.ndarray, "*b d"]) -> Float[np.ndarray, "*b d"]:
-        offset, scale = np.asarray(self.offset, np.float32), np.asarray(self.scale, np.float32)
-        return ((x - offset) / scale).astype(np.float32)
+        return ((x - np.asarray(self.offset)) / np.asarray(self.scale)).astype(np.float32)
 
     def inverse(self, x: Float[np.ndarray, "*b d"]) -> Float[np.ndarray, "*b d"]:
-        offset, scale = np.asarray(self.offset, np.float32), np.asarray(self.scale, np.float32)
-        return (x * scale + offset).astype(np.float32)
+        return (x * np.asarray(self.scale) + np.asarray(self.offset)).astype(np.float32)
 
 
 @dataclass(frozen=True)
