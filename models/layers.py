@@ -196,6 +196,8 @@ def sincos_embedding(
 ) -> Float[Array, "*b d"]:
     """[sin, cos] of `value` at log-spaced periods; π0's embedding of flow time."""
     half = width // 2
-    period = min_period * (max_period / min_period) ** jnp.linspace(0.0, 1.0, half, dtype=jnp.float32)
+    period = min_period * (max_period / min_period) ** jnp.linspace(
+        0.0, 1.0, half, dtype=jnp.float32
+    )
     angle = value[..., None] * (1 / period * 2 * jnp.pi)
     return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from models.checkpoints import lerobot, openpi, own
+from models.checkpoints.lerobot_statistics import read_normalizers
 from models.checkpoints.load import read
 from models.checkpoints.rename import Table
 from models.checkpoints.sources import Source, open_orbax
@@ -136,8 +137,20 @@ def _from_lerobot(path: Path) -> tuple[PiConfig, Processor, Source, Table]:
         compute=replace(config.compute, dtype="float32"),
         state_dim=told.state_dim if config.state_input == "text" else config.state_dim,
     )
-    processor = _processor(config, _unscaled(config, told.cameras or CAMERAS))
-    return config, replace(processor, text_limit=told.text), source, lerobot.table(source)
+    embodiment, scales = _unscaled(config, told.cameras or CAMERAS), read_normalizers(path)
+    if scales:
+        embodiment = replace(
+            embodiment,
+            name="LeRobot",
+            state=scales.get("observation.state", embodiment.state),
+            actions=scales.get("action", embodiment.actions),
+        )
+    processor = replace(
+        _processor(config, embodiment),
+        text_limit=told.text,
+        spells_padding=config.state_input == "text",
+    )
+    return config, processor, source, lerobot.table(source)
 
 
 def _processor(config: PiConfig, embodiment: Embodiment) -> Processor:

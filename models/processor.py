@@ -52,7 +52,8 @@ class Processor:
     """Everything between a dataset's or robot's units and the model's.
 
     Text is read with `sentencepiece` (a SentencePiece model file, base64) where there is one, else
-    with the word list; prompts of more than `text_limit` tokens are refused.
+    with the word list; prompts of more than `text_limit` tokens are refused. A state spelt as text
+    is the robot's dims, or all of the model's where `spells_padding` (LeRobot's π0.5).
     """
 
     image_size: int
@@ -64,6 +65,7 @@ class Processor:
     embodiments: tuple[Embodiment, ...]
     sentencepiece: str = ""
     text_limit: int = 200
+    spells_padding: bool = False
 
     @cached_property
     def tokenizer(self) -> Tokenizer | SentencePiece:
@@ -139,14 +141,15 @@ class Processor:
             chunk[:, :dims] = robot.actions(actions)
             mask[:, :dims] = True if valid is None else valid[:, None]
             chunk[~mask] = 0
-        text = self.tokens(prompt, normal) if isinstance(prompt, str) else prompt
+        padded = np.zeros(self.state_dim, np.float32)
+        padded[: len(normal)] = normal
+        spelt = padded if self.spells_padding else normal
+        text = self.tokens(prompt, spelt) if isinstance(prompt, str) else prompt
         if len(text) > self.text_limit:
             raise ValueError(
                 f"The prompt is {len(text)} tokens long, but the model reads at most "
                 f"{self.text_limit}; shorten it."
             )
-        padded = np.zeros(self.state_dim, np.float32)
-        padded[: len(normal)] = normal
         return Sample(
             images=tuple(resize_with_pad(x, self.image_size) for x in images if x is not None),
             text=text,
