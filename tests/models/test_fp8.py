@@ -18,7 +18,7 @@ from parallel import deviceless
 from tests.models.fp8_training import train
 from tests.models.test_pi import CONFIG, KEY, samples
 
-STEPS = 300
+STEPS = 200
 E4M3, E5M2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
 
 
