@@ -14,7 +14,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from models import fp8
 from models.attention import Implementation
+from models.fp8 import Recipe
 
 Carry = TypeVar("Carry")
 Remat = Literal["none", "dots", "full"]
@@ -24,10 +26,12 @@ _UNROLLED = 4
 
 @dataclass(frozen=True)
 class Compute:
-    """How a model computes: dtype of activations (parameters stay f32) and attention kernel."""
+    """How a model computes: dtype of activations (parameters stay f32), attention kernel, and the
+    scaling under which the blocks' projections multiply in float8."""
 
     dtype: str = "bfloat16"
     attention: Implementation = "auto"
+    fp8: Recipe | Literal["none"] = "none"
 
 
 @dataclass(frozen=True)
@@ -63,10 +67,12 @@ class Dense(nnx.Module):
     ):
         self.inner = (inner,) if isinstance(inner, int) else inner
         self.outer = (outer,) if isinstance(outer, int) else outer
-        self.dtype = jnp.dtype(compute.dtype)
+        self.dtype, self.fp8 = jnp.dtype(compute.dtype), compute.fp8
         flat = (math.prod(self.inner), math.prod(self.outer))
         kernel = nnx.initializers.lecun_normal()(rngs.params(), flat)
         self.kernel = nnx.Param(kernel.reshape(*self.inner, *self.outer))
+        if compute.fp8 == "delayed":
+            self.fp8_history = nnx.Param(jnp.zeros((3, fp8.HISTORY)))
         if bias:
             self.bias = nnx.Param(jnp.zeros(self.outer))
         if lora is not None:
@@ -80,12 +86,17 @@ class Dense(nnx.Module):
     def __call__(self, x: Float[Array, "*b i"]) -> Float[Array, "*b o"]:
         x = x.astype(self.dtype)
         batch = x.shape[: x.ndim - len(self.inner)]
-        kernel = self.kernel[...].astype(self.dtype)
-        flat = kernel.reshape(math.prod(self.inner), -1)
-        y = (x.reshape(*batch, -1) @ flat).reshape(*batch, *self.outer)
+        y = self._product(x.reshape(*batch, -1)).reshape(*batch, *self.outer)
         if hasattr(self, "lora_a"):
             y = y + self._adapter(x) * self.lora_scale
         return y + self.bias[...].astype(self.dtype) if hasattr(self, "bias") else y
+
+    def _product(self, x: Float[Array, "*b i"]) -> Float[Array, "*b o"]:
+        kernel = self.kernel[...].reshape(math.prod(self.inner), -1)
+        if self.fp8 == "none":
+            return x @ kernel.astype(self.dtype)
+        history = self.fp8_history[...] if self.fp8 == "delayed" else None
+        return fp8.dot(x, kernel, self.fp8, history)
 
     def _adapter(self, x: Float[Array, "*b i"]) -> Float[Array, "*b o"]:
         a, b = self.lora_a[...].astype(self.dtype), self.lora_b[...].astype(self.dtype)
