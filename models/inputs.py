@@ -47,7 +47,8 @@ class Sample:
 
     `id` names the draw: every random number used for this sample derives from it, so they do not
     depend on what else is in the batch. `action_mask` is false for padded dims and steps past the
-    episode's end.
+    episode's end. `image_at`: for each image the number of text tokens before it; empty, the images
+    come before all text.
     """
 
     images: tuple[UInt8[np.ndarray, "h w 3"], ...]
@@ -58,6 +59,7 @@ class Sample:
     embodiment: int = 0
     weight: float = 1.0
     id: int = 0
+    image_at: tuple[int, ...] = ()
 
 
 @jax.tree_util.register_dataclass
@@ -88,7 +90,7 @@ def pack(rows: Sequence[Sequence[Sample]], layout: Layout) -> PackedBatch:
 
     Raises:
       ValueError: a row asks for more samples, images, text tokens or prefix places than the layout
-      has.
+      has, or the `image_at` of a sample does not fit its images and text.
     """
     r, lay = len(rows), layout
     size = lay.image_size
@@ -111,14 +113,13 @@ def pack(rows: Sequence[Sequence[Sample]], layout: Layout) -> PackedBatch:
                 images[i, image_slot + k] = image
             text[i, text_place : text_place + n_text] = sample.text
             first_token = image_slot * lay.tokens_per_image
-            sources = (
-                np.arange(first_token, first_token + n_image * lay.tokens_per_image),
-                np.arange(text_base + text_place, text_base + text_place + n_text),
-                np.arange(state_base + j, state_base + j + lay.state_tokens),
-            )
+            image_tokens = first_token + np.arange(n_image * lay.tokens_per_image)
+            text_tokens = text_base + text_place + np.arange(n_text)
+            at = np.repeat(sample.image_at or (0,) * n_image, lay.tokens_per_image)
+            states = np.arange(state_base + j, state_base + j + lay.state_tokens)
             length = lay.prefix_length(n_image, n_text)
             places = slice(place, place + length)
-            source[i, places] = np.concatenate(sources)
+            source[i, places] = np.append(np.insert(text_tokens, at, image_tokens), states)
             segment[i, places] = j + 1
             position[i, places] = np.arange(length)
             state[i, j] = sample.state
@@ -158,4 +159,11 @@ def _check_row(row: Sequence[Sample], layout: Layout) -> None:
             raise ValueError(
                 f"A row needs {amount} {name} places but the layout has {getattr(layout, name)}; "
                 f"raise layout.{name} or shorten the prompt."
+            )
+    for sample in row:
+        at, end = list(sample.image_at), len(sample.text)
+        if at and (len(at) != len(sample.images) or sorted(at) != at or at[0] < 0 or at[-1] > end):
+            raise ValueError(
+                f"A sample's image_at is {at}; give for each of its {len(sample.images)} images, "
+                f"ascending, how many of its {end} text tokens come before it."
             )

@@ -39,6 +39,24 @@ def test_every_place_of_a_row_points_at_what_belongs_to_its_sample():
     np.testing.assert_array_equal(batch.weight[0], [1, 1, 0])
 
 
+def test_images_stand_among_the_text_where_a_sample_says():
+    row = [
+        dataclasses.replace(sample(2, 3, 10), image_at=(1, 3)),
+        dataclasses.replace(sample(1, 2, 20), image_at=(1,)),
+    ]
+    batch = pack([row], LAYOUT)
+    first = [12, *range(4), 13, 14, *range(4, 8), 24]
+    second = [15, *range(8, 12), 16, 25]
+    np.testing.assert_array_equal(batch.prefix_source[0, :19], first + second)
+    np.testing.assert_array_equal(batch.prefix_position[0, :19], [*range(12), *range(7)])
+
+
+@pytest.mark.parametrize("at", [(0,), (2, 1), (0, 4), (-1, 0)])
+def test_a_place_for_an_image_that_is_not_among_the_text_is_refused(at):
+    with pytest.raises(ValueError, match=r"image_at is .* its 2 images"):
+        pack([[dataclasses.replace(sample(2, 3, 10), image_at=at)]], LAYOUT)
+
+
 @pytest.mark.parametrize(
     ("row", "budget"),
     [
