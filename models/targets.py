@@ -59,7 +59,11 @@ def negative_log_likelihood(
     tokens: Int[Array, "r p"],
     valid: Bool[Array, "r p"],
 ) -> Float[Array, "r p"]:
-    """−log softmax(hidden · embeddingᵀ) of the tokens, f32; 0 where not valid."""
+    """−log softmax(hidden · embeddingᵀ) of the tokens, f32; 0 where not valid.
+
+    The embedding may be cut over devices by words: a token's logit is picked by comparison, which
+    stays cut, not by an index, which would gather all logits.
+    """
     order = jnp.argsort(~valid, axis=1, stable=True)
     table = embedding.astype(hidden.dtype)
 
@@ -70,7 +74,8 @@ def negative_log_likelihood(
 
     def score(hidden: Array, tokens: Array, valid: Array) -> Array:
         scores = logits(hidden, table)
-        label = jnp.take_along_axis(scores, tokens[..., None], axis=-1)[..., 0]
+        said = jnp.arange(len(table)) == tokens[..., None]
+        label = jnp.sum(jnp.where(said, scores, 0), axis=-1)
         return jnp.where(valid, jax.nn.logsumexp(scores, axis=-1) - label, 0)
 
     def some(xs: tuple[Array, Array, Array]) -> Array:

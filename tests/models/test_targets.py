@@ -2,11 +2,14 @@
 whom, and what decoding gives."""
 
 import dataclasses
+import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import sentencepiece
 
 from models import Embodiment, Normalizer, PackedBatch, Processor, Sample, pack
 from models.fast import Fast
@@ -16,7 +19,7 @@ from models.layers import Compute
 from models.pi import Pi, PiConfig
 from models.siglip import SiglipConfig
 from models.targets import negative_log_likelihood
-from models.tokenizer import BOS, Tokenizer
+from models.tokenizer import BOS, SentencePiece, Tokenizer
 from models.tokenizer import PAD as END
 
 CONFIG = PiConfig(
@@ -218,6 +221,22 @@ def test_likelihoods_made_in_parts_are_those_of_the_whole():
         assert_close(*both(jax.random.uniform(k4, (2, 70)) < share))
 
 
+def test_logits_of_all_places_never_exist_at_once():
+    rows, places, words = 2, 256, 5000
+    shapes = [
+        jax.ShapeDtypeStruct(shape, dtype)
+        for shape, dtype in (
+            ((rows, places, 8), jnp.float32),
+            ((words, 8), jnp.float32),
+            ((rows, places), jnp.int32),
+            ((rows, places), jnp.bool),
+        )
+    ]
+    gradient = jax.grad(lambda *x: negative_log_likelihood(*x).sum(), (0, 1))
+    used = jax.jit(gradient).lower(*shapes).compile().memory_analysis().temp_size_in_bytes
+    assert used < 0.6 * rows * places * words * 4
+
+
 def test_decoding_with_a_cache_is_the_argmax_of_reading_what_it_decoded(params):
     group = bare(samples(7))
     tokens = np.asarray(predict(params, pack([group], PACKED), length=6, begin=BOS, end=END))
@@ -309,6 +328,22 @@ def test_samples_carry_subtask_and_action_tokens_that_can_be_read_back():
     assert np.linalg.norm(error) <= np.sqrt(6) / 20 + 1e-6
 
 
+def test_a_sentencepiece_model_brings_its_own_begin_and_end(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("pick up the red cup\nopen the drawer\ntidy the table\n" * 5)
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(text), model_prefix=str(tmp_path / "s"), vocab_size=40, hard_vocab_limit=False,
+        pad_id=0, eos_id=1, bos_id=2, unk_id=3, minloglevel=2,
+    )  # fmt: skip
+    words = SentencePiece.read(tmp_path / "s.model").model
+    processor = dataclasses.replace(PROCESSOR, sentencepiece=words)
+    made = processor.sample([IMAGE], np.ones(1), "tidy", actions=CHUNK, subtask="open the drawer")
+    assert (made.subtask[0], made.subtask[-1]) == (2, 1)
+    assert (made.action_tokens[0], made.action_tokens[-1]) == (1, 1)
+    predicted = np.append(made.subtask[1:], [7, 8])
+    assert processor.subtask_text(predicted) == "open the drawer"
+
+
 def test_acting_and_processors_without_fast_make_no_action_tokens():
     assert not len(PROCESSOR.sample([IMAGE], np.ones(1), "tidy").action_tokens)
     plain = dataclasses.replace(PROCESSOR, fast=None)
@@ -339,3 +374,14 @@ def test_action_tokens_that_reach_into_the_words_are_refused():
         ValueError, match=r"FAST tokens from id 300 down reach 2\d\d, but ids below"
     ):
         dataclasses.replace(PROCESSOR, fast_top=300)
+
+
+@pytest.mark.slow
+def test_the_guide_runs_and_its_model_says_the_subtask():
+    guide = (Path(__file__).parents[2] / "docs" / "insulation.md").read_text()
+    found: dict = {}
+    for block in re.findall(r"```python\n(.*?)```", guide, re.DOTALL):
+        exec(block, found)
+    assert found["subtask"] == "pick up the cup"
+    assert np.abs(found["coarse"] - found["chunks"][0]).max() < 0.2
+    assert found["chunk"].shape == found["coarse"].shape
