@@ -129,6 +129,70 @@ class Prefix(nnx.Module):
             jnp.concatenate([k, last_k[None]]), jnp.concatenate([v, last_v[None]]), segment
         )
 
+    def read(
+        self,
+        x: Float[Array, "r k t w"],
+        cache: Cache,
+        own: tuple[Array, Array] | None = None,
+        start: Int[Array, ""] | int = 0,
+    ) -> tuple[Float[Array, "r k t w"], tuple[Array, Array]]:
+        """A causal continuation of each of K samples, which sees its sample's cache and its own
+        past.
+
+        Returns the tokens after the last norm, and their keys and values in every layer, [l, r, k,
+        t, g, d]. To continue token by token, give those as `own` with room for what is to come, and
+        the place at which `x` starts; they are returned with `x` written in.
+        """
+        r, samples, new, _ = x.shape
+        slot = jnp.arange(1, samples + 1)
+        segment = jnp.broadcast_to(jnp.repeat(slot, new), (r, samples * new))
+        place = start + jnp.arange(new)
+        length = (cache.segment[:, None] == slot[:, None]).sum(-1)
+        position = length[..., None] + place
+        total = new if own is None else own[0].shape[3]
+        q_place, kv_place = (
+            jnp.broadcast_to(p, (r * samples, len(p))) for p in (place, jnp.arange(total))
+        )
+        graph, weights = nnx.split(self.layers)
+
+        def layer(x: Array, xs: tuple[Any, Array, Array, Any]) -> tuple[Array, Any]:
+            weights, cached_k, cached_v, own = xs
+            block = nnx.merge(graph, weights)
+            y = block.norm1(x)
+            q = block.attention.queries(y, position)
+            k, v = block.attention.keys_values(y, position)
+            if own is not None:
+                k, v = (
+                    jax.lax.dynamic_update_slice_in_dim(past, present, start, axis=2)
+                    for past, present in zip(own, (k, v), strict=True)
+                )
+            before = attend(
+                q.reshape(r, -1, *q.shape[3:]),
+                cached_k,
+                cached_v,
+                segment,
+                cache.segment,
+                implementation=self.compute.attention,
+            )
+            own_q, own_k, own_v = (z.reshape(-1, *z.shape[2:]) for z in (q, k, v))
+            among = attend(
+                own_q,
+                own_k,
+                own_v,
+                jnp.ones_like(q_place),
+                jnp.ones_like(kv_place),
+                q_position=q_place,
+                kv_position=kv_place,
+                causal=True,
+                implementation="dense",
+            )
+            among = jax.tree.map(lambda a, b: a.reshape(b.shape), among, before)
+            x = x + block.attention.out(merge(before, among).out.reshape(q.shape))
+            return x + block.mlp(block.norm2(x)), (k, v)
+
+        x, own = scan_layers(layer, x, (weights, cache.k, cache.v, own), self.remat)
+        return self.norm(x), own
+
 
 class ExpertBlock(nnx.Module):
     """A layer of the action expert; in π0.5 flow time enters through its norms."""

@@ -7,7 +7,7 @@ with one sample a row.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import jax
@@ -16,6 +16,9 @@ from jaxtyping import Array, Bool, Float, Int, UInt8
 
 IntOrArray = TypeVar("IntOrArray", int, np.ndarray)
 
+SUBTASK, ACTION_TOKENS = 1, 2
+"""What a place of `PackedBatch.targets` holds; 0 is padding."""
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -23,6 +26,7 @@ class Layout:
 
     A row holds up to `samples` samples with up to `images` images, `text` text tokens and `prefix`
     prefix places in all. An image fills `tokens_per_image` places, a state `state_tokens` (0 or 1).
+    `targets`: places of each sample for the tokens that the language model is to predict.
     """
 
     prefix: int
@@ -35,6 +39,7 @@ class Layout:
     state_dim: int
     horizon: int
     action_dim: int
+    targets: int = 0
 
     def prefix_length(self, images: IntOrArray, text: IntOrArray) -> IntOrArray:
         """Prefix places taken by a sample with that many images and text tokens."""
@@ -48,7 +53,8 @@ class Sample:
     `id` names the draw: every random number used for this sample derives from it, so they do not
     depend on what else is in the batch. `action_mask` is false for padded dims and steps past the
     episode's end. `image_at`: for each image the number of text tokens before it; empty, the images
-    come before all text.
+    come before all text. `subtask` and `action_tokens` are for the language model to predict, each
+    from its own first token on.
     """
 
     images: tuple[UInt8[np.ndarray, "h w 3"], ...]
@@ -60,6 +66,8 @@ class Sample:
     weight: float = 1.0
     id: int = 0
     image_at: tuple[int, ...] = ()
+    subtask: Int[np.ndarray, "n"] = field(default_factory=lambda: np.zeros(0, np.int32))
+    action_tokens: Int[np.ndarray, "m"] = field(default_factory=lambda: np.zeros(0, np.int32))
 
 
 @jax.tree_util.register_dataclass
@@ -69,7 +77,8 @@ class PackedBatch:
 
     `prefix_source` says what stands at each prefix place: `i * N + n` is token n of image slot i,
     then come the T text tokens, then one place for the state of each slot. Positions restart with
-    every sample.
+    every sample. `targets` continue a sample's prefix: its subtask, then its action tokens, as
+    `target_kind` says.
     """
 
     images: UInt8[Array, "r i h w 3"]
@@ -83,6 +92,8 @@ class PackedBatch:
     embodiment: Int[Array, "r k"]
     weight: Float[Array, "r k"]
     sample_id: Int[Array, "r k"]
+    targets: Int[Array, "r k l"]
+    target_kind: Int[Array, "r k l"]
 
 
 def pack(rows: Sequence[Sequence[Sample]], layout: Layout) -> PackedBatch:
@@ -90,7 +101,7 @@ def pack(rows: Sequence[Sequence[Sample]], layout: Layout) -> PackedBatch:
 
     Raises:
       ValueError: a row asks for more samples, images, text tokens or prefix places than the layout
-      has, or the `image_at` of a sample does not fit its images and text.
+      has, or a sample for more targets, or its `image_at` does not fit its images and text.
     """
     r, lay = len(rows), layout
     size = lay.image_size
@@ -102,6 +113,7 @@ def pack(rows: Sequence[Sequence[Sample]], layout: Layout) -> PackedBatch:
     action_mask = np.zeros(actions.shape, bool)
     embodiment, sample_id = (np.zeros((r, lay.samples), np.int32) for _ in range(2))
     weight = np.zeros((r, lay.samples), np.float32)
+    targets, target_kind = (np.zeros((r, lay.samples, lay.targets), np.int32) for _ in range(2))
     text_base = lay.images * lay.tokens_per_image
     state_base = text_base + lay.text
     for i, row in enumerate(rows):
@@ -126,6 +138,11 @@ def pack(rows: Sequence[Sequence[Sample]], layout: Layout) -> PackedBatch:
             actions[i, j], action_mask[i, j] = sample.actions, sample.action_mask
             embodiment[i, j], weight[i, j] = sample.embodiment, sample.weight
             sample_id[i, j] = np.uint32(sample.id & 0xFFFFFFFF).astype(np.int32)
+            n_subtask, n_target = len(sample.subtask), _targets(sample)
+            targets[i, j, :n_subtask] = sample.subtask
+            targets[i, j, n_subtask:n_target] = sample.action_tokens
+            target_kind[i, j, :n_target] = ACTION_TOKENS
+            target_kind[i, j, :n_subtask] = SUBTASK
             image_slot, place, text_place = (
                 image_slot + n_image,
                 place + length,
@@ -143,6 +160,8 @@ def pack(rows: Sequence[Sequence[Sample]], layout: Layout) -> PackedBatch:
         "embodiment": embodiment,
         "weight": weight,
         "sample_id": sample_id,
+        "targets": targets,
+        "target_kind": target_kind,
     }
     return PackedBatch(**arrays)
 
@@ -167,3 +186,13 @@ def _check_row(row: Sequence[Sample], layout: Layout) -> None:
                 f"A sample's image_at is {at}; give for each of its {len(sample.images)} images, "
                 f"ascending, how many of its {end} text tokens come before it."
             )
+        if _targets(sample) > layout.targets:
+            raise ValueError(
+                f"A sample has {len(sample.subtask)} subtask tokens and "
+                f"{len(sample.action_tokens)} action tokens to predict but the layout has "
+                f"{layout.targets} places for both; raise model.targets to {_targets(sample)}."
+            )
+
+
+def _targets(sample: Sample) -> int:
+    return len(sample.subtask) + len(sample.action_tokens)

@@ -1,25 +1,27 @@
 """A policy from whatever checkpoint one has: ours, openpi's Orbax directories, or safetensors of
-LeRobot's π0 and π0.5.
+LeRobot's π0 and π0.5 and of GR00T-N1.5.
 
 The kind is told by looking, sizes by the arrays' shapes, and what neither file nor shape tells is
 an argument.
 """
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from models.checkpoints import lerobot, openpi, own
+from models import groot as groot_model
+from models.checkpoints import groot, lerobot, openpi, own
 from models.checkpoints.lerobot_statistics import read_normalizers
 from models.checkpoints.load import read
 from models.checkpoints.rename import Table
 from models.checkpoints.sources import Source, open_orbax
 from models.config import from_json
+from models.groot import Groot, GrootConfig
 from models.pi import SHARDING_RULES, Pi, PiConfig
 from models.policy import Policy
 from models.processor import Embodiment, Normalizer, Processor
@@ -42,6 +44,7 @@ def load_policy(
     horizon: int | None = None,
     tokenizer: Path | str | None = None,
     robot: str | None = None,
+    padding: Literal["masked", "released"] = "masked",
 ) -> Policy:
     """The policy in a checkpoint, ready to act.
 
@@ -56,47 +59,83 @@ def load_policy(
       tokenizer: a SentencePiece file, which openpi's checkpoints lack; needed for prompts as text.
       robot: which of several statistics in an openpi checkpoint's assets scale state and actions;
         without any, both are in the model's units.
+      padding: for GR00T; "released" lets padded places be seen, as the release does.
 
     Raises:
       FileNotFoundError: nothing there is a checkpoint.
       ValueError: it is of another kind, not whole, or holds NaN; every difference is listed.
     """
     path = Path(path)
-    if _is_safetensors(path):
-        config, processor, source, table = _from_lerobot(path)
-    elif _is_openpi(path):
-        config, processor, source, table = _from_openpi(path, horizon, robot)
-    else:
-        config = from_json(PiConfig, own.read_json(path, "config")["model"])
-        processor = from_json(Processor, own.read_json(path, "assets")["processor"])
-        source, table = None, None
-    if tokenizer is not None:
+    found = _look(path, horizon, robot)
+    config, processor = found.config, found.processor
+    if tokenizer is not None and processor is not None:
         pieces = SentencePiece.read(Path(tokenizer))
         processor = replace(processor, words=(), sentencepiece=pieces.model)
     if dtype is not None:
         config = replace(config, compute=replace(config.compute, dtype=dtype))
-    model = Pi(config)
-    like = _placed(model, dtype, mesh)
-    if source is None or table is None:
-        params = own.restore_params(path, "ema", like=like)
-    else:
-        params = read(source, table, like)
+    if isinstance(config, GrootConfig):
+        config = replace(config, padding=padding)
+    model = Groot(config) if isinstance(config, GrootConfig) else Pi(config)
+    params = load_params(path, like_model(model, dtype, mesh), found)
     return Policy(model, params, processor, config.steps if steps is None else steps)
 
 
-def _placed(model: Pi, dtype: str | None, mesh: Mesh | None) -> PyTree:
-    """The parameters as ShapeDtypeStructs, with what was asked for."""
+@dataclass(frozen=True)
+class Found:
+    """What looking at a checkpoint told; one of another code has a source, and a table to read
+    it by."""
+
+    config: PiConfig | GrootConfig
+    processor: Processor | None
+    source: Source | None = None
+    table: Table | None = None
+
+
+def load_params(path: Path, like: PyTree, found: Found | None = None) -> PyTree:
+    """Only the parameters, as `like` (a tree of ShapeDtypeStructs) places and types them.
+
+    Raises:
+      FileNotFoundError, ValueError: as `load_policy`.
+    """
+    found = _look(path, None, None) if found is None else found
+    if found.source is None or found.table is None:
+        return own.restore_params(path, "ema", like=like)
+    return read(found.source, found.table, like)
+
+
+def like_model(model: Pi | Groot, dtype: str | None = None, mesh: Mesh | None = None) -> PyTree:
+    """A model's parameters as ShapeDtypeStructs, of `dtype` and spread over `mesh` if given."""
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     wanted = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, jnp.dtype(dtype or x.dtype)), shapes
     )
     if mesh is None:
         return wanted
+    rules = groot_model.SHARDING_RULES if isinstance(model, Groot) else SHARDING_RULES
     return jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
         wanted,
-        shardings(wanted, SHARDING_RULES, mesh),
+        shardings(wanted, rules, mesh),
     )
+
+
+def _look(path: Path, horizon: int | None, robot: str | None) -> Found:
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist; give a checkpoint's directory or file.")
+    if _is_safetensors(path):
+        source = groot.open_groot(path)
+        if any(name.startswith("action_head.") for name in source.arrays):
+            released = groot.config(source, groot.read_values(path))
+            compute = replace(released.compute, dtype="float32")
+            return Found(replace(released, compute=compute), None, source, groot.TABLE)
+        return _from_lerobot(path)
+    if _is_openpi(path):
+        return _from_openpi(path, horizon, robot)
+    model = own.read_json(path, "config")["model"]
+    saved = own.read_json(path, "assets").get("processor")
+    processor = None if saved is None else from_json(Processor, saved)
+    config = from_json(GrootConfig, model) if "dit" in model else from_json(PiConfig, model)
+    return Found(config, processor)
 
 
 def _is_safetensors(path: Path) -> bool:
@@ -107,9 +146,7 @@ def _is_openpi(path: Path) -> bool:
     return any((at / "_METADATA").is_file() for at in (path, path / "params"))
 
 
-def _from_openpi(
-    path: Path, horizon: int | None, robot: str | None
-) -> tuple[PiConfig, Processor, Source, Table]:
+def _from_openpi(path: Path, horizon: int | None, robot: str | None) -> Found:
     source = open_orbax(path)
     config = openpi.config(source, 50 if horizon is None else horizon)
     config = replace(config, compute=replace(config.compute, dtype="float32"))
@@ -126,10 +163,10 @@ def _from_openpi(
     if names:
         file = stats[names.index(robot or names[0])]
         embodiment = _scaled(embodiment, robot or names[0], file, config.time == "modulation")
-    return config, _processor(config, embodiment), source, openpi.table(source)
+    return Found(config, _processor(config, embodiment), source, openpi.table(source))
 
 
-def _from_lerobot(path: Path) -> tuple[PiConfig, Processor, Source, Table]:
+def _from_lerobot(path: Path) -> Found:
     source, told = lerobot.open_lerobot(path), lerobot.read_config(path)
     config = lerobot.config(source, told.horizon)
     config = replace(
@@ -150,7 +187,7 @@ def _from_lerobot(path: Path) -> tuple[PiConfig, Processor, Source, Table]:
         text_limit=told.text,
         spells_padding=config.state_input == "text",
     )
-    return config, processor, source, lerobot.table(source)
+    return Found(config, processor, source, lerobot.table(source))
 
 
 def _processor(config: PiConfig, embodiment: Embodiment) -> Processor:

@@ -14,17 +14,18 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from models import flow
+from models import flow, targets
 from models.gemma import GEMMA_2B, GEMMA_300M, Cache, Expert, GemmaConfig, Prefix
-from models.inputs import Layout, PackedBatch
+from models.inputs import ACTION_TOKENS, SUBTASK, Layout, PackedBatch
 from models.layers import Compute, sincos_embedding
 from models.processor import StateInput
 from models.siglip import Siglip, SiglipConfig
 from models.tokenizer import SMALLEST_VOCABULARY
 
 Params = dict[str, Any]
+_KINDS = {"text": SUBTASK, "action_tokens": ACTION_TOKENS}
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,11 @@ class PiConfig:
     in the prefix ("token"), or not at all. `time`: flow time modulates the expert's norms (π0.5) or
     is joined to its input (π0). `film`: the prompt also enters the vision stem. `chunks`: noised
     chunks per observation in training. `steps`: Euler steps of the sampler.
+
+    Knowledge insulation (arXiv 2505.23705): with `insulate` no gradient passes from the expert into
+    what it reads, and the language model learns from cross-entropies beside flow matching, of
+    subtask text by weight `text_loss` and of FAST action tokens by weight `action_token_loss`;
+    `targets` is the room that a sample has for both.
     """
 
     vision: SiglipConfig = field(default_factory=SiglipConfig)
@@ -50,6 +56,10 @@ class PiConfig:
     film: bool = False
     chunks: int = 1
     steps: int = 10
+    insulate: bool = False
+    text_loss: float = 0.0
+    action_token_loss: float = 0.0
+    targets: int = 0
     compute: Compute = field(default_factory=Compute)
 
     def __post_init__(self) -> None:
@@ -71,9 +81,27 @@ class PiConfig:
                 f"model.vocabulary is {self.vocabulary}; bytes and special tokens alone need "
                 f"{SMALLEST_VOCABULARY}."
             )
+        for name in ("text_loss", "action_token_loss"):
+            weight = getattr(self, name)
+            if weight < 0 or (weight > 0 and self.targets < 2):
+                raise ValueError(
+                    f"model.{name} is {weight} with model.targets {self.targets}; a weight is at "
+                    f"least 0, and one above 0 needs places for the tokens to predict (2 or more)."
+                )
 
-    def layout(self, *, prefix: int, samples: int, images: int, text: int | None = None) -> Layout:
-        """Row sizes for this model; text fills at most the whole prefix unless said otherwise."""
+    @property
+    def cross_entropies(self) -> dict[str, float]:
+        """Weights of the losses of targets, where not 0."""
+        weights = {"text": self.text_loss, "action_tokens": self.action_token_loss}
+        return {name: weight for name, weight in weights.items() if weight}
+
+    def layout(
+        self, *, prefix: int, samples: int, images: int, text: int | None = None, targets: int = 0
+    ) -> Layout:
+        """Row sizes for this model; text fills at most the whole prefix unless said otherwise.
+
+        Training with cross-entropies takes `targets=config.targets`.
+        """
         return Layout(
             prefix=prefix,
             images=images,
@@ -85,6 +113,7 @@ class PiConfig:
             state_dim=self.state_dim,
             horizon=self.horizon,
             action_dim=self.action_dim,
+            targets=targets,
         )
 
 
@@ -101,15 +130,41 @@ class Pi:
     def loss(
         self, params: Params, batch: PackedBatch, key: PRNGKeyArray
     ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        """Summed squared velocity error over valid action entries (averaged over a sample's chunks,
-        weighted), and the weighted count of those entries; their ratio is the mean loss."""
+        """The weighted sum of `terms`, and the weighted count of valid action entries; their ratio
+        is the mean loss."""
+        terms, count = self.terms(params, batch, key)
+        total = terms["flow"]
+        for name, weight in self.config.cross_entropies.items():
+            total += weight * terms[name]
+        return total, count
+
+    def terms(
+        self, params: Params, batch: PackedBatch, key: PRNGKeyArray
+    ) -> tuple[dict[str, Float[Array, ""]], Float[Array, ""]]:
+        """The loss's terms, each as a sum, and the count that divides them.
+
+        "flow": squared velocity error over valid action entries, averaged over a sample's chunks.
+        "text" and "action_tokens", where their weight is not 0: a sample's cross-entropy, in nats
+        per token, times its valid action entries. So each term over the count is a mean over
+        samples in which a sample weighs as much as in the others, whatever it is packed with.
+
+        Raises:
+          ValueError: a cross-entropy has a weight, but the batch's layout no targets.
+        """
         config = self.config
+        modules = self._bind(params)
+        hidden, cache = modules.read(batch)
         shape = (config.horizon, config.action_dim)
         time, noise = flow.draw(key, batch.sample_id, config.chunks, shape)
         noised, target = flow.interpolate(batch.actions[:, :, None], noise, time)
-        error = (self.velocity(params, batch, noised, time) - target) ** 2
+        velocity = modules.act(noised, time, modules.shown(batch, cache))
         weight = batch.action_mask * batch.weight[..., None, None]
-        return jnp.sum(error.mean(2) * weight), jnp.sum(weight)
+        terms = {"flow": jnp.sum(((velocity - target) ** 2).mean(2) * weight)}
+        if config.cross_entropies:
+            kinds = {name: _KINDS[name] for name in config.cross_entropies}
+            means = targets.cross_entropies(hidden, modules.embedding[...], batch, kinds)
+            terms |= {name: jnp.sum(mean * weight.sum((2, 3))) for name, mean in means.items()}
+        return terms, jnp.sum(weight)
 
     def velocity(
         self,
@@ -122,6 +177,21 @@ class Pi:
         modules = self._bind(params)
         return modules.act(noised, time, modules.observe(batch))
 
+    def predict_text(
+        self, params: Params, batch: PackedBatch, length: int, begin: int, end: int
+    ) -> Int[Array, "r k length"]:
+        """The likeliest next tokens after `begin`, one by one (greedy), as far as `length` tokens.
+
+        They end at `end`, which fills the rest. `begin=tokenizer.begin` asks for the subtask,
+        `begin=tokenizer.end` for FAST action tokens, which see the subtask if the batch has one.
+        """
+        modules = self._bind(params)
+        _, cache = modules.read(batch)
+        return targets.greedy(
+            modules.language, modules.embedded, modules.embedding[...], cache,
+            slots=batch.state.shape[1], length=length, begin=begin, end=end,
+        )  # fmt: skip
+
     def sample_actions(
         self,
         params: Params,
@@ -130,7 +200,8 @@ class Pi:
         steps: int = 10,
         noise: Float[Array, "r k h a"] | None = None,
     ) -> Float[Array, "r k h a"]:
-        """Normalised action chunks by Euler integration; the prefix is read once."""
+        """Normalised action chunks by Euler integration; the prefix, and the subtask if the batch
+        has one, are read once."""
         modules = self._bind(params)
         if noise is None:
             shape = batch.actions.shape[2:]
@@ -184,11 +255,15 @@ class _Modules(nnx.Module):
 
     def observe(self, batch: PackedBatch) -> Cache:
         """Runs everything that depends on neither actions nor flow time."""
+        return self.shown(batch, self.read(batch)[1])
+
+    def read(self, batch: PackedBatch) -> tuple[Float[Array, "r k l w"] | None, Cache]:
+        """The language model over prefix and targets: the targets' last hidden states, and the keys
+        and values of the prefix and, of the targets, the subtask."""
         config = self.config
         rows, slots = batch.images.shape[:2]
         places = config.vision.tokens(config.image_size)
-        text = self.embedding[batch.text] * config.language.width**0.5
-        text = text.astype(self.dtype)
+        text = self.embedded(batch.text)
         condition = self._image_text(batch, text) if config.film else None
         images = self.vision(batch.images.reshape(-1, *batch.images.shape[2:]), condition)
         tokens = [images.reshape(rows, slots * places, -1), text]
@@ -197,10 +272,26 @@ class _Modules(nnx.Module):
         every = jnp.concatenate(tokens, axis=1)
         x = jnp.take_along_axis(every, batch.prefix_source[..., None], axis=1)
         cache = self.language(x, batch.prefix_segment, batch.prefix_position)
-        if config.state_input == "suffix":
+        if not batch.targets.shape[2]:
+            return None, cache
+        hidden, (k, v) = self.language.read(self.embedded(batch.targets), cache)
+        slot = jnp.arange(1, batch.targets.shape[1] + 1)[:, None]
+        segment = jnp.where(batch.target_kind == SUBTASK, slot, 0).reshape(rows, -1)
+        k, v = (z.reshape(*z.shape[:2], -1, *z.shape[4:]) for z in (k, v))
+        return hidden, cache.extend(Cache(k, v, segment))
+
+    def shown(self, batch: PackedBatch, cache: Cache) -> Cache:
+        """What the expert reads: the language model's cache, and π0's state token."""
+        if self.config.insulate:
+            cache = jax.lax.stop_gradient(cache)
+        if self.config.state_input == "suffix":
             state = self.state_in(batch.state).astype(self.dtype)[:, :, None, None]
             cache = cache.extend(self.expert(state, None, cache)[1])
         return cache
+
+    def embedded(self, tokens: Int[Array, "*b t"]) -> Float[Array, "*b t w"]:
+        x = self.embedding[tokens] * self.config.language.width**0.5
+        return x.astype(self.dtype)
 
     def act(
         self, noised: Float[Array, "r k c h a"], time: Float[Array, "r k c"], cache: Cache

@@ -13,9 +13,11 @@ from typing import Any
 import jax
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Float, UInt8
+from jaxtyping import Bool, Float, UInt8
 
 from models import flow
+from models.groot import Groot
+from models.groot_inputs import groot_batch
 from models.inputs import PackedBatch, Sample, pack
 from models.observation import read_observation
 from models.pi import Pi
@@ -26,11 +28,12 @@ _BUCKET = 32
 
 @dataclass(frozen=True)
 class Policy:
-    """`steps`: Euler steps of the sampler. `embodiment`: index into the processor's."""
+    """`steps`: Euler steps of the sampler. `embodiment`: index into the processor's. GR00T's
+    checkpoints come without a processor; their policies take the model's own inputs."""
 
-    model: Pi
+    model: Pi | Groot
     params: Any
-    processor: Processor
+    processor: Processor | None
     steps: int = 10
     embodiment: int = 0
 
@@ -48,12 +51,13 @@ class Policy:
           ValueError: cameras or state dims are not the embodiment's.
         """
         images, states = (np.asarray(x) for x in observation)
+        processor = self._prepared()
         samples = [
-            self.processor.sample(picture, state, prompt, embodiment=self.embodiment, id=i)
+            processor.sample(picture, state, prompt, embodiment=self.embodiment, id=i)
             for i, (picture, state, prompt) in enumerate(zip(images, states, prompts, strict=True))
         ]
         chunks = self._sample(self.params, self._rows(samples), np.uint32(seed), None)
-        return self.processor.actions(np.asarray(chunks)[:, 0], self.embodiment)
+        return processor.actions(np.asarray(chunks)[:, 0], self.embodiment)
 
     def infer(
         self,
@@ -62,7 +66,7 @@ class Policy:
         seed: int = 0,
     ) -> dict[str, Float[np.ndarray, "b h a"]]:
         """{"actions": chunks in the robot's units} for openpi's observation, see
-        `read_observation`.
+        `read_observation`; for GR00T's inputs, see `groot_batch`, in the model's units.
 
         Args:
           noise: where integration starts, in the model's dims; drawn from (`seed`, i) if None.
@@ -70,21 +74,25 @@ class Policy:
         Raises:
           ValueError: the observation is not one that this policy reads.
         """
-        batch = self._rows(self._read(observation))
+        batch = self._batch(observation)
         start = None if noise is None else np.asarray(noise, np.float32)[:, None]
-        chunks = self._sample(self.params, batch, np.uint32(seed), start)
-        return {"actions": self.processor.actions(np.asarray(chunks)[:, 0], self.embodiment)}
+        chunks = np.asarray(self._sample(self.params, batch, np.uint32(seed), start))[:, 0]
+        if isinstance(self.model, Groot):
+            return {"actions": chunks}
+        return {"actions": self._prepared().actions(chunks, self.embodiment)}
 
     def loss(
         self,
         observation: Mapping[str, Any],
         actions: Float[ArrayLike, "b h a"],
         *,
+        action_mask: Bool[ArrayLike, "b h a"] | None = None,
         noise: Float[ArrayLike, "b h a"] | None = None,
         time: Float[ArrayLike, "b"] | None = None,
         seed: int = 0,
-    ) -> Float[np.ndarray, "b h"]:
-        """Squared velocity error, averaged over all of the model's action dims as openpi does.
+    ) -> Float[np.ndarray, "*b_h"]:
+        """Squared velocity error as the peers give it: openpi's [b, h], averaged over all of the
+        model's action dims, or GR00T's scalar, averaged over the entries of `action_mask`.
 
         Args:
           actions: chunks in the robot's units.
@@ -93,23 +101,45 @@ class Policy:
         Raises:
           ValueError: as `infer`.
         """
-        batch = self._rows(self._read(observation, np.asarray(actions, np.float32)))
+        batch = self._batch(observation, np.asarray(actions, np.float32), action_mask)
         drawn = flow.draw(jax.random.key(seed), batch.sample_id, 1, batch.actions.shape[2:])
         at = drawn[0] if time is None else np.asarray(time, np.float32)[:, None, None]
         chunk = drawn[1] if noise is None else np.asarray(noise, np.float32)[:, None, None]
-        return np.asarray(self._error(self.params, batch, chunk, at)).mean(-1)
+        error = np.asarray(self._error(self.params, batch, chunk, at))
+        if isinstance(self.model, Groot):
+            counted = np.asarray(batch.action_mask)[:, 0]
+            total = (error * counted).sum(dtype=np.float64)
+            return np.asarray(total / counted.sum(), np.float32)
+        return error.mean(-1)
 
-    def _read(self, observation: Mapping[str, Any], actions: Any = None) -> list[Sample]:
-        processor = self.processor
+    def _prepared(self) -> Processor:
+        if self.processor is None:
+            raise ValueError(
+                "This policy came without its preparation (scales, tokenizer); give infer and loss "
+                "the model's own inputs, as models.groot_inputs.groot_batch describes them."
+            )
+        return self.processor
+
+    def _batch(
+        self, observation: Mapping[str, Any], actions: Any = None, action_mask: Any = None
+    ) -> PackedBatch:
+        if isinstance(self.model, Groot):
+            return groot_batch(observation, self.model.config, actions, action_mask)
+        if action_mask is not None:
+            raise ValueError(
+                "action_mask is GR00T's; openpi's loss averages over every action dim."
+            )
+        processor = self._prepared()
         if actions is not None:
             processor = replace(processor, horizon=actions.shape[1])
-        return read_observation(
+        samples = read_observation(
             observation,
             processor,
             vocabulary=self.model.config.vocabulary,
             embodiment=self.embodiment,
             actions=actions,
         )
+        return self._rows(samples)
 
     def _rows(self, samples: list[Sample]) -> PackedBatch:
         """One sample a row, text rounded up to a bucket."""

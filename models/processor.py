@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped, UInt8
 from PIL import Image
 
+from models.fast import Fast
 from models.inputs import Sample
 from models.tokenizer import SentencePiece, Tokenizer
 
@@ -54,6 +55,10 @@ class Processor:
     Text is read with `sentencepiece` (a SentencePiece model file, base64) where there is one, else
     with the word list; prompts of more than `text_limit` tokens are refused. A state spelt as text
     is the robot's dims, or all of the model's where `spells_padding` (LeRobot's π0.5).
+
+    With `fast`, samples carry their action chunk as tokens too: FAST's token i has the id
+    `fast_top` − i, so that they take the rare words at the vocabulary's end. In PaliGemma's,
+    whose last 128 are special, openpi's `fast_top` is 257152 − 1 − 128.
     """
 
     image_size: int
@@ -66,6 +71,17 @@ class Processor:
     sentencepiece: str = ""
     text_limit: int = 200
     spells_padding: bool = False
+    fast: Fast | None = None
+    fast_top: int = 0
+
+    def __post_init__(self) -> None:
+        if self.fast is not None and isinstance(self.tokenizer, Tokenizer):
+            lowest, words = self.fast_top - self.fast.size + 1, self.tokenizer.size
+            if lowest < words:
+                raise ValueError(
+                    f"{self.fast.size} FAST tokens from id {self.fast_top} down reach {lowest}, "
+                    f"but ids below {words} are text; raise the vocabulary or keep fewer words."
+                )
 
     @cached_property
     def tokenizer(self) -> Tokenizer | SentencePiece:
@@ -86,12 +102,54 @@ class Processor:
     def tokens(self, prompt: str, state: Float[np.ndarray, "s"]) -> Int[np.ndarray, "t"]:
         """Token ids of a prompt, with the normalised state spelt as text if the model reads it
         so."""
-        prompt = prompt.strip().replace("_", " ").replace("\n", " ")
+        prompt = _clean(prompt)
         if self.state_input != "text":
             return np.append(self.tokenizer.encode(prompt), self.tokenizer.encode("\n")[1:])
         bins = np.digitize(state, np.linspace(-1, 1, 257)[:-1]) - 1
         spelt = " ".join(map(str, bins))
         return self.tokenizer.encode(f"Task: {prompt}, State: {spelt};\nAction: ")
+
+    def subtask_tokens(self, subtask: str) -> Int[np.ndarray, "t"]:
+        """Token ids of a subtask for the language model to predict, from begin to end."""
+        tokens = self.tokenizer.encode(_clean(subtask))
+        return np.append(tokens, np.int32(self.tokenizer.end))
+
+    def subtask_text(self, tokens: Int[np.ndarray, "t"]) -> str:
+        """The text of predicted tokens, as far as the end."""
+        return self.tokenizer.decode(self._until_end(tokens))
+
+    def action_tokens(self, chunk: Float[np.ndarray, "h d"]) -> Int[np.ndarray, "t"]:
+        """Token ids of a normalised chunk for the language model to predict, between two ends.
+
+        Raises:
+          ValueError: there is no `fast`, or it cannot spell the chunk.
+        """
+        ids, end = self.fast_top - self._fast.encode(chunk), self.tokenizer.end
+        return np.array([end, *ids, end], np.int32)
+
+    def predicted_actions(
+        self, tokens: Int[np.ndarray, "t"], embodiment: int = 0
+    ) -> Float[np.ndarray, "h d"]:
+        """The chunk, in the robot's units, of predicted action tokens, as far as the end.
+
+        Raises:
+          ValueError: there is no `fast`, or the tokens do not spell a chunk.
+        """
+        robot = self.embodiments[embodiment]
+        ids = self.fast_top - self._until_end(tokens)
+        chunk = self._fast.decode(ids, self.horizon, len(robot.actions.offset))
+        return robot.actions.inverse(chunk)
+
+    @property
+    def _fast(self) -> Fast:
+        if self.fast is None:
+            raise ValueError("The processor has no FAST tokenizer; give it one as `fast`.")
+        return self.fast
+
+    def _until_end(self, tokens: Int[np.ndarray, "t"]) -> Int[np.ndarray, "t"]:
+        tokens = np.asarray(tokens)
+        ends = np.flatnonzero(tokens == self.tokenizer.end)
+        return tokens[: ends[0]] if len(ends) else tokens
 
     def sample(
         self,
@@ -102,6 +160,7 @@ class Processor:
         embodiment: int = 0,
         actions: Float[np.ndarray, "_h _a"] | None = None,
         valid: Bool[np.ndarray, "_h"] | None = None,
+        subtask: str | None = None,
         id: int = 0,
     ) -> Sample:
         """A sample in the model's units from one in the robot's.
@@ -111,11 +170,13 @@ class Processor:
           state: in the dataset's units, at most `state_dim` long.
           prompt: text, or token ids that stand for all of it.
           actions: the chunk that follows, `horizon` steps in the dataset's units; None when acting.
-          valid: which of those steps lie within the episode.
+          valid: which of those steps lie within the episode; in action tokens the others repeat
+            the last that does.
+          subtask: what to do next, in words: to be predicted in training, to be done when acting.
 
         Raises:
           ValueError: the number of images, of state dims or of action dims is not the embodiment's,
-          or the prompt is longer than `text_limit`.
+            the prompt is longer than `text_limit`, or FAST cannot spell the actions.
         """
         robot = self.embodiments[embodiment]
         if len(images) != len(robot.cameras):
@@ -131,6 +192,7 @@ class Processor:
         normal = robot.state(np.asarray(state, np.float32))
         chunk = np.zeros((self.horizon, self.action_dim), np.float32)
         mask = np.zeros(chunk.shape, bool)
+        action_tokens = np.zeros(0, np.int32)
         if actions is not None:
             dims = len(robot.actions.offset)
             if actions.shape != (self.horizon, dims):
@@ -141,6 +203,10 @@ class Processor:
             chunk[:, :dims] = robot.actions(actions)
             mask[:, :dims] = True if valid is None else valid[:, None]
             chunk[~mask] = 0
+            if self.fast is not None and mask.any():
+                steps = np.where(mask[:, 0], np.arange(self.horizon), 0)
+                held = chunk[np.maximum.accumulate(steps), :dims]
+                action_tokens = self.action_tokens(held)
         padded = np.zeros(self.state_dim, np.float32)
         padded[: len(normal)] = normal
         spelt = padded if self.spells_padding else normal
@@ -158,6 +224,8 @@ class Processor:
             action_mask=mask,
             embodiment=embodiment,
             id=id,
+            subtask=np.zeros(0, np.int32) if subtask is None else self.subtask_tokens(subtask),
+            action_tokens=action_tokens,
         )
 
     def actions(
@@ -166,6 +234,10 @@ class Processor:
         """A model's chunk in the robot's units and dims."""
         robot = self.embodiments[embodiment]
         return robot.actions.inverse(np.asarray(chunk)[..., : len(robot.actions.offset)])
+
+
+def _clean(text: str) -> str:
+    return text.strip().replace("_", " ").replace("\n", " ")
 
 
 def resize_with_pad(image: Shaped[np.ndarray, "_h _w 3"], size: int) -> UInt8[np.ndarray, "s s 3"]:

@@ -12,7 +12,9 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Int
@@ -27,9 +29,12 @@ _PIECES = re.compile(r"\w+|[^\w\s]|\n")
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """`words[i]` has id 258 + i; ids 2 to 257 are bytes; 1 begins every text and 0 is padding."""
+    """`words[i]` has id 258 + i; ids 2 to 257 are bytes; 1 begins every text and 0 is padding,
+    which also ends a text that a model writes."""
 
     words: tuple[str, ...]
+    begin: ClassVar[int] = BOS
+    end: ClassVar[int] = PAD
 
     @classmethod
     def build(cls, texts: Iterable[str], vocabulary: int) -> "Tokenizer":
@@ -50,6 +55,30 @@ class Tokenizer:
             known = self._ids.get(piece)
             ids += [known] if known is not None else [_FIRST_BYTE + b for b in piece.encode()]
         return np.asarray(ids, np.int32)
+
+    @property
+    def size(self) -> int:
+        """One more than the largest id."""
+        return _FIRST_WORD + len(self.words)
+
+    def decode(self, ids: Int[np.ndarray, "t"]) -> str:
+        """The text of such ids, its pieces joined by single spaces; bytes in a run are one piece,
+        and those that are no UTF-8 show as �.
+
+        Raises:
+          ValueError: an id is no word's and no byte's.
+        """
+        foreign = [int(i) for i in ids if not PAD <= i < self.size]
+        if foreign:
+            raise ValueError(f"Ids {foreign[:5]} are no text; it has ids below {self.size}.")
+        pieces: list[str] = []
+        for spelt, run in groupby(ids, lambda i: i < _FIRST_WORD):
+            if spelt:
+                letters = bytes(int(i) - _FIRST_BYTE for i in run if i >= _FIRST_BYTE)
+                pieces.append(letters.decode(errors="replace"))
+            else:
+                pieces += [self.words[i - _FIRST_WORD] for i in run]
+        return " ".join(piece for piece in pieces if piece)
 
 
 @dataclass(frozen=True)
@@ -76,3 +105,17 @@ class SentencePiece:
     def encode(self, text: str) -> Int[np.ndarray, "t"]:
         """Token ids of `text`, int32, beginning with BOS."""
         return np.asarray(self._processor.encode(text, add_bos=True), np.int32)
+
+    def decode(self, ids: Int[np.ndarray, "t"]) -> str:
+        """The text of such ids."""
+        return self._processor.decode([int(i) for i in ids])
+
+    @property
+    def begin(self) -> int:
+        """The id that begins every text."""
+        return self._processor.bos_id()
+
+    @property
+    def end(self) -> int:
+        """The id that ends a text that a model writes."""
+        return self._processor.eos_id()

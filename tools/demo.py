@@ -20,6 +20,7 @@ import tyro
 from rich.console import Console
 from rich.progress import Progress
 
+from models import load_policy
 from models.config import to_json
 from parallel.mesh import make_mesh
 from parallel.trainer import check_start
@@ -28,7 +29,6 @@ from tools import train
 from tools.evaluate import conditions, make_environment, report_of
 from tools.presets import RunConfig, load_preset
 from tools.record import RecordConfig, record_dataset
-from tools.runs import load_policy
 
 _SCALE = {"lift": (2048, 2700), "reach": (1024, 1200), "push": (2048, 4000)}
 

@@ -17,7 +17,7 @@ import tyro
 from rich.console import Console
 from rich.progress import Progress
 
-from models import Policy
+from models import Policy, load_policy
 from models.config import to_json
 from parallel.checkpoint import find
 from parallel.metrics import read_metrics
@@ -26,7 +26,7 @@ from sim.experts import expert
 from sim.report import Report, write_report
 from sim.tabletop import EVAL_SEEDS, Tabletop
 from sim.tasks import TASKS
-from tools.runs import load_config, load_policy, versions
+from tools.runs import load_config, versions
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def run(config: EvaluateConfig, console: Console) -> dict[str, Evaluation]:
     Raises:
       ValueError, FileNotFoundError: no such suite or checkpoint, or they do not fit each other.
     """
-    policy = load_policy(config.checkpoint, config.steps)
+    policy = load_policy(config.checkpoint, steps=config.steps)
     env = make_environment(config.suite, policy.model.config.image_size)
     _check_fits(policy, env)
     results = conditions(policy, env, config.episodes, config.execute, console)
@@ -109,6 +109,11 @@ def run(config: EvaluateConfig, console: Console) -> dict[str, Evaluation]:
 
 
 def _check_fits(policy: Policy, env: Tabletop) -> None:
+    if policy.processor is None:
+        raise ValueError(
+            "The checkpoint came without a processor (scales and tokenizer), so it cannot act in "
+            "a suite; train it on the suite's data first."
+        )
     robot = policy.processor.embodiments[policy.embodiment]
     theirs = (env.cameras, len(env.state_names), len(env.action_names))
     ours = (robot.cameras, len(robot.state.offset), len(robot.actions.offset))

@@ -79,7 +79,8 @@ def row_layout(
     costs = model.layout(prefix=0, samples=0, images=0).prefix_length(images, text)
     prefix = max(int(costs.max()), round(samples * float(costs.mean()) * _SLACK))
     slots = samples + max(1, samples // 4)
-    return fit_layout(images, text, model.layout(prefix=prefix, samples=slots, images=prefix))
+    largest = model.layout(prefix=prefix, samples=slots, images=prefix, targets=model.targets)
+    return fit_layout(images, text, largest)
 
 
 TINY = RunConfig(

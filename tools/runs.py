@@ -1,5 +1,4 @@
-"""A run read back from its folder: its config and the policy it trained, from the checkpoint
-alone."""
+"""A run's config read back from its checkpoint, and what reports say of the machine."""
 
 import os
 import platform
@@ -8,7 +7,6 @@ from pathlib import Path
 
 import jax
 
-from models import Pi, Policy, Processor
 from models.config import from_json
 from tools.presets import RunConfig
 
@@ -18,20 +16,6 @@ _PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "grain", "mujoco-mjx", 
 def load_config(path: Path) -> RunConfig:
     """The config that a run, or one of its checkpoints, was trained with."""
     return from_json(RunConfig, own.read_json(path, "config"))
-
-
-def load_policy(path: Path, steps: int = 10) -> Policy:
-    """The policy of a run's latest checkpoint, or of the checkpoint given (averaged parameters).
-
-    Raises:
-      FileNotFoundError: there is no checkpoint.
-      ValueError: it was written by another version, or its arrays are not its config's.
-    """
-    model = Pi(load_config(path).model)
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
-    params = own.restore_params(path, "ema", like=shapes)
-    processor = from_json(Processor, own.read_json(path, "assets")["processor"])
-    return Policy(model, params, processor, steps)
 
 
 def versions() -> dict[str, str]:

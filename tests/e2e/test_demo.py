@@ -8,10 +8,10 @@ import pytest
 from rich.console import Console
 
 from data import open_dataset
+from models import load_policy
 from parallel.metrics import read_metrics
 from sim.tabletop import Tabletop
 from tools import demo
-from tools.runs import load_policy
 
 
 @pytest.fixture(scope="module")

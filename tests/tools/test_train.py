@@ -16,12 +16,13 @@ import pytest
 from rich.console import Console
 
 from data.writer import DatasetWriter
+from models import load_policy
 from models.config import from_json, to_json
 from parallel.mesh import MeshConfig
 from parallel.metrics import read_metrics
 from tools import train
 from tools.presets import PRESETS, TINY, RunConfig, load_preset
-from tools.runs import load_config, load_policy
+from tools.runs import load_config
 
 QUIET = Console(quiet=True)
 MODEL = replace(
