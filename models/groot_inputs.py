@@ -78,6 +78,8 @@ def groot_batch(
         "embodiment": given["embodiment_id"].astype(np.int32)[:, None],
         "weight": np.ones((samples, 1), np.float32),
         "sample_id": np.arange(samples, dtype=np.int32)[:, None],
+        "targets": np.zeros((samples, 1, 0), np.int32),
+        "target_kind": np.zeros((samples, 1, 0), np.int32),
     }
     return PackedBatch(**arrays)
 

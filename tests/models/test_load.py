@@ -143,14 +143,15 @@ def test_a_checkpoint_of_other_dims_and_nan_weights_are_refused(policy, tmp_path
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
     name = "model.action_out_proj.bias"
-    save_file(tensors | {name: tensors[name] * np.nan}, file)
+    heads = {"vision_heads": "5", "kv_heads": "1"}
+    save_file(tensors | {name: tensors[name] * np.nan}, file, heads)
     with pytest.raises(ValueError, match="NaN or infinite weights in 1 of"):
         load_policy(tmp_path)
-    save_file(tensors | {name: tensors[name][1:]}, file)
+    save_file(tensors | {name: tensors[name][1:]}, file, heads)
     with pytest.raises(ValueError, match="action_out"):
         load_policy(tmp_path)
     del tensors[name]
-    save_file(tensors, file)
+    save_file(tensors, file, heads)
     with pytest.raises(ValueError, match="action_out"):
         load_policy(tmp_path)
 
