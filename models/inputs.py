@@ -127,7 +127,8 @@ def pack(rows: Sequence[Sequence[Sample]], layout: Layout) -> PackedBatch:
             first_token = image_slot * lay.tokens_per_image
             image_tokens = first_token + np.arange(n_image * lay.tokens_per_image)
             text_tokens = text_base + text_place + np.arange(n_text)
-            at = np.repeat(sample.image_at or (0,) * n_image, lay.tokens_per_image)
+            before = np.asarray(sample.image_at or (0,) * n_image, int)
+            at = np.repeat(before, lay.tokens_per_image)
             states = np.arange(state_base + j, state_base + j + lay.state_tokens)
             length = lay.prefix_length(n_image, n_text)
             places = slice(place, place + length)

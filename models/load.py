@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh
 
 from models import groot as groot_model
@@ -21,6 +22,7 @@ from models.checkpoints.load import read
 from models.checkpoints.rename import Table
 from models.checkpoints.sources import Source, open_orbax
 from models.config import from_json
+from models.fp8 import HISTORY_LEAF
 from models.groot import Groot, GrootConfig
 from models.pi import SHARDING_RULES, Pi, PiConfig
 from models.policy import Policy
@@ -66,7 +68,7 @@ def load_policy(
       ValueError: it is of another kind, not whole, or holds NaN; every difference is listed.
     """
     path = Path(path)
-    found = _look(path, horizon, robot)
+    found = look(path, horizon, robot)
     config, processor = found.config, found.processor
     if tokenizer is not None and processor is not None:
         pieces = SentencePiece.read(Path(tokenizer))
@@ -97,10 +99,35 @@ def load_params(path: Path, like: PyTree, found: Found | None = None) -> PyTree:
     Raises:
       FileNotFoundError, ValueError: as `load_policy`.
     """
-    found = _look(path, None, None) if found is None else found
+    found = look(path) if found is None else found
     if found.source is None or found.table is None:
         return own.restore_params(path, "ema", like=like)
     return read(found.source, found.table, like)
+
+
+def begin_from(path: Path, model: Pi, like: PyTree, seed: int) -> PyTree:
+    """The parameters of `like` to train from: a checkpoint's, and where it has no adapters but the
+    model does, fresh adapters, which compute nothing at first.
+
+    Raises:
+      FileNotFoundError, ValueError: as `load_policy`; the checkpoint is of another model.
+    """
+    found = look(path)
+    wanted = flatten_dict(like, sep="/")
+    held = {path for path in wanted if not _is_fresh(path)}
+    if isinstance(found.config, PiConfig) and _adapters(found.config):
+        held |= {path for path in wanted if "/lora_" in path}
+    loaded = load_params(path, unflatten_dict({p: wanted[p] for p in held}, sep="/"), found)
+    fresh = sorted(set(wanted) - held)
+    if not fresh:
+        return loaded
+
+    def draw() -> dict[str, jax.Array]:
+        params = flatten_dict(model.init(jax.random.key(seed)), sep="/")
+        return {path: params[path] for path in fresh}
+
+    drawn = jax.jit(draw, out_shardings={path: wanted[path].sharding for path in fresh})()
+    return unflatten_dict(flatten_dict(loaded, sep="/") | drawn, sep="/")
 
 
 def like_model(model: Pi | Groot, dtype: str | None = None, mesh: Mesh | None = None) -> PyTree:
@@ -119,7 +146,8 @@ def like_model(model: Pi | Groot, dtype: str | None = None, mesh: Mesh | None = 
     )
 
 
-def _look(path: Path, horizon: int | None, robot: str | None) -> Found:
+def look(path: Path, horizon: int | None = None, robot: str | None = None) -> Found:
+    """What kind of checkpoint is there, and of what; nothing of its arrays is read."""
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; give a checkpoint's directory or file.")
     if _is_safetensors(path):
@@ -136,6 +164,15 @@ def _look(path: Path, horizon: int | None, robot: str | None) -> Found:
     processor = None if saved is None else from_json(Processor, saved)
     config = from_json(GrootConfig, model) if "dit" in model else from_json(PiConfig, model)
     return Found(config, processor)
+
+
+def _is_fresh(path: str) -> bool:
+    return "/lora_" in path or path.endswith(HISTORY_LEAF)
+
+
+def _adapters(config: PiConfig) -> bool:
+    stacks = (config.language, config.expert)
+    return any(stack.attention_lora or stack.mlp_lora for stack in stacks)
 
 
 def _is_safetensors(path: Path) -> bool:

@@ -100,14 +100,27 @@ class Processor:
         return Tokenizer(self.words)
 
     def tokens(self, prompt: str, state: Float[np.ndarray, "s"]) -> Int[np.ndarray, "t"]:
-        """Token ids of a prompt, with the normalised state spelt as text if the model reads it
-        so."""
-        prompt = _clean(prompt)
+        """Token ids of a prompt, with the normalised state spelt as text if the model reads it so.
+
+        Raises:
+          ValueError: they are more than `text_limit`.
+        """
+        text = _clean(prompt)
         if self.state_input != "text":
-            return np.append(self.tokenizer.encode(prompt), self.tokenizer.encode("\n")[1:])
+            tokens = np.append(self.tokenizer.encode(text), self.tokenizer.encode("\n")[1:])
+            return self._checked(tokens, prompt)
         bins = np.digitize(state, np.linspace(-1, 1, 257)[:-1]) - 1
         spelt = " ".join(map(str, bins))
-        return self.tokenizer.encode(f"Task: {prompt}, State: {spelt};\nAction: ")
+        whole = f"Task: {text}, State: {spelt};\nAction: "
+        return self._checked(self.tokenizer.encode(whole), prompt)
+
+    def _checked(self, tokens: Int[np.ndarray, "t"], prompt: str) -> Int[np.ndarray, "t"]:
+        if len(tokens) > self.text_limit:
+            raise ValueError(
+                f"The prompt ({prompt[:40]!r}) is {len(tokens)} tokens long, but the model reads "
+                f"at most {self.text_limit}; shorten it."
+            )
+        return tokens
 
     def subtask_tokens(self, subtask: str) -> Int[np.ndarray, "t"]:
         """Token ids of a subtask for the language model to predict, from begin to end."""
@@ -210,12 +223,10 @@ class Processor:
         padded = np.zeros(self.state_dim, np.float32)
         padded[: len(normal)] = normal
         spelt = padded if self.spells_padding else normal
-        text = self.tokens(prompt, spelt) if isinstance(prompt, str) else prompt
-        if len(text) > self.text_limit:
-            raise ValueError(
-                f"The prompt is {len(text)} tokens long, but the model reads at most "
-                f"{self.text_limit}; shorten it."
-            )
+        if isinstance(prompt, str):
+            text = self.tokens(prompt, spelt)
+        else:
+            text = self._checked(prompt, "given as tokens")
         return Sample(
             images=tuple(resize_with_pad(x, self.image_size) for x in images if x is not None),
             text=text,

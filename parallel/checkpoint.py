@@ -39,8 +39,9 @@ class CheckpointWriter:
                 for remains in self._directory.glob(f"*{mark}*"):
                     shutil.rmtree(remains)
 
-    def save(self, step: int, state: TrainState, position: Json) -> None:
-        """Copies the state to the host and returns; writing goes on in the background.
+    def save(self, step: int, state: TrainState | dict[str, Any], position: Json) -> None:
+        """Copies the state (or {"ema": parameters}, enough to act) to the host and returns; writing
+        goes on in the background.
 
         Waits for the save before it and raises what went wrong there.
         """

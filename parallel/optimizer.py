@@ -3,9 +3,15 @@
 The schedule is apart from the transformation so that the learning rate can be logged.
 """
 
+import re
 from dataclasses import dataclass
+from typing import Any
 
+import jax
 import optax
+
+from models.fp8 import is_history
+from models.sharding import path_name
 
 
 @dataclass(frozen=True)
@@ -16,6 +22,8 @@ class OptimizerConfig:
     `final_fraction` of its peak at `decay_steps` (None: at the run's last step). `clip_norm` bounds
     the global gradient norm. `ema_decay` averages the parameters that are evaluated; it starts low
     and reaches its value as steps go by, so that short runs are not held at their initialisation.
+    Parameters whose path ("expert/layers/mlp/up/kernel") matches the regex `freeze` keep their
+    values and cost neither gradients nor moments; `(?<!lora_[ab])$` trains LoRA's factors alone.
     """
 
     learning_rate: float = 1e-4
@@ -28,6 +36,7 @@ class OptimizerConfig:
     final_fraction: float = 0.1
     clip_norm: float = 1.0
     ema_decay: float = 0.99
+    freeze: str = ""
 
 
 def make_schedule(config: OptimizerConfig) -> optax.Schedule:
@@ -59,6 +68,33 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
             weight_decay=config.weight_decay,
         ),
     )
+
+
+def select(config: OptimizerConfig, params: Any) -> tuple[Any, Any]:
+    """Two trees of bool: what needs a gradient, and of that what the optimizer updates (not the
+    histories of float8 scales, which are replaced).
+
+    Raises:
+      ValueError: `freeze` is no regex, matches no parameter, or all of them.
+    """
+    try:
+        frozen = re.compile(config.freeze) if config.freeze else None
+    except re.error as error:
+        raise ValueError(f"optimizer.freeze is {config.freeze!r}, no regex: {error}.") from error
+    moving = jax.tree_util.tree_map_with_path(
+        lambda path, _: is_history(path) or not (frozen and frozen.search(path_name(path))), params
+    )
+    trained = jax.tree_util.tree_map_with_path(
+        lambda path, moves: moves and not is_history(path), moving
+    )
+    share = jax.tree.leaves(trained)
+    if frozen and (all(jax.tree.leaves(moving)) or not any(share)):
+        raise ValueError(
+            f"optimizer.freeze is {config.freeze!r}, which matches "
+            f"{'every' if not any(share) else 'no'} parameter; a path is like "
+            f"{path_name(jax.tree_util.tree_flatten_with_path(params)[0][0][0])}."
+        )
+    return moving, trained
 
 
 def _check(config: OptimizerConfig) -> None:

@@ -14,10 +14,11 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from models import fp8
 from models.inputs import PackedBatch
 from models.sharding import Rules, shardings
 from parallel.mesh import ROW_AXES, check_rows, replicated, rows_sharding
-from parallel.optimizer import OptimizerConfig, make_optimizer, make_schedule
+from parallel.optimizer import OptimizerConfig, make_optimizer, make_schedule, select
 
 _INIT, _TRAIN = 0, 1
 
@@ -55,13 +56,13 @@ def abstract_state(
       ValueError: a parameter does not match exactly one rule, or does not divide over the mesh.
     """
     transformation = make_optimizer(optimizer)
-    shapes = jax.eval_shape(lambda: _initial(model, transformation, 0))
+    shapes = jax.eval_shape(lambda: _initial(model, optimizer, 0))
     params = shardings(shapes.params, rules, mesh)
     opt_state = optax.tree_utils.tree_map_params(
         transformation,
         lambda _, sharding: sharding,
         shapes.opt_state,
-        params,
+        _only(params, select(optimizer, params)[1]),
         transform_non_params=lambda _: replicated(mesh),
     )
     whole: Any = replicated(mesh)
@@ -75,9 +76,14 @@ def init_state(
     model: Model, optimizer: OptimizerConfig, abstract: TrainState, seed: Any
 ) -> TrainState:
     """A fresh state, every array created in its sharding: none is ever whole on one device."""
-    transformation = make_optimizer(optimizer)
     placed = jax.tree.map(lambda x: x.sharding, abstract)
-    return jax.jit(lambda s: _initial(model, transformation, s), out_shardings=placed)(seed)
+    return jax.jit(lambda s: _initial(model, optimizer, s), out_shardings=placed)(seed)
+
+
+def state_from(params: Params, optimizer: OptimizerConfig, abstract: TrainState) -> TrainState:
+    """A state that begins with the parameters given (f32, in the shardings of `abstract`)."""
+    placed = jax.tree.map(lambda x: x.sharding, abstract)
+    return jax.jit(lambda p: _begin(p, optimizer), out_shardings=placed)(params)
 
 
 def make_train_step(
@@ -101,14 +107,19 @@ def make_train_step(
 
     def step(state: TrainState, batch: PackedBatch, seed: Any) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(_key(seed, _TRAIN), state.step)
+        moving, trained = select(optimizer, state.params)
         loss_sum, count, summed = _sum_gradients(
-            model, state.params, batch, key, mesh, accumulation
+            model, state.params, moving, batch, key, mesh, accumulation
         )
         gradients = jax.tree.map(
-            lambda g, s: jax.lax.with_sharding_constraint(g / count, s), summed, placed.params
+            lambda g, s: jax.lax.with_sharding_constraint(g / count, s),
+            _only(summed, trained),
+            _only(placed.params, trained),
         )
-        updates, opt_state = transformation.update(gradients, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
+        old = _only(state.params, trained)
+        updates, opt_state = transformation.update(gradients, state.opt_state, old)
+        params = _fill(optax.apply_updates(old, updates), state.params)
+        params = fp8.advance(params, state.params, _fill(summed, state.params))
         decay = jnp.minimum(optimizer.ema_decay, (1 + state.step) / (10 + state.step))
         ema = jax.tree.map(
             lambda e, p: e + (1 - decay).astype(e.dtype) * (p - e), state.ema, params
@@ -135,25 +146,44 @@ def _key(seed: Any, what: int) -> PRNGKeyArray:
     return jax.random.fold_in(jax.random.key(seed), what)
 
 
-def _initial(model: Model, transformation: optax.GradientTransformation, seed: Any) -> TrainState:
-    params = model.init(_key(seed, _INIT))
-    return TrainState(jnp.int32(0), params, params, transformation.init(params))
+def _initial(model: Model, optimizer: OptimizerConfig, seed: Any) -> TrainState:
+    return _begin(model.init(_key(seed, _INIT)), optimizer)
+
+
+def _begin(params: Params, optimizer: OptimizerConfig) -> TrainState:
+    trained = _only(params, select(optimizer, params)[1])
+    return TrainState(jnp.int32(0), params, params, make_optimizer(optimizer).init(trained))
+
+
+def _only(tree: Params, mask: Any) -> Params:
+    """The tree with None where the mask is false."""
+    return jax.tree.map(lambda x, keep: x if keep else None, tree, mask)
+
+
+def _fill(part: Params, whole: Params) -> Params:
+    """`part`, with leaves of `whole` where it has None."""
+    return jax.tree.map(
+        lambda x, y: y if x is None else x, part, whole, is_leaf=lambda x: x is None
+    )
 
 
 def _sum_gradients(
     model: Model,
     params: Params,
+    moving: Any,
     batch: PackedBatch,
     key: PRNGKeyArray,
     mesh: Mesh,
     accumulation: int,
 ) -> tuple[Float[Array, ""], Float[Array, ""], Params]:
-    """Loss sum, count and gradient of the loss sum over all rows, one micro-batch at a time."""
+    """Loss sum, count and gradient of the loss sum over all rows, one micro-batch at a time; None
+    for parameters that do not move."""
     rows = len(batch.state)
     check_rows(rows, mesh, accumulation)
-    gradient = jax.value_and_grad(lambda p, b: model.loss(p, b, key), has_aux=True)
+    wanted = _only(params, moving)
+    gradient = jax.value_and_grad(lambda p, b: model.loss(_fill(p, params), b, key), has_aux=True)
     if accumulation == 1:
-        (loss_sum, count), summed = gradient(params, batch)
+        (loss_sum, count), summed = gradient(wanted, batch)
         return loss_sum, count, summed
 
     def split(x: Array) -> Array:
@@ -163,10 +193,10 @@ def _sum_gradients(
         return jax.lax.with_sharding_constraint(parts, spec)
 
     def add(carry: Any, part: PackedBatch) -> tuple[Any, None]:
-        (loss_sum, count), gradients = gradient(params, part)
-        return jax.tree.map(jnp.add, carry, (loss_sum, count, gradients)), None
+        (loss_sum, count), gradients = gradient(wanted, part)
+        return fp8.add(carry, (loss_sum, count, gradients)), None
 
-    zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
+    zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), wanted)
     start = (jnp.float32(0), jnp.float32(0), zeros)
     (loss_sum, count, summed), _ = jax.lax.scan(add, start, jax.tree.map(split, batch))
     return loss_sum, count, summed

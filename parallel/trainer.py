@@ -30,7 +30,14 @@ from parallel.metrics import MetricsWriter
 from parallel.optimizer import OptimizerConfig, make_schedule
 from parallel.prefetch import Prefetcher
 from parallel.progress import StepLog
-from parallel.step import Model, TrainState, abstract_state, init_state, make_train_step
+from parallel.step import (
+    Model,
+    TrainState,
+    abstract_state,
+    init_state,
+    make_train_step,
+    state_from,
+)
 
 Json = Any
 CONFIG_NAME = "config.json"
@@ -84,12 +91,14 @@ def train(
     *,
     mesh: Mesh | None = None,
     resume: bool = False,
+    initial: Callable[[Any], Any] | None = None,
     on_eval: Callable[[int, TrainState], dict[str, float]] | None = None,
 ) -> Trained:
     """Trains to `config.steps`, saving on the way, at the end and when told to stop.
 
     `batches(step, position)` yields this host's rows (numpy) from that step on, where `position` is
-    what `position(step)` gave when the checkpoint was saved (None at step 0). `on_eval(step,
+    what `position(step)` gave when the checkpoint was saved (None at step 0). `initial(like)` gives
+    the parameters that a new run begins with, in the shapes and shardings of `like`. `on_eval(step,
     state)` is called after every `eval_every` updates; what it returns is logged, and it must not
     keep the state. SIGTERM and Ctrl-C finish the step under way, save and return; a second Ctrl-C
     interrupts at once.
@@ -108,7 +117,10 @@ def train(
     seed = np.uint32(config.seed % 2**32)
     if saved is None:
         start, where = 0, None
-        state = init_state(model, optimizer, abstract, seed)
+        if initial is None:
+            state = init_state(model, optimizer, abstract, seed)
+        else:
+            state = state_from(initial(abstract.params), optimizer, abstract)
     else:
         start, where = saved, own.read_json(folder / str(saved), "position")
         state = checkpoint.restore(folder / str(saved), abstract)

@@ -5,7 +5,7 @@ path/to/file.py:NAME`; any field can be changed on the command line.
 """
 
 import runpy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from data.packing import fit_layout
 from data.plan import Source
 from data.store import Encoding
 from models import Layout, PiConfig
-from models.gemma import GemmaConfig
+from models.gemma import GEMMA_2B, GEMMA_300M, GemmaConfig
 from models.layers import Compute
 from models.siglip import SiglipConfig
 from parallel.mesh import MeshConfig
@@ -107,7 +107,22 @@ TINY = RunConfig(
 )
 """π0.5's architecture with small numbers: learns from pixels on two CPU cores in minutes."""
 
-PRESETS = {"tiny": TINY}
+PI05 = RunConfig(
+    model=PiConfig(
+        vision=SiglipConfig(remat="full"),
+        language=replace(GEMMA_2B, remat="full"),
+        expert=replace(GEMMA_300M, remat="full"),
+    ),
+    rows=RowsConfig(number=16, samples=4),
+    optimizer=OptimizerConfig(learning_rate=2.5e-5, weight_decay=1e-10, warmup_steps=1000),
+    trainer=TrainerConfig(steps=30_000, eval_every=1000),
+)
+"""π0.5 as released, to fine-tune: `--init` takes the released weights."""
+
+PI0 = replace(PI05, model=replace(PI05.model, state_input="suffix", time="input"))
+"""π0 as released, to fine-tune."""
+
+PRESETS = {"tiny": TINY, "pi05": PI05, "pi0": PI0}
 
 
 def load_preset(name: str) -> RunConfig:

@@ -4,6 +4,8 @@ episodes.
     python -m tools.train --data PATH --preset tiny
     python -m tools.train --data PATH --preset tiny --out runs/mine --resume
     python -m tools.train --data PATH --preset tiny --out runs/mine --trainer.steps 200
+    python -m tools.train --data PATH --preset pi05 --init checkpoints/pi05_base \\
+        --tokenizer paligemma_tokenizer.model
 
 Any field of the preset can be given as an option; `--preset NAME --help` lists them. The run's
 folder holds config.json, metrics.jsonl, TensorBoard events, the frame store and checkpoints.
@@ -34,8 +36,9 @@ from data.store import ACTION, STATE, Store, cached_store
 from data.validate import require_valid
 from models import Embodiment, PackedBatch, Pi, Processor
 from models.config import to_json
+from models.load import begin_from, look
 from models.pi import SHARDING_RULES
-from models.tokenizer import Tokenizer
+from models.tokenizer import SentencePiece, Tokenizer
 from parallel.distributed import host_count, host_index, put_batch
 from parallel.mesh import make_mesh, replicated
 from parallel.step import TrainState
@@ -61,11 +64,23 @@ class Paths:
     """Folder of the run; runs/NAME-OF-THE-DATASET if not given."""
     resume: bool = False
     """Go on from the run's last checkpoint."""
+    init: Path | None = None
+    """Checkpoint to begin from, of any kind that models.load_policy reads."""
+    tokenizer: Path | None = None
+    """SentencePiece file, for an --init that came without its tokenizer."""
 
     @property
     def folder(self) -> Path:
         """Where the run lives."""
         return self.out or Path("runs") / self.data.resolve().name
+
+
+@dataclass(frozen=True)
+class Text:
+    """How prompts are read: see `Processor`."""
+
+    words: tuple[str, ...] = ()
+    sentencepiece: str = ""
 
 
 @dataclass(frozen=True)
@@ -78,8 +93,13 @@ class Prepared:
     held_out: Episodes
 
 
-def prepare(data: Path, out: Path, config: RunConfig, console: Console) -> Prepared:
+def prepare(
+    data: Path, out: Path, config: RunConfig, console: Console, text: Text | None = None
+) -> Prepared:
     """Validates the dataset, decodes it once into `out`/store and derives the policy's scales.
+
+    Args:
+      text: how a policy to begin from reads prompts; a word list is made of the dataset's if None.
 
     Raises:
       ValueError, FileNotFoundError: the dataset is not fit to train on, or not for this model.
@@ -105,9 +125,11 @@ def prepare(data: Path, out: Path, config: RunConfig, console: Console) -> Prepa
         training, held_out = split_episodes(store, config.data.holdout, config.trainer.seed)
     stats = store.stats(training.tolist())
     model = config.model
-    texts = list(store.prompts)
-    if model.state_input == "text":
-        texts += [f"Task: , State: {number};\nAction: " for number in range(256)]
+    if text is None:
+        texts = list(store.prompts)
+        if model.state_input == "text":
+            texts += [f"Task: , State: {number};\nAction: " for number in range(256)]
+        text = Text(words=Tokenizer.build(texts, model.vocabulary).words)
     robot = Embodiment(
         name=data.name,
         cameras=store.cameras,
@@ -120,7 +142,8 @@ def prepare(data: Path, out: Path, config: RunConfig, console: Console) -> Prepa
         action_dim=model.action_dim,
         horizon=model.horizon,
         state_input=model.state_input,
-        words=Tokenizer.build(texts, model.vocabulary).words,
+        words=text.words,
+        sentencepiece=text.sentencepiece,
         embodiments=(robot,),
     )
     return Prepared(store, processor, training, held_out)
@@ -137,7 +160,7 @@ def run(paths: Paths, config: RunConfig, console: Console | None = None) -> Trai
     check_start(out, paths.resume, config.rows.number, mesh, config.trainer, config.optimizer)
     if paths.resume:
         _check_same(out, json.loads((out / CONFIG_NAME).read_text()), to_json(config))
-    ready = prepare(paths.data, out, config, console)
+    ready = prepare(paths.data, out, config, console, _text(paths))
     model = Pi(config.model)
     source = plan_source(ready.store, ready.processor, episodes=ready.training.tolist())
     layout = config.layout([source])
@@ -188,8 +211,31 @@ def run(paths: Paths, config: RunConfig, console: Console | None = None) -> Trai
         config.optimizer,
         mesh=mesh,
         resume=paths.resume,
+        initial=_initial(paths, model, config),
         on_eval=_held_out_metrics(model, ready, config, mesh) if len(ready.held_out) else None,
     )
+
+
+def _text(paths: Paths) -> Text | None:
+    """The tokenizer of the policy to begin from, which its embedding was trained with."""
+    if paths.tokenizer is not None:
+        return Text(sentencepiece=SentencePiece.read(paths.tokenizer).model)
+    if paths.init is None:
+        return None
+    processor = look(paths.init).processor
+    if processor is None or not (processor.words or processor.sentencepiece):
+        raise ValueError(
+            f"{paths.init} came without the tokenizer that its embedding was trained with; give "
+            f"--tokenizer FILE (PaliGemma's is paligemma_tokenizer.model)."
+        )
+    return Text(processor.words, processor.sentencepiece)
+
+
+def _initial(paths: Paths, model: Pi, config: RunConfig) -> Any:
+    init = paths.init
+    if init is None:
+        return None
+    return lambda like: begin_from(init, model, like, config.trainer.seed)
 
 
 def _held_out_metrics(model: Pi, ready: Prepared, config: RunConfig, mesh: Mesh) -> Any:

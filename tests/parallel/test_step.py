@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -5,7 +7,7 @@ import pytest
 from parallel.distributed import put_batch
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.optimizer import OptimizerConfig, make_optimizer, make_schedule
-from parallel.step import abstract_state, init_state, make_train_step
+from parallel.step import abstract_state, init_state, make_train_step, state_from
 from tests.parallel.toy import OPTIMIZER, RULES, Denoiser, batch
 
 MODEL = Denoiser()
@@ -75,3 +77,39 @@ def test_a_batch_that_does_not_split_into_micro_batches_is_refused():
 def test_impossible_optimizers_are_refused(change):
     with pytest.raises(ValueError, match=f"optimizer.*{next(iter(change))}"):
         make_optimizer(OptimizerConfig(**{"decay_steps": 400, **change}))
+
+
+def test_frozen_parameters_stay_and_cost_no_moments():
+    optimizer = replace(OPTIMIZER, freeze=r"^up/")
+    mesh = make_mesh(devices=jax.devices()[:1])
+    abstract = abstract_state(MODEL, optimizer, RULES, mesh)
+    first = init_state(MODEL, optimizer, abstract, 0)
+    before = jax.device_get(first.params)
+    step = make_train_step(MODEL, optimizer, mesh, abstract, 2)
+    state, _ = step(first, put_batch(batch(0), mesh), 3)
+    jax.tree.map(np.testing.assert_array_equal, before["up"], jax.device_get(state.params["up"]))
+    assert np.abs(before["down"]["kernel"] - np.asarray(state.params["down"]["kernel"])).max() > 0
+    moments = [x.shape for x in jax.tree.leaves(state.opt_state) if x.ndim == 2]
+    assert set(moments) == {before["down"]["kernel"].shape}
+
+
+@pytest.mark.parametrize(
+    ("freeze", "message"), [("nothing", "no parameter"), ("", None), (".", "every"), ("(", "regex")]
+)
+def test_a_freeze_that_cannot_be_meant_is_refused(freeze, message):
+    optimizer, mesh = replace(OPTIMIZER, freeze=freeze), make_mesh(devices=jax.devices()[:1])
+    if message is None:
+        abstract_state(MODEL, optimizer, RULES, mesh)
+        return
+    with pytest.raises(ValueError, match=message):
+        abstract_state(MODEL, optimizer, RULES, mesh)
+
+
+def test_a_state_begins_from_given_parameters():
+    mesh = make_mesh(MeshConfig(data=4, fsdp=2))
+    abstract = abstract_state(MODEL, OPTIMIZER, RULES, mesh)
+    params = init_state(MODEL, OPTIMIZER, abstract, 5).params
+    state = state_from(params, OPTIMIZER, abstract)
+    jax.tree.map(np.testing.assert_array_equal, state.params, params)
+    assert int(state.step) == 0
+    assert state.params["up"]["kernel"].sharding == abstract.params["up"]["kernel"].sharding

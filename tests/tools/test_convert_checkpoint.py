@@ -1,0 +1,72 @@
+"""Checkpoints go from one code to another and back unchanged, and fine-tuning begins from them."""
+
+import json
+import sys
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+import tyro
+
+from models import Pi, load_policy
+from models.checkpoints import openpi
+from models.checkpoints.layout import exported
+from models.layers import Lora
+from models.load import begin_from, like_model
+from tests.models.test_openpi_parity import FIXTURES, observation
+from tools import convert_checkpoint
+from tools.presets import PRESETS
+
+
+def convert(*arguments: str, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["convert_checkpoint", *map(str, arguments)])
+    tyro.cli(convert_checkpoint.main)
+
+
+def test_a_checkpoint_survives_the_road_through_every_format(tmp_path, monkeypatch):
+    source = FIXTURES / "pi0"
+    first = load_policy(source)
+    convert(source, tmp_path / "own", "--horizon", "6", monkeypatch=monkeypatch)
+    convert(tmp_path / "own", tmp_path / "openpi", "--to", "openpi", monkeypatch=monkeypatch)
+    for path in (tmp_path / "own", tmp_path / "openpi"):
+        again = load_policy(path)
+        jax.tree.map(np.testing.assert_array_equal, again.params, first.params)
+        robot, expected = again.processor.embodiments[0], first.processor.embodiments[0]
+        np.testing.assert_allclose(robot.state.offset, expected.state.offset)
+        np.testing.assert_allclose(robot.actions.scale, expected.actions.scale)
+    assert load_policy(tmp_path / "own").model.config.horizon == 6
+    with pytest.raises(SystemExit, match="exists"):
+        convert(source, tmp_path / "own", monkeypatch=monkeypatch)
+    with pytest.raises(SystemExit, match="does not fit the format 'groot'"):
+        convert(source, tmp_path / "other", "--to", "groot", monkeypatch=monkeypatch)
+
+
+def test_fresh_adapters_on_loaded_weights_compute_the_same_at_first():
+    base = load_policy(FIXTURES / "pi05")
+    config = base.model.config
+    adapted = Pi(replace(config, language=replace(config.language, attention_lora=Lora(2, 4.0))))
+    params = begin_from(FIXTURES / "pi05", adapted, like_model(adapted), 0)
+    with np.load(FIXTURES / "pi05" / "case.npz") as file:
+        arrays = dict(file)
+    seen, noise = observation(arrays), arrays["sample_noise"]
+    again = replace(base, model=adapted, params=params)
+    np.testing.assert_array_equal(
+        again.infer(seen, noise)["actions"], base.infer(seen, noise)["actions"]
+    )
+    assert np.abs(params["language"]["layers"]["attention"]["q"]["lora_a"]).max() > 0
+
+
+def test_a_checkpoint_of_other_sizes_than_the_model_is_refused():
+    other = Pi(replace(PRESETS["tiny"].model, state_input="text", film=False))
+    with pytest.raises(ValueError, match="vision/blocks"):
+        begin_from(FIXTURES / "pi05", other, like_model(other), 0)
+
+
+@pytest.mark.parametrize("name", ["pi0", "pi05"])
+def test_presets_have_the_released_trees(name):
+    golden = json.loads((FIXTURES / "golden.json").read_text())[name]
+    shapes = jax.eval_shape(Pi(PRESETS[name].model).init, jax.random.key(0))
+    table = openpi.PI05 if name == "pi05" else openpi.PI0
+    tree = {path: list(shape) for path, (shape, _) in exported(shapes, table, name).items()}
+    assert tree == golden["leaves"]
