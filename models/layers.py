@@ -16,7 +16,6 @@ from jaxtyping import Array, Float, Int
 
 from models import fp8
 from models.attention import Implementation
-from models.fp8 import Recipe
 
 Carry = TypeVar("Carry")
 Remat = Literal["none", "dots", "full"]
@@ -31,7 +30,7 @@ class Compute:
 
     dtype: str = "bfloat16"
     attention: Implementation = "auto"
-    fp8: Recipe | Literal["none"] = "none"
+    fp8: Literal["none", "current", "delayed", "block"] = "none"
 
 
 @dataclass(frozen=True)

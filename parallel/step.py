@@ -157,14 +157,16 @@ def _begin(params: Params, optimizer: OptimizerConfig) -> TrainState:
 
 def _only(tree: Params, mask: Any) -> Params:
     """The tree with None where the mask is false."""
-    return jax.tree.map(lambda x, keep: x if keep else None, tree, mask)
+    return jax.tree.map(lambda x, keep: x if keep else None, tree, mask, is_leaf=_is_none)
 
 
 def _fill(part: Params, whole: Params) -> Params:
     """`part`, with leaves of `whole` where it has None."""
-    return jax.tree.map(
-        lambda x, y: y if x is None else x, part, whole, is_leaf=lambda x: x is None
-    )
+    return jax.tree.map(lambda x, y: y if x is None else x, part, whole, is_leaf=_is_none)
+
+
+def _is_none(x: Any) -> bool:
+    return x is None
 
 
 def _sum_gradients(
