@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
@@ -204,10 +205,13 @@ def rotary(
 def sincos_embedding(
     value: Float[Array, "*b"], width: int, min_period: float = 4e-3, max_period: float = 4.0
 ) -> Float[Array, "*b d"]:
-    """[sin, cos] of `value` at log-spaced periods; π0's embedding of flow time."""
+    """[sin, cos] of `value` at log-spaced periods; π0's embedding of flow time.
+
+    Angles reach 1,570, so frequencies are made here, once: compiled, their last bit and with it the
+    fourth decimal of an angle would depend on the shapes of the program.
+    """
     half = width // 2
-    period = min_period * (max_period / min_period) ** jnp.linspace(
-        0.0, 1.0, half, dtype=jnp.float32
-    )
-    angle = value[..., None] * (1 / period * 2 * jnp.pi)
+    fraction = np.linspace(0, 1, half, dtype=np.float32)
+    period = np.float32(min_period) * np.float32(max_period / min_period) ** fraction
+    angle = value[..., None] * (1 / period * np.float32(2 * np.pi))
     return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
