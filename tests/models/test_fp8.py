@@ -15,10 +15,10 @@ from models import fp8, pack
 from models.layers import Compute, Dense
 from models.pi import Pi, PiConfig
 from parallel import deviceless
-from tests.models.fp8_training import action_error, train
+from tests.models.fp8_training import action_error, held_out_loss, train
 from tests.models.test_pi import CONFIG, KEY, samples
 
-STEPS = 200
+STEPS, RATE = 200, 5e-4
 E4M3, E5M2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
 
 
@@ -284,14 +284,15 @@ def _with(config: PiConfig, recipe, dtype: str) -> PiConfig:
 
 @pytest.fixture(scope="module")
 def in_bf16():
-    return train("none", STEPS)
+    return train("none", STEPS, RATE)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["current", "delayed"])
 def test_the_tiny_preset_learns_to_within_a_percent_of_its_bf16_loss(recipe, in_bf16):
-    loss, params = train(recipe, STEPS)
-    assert abs(loss - in_bf16[0]) < 0.01 * in_bf16[0]
+    params = train(recipe, STEPS, RATE)
+    expected = held_out_loss(in_bf16, "none")
+    assert abs(held_out_loss(params, recipe) - expected) < 0.01 * expected < 0.01
     leaves = jax.tree_util.tree_leaves_with_path(params)
     histories = [leaf for path, leaf in leaves if fp8.is_history(path)]
     assert len(histories) == (20 if recipe == "delayed" else 0)
@@ -300,4 +301,4 @@ def test_the_tiny_preset_learns_to_within_a_percent_of_its_bf16_loss(recipe, in_
 
 @pytest.mark.slow
 def test_a_trained_policy_with_a_quantised_language_model_acts_almost_alike(in_bf16):
-    assert action_error(in_bf16[1], fp8.quantize(in_bf16[1], LANGUAGE)) < 0.02
+    assert 0 < action_error(in_bf16, fp8.quantize(in_bf16, LANGUAGE)) < 0.05
