@@ -7,7 +7,7 @@ stored as its distance from 1, tanh GELU, rotary halves split, base 10,000.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -92,7 +92,9 @@ class Dense(nnx.Module):
         return y + self.bias[...].astype(self.dtype) if hasattr(self, "bias") else y
 
     def _product(self, x: Float[Array, "*b i"]) -> Float[Array, "*b o"]:
-        kernel = self.kernel[...].reshape(math.prod(self.inner), -1)
+        inner, kernel = math.prod(self.inner), cast(Any, self.kernel.get_value())
+        quantized = isinstance(kernel, fp8.Quantized)
+        kernel = kernel.kernel(inner) if quantized else kernel.reshape(inner, -1)
         if self.fp8 == "none":
             return x @ kernel.astype(self.dtype)
         history = self.fp8_history[...] if self.fp8 == "delayed" else None

@@ -1,14 +1,14 @@
 """The tiny preset trained in bf16 and in float8 from the same seeds, on a task made up here.
 
-    python -m tests.models.fp8_training 2000
+    python -m tests.models.fp8_training 300 5e-4
 
-prints the mean loss of the last tenth of the steps under each recipe. A sample is one picture whose
+prints held-out flow losses after so many steps at that rate. A sample is one picture whose
 brightest quadrant decides its actions together with the state.
 """
 
 import dataclasses
-import itertools
 import sys
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -21,43 +21,71 @@ from models import PackedBatch, Pi, Sample, fp8, pack
 from models.layers import Compute
 from tools.presets import TINY
 
-_BATCHES, _ROWS, _SAMPLES = 8, 2, 4
+_TRAIN, _ROWS, _SAMPLES = 64, 2, 4
 _FAST_COMPILE = {"xla_backend_optimization_level": 1}
 
 
-def train(recipe: Any, steps: int) -> tuple[float, Any]:
-    """Mean loss over the last tenth of `steps`, and the parameters."""
+def train(recipe: Any, steps: int, rate: float) -> Any:
+    """Parameters after `steps` at a peak learning `rate`, averaged as the trainer does."""
+    model = _model(recipe)
+    schedule = optax.warmup_cosine_decay_schedule(0.0, rate, steps // 10, steps, rate / 10)
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule, b2=0.98))
+
+    @partial(jax.jit, donate_argnums=(0, 1, 2), compiler_options=_FAST_COMPILE)
+    def step(params: Any, ema: Any, state: Any, batch: PackedBatch, i: Any) -> Any:
+        loss = partial(model.loss, batch=batch, key=jax.random.fold_in(jax.random.key(1), i))
+        (_, count), gradients = jax.value_and_grad(loss, has_aux=True)(params)
+        mean = jax.tree.map(lambda g: g / count, fp8.without_history(gradients))
+        updates, state = optimizer.update(mean, state, params)
+        updated = fp8.advance(optax.apply_updates(params, updates), params, gradients)
+        ema = jax.tree.map(lambda e, p: 0.98 * e + 0.02 * p, ema, updated)
+        return updated, fp8.advance(ema, params, gradients), state
+
+    params = _same_start(model)
+    ema, state = jax.tree.map(jnp.copy, params), optimizer.init(params)
+    batches = _batches(range(_TRAIN))
+    for i in range(steps):
+        params, ema, state = step(params, ema, state, batches[i % _TRAIN], i)
+    return ema
+
+
+def held_out_loss(params: Any, recipe: Any) -> float:
+    """Mean flow loss on samples never trained on, over fixed draws of time and noise, computed
+    under `recipe`."""
+    loss = jax.jit(_model(recipe).loss, compiler_options=_FAST_COMPILE)
+    draws = [
+        loss(params, batch, jax.random.key(seed))
+        for batch in _batches(range(_TRAIN, _TRAIN + 8))
+        for seed in range(8)
+    ]
+    total, count = np.sum(np.asarray(draws), axis=0)
+    return float(total / count)
+
+
+def action_error(params: Any, other: Any) -> float:
+    """Norm of the difference of the actions that both sample from the same noise on one batch,
+    relative to the norm of the first's."""
+    act = jax.jit(
+        partial(_model("none").sample_actions, key=jax.random.key(2)),
+        compiler_options=_FAST_COMPILE,
+    )
+    (batch,) = _batches([_TRAIN])
+    actions, others = (np.asarray(act(p, batch)) for p in (params, other))
+    return float(np.linalg.norm(others - actions) / np.linalg.norm(actions))
+
+
+def _model(recipe: Any) -> Pi:
     stacks = {
         name: dataclasses.replace(getattr(TINY.model, name), remat="dots")
         for name in ("vision", "language", "expert")
     }
-    config = dataclasses.replace(TINY.model, compute=Compute("bfloat16", "dense", recipe), **stacks)
-    model = Pi(config)
-    schedule = optax.warmup_cosine_decay_schedule(1e-4, 1.5e-3, steps // 10, steps, 1.5e-4)
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule, b2=0.98))
-
-    @partial(jax.jit, donate_argnums=(0, 1), compiler_options=_FAST_COMPILE)
-    def step(params: Any, state: Any, batch: PackedBatch, i: Any) -> tuple[Any, Any, Any]:
-        loss = partial(model.loss, batch=batch, key=jax.random.fold_in(jax.random.key(1), i))
-        (total, count), gradients = jax.value_and_grad(loss, has_aux=True)(params)
-        mean = jax.tree.map(lambda g: g / count, fp8.without_history(gradients))
-        updates, state = optimizer.update(mean, state, params)
-        updated = optax.apply_updates(params, updates)
-        return fp8.advance(updated, params, gradients), state, total / count
-
-    batches = _batches()
-    params = _same_start(model)
-    state, losses = optimizer.init(params), []
-    for i in range(steps):
-        params, state, loss = step(params, state, batches[i % _BATCHES], i)
-        losses.append(float(loss))
-    return float(np.mean(losses[-(steps // 10) :])), params
+    compute = Compute("bfloat16", "dense", recipe)
+    return Pi(dataclasses.replace(TINY.model, compute=compute, **stacks))
 
 
 def _same_start(model: Pi) -> Any:
     """The parameters a model without histories begins with, and empty histories."""
-    compute = Compute("bfloat16", "dense")
-    plain = Pi(dataclasses.replace(model.config, compute=compute)).init(jax.random.key(0))
+    plain = _model("none").init(jax.random.key(0))
     start = jax.tree_util.tree_leaves_with_path(plain)
     known = {jax.tree_util.keystr(path): leaf for path, leaf in start}
     shapes = jax.eval_shape(model.init, jax.random.key(0))
@@ -66,7 +94,7 @@ def _same_start(model: Pi) -> Any:
     )
 
 
-def _batches() -> list[PackedBatch]:
+def _batches(numbers: Iterable[int]) -> list[PackedBatch]:
     config, rng = TINY.model, np.random.default_rng(0)
     half = config.image_size // 2
     directions = rng.normal(size=(4, config.action_dim))
@@ -74,6 +102,7 @@ def _batches() -> list[PackedBatch]:
     time = np.linspace(0, 1, config.horizon)[:, None]
 
     def sample(i: int) -> Sample:
+        rng = np.random.default_rng(1 + i)
         quadrant = int(rng.integers(4))
         picture = rng.integers(0, 100, (config.image_size, config.image_size, 3), dtype=np.uint8)
         y, x = half * (quadrant // 2), half * (quadrant % 2)
@@ -91,16 +120,23 @@ def _batches() -> list[PackedBatch]:
 
     places = _SAMPLES * (config.vision.tokens(config.image_size) + 9)
     layout = config.layout(prefix=places, samples=_SAMPLES, images=_SAMPLES, text=8 * _SAMPLES)
-    numbers = itertools.count()
-    return [
-        pack(
-            [[sample(next(numbers)) for _ in range(_SAMPLES)] for _ in range(_ROWS)],
-            layout,
-        )
-        for _ in range(_BATCHES)
-    ]
+
+    def batch(number: int) -> PackedBatch:
+        ids = np.arange(_ROWS * _SAMPLES).reshape(_ROWS, _SAMPLES) + number * _ROWS * _SAMPLES
+        return pack([[sample(int(i)) for i in row] for row in ids], layout)
+
+    return [batch(number) for number in numbers]
 
 
 if __name__ == "__main__":
     for name in ("none", "current", "delayed", "block"):
-        print(f"{name:8} {train(name, int(sys.argv[1]))[0]:.5f}", flush=True)
+        trained = train(name, int(sys.argv[1]), float(sys.argv[2]))
+        own, precise = held_out_loss(trained, name), held_out_loss(trained, "none")
+        print(f"{name:8} held-out loss {own:.5f} so computed, {precise:.5f} in bf16", flush=True)
+        if name == "none":
+            served = fp8.quantize(trained, r"^language/layers/(attention|mlp)/")
+            print(
+                f"         quantised language model: {held_out_loss(served, name):.5f}, "
+                f"actions differ by {action_error(trained, served):.4f}",
+                flush=True,
+            )

@@ -15,10 +15,10 @@ from models import fp8, pack
 from models.layers import Compute, Dense
 from models.pi import Pi, PiConfig
 from parallel import deviceless
-from tests.models.fp8_training import train
+from tests.models.fp8_training import action_error, held_out_loss, train
 from tests.models.test_pi import CONFIG, KEY, samples
 
-STEPS = 200
+STEPS, RATE = 200, 5e-4
 E4M3, E5M2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
 
 
@@ -199,6 +199,51 @@ def test_adapters_and_bias_stay_outside_the_float8_product():
     np.testing.assert_array_equal(dense(x), flat.reshape(3, 2, 8) + 1)
 
 
+BLOCK_PRODUCTS = (
+    *(f"attention/{name}" for name in ("q", "k", "v", "out")),
+    *(f"mlp/{name}" for name in ("gate", "up", "down")),
+)
+LANGUAGE = r"^language/layers/(attention|mlp)/"
+
+
+def test_quantised_kernels_multiply_as_their_rounded_matrices():
+    dense = Dense((4, 40), 200, compute=Compute("float32"), rngs=nnx.Rngs(0))
+    kernel, x = dense.kernel[...], jax.random.normal(KEY, (3, 4, 40))
+    stored = fp8.quantize({"out": {"kernel": kernel[None]}}, "out")["out"]["kernel"]
+    assert (stored.q.dtype, stored.scale.shape) == (jnp.float8_e4m3fn, (1, 2, 2))
+    dense.kernel.set_value(jax.tree.map(lambda leaf: leaf[0], stored))
+    expected = np.asarray(x).reshape(3, 160) @ rounded(
+        np.asarray(kernel).reshape(160, 200), E4M3, (128, 128)
+    )
+    assert relative_error(dense(x), expected) < 1e-6
+
+
+def test_quantising_the_language_model_leaves_every_other_leaf_alone():
+    params = Pi(CONFIG).init(KEY)
+    served = jax.tree_util.tree_leaves_with_path(fp8.quantize(params, LANGUAGE))
+    named = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in served}
+    small = {name for name, leaf in named.items() if leaf.dtype == jnp.float8_e4m3fn}
+    assert small == {f"language/layers/{name}/kernel/q" for name in BLOCK_PRODUCTS}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        assert f"{name}/q" in small or named[name] is leaf
+
+
+def test_at_the_released_sizes_a_quantised_language_model_takes_half_of_bf16():
+    shapes = jax.eval_shape(Pi(PiConfig()).init, KEY)["language"]
+    half = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16), shapes)
+    served = jax.eval_shape(lambda p: fp8.quantize(p, r"^layers/"), half)
+    before, after = (
+        sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(t)) for t in (half, served)
+    )
+    assert (before, after) == (3_963_768_832, 1_982_444_032)
+
+
+def test_a_pattern_that_matches_no_kernel_is_refused():
+    with pytest.raises(ValueError, match="No kernel's path matches 'vlm'"):
+        fp8.quantize({"language": {"kernel": jnp.ones((1, 2, 2))}}, "vlm")
+
+
 SMALL = PiConfig(
     vision=dataclasses.replace(CONFIG.vision, width=32, hidden=64),
     language=dataclasses.replace(CONFIG.language, width=64, depth=2, hidden=128, head_dim=16),
@@ -238,16 +283,23 @@ def _with(config: PiConfig, recipe, dtype: str) -> PiConfig:
 
 
 @pytest.fixture(scope="module")
-def bf16_loss() -> float:
-    return train("none", STEPS)[0]
+def in_bf16():
+    return train("none", STEPS, RATE)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["current", "delayed"])
-def test_the_tiny_preset_learns_to_within_a_percent_of_its_bf16_loss(recipe, bf16_loss):
-    loss, params = train(recipe, STEPS)
-    assert abs(loss - bf16_loss) < 0.01 * bf16_loss
+def test_the_tiny_preset_learns_to_within_a_percent_of_its_bf16_loss(recipe, in_bf16):
+    params = train(recipe, STEPS, RATE)
+    expected = held_out_loss(in_bf16, "none")
+    assert expected < 1
+    assert abs(held_out_loss(params, recipe) - expected) < 0.01 * expected
     leaves = jax.tree_util.tree_leaves_with_path(params)
     histories = [leaf for path, leaf in leaves if fp8.is_history(path)]
     assert len(histories) == (20 if recipe == "delayed" else 0)
     assert all((h[0] > 0).all() for h in histories)
+
+
+@pytest.mark.slow
+def test_a_trained_policy_with_a_quantised_language_model_acts_almost_alike(in_bf16):
+    assert 0 < action_error(in_bf16, fp8.quantize(in_bf16, LANGUAGE)) < 0.05
