@@ -338,7 +338,7 @@ _STACK = r"^(vision/blocks|language/layers|adapter/blocks|dit/(cross|self)_block
 SHARDING_RULES: tuple[tuple[str, PartitionSpec], ...] = (
     (r"^embedding$", PartitionSpec("fsdp")),
     (
-        r"/(bias|scale|lora_a|lora_b)$|^vision/position$|^positions$|^future_tokens$",
+        r"/(bias|scale|lora_a|lora_b|fp8_history)$|^vision/position$|^positions$|^future_tokens$",
         PartitionSpec(),
     ),
     (_STACK + r"(q|k|v|up|gate|down|modulation)/kernel$", PartitionSpec(None, "fsdp")),
