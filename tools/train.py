@@ -289,8 +289,8 @@ def _check_fits(features: dict[str, Any], data: Path, config: RunConfig) -> None
     if config.model.cross_entropies:
         raise ValueError(
             f"model.text_loss is {config.model.text_loss} and model.action_token_loss "
-            f"{config.model.action_token_loss}, but this command prepares neither subtasks nor FAST "
-            f"tokens; set both to 0, or train as docs/insulation.md shows."
+            f"{config.model.action_token_loss}, but this command prepares neither subtasks nor "
+            f"FAST tokens; set both to 0, or train as docs/insulation.md shows."
         )
     for name, limit in ((STATE, config.model.state_dim), (ACTION, config.model.action_dim)):
         size = int(np.prod(features[name]["shape"])) if name in features else None
