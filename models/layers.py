@@ -26,12 +26,14 @@ _UNROLLED = 4
 
 @dataclass(frozen=True)
 class Compute:
-    """How a model computes: dtype of activations (parameters stay f32), attention kernel, and the
-    scaling under which the blocks' projections multiply in float8."""
+    """How a model computes: dtype of activations (parameters stay f32), attention kernel, the
+    scaling under which the blocks' projections multiply in float8, and a pattern for paths of
+    kernels that are kept in float8 (`fp8.quantize`), for serving alone."""
 
     dtype: str = "bfloat16"
     attention: Implementation = "auto"
     fp8: Literal["none", "current", "delayed", "block"] = "none"
+    quantized: str = ""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ an argument.
 
 import json
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +23,7 @@ from models.checkpoints.load import read
 from models.checkpoints.rename import Table
 from models.checkpoints.sources import Source, open_orbax
 from models.config import from_json
-from models.fp8 import HISTORY_LEAF
+from models.fp8 import HISTORY_LEAF, quantize
 from models.groot import Groot, GrootConfig
 from models.pi import SHARDING_RULES, Pi, PiConfig
 from models.policy import Policy
@@ -136,6 +137,8 @@ def like_model(model: Pi | Groot, dtype: str | None = None, mesh: Mesh | None = 
     wanted = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, jnp.dtype(dtype or x.dtype)), shapes
     )
+    if model.config.compute.quantized:
+        wanted = jax.eval_shape(partial(quantize, pattern=model.config.compute.quantized), wanted)
     if mesh is None:
         return wanted
     rules = groot_model.SHARDING_RULES if isinstance(model, Groot) else SHARDING_RULES

@@ -330,8 +330,8 @@ _STACK = r"^(vision/blocks|language/layers|expert/layers)/(.*/)?"
 SHARDING_RULES: tuple[tuple[str, PartitionSpec], ...] = (
     (r"^embedding$", PartitionSpec("fsdp")),
     (r"(^|/)(bias|scale|lora_a|lora_b|fp8_history)$|^vision/position$", PartitionSpec()),
-    (_STACK + r"(q|k|v|up|gate|down|modulation)/kernel$", PartitionSpec(None, "fsdp")),
-    (_STACK + r"out/kernel$", PartitionSpec(None, None, None, "fsdp")),
+    (_STACK + r"(q|k|v|up|gate|down|modulation)/kernel(/q)?$", PartitionSpec(None, "fsdp")),
+    (_STACK + r"out/kernel(/q)?$", PartitionSpec(None, None, None, "fsdp")),
     (r"^vision/(embed|film|head)/kernel$|^expert/norm/.*kernel$", PartitionSpec(None, "fsdp")),
     (r"^(action_in|action_out|time_in|time_out|state_in)/kernel$", PartitionSpec()),
 )

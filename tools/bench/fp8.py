@@ -64,7 +64,7 @@ def run(console: Console, recipe: Literal["current", "block"] = "current") -> di
     }
 
 
-def random_batch(config: PiConfig) -> PackedBatch:
+def random_batch(config: PiConfig, rows: int = _ROWS, samples: int = _SAMPLES) -> PackedBatch:
     """Rows of two-camera samples with prompts of one length, all places filled."""
     rng = np.random.default_rng(0)
     picture, shape = (config.image_size,) * 2 + (3,), (config.horizon, config.action_dim)
@@ -81,10 +81,10 @@ def random_batch(config: PiConfig) -> PackedBatch:
 
     tokens = _CAMERAS * config.vision.tokens(config.image_size) + _PROMPT
     layout = config.layout(
-        prefix=_SAMPLES * tokens,
-        samples=_SAMPLES,
-        images=_SAMPLES * _CAMERAS,
-        text=_SAMPLES * _PROMPT,
+        prefix=samples * tokens,
+        samples=samples,
+        images=samples * _CAMERAS,
+        text=samples * _PROMPT,
     )
-    rows = np.arange(_ROWS * _SAMPLES).reshape(_ROWS, _SAMPLES)
-    return pack([[sample(int(i)) for i in row] for row in rows], layout)
+    ids = np.arange(rows * samples).reshape(rows, samples)
+    return pack([[sample(int(i)) for i in row] for row in ids], layout)

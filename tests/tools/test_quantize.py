@@ -1,0 +1,49 @@
+"""A quantised policy is written, read back and served like any other."""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tyro
+
+from models import load_policy
+from models.load import like_model
+from parallel.mesh import MeshConfig, make_mesh
+from tests.models.test_openpi_parity import FIXTURES
+from tools import quantize
+from tools.bench.fp8 import random_batch
+
+
+def run(*arguments, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["quantize", *map(str, arguments)])
+    tyro.cli(quantize.main)
+
+
+def test_a_quantised_policy_is_saved_and_served_and_acts_almost_alike(
+    tmp_path, monkeypatch, capsys
+):
+    run(FIXTURES / "pi05", tmp_path / "small", monkeypatch=monkeypatch)
+    assert "bytes became" in capsys.readouterr().err
+    policy, served = load_policy(FIXTURES / "pi05"), load_policy(tmp_path / "small")
+    language = served.params["language"]["layers"]
+    assert language["mlp"]["down"]["kernel"].q.dtype == jnp.float8_e4m3fn
+    assert served.params["vision"]["blocks"]["q"]["kernel"].dtype == jnp.float32
+    made = quantize.quantize(policy)
+    jax.tree.map(np.testing.assert_array_equal, served.params, made.params)
+    batch = random_batch(policy.model.config, rows=1, samples=1)
+    assert 0 < quantize.action_error(policy, served, batch) < 0.1
+    assert quantize.size(served.params) < quantize.size(policy.params)
+    with pytest.raises(SystemExit, match="quantised already"):
+        run(tmp_path / "small", tmp_path / "again", monkeypatch=monkeypatch)
+
+
+def test_quantised_kernels_are_spread_as_the_kernels_they_were():
+    policy = quantize.quantize(load_policy(FIXTURES / "pi05"))
+    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
+    like = like_model(policy.model, "bfloat16", mesh)
+    kernel = like["language"]["layers"]["attention"]["q"]["kernel"]
+    assert kernel.q.dtype == jnp.float8_e4m3fn
+    assert kernel.q.sharding.spec == jax.sharding.PartitionSpec(None, "fsdp")
+    assert kernel.scale.dtype == jnp.float32

@@ -1,0 +1,98 @@
+"""Keep a policy's language model in float8, for serving: e4m3 kernels with one scale for every
+128×128 block, nothing calibrated, the vision tower and the expert left as they are.
+
+    python -m tools.quantize checkpoints/pi05_base runs/small
+
+SOURCE is anything that Chiliad reads. What is written is a checkpoint of Chiliad's, which
+`load_policy` and every command read like any other; its size and how far its actions are from
+SOURCE's are printed.
+"""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import jax
+import numpy as np
+import tyro
+from rich.console import Console
+
+from models import PackedBatch, Pi, Policy, fp8, load_policy
+from tools.bench.fp8 import random_batch
+from tools.convert_checkpoint import convert
+
+LANGUAGE = r"^language/layers/(attention|mlp)/"
+
+
+def quantize(policy: Policy, pattern: str = LANGUAGE) -> Policy:
+    """The policy with the stacked kernels whose path `pattern` matches in float8.
+
+    Raises:
+      ValueError: no kernel matches, or the policy is quantised already.
+    """
+    config = policy.model.config
+    if config.compute.quantized:
+        raise ValueError(f"The policy is quantised already, at {config.compute.quantized!r}.")
+    params = jax.jit(lambda p: fp8.quantize(p, pattern))(policy.params)
+    compute = replace(config.compute, quantized=pattern)
+    build: Any = type(policy.model)
+    return replace(policy, model=build(replace(config, compute=compute)), params=params)
+
+
+def size(params: Any) -> int:
+    """Bytes of all leaves."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
+
+
+def action_error(policy: Policy, other: Policy, batch: PackedBatch) -> float:
+    """Norm of the difference of the actions that both sample from the same noise, relative to the
+    norm of the first's."""
+    actions, others = (
+        np.asarray(
+            jax.jit(p.model.sample_actions, static_argnames="steps")(
+                p.params, batch, jax.random.key(0), steps=p.steps
+            )
+        )
+        for p in (policy, other)
+    )
+    return float(np.linalg.norm(others - actions) / np.linalg.norm(actions))
+
+
+def main(
+    source: Annotated[Path, tyro.conf.Positional],
+    target: Annotated[Path, tyro.conf.Positional],
+    kernels: str = LANGUAGE,
+    dtype: str | None = None,
+    tokenizer: Path | None = None,
+    horizon: int | None = None,
+) -> None:
+    """Quantise a policy of π0's or π0.5's architecture.
+
+    Args:
+      source: what to read.
+      target: directory to write.
+      kernels: pattern for the paths of the kernels to quantise.
+      dtype: of the other parameters, as saved if not given.
+      tokenizer: SentencePiece file, which openpi's checkpoints lack.
+      horizon: steps of a chunk, which openpi's checkpoints do not tell.
+    """
+    console = Console(stderr=True)
+    try:
+        policy = load_policy(source, dtype=dtype, tokenizer=tokenizer, horizon=horizon)
+        if not isinstance(policy.model, Pi):
+            raise ValueError(f"{source} is a GR00T policy; π0 and π0.5 can be quantised.")
+        small = quantize(policy, kernels)
+        convert(small, target, "chiliad")
+    except (ValueError, FileNotFoundError) as error:
+        sys.exit(f"error: {error}")
+    batch = random_batch(policy.model.config, rows=1, samples=1)
+    console.print(
+        f"Wrote {target}: {size(policy.params):,} bytes became {size(small.params):,}; on a random "
+        f"observation actions differ by {action_error(policy, small, batch):.2%}.",
+        soft_wrap=True,
+    )
+
+
+if __name__ == "__main__":
+    tyro.cli(main, prog="python -m tools.quantize", description=__doc__)
