@@ -119,11 +119,13 @@ def make_train_step(
         old = _only(state.params, trained)
         updates, opt_state = transformation.update(gradients, state.opt_state, old)
         params = _fill(optax.apply_updates(old, updates), state.params)
-        params = fp8.advance(params, state.params, _fill(summed, state.params))
+        whole = _fill(summed, state.params)
+        params = fp8.advance(params, state.params, whole)
         decay = jnp.minimum(optimizer.ema_decay, (1 + state.step) / (10 + state.step))
         ema = jax.tree.map(
             lambda e, p: e + (1 - decay).astype(e.dtype) * (p - e), state.ema, params
         )
+        ema = fp8.advance(ema, state.params, whole)
         loss, norm = loss_sum / count, optax.tree_utils.tree_norm(gradients)
         metrics = {
             "loss": loss,

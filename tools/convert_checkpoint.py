@@ -39,6 +39,11 @@ def convert(policy: Policy, target: Path, to: Format) -> None:
     config = policy.model.config
     if to == "chiliad":
         _write_own(policy, target)
+    elif config.compute.quantized:
+        raise ValueError(
+            f"The policy's kernels at {config.compute.quantized!r} are quantised to float8, which "
+            f"the format '{to}' cannot hold; convert the checkpoint it was made from."
+        )
     elif isinstance(config, GrootConfig) != (to == "groot"):
         raise ValueError(f"A {type(config).__name__[:-6]} model does not fit the format '{to}'.")
     elif isinstance(config, GrootConfig):

@@ -286,6 +286,11 @@ def _check_same(out: Path, saved: Any, config: Any, where: str = "") -> None:
 
 
 def _check_fits(features: dict[str, Any], data: Path, config: RunConfig) -> None:
+    if config.model.compute.quantized:
+        raise ValueError(
+            f"model.compute.quantized is {config.model.compute.quantized!r}; kernels kept in "
+            f"float8 serve a policy and cannot be trained, leave it empty."
+        )
     if config.model.cross_entropies:
         raise ValueError(
             f"model.text_loss is {config.model.text_loss} and model.action_token_loss "

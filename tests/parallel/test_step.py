@@ -1,9 +1,12 @@
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec
 
+from models import fp8
 from parallel.distributed import put_batch
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.optimizer import OptimizerConfig, make_optimizer, make_schedule
@@ -113,3 +116,35 @@ def test_a_state_begins_from_given_parameters():
     jax.tree.map(np.testing.assert_array_equal, state.params, params)
     assert int(state.step) == 0
     assert state.params["up"]["kernel"].sharding == abstract.params["up"]["kernel"].sharding
+
+
+@dataclass(frozen=True)
+class Float8(Denoiser):
+    """The toy with one product in float8, scaled by what earlier steps saw."""
+
+    def init(self, key):
+        params = super().init(key)
+        return params | {"down": params["down"] | {"fp8_history": np.zeros((3, 4), np.float32)}}
+
+    def loss(self, params, batch, key):
+        down = params["down"]
+        product = fp8.dot(jnp.ones((2, 32)), down["kernel"], "delayed", down["fp8_history"])
+        total, count = super().loss(params, batch, key)
+        return total + 0 * product.sum(), count
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_histories_of_float8_scales_advance_and_are_never_optimised(accumulation):
+    mesh, model = make_mesh(devices=jax.devices()[:1]), Float8()
+    rules = (*RULES, (r"fp8_history$", PartitionSpec()))
+    abstract = abstract_state(model, OPTIMIZER, rules, mesh)
+    state = init_state(model, OPTIMIZER, abstract, 0)
+    kernel = float(np.abs(state.params["down"]["kernel"]).max())
+    step = make_train_step(model, OPTIMIZER, mesh, abstract, accumulation)
+    for i in range(2):
+        state, _ = step(state, put_batch(batch(i), mesh), 3)
+    history = np.asarray(state.params["down"]["fp8_history"])
+    assert (history[0, :2] == 1).all()
+    assert history[1, 1] == pytest.approx(kernel)
+    assert (history[:, 2:] == 0).all()
+    np.testing.assert_array_equal(history, state.ema["down"]["fp8_history"])
