@@ -1,38 +1,51 @@
 """Runs one benchmark; `--json` prints its result as one JSON object on the last line.
 
     python -m tools.bench packing --json
+    python -m tools.bench pi05 --peer ENVIRONMENT/bin/python
 
 Each result has `ratio` (ours over the other), both figures with their unit, versions and hardware.
 """
 
 import json
+import sys
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
 
-from tools.bench import attention, packing
+from tools.bench import attention, chunks, fp8, packing, pi05
 from tools.runs import versions
 
-BENCHMARKS: dict[str, Callable[[Console], dict[str, Any]]] = {
+BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
     "attention": attention.run,
+    "chunks": chunks.run,
+    "fp8": fp8.run,
     "packing": packing.run,
+    "pi05": pi05.run,
 }
+
+_NAMES = tyro.conf.arg(constructor=tyro.extras.literal_type_from_choices(BENCHMARKS))
 
 
 def main(
-    name: Annotated[Literal["attention", "packing"], tyro.conf.Positional],
+    name: Annotated[str, tyro.conf.Positional, _NAMES],
+    peer: Path | None = None,
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> None:
     """Measure a claim against its alternative in one run.
 
     Args:
       name: what to measure.
+      peer: for pi05: the Python of an environment that has openpi.
       as_json: end with the result as one line of JSON.
     """
     console = Console(stderr=as_json)
-    result = {"name": name, **BENCHMARKS[name](console), "versions": versions()}
+    if peer is not None and name != "pi05":
+        raise ValueError(f"--peer is for pi05; {name} compares with no other code.")
+    options = {} if peer is None else {"peer": peer}
+    result = {"name": name, **BENCHMARKS[name](console, **options), "versions": versions()}
     console.print(
         f"{name}: {result['ratio']:.2f} times ({result['ours']} against {result['other']})"
     )
@@ -41,4 +54,7 @@ def main(
 
 
 if __name__ == "__main__":
-    tyro.cli(main, prog="python -m tools.bench", description=__doc__)
+    try:
+        tyro.cli(main, prog="python -m tools.bench", description=__doc__)
+    except (ValueError, FileNotFoundError) as error:
+        sys.exit(f"error: {error}")
