@@ -105,9 +105,10 @@ def run(console: Console, peer: Path | None = None) -> dict[str, Any]:
         "ratio": trained["ours"]["ratio"],
         "remat_ratio": trained["remat"]["ratio"],
         "sampling_ratio": sampled["ours"]["ratio"],
-        "ours": " and ".join(f"{r['ours']['samples/s']:.2f}" for r in (trained, sampled)),
-        "other": " and ".join(f"{r['openpi']['samples/s']:.2f}" for r in (trained, sampled)),
-        "unit": "samples/s trained and sampled",
+        "ours": f"{trained['ours']['samples/s']:.2f} samples/s trained",
+        "other": f"{trained['openpi']['samples/s']:.2f} by openpi; sampling "
+        f"{sampled['ours']['ratio']:.2f} times",
+        "unit": "samples/s",
         "training": trained,
         "sampling": sampled,
         "fill": fill(arrays, batch),
