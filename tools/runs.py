@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jax
 
+from models.checkpoints import own
 from models.config import from_json
 from tools.presets import RunConfig
 

@@ -22,7 +22,7 @@ from parallel.mesh import MeshConfig, make_mesh
 from parallel.step import abstract_state, init_state, make_train_step
 from tools.presets import TINY, row_layout
 
-_SAMPLES, _PER_ROW, _ROUNDS = 256, 3, 10
+_SAMPLES, _PER_ROW, _ROUNDS = 256, 6, 10
 
 
 def mixture(count: int, seed: int = 0) -> list[Sample]:
