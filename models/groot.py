@@ -8,8 +8,8 @@ from noise at 0 to data at 1; it is turned around in one place, `time_bucket`.
 """
 
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from functools import cached_property, partial
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,13 +20,13 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from models import flow
 from models.dit import LOG_10000, Adapter, DiT, TransformerConfig, sinusoid
+from models.functional import Functional, Params
 from models.gemma import Cache
 from models.inputs import Layout, PackedBatch
 from models.layers import Compute
 from models.qwen3 import Qwen, QwenConfig
 from models.siglip import Siglip, SiglipConfig
 
-Params = dict[str, Any]
 _BUCKETS = 1000
 _ADAPTER = TransformerConfig(depth=4, heads=32, head_dim=64)
 _DIT = TransformerConfig(depth=16, heads=32, head_dim=48)
@@ -116,7 +116,7 @@ class Groot:
 
     def init(self, key: PRNGKeyArray) -> Params:
         """Random parameters, f32, as a nested dict."""
-        return nnx.to_pure_dict(nnx.state(_Modules(self.config, nnx.Rngs(params=key)), nnx.Param))
+        return self._modules.init(key)
 
     def loss(
         self, params: Params, batch: PackedBatch, key: PRNGKeyArray
@@ -143,7 +143,7 @@ class Groot:
         time: Float[Array, "r k c"],
     ) -> Float[Array, "r k c h a"]:
         """Velocity of C noised chunks per sample at their own flow times, f32."""
-        modules = self._bind(params)
+        modules = self._modules.bind(params)
         return modules.act(noised, time, modules.observe(batch), batch.embodiment)
 
     def sample_actions(
@@ -155,7 +155,7 @@ class Groot:
         noise: Float[Array, "r k h a"] | None = None,
     ) -> Float[Array, "r k h a"]:
         """Normalised action chunks by Euler integration; the observation is read once."""
-        modules = self._bind(params)
+        modules = self._modules.bind(params)
         if noise is None:
             shape = (self.config.horizon, self.config.action_dim)
             noise = flow.draw(key, batch.sample_id, 1, shape)[1][:, :, 0]
@@ -169,17 +169,11 @@ class Groot:
 
     def features(self, params: Params, batch: PackedBatch) -> Float[Array, "r p w"]:
         """What the language model makes of the prefix, before the adapter."""
-        return self._bind(params).features(batch)
-
-    def _bind(self, params: Params) -> "_Modules":
-        graph, shapes = self._abstract
-        state = jax.tree.map(lambda x: x, shapes)
-        nnx.replace_by_pure_dict(state, params)
-        return nnx.merge(graph, state)
+        return self._modules.bind(params).features(batch)
 
     @cached_property
-    def _abstract(self) -> tuple[Any, Any]:
-        return nnx.split(nnx.eval_shape(lambda: _Modules(self.config, nnx.Rngs(0))))
+    def _modules(self) -> "Functional[_Modules]":
+        return Functional(partial(_Modules, self.config))
 
 
 def time_bucket(time: Float[Array, "*b"]) -> Int[Array, "*b"]:

@@ -74,8 +74,8 @@ def load_policy(
     if tokenizer is not None and processor is not None:
         pieces = SentencePiece.read(Path(tokenizer))
         processor = replace(processor, words=(), sentencepiece=pieces.model)
-    if dtype is not None:
-        config = replace(config, compute=replace(config.compute, dtype=dtype))
+    computed = dtype or (config.compute.dtype if found.source is None else "float32")
+    config = replace(config, compute=replace(config.compute, dtype=computed))
     if isinstance(config, GrootConfig):
         config = replace(config, padding=padding)
     model = Groot(config) if isinstance(config, GrootConfig) else Pi(config)
@@ -157,8 +157,7 @@ def look(path: Path, horizon: int | None = None, robot: str | None = None) -> Fo
         source = groot.open_groot(path)
         if any(name.startswith("action_head.") for name in source.arrays):
             released = groot.config(source, groot.read_values(path))
-            compute = replace(released.compute, dtype="float32")
-            return Found(replace(released, compute=compute), None, source, groot.TABLE)
+            return Found(released, None, source, groot.TABLE)
         return _from_lerobot(path)
     if _is_openpi(path):
         return _from_openpi(path, horizon, robot)
@@ -189,7 +188,6 @@ def _is_openpi(path: Path) -> bool:
 def _from_openpi(path: Path, horizon: int | None, robot: str | None) -> Found:
     source = open_orbax(path)
     config = openpi.config(source, 50 if horizon is None else horizon)
-    config = replace(config, compute=replace(config.compute, dtype="float32"))
     embodiment = _unscaled(config, CAMERAS)
     stats = sorted((path / "assets").rglob("norm_stats.json"))
     names = [str(file.parent.relative_to(path / "assets")) for file in stats]
@@ -209,11 +207,8 @@ def _from_openpi(path: Path, horizon: int | None, robot: str | None) -> Found:
 def _from_lerobot(path: Path) -> Found:
     source, told = lerobot.open_lerobot(path), lerobot.read_config(path)
     config = lerobot.config(source, told.horizon)
-    config = replace(
-        config,
-        compute=replace(config.compute, dtype="float32"),
-        state_dim=told.state_dim if config.state_input == "text" else config.state_dim,
-    )
+    if config.state_input == "text":
+        config = replace(config, state_dim=told.state_dim)
     embodiment, scales = _unscaled(config, told.cameras or CAMERAS), read_normalizers(path)
     if scales:
         embodiment = replace(

@@ -7,8 +7,8 @@ functions over a nested dict of parameters; the layers behind it are Flax nnx mo
 """
 
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, Literal
+from functools import cached_property, partial
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from models import flow, targets
+from models.functional import Functional, Params
 from models.gemma import GEMMA_2B, GEMMA_300M, Cache, Expert, GemmaConfig, Prefix
 from models.inputs import ACTION_TOKENS, SUBTASK, Layout, PackedBatch
 from models.layers import Compute, sincos_embedding
@@ -24,7 +25,6 @@ from models.processor import StateInput
 from models.siglip import Siglip, SiglipConfig
 from models.tokenizer import SMALLEST_VOCABULARY
 
-Params = dict[str, Any]
 _KINDS = {"text": SUBTASK, "action_tokens": ACTION_TOKENS}
 
 
@@ -125,7 +125,7 @@ class Pi:
 
     def init(self, key: PRNGKeyArray) -> Params:
         """Random parameters, f32, as a nested dict."""
-        return nnx.to_pure_dict(nnx.state(_Modules(self.config, nnx.Rngs(params=key)), nnx.Param))
+        return self._modules.init(key)
 
     def loss(
         self, params: Params, batch: PackedBatch, key: PRNGKeyArray
@@ -152,7 +152,7 @@ class Pi:
           ValueError: a cross-entropy has a weight, but the batch's layout no targets.
         """
         config = self.config
-        modules = self._bind(params)
+        modules = self._modules.bind(params)
         hidden, cache = modules.read(batch)
         shape = (config.horizon, config.action_dim)
         time, noise = flow.draw(key, batch.sample_id, config.chunks, shape)
@@ -174,7 +174,7 @@ class Pi:
         time: Float[Array, "r k c"],
     ) -> Float[Array, "r k c h a"]:
         """Velocity of C noised chunks per sample at their own flow times, f32."""
-        modules = self._bind(params)
+        modules = self._modules.bind(params)
         return modules.act(noised, time, modules.observe(batch))
 
     def predict_text(
@@ -185,7 +185,7 @@ class Pi:
         They end at `end`, which fills the rest. `begin=tokenizer.begin` asks for the subtask,
         `begin=tokenizer.end` for FAST action tokens, which see the subtask if the batch has one.
         """
-        modules = self._bind(params)
+        modules = self._modules.bind(params)
         _, cache = modules.read(batch)
         return targets.greedy(
             modules.language, modules.embedded, modules.embedding[...], cache,
@@ -202,7 +202,7 @@ class Pi:
     ) -> Float[Array, "r k h a"]:
         """Normalised action chunks by Euler integration; the prefix, and the subtask if the batch
         has one, are read once."""
-        modules = self._bind(params)
+        modules = self._modules.bind(params)
         if noise is None:
             shape = batch.actions.shape[2:]
             noise = flow.draw(key, batch.sample_id, 1, shape)[1][:, :, 0]
@@ -214,15 +214,9 @@ class Pi:
 
         return flow.integrate(velocity, noise, steps)
 
-    def _bind(self, params: Params) -> "_Modules":
-        graph, shapes = self._abstract
-        state = jax.tree.map(lambda x: x, shapes)
-        nnx.replace_by_pure_dict(state, params)
-        return nnx.merge(graph, state)
-
     @cached_property
-    def _abstract(self) -> tuple[Any, Any]:
-        return nnx.split(nnx.eval_shape(lambda: _Modules(self.config, nnx.Rngs(0))))
+    def _modules(self) -> "Functional[_Modules]":
+        return Functional(partial(_Modules, self.config))
 
 
 class _Modules(nnx.Module):

@@ -85,7 +85,7 @@ def read_and_act(params, batch: PackedBatch):
     """Last hidden states of the targets, and the velocity of one chunk."""
     noised = jnp.ones((*batch.actions.shape[:2], 1, 3, 4))
     velocity = MODEL.velocity(params, batch, noised, jnp.full(noised.shape[:3], 0.5))
-    return MODEL._bind(params).read(batch)[0], velocity
+    return MODEL._modules.bind(params).read(batch)[0], velocity
 
 
 predict = jax.jit(MODEL.predict_text, static_argnames="length")
