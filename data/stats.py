@@ -6,7 +6,7 @@ The scaling is π0.5's: the 1st to 99th percentile becomes -1 to 1.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float
@@ -50,6 +50,11 @@ def describe(values: Float[np.ndarray, "n *shape"]) -> Stats:
         **dict(zip(QUANTILES, quantiles, strict=True)),
     }
     return {k: v.reshape(shape) for k, v in stats.items()} | {"count": np.array([len(values)])}
+
+
+def describe_blocks(blocks: Callable[[], Iterable[Float[np.ndarray, "_n *shape"]]]) -> Stats:
+    """`describe` of blocks end to end; `blocks()` gives them anew for every pass over them."""
+    return describe(np.concatenate(list(blocks())))
 
 
 def normalizer(stats: Mapping[str, np.ndarray], name: str) -> Normalizer:

@@ -197,31 +197,18 @@ class Processor:
                 f"Embodiment '{robot.name}' has cameras {list(robot.cameras)}, "
                 f"got {len(images)} images."
             )
-        if len(state) != len(robot.state.offset):
-            raise ValueError(
-                f"Embodiment '{robot.name}' has {len(robot.state.offset)} state dims, "
-                f"got {len(state)}."
-            )
-        normal = robot.state(np.asarray(state, np.float32))
-        chunk = np.zeros((self.horizon, self.action_dim), np.float32)
-        mask = np.zeros(chunk.shape, bool)
+        (padded,), (chunk,), (mask,) = self.numbers(
+            np.asarray(state)[None],
+            None if actions is None else actions[None],
+            None if valid is None else valid[None],
+            embodiment=embodiment,
+        )
+        normal = padded[: len(robot.state.offset)]
         action_tokens = np.zeros(0, np.int32)
-        if actions is not None:
-            dims = len(robot.actions.offset)
-            if actions.shape != (self.horizon, dims):
-                raise ValueError(
-                    f"Embodiment '{robot.name}' has action chunks of shape {(self.horizon, dims)}, "
-                    f"got {actions.shape}."
-                )
-            chunk[:, :dims] = robot.actions(actions)
-            mask[:, :dims] = True if valid is None else valid[:, None]
-            chunk[~mask] = 0
-            if self.fast is not None and mask.any():
-                steps = np.where(mask[:, 0], np.arange(self.horizon), 0)
-                held = chunk[np.maximum.accumulate(steps), :dims]
-                action_tokens = self.action_tokens(held)
-        padded = np.zeros(self.state_dim, np.float32)
-        padded[: len(normal)] = normal
+        if self.fast is not None and mask.any():
+            steps = np.where(mask[:, 0], np.arange(self.horizon), 0)
+            held = chunk[np.maximum.accumulate(steps), : len(robot.actions.offset)]
+            action_tokens = self.action_tokens(held)
         spelt = padded if self.spells_padding else normal
         if isinstance(prompt, str):
             text = self.tokens(prompt, spelt)
@@ -238,6 +225,41 @@ class Processor:
             subtask=np.zeros(0, np.int32) if subtask is None else self.subtask_tokens(subtask),
             action_tokens=action_tokens,
         )
+
+    def numbers(
+        self,
+        state: Float[np.ndarray, "n _s"],
+        actions: Float[np.ndarray, "n _h _a"] | None = None,
+        valid: Bool[np.ndarray, "n _h"] | None = None,
+        *,
+        embodiment: int = 0,
+    ) -> tuple[Float[np.ndarray, "n s"], Float[np.ndarray, "n h a"], Bool[np.ndarray, "n h a"]]:
+        """States, chunks and masks of n samples in the model's units and dims, as in `sample`.
+
+        Raises:
+          ValueError: the number of state dims, or the shape of the chunks, is not the embodiment's.
+        """
+        robot, n = self.embodiments[embodiment], len(state)
+        if state.shape[1] != len(robot.state.offset):
+            raise ValueError(
+                f"Embodiment '{robot.name}' has {len(robot.state.offset)} state dims, "
+                f"got {state.shape[1]}."
+            )
+        padded = np.zeros((n, self.state_dim), np.float32)
+        padded[:, : state.shape[1]] = robot.state(np.asarray(state, np.float32))
+        chunk = np.zeros((n, self.horizon, self.action_dim), np.float32)
+        mask = np.zeros(chunk.shape, bool)
+        if actions is not None:
+            dims = len(robot.actions.offset)
+            if actions.shape[1:] != (self.horizon, dims):
+                raise ValueError(
+                    f"Embodiment '{robot.name}' has action chunks of shape {(self.horizon, dims)}, "
+                    f"got {actions.shape[1:]}."
+                )
+            chunk[:, :, :dims] = robot.actions(actions)
+            mask[:, :, :dims] = True if valid is None else valid[:, :, None]
+            chunk[~mask] = 0
+        return padded, chunk, mask
 
     def actions(
         self, chunk: Float[np.ndarray, "*b h _a"], embodiment: int = 0

@@ -1,0 +1,93 @@
+"""What training reads: numbered frames with their columns, pictures and prompts.
+
+A frame store and a dataset read straight from its mp4 files both are `Frames`, so plan, split and
+loader know neither. A `Feed` says how one of them is read in a mixture.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from jaxtyping import Bool, Float32, Int64, UInt8
+
+from data.stats import Stats
+
+STATE, ACTION = "observation.state", "action"
+
+
+class Runs(NamedTuple):
+    """Runs of frames of one episode with one task, in order: `first` is counted in the episode.
+
+    Most episodes are a single run; `task` indexes `Frames.prompts`.
+    """
+
+    episode: Int64[np.ndarray, "r"]
+    first: Int64[np.ndarray, "r"]
+    length: Int64[np.ndarray, "r"]
+    task: Int64[np.ndarray, "r"]
+
+
+class Frames(Protocol):
+    """Episodes 0..e-1 end to end; a frame's number (its row) counts through all of them.
+
+    `prompts` has for each task its wordings, of which any may be shown. `present` tells which
+    episodes have which of `cameras` (full LeRobot names). `alike` is for each episode the first one
+    with the same states and actions. `stats` are those of every column over all frames. `digest`
+    names the content. Pickles, and serves any number of threads.
+    """
+
+    name: str
+    digest: str
+    fps: float
+    image_size: int
+    cameras: tuple[str, ...]
+    prompts: tuple[tuple[str, ...], ...]
+    lengths: Int64[np.ndarray, "e"]
+    starts: Int64[np.ndarray, "e"]
+    runs: Runs
+    present: Bool[np.ndarray, "e c"]
+    alike: Int64[np.ndarray, "e"]
+    stats: dict[str, Stats]
+
+    def column(self, name: str, rows: Int64[np.ndarray, "*n"]) -> Float32[np.ndarray, "*n d"]:
+        """Values of a numeric column at these frames, in the dataset's units."""
+        ...
+
+    def images(
+        self,
+        rows: Int64[np.ndarray, "n"],
+        camera: str,
+        out: Sequence[UInt8[np.ndarray, "s s 3"]],
+    ) -> None:
+        """Fills each of `out` with a frame's picture, a black-padded square of `image_size`.
+
+        Raises:
+          DatasetError: a picture cannot be read; names the file.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Feed:
+    """How one dataset of a mixture is read.
+
+    `cameras` are the dataset's own names in the order of the embodiment's, None where it lacks one.
+    State and action are the columns named, end to end. Step k of an action chunk is the action
+    `ahead[k]` frames after the observation. `transform` changes them, a whole batch at a time,
+    still in the dataset's units and before any scaling.
+    """
+
+    frames: Frames
+    embodiment: int
+    cameras: tuple[str | None, ...]
+    ahead: tuple[int, ...]
+    state: tuple[str, ...] = (STATE,)
+    actions: tuple[str, ...] = (ACTION,)
+    transform: (
+        Callable[
+            [Float32[np.ndarray, "n s"], Float32[np.ndarray, "n h a"]],
+            tuple[Float32[np.ndarray, "n s2"], Float32[np.ndarray, "n h a2"]],
+        ]
+        | None
+    ) = None
