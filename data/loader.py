@@ -13,6 +13,7 @@ import grain
 import numpy as np
 from absl import flags
 
+from data.frames import Runs
 from data.plan import Plan, Source
 from data.store import Store
 from models import Layout, PackedBatch, Processor, Sample, pack
@@ -132,10 +133,9 @@ def plan_source(
     return Source(
         name=name or store.source,
         weight=weight,
-        episodes=chosen,
-        lengths=store.lengths[chosen],
+        runs=Runs(chosen, np.zeros_like(chosen), store.lengths[chosen], store.tasks[chosen]),
         images=np.full(len(chosen), len(robot.cameras)),
-        text=np.array(tokens)[store.tasks[chosen]],
+        text=np.array(tokens)[:, None],
     )
 
 
@@ -151,7 +151,7 @@ class _Batches:
 
     def __call__(self, step: int) -> tuple[PackedBatch, BatchInfo]:
         drawn = self.plan.draws(step, *self.rows)
-        samples = [self._sample(*map(int, draw)) for draw in zip(*drawn[:4], strict=True)]
+        samples = [self._sample(*map(int, draw)) for draw in zip(*drawn[:3], drawn.id, strict=True)]
         offsets = zip(drawn.offsets, drawn.offsets[1:], strict=False)
         batch = pack([samples[low:high] for low, high in offsets], self.layout)
         counts = np.bincount(drawn.source, minlength=len(self.stores))

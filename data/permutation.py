@@ -19,7 +19,7 @@ def fold(*parts: int) -> int:
     """A 64-bit key from integers, different for every tuple of them (up to chance)."""
     key = np.array([0x9E3779B97F4A7C15], np.uint64)
     for part in parts:
-        key = _scramble(key ^ np.uint64(part & _MASK), 0x632BE59BD9B4E019)
+        key = scramble(key ^ np.uint64(part & _MASK), 0x632BE59BD9B4E019)
     return int(key[0])
 
 
@@ -38,7 +38,7 @@ def permute(index: Int64[np.ndarray, "n"], size: int, key: int) -> Int64[np.ndar
 
 def shuffled(size: int, key: int) -> Int64[np.ndarray, "n"]:
     """0..size-1 in the key's order, for sizes that fit in memory."""
-    return np.argsort(_scramble(np.arange(size, dtype=np.uint64), key), kind="stable")
+    return np.argsort(scramble(np.arange(size, dtype=np.uint64), key), kind="stable")
 
 
 def _feistel(
@@ -47,13 +47,13 @@ def _feistel(
     left, right = np.divmod(x, np.uint64(columns))
     for number, key in enumerate(keys):
         if number % 2 == 0:
-            left = (left + _scramble(right, key) % np.uint64(rows)) % np.uint64(rows)
+            left = (left + scramble(right, key) % np.uint64(rows)) % np.uint64(rows)
         else:
-            right = (right + _scramble(left, key) % np.uint64(columns)) % np.uint64(columns)
+            right = (right + scramble(left, key) % np.uint64(columns)) % np.uint64(columns)
     return left * np.uint64(columns) + right
 
 
-def _scramble(x: UInt64[np.ndarray, "n"], key: int) -> UInt64[np.ndarray, "n"]:
+def scramble(x: UInt64[np.ndarray, "n"], key: int) -> UInt64[np.ndarray, "n"]:
     """The splitmix64 finaliser of x and key."""
     x = x * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

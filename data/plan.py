@@ -18,37 +18,40 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int64
 
+from data.frames import Runs
 from data.packing import assign_rows, pack_kinds
-from data.permutation import fold, permute, shuffled
+from data.permutation import fold, permute, scramble, shuffled
 from models import Layout
 
-_ORDER, _DRAWS, _ROWS = 0, 1, 2
+_ORDER, _DRAWS, _ROWS, _WORDINGS = 0, 1, 2, 3
 _WINDOWS_KEPT = 8
 
 
 @dataclass(frozen=True)
 class Source:
-    """One dataset of a mixture: its episodes that may be drawn, and what a sample of each costs.
+    """One dataset of a mixture: its runs that may be drawn, and what a sample of each costs.
 
-    `weight` is its share of the draws, relative to the other sources. `episodes` are numbers as its
-    frame store counts them, `lengths` their samples (frames), `images` and `text` the image slots
-    and text tokens that one sample takes.
+    `weight` is its share of the draws, relative to the other sources. Every frame of `runs` is a
+    sample; `images` are the image slots it takes, `text` the text tokens of each wording of each
+    task, 0 where a task has fewer wordings.
     """
 
     name: str
     weight: float
-    episodes: Int64[np.ndarray, "e"]
-    lengths: Int64[np.ndarray, "e"]
-    images: Int64[np.ndarray, "e"]
-    text: Int64[np.ndarray, "e"]
+    runs: Runs
+    images: Int64[np.ndarray, "r"]
+    text: Int64[np.ndarray, "t w"]
 
 
 class Draw(NamedTuple):
-    """A sample that the plan chose: frame `frame` of an episode, the `id`-th draw of the run."""
+    """A sample that the plan chose: frame `frame` of an episode, told in that wording of its task;
+    the `id`-th draw."""
 
     source: int
     episode: int
     frame: int
+    task: int
+    wording: int
     id: int
 
 
@@ -58,6 +61,8 @@ class Rows(NamedTuple):
     source: Int64[np.ndarray, "n"]
     episode: Int64[np.ndarray, "n"]
     frame: Int64[np.ndarray, "n"]
+    task: Int64[np.ndarray, "n"]
+    wording: Int64[np.ndarray, "n"]
     id: Int64[np.ndarray, "n"]
     kind: Int64[np.ndarray, "n"]
     offsets: Int64[np.ndarray, "r+1"]
@@ -114,10 +119,8 @@ class Plan:
         self.seed, self.window = seed, window
         for source in self.sources:
             _check(source, layout)
-        costs = np.concatenate([np.stack([s.images, s.text]) for s in self.sources], axis=1)
-        self._kinds, kind = np.unique(costs, axis=1, return_inverse=True)
-        self._kind = np.split(kind, np.cumsum([len(s.lengths) for s in self.sources])[:-1])
-        self._ends = [np.cumsum(source.lengths) for source in self.sources]
+        self._kinds = np.unique(np.concatenate([_costs(s) for s in self.sources], axis=1), axis=1)
+        self._ends = [np.cumsum(source.runs.length) for source in self.sources]
         fractions = [Fraction(source.weight) for source in self.sources]
         scale = lcm(*(f.denominator for f in fractions))
         self._weights = [int(f * scale) for f in fractions]
@@ -133,14 +136,15 @@ class Plan:
         text = repr((self.layout, self.rows_per_step, self.seed, self.window, self._weights))
         digest = hashlib.sha256(text.encode())
         for source in self.sources:
-            for array in (source.episodes, source.lengths, source.images, source.text):
+            for array in (*source.runs, source.images, source.text):
+                digest.update(repr(array.shape).encode())
                 digest.update(np.ascontiguousarray(array, np.int64).tobytes())
         return digest.hexdigest()[:16]
 
     def rows(self, step: int) -> list[list[Draw]]:
         """The samples of each row of the global batch at `step`."""
         rows = self.draws(step)
-        draws = [Draw(*map(int, draw)) for draw in zip(*rows[:4], strict=True)]
+        draws = [Draw(*map(int, draw)) for draw in zip(*rows[:6], strict=True)]
         return [draws[low:high] for low, high in zip(rows.offsets, rows.offsets[1:], strict=False)]
 
     def draws(self, step: int, start: int = 0, stop: int | None = None) -> Rows:
@@ -216,8 +220,19 @@ class Plan:
         return rows
 
     def _pack(self, number: int) -> Rows:
-        source, local, frame = self._drawn(number)
-        kind = np.concatenate([k[local[source == s]] for s, k in enumerate(self._kind)])
+        source, run, place = self._drawn(number)
+        ids = number * self.window + np.arange(self.window)
+        chance = scramble(ids.astype(np.uint64), fold(self.seed, _WORDINGS))
+        episode, frame, task, wording, images, text = np.empty((6, self.window), np.int64)
+        for s, data in enumerate(self.sources):
+            own = source == s
+            at, runs, tasks = run[own], data.runs, data.runs.task[run[own]]
+            wordings = np.count_nonzero(data.text, axis=1)[tasks]
+            chosen = (chance[own] % wordings.astype(np.uint64)).astype(np.int64)
+            episode[own], task[own], wording[own] = runs.episode[at], tasks, chosen
+            frame[own] = runs.first[at] + place[own] - (self._ends[s] - runs.length)[at]
+            images[own], text[own] = data.images[at], data.text[tasks, chosen]
+        kind = self._kind(images, text)
         counts = np.bincount(kind, minlength=self._kinds.shape[1])
         packing = pack_kinds(self._kinds[0], self._kinds[1], counts, self.layout)
         mixed = shuffled(self.window, fold(self.seed, _DRAWS, number))
@@ -226,18 +241,14 @@ class Plan:
         row = shuffled(packing.rows, fold(self.seed, _ROWS, number))[row]
         order = np.argsort(row, kind="stable")
         offsets = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=packing.rows))])
-        episode = np.concatenate(
-            [s.episodes[local[source == n]] for n, s in enumerate(self.sources)]
-        )
-        ids = number * self.window + np.arange(self.window)
-        draws = [array[order] for array in (source, episode, frame, ids, kind)]
-        return Rows._make([*draws, offsets])
+        draws = (source, episode, frame, task, wording, ids, kind)
+        return Rows._make([*(array[order] for array in draws), offsets])
 
     def _drawn(self, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """A window's draws, source after source: source, its how-manieth episode, frame."""
+        """A window's draws, source after source: source, its run, place in all its runs."""
         before = self._shares(number * self.window)
         after = self._shares((number + 1) * self.window)
-        sources, locals_, frames = [], [], []
+        sources, runs, drawn = [], [], []
         for s, (low, high) in enumerate(zip(before, after, strict=True)):
             total = int(self._ends[s][-1])
             places = []
@@ -246,11 +257,17 @@ class Plan:
                 key = fold(self.seed, _ORDER, s, epoch)
                 places.append(permute(ranks - epoch * total, total, key))
             place = np.concatenate(places) if places else np.zeros(0, np.int64)
-            local = np.searchsorted(self._ends[s], place, "right")
             sources.append(np.full(len(place), s))
-            locals_.append(local)
-            frames.append(place - (self._ends[s] - self.sources[s].lengths)[local])
-        return np.concatenate(sources), np.concatenate(locals_), np.concatenate(frames)
+            runs.append(np.searchsorted(self._ends[s], place, "right"))
+            drawn.append(place)
+        return np.concatenate(sources), np.concatenate(runs), np.concatenate(drawn)
+
+    def _kind(
+        self, images: Int64[np.ndarray, "n"], text: Int64[np.ndarray, "n"]
+    ) -> Int64[np.ndarray, "n"]:
+        """Which of the kinds, which are sorted, has that cost."""
+        span = int(self._kinds[1].max()) + 1
+        return np.searchsorted(self._kinds[0] * span + self._kinds[1], images * span + text)
 
     def _shares(self, draws: int) -> list[int]:
         """How many of the first so many draws are each source's. Split off one source at a time,
@@ -262,30 +279,58 @@ class Plan:
         return shares
 
 
+def typical_costs(
+    sources: Sequence[Source], number: int = 8192
+) -> tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "n"]]:
+    """Images and text tokens of about `number` draws from a mixture, in no order, each kind of
+    sample as often as it is drawn (rounded up)."""
+    costs, shares = [], []
+    weight = sum(source.weight for source in sources)
+    for source in sources:
+        share = source.runs.length / source.runs.length.sum() * source.weight / weight
+        shown = source.text[source.runs.task] > 0
+        costs.append(_costs(source))
+        shares.append(np.broadcast_to((share / shown.sum(axis=1))[:, None], shown.shape)[shown])
+    kinds, kind = np.unique(np.concatenate(costs, axis=1), axis=1, return_inverse=True)
+    counts = np.ceil(np.bincount(kind.reshape(-1), np.concatenate(shares)) * number).astype(int)
+    images, text = np.repeat(kinds, counts, axis=1)
+    return images, text
+
+
+def _costs(source: Source) -> Int64[np.ndarray, "2 n"]:
+    """Images and text tokens of every run's samples, in each wording of its task."""
+    text = source.text[source.runs.task]
+    images = np.broadcast_to(source.images[:, None], text.shape)
+    return np.stack([images[text > 0], text[text > 0]])
+
+
 def _check(source: Source, layout: Layout) -> None:
     if not source.weight > 0 or not np.isfinite(source.weight):
         raise ValueError(
             f"Source '{source.name}' has weight {source.weight}; give a positive number, "
             "or leave the source out."
         )
-    if len(source.lengths) == 0 or source.lengths.min() < 1:
+    runs = source.runs
+    if len(runs.length) == 0 or runs.length.min() < 1:
         raise ValueError(
             f"Source '{source.name}' has no samples (an episode without frames, or no episode); "
             "leave it out or choose other episodes."
         )
+    text = source.text[runs.task].max(axis=1, initial=0)
+    if text.min() < 1:
+        raise ValueError(
+            f"Source '{source.name}', episode {runs.episode[int(np.argmin(text))]}: its task "
+            f"{runs.task[int(np.argmin(text))]} has no wording; give every task at least one."
+        )
     for what, needed, available in (
         ("images", source.images, layout.images),
-        ("text", source.text, layout.text),
-        (
-            "prefix",
-            source.images * layout.tokens_per_image + source.text + layout.state_tokens,
-            layout.prefix,
-        ),
+        ("text", text, layout.text),
+        ("prefix", layout.prefix_length(source.images, text), layout.prefix),
     ):
         if needed.max() > available:
             worst = int(np.argmax(needed))
             raise ValueError(
-                f"Source '{source.name}', episode {source.episodes[worst]}: a sample needs "
+                f"Source '{source.name}', episode {runs.episode[worst]}: a sample needs "
                 f"{needed[worst]} {what} places, but a row has {available}; "
                 f"raise layout.{what} or shorten the prompt."
             )

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Int
 
 from data.packing import fit_layout
-from data.plan import Source
+from data.plan import Source, typical_costs
 from data.store import Encoding
 from models import Layout, PiConfig
 from models.gemma import GEMMA_2B, GEMMA_300M, GemmaConfig
@@ -22,7 +22,6 @@ from parallel.mesh import MeshConfig
 from parallel.optimizer import OptimizerConfig
 from parallel.trainer import TrainerConfig
 
-_TYPICAL_DRAWS = 8192
 _SLACK = 1.05
 
 
@@ -57,14 +56,7 @@ class RunConfig:
 
     def layout(self, sources: list[Source]) -> Layout:
         """Row sizes for about `rows.samples` average samples of the mixture, filled best."""
-        share = np.concatenate([s.weight * s.lengths / s.lengths.sum() for s in sources])
-        images, text = (
-            np.repeat(
-                np.concatenate([getattr(s, cost) for s in sources]),
-                np.ceil(share / share.sum() * _TYPICAL_DRAWS).astype(int),
-            )
-            for cost in ("images", "text")
-        )
+        images, text = typical_costs(sources)
         return row_layout(self.model, self.rows.samples, images, text)
 
 

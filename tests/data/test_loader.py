@@ -142,15 +142,15 @@ def test_states_read_as_text_never_take_more_places_than_planned(store, processo
     spelt = replace(processor, state_input="text")
     planned = plan_source(store, spelt).text
     states = np.random.default_rng(0).normal(scale=1.5, size=(50, 4))
-    for episode, places in enumerate(planned):
+    for episode, places in enumerate(planned[store.tasks, 0]):
         lengths = [len(spelt.tokens(store.prompt(episode), state)) for state in states]
         assert max(lengths) <= places
 
 
 def test_a_fitted_layout_serves_the_loader(store, processor):
     source = plan_source(store, processor)
-    images = np.repeat(source.images, source.lengths)
-    text = np.repeat(source.text, source.lengths)
+    images = np.repeat(source.images, source.runs.length)
+    text = np.repeat(source.text[source.runs.task, 0], source.runs.length)
     budget = replace(layout(80, 0, 9, 0, 4, 1), image_size=16, state_dim=6, action_dim=5)
     fitted = fit_layout(images, text, replace(budget, horizon=HORIZON))
     with Loader([store], processor, Plan([source], fitted, 4)) as loader:

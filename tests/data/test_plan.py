@@ -6,27 +6,27 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from data.plan import Plan, Source
+from data.frames import Runs
+from data.plan import Plan, Source, typical_costs
 from tests.data.test_packing import layout
 
 LAYOUT = layout(512, 12, 10, 320, 36, 1)
 
 
-def source(name, weight, episodes, cameras, seed=0):
+def source(name, weight, episodes, cameras, seed=0, wordings=1):
+    """Every second episode, each a run from frame 3 on with a task of its own."""
     rng = np.random.default_rng(seed)
-    return Source(
-        name,
-        weight,
-        np.arange(episodes) * 2,
-        rng.integers(1, 40, episodes),
-        np.full(episodes, cameras),
-        rng.integers(5, 61, episodes),
-    )
+    task = rng.permutation(episodes)
+    length = rng.integers(1, 40, episodes)
+    text = rng.integers(5, 61, (episodes, wordings))
+    text[:, 1:] *= np.arange(1, wordings) <= (np.arange(episodes) % wordings)[:, None]
+    runs = Runs(np.arange(episodes) * 2, np.full(episodes, 3), length, task)
+    return Source(name, weight, runs, np.full(episodes, cameras), text)
 
 
 @pytest.fixture(scope="module")
 def mixture():
-    return source("one", 0.7, 60, 1), source("two", 0.3, 25, 2, seed=1)
+    return source("one", 0.7, 60, 1), source("two", 0.3, 25, 2, seed=1, wordings=3)
 
 
 def plan(sources, **options):
@@ -65,8 +65,18 @@ def test_another_seed_gives_another_order(mixture):
 
 def test_the_digest_names_what_rows_depend_on(mixture):
     assert plan(mixture).digest == plan(mixture, anchor=plan(mixture).position(9)).digest
-    longer = replace(mixture[1], lengths=mixture[1].lengths + 1)
-    assert plan((mixture[0], longer)).digest != plan(mixture).digest
+    one, two = mixture
+    changed = [
+        replace(two, runs=two.runs._replace(**{name: array[::-1] + (name == "first")}))
+        for name, array in two.runs._asdict().items()
+    ]
+    changed += [replace(two, images=two.images + 1), replace(two, weight=0.31)]
+    changed += [replace(two, text=np.maximum(two.text - 1, 0))]
+    digests = {plan((one, other)).digest for other in (two, *changed)}
+    digests |= {plan(mixture, seed=1).digest, plan(mixture, window=512).digest}
+    digests |= {Plan(mixture, LAYOUT, 16, window=1024).digest}
+    digests |= {Plan(mixture, replace(LAYOUT, prefix=500), 32, window=1024).digest}
+    assert len(digests) == len(changed) + 5
 
 
 def draws_of_windows(planned, windows):
@@ -92,8 +102,8 @@ def test_every_sample_is_drawn_once_per_epoch(mixture):
         own = [(draw.episode, draw.frame) for draw in draws if draw.source == number]
         every = {
             (episode, frame)
-            for episode, length in zip(data.episodes.tolist(), data.lengths.tolist(), strict=True)
-            for frame in range(length)
+            for episode, first, length, _ in zip(*map(np.ndarray.tolist, data.runs), strict=True)
+            for frame in range(first, first + length)
         }
         epochs = len(own) // len(every)
         assert epochs >= 2
@@ -137,13 +147,12 @@ def test_fill_is_at_least_97_percent_on_one_and_two_cameras(per_image):
 def test_fill_counts_the_places_that_rows_use(mixture):
     planned = plan(mixture)
     fill = planned.fill([3, 4])
-    costs = {
-        (number, int(episode)): (int(images), int(text))
-        for number, s in enumerate(mixture)
-        for episode, images, text in zip(s.episodes, s.images, s.text, strict=True)
-    }
     rows = planned.rows(3) + planned.rows(4)
-    used = [costs[draw.source, draw.episode] for row in rows for draw in row]
+    used = [
+        (draw.source + 1, mixture[draw.source].text[draw.task, draw.wording])
+        for row in rows
+        for draw in row
+    ]
     images, text = sum(u[0] for u in used), sum(u[1] for u in used)
     assert fill.images == pytest.approx(images / (64 * LAYOUT.images))
     assert fill.prefix == pytest.approx((36 * images + text + len(used)) / (64 * LAYOUT.prefix))
@@ -151,12 +160,12 @@ def test_fill_counts_the_places_that_rows_use(mixture):
 
 
 def test_a_sample_too_large_for_a_row_is_refused_by_its_episode(mixture):
-    mixture[1].text[7], before = 321, mixture[1].text[7]
+    text = mixture[1].text.copy()
+    text[mixture[1].runs.task[7], 0] = 321
     with pytest.raises(
         ValueError, match=r"'two', episode 14: a sample needs 321 text places, but a row has 320"
     ):
-        plan(mixture)
-    mixture[1].text[7] = before
+        plan((mixture[0], replace(mixture[1], text=text)))
     with pytest.raises(ValueError, match=r"needs .* prefix places, but a row has 90"):
         Plan(mixture, replace(LAYOUT, prefix=90), 32)
 
@@ -169,6 +178,51 @@ def test_a_weight_that_is_not_positive_is_refused(mixture, weight):
 
 def test_a_source_without_samples_is_refused(mixture):
     none = np.zeros(0, np.int64)
-    empty = Source("empty", 1.0, none, none, none, none)
+    empty = Source("empty", 1.0, Runs(none, none, none, none), none, np.ones((1, 1), np.int64))
     with pytest.raises(ValueError, match="'empty' has no samples"):
         plan((*mixture, empty))
+
+
+def test_a_task_without_a_wording_is_refused(mixture):
+    text = mixture[0].text.copy()
+    text[mixture[0].runs.task[4]] = 0
+    with pytest.raises(ValueError, match=r"'one', episode 8: its task \d+ has no wording"):
+        plan((replace(mixture[0], text=text), mixture[1]))
+
+
+def test_the_task_of_a_draw_is_its_runs(mixture):
+    tasks = [dict(zip(s.runs.episode.tolist(), s.runs.task.tolist(), strict=True)) for s in mixture]
+    draws = [draw for row in plan(mixture).rows(2) for draw in row]
+    assert all(draw.task == tasks[draw.source][draw.episode] for draw in draws)
+
+
+def test_every_wording_of_a_task_is_drawn_equally_often(mixture):
+    draws = [d for d in draws_of_windows(plan(mixture), 24) if d.source == 1]
+    text = mixture[1].text
+    for wordings in (1, 2, 3):
+        own = [d for d in draws if np.count_nonzero(text[d.task]) == wordings]
+        counts = np.bincount([d.wording for d in own], minlength=3)
+        assert np.all(counts[wordings:] == 0)
+        assert np.abs(counts[:wordings] / len(own) - 1 / wordings).max() < 0.03
+
+
+def test_draws_stay_inside_their_runs():
+    """Two runs of one episode with other tasks and a gap between them."""
+    runs = Runs(*np.array([[5, 5], [2, 20], [10, 7], [1, 0]]))
+    data = Source("gap", 1.0, runs, np.ones(2, np.int64), np.array([[9], [12]]))
+    frames = {0: set(), 1: set()}
+    for row in plan([data], window=64).rows(0):
+        for draw in row:
+            assert draw.episode == 5
+            frames[draw.task].add(draw.frame)
+    assert frames == {1: set(range(2, 12)), 0: set(range(20, 27))}
+
+
+def test_typical_costs_are_those_of_the_draws(mixture):
+    images, text = typical_costs(mixture, 4000)
+    drawn = draws_of_windows(plan(mixture), 16)
+    share = np.mean([d.source == 1 for d in drawn])
+    mean = np.mean([mixture[d.source].text[d.task, d.wording] for d in drawn])
+    assert 4000 <= len(images) < 4200
+    assert np.mean(images == 2) == pytest.approx(share, abs=0.02)
+    assert text.mean() == pytest.approx(mean, abs=1)
