@@ -7,7 +7,7 @@ from pathlib import Path
 class DatasetError(ValueError):
     """A file of a dataset does not hold what it should; one sentence, with the remedy."""
 
-    def __init__(self, file: Path, field: str, sentence: str) -> None:
+    def __init__(self, file: Path | str, field: str, sentence: str) -> None:
         super().__init__(file, field, sentence)
         self.file, self.field, self.sentence = file, field, sentence
 

@@ -231,7 +231,7 @@ def _video(path: Path, end: float, fps: float, shape: list[int]) -> Iterator[Pro
         )  # fmt: skip
 
 
-def _found(file: Path, field: str, sentence: str, severity: Severity = "error") -> Problem:
+def _found(file: Path | str, field: str, sentence: str, severity: Severity = "error") -> Problem:
     return Problem(severity, str(file), field, str(DatasetError(file, field, sentence)))
 
 
