@@ -1,44 +1,94 @@
 """Exact statistics of a dataset's columns, and the scaling that follows from them.
 
-Computed from the parquet over every frame of the chosen episodes: the stats.json of datasets
-recorded by LeRobot up to 0.5 holds means of per-episode quantiles, which no longer are quantiles.
-The scaling is π0.5's: the 1st to 99th percentile becomes -1 to 1.
+Computed from the parquet over every frame of the chosen episodes, a block at a time, so a dataset
+of any size needs the same memory: the stats.json of datasets recorded by LeRobot up to 0.5 holds
+means of per-episode quantiles, which no longer are quantiles. The scaling is π0.5's: the 1st to
+99th percentile becomes -1 to 1.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float64, Shaped
 
 from data.lerobot import Dataset
+from data.quantiles import OrderStatistics, interpolate, ranks
 from models import Normalizer
 
 Stats = dict[str, np.ndarray]
 """min, max, mean, std, q01, q10, q50, q90, q99 per dimension, and count [1]."""
+Block = Shaped[np.ndarray, "_n *shape"]
+Report = Callable[[str, int, int], None]
+"""Called with what is being done, how many frames of it are, and how many there are."""
 
 QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
 
 _NARROW = 0.01
 _SMALLEST_SCALE = 1e-4
+_ROWS = 1 << 16
 
 _log = logging.getLogger(__name__)
 
 
-def compute(dataset: Dataset, episodes: Sequence[int] | None = None) -> dict[str, Stats]:
-    """Statistics of every numeric column over all frames (of `episodes`, if given).
+def compute(
+    dataset: Dataset,
+    episodes: Sequence[int] | None = None,
+    names: Sequence[str] | None = None,
+    progress: Report | None = None,
+) -> dict[str, Stats]:
+    """Statistics of the named columns over all frames (of `episodes`, if given).
+
+    Args:
+      names: None for every numeric column that is finite; a warning names the others.
 
     Raises:
-      ValueError: a column is missing or of another type than declared; no frames.
+      ValueError: a column is missing, of another type than declared or not finite; no frames.
     """
-    numeric = [n for n in dataset.column_names if dataset.features[n]["dtype"] != "string"]
     if dataset.num_frames == 0 or (episodes is not None and len(episodes) == 0):
         raise ValueError(f"{dataset.root}: no frames to take statistics of; record episodes first.")
-    return {name: describe(dataset.column(name, episodes)) for name in numeric}
+    total = dataset.num_frames if episodes is None else int(dataset.lengths[list(episodes)].sum())
+    passes = 0
+
+    def blocks(wanted: Sequence[str]) -> Iterator[Mapping[str, Block]]:
+        nonlocal passes
+        passes, done = passes + 1, 0
+        for block in _stream(dataset, wanted, episodes):
+            yield block
+            done += len(block[wanted[0]])
+            if progress is not None:
+                progress(f"Pass {passes}", done, total)
+
+    numeric = [n for n in dataset.column_names if dataset.features[n]["dtype"] != "string"]
+    columns = _describe(blocks, numeric if names is None else names)
+    found: dict[str, Stats] = {}
+    for name, column in columns.items():
+        if names is None and column.bad:
+            _log.warning("%s: %s and left out of the statistics.", dataset.root, column.complaint())
+        else:
+            found[name] = column.stats()
+    return found
 
 
-def describe(values: Float[np.ndarray, "n *shape"]) -> Stats:
-    """Statistics along the first axis, each of shape [*shape] or [1] for scalars."""
+def describe_blocks(blocks: Callable[[], Iterable[Block]], name: str = "values") -> Stats:
+    """Statistics of blocks end to end, each of the result's shape [*shape], or [1] for scalars.
+
+    Memory does not depend on how many there are. Median and other quantiles are np.quantile's of
+    the values as float64, to the last bit.
+
+    Args:
+      blocks: gives the blocks anew for each of several passes (three for float32).
+      name: what they are, for messages.
+
+    Raises:
+      ValueError: there are none, their shapes differ, or values are not finite.
+    """
+    (column,) = _describe(lambda _: ({name: block} for block in blocks()), [name]).values()
+    return column.stats()
+
+
+def describe(values: Block) -> Stats:
+    """Statistics along the first axis of an array that fits in memory several times."""
     x = values.reshape(len(values), -1).astype(np.float64)
     quantiles = np.quantile(x, list(QUANTILES.values()), axis=0)
     shape = values.shape[1:] or (1,)
@@ -52,9 +102,24 @@ def describe(values: Float[np.ndarray, "n *shape"]) -> Stats:
     return {k: v.reshape(shape) for k, v in stats.items()} | {"count": np.array([len(values)])}
 
 
-def describe_blocks(blocks: Callable[[], Iterable[Float[np.ndarray, "_n *shape"]]]) -> Stats:
-    """`describe` of blocks end to end; `blocks()` gives them anew for every pass over them."""
-    return describe(np.concatenate(list(blocks())))
+def narrow(stats: Mapping[str, np.ndarray]) -> dict[int, str]:
+    """Dimensions whose percentiles are too close together to divide by their distance, and how
+    they are scaled instead."""
+    low, high, whole = _range(stats)
+    found: dict[int, str] = {}
+    for d in range(len(low)):
+        if high[d] - low[d] < 2 * _SMALLEST_SCALE:
+            found[d] = (
+                f"hardly changes ({low[d]:g}..{high[d]:g}); scaled by {_SMALLEST_SCALE:g}, and so "
+                "of no use to learn from"
+            )
+        elif whole[d]:
+            found[d] = (
+                f"98 % of its values lie in {np.ravel(stats['q01'])[d]:g}.."
+                f"{np.ravel(stats['q99'])[d]:g} but all of them in {low[d]:g}..{high[d]:g}; "
+                "scaled by the latter"
+            )
+    return found
 
 
 def normalizer(stats: Mapping[str, np.ndarray], name: str) -> Normalizer:
@@ -64,19 +129,154 @@ def normalizer(stats: Mapping[str, np.ndarray], name: str) -> Normalizer:
     takes min and max instead, and one that never moves a scale of 1e-4; both are logged by `name`
     and dimension, since dividing by their range would make noise or rare values enormous.
     """
-    low, high = np.ravel(stats["q01"]).copy(), np.ravel(stats["q99"]).copy()
-    least, most = np.ravel(stats["min"]), np.ravel(stats["max"])
-    for d in range(len(low)):
-        if high[d] - low[d] < _NARROW * (most[d] - least[d]):
-            _log.warning(
-                "%s[%d]: 98 %% of its values lie in %g..%g but all of them in %g..%g; "
-                "scaled by the latter.", name, d, low[d], high[d], least[d], most[d],
-            )  # fmt: skip
-            low[d], high[d] = least[d], most[d]
-        if high[d] - low[d] < 2 * _SMALLEST_SCALE:
-            _log.warning(
-                "%s[%d]: hardly changes (%g..%g); scaled by %g, and so of no use to learn from.",
-                name, d, low[d], high[d], _SMALLEST_SCALE,
-            )  # fmt: skip
+    for d, why in narrow(stats).items():
+        _log.warning("%s[%d]: %s.", name, d, why)
+    low, high, _ = _range(stats)
     scale = np.maximum((high - low) / 2, _SMALLEST_SCALE)
     return Normalizer(tuple(map(float, (low + high) / 2)), tuple(map(float, scale)))
+
+
+def _range(
+    stats: Mapping[str, np.ndarray],
+) -> tuple[Float64[np.ndarray, "d"], Float64[np.ndarray, "d"], Bool[np.ndarray, "d"]]:
+    """What becomes -1 and 1, and where those are the extremes instead of percentiles."""
+    low, high, least, most = (np.ravel(stats[key]) for key in ("q01", "q99", "min", "max"))
+    whole = high - low < _NARROW * (most - least)
+    return np.where(whole, least, low), np.where(whole, most, high), whole
+
+
+class _Column:
+    """What has been seen of one column: `look` at all of it once, then `add` until `found`."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.count, self.bad = name, 0, 0
+        self.found = False
+
+    def look(self, block: Block) -> None:
+        """Counts, extremes and the mean."""
+        x = _dimensions(block)
+        low, high = x.min(axis=1), x.max(axis=1)
+        self._only = None if self.count else block
+        if self.count == 0:
+            self._shape, self._low, self._high = block.shape[1:], low, high
+            self._mean = np.zeros(len(x))
+        self._low, self._high = np.minimum(self._low, low), np.maximum(self._high, high)
+        self.count += len(block)
+        if not (np.isfinite(low).all() and np.isfinite(high).all()):
+            self.bad += int((~np.isfinite(x)).any(axis=0).sum())
+        if not self.bad:
+            self._mean += (x.mean(axis=1, dtype=np.float64) - self._mean) * (
+                len(block) / self.count
+            )
+
+    def begin(self) -> None:
+        """Ends the first pass."""
+        if self.count == 0:
+            raise ValueError(f"{self.name}: no values to take statistics of; record some first.")
+        if self.bad or self._only is not None:
+            self.found = True
+            return
+        self._deviation = np.zeros(len(self._mean))
+        self._squares = np.zeros(len(self._mean))
+        self._measured = False
+        wanted = ranks(self.count, list(QUANTILES.values()))
+        self._order = OrderStatistics(self._low, self._high, wanted)
+
+    def add(self, block: Block) -> None:
+        x = _dimensions(block).astype(self._low.dtype)
+        if not self._measured:
+            deviation = x - self._mean[:, None]
+            self._deviation += deviation.sum(axis=1)
+            self._squares += (deviation**2).sum(axis=1)
+        if not self._order.found:
+            self._order.add(x)
+
+    def end(self) -> None:
+        """Ends a pass of `add`."""
+        self._measured = True
+        if not self._order.found:
+            self._order.narrow()
+        self.found = self._order.found
+
+    def complaint(self) -> str:
+        return f"{self.name} is not finite (NaN or infinite) in {self.bad} of {self.count} frames"
+
+    def stats(self) -> Stats:
+        if self.bad:
+            raise ValueError(f"{self.complaint()}; repair or leave out those episodes.")
+        if self._only is not None:
+            return describe(self._only)
+        shift = self._deviation / self.count
+        variance = np.maximum(self._squares / self.count - shift**2, 0)
+        quantiles = interpolate(self._order.values, self.count, list(QUANTILES.values()))
+        stats = {
+            "min": self._low.astype(np.float64),
+            "max": self._high.astype(np.float64),
+            "mean": self._mean + shift,
+            "std": np.sqrt(variance),
+            **dict(zip(QUANTILES, quantiles, strict=True)),
+        }
+        shape = self._shape or (1,)
+        return {k: v.reshape(shape) for k, v in stats.items()} | {"count": np.array([self.count])}
+
+
+def _describe(
+    blocks: Callable[[Sequence[str]], Iterable[Mapping[str, Block]]], names: Sequence[str]
+) -> dict[str, _Column]:
+    """Passes over the blocks of the columns that still need one, until none does."""
+    columns = {name: _Column(name) for name in names}
+    for block in _regular(blocks(names)):
+        for name, column in columns.items():
+            column.look(block[name])
+    for column in columns.values():
+        column.begin()
+    while left := [name for name, column in columns.items() if not column.found]:
+        for block in _regular(blocks(left)):
+            for name in left:
+                columns[name].add(block[name])
+        for name in left:
+            columns[name].end()
+    return columns
+
+
+def _regular(blocks: Iterable[Mapping[str, Block]]) -> Iterator[dict[str, Block]]:
+    """The same rows in blocks that are neither so small that counters cost more than values, nor
+    large."""
+    held: list[Mapping[str, Block]] = []
+    shapes: dict[str, tuple[int, ...]] = {}
+    rows = 0
+    for block in blocks:
+        for name, values in block.items():
+            if shapes.setdefault(name, values.shape[1:]) != values.shape[1:]:
+                raise ValueError(
+                    f"{name}: some values are of shape {shapes[name]} and some of "
+                    f"{values.shape[1:]}; statistics need one shape."
+                )
+        size = len(next(iter(block.values())))
+        for start in range(0, size, _ROWS):
+            held.append({name: values[start : start + _ROWS] for name, values in block.items()})
+            rows += min(_ROWS, size - start)
+            if rows >= _ROWS:
+                yield _joined(held)
+                held, rows = [], 0
+    if held:
+        yield _joined(held)
+
+
+def _joined(held: list[Mapping[str, Block]]) -> dict[str, Block]:
+    return {name: np.concatenate([block[name] for block in held]) for name in held[0]}
+
+
+def _dimensions(block: Block) -> Shaped[np.ndarray, "d n"]:
+    """One row per dimension, in which sums are pairwise."""
+    x = block.reshape(len(block), -1).T
+    return np.ascontiguousarray(x.astype(np.uint8) if x.dtype == bool else x)
+
+
+def _stream(
+    dataset: Dataset, names: Sequence[str], episodes: Sequence[int] | None
+) -> Iterator[Mapping[str, Block]]:
+    if hasattr(dataset, "stream"):
+        yield from dataset.stream(names, episodes)
+    else:
+        yield {name: dataset.column(name, episodes) for name in names}
