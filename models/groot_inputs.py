@@ -68,6 +68,7 @@ def groot_batch(
         _check_shape(name, array, shape)
     arrays: dict[str, Any] = {
         "images": slot_images,
+        "image_camera": np.tile(np.arange(slots, dtype=np.int32), (samples, 1)),
         "text": text,
         "prefix_source": source,
         "prefix_segment": segment,

@@ -54,7 +54,8 @@ class Sample:
     depend on what else is in the batch. `action_mask` is false for padded dims and steps past the
     episode's end. `image_at`: for each image the number of text tokens before it; empty, the images
     come before all text. `subtask` and `action_tokens` are for the language model to predict, each
-    from its own first token on.
+    from its own first token on. `cameras`: which of its embodiment's cameras each image shows;
+    empty, they are the first ones in order.
     """
 
     images: tuple[UInt8[np.ndarray, "h w 3"], ...]
@@ -68,6 +69,7 @@ class Sample:
     image_at: tuple[int, ...] = ()
     subtask: Int[np.ndarray, "n"] = field(default_factory=lambda: np.zeros(0, np.int32))
     action_tokens: Int[np.ndarray, "m"] = field(default_factory=lambda: np.zeros(0, np.int32))
+    cameras: tuple[int, ...] = ()
 
 
 @jax.tree_util.register_dataclass
@@ -77,11 +79,12 @@ class PackedBatch:
 
     `prefix_source` says what stands at each prefix place: `i * N + n` is token n of image slot i,
     then come the T text tokens, then one place for the state of each slot. Positions restart with
-    every sample. `targets` continue a sample's prefix: its subtask, then its action tokens, as
-    `target_kind` says.
+    every sample. `image_camera` is the number of an image's camera in its embodiment. `targets`
+    continue a sample's prefix: its subtask, then its action tokens, as `target_kind` says.
     """
 
     images: UInt8[Array, "r i h w 3"]
+    image_camera: Int[Array, "r i"]
     text: Int[Array, "r t"]
     prefix_source: Int[Array, "r p"]
     prefix_segment: Int[Array, "r p"]
@@ -106,6 +109,7 @@ def pack(rows: Sequence[Sequence[Sample]], layout: Layout) -> PackedBatch:
     r, lay = len(rows), layout
     size = lay.image_size
     images = np.zeros((r, lay.images, size, size, 3), np.uint8)
+    image_camera = np.zeros((r, lay.images), np.int32)
     text = np.zeros((r, lay.text), np.int32)
     source, segment, position = (np.zeros((r, lay.prefix), np.int32) for _ in range(3))
     state = np.zeros((r, lay.samples, lay.state_dim), np.float32)
@@ -123,6 +127,7 @@ def pack(rows: Sequence[Sequence[Sample]], layout: Layout) -> PackedBatch:
             n_image, n_text = len(sample.images), len(sample.text)
             for k, image in enumerate(sample.images):
                 images[i, image_slot + k] = image
+            image_camera[i, image_slot : image_slot + n_image] = sample.cameras or range(n_image)
             text[i, text_place : text_place + n_text] = sample.text
             first_token = image_slot * lay.tokens_per_image
             image_tokens = first_token + np.arange(n_image * lay.tokens_per_image)
@@ -151,6 +156,7 @@ def pack(rows: Sequence[Sequence[Sample]], layout: Layout) -> PackedBatch:
             )
     arrays: dict[str, Any] = {
         "images": images,
+        "image_camera": image_camera,
         "text": text,
         "prefix_source": source,
         "prefix_segment": segment,

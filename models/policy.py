@@ -57,7 +57,7 @@ class Policy:
             for i, (picture, state, prompt) in enumerate(zip(images, states, prompts, strict=True))
         ]
         chunks = self._sample(self.params, self._rows(samples), np.uint32(seed), None)
-        return processor.actions(np.asarray(chunks)[:, 0], self.embodiment)
+        return processor.actions(np.asarray(chunks)[:, 0], self.embodiment, states)
 
     def infer(
         self,
@@ -79,7 +79,8 @@ class Policy:
         chunks = np.asarray(self._sample(self.params, batch, np.uint32(seed), start))[:, 0]
         if isinstance(self.model, Groot):
             return {"actions": chunks}
-        return {"actions": self._prepared().actions(chunks, self.embodiment)}
+        state = observation.get("state")
+        return {"actions": self._prepared().actions(chunks, self.embodiment, state)}
 
     def loss(
         self,

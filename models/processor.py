@@ -40,12 +40,37 @@ class Normalizer:
 @dataclass(frozen=True)
 class Embodiment:
     """A robot as a dataset describes it: camera names in the order the model sees them, and its
-    scales."""
+    scales.
+
+    `relative` tells for each action dim the state dim that the model measures it from, at the
+    moment of the observation, and -1 where it is taken as it is; empty, all are. The scales of
+    actions are those of the differences. (openpi's DeltaActions is `relative[d]` = d where its mask
+    is true.)
+
+    Raises:
+      ValueError: `relative` does not name a state dim for each action dim.
+    """
 
     name: str
     cameras: tuple[str, ...]
     state: Normalizer
     actions: Normalizer
+    relative: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        states, dims = len(self.state.offset), len(self.actions.offset)
+        wrong = [d for d in self.relative if not -1 <= d < states]
+        if self.relative and (wrong or len(self.relative) != dims):
+            raise ValueError(
+                f"Embodiment '{self.name}': relative is {list(self.relative)}; give for each of "
+                f"{dims} action dims a state dim below {states}, or -1."
+            )
+
+    def origin(self, state: Float[np.ndarray, "*b _s"]) -> Float[np.ndarray, "*b 1 _a"]:
+        """What every step of a chunk is measured from, in the robot's units; 0 where absolute."""
+        from_state = np.asarray(self.relative)
+        values = np.where(from_state >= 0, np.asarray(state, np.float64)[..., from_state], 0)
+        return values[..., None, :]
 
 
 @dataclass(frozen=True)
@@ -141,17 +166,19 @@ class Processor:
         return np.array([end, *ids, end], np.int32)
 
     def predicted_actions(
-        self, tokens: Int[np.ndarray, "t"], embodiment: int = 0
+        self,
+        tokens: Int[np.ndarray, "t"],
+        embodiment: int = 0,
+        state: Float[np.ndarray, "_s"] | None = None,
     ) -> Float[np.ndarray, "h d"]:
         """The chunk, in the robot's units, of predicted action tokens, as far as the end.
 
         Raises:
-          ValueError: there is no `fast`, or the tokens do not spell a chunk.
+          ValueError: there is no `fast`, the tokens do not spell a chunk, or as `actions`.
         """
-        robot = self.embodiments[embodiment]
+        dims = len(self.embodiments[embodiment].actions.offset)
         ids = self.fast_top - self._until_end(tokens)
-        chunk = self._fast.decode(ids, self.horizon, len(robot.actions.offset))
-        return robot.actions.inverse(chunk)
+        return self.actions(self._fast.decode(ids, self.horizon, dims), embodiment, state)
 
     @property
     def _fast(self) -> Fast:
@@ -224,6 +251,7 @@ class Processor:
             id=id,
             subtask=np.zeros(0, np.int32) if subtask is None else self.subtask_tokens(subtask),
             action_tokens=action_tokens,
+            cameras=tuple(i for i, x in enumerate(images) if x is not None),
         )
 
     def numbers(
@@ -256,17 +284,37 @@ class Processor:
                     f"Embodiment '{robot.name}' has action chunks of shape {(self.horizon, dims)}, "
                     f"got {actions.shape[1:]}."
                 )
+            if robot.relative:
+                actions = actions - robot.origin(state)
             chunk[:, :, :dims] = robot.actions(actions)
             mask[:, :, :dims] = True if valid is None else valid[:, :, None]
             chunk[~mask] = 0
         return padded, chunk, mask
 
     def actions(
-        self, chunk: Float[np.ndarray, "*b h _a"], embodiment: int = 0
+        self,
+        chunk: Float[np.ndarray, "*b h _a"],
+        embodiment: int = 0,
+        state: Float[np.ndarray, "*b _s"] | None = None,
     ) -> Float[np.ndarray, "*b h _d"]:
-        """A model's chunk in the robot's units and dims."""
+        """A model's chunk in the robot's units and dims.
+
+        Args:
+          state: the robot's at the observation, in its units; for relative actions.
+
+        Raises:
+          ValueError: the embodiment's actions are relative to the state, and none is given.
+        """
         robot = self.embodiments[embodiment]
-        return robot.actions.inverse(np.asarray(chunk)[..., : len(robot.actions.offset)])
+        chunk = robot.actions.inverse(np.asarray(chunk)[..., : len(robot.actions.offset)])
+        if not robot.relative:
+            return chunk
+        if state is None:
+            raise ValueError(
+                f"Embodiment '{robot.name}' has actions relative to the robot's state; give the "
+                "state of the observation too."
+            )
+        return (chunk + robot.origin(state)).astype(np.float32)
 
 
 def _clean(text: str) -> str:

@@ -1,0 +1,184 @@
+"""Training pictures that vary: cropped, rotated and recoloured inside the compiled step.
+
+A picture changes by (key, sample id, camera) alone: not by what its sample is packed with, and each
+camera by itself. Crop and rotation are one affine, bilinear warp; brightness, contrast, saturation
+and hue one affine map of colours, with the meanings that torchvision's ColorJitter gives them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt8
+
+from models.inputs import PackedBatch
+from models.pi import Pi
+
+_STREAM = 2**32 - 1
+_TO_YIQ = np.array([[0.299, 0.587, 0.114], [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])
+
+
+@dataclass(frozen=True)
+class AugmentConfig:
+    """By how much pictures vary; as it stands, not at all.
+
+    `crop`: side of the square that is cut out at random and enlarged again, as a share of the
+    picture's. `rotation`: degrees either way. `brightness`, `contrast` and `saturation` are scaled
+    by 1 − x to 1 + x, `hue` turned by up to x of a full turn either way. Cameras whose name holds
+    one of `fixed` are neither cropped nor rotated.
+    """
+
+    crop: float = 1.0
+    rotation: float = 0.0
+    brightness: float = 0.0
+    contrast: float = 0.0
+    saturation: float = 0.0
+    hue: float = 0.0
+    fixed: tuple[str, ...] = ("wrist",)
+
+    def __post_init__(self) -> None:
+        limits = {"rotation": 180, "brightness": 1, "contrast": 1, "saturation": 1, "hue": 0.5}
+        for name, most in limits.items():
+            if not 0 <= getattr(self, name) <= most:
+                raise ValueError(
+                    f"augment.{name} is {getattr(self, name)}; give a number from 0 to {most}."
+                )
+        if not 0 < self.crop <= 1:
+            raise ValueError(f"augment.crop is {self.crop}; give a share above 0 and up to 1.")
+
+    @property
+    def moves(self) -> bool:
+        """Whether any picture is warped."""
+        return self.crop < 1 or self.rotation > 0
+
+    @property
+    def colours(self) -> bool:
+        """Whether any picture is recoloured."""
+        return max(self.brightness, self.contrast, self.saturation, self.hue) > 0
+
+
+@dataclass(frozen=True)
+class Augmented:
+    """A model to train: `loss` sees augmented pictures. Measure and sample with `model` itself.
+
+    `cameras`: names of the cameras of every embodiment, in order.
+    """
+
+    model: Pi
+    config: AugmentConfig
+    cameras: tuple[tuple[str, ...], ...]
+
+    def init(self, key: PRNGKeyArray) -> Any:
+        return self.model.init(key)
+
+    def loss(
+        self, params: Any, batch: PackedBatch, key: PRNGKeyArray
+    ) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        architecture = self.model.config
+        tokens = architecture.vision.tokens(architecture.image_size)
+        batch = augment(batch, key, self.config, self.cameras, tokens)
+        return self.model.loss(params, batch, key)
+
+
+def augment(
+    batch: PackedBatch,
+    key: PRNGKeyArray,
+    config: AugmentConfig,
+    cameras: Sequence[Sequence[str]],
+    tokens_per_image: int,
+) -> PackedBatch:
+    """The batch with other pictures in its used image slots; all else, and padding, is left.
+
+    Args:
+      key: of this step, for all samples.
+      cameras: names of the cameras of every embodiment.
+      tokens_per_image: prefix places that a picture fills.
+    """
+    if not (config.moves or config.colours):
+        return batch
+    slot = jnp.arange(batch.images.shape[1])
+    begins = batch.prefix_source[:, :, None] == slot * tokens_per_image
+    owner = jnp.where(begins, batch.prefix_segment[:, :, None], 0).max(axis=1)
+    sample = jnp.maximum(owner - 1, 0)
+    ids, robots = (
+        jnp.take_along_axis(x, sample, axis=1) for x in (batch.sample_id, batch.embodiment)
+    )
+    movable = jnp.asarray(_movable(config, cameras))[robots, batch.image_camera]
+    key = jax.random.fold_in(key, _STREAM)
+
+    def one(image: Array, id: Array, camera: Array, movable: Array, used: Array) -> Array:
+        own = jax.random.fold_in(jax.random.fold_in(key, id), camera)
+        return jnp.where(used, augment_image(image, own, config, movable), image)
+
+    images = jax.vmap(jax.vmap(one))(batch.images, ids, batch.image_camera, movable, owner > 0)
+    return replace(batch, images=images)
+
+
+def augment_image(
+    image: UInt8[Array, "s s 3"],
+    key: PRNGKeyArray,
+    config: AugmentConfig,
+    movable: Bool[Array, ""] | bool = True,
+) -> UInt8[Array, "s s 3"]:
+    """One picture, changed as `key` says; not `movable`, in its colours only."""
+    warp_key, colour_key = jax.random.split(key)
+    pixels = image.astype(jnp.float32)
+    if config.moves:
+        pixels = _warp(image, warp_key, config, movable)
+    if config.colours:
+        pixels = _recolour(pixels, colour_key, config)
+    return jnp.clip(jnp.round(pixels), 0, 255).astype(jnp.uint8)
+
+
+def _warp(
+    image: UInt8[Array, "s s 3"], key: PRNGKeyArray, config: AugmentConfig, movable: Any
+) -> Float[Array, "s s 3"]:
+    """Reads every pixel where the inverse of crop and rotation puts it; beyond the edge, the
+    edge's."""
+    size = image.shape[0]
+    middle = (size - 1) / 2
+    y_shift, x_shift, turn = jax.random.uniform(key, (3,), minval=-1, maxval=1) * movable
+    scale = jnp.where(movable, config.crop, 1.0)
+    angle = turn * np.deg2rad(config.rotation)
+    room = (1 - config.crop) / 2 * size
+    across = jnp.arange(size) - middle
+    down = across[:, None]
+    y = scale * (jnp.cos(angle) * down + jnp.sin(angle) * across) + y_shift * room + middle
+    x = scale * (jnp.cos(angle) * across - jnp.sin(angle) * down) + x_shift * room + middle
+    y, x = (jnp.clip(z, 0, size - 1) for z in (y, x))
+    top, left = (jnp.floor(z).astype(jnp.int32) for z in (y, x))
+    below, right = (jnp.minimum(z + 1, size - 1) for z in (top, left))
+    v, u = (y - top)[..., None], (x - left)[..., None]
+    upper = image[top, left] * (1 - u) + image[top, right] * u
+    lower = image[below, left] * (1 - u) + image[below, right] * u
+    return upper * (1 - v) + lower * v
+
+
+def _recolour(
+    pixels: Float[Array, "s s 3"], key: PRNGKeyArray, config: AugmentConfig
+) -> Float[Array, "s s 3"]:
+    """Brightness, contrast about the mean grey, saturation about each pixel's grey, then hue as a
+    turn of chroma in YIQ: all affine, so one matrix and one offset."""
+    spread = jnp.array([config.brightness, config.contrast, config.saturation, config.hue])
+    drawn = jax.random.uniform(key, (4,), minval=-1, maxval=1) * spread
+    brightness, contrast, saturation = 1 + drawn[:3]
+    grey = (pixels.mean((0, 1)) * _TO_YIQ[0]).sum() * brightness
+    cos, sin = jnp.cos(2 * jnp.pi * drawn[3]), jnp.sin(2 * jnp.pi * drawn[3])
+    chroma = saturation * jnp.array([[cos, -sin], [sin, cos]])
+    turn = jnp.eye(3).at[1:, 1:].set(chroma)
+    matrix = brightness * contrast * (np.linalg.inv(_TO_YIQ) @ turn @ _TO_YIQ)
+    return (pixels[..., None, :] * matrix).sum(-1) + (1 - contrast) * grey
+
+
+def _movable(
+    config: AugmentConfig, cameras: Sequence[Sequence[str]]
+) -> Bool[np.ndarray, "embodiments cameras"]:
+    """Which cameras may be cropped and rotated."""
+    movable = np.zeros((len(cameras), max(1, *map(len, cameras))), bool)
+    for robot, names in enumerate(cameras):
+        for camera, name in enumerate(names):
+            movable[robot, camera] = not any(part in name for part in config.fixed)
+    return movable
