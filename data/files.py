@@ -35,6 +35,8 @@ class Folder(Protocol):
     """Files by their names within the folder, such as "meta/info.json". Pickles, and serves any
     number of threads."""
 
+    def __hash__(self) -> int: ...
+
     @property
     def url(self) -> str:
         """Where it is: a path, or the URL it was opened with."""

@@ -13,9 +13,9 @@ import grain
 import numpy as np
 from absl import flags
 
+from data.former_store import Store
 from data.frames import Runs
 from data.plan import Plan, Source
-from data.store import Store
 from models import Layout, PackedBatch, Processor, Sample, pack
 
 _ENDLESS = 1 << 40

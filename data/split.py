@@ -9,8 +9,8 @@ import hashlib
 import numpy as np
 from jaxtyping import Int64, Shaped
 
+from data.former_store import Store
 from data.permutation import fold, shuffled
-from data.store import Store
 
 Episodes = Int64[np.ndarray, "e"]
 

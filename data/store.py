@@ -1,63 +1,63 @@
 """The frame store that training reads: pictures at the model's size, each a record of its own.
 
 Decoding video at random costs a hundred times what reading a record costs, so a dataset is decoded
-once. Pictures lie in ArrayRecord files (JPEG or raw), states and actions in zarr arrays
-(tensorstore); `store.json` says which dataset, by its content, and is written last.
+once (data.convert). Pictures lie in shards of ArrayRecord (JPEG) or flat files (raw uint8), numbers
+in zarr arrays (data.tables); `store.json` says which dataset, by its content, and is written last.
 """
 
-import fcntl
-import hashlib
-import io
 import json
-import shutil
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Literal
 
 import numpy as np
-import tensorstore as ts
-from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
-from jaxtyping import Float32, Int64, UInt8
-from PIL import Image
+import simplejpeg
+from array_record.python.array_record_module import ArrayRecordReader
+from jaxtyping import Bool, Float32, Int64, UInt8
 
+from data import convert, tables
+from data.convert import Encoding, Progress, Run, Settings
+from data.errors import DatasetError
+from data.files import Folder, LocalFolder, open_folder
+from data.former_store import described
+from data.frames import Runs
 from data.lerobot import Dataset, open_dataset
-from data.stats import Stats, describe
-from models.processor import resize_with_pad
+from data.stats import Stats
 
-Encoding = Literal["jpeg", "raw"]
-Progress = Callable[[int, int], None]
-
-STATE, ACTION = "observation.state", "action"
-
-_FORMAT = 1
-_JPEG_QUALITY = 95
-_ROWS_PER_CHUNK = 1 << 16
+_OPEN_FILES = 512
 
 
 @dataclass(frozen=True)
 class Store:
-    """A frame store on disk, readable by any number of threads and, pickled, by other processes.
+    """A frame store on disk or in a bucket: `Frames` for any number of threads and, pickled, for
+    other processes.
 
-    `cameras` are full LeRobot names; `prompts` the distinct instructions; `digest` names the
-    dataset's content.
+    `columns` are the values a row of each has; `key` names the store's content and `digest` the
+    dataset's. Files of a bucket are fetched when first needed, and stay in the local cache.
     """
 
-    path: Path
+    folder: Folder
+    key: str
+    name: str
     source: str
     digest: str
-    fps: int
+    fps: float
     cameras: tuple[str, ...]
-    prompts: tuple[str, ...]
+    columns: dict[str, int]
     image_size: int
     encoding: Encoding
+    shard_frames: int
+
+    @property
+    def path(self) -> str:
+        """Its folder or URL."""
+        return self.folder.url
 
     @cached_property
     def lengths(self) -> Int64[np.ndarray, "e"]:
         """Frames of each episode."""
-        return self._array("lengths")
+        return self._episodes["lengths"]
 
     @cached_property
     def starts(self) -> Int64[np.ndarray, "e"]:
@@ -65,82 +65,188 @@ class Store:
         return np.cumsum(self.lengths) - self.lengths
 
     @cached_property
-    def tasks(self) -> Int64[np.ndarray, "e"]:
-        """Which of `prompts` each episode has."""
-        return self._array("tasks")
+    def present(self) -> Bool[np.ndarray, "e c"]:
+        """Which episodes have pictures of which camera."""
+        return self._episodes["present"]
 
     @cached_property
-    def states(self) -> Float32[np.ndarray, "n s"]:
-        """Robot state at every frame, in the dataset's units."""
-        return self._array("states")
+    def alike(self) -> Int64[np.ndarray, "e"]:
+        """For each episode the first one with the same states and actions."""
+        return self._episodes["alike"]
 
     @cached_property
-    def actions(self) -> Float32[np.ndarray, "n a"]:
-        """Action taken at every frame, in the dataset's units."""
-        return self._array("actions")
+    def runs(self) -> Runs:
+        """Consecutive frames of an episode with the same task."""
+        return Runs(*(self._episodes[f"run_{field}"] for field in Runs._fields))
 
-    def prompt(self, episode: int) -> str:
-        """What the robot was told to do in that episode."""
-        return self.prompts[self.tasks[episode]]
+    @cached_property
+    def prompts(self) -> tuple[tuple[str, ...], ...]:
+        """The wordings of each task."""
+        told = json.loads(self.folder.local(tables.PROMPTS).read_text())
+        return tuple(map(tuple, told))
+
+    @cached_property
+    def stats(self) -> dict[str, Stats]:
+        """Statistics of every column over all frames."""
+        return tables.read_stats(self.folder.local(tables.STATS))
+
+    def column(self, name: str, rows: Int64[np.ndarray, "*n"]) -> Float32[np.ndarray, "*n d"]:
+        """Values of a column at these frames, in the dataset's units.
+
+        Raises:
+          ValueError: there is no such column.
+          DatasetError: its file is damaged.
+        """
+        if name not in self.columns:
+            raise ValueError(f"{self.path}: no column '{name}'; there are {list(self.columns)}.")
+        shape = (self._frames, self.columns[name])
+        return tables.read_rows(self.folder, self.key, name, shape, rows)
 
     def images(
-        self, frame: int, cameras: Sequence[str] | None = None
-    ) -> tuple[UInt8[np.ndarray, "s s 3"], ...]:
-        """Pictures of a frame by `cameras` (all, if None), black-padded squares of
-        `image_size`."""
-        return tuple(
-            self._decode(self._readers[camera].read([int(frame)])[0])
-            for camera in cameras or self.cameras
-        )
+        self,
+        rows: Int64[np.ndarray, "n"],
+        camera: str,
+        out: Sequence[UInt8[np.ndarray, "s s 3"]],
+    ) -> None:
+        """Fills each of `out` (C-contiguous) with a frame's picture, a black-padded square of
+        `image_size`.
 
-    def stats(self, episodes: Sequence[int] | None = None) -> dict[str, Stats]:
-        """Exact statistics of states and actions over the given episodes (all, if None)."""
-        rows = np.arange(len(self.states))
-        if episodes is not None:
-            spans = [rows[self.starts[e] : self.starts[e] + self.lengths[e]] for e in episodes]
-            rows = np.concatenate(spans)
-        return {STATE: describe(self.states[rows]), ACTION: describe(self.actions[rows])}
+        Raises:
+          ValueError: there is no such camera, or an episode lacks it.
+          DatasetError: a picture is damaged; names the shard's file and the frame.
+        """
+        rows = np.asarray(rows)
+        shard, record = self._locate(rows, camera)
+        for number in np.unique(shard).tolist():
+            here = np.flatnonzero(shard == number)
+            file = convert.shard_file(self.key, number, camera, self.encoding)
+            read = self._read_jpegs if self.encoding == "jpeg" else self._read_raw
+            read(file, record[here].tolist(), rows[here].tolist(), [out[i] for i in here.tolist()])
 
-    def __reduce__(self) -> tuple[Callable[[Path], "Store"], tuple[Path]]:
+    def __reduce__(self) -> tuple[Callable[[str], "Store"], tuple[str]]:
         return open_store, (self.path,)
 
     @cached_property
-    def _readers(self) -> dict[str, Any]:
-        return {
-            camera: ArrayRecordReader(str(_frames(self.path, camera))) for camera in self.cameras
-        }
+    def _frames(self) -> int:
+        return int(self.lengths.sum())
 
-    def _array(self, name: str) -> np.ndarray:
-        return ts.open(_zarr(self.path, name), open=True, read=True).result().read().result()
+    @cached_property
+    def _episodes(self) -> dict[str, np.ndarray]:
+        with np.load(self.folder.local(tables.EPISODES)) as file:
+            return dict(file)
 
-    def _decode(self, record: bytes) -> UInt8[np.ndarray, "s s 3"]:
-        if self.encoding == "jpeg":
-            return np.asarray(Image.open(io.BytesIO(record), formats=("JPEG",)))
-        return np.frombuffer(record, np.uint8).reshape(self.image_size, self.image_size, 3)
+    @cached_property
+    def _shards(self) -> Int64[np.ndarray, "shards+1"]:
+        return convert.shard_episodes(self.lengths, self.shard_frames)
+
+    @cached_property
+    def _before(self) -> Int64[np.ndarray, "c e+1"]:
+        """Pictures of each camera before each episode."""
+        counts = np.cumsum(self.lengths[:, None] * self.present, axis=0).T
+        return np.pad(counts, ((0, 0), (1, 0)))
+
+    def _locate(
+        self, rows: Int64[np.ndarray, "n"], camera: str
+    ) -> tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "n"]]:
+        """The shard that has each frame's picture, and its number in that shard's file."""
+        if camera not in self.cameras:
+            raise ValueError(f"{self.path}: no camera '{camera}'; there are {list(self.cameras)}.")
+        if rows.size and not 0 <= rows.min() <= rows.max() < self._frames:
+            raise IndexError(f"{self.path}: frames {rows} are not all in 0..{self._frames - 1}.")
+        at = self.cameras.index(camera)
+        episode = np.searchsorted(self.starts, rows, "right") - 1
+        absent = ~self.present[episode, at]
+        if absent.any():
+            raise ValueError(f"{self.path}: episode {episode[absent][0]} has no '{camera}'.")
+        shard = np.searchsorted(self._shards, episode, "right") - 1
+        before = self._before[at]
+        record = before[episode] - before[self._shards[shard]] + rows - self.starts[episode]
+        return shard, record
+
+    def _read_jpegs(
+        self,
+        file: str,
+        records: list[int],
+        rows: list[int],
+        out: Sequence[UInt8[np.ndarray, "s s 3"]],
+    ) -> None:
+        reader = _open_jpegs(self.folder, self.key, file)
+        try:
+            encoded = reader.read(records)
+        except RuntimeError as error:
+            _open_jpegs.cache_clear()
+            if len(records) == 1:
+                raise _damaged(
+                    self.folder, file, f"frame {rows[0]}", f"cannot be read ({error})"
+                ) from None
+            for one, row, picture in zip(records, rows, out, strict=True):
+                self._read_jpegs(file, [one], [row], [picture])
+            return
+        for row, record, picture in zip(rows, encoded, out, strict=True):
+            try:
+                simplejpeg.decode_jpeg(record, "RGB", buffer=picture)
+            except ValueError as error:
+                raise _damaged(
+                    self.folder, file, f"frame {row}", f"is no picture ({error})"
+                ) from None
+
+    def _read_raw(
+        self,
+        file: str,
+        records: list[int],
+        rows: list[int],
+        out: Sequence[UInt8[np.ndarray, "s s 3"]],
+    ) -> None:
+        stored = _open_raw(self.folder, self.key, file, self.image_size)
+        for record, picture in zip(records, out, strict=True):
+            np.copyto(picture, stored[record])
 
 
 def open_store(path: str | Path) -> Store:
-    """Opens a frame store.
+    """Opens a frame store in a folder or bucket.
 
     Raises:
       FileNotFoundError: there is none, or it was not completed.
       ValueError: it was written in another format version.
+      DatasetError: a file on disk is missing or was cut off.
     """
-    path = Path(path)
-    description = path / "store.json"
-    if not description.is_file():
+    folder = open_folder(path)
+    if not folder.exists(convert.DESCRIPTION):
         raise FileNotFoundError(
-            f"{description}: missing, so {path} is no frame store; make one with "
-            "`python -m tools.data convert`."
+            f"{folder.path(convert.DESCRIPTION)}: missing, so {path} is no finished frame store; "
+            "make one with `python -m tools.data convert`, which goes on where it stopped."
         )
-    fields = json.loads(description.read_text())
-    if fields["format"] != _FORMAT:
+    fields = json.loads(folder.local(convert.DESCRIPTION).read_text())
+    if fields["format"] != convert.FORMAT:
         raise ValueError(
-            f"{description}: format is {fields['format']}, this version reads {_FORMAT}; "
-            "delete the store and convert the dataset again."
+            f"{folder.path(convert.DESCRIPTION)}: format is {fields['format']}, this version reads "
+            f"{convert.FORMAT}; delete the store and convert the dataset again."
         )
-    fields |= {"cameras": tuple(fields["cameras"]), "prompts": tuple(fields["prompts"])}
-    return Store(path=path, **{k: v for k, v in fields.items() if k != "format"})
+    if isinstance(folder, LocalFolder):
+        for name, (size, _) in _listed(folder).items():
+            _check_size(folder, name, size)
+    fields |= {"cameras": tuple(fields["cameras"])}
+    return Store(folder=folder, **{k: v for k, v in fields.items() if k != "format"})
+
+
+def verify(store: Store, progress: Progress | None = None) -> None:
+    """Compares every file of a store with the SHA-256 taken when it was written.
+
+    Args:
+      progress: called with bytes read and bytes in all.
+
+    Raises:
+      DatasetError: one is missing or differs; names the file.
+    """
+    files = _listed(store.folder)
+    done, total = 0, sum(size for size, _ in files.values())
+    for name, (size, digest) in files.items():
+        _check_size(store.folder, name, size)
+        if convert.digest(store.folder.local(name)) != digest:
+            raise _damaged(store.folder, name, "checksum", "is not the one taken in writing")
+        done += size
+        if progress is not None:
+            progress(done, total)
 
 
 def build_store(
@@ -149,33 +255,23 @@ def build_store(
     image_size: int,
     encoding: Encoding = "jpeg",
     progress: Progress | None = None,
+    run: Run | None = None,
 ) -> Store:
-    """Decodes every frame of `dataset` once into a store at `path`.
+    """Decodes every frame of `dataset` once into a store at `path`, a folder or a bucket's URL.
+    What an earlier call has finished there is kept.
 
     Args:
       progress: called after each episode with frames done and frames in all.
+      run: makes the parts, as `data.ray_convert` does on a cluster; threads here if None.
 
     Raises:
-      ValueError: `path` exists, the dataset has no state, action or camera, or a frame cannot be
-        decoded. Nothing is left at `path` then.
+      ValueError: `path` holds a store or something else, the dataset has no camera or numeric
+        column, or a frame cannot be decoded.
     """
-    path = Path(path)
-    if path.exists():
+    folder = open_folder(path)
+    if folder.exists(convert.DESCRIPTION):
         raise ValueError(f"{path}: already exists; delete it or choose another path.")
-    missing = {STATE, ACTION} - set(dataset.column_names)
-    if missing or not dataset.cameras:
-        raise ValueError(
-            f"{dataset.root / 'meta/info.json'}: no feature {sorted(missing) or 'of dtype video'}; "
-            f"a policy needs '{STATE}', '{ACTION}' and a camera, rename yours in the dataset."
-        )
-    partial = path.with_name(path.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
-        _write(dataset, partial, image_size, encoding, progress)
-        partial.rename(path)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    convert.convert(described(dataset), folder, Settings(image_size, encoding), run, progress)
     return open_store(path)
 
 
@@ -191,88 +287,41 @@ def cached_store(
     Its folder's name holds the content's digest, so a changed dataset gets a new store; processes
     that ask at once wait for the one that builds.
     """
-    dataset, cache = open_dataset(dataset_path), Path(cache_dir)
-    path = cache / f"{content_digest(dataset.root)[:16]}-{image_size}-{encoding}"
-    cache.mkdir(parents=True, exist_ok=True)
-    with path.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if path.exists():
-            return open_store(path)
-        return build_store(dataset, path, image_size, encoding, progress)
+    dataset, settings = described(open_dataset(dataset_path)), Settings(image_size, encoding)
+    key = convert.content_key(dataset, settings)
+    path = Path(cache_dir) / f"{key}-{image_size}-{encoding}"
+    convert.convert(dataset, LocalFolder(path), settings, progress=progress)
+    return open_store(path)
 
 
-def content_digest(root: Path) -> str:
-    """SHA-256 over metadata and parquet bytes and the sizes of the videos, hexadecimal."""
-    digest = hashlib.sha256()
-    for folder in ("meta", "data", "videos"):
-        for file in sorted(p for p in (root / folder).rglob("*") if p.is_file()):
-            digest.update(f"{file.relative_to(root)}:{file.stat().st_size}\n".encode())
-            if folder != "videos":
-                with file.open("rb") as content:
-                    while block := content.read(1 << 20):
-                        digest.update(block)
-    return digest.hexdigest()
+@lru_cache(_OPEN_FILES)
+def _open_jpegs(folder: Folder, key: str, file: str) -> ArrayRecordReader:
+    return ArrayRecordReader(str(folder.local(file)), "readahead_buffer_size:0")
 
 
-def _write(
-    dataset: Dataset, path: Path, size: int, encoding: Encoding, progress: Progress | None
-) -> None:
-    prompts: dict[str, int] = {}
-    tasks = [prompts.setdefault(dataset.task(i), len(prompts)) for i in range(dataset.num_episodes)]
-    _write_array(path, "states", dataset.column(STATE).astype(np.float32))
-    _write_array(path, "actions", dataset.column(ACTION).astype(np.float32))
-    _write_array(path, "lengths", dataset.lengths)
-    _write_array(path, "tasks", np.array(tasks, np.int64))
-    (path / "frames").mkdir()
-    writers = {
-        camera: ArrayRecordWriter(str(_frames(path, camera)), "group_size:1,uncompressed")
-        for camera in dataset.cameras
-    }
-    done = 0
-    with ThreadPoolExecutor() as pool:
-        for episode in range(dataset.num_episodes):
-            for camera, writer in writers.items():
-                frames = dataset.frames(episode, camera)
-                for record in pool.map(lambda frame: _encoded(frame, size, encoding), frames):
-                    writer.write(record)
-            done += int(dataset.lengths[episode])
-            if progress is not None:
-                progress(done, dataset.num_frames)
-    for writer in writers.values():
-        writer.close()
-    description = {
-        "format": _FORMAT,
-        "source": str(dataset.root),
-        "digest": content_digest(dataset.root),
-        "fps": dataset.fps,
-        "cameras": dataset.cameras,
-        "prompts": list(prompts),
-        "image_size": size,
-        "encoding": encoding,
-    }
-    (path / "store.json").write_text(json.dumps(description, indent=2, ensure_ascii=False))
+@lru_cache(_OPEN_FILES)
+def _open_raw(folder: Folder, key: str, file: str, size: int) -> UInt8[np.ndarray, "n s s 3"]:
+    path = folder.local(file)
+    pictures = path.stat().st_size // (3 * size**2)
+    return np.memmap(path, np.uint8, "r", shape=(pictures, size, size, 3))
 
 
-def _write_array(path: Path, name: str, array: np.ndarray) -> None:
-    chunk = [_ROWS_PER_CHUNK, *array.shape[1:]]
-    layout = {"schema": {"chunk_layout": {"chunk": {"shape": chunk}}}}
-    spec = _zarr(path, name) | layout
-    store = ts.open(spec, create=True, dtype=array.dtype, shape=array.shape).result()
-    store.write(array).result()
+def _listed(folder: Folder) -> dict[str, tuple[int, str]]:
+    """Size and SHA-256 of every file of a store."""
+    return json.loads(folder.local(convert.FILES).read_text())
 
 
-def _encoded(frame: UInt8[np.ndarray, "_h _w 3"], size: int, encoding: Encoding) -> bytes:
-    picture = resize_with_pad(frame, size)
-    if encoding == "raw":
-        return picture.tobytes()
-    buffer = io.BytesIO()
-    Image.fromarray(picture).save(buffer, "JPEG", quality=_JPEG_QUALITY, subsampling=0)
-    return buffer.getvalue()
+def _check_size(folder: Folder, name: str, size: int) -> None:
+    actual = folder.size(name)
+    if actual != size:
+        raise _damaged(folder, name, "size", f"is {actual} bytes, expected {size}")
 
 
-def _frames(path: Path, camera: str) -> Path:
-    return path / "frames" / f"{camera}.array_record"
-
-
-def _zarr(path: Path, name: str) -> dict[str, Any]:
-    return {"driver": "zarr3", "kvstore": f"file://{(path / 'columns' / name).absolute()}/"}
+def _damaged(folder: Folder, name: str, field: str, what: str) -> DatasetError:
+    part = name.split("/")[1] if name.startswith("frames/") else "*-tables"
+    return DatasetError(
+        folder.path(name),
+        field,
+        f"{what}; delete parts/{part}.json and {convert.DESCRIPTION} there and convert again, "
+        "which makes only this part anew.",
+    )

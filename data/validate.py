@@ -14,9 +14,9 @@ import numpy as np
 
 from data.columns import BOOKKEEPING
 from data.errors import DatasetError
+from data.frames import ACTION, STATE
 from data.lerobot import Dataset
 from data.split import alike
-from data.store import ACTION, STATE
 from data.video import VideoReader, count_packets
 
 Severity = Literal["error", "warning"]

@@ -28,11 +28,11 @@ from rich.console import Console
 from rich.progress import Progress
 
 from data import open_dataset
+from data.former_store import ACTION, STATE, Store, cached_store
 from data.loader import Loader, plan_source
 from data.plan import Plan
 from data.split import Episodes, split_episodes
 from data.stats import normalizer
-from data.store import ACTION, STATE, Store, cached_store
 from data.validate import require_valid
 from models import Embodiment, PackedBatch, Pi, Processor
 from models.config import to_json

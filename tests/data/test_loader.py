@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 from data import open_dataset
+from data.former_store import ACTION, STATE, build_store
 from data.loader import Loader, plan_source
 from data.packing import fit_layout
 from data.plan import Plan
 from data.stats import normalizer
-from data.store import ACTION, STATE, build_store
 from models import Embodiment, Processor, pack
 from models.tokenizer import Tokenizer
 from tests.data.conftest import FRONT, LENGTHS, WRIST

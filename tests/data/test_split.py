@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from data import open_dataset
+from data.former_store import build_store
 from data.split import split_episodes
-from data.store import build_store
 from tests.data.conftest import make_episode, write
 
 

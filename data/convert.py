@@ -1,0 +1,362 @@
+"""A dataset into a frame store, as parts that any machine can make in any order.
+
+Each part, a shard of consecutive episodes or the tables, is a pure function of the dataset's
+content and the settings: the same bytes from any run, under a name that holds the digest of both.
+A part's manifest comes after its files and `store.json` after all parts, so what was finished
+before a crash is kept, and what was not is made again.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from threading import Event, Lock, local
+from typing import Any, BinaryIO, Literal, NamedTuple
+
+import numpy as np
+import simplejpeg
+from array_record.python.array_record_module import ArrayRecordWriter
+from jaxtyping import Int64, UInt8
+
+from data import tables
+from data.files import Folder, LocalFolder
+from data.former_store import described
+from data.lerobot import open_dataset
+from models.processor import resize_with_pad
+
+Dataset = Any
+Encoding = Literal["jpeg", "raw"]
+Progress = Callable[[int, int], None]
+
+FORMAT = 2
+DESCRIPTION, FILES = "store.json", "files.json"
+SUFFIX = {"jpeg": ".array_record", "raw": ".rgb"}
+
+_QUALITY, _SUBSAMPLING = 95, "420"
+_SCRATCH, _LOCK = ".making-", ".lock"
+_BLOCK = 16
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How pictures are kept: their side in pixels, their encoding, and about how many frames of
+    each camera a shard holds (a quarter of a gigabyte as JPEG at 224 pixels)."""
+
+    image_size: int
+    encoding: Encoding = "jpeg"
+    shard_frames: int = 16384
+
+
+class Part(NamedTuple):
+    """A unit of work: the shard of episodes `first` to `stop`, or the tables (`stop` is 0).
+    `pictures` says how much work it is."""
+
+    name: str
+    first: int
+    stop: int
+    pictures: int
+
+    @property
+    def manifest(self) -> str:
+        """The file that says the part is finished, with size and SHA-256 of each of its files."""
+        return f"parts/{self.name}.json"
+
+
+Done = Callable[[int], None]
+"""Told how many more pictures have been made."""
+Run = Callable[[Dataset, Sequence[Part], Settings, Folder, Done], None]
+"""Makes parts: in this process (`in_threads`) or on a cluster (`data.ray_convert.on_ray`)."""
+
+
+def content_key(dataset: Dataset, settings: Settings) -> str:
+    """Names a store by what is in it: 16 hexadecimal digits of a SHA-256 over the dataset's digest
+    and all that decides the bytes made of it."""
+    content = [FORMAT, _QUALITY, _SUBSAMPLING, dataset.digest, *asdict(settings).values()]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+
+
+def shard_episodes(
+    lengths: Int64[np.ndarray, "e"], shard_frames: int
+) -> Int64[np.ndarray, "shards+1"]:
+    """The first episode of each shard, and the number of episodes: a shard takes episodes as long
+    as it has at most `shard_frames` frames, and at least one."""
+    ends = np.cumsum(lengths)
+    firsts = [0]
+    while firsts[-1] < len(lengths):
+        first = firsts[-1]
+        before = int(ends[first] - lengths[first])
+        last = int(np.searchsorted(ends, before + shard_frames, "right"))
+        firsts.append(max(first + 1, last))
+    return np.array(firsts, np.int64)
+
+
+def parts_of(dataset: Dataset, settings: Settings) -> list[Part]:
+    """All parts of a store: its tables and its shards."""
+    key = content_key(dataset, settings)
+    pictures = np.cumsum([0, *(dataset.lengths * dataset.present.sum(axis=1))])
+    firsts = shard_episodes(dataset.lengths, settings.shard_frames)
+    shards = [
+        Part(f"{key}-{number:05d}", int(first), int(stop), int(pictures[stop] - pictures[first]))
+        for number, (first, stop) in enumerate(pairwise(firsts))
+    ]
+    return [Part(f"{key}-tables", 0, 0, 0), *shards]
+
+
+def convert(
+    dataset: Dataset,
+    folder: Folder,
+    settings: Settings,
+    run: Run | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Makes the parts of a store that `folder` does not have yet, then describes it.
+
+    Args:
+      run: makes the parts; `in_threads` if None.
+      progress: called with frames done and frames in all.
+
+    Raises:
+      ValueError: the folder holds something else, or the dataset no camera or column.
+      DatasetError: a frame cannot be decoded; names the file. Finished parts stay.
+    """
+    if not dataset.cameras or not tables.numeric_columns(dataset):
+        raise ValueError(
+            f"{dataset.root}: has no {'numeric column' if dataset.cameras else 'camera'}; a policy "
+            "learns from pictures and from numbers, record both."
+        )
+    with _alone(folder):
+        if folder.exists(DESCRIPTION):
+            return
+        parts = parts_of(dataset, settings)
+        finished = _finished(folder, parts)
+        total = sum(part.pictures for part in parts)
+        done, lock = sum(part.pictures for part in parts if part.manifest in finished), Lock()
+
+        def report(pictures: int) -> None:
+            nonlocal done
+            with lock:
+                done += pictures
+                if progress is not None:
+                    progress(dataset.num_frames * done // max(total, 1), dataset.num_frames)
+
+        report(0)
+        todo = [part for part in parts if part.manifest not in finished]
+        (run or in_threads)(dataset, todo, settings, folder, report)
+        _describe(dataset, folder, settings, parts)
+
+
+def make_part(
+    dataset: Dataset, part: Part, settings: Settings, folder: Folder, done: Done | None = None
+) -> None:
+    """Makes one part in a scratch folder, moves its files to their place and writes its
+    manifest."""
+    with _scratch(folder) as scratch:
+        if part.stop:
+            _write_shard(dataset, part, settings, scratch, done or (lambda _: None))
+        else:
+            tables.write(dataset, scratch)
+        names = sorted(p.relative_to(scratch).as_posix() for p in scratch.rglob("*") if p.is_file())
+        manifest = {
+            name: [(scratch / name).stat().st_size, digest(scratch / name)] for name in names
+        }
+        for name in names:
+            _place(scratch, name, folder)
+        _write_json(manifest, scratch, part.manifest, folder)
+
+
+def in_threads(
+    dataset: Dataset,
+    parts: Sequence[Part],
+    settings: Settings,
+    folder: Folder,
+    done: Done,
+    workers: int | None = None,
+) -> None:
+    """Makes parts in this process, `workers` at a time (by the number of cores, if None).
+
+    Decoding and encoding let go of Python's lock, so threads use the cores; every worker has a
+    dataset of its own, and a thread for each camera.
+    """
+    workers = workers or max(1, (os.cpu_count() or 1) // (2 * len(dataset.cameras)))
+    if min(workers, len(parts)) <= 1:
+        for part in parts:
+            make_part(dataset, part, settings, folder, done)
+        return
+    own, stopped = local(), Event()
+
+    def made(pictures: int) -> None:
+        if stopped.is_set():
+            raise InterruptedError("Another part failed.")
+        done(pictures)
+
+    def make(part: Part) -> None:
+        if not hasattr(own, "dataset"):
+            own.dataset = described(open_dataset(dataset.root))
+        make_part(own.dataset, part, settings, folder, made)
+
+    pool = ThreadPoolExecutor(workers)
+    try:
+        for future in [pool.submit(make, part) for part in parts]:
+            future.result()
+    finally:
+        stopped.set()
+        pool.shutdown(cancel_futures=True)
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file, hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def shard_file(key: str, shard: int, camera: str, encoding: Encoding) -> str:
+    """Where a store has a camera's pictures of a shard."""
+    return f"frames/{key}-{shard:05d}/{camera}{SUFFIX[encoding]}"
+
+
+def _write_shard(
+    dataset: Dataset, part: Part, settings: Settings, folder: Path, done: Done
+) -> None:
+    """Writes the pictures of a shard, those of each camera in frame order; the next episode is
+    decoded while one is encoded."""
+    key, number = part.name.rsplit("-", 1)
+    size, encoding = settings.image_size, settings.encoding
+    with ThreadPoolExecutor(os.cpu_count()) as threads, ExitStack() as closing:
+        writers: dict[str, Any] = {}
+
+        def encode(frames: UInt8[np.ndarray, "t h w 3"]) -> list[Future[list[bytes]]]:
+            blocks = (frames[i : i + _BLOCK] for i in range(0, len(frames), _BLOCK))
+            return [threads.submit(_encoded, block, size, encoding) for block in blocks]
+
+        def write(camera: str, blocks: list[Future[list[bytes]]]) -> None:
+            if camera not in writers:
+                path = folder / shard_file(key, int(number), camera, encoding)
+                writers[camera] = closing.enter_context(_writer(path, encoding))
+            for block in blocks:
+                for record in block.result():
+                    writers[camera].write(record)
+                done(len(block.result()))
+
+        waiting: list[tuple[str, list[Future[list[bytes]]]]] = []
+        for episode in range(part.first, part.stop):
+            there = zip(dataset.cameras, dataset.present[episode], strict=True)
+            decoding = [
+                (camera, threads.submit(dataset.frames, episode, camera))
+                for camera, present in there
+                if present
+            ]
+            for camera, blocks in waiting:
+                write(camera, blocks)
+            waiting = [(camera, encode(frames.result())) for camera, frames in decoding]
+        for camera, blocks in waiting:
+            write(camera, blocks)
+
+
+def _encoded(frames: UInt8[np.ndarray, "t h w 3"], size: int, encoding: Encoding) -> list[bytes]:
+    pictures = (np.ascontiguousarray(resize_with_pad(frame, size)) for frame in frames)
+    if encoding == "raw":
+        return [picture.tobytes() for picture in pictures]
+    return [simplejpeg.encode_jpeg(p, _QUALITY, "RGB", _SUBSAMPLING) for p in pictures]
+
+
+@contextmanager
+def _writer(path: Path, encoding: Encoding) -> Iterator[ArrayRecordWriter | BinaryIO]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if encoding == "raw":
+        with path.open("wb") as file:
+            yield file
+        return
+    writer = ArrayRecordWriter(str(path), "group_size:1,uncompressed")
+    try:
+        yield writer
+    finally:
+        writer.close()
+
+
+def _finished(folder: Folder, parts: Sequence[Part]) -> set[str]:
+    """The manifests that are there.
+
+    Raises:
+      ValueError: the folder holds something that is no part of this store.
+    """
+    there, ours = set(folder.list("parts/*.json")), {part.manifest for part in parts}
+    strange = sorted(there - ours)
+    if isinstance(folder, LocalFolder):
+        names = sorted(path.name for path in folder.root.iterdir())
+        strange += [name for name in names if name not in _ENTRIES]
+    if strange:
+        raise ValueError(
+            f"{folder.url}: holds '{strange[0]}', which is not of the store to be made there; "
+            "delete the folder or choose another."
+        )
+    return there
+
+
+def _describe(dataset: Dataset, folder: Folder, settings: Settings, parts: Sequence[Part]) -> None:
+    """Writes which files the store has and, last, what it is."""
+    files: dict[str, list[Any]] = {}
+    for part in parts:
+        files |= json.loads(folder.local(part.manifest).read_text())
+    description = {
+        "format": FORMAT,
+        "key": content_key(dataset, settings),
+        "name": dataset.name,
+        "source": str(dataset.root),
+        "digest": dataset.digest,
+        "fps": dataset.fps,
+        "cameras": dataset.cameras,
+        "columns": tables.numeric_columns(dataset),
+        **asdict(settings),
+    }
+    with _scratch(folder) as scratch:
+        _write_json(files, scratch, FILES, folder)
+        _write_json(description, scratch, DESCRIPTION, folder)
+
+
+_ENTRIES = ("parts", "frames", "columns", *tables.FILES, FILES, _LOCK)
+
+
+def _write_json(value: Any, scratch: Path, name: str, folder: Folder) -> None:
+    path = scratch / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, indent=1, ensure_ascii=False))
+    _place(scratch, name, folder)
+
+
+def _place(scratch: Path, name: str, folder: Folder) -> None:
+    if isinstance(folder, LocalFolder):
+        (folder.root / name).parent.mkdir(parents=True, exist_ok=True)
+        os.replace(scratch / name, folder.root / name)
+    else:
+        folder.put(scratch / name, name)
+
+
+@contextmanager
+def _scratch(folder: Folder) -> Iterator[Path]:
+    """A new folder to write files in that are then moved to their place at once."""
+    root = folder.root if isinstance(folder, LocalFolder) else None
+    with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=root) as scratch:
+        yield Path(scratch)
+
+
+@contextmanager
+def _alone(folder: Folder) -> Iterator[None]:
+    """Keeps a second process from converting to the same local folder, and removes what one that
+    was killed has left."""
+    if not isinstance(folder, LocalFolder):
+        yield
+        return
+    folder.root.mkdir(parents=True, exist_ok=True)
+    with (folder.root / _LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for left in folder.root.glob(f"{_SCRATCH}*"):
+            shutil.rmtree(left)
+        yield
