@@ -6,7 +6,8 @@ underneath. A column of another type is an error that names the file, because a 
 broken recording.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,38 +39,67 @@ def arrow_type(dtype: str) -> pa.DataType | None:
         return None
 
 
-def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
-    """The named columns (all, if None) of a parquet file.
+def open_parquet(path: Path, file: Path | str | None = None) -> pq.ParquetFile:
+    """Opens a parquet file, whose checksums (where it has any) are verified when it is read.
+
+    Args:
+      file: what error messages call it, `path` if None.
 
     Raises:
       MissingFileError: it is missing.
-      DatasetError: it is damaged (a killed recording leaves a file without footer) or lacks a
-        column.
+      DatasetError: it is damaged (a killed recording leaves a file without footer).
     """
+    file = file or path
     if not path.is_file():
-        raise MissingFileError(path, "file", "is missing; copy or record the dataset again.")
+        raise MissingFileError(file, "file", "is missing; copy or record the dataset again.")
+    with reading(file):
+        opened = pq.ParquetFile(path, page_checksum_verification=True)
+        _ = opened.schema_arrow.names
+    return opened
+
+
+@contextmanager
+def reading(file: Path | str) -> Iterator[None]:
+    """Turns pyarrow's errors about a damaged parquet file into one that names it."""
     try:
-        with pq.ParquetFile(path) as file:
-            names = file.schema_arrow.names
-            missing = [name for name in columns or () if name not in names]
-            if not missing:
-                return file.read(columns)
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        yield
+    except (pa.ArrowException, OSError, ValueError) as error:
+        if isinstance(error, DatasetError):
+            raise
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise DatasetError(
-            path,
+            file,
             "file",
-            f"is no readable parquet ({str(error).splitlines()[0]}); it was cut off or damaged, "
+            f"is no readable parquet ({reason}); it was cut off or damaged, "
             "copy or record it again.",
         ) from None
+
+
+def read_table(
+    path: Path, columns: list[str] | None = None, file: Path | str | None = None
+) -> pa.Table:
+    """The named columns (all, if None) of a parquet file, which messages call `file`.
+
+    Raises:
+      MissingFileError: it is missing.
+      DatasetError: it is damaged or lacks a column.
+    """
+    file = file or path
+    with open_parquet(path, file) as opened:
+        names = opened.schema_arrow.names
+        missing = [name for name in columns or () if name not in names]
+        if not missing:
+            with reading(file):
+                return opened.read(columns)
     raise DatasetError(
-        path,
+        file,
         f"column '{missing[0]}'",
         f"is missing (there are {names}); write the dataset again with it.",
     )
 
 
 def to_numpy(
-    path: Path, name: str, column: pa.ChunkedArray, feature: Mapping[str, Any]
+    path: Path | str, name: str, column: pa.ChunkedArray, feature: Mapping[str, Any]
 ) -> np.ndarray:
     """A column as [N, *shape] of the feature's dtype; bookkeeping columns are [N].
 
@@ -81,7 +111,7 @@ def to_numpy(
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     rows, nulls = len(array), array.null_count
-    while pa.types.is_list(array.type) or pa.types.is_fixed_size_list(array.type):
+    while isinstance(array, pa.ListArray | pa.LargeListArray | pa.FixedSizeListArray):
         array = array.flatten()
         nulls += array.null_count
     actual = pa.string() if pa.types.is_large_string(array.type) else array.type
@@ -100,5 +130,6 @@ def to_numpy(
             f"has {nulls} empty values and {len(array)} values in {rows} rows, expected shape "
             f"{shape} in each; write the column again.",
         )
-    values = array.to_numpy(zero_copy_only=False)
+    with reading(path):
+        values = array.to_numpy(zero_copy_only=False)
     return values.reshape((rows,) if name in BOOKKEEPING else (rows, *shape))

@@ -6,26 +6,17 @@ loader know neither. A `Feed` says how one of them is read in a mixture.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int64, UInt8
 
+from data.runs import Runs
 from data.stats import Stats
 
+__all__ = ["ACTION", "STATE", "Feed", "Frames", "Runs"]
+
 STATE, ACTION = "observation.state", "action"
-
-
-class Runs(NamedTuple):
-    """Runs of frames of one episode with one task, in order: `first` is counted in the episode.
-
-    Most episodes are a single run; `task` indexes `Frames.prompts`.
-    """
-
-    episode: Int64[np.ndarray, "r"]
-    first: Int64[np.ndarray, "r"]
-    length: Int64[np.ndarray, "r"]
-    task: Int64[np.ndarray, "r"]
 
 
 class Frames(Protocol):

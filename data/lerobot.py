@@ -1,72 +1,112 @@
-"""Reads LeRobot v3.0 datasets with pyarrow and PyAV alone.
+"""Reads LeRobot datasets, v2.0 to v3.0, with pyarrow and PyAV alone, from disk, hub or bucket.
 
-Episodes are found by the parquet's own `episode_index` and `frame_index`, because file numbers and
-row ranges in the metadata of converted datasets are wrong often enough, and video frames by their
-integer number after the episode's start. Keys this reader does not know are ignored.
+Opening reads what meta/ says; parquet and video files are fetched and read when asked for. Rows are
+found by the `episode_index` they carry and video frames by their number after the episode's start,
+because the places and times that metadata tells are wrong often enough. Statistics in the files
+are never used, for those of images and all quantiles are wrong in what LeRobot up to 0.5 wrote
+(a standard deviation of 0, means of quantiles); data/stats.py computes them.
 """
 
-import io
-import json
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
-from jaxtyping import Int64, UInt8
-from PIL import Image
+from jaxtyping import Bool, Int64, UInt8
 
-from data.columns import BOOKKEEPING, arrow_type, read_table, to_numpy
-from data.errors import DatasetError, MissingFileError
+from data.columns import arrow_type
+from data.errors import MissingFileError
+from data.files import Folder, open_folder
+from data.lerobot_v21 import MetadataV21
+from data.lerobot_v30 import MetadataV30
+from data.metadata import VISUAL, Metadata, read_info
+from data.pictures import decode
+from data.rows import Rows
+from data.runs import Prompts, Runs, runs_and_prompts
 from data.video import VideoReader
 
 VERSION = "v3.0"
 
 
-def open_dataset(path: str | Path) -> "Dataset":
-    """Opens the LeRobot v3.0 dataset in folder `path`; no frame is decoded yet.
+def open_dataset(path: str | Path, episodes: Sequence[int] | None = None) -> Any:
+    """Opens a LeRobot dataset (v2.0, v2.1, v3.0), or an RLDS one: a TFDS directory, or the folder
+    of its versions. No data is read yet.
+
+    Args:
+      path: its folder, `hf://org/name[@revision][/folder]`, or a URL that fsspec knows.
+      episodes: LeRobot only: the `episode_index` of those to keep; files of others stay untouched.
+
+    Returns:
+      A `Dataset` or a data.rlds.RldsDataset, which have the attributes in common that training,
+      statistics and conversion need.
 
     Raises:
       MissingFileError: there is no dataset, or a file of it is missing.
-      DatasetError: another version of the format, or broken metadata; names the file and field.
+      DatasetError: an unknown version, or broken metadata; names the file and field.
+      ValueError: an episode is asked for that the dataset does not have.
     """
-    return Dataset(Path(path))
+    if not _is_rlds(open_folder(path)):
+        return Dataset(path, episodes)
+    if episodes is not None:
+        raise ValueError(
+            f"{path}: is an RLDS dataset, of which no single episodes are selected; "
+            "leave `episodes` out."
+        )
+    from data.rlds import open_rlds
+
+    return open_rlds(path)
 
 
 class Dataset:
-    """A LeRobot dataset on disk: `num_episodes` episodes, `cameras` by their full names, `features`
-    as info.json has them, `lengths` int64 [E] in frames, `tasks` by task index.
+    """A LeRobot dataset: episodes 0..e-1, whose `episode_numbers` are LeRobot's `episode_index`.
 
-    Numbers are read once and kept; frames are decoded when asked for. For one thread at a time.
+    `root` is the path it was opened with, or the URL; `path(name)` what a message calls a file.
+    `cameras` have their full names, `features` are as info.json has them, `present` tells which
+    episodes have which cameras, `runs` which frames have which of `prompts`. For one thread at a
+    time; pickles by its place.
     """
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.info = _read_info(root)
-        self.fps: int = self.info["fps"]
+    def __init__(self, path: str | Path, episodes: Sequence[int] | None = None) -> None:
+        self.folder: Folder = open_folder(path)
+        self.root: Any = Path(path) if isinstance(path, Path) or "://" not in path else path
+        self.name = _name(self.folder.url)
+        self.info = read_info(self.folder)
+        self.fps: float = self.info["fps"]
         self.features: dict[str, dict[str, Any]] = self.info["features"]
-        self.cameras = tuple(n for n, f in self.features.items() if f["dtype"] in _VISUAL)
-        self._videos = tuple(c for c in self.cameras if self.features[c]["dtype"] == "video")
-        self._episodes = self._read_episodes()
+        self.cameras = tuple(n for n, f in self.features.items() if f["dtype"] in VISUAL)
+        videos = tuple(c for c in self.cameras if self.features[c]["dtype"] == "video")
+        metadata = MetadataV30 if self.info["codebase_version"].startswith("v3.") else MetadataV21
+        self.metadata: Metadata = metadata(self.folder, self.info, videos)
+        self._rows = Rows(self.folder, self.metadata, self.features)
+        self._selected = None if episodes is None else tuple(sorted({int(n) for n in episodes}))
+        self._chosen = self._places()
         self._columns: dict[str, np.ndarray] = {}
+        self._seen: dict[str, np.ndarray] = {}
         self._readers: dict[str, VideoReader] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Dataset, (self.root, self._selected)
+
+    def path(self, name: str) -> Path | str:
+        """Path or URL of one of its files, for messages."""
+        return self.folder.path(name)
 
     @property
     def lengths(self) -> Int64[np.ndarray, "e"]:
         """Frames of each episode."""
-        return self._episodes["length"]
+        return self.metadata.lengths[self._chosen]
 
     @property
     def num_episodes(self) -> int:
-        """Episodes listed in meta/episodes."""
-        return len(self.lengths)
+        """Episodes listed, or of the selection."""
+        return len(self._chosen)
 
     @property
     def episode_numbers(self) -> Int64[np.ndarray, "e"]:
         """The `episode_index` of each episode, which is its position in a sound dataset."""
-        return self._episodes["episode_index"]
+        return self.metadata.numbers[self._chosen]
 
     @property
     def num_frames(self) -> int:
@@ -76,248 +116,228 @@ class Dataset:
     @cached_property
     def tasks(self) -> dict[int, str]:
         """Prompt by task index."""
-        path = self.root / "meta/tasks.parquet"
-        table = read_table(path)
-        text = "task" if "task" in table.column_names else "__index_level_0__"
-        if not {"task_index", text} <= set(table.column_names):
-            raise DatasetError(
-                path,
-                "column 'task'",
-                f"is missing (there are {table.column_names}, expected task_index and the text as "
-                "'task' or pandas index); copy the file again.",
-            )
-        indices = to_numpy(path, "task_index", table["task_index"], BOOKKEEPING["task_index"])
-        return dict(zip(indices.tolist(), table[text].to_pylist(), strict=True))
+        return self.metadata.tasks()
+
+    @property
+    def runs(self) -> Runs:
+        """Runs of frames with one task. Of an episode that lists a single instruction the metadata
+        is believed; the frames of any other are read."""
+        return self._told[0]
+
+    @property
+    def prompts(self) -> Prompts:
+        """Wordings of each task of `runs`: its text, then instructions that its episodes list and
+        no frame of theirs refers to."""
+        return self._told[1]
+
+    @cached_property
+    def present(self) -> Bool[np.ndarray, "e c"]:
+        """Which episodes have which of `cameras`."""
+        present = np.ones((self.num_episodes, len(self.cameras)), bool)
+        for c, camera in enumerate(self.cameras):
+            present[:, c] = self._present(camera)
+        return present
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over the bytes of metadata and parquet and the sizes of pictures, hexadecimal.
+
+        Raises:
+          DatasetError: a file cannot be fetched or read.
+        """
+        digest = hashlib.sha256()
+        if self._selected is not None:
+            digest.update(f"episodes {self._selected}\n".encode())
+        for name in self._files():
+            digest.update(f"{name}:{self.folder.size(name)}\n".encode())
+            if not name.startswith(("videos/", "images/")):
+                with self.folder.local(name).open("rb") as content:
+                    while block := content.read(1 << 20):
+                        digest.update(block)
+        return digest.hexdigest()
 
     @property
     def column_names(self) -> tuple[str, ...]:
         """Features that are columns of values (not pictures, nor kinds this reader ignores)."""
         return tuple(n for n, f in self.features.items() if arrow_type(f["dtype"]) is not None)
 
-    def column(self, name: str, episodes: Sequence[int] | None = None) -> np.ndarray:
-        """One column of all frames (or of the given episodes), in episode order, [N, *shape].
+    def stream(
+        self, names: Sequence[str], episodes: Sequence[int] | np.ndarray | None = None
+    ) -> Iterator[dict[str, np.ndarray]]:
+        """Columns by name, each [n, *shape] (bookkeeping: [n]): some whole episodes at a time, in
+        their order, a few row groups of one file at once.
 
         Raises:
-          DatasetError: missing or of another type or shape than declared; names file and column.
+          MissingFileError, DatasetError: a file is missing or damaged, a column is missing or of
+            another type or shape than declared, or an episode's rows are not all there.
         """
-        if name not in self._columns:
-            self._columns[name] = self._in_file_order(name)[self._rows]
-        values = self._columns[name]
         if episodes is None:
-            return values
-        return np.concatenate([values[self._span(i)] for i in episodes])
+            yield from self._rows.blocks(names, self._chosen)
+            if self._selected is None:
+                self._rows.require_no_strays()
+        else:
+            yield from self._rows.blocks(names, [self._place(i) for i in episodes])
+
+    def column(self, name: str, episodes: Sequence[int] | None = None) -> np.ndarray:
+        """One column of all frames (or of the given episodes), in episode order, [N, *shape]; that
+        of all frames is kept in memory.
+
+        Raises:
+          DatasetError: as `stream` does.
+        """
+        if name in self._columns and episodes is not None:
+            starts = np.cumsum(self.lengths) - self.lengths
+            spans = [slice(starts[i], starts[i] + self.lengths[i]) for i in episodes]
+            return np.concatenate([self._columns[name][span] for span in spans])
+        if name not in self._columns:
+            values = np.concatenate([block[name] for block in self.stream([name], episodes)])
+            if episodes is not None:
+                return values
+            self._columns[name] = values
+        return self._columns[name]
 
     def columns(self, i: int) -> dict[str, np.ndarray]:
         """Episode i's columns by LeRobot name, each [T, *shape] (bookkeeping: [T]); no frames."""
-        span = self._span(i)
-        return {name: self.column(name)[span] for name in self.column_names}
+        (block,) = self.stream(self.column_names, [i])
+        return block
 
     def task(self, i: int) -> str:
         """Episode i's prompt, that of its first frame.
 
         Raises:
-          DatasetError: its task index has no text in meta/tasks.parquet.
+          DatasetError: its task index has no text.
         """
-        index = int(self.column("task_index")[self._starts[i]])
-        if index not in self.tasks:
-            raise DatasetError(
-                self.root / "meta/tasks.parquet",
-                f"task_index {index}",
-                f"of episode {i} has no text (there are {sorted(self.tasks)}); add the row.",
-            )
-        return self.tasks[index]
+        self._place(i)
+        first = int(np.searchsorted(self.runs.episode, i))
+        return self.prompts[self.runs.task[first]][0]
 
     def locate(self, frame: int) -> tuple[int, int]:
         """Episode and step of a frame counted through the whole dataset."""
-        episode = int(np.searchsorted(np.cumsum(self.lengths), frame, "right"))
-        return episode, frame - int(self._starts[episode])
+        ends = np.cumsum(self.lengths)
+        episode = int(np.searchsorted(ends, frame, "right"))
+        return episode, int(frame - ends[episode] + self.lengths[episode])
 
     def frames(self, i: int, camera: str) -> UInt8[np.ndarray, "t h w 3"]:
         """Episode i as seen by `camera`.
 
         Raises:
+          MissingFileError: its video is missing, or the episode lacks this camera.
           DatasetError: frames are missing or damaged.
         """
         if camera not in self.cameras:
             raise ValueError(f"{self.root}: no camera '{camera}'; there are {list(self.cameras)}.")
-        if camera not in self._videos:
-            return self._stored_images(i, camera)
+        place = self._place(i)
+        if self.features[camera]["dtype"] == "image":
+            file, cells = self._rows.cells(place, camera)
+            return decode(self.folder, file, camera, cells)
         path, start = self.video(i, camera)
         reader = self._readers.get(camera)
         if reader is None or reader.path != path:
             if reader is not None:
                 reader.close()
             reader = self._readers[camera] = VideoReader(path)
-        return reader.read(start, int(self.lengths[i]), self.fps)
+        return reader.read(start, int(self.metadata.lengths[place]), self.fps)
 
     def episode(self, i: int) -> dict[str, Any]:
-        """Episode i whole: its columns, every camera's frames uint8 [T, H, W, 3], and "task"."""
-        frames = {camera: self.frames(i, camera) for camera in self.cameras}
+        """Episode i whole: its columns, every camera's frames uint8 [T, H, W, 3] and "task"."""
+        seen = [c for c, there in zip(self.cameras, self.present[i], strict=True) if there]
+        frames = {camera: self.frames(i, camera) for camera in seen}
         return {**self.columns(i), **frames, "task": self.task(i)}
 
     def video(self, i: int, camera: str) -> tuple[Path, float]:
-        """The mp4 that holds episode i of `camera`, and the second at which it starts there."""
-        row = {k: self._episodes[f"videos/{camera}/{k}"][i] for k in _VIDEO_FIELDS}
-        chunk, file = int(row["chunk_index"]), int(row["file_index"])
-        template: Any = self.info.get("video_path")
-        try:
-            name = template.format(video_key=camera, chunk_index=chunk, file_index=file)
-        except (AttributeError, KeyError, IndexError, ValueError):
-            raise DatasetError(
-                self.root / "meta/info.json",
-                "video_path",
-                f"is {template!r}, expected a template of video_key, chunk_index and file_index; "
-                "copy the file again.",
-            ) from None
-        return self.root / name, float(row["from_timestamp"])
+        """The mp4 that holds episode i of `camera`, fetched if it is far away, and the second at
+        which the episode starts there.
 
-    @cached_property
-    def data_files(self) -> list[Path]:
+        Raises:
+          MissingFileError: the episode lacks this camera, or the file is missing.
+        """
+        place = self._place(i)
+        if not self._present(camera)[i]:
+            number = self.metadata.numbers[place]
+            raise MissingFileError(
+                self.folder.path(self.metadata.listing),
+                f"camera '{camera}'",
+                f"episode {number} has no video of it; leave the camera or the episode out.",
+            )
+        name, start = self.metadata.video(place, camera)
+        return self.folder.local(name), start
+
+    @property
+    def data_files(self) -> list[Path | str]:
         """The parquet files of the frames, in order."""
-        return _parquet_files(self.root, "data")
+        return [self._rows.path(file) for file in range(self.metadata.num_data_files)]
 
-    def data_file(self, frame: int) -> Path:
+    def data_file(self, frame: int) -> Path | str:
         """The parquet file that holds a frame counted through the whole dataset."""
-        ends = np.cumsum([table.num_rows for _, table in self._tables])
-        return self._tables[int(np.searchsorted(ends, self._rows[frame], "right"))][0]
+        return self._rows.path(self._rows.place(self._place(self.locate(frame)[0])).file)
+
+    def _present(self, camera: str) -> Bool[np.ndarray, "e"]:
+        """Which episodes have this camera."""
+        if camera not in self._seen:
+            is_video = self.features[camera]["dtype"] == "video"
+            rows, metadata = self._rows, self.metadata
+            there = metadata.has_video(camera) if is_video else rows.filled(camera, self._chosen)
+            self._seen[camera] = there[self._chosen]
+        return self._seen[camera]
 
     @cached_property
-    def _rows(self) -> Int64[np.ndarray, "n"]:
-        """Row (over all files, end to end) of every frame, in episode and frame order."""
-        episode = self._in_file_order("episode_index")
-        known = self.episode_numbers
-        stray = episode[~np.isin(episode, known)]
-        if len(stray):
-            raise DatasetError(
-                self.root / "data",
-                "column 'episode_index'",
-                f"{len(stray)} rows have {stray[0]} or another value that meta/episodes does not "
-                "list; copy or record the dataset again.",
-            )
-        counts = np.bincount(np.searchsorted(known, episode), minlength=len(known))
-        if not np.array_equal(counts, self.lengths):
-            i = int(np.argmax(counts != self.lengths))
-            raise DatasetError(
-                self.root / "meta/episodes",
-                "column 'length'",
-                f"episode {i} has length {self.lengths[i]}, but the data files hold {counts[i]} "
-                "rows of it; the dataset is incomplete, copy or record it again.",
-            )
-        return np.lexsort((self._in_file_order("frame_index"), episode))
-
-    @cached_property
-    def _tables(self) -> list[tuple[Path, pa.Table]]:
-        columns = list({**dict.fromkeys(self.column_names), **BOOKKEEPING})
-        return [(path, read_table(path, columns)) for path in self.data_files]
-
-    def _in_file_order(self, name: str) -> np.ndarray:
-        feature = BOOKKEEPING.get(name) or self.features[name]
-        return np.concatenate(
-            [to_numpy(path, name, table[name], feature) for path, table in self._tables]
+    def _told(self) -> tuple[Runs, Prompts]:
+        texts = self.metadata.texts
+        return runs_and_prompts(
+            self.lengths,
+            texts if texts is None or self._selected is None else texts.take(self._chosen),
+            self.tasks,
+            self.folder.path(self.metadata.tasks_file),
+            lambda k: (block["task_index"] for block in self.stream(["task_index"], k)),
         )
 
-    @cached_property
-    def _starts(self) -> Int64[np.ndarray, "e"]:
-        return np.cumsum(self.lengths) - self.lengths
+    def _files(self) -> list[str]:
+        """Names of the files that the digest is of."""
+        names = self.folder.list("meta/**/*")
+        images = any(f["dtype"] == "image" for f in self.features.values())
+        if self._selected is None:
+            for top in ("data", "videos", *(["images"] if images else [])):
+                names += self.folder.list(f"{top}/**/*")
+            return names
+        files = {self._rows.place(int(k)).file for k in self._chosen}
+        names += sorted({self.metadata.data_file(file) for file in files})
+        seen = np.argwhere(self.present)
+        videos = [(i, self.cameras[c]) for i, c in seen.tolist()]
+        return names + sorted(
+            {
+                self.metadata.video(int(self._chosen[i]), camera)[0]
+                for i, camera in videos
+                if self.features[camera]["dtype"] == "video"
+            }
+        )
 
-    def _span(self, i: int) -> slice:
+    def _places(self) -> Int64[np.ndarray, "e"]:
+        """Where the selected episodes stand in the metadata."""
+        numbers = self.metadata.numbers
+        if self._selected is None:
+            return np.arange(len(numbers))
+        wanted = np.array(self._selected, np.int64)
+        missing = wanted[~np.isin(wanted, numbers)]
+        if len(missing) or not len(wanted):
+            raise ValueError(
+                f"{self.root}: no episode {missing[0] if len(missing) else 'is selected'}; "
+                f"there are {len(numbers)}, numbered {numbers[0]} to {numbers[-1]}."
+            )
+        return np.searchsorted(numbers, wanted)
+
+    def _place(self, i: int) -> int:
         if not 0 <= i < self.num_episodes:
             raise IndexError(f"{self.root}: no episode {i}; there are {self.num_episodes}.")
-        return slice(self._starts[i], self._starts[i] + self.lengths[i])
-
-    def _read_episodes(self) -> dict[str, np.ndarray]:
-        fields = {"episode_index": "int64", "length": "int64"}
-        for camera in self._videos:
-            fields |= {f"videos/{camera}/{name}": kind for name, kind in _VIDEO_FIELDS.items()}
-        files = _parquet_files(self.root, "meta/episodes")
-        tables = [(path, read_table(path, list(fields))) for path in files]
-        arrays = {
-            name: np.concatenate(
-                [
-                    to_numpy(path, name, table[name], {"dtype": kind, "shape": (1,)}).reshape(-1)
-                    for path, table in tables
-                ]
-            )
-            for name, kind in fields.items()
-        }
-        order = np.argsort(arrays["episode_index"], kind="stable")
-        return {name: array[order] for name, array in arrays.items()}
-
-    def _stored_images(self, i: int, camera: str) -> UInt8[np.ndarray, "t h w 3"]:
-        """Frames of a camera whose encoded pictures lie in the parquet itself."""
-        rows = self._rows[self._span(i)]
-        pictures: dict[int, bytes] = {}
-        first = 0
-        for path in self.data_files:
-            with pq.ParquetFile(path) as file:
-                for group in range(file.num_row_groups):
-                    end = first + file.metadata.row_group(group).num_rows
-                    if ((rows >= first) & (rows < end)).any():
-                        column = file.read_row_group(group, columns=[camera])[camera]
-                        cells = column.combine_chunks().field("bytes")
-                        wanted = rows[(rows >= first) & (rows < end)]
-                        pictures |= {int(row): cells[row - first].as_py() for row in wanted}
-                    first = end
-        decoded = (Image.open(io.BytesIO(pictures[int(row)])).convert("RGB") for row in rows)
-        return np.stack([np.asarray(picture) for picture in decoded])
+        return int(self._chosen[i])
 
 
-_VISUAL = ("video", "image")
-_VIDEO_FIELDS = {"chunk_index": "int64", "file_index": "int64", "from_timestamp": "float64"}
+def _is_rlds(folder: Folder) -> bool:
+    files = ("features.json", "dataset_info.json")
+    described = (all(folder.list(top + file) for file in files) for top in ("", "*/"))
+    return not folder.exists("meta/info.json") and any(described)
 
 
-def _read_info(root: Path) -> dict[str, Any]:
-    path = root / "meta/info.json"
-    if not path.is_file():
-        raise MissingFileError(
-            path,
-            "file",
-            f"is missing, so {root} is no LeRobot dataset; give the folder that holds meta/.",
-        )
-    try:
-        info = json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise DatasetError(path, "file", f"is no JSON ({error}); copy it again.") from None
-    version = info.get("codebase_version") if isinstance(info, dict) else None
-    if version != VERSION:
-        raise DatasetError(
-            path,
-            "codebase_version",
-            f"is {version!r}, but this reader needs '{VERSION}'; "
-            "convert the dataset with LeRobot's convert_dataset_v21_to_v30.",
-        )
-    for field, good, what in (
-        ("fps", _is_positive(info.get("fps")), "a positive number"),
-        ("features", _are_features(info.get("features")), "features with a dtype and a shape"),
-        ("total_episodes", info.get("total_episodes") != 0, "not 0, for the dataset is empty"),
-    ):
-        if not good:
-            raise DatasetError(
-                path, field, f"is {info.get(field)!r}, expected {what}; record or copy it again."
-            )
-    return info
-
-
-def _is_positive(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
-
-
-def _are_features(features: object) -> bool:
-    return isinstance(features, dict) and all(
-        isinstance(feature, dict)
-        and isinstance(feature.get("dtype"), str)
-        and isinstance(feature.get("shape"), list)
-        and all(isinstance(n, int) for n in feature["shape"])
-        for feature in features.values()
-    )
-
-
-def _parquet_files(root: Path, folder: str) -> list[Path]:
-    files = sorted((root / folder).glob("chunk-*/file-*.parquet"))
-    if not files:
-        raise MissingFileError(
-            root / folder,
-            "chunk-*/file-*.parquet",
-            "no such file is there; copy or record the dataset again.",
-        )
-    return files
+def _name(url: str) -> str:
+    """The last part of a path, organisation and name of a repository."""
+    parts = url.partition("@")[0].rstrip("/").split("/")
+    return "/".join(parts[-2:]) if url.startswith("hf://") else Path(url).resolve().name

@@ -125,8 +125,8 @@ def test_pictures_stored_in_the_parquet_are_read(copy, tmp_path, episodes):
 
 def test_another_version_is_refused_by_its_name(copy):
     path = copy / "meta/info.json"
-    path.write_text(path.read_text().replace("v3.0", "v2.1"))
-    with pytest.raises(DatasetError, match=r"info\.json, codebase_version: is 'v2\.1'"):
+    path.write_text(path.read_text().replace("v3.0", "v1.6"))
+    with pytest.raises(DatasetError, match=r"info\.json, codebase_version: is 'v1\.6'"):
         open_dataset(copy)
 
 

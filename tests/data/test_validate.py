@@ -128,7 +128,7 @@ DAMAGES = {
     ),
     "broken JSON": (lambda r: cut(r, INFO, 0.5), INFO, "is no JSON"),
     "JSON of another kind": (lambda r: (r / INFO).write_text("[1]"), INFO, "codebase_version"),
-    "older version": (lambda r: edit_info(r, codebase_version="v2.1"), INFO, "is 'v2.1'"),
+    "older version": (lambda r: edit_info(r, codebase_version="v1.6"), INFO, "is 'v1.6'"),
     "features without shape": (
         lambda r: edit_info(r, features={"action": {"dtype": "float32"}}),
         INFO,

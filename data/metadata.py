@@ -1,0 +1,173 @@
+"""What the meta/ folder of a LeRobot dataset says, whatever the version that wrote it.
+
+Files are named by the templates in info.json. Keys and features that nothing here knows are left
+alone, since LeRobot and its users add some with every release.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Bool, Int64
+
+from data.columns import arrow_type
+from data.errors import DatasetError, MissingFileError
+from data.files import Folder
+
+VISUAL = ("video", "image")
+_INFO = "meta/info.json"
+
+
+class Metadata(Protocol):
+    """Episodes 0..e-1 as meta/ lists them, by ascending `numbers` (their `episode_index`).
+
+    `texts` are the instructions listed for each episode (list<string>, None if there are none),
+    `hints` the data file that is said to hold it, of `num_data_files`; with `wanders` the episode
+    may lie in another one all the same. `listing` is the file that all this comes from.
+    """
+
+    listing: str
+    tasks_file: str
+    numbers: Int64[np.ndarray, "e"]
+    lengths: Int64[np.ndarray, "e"]
+    texts: pa.ListArray | None
+    hints: Int64[np.ndarray, "e"]
+    num_data_files: int
+    wanders: bool
+
+    def data_file(self, file: int) -> str:
+        """Name of a parquet file."""
+        ...
+
+    def video(self, episode: int, camera: str) -> tuple[str, float]:
+        """Name of the mp4 that holds an episode, and the second at which it starts there."""
+        ...
+
+    def has_video(self, camera: str) -> Bool[np.ndarray, "e"]:
+        """Which episodes a camera of dtype video has."""
+        ...
+
+    def tasks(self) -> dict[int, str]:
+        """Instruction by task index."""
+        ...
+
+
+def read_info(folder: Folder) -> dict[str, Any]:
+    """info.json, with what reading depends on checked.
+
+    Raises:
+      MissingFileError: it is missing, so there is no dataset.
+      DatasetError: it is no JSON, of an unknown version or storage, or lacks fps or features.
+    """
+    path = folder.path(_INFO)
+    if not folder.exists(_INFO):
+        raise MissingFileError(
+            path,
+            "file",
+            f"is missing, so {folder.url} is no LeRobot dataset; give the folder that holds meta/.",
+        )
+    try:
+        info = json.loads(folder.local(_INFO).read_text("utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise DatasetError(path, "file", f"is no JSON ({error}); copy it again.") from None
+    version = info.get("codebase_version") if isinstance(info, dict) else None
+    if not isinstance(version, str) or not version.startswith(("v2.", "v3.")):
+        raise DatasetError(
+            path,
+            "codebase_version",
+            f"is {version!r}, but this reader knows v2.0, v2.1 and v3.0; "
+            "convert the dataset with the LeRobot that wrote it.",
+        )
+    storage = info.get("storage_format", "parquet")
+    if storage != "parquet":
+        raise DatasetError(
+            path,
+            "storage_format",
+            f"is {storage!r}, but only parquet is read; export the dataset with LeRobot.",
+        )
+    for field, good, what in (
+        ("fps", _is_positive(info.get("fps")), "a positive number"),
+        ("features", _are_features(info.get("features")), "features with a dtype and a shape"),
+        ("total_episodes", info.get("total_episodes") != 0, "not 0, for the dataset is empty"),
+    ):
+        if not good:
+            raise DatasetError(
+                path, field, f"is {info.get(field)!r}, expected {what}; record or copy it again."
+            )
+    return info
+
+
+def file_name(folder: Folder, info: Mapping[str, Any], field: str, **values: str | int) -> str:
+    """The template `field` of info.json filled in.
+
+    Raises:
+      DatasetError: it is no template of these values.
+    """
+    template = info.get(field)
+    try:
+        return _text(template).format(**values)
+    except (AttributeError, KeyError, IndexError, ValueError, TypeError):
+        raise DatasetError(
+            folder.path(_INFO),
+            field,
+            f"is {template!r}, expected a template of {', '.join(values)}; copy the file again.",
+        ) from None
+
+
+def file_pattern(folder: Folder, info: Mapping[str, Any], field: str) -> str:
+    """A glob pattern of all files that the template `field` names."""
+    file_name(folder, info, field, **dict.fromkeys(_PLACES, 0))
+    return re.sub(r"\{[^}]*\}", "*", info[field])
+
+
+def by_number(name: str) -> list[str | int]:
+    """Sorts file-1000 behind file-999."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+
+
+def picture_shape(feature: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Height and width of a camera's pictures, whose shape may begin or end with the channels; None
+    if the feature does not say."""
+    about = feature.get("info") or feature.get("video_info") or {}
+    height, width = about.get("video.height"), about.get("video.width")
+    if isinstance(height, int) and isinstance(width, int):
+        return height, width
+    shape, names = feature["shape"], feature.get("names")
+    if len(shape) != 3:
+        return None
+    if isinstance(names, list) and names and str(names[0]).startswith("c"):
+        return shape[1], shape[2]
+    if not isinstance(names, list) and shape[0] in (1, 3) and shape[2] not in (1, 3):
+        return shape[1], shape[2]
+    return shape[0], shape[1]
+
+
+_PLACES = ("chunk_index", "file_index", "episode_chunk", "episode_index", "video_key")
+
+
+def _text(template: object) -> str:
+    if not isinstance(template, str):
+        raise TypeError
+    return template
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e6
+
+
+def _are_features(features: object) -> bool:
+    return isinstance(features, dict) and all(map(_is_feature, features.values()))
+
+
+def _is_feature(feature: object) -> bool:
+    if not isinstance(feature, dict) or not isinstance(feature.get("dtype"), str):
+        return False
+    if feature["dtype"] not in VISUAL and arrow_type(feature["dtype"]) is None:
+        return True  # of a kind that is not read
+    shape = feature.get("shape")
+    return isinstance(shape, list | tuple) and all(
+        isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 1 << 31 for n in shape
+    )

@@ -1,0 +1,73 @@
+"""Pictures that a LeRobot dataset keeps outside of videos: encoded in the parquet, or as files.
+
+A cell of such a column is a struct of `bytes` and `path`; without bytes the path names a file,
+which datasets give from their root, from images/ or by its name alone.
+"""
+
+import io
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import UInt8
+from PIL import Image
+
+from data.errors import DatasetError
+from data.files import Folder
+
+
+def decode(folder: Folder, file: Any, camera: str, cells: pa.Array) -> UInt8[np.ndarray, "t h w 3"]:
+    """Decodes the cells of a column of pictures.
+
+    Args:
+      file: the parquet file that holds them, for messages.
+
+    Raises:
+      DatasetError: a picture is missing, damaged or of another size than the first; names the file
+        and the frame.
+    """
+    pictures: list[np.ndarray] = []
+    for number, cell in enumerate(cells.to_pylist()):
+        content = _content(folder, file, f"column '{camera}', row {number}", cell)
+        try:
+            with Image.open(io.BytesIO(content)) as picture:
+                pixels = np.asarray(picture.convert("RGB"))
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise DatasetError(
+                file,
+                f"column '{camera}'",
+                f"row {number} of the episode holds no readable picture ({reason}); "
+                "copy or record the dataset again.",
+            ) from None
+        if pictures and pixels.shape != pictures[0].shape:
+            raise DatasetError(
+                file,
+                f"column '{camera}'",
+                f"row {number} of the episode is a picture of shape {pixels.shape}, expected "
+                f"{pictures[0].shape} as its first; write them in one size.",
+            )
+        pictures.append(pixels)
+    return np.stack(pictures)
+
+
+def _content(folder: Folder, file: Any, place: str, cell: Any) -> bytes:
+    """Encoded bytes of a cell."""
+    if isinstance(cell, bytes):
+        return cell
+    content, path = (cell or {}).get("bytes"), (cell or {}).get("path")
+    if isinstance(content, bytes):
+        return content
+    if not isinstance(path, str):
+        raise DatasetError(
+            file, place, "holds neither bytes nor a path; leave the episode or the camera out."
+        )
+    parts = PurePosixPath(path).parts
+    names = [path, f"images/{path}", "/".join(parts[-3:]), f"images/{'/'.join(parts[-3:])}"]
+    name = next((n for n in names if ".." not in n and folder.exists(n)), None)
+    if name is None:
+        raise DatasetError(
+            file, place, f"names {path!r}, which is not in {folder.url}; copy the dataset again."
+        )
+    return folder.local(name).read_bytes()
