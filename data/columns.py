@@ -6,7 +6,7 @@ underneath. A column of another type is an error that names the file, because a 
 broken recording.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -75,27 +75,43 @@ def reading(file: Path | str) -> Iterator[None]:
         ) from None
 
 
-def read_table(
-    path: Path, columns: list[str] | None = None, file: Path | str | None = None
-) -> pa.Table:
-    """The named columns (all, if None) of a parquet file, which messages call `file`.
+def read_table(path: Path, file: Path | str | None = None) -> pa.Table:
+    """A parquet file whole; messages call it `file`, or `path` if None.
 
     Raises:
       MissingFileError: it is missing.
-      DatasetError: it is damaged or lacks a column.
+      DatasetError: it is damaged.
     """
     file = file or path
-    with open_parquet(path, file) as opened:
-        names = opened.schema_arrow.names
-        missing = [name for name in columns or () if name not in names]
-        if not missing:
-            with reading(file):
-                return opened.read(columns)
-    raise DatasetError(
-        file,
-        f"column '{missing[0]}'",
-        f"is missing (there are {names}); write the dataset again with it.",
-    )
+    with open_parquet(path, file) as opened, reading(file):
+        return opened.read()
+
+
+def read_columns(
+    opened: pq.ParquetFile,
+    columns: Sequence[str],
+    file: Path | str,
+    groups: Iterable[int] | None = None,
+) -> pa.Table:
+    """The named columns of an open parquet file, or of some of its row groups.
+
+    Raises:
+      DatasetError: it is damaged, or a column is missing or there twice.
+    """
+    there = opened.schema_arrow.names
+    missing = [name for name in columns if there.count(name) != 1]
+    if missing:
+        raise DatasetError(
+            file,
+            f"column '{missing[0]}'",
+            f"is missing or there twice (there are {there}); write the dataset again.",
+        )
+    with reading(file):
+        if groups is None:
+            table = opened.read(list(columns))
+        else:
+            table = opened.read_row_groups(list(groups), list(columns))
+    return table.select(list(columns))
 
 
 def to_numpy(

@@ -13,11 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from jaxtyping import Bool, Int64
 
-from data.columns import BOOKKEEPING, open_parquet, read_table, to_numpy
+from data.columns import BOOKKEEPING, open_parquet, read_columns, read_table, to_numpy
 from data.errors import DatasetError, MissingFileError
 from data.files import Folder
 from data.metadata import by_number, file_name, file_pattern
 
+_READERS = 2
 _EPISODES = "meta/episodes/*/*.parquet"
 _PLACE = {"chunk_index": pa.int64(), "file_index": pa.int64(), "from_timestamp": pa.float64()}
 
@@ -114,11 +115,11 @@ def _read_episodes(folder: Folder, videos: tuple[str, ...]) -> pa.Table:
         path, file = folder.local(name), folder.path(name)
         with open_parquet(path, file) as opened:
             there = opened.schema_arrow.names
-        wanted = {k: kind for k, kind in (optional | texts).items() if k in there} | needed
-        table = read_table(path, list(wanted), file)
+            wanted = {k: kind for k, kind in (optional | texts).items() if k in there} | needed
+            table = read_columns(opened, list(wanted), file).combine_chunks()
         return pa.table({k: _cast(file, k, table[k], kind) for k, kind in wanted.items()})
 
-    with ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor(_READERS) as pool:
         tables = list(pool.map(read, _listed(folder, _EPISODES)))
     table = pa.concat_tables(tables, promote_options="default")
     order = np.argsort(table["episode_index"].to_numpy(), kind="stable")

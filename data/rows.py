@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from jaxtyping import Bool, Int64
 
-from data.columns import BOOKKEEPING, open_parquet, reading, to_numpy
+from data.columns import BOOKKEEPING, open_parquet, read_columns, reading, to_numpy
 from data.errors import DatasetError
 from data.files import Folder
 from data.metadata import Metadata
@@ -204,12 +204,10 @@ class Rows:
             file = self._file(groups.file)
             columns = list(dict.fromkeys((*names, _EPISODE, _FRAME)))
             path = self.path(groups.file)
-            _require(path, file.schema_arrow.names, columns)
-            with reading(path):
-                table = file.read_row_groups(range(groups.start, groups.stop), columns)
+            table = read_columns(file, columns, path, range(groups.start, groups.stop))
             for name in (_EPISODE, _FRAME):
                 to_numpy(path, name, table[name], BOOKKEEPING[name])
-            self._last = key, _sorted(table.select(columns))
+            self._last = key, _sorted(table)
         return self._last[1]
 
     def _file(self, number: int) -> pq.ParquetFile:
@@ -224,9 +222,8 @@ class Rows:
     def _read_ranges(self, number: int) -> _Ranges:
         if number not in self._ranges:
             file, path = self._file(number), self.path(number)
-            _require(path, file.schema_arrow.names, [_EPISODE])
+            column = read_columns(file, [_EPISODE], path)[_EPISODE]
             with reading(path):
-                column = file.read([_EPISODE])[_EPISODE]
                 groups = range(file.metadata.num_row_groups)
                 rows = np.array([file.metadata.row_group(g).num_rows for g in groups], np.int64)
             values = to_numpy(path, _EPISODE, column, BOOKKEEPING[_EPISODE])
@@ -236,11 +233,10 @@ class Rows:
     def _without_path(self, groups: Groups, name: str) -> bool:
         """Whether a cell of these row groups lacks a path, so that only its bytes can be there."""
         file, path = self._file(groups.file), self.path(groups.file)
-        _require(path, file.schema_arrow.names, [name])
+        kind = file.schema_arrow.field(name).type if name in file.schema_arrow.names else None
+        if kind is None or not pa.types.is_struct(kind) or kind.get_field_index("path") < 0:
+            return True
         with reading(path):
-            kind = file.schema_arrow.field(name).type
-            if not pa.types.is_struct(kind) or kind.get_field_index("path") < 0:
-                return True
             table = file.read_row_groups(range(groups.start, groups.stop), [f"{name}.path"])
         return bool(pc.any(pc.is_null(pc.struct_field(table[name], "path"))).as_py())
 
@@ -288,13 +284,3 @@ def _sorted(table: pa.Table) -> pa.Table:
     if ((step > 0) | (step == 0) & (np.diff(frame) >= 0)).all():
         return table
     return table.take(np.lexsort((frame, episode)))
-
-
-def _require(path: Any, there: Sequence[str], columns: Sequence[str]) -> None:
-    missing = [name for name in columns if there.count(name) != 1]
-    if missing:
-        raise DatasetError(
-            path,
-            f"column '{missing[0]}'",
-            f"is missing or there twice (there are {list(there)}); write the dataset again.",
-        )
