@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,7 @@ class RldsDataset:
     """One split of an RLDS dataset on disk, with episodes in the order of its shards.
 
     `cameras` are its pictures and `features` all its columns, as LeRobot's info.json has them. The
-    episode read last is kept. For one thread at a time; pickles.
+    episode read last is kept. Pickles, and serves several threads.
     """
 
     def __init__(self, root: Path, fps: float, split: str, cache_dir: Path) -> None:
@@ -86,6 +87,7 @@ class RldsDataset:
         self.cameras = tuple(self._pictures)
         self.column_names = (*self._columns, *BOOKKEEPING)
         self._last: tuple[int, bytes, dict[str, tuple[int, int]]] | None = None
+        self._lock = Lock()
 
     def __reduce__(self) -> tuple[Callable[..., "RldsDataset"], tuple[Any, ...]]:
         return RldsDataset, (self.root, self.fps, self.split, self._cache_dir)
@@ -143,8 +145,8 @@ class RldsDataset:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over the metadata and every record's checksum, hexadecimal."""
-        content = hashlib.sha256(self._description)
+        """SHA-256 over the metadata, steps a second and every record's checksum, hexadecimal."""
+        content = hashlib.sha256(b"%r\n" % self.fps + self._description)
         content.update(self._index.span[:, 1:].tobytes())
         return content.hexdigest()
 
@@ -211,11 +213,12 @@ class RldsDataset:
     ) -> np.ndarray:
         self._check(i)
         path, number = self._shards[self._index.shard[i]], int(self._index.number[i])
-        if self._last is None or self._last[0] != i:
-            self._last = None
-            data = read_episode(path, number, Span(*map(int, self._index.span[i])))
-            self._last = i, data, feature_spans(lambda at, n: data[at : at + n], len(data))
-        _, data, places = self._last
+        with self._lock:
+            if self._last is None or self._last[0] != i:
+                self._last = None
+                data = read_episode(path, number, Span(*map(int, self._index.span[i])))
+                self._last = i, data, feature_spans(lambda at, n: data[at : at + n], len(data))
+            _, data, places = self._last
         try:
             if leaf.key not in places:
                 raise ValueError("is missing")
