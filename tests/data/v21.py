@@ -1,0 +1,74 @@
+"""Writes episodes as LeRobot v2.1 lays them out: files for each, listed in JSON lines."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from data.columns import BOOKKEEPING
+from data.video import VideoWriter
+from tests.data.conftest import FEATURES, Episode
+
+FPS, CHUNK = 20, 4
+DATA = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
+VIDEO = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
+
+
+def write_v21(root: Path, episodes: list[Episode], version: str = "v2.1") -> Path:
+    """A dataset of these episodes; a camera that an episode lacks has no file."""
+    cameras = [name for name, f in FEATURES.items() if f["dtype"] == "video"]
+    tasks = list(dict.fromkeys(episode.task for episode in episodes))
+    total = 0
+    for number, (columns, frames, task) in enumerate(episodes):
+        length = len(columns["action"])
+        where = {"episode_chunk": number // CHUNK, "episode_index": number}
+        table = {name: _listed(values) for name, values in columns.items()}
+        table |= {
+            "timestamp": pa.array(np.arange(length, dtype=np.float32) / FPS, pa.float32()),
+            "frame_index": np.arange(length),
+            "episode_index": np.full(length, number),
+            "index": total + np.arange(length),
+            "task_index": np.full(length, tasks.index(task)),
+        }
+        total += length
+        path = root / DATA.format(**where)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table(table), path)
+        for camera, pictures in frames.items():
+            path = root / VIDEO.format(video_key=camera, **where)
+            writer = VideoWriter(path, FPS, *pictures.shape[1:3])
+            writer.add(pictures)
+            writer.close()
+    (root / "meta").mkdir()
+    lines = {
+        "tasks": [{"task_index": i, "task": task} for i, task in enumerate(tasks)],
+        "episodes": [
+            {"episode_index": i, "tasks": [e.task], "length": len(e.columns["action"])}
+            for i, e in enumerate(episodes)
+        ],
+    }
+    for name, rows in lines.items():
+        (root / f"meta/{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    info = {
+        "codebase_version": version,
+        "robot_type": "test",
+        "total_episodes": len(episodes),
+        "total_frames": total,
+        "total_tasks": len(tasks),
+        "total_videos": len(episodes) * len(cameras),
+        "total_chunks": -(-len(episodes) // CHUNK),
+        "chunks_size": CHUNK,
+        "fps": FPS,
+        "splits": {"train": f"0:{len(episodes)}"},
+        "data_path": DATA,
+        "video_path": VIDEO,
+        "features": FEATURES | BOOKKEEPING,
+    }
+    (root / "meta/info.json").write_text(json.dumps(info))
+    return root
+
+
+def _listed(values: np.ndarray) -> pa.Array:
+    return pa.array(values.tolist(), None if values.dtype == bool else pa.list_(pa.float32()))
