@@ -1,7 +1,8 @@
-"""Frames to mp4 and back: h264 with a keyframe every second frame, so any frame is cheap to reach.
+"""Frames to mp4 and back: written as h264 with a keyframe every second frame, so any frame is cheap
+to reach, and read whatever the codec and its groups of pictures (PyAV).
 
-Frames are found by their number at a constant rate, never by a float timestamp from a table, and a
-frame that is not in the file is an error, not a neighbour in its place (PyAV, libx264).
+Frames are found by their number after the first one, which is the nearest to the episode's start,
+and a frame that is not in the file is an error, not a neighbour in its place.
 """
 
 from collections.abc import Iterator
@@ -89,12 +90,19 @@ class VideoReader:
           DatasetError: one of them is not in the file, which is truncated or damaged.
         """
         out = np.empty((count, self._stream.height, self._stream.width, 3), np.uint8)
-        found = np.zeros(count, bool)
+        apart = np.full(count, np.inf)  # periods between the frame asked for and the one taken
+        first, rate = None, fps
         for time, frame in self._decode_from(start, 0.5 / fps):
-            number = round((time - start) * fps)
+            if first is None and (time - start) * fps >= -0.5:
+                first = time if (time - start) * fps <= 0.5 else start
+                rate = own_rate(float((frame.duration or 0) * self._tick), fps)
+            if first is None:
+                continue
+            number = round((time - first) * rate)
+            distance = abs((time - first) * rate - number)
             if number >= count:
                 break
-            if number >= 0:
+            if distance < apart[number]:
                 picture = self._to_rgb.reformat(frame, format="rgb24", threads=1).to_ndarray()
                 if picture.shape != out.shape[1:]:
                     raise DatasetError(
@@ -103,9 +111,10 @@ class VideoReader:
                         f"has shape {picture.shape}, expected {out.shape[1:]} like the rest; "
                         "encode the video again.",
                     )
-                out[number], found[number] = picture, True
-                if number == count - 1:
+                out[number], apart[number] = picture, distance
+                if number == count - 1 and distance < 0.25:
                     break
+        found = np.isfinite(apart)
         if not found.all():
             first = int(np.argmin(found))
             raise DatasetError(
@@ -157,6 +166,16 @@ class VideoReader:
                     yield float(frame.pts * self._tick), frame
         except av.error.FFmpegError:
             return
+
+
+def own_rate(period: float, fps: float) -> float:
+    """Frames per second at which the frames of an episode follow each other in its video.
+
+    Cameras of 29.97 fps are listed as 30: frame k of an episode is the k-th after its first, though
+    k / 30 seconds is half a frame off after 17 seconds. So where a frame lasts `period` seconds and
+    that is `fps` but for two thousandths, it is the period that counts.
+    """
+    return 1 / period if abs(period * fps - 1) < 2e-3 else fps
 
 
 def count_packets(path: Path) -> int:
