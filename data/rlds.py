@@ -20,21 +20,18 @@ from jaxtyping import Bool, Int64, UInt8
 
 from data.columns import BOOKKEEPING
 from data.errors import DatasetError, MissingFileError
-from data.frames import Runs
+from data.files import Folder, open_folder
 from data.rlds_features import STEPS, Leaf, decode_column, decode_pictures, read_leaves
 from data.rlds_index import Index, find_index, read_episode
+from data.runs import Runs
 from data.tf_example import feature_spans, feature_values
 from data.tfrecord import Span
 
 CACHE_DIR = Path.home() / ".cache/chiliad"
 _USUAL_FPS = 10.0
+_INFO, _FEATURES = "dataset_info.json", "features.json"
 
 _log = logging.getLogger(__name__)
-
-
-def is_rlds(path: str | Path) -> bool:
-    """Whether a folder holds an RLDS dataset, or one version of one."""
-    return _version_folder(Path(path)) is not None
 
 
 def open_rlds(
@@ -46,6 +43,7 @@ def open_rlds(
     """Opens the RLDS dataset in `path`, the folder with features.json or the one above it.
 
     Args:
+      path: on disk, or a URL as `data.files.open_folder` takes; files of a URL are fetched first.
       fps: steps a second, which RLDS does not know; 10 with a warning, if None.
       cache_dir: where is kept what the first opening finds out about the episodes.
 
@@ -53,14 +51,7 @@ def open_rlds(
       MissingFileError: there is no dataset, or a file of it is missing.
       DatasetError: its metadata or a record is broken; names the file and field.
     """
-    root = _version_folder(Path(path))
-    if root is None:
-        raise MissingFileError(
-            Path(path) / "features.json",
-            "file",
-            "is missing, so this is no RLDS dataset; give the folder of one version of it "
-            "(NAME/1.0.0), which holds features.json.",
-        )
+    root = _version(path)
     if fps is None:
         _log.warning("%s: RLDS does not know steps a second; taken for %g.", root, _USUAL_FPS)
         fps = _USUAL_FPS
@@ -74,10 +65,12 @@ class RldsDataset:
     episode read last is kept. Pickles, and serves several threads.
     """
 
-    def __init__(self, root: Path, fps: float, split: str, cache_dir: Path) -> None:
-        self.root, self.fps, self.split, self._cache_dir = root, fps, split, cache_dir
-        self._info_path, self._features_path = root / "dataset_info.json", root / "features.json"
-        self._info, self._leaves = _json(self._info_path), self._read_leaves()
+    def __init__(self, path: str | Path, fps: float, split: str, cache_dir: Path) -> None:
+        self.fps, self.split, self._cache_dir = fps, split, cache_dir
+        self.folder = open_folder(path)
+        self.root: Any = Path(path) if isinstance(path, Path) or "://" not in path else path
+        self._info_path = self.folder.path(_INFO)
+        self._info, self._leaves = _json(self.folder, _INFO), self._read_leaves()
         self.name: str = self._field("name", self._info.get("name"), str)
         steps = {leaf.name: leaf for leaf in self._leaves if leaf.key.startswith(STEPS)}
         self._pictures = {name: leaf for name, leaf in steps.items() if leaf.is_camera}
@@ -190,7 +183,7 @@ class RldsDataset:
         if name not in BOOKKEEPING:
             if name not in self._columns:
                 raise ValueError(
-                    f"{self._features_path}: no column '{name}'; there are "
+                    f"{self.folder.path(_FEATURES)}: no column '{name}'; there are "
                     f"{list(self.column_names)}."
                 )
             return self._decoded(i, self._columns[name], decode_column)
@@ -212,7 +205,8 @@ class RldsDataset:
         self, i: int, leaf: Leaf, decode: Callable[[Leaf, Any, int], np.ndarray]
     ) -> np.ndarray:
         self._check(i)
-        path, number = self._shards[self._index.shard[i]], int(self._index.number[i])
+        path = self.folder.local(self._shards[self._index.shard[i]])
+        number = int(self._index.number[i])
         with self._lock:
             if self._last is None or self._last[0] != i:
                 self._last = None
@@ -248,29 +242,36 @@ class RldsDataset:
     @cached_property
     def _index(self) -> Index:
         return find_index(
-            self._description, self._shards, self._records, self._leaves, self._cache_dir
+            self._description,
+            self.folder,
+            self._shards,
+            self._records,
+            self._leaves,
+            self._cache_dir,
         )
 
     @cached_property
     def _description(self) -> bytes:
-        files = (self._info_path, self._features_path)
-        return b"\n".join([self.split.encode(), *(path.read_bytes() for path in files)])
+        files = (_INFO, _FEATURES)
+        return b"\n".join(
+            [self.split.encode(), *(self.folder.local(n).read_bytes() for n in files)]
+        )
 
     @cached_property
-    def _shards(self) -> list[Path]:
+    def _shards(self) -> list[str]:
         count = len(self._records)
         template = self._split.get("filepathTemplate") or _TEMPLATE
         template = self._field(f"splits/{self.split}/filepathTemplate", template, str)
         names = {"DATASET": self.name, "SPLIT": self.split, "NUM_SHARDS": f"{count:05d}"}
         names["FILEFORMAT"] = self._info.get("fileFormat") or "tfrecord"
-        paths = []
+        shards = []
         for k in range(count):
             of = {"SHARD_INDEX": f"{k:05d}", "SHARD_X_OF_Y": f"{k:05d}-of-{count:05d}"}
             name = template
             for word, value in {**names, **of}.items():
                 name = name.replace(f"{{{word}}}", str(value))
-            paths.append(self.root / name)
-        return paths
+            shards.append(name)
+        return shards
 
     @cached_property
     def _records(self) -> list[int]:
@@ -294,12 +295,12 @@ class RldsDataset:
         return named[self.split]
 
     def _read_leaves(self) -> list[Leaf]:
-        features = _json(self._features_path)
+        features = _json(self.folder, _FEATURES)
         try:
             return read_leaves(features)
         except ValueError as error:
             raise DatasetError(
-                self._features_path, "file", f"{error}; download it again."
+                self.folder.path(_FEATURES), "file", f"{error}; download it again."
             ) from None
 
     def _field(self, field: str, value: Any, kind: type) -> Any:
@@ -315,18 +316,27 @@ class RldsDataset:
 _TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
 
 
-def _version_folder(path: Path) -> Path | None:
+def _version(path: str | Path) -> str | Path:
     """`path`, or its only sub-folder, if that holds the description of an RLDS dataset."""
-    found = [path] if (path / "features.json").is_file() else list(path.glob("*/features.json"))
-    folders = [file.parent if file.is_file() else file for file in found]
-    return folders[0] if len(folders) == 1 else None
+    folder = open_folder(path)
+    if folder.exists(_FEATURES):
+        return path
+    found = folder.list(f"*/{_FEATURES}")
+    if len(found) != 1:
+        what = f"there are {found}" if found else "is missing, so this is no RLDS dataset"
+        raise MissingFileError(
+            folder.path(_FEATURES),
+            "file",
+            f"{what}; give the folder of one version of a dataset (NAME/1.0.0).",
+        )
+    version = found[0].partition("/")[0]
+    return path / version if isinstance(path, Path) else f"{path.rstrip('/')}/{version}"
 
 
-def _json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise MissingFileError(path, "file", "is missing; download the dataset again.")
+def _json(folder: Folder, name: str) -> dict[str, Any]:
+    path = folder.path(name)
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(folder.local(name).read_text())
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DatasetError(path, "file", f"is no JSON ({error}); download it again.") from None
     if not isinstance(found, dict):

@@ -23,9 +23,10 @@ import numpy as np
 from array_record.python.array_record_module import ArrayRecordReader
 from jaxtyping import Bool, Int64
 
-from data.errors import DatasetError, MissingFileError
-from data.frames import Runs
+from data.errors import DatasetError
+from data.files import Folder, LocalFolder
 from data.rlds_features import STEPS, Leaf
+from data.runs import Runs
 from data.tf_example import Read, feature_spans, feature_values
 from data.tfrecord import Span, masked_crc, read_record, record_spans
 
@@ -49,7 +50,8 @@ class Index(NamedTuple):
 
 def find_index(
     description: bytes,
-    shards: Sequence[Path],
+    folder: Folder,
+    shards: Sequence[str],
     records: Sequence[int],
     leaves: Sequence[Leaf],
     cache_dir: Path,
@@ -65,19 +67,18 @@ def find_index(
       DatasetError: one is damaged or holds something else; names it and the record.
     """
     name = hashlib.sha256(f"{_FORMAT}:".encode() + description)
-    for path in shards:
-        if not path.is_file():
-            raise MissingFileError(path, "file", "is missing; download the dataset again.")
-        status = path.stat()
-        name.update(f"{path.resolve()}:{status.st_size}:{status.st_mtime_ns}\n".encode())
+    for shard in shards:
+        name.update(f"{folder.path(shard)}:{folder.size(shard)}\n".encode())
+        if isinstance(folder, LocalFolder):
+            name.update(b"%d\n" % folder.local(shard).stat().st_mtime_ns)
     kept = cache_dir / f"rlds-{name.hexdigest()[:32]}.npz"
     if kept.is_file():
         return _load(kept)
     if len(shards) > 1:
-        _log.info("Looking for the episodes in %d files of %s", len(shards), shards[0].parent)
+        _log.info("Looking for the episodes in %d files of %s", len(shards), folder.url)
     with ThreadPoolExecutor() as pool:
-        found = list(pool.map(lambda k: _scan(shards[k], records[k], leaves), range(len(shards))))
-    index = _join(found)
+        paths = pool.map(folder.local, shards)
+        index = _join(list(pool.map(_scan, paths, records, [leaves] * len(shards))))
     _save(index, kept)
     return index
 

@@ -5,12 +5,14 @@ import pickle
 import shutil
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
 
 import data.rlds_index
 from data.errors import DatasetError, MissingFileError
-from data.rlds import RldsDataset, is_rlds, open_rlds
+from data.lerobot import open_dataset
+from data.rlds import RldsDataset, open_rlds
 from data.tf_example import feature_values
 
 RLDS = Path(__file__).parents[1] / "fixtures/rlds"
@@ -129,8 +131,7 @@ def test_a_changed_shard_is_looked_at_again(copy: Path) -> None:
 
 
 def test_the_folder_above_a_version_will_do(copy: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert [is_rlds(at) for at in (copy, copy.parent, copy.parent.parent)] == [True, True, False]
-    dataset = open_rlds(copy.parent, cache_dir=copy.parent / "cache")
+    dataset = open_rlds(str(copy.parent), cache_dir=copy.parent / "cache")
     assert dataset.root == copy
     assert dataset.fps == 10
     assert "RLDS does not know steps a second" in caplog.text
@@ -175,6 +176,24 @@ def test_metadata_that_disagrees_with_the_records_is_named(copy: Path) -> None:
     path.write_text("{}")
     with pytest.raises(DatasetError, match=r"features.json, file: has no dataset of 'steps'"):
         opened(copy)
+
+
+def test_a_bucket_is_read_as_a_folder_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: dict[str, np.ndarray]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "files"))
+    fsspec.filesystem("memory").put(str(RLDS / "tfrecord"), "/bucket/robot/1.0.0", recursive=True)
+    dataset = open_rlds("memory://bucket/robot", fps=15, cache_dir=tmp_path)
+    again = pickle.loads(pickle.dumps(dataset))
+    for one in (dataset, again):
+        np.testing.assert_array_equal(one.column("action"), expected["action"])
+        np.testing.assert_array_equal(one.frames(4, WRIST), expected[WRIST][-1:])
+
+
+def test_lerobots_opener_knows_rlds(copy: Path) -> None:
+    dataset = open_dataset(copy.parent)
+    assert isinstance(dataset, RldsDataset)
+    assert dataset.root == copy
 
 
 def test_a_folder_without_rlds_and_an_unknown_split_are_errors(copy: Path) -> None:
