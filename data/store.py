@@ -20,10 +20,10 @@ from data import convert, tables
 from data.convert import Encoding, Progress, Run, Settings
 from data.errors import DatasetError
 from data.files import Folder, LocalFolder, open_folder
-from data.former_store import described
 from data.frames import Runs
-from data.lerobot import Dataset, open_dataset
+from data.lerobot import open_dataset
 from data.stats import Stats
+from data.tables import AnyDataset
 
 _OPEN_FILES = 512
 
@@ -250,7 +250,7 @@ def verify(store: Store, progress: Progress | None = None) -> None:
 
 
 def build_store(
-    dataset: Dataset,
+    dataset: AnyDataset,
     path: str | Path,
     image_size: int,
     encoding: Encoding = "jpeg",
@@ -271,7 +271,7 @@ def build_store(
     folder = open_folder(path)
     if folder.exists(convert.DESCRIPTION):
         raise ValueError(f"{path}: already exists; delete it or choose another path.")
-    convert.convert(described(dataset), folder, Settings(image_size, encoding), run, progress)
+    convert.convert(dataset, folder, Settings(image_size, encoding), run, progress)
     return open_store(path)
 
 
@@ -287,7 +287,7 @@ def cached_store(
     Its folder's name holds the content's digest, so a changed dataset gets a new store; processes
     that ask at once wait for the one that builds.
     """
-    dataset, settings = described(open_dataset(dataset_path)), Settings(image_size, encoding)
+    dataset, settings = open_dataset(dataset_path), Settings(image_size, encoding)
     key = convert.content_key(dataset, settings)
     path = Path(cache_dir) / f"{key}-{image_size}-{encoding}"
     convert.convert(dataset, LocalFolder(path), settings, progress=progress)

@@ -12,7 +12,6 @@ from data import convert, open_dataset
 from data.convert import Settings, in_threads, parts_of, shard_episodes
 from data.errors import DatasetError
 from data.files import LocalFolder, open_folder
-from data.former_store import described
 from data.store import build_store, open_store
 from tests.data.conftest import FRONT, LENGTHS, WRIST
 
@@ -21,7 +20,7 @@ SETTINGS = Settings(16, "jpeg", shard_frames=15)
 
 @pytest.fixture(scope="module")
 def dataset(recorded):
-    return described(open_dataset(recorded))
+    return open_dataset(recorded)
 
 
 def contents(root):
@@ -83,20 +82,19 @@ def test_only_parts_that_are_missing_are_made(dataset, expected, tmp_path):
 
 _SLOW = """
 import sys, time
-from data import convert, open_dataset
+from data import Dataset, convert, open_dataset
 from data.files import LocalFolder
-from data.former_store import described
 
-dataset = described(open_dataset(sys.argv[1]))
-frames = dataset.frames
+frames = Dataset.frames
 
-def slow(i, camera):
+def slow(dataset, i, camera):
     if i > 2:
         time.sleep(60)
-    return frames(i, camera)
+    return frames(dataset, i, camera)
 
-dataset.frames = slow
-convert.convert(dataset, LocalFolder(convert.Path(sys.argv[2])), convert.Settings(16, "jpeg", 15))
+Dataset.frames = slow
+settings = convert.Settings(16, "jpeg", shard_frames=15)
+convert.convert(open_dataset(sys.argv[1]), LocalFolder(convert.Path(sys.argv[2])), settings)
 """
 
 
