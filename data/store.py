@@ -6,6 +6,7 @@ in zarr arrays (data.tables); `store.json` says which dataset, by its content, a
 """
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -223,8 +224,7 @@ def open_store(path: str | Path) -> Store:
             f"{convert.FORMAT}; delete the store and convert the dataset again."
         )
     if isinstance(folder, LocalFolder):
-        for name, (size, _) in _listed(folder).items():
-            _check_size(folder, name, size)
+        _check_sizes(folder)
     fields |= {"cameras": tuple(fields["cameras"])}
     return Store(folder=folder, **{k: v for k, v in fields.items() if k != "format"})
 
@@ -241,7 +241,6 @@ def verify(store: Store, progress: Progress | None = None) -> None:
     files = _listed(store.folder)
     done, total = 0, sum(size for size, _ in files.values())
     for name, (size, digest) in files.items():
-        _check_size(store.folder, name, size)
         if convert.digest(store.folder.local(name)) != digest:
             raise _damaged(store.folder, name, "checksum", "is not the one taken in writing")
         done += size
@@ -303,7 +302,7 @@ def _open_jpegs(folder: Folder, key: str, file: str) -> ArrayRecordReader:
 def _open_raw(folder: Folder, key: str, file: str, size: int) -> UInt8[np.ndarray, "n s s 3"]:
     path = folder.local(file)
     pictures = path.stat().st_size // (3 * size**2)
-    return np.memmap(path, np.uint8, "r", shape=(pictures, size, size, 3))
+    return np.asarray(np.memmap(path, np.uint8, "r", shape=(pictures, size, size, 3)))
 
 
 def _listed(folder: Folder) -> dict[str, tuple[int, str]]:
@@ -311,10 +310,14 @@ def _listed(folder: Folder) -> dict[str, tuple[int, str]]:
     return json.loads(folder.local(convert.FILES).read_text())
 
 
-def _check_size(folder: Folder, name: str, size: int) -> None:
-    actual = folder.size(name)
-    if actual != size:
-        raise _damaged(folder, name, "size", f"is {actual} bytes, expected {size}")
+def _check_sizes(folder: LocalFolder) -> None:
+    for name, (size, _) in _listed(folder).items():
+        try:
+            actual = os.stat(f"{folder.root}/{name}").st_size
+        except FileNotFoundError:
+            raise _damaged(folder, name, "file", "is missing") from None
+        if actual != size:
+            raise _damaged(folder, name, "size", f"is {actual} bytes, expected {size}")
 
 
 def _damaged(folder: Folder, name: str, field: str, what: str) -> DatasetError:

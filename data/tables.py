@@ -118,7 +118,7 @@ def _map(
     expected = np.stack([np.arange(chunks) * chunk, np.full(chunks, chunk)], axis=1)
     if start < 0 or not np.array_equal(index, expected):
         raise DatasetError(path, "index", "is damaged; delete the store and convert again.")
-    return np.memmap(path, "<f4", "r", shape=(held, width))
+    return np.asarray(np.memmap(path, "<f4", "r", shape=(held, width)))
 
 
 def _numbers(dataset: AnyDataset, dims: Mapping[str, int]) -> Iterator[Block]:

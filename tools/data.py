@@ -112,7 +112,7 @@ def convert_command(
     """Decode a dataset once into a frame store that training reads; goes on where it stopped.
 
     Args:
-        path: Folder or URL of the dataset.
+        path: Folder of the dataset, or its URL.
         store: Folder or URL (s3://…, gs://…) to make the frame store at.
         image_size: Side of the pictures as the model sees them, in pixels.
         encoding: "jpeg" (quality 95), or "raw" for small pictures and the least work in training.

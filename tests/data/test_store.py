@@ -208,6 +208,14 @@ def test_a_file_that_was_cut_off_is_found_at_opening(damaged):
         open_store(root)
 
 
+def test_a_file_that_is_missing_is_found_at_opening(damaged):
+    root, damage = damaged
+    file = damage("prompts.json", 0)
+    file.unlink()
+    with pytest.raises(DatasetError, match=rf"{file}, file: is missing; delete parts/\*-tables\."):
+        open_store(root)
+
+
 def test_a_column_with_a_damaged_index_is_named(damaged, monkeypatch):
     root, damage = damaged
     file = damage("columns/action/c/0/0", -4 - 16 * tables._SHARD_ROWS // tables._CHUNK_ROWS)
