@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import json
 import os
+import pickle
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -28,11 +29,9 @@ from jaxtyping import Int64, UInt8
 
 from data import tables
 from data.files import Folder, LocalFolder
-from data.former_store import described
-from data.lerobot import open_dataset
+from data.tables import AnyDataset
 from models.processor import resize_with_pad
 
-Dataset = Any
 Encoding = Literal["jpeg", "raw"]
 Progress = Callable[[int, int], None]
 
@@ -72,11 +71,11 @@ class Part(NamedTuple):
 
 Done = Callable[[int], None]
 """Told how many more pictures have been made."""
-Run = Callable[[Dataset, Sequence[Part], Settings, Folder, Done], None]
+Run = Callable[[AnyDataset, Sequence[Part], Settings, Folder, Done], None]
 """Makes parts: in this process (`in_threads`) or on a cluster (`data.ray_convert.on_ray`)."""
 
 
-def content_key(dataset: Dataset, settings: Settings) -> str:
+def content_key(dataset: AnyDataset, settings: Settings) -> str:
     """Names a store by what is in it: 16 hexadecimal digits of a SHA-256 over the dataset's digest
     and all that decides the bytes made of it."""
     content = [FORMAT, _QUALITY, _SUBSAMPLING, dataset.digest, *asdict(settings).values()]
@@ -98,7 +97,7 @@ def shard_episodes(
     return np.array(firsts, np.int64)
 
 
-def parts_of(dataset: Dataset, settings: Settings) -> list[Part]:
+def parts_of(dataset: AnyDataset, settings: Settings) -> list[Part]:
     """All parts of a store: its tables and its shards."""
     key = content_key(dataset, settings)
     pictures = np.cumsum([0, *(dataset.lengths * dataset.present.sum(axis=1))])
@@ -111,7 +110,7 @@ def parts_of(dataset: Dataset, settings: Settings) -> list[Part]:
 
 
 def convert(
-    dataset: Dataset,
+    dataset: AnyDataset,
     folder: Folder,
     settings: Settings,
     run: Run | None = None,
@@ -154,13 +153,26 @@ def convert(
 
 
 def make_part(
-    dataset: Dataset, part: Part, settings: Settings, folder: Folder, done: Done | None = None
+    dataset: AnyDataset,
+    part: Part,
+    settings: Settings,
+    folder: Folder,
+    done: Done | None = None,
+    threads: int | None = None,
 ) -> None:
     """Makes one part in a scratch folder, moves its files to their place and writes its
-    manifest."""
+    manifest.
+
+    Args:
+      done: called after each episode of a camera.
+      threads: that decode and encode; one for each core, if None.
+
+    Raises:
+      DatasetError: a frame or column cannot be read; names the file.
+    """
     with _scratch(folder) as scratch:
         if part.stop:
-            _write_shard(dataset, part, settings, scratch, done or (lambda _: None))
+            _write_shard(dataset, part, settings, scratch, done or (lambda _: None), threads)
         else:
             tables.write(dataset, scratch)
         names = sorted(p.relative_to(scratch).as_posix() for p in scratch.rglob("*") if p.is_file())
@@ -173,7 +185,7 @@ def make_part(
 
 
 def in_threads(
-    dataset: Dataset,
+    dataset: AnyDataset,
     parts: Sequence[Part],
     settings: Settings,
     folder: Folder,
@@ -183,14 +195,16 @@ def in_threads(
     """Makes parts in this process, `workers` at a time (by the number of cores, if None).
 
     Decoding and encoding let go of Python's lock, so threads use the cores; every worker has a
-    dataset of its own, and a thread for each camera.
+    dataset of its own.
     """
-    workers = workers or max(1, (os.cpu_count() or 1) // (2 * len(dataset.cameras)))
+    cores = os.cpu_count() or 1
+    workers = workers or max(1, cores // 2)
     if min(workers, len(parts)) <= 1:
         for part in parts:
             make_part(dataset, part, settings, folder, done)
         return
-    own, stopped = local(), Event()
+    threads = -(-cores // workers)
+    place, own, stopped = pickle.dumps(dataset), local(), Event()
 
     def made(pictures: int) -> None:
         if stopped.is_set():
@@ -199,8 +213,8 @@ def in_threads(
 
     def make(part: Part) -> None:
         if not hasattr(own, "dataset"):
-            own.dataset = described(open_dataset(dataset.root))
-        make_part(own.dataset, part, settings, folder, made)
+            own.dataset = pickle.loads(place)
+        make_part(own.dataset, part, settings, folder, made, threads)
 
     pool = ThreadPoolExecutor(workers)
     try:
@@ -223,18 +237,23 @@ def shard_file(key: str, shard: int, camera: str, encoding: Encoding) -> str:
 
 
 def _write_shard(
-    dataset: Dataset, part: Part, settings: Settings, folder: Path, done: Done
+    dataset: AnyDataset,
+    part: Part,
+    settings: Settings,
+    folder: Path,
+    done: Done,
+    threads: int | None,
 ) -> None:
-    """Writes the pictures of a shard, those of each camera in frame order; the next episode is
-    decoded while one is encoded."""
+    """Writes the pictures of a shard, those of each camera in frame order; while an episode of a
+    camera is encoded, the next one is decoded."""
     key, number = part.name.rsplit("-", 1)
     size, encoding = settings.image_size, settings.encoding
-    with ThreadPoolExecutor(os.cpu_count()) as threads, ExitStack() as closing:
+    with ThreadPoolExecutor(threads or os.cpu_count()) as pool, ExitStack() as closing:
         writers: dict[str, Any] = {}
 
         def encode(frames: UInt8[np.ndarray, "t h w 3"]) -> list[Future[list[bytes]]]:
             blocks = (frames[i : i + _BLOCK] for i in range(0, len(frames), _BLOCK))
-            return [threads.submit(_encoded, block, size, encoding) for block in blocks]
+            return [pool.submit(_encoded, block, size, encoding) for block in blocks]
 
         def write(camera: str, blocks: list[Future[list[bytes]]]) -> None:
             if camera not in writers:
@@ -245,19 +264,16 @@ def _write_shard(
                     writers[camera].write(record)
                 done(len(block.result()))
 
-        waiting: list[tuple[str, list[Future[list[bytes]]]]] = []
-        for episode in range(part.first, part.stop):
-            there = zip(dataset.cameras, dataset.present[episode], strict=True)
-            decoding = [
-                (camera, threads.submit(dataset.frames, episode, camera))
-                for camera, present in there
-                if present
-            ]
-            for camera, blocks in waiting:
-                write(camera, blocks)
-            waiting = [(camera, encode(frames.result())) for camera, frames in decoding]
-        for camera, blocks in waiting:
-            write(camera, blocks)
+        seen = np.argwhere(dataset.present[part.first : part.stop])
+        waiting: tuple[str, list[Future[list[bytes]]]] | None = None
+        for i, c in seen.tolist():
+            camera = dataset.cameras[c]
+            decoding = pool.submit(dataset.frames, part.first + i, camera)
+            if waiting is not None:
+                write(*waiting)
+            waiting = camera, encode(decoding.result())
+        if waiting is not None:
+            write(*waiting)
 
 
 def _encoded(frames: UInt8[np.ndarray, "t h w 3"], size: int, encoding: Encoding) -> list[bytes]:
@@ -300,7 +316,9 @@ def _finished(folder: Folder, parts: Sequence[Part]) -> set[str]:
     return there
 
 
-def _describe(dataset: Dataset, folder: Folder, settings: Settings, parts: Sequence[Part]) -> None:
+def _describe(
+    dataset: AnyDataset, folder: Folder, settings: Settings, parts: Sequence[Part]
+) -> None:
     """Writes which files the store has and, last, what it is."""
     files: dict[str, list[Any]] = {}
     for part in parts:

@@ -23,7 +23,6 @@ from array_record.python.array_record_module import ArrayRecordReader, ArrayReco
 from jaxtyping import Float32, Int64, UInt8
 from PIL import Image
 
-from data.frames import Runs
 from data.lerobot import Dataset, open_dataset
 from data.stats import Stats, describe
 from models.processor import resize_with_pad
@@ -277,35 +276,3 @@ def _frames(path: Path, camera: str) -> Path:
 
 def _zarr(path: Path, name: str) -> dict[str, Any]:
     return {"driver": "zarr3", "kvstore": f"file://{(path / 'columns' / name).absolute()}/"}
-
-
-class Described:
-    """A dataset with what the readers of both formats are about to tell of themselves."""
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-        self.name = Path(dataset.root).name
-        self.digest = content_digest(dataset.root)
-        told: dict[str, int] = {}
-        episodes = range(dataset.num_episodes)
-        task = np.array([told.setdefault(dataset.task(i), len(told)) for i in episodes])
-        self.prompts = tuple((text,) for text in told)
-        self.runs = Runs(
-            np.arange(len(task)), np.zeros_like(task), np.asarray(dataset.lengths), task
-        )
-        self.present = np.ones((len(task), len(dataset.cameras)), bool)
-
-    def stream(self, names: Sequence[str]) -> Any:
-        for i in range(self._dataset.num_episodes):
-            columns = self._dataset.columns(i)
-            yield {name: columns[name] for name in names}
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self._dataset, name)
-
-
-def described(dataset: Any) -> Any:
-    """The dataset itself where it tells all of it."""
-    return dataset if hasattr(dataset, "runs") else Described(dataset)

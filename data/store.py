@@ -6,6 +6,7 @@ in zarr arrays (data.tables); `store.json` says which dataset, by its content, a
 """
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -20,10 +21,10 @@ from data import convert, tables
 from data.convert import Encoding, Progress, Run, Settings
 from data.errors import DatasetError
 from data.files import Folder, LocalFolder, open_folder
-from data.former_store import described
 from data.frames import Runs
-from data.lerobot import Dataset, open_dataset
+from data.lerobot import open_dataset
 from data.stats import Stats
+from data.tables import AnyDataset
 
 _OPEN_FILES = 512
 
@@ -223,8 +224,7 @@ def open_store(path: str | Path) -> Store:
             f"{convert.FORMAT}; delete the store and convert the dataset again."
         )
     if isinstance(folder, LocalFolder):
-        for name, (size, _) in _listed(folder).items():
-            _check_size(folder, name, size)
+        _check_sizes(folder)
     fields |= {"cameras": tuple(fields["cameras"])}
     return Store(folder=folder, **{k: v for k, v in fields.items() if k != "format"})
 
@@ -241,7 +241,6 @@ def verify(store: Store, progress: Progress | None = None) -> None:
     files = _listed(store.folder)
     done, total = 0, sum(size for size, _ in files.values())
     for name, (size, digest) in files.items():
-        _check_size(store.folder, name, size)
         if convert.digest(store.folder.local(name)) != digest:
             raise _damaged(store.folder, name, "checksum", "is not the one taken in writing")
         done += size
@@ -250,7 +249,7 @@ def verify(store: Store, progress: Progress | None = None) -> None:
 
 
 def build_store(
-    dataset: Dataset,
+    dataset: AnyDataset,
     path: str | Path,
     image_size: int,
     encoding: Encoding = "jpeg",
@@ -271,7 +270,7 @@ def build_store(
     folder = open_folder(path)
     if folder.exists(convert.DESCRIPTION):
         raise ValueError(f"{path}: already exists; delete it or choose another path.")
-    convert.convert(described(dataset), folder, Settings(image_size, encoding), run, progress)
+    convert.convert(dataset, folder, Settings(image_size, encoding), run, progress)
     return open_store(path)
 
 
@@ -287,7 +286,7 @@ def cached_store(
     Its folder's name holds the content's digest, so a changed dataset gets a new store; processes
     that ask at once wait for the one that builds.
     """
-    dataset, settings = described(open_dataset(dataset_path)), Settings(image_size, encoding)
+    dataset, settings = open_dataset(dataset_path), Settings(image_size, encoding)
     key = convert.content_key(dataset, settings)
     path = Path(cache_dir) / f"{key}-{image_size}-{encoding}"
     convert.convert(dataset, LocalFolder(path), settings, progress=progress)
@@ -303,7 +302,7 @@ def _open_jpegs(folder: Folder, key: str, file: str) -> ArrayRecordReader:
 def _open_raw(folder: Folder, key: str, file: str, size: int) -> UInt8[np.ndarray, "n s s 3"]:
     path = folder.local(file)
     pictures = path.stat().st_size // (3 * size**2)
-    return np.memmap(path, np.uint8, "r", shape=(pictures, size, size, 3))
+    return np.asarray(np.memmap(path, np.uint8, "r", shape=(pictures, size, size, 3)))
 
 
 def _listed(folder: Folder) -> dict[str, tuple[int, str]]:
@@ -311,10 +310,14 @@ def _listed(folder: Folder) -> dict[str, tuple[int, str]]:
     return json.loads(folder.local(convert.FILES).read_text())
 
 
-def _check_size(folder: Folder, name: str, size: int) -> None:
-    actual = folder.size(name)
-    if actual != size:
-        raise _damaged(folder, name, "size", f"is {actual} bytes, expected {size}")
+def _check_sizes(folder: LocalFolder) -> None:
+    for name, (size, _) in _listed(folder).items():
+        try:
+            actual = os.stat(f"{folder.root}/{name}").st_size
+        except FileNotFoundError:
+            raise _damaged(folder, name, "file", "is missing") from None
+        if actual != size:
+            raise _damaged(folder, name, "size", f"is {actual} bytes, expected {size}")
 
 
 def _damaged(folder: Folder, name: str, field: str, what: str) -> DatasetError:

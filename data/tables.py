@@ -20,12 +20,14 @@ from data.columns import BOOKKEEPING
 from data.errors import DatasetError
 from data.files import Folder, LocalFolder
 from data.frames import ACTION, STATE
+from data.lerobot import Dataset
+from data.rlds import RldsDataset
 from data.stats import Stats, describe_blocks
 
 EPISODES, PROMPTS, STATS = "episodes.npz", "prompts.json", "stats.json"
 FILES = (EPISODES, PROMPTS, STATS)
 
-Dataset = Any
+AnyDataset = Dataset | RldsDataset
 Block = dict[str, np.ndarray]
 
 _SHARD_ROWS, _CHUNK_ROWS = 1 << 20, 1 << 10
@@ -33,7 +35,7 @@ _OPEN_SHARDS = 256
 _ABSENT = 2**64 - 1
 
 
-def numeric_columns(dataset: Dataset) -> dict[str, int]:
+def numeric_columns(dataset: AnyDataset) -> dict[str, int]:
     """The columns that a store keeps, with the number of values in a row of each: all of numbers,
     but for LeRobot's bookkeeping."""
     kept = (n for n in dataset.column_names if n not in BOOKKEEPING)
@@ -41,7 +43,7 @@ def numeric_columns(dataset: Dataset) -> dict[str, int]:
     return {n: int(np.prod(f["shape"])) for n, f in features.items() if f["dtype"] != "string"}
 
 
-def write(dataset: Dataset, folder: Path) -> None:
+def write(dataset: AnyDataset, folder: Path) -> None:
     """Writes columns, tables of episodes, prompts and statistics, a block of rows at a time.
 
     Raises:
@@ -116,10 +118,10 @@ def _map(
     expected = np.stack([np.arange(chunks) * chunk, np.full(chunks, chunk)], axis=1)
     if start < 0 or not np.array_equal(index, expected):
         raise DatasetError(path, "index", "is damaged; delete the store and convert again.")
-    return np.memmap(path, "<f4", "r", shape=(held, width))
+    return np.asarray(np.memmap(path, "<f4", "r", shape=(held, width)))
 
 
-def _numbers(dataset: Dataset, dims: Mapping[str, int]) -> Iterator[Block]:
+def _numbers(dataset: AnyDataset, dims: Mapping[str, int]) -> Iterator[Block]:
     for block in dataset.stream(list(dims)):
         yield {n: v.reshape(len(v), dims[n]).astype(np.float32) for n, v in block.items()}
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -26,12 +27,15 @@ from rich.table import Column, Table
 
 from data import open_dataset
 from data.columns import BOOKKEEPING
+from data.convert import Run, in_threads
+from data.ray_convert import on_ray
 from data.stats import compute
 from data.store import Encoding, build_store
 from data.validate import validate
 
 Dataset = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")]
-StorePath = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="STORE")]
+Location = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")]
+StoreLocation = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="STORE")]
 JsonFile = Annotated[Path | None, tyro.conf.arg(name="json", metavar="FILE")]
 
 app = tyro.extras.SubcommandApp()
@@ -97,22 +101,33 @@ def stats_command(path: Dataset, json_file: JsonFile = None) -> None:
 
 @app.command(name="convert")
 def convert_command(
-    path: Dataset,
-    store: StorePath,
+    path: Location,
+    store: StoreLocation,
     image_size: int = 224,
     encoding: Encoding = "jpeg",
+    workers: int | None = None,
+    ray: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    ray_address: str | None = None,
 ) -> None:
-    """Decode a dataset once into a frame store that training reads.
+    """Decode a dataset once into a frame store that training reads; goes on where it stopped.
 
     Args:
-        path: Folder of the dataset (the one that holds meta/).
-        store: Folder to make for the frame store.
+        path: Folder of the dataset, or its URL.
+        store: Folder or URL (s3://…, gs://…) to make the frame store at.
         image_size: Side of the pictures as the model sees them, in pixels.
         encoding: "jpeg" (quality 95), or "raw" for small pictures and the least work in training.
+        workers: Shards made at a time; half as many as cores, if not given.
+        ray: Make the shards with a Ray of this machine's own.
+        ray_address: Make the shards on this Ray cluster ("auto": the one this machine is in).
     """
+    run: Run | None = partial(in_threads, workers=workers) if workers else None
+    if ray or ray_address:
+        run = on_ray(ray_address or "local")
     with _progress("Decoding") as report:
-        built = build_store(open_dataset(path), store, image_size, encoding, report)
-    Console().print(f"{store}: {built.lengths.sum()} frames of {len(built.cameras)} cameras.")
+        built = build_store(open_dataset(path), store, image_size, encoding, report, run)
+    Console().print(
+        f"{store}: {built.lengths.sum()} frames of {len(built.cameras)} cameras.", soft_wrap=True
+    )
 
 
 @contextmanager

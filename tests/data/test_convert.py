@@ -3,6 +3,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,6 @@ from data import convert, open_dataset
 from data.convert import Settings, in_threads, parts_of, shard_episodes
 from data.errors import DatasetError
 from data.files import LocalFolder, open_folder
-from data.former_store import described
 from data.store import build_store, open_store
 from tests.data.conftest import FRONT, LENGTHS, WRIST
 
@@ -21,7 +21,7 @@ SETTINGS = Settings(16, "jpeg", shard_frames=15)
 
 @pytest.fixture(scope="module")
 def dataset(recorded):
-    return described(open_dataset(recorded))
+    return open_dataset(recorded)
 
 
 def contents(root):
@@ -83,20 +83,19 @@ def test_only_parts_that_are_missing_are_made(dataset, expected, tmp_path):
 
 _SLOW = """
 import sys, time
-from data import convert, open_dataset
+from data import Dataset, convert, open_dataset
 from data.files import LocalFolder
-from data.former_store import described
 
-dataset = described(open_dataset(sys.argv[1]))
-frames = dataset.frames
+frames = Dataset.frames
 
-def slow(i, camera):
+def slow(dataset, i, camera):
     if i > 2:
         time.sleep(60)
-    return frames(i, camera)
+    return frames(dataset, i, camera)
 
-dataset.frames = slow
-convert.convert(dataset, LocalFolder(convert.Path(sys.argv[2])), convert.Settings(16, "jpeg", 15))
+Dataset.frames = slow
+settings = convert.Settings(16, "jpeg", shard_frames=15)
+convert.convert(open_dataset(sys.argv[1]), LocalFolder(convert.Path(sys.argv[2])), settings)
 """
 
 
@@ -125,6 +124,46 @@ def test_a_frame_that_cannot_be_decoded_stops_with_its_file(copy, tmp_path):
         build_store(open_dataset(copy), tmp_path / "s", 32, "raw")
     with pytest.raises(FileNotFoundError, match=r"store\.json: missing"):
         open_store(tmp_path / "s")
+
+
+class OneCamera:
+    """A dataset that lacks the wrist camera in some episodes."""
+
+    absent = (1, 2, 3)
+
+    def __init__(self, dataset):
+        self.dataset = dataset
+        self.present = dataset.present.copy()
+        self.present[self.absent, 1] = False
+
+    def frames(self, i, camera):
+        assert not (camera == WRIST and i in self.absent)
+        return self.dataset.frames(i, camera)
+
+    def __getattr__(self, name):
+        return getattr(self.dataset, name)
+
+
+@pytest.mark.parametrize("encoding", ["jpeg", "raw"])
+def test_an_absent_camera_stores_nothing(dataset, tmp_path, encoding):
+    settings, alone = Settings(16, encoding, shard_frames=20), partial(in_threads, workers=1)
+    convert.convert(dataset, LocalFolder(tmp_path / "full"), settings, alone)
+    convert.convert(OneCamera(dataset), LocalFolder(tmp_path / "sparse"), settings, alone)
+    full, sparse = open_store(tmp_path / "full"), open_store(tmp_path / "sparse")
+    assert np.array_equal(sparse.present[:, 1], ~np.isin(np.arange(6), OneCamera.absent))
+    there = np.flatnonzero(np.repeat(sparse.present[:, 1], LENGTHS))
+    for camera, rows in ((WRIST, there), (FRONT, np.arange(sum(LENGTHS)))):
+        out = np.zeros((2, len(rows), 16, 16, 3), np.uint8)
+        full.images(rows, camera, out[0])
+        sparse.images(rows, camera, out[1])
+        assert np.array_equal(*out)
+    assert len(full.folder.list(f"frames/*/{WRIST}.*")) == 3
+    assert len(sparse.folder.list(f"frames/*/{WRIST}.*")) == 2
+    if encoding == "raw":
+        files = (tmp_path / "sparse").glob(f"frames/*/{WRIST}.rgb")
+        assert sum(file.stat().st_size for file in files) == len(there) * 16 * 16 * 3
+    with pytest.raises(ValueError, match=f"episode 1 has no '{WRIST}'"):
+        sparse.images(np.array([0, LENGTHS[0]]), WRIST, np.zeros((2, 16, 16, 3), np.uint8))
 
 
 def test_a_folder_of_something_else_is_left_alone(dataset, tmp_path):

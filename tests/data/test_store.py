@@ -10,7 +10,6 @@ import tensorstore as ts
 from data import convert, open_dataset, tables
 from data.errors import DatasetError
 from data.files import LocalFolder
-from data.former_store import described
 from data.frames import ACTION, STATE
 from data.store import build_store, cached_store, open_store, verify
 from models.processor import resize_with_pad
@@ -28,7 +27,7 @@ def raw(recorded, tmp_path_factory):
 def jpeg(recorded, tmp_path_factory):
     """A store of several shards a camera and several shards a column."""
     folder = LocalFolder(tmp_path_factory.mktemp("jpeg") / "s")
-    dataset = described(open_dataset(recorded))
+    dataset = open_dataset(recorded)
     convert.convert(dataset, folder, convert.Settings(32, "jpeg", shard_frames=20))
     return open_store(folder.root)
 
@@ -120,7 +119,7 @@ def test_columns_are_zarr_that_others_read(raw):
 
 
 def test_episodes_runs_and_prompts_are_those_of_the_dataset(raw, jpeg, recorded):
-    dataset = described(open_dataset(recorded))
+    dataset = open_dataset(recorded)
     for store in (raw, jpeg):
         assert store.lengths.tolist() == list(LENGTHS)
         assert store.starts.tolist() == [0, *np.cumsum(LENGTHS)[:-1]]
@@ -206,6 +205,14 @@ def test_a_file_that_was_cut_off_is_found_at_opening(damaged):
     file = damage(f"frames/*-00002/{WRIST}.array_record", 0)
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(DatasetError, match=f"{file}, size: is .* bytes, expected"):
+        open_store(root)
+
+
+def test_a_file_that_is_missing_is_found_at_opening(damaged):
+    root, damage = damaged
+    file = damage("prompts.json", 0)
+    file.unlink()
+    with pytest.raises(DatasetError, match=rf"{file}, file: is missing; delete parts/\*-tables\."):
         open_store(root)
 
 
