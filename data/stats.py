@@ -19,6 +19,7 @@ from models import Normalizer
 Stats = dict[str, np.ndarray]
 """min, max, mean, std, q01, q10, q50, q90, q99 per dimension, and count [1]."""
 Block = Shaped[np.ndarray, "_n *shape"]
+Blocks = Callable[[Sequence[str]], Iterable[Mapping[str, Block]]]
 Report = Callable[[str, int, int], None]
 """Called with what is being done, how many frames of it are, and how many there are."""
 
@@ -48,26 +49,34 @@ def compute(
     if dataset.num_frames == 0 or (episodes is not None and len(episodes) == 0):
         raise ValueError(f"{dataset.root}: no frames to take statistics of; record episodes first.")
     total = dataset.num_frames if episodes is None else int(dataset.lengths[list(episodes)].sum())
-    passes = 0
+    blocks = _told(lambda wanted: dataset.stream(wanted, episodes), total, progress)
+    if names is not None:
+        return describe_columns(blocks, names)
+    return _finite(_describe(blocks, numeric_columns(dataset)), str(dataset.root))
 
-    def blocks(wanted: Sequence[str]) -> Iterator[Mapping[str, Block]]:
-        nonlocal passes
-        passes, done = passes + 1, 0
-        for block in _stream(dataset, wanted, episodes):
-            yield block
-            done += len(block[wanted[0]])
-            if progress is not None:
-                progress(f"Pass {passes}", done, total)
 
-    numeric = [n for n in dataset.column_names if dataset.features[n]["dtype"] != "string"]
-    columns = _describe(blocks, numeric if names is None else names)
-    found: dict[str, Stats] = {}
-    for name, column in columns.items():
-        if names is None and column.bad:
-            _log.warning("%s: %s and left out of the statistics.", dataset.root, column.complaint())
-        else:
-            found[name] = column.stats()
-    return found
+def compute_together(
+    datasets: Sequence[Dataset], progress: Report | None = None
+) -> dict[str, Stats]:
+    """Statistics of all datasets' frames as one, of the numeric columns that are finite and that
+    all of them have in one shape."""
+    shapes = [
+        {name: tuple(dataset.features[name]["shape"]) for name in numeric_columns(dataset)}
+        for dataset in datasets
+    ]
+    names = [n for n, shape in shapes[0].items() if all(s.get(n) == shape for s in shapes)]
+    total = sum(dataset.num_frames for dataset in datasets)
+    blocks = _told(
+        lambda wanted: (block for d in datasets for block in d.stream(wanted)),
+        total,
+        progress,
+    )
+    return _finite(_describe(blocks, names), ", ".join(str(d.root) for d in datasets))
+
+
+def numeric_columns(dataset: Dataset) -> list[str]:
+    """Columns that have statistics."""
+    return [n for n in dataset.column_names if dataset.features[n]["dtype"] != "string"]
 
 
 def describe_blocks(blocks: Callable[[], Iterable[Block]], name: str = "values") -> Stats:
@@ -83,8 +92,17 @@ def describe_blocks(blocks: Callable[[], Iterable[Block]], name: str = "values")
     Raises:
       ValueError: there are none, their shapes differ, or values are not finite.
     """
-    (column,) = _describe(lambda _: ({name: block} for block in blocks()), [name]).values()
-    return column.stats()
+    return describe_columns(lambda _: ({name: block} for block in blocks()), [name])[name]
+
+
+def describe_columns(blocks: Blocks, names: Sequence[str]) -> dict[str, Stats]:
+    """`describe_blocks` of several columns at once: `blocks` is asked for those that still need a
+    pass and may give any number of rows of each.
+
+    Raises:
+      ValueError: as `describe_blocks`; names the column.
+    """
+    return {name: column.stats() for name, column in _describe(blocks, names).items()}
 
 
 def describe(values: Block) -> Stats:
@@ -220,31 +238,57 @@ class _Column:
         return {k: v.reshape(shape) for k, v in stats.items()} | {"count": np.array([self.count])}
 
 
-def _describe(
-    blocks: Callable[[Sequence[str]], Iterable[Mapping[str, Block]]], names: Sequence[str]
-) -> dict[str, _Column]:
+def _describe(blocks: Blocks, names: Sequence[str]) -> dict[str, _Column]:
     """Passes over the blocks of the columns that still need one, until none does."""
     columns = {name: _Column(name) for name in names}
-    for block in _regular(blocks(names)):
-        for name, column in columns.items():
-            column.look(block[name])
+    if names:
+        _feed(blocks(names), {name: column.look for name, column in columns.items()})
     for column in columns.values():
         column.begin()
-    while left := [name for name, column in columns.items() if not column.found]:
-        for block in _regular(blocks(left)):
-            for name in left:
-                columns[name].add(block[name])
-        for name in left:
-            columns[name].end()
+    while left := {name: column for name, column in columns.items() if not column.found}:
+        _feed(blocks(list(left)), {name: column.add for name, column in left.items()})
+        for column in left.values():
+            column.end()
     return columns
 
 
-def _regular(blocks: Iterable[Mapping[str, Block]]) -> Iterator[dict[str, Block]]:
-    """The same rows in blocks that are neither so small that counters cost more than values, nor
-    large."""
-    held: list[Mapping[str, Block]] = []
+def _finite(columns: Mapping[str, _Column], where: str) -> dict[str, Stats]:
+    """Statistics of the columns that have them."""
+    for column in columns.values():
+        if column.bad:
+            _log.warning("%s: %s and left out of the statistics.", where, column.complaint())
+    return {name: column.stats() for name, column in columns.items() if not column.bad}
+
+
+def _told(blocks: Blocks, total: int, progress: Report | None) -> Blocks:
+    """The same blocks; `progress` is told of the frames in each pass over them."""
+    passes = 0
+
+    def telling(names: Sequence[str]) -> Iterator[Mapping[str, Block]]:
+        nonlocal passes
+        passes, done = passes + 1, 0
+        for block in blocks(names):
+            yield block
+            done += len(block[names[0]])
+            if progress is not None:
+                progress(f"Pass {passes}", done, total)
+
+    return telling
+
+
+def _feed(
+    blocks: Iterable[Mapping[str, Block]], takers: Mapping[str, Callable[[Block], None]]
+) -> None:
+    """Gives every column's taker the same rows in blocks that are neither so small that counters
+    cost more than values, nor large."""
+    held: dict[str, list[Block]] = {name: [] for name in takers}
+    rows = dict.fromkeys(takers, 0)
+
+    def give(name: str) -> None:
+        takers[name](np.concatenate(held[name]))
+        held[name], rows[name] = [], 0
+
     shapes: dict[str, tuple[int, ...]] = {}
-    rows = 0
     for block in blocks:
         for name, values in block.items():
             if shapes.setdefault(name, values.shape[1:]) != values.shape[1:]:
@@ -252,31 +296,17 @@ def _regular(blocks: Iterable[Mapping[str, Block]]) -> Iterator[dict[str, Block]
                     f"{name}: some values are of shape {shapes[name]} and some of "
                     f"{values.shape[1:]}; statistics need one shape."
                 )
-        size = len(next(iter(block.values())))
-        for start in range(0, size, _ROWS):
-            held.append({name: values[start : start + _ROWS] for name, values in block.items()})
-            rows += min(_ROWS, size - start)
-            if rows >= _ROWS:
-                yield _joined(held)
-                held, rows = [], 0
-    if held:
-        yield _joined(held)
-
-
-def _joined(held: list[Mapping[str, Block]]) -> dict[str, Block]:
-    return {name: np.concatenate([block[name] for block in held]) for name in held[0]}
+            for start in range(0, len(values), _ROWS):
+                held[name].append(values[start : start + _ROWS])
+                rows[name] += len(held[name][-1])
+                if rows[name] >= _ROWS:
+                    give(name)
+    for name in takers:
+        if held[name]:
+            give(name)
 
 
 def _dimensions(block: Block) -> Shaped[np.ndarray, "d n"]:
     """One row per dimension, in which sums are pairwise."""
     x = block.reshape(len(block), -1).T
     return np.ascontiguousarray(x.astype(np.uint8) if x.dtype == bool else x)
-
-
-def _stream(
-    dataset: Dataset, names: Sequence[str], episodes: Sequence[int] | None
-) -> Iterator[Mapping[str, Block]]:
-    if hasattr(dataset, "stream"):
-        yield from dataset.stream(names, episodes)
-    else:
-        yield {name: dataset.column(name, episodes) for name in names}

@@ -6,6 +6,7 @@ machine with the disk and the cores for it.
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -13,28 +14,33 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import tyro
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.table import Column, Table
 
-from data import open_dataset
+from data import Dataset, open_dataset
 from data.columns import BOOKKEEPING
 from data.convert import Run, in_threads
 from data.ray_convert import on_ray
-from data.stats import compute
+from data.stats import Report, Stats, compute, compute_together, narrow
 from data.store import Encoding, build_store
 from data.validate import validate
+from data.view import dimension_names
 
-Dataset = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")]
-Location = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")]
+DatasetPath = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")]
+DatasetPaths = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATH …")]
 StoreLocation = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="STORE")]
 JsonFile = Annotated[Path | None, tyro.conf.arg(name="json", metavar="FILE")]
 
@@ -42,66 +48,70 @@ app = tyro.extras.SubcommandApp()
 
 
 @app.command(name="validate")
-def validate_command(path: Dataset, json_file: JsonFile = None) -> None:
-    """Check a LeRobot v3.0 dataset; exits with 1 if it has errors.
+def validate_command(path: DatasetPath, json_file: JsonFile = None) -> None:
+    """Check a dataset; exits with 1 if it has errors.
 
     Args:
-        path: Folder of the dataset (the one that holds meta/).
+        path: Folder of the dataset (the one that holds meta/), hf://OWNER/NAME or a bucket's URL.
         json_file: File to write the findings to.
     """
     console = Console()
-    with console.status("Checking") as status:
-        problems = validate(path, lambda what: status.update(f"Checking {what}"))
+    with _steps() as report:
+        problems = validate(path, report)
     if json_file is not None:
         json_file.write_text(json.dumps([asdict(p) for p in problems], indent=2) + "\n")
     errors = sum(problem.severity == "error" for problem in problems)
     if problems:
-        table = Table("", "Finding", title=str(path), title_justify="left", show_lines=True)
+        table = Table("", "Finding", title=path, title_justify="left", show_lines=True)
         for problem in problems:
             colour = "red" if problem.severity == "error" else "yellow"
-            table.add_row(f"[{colour}]{problem.severity}", problem.message)
+            table.add_row(f"[{colour}]{problem.severity}", escape(problem.message))
         console.print(table)
     console.print(f"{errors} errors, {len(problems) - errors} warnings in {path}.", soft_wrap=True)
     sys.exit(1 if errors else 0)
 
 
 @app.command(name="stats")
-def stats_command(path: Dataset, json_file: JsonFile = None) -> None:
-    """Show a dataset's size, tasks and exact statistics.
+def stats_command(paths: DatasetPaths, json_file: JsonFile = None) -> None:
+    """Show a dataset's size, tasks and exact statistics; of several datasets also those of each
+    robot's frames together, as in a mixture.
 
     Args:
-        path: Folder of the dataset (the one that holds meta/).
+        paths: Folder of the dataset (the one that holds meta/), hf://OWNER/NAME or a bucket's URL.
         json_file: File to write the statistics to.
     """
-    console, dataset = Console(), open_dataset(path)
-    statistics = compute(dataset)
+    console = Console()
+    datasets = {path: open_dataset(path) for path in paths}
+    robots: dict[str, list[str]] = {}
+    for path, dataset in datasets.items():
+        robots.setdefault(_robot(dataset), []).append(path)
+    with _steps() as report:
+        of_path = {path: compute(dataset, None, None, report) for path, dataset in datasets.items()}
+        of_robot = {
+            robot: of_path[group[0]]
+            if len(group) == 1
+            else compute_together([datasets[path] for path in group], report)
+            for robot, group in robots.items()
+        }
+    for path, dataset in datasets.items():
+        _show_dataset(console, path, dataset)
+        _show_statistics(console, of_path[path], dataset)
+    for robot, group in robots.items():
+        if len(group) > 1:
+            console.print(f"{robot}: {', '.join(group)} together", soft_wrap=True)
+            _show_statistics(console, of_robot[robot], datasets[group[0]])
     if json_file is not None:
-        plain = {n: {k: v.tolist() for k, v in s.items()} for n, s in statistics.items()}
-        json_file.write_text(json.dumps(plain, indent=2) + "\n")
-    console.print(
-        f"{path}: {dataset.num_episodes} episodes, {dataset.num_frames} frames at {dataset.fps} "
-        f"fps, cameras {', '.join(dataset.cameras) or 'none'}",
-        soft_wrap=True,
-    )
-    tasks = Table("Episodes", "Task")
-    told = [dataset.task(i) for i in range(dataset.num_episodes)]
-    for task in sorted(set(told)):
-        tasks.add_row(str(told.count(task)), task)
-    console.print(tasks)
-    shown = ("mean", "std", "min", "q01", "q99", "max")
-    table = Table(Column("Feature", no_wrap=True), "Dimension", *shown)
-    for name in (n for n in statistics if n not in BOOKKEEPING):
-        feature_stats = statistics[name]
-        labels = _labels(dataset.features[name].get("names"), feature_stats["mean"].size)
-        for dim, label in enumerate(labels):
-            values = (f"{feature_stats[key].reshape(-1)[dim]:.3g}" for key in shown)
-            table.add_row(name if dim == 0 else "", label, *values)
-    console.print(table)
+        plain = {path: _plain(stats) for path, stats in of_path.items()}
+        joint = {robot: _plain(stats) for robot, stats in of_robot.items()}
+        several = {"robots": joint, "datasets": plain}
+        json_file.write_text(
+            json.dumps(several if len(plain) > 1 else plain[paths[0]], indent=2) + "\n"
+        )
 
 
 @app.command(name="convert")
 def convert_command(
-    path: Location,
+    path: DatasetPath,
     store: StoreLocation,
     image_size: int = 224,
     encoding: Encoding = "jpeg",
@@ -130,17 +140,68 @@ def convert_command(
     )
 
 
+def _show_dataset(console: Console, path: str, dataset: Dataset) -> None:
+    console.print(
+        f"[bold]{escape(path)}[/]: {_robot(dataset)}, {dataset.num_episodes} episodes, "
+        f"{dataset.num_frames} frames at {dataset.fps} fps, "
+        f"cameras {', '.join(dataset.cameras) or 'none'}",
+        soft_wrap=True,
+    )
+    tasks = _table(Column("Episodes", justify="right"), "Task")
+    for task, count in Counter(map(dataset.task, range(dataset.num_episodes))).most_common():
+        tasks.add_row(str(count), escape(task))
+    console.print(tasks)
+    console.print()
+
+
+def _show_statistics(console: Console, statistics: dict[str, Stats], dataset: Dataset) -> None:
+    """A table per feature. Dimensions too narrow to divide by their range are yellow, and the lines
+    below say how they are scaled instead."""
+    shown = ("mean", "std", "min", "q01", "q99", "max")
+    for name, stats in statistics.items():
+        if name in BOOKKEEPING:
+            continue
+        feature = dataset.features[name]
+        warnings = narrow(stats) if "float" in feature["dtype"] else {}
+        numbers = (Column(key, justify="right", no_wrap=True) for key in shown)
+        table = _table(Column(escape(name), no_wrap=True), *numbers)
+        for dim, label in enumerate(dimension_names(feature.get("names"), stats["mean"].size)):
+            values = (f"{np.ravel(stats[key])[dim]:.3g}" for key in shown)
+            style = "yellow" if dim in warnings else None
+            table.add_row(escape(label), *values, style=style)
+        console.print(table)
+        console.print()
+        for dim, why in warnings.items():
+            console.print(f"[yellow]warning[/] {escape(name)}[{dim}]: {why}.")
+
+
+def _table(*columns: Column | str) -> Table:
+    return Table(*columns, box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+
+
+def _plain(statistics: dict[str, Stats]) -> dict[str, dict[str, list]]:
+    return {n: {k: v.tolist() for k, v in s.items()} for n, s in statistics.items()}
+
+
+@contextmanager
+def _steps() -> Iterator[Report]:
+    """A bar that starts anew with every step of the work, with its rate and the time left."""
+    with Progress(*_bar("{task.fields[rate]:,.0f}/s"), transient=True) as progress:
+        task = progress.add_task("Opening", total=None, rate=0.0)
+
+        def report(what: str, done: int, total: int) -> None:
+            if progress.tasks[task].description != what:
+                progress.reset(task, description=what, rate=0.0)
+            elapsed = progress.tasks[task].elapsed or 0.0
+            rate = done / elapsed if elapsed else 0.0
+            progress.update(task, completed=done, total=total, rate=rate)
+
+        yield report
+
+
 @contextmanager
 def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]:.0f} frames/s"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns) as progress:
+    with Progress(*_bar("{task.fields[rate]:.0f} frames/s")) as progress:
         task = progress.add_task(what, total=None, rate=0.0)
 
         def report(done: int, total: int) -> None:
@@ -151,14 +212,20 @@ def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
         yield report
 
 
-def _labels(names: object, size: int) -> list[str]:
-    """Names of a feature's dimensions, which datasets give as a list, a dict of lists or not at
-    all."""
-    if isinstance(names, dict):
-        names = next(iter(names.values()), None)
-    if isinstance(names, list) and len(names) == size:
-        return [str(name) for name in names]
-    return [str(dim) for dim in range(size)]
+def _bar(rate: str) -> tuple[ProgressColumn, ...]:
+    return (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn(rate),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+
+
+def _robot(dataset: Dataset) -> str:
+    """What is scaled alike: the robot type, or the dataset where that is not known."""
+    return dataset.info.get("robot_type") or str(dataset.root)
 
 
 if __name__ == "__main__":

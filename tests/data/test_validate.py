@@ -1,14 +1,23 @@
 import json
 import shutil
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from data import open_dataset
+from data.check_metadata import check_prompts
+from data.frames import Runs
 from data.validate import require_valid, validate
+from data.video import VideoWriter
+from tests.data import conftest
 from tests.data.conftest import FRONT, WRIST, make_episode, write
 
+RLDS = Path(__file__).parents[1] / "fixtures/rlds/tfrecord"
 PARQUET = "data/chunk-000/file-000.parquet"
 EPISODES = "meta/episodes/chunk-000/file-000.parquet"
 TASKS = "meta/tasks.parquet"
@@ -172,17 +181,274 @@ def test_doubled_episodes_and_still_dimensions_are_warnings(tmp_path):
     assert require_valid(tmp_path / "d") == problems
 
 
-def test_several_tasks_in_an_episode_are_a_warning(copy):
+def test_several_tasks_in_an_episode_are_sound(copy):
     edit_column(copy, PARQUET, "task_index", change(3, 2))
+    assert validate(copy) == []
+
+
+def rewrite(root, name, edit):
+    """Changes a column of the rows; the dataset is otherwise sound, its statistics file gone."""
+
+    def edited(values, kind):
+        array = np.array(values)
+        edit(array)
+        return array.tolist(), kind
+
+    edit_column(root, PARQUET, name, edited)
+    (root / "meta/stats.json").unlink()
+
+
+def smooth(number, length=60):
+    """An episode whose state and action move steadily, as a robot's do."""
+    episode = make_episode(number, length)
+    time = np.arange(length)[:, None] / 10 + number
+    for name, size in (("observation.state", 4), ("action", 3)):
+        wave = np.sin(time + np.arange(size)) + 0.01 * episode.columns[name]
+        episode.columns[name] = wave.astype(np.float32)
+    return episode
+
+
+@pytest.fixture(scope="module")
+def steady(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("steady") / "d", [smooth(n) for n in range(12)])
+
+
+@pytest.fixture
+def moving(steady, tmp_path):
+    return shutil.copytree(steady, tmp_path / "copy")
+
+
+def put(row, dim, value):
+    def edit(array):
+        array[row, dim] = value
+
+    return edit
+
+
+def scale(rows, factor):
+    def edit(array):
+        array[rows] *= factor
+
+    return edit
+
+
+OUTLIERS = {
+    "value": ("action", put(70, 1, 3e4), "warning", "from its median in dimension 1 at step 10"),
+    "huge value": ("action", put(70, 1, -3e9), "error", "from its median in dimension 1 at step"),
+    "huge state": ("observation.state", put(0, 0, 1e30), "error", "in dimension 0 at step 0 of"),
+    "jump": ("action", put(70, 2, 9.0), "warning", "in dimension 2 at step 11 of episode 1, "),
+    "lost frames": (
+        "observation.state",
+        lambda array: put(slice(200, 240), 0, array[20:60, 0] + 2.5)(array),
+        "warning",
+        "jumps by",
+    ),
+    "degrees": ("action", scale(slice(120, 180), 57.3), "warning", "of episode 2, "),
+}
+
+
+def test_steady_movement_is_sound(steady):
+    assert validate(steady) == []
+
+
+@pytest.mark.parametrize("case", OUTLIERS)
+def test_values_far_outside_the_usual_are_found_where_they_are(moving, case):
+    name, edit, severity, expected = OUTLIERS[case]
+    rewrite(moving, name, edit)
+    (problem,) = validate(moving)
+    assert problem.severity == severity
+    assert problem.field == f"column '{name}'"
+    assert expected in problem.message
+    assert problem.file == str(moving / PARQUET)
+
+
+def test_a_gripper_that_closes_and_rare_use_of_a_joint_are_sound(tmp_path):
+    episodes = [smooth(n, 40) for n in range(22)]
+    for number, episode in enumerate(episodes):
+        episode.columns["action"][:, 2] = 0
+        episode.columns["action"][20:25, 2] = 1
+        episode.columns["observation.state"][:, 3] *= 1.0 if number == 7 else 1e-4
+    assert validate(write(tmp_path / "d", episodes)) == []
+
+
+def edit_statistics(root, name, **changes):
+    path = root / "meta/stats.json"
+    stats = json.loads(path.read_text())
+    stats[name] |= changes
+    path.write_text(json.dumps(stats))
+
+
+STATISTICS = {
+    "picture spread of 0": (FRONT, {"std": [[[0.0]], [[0.1]], [[0.1]]]}, "is 0 in channel 0"),
+    "averaged quantiles": ("action", {"q01": [-0.5, -0.5, -0.5]}, "averages those of the episodes"),
+    "minimum of other rows": ("action", {"min": [-9, -1, -1]}, "is -9 in dimension 0 where the"),
+    "mean of other rows": ("observation.state", {"mean": [0, 0, 9, 0]}, "is 9 in dimension 2"),
+    "nothing": ("action", {"mean": None}, "is not 3 numbers"),
+    "text": (FRONT, {"std": "wide"}, "holds no 3 numbers"),
+}
+
+
+@pytest.mark.parametrize("case", STATISTICS)
+def test_wrong_written_statistics_are_a_warning(copy, case):
+    name, changes, expected = STATISTICS[case]
+    edit_statistics(copy, name, **changes)
     (problem,) = validate(copy)
     assert problem.severity == "warning"
-    assert "changes at step 3 of episode 0" in problem.message
+    assert problem.file == str(copy / "meta/stats.json")
+    assert expected in problem.message
+
+
+@pytest.fixture(scope="module")
+def in_files(tmp_path_factory, episodes):
+    """A dataset of a parquet file for each episode."""
+    return write(tmp_path_factory.mktemp("files") / "d", episodes, data_megabytes=0.001)
+
+
+def test_a_converters_wrong_file_numbers_are_a_warning_and_read_right(in_files, tmp_path, episodes):
+    root = shutil.copytree(in_files, tmp_path / "d")
+    numbers = pq.read_table(root / EPISODES)["data/file_index"].to_pylist()
+    first = numbers.index(1)
+    edit_column(root, EPISODES, "data/file_index", change(first, 0))
+    (problem,) = validate(root)
+    assert problem.severity == "warning"
+    assert f"says data/chunk-000/file-000.parquet for episode {first}" in problem.message
+    assert "file-001.parquet" in problem.message
+    columns = open_dataset(root).columns(first)
+    assert np.array_equal(columns["action"], episodes[first].columns["action"])
+
+
+def test_scrambled_row_ranges_are_a_warning(copy):
+    edit_column(copy, EPISODES, "dataset_from_index", change(2, 3))
+    (problem,) = validate(copy)
+    assert problem.severity == "warning"
+    assert "column 'dataset_from_index': is 3 for episode 2, whose rows say 19" in problem.message
+
+
+TIMES = f"videos/{WRIST}/from_timestamp"
+STARTS = {
+    "a third of a frame off": (2, 0.95 + 0.017, "warning", "is 0.34 frames off the frame that"),
+    "two frames early": (2, 0.95 - 0.1, "error", "lets episode 2 begin 2 frames before"),
+    "late": (5, 2.25 + 0.2, "error", "ends 4 frames before episode 5 does"),
+    "far away": (2, 1e300, "error", "is 1e+300 s for episode 2"),
+    "before the file": (2, -0.5, "error", "is -0.5 s for episode 2"),
+}
+
+
+@pytest.mark.parametrize("case", STARTS)
+def test_wrong_times_of_episodes_in_a_video_are_found(copy, case):
+    episode, start, severity, expected = STARTS[case]
+    edit_column(copy, EPISODES, TIMES, change(episode, start))
+    problem = next(p for p in validate(copy) if p.file == str(copy / VIDEO))
+    assert problem.severity == severity
+    assert expected in problem.message
+
+
+def test_a_recording_that_was_killed_leaves_a_parquet_without_footer(copy):
+    (copy / PARQUET).write_bytes((copy / PARQUET).read_bytes()[:-8])
+    errors = [p for p in validate(copy) if p.severity == "error"]
+    assert any("no readable parquet" in p.message for p in errors)
+
+
+def test_what_one_column_lacks_does_not_hide_what_others_do(copy):
+    drop_column(copy, PARQUET, "observation.state")
+    edit_column(copy, PARQUET, "action", change(10, NAN_ROW))
+    messages = " ".join(p.message for p in validate(copy))
+    assert "column 'observation.state': is missing" in messages
+    assert "column 'action': is not finite" in messages
+
+
+@pytest.fixture
+def older(recorded, episodes, tmp_path):
+    """The recording as v2.1 keeps it: files for each episode, listed in JSON lines."""
+    root = tmp_path / "v21"
+    table = pq.read_table(recorded / PARQUET)
+    info = json.loads((recorded / INFO).read_text()) | {
+        "codebase_version": "v2.1",
+        "total_videos": 2 * len(episodes),
+        "data_path": "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet",
+        "video_path": "videos/chunk-{episode_chunk:03d}/{video_key}/"
+        "episode_{episode_index:06d}.mp4",
+    }
+    (root / "data/chunk-000").mkdir(parents=True)
+    lines = []
+    for number, episode in enumerate(episodes):
+        rows = table.filter(pc.equal(table["episode_index"], number))
+        pq.write_table(rows, root / f"data/chunk-000/episode_{number:06d}.parquet")
+        lines.append({"episode_index": number, "tasks": [episode.task], "length": len(rows)})
+        for camera, frames in episode.frames.items():
+            path = root / f"videos/chunk-000/{camera}/episode_{number:06d}.mp4"
+            writer = VideoWriter(path, 20, *frames.shape[1:3])
+            writer.add(frames)
+            writer.close()
+    tasks = [{"task_index": i, "task": task} for i, task in enumerate(conftest.TASKS)]
+    (root / "meta").mkdir()
+    (root / INFO).write_text(json.dumps(info))
+    for name, content in (("episodes", lines), ("tasks", tasks)):
+        text = "\n".join(map(json.dumps, content))
+        (root / f"meta/{name}.jsonl").write_text(text)
+    return root
+
+
+OLDER = f"videos/chunk-000/{FRONT}/episode_000002.mp4"
+
+
+def test_a_sound_dataset_of_the_older_version_has_no_problems(older):
+    assert validate(older) == []
+
+
+def test_a_video_missing_from_a_dataset_that_counts_all_is_an_error(older):
+    (older / OLDER).unlink()
+    (problem,) = validate(older)
+    assert problem.severity == "error"
+    assert (
+        f"camera '{FRONT}': is missing in 1 of 6 episodes, the first of them 2" in problem.message
+    )
+
+
+def test_a_camera_that_some_episodes_lack_is_a_warning(older):
+    (older / OLDER).unlink()
+    edit_info(older, total_videos=11)
+    (problem,) = validate(older)
+    assert problem.severity == "warning"
+    assert "the first of them 2, which are trained without it" in problem.message
+
+
+def test_a_video_longer_than_its_episode_is_a_warning(older):
+    shutil.copy(older / OLDER.replace("000002", "000003"), older / OLDER)
+    (problem,) = validate(older)
+    assert problem.severity == "warning"
+    assert problem.file == str(older / OLDER)
+    assert "but episode 2 has 5; the last ones are not read" in problem.message
+
+
+def test_a_video_shorter_than_its_episode_is_an_error(older):
+    shutil.copy(older / OLDER, older / OLDER.replace("000002", "000003"))
+    (problem,) = validate(older)
+    assert problem.severity == "error"
+    assert "holds 5 frames of the 9 that the episodes in it have" in problem.message
+
+
+def test_an_rlds_dataset_is_checked_alike():
+    problems = validate(RLDS)
+    assert {p.severity for p in problems} == {"warning"}
+    absent, wordless = sorted(p.message for p in problems)
+    assert "camera 'observation.wrist_image_left': is missing in 1 of 5 episodes" in absent
+    assert "instructions: are empty in 1 of " in wordless
+
+
+@pytest.mark.parametrize(("tasks", "severity"), [((0, 1, 0), "warning"), ((1, 1, 1), "error")])
+def test_episodes_without_any_instruction_are_counted(tasks, severity):
+    runs = Runs(*np.array([[0, 0, 5], [1, 0, 4], [1, 4, 3]]).T, np.array(tasks))
+    dataset = SimpleNamespace(root="rlds", prompts=(("push it",), ("", " ")), runs=runs)
+    (problem,) = check_prompts(dataset)
+    assert problem.severity == severity
+    assert f"are empty in {sum(tasks)} of 3 runs of frames, the first" in problem.message
 
 
 def test_random_damage_to_any_file_never_raises(recorded, tmp_path):
     rng = np.random.default_rng(0)
     files = sorted(p.relative_to(recorded) for p in recorded.rglob("*") if p.is_file())
-    for trial in range(60):
+    for trial in range(40):
         root = tmp_path / str(trial)
         shutil.copytree(recorded, root)
         path = root / files[trial % len(files)]
@@ -195,12 +461,39 @@ def test_random_damage_to_any_file_never_raises(recorded, tmp_path):
         shutil.rmtree(root)
 
 
-def test_recordings_of_lerobot_have_no_errors(metaworld):
-    assert {p.severity for p in validate(metaworld)} <= {"warning"}
-    assert any("doubled" in p.message for p in validate(metaworld))
+@pytest.mark.parametrize("version", ["metaworld_v30", "metaworld_v21"])
+def test_nothing_but_what_is_wrong_is_found_in_lerobots_own_recordings(metaworld, version):
+    problems = validate(metaworld.with_name(version))
+    assert {p.severity for p in problems} == {"warning"}
+    doubled, *statistics = problems
+    assert "doubled" in doubled.message
+    fields = [p.field for p in statistics if p.file.endswith("meta/stats.json")]
+    cameras = [f"'observation.images.{name}', 'std'" for name in ("corner", "wrist")]
+    expected = ["'observation.state', 'q01'", *cameras] if version == "metaworld_v30" else []
+    assert fields == expected
+    assert len(fields) == len(statistics)
 
 
-def test_checking_says_what_it_does(recorded):
+@pytest.mark.parametrize("name", ["chiliad", "lerobot_av1", "lerobot_h264", "lerobot_png"])
+def test_nothing_but_lerobots_wrong_statistics_is_found_in_fixtures(name):
+    problems = validate(RLDS.parents[1] / "lerobot" / name)
+    assert {p.severity for p in problems} <= {"warning"}
+    found = [p.field for p in problems]
+    assert found == (
+        []
+        if name == "chiliad"
+        else [
+            "'observation.state', 'q01'",
+            "'observation.images.front', 'std'",
+            "'observation.images.wrist', 'std'",
+        ]
+    )
+
+
+def test_checking_says_what_it_does_and_how_far_it_is(recorded):
     said = []
-    validate(recorded, said.append)
-    assert {"metadata", "tasks", FRONT, WRIST} <= set(said)
+    validate(recorded, lambda *what: said.append(what))
+    steps = {what: (done, total) for what, done, total in said}
+    assert steps["Values and numbering"] == (53, 53)
+    assert steps[f"Videos of {WRIST}"] == (6, 6)
+    assert f"Pictures of {FRONT}" in steps

@@ -2,10 +2,13 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
+from data import open_dataset
 from data.store import open_store
 from tests.data.conftest import make_episode, write
+from tools.data import stats_command
 
 
 @pytest.fixture
@@ -46,6 +49,27 @@ def test_statistics_are_shown_and_written(dataset, tmp_path):
     assert result.returncode == 0
     assert "4 episodes, 26 frames at 20 fps" in result.stdout
     assert len(json.loads((tmp_path / "stats.json").read_text())["action"]["q99"]) == 3
+
+
+def test_datasets_of_one_robot_are_described_together(dataset, tmp_path, capsys):
+    other = write(tmp_path / "other", [make_episode(7, 9)])
+    stats_command((str(dataset), str(other)), tmp_path / "stats.json")
+    assert f"test: {dataset}, {other} together" in capsys.readouterr().out
+    written = json.loads((tmp_path / "stats.json").read_text())
+    counts = [s["action"]["count"] for s in written["datasets"].values()]
+    assert counts == [[26], [9]]
+    assert written["robots"]["test"]["action"]["count"] == [35]
+    values = np.concatenate([open_dataset(path).column("action") for path in (dataset, other)])
+    assert np.allclose(
+        written["robots"]["test"]["action"]["q99"], np.quantile(values, 0.99, axis=0)
+    )
+
+
+def test_a_narrow_dimension_is_warned_of_below_its_table(tmp_path, capsys):
+    episode = make_episode(0, 6)
+    episode.columns["action"][:, 1] = 0.5
+    stats_command((str(write(tmp_path / "d", [episode])),))
+    assert "warning action[1]: hardly changes (0.5..0.5)" in capsys.readouterr().out
 
 
 def test_a_converted_store_opens_and_is_not_overwritten(dataset, tmp_path):
