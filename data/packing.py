@@ -1,8 +1,9 @@
-"""Which samples share a row: best fit over several budgets at once, on counts of kinds of sample.
+"""Which samples share a row, within several budgets at once, decided on counts of kinds of sample.
 
 Samples that cost the same (images, text tokens) are one kind, so a window of thousands of draws is
-a few dozen counts, and a way to fill a row is repeated as often as the counts allow. What fits
-best is found exactly: the sums that up to four samples can reach are bits of a Python integer.
+a few dozen counts. Best fit finds ways to fill a row; a linear program says how often to use which
+(cutting stock, after Gilmore and Gomory, 1961), and best fit packs what its fractions leave. What
+fits best is found exactly: the sums that up to four samples can reach are bits of an integer.
 """
 
 from collections.abc import Sequence
@@ -11,6 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int, Int64
+from scipy.optimize import linprog
+from scipy.sparse import csc_array
 
 from models import Layout
 
@@ -18,6 +21,9 @@ _SOLVED = 4
 _TRIED = 4
 _MARGINS = (0.0, 0.01, 0.02, 0.04, 0.08)
 _SMALLEST = 0.7
+_ENOUGH = 0.002
+_WAYS = ((1, False), (4, False), (1, True), (4, True))
+_ROUNDING = 1e-6
 
 Use = dict[int, int]
 """Samples of each kind in a row."""
@@ -44,13 +50,14 @@ def pack_kinds(
 
     Every kind must fit into an empty row.
     """
-    kinds = _Kinds(images.tolist(), text.tolist(), counts.tolist(), layout)
+    costs = images.tolist(), text.tolist()
+    tried = [_best_fit(_Kinds(*costs, counts.tolist(), layout), *way) for way in _WAYS]
+    chosen, left = _combined(tried, counts)
+    rest = [_best_fit(_Kinds(*costs, left.tolist(), layout), *way) for way in _WAYS]
+    tried.append(chosen + min(rest, key=_rows))
     entries: list[tuple[int, int, int, int]] = []
     rows = 0
-    while kinds.samples:
-        use = kinds.fullest_row()
-        repeats = min(kinds.left[kind] // copies for kind, copies in use.items())
-        kinds.take(use, repeats)
+    for use, repeats in min(tried, key=_rows):
         entries += [(kind, copies, rows, repeats) for kind, copies in use.items()]
         rows += repeats
     kind, copies, first, repeated = np.array(entries, np.int64).reshape(-1, 4).T
@@ -77,8 +84,8 @@ def fit_layout(images: Int[np.ndarray, "n"], text: Int[np.ndarray, "n"], layout:
     places they fill, because the vision tower works on them whether used or not.
 
     Args:
-      images, text: images (at least 1) and text tokens of samples, thousands of them, each as often
-        as it is drawn.
+      images, text: images and text tokens of samples, thousands of them, each as often as it is
+        drawn.
 
     Raises:
       ValueError: the largest sample does not fit into `layout.prefix`.
@@ -95,15 +102,23 @@ def fit_layout(images: Int[np.ndarray, "n"], text: Int[np.ndarray, "n"], layout:
     visual = layout.tokens_per_image * int(images.sum())
     places = visual + int(text.sum()) + layout.state_tokens * len(images)
 
-    def wasted(tried: Layout) -> float:
-        rows = pack_kinds(image_kinds, text_kinds, counts, tried).rows
+    def wasted(tried: Layout, rows: float) -> float:
         slots = tried.images * layout.tokens_per_image
         return 1 - (places + visual) / rows / (tried.prefix + slots)
+
+    def needed(tried: Layout) -> float:
+        budgets = (
+            (places, tried.prefix),
+            (images.sum(), tried.images),
+            (text.sum(), tried.text),
+            (len(images), tried.samples),
+        )
+        return max(float(amount / budget) for amount, budget in budgets if budget)
 
     candidates = []
     for slots in range(int(images.max()), layout.prefix // layout.tokens_per_image + 1):
         share = slots / images.sum()
-        samples = min(layout.samples, slots // int(images.min()))
+        samples = min(layout.samples, slots // max(1, int(images.min())))
         for margin in _MARGINS:
             words = max(int(np.ceil(text.sum() * share * (1 + margin))), int(text.max()))
             fixed = slots * layout.tokens_per_image
@@ -114,8 +129,47 @@ def fit_layout(images: Int[np.ndarray, "n"], text: Int[np.ndarray, "n"], layout:
     fitting = [c for c in candidates if c.prefix <= layout.prefix] or [
         replace(layout, images=int(images.max()), text=int(text.max()), samples=1, prefix=largest)
     ]
-    large = [c for c in fitting if c.prefix >= _SMALLEST * layout.prefix]
-    return min(large or fitting, key=wasted)
+    large = [c for c in fitting if c.prefix >= _SMALLEST * layout.prefix] or fitting
+    best, least = large[0], 1.0
+    for tried in sorted(large, key=lambda c: wasted(c, needed(c))):
+        if wasted(tried, needed(tried)) > least - _ENOUGH:
+            break
+        waste = wasted(tried, pack_kinds(image_kinds, text_kinds, counts, tried).rows)
+        if waste < least:
+            best, least = tried, waste
+    return best
+
+
+def _rows(uses: list[tuple[Use, int]]) -> int:
+    return sum(repeats for _, repeats in uses)
+
+
+def _best_fit(kinds: "_Kinds", ease: int, shortest_first: bool) -> list[tuple[Use, int]]:
+    """Ways to fill a row and how often each is used, so that all samples find a place. A way is
+    used 1/`ease` as often as the counts allow: more ways, and no kind runs out long before the
+    others."""
+    uses = []
+    while kinds.samples:
+        use = kinds.fullest_row(shortest_first)
+        most = min(kinds.left[kind] // copies for kind, copies in use.items())
+        uses.append((use, max(1, most // ease)))
+        kinds.take(*uses[-1])
+    return uses
+
+
+def _combined(
+    tried: Sequence[list[tuple[Use, int]]], counts: Int[np.ndarray, "k"]
+) -> tuple[list[tuple[Use, int]], Int[np.ndarray, "k"]]:
+    """The fewest rows that the ways of several packings allow, without the fractions of rows, and
+    the samples which that leaves."""
+    ways = list({tuple(sorted(use.items())): use for uses in tried for use, _ in uses}.values())
+    way = np.repeat(np.arange(len(ways)), [len(use) for use in ways])
+    kind, copies = np.array([item for use in ways for item in use.items()]).T
+    matrix = csc_array((copies, (kind, way)), (len(counts), len(ways)))
+    found = linprog(np.ones(len(ways)), A_eq=matrix, b_eq=counts, method="highs-ds")
+    repeats = np.floor(found.x + _ROUNDING).astype(int)
+    chosen = [(use, int(n)) for use, n in zip(ways, repeats, strict=True) if n]
+    return chosen, counts - matrix @ repeats
 
 
 class _Kinds:
@@ -138,15 +192,16 @@ class _Kinds:
             self.samples -= copies * rows
             self.places -= copies * rows * self.size[kind]
 
-    def fullest_row(self) -> Use:
+    def fullest_row(self, shortest_first: bool) -> Use:
         """A row as full as can be. It begins with the longest text, which is hardest to place,
         then takes the most numerous kinds, so that what is left stays mixed; the last four samples
-        are chosen to fill it exactly."""
+        are chosen to fill it exactly, the most numerous or the shortest first."""
         plenty = self.plenty = [kind for kind in self.plenty if self.left[kind]]
         plenty.sort(key=self.left.__getitem__, reverse=True)
         expected = min(self.layout.samples, self.layout.prefix * self.samples / self.places)
         begun = _Row(self)
         begun.add(max(plenty, key=self.text.__getitem__))
+        order = sorted(plenty, key=self.text.__getitem__) if shortest_first else plenty
         for kind in plenty[: max(0, round(expected) - _SOLVED)]:
             if begun.room_for(kind):
                 begun.add(kind)
@@ -154,7 +209,7 @@ class _Kinds:
             if fresh or not self.reachable:
                 self.reachable = self._reach(plenty)
             for _, samples, images, text in self._targets(begun, expected):
-                use = self._samples_that_sum(plenty, begun.use, samples, images, text)
+                use = self._samples_that_sum(order, begun.use, samples, images, text)
                 if use is not None:
                     return use
         for kind in sorted(plenty, key=self.size.__getitem__, reverse=True):
@@ -199,15 +254,15 @@ class _Kinds:
         return sorted(targets, reverse=True)[:_TRIED]
 
     def _samples_that_sum(
-        self, plenty: Sequence[int], begun: Use, samples: int, images: int, text: int
+        self, order: Sequence[int], begun: Use, samples: int, images: int, text: int
     ) -> Use | None:
-        """`begun` and so many samples of that sum, numerous kinds first; None if they are used
-        up."""
+        """`begun` and so many samples of that sum, kinds first that are first in `order`; None if
+        they are used up."""
         kind_images, kind_text, use = self.images, self.text, dict(begun)
         for remaining in range(samples - 1, -1, -1):
             sums, chosen = self.reachable[remaining], None
             bits = {n: sums.get(images - n, 0) for n in self.classes}
-            for kind in plenty:
+            for kind in order:
                 rest = text - kind_text[kind]
                 if rest >= 0 and bits[kind_images[kind]] >> rest & 1:
                     if kind not in use:

@@ -6,12 +6,11 @@ Rogaway (CT-RSA 2002). Integer arithmetic only, so every machine and numpy versi
 order.
 """
 
-from math import isqrt
-
 import numpy as np
 from jaxtyping import Int64, UInt64
 
 _ROUNDS = 6
+_HALF = np.uint64(32)
 _MASK = (1 << 64) - 1
 
 
@@ -23,16 +22,42 @@ def fold(*parts: int) -> int:
     return int(key[0])
 
 
-def permute(index: Int64[np.ndarray, "n"], size: int, key: int) -> Int64[np.ndarray, "n"]:
-    """Where `index` (each in 0..size-1) goes in the key's permutation of 0..size-1."""
-    columns = isqrt(size - 1) + 1
-    rows = -(-size // columns)
-    keys = [fold(key, number) for number in range(_ROUNDS)]
-    out = index.astype(np.uint64)
-    walking = np.arange(len(out))
+def scramble(
+    x: UInt64[np.ndarray, "*n"], key: int | UInt64[np.ndarray, "*n"]
+) -> UInt64[np.ndarray, "*n"]:
+    """A random-looking 64-bit number for every x and key: the splitmix64 finaliser."""
+    x = x * np.uint64(0x9E3779B97F4A7C15) + np.asarray(key, np.uint64)
+    x ^= x >> np.uint64(30)
+    x *= np.uint64(0xBF58476D1CE4E5B9)
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(0x94D049BB133111EB)
+    x ^= x >> np.uint64(31)
+    return x
+
+
+def below(
+    bits: UInt64[np.ndarray, "*n"], bound: UInt64[np.ndarray, "*n"]
+) -> UInt64[np.ndarray, "*n"]:
+    """Random 64-bit numbers as numbers in 0..bound-1, for bounds below 2³²."""
+    return ((bits >> _HALF) * bound) >> _HALF
+
+
+def permute(
+    index: Int64[np.ndarray, "n"],
+    size: int | Int64[np.ndarray, "n"],
+    key: int | UInt64[np.ndarray, "n"],
+) -> Int64[np.ndarray, "n"]:
+    """Where `index` (each in 0..size-1) goes in the key's permutation of 0..size-1; each of them
+    may have a size and a key of its own. Sizes up to 2⁶²."""
+    sizes = np.broadcast_to(np.asarray(size, np.uint64), index.shape)
+    keys = np.broadcast_to(np.asarray(key, np.uint64), index.shape)
+    columns = np.ceil(np.sqrt(sizes)).astype(np.uint64)
+    rows = (sizes + columns - np.uint64(1)) // columns
+    out = _feistel(index.astype(np.uint64), columns, rows, keys)
+    walking = np.flatnonzero(out >= sizes)
     while len(walking):
-        out[walking] = _feistel(out[walking], columns, rows, keys)
-        walking = walking[out[walking] >= size]
+        out[walking] = _feistel(out[walking], columns[walking], rows[walking], keys[walking])
+        walking = walking[out[walking] >= sizes[walking]]
     return out.astype(np.int64)
 
 
@@ -41,21 +66,30 @@ def shuffled(size: int, key: int) -> Int64[np.ndarray, "n"]:
     return np.argsort(scramble(np.arange(size, dtype=np.uint64), key), kind="stable")
 
 
+def grouped(group: Int64[np.ndarray, "n"], key: int) -> Int64[np.ndarray, "n"]:
+    """The order of 0..n-1 in which `group` (not negative) ascends, and the key's within a
+    group."""
+    bits, high = len(group).bit_length(), 64 - int(group.max()).bit_length()
+    place = np.arange(len(group), dtype=np.uint64)
+    chance = scramble(place, key) << np.uint64(64 - high + bits) >> np.uint64(64 - high)
+    code = np.sort(group.astype(np.uint64) << np.uint64(high) | chance | place)
+    return (code & np.uint64((1 << bits) - 1)).astype(np.int64)
+
+
 def _feistel(
-    x: UInt64[np.ndarray, "n"], columns: int, rows: int, keys: list[int]
+    x: UInt64[np.ndarray, "n"],
+    columns: UInt64[np.ndarray, "n"],
+    rows: UInt64[np.ndarray, "n"],
+    keys: UInt64[np.ndarray, "n"],
 ) -> UInt64[np.ndarray, "n"]:
-    left, right = np.divmod(x, np.uint64(columns))
-    for number, key in enumerate(keys):
+    left = x // columns
+    right = x - left * columns
+    for number in range(_ROUNDS):
+        keys = keys + np.uint64(0xD1B54A32D192ED03)
         if number % 2 == 0:
-            left = (left + scramble(right, key) % np.uint64(rows)) % np.uint64(rows)
+            left += below(scramble(right, keys), rows)
+            left -= rows * (left >= rows)
         else:
-            right = (right + scramble(left, key) % np.uint64(columns)) % np.uint64(columns)
-    return left * np.uint64(columns) + right
-
-
-def scramble(x: UInt64[np.ndarray, "n"], key: int) -> UInt64[np.ndarray, "n"]:
-    """The splitmix64 finaliser of x and key."""
-    x = x * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+            right += below(scramble(left, keys), columns)
+            right -= columns * (right >= columns)
+    return left * columns + right

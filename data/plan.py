@@ -1,46 +1,30 @@
 """The packing plan: which samples make up every row of every step, computed from lengths alone.
 
 A pure function of (datasets' metadata, weights, seed, step): no frame is decoded, no state is kept,
-so any host or worker computes the rows it needs and a run resumes at any step. Draws come in
-windows; each source gives its exact share of every window, in an order that meets each of its
-samples once per epoch, and the window is packed into rows that wait in one endless line.
+so any host or worker computes the rows it needs and a run resumes at any step at once. Draws come
+in windows of the same number, in which each source has its exact share. What a window costs is
+known beforehand, so its rows are packed once; every window fills them with other samples, and all
+windows have equally many rows.
 """
 
 import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from math import lcm
 from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Float, Int64
 
-from data.frames import Runs
+from data.order import Order, Source, share_ranges, split
 from data.packing import assign_rows, pack_kinds
-from data.permutation import fold, permute, scramble, shuffled
+from data.permutation import fold, grouped, shuffled
 from models import Layout
 
-_ORDER, _DRAWS, _ROWS, _WORDINGS = 0, 1, 2, 3
-_WINDOWS_KEPT = 8
-
-
-@dataclass(frozen=True)
-class Source:
-    """One dataset of a mixture: its runs that may be drawn, and what a sample of each costs.
-
-    `weight` is its share of the draws, relative to the other sources. Every frame of `runs` is a
-    sample; `images` are the image slots it takes, `text` the text tokens of each wording of each
-    task, 0 where a task has fewer wordings.
-    """
-
-    name: str
-    weight: float
-    runs: Runs
-    images: Int64[np.ndarray, "r"]
-    text: Int64[np.ndarray, "t w"]
+_SOURCE, _PLACES, _ROWS, _WITHIN = 0, 1, 2, 3
+_WINDOWS_KEPT = 4
 
 
 class Draw(NamedTuple):
@@ -96,13 +80,15 @@ class Plan:
       layout: the budgets of a row.
       rows: rows of the global batch.
       seed: of the order.
-      window: draws packed at a time; more fill rows better, fewer keep epochs apart.
-      anchor: what `position` returned, so that a resumed run starts without planning what is past.
-        Rows are the same with and without it.
+      window: draws packed together; more fill rows better, fewer keep epochs apart.
+
+    Attributes:
+      kinds: images and text tokens of every kind of sample.
+      rows_per_window: rows that each window of draws fills.
 
     Raises:
-      ValueError: a source has no samples or no positive weight, or a sample does not fit into an
-        empty row.
+      ValueError: a source has no samples or no positive weight, a task has no wording, or a sample
+        does not fit into an empty row.
     """
 
     def __init__(
@@ -113,19 +99,24 @@ class Plan:
         *,
         seed: int = 0,
         window: int = 8192,
-        anchor: Sequence[int] = (0, 0),
     ) -> None:
         self.sources, self.layout, self.rows_per_step = tuple(sources), layout, rows
         self.seed, self.window = seed, window
         for source in self.sources:
             _check(source, layout)
-        self._kinds = np.unique(np.concatenate([_costs(s) for s in self.sources], axis=1), axis=1)
-        self._ends = [np.cumsum(source.runs.length) for source in self.sources]
+        self._span = 1 + max(int(source.text.max()) for source in self.sources)
+        self._codes = np.unique(np.concatenate([_codes(s, self._span)[0] for s in self.sources]))
+        self.kinds = np.stack(np.divmod(self._codes, self._span))
         fractions = [Fraction(source.weight) for source in self.sources]
         scale = lcm(*(f.denominator for f in fractions))
         self._weights = [int(f * scale) for f in fractions]
-        self._first_window = int(anchor[0])
-        self._first_rows = [int(anchor[1])]
+        self._orders = [
+            Order(source, draws, fold(seed, _SOURCE, number))
+            for number, (source, draws) in enumerate(
+                zip(self.sources, share_ranges(window, window, self._weights), strict=True)
+            )
+        ]
+        self._pack_places()
         self._kept: OrderedDict[int, Rows] = OrderedDict()
         self._lock = Lock()
 
@@ -139,6 +130,7 @@ class Plan:
             for array in (*source.runs, source.images, source.text):
                 digest.update(repr(array.shape).encode())
                 digest.update(np.ascontiguousarray(array, np.int64).tobytes())
+        digest.update(self._row_of_place.tobytes())
         return digest.hexdigest()[:16]
 
     def rows(self, step: int) -> list[list[Draw]]:
@@ -148,35 +140,24 @@ class Plan:
         return [draws[low:high] for low, high in zip(rows.offsets, rows.offsets[1:], strict=False)]
 
     def draws(self, step: int, start: int = 0, stop: int | None = None) -> Rows:
-        """Rows start..stop of the global batch at `step` as arrays.
-
-        Raises:
-          ValueError: the step lies before the plan's anchor.
-        """
+        """Rows start..stop of the global batch at `step` as arrays."""
         first = step * self.rows_per_step
         low = first + start
         high = first + (self.rows_per_step if stop is None else stop)
         parts = []
-        number = self._window_of(low)
         while low < high:
-            with self._lock:
-                rows, offset = self._packed(number), self._first_row(number)
-            end = min(high, offset + rows.number)
-            parts.append(rows.cut(low - offset, end - offset))
-            low, number = end, number + 1
+            number, begin = divmod(low, self.rows_per_window)
+            end = min(begin + high - low, self.rows_per_window)
+            parts.append(self._rows_of(number).cut(begin, end))
+            low += end - begin
         return _joined(parts)
-
-    def position(self, step: int) -> tuple[int, int]:
-        """The anchor for a plan that begins at `step`: a window and its first row; for JSON."""
-        number = self._window_of(step * self.rows_per_step)
-        return number, self._first_row(number)
 
     def fill(self, steps: Iterable[int]) -> Fill:
         """How full the rows of these steps are."""
         used, rows, samples = np.zeros(2), 0, 0
         for step in steps:
             drawn = self.draws(step)
-            used += self._kinds[:, drawn.kind].sum(axis=1)
+            used += self.kinds[:, drawn.kind].sum(axis=1)
             samples, rows = samples + len(drawn.kind), rows + drawn.number
         (images, text), lay = used, self.layout
         prefix = images * lay.tokens_per_image + text + samples * lay.state_tokens
@@ -193,115 +174,89 @@ class Plan:
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__ |= state | {"_lock": Lock()}
 
-    def _window_of(self, row: int) -> int:
-        if row < self._first_rows[0]:
-            raise ValueError(
-                f"Row {row} lies before the plan's anchor (row {self._first_rows[0]}); "
-                "make the plan with the anchor of an earlier step, or without."
-            )
+    def _pack_places(self) -> None:
+        """Packs places for a window's samples into rows, the same for every window. Places are
+        sorted by images and, the longest first, by text, and so are samples when they take them:
+        the n-th longest sample fits into the n-th place."""
+        costs = np.concatenate([np.stack([o.images, -o.text]) for o in self._orders], axis=1)
+        (images, text), need = np.unique(costs, axis=1, return_inverse=True)
+        room = np.concatenate([order.room for order in self._orders])
+        places = np.bincount(need.reshape(-1), room).astype(np.int64)
+        packing = pack_kinds(images, -text, places, self.layout)
+        self.rows_per_window = packing.rows
+        self._row_of_place = assign_rows(packing, np.repeat(np.arange(len(places)), places))
+        ends = np.cumsum([len(order.room) for order in self._orders])[:-1]
+        self._need = np.split(need.reshape(-1), ends)
+        of_class = np.searchsorted(images, images)
+        self._class, self._first_place = of_class, (np.cumsum(places) - places)[of_class]
+
+    def _rows_of(self, number: int) -> Rows:
+        """The rows of a window, made or kept."""
         with self._lock:
-            while self._first_rows[-1] <= row:
-                self._packed(self._first_window + len(self._first_rows) - 1)
-        return self._first_window + int(np.searchsorted(self._first_rows, row, "right")) - 1
-
-    def _first_row(self, number: int) -> int:
-        return self._first_rows[number - self._first_window]
-
-    def _packed(self, number: int) -> Rows:
-        """Window `number`, made or kept; windows are first made one after the other."""
-        rows = self._kept.pop(number, None)
-        if rows is None:
-            rows = self._pack(number)
-            if number == self._first_window + len(self._first_rows) - 1:
-                self._first_rows.append(self._first_rows[-1] + rows.number)
-        self._kept[number] = rows
-        if len(self._kept) > _WINDOWS_KEPT:
-            self._kept.popitem(last=False)
+            rows = self._kept.pop(number, None)
+            self._kept[number] = rows = self._made(number) if rows is None else rows
+            if len(self._kept) > _WINDOWS_KEPT:
+                self._kept.popitem(last=False)
         return rows
 
-    def _pack(self, number: int) -> Rows:
-        source, run, place = self._drawn(number)
+    def _made(self, number: int) -> Rows:
+        before = split(number * self.window, self._weights)
+        after = split((number + 1) * self.window, self._weights)
+        drawn = [
+            order.draws(low, high)
+            for order, low, high in zip(self._orders, before, after, strict=True)
+        ]
+        source = np.repeat(np.arange(len(drawn)), [len(d.cell) for d in drawn])
+        need = np.concatenate([n[d.cell] for n, d in zip(self._need, drawn, strict=True)])
+        codes = [
+            order.images[d.cell] * self._span + own.text[d.task, d.wording]
+            for order, own, d in zip(self._orders, self.sources, drawn, strict=True)
+        ]
+        kind = np.searchsorted(self._codes, np.concatenate(codes))
+        samples = [np.concatenate(column) for column in list(zip(*drawn, strict=True))[1:]]
         ids = number * self.window + np.arange(self.window)
-        chance = scramble(ids.astype(np.uint64), fold(self.seed, _WORDINGS))
-        episode, frame, task, wording, images, text = np.empty((6, self.window), np.int64)
-        for s, data in enumerate(self.sources):
-            own = source == s
-            at, runs, tasks = run[own], data.runs, data.runs.task[run[own]]
-            wordings = np.count_nonzero(data.text, axis=1)[tasks]
-            chosen = (chance[own] % wordings.astype(np.uint64)).astype(np.int64)
-            episode[own], task[own], wording[own] = runs.episode[at], tasks, chosen
-            frame[own] = runs.first[at] + place[own] - (self._ends[s] - runs.length)[at]
-            images[own], text[own] = data.images[at], data.text[tasks, chosen]
-        kind = self._kind(images, text)
-        counts = np.bincount(kind, minlength=self._kinds.shape[1])
-        packing = pack_kinds(self._kinds[0], self._kinds[1], counts, self.layout)
-        mixed = shuffled(self.window, fold(self.seed, _DRAWS, number))
-        row = np.empty(self.window, np.int64)
-        row[mixed] = assign_rows(packing, kind[mixed])
-        row = shuffled(packing.rows, fold(self.seed, _ROWS, number))[row]
-        order = np.argsort(row, kind="stable")
-        offsets = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=packing.rows))])
-        draws = (source, episode, frame, task, wording, ids, kind)
-        return Rows._make([*(array[order] for array in draws), offsets])
+        row = self._placed(need, number)
+        order = grouped(row, fold(self.seed, _WITHIN, number))
+        offsets = np.cumsum(np.bincount(row + 1, minlength=self.rows_per_window + 1))
+        return Rows._make([*(x[order] for x in (source, *samples, ids, kind)), offsets])
 
-    def _drawn(self, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """A window's draws, source after source: source, its run, place in all its runs."""
-        before = self._shares(number * self.window)
-        after = self._shares((number + 1) * self.window)
-        sources, runs, drawn = [], [], []
-        for s, (low, high) in enumerate(zip(before, after, strict=True)):
-            total = int(self._ends[s][-1])
-            places = []
-            for epoch in range(low // total, -(-high // total)):
-                ranks = np.arange(max(low, epoch * total), min(high, (epoch + 1) * total))
-                key = fold(self.seed, _ORDER, s, epoch)
-                places.append(permute(ranks - epoch * total, total, key))
-            place = np.concatenate(places) if places else np.zeros(0, np.int64)
-            sources.append(np.full(len(place), s))
-            runs.append(np.searchsorted(self._ends[s], place, "right"))
-            drawn.append(place)
-        return np.concatenate(sources), np.concatenate(runs), np.concatenate(drawn)
-
-    def _kind(
-        self, images: Int64[np.ndarray, "n"], text: Int64[np.ndarray, "n"]
-    ) -> Int64[np.ndarray, "n"]:
-        """Which of the kinds, which are sorted, has that cost."""
-        span = int(self._kinds[1].max()) + 1
-        return np.searchsorted(self._kinds[0] * span + self._kinds[1], images * span + text)
-
-    def _shares(self, draws: int) -> list[int]:
-        """How many of the first so many draws are each source's. Split off one source at a time,
-        so that the shares sum to `draws` and none ever shrinks."""
-        shares, weight = [], sum(self._weights)
-        for own in self._weights:
-            shares.append(draws * own // weight if weight else 0)
-            draws, weight = draws - shares[-1], weight - own
-        return shares
+    def _placed(self, need: Int64[np.ndarray, "n"], number: int) -> Int64[np.ndarray, "n"]:
+        """The row of each of a window's samples, by what their cells need."""
+        longest_first = grouped(need, fold(self.seed, _PLACES, number))
+        needs = need[longest_first]
+        rank = np.arange(len(need)) - np.searchsorted(self._class[needs], self._class[needs])
+        mixed = shuffled(self.rows_per_window, fold(self.seed, _ROWS, number))
+        row = np.empty_like(need)
+        row[longest_first] = mixed[self._row_of_place[self._first_place[needs] + rank]]
+        return row
 
 
 def typical_costs(
-    sources: Sequence[Source], number: int = 8192
+    sources: Sequence[Source], number: int = 2048
 ) -> tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "n"]]:
     """Images and text tokens of about `number` draws from a mixture, in no order, each kind of
     sample as often as it is drawn (rounded up)."""
-    costs, shares = [], []
-    weight = sum(source.weight for source in sources)
-    for source in sources:
-        share = source.runs.length / source.runs.length.sum() * source.weight / weight
-        shown = source.text[source.runs.task] > 0
-        costs.append(_costs(source))
-        shares.append(np.broadcast_to((share / shown.sum(axis=1))[:, None], shown.shape)[shown])
-    kinds, kind = np.unique(np.concatenate(costs, axis=1), axis=1, return_inverse=True)
-    counts = np.ceil(np.bincount(kind.reshape(-1), np.concatenate(shares)) * number).astype(int)
-    images, text = np.repeat(kinds, counts, axis=1)
+    span = 1 + max(int(source.text.max()) for source in sources)
+    costs = [_codes(source, span) for source in sources]
+    shares = [
+        source.weight * frames / frames.sum()
+        for source, (_, frames) in zip(sources, costs, strict=True)
+    ]
+    kinds, kind = np.unique(np.concatenate([code for code, _ in costs]), return_inverse=True)
+    share = np.bincount(kind, np.concatenate(shares))
+    counts = np.ceil(share / share.sum() * number).astype(int)
+    images, text = np.divmod(np.repeat(kinds, counts), span)
     return images, text
 
 
-def _costs(source: Source) -> Int64[np.ndarray, "2 n"]:
-    """Images and text tokens of every run's samples, in each wording of its task."""
+def _codes(source: Source, span: int) -> tuple[Int64[np.ndarray, "n"], Float[np.ndarray, "n"]]:
+    """images · span + text of every run's samples in each wording of its task, and how many
+    they are."""
     text = source.text[source.runs.task]
-    images = np.broadcast_to(source.images[:, None], text.shape)
-    return np.stack([images[text > 0], text[text > 0]])
+    shown = text > 0
+    code = source.images[:, None] * span + text
+    frames = source.runs.length / shown.sum(axis=1)
+    return code[shown], np.broadcast_to(frames[:, None], shown.shape)[shown]
 
 
 def _check(source: Source, layout: Layout) -> None:

@@ -22,7 +22,7 @@ from parallel.mesh import MeshConfig
 from parallel.optimizer import OptimizerConfig
 from parallel.trainer import TrainerConfig
 
-_SLACK = 1.05
+_SLACK = 1.2
 
 
 @dataclass(frozen=True)

@@ -165,21 +165,15 @@ def run(paths: Paths, config: RunConfig, console: Console | None = None) -> Trai
     source = plan_source(ready.store, ready.processor, episodes=ready.training.tolist())
     layout = config.layout([source])
 
-    def plan_from(anchor: Sequence[int]) -> Plan:
-        return Plan([source], layout, config.rows.number, seed=config.trainer.seed, anchor=anchor)
-
-    plan = plan_from((0, 0))
+    plan = Plan([source], layout, config.rows.number, seed=config.trainer.seed)
     content = {"plan": plan.digest, "data": ready.store.digest}
 
     def batches(start: int, position: Any) -> Iterator[PackedBatch]:
-        nonlocal plan
-        if position is not None:
-            if any(position[name] != digest for name, digest in content.items()):
-                raise ValueError(
-                    f"{paths.data} has changed since {out} was saved, so the run cannot go on "
-                    f"exactly; start a new one in another folder."
-                )
-            plan = plan_from(position["anchor"])
+        if position is not None and position != content:
+            raise ValueError(
+                f"{paths.data} has changed since {out} was saved, so the run cannot go on "
+                f"exactly; start a new one in another folder."
+            )
         loader = Loader(
             [ready.store],
             ready.processor,
@@ -205,7 +199,7 @@ def run(paths: Paths, config: RunConfig, console: Console | None = None) -> Trai
         model,
         SHARDING_RULES,
         batches,
-        lambda step: content | {"anchor": plan.position(step)},
+        lambda step: content,
         Run(out, to_json(config), {"processor": to_json(ready.processor)}),
         config.trainer,
         config.optimizer,

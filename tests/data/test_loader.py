@@ -80,7 +80,7 @@ def test_batches_do_not_depend_on_workers_or_threads(store, processor, plan, exp
 
 @pytest.mark.parametrize("start", [1, 3])
 def test_a_start_at_any_step_gives_the_batches_from_there(store, processor, plan, expected, start):
-    resumed = Plan(plan.sources, plan.layout, ROWS, window=256, anchor=plan.position(start))
+    resumed = Plan(plan.sources, plan.layout, ROWS, window=256)
     later = batches(store, processor, resumed, STEPS - start, start_step=start)
     for actual, batch in zip(later, expected[start:], strict=True):
         assert_equal(actual, batch)

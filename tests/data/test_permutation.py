@@ -1,7 +1,9 @@
+from math import factorial
+
 import numpy as np
 import pytest
 
-from data.permutation import fold, permute, shuffled
+from data.permutation import fold, grouped, permute, scramble, shuffled
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 16, 17, 1000, 4097])
@@ -15,6 +17,36 @@ def test_a_part_of_the_order_is_computed_without_the_rest():
     order = permute(np.arange(1000), 1000, 5)
     some = np.array([7, 999, 0, 7])
     assert np.array_equal(permute(some, 1000, 5), order[some])
+
+
+def test_many_orders_are_computed_at_once():
+    sizes = np.array([1, 2, 5, 1000, 10**12])
+    keys = scramble(np.arange(5, dtype=np.uint64), 7)
+    index = np.array([0, 1, 3, 999, 10**11])
+    each = [permute(index[n : n + 1], int(sizes[n]), int(keys[n]))[0] for n in range(len(sizes))]
+    assert permute(index, sizes, keys).tolist() == each
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_every_order_of_a_few_things_is_equally_likely(size):
+    index, keys = np.tile(np.arange(size), 12_000), scramble(np.arange(12_000, dtype=np.uint64), 1)
+    orders = permute(index, size, np.repeat(keys, size)).reshape(-1, size)
+    _, counts = np.unique(orders, axis=0, return_counts=True)
+    assert len(counts) == factorial(size)
+    expected = 12_000 / len(counts)
+    assert np.abs(counts - expected).max() < 6 * np.sqrt(expected)
+
+
+def test_grouped_sorts_by_group_and_at_random_within():
+    group = np.random.default_rng(0).integers(0, 20, 3000)
+    orders = [grouped(group, key) for key in range(3)]
+    for order in orders:
+        assert np.array_equal(np.sort(order), np.arange(3000))
+        assert np.array_equal(group[order], np.sort(group))
+        within = order[group[order] == 7]
+        assert abs(np.corrcoef(within, np.arange(len(within)))[0, 1]) < 0.3
+    assert not np.array_equal(orders[0], orders[1])
+    assert np.array_equal(np.sort(grouped(np.zeros(9, np.int64), 1)), np.arange(9))
 
 
 def test_huge_ranges_take_no_memory():
@@ -43,4 +75,4 @@ def test_the_order_is_the_same_on_every_machine_and_version():
     assert permute(np.arange(10), 10, fold(0, 1, 2)).tolist() == ORDER_OF_TEN
 
 
-ORDER_OF_TEN = [7, 6, 8, 1, 9, 3, 4, 0, 2, 5]
+ORDER_OF_TEN = [2, 4, 0, 8, 5, 1, 9, 3, 6, 7]

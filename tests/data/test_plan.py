@@ -1,13 +1,14 @@
-import json
 import pickle
-from collections import Counter
+import tracemalloc
+from collections import Counter, defaultdict
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from data.frames import Runs
-from data.plan import Plan, Source, typical_costs
+from data.packing import fit_layout
+from data.plan import Draw, Plan, Source, typical_costs
 from tests.data.test_packing import layout
 
 LAYOUT = layout(512, 12, 10, 320, 36, 1)
@@ -42,20 +43,23 @@ def test_rows_depend_on_the_step_alone(mixture):
     assert copied.rows(5) == ordered[5]
 
 
-def test_an_anchor_changes_nothing_but_what_is_planned(mixture):
+def test_any_step_is_reached_without_those_before(mixture):
     whole = plan(mixture)
-    for step in (0, 1, 9, 40):
-        position = json.loads(json.dumps(whole.position(step)))
-        resumed = plan(mixture, anchor=position)
-        assert resumed.rows(step) == whole.rows(step)
-        assert resumed.rows(step + 30) == whole.rows(step + 30)
-        assert resumed.position(step + 30) == whole.position(step + 30)
+    late = 10**12
+    assert whole.rows(late) == plan(mixture).rows(late)
+    per_step = len(draws_of_windows(whole, 1)) / whole.rows_per_window * 32
+    assert whole.rows(late)[0][0].id == pytest.approx(late * per_step, rel=1e-6)
 
 
-def test_a_step_before_the_anchor_is_refused(mixture):
-    position = plan(mixture).position(40)
-    with pytest.raises(ValueError, match="before the plan's anchor"):
-        plan(mixture, anchor=position).rows(0)
+def test_memory_does_not_grow_with_the_steps(mixture):
+    planned = plan(mixture)
+    planned.draws(0, 0, 10 * planned.rows_per_window)
+    tracemalloc.start()
+    for step in range(0, 4000, 20):
+        planned.draws(step)
+    now, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert now < 1_000_000
 
 
 def test_another_seed_gives_another_order(mixture):
@@ -64,7 +68,9 @@ def test_another_seed_gives_another_order(mixture):
 
 
 def test_the_digest_names_what_rows_depend_on(mixture):
-    assert plan(mixture).digest == plan(mixture, anchor=plan(mixture).position(9)).digest
+    used = plan(mixture)
+    used.rows(9)
+    assert used.digest == plan(mixture).digest
     one, two = mixture
     changed = [
         replace(two, runs=two.runs._replace(**{name: array[::-1] + (name == "first")}))
@@ -79,16 +85,12 @@ def test_the_digest_names_what_rows_depend_on(mixture):
     assert len(digests) == len(changed) + 5
 
 
-def draws_of_windows(planned, windows):
-    """All draws of the first windows, from the row stream, in order of their numbers."""
-    rows_before = planned.position(0)[1]
-    step, draws = 0, []
-    while planned.position(step)[0] <= windows:
-        draws += [draw for row in planned.rows(step) for draw in row]
-        step += 1
-    assert rows_before == 0
-    draws.sort(key=lambda draw: draw.id)
-    return draws[: windows * planned.window]
+def draws_of_windows(planned, windows, first=0):
+    """All draws of some windows, in order of their numbers."""
+    rows = planned.rows_per_window
+    drawn = planned.draws(0, first * rows, (first + windows) * rows)
+    draws = [Draw(*map(int, draw)) for draw in zip(*drawn[:6], strict=True)]
+    return sorted(draws, key=lambda draw: draw.id)
 
 
 def test_every_draw_happens_once(mixture):
@@ -96,23 +98,34 @@ def test_every_draw_happens_once(mixture):
     assert [draw.id for draw in draws] == list(range(5 * 1024))
 
 
-def test_every_sample_is_drawn_once_per_epoch(mixture):
+def test_samples_are_drawn_equally_often_up_to_once(mixture):
+    """Whatever the number of windows, so that each is drawn once per epoch."""
     draws = draws_of_windows(plan(mixture), 8)
-    for number, data in enumerate(mixture):
-        own = [(draw.episode, draw.frame) for draw in draws if draw.source == number]
-        every = {
-            (episode, frame)
-            for episode, first, length, _ in zip(*map(np.ndarray.tolist, data.runs), strict=True)
-            for frame in range(first, first + length)
-        }
-        epochs = len(own) // len(every)
-        assert epochs >= 2
-        orders = set()
-        for epoch in range(epochs):
-            drawn = own[epoch * len(every) : (epoch + 1) * len(every)]
-            assert set(drawn) == every
-            orders.add(tuple(drawn))
-        assert len(orders) == epochs
+    for windows in range(1, 9):
+        for number, data in enumerate(mixture):
+            own = [d for d in draws[: windows * 1024] if d.source == number]
+            every = {
+                (episode, frame)
+                for episode, first, length, _ in zip(
+                    *map(np.ndarray.tolist, data.runs), strict=True
+                )
+                for frame in range(first, first + length)
+            }
+            counts = Counter((draw.episode, draw.frame) for draw in own)
+            epochs = len(own) // len(every)
+            assert set(counts) <= every
+            assert {counts[sample] for sample in every} <= {epochs, epochs + 1}
+
+
+def test_epochs_have_different_orders():
+    one = source("one", 1, 30, 1)
+    size = int(one.runs.length.sum())
+    draws = draws_of_windows(plan([one], window=size), 3)
+    orders = [
+        tuple((d.episode, d.frame) for d in draws[n * size : (n + 1) * size]) for n in range(3)
+    ]
+    assert len(set(orders)) == 3
+    assert len({tuple(sorted(order)) for order in orders}) == 1
 
 
 def test_sources_get_exactly_their_weight_of_every_window(mixture):
@@ -133,15 +146,49 @@ def test_many_rare_sources_never_ask_for_a_negative_number_of_draws():
     assert [draw.id for draw in draws] == list(range(20 * 64))
 
 
-@pytest.mark.parametrize(
-    "per_image",
-    [16, 36, 64],
-)
-def test_fill_is_at_least_97_percent_on_one_and_two_cameras(per_image):
-    sources = source("one", 0.5, 400, 1), source("two", 0.5, 400, 2, seed=1)
-    lay = layout(768, 24, 16, 512, per_image, 1)
-    fill = Plan(sources, lay, 64).fill(range(20))
-    assert fill.prefix >= 0.97
+def five():
+    """Weights that are no multiples of each other, one to three cameras, up to three wordings."""
+    return [
+        source("a", 0.37, 900, 1),
+        source("b", 0.211, 400, 2, 1, wordings=2),
+        source("c", 0.1, 1500, 3, 2, wordings=3),
+        source("d", 0.29, 300, 2, 3),
+        source("e", np.pi / 100, 40, 3, 4),
+    ]
+
+
+@pytest.mark.parametrize(("tokens", "places"), [(36, 450), (256, 2000)])
+def test_rows_are_99_percent_full_on_one_to_three_cameras(tokens, places):
+    sources = five()
+    fitted = fit_layout(*typical_costs(sources), layout(places, places, 16, places, tokens, 1))
+    fill = Plan(sources, fitted, 64).fill(range(70))
+    assert fill.prefix >= 0.99
+    assert fill.images >= 0.99
+
+
+@pytest.mark.parametrize("window", [60, 1024])
+@pytest.mark.parametrize("samples", [1, 10])
+def test_rows_keep_every_budget(window, samples):
+    mixed = source("mixed", 0.4, 200, 1, 5, wordings=3)
+    mixed.images[:] = np.random.default_rng(0).choice([0, 1, 3], 200, p=[0.01, 0.6, 0.39])
+    sources = [*five(), mixed]
+    lay = replace(LAYOUT, samples=samples, prefix=330, text=100)
+    planned = Plan(sources, lay, 32, window=window)
+    rows = planned.draws(0, 0, 40 * planned.rows_per_window)
+    images, text = planned.kinds[:, rows.kind]
+    assert np.all(text == [sources[s].text[t, w] for s, t, w in zip(*rows_of(rows), strict=True)])
+    row = np.repeat(np.arange(rows.number), np.diff(rows.offsets))
+    for amount, budget in (
+        (images, lay.images),
+        (text, lay.text),
+        (np.ones_like(text), lay.samples),
+        (lay.prefix_length(images, text), lay.prefix),
+    ):
+        assert np.bincount(row, weights=amount).max() <= budget
+
+
+def rows_of(rows):
+    return rows.source, rows.task, rows.wording
 
 
 def test_fill_counts_the_places_that_rows_use(mixture):
@@ -203,7 +250,19 @@ def test_every_wording_of_a_task_is_drawn_equally_often(mixture):
         own = [d for d in draws if np.count_nonzero(text[d.task]) == wordings]
         counts = np.bincount([d.wording for d in own], minlength=3)
         assert np.all(counts[wordings:] == 0)
-        assert np.abs(counts[:wordings] / len(own) - 1 / wordings).max() < 0.03
+        assert np.abs(counts[:wordings] / len(own) - 1 / wordings).max() < 0.01
+
+
+def test_a_frame_is_told_in_all_wordings_of_its_task(mixture):
+    told = defaultdict(set)
+    for draw in draws_of_windows(plan(mixture), 40):
+        if draw.source == 1:
+            told[draw.episode, draw.frame, draw.task].add(draw.wording)
+    complete = [
+        len(wordings) == np.count_nonzero(mixture[1].text[task])
+        for (_, _, task), wordings in told.items()
+    ]
+    assert np.mean(complete) > 0.95
 
 
 def test_draws_stay_inside_their_runs():
@@ -226,3 +285,24 @@ def test_typical_costs_are_those_of_the_draws(mixture):
     assert 4000 <= len(images) < 4200
     assert np.mean(images == 2) == pytest.approx(share, abs=0.02)
     assert text.mean() == pytest.approx(mean, abs=1)
+
+
+def test_a_million_episodes_are_planned_in_memory_that_follows_their_metadata():
+    rng = np.random.default_rng(0)
+    size = 1_000_000
+    runs = Runs(
+        np.arange(size),
+        np.zeros(size, np.int64),
+        rng.integers(8, 200, size),
+        rng.integers(0, 50_000, size),
+    )
+    text = rng.integers(5, 61, (50_000, 1))
+    tracemalloc.start()
+    planned = Plan([Source("large", 1.0, runs, np.ones(size, np.int64), text)], LAYOUT, 64)
+    kept, peak = tracemalloc.get_traced_memory()
+    planned.draws(10**9)
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 40 * size
+    assert peak < 200 * size
+    assert after - kept < 4_000_000
