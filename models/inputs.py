@@ -1,18 +1,18 @@
 """What every model eats: rows in which samples of different length lie end to end.
 
 A `PackedBatch` has static shapes whatever the samples, so one compiled program serves every batch,
-and a sample pays only for the cameras and the tokens it has. `pack` is the one place that lays
-samples out; the loader, the policy and the tests all use it. The unpacked form is the same type
-with one sample a row.
+and a sample pays only for the cameras and the tokens it has. `lay_out` is the one place that says
+where samples stand: the loader fills whole columns in there, and `pack` samples one by one. The
+unpacked form is the same type with one sample a row.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, UInt8
+from jaxtyping import Array, Bool, Float, Int, Int64, UInt8
 
 IntOrArray = TypeVar("IntOrArray", int, np.ndarray)
 
@@ -99,6 +99,63 @@ class PackedBatch:
     target_kind: Int[Array, "r k l"]
 
 
+class Places(NamedTuple):
+    """Where n samples stand: their row and slot, and the first of the row's image slots that is
+    theirs."""
+
+    row: Int64[np.ndarray, "n"]
+    slot: Int64[np.ndarray, "n"]
+    image: Int64[np.ndarray, "n"]
+
+
+def lay_out(
+    samples: Int[np.ndarray, "r"],
+    images: Int[np.ndarray, "n"],
+    text: Sequence[Int[np.ndarray, "_t"]],
+    layout: Layout,
+    *,
+    image_at: Int[np.ndarray, "n m"] | None = None,
+    pictures: UInt8[np.ndarray, "r i h w 3"] | None = None,
+) -> tuple[dict[str, Any], Places]:
+    """A batch's arrays (numpy) by name, of which text and prefix are done, and where the rest goes.
+
+    Weights are 1 where a sample stands, all else is 0.
+
+    Args:
+      samples: of each row, which holds consecutive ones.
+      images: of each sample.
+      text: token ids of each sample.
+      image_at: as a `Sample` has them; those past a sample's last image count for nothing.
+      pictures: becomes the batch's images; only the slots that no sample takes are blackened.
+
+    Raises:
+      ValueError: a row asks for more samples, images, text tokens or prefix places than the layout
+        has.
+    """
+    lay, counts = layout, np.asarray(samples, np.int64)
+    images, words = np.asarray(images, np.int64), np.array([len(t) for t in text], np.int64)
+    lengths = lay.prefix_length(images, words)
+    ones = np.ones_like(words)
+    before, whole = _in_rows(np.stack([ones, images, words, lengths]), counts)
+    slot, first_image, first_word, _ = before
+    for name, amounts in zip(("samples", "images", "text", "prefix"), whole, strict=True):
+        _check_budget(name, amounts, lay)
+    arrays = _blank(len(counts), lay, pictures)
+    used = np.arange(lay.prefix) < whole[3, :, None]
+    sources = _sources(slot, first_image, images, first_word, words, lay, image_at)
+    arrays["prefix_source"][used] = sources
+    arrays["prefix_segment"][used] = np.repeat(slot + 1, lengths)
+    starts = np.repeat(lengths.cumsum() - lengths, lengths)
+    arrays["prefix_position"][used] = np.arange(len(starts)) - starts
+    if len(words):
+        arrays["text"][np.arange(lay.text) < whole[2, :, None]] = np.concatenate(list(text))
+    row = np.repeat(np.arange(len(counts)), counts)
+    arrays["weight"][row, slot] = 1
+    if pictures is not None:
+        pictures[np.arange(lay.images) >= whole[1, :, None]] = 0
+    return arrays, Places(row, slot, first_image)
+
+
 def pack(rows: Sequence[Sequence[Sample]], layout: Layout) -> PackedBatch:
     """Lays samples end to end into rows (numpy arrays, ready for `device_put`).
 
@@ -106,100 +163,130 @@ def pack(rows: Sequence[Sequence[Sample]], layout: Layout) -> PackedBatch:
       ValueError: a row asks for more samples, images, text tokens or prefix places than the layout
       has, or a sample for more targets, or its `image_at` does not fit its images and text.
     """
-    r, lay = len(rows), layout
-    size = lay.image_size
-    images = np.zeros((r, lay.images, size, size, 3), np.uint8)
-    image_camera = np.zeros((r, lay.images), np.int32)
-    text = np.zeros((r, lay.text), np.int32)
-    source, segment, position = (np.zeros((r, lay.prefix), np.int32) for _ in range(3))
-    state = np.zeros((r, lay.samples, lay.state_dim), np.float32)
-    actions = np.zeros((r, lay.samples, lay.horizon, lay.action_dim), np.float32)
-    action_mask = np.zeros(actions.shape, bool)
-    embodiment, sample_id = (np.zeros((r, lay.samples), np.int32) for _ in range(2))
-    weight = np.zeros((r, lay.samples), np.float32)
-    targets, target_kind = (np.zeros((r, lay.samples, lay.targets), np.int32) for _ in range(2))
-    text_base = lay.images * lay.tokens_per_image
-    state_base = text_base + lay.text
-    for i, row in enumerate(rows):
-        _check_row(row, lay)
-        image_slot = place = text_place = 0
-        for j, sample in enumerate(row):
-            n_image, n_text = len(sample.images), len(sample.text)
-            for k, image in enumerate(sample.images):
-                images[i, image_slot + k] = image
-            image_camera[i, image_slot : image_slot + n_image] = sample.cameras or range(n_image)
-            text[i, text_place : text_place + n_text] = sample.text
-            first_token = image_slot * lay.tokens_per_image
-            image_tokens = first_token + np.arange(n_image * lay.tokens_per_image)
-            text_tokens = text_base + text_place + np.arange(n_text)
-            before = np.asarray(sample.image_at or (0,) * n_image, int)
-            at = np.repeat(before, lay.tokens_per_image)
-            states = np.arange(state_base + j, state_base + j + lay.state_tokens)
-            length = lay.prefix_length(n_image, n_text)
-            places = slice(place, place + length)
-            source[i, places] = np.append(np.insert(text_tokens, at, image_tokens), states)
-            segment[i, places] = j + 1
-            position[i, places] = np.arange(length)
-            state[i, j] = sample.state
-            actions[i, j], action_mask[i, j] = sample.actions, sample.action_mask
-            embodiment[i, j], weight[i, j] = sample.embodiment, sample.weight
-            sample_id[i, j] = np.uint32(sample.id & 0xFFFFFFFF).astype(np.int32)
-            n_subtask, n_target = len(sample.subtask), _targets(sample)
-            targets[i, j, :n_subtask] = sample.subtask
-            targets[i, j, n_subtask:n_target] = sample.action_tokens
-            target_kind[i, j, :n_target] = ACTION_TOKENS
-            target_kind[i, j, :n_subtask] = SUBTASK
-            image_slot, place, text_place = (
-                image_slot + n_image,
-                place + length,
-                text_place + n_text,
-            )
-    arrays: dict[str, Any] = {
-        "images": images,
-        "image_camera": image_camera,
-        "text": text,
-        "prefix_source": source,
-        "prefix_segment": segment,
-        "prefix_position": position,
-        "state": state,
-        "actions": actions,
-        "action_mask": action_mask,
-        "embodiment": embodiment,
-        "weight": weight,
-        "sample_id": sample_id,
-        "targets": targets,
-        "target_kind": target_kind,
-    }
+    samples = [sample for row in rows for sample in row]
+    images = np.array([len(sample.images) for sample in samples], np.int64)
+    image_at = np.zeros((len(samples), images.max(initial=0)), np.int64)
+    for at, sample in zip(image_at, samples, strict=True):
+        _check_image_at(sample)
+        at[: len(sample.image_at)] = sample.image_at
+    counts = np.array([len(row) for row in rows], np.int64)
+    text = [sample.text for sample in samples]
+    arrays, places = lay_out(counts, images, text, layout, image_at=image_at)
+    for sample, i, j, first in zip(samples, *(p.tolist() for p in places), strict=True):
+        taken = slice(first, first + len(sample.images))
+        for slot, image in enumerate(sample.images, first):
+            arrays["images"][i, slot] = image
+        arrays["image_camera"][i, taken] = sample.cameras or range(len(sample.images))
+        for name in ("state", "actions", "action_mask", "embodiment", "weight"):
+            arrays[name][i, j] = getattr(sample, name)
+        arrays["sample_id"][i, j] = np.uint32(sample.id & 0xFFFFFFFF).astype(np.int32)
+        put_targets(arrays, (i, j), sample.subtask, sample.action_tokens)
     return PackedBatch(**arrays)
 
 
-def _check_row(row: Sequence[Sample], layout: Layout) -> None:
-    used = {
-        "samples": len(row),
-        "images": sum(len(s.images) for s in row),
-        "text": sum(len(s.text) for s in row),
-        "prefix": sum(layout.prefix_length(len(s.images), len(s.text)) for s in row),
+def put_targets(
+    arrays: dict[str, Any],
+    place: tuple[int, int],
+    subtask: Int[np.ndarray, "n"],
+    action_tokens: Int[np.ndarray, "m"],
+) -> None:
+    """Writes what the language model is to predict of the sample at (row, slot) into a batch's
+    arrays.
+
+    Raises:
+      ValueError: it is more than the layout has places for.
+    """
+    needed, limit = len(subtask) + len(action_tokens), arrays["targets"].shape[-1]
+    if needed > limit:
+        raise ValueError(
+            f"A sample has {len(subtask)} subtask tokens and {len(action_tokens)} action tokens to "
+            f"predict but the layout has {limit} places for both; raise model.targets to {needed}."
+        )
+    targets, kind = arrays["targets"][place], arrays["target_kind"][place]
+    targets[: len(subtask)], kind[: len(subtask)] = subtask, SUBTASK
+    targets[len(subtask) : needed] = action_tokens
+    kind[len(subtask) : needed] = ACTION_TOKENS
+
+
+def _blank(rows: int, lay: Layout, pictures: np.ndarray | None) -> dict[str, Any]:
+    places, slots, size = (rows, lay.prefix), (rows, lay.samples), lay.image_size
+    chunks = (*slots, lay.horizon, lay.action_dim)
+    if pictures is None:
+        pictures = np.zeros((rows, lay.images, size, size, 3), np.uint8)
+    return {
+        "images": pictures,
+        "image_camera": np.zeros((rows, lay.images), np.int32),
+        "text": np.zeros((rows, lay.text), np.int32),
+        "prefix_source": np.zeros(places, np.int32),
+        "prefix_segment": np.zeros(places, np.int32),
+        "prefix_position": np.zeros(places, np.int32),
+        "state": np.zeros((*slots, lay.state_dim), np.float32),
+        "actions": np.zeros(chunks, np.float32),
+        "action_mask": np.zeros(chunks, bool),
+        "embodiment": np.zeros(slots, np.int32),
+        "weight": np.zeros(slots, np.float32),
+        "sample_id": np.zeros(slots, np.int32),
+        "targets": np.zeros((*slots, lay.targets), np.int32),
+        "target_kind": np.zeros((*slots, lay.targets), np.int32),
     }
-    for name, amount in used.items():
-        if amount > getattr(layout, name):
-            raise ValueError(
-                f"A row needs {amount} {name} places but the layout has {getattr(layout, name)}; "
-                f"raise layout.{name} or shorten the prompt."
-            )
-    for sample in row:
-        at, end = list(sample.image_at), len(sample.text)
-        if at and (len(at) != len(sample.images) or sorted(at) != at or at[0] < 0 or at[-1] > end):
-            raise ValueError(
-                f"A sample's image_at is {at}; give for each of its {len(sample.images)} images, "
-                f"ascending, how many of its {end} text tokens come before it."
-            )
-        if _targets(sample) > layout.targets:
-            raise ValueError(
-                f"A sample has {len(sample.subtask)} subtask tokens and "
-                f"{len(sample.action_tokens)} action tokens to predict but the layout has "
-                f"{layout.targets} places for both; raise model.targets to {_targets(sample)}."
-            )
 
 
-def _targets(sample: Sample) -> int:
-    return len(sample.subtask) + len(sample.action_tokens)
+def _in_rows(
+    amounts: Int64[np.ndarray, "c n"], counts: Int64[np.ndarray, "r"]
+) -> tuple[Int64[np.ndarray, "c n"], Int64[np.ndarray, "c r"]]:
+    """How much of each kind lies before each sample in its row, and in each row as a whole."""
+    total = np.zeros((len(amounts), amounts.shape[1] + 1), np.int64)
+    amounts.cumsum(axis=1, out=total[:, 1:])
+    ends = counts.cumsum()
+    starts = total[:, ends - counts]
+    return total[:, :-1] - np.repeat(starts, counts, axis=1), total[:, ends] - starts
+
+
+def _sources(
+    slot: Int64[np.ndarray, "n"],
+    first_image: Int64[np.ndarray, "n"],
+    images: Int64[np.ndarray, "n"],
+    first_word: Int64[np.ndarray, "n"],
+    words: Int64[np.ndarray, "n"],
+    lay: Layout,
+    image_at: Int[np.ndarray, "n m"] | None,
+) -> Int64[np.ndarray, "p"]:
+    """What stands at all samples' prefix places: pieces that each count up from their start.
+
+    A sample's pieces are text and image by turns, then the rest of its text, then its state.
+    """
+    number = np.arange(images.max(initial=0))
+    has = number < images[:, None]
+    cuts = np.zeros((len(slot), len(number) + 2), np.int64)
+    if image_at is not None:
+        np.maximum.accumulate(np.where(has, image_at, 0), axis=1, out=cuts[:, 1:-1])
+    cuts[:, -1] = words
+    text_base = lay.images * lay.tokens_per_image
+    starts = np.empty((len(slot), 2 * len(number) + 2), np.int64)
+    lengths = np.empty_like(starts)
+    starts[:, :-1:2] = text_base + first_word[:, None] + cuts[:, :-1]
+    lengths[:, :-1:2] = cuts[:, 1:] - cuts[:, :-1]
+    starts[:, 1:-1:2] = (first_image[:, None] + number) * lay.tokens_per_image
+    lengths[:, 1:-1:2] = has * lay.tokens_per_image
+    starts[:, -1] = text_base + lay.text + slot
+    lengths[:, -1] = lay.state_tokens
+    ends = lengths.cumsum().reshape(lengths.shape)
+    return np.repeat(starts - ends + lengths, lengths.ravel()) + np.arange(lengths.sum())
+
+
+def _check_budget(name: str, amounts: Int64[np.ndarray, "r"], layout: Layout) -> None:
+    amount, limit = amounts.max(initial=0), getattr(layout, name)
+    if amount > limit:
+        raise ValueError(
+            f"A row needs {amount} {name} places but the layout has {limit}; "
+            f"raise layout.{name} or shorten the prompt."
+        )
+
+
+def _check_image_at(sample: Sample) -> None:
+    at, end = list(sample.image_at), len(sample.text)
+    if at and (len(at) != len(sample.images) or sorted(at) != at or at[0] < 0 or at[-1] > end):
+        raise ValueError(
+            f"A sample's image_at is {at}; give for each of its {len(sample.images)} images, "
+            f"ascending, how many of its {end} text tokens come before it."
+        )

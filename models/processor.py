@@ -21,6 +21,8 @@ from models.tokenizer import SentencePiece, Tokenizer
 
 StateInput = Literal["text", "token", "suffix", "none"]
 
+_STATE_BINS = np.linspace(-1, 1, 257)[:-1]
+
 
 @dataclass(frozen=True)
 class Normalizer:
@@ -134,8 +136,8 @@ class Processor:
         if self.state_input != "text":
             tokens = np.append(self.tokenizer.encode(text), self.tokenizer.encode("\n")[1:])
             return self._checked(tokens, prompt)
-        bins = np.digitize(state, np.linspace(-1, 1, 257)[:-1]) - 1
-        spelt = " ".join(map(str, bins))
+        bins = np.digitize(state, _STATE_BINS) - 1
+        spelt = " ".join(map(str, bins.tolist()))
         whole = f"Task: {text}, State: {spelt};\nAction: "
         return self._checked(self.tokenizer.encode(whole), prompt)
 
@@ -164,6 +166,17 @@ class Processor:
         """
         ids, end = self.fast_top - self._fast.encode(chunk), self.tokenizer.end
         return np.array([end, *ids, end], np.int32)
+
+    def chunk_tokens(
+        self, chunk: Float[np.ndarray, "h a"], mask: Bool[np.ndarray, "h a"], embodiment: int = 0
+    ) -> Int[np.ndarray, "t"]:
+        """`action_tokens` of a sample's chunk, whose last step in the episode is held; none without
+        `fast` or where no step counts."""
+        if self.fast is None or not mask.any():
+            return np.zeros(0, np.int32)
+        steps = np.where(mask[:, 0], np.arange(self.horizon), 0)
+        dims = len(self.embodiments[embodiment].actions.offset)
+        return self.action_tokens(chunk[np.maximum.accumulate(steps), :dims])
 
     def predicted_actions(
         self,
@@ -231,11 +244,6 @@ class Processor:
             embodiment=embodiment,
         )
         normal = padded[: len(robot.state.offset)]
-        action_tokens = np.zeros(0, np.int32)
-        if self.fast is not None and mask.any():
-            steps = np.where(mask[:, 0], np.arange(self.horizon), 0)
-            held = chunk[np.maximum.accumulate(steps), : len(robot.actions.offset)]
-            action_tokens = self.action_tokens(held)
         spelt = padded if self.spells_padding else normal
         if isinstance(prompt, str):
             text = self.tokens(prompt, spelt)
@@ -250,7 +258,7 @@ class Processor:
             embodiment=embodiment,
             id=id,
             subtask=np.zeros(0, np.int32) if subtask is None else self.subtask_tokens(subtask),
-            action_tokens=action_tokens,
+            action_tokens=self.chunk_tokens(chunk, mask, embodiment),
             cameras=tuple(i for i, x in enumerate(images) if x is not None),
         )
 

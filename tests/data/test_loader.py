@@ -1,174 +1,216 @@
-from dataclasses import fields, replace
+"""Batches of a mixture: the planned samples, whatever the hosts, workers and threads."""
+
+from dataclasses import replace
 
 import jax
 import numpy as np
 import pytest
 
-from data import open_dataset
-from data.former_store import ACTION, STATE, build_store
 from data.loader import Loader, plan_source
 from data.packing import fit_layout
 from data.plan import Plan
-from data.stats import normalizer
-from models import Embodiment, Processor, pack
-from models.tokenizer import Tokenizer
-from tests.data.conftest import FRONT, LENGTHS, WRIST
+from models import pack
 from tests.data.test_packing import layout
+from tests.data.two_feeds import (
+    FEEDS,
+    HORIZON,
+    PLAN,
+    PROCESSOR,
+    ROWS,
+    SIZE,
+    STEPS,
+    TWO,
+    assert_equal,
+    batches,
+    expected,
+    make_plan,
+)
 
-STEPS, ROWS, HORIZON = 5, 8, 4
 
-
-@pytest.fixture(scope="module")
-def store(recorded, tmp_path_factory):
-    return build_store(open_dataset(recorded), tmp_path_factory.mktemp("store") / "s", 16, "raw")
-
-
-@pytest.fixture(scope="module")
-def processor(store):
-    stats = store.stats()
-    scales = normalizer(stats[STATE], STATE), normalizer(stats[ACTION], ACTION)
-    words = Tokenizer.build(store.prompts, 300).words
-    robots = tuple(
-        Embodiment(name, cameras, *scales)
-        for name, cameras in (("both", (WRIST, FRONT)), ("wrist", (WRIST,)))
+def sample(processor, draw):
+    """A draw's sample, prepared as a robot's observation would be."""
+    feed = FEEDS[draw.source]
+    frames, start = feed.frames, int(feed.frames.starts[draw.episode])
+    steps = draw.frame + np.array(feed.ahead)
+    last = int(frames.lengths[draw.episode]) - 1
+    state = np.hstack([frames.columns[name][start + draw.frame] for name in feed.state])
+    rows = start + np.minimum(steps, last)
+    actions = np.hstack([frames.columns[name][rows] for name in feed.actions])
+    if feed.transform is not None:
+        (state,), (actions,) = feed.transform(state[None], actions[None])
+    seen = [
+        camera is not None and (draw.episode, camera) not in frames.absent
+        for camera in feed.cameras
+    ]
+    made = processor.sample(
+        [
+            frames.picture(start + draw.frame, camera) if there else None
+            for camera, there in zip(feed.cameras, seen, strict=True)
+        ],
+        state,
+        frames.prompts[draw.task][draw.wording],
+        embodiment=feed.embodiment,
+        actions=actions,
+        valid=steps <= last,
+        id=draw.id,
     )
-    return Processor(16, 6, 5, HORIZON, "token", words, robots)
+    return replace(made, cameras=tuple(np.flatnonzero(seen).tolist()))
 
 
-@pytest.fixture(scope="module")
-def plan(store, processor):
-    sources = (
-        plan_source(store, processor, name="both", weight=0.6),
-        plan_source(store, processor, name="wrist", embodiment=1, episodes=[0, 2, 3], weight=0.4),
-    )
-    budget = replace(layout(60, 8, 6, 40, 4, 1), image_size=16, state_dim=6, action_dim=5)
-    return Plan(sources, replace(budget, horizon=HORIZON), ROWS, window=256)
+def reference(processor, plan, step):
+    rows = [[sample(processor, draw) for draw in row] for row in plan.rows(step)]
+    return pack(rows, plan.layout)
 
 
-def batches(stores, processor, plan, number=STEPS, **options):
-    with Loader([stores, stores], processor, plan, **options) as loader:
-        return [jax.tree.map(np.copy, next(loader)[0]) for _ in range(number)]
+def test_a_batch_holds_the_planned_samples_prepared_as_for_acting():
+    for step, batch in enumerate(expected()):
+        assert_equal(batch, reference(PROCESSOR, PLAN, step))
+    draws = [draw for step in range(STEPS) for row in PLAN.rows(step) for draw in row]
+    assert {(draw.source, draw.task, draw.wording) for draw in draws} == {
+        (0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0), (1, 0, 1), (1, 1, 0)
+    }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def expected(store, processor, plan):
-    return batches(store, processor, plan)
-
-
-def assert_equal(actual, expected):
-    for field in fields(expected):
-        assert np.array_equal(getattr(actual, field.name), getattr(expected, field.name))
+@pytest.mark.parametrize("padding", [False, True])
+def test_a_state_read_as_text_is_spelt_as_for_acting(padding):
+    spelt = replace(PROCESSOR, state_input="text", spells_padding=padding)
+    budget = replace(PLAN.layout, prefix=600, text=560, samples=4)
+    sources = [plan_source(feed, spelt) for feed in FEEDS]
+    plan = Plan(sources, budget, ROWS, window=256)
+    for step, batch in enumerate(batches(2, spelt, plan)):
+        assert_equal(batch, reference(spelt, plan, step))
 
 
 @pytest.mark.parametrize("hosts", [2, 4])
-def test_hosts_shares_put_together_are_the_batch_of_one(store, processor, plan, expected, hosts):
-    shares = [
-        batches(store, processor, plan, host_index=host, host_count=hosts) for host in range(hosts)
-    ]
+def test_hosts_shares_put_together_are_the_batch_of_one(hosts):
+    shares = [batches(host_index=h, host_count=hosts) for h in range(hosts)]
     for step in range(STEPS):
         together = jax.tree.map(lambda *x: np.concatenate(x), *(share[step] for share in shares))
-        assert_equal(together, expected[step])
+        assert_equal(together, expected()[step])
 
 
 @pytest.mark.parametrize(
     "options", [{"threads": 0}, {"threads": 3}, {"workers": 1}, {"workers": 2}]
 )
-def test_batches_do_not_depend_on_workers_or_threads(store, processor, plan, expected, options):
-    for actual, batch in zip(batches(store, processor, plan, **options), expected, strict=True):
+def test_batches_do_not_depend_on_workers_or_threads(options):
+    for actual, batch in zip(batches(**options), expected(), strict=True):
         assert_equal(actual, batch)
 
 
 @pytest.mark.parametrize("start", [1, 3])
-def test_a_start_at_any_step_gives_the_batches_from_there(store, processor, plan, expected, start):
-    resumed = Plan(plan.sources, plan.layout, ROWS, window=256)
-    later = batches(store, processor, resumed, STEPS - start, start_step=start)
-    for actual, batch in zip(later, expected[start:], strict=True):
+def test_a_start_at_any_step_gives_the_batches_from_there(start):
+    later = batches(STEPS - start, plan=make_plan(), start_step=start)
+    for actual, batch in zip(later, expected()[start:], strict=True):
         assert_equal(actual, batch)
 
 
-def test_a_batch_holds_the_planned_samples_in_the_robots_values(store, processor, plan, expected):
-    ends = np.cumsum(LENGTHS)
-    for step in (0, 4):
-        rows = []
-        for row in plan.rows(step):
-            samples = []
-            for draw in row:
-                start, end = ends[draw.episode] - LENGTHS[draw.episode], ends[draw.episode]
-                now = start + draw.frame
-                steps = np.minimum(np.arange(now, now + HORIZON), end - 1)
-                cameras = processor.embodiments[draw.source].cameras
-                samples.append(
-                    processor.sample(
-                        store.images(now, cameras),
-                        store.states[now],
-                        store.prompt(draw.episode),
-                        embodiment=draw.source,
-                        actions=store.actions[steps],
-                        valid=np.arange(now, now + HORIZON) < end,
-                        id=draw.id,
-                    )
-                )
-            rows.append(samples)
-        assert_equal(expected[step], pack(rows, plan.layout))
+def test_hosts_and_workers_may_change_where_a_run_resumes():
+    batches(2, host_index=1, host_count=4, threads=2)
+    resumed = make_plan()
+    common = {"number": 2, "plan": resumed, "start_step": 2, "host_count": 2}
+    shares = [batches(host_index=0, workers=1, **common), batches(host_index=1, **common)]
+    for step in range(2):
+        together = jax.tree.map(lambda *x: np.concatenate(x), *(share[step] for share in shares))
+        assert_equal(together, expected()[2 + step])
 
 
-def test_action_chunks_are_masked_past_the_end_of_the_episode(plan, expected):
-    for step, batch in enumerate(expected):
-        for r, row in enumerate(plan.rows(step)):
+def test_batches_that_are_kept_never_change():
+    with Loader(FEEDS, PROCESSOR, PLAN, threads=2) as loader:
+        kept = [next(loader)[0] for _ in range(STEPS)]
+        on_device = [jax.device_put(batch) for batch in kept]
+        slices = [batch.images[2:3, 1:] for batch in kept]
+        del kept
+        for _ in range(40):
+            next(loader)
+    for step, batch in enumerate(expected()):
+        assert_equal(jax.tree.map(np.asarray, on_device[step]), batch)
+        np.testing.assert_array_equal(slices[step], batch.images[2:3, 1:])
+
+
+def test_action_chunks_are_masked_past_the_end_of_the_episode():
+    for step, batch in enumerate(expected()):
+        for r, row in enumerate(PLAN.rows(step)):
             for k, draw in enumerate(row):
-                left = min(HORIZON, LENGTHS[draw.episode] - draw.frame)
-                assert batch.action_mask[r, k, :left, :3].all()
-                assert not batch.action_mask[r, k, left:].any()
-                assert not batch.action_mask[r, k, :, 3:].any()
+                feed = FEEDS[draw.source]
+                last = feed.frames.lengths[draw.episode] - 1
+                inside = [draw.frame + ahead <= last for ahead in feed.ahead]
+                dims = (2, 5)[draw.source]
+                np.testing.assert_array_equal(batch.action_mask[r, k, :, :dims].all(1), inside)
+                assert not batch.action_mask[r, k, :, dims:].any()
 
 
-def test_held_out_episodes_are_never_drawn(plan):
+def test_held_out_episodes_are_never_drawn():
     for step in range(40):
-        for row in plan.rows(step):
-            assert all(draw.episode in (0, 2, 3) for draw in row if draw.source == 1)
+        for row in PLAN.rows(step):
+            assert all(draw.episode in (0, 1) for draw in row if draw.source == 1)
 
 
-def test_info_counts_the_samples_of_each_source_and_the_fill(store, processor, plan, expected):
-    with Loader([store, store], processor, plan, start_step=2) as loader:
+def test_info_counts_the_samples_of_each_source_and_the_fill():
+    with Loader(FEEDS, PROCESSOR, PLAN, start_step=2) as loader:
         _, info = next(loader)
-    drawn = [draw.source for row in plan.rows(2) for draw in row]
+    drawn = [draw.source for row in PLAN.rows(2) for draw in row]
     assert info.step == 2
-    assert info.samples == (drawn.count(0), drawn.count(1))
-    assert info.fill == pytest.approx((expected[2].prefix_segment > 0).mean())
-    assert info.fill == pytest.approx(plan.fill([2]).prefix)
+    assert info.samples == {"two": drawn.count(0), "one": drawn.count(1)}
+    assert info.fill == pytest.approx((expected()[2].prefix_segment > 0).mean())
+    assert info.fill == pytest.approx(PLAN.fill([2]).prefix)
+    assert 0 < info.decode_seconds < info.cpu_seconds
+    assert info.skipped == 0
+    assert info.facts["samples"] == len(drawn)
+    assert info.facts["samples/one"] == drawn.count(1)
 
 
-def test_states_read_as_text_never_take_more_places_than_planned(store, processor):
-    spelt = replace(processor, state_input="text")
-    planned = plan_source(store, spelt).text
-    states = np.random.default_rng(0).normal(scale=1.5, size=(50, 4))
-    for episode, places in enumerate(planned[store.tasks, 0]):
-        lengths = [len(spelt.tokens(store.prompt(episode), state)) for state in states]
-        assert max(lengths) <= places
+def test_states_read_as_text_never_take_more_places_than_planned():
+    spelt = replace(PROCESSOR, state_input="text")
+    planned = plan_source(FEEDS[0], spelt).text
+    states = np.random.default_rng(0).normal(scale=1.5, size=(50, 3))
+    for task, wordings in enumerate(TWO.prompts):
+        for wording, prompt in enumerate(wordings):
+            longest = max(len(spelt.tokens(prompt, state)) for state in states)
+            assert longest <= planned[task, wording]
+        assert not planned[task, len(wordings) :].any()
 
 
-def test_a_fitted_layout_serves_the_loader(store, processor):
-    source = plan_source(store, processor)
+def test_a_run_costs_the_cameras_that_its_episode_has():
+    assert plan_source(FEEDS[0], PROCESSOR).images.tolist() == [2, 1, 2, 2]
+    assert plan_source(FEEDS[1], PROCESSOR).images.tolist() == [1, 1, 1, 1]
+
+
+def test_a_fitted_layout_serves_the_loader():
+    source = plan_source(FEEDS[0], PROCESSOR)
     images = np.repeat(source.images, source.runs.length)
-    text = np.repeat(source.text[source.runs.task, 0], source.runs.length)
-    budget = replace(layout(80, 0, 9, 0, 4, 1), image_size=16, state_dim=6, action_dim=5)
+    text = np.repeat(source.text[source.runs.task].max(axis=1), source.runs.length)
+    budget = replace(layout(80, 0, 9, 0, 4, 1), image_size=SIZE, state_dim=6, action_dim=5)
     fitted = fit_layout(images, text, replace(budget, horizon=HORIZON))
-    with Loader([store], processor, Plan([source], fitted, 4)) as loader:
+    with Loader(FEEDS[:1], PROCESSOR, Plan([source], fitted, 4)) as loader:
         batch, info = next(loader)
     assert batch.prefix_segment.shape == (4, fitted.prefix)
-    assert info.fill > 0.8
+    assert info.fill > 0.7
 
 
-def test_rows_that_do_not_divide_among_hosts_are_refused(store, processor, plan):
+def test_rows_that_do_not_divide_among_hosts_are_refused():
     with pytest.raises(ValueError, match="8 rows a step do not divide among 3 hosts"):
-        Loader([store, store], processor, plan, host_count=3)
+        Loader(FEEDS, PROCESSOR, PLAN, host_count=3)
 
 
-def test_a_store_of_another_size_or_robot_is_refused(store, processor, plan):
-    with pytest.raises(ValueError, match="at 16 pixels, but embodiment 'both' needs"):
-        Loader([store, store], replace(processor, image_size=32), plan)
-    robots = tuple(replace(robot, cameras=("top",)) for robot in processor.embodiments)
-    with pytest.raises(ValueError, match=r"needs \['top'\]"):
-        Loader([store, store], replace(processor, embodiments=robots), plan)
-    with pytest.raises(ValueError, match="The plan has 2 sources, but there are 1 stores"):
-        Loader([store], processor, plan)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"frames": replace(TWO, image_size=16)}, "two: its pictures have 16 pixels a side"),
+        ({"cameras": ("wrist", "side")}, r"the feed asks for \['wrist', 'side'\]"),
+        ({"cameras": ("wrist",)}, r"for each camera of embodiment 'both' \(wrist, front\)"),
+        ({"actions": ("torque",)}, "has no column torque, only observation.state, action"),
+        ({"ahead": (0, 1, 2)}, "give 4 numbers, none negative"),
+        ({"ahead": (-1, 0, 1, 2)}, "give 4 numbers, none negative"),
+    ],
+)
+def test_a_feed_that_does_not_fit_the_model_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        Loader([replace(FEEDS[0], **changes), FEEDS[1]], PROCESSOR, PLAN)
+
+
+def test_feeds_must_be_those_of_the_plan_and_told_apart_by_name():
+    with pytest.raises(ValueError, match="The plan has 2 sources, but there are 1 feeds"):
+        Loader(FEEDS[:1], PROCESSOR, PLAN)
+    sources = [replace(source, name="same") for source in PLAN.sources]
+    with pytest.raises(ValueError, match="Two sources are called 'same'"):
+        Loader(FEEDS, PROCESSOR, Plan(sources, PLAN.layout, ROWS))

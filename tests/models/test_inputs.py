@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from models import Embodiment, Layout, Normalizer, Processor, Sample, pack
+from models.inputs import lay_out
 from models.tokenizer import BOS, Tokenizer
 
 LAYOUT = Layout(
@@ -132,3 +133,94 @@ def test_words_known_and_unknown_have_ids_of_their_own():
     spelt = tokenizer.encode("lift zürich")
     assert len(spelt) == 2 + len("zürich".encode())
     assert (spelt[2:] < 258).all()
+
+
+def random_sample(rng, lay):
+    images, text = int(rng.integers(0, 3)), int(rng.integers(0, 7))
+    subtask, tokens = rng.integers(0, 3, 2)
+    at = tuple(sorted(rng.integers(0, text + 1, images).tolist())) if rng.random() < 0.5 else ()
+    shape = (lay.image_size, lay.image_size, 3)
+    chunk = (lay.horizon, lay.action_dim)
+    return Sample(
+        images=tuple(rng.integers(0, 256, shape).astype(np.uint8) for _ in range(images)),
+        text=rng.integers(1, 99, text).astype(np.int32),
+        state=rng.normal(size=lay.state_dim).astype(np.float32),
+        actions=rng.normal(size=chunk).astype(np.float32),
+        action_mask=rng.random(chunk) < 0.5,
+        embodiment=int(rng.integers(5)),
+        weight=float(np.float32(rng.random())),
+        id=int(rng.integers(1 << 40)),
+        image_at=at,
+        subtask=rng.integers(1, 9, subtask).astype(np.int32),
+        action_tokens=rng.integers(1, 9, tokens).astype(np.int32),
+        cameras=tuple(rng.permutation(4)[:images].tolist()),
+    )
+
+
+def place_by_place(row, lay):
+    """Source, segment and position of a row's prefix, one place after the other."""
+    places, image_slot, text_place = [], 0, 0
+    for j, made in enumerate(row):
+        at = made.image_at or (0,) * len(made.images)
+        own = []
+        for word in range(len(made.text) + 1):
+            for k, before in enumerate(at):
+                if before == word:
+                    first = (image_slot + k) * lay.tokens_per_image
+                    own += range(first, first + lay.tokens_per_image)
+            if word < len(made.text):
+                own.append(lay.images * lay.tokens_per_image + text_place + word)
+        own += [lay.images * lay.tokens_per_image + lay.text + j] * lay.state_tokens
+        places += [(place, j + 1, position) for position, place in enumerate(own)]
+        image_slot, text_place = image_slot + len(made.images), text_place + len(made.text)
+    places += [(0, 0, 0)] * (lay.prefix - len(places))
+    return np.array(places).T
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rows_of_any_samples_are_those_laid_place_by_place(seed):
+    rng = np.random.default_rng(seed)
+    lay = dataclasses.replace(
+        LAYOUT, prefix=60, images=6, text=20, targets=4,
+        tokens_per_image=int(rng.integers(1, 5)), state_tokens=int(rng.integers(2)),
+    )  # fmt: skip
+    counts = rng.integers(0, lay.samples + 1, rng.integers(0, 6))
+    rows = [[random_sample(rng, lay) for _ in range(count)] for count in counts]
+    batch = pack(rows, lay)
+    assert batch.images.shape == (len(rows), lay.images, 4, 4, 3)
+    for i, row in enumerate(rows):
+        prefix = batch.prefix_source[i], batch.prefix_segment[i], batch.prefix_position[i]
+        np.testing.assert_array_equal(prefix, place_by_place(row, lay))
+        images = [image for made in row for image in made.images]
+        cameras = [camera for made in row for camera in made.cameras]
+        words = [word for made in row for word in made.text]
+        for array, filled in (
+            (batch.images[i], images),
+            (batch.image_camera[i], cameras),
+            (batch.text[i], words),
+        ):
+            assert not array[len(filled) :].any()
+            if filled:
+                np.testing.assert_array_equal(array[: len(filled)], filled)
+        for name in ("state", "actions", "action_mask", "embodiment", "weight"):
+            array = getattr(batch, name)[i]
+            assert not array[len(row) :].any()
+            for j, made in enumerate(row):
+                np.testing.assert_array_equal(array[j], getattr(made, name))
+        for j, made in enumerate(row):
+            assert np.uint32(batch.sample_id[i, j].astype(np.int64) & 0xFFFFFFFF) == made.id % 2**32
+            targets, kinds = batch.targets[i, j].tolist(), batch.target_kind[i, j].tolist()
+            ends = len(made.subtask), len(made.subtask) + len(made.action_tokens)
+            assert targets[: ends[1]] == [*made.subtask, *made.action_tokens]
+            assert kinds == [
+                1 if n < ends[0] else 2 if n < ends[1] else 0 for n in range(lay.targets)
+            ]
+
+
+def test_lent_memory_is_blackened_where_no_sample_has_a_picture():
+    memory = np.full((2, 3, 4, 4, 3), 9, np.uint8)
+    text = [np.zeros(1, np.int32)] * 3
+    arrays, at = lay_out(np.array([1, 2]), np.array([1, 0, 2]), text, LAYOUT, pictures=memory)
+    assert arrays["images"] is memory
+    np.testing.assert_array_equal(memory[:, :, 0, 0, 0], [[9, 0, 0], [9, 9, 0]])
+    np.testing.assert_array_equal(at, [[0, 1, 1], [0, 0, 1], [0, 0, 0]])

@@ -1,0 +1,52 @@
+"""Memory of batches that is used again once nobody holds it.
+
+Fresh pages cost several times what the pictures copied into them do. A batch may be kept, sliced or
+put on a device (on the CPU, JAX then shares the memory), so it is Python's own count of references
+that says when memory is free.
+"""
+
+import math
+from collections import deque
+
+import numpy as np
+from jaxtyping import UInt8
+
+_ALIGNMENT = 64  # what JAX asks of memory that it shares
+_KEPT = 16
+
+
+class Memory:
+    """Lends uint8 arrays of one shape; may be called by any number of threads."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self._shape = shape
+        self._free: deque[np.ndarray] = deque(maxlen=_KEPT)
+
+    def lend(self) -> UInt8[np.ndarray, "..."]:
+        """An array with anything in it, whose memory is lent again when it and all that was made
+        from it without copying are gone."""
+        try:
+            memory = self._free.pop()
+        except IndexError:
+            memory = _aligned(math.prod(self._shape))
+        return np.asarray(_Loan(memory, self._free)).reshape(self._shape)
+
+    def __reduce__(self) -> tuple[type, tuple[tuple[int, ...]]]:
+        return Memory, (self._shape,)
+
+
+class _Loan:
+    """What a lent array and its views hold as their base."""
+
+    def __init__(self, memory: np.ndarray, free: deque[np.ndarray]) -> None:
+        self._memory, self._free = memory, free
+        self.__array_interface__ = memory.__array_interface__
+
+    def __del__(self) -> None:
+        self._free.append(self._memory)
+
+
+def _aligned(size: int) -> UInt8[np.ndarray, "n"]:
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + size]

@@ -1,0 +1,79 @@
+"""Reading that may fail: tried again with growing waits, for network file systems do hiccup.
+
+What stays unreadable ends the run by the name of its file, or is left out if that was asked for.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Int64
+
+from data.errors import DatasetError
+
+_log = logging.getLogger(__name__)
+
+
+class Reader:
+    """Calls what reads from storage; may be called by any number of threads.
+
+    Args:
+      tries: how often in all.
+      seconds: before the second try; doubled before each further one.
+      skip: leaves out what is still unreadable then, and says so once for every file.
+
+    Raises:
+      ValueError: `tries` is less than 1.
+    """
+
+    def __init__(self, tries: int = 3, seconds: float = 1.0, skip: bool = False) -> None:
+        if tries < 1:
+            raise ValueError(f"tries is {tries}; reading takes at least 1.")
+        self._tries, self._seconds, self._skip = tries, seconds, skip
+        self._given_up: set[str] = set()
+
+    def __call__(
+        self, read: Callable[[Int64[np.ndarray, "_n"]], None], number: int
+    ) -> Bool[np.ndarray, "n"]:
+        """Calls `read` with the items 0..number-1, and returns which of them are left out.
+
+        Raises:
+          DatasetError, OSError: as the last try did.
+        """
+        left_out = np.zeros(number, bool)
+        try:
+            self._patiently(read, np.arange(number))
+        except (DatasetError, OSError) as error:
+            if not self._skip:
+                raise
+            self._give_up(error)
+            for item in range(number):
+                try:
+                    read(np.array([item]))
+                except (DatasetError, OSError) as error:
+                    left_out[item] = True
+                    self._give_up(error)
+        return left_out
+
+    def _patiently(self, read: Callable[[Any], None], items: Int64[np.ndarray, "n"]) -> None:
+        for number in range(self._tries - 1):
+            try:
+                return read(items)
+            except (DatasetError, OSError) as error:
+                if _file(error) in self._given_up:
+                    raise
+                wait = self._seconds * 2**number
+                _log.warning("%s Trying again in %g s.", error, wait)
+                time.sleep(wait)
+        return read(items)
+
+    def _give_up(self, error: DatasetError | OSError) -> None:
+        if _file(error) not in self._given_up:
+            self._given_up.add(_file(error))
+            _log.warning("%s Its samples are skipped where this happens.", error)
+
+
+def _file(error: DatasetError | OSError) -> str:
+    return str(error.file if isinstance(error, DatasetError) else error.filename)
