@@ -5,7 +5,6 @@ temporary pictures and no second pass. Everything lies in `<path>.partial` until
 failed recording leaves nothing that could be mistaken for a dataset.
 """
 
-import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,19 +12,14 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from jaxtyping import UInt8
 
-from data import stats
 from data.columns import BOOKKEEPING, arrow_type
-from data.lerobot import VERSION, Dataset
+from data.lerobot import VERSION
+from data.meta_writer import EpisodeTable, write_json, write_tasks
 from data.pixels import Histogram
 from data.recording import DATA_PATH, FILES_PER_CHUNK, VIDEO_PATH, DataFiles, VideoFiles
 from data.video import CODEC, PIXEL_FORMAT
-
-_EPISODES_PER_ROW_GROUP = 500
-_EPISODES_PATH = "meta/episodes/chunk-000/file-000.parquet"
 
 
 class DatasetWriter:
@@ -61,19 +55,16 @@ class DatasetWriter:
             )
         self.fps, self.robot_type = fps, robot_type
         self.features = {name: _checked(name, f) for name, f in features.items()}
-        self.num_episodes = self.num_frames = 0
         self._cameras = [n for n, f in self.features.items() if f["dtype"] == "video"]
         self._given = [n for n in self.features if n not in self._cameras]
         self._columns = {n: self.features[n] for n in self._given} | BOOKKEEPING
         self._limits = {"data": data_megabytes, "video": video_megabytes}
         self._tasks: dict[str, int] = {}
-        self._episodes: list[dict[str, Any]] = []
-        self._episode_table: pq.ParquetWriter | None = None
-        self._pixels = {camera: Histogram() for camera in self._cameras}
         self._partial = self.path.with_name(self.path.name + ".partial")
         if self._partial.exists():
             shutil.rmtree(self._partial)
         self._partial.mkdir(parents=True)
+        self._episodes = EpisodeTable(self._partial, self.features | BOOKKEEPING)
         self._data = DataFiles(self._partial, self._columns, data_megabytes)
         self._videos = {
             camera: VideoFiles(
@@ -81,6 +72,16 @@ class DatasetWriter:
             )
             for camera in self._cameras
         }
+
+    @property
+    def num_episodes(self) -> int:
+        """Episodes added so far."""
+        return self._episodes.num_episodes
+
+    @property
+    def num_frames(self) -> int:
+        """Frames added so far."""
+        return self._episodes.num_frames
 
     def add_episode(
         self,
@@ -100,35 +101,20 @@ class DatasetWriter:
             the episode, the column and the step. Nothing of the episode is written then.
         """
         values = self._check(columns, frames, task)
-        length, e = len(next(iter(values.values()))), self.num_episodes
+        length = len(next(iter(values.values())))
         steps = np.arange(length)
-        task_index = self._tasks.setdefault(task, len(self._tasks))
         values |= {
             "timestamp": (steps / self.fps).astype(np.float32),
             "frame_index": steps,
-            "episode_index": np.full(length, e),
+            "episode_index": np.full(length, self.num_episodes),
             "index": self.num_frames + steps,
-            "task_index": np.full(length, task_index),
+            "task_index": np.full(length, self._tasks.setdefault(task, len(self._tasks))),
         }
-        row: dict[str, Any] = {"episode_index": e, "tasks": [task], "length": length}
-        row |= self._data.add(values)
-        row |= {
-            "dataset_from_index": self.num_frames,
-            "dataset_to_index": self.num_frames + length,
-        }
+        places: dict[str, int | float] = dict(self._data.add(values))
         for camera, file in self._videos.items():
-            row |= file.add(frames[camera])
-        for camera in self._cameras:
-            seen = Histogram.of(frames[camera])
-            self._pixels[camera] += seen
-            row |= _flat(camera, seen.stats(length))
-        row |= _episode_stats(values, self._columns)
-        row |= {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0}
-        self._episodes.append(row)
-        self.num_episodes += 1
-        self.num_frames += length
-        if len(self._episodes) == _EPISODES_PER_ROW_GROUP:
-            self._write_episodes()
+            places |= file.add(frames[camera])
+        pixels = {camera: Histogram.of(frames[camera]) for camera in self._cameras}
+        self._episodes.add([task], values, pixels, places)
 
     def __enter__(self) -> "DatasetWriter":
         return self
@@ -153,17 +139,10 @@ class DatasetWriter:
         self._data.close()
         for video in self._videos.values():
             video.close()
-        if self._episodes:
-            self._write_episodes()
-        if self._episode_table is not None:
-            self._episode_table.close()
-        pq.write_table(_tasks_table(list(self._tasks)), self._partial / "meta/tasks.parquet")
-        _write_json(self._partial / "meta/info.json", self._info())
-        written = {
-            camera: pixels.stats(self.num_frames) for camera, pixels in self._pixels.items()
-        } | stats.compute(Dataset(self._partial))
-        plain = {n: {k: v.tolist() for k, v in s.items()} for n, s in written.items()}
-        _write_json(self._partial / "meta/stats.json", plain)
+        self._episodes.close()
+        write_tasks(self._partial, list(self._tasks))
+        write_json(self._partial / "meta/info.json", self._info())
+        self._episodes.write_statistics()
         self._partial.rename(self.path)
 
     def _info(self) -> dict[str, Any]:
@@ -185,15 +164,6 @@ class DatasetWriter:
                 for name, f in (self.features | BOOKKEEPING).items()
             },
         }
-
-    def _write_episodes(self) -> None:
-        table = pa.Table.from_pylist(self._episodes)
-        if self._episode_table is None:
-            path = self._partial / _EPISODES_PATH
-            path.parent.mkdir(parents=True)
-            self._episode_table = pq.ParquetWriter(path, table.schema)
-        self._episode_table.write_table(table.cast(self._episode_table.schema))
-        self._episodes = []
 
     def _check(
         self, columns: Mapping[str, np.ndarray], frames: Mapping[str, np.ndarray], task: str
@@ -272,28 +242,6 @@ def _checked_column(
     return value
 
 
-def _episode_stats(
-    values: Mapping[str, np.ndarray], columns: Mapping[str, Mapping[str, Any]]
-) -> dict[str, list]:
-    """Statistics of all numeric columns of an episode at once: one call for many small columns."""
-    names = [name for name, f in columns.items() if f["dtype"] != "string"]
-    parts = [values[name].reshape(len(values[name]), -1) for name in names]
-    described = stats.describe(np.concatenate([p.astype(np.float64) for p in parts], axis=1))
-    flat: dict[str, list] = {}
-    first = 0
-    for name, part in zip(names, parts, strict=True):
-        piece = {k: v[first : first + part.shape[1]] for k, v in described.items() if k != "count"}
-        if part.dtype.kind != "f":
-            piece |= {k: piece[k].astype(part.dtype) for k in ("min", "max")}
-        flat |= _flat(name, piece | {"count": described["count"]})
-        first += part.shape[1]
-    return flat
-
-
-def _flat(name: str, feature_stats: Mapping[str, np.ndarray]) -> dict[str, list]:
-    return {f"stats/{name}/{key}": value.tolist() for key, value in feature_stats.items()}
-
-
 def _video_info(feature: Mapping[str, Any], fps: int) -> dict[str, Any]:
     height, width, channels = feature["shape"]
     return {
@@ -306,29 +254,3 @@ def _video_info(feature: Mapping[str, Any], fps: int) -> dict[str, Any]:
         "video.channels": channels,
         "has_audio": False,
     }
-
-
-def _tasks_table(tasks: list[str]) -> pa.Table:
-    """Prompts as pandas writes a frame indexed by them, which is how LeRobot looks them up."""
-    index = "__index_level_0__"
-    table = pa.table({"task_index": pa.array(range(len(tasks)), pa.int64()), index: tasks})
-
-    def described(name: str | None, field: str, pandas: str, numpy: str) -> dict[str, Any]:
-        kinds = {"pandas_type": pandas, "numpy_type": numpy, "metadata": None}
-        return {"name": name, "field_name": field, **kinds}
-
-    pandas = {
-        "index_columns": [index],
-        "column_indexes": [],
-        "columns": [
-            described("task_index", "task_index", "int64", "int64"),
-            described(None, index, "unicode", "object"),
-        ],
-        "creator": {"library": "pyarrow", "version": pa.__version__},
-        "pandas_version": "2.0.0",
-    }
-    return table.replace_schema_metadata({"pandas": json.dumps(pandas)})
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=4, ensure_ascii=False))
