@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from jaxtyping import Bool, Int64, UInt8
 
 from data.columns import arrow_type
@@ -22,7 +23,7 @@ from data.files import Folder, open_folder
 from data.lerobot_v21 import MetadataV21
 from data.lerobot_v30 import MetadataV30
 from data.metadata import VISUAL, Metadata, read_info
-from data.pictures import decode
+from data.pictures import decode, encoded
 from data.rows import Rows
 from data.runs import Prompts, Runs, runs_and_prompts
 from data.video import VideoReader
@@ -211,6 +212,21 @@ class Dataset:
         first = int(np.searchsorted(self.runs.episode, i))
         return self.prompts[self.runs.task[first]][0]
 
+    def instructions(self, i: int) -> list[str]:
+        """What episode i lists as its instructions; its prompt, if it lists none."""
+        texts = self.metadata.texts
+        listed = None if texts is None else texts[self._place(i)].as_py()
+        return [text for text in listed or () if text] or [self.task(i)]
+
+    def encoded(self, i: int, camera: str) -> pa.Array:
+        """Episode i's pictures of a camera of dtype image as they are stored, struct<bytes, path>;
+        nulls if it has none.
+
+        Raises:
+          DatasetError: a picture is missing.
+        """
+        return encoded(self.folder, *self._cells(i, camera))
+
     def locate(self, frame: int) -> tuple[int, int]:
         """Episode and step of a frame counted through the whole dataset."""
         ends = np.cumsum(self.lengths)
@@ -228,8 +244,7 @@ class Dataset:
             raise ValueError(f"{self.root}: no camera '{camera}'; there are {list(self.cameras)}.")
         place = self._place(i)
         if self.features[camera]["dtype"] == "image":
-            file, cells = self._rows.cells(place, camera)
-            return decode(self.folder, file, camera, cells)
+            return decode(self.folder, *self._cells(i, camera))
         path, start = self.video(i, camera)
         reader = self._readers.get(camera)
         if reader is None or reader.path != path:
@@ -261,6 +276,11 @@ class Dataset:
             )
         name, start = self.metadata.video(place, camera)
         return self.folder.local(name), start
+
+    def _cells(self, i: int, camera: str) -> tuple[Any, str, pa.Array]:
+        """File and column of episode i's stored pictures, and its cells."""
+        file, cells = self._rows.cells(self._place(i), camera)
+        return file, camera, cells
 
     @property
     def data_files(self) -> list[Path | str]:

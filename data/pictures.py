@@ -10,11 +10,35 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from jaxtyping import UInt8
+from jaxtyping import Bool, UInt8
 from PIL import Image
 
 from data.errors import DatasetError
 from data.files import Folder
+
+
+def encoded(folder: Folder, file: Any, camera: str, cells: pa.Array) -> pa.Array:
+    """The cells with the bytes of every picture in them; without any, where an episode has none.
+
+    Raises:
+      DatasetError: a picture is missing; names the file and the frame.
+    """
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    if not given(cells).any():
+        return pa.nulls(len(cells), kind)
+    contents = [
+        _content(folder, file, f"column '{camera}', row {number}", cell)
+        for number, cell in enumerate(cells.to_pylist())
+    ]
+    return pa.array([{"bytes": content, "path": None} for content in contents], kind)
+
+
+def given(cells: pa.Array) -> Bool[np.ndarray, "n"]:
+    """Which cells of a column of pictures hold bytes or a path."""
+    if not pa.types.is_struct(cells.type):
+        return np.asarray(cells.is_valid())
+    fields = [cells.field(k) for k in range(cells.type.num_fields)]
+    return np.asarray(cells.is_valid()) & np.any([np.asarray(f.is_valid()) for f in fields], axis=0)
 
 
 def decode(folder: Folder, file: Any, camera: str, cells: pa.Array) -> UInt8[np.ndarray, "t h w 3"]:

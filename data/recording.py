@@ -32,14 +32,14 @@ class DataFiles:
         self.schema = pa.schema([(name, _column_type(f)) for name, f in columns.items()])
         self.writer: pq.ParquetWriter | None = None
 
-    def add(self, values: Mapping[str, np.ndarray]) -> dict[str, int]:
+    def add(self, values: Mapping[str, np.ndarray | pa.Array]) -> dict[str, int]:
         size = sum(value.nbytes for value in values.values())
         if self.writer is None or self.size + size > self.limit:
             self.close()
-            self.chunk, self.file, self.size = *_next(self.chunk, self.file), 0
+            self.chunk, self.file, self.size = *next_file(self.chunk, self.file), 0
             path = self.root / DATA_PATH.format(chunk_index=self.chunk, file_index=self.file)
             path.parent.mkdir(parents=True, exist_ok=True)
-            self.writer = pq.ParquetWriter(path, self.schema)
+            self.writer = pq.ParquetWriter(path, self.schema, write_page_checksum=True)
         arrays = [_arrow(values[field.name], field.type) for field in self.schema]
         self.writer.write_table(pa.Table.from_arrays(arrays, schema=self.schema))
         self.size += size
@@ -66,7 +66,7 @@ class VideoFiles:
         expected = per_frame * len(frames)
         if self.video is None or self.video.size + expected > self.limit:
             self.close()
-            self.chunk, self.file = _next(self.chunk, self.file)
+            self.chunk, self.file = next_file(self.chunk, self.file)
             name = VIDEO_PATH.format(
                 video_key=self.camera, chunk_index=self.chunk, file_index=self.file
             )
@@ -91,17 +91,28 @@ class VideoFiles:
             self.video.abandon()
 
 
-def _next(chunk: int, file: int) -> tuple[int, int]:
+def next_file(chunk: int, file: int) -> tuple[int, int]:
+    """Chunk and number of the file after this one."""
     return (chunk + 1, 0) if file == FILES_PER_CHUNK - 1 else (chunk, file + 1)
 
 
 def _column_type(feature: Mapping[str, Any]) -> pa.DataType:
-    value, (n,) = arrow_type(feature["dtype"]), feature["shape"]
-    return value if n == 1 else pa.list_(pa.field("element", value), n)
+    if feature["dtype"] == "image":
+        return pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    kind, (*outer, n) = arrow_type(feature["dtype"]), tuple(feature["shape"]) or (1,)
+    if outer:
+        for _ in (*outer, n):
+            kind = pa.list_(kind)
+        return kind
+    return kind if n == 1 else pa.list_(pa.field("element", kind), n)
 
 
-def _arrow(values: np.ndarray, kind: pa.DataType) -> pa.Array:
-    if not pa.types.is_fixed_size_list(kind):
+def _arrow(values: np.ndarray | pa.Array, kind: pa.DataType) -> pa.Array:
+    if isinstance(values, pa.Array):
+        return values.cast(kind)
+    if not pa.types.is_nested(kind):
         return pa.array(values.reshape(-1), kind)
+    if not pa.types.is_fixed_size_list(kind):
+        return pa.array(values.tolist(), kind)
     flat = pa.array(values.reshape(-1), kind.value_type)
     return pa.FixedSizeListArray.from_arrays(flat, type=kind)

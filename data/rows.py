@@ -19,6 +19,7 @@ from data.columns import BOOKKEEPING, open_parquet, read_columns, reading, to_nu
 from data.errors import DatasetError
 from data.files import Folder
 from data.metadata import Metadata
+from data.pictures import given
 
 _BLOCK_ROWS = 1 << 16
 _EPISODE, _FRAME = "episode_index", "frame_index"
@@ -91,7 +92,7 @@ class Rows:
             if self._without_path(groups, name):
                 for episode in members:
                     cells = self.cells(episode, name)[1]
-                    present[episode] = pictures_given(cells).any()
+                    present[episode] = given(cells).any()
         return present
 
     def place(self, episode: int) -> Groups:
@@ -248,15 +249,6 @@ class Rows:
             f"episode {number} has length {length}, but the data files hold {there} rows of it "
             f"(as its {_EPISODE} tells); the dataset is incomplete, copy or record it again.",
         )
-
-
-def pictures_given(cells: pa.Array) -> Bool[np.ndarray, "n"]:
-    """Which cells of a column of pictures hold bytes or a path."""
-    if not pa.types.is_struct(cells.type):
-        return np.asarray(cells.is_valid())
-    fields = [cells.field(k) for k in range(cells.type.num_fields)]
-    given = [np.asarray(field.is_valid()) for field in fields]
-    return np.asarray(cells.is_valid()) & np.any(given, axis=0)
 
 
 def _ranges(path: Any, values: Int64[np.ndarray, "n"], rows: Int64[np.ndarray, "g"]) -> _Ranges:

@@ -91,6 +91,8 @@ class VideoReader:
         """
         out = np.empty((count, self._stream.height, self._stream.width, 3), np.uint8)
         apart = np.full(count, np.inf)  # periods between the frame asked for and the one taken
+        if start == 0:  # the beginning of the file, where its first frame need not be at 0
+            start = float((self._stream.start_time or 0) * self._tick)
         first, rate = None, fps
         for time, frame in self._decode_from(start, 0.5 / fps):
             if first is None and (time - start) * fps >= -0.5:
