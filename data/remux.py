@@ -101,11 +101,15 @@ class CopiedVideos:
 def _whole(path: Path, packets: list[Packet], frames: int) -> list[Packet]:
     """The packets, if all of them are sound and enough for the frames."""
     sound = [p for p in packets if not p.is_corrupt and p.pts is not None and p.dts is not None]
-    if len(sound) != len(packets) or len(sound) < frames or not packets[0].is_keyframe:
+    if len(sound) != len(packets) or len(sound) < frames:
         raise DatasetError(
             path,
             "frames",
-            f"holds {len(sound)} sound frames of {max(frames, len(packets))}, beginning with a "
-            "keyframe if at all; it was cut off or damaged, copy or encode it again.",
+            f"holds {len(sound)} whole frames of {max(frames, len(packets))}; it was cut off or "
+            "damaged, copy or encode it again.",
+        )
+    if not packets[0].is_keyframe:
+        raise DatasetError(
+            path, "frame 0", "is no keyframe, so nothing can precede it; encode the video again."
         )
     return packets

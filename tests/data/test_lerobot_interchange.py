@@ -15,7 +15,7 @@ import pytest
 
 from data import open_dataset, stats
 from tests.fixtures.lerobot.episodes import CAMERAS, LENGTHS, episodes
-from tests.fixtures.lerobot.ours import FIXTURES, record
+from tests.fixtures.lerobot.ours import FIXTURES, record, upgraded
 
 OURS = FIXTURES / "chiliad"
 
@@ -33,8 +33,9 @@ def test_reads_what_lerobot_wrote_frame_for_frame(name: str) -> None:
     assert_same_frames(FIXTURES / name, lerobot_reads(name))
 
 
-def test_lerobot_reads_what_we_wrote_frame_for_frame() -> None:
-    assert_same_frames(OURS, lerobot_reads("chiliad"))
+@pytest.mark.parametrize("name", ["chiliad", "upgraded"])
+def test_lerobot_reads_what_we_wrote_frame_for_frame(name: str) -> None:
+    assert_same_frames(FIXTURES / name, lerobot_reads(name))
 
 
 def test_lerobot_reads_the_values_that_todays_writer_is_given(fresh: Path) -> None:
@@ -54,6 +55,11 @@ def test_lerobot_reads_the_values_that_todays_writer_is_given(fresh: Path) -> No
 
 def test_todays_writer_lays_out_the_dataset_that_lerobot_read(fresh: Path) -> None:
     assert layout(fresh) == layout(OURS), "remake the fixture: tests/fixtures/lerobot/make.py"
+
+
+def test_todays_upgrade_makes_the_dataset_that_lerobot_read(tmp_path: Path) -> None:
+    upgraded(tmp_path / "upgraded")
+    assert layout(tmp_path / "upgraded") == layout(FIXTURES / "upgraded"), "remake the fixture"
 
 
 def test_lerobot_cuts_action_chunks_where_our_episodes_end() -> None:

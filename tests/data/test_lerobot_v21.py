@@ -8,14 +8,14 @@ import pytest
 
 from data import open_dataset
 from data.errors import DatasetError, MissingFileError
-from tests.data.conftest import FRONT, LENGTHS, SHARED, TASKS, WRIST
+from tests.data.conftest import FEATURES, FRONT, LENGTHS, SHARED, TASKS, WRIST
 from tests.data.test_lerobot import assert_same_episodes
 from tests.data.v21 import DATA, VIDEO, write_v21
 
 
 @pytest.fixture
 def old(tmp_path, episodes):
-    return write_v21(tmp_path / "old", episodes)
+    return write_v21(tmp_path / "old", episodes, FEATURES, 20)
 
 
 def edit_lines(path, edit):
@@ -33,7 +33,7 @@ def parquet(episode):
 
 @pytest.mark.parametrize("version", ["v2.0", "v2.1"])
 def test_an_older_dataset_reads_as_what_was_recorded(tmp_path, episodes, version):
-    dataset = open_dataset(write_v21(tmp_path / "old", episodes, version))
+    dataset = open_dataset(write_v21(tmp_path / "old", episodes, FEATURES, 20, version))
     assert dataset.lengths.tolist() == list(LENGTHS)
     assert dataset.episode_numbers.tolist() == list(range(len(LENGTHS)))
     assert set(dataset.tasks.values()) == set(TASKS)
