@@ -39,7 +39,7 @@ class DataFiles:
             self.chunk, self.file, self.size = *_next(self.chunk, self.file), 0
             path = self.root / DATA_PATH.format(chunk_index=self.chunk, file_index=self.file)
             path.parent.mkdir(parents=True, exist_ok=True)
-            self.writer = pq.ParquetWriter(path, self.schema)
+            self.writer = pq.ParquetWriter(path, self.schema, write_page_checksum=True)
         arrays = [_arrow(values[field.name], field.type) for field in self.schema]
         self.writer.write_table(pa.Table.from_arrays(arrays, schema=self.schema))
         self.size += size

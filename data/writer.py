@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from jaxtyping import UInt8
 
 from data import stats
+from data.checksums import write_checksums
 from data.columns import BOOKKEEPING, arrow_type
 from data.lerobot import VERSION, Dataset
 from data.pixels import Histogram
@@ -157,13 +158,15 @@ class DatasetWriter:
             self._write_episodes()
         if self._episode_table is not None:
             self._episode_table.close()
-        pq.write_table(_tasks_table(list(self._tasks)), self._partial / "meta/tasks.parquet")
+        tasks = _tasks_table(list(self._tasks))
+        pq.write_table(tasks, self._partial / "meta/tasks.parquet", write_page_checksum=True)
         _write_json(self._partial / "meta/info.json", self._info())
         written = {
             camera: pixels.stats(self.num_frames) for camera, pixels in self._pixels.items()
         } | stats.compute(Dataset(self._partial))
         plain = {n: {k: v.tolist() for k, v in s.items()} for n, s in written.items()}
         _write_json(self._partial / "meta/stats.json", plain)
+        write_checksums(self._partial)
         self._partial.rename(self.path)
 
     def _info(self) -> dict[str, Any]:
@@ -191,7 +194,7 @@ class DatasetWriter:
         if self._episode_table is None:
             path = self._partial / _EPISODES_PATH
             path.parent.mkdir(parents=True)
-            self._episode_table = pq.ParquetWriter(path, table.schema)
+            self._episode_table = pq.ParquetWriter(path, table.schema, write_page_checksum=True)
         self._episode_table.write_table(table.cast(self._episode_table.schema))
         self._episodes = []
 
