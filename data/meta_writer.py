@@ -122,7 +122,7 @@ def write_tasks(root: Path, tasks: Sequence[str]) -> None:
         "pandas_version": "2.0.0",
     }
     table = table.replace_schema_metadata({"pandas": json.dumps(pandas)})
-    pq.write_table(table, root / "meta/tasks.parquet")
+    pq.write_table(table, root / "meta/tasks.parquet", write_page_checksum=True)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ pictures; all that is read of it is checked against its checksum.
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +28,6 @@ from data.runs import Runs
 from data.tf_example import feature_spans, feature_values
 from data.tfrecord import Span
 
-CACHE_DIR = Path.home() / ".cache/chiliad"
 _USUAL_FPS = 10.0
 _INFO, _FEATURES = "dataset_info.json", "features.json"
 
@@ -38,14 +38,15 @@ def open_rlds(
     path: str | Path,
     fps: float | None = None,
     split: str = "train",
-    cache_dir: str | Path = CACHE_DIR,
+    cache_dir: str | Path | None = None,
 ) -> "RldsDataset":
     """Opens the RLDS dataset in `path`, the folder with features.json or the one above it.
 
     Args:
       path: on disk, or a URL as `data.files.open_folder` takes; files of a URL are fetched first.
       fps: steps a second, which RLDS does not know; 10 with a warning, if None.
-      cache_dir: where is kept what the first opening finds out about the episodes.
+      cache_dir: where is kept what the first opening finds out about the episodes;
+        ~/.cache/chiliad/rlds, if None.
 
     Raises:
       MissingFileError: there is no dataset, or a file of it is missing.
@@ -55,7 +56,8 @@ def open_rlds(
     if fps is None:
         _log.warning("%s: RLDS does not know steps a second; taken for %g.", root, _USUAL_FPS)
         fps = _USUAL_FPS
-    return RldsDataset(root, fps, split, Path(cache_dir))
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return RldsDataset(root, fps, split, Path(cache_dir or Path(home) / "chiliad/rlds"))
 
 
 class RldsDataset:

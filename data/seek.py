@@ -24,6 +24,7 @@ import pyarrow as pa
 from jaxtyping import Float, Int64
 
 from data.errors import DatasetError, MissingFileError
+from data.video import STRICT
 
 _LONG_GOP = 8
 _KEPT_BYTES = 1 << 30
@@ -245,6 +246,7 @@ def _decoder(codec: str, extradata: bytes) -> av.VideoCodecContext:
     if (codec, extradata) not in decoders:
         decoder = av.CodecContext.create(codec, "r")
         decoder.extradata, decoder.thread_count = extradata or None, 1
+        decoder.options = dict(STRICT)
         decoders[codec, extradata] = decoder
     return decoders[codec, extradata]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from data.checksums import write_checksums
 from data.columns import BOOKKEEPING
 from data.errors import DatasetError
 from data.lerobot import VERSION, Dataset
@@ -131,6 +132,7 @@ def _write(
         },
     )
     episodes.write_statistics()
+    write_checksums(root)
 
 
 def _columns(dataset: Dataset, i: int, tasks: list[int], first: int) -> dict[str, np.ndarray]:

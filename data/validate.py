@@ -18,6 +18,7 @@ from data.check_metadata import (
     check_statistics,
     check_tasks,
 )
+from data.checksums import damaged_files
 from data.errors import DatasetError
 from data.lerobot import open_dataset
 from data.problem import Problem, from_error
@@ -47,6 +48,8 @@ def validate(path: str | Path, progress: Report | None = None) -> list[Problem]:
         dataset = open_dataset(path)
     except DatasetError as raised:
         return [from_error(raised)]
+    report("Checksums", 0, 1)
+    collect(lambda: map(from_error, damaged_files(dataset.folder)))
     found, stats, tasks = check_columns(dataset, report)
     problems |= dict.fromkeys(found)
     if hasattr(dataset, "info"):

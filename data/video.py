@@ -21,6 +21,10 @@ from data.errors import DatasetError, MissingFileError
 
 CODEC = "h264"
 PIXEL_FORMAT = "yuv420p"
+STRICT = {"strict": "strict"}
+"""Makes dav1d refuse a frame whose bits do not end where they should, which any flipped one brings
+about. libavcodec's H.264 marks frames it had to mend (`is_corrupt`), but not in several threads."""
+
 _OPTIONS = {"g": "2", "crf": "12", "preset": "veryfast"}
 _SEEK_BACK_SECONDS = (0.0, 2.0, 10.0, 60.0, float("inf"))
 
@@ -75,6 +79,7 @@ class VideoReader:
         self.path = path
         self._container = _open(path)
         self._stream = self._container.streams.video[0]
+        self._stream.thread_type, self._stream.codec_context.options = "NONE", dict(STRICT)
         self._tick = self._stream.time_base or Fraction(1)
         self._to_rgb = VideoReformatter()
 
@@ -164,7 +169,7 @@ class VideoReader:
         try:
             self._container.seek(int(start / self._tick), stream=self._stream)
             for frame in self._container.decode(self._stream):
-                if frame.pts is not None:
+                if frame.pts is not None and not frame.is_corrupt:
                     yield float(frame.pts * self._tick), frame
         except av.error.FFmpegError:
             return
@@ -202,7 +207,7 @@ def _open(path: Path) -> InputContainer:
         container = av.open(str(path), metadata_errors="replace")
     except av.error.FFmpegError:
         raise damaged from None
-    if not container.streams.video:
+    if not container.streams.video or container.streams.video[0].codec_context is None:
         container.close()
         raise damaged
     return container

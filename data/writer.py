@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt8
 
+from data.checksums import write_checksums
 from data.columns import BOOKKEEPING, arrow_type
 from data.lerobot import VERSION
 from data.meta_writer import EpisodeTable, write_json, write_tasks
@@ -143,6 +144,7 @@ class DatasetWriter:
         write_tasks(self._partial, list(self._tasks))
         write_json(self._partial / "meta/info.json", self._info())
         self._episodes.write_statistics()
+        write_checksums(self._partial)
         self._partial.rename(self.path)
 
     def _info(self) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from rich.progress import (
 from rich.table import Column, Table
 
 from data import Dataset, open_dataset
+from data.checksums import CHECKSUMS, write_checksums
 from data.columns import BOOKKEEPING
 from data.convert import Run, in_threads
 from data.ray_convert import on_ray
@@ -69,6 +70,19 @@ def validate_command(path: DatasetPath, json_file: JsonFile = None) -> None:
         console.print(table)
     console.print(f"{errors} errors, {len(problems) - errors} warnings in {path}.", soft_wrap=True)
     sys.exit(1 if errors else 0)
+
+
+@app.command(name="checksums")
+def checksums_command(path: DatasetPath) -> None:
+    """Note size and SHA-256 of every file in meta/checksums.json, by which `validate` finds any
+    damage from then on. Datasets recorded by Chiliad have it.
+
+    Args:
+        path: Folder of a local dataset.
+    """
+    open_dataset(path)
+    write_checksums(Path(path))
+    Console().print(f"{Path(path) / CHECKSUMS}: written.", soft_wrap=True)
 
 
 @app.command(name="stats")

@@ -13,6 +13,7 @@ STATS = ("min", "max", "mean", "std", "count", "q01", "q10", "q50", "q90", "q99"
 def test_the_layout_is_lerobots(recorded, episodes):
     files = {str(p.relative_to(recorded)) for p in recorded.rglob("*") if p.is_file()}
     assert files == {
+        "meta/checksums.json",
         "meta/info.json",
         "meta/stats.json",
         "meta/tasks.parquet",
