@@ -1,4 +1,4 @@
-"""Datasets at the command line: check one, see its statistics, convert it to a frame store.
+"""Datasets at the command line: check one, see its statistics and episodes, convert it.
 
 Conversion happens by itself when training starts; the command is for doing it beforehand, on a
 machine with the disk and the cores for it.
@@ -38,10 +38,11 @@ from data.ray_convert import on_ray
 from data.stats import Report, Stats, compute, compute_together, narrow
 from data.store import Encoding, build_store
 from data.validate import validate
-from data.view import dimension_names
+from data.view import dimension_names, write_page, write_recording
 
 DatasetPath = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")]
 DatasetPaths = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATH …")]
+Episode = Annotated[int, tyro.conf.Positional, tyro.conf.arg(metavar="EPISODE")]
 StoreLocation = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="STORE")]
 JsonFile = Annotated[Path | None, tyro.conf.arg(name="json", metavar="FILE")]
 
@@ -121,6 +122,31 @@ def stats_command(paths: DatasetPaths, json_file: JsonFile = None) -> None:
         json_file.write_text(
             json.dumps(several if len(plain) > 1 else plain[paths[0]], indent=2) + "\n"
         )
+
+
+@app.command(name="view")
+def view_command(
+    path: DatasetPath,
+    episode: Episode,
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE.html")] = None,
+    rerun: Annotated[Path | None, tyro.conf.arg(metavar="FILE.rrd")] = None,
+) -> None:
+    """Make a page of an episode to open in a browser: its videos, state and actions.
+
+    Args:
+        path: Folder of the dataset (the one that holds meta/), hf://OWNER/NAME or a bucket's URL.
+        episode: Number of the episode, from 0.
+        out: The page; episode-NUMBER.html if neither this nor a recording is asked for.
+        rerun: A recording for rerun's viewer (needs `pip install 'chiliad[view]'`).
+    """
+    console, dataset = Console(), open_dataset(path)
+    if out is not None or rerun is None:
+        out = out or Path(f"episode-{episode}.html")
+        write_page(dataset, episode, out)
+        console.print(f"{out}: open it in a browser.", soft_wrap=True)
+    if rerun is not None:
+        write_recording(dataset, episode, rerun)
+        console.print(f"{rerun}: open it with `rerun {rerun}`.", soft_wrap=True)
 
 
 @app.command(name="convert")

@@ -8,7 +8,7 @@ import pytest
 from data import open_dataset
 from data.store import open_store
 from tests.data.conftest import make_episode, write
-from tools.data import stats_command
+from tools.data import stats_command, view_command
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def run(*arguments):
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.parametrize("command", ["validate", "stats", "convert"])
+@pytest.mark.parametrize("command", ["validate", "stats", "view", "convert"])
 def test_help_of_every_command_says_what_it_does(command):
     result = run(command, "--help")
     assert result.returncode == 0
@@ -70,6 +70,18 @@ def test_a_narrow_dimension_is_warned_of_below_its_table(tmp_path, capsys):
     episode.columns["action"][:, 1] = 0.5
     stats_command((str(write(tmp_path / "d", [episode])),))
     assert "warning action[1]: hardly changes (0.5..0.5)" in capsys.readouterr().out
+
+
+def test_an_episode_becomes_a_page_or_a_recording_or_both(dataset, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    view_command(str(dataset), 2)
+    assert "push it" in (tmp_path / "episode-2.html").read_text()
+    view_command(str(dataset), 1, rerun=tmp_path / "one.rrd")
+    assert (tmp_path / "one.rrd").stat().st_size > 1000
+    assert not (tmp_path / "episode-1.html").exists()
+    view_command(str(dataset), 1, tmp_path / "one.html", tmp_path / "both.rrd")
+    assert (tmp_path / "one.html").exists()
+    assert (tmp_path / "both.rrd").exists()
 
 
 def test_a_converted_store_opens_and_is_not_overwritten(dataset, tmp_path):

@@ -1,0 +1,146 @@
+"""The page of an episode: its stylesheet and script, which need nothing from elsewhere.
+
+Videos, slider and cursor follow one clock. A link that ends in #frame=40 opens at that frame.
+"""
+
+STYLE = """
+:root { color-scheme: light dark; --label: 9.5rem; --value: 5rem;
+  --paper: #fbfbfa; --card: #ffffff; --ink: #1c1f24; --soft: #5c6570; --line: #e3e5e8;
+  --main: #2f6bd8; --other: #b3651a; --cursor: #1c1f24; }
+@media (prefers-color-scheme: dark) { :root {
+  --paper: #14171b; --card: #1b1f25; --ink: #e7e9ec; --soft: #9aa4b0; --line: #2e343c;
+  --main: #6b9df5; --other: #e3a64a; --cursor: #e7e9ec; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 84rem; padding: 2rem 1.25rem 4rem; background: var(--paper);
+  color: var(--ink); font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
+h1 { font-size: 1.75rem; line-height: 1.2; margin: 0 0 .75rem; letter-spacing: -.01em; }
+h2 { font-size: 1.05rem; margin: 0; }
+.eyebrow { margin: 0 0 .25rem; color: var(--soft); font-size: .9rem; overflow-wrap: anywhere; }
+.facts { display: flex; flex-wrap: wrap; gap: .2rem 1.5rem; margin: 0; padding: 0;
+  list-style: none; color: var(--soft); font-size: .95rem; }
+.facts b { color: var(--ink); font-weight: 600; }
+main { display: grid; grid-template-columns: minmax(0, 25rem) minmax(0, 1fr); gap: 1.25rem;
+  margin-top: 1.5rem; align-items: start; }
+.seen { position: sticky; top: 1.25rem; display: grid; gap: 1rem; }
+.alone { grid-template-columns: minmax(0, 1fr); }
+section, .player { background: var(--card); border: 1px solid var(--line); border-radius: 10px;
+  padding: 1rem 1.15rem; }
+.plots { display: grid; gap: 1.25rem; min-width: 0; }
+figure { margin: 0; }
+.cameras { display: grid; grid-template-columns: repeat(auto-fit, minmax(10.5rem, 1fr));
+  gap: .75rem; }
+video { display: block; width: 100%; height: auto; border-radius: 6px; background: var(--line); }
+figcaption, .range, .note { color: var(--soft); font-size: .8rem; overflow-wrap: anywhere; }
+figcaption { margin-top: .3rem; }
+.note { margin: 0; }
+.controls { display: flex; align-items: center; gap: .6rem; margin-top: .9rem; }
+button, select { font: inherit; font-size: .9rem; color: var(--ink); background: var(--paper);
+  border: 1px solid var(--line); border-radius: 6px; padding: .25rem .6rem; cursor: pointer; }
+#play { min-width: 4.4rem; }
+#scrub { flex: 1; min-width: 3rem; margin: 0; accent-color: var(--main); }
+#now { margin: .6rem 0 0; font-size: .9rem; font-variant-numeric: tabular-nums; }
+.head { display: flex; justify-content: space-between; align-items: baseline; gap: 1rem;
+  margin-bottom: .5rem; }
+.lines { position: relative; touch-action: none; cursor: ew-resize; }
+.dim { display: grid; grid-template-columns: var(--label) minmax(0, 1fr) var(--value);
+  align-items: center; border-top: 1px solid var(--line); }
+.dim > div { padding: .2rem .6rem .2rem 0; min-width: 0; }
+.name { display: block; font-size: .85rem; font-weight: 500; line-height: 1.25;
+  overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
+.range { display: block; font-size: .72rem; line-height: 1.25; white-space: nowrap; }
+.dim output { text-align: right; font-size: .85rem; font-variant-numeric: tabular-nums; }
+.dim svg { display: block; width: 100%; height: 2.9rem; }
+.dim path { fill: none; stroke: var(--main); stroke-width: 1.5; stroke-linejoin: round;
+  vector-effect: non-scaling-stroke; }
+.action path { stroke: var(--other); }
+.cursor { position: absolute; top: 0; bottom: 0; width: 1px; background: var(--cursor);
+  opacity: .65; pointer-events: none; left: calc(var(--label) +
+  (100% - var(--label) - var(--value)) * var(--at, 0)); }
+@media (max-width: 56rem) { main { grid-template-columns: minmax(0, 1fr); }
+  .seen { position: static; } :root { --label: 7rem; --value: 4.2rem; } }
+@media print { .controls { display: none; } section { break-inside: avoid; } }
+"""
+
+SCRIPT = """
+const { fps, length, columns, tasks } = JSON.parse(document.getElementById("data").textContent);
+const videos = [...document.querySelectorAll("video")];
+const by = (id) => document.getElementById(id);
+const last = length - 1;
+let frame = 0, began = null;
+
+function show(next) {
+  frame = Math.min(last, Math.max(0, next));
+  by("scrub").value = frame;
+  by("now").innerHTML = `frame <b>${frame}</b> of ${length} · ${(frame / fps).toFixed(2)} s`;
+  document.body.style.setProperty("--at", last ? frame / last : 0);
+  for (const output of document.querySelectorAll("output"))
+    output.textContent = columns[output.dataset.column][output.dataset.dim][frame] ?? "–";
+  const task = tasks.filter((t) => t.first <= frame).pop();
+  if (task && by("task").textContent !== task.text) by("task").textContent = task.text;
+}
+
+function seek(next) {
+  show(next);
+  for (const video of videos) video.currentTime = (frame + 0.5) / fps;
+  if (began) began = { at: performance.now(), from: frame };
+}
+
+function play() {
+  if (frame === last) seek(0);
+  began = { at: performance.now(), from: frame };
+  const rate = Number(by("rate").value);
+  for (const video of videos) {
+    video.currentTime = (frame + 0.5) / fps;
+    video.playbackRate = rate;
+    video.play();
+  }
+  by("play").textContent = "Pause";
+  requestAnimationFrame(tick);
+}
+
+function pause() {
+  began = null;
+  for (const video of videos) video.pause();
+  by("play").textContent = "Play";
+  seek(frame);
+}
+
+function tick() {
+  if (!began) return;
+  const passed = ((performance.now() - began.at) / 1000) * Number(by("rate").value);
+  const next = began.from + Math.floor(passed * fps);
+  if (next >= last) { show(last); pause(); return; }
+  if (next !== frame) show(next);
+  requestAnimationFrame(tick);
+}
+
+function fromPointer(event) {
+  const plot = event.currentTarget.querySelector("svg").getBoundingClientRect();
+  const part = (event.clientX - plot.left) / plot.width;
+  seek(Math.round(Math.min(1, Math.max(0, part)) * last));
+}
+
+by("play").onclick = () => (began ? pause() : play());
+by("rate").onchange = () => { if (began) { pause(); play(); } };
+by("scrub").oninput = (event) => seek(Number(event.target.value));
+for (const lines of document.querySelectorAll(".lines")) {
+  lines.onpointerdown = (event) => {
+    lines.setPointerCapture(event.pointerId);
+    fromPointer(event);
+  };
+  lines.onpointermove = (event) => { if (event.buttons) fromPointer(event); };
+}
+document.onkeydown = (event) => {
+  if (event.target.tagName === "SELECT") return;
+  const by_key = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10 };
+  if (event.key === " ") { event.preventDefault(); began ? pause() : play(); }
+  else if (event.key in by_key) { event.preventDefault(); seek(frame + by_key[event.key]); }
+};
+for (const video of videos) video.onseeked = () => { video.dataset.shown = video.currentTime; };
+const fromLink = () => {
+  const asked = /frame=(\\d+)/.exec(location.hash);
+  seek(asked ? Number(asked[1]) : 0);
+};
+window.onhashchange = fromLink;
+fromLink();
+"""
