@@ -42,16 +42,16 @@ class BatchInfo(NamedTuple):
     decode_seconds: float
     wait_seconds: float
 
-    @property
-    def facts(self) -> dict[str, float]:
-        """All but the step as numbers, for a run's log."""
+    def facts(self, hosts: int = 1) -> dict[str, float]:
+        """All but the step for a run's log, where each of `hosts` loads as many samples as this."""
         return {
-            "samples": sum(self.samples.values()),
-            **{f"samples/{name}": number for name, number in self.samples.items()},
+            "samples": sum(self.samples.values()) * hosts,
+            **{f"samples/{name}": number * hosts for name, number in self.samples.items()},
             "fill": self.fill,
-            "skipped": self.skipped,
+            "skipped": self.skipped * hosts,
             "load_cpu_seconds": self.cpu_seconds,
             "load_decode_seconds": self.decode_seconds,
+            "load_decode_share": self.decode_seconds / self.cpu_seconds,
             "load_wait_seconds": self.wait_seconds,
         }
 

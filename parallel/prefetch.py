@@ -1,7 +1,7 @@
 """Keeps a few batches on the device ahead of the step that needs them.
 
 A thread takes batches from the loader and puts them on the device, so the main thread waits only
-when data is late; `wait` says for how long, which is the share that more loader workers can win.
+when data is late; `wait` says for how long, which is what a faster loader can win.
 """
 
 import queue
@@ -19,11 +19,12 @@ class Prefetcher(Generic[T]):
     """Iterates over `put(item)` for the items of `source`, up to `depth` of them ahead.
 
     An exception of the source or of `put` is raised by the `next` that would have returned that
-    item. `wait` is the time in seconds that the last `next` waited. Use as a context manager.
+    item. Of the last `next`, `wait` is the time in seconds that it waited, and `ready` how many
+    items were there when it was called. Use as a context manager.
     """
 
     def __init__(self, source: Iterator[Any], put: Callable[[Any], T], depth: int = 2) -> None:
-        self.wait = 0.0
+        self.wait, self.ready = 0.0, 0
         self._queue: queue.Queue[Any] = queue.Queue(maxsize=max(depth, 1))
         self._stop = threading.Event()
         self._thread = threading.Thread(
@@ -35,7 +36,7 @@ class Prefetcher(Generic[T]):
         return self
 
     def __next__(self) -> T:
-        start = time.perf_counter()
+        start, self.ready = time.perf_counter(), self._queue.qsize()
         item, error = self._queue.get()
         self.wait = time.perf_counter() - start
         if error is not None or item is _END:

@@ -12,6 +12,7 @@ import jax
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from parallel.data_wait import DataWait
 from parallel.metrics import MetricsWriter
 from parallel.step import Metrics
 
@@ -40,6 +41,7 @@ class StepLog:
         self._pending: deque[tuple[int, Metrics, dict[str, float]]] = deque()
         self._recent: deque[tuple[float, float, float]] = deque(maxlen=_WINDOW)
         self._clock, self._spoken = 0.0, time.perf_counter()
+        self._data_wait = DataWait()
         self._bar = Progress(
             TextColumn("training"),
             BarColumn(),
@@ -56,8 +58,8 @@ class StepLog:
     def started(self, step: int, begin: float, metrics: Metrics, facts: dict[str, float]) -> None:
         """Notes that `step` was dispatched, its data asked for at `begin` (perf_counter seconds).
 
-        `facts` are what the host knows of it: `data_wait` (seconds), `samples`, `fill`. Reads the
-        metrics of earlier steps until at most two are under way.
+        `facts` are what the host knows of it: `data_wait` (seconds), `samples` and whatever else is
+        to be logged. Reads the metrics of earlier steps until at most two are under way.
 
         Raises:
           ValueError: loss or gradient of such a step is not finite.
@@ -106,9 +108,13 @@ class StepLog:
         metrics |= facts | {
             "step_seconds": seconds,
             "samples_per_second": facts["samples"] / seconds,
+            "data_wait_share": facts["data_wait"] / seconds,
         }
         if self._writer is not None:
             self._writer.write(step, metrics, board=step % self._board_every == 0)
+        slow = self._data_wait.after(seconds, facts)
+        if slow is not None:
+            self._console.print(slow, soft_wrap=True)
         self._recent.append((seconds, facts["data_wait"], now - asked))
         self._show(step, metrics["loss"], now)
 

@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from models.checkpoints import own
 from models.inputs import PackedBatch
 from models.sharding import Rules
 from parallel import checkpoint
-from parallel.distributed import host_count, host_index, put_batch
+from parallel.distributed import host_index, put_batch
 from parallel.mesh import check_rows, make_mesh
 from parallel.metrics import MetricsWriter
 from parallel.optimizer import OptimizerConfig, make_schedule
@@ -83,7 +83,7 @@ class Trained:
 def train(
     model: Model,
     rules: Rules,
-    batches: Callable[[int, Json], Iterator[PackedBatch]],
+    batches: Callable[[int, Json], Iterator[tuple[PackedBatch, Mapping[str, float]]]],
     position: Callable[[int], Json],
     run: Run,
     config: TrainerConfig,
@@ -96,8 +96,9 @@ def train(
 ) -> Trained:
     """Trains to `config.steps`, saving on the way, at the end and when told to stop.
 
-    `batches(step, position)` yields this host's rows (numpy) from that step on, where `position` is
-    what `position(step)` gave when the checkpoint was saved (None at step 0). `initial(like)` gives
+    `batches(step, position)` yields from that step on this host's rows (numpy) and what is to be
+    logged of them, `samples` (of all hosts) at least; `position` is what `position(step)` gave when
+    the checkpoint was saved (None at step 0). `initial(like)` gives
     the parameters that a new run begins with, in the shapes and shardings of `like`. `on_eval(step,
     state)` is called after every `eval_every` updates; what it returns is logged, and it must not
     keep the state. SIGTERM and Ctrl-C finish the step under way, save and return; a second Ctrl-C
@@ -140,7 +141,9 @@ def train(
             checkpoint.CheckpointWriter(folder, run.config, run.assets, config.keep)
         )
         source = stack.enter_context(
-            Prefetcher(batches(start, where), lambda b: _put(b, mesh), config.prefetch)
+            Prefetcher(
+                batches(start, where), lambda b: (put_batch(b[0], mesh), b[1]), config.prefetch
+            )
         )
         writer = None
         if host_index() == 0:
@@ -150,17 +153,20 @@ def train(
         while done < config.steps and stop.name is None:
             begin = time.perf_counter()
             try:
-                batch, facts = next(source, (None, {}))
-            except Exception:
+                item = next(source, None)
+            except Exception as error:
                 if stop.name is None:
                     raise
+                console.print(f"After {stop.name}, the loader: {error!r}", soft_wrap=True)
                 break  # the signal ended the loader's processes too; what was trained is saved
-            if batch is None:
+            if item is None:
                 raise ValueError(
                     f"The data ended after {done} of {config.steps} steps; batches must go on."
                 )
+            batch, facts = item
             state, metrics = train_step(state, batch, seed)
-            log.started(done, begin, metrics, facts | {"data_wait": source.wait})
+            waits = {"data_wait": source.wait, "data_ready": source.ready}
+            log.started(done, begin, metrics, {**facts, **waits})
             done += 1
             if on_eval is not None and config.eval_every and done % config.eval_every == 0:
                 log.drain()
@@ -247,10 +253,3 @@ def _write_config(run: Run) -> None:
     temporary = run.directory / f"{CONFIG_NAME}.tmp"
     temporary.write_text(json.dumps(run.config, indent=2) + "\n")
     os.replace(temporary, run.directory / CONFIG_NAME)
-
-
-def _put(batch: PackedBatch, mesh: Mesh) -> tuple[PackedBatch, dict[str, float]]:
-    """The batch on the device; its samples (this host's times the hosts) and this host's fill."""
-    segment = np.asarray(batch.prefix_segment)
-    samples = int(segment.max(axis=1).sum()) * host_count()
-    return put_batch(batch, mesh), {"samples": samples, "fill": float((segment > 0).mean())}

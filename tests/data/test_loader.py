@@ -42,7 +42,7 @@ def sample(processor, draw):
         camera is not None and (draw.episode, camera) not in frames.absent
         for camera in feed.cameras
     ]
-    made = processor.sample(
+    return processor.sample(
         [
             frames.picture(start + draw.frame, camera) if there else None
             for camera, there in zip(feed.cameras, seen, strict=True)
@@ -54,7 +54,6 @@ def sample(processor, draw):
         valid=steps <= last,
         id=draw.id,
     )
-    return replace(made, cameras=tuple(np.flatnonzero(seen).tolist()))
 
 
 def reference(processor, plan, step):
@@ -155,8 +154,11 @@ def test_info_counts_the_samples_of_each_source_and_the_fill():
     assert info.fill == pytest.approx(PLAN.fill([2]).prefix)
     assert 0 < info.decode_seconds < info.cpu_seconds
     assert info.skipped == 0
-    assert info.facts["samples"] == len(drawn)
-    assert info.facts["samples/one"] == drawn.count(1)
+    facts = info.facts(hosts=2)
+    assert facts["samples"] == 2 * len(drawn)
+    assert facts["samples/one"] == 2 * drawn.count(1)
+    assert facts["fill"] == info.fill
+    assert facts["load_decode_seconds"] == info.decode_seconds
 
 
 def test_states_read_as_text_never_take_more_places_than_planned():

@@ -1,4 +1,5 @@
 import threading
+import time
 
 import pytest
 
@@ -29,6 +30,24 @@ def test_an_exception_of_put_is_raised_too():
         pytest.raises(ZeroDivisionError),
     ):
         list(items)
+
+
+def test_it_knows_how_many_items_were_ready():
+    fetched = threading.Semaphore(0)
+
+    def put(item):
+        fetched.release()
+        return item
+
+    with Prefetcher(iter(range(3)), put, depth=5) as items:
+        for _ in range(3):
+            assert fetched.acquire(timeout=10)
+        while items._queue.qsize() < 4:  # the last item and the end may be on their way
+            time.sleep(0.01)
+        ready = []
+        for _ in items:
+            ready.append(items.ready)
+        assert ready == [4, 3, 2]
 
 
 def test_at_most_depth_items_are_taken_ahead_and_closing_ends_thread_and_source():

@@ -11,7 +11,7 @@ from parallel import checkpoint
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.metrics import read_metrics
 from parallel.trainer import Run, TrainerConfig, train
-from tests.parallel.toy import OPTIMIZER, RULES, Denoiser, batch, batches, position
+from tests.parallel.toy import OPTIMIZER, RULES, Denoiser, batches, fed, position
 
 MESH = make_mesh(MeshConfig(data=4, fsdp=2))
 CONFIG = TrainerConfig(steps=12, save_every=4, log_every=3)
@@ -31,10 +31,10 @@ def failing_at(step, make=None):
     """Batches that at one step are what `make` gives, or an error."""
 
     def source(start, where):
-        for i, b in enumerate(batches(start, where), start):
+        for i, (b, facts) in enumerate(batches(start, where), start):
             if i == step and make is None:
                 raise OSError(f"disk lost at {i}")
-            yield make(b) if i == step and make else b
+            yield make(b) if i == step and make else b, facts
 
     return source
 
@@ -54,7 +54,10 @@ def test_every_step_is_logged_once_with_its_times(tmp_path, uninterrupted):
     for line in read_metrics(tmp_path):
         assert {"grad_norm", "learning_rate", "count", "samples_per_second"} < line.keys()
         assert line["step_seconds"] > 0
-        assert line["data_wait"] >= 0
+        share = line["data_wait"] / line["step_seconds"]
+        assert share >= 0
+        assert line["data_wait_share"] == pytest.approx(share)
+        assert 0 <= line["data_ready"] <= 2
         assert line["samples"] == 24
         assert line["fill"] == 24 * 3 / (16 * 8)
     assert (tmp_path / "tensorboard").is_dir()
@@ -127,11 +130,11 @@ def test_resuming_with_another_model_is_refused_and_changes_nothing(tmp_path):
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == files
 
 
-def test_a_signal_that_ends_the_loader_too_still_saves(tmp_path, uninterrupted):
+def test_a_signal_that_ends_the_loader_too_still_saves_and_says_so(tmp_path, uninterrupted, capsys):
     trained = threading.Event()
 
     def source(start, where):
-        yield from (batch(i) for i in range(start, 5))
+        yield from (fed(i) for i in range(start, 5))
         assert trained.wait(60)
         time.sleep(0.2)  # the trainer waits for data by now
         os.kill(os.getpid(), signal.SIGTERM)
@@ -144,6 +147,7 @@ def test_a_signal_that_ends_the_loader_too_still_saves(tmp_path, uninterrupted):
     config = replace(CONFIG, eval_every=5)
     result = run(tmp_path, config=config, source=source, on_eval=evaluate)
     assert not result.finished
+    assert "After SIGTERM, the loader: RuntimeError('Worker process" in capsys.readouterr().out
     assert checkpoint.latest(tmp_path / "checkpoints") == result.step == 5
     run(tmp_path, resume=True)
     assert losses(tmp_path) == uninterrupted
@@ -151,4 +155,4 @@ def test_a_signal_that_ends_the_loader_too_still_saves(tmp_path, uninterrupted):
 
 def test_data_that_ends_early_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="ended after 3 of 12 steps"):
-        run(tmp_path, source=lambda start, where: iter([batch(i) for i in range(3)]))
+        run(tmp_path, source=lambda start, where: iter([fed(i) for i in range(3)]))

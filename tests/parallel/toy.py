@@ -83,12 +83,22 @@ def batch(step: int, rows: int = 16) -> PackedBatch:
     return pack(packed, LAYOUT)
 
 
-def batches(start: int, position: Any) -> Iterator[PackedBatch]:
+Fed = tuple[PackedBatch, dict[str, float]]
+
+
+def fed(step: int) -> Fed:
+    """A batch with what is to be logged of it."""
+    made = batch(step)
+    segment = np.asarray(made.prefix_segment)
+    return made, {"samples": int(segment.max(axis=1).sum()), "fill": float((segment > 0).mean())}
+
+
+def batches(start: int, position: Any) -> Iterator[Fed]:
     """Endless batches from `start`, which the position must agree with."""
     if position is not None and position != {"next": start}:
         raise ValueError(f"Position {position} is not that of step {start}.")
     while True:
-        yield batch(start)
+        yield fed(start)
         start += 1
 
 

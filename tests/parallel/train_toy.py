@@ -10,16 +10,15 @@ from typing import Any
 
 import jax
 
-from models.inputs import PackedBatch
 from parallel.mesh import make_mesh
 from parallel.trainer import Run, TrainerConfig, train
-from tests.parallel.toy import OPTIMIZER, RULES, Denoiser, batches, position
+from tests.parallel.toy import OPTIMIZER, RULES, Denoiser, Fed, batches, position
 
 CONFIG = TrainerConfig(steps=40, save_every=3, keep=2)
 
 
 def main() -> None:
-    def announced(start: int, where: Any) -> Iterator[PackedBatch]:
+    def announced(start: int, where: Any) -> Iterator[Fed]:
         for step, batch in enumerate(batches(start, where), start):
             print("batch", step, flush=True)
             yield batch
