@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 import tensorstore as ts
 from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
-from jaxtyping import Float32, Int64, UInt8
+from jaxtyping import Float32, Int64, Shaped, UInt8
 from PIL import Image
 
 from data.lerobot import Dataset, open_dataset
@@ -53,6 +53,22 @@ class Store:
     prompts: tuple[str, ...]
     image_size: int
     encoding: Encoding
+
+    @property
+    def name(self) -> str:
+        """Where it comes from."""
+        return self.source
+
+    @cached_property
+    def alike(self) -> Int64[np.ndarray, "e"]:
+        """For each episode the first one with the same states and actions."""
+        return _alike(self.starts, self.lengths, self.states, self.actions)
+
+    @cached_property
+    def runs(self) -> Runs:
+        """Every episode is one run."""
+        numbers = np.arange(len(self.lengths))
+        return Runs(numbers, np.zeros_like(numbers), self.lengths, self.tasks)
 
     @cached_property
     def lengths(self) -> Int64[np.ndarray, "e"]:
@@ -276,3 +292,17 @@ def _frames(path: Path, camera: str) -> Path:
 
 def _zarr(path: Path, name: str) -> dict[str, Any]:
     return {"driver": "zarr3", "kvstore": f"file://{(path / 'columns' / name).absolute()}/"}
+
+
+def _alike(
+    starts: Int64[np.ndarray, "e"],
+    lengths: Int64[np.ndarray, "e"],
+    *columns: Shaped[np.ndarray, "n _d"],
+) -> Int64[np.ndarray, "e"]:
+    """For each episode the first one that has the same values in all `columns`."""
+    seen: dict[bytes, int] = {}
+    first = []
+    for episode, (start, length) in enumerate(zip(starts, lengths, strict=True)):
+        values = b"".join(column[start : start + length].tobytes() for column in columns)
+        first.append(seen.setdefault(hashlib.sha256(values).digest(), episode))
+    return np.array(first, np.int64)

@@ -4,52 +4,49 @@ Real datasets hold the same episode twice (five of thirty in one of LeRobot's ow
 recordings); a random split would then measure memory and call it generalisation.
 """
 
-import hashlib
-
 import numpy as np
-from jaxtyping import Int64, Shaped
+from jaxtyping import Int64
 
-from data.former_store import Store
-from data.permutation import fold, shuffled
+from data.frames import Frames
+from data.permutation import fold, grouped
+
+_FEW = 64
 
 Episodes = Int64[np.ndarray, "e"]
 
 
-def split_episodes(store: Store, fraction: float, seed: int = 0) -> tuple[Episodes, Episodes]:
-    """Training and held-out episodes of a store, both sorted; about `fraction` of each task's
-    episodes is held out, at least one where a task has several different ones.
+def split_episodes(frames: Frames, fraction: float, seed: int = 0) -> tuple[Episodes, Episodes]:
+    """Training and held-out episodes, both sorted; about `fraction` of each task's episodes is held
+    out, at least one and not all where a task has several different ones.
+
+    Where very many tasks have few episodes each, or all have but one, this would hold out far too
+    many or none: the episodes of such tasks are then held out as if they had one task, and some of
+    these tasks are not trained at all. An episode's task is that of its first frame.
 
     Raises:
-      ValueError: `fraction` is not in 0..1, or no episode can be held out.
+      ValueError: `fraction` is not in 0..1, or there are no two different episodes.
     """
     if not 0 < fraction < 1:
         raise ValueError(f"The held-out fraction is {fraction}, expected a number between 0 and 1.")
-    first_alike = alike(store.starts, store.lengths, store.states, store.actions)
-    held: list[int] = []
-    for task in np.unique(store.tasks):
-        of_task = np.flatnonzero(store.tasks == task)
-        different = np.unique(first_alike[of_task])
-        count = min(max(1, round(fraction * len(different))), len(different) - 1)
-        chosen = different[shuffled(len(different), fold(seed, int(task)))[:count]]
-        held += of_task[np.isin(first_alike[of_task], chosen)].tolist()
-    if not held:
+    different, which = np.unique(frames.alike, return_inverse=True)
+    if len(different) < 2:
         raise ValueError(
-            f"{store.path}: no task has two different episodes, so none can be held out; "
-            "record more, or train without holding any out."
+            f"{frames.name}: has no two different episodes, so none can be held out; record more, "
+            "or train without holding any out."
         )
-    held_out = np.array(sorted(held), np.int64)
-    return np.setdiff1d(np.arange(len(store.lengths)), held_out), held_out
-
-
-def alike(
-    starts: Int64[np.ndarray, "e"],
-    lengths: Int64[np.ndarray, "e"],
-    *columns: Shaped[np.ndarray, "n _d"],
-) -> Episodes:
-    """For each episode the first one that has the same values in all `columns`."""
-    seen: dict[bytes, int] = {}
-    first = []
-    for episode, (start, length) in enumerate(zip(starts, lengths, strict=True)):
-        values = b"".join(column[start : start + length].tobytes() for column in columns)
-        first.append(seen.setdefault(hashlib.sha256(values).digest(), episode))
-    return np.array(first, np.int64)
+    runs = frames.runs
+    begin = np.flatnonzero(np.diff(runs.episode, prepend=-1))
+    tasks = np.zeros(len(frames.lengths), np.int64)
+    tasks[runs.episode[begin]] = runs.task[begin]
+    task = np.unique(tasks[different], return_inverse=True)[1]
+    number = np.bincount(task)
+    small = number * fraction < 0.5
+    if number.max() == 1 or small.sum() > max(_FEW, fraction * len(different)):
+        task = np.where(small[task], 0, task + 1)
+        number = np.bincount(task)
+    held = np.minimum(np.maximum(1, np.round(fraction * number)), number - 1)
+    order = grouped(task, fold(seed))
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order)) - (np.cumsum(number) - number)[task[order]]
+    held_out = (rank < held[task])[which]
+    return np.flatnonzero(~held_out), np.flatnonzero(held_out)

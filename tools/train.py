@@ -122,7 +122,7 @@ def prepare(
         )
     training, held_out = np.arange(len(store.lengths)), np.arange(0)
     if config.data.holdout:
-        training, held_out = split_episodes(store, config.data.holdout, config.trainer.seed)
+        training, held_out = split_episodes(store, config.data.holdout, config.trainer.seed)  # type: ignore[arg-type]
     stats = store.stats(training.tolist())
     model = config.model
     if text is None:

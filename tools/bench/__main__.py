@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from tools.bench import attention, chunks, fp8, packing, pi05
+from tools.bench import attention, chunks, fp8, packing, pi05, plan
 from tools.runs import versions
 
 BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
@@ -24,6 +24,7 @@ BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
     "fp8": fp8.run,
     "packing": packing.run,
     "pi05": pi05.run,
+    "plan": plan.run,
 }
 
 _NAMES = tyro.conf.arg(constructor=tyro.extras.literal_type_from_choices(BENCHMARKS))
