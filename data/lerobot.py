@@ -22,7 +22,7 @@ from data.files import Folder, open_folder
 from data.lerobot_v21 import MetadataV21
 from data.lerobot_v30 import MetadataV30
 from data.metadata import VISUAL, Metadata, read_info
-from data.pictures import decode
+from data.pictures import decode, encoded
 from data.rows import Rows
 from data.runs import Prompts, Runs, runs_and_prompts
 from data.video import VideoReader
@@ -237,6 +237,14 @@ class Dataset:
                 reader.close()
             reader = self._readers[camera] = VideoReader(path)
         return reader.read(start, int(self.metadata.lengths[place]), self.fps)
+
+    def pictures(self, i: int, camera: str) -> list[bytes]:
+        """Episode i's pictures of a camera of dtype image, encoded as they are stored.
+
+        Raises:
+          DatasetError: one is missing.
+        """
+        return encoded(self.folder, *self._rows.cells(self._place(i), camera), camera)
 
     def episode(self, i: int) -> dict[str, Any]:
         """Episode i whole: its columns, every camera's frames uint8 [T, H, W, 3] and "task"."""

@@ -52,6 +52,18 @@ def decode(folder: Folder, file: Any, camera: str, cells: pa.Array) -> UInt8[np.
     return np.stack(pictures)
 
 
+def encoded(folder: Folder, file: Any, cells: pa.Array, camera: str) -> list[bytes]:
+    """The cells of a column of pictures as they are stored.
+
+    Raises:
+      DatasetError: a picture is missing; names the file and the frame.
+    """
+    return [
+        _content(folder, file, f"column '{camera}', row {number}", cell)
+        for number, cell in enumerate(cells.to_pylist())
+    ]
+
+
 def _content(folder: Folder, file: Any, place: str, cell: Any) -> bytes:
     """Encoded bytes of a cell."""
     if isinstance(cell, bytes):
