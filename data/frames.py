@@ -28,18 +28,30 @@ class Frames(Protocol):
     names the content. Pickles, and serves any number of threads.
     """
 
-    name: str
-    digest: str
-    fps: float
-    image_size: int
-    cameras: tuple[str, ...]
-    prompts: tuple[tuple[str, ...], ...]
-    lengths: Int64[np.ndarray, "e"]
-    starts: Int64[np.ndarray, "e"]
-    runs: Runs
-    present: Bool[np.ndarray, "e c"]
-    alike: Int64[np.ndarray, "e"]
-    stats: dict[str, Stats]
+    @property
+    def name(self) -> str: ...
+    @property
+    def digest(self) -> str: ...
+    @property
+    def fps(self) -> float: ...
+    @property
+    def image_size(self) -> int: ...
+    @property
+    def cameras(self) -> tuple[str, ...]: ...
+    @property
+    def prompts(self) -> tuple[tuple[str, ...], ...]: ...
+    @property
+    def lengths(self) -> Int64[np.ndarray, "e"]: ...
+    @property
+    def starts(self) -> Int64[np.ndarray, "e"]: ...
+    @property
+    def runs(self) -> Runs: ...
+    @property
+    def present(self) -> Bool[np.ndarray, "e c"]: ...
+    @property
+    def alike(self) -> Int64[np.ndarray, "e"]: ...
+    @property
+    def stats(self) -> dict[str, Stats]: ...
 
     def column(self, name: str, rows: Int64[np.ndarray, "*n"]) -> Float32[np.ndarray, "*n d"]:
         """Values of a numeric column at these frames, in the dataset's units."""

@@ -276,7 +276,9 @@ def _copy_pictures(dataset: Dataset, camera: str, path: Path) -> None:
     rows = np.flatnonzero(sizes)
     each = np.arange(len(rows))
     offset = np.cumsum(sizes) - sizes
-    table = SeekTable(path, kinds.pop(), b"", Fraction(1), offset[rows], sizes[rows], rows, each, each)
+    table = SeekTable(
+        path, kinds.pop(), b"", Fraction(1), offset[rows], sizes[rows], rows, each, each
+    )
     write_table(table, path.with_suffix(".arrow"))
 
 
