@@ -16,6 +16,8 @@ from data.errors import DatasetError
 from data.files import Folder
 
 CHECKSUMS = "meta/checksums.json"
+CHECKSUM = "checksum"
+"""The field of what `damaged_files` finds."""
 
 
 def write_checksums(root: Path) -> None:
@@ -46,7 +48,7 @@ def damaged_files(folder: Folder) -> Iterator[DatasetError]:
             continue
         yield DatasetError(
             folder.path(name),
-            "checksum",
+            CHECKSUM,
             f"the file {what}; copy it again or, if it was changed on purpose, delete {CHECKSUMS}.",
         )
 

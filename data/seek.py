@@ -29,7 +29,7 @@ from data.video import STRICT
 _LONG_GOP = 8
 _KEPT_BYTES = 1 << 30
 _OPEN_TABLES = 256
-_GOPS_BACK = 2
+_STRICT_PNG = {"err_detect": "crccheck+explode"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +62,7 @@ class SeekTable:
         near = times[np.minimum(found, len(times) - 1)]
         missing = (found == len(times)) | (near > wanted + half)
         if missing.any():
-            raise self._unreadable(seconds[np.argmax(missing)], "is not in the file")
+            raise self._unreadable(f"at {seconds[np.argmax(missing)]:g} s", "is not there")
         return found
 
     def decode(self, frames: Sequence[int]) -> Iterator[tuple[int, av.VideoFrame]]:
@@ -82,53 +82,52 @@ class SeekTable:
         return max(int(after) - 1, 0)
 
     def _decode_group(self, key: int, frames: Sequence[int]) -> Iterator[tuple[int, av.VideoFrame]]:
-        """Frames reached from one keyframe, or where that does not show them all from an earlier
-        one."""
+        """Frames reached from one keyframe."""
         stop = int(self.shown[np.asarray(frames)].max()) + 1
+        times = self.pts[self.shown[np.asarray(frames)]].tolist()
         long = self._packets(key) > _LONG_GOP
-        times = {int(self.pts[self.shown[frame]]): frame for frame in frames}
-        for begin in range(key, max(key - _GOPS_BACK, 0) - 1, -1):
-            found = (_kept.get((self, begin)) or {}) if long else {}
-            if not times.keys() <= found.keys():
-                found = self._decode_packets(int(self.keys[begin]), stop)
-                if long:
-                    _kept.put((self, begin), found)
-            if times.keys() <= found.keys():
-                yield from ((frame, found[pts]) for pts, frame in times.items())
-                return
-        missing = min(times.keys() - found.keys())
-        raise self._unreadable(float(missing * self.tick), "cannot be decoded")
+        found = (_kept.get((self, key)) or {}) if long else {}
+        if not all(time in found for time in times):
+            found = self._decode_packets(int(self.keys[key]), stop)
+            if long:
+                _kept.put((self, key), found)
+        yield from zip(frames, (found[time] for time in times), strict=True)
 
     def _packets(self, key: int) -> int:
         """How many packets there are from one keyframe to the next."""
         last = key + 1 == len(self.keys)
         return int((len(self.pts) if last else self.keys[key + 1]) - self.keys[key])
 
-    def _decode_packets(self, first: int, stop: int) -> dict[int, av.VideoFrame]:
-        """The frames of some packets by their time, as far as they are sound."""
+    def _decode_packets(self, first: int, stop: int) -> "_Frames":
+        """The frames of all packets from a keyframe on, by their time, but those of leading
+        pictures. One that is missing may have spoilt those after it."""
         decoder = _decoder(self.codec, self.extradata)
         frames: list[av.VideoFrame] = []
-        try:
+        with suppress(av.error.FFmpegError):
             for number in range(first, stop):
                 packet = self._file.packet(int(self.offset[number]), int(self.size[number]))
                 packet.pts, packet.is_keyframe = int(self.pts[number]), number == first
                 frames += decoder.decode(packet)
             frames += decoder.decode(None)
-        except av.error.FFmpegError:
-            pass
         decoder.flush_buffers()
-        return {frame.pts or 0: frame for frame in frames if not frame.is_corrupt}
+        found = {frame.pts or 0: frame for frame in frames if not frame.is_corrupt}
+        times = self.pts[first:stop]
+        for time in np.sort(times[times >= times[0]]).tolist():
+            if time not in found:
+                frame = int(np.searchsorted(self.pts[self.shown], time))
+                raise self._unreadable(str(frame), "cannot be decoded")
+        return found
 
     @cached_property
     def _file(self) -> "_File":
         return _File(self.path)
 
-    def _unreadable(self, seconds: float, what: str) -> DatasetError:
+    def _unreadable(self, frame: str, what: str) -> DatasetError:
         return DatasetError(
             self.path,
-            f"frame at {seconds:.3f} s",
-            f"{what}, of which {len(self.shown)} frames can be read; it is truncated or damaged, "
-            "copy or encode it again.",
+            f"frame {frame}",
+            f"{what} ({len(self.shown)} frames are); the file is truncated or damaged, copy or "
+            "encode it again.",
         )
 
 
@@ -246,7 +245,7 @@ def _decoder(codec: str, extradata: bytes) -> av.VideoCodecContext:
     if (codec, extradata) not in decoders:
         decoder = av.CodecContext.create(codec, "r")
         decoder.extradata, decoder.thread_count = extradata or None, 1
-        decoder.options = dict(STRICT)
+        decoder.options = dict(_STRICT_PNG if codec == "png" else STRICT)
         decoders[codec, extradata] = decoder
     return decoders[codec, extradata]
 

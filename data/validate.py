@@ -18,7 +18,7 @@ from data.check_metadata import (
     check_statistics,
     check_tasks,
 )
-from data.checksums import damaged_files
+from data.checksums import CHECKSUM, damaged_files
 from data.errors import DatasetError
 from data.lerobot import open_dataset
 from data.problem import Problem, from_error
@@ -62,7 +62,9 @@ def validate(path: str | Path, progress: Report | None = None) -> list[Problem]:
         collect(partial(check_prompts, dataset))
     for camera in dataset.cameras:
         collect(partial(check_camera, dataset, camera, report))
-    return sorted(problems, key=lambda problem: problem.severity)
+    explained = {problem.file for problem in problems if problem.field != CHECKSUM}
+    told = (p for p in problems if p.field != CHECKSUM or p.file not in explained)
+    return sorted(told, key=lambda problem: problem.severity)
 
 
 def require_valid(path: str | Path) -> list[Problem]:

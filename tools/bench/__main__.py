@@ -2,6 +2,7 @@
 
     python -m tools.bench packing --json
     python -m tools.bench pi05 --peer ENVIRONMENT/bin/python
+    python -m tools.bench data --peer ENVIRONMENT/bin/python
 
 Each result has `ratio` (ours over the other), both figures with their unit, versions and hardware.
 """
@@ -15,18 +16,20 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from tools.bench import attention, chunks, fp8, packing, pi05, plan
+from tools.bench import attention, chunks, data, fp8, packing, pi05, plan
 from tools.runs import versions
 
 BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
     "attention": attention.run,
     "chunks": chunks.run,
+    "data": data.run,
     "fp8": fp8.run,
     "packing": packing.run,
     "pi05": pi05.run,
     "plan": plan.run,
 }
 
+_WITH_PEER = ("data", "pi05")
 _NAMES = tyro.conf.arg(constructor=tyro.extras.literal_type_from_choices(BENCHMARKS))
 
 
@@ -39,12 +42,12 @@ def main(
 
     Args:
       name: what to measure.
-      peer: for pi05: the Python of an environment that has openpi.
+      peer: the Python of an environment that has openpi, for pi05, or LeRobot, for data.
       as_json: end with the result as one line of JSON.
     """
     console = Console(stderr=as_json)
-    if peer is not None and name != "pi05":
-        raise ValueError(f"--peer is for pi05; {name} compares with no other code.")
+    if peer is not None and name not in _WITH_PEER:
+        raise ValueError(f"--peer is for {' and '.join(_WITH_PEER)}; {name} has no use for it.")
     options = {} if peer is None else {"peer": peer}
     result = {"name": name, **BENCHMARKS[name](console, **options), "versions": versions()}
     console.print(

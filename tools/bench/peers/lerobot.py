@@ -34,6 +34,7 @@ import sysconfig
 import tempfile
 import time
 import types
+import warnings
 from collections.abc import Iterator
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -60,7 +61,8 @@ if "CHILIAD_PEER_LINKS" not in os.environ:
     start_with_ffmpeg()
 answers, sys.stdout = sys.stdout, sys.stderr
 sys.path[:] = [path for path in sys.path if Path(path).resolve() != HERE]  # holds this lerobot.py
-os.environ |= {"HF_HUB_OFFLINE": "1", "SVT_LOG": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
+os.environ |= {"HF_HUB_OFFLINE": "1", "SVT_LOG": "1", "PYTHONWARNINGS": "ignore"}
+warnings.filterwarnings("ignore")
 # Builds of torchvision for CUDA declare operators that a CPU torch lacks; no operator is used here.
 sys.modules["torchvision._meta_registrations"] = types.ModuleType("_meta_registrations")
 

@@ -1,0 +1,287 @@
+"""A dataset to train on as it is: pictures are decoded when a batch needs them, without a store.
+
+Worth it for a first look or where disk is short, as training from a frame store costs a fraction.
+Numbers lie beside seek tables in a cache; encoded pictures that the parquet holds are copied there,
+because reading one of them from parquet means reading hundreds (LeRobot v2 and v3 layouts).
+"""
+
+import fcntl
+import hashlib
+import json
+import tempfile
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+from av.video.reformatter import VideoReformatter
+from jaxtyping import Bool, Float32, Int64, UInt8
+
+from data import tables
+from data.convert import FORMAT
+from data.errors import DatasetError
+from data.files import LocalFolder
+from data.frames import Runs
+from data.lerobot import Dataset
+from data.seek import SeekTable, read_table, seek_table, write_table
+from data.stats import Stats
+from models.processor import resize_with_pad
+
+_SIGNATURES = {b"\x89PN": "png", b"\xff\xd8\xff": "mjpeg"}
+
+
+def open_straight(dataset: Dataset, image_size: int, cache_dir: str | Path) -> "Straight":
+    """Opens a LeRobot dataset for training without decoding it first.
+
+    The first time, its numbers and any pictures in its parquet are copied to `cache_dir`, under a
+    name that holds the content's digest. Seek tables of videos join them as frames are read.
+
+    Raises:
+      ValueError: the dataset is of another format, or has no camera or no numeric column.
+      DatasetError: a file of it is missing or damaged.
+    """
+    if not isinstance(dataset, Dataset):
+        raise ValueError(
+            f"{dataset.name}: only LeRobot datasets are read without a frame store; "
+            "make one with `python -m tools.data convert`."
+        )
+    if not dataset.cameras or not tables.numeric_columns(dataset):
+        raise ValueError(
+            f"{dataset.root}: has no {'numeric column' if dataset.cameras else 'camera'}; a policy "
+            "learns from pictures and from numbers, record both."
+        )
+    cache = Path(cache_dir)
+    key = hashlib.sha256(f"{FORMAT} {dataset.digest}".encode()).hexdigest()[:16]
+    folder = cache / f"{key}-straight"
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            with tempfile.TemporaryDirectory(dir=cache, prefix=".making-") as scratch:
+                made = Path(scratch) / "made"
+                _write(dataset, made)
+                made.rename(folder)
+    return Straight(dataset, image_size, folder, cache / "seek")
+
+
+@dataclass(frozen=True)
+class Straight:
+    """`Frames` of a dataset's own videos and pictures; make it with `open_straight`.
+
+    `folder` has its numbers and pictures, `seek` the seek tables of videos.
+    """
+
+    dataset: Dataset
+    image_size: int
+    folder: Path
+    seek: Path
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    @property
+    def name(self) -> str:
+        """The dataset's."""
+        return self.dataset.name
+
+    @property
+    def digest(self) -> str:
+        """The dataset's."""
+        return self.dataset.digest
+
+    @property
+    def fps(self) -> float:
+        """Frames a second."""
+        return self.dataset.fps
+
+    @property
+    def cameras(self) -> tuple[str, ...]:
+        """Full LeRobot names."""
+        return self.dataset.cameras
+
+    @cached_property
+    def lengths(self) -> Int64[np.ndarray, "e"]:
+        """Frames of each episode."""
+        return self._episodes["lengths"]
+
+    @cached_property
+    def starts(self) -> Int64[np.ndarray, "e"]:
+        """Number of each episode's first frame; frames are numbered through all episodes."""
+        return np.cumsum(self.lengths) - self.lengths
+
+    @cached_property
+    def runs(self) -> Runs:
+        """Consecutive frames of an episode with the same task."""
+        return Runs(*(self._episodes[f"run_{field}"] for field in Runs._fields))
+
+    @cached_property
+    def prompts(self) -> tuple[tuple[str, ...], ...]:
+        """The wordings of each task."""
+        told = json.loads((self.folder / tables.PROMPTS).read_text())
+        return tuple(map(tuple, told))
+
+    @cached_property
+    def present(self) -> Bool[np.ndarray, "e c"]:
+        """Which episodes have pictures of which camera."""
+        return self._episodes["present"]
+
+    @cached_property
+    def alike(self) -> Int64[np.ndarray, "e"]:
+        """For each episode the first one with the same states and actions."""
+        return self._episodes["alike"]
+
+    @cached_property
+    def stats(self) -> dict[str, Stats]:
+        """Statistics of every column over all frames."""
+        return tables.read_stats(self.folder / tables.STATS)
+
+    def column(self, name: str, rows: Int64[np.ndarray, "*n"]) -> Float32[np.ndarray, "*n d"]:
+        """Values of a column at these frames, in the dataset's units.
+
+        Raises:
+          ValueError: there is no such column.
+        """
+        if name not in self._dims:
+            raise ValueError(f"{self.name}: no column '{name}'; there are {list(self._dims)}.")
+        shape = (int(self.lengths.sum()), self._dims[name])
+        return tables.read_rows(LocalFolder(self.folder), self.folder.name, name, shape, rows)
+
+    def images(
+        self,
+        rows: Int64[np.ndarray, "n"],
+        camera: str,
+        out: Sequence[UInt8[np.ndarray, "s s 3"]],
+    ) -> None:
+        """Fills each of `out` with a frame's picture, a black-padded square of `image_size`.
+
+        Raises:
+          ValueError: there is no such camera.
+          MissingFileError: an episode lacks the camera, or its video is missing.
+          DatasetError: a picture cannot be decoded; names the file and the frame.
+        """
+        if camera not in self.cameras:
+            raise ValueError(f"{self.name}: no camera '{camera}'; there are {list(self.cameras)}.")
+        if self.dataset.features[camera]["dtype"] == "image":
+            table = self._pictures(camera)
+            try:
+                self._fill(table, table.at(np.asarray(rows, np.float64), 1), out)
+            except DatasetError as error:
+                raise DatasetError(
+                    self.dataset.root,
+                    f"camera '{camera}', {error.field}",
+                    "has no readable picture; copy or record the dataset again.",
+                ) from None
+            return
+        episode = np.searchsorted(self.starts, rows, "right") - 1
+        steps = (np.asarray(rows) - self.starts[episode]) / self.fps
+        wanted = defaultdict(list)
+        for number, (i, seconds) in enumerate(zip(episode.tolist(), steps, strict=True)):
+            with self._lock:
+                path, start = self.dataset.video(i, camera)
+            wanted[path].append((start + seconds, number))
+        for path, places in wanted.items():
+            times, numbers = zip(*places, strict=True)
+            table = seek_table(path, self.seek)
+            self._fill(table, table.at(np.array(times), self.fps), [out[k] for k in numbers])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Straight, (self.dataset, self.image_size, self.folder, self.seek)
+
+    def _fill(
+        self,
+        table: SeekTable,
+        frames: Int64[np.ndarray, "n"],
+        out: Sequence[UInt8[np.ndarray, "s s 3"]],
+    ) -> None:
+        """Decodes frames of a file, each once, into the squares that are for them."""
+        squares = defaultdict(list)
+        for frame, square in zip(frames.tolist(), out, strict=True):
+            squares[frame].append(square)
+        for frame, picture in table.decode(sorted(squares)):
+            fitted = resize_with_pad(_rgb(picture), self.image_size)
+            for square in squares[frame]:
+                np.copyto(square, fitted)
+
+    def _pictures(self, camera: str) -> SeekTable:
+        """Where the encoded pictures of a camera lie that the parquet holds."""
+        with self._lock:
+            if camera not in self._tables:
+                encoded = _encoded_file(self.folder, camera)
+                self._tables[camera] = read_table(encoded.with_suffix(".arrow"), encoded)
+            return self._tables[camera]
+
+    @cached_property
+    def _episodes(self) -> dict[str, np.ndarray]:
+        with np.load(self.folder / tables.EPISODES) as file:
+            return dict(file)
+
+    @cached_property
+    def _dims(self) -> dict[str, int]:
+        return tables.numeric_columns(self.dataset)
+
+    @cached_property
+    def _tables(self) -> dict[str, SeekTable]:
+        return {}
+
+
+def _rgb(frame: av.VideoFrame) -> UInt8[np.ndarray, "h w 3"]:
+    """A decoded frame's pixels. Converters are kept, as making one costs more than using it."""
+    converters = _local.__dict__.setdefault("converters", {})
+    kind = (frame.format.name, frame.width, frame.height)
+    if kind not in converters:
+        converters[kind] = VideoReformatter()
+    rgb = converters[kind].reformat(frame, format="rgb24", threads=1)
+    lines = np.frombuffer(rgb.planes[0], np.uint8).reshape(rgb.height, -1)
+    return lines[:, : 3 * rgb.width].reshape(rgb.height, rgb.width, 3)
+
+
+_local = threading.local()
+
+
+def _write(dataset: Dataset, folder: Path) -> None:
+    """Everything that is read but videos."""
+    folder.mkdir()
+    tables.write(dataset, folder)
+    for camera in dataset.cameras:
+        if dataset.features[camera]["dtype"] == "image":
+            _copy_pictures(dataset, camera, _encoded_file(folder, camera))
+
+
+def _copy_pictures(dataset: Dataset, camera: str, path: Path) -> None:
+    """Copies the encoded pictures of a camera end to end into a file, and writes a seek table of
+    them in which a picture's time is the frame's number."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sizes = np.zeros(dataset.num_frames, np.int64)
+    kinds: set[str] = set()
+    row = 0
+    with path.open("wb") as file:
+        for episode, length in enumerate(dataset.lengths.tolist()):
+            if dataset.present[episode, dataset.cameras.index(camera)]:
+                pictures = dataset.encoded(episode, camera).field("bytes").to_pylist()
+                for number, picture in enumerate(pictures, row):
+                    sizes[number] = len(picture)
+                    kinds.add(_SIGNATURES.get(picture[:3], ""))
+                    file.write(picture)
+            row += length
+    if len(kinds) != 1 or "" in kinds:
+        raise DatasetError(
+            dataset.root,
+            f"camera '{camera}'",
+            "holds other pictures than PNG or JPEG, or both; make a frame store instead, with "
+            "`python -m tools.data convert`.",
+        )
+    rows = np.flatnonzero(sizes)
+    each = np.arange(len(rows))
+    offset = np.cumsum(sizes) - sizes
+    table = SeekTable(
+        path, kinds.pop(), b"", Fraction(1), offset[rows], sizes[rows], rows, each, each
+    )
+    write_table(table, path.with_suffix(".arrow"))
+
+
+def _encoded_file(folder: Path, camera: str) -> Path:
+    return folder / "pictures" / f"{camera}.bin"
