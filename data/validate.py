@@ -48,8 +48,6 @@ def validate(path: str | Path, progress: Report | None = None) -> list[Problem]:
         dataset = open_dataset(path)
     except DatasetError as raised:
         return [from_error(raised)]
-    report("Checksums", 0, 1)
-    collect(lambda: map(from_error, damaged_files(dataset.folder)))
     found, stats, tasks = check_columns(dataset, report)
     problems |= dict.fromkeys(found)
     if hasattr(dataset, "info"):
@@ -62,6 +60,10 @@ def validate(path: str | Path, progress: Report | None = None) -> list[Problem]:
         collect(partial(check_prompts, dataset))
     for camera in dataset.cameras:
         collect(partial(check_camera, dataset, camera, report))
+    report("Checksums", 0, 1)
+    named = {problem.file for problem in problems if problem.severity == "error"}
+    damaged = partial(damaged_files, dataset.folder)
+    collect(lambda: (from_error(e) for e in damaged() if str(e.file) not in named))
     return sorted(problems, key=lambda problem: problem.severity)
 
 
