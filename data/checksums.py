@@ -16,8 +16,6 @@ from data.errors import DatasetError
 from data.files import Folder
 
 CHECKSUMS = "meta/checksums.json"
-CHECKSUM = "checksum"
-"""The field of what `damaged_files` finds."""
 
 
 def write_checksums(root: Path) -> None:
@@ -48,7 +46,7 @@ def damaged_files(folder: Folder) -> Iterator[DatasetError]:
             continue
         yield DatasetError(
             folder.path(name),
-            CHECKSUM,
+            "checksum",
             f"the file {what}; copy it again or, if it was changed on purpose, delete {CHECKSUMS}.",
         )
 

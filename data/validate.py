@@ -18,7 +18,7 @@ from data.check_metadata import (
     check_statistics,
     check_tasks,
 )
-from data.checksums import CHECKSUM, damaged_files
+from data.checksums import damaged_files
 from data.errors import DatasetError
 from data.lerobot import open_dataset
 from data.problem import Problem, from_error
@@ -48,8 +48,6 @@ def validate(path: str | Path, progress: Report | None = None) -> list[Problem]:
         dataset = open_dataset(path)
     except DatasetError as raised:
         return [from_error(raised)]
-    report("Checksums", 0, 1)
-    collect(lambda: map(from_error, damaged_files(dataset.folder)))
     found, stats, tasks = check_columns(dataset, report)
     problems |= dict.fromkeys(found)
     if hasattr(dataset, "info"):
@@ -62,9 +60,11 @@ def validate(path: str | Path, progress: Report | None = None) -> list[Problem]:
         collect(partial(check_prompts, dataset))
     for camera in dataset.cameras:
         collect(partial(check_camera, dataset, camera, report))
-    explained = {problem.file for problem in problems if problem.field != CHECKSUM}
-    told = (p for p in problems if p.field != CHECKSUM or p.file not in explained)
-    return sorted(told, key=lambda problem: problem.severity)
+    report("Checksums", 0, 1)
+    named = {problem.file for problem in problems if problem.severity == "error"}
+    damaged = partial(damaged_files, dataset.folder)
+    collect(lambda: (from_error(e) for e in damaged() if str(e.file) not in named))
+    return sorted(problems, key=lambda problem: problem.severity)
 
 
 def require_valid(path: str | Path) -> list[Problem]:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from data.checksums import CHECKSUMS
 from data.writer import DatasetWriter
 
 SHARED = Path(__file__).parents[2].parent / "shared"
@@ -71,7 +72,10 @@ def recorded(tmp_path_factory: pytest.TempPathFactory, episodes: list[Episode]) 
 
 @pytest.fixture
 def copy(recorded: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(recorded, tmp_path / "copy"))
+    """The recording without its checksums, for whatever a test will change in it."""
+    path = Path(shutil.copytree(recorded, tmp_path / "copy"))
+    (path / CHECKSUMS).unlink()
+    return path
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """Checksums of a dataset's files tell any change of them."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,11 @@ from data.lerobot import open_dataset
 from tests.data.conftest import WRIST
 
 VIDEO = f"videos/{WRIST}/chunk-000/file-000.mp4"
+
+
+@pytest.fixture
+def copy(recorded: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(recorded, tmp_path / "copy"))
 
 
 def found(root: Path) -> list[str]:

@@ -18,6 +18,7 @@ from tests.data import conftest
 from tests.data.conftest import FRONT, WRIST, make_episode, write
 
 RLDS = Path(__file__).parents[1] / "fixtures/rlds/tfrecord"
+SUMS = shutil.ignore_patterns("checksums.json")  # of files that a test will change
 PARQUET = "data/chunk-000/file-000.parquet"
 EPISODES = "meta/episodes/chunk-000/file-000.parquet"
 TASKS = "meta/tasks.parquet"
@@ -215,7 +216,7 @@ def steady(tmp_path_factory):
 
 @pytest.fixture
 def moving(steady, tmp_path):
-    return shutil.copytree(steady, tmp_path / "copy")
+    return shutil.copytree(steady, tmp_path / "copy", ignore=SUMS)
 
 
 def put(row, dim, value):
@@ -305,7 +306,7 @@ def in_files(tmp_path_factory, episodes):
 
 
 def test_a_converters_wrong_file_numbers_are_a_warning_and_read_right(in_files, tmp_path, episodes):
-    root = shutil.copytree(in_files, tmp_path / "d")
+    root = shutil.copytree(in_files, tmp_path / "d", ignore=SUMS)
     numbers = pq.read_table(root / EPISODES)["data/file_index"].to_pylist()
     first = numbers.index(1)
     edit_column(root, EPISODES, "data/file_index", change(first, 0))
