@@ -68,7 +68,15 @@ class MetadataV30:
             chunk_index=int(place["chunk_index"]),
             file_index=int(place["file_index"]),
         )
-        return name, float(place["from_timestamp"])
+        start = float(place["from_timestamp"])
+        if not 0 <= start < 1e8:
+            raise DatasetError(
+                self._folder.path(self.listing),
+                f"column 'videos/{camera}/from_timestamp'",
+                f"is {start:g} for episode {self.numbers[episode]}, expected seconds from the "
+                "video's beginning; copy or record the dataset again.",
+            )
+        return name, start
 
     def has_video(self, camera: str) -> Bool[np.ndarray, "e"]:
         place = self._places[camera]

@@ -94,7 +94,14 @@ class VideoReader:
         Raises:
           DatasetError: one of them is not in the file, which is truncated or damaged.
         """
-        out = np.empty((count, self._stream.height, self._stream.width, 3), np.uint8)
+        if 0 < self._stream.frames < count:
+            raise DatasetError(
+                self.path,
+                f"frame {self._stream.frames}",
+                f"is asked for, but the file's index lists {self._stream.frames} frames; the video "
+                "is shorter than the metadata tells, copy or record the dataset again.",
+            )
+        out: np.ndarray | None = None
         apart = np.full(count, np.inf)  # periods between the frame asked for and the one taken
         if start == 0:  # the beginning of the file, where its first frame need not be at 0
             start = float((self._stream.start_time or 0) * self._tick)
@@ -109,8 +116,10 @@ class VideoReader:
             distance = abs((time - first) * rate - number)
             if number >= count:
                 break
-            if distance < apart[number]:
+            if number >= 0 and distance < apart[number]:
                 picture = self._to_rgb.reformat(frame, format="rgb24", threads=1).to_ndarray()
+                if out is None:
+                    out = np.empty((count, *picture.shape), np.uint8)
                 if picture.shape != out.shape[1:]:
                     raise DatasetError(
                         self.path,
@@ -122,7 +131,7 @@ class VideoReader:
                 if number == count - 1 and distance < 0.25:
                     break
         found = np.isfinite(apart)
-        if not found.all():
+        if out is None or not found.all():
             first = int(np.argmin(found))
             raise DatasetError(
                 self.path,
