@@ -41,7 +41,6 @@ class Store:
     folder: Folder
     key: str
     name: str
-    source: str
     digest: str
     fps: float
     cameras: tuple[str, ...]
@@ -199,7 +198,9 @@ class Store:
         out: Sequence[UInt8[np.ndarray, "s s 3"]],
     ) -> None:
         stored = _open_raw(self.folder, self.key, file, self.image_size)
-        for record, picture in zip(records, out, strict=True):
+        for row, record, picture in zip(rows, records, out, strict=True):
+            if record >= len(stored):
+                raise _damaged(self.folder, file, f"frame {row}", "is missing")
             np.copyto(picture, stored[record])
 
 

@@ -138,6 +138,23 @@ def test_statistics_are_those_of_all_frames(raw, episodes):
     assert raw.stats[ACTION]["count"] == FRAMES
 
 
+def test_a_column_that_is_not_finite_is_kept_without_statistics(recorded, tmp_path, caplog):
+    dataset = open_dataset(recorded)
+    stream = dataset.stream
+
+    def with_nan(names, episodes=None):
+        for block in stream(names, episodes):
+            if STATE in block:
+                block[STATE] = np.where(block[STATE] > 1, np.nan, block[STATE])
+            yield block
+
+    dataset.stream = with_nan
+    store = build_store(dataset, tmp_path / "s", 8, "raw")
+    assert store.stats.keys() == {ACTION, "next.success"}
+    assert np.isnan(store.column(STATE, np.arange(FRAMES))).any()
+    assert f"'{STATE}' is not finite" in caplog.text
+
+
 def test_episodes_with_the_same_numbers_are_alike(tmp_path):
     numbers = [0, 1, 0, 2, 1, 0]
     write(tmp_path / "d", [make_episode(number, 6 + number) for number in numbers])
