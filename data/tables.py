@@ -95,9 +95,12 @@ def read_rows(
     """Rows of a column that has this shape; `key` names the content of the store.
 
     Raises:
+      IndexError: there is no such row.
       DatasetError: a shard of the column is damaged; names the file.
     """
     flat = np.ravel(rows)
+    if flat.size and not 0 <= flat.min() <= flat.max() < shape[0]:
+        raise IndexError(f"{folder.url}: frames {flat} are not all in 0..{shape[0] - 1}.")
     out = np.empty((len(flat), shape[1]), np.float32)
     shard = flat // _SHARD_ROWS
     for number in np.unique(shard).tolist():
@@ -131,9 +134,8 @@ def _map(
     chunks, chunk = -(-held // _CHUNK_ROWS), _CHUNK_ROWS * width * 4
     entries = _SHARD_ROWS // _CHUNK_ROWS
     start = path.stat().st_size - 16 * entries - 4
-    index = np.fromfile(path, "<u8", 2 * chunks, offset=max(start, 0)).reshape(-1, 2)
-    expected = np.stack([np.arange(chunks) * chunk, np.full(chunks, chunk)], axis=1)
-    if start < 0 or not np.array_equal(index, expected):
+    expected = np.stack([np.arange(chunks) * chunk, np.full(chunks, chunk)], axis=1).ravel()
+    if start < 0 or not np.array_equal(np.fromfile(path, "<u8", 2 * chunks, "", start), expected):
         raise DatasetError(path, "index", "is damaged; delete the store and convert again.")
     return np.asarray(np.memmap(path, "<f4", "r", shape=(held, width)))
 

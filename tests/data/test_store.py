@@ -247,8 +247,13 @@ def test_what_the_dataset_lacks_is_refused_by_name(raw):
         raw.column("velocity", np.arange(3))
     with pytest.raises(ValueError, match="no camera 'top'; there are"):
         read(raw, [0], "top")
-    with pytest.raises(IndexError, match=r"not all in 0\.\.52"):
-        read(raw, [53], FRONT)
+    for read_one in (
+        lambda row: read(raw, row.reshape(1), FRONT),
+        lambda row: raw.column(ACTION, row),
+    ):
+        for row in (53, -1):
+            with pytest.raises(IndexError, match=r"not all in 0\.\.52"):
+                read_one(np.array(row))
 
 
 def test_an_existing_store_is_not_overwritten(raw, recorded):
