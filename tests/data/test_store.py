@@ -205,7 +205,7 @@ def test_a_record_that_is_no_picture_is_named_with_its_file(raw, tmp_path):
     for _ in range(FRAMES):
         writer.write(b"\xff\xd8 no picture")
     writer.close()
-    with pytest.raises(DatasetError, match=rf"{file}, frame 5: is no picture"):
+    with pytest.raises(DatasetError, match=rf"{file}, frame 5: cannot be read"):
         read(store, [5], WRIST)
 
 
