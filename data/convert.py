@@ -28,6 +28,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from jaxtyping import Int64, UInt8
 
 from data import tables
+from data.errors import DatasetError
 from data.files import Folder, LocalFolder
 from data.tables import AnyDataset
 from models.processor import resize_with_pad
@@ -100,7 +101,7 @@ def shard_episodes(
 def parts_of(dataset: AnyDataset, settings: Settings) -> list[Part]:
     """All parts of a store: its tables and its shards."""
     key = content_key(dataset, settings)
-    pictures = np.cumsum([0, *(dataset.lengths * dataset.present.sum(axis=1))])
+    pictures = np.pad(np.cumsum(dataset.lengths * dataset.present.sum(axis=1)), (1, 0))
     firsts = shard_episodes(dataset.lengths, settings.shard_frames)
     shards = [
         Part(f"{key}-{number:05d}", int(first), int(stop), int(pictures[stop] - pictures[first]))
@@ -131,11 +132,12 @@ def convert(
             f"{dataset.root}: has no {'numeric column' if dataset.cameras else 'camera'}; a policy "
             "learns from pictures and from numbers, record both."
         )
+    parts = parts_of(dataset, settings)
+    _require_ours(folder, parts)
     with _alone(folder):
         if folder.exists(DESCRIPTION):
             return
-        parts = parts_of(dataset, settings)
-        finished = _finished(folder, parts)
+        finished = folder.list("parts/*.json")
         total = sum(part.pictures for part in parts)
         done, lock = sum(part.pictures for part in parts if part.manifest in finished), Lock()
 
@@ -194,11 +196,12 @@ def in_threads(
 ) -> None:
     """Makes parts in this process, `workers` at a time (by the number of cores, if None).
 
-    Decoding and encoding let go of Python's lock, so threads use the cores; every worker has a
-    dataset of its own.
+    Decoding and encoding let go of Python's lock, so threads use the cores. Every worker has a
+    dataset of its own and about four cores, as decoding takes a quarter of the work, and holds at
+    most two decoded episodes of a camera.
     """
     cores = os.cpu_count() or 1
-    workers = workers or max(1, cores // 2)
+    workers = workers or max(1, cores // 4)
     if min(workers, len(parts)) <= 1:
         for part in parts:
             make_part(dataset, part, settings, folder, done)
@@ -264,6 +267,7 @@ def _write_shard(
                     writers[camera].write(record)
                 done(len(block.result()))
 
+        lengths = dataset.lengths
         seen = np.argwhere(dataset.present[part.first : part.stop])
         waiting: tuple[str, list[Future[list[bytes]]]] | None = None
         for i, c in seen.tolist():
@@ -271,7 +275,15 @@ def _write_shard(
             decoding = pool.submit(dataset.frames, part.first + i, camera)
             if waiting is not None:
                 write(*waiting)
-            waiting = camera, encode(decoding.result())
+            frames = decoding.result()
+            if len(frames) != lengths[part.first + i]:
+                raise DatasetError(
+                    str(dataset.root),
+                    f"episode {part.first + i}, {camera}",
+                    f"has {len(frames)} frames, expected {lengths[part.first + i]}; copy the "
+                    "dataset again.",
+                )
+            waiting = camera, encode(frames)
         if waiting is not None:
             write(*waiting)
 
@@ -297,23 +309,17 @@ def _writer(path: Path, encoding: Encoding) -> Iterator[ArrayRecordWriter | Bina
         writer.close()
 
 
-def _finished(folder: Folder, parts: Sequence[Part]) -> set[str]:
-    """The manifests that are there.
-
-    Raises:
-      ValueError: the folder holds something that is no part of this store.
-    """
-    there, ours = set(folder.list("parts/*.json")), {part.manifest for part in parts}
-    strange = sorted(there - ours)
-    if isinstance(folder, LocalFolder):
+def _require_ours(folder: Folder, parts: Sequence[Part]) -> None:
+    """Raises ValueError if the folder holds something that is no part of this store."""
+    strange = sorted(set(folder.list("parts/*.json")) - {part.manifest for part in parts})
+    if isinstance(folder, LocalFolder) and folder.root.is_dir():
         names = sorted(path.name for path in folder.root.iterdir())
-        strange += [name for name in names if name not in _ENTRIES]
+        strange += [n for n in names if n not in _ENTRIES and not n.startswith(_SCRATCH)]
     if strange:
         raise ValueError(
             f"{folder.url}: holds '{strange[0]}', which is not of the store to be made there; "
             "delete the folder or choose another."
         )
-    return there
 
 
 def _describe(
@@ -327,7 +333,6 @@ def _describe(
         "format": FORMAT,
         "key": content_key(dataset, settings),
         "name": dataset.name,
-        "source": str(dataset.root),
         "digest": dataset.digest,
         "fps": dataset.fps,
         "cameras": dataset.cameras,
@@ -339,7 +344,7 @@ def _describe(
         _write_json(description, scratch, DESCRIPTION, folder)
 
 
-_ENTRIES = ("parts", "frames", "columns", *tables.FILES, FILES, _LOCK)
+_ENTRIES = ("parts", "frames", "columns", *tables.FILES, FILES, DESCRIPTION, _LOCK)
 
 
 def _write_json(value: Any, scratch: Path, name: str, folder: Folder) -> None:

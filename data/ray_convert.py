@@ -17,7 +17,7 @@ import data
 import models
 from data.convert import Done, Part, Run, Settings, make_part
 from data.errors import DatasetError
-from data.files import Folder
+from data.files import Folder, LocalFolder
 from data.tables import AnyDataset
 
 _CORES = 2
@@ -41,6 +41,8 @@ def on_ray(address: str = "local") -> Run:
     ) -> None:
         if not parts:
             return
+        if isinstance(folder, LocalFolder):
+            folder = LocalFolder(folder.root.absolute())
         with cluster(address):
             rows = ray.data.from_items(
                 [part._asdict() for part in parts], override_num_blocks=len(parts)

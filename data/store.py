@@ -41,7 +41,6 @@ class Store:
     folder: Folder
     key: str
     name: str
-    source: str
     digest: str
     fps: float
     cameras: tuple[str, ...]
@@ -172,24 +171,14 @@ class Store:
         out: Sequence[UInt8[np.ndarray, "s s 3"]],
     ) -> None:
         reader = _open_jpegs(self.folder, self.key, file)
-        try:
-            encoded = reader.read(records)
-        except RuntimeError as error:
-            _open_jpegs.cache_clear()
-            if len(records) == 1:
-                raise _damaged(
-                    self.folder, file, f"frame {rows[0]}", f"cannot be read ({error})"
-                ) from None
-            for one, row, picture in zip(records, rows, out, strict=True):
-                self._read_jpegs(file, [one], [row], [picture])
-            return
-        for row, record, picture in zip(rows, encoded, out, strict=True):
+        for row, record, picture in zip(rows, records, out, strict=True):
             try:
-                simplejpeg.decode_jpeg(record, "RGB", buffer=picture)
-            except ValueError as error:
-                raise _damaged(
-                    self.folder, file, f"frame {row}", f"is no picture ({error})"
-                ) from None
+                (encoded,) = reader.read([record])  # half the work of reading many in one call
+                simplejpeg.decode_jpeg(encoded, "RGB", buffer=picture)
+            except (RuntimeError, ValueError) as error:
+                _open_jpegs.cache_clear()
+                what = f"cannot be read ({error})"
+                raise _damaged(self.folder, file, f"frame {row}", what) from None
 
     def _read_raw(
         self,
@@ -199,7 +188,9 @@ class Store:
         out: Sequence[UInt8[np.ndarray, "s s 3"]],
     ) -> None:
         stored = _open_raw(self.folder, self.key, file, self.image_size)
-        for record, picture in zip(records, out, strict=True):
+        for row, record, picture in zip(rows, records, out, strict=True):
+            if record >= len(stored):
+                raise _damaged(self.folder, file, f"frame {row}", "is missing")
             np.copyto(picture, stored[record])
 
 

@@ -7,6 +7,7 @@ way and 20 to 60 µs through tensorstore, which writes them. Tables of episodes 
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
@@ -32,7 +33,8 @@ Block = dict[str, np.ndarray]
 
 _SHARD_ROWS, _CHUNK_ROWS = 1 << 20, 1 << 10
 _OPEN_SHARDS = 256
-_ABSENT = 2**64 - 1
+
+_log = logging.getLogger(__name__)
 
 
 def numeric_columns(dataset: AnyDataset) -> dict[str, int]:
@@ -44,14 +46,24 @@ def numeric_columns(dataset: AnyDataset) -> dict[str, int]:
 
 
 def write(dataset: AnyDataset, folder: Path) -> None:
-    """Writes columns, tables of episodes, prompts and statistics, a block of rows at a time.
+    """Writes columns, tables of episodes, prompts and statistics, a block of rows at a time. A
+    warning names columns that are not finite and so have no statistics.
 
     Raises:
       DatasetError: a column is missing or of another type than declared.
     """
     dims = numeric_columns(dataset)
     alike = _Alike(dataset.lengths, [name for name in (STATE, ACTION) if name in dims] or [*dims])
-    _write_columns(map(alike.see, _numbers(dataset, dims)), dims, dataset.num_frames, folder)
+    finite = dict.fromkeys(dims, True)
+
+    def passing() -> Iterator[Block]:
+        for block in _numbers(dataset, dims):
+            alike.see(block)
+            for name, values in block.items():
+                finite[name] &= bool(np.isfinite(values).all())
+            yield block
+
+    _write_columns(passing(), dims, dataset.num_frames, folder)
     np.savez(
         folder / EPISODES,
         lengths=dataset.lengths,
@@ -61,7 +73,12 @@ def write(dataset: AnyDataset, folder: Path) -> None:
     )
     (folder / PROMPTS).write_text(json.dumps(dataset.prompts, indent=0, ensure_ascii=False))
     written, rows = LocalFolder(folder), dataset.num_frames
-    stats = {n: describe_blocks(partial(_shards, written, n, (rows, d))) for n, d in dims.items()}
+    stats = {}
+    for name, width in dims.items():
+        if finite[name]:
+            stats[name] = describe_blocks(partial(_shards, written, name, (rows, width)), name)
+        else:
+            _log.warning("%s: '%s' is not finite, so no statistics of it.", dataset.root, name)
     plain = {name: {k: v.tolist() for k, v in of.items()} for name, of in stats.items()}
     (folder / STATS).write_text(json.dumps(plain, indent=1))
 
@@ -78,9 +95,12 @@ def read_rows(
     """Rows of a column that has this shape; `key` names the content of the store.
 
     Raises:
+      IndexError: there is no such row.
       DatasetError: a shard of the column is damaged; names the file.
     """
     flat = np.ravel(rows)
+    if flat.size and not 0 <= flat.min() <= flat.max() < shape[0]:
+        raise IndexError(f"{folder.url}: frames {flat} are not all in 0..{shape[0] - 1}.")
     out = np.empty((len(flat), shape[1]), np.float32)
     shard = flat // _SHARD_ROWS
     for number in np.unique(shard).tolist():
@@ -114,9 +134,8 @@ def _map(
     chunks, chunk = -(-held // _CHUNK_ROWS), _CHUNK_ROWS * width * 4
     entries = _SHARD_ROWS // _CHUNK_ROWS
     start = path.stat().st_size - 16 * entries - 4
-    index = np.fromfile(path, "<u8", 2 * chunks, offset=max(start, 0)).reshape(-1, 2)
-    expected = np.stack([np.arange(chunks) * chunk, np.full(chunks, chunk)], axis=1)
-    if start < 0 or not np.array_equal(index, expected):
+    expected = np.stack([np.arange(chunks) * chunk, np.full(chunks, chunk)], axis=1).ravel()
+    if start < 0 or not np.array_equal(np.fromfile(path, "<u8", 2 * chunks, "", start), expected):
         raise DatasetError(path, "index", "is damaged; delete the store and convert again.")
     return np.asarray(np.memmap(path, "<f4", "r", shape=(held, width)))
 
@@ -189,8 +208,8 @@ class _Alike:
         self._episode = self._row = 0
         self._hashes = self._new()
 
-    def see(self, block: Block) -> Block:
-        """The block itself."""
+    def see(self, block: Block) -> None:
+        """Takes the next rows."""
         start = self._row
         end = start + len(block[self._names[0]])
         while self._row < end:
@@ -202,7 +221,6 @@ class _Alike:
                 content = b"".join(hash.digest() for hash in self._hashes.values())
                 self.first[self._episode] = self._seen.setdefault(content, self._episode)
                 self._episode, self._hashes = self._episode + 1, self._new()
-        return block
 
     def _new(self) -> dict[str, Any]:
         return {name: hashlib.blake2b(digest_size=16) for name in self._names}

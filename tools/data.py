@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 import tyro
@@ -33,17 +33,18 @@ from rich.table import Column, Table
 from data import Dataset, open_dataset
 from data.checksums import CHECKSUMS, write_checksums
 from data.columns import BOOKKEEPING
-from data.convert import Run, in_threads
+from data.convert import in_threads
 from data.ray_convert import on_ray
 from data.stats import Report, Stats, compute, compute_together, narrow
 from data.store import Encoding, build_store
+from data.upgrade import upgrade
 from data.validate import validate
 from data.view import dimension_names, write_page, write_recording
 
 DatasetPath = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")]
 DatasetPaths = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATH …")]
 Episode = Annotated[int, tyro.conf.Positional, tyro.conf.arg(metavar="EPISODE")]
-StoreLocation = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="STORE")]
+Out = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
 JsonFile = Annotated[Path | None, tyro.conf.arg(name="json", metavar="FILE")]
 
 app = tyro.extras.SubcommandApp()
@@ -152,32 +153,47 @@ def view_command(
 @app.command(name="convert")
 def convert_command(
     path: DatasetPath,
-    store: StoreLocation,
+    out: Out,
+    to: Literal["store", "v3.0"] = "store",
     image_size: int = 224,
     encoding: Encoding = "jpeg",
     workers: int | None = None,
     ray: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     ray_address: str | None = None,
 ) -> None:
-    """Decode a dataset once into a frame store that training reads; goes on where it stopped.
+    """Decode a dataset once into a frame store that training reads; goes on where it stopped. Or
+    turn a LeRobot v2.1 dataset into v3.0, with the same videos.
 
     Args:
         path: Folder of the dataset, or its URL.
-        store: Folder or URL (s3://…, gs://…) to make the frame store at.
+        out: Folder or URL (s3://…, gs://…) to make the store at, or folder for the dataset.
+        to: "store" for a frame store, "v3.0" for a LeRobot dataset (which no later option changes).
         image_size: Side of the pictures as the model sees them, in pixels.
         encoding: "jpeg" (quality 95), or "raw" for small pictures and the least work in training.
-        workers: Shards made at a time; half as many as cores, if not given.
+        workers: Shards made at a time; one for every four cores, if not given.
         ray: Make the shards with a Ray of this machine's own.
         ray_address: Make the shards on this Ray cluster ("auto": the one this machine is in).
     """
-    run: Run | None = partial(in_threads, workers=workers) if workers else None
+    console, run = Console(), None
+    if to == "v3.0":
+        with _progress("Copying") as report:
+            upgraded = upgrade(path, out, progress=report)
+        console.print(f"{out}: LeRobot v3.0, {upgraded.num_frames} frames.", soft_wrap=True)
+        return
     if ray or ray_address:
         run = on_ray(ray_address or "local")
+    elif workers:
+        run = partial(in_threads, workers=workers)
     with _progress("Decoding") as report:
-        built = build_store(open_dataset(path), store, image_size, encoding, report, run)
-    Console().print(
-        f"{store}: {built.lengths.sum()} frames of {len(built.cameras)} cameras.", soft_wrap=True
+        store = build_store(open_dataset(_absolute(path)), out, image_size, encoding, report, run)
+    console.print(
+        f"{out}: {store.lengths.sum()} frames of {len(store.cameras)} cameras.", soft_wrap=True
     )
+
+
+def _absolute(path: str) -> str:
+    """A path that other processes understand; a URL stays."""
+    return path if "://" in path else str(Path(path).absolute())
 
 
 def _show_dataset(console: Console, path: str, dataset: Dataset) -> None:

@@ -126,6 +126,15 @@ def test_a_frame_that_cannot_be_decoded_stops_with_its_file(copy, tmp_path):
         open_store(tmp_path / "s")
 
 
+def test_an_episode_with_too_few_frames_is_refused(recorded, tmp_path):
+    dataset = open_dataset(recorded)
+    frames = dataset.frames
+    dataset.frames = lambda i, camera: frames(i, camera)[: LENGTHS[3]]
+    alone = partial(in_threads, workers=1)
+    with pytest.raises(DatasetError, match=f"episode 1, {FRONT}: has 9 frames, expected 12"):
+        convert.convert(dataset, LocalFolder(tmp_path / "s"), SETTINGS, alone)
+
+
 class OneCamera:
     """A dataset that lacks the wrist camera in some episodes."""
 

@@ -138,6 +138,23 @@ def test_statistics_are_those_of_all_frames(raw, episodes):
     assert raw.stats[ACTION]["count"] == FRAMES
 
 
+def test_a_column_that_is_not_finite_is_kept_without_statistics(recorded, tmp_path, caplog):
+    dataset = open_dataset(recorded)
+    stream = dataset.stream
+
+    def with_nan(names, episodes=None):
+        for block in stream(names, episodes):
+            if STATE in block:
+                block[STATE] = np.where(block[STATE] > 1, np.nan, block[STATE])
+            yield block
+
+    dataset.stream = with_nan
+    store = build_store(dataset, tmp_path / "s", 8, "raw")
+    assert store.stats.keys() == {ACTION, "next.success"}
+    assert np.isnan(store.column(STATE, np.arange(FRAMES))).any()
+    assert f"'{STATE}' is not finite" in caplog.text
+
+
 def test_episodes_with_the_same_numbers_are_alike(tmp_path):
     numbers = [0, 1, 0, 2, 1, 0]
     write(tmp_path / "d", [make_episode(number, 6 + number) for number in numbers])
@@ -188,7 +205,7 @@ def test_a_record_that_is_no_picture_is_named_with_its_file(raw, tmp_path):
     for _ in range(FRAMES):
         writer.write(b"\xff\xd8 no picture")
     writer.close()
-    with pytest.raises(DatasetError, match=rf"{file}, frame 5: is no picture"):
+    with pytest.raises(DatasetError, match=rf"{file}, frame 5: cannot be read"):
         read(store, [5], WRIST)
 
 
@@ -230,8 +247,13 @@ def test_what_the_dataset_lacks_is_refused_by_name(raw):
         raw.column("velocity", np.arange(3))
     with pytest.raises(ValueError, match="no camera 'top'; there are"):
         read(raw, [0], "top")
-    with pytest.raises(IndexError, match=r"not all in 0\.\.52"):
-        read(raw, [53], FRONT)
+    for read_one in (
+        lambda row: read(raw, row.reshape(1), FRONT),
+        lambda row: raw.column(ACTION, row),
+    ):
+        for row in (53, -1):
+            with pytest.raises(IndexError, match=r"not all in 0\.\.52"):
+                read_one(np.array(row))
 
 
 def test_an_existing_store_is_not_overwritten(raw, recorded):

@@ -7,8 +7,9 @@ import pytest
 
 from data import open_dataset
 from data.store import open_store
-from tests.data.conftest import make_episode, write
-from tools.data import stats_command, view_command
+from tests.data.conftest import FEATURES, make_episode, write
+from tests.data.v21 import write_v21
+from tools.data import convert_command, stats_command, view_command
 
 
 @pytest.fixture
@@ -91,3 +92,18 @@ def test_a_converted_store_opens_and_is_not_overwritten(dataset, tmp_path):
     again = run(*arguments)
     assert again.returncode == 1
     assert "already exists" in again.stderr
+
+
+def test_convert_turns_v21_into_v30(tmp_path):
+    source = write_v21(tmp_path / "old", [make_episode(n, 5 + n) for n in range(3)], FEATURES, 20)
+    convert_command(str(source), str(tmp_path / "new"), to="v3.0")
+    new = open_dataset(tmp_path / "new")
+    assert new.info["codebase_version"] == "v3.0"
+    assert np.array_equal(new.column("action"), open_dataset(source).column("action"))
+
+
+def test_convert_lets_several_workers_write_to_a_bucket(dataset, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    url = f"memory://{tmp_path.name}/s"
+    convert_command(str(dataset), url, image_size=16, workers=2)
+    assert open_store(url).lengths.tolist() == [5, 6, 7, 8]
