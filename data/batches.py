@@ -109,7 +109,7 @@ class Batches:
         info = BatchInfo(
             step,
             samples=dict(zip(names, counts, strict=True)),
-            fill=np.count_nonzero(arrays["prefix_segment"]) / arrays["prefix_segment"].size,
+            fill=float(np.mean(arrays["prefix_segment"] > 0)),
             skipped=int(sum(part.lost.sum() for part in parts)),
             cpu_seconds=time.thread_time() - begin,
             decode_seconds=pictures.cpu,

@@ -4,6 +4,7 @@ A batch depends on nothing but the plan and its step, so any number of hosts and
 same stream and it can begin anywhere.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 
 import grain
@@ -32,8 +33,9 @@ class Loader:
       feeds: how each of the plan's sources is read.
       start_step: the step that comes first.
       workers: processes that prepare batches, each a step of its own; 0: this process does.
-      threads: of each such process; 0 prepares a batch only when it is asked for.
-      ahead: batches prepared in advance, of each such process.
+      threads: of each such process, each at a step of its own; 0 prepares a batch only when it is
+        asked for; None: one for every core there is, at most 8.
+      ahead: batches prepared in advance, of each such process; at least one for each thread.
       tries: how often reading is tried, with waits that double from `retry_seconds` on.
       skip_unreadable: what then cannot be read is left out, with weight 0, and counted; else it
         ends the iteration with its `DatasetError` or `OSError`.
@@ -53,7 +55,7 @@ class Loader:
         host_index: int = 0,
         host_count: int = 1,
         workers: int = 0,
-        threads: int = 1,
+        threads: int | None = None,
         ahead: int = 4,
         tries: int = 3,
         retry_seconds: float = 1.0,
@@ -80,7 +82,9 @@ class Loader:
         reader = Reader(tries, retry_seconds, skip_unreadable)
         load = Batches(tuple(feeds), processor, plan, rows, reader)
         steps = grain.MapDataset.source(range(start_step, _ENDLESS)).map(load)
-        options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=ahead)
+        if threads is None:
+            threads = min(max(len(os.sched_getaffinity(0)) // max(workers, 1), 1), 8)
+        options = grain.ReadOptions(threads, prefetch_buffer_size=max(ahead, threads))
         batches = steps.to_iter_dataset(options)
         if workers:
             if not flags.FLAGS.is_parsed():
