@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from tools.bench import attention, chunks, data, fp8, packing, pi05, plan
+from tools.bench import attention, chunks, data, fp8, packing, pi05, plan, start
 from tools.runs import versions
 
 BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
@@ -27,6 +27,7 @@ BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
     "packing": packing.run,
     "pi05": pi05.run,
     "plan": plan.run,
+    "start": start.run,
 }
 
 _WITH_PEER = ("data", "pi05")
