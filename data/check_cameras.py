@@ -23,7 +23,6 @@ from data.stats import Report
 _LOOKS, _FRAMES, _PIXELS = 3, 10, 4
 _SMALLEST_SPREAD = 0.5
 _DRIFT = 0.1
-_LONGEST = 1e9
 
 
 class _Span(NamedTuple):
@@ -94,13 +93,6 @@ def _video(path: Path, spans: list[_Span], fps: float) -> Iterator[Problem]:
     """One file's frames against the episodes in it, in order."""
     if not path.is_file():
         raise MissingFileError(path, "file", "the video is missing; copy the dataset again.")
-    if wild := [span for span in spans if not 0 <= span.start < _LONGEST]:
-        yield error(
-            path, "from_timestamp",
-            f"is {wild[0].start} s for episode {wild[0].episode}, expected a place in the file; "
-            "copy or convert the dataset again.",
-        )  # fmt: skip
-        return
     times, index = _times(path)
     needed = sum(span.length for span in spans)
     if len(times) < needed:
