@@ -22,7 +22,7 @@ from data.errors import MissingFileError
 from data.files import Folder, open_folder
 from data.lerobot_v21 import MetadataV21
 from data.lerobot_v30 import MetadataV30
-from data.metadata import VISUAL, Metadata, read_info
+from data.metadata import VISUAL, Metadata, file_pattern, read_info
 from data.pictures import decode, encoded
 from data.rows import Rows
 from data.runs import Prompts, Runs, runs_and_prompts
@@ -94,7 +94,7 @@ class Dataset:
         """Path or URL of one of its files, for messages."""
         return self.folder.path(name)
 
-    @property
+    @cached_property
     def lengths(self) -> Int64[np.ndarray, "e"]:
         """Frames of each episode."""
         return self.metadata.lengths[self._chosen]
@@ -104,7 +104,7 @@ class Dataset:
         """Episodes listed, or of the selection."""
         return len(self._chosen)
 
-    @property
+    @cached_property
     def episode_numbers(self) -> Int64[np.ndarray, "e"]:
         """The `episode_index` of each episode, which is its position in a sound dataset."""
         return self.metadata.numbers[self._chosen]
@@ -151,7 +151,7 @@ class Dataset:
             digest.update(f"episodes {self._selected}\n".encode())
         for name in self._files():
             digest.update(f"{name}:{self.folder.size(name)}\n".encode())
-            if not name.startswith(("videos/", "images/")):
+            if name.endswith((".parquet", ".json", ".jsonl")):
                 with self.folder.local(name).open("rb") as content:
                     while block := content.read(1 << 20):
                         digest.update(block)
@@ -187,8 +187,7 @@ class Dataset:
           DatasetError: as `stream` does.
         """
         if name in self._columns and episodes is not None:
-            starts = np.cumsum(self.lengths) - self.lengths
-            spans = [slice(starts[i], starts[i] + self.lengths[i]) for i in episodes]
+            spans = [slice(self._ends[i] - self.lengths[i], self._ends[i]) for i in episodes]
             return np.concatenate([self._columns[name][span] for span in spans])
         if name not in self._columns:
             values = np.concatenate([block[name] for block in self.stream([name], episodes)])
@@ -229,9 +228,8 @@ class Dataset:
 
     def locate(self, frame: int) -> tuple[int, int]:
         """Episode and step of a frame counted through the whole dataset."""
-        ends = np.cumsum(self.lengths)
-        episode = int(np.searchsorted(ends, frame, "right"))
-        return episode, int(frame - ends[episode] + self.lengths[episode])
+        episode = int(np.searchsorted(self._ends, frame, "right"))
+        return episode, int(frame - self._ends[episode] + self.lengths[episode])
 
     def frames(self, i: int, camera: str) -> UInt8[np.ndarray, "t h w 3"]:
         """Episode i as seen by `camera`.
@@ -291,6 +289,10 @@ class Dataset:
         """The parquet file that holds a frame counted through the whole dataset."""
         return self._rows.path(self._rows.place(self._place(self.locate(frame)[0])).file)
 
+    @cached_property
+    def _ends(self) -> Int64[np.ndarray, "e"]:
+        return np.cumsum(self.lengths)
+
     def _present(self, camera: str) -> Bool[np.ndarray, "e"]:
         """Which episodes have this camera."""
         if camera not in self._seen:
@@ -314,11 +316,12 @@ class Dataset:
     def _files(self) -> list[str]:
         """Names of the files that the digest is of."""
         names = self.folder.list("meta/**/*")
-        images = any(f["dtype"] == "image" for f in self.features.values())
         if self._selected is None:
-            for top in ("data", "videos", *(["images"] if images else [])):
-                names += self.folder.list(f"{top}/**/*")
-            return names
+            names += map(self.metadata.data_file, range(self.metadata.num_data_files))
+            if self.info.get("video_path"):
+                names += self.folder.list(file_pattern(self.folder, self.info, "video_path"))
+            images = any(f["dtype"] == "image" for f in self.features.values())
+            return names + self.folder.list("images/**/*") if images else names
         files = {self._rows.place(int(k)).file for k in self._chosen}
         names += sorted({self.metadata.data_file(file) for file in files})
         seen = np.argwhere(self.present)

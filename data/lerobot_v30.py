@@ -71,9 +71,9 @@ class MetadataV30:
         start = float(place["from_timestamp"])
         if not 0 <= start < 1e8:
             raise DatasetError(
-                self._folder.path(self.listing),
-                f"column 'videos/{camera}/from_timestamp'",
-                f"is {start:g} for episode {self.numbers[episode]}, expected seconds from the "
+                self._folder.path(name),
+                "from_timestamp in meta/episodes",
+                f"is {start:g} s for episode {self.numbers[episode]}, expected seconds from the "
                 "video's beginning; copy or record the dataset again.",
             )
         return name, start
