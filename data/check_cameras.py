@@ -4,6 +4,7 @@ A video's packets are counted and their times read without decoding; of each cam
 are decoded, which also tells whether the written statistics of its pictures can be true.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
@@ -152,7 +153,7 @@ def _pictures(
         seen.append(frames[:: max(1, len(frames) // _FRAMES), ::_PIXELS, ::_PIXELS])
         height, width = frames.shape[1:3]
         shape = dataset.features[camera]["shape"]
-        if not {height, width} <= set(shape):
+        if Counter((height, width)) - Counter(shape):
             yield error(
                 dataset.root, f"feature '{camera}'",
                 f"declares {list(shape)}, but the frames are {height}x{width}; correct the shape.",

@@ -133,3 +133,28 @@ def test_a_file_without_its_index_is_no_video(clip):
     clip.write_bytes(clip.read_bytes()[:200])
     with pytest.raises(DatasetError, match=r"clip\.mp4, file: is no readable video"):
         VideoReader(clip)
+
+
+def test_more_frames_than_a_file_has_are_refused_before_memory_is_asked_for(clip):
+    with VideoReader(clip) as reader, pytest.raises(DatasetError, match="lists 60 frames"):
+        reader.read(0.0, 2**31, FPS)
+
+
+@pytest.mark.parametrize(
+    ("codec", "options"), [("libx264", {"g": "2"}), ("libsvtav1", {"g": "2", "preset": "8"})]
+)
+def test_a_frame_whose_bits_are_damaged_is_refused(tmp_path, codec, options):
+    path = tmp_path / "noise.mp4"
+    noise = np.random.default_rng(0).integers(0, 256, (8, 128, 128, 3)).astype(np.uint8)
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream(codec, rate=FPS, options=options)
+        stream.width = stream.height = 128
+        for frame in noise:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        container.mux(stream.encode(None))
+    content = bytearray(path.read_bytes())
+    middle = content.index(b"mdat") + len(content) // 2
+    content[middle : middle + 64] = bytes(64)
+    path.write_bytes(content)
+    with VideoReader(path) as reader, pytest.raises(DatasetError, match="cannot be decoded"):
+        reader.read(0.0, len(noise), FPS)

@@ -1,0 +1,86 @@
+"""Damaged datasets give a clear error or the right data: never a crash, a hang or a wrong frame.
+
+Damage within the bytes of a picture or a number can make another picture or number that is as good,
+and only checksums tell; so that sort must be found by validation where a dataset has them
+(`meta/checksums.json`), and is all that may go unnoticed where it has none.
+"""
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from data.checksums import write_checksums
+from tests.data.conftest import FEATURES, Episode
+from tests.data.judge import Judges
+from tests.data.v21 import write_v21
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+SUBJECTS = {
+    "recorded": "lerobot/chiliad",
+    "h264": "lerobot/lerobot_h264",
+    "av1": "lerobot/lerobot_av1",
+    "png": "lerobot/lerobot_png",
+    "v2.1": None,
+    "tfrecord": "rlds/tfrecord",
+    "array_record": "rlds/array_record",
+}
+FEW, MANY = 24, 400
+
+WITHIN_CONTENT = re.compile(
+    r"\.(mp4|parquet|jsonl?): (flip_bits|zero_block|splice_block|insert_block|drop_block)"
+    r"|\.(mp4|parquet): (swap|overwrite) "
+    r"|change_\w+ .*\btasks?(/\d+)? to '"
+)
+"""Damage that LeRobot's formats have nothing to tell by: other bytes within a file that is still a
+file of its kind, another file of the kind in its place, another instruction."""
+
+
+@pytest.fixture(scope="module")
+def judges() -> Iterator[Judges]:
+    with Judges(workers=2) as judges:
+        yield judges
+
+
+@pytest.fixture(params=SUBJECTS)
+def subject(request: pytest.FixtureRequest, tmp_path: Path, episodes: list[Episode]) -> Path:
+    fixture = SUBJECTS[request.param]
+    if fixture is None:
+        return write_v21(tmp_path / "dataset", episodes[:4], FEATURES, 20)
+    return Path(shutil.copytree(FIXTURES / fixture, tmp_path / "dataset"))
+
+
+def check(judges: Judges, subject: Path, seeds: range) -> None:
+    with_checksums = (subject / "meta/checksums.json").is_file()
+    verdicts = judges.judge(subject, seeds)
+    bad = [
+        verdict
+        for verdict in verdicts
+        if verdict.outcome in ("crash", "hang", "unclear")
+        or (
+            verdict.outcome == "wrong"
+            and (with_checksums or not WITHIN_CONTENT.search(verdict.mutation))
+        )
+    ]
+    assert len(verdicts) == len(seeds)
+    assert not bad, "\n".join(map(str, bad))
+
+
+def test_a_damaged_dataset_gives_an_error_or_the_right_data(judges: Judges, subject: Path) -> None:
+    check(judges, subject, range(FEW))
+
+
+@pytest.mark.slow
+def test_two_thousand_damages_give_an_error_or_the_right_data(
+    judges: Judges, subject: Path
+) -> None:
+    check(judges, subject, range(FEW, FEW + MANY))
+
+
+@pytest.mark.slow
+def test_with_checksums_no_damage_goes_unnoticed(judges: Judges, subject: Path) -> None:
+    if (subject / "meta").is_dir():
+        write_checksums(subject)
+    check(judges, subject, range(MANY))
