@@ -127,7 +127,7 @@ def check_statistics(dataset: Dataset, stats: Mapping[str, Stats]) -> Iterator[P
     ):
         if differing:
             (name, key, sentence), others = differing[0], len(differing) - 1
-            more = f" and {others} more columns are wrong" if others else ""
+            more = f", as in {others} more column{'s' * (others > 1)}" if others else ""
             yield warning(
                 folder.path(_STATISTICS), f"'{name}', '{key}'",
                 f"{sentence}{more} ({why}); statistics are computed from the rows here, other "

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from tools.bench import attention, chunks, data, fp8, packing, pi05, plan, start
+from tools.bench import attention, chunks, data, fp8, packing, pi05, plan, start, stats
 from tools.runs import versions
 
 BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
@@ -28,9 +28,10 @@ BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
     "pi05": pi05.run,
     "plan": plan.run,
     "start": start.run,
+    "stats": stats.run,
 }
 
-_WITH_PEER = ("data", "pi05")
+_WITH_PEER = ("data", "pi05", "stats")
 _NAMES = tyro.conf.arg(constructor=tyro.extras.literal_type_from_choices(BENCHMARKS))
 
 
@@ -43,12 +44,13 @@ def main(
 
     Args:
       name: what to measure.
-      peer: the Python of an environment that has openpi, for pi05, or LeRobot, for data.
+      peer: the Python of an environment that has openpi, for pi05, LeRobot, for data, or both, for
+        stats.
       as_json: end with the result as one line of JSON.
     """
     console = Console(stderr=as_json)
     if peer is not None and name not in _WITH_PEER:
-        raise ValueError(f"--peer is for {' and '.join(_WITH_PEER)}; {name} has no use for it.")
+        raise ValueError(f"--peer is for {', '.join(_WITH_PEER)}; {name} has no use for it.")
     options = {} if peer is None else {"peer": peer}
     result = {"name": name, **BENCHMARKS[name](console, **options), "versions": versions()}
     console.print(

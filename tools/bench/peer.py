@@ -1,0 +1,46 @@
+"""The other half of a benchmark: a script under another Python, asked line by line, so that rounds
+of ours and of its alternate."""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from subprocess import PIPE, Popen
+from typing import Any
+
+
+@contextmanager
+def asking(
+    python: Path, script: str, environment: Mapping[str, str] | None = None
+) -> Iterator[Callable[..., dict[str, Any]]]:
+    """The script `peers/SCRIPT.py` as a function from one request to its answer; it ends with the
+    block.
+
+    Raises:
+      FileNotFoundError: there is no such Python.
+      ValueError: (by the function) the script ended without an answer.
+    """
+    if not python.is_file():
+        raise FileNotFoundError(f"--peer {python} is no Python; give an environment's bin/python.")
+    file = Path(__file__).parent / "peers" / f"{script}.py"
+    own = os.environ | dict(environment or {})
+    with Popen([python, file], stdin=PIPE, stdout=PIPE, text=True, env=own) as process:
+        to, back = process.stdin, process.stdout
+        assert to is not None
+        assert back is not None
+
+        def ask(**request: Any) -> dict[str, Any]:
+            print(json.dumps(request), file=to, flush=True)
+            answer = back.readline()
+            if not answer:
+                raise ValueError(
+                    f"{python} gave no answer to {request}; what it wrote above says why, and the "
+                    f"first lines of tools/bench/peers/{file.name} what it must have."
+                )
+            return json.loads(answer)
+
+        try:
+            yield ask
+        finally:
+            to.close()
