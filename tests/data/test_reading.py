@@ -7,12 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data import reading
+from data import open_dataset, reading
 from data.errors import DatasetError
-from data.loader import Loader
+from data.frames import Feed
+from data.loader import Loader, plan_source
+from data.plan import Plan
 from data.reading import Reader
+from data.store import build_store
+from models import Embodiment, Normalizer
+from tests.data.conftest import FRONT, WRIST
 from tests.data.memory_frames import MemoryFrames
-from tests.data.two_feeds import FEEDS, PLAN, PROCESSOR, TWO, assert_equal, batches, expected
+from tests.data.two_feeds import FEEDS, PLAN, PROCESSOR, SIZE, TWO, assert_equal, batches, expected
 
 SHARD = Path("store/wrist-00003.array_record")
 
@@ -73,6 +78,28 @@ def test_a_shard_that_stays_unreadable_ends_the_run_by_its_name(options):
         pytest.raises((DatasetError, RuntimeError), match=str(SHARD)),
     ):
         next(loader)
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_a_damaged_shard_of_a_frame_store_is_named_or_skipped(recorded, tmp_path, skip, caplog):
+    store = build_store(open_dataset(recorded), tmp_path / "s", SIZE, "jpeg")
+    shard = next((tmp_path / "s").rglob("*.array_record"))
+    shard.write_bytes(b"\0" * shard.stat().st_size)
+    same = Normalizer((0.0,) * 4, (1.0,) * 4), Normalizer((0.0,) * 3, (1.0,) * 3)
+    robot = Embodiment("arm", ("wrist", "front"), *same)
+    processor = replace(PROCESSOR, embodiments=(robot,))
+    feed = Feed(store, 0, (WRIST, FRONT), tuple(range(processor.horizon)))
+    plan = Plan([plan_source(feed, processor)], PLAN.layout, 4, window=256)
+    options = {"retry_seconds": 0, "skip_unreadable": skip, "threads": 0}
+    with Loader([feed], processor, plan, **options) as loader:
+        if skip:
+            batch, info = next(loader)
+            assert info.skipped == info.samples[store.name] > 0
+            assert not batch.weight.any()
+            assert caplog.text.count("Its samples are skipped") == 1
+        else:
+            with pytest.raises(DatasetError, match=shard.name):
+                next(loader)
 
 
 def test_an_oserror_is_retried_too_and_names_its_file(waits):
