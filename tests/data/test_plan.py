@@ -139,6 +139,12 @@ def test_sources_get_exactly_their_weight_of_every_window(mixture):
             assert abs(counts[number] - share[number] * windows * 1024) < 2
 
 
+@pytest.mark.parametrize(("episodes", "window"), [(60, 4096), (300, None), (4000, 32768)])
+def test_a_window_is_an_epoch_where_that_is_neither_small_nor_large(episodes, window):
+    one = source("one", 1, episodes, 1)
+    assert Plan([one], LAYOUT, 32).window == (window or one.runs.length.sum())
+
+
 def test_many_rare_sources_never_ask_for_a_negative_number_of_draws():
     weights = np.random.default_rng(0).uniform(0.00001, 1, 40) ** 6
     planned = plan([source(str(n), w, 2, 1) for n, w in enumerate(weights)], window=64)
@@ -250,7 +256,7 @@ def test_every_wording_of_a_task_is_drawn_equally_often(mixture):
         own = [d for d in draws if np.count_nonzero(text[d.task]) == wordings]
         counts = np.bincount([d.wording for d in own], minlength=3)
         assert np.all(counts[wordings:] == 0)
-        assert np.abs(counts[:wordings] / len(own) - 1 / wordings).max() < 0.01
+        assert np.abs(counts[:wordings] / len(own) - 1 / wordings).max() < 0.03
 
 
 def test_a_frame_is_told_in_all_wordings_of_its_task(mixture):
