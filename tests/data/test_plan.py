@@ -1,6 +1,7 @@
 import pickle
 import tracemalloc
 from collections import Counter, defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -49,6 +50,24 @@ def test_any_step_is_reached_without_those_before(mixture):
     assert whole.rows(late) == plan(mixture).rows(late)
     per_step = len(draws_of_windows(whole, 1)) / whole.rows_per_window * 32
     assert whole.rows(late)[0][0].id == pytest.approx(late * per_step, rel=1e-6)
+
+
+@pytest.mark.parametrize("hosts", [2, 8, 32])
+def test_hosts_draw_their_rows_of_the_same_batch(mixture, hosts):
+    whole, share = plan(mixture).draws(7), 32 // hosts
+    for host in range(hosts):
+        part = plan(mixture).draws(7, host * share, (host + 1) * share)
+        for column, own in zip(whole.cut(host * share, (host + 1) * share), part, strict=True):
+            assert np.array_equal(column, own)
+
+
+def test_threads_share_a_plan(mixture):
+    shared, steps = plan(mixture), [*range(60)] * 2
+    with ThreadPoolExecutor(8) as pool:
+        drawn = list(pool.map(shared.rows, steps))
+    expected = [plan(mixture).rows(step) for step in steps[:60:20]]
+    assert [drawn[step] for step in steps[:60:20]] == expected
+    assert drawn[:60] == drawn[60:]
 
 
 def test_memory_does_not_grow_with_the_steps(mixture):
