@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int, Int64
+from jaxtyping import Int64
 
 from data.frames import Runs
 from data.permutation import below, fold, permute, scramble
-
-_ORDER, _WORDING, _SHIFT = 0, 1, 2
 
 
 @dataclass(frozen=True)
@@ -54,8 +52,9 @@ class Drawn(NamedTuple):
 class Order:
     """A source's samples in the endless order in which they are drawn, each once per epoch.
 
-    Every w-th frame of a run whose task has w wordings is told in the same; which frames are told
-    in which changes with the epoch.
+    Every w-th frame of a run whose task has w wordings is told in the same, and which frames are
+    told in which changes with the epoch; so each wording is drawn equally often, but for runs of
+    fewer frames than wordings, which show some of them.
 
     Args:
       draws: of this source in a window: at least, at most.
@@ -71,8 +70,9 @@ class Order:
     room: Int64[np.ndarray, "c"]
 
     def __init__(self, source: Source, draws: tuple[int, int], seed: int) -> None:
-        self._source, self._seed, self._wordings = source, seed, source.wordings
-        images, text = self._line_up()
+        self._source, self._wordings = source, source.wordings
+        self._shift_key, wording_key, order_key = (fold(seed, what) for what in range(3))
+        images, text = self._line_up(wording_key)
         bounds = np.append(np.flatnonzero(np.diff(images, prepend=-1)), len(images))
         places = np.diff(self._starts[bounds])
         self._classes: list[int] = places.tolist()
@@ -92,7 +92,7 @@ class Order:
         largest = np.searchsorted(self._starts, self._first + self._size) - 1
         self.images, self.text, self.room = images[largest], text[largest], np.concatenate(room)
         cells = np.arange(len(self._size), dtype=np.uint64)
-        self._keys = scramble(cells, fold(seed, _ORDER))
+        self._keys = scramble(cells, order_key)
 
     def draws(self, low: int, high: int) -> Drawn:
         """Draws low..high of the order, cell by cell."""
@@ -111,15 +111,15 @@ class Order:
         """Episode, frame, task and wording of what stands at these places of the line."""
         runs = self._source.runs
         item = np.searchsorted(self._starts, place, "right") - 1
-        run, part = self._run[item], self._part[item]
+        run = self._run[item]
         task, length = runs.task[run], runs.length[run]
-        at = part + (place - self._starts[item]) * self._wordings[task]
-        chance = scramble(run.astype(np.uint64), fold(self._seed, _SHIFT))
+        at = self._part[item] + (place - self._starts[item]) * self._wordings[task]
+        chance = scramble(run.astype(np.uint64), self._shift_key)
         shift = below(scramble(epoch.astype(np.uint64), chance), length.astype(np.uint64))
         frame = runs.first[run] + (at + shift.astype(np.int64)) % length
-        return runs.episode[run], frame, task, self._wording(run, part)
+        return runs.episode[run], frame, task, self._wording[item].astype(np.int64)
 
-    def _line_up(self) -> tuple[Int64[np.ndarray, "i"], Int64[np.ndarray, "i"]]:
+    def _line_up(self, key: int) -> tuple[Int64[np.ndarray, "i"], Int64[np.ndarray, "i"]]:
         """Makes the line; images and text of its items. An item is what of a run is told in one
         wording: of w wordings, `part` p is at places p, p + w, … of the run."""
         source, runs = self._source, self._source.runs
@@ -128,18 +128,14 @@ class Order:
         part = np.arange(len(run)) - np.repeat(np.cumsum(per_run) - per_run, per_run)
         number = -((part - runs.length[run]) // per_run[run])
         run, part, number = run[number > 0], part[number > 0], number[number > 0]
-        images, text = source.images[run], source.text[runs.task[run], self._wording(run, part)]
+        first = below(scramble(run.astype(np.uint64), key), per_run[run].astype(np.uint64))
+        wording = (part + first.astype(np.int64)) % per_run[run]
+        images, text = source.images[run], source.text[runs.task[run], wording]
         order = np.lexsort((text, images))
-        self._run, self._part = run[order], part[order]
+        self._run = run[order]
+        self._part, self._wording = (x[order].astype(np.int16) for x in (part, wording))
         self._starts = np.concatenate([[0], np.cumsum(number[order])])
         return images[order], text[order]
-
-    def _wording(
-        self, run: Int[np.ndarray, "n"], part: Int64[np.ndarray, "n"]
-    ) -> Int64[np.ndarray, "n"]:
-        wordings = self._wordings[self._source.runs.task[run]]
-        chance = scramble(run.astype(np.uint64), fold(self._seed, _WORDING))
-        return (part + below(chance, wordings.astype(np.uint64)).astype(np.int64)) % wordings
 
     def _given(self, draws: int) -> Int64[np.ndarray, "c"]:
         """How many of the first so many draws are each cell's: the share of those that stand before

@@ -168,6 +168,8 @@ def _combined(
     matrix = csc_array((copies, (kind, way)), (len(counts), len(ways)))
     found = linprog(np.ones(len(ways)), A_eq=matrix, b_eq=counts, method="highs-ds")
     repeats = np.floor(found.x + _ROUNDING).astype(int)
+    if (matrix @ repeats > counts).any():
+        repeats = np.floor(found.x).astype(int)
     chosen = [(use, int(n)) for use, n in zip(ways, repeats, strict=True) if n]
     return chosen, counts - matrix @ repeats
 

@@ -24,6 +24,7 @@ from data.permutation import fold, grouped, shuffled
 from models import Layout
 
 _SOURCE, _PLACES, _ROWS, _WITHIN = 0, 1, 2, 3
+_WINDOWS = 4096, 32768
 _WINDOWS_KEPT = 4
 
 
@@ -80,7 +81,8 @@ class Plan:
       layout: the budgets of a row.
       rows: rows of the global batch.
       seed: of the order.
-      window: draws packed together; more fill rows better, fewer keep epochs apart.
+      window: draws packed together; more fill rows better, fewer keep epochs apart. If None, as
+        many as there are samples, but 4,096 to 32,768.
 
     Attributes:
       kinds: images and text tokens of every kind of sample.
@@ -98,12 +100,14 @@ class Plan:
         rows: int,
         *,
         seed: int = 0,
-        window: int = 8192,
+        window: int | None = None,
     ) -> None:
         self.sources, self.layout, self.rows_per_step = tuple(sources), layout, rows
-        self.seed, self.window = seed, window
         for source in self.sources:
             _check(source, layout)
+        samples = sum(int(source.runs.length.sum()) for source in self.sources)
+        self.window = window or min(max(samples, _WINDOWS[0]), _WINDOWS[1])
+        self.seed = seed
         self._span = 1 + max(int(source.text.max()) for source in self.sources)
         self._codes = np.unique(np.concatenate([_codes(s, self._span)[0] for s in self.sources]))
         self.kinds = np.stack(np.divmod(self._codes, self._span))
@@ -113,7 +117,9 @@ class Plan:
         self._orders = [
             Order(source, draws, fold(seed, _SOURCE, number))
             for number, (source, draws) in enumerate(
-                zip(self.sources, share_ranges(window, window, self._weights), strict=True)
+                zip(
+                    self.sources, share_ranges(self.window, self.window, self._weights), strict=True
+                )
             )
         ]
         self._pack_places()

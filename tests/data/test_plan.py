@@ -1,6 +1,7 @@
 import pickle
 import tracemalloc
 from collections import Counter, defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -49,6 +50,24 @@ def test_any_step_is_reached_without_those_before(mixture):
     assert whole.rows(late) == plan(mixture).rows(late)
     per_step = len(draws_of_windows(whole, 1)) / whole.rows_per_window * 32
     assert whole.rows(late)[0][0].id == pytest.approx(late * per_step, rel=1e-6)
+
+
+@pytest.mark.parametrize("hosts", [2, 8, 32])
+def test_hosts_draw_their_rows_of_the_same_batch(mixture, hosts):
+    whole, share = plan(mixture).draws(7), 32 // hosts
+    for host in range(hosts):
+        part = plan(mixture).draws(7, host * share, (host + 1) * share)
+        for column, own in zip(whole.cut(host * share, (host + 1) * share), part, strict=True):
+            assert np.array_equal(column, own)
+
+
+def test_threads_share_a_plan(mixture):
+    shared, steps = plan(mixture), [*range(60)] * 2
+    with ThreadPoolExecutor(8) as pool:
+        drawn = list(pool.map(shared.rows, steps))
+    expected = [plan(mixture).rows(step) for step in steps[:60:20]]
+    assert [drawn[step] for step in steps[:60:20]] == expected
+    assert drawn[:60] == drawn[60:]
 
 
 def test_memory_does_not_grow_with_the_steps(mixture):
@@ -137,6 +156,12 @@ def test_sources_get_exactly_their_weight_of_every_window(mixture):
         counts = Counter(draw.source for draw in draws[: windows * 1024])
         for number in range(3):
             assert abs(counts[number] - share[number] * windows * 1024) < 2
+
+
+@pytest.mark.parametrize(("episodes", "window"), [(60, 4096), (300, None), (4000, 32768)])
+def test_a_window_is_an_epoch_where_that_is_neither_small_nor_large(episodes, window):
+    one = source("one", 1, episodes, 1)
+    assert Plan([one], LAYOUT, 32).window == (window or one.runs.length.sum())
 
 
 def test_many_rare_sources_never_ask_for_a_negative_number_of_draws():
@@ -250,7 +275,7 @@ def test_every_wording_of_a_task_is_drawn_equally_often(mixture):
         own = [d for d in draws if np.count_nonzero(text[d.task]) == wordings]
         counts = np.bincount([d.wording for d in own], minlength=3)
         assert np.all(counts[wordings:] == 0)
-        assert np.abs(counts[:wordings] / len(own) - 1 / wordings).max() < 0.01
+        assert np.abs(counts[:wordings] / len(own) - 1 / wordings).max() < 0.03
 
 
 def test_a_frame_is_told_in_all_wordings_of_its_task(mixture):

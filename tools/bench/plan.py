@@ -24,7 +24,7 @@ from data.plan import Plan, Source
 from models import Layout
 from tools.presets import PI05, TINY, RunConfig
 
-_SAMPLES, _PEER_SAMPLES, _BINS = 10_000_000, 200_000, 1024
+_SAMPLES, _PEER_SAMPLES, _BINS = 10_000_000, 50_000, 1024
 _ROWS = 256
 
 _COLUMNS = {
