@@ -10,7 +10,7 @@ import os
 import threading
 import uuid
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
@@ -24,7 +24,7 @@ import pyarrow as pa
 from jaxtyping import Float, Int64
 
 from data.errors import DatasetError, MissingFileError
-from data.video import STRICT
+from data.video import STRICT, own_rate
 
 _LONG_GOP = 8
 _KEPT_BYTES = 1 << 30
@@ -50,19 +50,29 @@ class SeekTable:
     keys: Int64[np.ndarray, "k"]
     shown: Int64[np.ndarray, "f"]
 
-    def at(self, seconds: Float[np.ndarray, "n"], fps: float) -> Int64[np.ndarray, "n"]:
-        """The frame at each of these times, at most half a period away.
+    def at(
+        self, start: Float[np.ndarray, "n"], step: Int64[np.ndarray, "n"], fps: float
+    ) -> Int64[np.ndarray, "n"]:
+        """The frame `step` frames after each `start` in seconds, as `VideoReader.read` counts.
 
         Raises:
-          DatasetError: there is none.
+          DatasetError: none is within half a period of where it should be.
         """
-        wanted, half = seconds / float(self.tick), 0.5 / fps / float(self.tick)
-        times = self.pts[self.shown]
-        found = np.searchsorted(times, wanted - half)
-        near = times[np.minimum(found, len(times) - 1)]
-        missing = (found == len(times)) | (near > wanted + half)
+        times, tick = self.pts[self.shown], float(self.tick)
+        begin, half = np.where(start == 0, times[0], start / tick), 0.5 / fps / tick
+        first = np.minimum(np.searchsorted(times, begin - half), len(times) - 1)
+        period = (times[np.minimum(first + 1, len(times) - 1)] - times[first]) * tick
+        rate = np.array([own_rate(seconds, fps) for seconds in period.tolist()])
+        begin = np.where(np.abs(times[first] - begin) <= half, times[first], begin)
+        wanted = begin + step / (rate * tick)
+        after = np.minimum(np.searchsorted(times, wanted), len(times) - 1)
+        before = np.maximum(after - 1, 0)
+        nearer = np.abs(times[before] - wanted) < np.abs(times[after] - wanted)
+        found = np.where(nearer, before, after)
+        missing = np.abs(times[found] - wanted) * rate * tick > 0.5
         if missing.any():
-            raise self._unreadable(f"at {seconds[np.argmax(missing)]:g} s", "is not there")
+            seconds = wanted[np.argmax(missing)] * tick
+            raise self._unreadable(f"at {seconds:g} s", "is not there")
         return found
 
     def decode(self, frames: Sequence[int]) -> Iterator[tuple[int, av.VideoFrame]]:
@@ -299,5 +309,5 @@ class _File:
             raise av.error.EOFError(0, "file is shorter than its index says")
         return packet
 
-    def __del__(self) -> None:
-        os.close(self._number)
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self._number)

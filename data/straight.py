@@ -159,37 +159,62 @@ class Straight:
         """Fills each of `out` with a frame's picture, a black-padded square of `image_size`.
 
         Raises:
-          ValueError: there is no such camera.
-          MissingFileError: an episode lacks the camera, or its video is missing.
+          ValueError: there is no such camera, or an episode lacks it.
+          MissingFileError: a video is missing.
           DatasetError: a picture cannot be decoded; names the file and the frame.
         """
         if camera not in self.cameras:
             raise ValueError(f"{self.name}: no camera '{camera}'; there are {list(self.cameras)}.")
-        if self.dataset.features[camera]["dtype"] == "image":
-            table = self._pictures(camera)
-            try:
-                self._fill(table, table.at(np.asarray(rows, np.float64), 1), out)
-            except DatasetError as error:
-                raise DatasetError(
-                    self.dataset.root,
-                    f"camera '{camera}', {error.field}",
-                    "has no readable picture; copy or record the dataset again.",
-                ) from None
-            return
+        rows = np.asarray(rows)
         episode = np.searchsorted(self.starts, rows, "right") - 1
-        steps = (np.asarray(rows) - self.starts[episode]) / self.fps
-        wanted = defaultdict(list)
-        for number, (i, seconds) in enumerate(zip(episode.tolist(), steps, strict=True)):
-            with self._lock:
-                path, start = self.dataset.video(i, camera)
-            wanted[path].append((start + seconds, number))
-        for path, places in wanted.items():
-            times, numbers = zip(*places, strict=True)
-            table = seek_table(path, self.seek)
-            self._fill(table, table.at(np.array(times), self.fps), [out[k] for k in numbers])
+        absent = ~self.present[episode, self.cameras.index(camera)]
+        if absent.any():
+            raise ValueError(f"{self.name}: episode {episode[absent][0]} has no '{camera}'.")
+        read = self._read_stored if self._is_stored(camera) else self._read_videos
+        read(camera, episode, rows - self.starts[episode], out)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Straight, (self.dataset, self.image_size, self.folder, self.seek)
+
+    def _is_stored(self, camera: str) -> bool:
+        return self.dataset.features[camera]["dtype"] == "image"
+
+    def _read_videos(
+        self,
+        camera: str,
+        episode: Int64[np.ndarray, "n"],
+        step: Int64[np.ndarray, "n"],
+        out: Sequence[UInt8[np.ndarray, "s s 3"]],
+    ) -> None:
+        wanted: dict[Path, list[tuple[float, int]]] = defaultdict(list)
+        for number, i in enumerate(episode.tolist()):
+            with self._lock:
+                path, start = self.dataset.video(i, camera)
+            wanted[path].append((start, number))
+        for path, places in wanted.items():
+            starts, numbers = (np.array(values) for values in zip(*places, strict=True))
+            table = seek_table(path, self.seek)
+            frames = table.at(starts, step[numbers], self.fps)
+            self._fill(table, frames, [out[k] for k in numbers.tolist()])
+
+    def _read_stored(
+        self,
+        camera: str,
+        episode: Int64[np.ndarray, "n"],
+        step: Int64[np.ndarray, "n"],
+        out: Sequence[UInt8[np.ndarray, "s s 3"]],
+    ) -> None:
+        table = self._pictures(camera)
+        for i, k, square in zip(episode.tolist(), step.tolist(), out, strict=True):
+            frame = np.searchsorted(table.pts, [self.starts[i] + k])
+            try:
+                self._fill(table, frame, [square])
+            except DatasetError:
+                raise DatasetError(
+                    self.dataset.root,
+                    f"camera '{camera}', episode {i}, frame {k}",
+                    "is no readable picture; copy or record the dataset again.",
+                ) from None
 
     def _fill(
         self,

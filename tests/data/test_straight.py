@@ -19,6 +19,8 @@ from data.seek import seek_table
 from data.store import build_store
 from data.straight import open_straight
 from models.processor import resize_with_pad
+from tests.data.conftest import FRONT
+from tests.data.test_lerobot_forms import png, stored_in_parquet
 from tests.fixtures.lerobot.episodes import _video as textured
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "lerobot"
@@ -66,6 +68,16 @@ def test_samples_are_those_of_a_frame_store(name, tmp_path):
         np.testing.assert_array_equal(getattr(frames, known), getattr(store, known))
 
 
+@pytest.mark.parametrize("version", ["v21", "v30"])
+def test_an_episode_of_lerobots_own_datasets_is_found_in_any_version(version, metaworld, tmp_path):
+    dataset = open_dataset(metaworld.with_name(f"metaworld_{version}"))
+    frames, camera = open_straight(dataset, 480, tmp_path), dataset.cameras[0]
+    rows = frames.starts[[1, 0, 2]] + [3, 0, 60]
+    expected = [dataset.frames(i, camera)[k] for i, k in ((1, 3), (0, 0), (2, 60))]
+    for found, picture in zip(shown(frames, rows, camera), expected, strict=True):
+        np.testing.assert_array_equal(found, resize_with_pad(picture, 480))
+
+
 def test_what_was_copied_is_found_again_by_content(tmp_path, monkeypatch):
     dataset = open_dataset(FIXTURES / "lerobot_png")
     first = open_straight(dataset, SIZE, tmp_path)
@@ -104,9 +116,27 @@ def test_a_damaged_picture_in_the_parquet_is_named(tmp_path):
     content = bytearray(stored.read_bytes())
     content[200] ^= 1
     stored.write_bytes(content)
-    with pytest.raises(DatasetError, match=rf"lerobot_png, camera '{camera}', frame 0: has no"):
+    with pytest.raises(
+        DatasetError, match=rf"lerobot_png, camera '{camera}', episode 0, frame 0: is no readable"
+    ):
         shown(frames, [5, 0], camera)
     assert shown(frames, [5], camera).any()
+
+
+def test_an_episode_without_a_camera_is_stepped_over(copy, episodes, tmp_path):
+    cells = [
+        None if i == 2 else {"bytes": png(picture), "path": None}
+        for i, episode in enumerate(episodes)
+        for picture in episode.frames[FRONT]
+    ]
+    camera = stored_in_parquet(copy, cells)
+    frames = open_straight(open_dataset(copy), 64, tmp_path / "cache")
+    assert np.argwhere(~frames.present).tolist() == [[2, 2]]
+    for i in (1, 3):
+        (found,) = shown(frames, frames.starts[[i]] + 4, camera)
+        np.testing.assert_array_equal(found, resize_with_pad(episodes[i].frames[FRONT][4], 64))
+    with pytest.raises(ValueError, match=f"episode 2 has no '{camera}'"):
+        shown(frames, frames.starts[[1, 2]], camera)
 
 
 def test_only_datasets_with_cameras_and_numbers_of_lerobots_are_opened(tmp_path):
@@ -161,7 +191,9 @@ def test_any_frame_of_any_codec_is_the_one_decoded_in_order(codec, tmp_path, mon
     expected = in_order(tmp_path / "video.mp4")
     assert len(expected) == FRAMES
     table = seek_table(tmp_path / "video.mp4", tmp_path / "cache")
-    np.testing.assert_array_equal(table.at(np.arange(FRAMES) / FPS, FPS), np.arange(FRAMES))
+    every = np.arange(FRAMES)
+    np.testing.assert_array_equal(table.at(np.zeros(FRAMES), every, FPS), every)
+    np.testing.assert_array_equal(table.at(every / FPS, 0 * every, FPS), every)
     order = np.random.default_rng(0).permutation(FRAMES)
     for frames in np.array_split(order, FRAMES // 3):
         for number, picture in at(table, frames.tolist()).items():
@@ -225,7 +257,7 @@ def test_of_a_truncated_video_frames_before_the_cut_are_right_and_others_an_erro
     with pytest.raises(
         DatasetError, match=rf"video\.mp4, frame at 1\.9.* s: is not there \({there}"
     ):
-        table.at(np.array([0.1, 1.95]), FPS)
+        table.at(np.zeros(2), np.array([3, 58]), FPS)
 
 
 def test_damaged_packets_are_an_error_that_names_the_frame(tmp_path):
