@@ -1,27 +1,22 @@
 """Several datasets as one stream: which robot each shows, how it is read and how often it is drawn.
 
-A `Mixture` is what a user writes (JSON, TOML or Python); `mix` makes of it the feeds that plan and
-loader take, the held-out episodes, and each robot's embodiment with its statistics. A single
-dataset is a mixture of one.
+A `Mixture` is what a user writes (JSON, TOML or Python); `resolve` finds its mistakes by metadata
+alone, before any frame is read. A single dataset is a mixture of one. `data.mixed` opens it.
 """
 
-import hashlib
 import json
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 
-from data.embodiments import RobotStats, embodiment_stats
-from data.frames import ACTION, STATE, Feed, Frames
-from data.retold import Retold, Transform, Wordings, read_wordings
-from data.split import Episodes, split_episodes
-from data.stats import normalizer
-from models import Embodiment
-from models.config import from_json, to_json
+from data.frames import ACTION, STATE, Frames
+from data.retold import Transform, Wordings, read_wordings
+from data.split import Episodes
+from models.config import from_json
 
 _PREFIX = "observation.images."
 
@@ -54,7 +49,7 @@ class DatasetConfig:
     end to end. `prompts`: a JSON file with a list of paraphrases for each instruction; `prompt`
     stands for an empty one. `episodes`: ranges [first, last) of those to use; all if empty.
     `transform`: path/to/file.py:function of (state [n, s], actions [n, h, a]), in the dataset's
-    units, to two such arrays.
+    units, to two such arrays. `fps`: frames a second, where the dataset (RLDS) does not tell.
     """
 
     path: str
@@ -67,6 +62,7 @@ class DatasetConfig:
     prompt: str = ""
     episodes: tuple[tuple[int, int], ...] = ()
     transform: str = ""
+    fps: float | None = None
 
 
 @dataclass(frozen=True)
@@ -75,22 +71,6 @@ class Mixture:
 
     datasets: tuple[DatasetConfig, ...]
     embodiments: tuple[RobotConfig, ...] = field(default=())
-
-
-@dataclass(frozen=True)
-class Mixed:
-    """A mixture opened: the n-th of `names`, `feeds`, `weights`, `training` and `held_out`
-    (episodes) are the n-th dataset's, the n-th of `embodiments` and `stats` the n-th robot's.
-    `digest` names all content and settings."""
-
-    names: tuple[str, ...]
-    feeds: tuple[Feed, ...]
-    weights: tuple[float, ...]
-    training: tuple[Episodes, ...]
-    held_out: tuple[Episodes, ...]
-    embodiments: tuple[Embodiment, ...]
-    stats: tuple[RobotStats, ...]
-    digest: str
 
 
 def is_mixture(path: Path) -> bool:
@@ -173,6 +153,10 @@ def resolve(
       ValueError: settings and datasets do not go together; names the dataset and the field.
       FileNotFoundError: a file of prompts or of a transform is missing.
     """
+    known = [
+        dataset if config.fps is None else dataset._replace(fps=config.fps)
+        for config, dataset in zip(mixture.datasets, known, strict=True)
+    ]
     robots = _robots(mixture, known)
     numbers = {name: number for number, name in enumerate(robots)}
     readings = (
@@ -182,73 +166,6 @@ def resolve(
         )
     )
     return tuple(robots.values()), tuple(readings)
-
-
-def mix(
-    mixture: Mixture,
-    frames: Sequence[Frames],
-    horizon: int,
-    *,
-    holdout: float = 0.0,
-    seed: int = 0,
-    cache: Path | None = None,
-) -> Mixed:
-    """Makes a mixture ready for planning and loading.
-
-    Args:
-      frames: each dataset opened, in the mixture's order.
-      horizon: steps of an action chunk.
-      holdout: share of each dataset's episodes that is held out; 0 holds none out.
-      seed: of that choice.
-      cache: folder that keeps statistics which had to be computed.
-
-    Raises:
-      ValueError, FileNotFoundError: as `resolve`, or a dataset has too few episodes to hold any
-        out, or those of one robot differ in their dims.
-    """
-    robots, readings = resolve(mixture, [Known.of(shown) for shown in frames], horizon)
-    feeds = tuple(map(_feed, mixture.datasets, frames, readings))
-    splits = [
-        _split(config.path, shown, reading.episodes, holdout, seed)
-        for config, shown, reading in zip(mixture.datasets, frames, readings, strict=True)
-    ]
-    training, held_out = (tuple(part) for part in zip(*splits, strict=True))
-    stats, embodiments = [], []
-    for number, robot in enumerate(robots):
-        own = [n for n, feed in enumerate(feeds) if feed.embodiment == number]
-        found = embodiment_stats(
-            [feeds[n] for n in own],
-            [training[n] for n in own],
-            robot.relative,
-            whole=not any(mixture.datasets[n].episodes for n in own),
-            cache=cache,
-        )
-        stats.append(found)
-        embodiments.append(
-            Embodiment(
-                name=robot.name,
-                cameras=robot.cameras,
-                state=normalizer(found.state, f"{robot.name}, state"),
-                actions=normalizer(found.actions, f"{robot.name}, action"),
-                relative=robot.relative,
-            )
-        )
-    return Mixed(
-        names=tuple(_unlike([shown.name for shown in frames])),
-        feeds=feeds,
-        weights=tuple(config.weight for config in mixture.datasets),
-        training=training,
-        held_out=held_out,
-        embodiments=tuple(embodiments),
-        stats=tuple(stats),
-        digest=_digest(mixture, feeds, (*training, *held_out)),
-    )
-
-
-def _unlike(names: list[str]) -> Iterator[str]:
-    """The names, but numbered where several are the same."""
-    for n, name in enumerate(names):
-        yield name if names.count(name) == 1 else f"{name} {names[:n].count(name) + 1}"
 
 
 def _names(mixture: Mixture, known: Sequence[Known]) -> list[str]:
@@ -278,6 +195,12 @@ def _robots(mixture: Mixture, known: Sequence[Known]) -> dict[str, RobotConfig]:
             robot = replace(robot, cameras=cameras)
         if robot.seconds is not None and not robot.seconds > 0:
             raise ValueError(f"embodiment '{name}': seconds is {robot.seconds}; give more than 0.")
+        relative = [d for d, origin in enumerate(robot.relative) if origin >= 0]
+        if set(relative) & set(robot.increments):
+            raise ValueError(
+                f"embodiment '{name}': action dims {list(robot.increments)} are increments, and "
+                f"dims {relative} relative to the state; no dim can be both."
+            )
         robots[name] = robot
     for name, robot in robots.items():
         rates = sorted({d.fps for d, own in zip(known, names, strict=True) if own == name})
@@ -315,22 +238,6 @@ def _reading(
         increments=increments if step != 1 else {},
         step=step,
         transform=Transform.read(config.transform) if config.transform else None,
-    )
-
-
-def _feed(config: DatasetConfig, frames: Frames, reading: Reading) -> Feed:
-    shown = frames
-    if reading.increments or reading.prompts != frames.prompts:
-        told = Retold(frames, reading.prompts, reading.increments, reading.step)
-        shown = cast(Frames, told)
-    return Feed(
-        frames=shown,
-        embodiment=reading.embodiment,
-        cameras=reading.cameras,
-        ahead=reading.ahead,
-        state=config.state,
-        actions=config.actions,
-        transform=reading.transform,
     )
 
 
@@ -385,31 +292,3 @@ def _chosen(config: DatasetConfig, known: Known) -> Episodes:
             )
         kept[first:last] = True
     return np.flatnonzero(kept)
-
-
-def _split(
-    path: str, frames: Frames, chosen: Episodes, holdout: float, seed: int
-) -> tuple[Episodes, Episodes]:
-    """Chosen episodes to train on and to hold out."""
-    if not holdout:
-        return chosen, np.zeros(0, np.int64)
-    training, held_out = (np.intersect1d(x, chosen) for x in split_episodes(frames, holdout, seed))
-    if not len(training) or not len(held_out):
-        raise ValueError(
-            f"{path}: of the {len(chosen)} episodes chosen {len(held_out)} would be held out; "
-            "choose more episodes, another data.holdout, or 0 to hold none out."
-        )
-    return training, held_out
-
-
-def _digest(mixture: Mixture, feeds: Sequence[Feed], episodes: Sequence[Episodes]) -> str:
-    """Where a dataset lies does not matter, only what it holds."""
-    settings: Any = to_json(replace(mixture, datasets=()))
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
-    for feed, config in zip(feeds, mixture.datasets, strict=True):
-        digest.update(feed.frames.digest.encode())
-        digest.update(repr((feed.cameras, feed.ahead, feed.state, feed.actions)).encode())
-        digest.update(repr((config.weight, feed.transform, feed.frames.prompts)).encode())
-    for array in episodes:
-        digest.update(np.ascontiguousarray(array, np.int64).tobytes())
-    return digest.hexdigest()[:16]

@@ -19,7 +19,8 @@ from data.convert import DESCRIPTION
 from data.files import open_folder
 from data.frames import Frames
 from data.loader import plan_source
-from data.mixture import DatasetConfig, Known, Mixed, mix, read_mixture, resolve
+from data.mixed import Mixed, mix
+from data.mixture import DatasetConfig, Known, read_mixture, resolve
 from data.plan import Source
 from data.store import Store, cached_store, open_store
 from data.straight import open_straight

@@ -9,7 +9,8 @@ import pytest
 
 from data.embodiments import embodiment_stats
 from data.frames import ACTION, STATE
-from data.mixture import DatasetConfig, Mixture, RobotConfig, mix, read_mixture
+from data.mixed import mix
+from data.mixture import DatasetConfig, Mixture, RobotConfig, read_mixture
 from data.retold import Retold
 from data.stats import describe, normalizer
 from models import Embodiment, Processor
@@ -72,6 +73,7 @@ def test_the_same_seconds_at_another_fps_cover_the_same_time():
     assert third.ahead == (0, 1, 2, 2), "0, 0.75, 1.5 and 2.25 frames"
     with pytest.raises(ValueError, match=r"'arm': its datasets have 10, 50 fps.*'seconds'"):
         mix(pair(ARM), [A, B], 4)
+    assert mix(pair(ARM, fps=10.0), [A, B], 4).feeds[1].ahead == (0, 1, 2, 3)
 
 
 def test_increments_are_summed_over_a_step_and_other_dims_are_picked():
@@ -299,6 +301,10 @@ def test_a_mistake_in_the_file_is_named_with_its_field(tmp_path, text, message):
         (Mixture((OF_A,), (replace(ARM, relative=(0,)),)), r"relative is \[0\].* 2 action dims"),
         (Mixture((OF_A,), (replace(ARM, relative=(0, 3)),)), r"relative is \[0, 3\].*below 3"),
         (Mixture((OF_A,), (replace(ARM, seconds=0.0),)), r"'arm': seconds is 0\.0"),
+        (
+            Mixture((OF_A,), (replace(ARM, relative=(-1, 0), increments=(1,)),)),
+            r"'arm': action dims \[1\] are increments",
+        ),
         (
             Mixture((OF_A,), (replace(ARM, seconds=1.0, increments=(2,)),)),
             r"increments is \[2\].*0 to 1",
