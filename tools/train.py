@@ -92,7 +92,7 @@ def run(paths: Paths, config: RunConfig, console: Console | None = None) -> Trai
     plan = Plan(sources, layout, config.rows.number, seed=config.trainer.seed)
     content = {"plan": plan.digest, "data": ready.mixed.digest}
 
-    def batches(start: int, position: Any) -> Iterator[PackedBatch]:
+    def batches(start: int, position: Any) -> Iterator[tuple[PackedBatch, dict[str, float]]]:
         if position is not None and position != content:
             raise ValueError(
                 f"{paths.data} has changed since {out} was saved, so the run cannot go on "
@@ -110,10 +110,10 @@ def run(paths: Paths, config: RunConfig, console: Console | None = None) -> Trai
             skip_unreadable=config.data.skip_unreadable,
         )
 
-        def rows() -> Iterator[PackedBatch]:
+        def rows() -> Iterator[tuple[PackedBatch, dict[str, float]]]:
             with loader:
-                for batch, _ in loader:
-                    yield batch
+                for batch, info in loader:
+                    yield batch, info.facts(host_count())
 
         return rows()
 
