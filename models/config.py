@@ -1,5 +1,5 @@
 """Frozen dataclasses to JSON values and back, so that a run or policy is rebuilt from its files
-alone."""
+alone, and what a user wrote is refused by the field that is wrong."""
 
 import dataclasses
 import types
@@ -19,33 +19,57 @@ def to_json(config: Any) -> Any:
 
 
 def from_json(kind: type[T], value: Any, where: str = "config") -> T:
-    """The inverse of `to_json` for dataclasses, tuples, optionals and scalars.
+    """The inverse of `to_json` for dataclasses, tuples, dicts, optionals, literals and scalars.
 
     Raises:
-      ValueError: a field is unknown or missing; the message gives its path.
+      ValueError: a field is unknown, missing or of another type; the message gives its path.
     """
     return _build(kind, value, where)
 
 
 def _build(kind: Any, value: Any, where: str) -> Any:
-    origin = typing.get_origin(kind)
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        _check(isinstance(value, dict), kind.__name__, value, where)
         hints = typing.get_type_hints(kind)
         fields = {f.name: f for f in dataclasses.fields(kind)}
         unknown = sorted(set(value) - set(fields))
-        required = {n for n, f in fields.items() if f.default is dataclasses.MISSING}
+        required = {
+            n
+            for n, f in fields.items()
+            if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        }
         missing = sorted(required - set(value))
         if unknown or missing:
             raise ValueError(
                 f"{where} does not describe a {kind.__name__}: unknown fields {unknown}, "
-                f"missing fields {missing}; it was written by another version."
+                f"missing fields {missing} (it has {sorted(fields)}); mend it, or read it with the "
+                "version that wrote it."
             )
         return kind(**{n: _build(hints[n], v, f"{where}.{n}") for n, v in value.items()})
     if origin is tuple:
-        (item, *rest) = typing.get_args(kind)
+        _check(isinstance(value, list | tuple), "list", value, where)
+        (item, *rest) = arguments
         kinds = [item] * len(value) if rest == [...] else [item, *rest]
-        return tuple(_build(k, v, where) for k, v in zip(kinds, value, strict=True))
-    if origin in (typing.Union, types.UnionType) and value is not None:
-        (inner,) = (k for k in typing.get_args(kind) if k is not type(None))
+        _check(len(kinds) == len(value), f"list of {len(kinds)}", value, where)
+        parts = enumerate(zip(kinds, value, strict=True))
+        return tuple(_build(k, v, f"{where}[{i}]") for i, (k, v) in parts)
+    if origin is dict:
+        _check(isinstance(value, dict), "table", value, where)
+        return {name: _build(arguments[1], v, f"{where}.{name}") for name, v in value.items()}
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        (inner,) = (k for k in arguments if k is not type(None))
         return _build(inner, value, where)
+    if origin is typing.Literal:
+        _check(value in arguments, f"one of {list(arguments)}", value, where)
+    if kind in (bool, int, float, str):
+        number = kind is float and isinstance(value, int) and not isinstance(value, bool)
+        _check(type(value) is kind or number, kind.__name__, value, where)
     return value
+
+
+def _check(holds: bool, expected: str, value: Any, where: str) -> None:
+    if not holds:
+        raise ValueError(f"{where} is {value!r}, expected {expected}.")

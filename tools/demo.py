@@ -82,7 +82,7 @@ def run(config: DemoConfig, console: Console) -> dict[str, object]:
         )
     console.print(f"{dataset}: a LeRobot v3.0 dataset of {recorded['frames']} frames.")
     with stage("train", f"Training the tiny VLA for {steps} steps on packed batches"):
-        trained = train.run(train.Paths(dataset, config.out), preset, console)
+        trained = train.run(train.Paths(str(dataset), config.out), preset, console)
     if not trained.finished:
         raise KeyboardInterrupt
     with stage("evaluate", f"Acting on {config.evaluations} held-out starts"):

@@ -5,16 +5,18 @@ path/to/file.py:NAME`; any field can be changed on the command line.
 """
 
 import runpy
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Int
 
 from data.packing import fit_layout
 from data.plan import Source, typical_costs
-from data.store import Encoding
 from models import Layout, PiConfig
+from models.augment import AugmentConfig
 from models.gemma import GEMMA_2B, GEMMA_300M, GemmaConfig
 from models.layers import Compute
 from models.siglip import SiglipConfig
@@ -35,12 +37,19 @@ class RowsConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """How data is read. `holdout`: share of episodes kept for validation, never trained on.
-    `workers`: processes that prepare batches, 0 for a thread of this one."""
+    """How data is read.
 
-    encoding: Encoding = "jpeg"
+    `encoding`: of the pictures in the frame store; "none" makes no store and decodes the dataset's
+    own at every step. `holdout`: share of episodes kept for validation, never trained on.
+    `workers`: processes that prepare batches, with `threads` each; 0 for those of this process.
+    `skip_unreadable`: what cannot be read is left out and counted, instead of ending the run.
+    """
+
+    encoding: Literal["jpeg", "raw", "none"] = "jpeg"
     holdout: float = 0.1
     workers: int = 0
+    threads: int = 1
+    skip_unreadable: bool = False
 
 
 @dataclass(frozen=True)
@@ -50,11 +59,12 @@ class RunConfig:
     model: PiConfig
     rows: RowsConfig = field(default_factory=RowsConfig)
     data: DataConfig = field(default_factory=DataConfig)
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)
 
-    def layout(self, sources: list[Source]) -> Layout:
+    def layout(self, sources: Sequence[Source]) -> Layout:
         """Row sizes for about `rows.samples` average samples of the mixture, filled best."""
         images, text = typical_costs(sources)
         return row_layout(self.model, self.rows.samples, images, text)
@@ -106,6 +116,7 @@ PI05 = RunConfig(
         expert=replace(GEMMA_300M, remat="full"),
     ),
     rows=RowsConfig(number=16, samples=4),
+    augment=AugmentConfig(crop=0.95, rotation=5, brightness=0.3, contrast=0.4, saturation=0.5),
     optimizer=OptimizerConfig(learning_rate=2.5e-5, weight_decay=1e-10, warmup_steps=1000),
     trainer=TrainerConfig(steps=30_000, eval_every=1000),
 )

@@ -1,7 +1,8 @@
-"""Train a policy on a LeRobot dataset: validate, normalise, pack, train, and measure on held-out
-episodes.
+"""Train a policy on a dataset or a mixture: validate, normalise, pack, train, and measure on
+held-out episodes.
 
     python -m tools.train --data PATH --preset tiny
+    python -m tools.train --data MIXTURE.json --preset tiny
     python -m tools.train --data PATH --preset tiny --out runs/mine --resume
     python -m tools.train --data PATH --preset tiny --out runs/mine --trainer.steps 200
     python -m tools.train --data PATH --preset pi05 --init checkpoints/pi05_base \\
@@ -25,30 +26,27 @@ import numpy as np
 import tyro
 from jax.sharding import Mesh
 from rich.console import Console
-from rich.progress import Progress
 
-from data import open_dataset
-from data.former_store import ACTION, STATE, Store, cached_store
-from data.loader import Loader, plan_source
+from data.loader import Loader
+from data.mixture import is_mixture
 from data.plan import Plan
-from data.split import Episodes, split_episodes
-from data.stats import normalizer
-from data.validate import require_valid
-from models import Embodiment, PackedBatch, Pi, Processor
-from models.config import to_json
+from models import PackedBatch, Pi
+from models.augment import Augmented
+from models.config import from_json, to_json
 from models.load import begin_from, look
 from models.pi import SHARDING_RULES
-from models.tokenizer import SentencePiece, Tokenizer
+from models.tokenizer import SentencePiece
 from parallel.distributed import host_count, host_index, put_batch
 from parallel.mesh import make_mesh, replicated
 from parallel.step import TrainState
 from parallel.trainer import CONFIG_NAME, Run, Trained, check_start, train
+from tools.prepare import Prepared, Text, prepare
 from tools.presets import RunConfig, load_preset
 
 _EVAL_STEPS = 8
 _FREE = {
     "mesh",
-    "data.workers",
+    *(f"data.{n}" for n in ("workers", "threads", "skip_unreadable")),
     *(f"trainer.{n}" for n in ("log_every", "save_every", "keep", "eval_every", "prefetch")),
 }
 """What a resumed run may change: its losses stay the same."""
@@ -58,8 +56,8 @@ _FREE = {
 class Paths:
     """Where data comes from and results go."""
 
-    data: Path
-    """LeRobot v3.0 dataset."""
+    data: str
+    """Dataset or frame store (a folder or URL), or a mixture of several (.json, .toml)."""
     out: Path | None = None
     """Folder of the run; runs/NAME-OF-THE-DATASET if not given."""
     resume: bool = False
@@ -72,81 +70,8 @@ class Paths:
     @property
     def folder(self) -> Path:
         """Where the run lives."""
-        return self.out or Path("runs") / self.data.resolve().name
-
-
-@dataclass(frozen=True)
-class Text:
-    """How prompts are read: see `Processor`."""
-
-    words: tuple[str, ...] = ()
-    sentencepiece: str = ""
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A dataset made ready for one run: the frame store, and which episodes are held out."""
-
-    store: Store
-    processor: Processor
-    training: Episodes
-    held_out: Episodes
-
-
-def prepare(
-    data: Path, out: Path, config: RunConfig, console: Console, text: Text | None = None
-) -> Prepared:
-    """Validates the dataset, decodes it once into `out`/store and derives the policy's scales.
-
-    Args:
-      text: how a policy to begin from reads prompts; a word list is made of the dataset's if None.
-
-    Raises:
-      ValueError, FileNotFoundError: the dataset is not fit to train on, or not for this model.
-    """
-    with Progress(console=console, transient=True) as progress:
-        progress.add_task("Validating", total=None)
-        warnings = require_valid(data)
-    for warning in warnings:
-        console.print(f"warning: {warning.message}", highlight=False)
-    dataset = open_dataset(data)
-    _check_fits(dataset.features, data, config)
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("Decoding frames", total=dataset.num_frames)
-        store = cached_store(
-            data,
-            config.model.image_size,
-            config.data.encoding,
-            out / "store",
-            progress=lambda done, total: progress.update(task, completed=done, total=total),
-        )
-    training, held_out = np.arange(len(store.lengths)), np.arange(0)
-    if config.data.holdout:
-        training, held_out = split_episodes(store, config.data.holdout, config.trainer.seed)  # type: ignore[arg-type]
-    stats = store.stats(training.tolist())
-    model = config.model
-    if text is None:
-        texts = list(store.prompts)
-        if model.state_input == "text":
-            texts += [f"Task: , State: {number};\nAction: " for number in range(256)]
-        text = Text(words=Tokenizer.build(texts, model.vocabulary).words)
-    robot = Embodiment(
-        name=data.name,
-        cameras=store.cameras,
-        state=normalizer(stats[STATE], STATE),
-        actions=normalizer(stats[ACTION], ACTION),
-    )
-    processor = Processor(
-        image_size=model.image_size,
-        state_dim=model.state_dim,
-        action_dim=model.action_dim,
-        horizon=model.horizon,
-        state_input=model.state_input,
-        words=text.words,
-        sentencepiece=text.sentencepiece,
-        embodiments=(robot,),
-    )
-    return Prepared(store, processor, training, held_out)
+        path = Path(self.data).resolve()
+        return self.out or Path("runs") / (path.stem if is_mixture(path) else path.name)
 
 
 def run(paths: Paths, config: RunConfig, console: Console | None = None) -> Trained:
@@ -159,44 +84,47 @@ def run(paths: Paths, config: RunConfig, console: Console | None = None) -> Trai
     out, mesh = paths.folder, make_mesh(config.mesh)
     check_start(out, paths.resume, config.rows.number, mesh, config.trainer, config.optimizer)
     if paths.resume:
-        _check_same(out, json.loads((out / CONFIG_NAME).read_text()), to_json(config))
+        saved = from_json(RunConfig, json.loads((out / CONFIG_NAME).read_text()))
+        _check_same(out, to_json(saved), to_json(config))
     ready = prepare(paths.data, out, config, console, _text(paths))
-    model = Pi(config.model)
-    source = plan_source(ready.store, ready.processor, episodes=ready.training.tolist())
-    layout = config.layout([source])
+    model, sources = Pi(config.model), ready.sources()
+    layout = config.layout(sources)
+    plan = Plan(sources, layout, config.rows.number, seed=config.trainer.seed)
+    content = {"plan": plan.digest, "data": ready.mixed.digest}
 
-    plan = Plan([source], layout, config.rows.number, seed=config.trainer.seed)
-    content = {"plan": plan.digest, "data": ready.store.digest}
-
-    def batches(start: int, position: Any) -> Iterator[PackedBatch]:
+    def batches(start: int, position: Any) -> Iterator[tuple[PackedBatch, dict[str, float]]]:
         if position is not None and position != content:
             raise ValueError(
                 f"{paths.data} has changed since {out} was saved, so the run cannot go on "
                 f"exactly; start a new one in another folder."
             )
         loader = Loader(
-            [ready.store],
+            ready.mixed.feeds,
             ready.processor,
             plan,
             start_step=start,
             host_index=host_index(),
             host_count=host_count(),
             workers=config.data.workers,
+            threads=config.data.threads,
+            skip_unreadable=config.data.skip_unreadable,
         )
 
-        def rows() -> Iterator[PackedBatch]:
+        def rows() -> Iterator[tuple[PackedBatch, dict[str, float]]]:
             with loader:
-                for batch, _ in loader:
-                    yield batch
+                for batch, info in loader:
+                    yield batch, info.facts(host_count())
 
         return rows()
 
+    trained, held_out = ready.episodes
     console.print(
-        f"{len(ready.training)} episodes to train on, {len(ready.held_out)} held out; rows of "
-        f"{layout.prefix} places filled to {plan.fill(range(20)).prefix:.1%}."
+        f"{trained} episodes to train on, {held_out} held out; rows of {layout.prefix} places "
+        f"filled to {plan.fill(range(20)).prefix:.1%}."
     )
+    cameras = tuple(robot.cameras for robot in ready.processor.embodiments)
     return train(
-        model,
+        Augmented(model, config.augment, cameras),
         SHARDING_RULES,
         batches,
         lambda step: content,
@@ -206,7 +134,7 @@ def run(paths: Paths, config: RunConfig, console: Console | None = None) -> Trai
         mesh=mesh,
         resume=paths.resume,
         initial=_initial(paths, model, config),
-        on_eval=_held_out_metrics(model, ready, config, mesh) if len(ready.held_out) else None,
+        on_eval=_held_out_metrics(model, ready, config, mesh) if held_out else None,
     )
 
 
@@ -233,29 +161,31 @@ def _initial(paths: Paths, model: Pi, config: RunConfig) -> Any:
 
 
 def _held_out_metrics(model: Pi, ready: Prepared, config: RunConfig, mesh: Mesh) -> Any:
-    """Measures the averaged parameters on held-out episodes: flow loss, error of sampled actions,
-    and that of always giving the mean training action (both mean squares in normalised units)."""
-    source = plan_source(ready.store, ready.processor, episodes=ready.held_out.tolist())
-    plan = Plan([source], config.layout([source]), config.rows.number, seed=1)
+    """Measures the averaged parameters on held-out episodes, their pictures as they are: flow loss,
+    error of sampled actions, and that of always giving the robot's mean action (both mean squares
+    in normalised units)."""
+    sources = ready.sources(held_out=True)
+    plan = Plan(sources, config.layout(sources), config.rows.number, seed=1)
     with Loader(
-        [ready.store],
+        ready.mixed.feeds,
         ready.processor,
         plan,
         host_index=host_index(),
         host_count=host_count(),
     ) as loader:
         batches = [put_batch(next(loader)[0], mesh) for _ in range(_EVAL_STEPS)]
-    robot = ready.processor.embodiments[0]
-    mean = np.zeros(config.model.action_dim, np.float32)
-    dims = len(robot.actions.offset)
-    mean[:dims] = robot.actions(ready.store.stats(ready.training.tolist())[ACTION]["mean"])
+    robots = ready.mixed.embodiments
+    means = np.zeros((len(robots), config.model.action_dim), np.float32)
+    for mean, robot, stats in zip(means, robots, ready.mixed.stats, strict=True):
+        mean[: len(robot.actions.offset)] = robot.actions(stats.actions["mean"])
 
     @partial(jax.jit, out_shardings=replicated(mesh))
     def measure(params: Any, batch: PackedBatch) -> jax.Array:
         key = jax.random.key(0)
         loss, count = model.loss(params, batch, key)
         sampled = model.sample_actions(params, batch, key)
-        errors = [((x - batch.actions) ** 2 * batch.action_mask).sum() for x in (sampled, mean)]
+        usual = jnp.asarray(means)[batch.embodiment][:, :, None]
+        errors = [((x - batch.actions) ** 2 * batch.action_mask).sum() for x in (sampled, usual)]
         return jnp.stack([loss, *errors, count])
 
     def on_eval(step: int, state: TrainState) -> dict[str, float]:
@@ -277,27 +207,6 @@ def _check_same(out: Path, saved: Any, config: Any, where: str = "") -> None:
             f"{out / CONFIG_NAME}: {where[:-1]} is {saved}, but {config} was asked for; resume "
             f"with the same preset and options, or start a new run in another folder."
         )
-
-
-def _check_fits(features: dict[str, Any], data: Path, config: RunConfig) -> None:
-    if config.model.compute.quantized:
-        raise ValueError(
-            f"model.compute.quantized is {config.model.compute.quantized!r}; kernels kept in "
-            f"float8 serve a policy and cannot be trained, leave it empty."
-        )
-    if config.model.cross_entropies:
-        raise ValueError(
-            f"model.text_loss is {config.model.text_loss} and model.action_token_loss "
-            f"{config.model.action_token_loss}, but this command prepares neither subtasks nor "
-            f"FAST tokens; set both to 0, or train as docs/insulation.md shows."
-        )
-    for name, limit in ((STATE, config.model.state_dim), (ACTION, config.model.action_dim)):
-        size = int(np.prod(features[name]["shape"])) if name in features else None
-        if size is None or size > limit:
-            raise ValueError(
-                f"{data}/meta/info.json: feature '{name}' has {size} dims, but the model takes up "
-                f"to {limit}; rename the feature or raise the model's dims."
-            )
 
 
 def parse(arguments: Sequence[str]) -> tuple[Paths, RunConfig]:

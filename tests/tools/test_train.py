@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -44,7 +45,7 @@ SMALL = replace(
 )
 
 
-def write_dataset(path: Path, seed: int = 0) -> Path:
+def write_dataset(path: Path, seed: int = 0, fps: int = 10) -> Path:
     rng = np.random.default_rng(seed)
     features = {
         "observation.state": {"dtype": "float32", "shape": (3,), "names": ["x", "y", "z"]},
@@ -57,7 +58,7 @@ def write_dataset(path: Path, seed: int = 0) -> Path:
         }
         for name in ("front", "wrist")
     }
-    with DatasetWriter(path, fps=10, features=features, robot_type="test") as writer:
+    with DatasetWriter(path, fps=fps, features=features, robot_type="test") as writer:
         for i in range(12):
             steps = 6 + i % 3
             writer.add_episode(
@@ -97,7 +98,7 @@ def _mesh(config: MeshConfig) -> jax.sharding.Mesh:
 @pytest.fixture(scope="module")
 def finished(dataset, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "run"
-    assert train.run(train.Paths(dataset, out), SMALL, QUIET).finished
+    assert train.run(train.Paths(str(dataset), out), SMALL, QUIET).finished
     return out
 
 
@@ -120,13 +121,13 @@ def test_resuming_from_an_earlier_checkpoint_repeats_the_losses(finished, datase
     shutil.copytree(finished, out)
     for later in (6, 8):
         shutil.rmtree(out / "checkpoints" / str(later))
-    train.run(train.Paths(dataset, out, resume=True), SMALL, QUIET)
+    train.run(train.Paths(str(dataset), out, resume=True), SMALL, QUIET)
     assert losses(out) == losses(finished)
 
 
 def test_eight_devices_give_the_losses_of_one(finished, dataset, tmp_path):
     sharded = replace(SMALL, mesh=MeshConfig(data=4, fsdp=2))
-    train.run(train.Paths(dataset, tmp_path / "run"), sharded, QUIET)
+    train.run(train.Paths(str(dataset), tmp_path / "run"), sharded, QUIET)
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(finished), rtol=1e-5)
 
 
@@ -151,7 +152,7 @@ def test_resuming_with_another_config_is_refused_by_the_field_that_differs(
     shutil.copytree(finished, out)
     wider = replace(SMALL, model=replace(MODEL, vocabulary=600))
     with pytest.raises(ValueError, match=r"config\.json: model\.vocabulary is 512, but 600"):
-        train.run(train.Paths(dataset, out, resume=True), wider, QUIET)
+        train.run(train.Paths(str(dataset), out, resume=True), wider, QUIET)
 
 
 def test_a_checkpoint_of_another_model_is_refused_by_its_first_difference(
@@ -162,7 +163,7 @@ def test_a_checkpoint_of_another_model_is_refused_by_its_first_difference(
     wider = replace(SMALL, model=replace(MODEL, vocabulary=600))
     (out / "config.json").write_text(json.dumps(to_json(wider)))
     with pytest.raises(ValueError, match=r"another model: .*embedding has shape \(512, 16\)"):
-        train.run(train.Paths(dataset, out, resume=True), wider, QUIET)
+        train.run(train.Paths(str(dataset), out, resume=True), wider, QUIET)
 
 
 def test_a_dataset_changed_since_the_checkpoint_is_refused(finished, tmp_path):
@@ -172,7 +173,7 @@ def test_a_dataset_changed_since_the_checkpoint_is_refused(finished, tmp_path):
     for later in (6, 8):
         shutil.rmtree(out / "checkpoints" / str(later))
     with pytest.raises(ValueError, match="has changed since"):
-        train.run(train.Paths(other, out, resume=True), SMALL, QUIET)
+        train.run(train.Paths(str(other), out, resume=True), SMALL, QUIET)
 
 
 def test_what_cannot_train_is_refused_before_anything_is_written(finished, dataset, tmp_path):
@@ -180,13 +181,13 @@ def test_what_cannot_train_is_refused_before_anything_is_written(finished, datas
     short = replace(SMALL, trainer=replace(SMALL.trainer, steps=2))
     uneven = replace(SMALL, rows=replace(SMALL.rows, number=3), mesh=MeshConfig(data=2))
     with pytest.raises(ValueError, match="warm-up must end"):
-        train.run(train.Paths(dataset, out), short, QUIET)
+        train.run(train.Paths(str(dataset), out), short, QUIET)
     with pytest.raises(ValueError, match="3 rows does not divide over 2 devices"):
-        train.run(train.Paths(dataset, out), uneven, QUIET)
+        train.run(train.Paths(str(dataset), out), uneven, QUIET)
     with pytest.raises(FileNotFoundError, match="holds no run to resume"):
-        train.run(train.Paths(dataset, out, resume=True), SMALL, QUIET)
+        train.run(train.Paths(str(dataset), out, resume=True), SMALL, QUIET)
     with pytest.raises(ValueError, match="go on with --resume"):
-        train.run(train.Paths(dataset, finished), SMALL, QUIET)
+        train.run(train.Paths(str(dataset), finished), SMALL, QUIET)
     assert not out.exists()
 
 
@@ -227,14 +228,111 @@ def test_a_missing_video_is_named_before_anything_is_written(dataset, tmp_path):
     video = next((broken / "videos" / "observation.images.wrist").rglob("*.mp4"))
     video.unlink()
     with pytest.raises((ValueError, FileNotFoundError), match=r"wrist.*\.mp4"):
-        train.run(train.Paths(broken, tmp_path / "run"), SMALL, QUIET)
+        train.run(train.Paths(str(broken), tmp_path / "run"), SMALL, QUIET)
+    assert not (tmp_path / "run").exists()
+
+
+def test_training_straight_from_the_videos_gives_the_losses_of_a_raw_store(
+    finished, dataset, tmp_path
+):
+    assert SMALL.data.encoding == "raw"
+    straight = replace(SMALL, data=replace(SMALL.data, encoding="none"))
+    train.run(train.Paths(str(dataset), tmp_path / "run"), straight, QUIET)
+    assert losses(tmp_path / "run") == losses(finished)
+    assert not list((tmp_path / "run" / "store").rglob("*.array_record"))
+
+
+def test_a_frame_store_is_trained_on_as_it_is(finished, tmp_path):
+    (store,) = (path.parent for path in (finished / "store").rglob("store.json"))
+    train.run(train.Paths(str(store), tmp_path / "run"), SMALL, QUIET)
+    assert losses(tmp_path / "run") == losses(finished)
+
+
+def test_augmentation_changes_what_is_trained_on_and_resumes_exactly(finished, dataset, tmp_path):
+    varied = replace(SMALL, augment=PRESETS["pi05"].augment)
+    out = tmp_path / "run"
+    train.run(train.Paths(str(dataset), out), varied, QUIET)
+    whole = losses(out)
+    assert np.isfinite(whole).all()
+    assert whole[1:] != losses(finished)[1:]
+    for later in (6, 8):
+        shutil.rmtree(out / "checkpoints" / str(later))
+    train.run(train.Paths(str(dataset), out, resume=True), varied, QUIET)
+    assert losses(out) == whole
+
+
+GUIDE = (Path(__file__).parents[2] / "docs" / "mixtures.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def guide(tmp_path_factory) -> Path:
+    """The files that the guide on mixtures shows, beside the datasets that it names."""
+    folder = tmp_path_factory.mktemp("guide")
+    for name, seed, fps in (("kitchen", 0, 10), ("office", 1, 20), ("hall", 2, 5)):
+        write_dataset(folder / name, seed, fps)
+    (folder / "paraphrases.json").write_text(json.dumps({"push": ["shove it", "press on"]}))
+    (text,) = re.findall(r"```json\n(.*?)```", GUIDE, re.DOTALL)
+    (folder / "mixture.json").write_text(text)
+    (transform,) = re.findall(r"```python\n(# units\.py\n.*?)```", GUIDE, re.DOTALL)
+    (folder / "units.py").write_text(transform)
+    return folder
+
+
+def test_the_guide_on_mixtures_runs(guide, tmp_path, monkeypatch):
+    monkeypatch.chdir(guide)
+    blocks = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+    found: dict = {}
+    exec(blocks[-1], found)
+    assert (found["arm"].cameras, found["gantry"].cameras) == (("front", "wrist"), ("top",))
+    assert [feed.ahead for feed in found["mixed"].feeds] == [
+        (0, 1, 2, 3),
+        (0, 2, 4, 6),
+        (0, 1, 2, 3),
+    ]
+    assert len(found["gantry"].state.offset) == 4
+    (command,) = re.findall(r"python -m tools\.train (--data mixture\.json.*)", GUIDE)
+    paths, _ = train.parse(command.split())
+    assert train.run(replace(paths, out=tmp_path / "run"), SMALL, QUIET).finished
+
+
+def test_a_mixture_of_two_robots_trains_resumes_and_acts_in_each_ones_units(guide, tmp_path):
+    out, paths = tmp_path / "run", train.Paths(str(guide / "mixture.json"), tmp_path / "run")
+    train.run(paths, SMALL, QUIET)
+    whole = losses(out)
+    assert np.isfinite(whole).all()
+    for later in (6, 8):
+        shutil.rmtree(out / "checkpoints" / str(later))
+    train.run(replace(paths, resume=True), SMALL, QUIET)
+    assert losses(out) == whole
+    policy = load_policy(out / "checkpoints" / "8", steps=2)
+    arm, gantry = policy.processor.embodiments
+    assert arm.relative == (0, 1)
+    states = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
+    acted = policy.act((np.zeros((2, 2, 16, 16, 3), np.uint8), states), ["push"] * 2, seed=0)
+    bare = replace(arm, relative=())
+    plain = replace(policy, processor=replace(policy.processor, embodiments=(bare, gantry))).act(
+        (np.zeros((2, 2, 16, 16, 3), np.uint8), states), ["push"] * 2, seed=0
+    )
+    np.testing.assert_allclose(acted - plain, states[:, None, :2].repeat(4, 1), atol=1e-4)
+    other = replace(policy, embodiment=1)
+    seen = np.zeros((1, 1, 16, 16, 3), np.uint8), np.zeros((1, 4), np.float32)
+    assert other.act(seen, ["push"], seed=0).shape == (1, 4, 2)
+
+
+def test_a_mistake_in_a_mixture_is_named_before_anything_is_decoded(guide, tmp_path):
+    value = json.loads((guide / "mixture.json").read_text())
+    value["datasets"][2]["cameras"] = {"top": "ceiling"}
+    broken = guide / "broken.json"
+    broken.write_text(json.dumps(value))
+    with pytest.raises(ValueError, match=r"hall: cameras is .*'ceiling'"):
+        train.run(train.Paths(str(broken), tmp_path / "run"), SMALL, QUIET)
     assert not (tmp_path / "run").exists()
 
 
 def test_a_robot_with_more_dims_than_the_model_is_refused(dataset, tmp_path):
     narrow = replace(SMALL, model=replace(MODEL, state_dim=2))
-    with pytest.raises(ValueError, match=r"'observation.state' has 3 dims.*up to 2"):
-        train.run(train.Paths(dataset, tmp_path / "run"), narrow, QUIET)
+    with pytest.raises(ValueError, match=r"'observation.state'\] has 3 dims.*up to 2"):
+        train.run(train.Paths(str(dataset), tmp_path / "run"), narrow, QUIET)
     assert not (tmp_path / "run").exists()
 
 
@@ -256,9 +354,11 @@ def test_unknown_presets_are_refused_and_a_users_file_is_read(tmp_path):
 def test_options_change_a_preset():
     arguments = ["--data", "a", "--out", "b", "--trainer.steps", "7", "--preset", "tiny"]
     paths, config = train.parse([*arguments, "--resume"])
-    assert paths == train.Paths(Path("a"), Path("b"), resume=True)
+    assert paths == train.Paths("a", Path("b"), resume=True)
     assert train.parse(["--preset=tiny", "--data", "sets/a"])[0].folder == Path("runs/a")
     assert config == replace(TINY, trainer=replace(TINY.trainer, steps=7))
+    for data, name in (("mixes/both.json", "both"), ("hf://me/set.v2", "set.v2")):
+        assert train.Paths(data).folder == Path("runs") / name
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
