@@ -97,14 +97,20 @@ class Rows:
 
     def place(self, episode: int) -> Groups:
         """The row groups that hold an episode, as far as their ranges tell."""
+        number = int(self._metadata.numbers[episode])
         for file in self._candidates(episode):
-            start, stop = self._read_ranges(file).holding(int(self._metadata.numbers[episode]))
+            ranges = self._read_ranges(file)
+            if not self._metadata.wanders:
+                self._require_only(number, file, ranges)
+            start, stop = ranges.holding(number)
             if start < stop:
                 return Groups(file, start, stop)
         raise self._incomplete(episode, 0)
 
     def require_no_strays(self) -> None:
         """Raises DatasetError if the data files have rows of episodes that nothing lists."""
+        if not self._metadata.wanders:
+            return  # each file was held against its episode when it was read
         files = range(self._metadata.num_data_files)
         rows = sum(int(self._read_ranges(file).rows.sum()) for file in files)
         if rows == self._metadata.lengths.sum():
@@ -228,6 +234,8 @@ class Rows:
                 groups = range(file.metadata.num_row_groups)
                 rows = np.array([file.metadata.row_group(g).num_rows for g in groups], np.int64)
             values = to_numpy(path, _EPISODE, column, BOOKKEEPING[_EPISODE])
+            if not self._metadata.wanders:
+                self._ranges.clear()  # as many as episodes, none of them needed again
             self._ranges[number] = _ranges(path, values, rows)
         return self._ranges[number]
 
@@ -240,6 +248,18 @@ class Rows:
         with reading(path):
             table = file.read_row_groups(range(groups.start, groups.stop), [f"{name}.path"])
         return bool(pc.any(pc.is_null(pc.struct_field(table[name], "path"))).as_py())
+
+    def _require_only(self, number: int, file: int, ranges: _Ranges) -> None:
+        """Raises DatasetError if an episode's own file has rows of another."""
+        held = ranges.rows > 0
+        if held.any() and {ranges.first[held].min(), ranges.last[held].max()} != {number}:
+            first, last = ranges.first[held].min(), ranges.last[held].max()
+            raise DatasetError(
+                self.path(file),
+                f"column '{_EPISODE}'",
+                f"holds {first} to {last}, expected {number} in every row as the file's name "
+                "tells; number the rows or the file anew.",
+            )
 
     def _incomplete(self, episode: int, there: int) -> DatasetError:
         number, length = (int(a[episode]) for a in self._numbers)

@@ -104,7 +104,7 @@ def test_only_files_of_selected_episodes_are_needed(old, episodes):
         ),
         (
             lambda root: shutil.copy(root / parquet(2), root / parquet(3)),
-            r"episodes\.jsonl, key 'length': episode 3 has length 9, but the data files hold 0",
+            r"episode_000003\.parquet, column 'episode_index': holds 2 to 2, expected 3 in every",
         ),
         (
             lambda root: pq.write_table(
