@@ -13,7 +13,7 @@ import os
 import pickle
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -234,6 +234,12 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def checksum(description: Mapping[str, Any]) -> str:
+    """SHA-256 over what `store.json` says but for its "sum", which is this, hexadecimal."""
+    told = {name: value for name, value in description.items() if name != "sum"}
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+
 def shard_file(key: str, shard: int, camera: str, encoding: Encoding) -> str:
     """Where a store has a camera's pictures of a shard."""
     return f"frames/{key}-{shard:05d}/{camera}{SUFFIX[encoding]}"
@@ -328,7 +334,12 @@ def _describe(
     """Writes which files the store has and, last, what it is."""
     files: dict[str, list[Any]] = {}
     for part in parts:
-        files |= json.loads(folder.local(part.manifest).read_text())
+        try:
+            files |= json.loads(folder.local(part.manifest).read_text())
+        except (ValueError, TypeError):
+            raise DatasetError(
+                folder.path(part.manifest), "file", "is damaged; delete it and convert again."
+            ) from None
     description = {
         "format": FORMAT,
         "key": content_key(dataset, settings),
@@ -338,19 +349,24 @@ def _describe(
         "cameras": dataset.cameras,
         "columns": tables.numeric_columns(dataset),
         **asdict(settings),
+        "files": hashlib.sha256(_json(files)).hexdigest(),
     }
     with _scratch(folder) as scratch:
         _write_json(files, scratch, FILES, folder)
-        _write_json(description, scratch, DESCRIPTION, folder)
+        _write_json(description | {"sum": checksum(description)}, scratch, DESCRIPTION, folder)
 
 
 _ENTRIES = ("parts", "frames", "columns", *tables.FILES, FILES, DESCRIPTION, _LOCK)
 
 
+def _json(value: Any) -> bytes:
+    return json.dumps(value, indent=1, ensure_ascii=False).encode()
+
+
 def _write_json(value: Any, scratch: Path, name: str, folder: Folder) -> None:
     path = scratch / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value, indent=1, ensure_ascii=False))
+    path.write_bytes(_json(value))
     _place(scratch, name, folder)
 
 

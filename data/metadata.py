@@ -108,7 +108,10 @@ def file_name(folder: Folder, info: Mapping[str, Any], field: str, **values: str
     """
     template = info.get(field)
     try:
-        return _text(template).format(**values)
+        name = _text(template).format(**values)
+        if not name or name.startswith("/"):
+            raise ValueError
+        return name
     except (AttributeError, KeyError, IndexError, ValueError, TypeError):
         raise DatasetError(
             folder.path(_INFO),

@@ -5,12 +5,15 @@ once (data.convert). Pictures lie in shards of ArrayRecord (JPEG) or flat files 
 in zarr arrays (data.tables); `store.json` says which dataset, by its content, and is written last.
 """
 
+import hashlib
+import io
 import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import simplejpeg
@@ -34,8 +37,9 @@ class Store:
     """A frame store on disk or in a bucket: `Frames` for any number of threads and, pickled, for
     other processes.
 
-    `columns` are the values a row of each has; `key` names the store's content and `digest` the
-    dataset's. Files of a bucket are fetched when first needed, and stay in the local cache.
+    `columns` are the values a row of each has; `key` names the store's content, `digest` the
+    dataset's, and `files` is the checksum of the list of files. Files of a bucket are fetched when
+    first needed, and stay in the local cache.
     """
 
     folder: Folder
@@ -48,6 +52,7 @@ class Store:
     image_size: int
     encoding: Encoding
     shard_frames: int
+    files: str
 
     @property
     def path(self) -> str:
@@ -82,13 +87,13 @@ class Store:
     @cached_property
     def prompts(self) -> tuple[tuple[str, ...], ...]:
         """The wordings of each task."""
-        told = json.loads(self.folder.local(tables.PROMPTS).read_text())
+        told = json.loads(self._kept(tables.PROMPTS))
         return tuple(map(tuple, told))
 
     @cached_property
     def stats(self) -> dict[str, Stats]:
         """Statistics of every column over all frames."""
-        return tables.read_stats(self.folder.local(tables.STATS))
+        return tables.read_stats(self._kept(tables.STATS))
 
     def column(self, name: str, rows: Int64[np.ndarray, "*n"]) -> Float32[np.ndarray, "*n d"]:
         """Values of a column at these frames, in the dataset's units.
@@ -132,8 +137,12 @@ class Store:
 
     @cached_property
     def _episodes(self) -> dict[str, np.ndarray]:
-        with np.load(self.folder.local(tables.EPISODES)) as file:
+        with np.load(io.BytesIO(self._kept(tables.EPISODES))) as file:
             return dict(file)
+
+    def _kept(self, name: str) -> bytes:
+        """A small file, held against its checksum."""
+        return _held(self.folder, name, _listed(self.folder, self.files)[name][1])
 
     @cached_property
     def _shards(self) -> Int64[np.ndarray, "shards+1"]:
@@ -208,16 +217,11 @@ def open_store(path: str | Path) -> Store:
             f"{folder.path(convert.DESCRIPTION)}: missing, so {path} is no finished frame store; "
             "make one with `python -m tools.data convert`, which goes on where it stopped."
         )
-    fields = json.loads(folder.local(convert.DESCRIPTION).read_text())
-    if fields["format"] != convert.FORMAT:
-        raise ValueError(
-            f"{folder.path(convert.DESCRIPTION)}: format is {fields['format']}, this version reads "
-            f"{convert.FORMAT}; delete the store and convert the dataset again."
-        )
+    fields = _described(folder)
     if isinstance(folder, LocalFolder):
-        _check_sizes(folder)
+        _check_sizes(folder, fields["files"])
     fields |= {"cameras": tuple(fields["cameras"])}
-    return Store(folder=folder, **{k: v for k, v in fields.items() if k != "format"})
+    return Store(folder=folder, **{k: v for k, v in fields.items() if k not in ("format", "sum")})
 
 
 def verify(store: Store, progress: Progress | None = None) -> None:
@@ -229,7 +233,7 @@ def verify(store: Store, progress: Progress | None = None) -> None:
     Raises:
       DatasetError: one is missing or differs; names the file.
     """
-    files = _listed(store.folder)
+    files = _listed(store.folder, store.files)
     done, total = 0, sum(size for size, _ in files.values())
     for name, (size, digest) in files.items():
         if convert.digest(store.folder.local(name)) != digest:
@@ -296,13 +300,43 @@ def _open_raw(folder: Folder, key: str, file: str, size: int) -> UInt8[np.ndarra
     return np.asarray(np.memmap(path, np.uint8, "r", shape=(pictures, size, size, 3)))
 
 
-def _listed(folder: Folder) -> dict[str, tuple[int, str]]:
-    """Size and SHA-256 of every file of a store."""
-    return json.loads(folder.local(convert.FILES).read_text())
+def _described(folder: Folder) -> dict[str, Any]:
+    """What store.json says, if it says what was written."""
+    path = folder.path(convert.DESCRIPTION)
+    try:
+        fields = json.loads(folder.local(convert.DESCRIPTION).read_text())
+        version, summed = fields["format"], fields.get("sum")
+    except (ValueError, TypeError, KeyError, RecursionError):
+        version, summed, fields = convert.FORMAT, None, {}
+    if version != convert.FORMAT:
+        raise ValueError(
+            f"{path}: format is {version}, this version reads {convert.FORMAT}; delete the store "
+            "and convert the dataset again."
+        )
+    if summed != convert.checksum(fields):
+        raise DatasetError(
+            path,
+            "sum",
+            "does not fit the rest; delete the file and convert again, which keeps the pictures.",
+        )
+    return fields
 
 
-def _check_sizes(folder: LocalFolder) -> None:
-    for name, (size, _) in _listed(folder).items():
+def _held(folder: Folder, name: str, digest: str) -> bytes:
+    """A file's bytes, if they are those that were written."""
+    content = folder.local(name).read_bytes()
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise _damaged(folder, name, "checksum", "is not the one taken in writing")
+    return content
+
+
+def _listed(folder: Folder, digest: str) -> dict[str, tuple[int, str]]:
+    """Size and SHA-256 of every file of a store; the list has the SHA-256 `digest`."""
+    return json.loads(_held(folder, convert.FILES, digest))
+
+
+def _check_sizes(folder: LocalFolder, digest: str) -> None:
+    for name, (size, _) in _listed(folder, digest).items():
         try:
             actual = os.stat(f"{folder.root}/{name}").st_size
         except FileNotFoundError:

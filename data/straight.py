@@ -137,7 +137,7 @@ class Straight:
     @cached_property
     def stats(self) -> dict[str, Stats]:
         """Statistics of every column over all frames."""
-        return tables.read_stats(self.folder / tables.STATS)
+        return tables.read_stats((self.folder / tables.STATS).read_bytes())
 
     def column(self, name: str, rows: Int64[np.ndarray, "*n"]) -> Float32[np.ndarray, "*n d"]:
         """Values of a column at these frames, in the dataset's units.

@@ -83,9 +83,9 @@ def write(dataset: AnyDataset, folder: Path) -> None:
     (folder / STATS).write_text(json.dumps(plain, indent=1))
 
 
-def read_stats(path: Path) -> dict[str, Stats]:
-    """Statistics as `write` left them."""
-    plain = json.loads(path.read_text())
+def read_stats(content: bytes) -> dict[str, Stats]:
+    """Statistics as `write` left them in a file of this content."""
+    plain = json.loads(content)
     return {name: {k: np.array(v) for k, v in of.items()} for name, of in plain.items()}
 
 

@@ -1,4 +1,4 @@
-"""Damaged datasets give a clear error or the right data: never a crash, a hang or a wrong frame.
+"""Damaged datasets and stores give a clear error or the right data: no crash, hang or wrong frame.
 
 Damage within the bytes of a picture or a number can make another picture or number that is as good,
 and only checksums tell; so that sort must be found by validation where a dataset has them
@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from data.checksums import write_checksums
+from data.checksums import CHECKSUMS, write_checksums
+from data.lerobot import open_dataset
+from data.store import build_store
 from tests.data.conftest import FEATURES, Episode
 from tests.data.judge import Judges
 from tests.data.v21 import write_v21
@@ -23,9 +25,10 @@ SUBJECTS = {
     "h264": "lerobot/lerobot_h264",
     "av1": "lerobot/lerobot_av1",
     "png": "lerobot/lerobot_png",
-    "v2.1": None,
+    "v2.1": "",
     "tfrecord": "rlds/tfrecord",
     "array_record": "rlds/array_record",
+    "store": "",
 }
 FEW, MANY = 24, 400
 
@@ -46,14 +49,17 @@ def judges() -> Iterator[Judges]:
 
 @pytest.fixture(params=SUBJECTS)
 def subject(request: pytest.FixtureRequest, tmp_path: Path, episodes: list[Episode]) -> Path:
-    fixture = SUBJECTS[request.param]
-    if fixture is None:
-        return write_v21(tmp_path / "dataset", episodes[:4], FEATURES, 20)
-    return Path(shutil.copytree(FIXTURES / fixture, tmp_path / "dataset"))
+    root = tmp_path / "subject"
+    if request.param == "v2.1":
+        return write_v21(root, episodes[:4], FEATURES, 20)
+    if request.param == "store":
+        build_store(open_dataset(FIXTURES / "lerobot/chiliad"), root, 32)
+        return root
+    return Path(shutil.copytree(FIXTURES / SUBJECTS[request.param], root))
 
 
 def check(judges: Judges, subject: Path, seeds: range) -> None:
-    with_checksums = (subject / "meta/checksums.json").is_file()
+    with_checksums = not (subject / "meta").is_dir() or (subject / CHECKSUMS).is_file()
     verdicts = judges.judge(subject, seeds)
     bad = [
         verdict
@@ -80,7 +86,7 @@ def test_two_thousand_damages_give_an_error_or_the_right_data(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("subject", ["h264", "v2.1"], indirect=True)
 def test_with_checksums_no_damage_goes_unnoticed(judges: Judges, subject: Path) -> None:
-    if (subject / "meta").is_dir():
-        write_checksums(subject)
+    write_checksums(subject)
     check(judges, subject, range(MANY))

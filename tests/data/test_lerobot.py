@@ -143,3 +143,11 @@ def test_a_recording_of_lerobot_reads_frame_for_frame(metaworld):
         for i in (29, 0, 13):
             expected = every[ends[i] - dataset.lengths[i] : ends[i]]
             assert np.abs(dataset.frames(i, camera).astype(int) - expected).max() <= 2
+
+
+@pytest.mark.parametrize("template", ["", "/data/file-{file_index}.parquet", "{no}", 3])
+def test_a_template_that_names_no_file_of_the_dataset_is_refused(copy, template):
+    info = json.loads((copy / "meta/info.json").read_text()) | {"data_path": template}
+    (copy / "meta/info.json").write_text(json.dumps(info))
+    with pytest.raises(DatasetError, match=r"info.json, data_path: is .*, expected a template of"):
+        open_dataset(copy).column("action")

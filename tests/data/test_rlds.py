@@ -13,6 +13,7 @@ import data.rlds_index
 from data.errors import DatasetError, MissingFileError
 from data.lerobot import open_dataset
 from data.rlds import RldsDataset, open_rlds
+from data.store import build_store
 from data.tf_example import feature_values
 
 RLDS = Path(__file__).parents[1] / "fixtures/rlds"
@@ -106,6 +107,22 @@ def test_a_pickled_dataset_reads_the_same(dataset: RldsDataset) -> None:
     again = pickle.loads(pickle.dumps(dataset))
     assert again.digest == dataset.digest
     np.testing.assert_array_equal(again.frames(1, WRIST), dataset.frames(1, WRIST))
+
+
+def test_a_frame_store_is_made_of_it(
+    dataset: RldsDataset, expected: dict[str, np.ndarray], tmp_path: Path
+) -> None:
+    store = build_store(dataset, tmp_path / "store", 32, "raw")
+    assert (store.name, store.fps, store.cameras) == ("robot", 15, dataset.cameras)
+    assert store.prompts == dataset.prompts
+    np.testing.assert_array_equal(store.present, dataset.present)
+    rows = np.arange(29)
+    for name in ("action", "observation.cartesian_position", "is_first", "observation.pose"):
+        values = expected[name].reshape(29, -1).astype(np.float32)
+        np.testing.assert_array_equal(store.column(name, rows), values)
+    picture = np.zeros((1, 32, 32, 3), np.uint8)
+    store.images(np.array([20]), EXTERIOR, picture)
+    np.testing.assert_array_equal(picture[0, 4:28], dataset.frames(3, EXTERIOR)[1])
 
 
 def test_a_second_opening_looks_at_no_shard(

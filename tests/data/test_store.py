@@ -198,6 +198,7 @@ def test_a_frame_whose_bytes_changed_is_named_with_its_file(damaged):
 def test_a_record_that_is_no_picture_is_named_with_its_file(raw, tmp_path):
     root = shutil.copytree(raw.path, tmp_path / "copy")
     description = json.loads((root / "store.json").read_text()) | {"encoding": "jpeg"}
+    description["sum"] = convert.checksum(description)
     (root / "store.json").write_text(json.dumps(description))
     store = open_store(root)
     file = convert.shard_file(store.key, 0, WRIST, "jpeg")
