@@ -62,13 +62,13 @@ def cluster(address: str) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    own: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
+    here = {"include_dashboard": False}
+    elsewhere = {"runtime_env": {"py_modules": [data, models]}}
     ray.init(
         address,
-        runtime_env={"py_modules": [data, models]},
         log_to_driver=False,
         logging_level=logging.WARNING,
-        **own,
+        **(here if address == "local" else elsewhere),
     )
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     ray.data.DataContext.get_current().enable_progress_bars = False

@@ -184,7 +184,7 @@ class Store:
             try:
                 (encoded,) = reader.read(record, record + 1)  # a list costs four times as much
                 simplejpeg.decode_jpeg(encoded, "RGB", buffer=picture)
-            except (RuntimeError, ValueError) as error:
+            except (RuntimeError, IndexError, ValueError) as error:
                 _open_jpegs.cache_clear()
                 what = f"cannot be read ({error})"
                 raise _damaged(self.folder, file, f"frame {row}", what) from None

@@ -226,6 +226,15 @@ def test_a_file_that_was_cut_off_is_found_at_opening(damaged):
         open_store(root)
 
 
+@pytest.mark.parametrize("store", ["jpeg", "raw"])
+def test_a_file_that_is_cut_off_after_opening_is_named_with_the_frame(store, request, tmp_path):
+    root = shutil.copytree(request.getfixturevalue(store).path, tmp_path / "copy")
+    opened = open_store(root)
+    (root / convert.shard_file(opened.key, 0, WRIST, store)).write_bytes(bytes(9))
+    with pytest.raises(DatasetError, match=f"{WRIST}.*, frame 4: .*delete parts/"):
+        read(opened, [4, 5], WRIST)
+
+
 def test_a_file_that_is_missing_is_found_at_opening(damaged):
     root, damage = damaged
     file = damage("prompts.json", 0)
