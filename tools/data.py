@@ -281,7 +281,7 @@ def _bar(rate: str) -> tuple[ProgressColumn, ...]:
 
 def _robot(dataset: Dataset) -> str:
     """What is scaled alike: the robot type, or the dataset where that is not known."""
-    return dataset.info.get("robot_type") or str(dataset.root)
+    return getattr(dataset, "info", {}).get("robot_type") or str(dataset.root)
 
 
 if __name__ == "__main__":
