@@ -7,6 +7,7 @@ of quantiles, which a few wrong values do not move.
 """
 
 import hashlib
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -40,8 +41,9 @@ def check_columns(
         return problems, {}, {}
     problems += scan.problems()
     sound = [n for n in scan.names if n not in BOOKKEEPING and not scan.holes.get(n)]
+    passes = itertools.count(1)
     stats = describe_columns(
-        lambda wanted: _told(dataset, wanted, report, "Statistics of values"), sound
+        lambda wanted: _told(dataset, wanted, report, f"Statistics, pass {next(passes)}"), sound
     )
     moving = [name for name in (STATE, ACTION) if name in sound]
     if moving:
@@ -215,8 +217,10 @@ def _outside(
 ) -> Iterator[Problem]:
     """Values, changes from step to step and episodes far outside the usual."""
 
+    passes = itertools.count(1)
+
     def derived(wanted: Sequence[str]) -> Iterator[dict[str, np.ndarray]]:
-        for episodes in _episodes(dataset, names, report, "Statistics of changes"):
+        for episodes in _episodes(dataset, names, report, f"Changes, pass {next(passes)}"):
             for name in names:
                 found = {
                     f"changes of {name}": np.abs(episodes.changes(name)[0]),

@@ -76,7 +76,8 @@ def compute_together(
 
 def numeric_columns(dataset: Dataset) -> list[str]:
     """Columns that have statistics."""
-    return [n for n in dataset.column_names if dataset.features[n]["dtype"] != "string"]
+    kinds = {name: dataset.features[name]["dtype"] for name in dataset.column_names}
+    return [n for n, kind in kinds.items() if kind != "string" and np.dtype(kind).kind in "biuf"]
 
 
 def describe_blocks(blocks: Callable[[], Iterable[Block]], name: str = "values") -> Stats:

@@ -246,10 +246,10 @@ def _steps() -> Iterator[Report]:
         task = progress.add_task("Opening", total=None, rate=0.0)
 
         def report(what: str, done: int, total: int) -> None:
-            if progress.tasks[task].description != what:
+            bar = progress.tasks[task]
+            if bar.description != what or done < bar.completed:
                 progress.reset(task, description=what, rate=0.0)
-            elapsed = progress.tasks[task].elapsed or 0.0
-            rate = done / elapsed if elapsed else 0.0
+            rate = done / bar.elapsed if bar.elapsed else 0.0
             progress.update(task, completed=done, total=total, rate=rate)
 
         yield report
@@ -281,7 +281,7 @@ def _bar(rate: str) -> tuple[ProgressColumn, ...]:
 
 def _robot(dataset: Dataset) -> str:
     """What is scaled alike: the robot type, or the dataset where that is not known."""
-    return dataset.info.get("robot_type") or str(dataset.root)
+    return getattr(dataset, "info", {}).get("robot_type") or str(dataset.root)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ import pytest
 
 from data import open_dataset
 from data.view import write_page, write_recording
-from tests.data.conftest import FRONT, WRIST, make_episode, write
+from tests.data.conftest import FRONT, TASKS, WRIST, make_episode, write
+from tests.data.test_validate import EPISODES, PARQUET, change, edit_column
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = [
@@ -145,3 +146,14 @@ def test_a_recording_without_rerun_says_what_to_install(recorded, tmp_path, monk
     monkeypatch.setitem(sys.modules, "rerun", None)
     with pytest.raises(ValueError, match=r"pip install 'chiliad\[view\]'"):
         write_recording(open_dataset(recorded), 1, tmp_path / "episode.rrd")
+
+
+def test_tasks_of_an_episode_follow_each_other(copy, tmp_path):
+    def second_half(values, kind):
+        return [2 if 4 <= row < 7 else value for row, value in enumerate(values)], kind
+
+    edit_column(copy, PARQUET, "task_index", second_half)
+    edit_column(copy, EPISODES, "tasks", change(0, [TASKS[0], TASKS[2]]))
+    write_page(open_dataset(copy), 0, tmp_path / "p.html")
+    expected = [{"first": 0, "text": TASKS[0]}, {"first": 4, "text": TASKS[2]}]
+    assert data_of((tmp_path / "p.html").read_text())["tasks"] == expected

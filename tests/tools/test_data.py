@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +10,9 @@ from data import open_dataset
 from data.store import open_store
 from tests.data.conftest import FEATURES, make_episode, write
 from tests.data.v21 import write_v21
-from tools.data import convert_command, stats_command, view_command
+from tools.data import app, convert_command, stats_command, validate_command, view_command
+
+RLDS = Path(__file__).parents[1] / "fixtures/rlds/tfrecord"
 
 
 @pytest.fixture
@@ -23,16 +26,16 @@ def run(*arguments):
 
 
 @pytest.mark.parametrize("command", ["validate", "stats", "view", "convert"])
-def test_help_of_every_command_says_what_it_does(command):
-    result = run(command, "--help")
-    assert result.returncode == 0
-    assert "Folder of the dataset" in result.stdout
+def test_help_of_every_command_says_what_it_does(command, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        app.cli(args=[command, "--help"])
+    assert "Folder of the dataset" in capsys.readouterr().out
 
 
-def test_a_sound_dataset_passes(dataset, tmp_path):
-    result = run("validate", dataset, "--json", tmp_path / "found.json")
-    assert result.returncode == 0
-    assert "0 errors, 0 warnings" in result.stdout
+def test_a_sound_dataset_passes(dataset, tmp_path, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        validate_command(str(dataset), tmp_path / "found.json")
+    assert "0 errors, 0 warnings" in capsys.readouterr().out
     assert json.loads((tmp_path / "found.json").read_text()) == []
 
 
@@ -45,11 +48,17 @@ def test_a_damaged_dataset_fails_and_the_findings_are_written(dataset, tmp_path)
     assert found["file"].endswith(".mp4")
 
 
-def test_statistics_are_shown_and_written(dataset, tmp_path):
-    result = run("stats", dataset, "--json", tmp_path / "stats.json")
-    assert result.returncode == 0
-    assert "4 episodes, 26 frames at 20 fps" in result.stdout
+def test_statistics_are_shown_and_written(dataset, tmp_path, capsys):
+    stats_command((str(dataset),), tmp_path / "stats.json")
+    assert "4 episodes, 26 frames at 20 fps" in capsys.readouterr().out
     assert len(json.loads((tmp_path / "stats.json").read_text())["action"]["q99"]) == 3
+
+
+def test_an_rlds_dataset_is_described_and_seen_alike(tmp_path, capsys):
+    stats_command((str(RLDS),))
+    assert "5 episodes" in capsys.readouterr().out
+    view_command(str(RLDS), 3, tmp_path / "page.html")
+    assert "öffne die Schublade" in (tmp_path / "page.html").read_text()
 
 
 def test_datasets_of_one_robot_are_described_together(dataset, tmp_path, capsys):
