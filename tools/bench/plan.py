@@ -28,13 +28,11 @@ _SAMPLES, _PEER_SAMPLES, _BINS = 10_000_000, 50_000, 1024
 _ROWS = 256
 
 _COLUMNS = {
-    "rate": ("samples/s", "{:,.0f}"),
+    "rate": ("per s", "{:,.0f}"),
     "fill": ("fill", "{:.2%}"),
     "image slots": ("slots", "{:.2%}"),
     "text": ("text", "{:.2%}"),
     "samples a row": ("a row", "{:.2f}"),
-    "seconds to begin": ("begin s", "{:.2f}"),
-    "MB while planning": ("MB", "{:.0f}"),
 }
 
 Shape = tuple[str, list[Source], Layout]
@@ -69,7 +67,7 @@ def shapes(samples: int) -> Iterator[Shape]:
     yield "tiny", small, TINY.layout(small)
     for prefix in (2048, 4096):
         yield (
-            f"pi05, {prefix} places",
+            f"{prefix} places",
             large,
             PI05.model.layout(prefix=prefix, samples=16, images=16),
         )
