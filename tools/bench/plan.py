@@ -28,14 +28,11 @@ _SAMPLES, _PEER_SAMPLES, _BINS = 10_000_000, 50_000, 1024
 _ROWS = 256
 
 _COLUMNS = {
-    "rate": "{:,.0f}",
-    "fill": "{:.2%}",
-    "image slots": "{:.2%}",
-    "text": "{:.2%}",
-    "samples a row": "{:.2f}",
-    "seconds to begin": "{:.2f}",
-    "MB to begin": "{:.1f}",
-    "MB while planning": "{:.1f}",
+    "rate": ("per s", "{:,.0f}"),
+    "fill": ("fill", "{:.2%}"),
+    "image slots": ("slots", "{:.2%}"),
+    "text": ("text", "{:.2%}"),
+    "samples a row": ("a row", "{:.2f}"),
 }
 
 Shape = tuple[str, list[Source], Layout]
@@ -70,7 +67,7 @@ def shapes(samples: int) -> Iterator[Shape]:
     yield "tiny", small, TINY.layout(small)
     for prefix in (2048, 4096):
         yield (
-            f"pi05, {prefix} places",
+            f"{prefix} places",
             large,
             PI05.model.layout(prefix=prefix, samples=16, images=16),
         )
@@ -140,14 +137,12 @@ def run(
             "row": vars(layout),
             "ours": planned(sources, layout, samples),
             "grain": packed(sources, layout, ["prefix"], peer_samples),
-            "grain, all budgets": packed(
-                sources, layout, ["prefix", "images", "text"], peer_samples
-            ),
+            "grain, all": packed(sources, layout, ["prefix", "images", "text"], peer_samples),
         }
-    table = Table("rows", "by", *_COLUMNS)
+    table = Table("rows", "by", *(heading for heading, _ in _COLUMNS.values()))
     for name, result in results.items():
         for who, figures in list(result.items())[1:]:
-            cells = [_COLUMNS[k].format(figures[k]) if k in figures else "" for k in _COLUMNS]
+            cells = [f.format(figures[k]) if k in figures else "" for k, (_, f) in _COLUMNS.items()]
             table.add_row(name, who, *cells)
     console.print(table)
     ours, other = results["pi05"]["ours"], results["pi05"]["grain"]
