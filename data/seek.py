@@ -58,7 +58,7 @@ class SeekTable:
         Raises:
           DatasetError: none is within half a period of where it should be.
         """
-        times, tick = self.pts[self.shown], float(self.tick)
+        times, tick = self._times, float(self.tick)
         begin, half = np.where(start == 0, times[0], start / tick), 0.5 / fps / tick
         first = np.minimum(np.searchsorted(times, begin - half), len(times) - 1)
         period = (times[np.minimum(first + 1, len(times) - 1)] - times[first]) * tick
@@ -85,23 +85,32 @@ class SeekTable:
         for key, group in groupby(frames, self._key):
             yield from self._decode_group(key, list(group))
 
+    @cached_property
+    def _times(self) -> Int64[np.ndarray, "f"]:
+        return self.pts[self.shown]
+
     def _key(self, frame: int) -> int:
-        """The place in `keys` from which a frame is decoded: that of the last keyframe that is not
-        shown after it, since an open GOP's leading pictures need the GOP before."""
-        after = np.searchsorted(self.pts[self.keys], self.pts[self.shown[frame]], "right")
-        return max(int(after) - 1, 0)
+        """The place in `keys` from which a frame is decoded. An open GOP's leading pictures, shown
+        before its keyframe, need the GOP before."""
+        key = int(np.searchsorted(self.keys, self.shown[frame], "right")) - 1
+        while key > 0 and self.pts[self.keys[key]] > self._times[frame]:
+            key -= 1
+        return key
 
     def _decode_group(self, key: int, frames: Sequence[int]) -> Iterator[tuple[int, av.VideoFrame]]:
         """Frames reached from one keyframe."""
         stop = int(self.shown[np.asarray(frames)].max()) + 1
-        times = self.pts[self.shown[np.asarray(frames)]].tolist()
+        times = self._times[np.asarray(frames)].tolist()
         long = self._packets(key) > _LONG_GOP
         found = (_kept.get((self, key)) or {}) if long else {}
         if not all(time in found for time in times):
             found = self._decode_packets(int(self.keys[key]), stop)
             if long:
                 _kept.put((self, key), found)
-        yield from zip(frames, (found[time] for time in times), strict=True)
+        for frame, time in zip(frames, times, strict=True):
+            if time not in found:
+                raise self._unreadable(str(frame), "comes before the first keyframe")
+            yield frame, found[time]
 
     def _packets(self, key: int) -> int:
         """How many packets there are from one keyframe to the next."""
@@ -124,7 +133,7 @@ class SeekTable:
         times = self.pts[first:stop]
         for time in np.sort(times[times >= times[0]]).tolist():
             if time not in found:
-                frame = int(np.searchsorted(self.pts[self.shown], time))
+                frame = int(np.searchsorted(self._times, time))
                 raise self._unreadable(str(frame), "cannot be decoded")
         return found
 
@@ -136,8 +145,8 @@ class SeekTable:
         return DatasetError(
             self.path,
             f"frame {frame}",
-            f"{what} ({len(self.shown)} frames are); the file is truncated or damaged, copy or "
-            "encode it again.",
+            f"{what} (the file has {len(self.shown)}); it is truncated or damaged, copy or encode "
+            "it again.",
         )
 
 

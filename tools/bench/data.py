@@ -6,16 +6,13 @@ LeRobot's alternate and ratios are taken within a round, so other work on the ma
 alike; CPU-seconds are those of every thread and worker.
 """
 
-import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from statistics import median, mode
-from subprocess import PIPE, Popen
 from typing import Any, Literal, NamedTuple
 
 from rich.console import Console
@@ -30,6 +27,7 @@ from data.store import cached_store
 from data.straight import open_straight
 from models import Embodiment, PiConfig, Processor
 from models.tokenizer import Tokenizer
+from tools.bench.peer import asking
 
 CACHE = Path.home() / ".cache/chiliad/bench"
 _PEER = "LeRobot"
@@ -87,7 +85,8 @@ def run(console: Console, peer: Path | None = None, cache: Path = CACHE) -> dict
             "The data benchmark needs --peer PYTHON, the Python of an environment that has "
             "LeRobot; the first lines of tools/bench/peers/lerobot.py say how to make one."
         )
-    with lerobot(peer, cache) as ask:
+    cache.mkdir(parents=True, exist_ok=True)
+    with asking(peer, "lerobot", {"HF_HOME": str(cache / "huggingface")}) as ask:
         about = ask(run="about")
         kinds = list(dict.fromkeys(work.kind for work in WORKS))
         parts = [beside(ask, kind, about["backends"], cache, console) for kind in kinds]
@@ -139,7 +138,14 @@ def beside(
                 for name, options in calls.items()
             }
         )
-    return [row(work, rounds) for work in works]
+    found = [row(work, rounds) for work in works]
+    for of in found:
+        console.print(
+            f"{of['work']}: {of['ours']:.0f} samples/s, LeRobot {of['peer']:.0f}; "
+            f"{of['ratio']:.1f} times, {of['cpu_ratio']:.1f} times per CPU-second",
+            highlight=False,
+        )
+    return found
 
 
 def row(work: Work, rounds: Sequence[Round]) -> dict[str, Any]:
@@ -237,33 +243,3 @@ def peer_reader(
         return Reading(found["samples"] / found["seconds"], found["cpu_seconds"] / found["samples"])
 
     return read
-
-
-@contextmanager
-def lerobot(python: Path, cache: Path) -> Iterator[Callable[..., dict[str, Any]]]:
-    """LeRobot's half as a function from one request to its answer; it ends with the block. Copies
-    that it makes of its datasets go to `cache` too."""
-    if not python.is_file():
-        raise FileNotFoundError(f"--peer {python} is no Python; give an environment's bin/python.")
-    cache.mkdir(parents=True, exist_ok=True)
-    command = [str(python), str(Path(__file__).parent / "peers" / "lerobot.py")]
-    own = os.environ | {"HF_HOME": str(cache / "huggingface")}
-    with Popen(command, stdin=PIPE, stdout=PIPE, text=True, env=own) as process:
-        to, back = process.stdin, process.stdout
-        assert to is not None
-        assert back is not None
-
-        def ask(**request: Any) -> dict[str, Any]:
-            print(json.dumps(request), file=to, flush=True)
-            answer = back.readline()
-            if not answer:
-                raise ValueError(
-                    f"{python} gave no answer to {request}; what it wrote above says why, and the "
-                    f"first lines of tools/bench/peers/lerobot.py what it must have."
-                )
-            return json.loads(answer)
-
-        try:
-            yield ask
-        finally:
-            to.close()

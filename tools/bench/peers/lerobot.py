@@ -1,12 +1,12 @@
 """LeRobot's half of a benchmark: it records datasets with its own writer and reads them with its
 own loader.
 
-Run by the Python of an environment that has LeRobot 0.4.4, never imported by ours. Its first lines
-in tests/fixtures/lerobot/make.py say how to make one; torchcodec==0.13.0 (`pip install --no-deps`)
-comes on top. torchcodec looks for FFmpeg's libraries, so this script starts itself again with
-the ones that PyAV brings along on its path. It reads one JSON object a line on stdin and answers
-each with one on stdout, so that a benchmark can alternate its own rounds with LeRobot's and a
-drifting machine slows both alike.
+Run by the Python of an environment that has LeRobot 0.4.4, never imported by ours. The first lines
+of tests/fixtures/lerobot/make.py say how to make one; torchcodec==0.13.0 comes on top (`pip install
+--no-deps`; the last version whose wheel is for the CPU). torchcodec looks for FFmpeg's libraries,
+so this script starts itself again with the ones that PyAV brings along on its path. It reads one
+JSON object a line on stdin and answers each with one on stdout, so that a benchmark can alternate
+its own rounds with LeRobot's and a drifting machine slows both alike.
 
     {"run": "about"}  -> {"versions": {...}, "backends": [...]}: the backends that can be imported
     {"run": "make", "root": "DIR", "kind": "av1"}  -> {"frames": n}: records a dataset, unless it
