@@ -8,7 +8,6 @@ a digest of all it depends on, so that only the first start computes it.
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -189,4 +188,4 @@ def _write(file: Path, stats: RobotStats) -> None:
     text = json.dumps([{n: v.tolist() for n, v in part.items()} for part in stats])
     temporary = file.with_name(f"{file.name}.{uuid4().hex}.tmp")
     temporary.write_text(text)
-    os.replace(temporary, file)
+    temporary.replace(file)

@@ -9,6 +9,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 from rich.console import Console
@@ -27,6 +28,7 @@ from data.straight import open_straight
 from data.tables import numeric_columns
 from data.validate import require_valid
 from models import Embodiment, Processor
+from models.config import to_json
 from models.tokenizer import Tokenizer
 from tools.presets import RunConfig
 
@@ -56,6 +58,19 @@ class Prepared:
                 mixed.feeds, episodes, mixed.weights, mixed.names, strict=True
             )
         ]
+
+    @property
+    def assets(self) -> dict[str, Any]:
+        """What a checkpoint carries besides the state, as JSON: the processor, and every robot's
+        statistics by its name."""
+        statistics = {
+            robot.name: {
+                what: {name: values.tolist() for name, values in part.items()}
+                for what, part in stats._asdict().items()
+            }
+            for robot, stats in zip(self.mixed.embodiments, self.mixed.stats, strict=True)
+        }
+        return {"processor": to_json(self.processor), "statistics": statistics}
 
     @property
     def episodes(self) -> tuple[int, int]:
@@ -159,7 +174,9 @@ def _checked(path: str, digest: str, cache: Path, console: Console) -> list[str]
             progress.add_task("Validating", total=None)
             warnings = [warning.message for warning in require_valid(path)]
         passed.parent.mkdir(parents=True, exist_ok=True)
-        passed.write_text(json.dumps(warnings))
+        temporary = passed.with_name(f"{passed.name}.{uuid4().hex}")
+        temporary.write_text(json.dumps(warnings))
+        temporary.replace(passed)
     return json.loads(passed.read_text())
 
 

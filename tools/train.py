@@ -128,7 +128,7 @@ def run(paths: Paths, config: RunConfig, console: Console | None = None) -> Trai
         SHARDING_RULES,
         batches,
         lambda step: content,
-        Run(out, to_json(config), {"processor": to_json(ready.processor)}),
+        Run(out, to_json(config), ready.assets),
         config.trainer,
         config.optimizer,
         mesh=mesh,

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from data.writer import DatasetWriter
 from models import load_policy
+from models.checkpoints import own
 from models.config import from_json, to_json
 from parallel.mesh import MeshConfig
 from parallel.metrics import read_metrics
@@ -114,6 +115,10 @@ def test_a_run_leaves_config_metrics_held_out_figures_and_checkpoints(finished):
     assert len(measured) == 2
     assert all(row["val_mean_action_mse"] > 0 for row in measured)
     assert load_config(finished) == SMALL
+    ((name, stats),) = own.read_json(finished, "assets")["statistics"].items()
+    assert name == load_policy(finished).processor.embodiments[0].name
+    assert len(stats["state"]["q01"]) == 3
+    assert stats["actions"]["count"] == stats["state"]["count"]
 
 
 def test_resuming_from_an_earlier_checkpoint_repeats_the_losses(finished, dataset, tmp_path):
@@ -248,19 +253,6 @@ def test_a_frame_store_is_trained_on_as_it_is(finished, tmp_path):
     assert losses(tmp_path / "run") == losses(finished)
 
 
-def test_augmentation_changes_what_is_trained_on_and_resumes_exactly(finished, dataset, tmp_path):
-    varied = replace(SMALL, augment=PRESETS["pi05"].augment)
-    out = tmp_path / "run"
-    train.run(train.Paths(str(dataset), out), varied, QUIET)
-    whole = losses(out)
-    assert np.isfinite(whole).all()
-    assert whole[1:] != losses(finished)[1:]
-    for later in (6, 8):
-        shutil.rmtree(out / "checkpoints" / str(later))
-    train.run(train.Paths(str(dataset), out, resume=True), varied, QUIET)
-    assert losses(out) == whole
-
-
 GUIDE = (Path(__file__).parents[2] / "docs" / "mixtures.md").read_text()
 
 
@@ -278,7 +270,7 @@ def guide(tmp_path_factory) -> Path:
     return folder
 
 
-def test_the_guide_on_mixtures_runs(guide, tmp_path, monkeypatch):
+def test_the_guide_on_mixtures_runs(guide, monkeypatch):
     monkeypatch.chdir(guide)
     blocks = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
     found: dict = {}
@@ -291,18 +283,19 @@ def test_the_guide_on_mixtures_runs(guide, tmp_path, monkeypatch):
     ]
     assert len(found["gantry"].state.offset) == 4
     (command,) = re.findall(r"python -m tools\.train (--data mixture\.json.*)", GUIDE)
-    paths, _ = train.parse(command.split())
-    assert train.run(replace(paths, out=tmp_path / "run"), SMALL, QUIET).finished
+    assert train.parse(command.split())[0] == train.Paths("mixture.json", Path("runs/mixed"))
 
 
-def test_a_mixture_of_two_robots_trains_resumes_and_acts_in_each_ones_units(guide, tmp_path):
+def test_an_augmented_mixture_of_two_robots_resumes_and_acts_in_each_ones_units(guide, tmp_path):
+    """The guide's mixture, from its file."""
     out, paths = tmp_path / "run", train.Paths(str(guide / "mixture.json"), tmp_path / "run")
-    train.run(paths, SMALL, QUIET)
+    varied = replace(SMALL, augment=PRESETS["pi05"].augment)
+    train.run(paths, varied, QUIET)
     whole = losses(out)
     assert np.isfinite(whole).all()
     for later in (6, 8):
         shutil.rmtree(out / "checkpoints" / str(later))
-    train.run(replace(paths, resume=True), SMALL, QUIET)
+    train.run(replace(paths, resume=True), varied, QUIET)
     assert losses(out) == whole
     policy = load_policy(out / "checkpoints" / "8", steps=2)
     arm, gantry = policy.processor.embodiments
