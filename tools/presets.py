@@ -41,14 +41,15 @@ class DataConfig:
 
     `encoding`: of the pictures in the frame store; "none" makes no store and decodes the dataset's
     own at every step. `holdout`: share of episodes kept for validation, never trained on.
-    `workers`: processes that prepare batches, with `threads` each; 0 for those of this process.
+    `workers`: processes that prepare batches, with `threads` each (None: one
+    for every core, up to 8); 0 for those of this process.
     `skip_unreadable`: what cannot be read is left out and counted, instead of ending the run.
     """
 
     encoding: Literal["jpeg", "raw", "none"] = "jpeg"
     holdout: float = 0.1
     workers: int = 0
-    threads: int = 1
+    threads: int | None = None
     skip_unreadable: bool = False
 
 
