@@ -289,7 +289,7 @@ class RldsDataset:
     @cached_property
     def _split(self) -> dict[str, Any]:
         splits = self._field("splits", self._info.get("splits"), list)
-        named = {s.get("name"): s for s in splits if isinstance(s, dict)}
+        named = {str(s.get("name")): s for s in splits if isinstance(s, dict)}
         if self.split not in named:
             raise DatasetError(
                 self._info_path, "splits", f"has no '{self.split}'; there are {list(named)}."

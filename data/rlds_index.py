@@ -12,7 +12,7 @@ import os
 import re
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import groupby
@@ -87,7 +87,7 @@ def read_episode(path: Path, number: int, span: Span) -> bytes:
     """The Example of an episode, checked against the checksum that the index holds."""
     if not _is_array_record(path):
         return read_record(path, number, span)
-    data = ArrayRecordReader(str(path)).read([number])[0]
+    data = _array_record(path, number)
     if masked_crc(data) != span.checksum:
         raise DatasetError(path, f"record {number}", "has changed; open the dataset again.")
     return data
@@ -122,15 +122,27 @@ def _scan(path: Path, records: int, leaves: Sequence[Leaf]) -> list[_Episode]:
 
 def _records(path: Path) -> Iterator[tuple[Span, Read]]:
     if _is_array_record(path):
-        reader = ArrayRecordReader(str(path))
-        for number in range(reader.num_records()):
-            data = reader.read([number])[0]
+        for number in range(_of_array(path, lambda reader: reader.num_records())):
+            data = _array_record(path, number)
             yield Span(0, len(data), masked_crc(data)), partial(_slice, data)
         return
     spans = record_spans(path)
     with path.open("rb") as file:
         for span in spans:
             yield span, partial(_pread, file.fileno(), span.offset)
+
+
+def _array_record(path: Path, number: int) -> bytes:
+    return _of_array(path, lambda reader: reader.read([number])[0])
+
+
+def _of_array(path: Path, read: Callable[[ArrayRecordReader], Any]) -> Any:
+    try:
+        return read(ArrayRecordReader(str(path)))
+    except (RuntimeError, ValueError, IndexError) as error:
+        raise DatasetError(
+            path, "file", f"is no sound ArrayRecord ({error}); download it again."
+        ) from None
 
 
 def _slice(data: bytes, at: int, size: int) -> bytes:

@@ -164,6 +164,16 @@ def test_a_flipped_bit_is_found_and_its_record_named(copy: Path, byte: int) -> N
         opened(copy)
 
 
+def test_a_damaged_array_record_is_named(tmp_path: Path) -> None:
+    root = shutil.copytree(RLDS / "array_record", tmp_path / "robot")
+    path = root / "robot-train.array_record-00000-of-00001"
+    content = bytearray(path.read_bytes())
+    content[18709:18711] = bytes(2)
+    path.write_bytes(content)
+    with pytest.raises(DatasetError, match="00000-of-00001, file: is no sound ArrayRecord"):
+        opened(root)
+
+
 @pytest.mark.parametrize("left", [-1, 6, 13])
 def test_a_truncated_shard_is_named(copy: Path, left: int) -> None:
     path = copy / "robot-train.tfrecord-00002-of-00004"
@@ -218,6 +228,11 @@ def test_a_folder_without_rlds_and_an_unknown_split_are_errors(copy: Path) -> No
         open_rlds(copy.parent.parent / "nothing")
     with pytest.raises(DatasetError, match=r"splits: has no 'test'; there are \['train'\]"):
         _ = open_rlds(copy, fps=15, split="test", cache_dir=copy).lengths
+    info = json.loads((copy / "dataset_info.json").read_text())
+    info["splits"][0]["name"] = []
+    (copy / "dataset_info.json").write_text(json.dumps(info))
+    with pytest.raises(DatasetError, match="splits: has no 'train'; there are"):
+        _ = open_rlds(copy, fps=15, cache_dir=copy).lengths
 
 
 def test_numbers_that_are_not_packed_are_read_alike() -> None:
