@@ -218,7 +218,7 @@ def _scan(path: Path) -> SeekTable:
     packets: list[av.Packet] = []
     try:
         with av.open(str(path), metadata_errors="replace") as container:
-            stream = container.streams.video[0]
+            stream = next(s for s in container.streams.video if s.codec_context is not None)
             codec, tick = stream.codec_context, stream.time_base or Fraction(1)
             with suppress(av.error.FFmpegError):
                 for packet in container.demux(stream):
@@ -226,7 +226,7 @@ def _scan(path: Path) -> SeekTable:
                         break
                     if packet.size:
                         packets.append(packet)
-    except (av.error.FFmpegError, IndexError):
+    except (av.error.FFmpegError, StopIteration):
         raise DatasetError(
             path, "file", "is no readable video; it was cut off, copy or encode it again."
         ) from None

@@ -298,6 +298,11 @@ def test_other_files_than_videos_are_refused_by_name(tmp_path):
     (tmp_path / "text.mp4").write_bytes(b"no video" * 100)
     with pytest.raises(DatasetError, match=r"text\.mp4, file: is no readable video"):
         seek_table(tmp_path / "text.mp4", tmp_path)
+    path = tmp_path / "unknown.mp4"
+    write_video(path, "libx264", {}, 3)
+    path.write_bytes(path.read_bytes().replace(b"avc1", b"zzzz"))
+    with pytest.raises(DatasetError, match=r"unknown\.mp4, file: is no readable video"):
+        seek_table(path, tmp_path)
     with pytest.raises(MissingFileError, match=r"none\.mp4, file: is missing"):
         seek_table(tmp_path / "none.mp4", tmp_path)
 

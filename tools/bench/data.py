@@ -144,6 +144,7 @@ def beside(
             f"{of['work']}: {of['ours']:.0f} samples/s, LeRobot {of['peer']:.0f}; "
             f"{of['ratio']:.1f} times, {of['cpu_ratio']:.1f} times per CPU-second",
             highlight=False,
+            soft_wrap=True,
         )
     return found
 
