@@ -101,10 +101,11 @@ def planned(sources: list[Source], layout: Layout, samples: int) -> dict[str, fl
 def packed(
     sources: list[Source], layout: Layout, budgets: Sequence[str], samples: int
 ) -> dict[str, float]:
-    """The same by grain within some of the budgets, of samples in our order."""
+    """The same by grain within some of the budgets, of samples at random."""
     plan = Plan(sources, layout, _ROWS)
     drawn = plan.draws(0, 0, -(-samples // plan.window) * plan.rows_per_window)
-    images, text = plan.kinds[:, drawn.kind[np.argsort(drawn.id)[:samples]]]
+    chosen = np.random.default_rng(0).permutation(len(drawn.kind))[:samples]
+    images, text = plan.kinds[:, drawn.kind[chosen]]
     lengths = {"prefix": layout.prefix_length(images, text), "images": images, "text": text}
     zeros = np.zeros(layout.prefix, np.int8)
 
