@@ -94,6 +94,8 @@ class VideoReader:
         Raises:
           DatasetError: one of them is not in the file, which is truncated or damaged.
         """
+        if count < 1:
+            return np.zeros((0, self._stream.height, self._stream.width, 3), np.uint8)
         if 0 < self._stream.frames < count:
             raise DatasetError(
                 self.path,

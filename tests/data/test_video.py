@@ -135,6 +135,11 @@ def test_a_file_without_its_index_is_no_video(clip):
         VideoReader(clip)
 
 
+def test_no_frames_of_an_empty_episode_are_none(clip):
+    with VideoReader(clip) as reader:
+        assert reader.read(1.0, 0, FPS).shape == (0, SIZE, SIZE, 3)
+
+
 def test_more_frames_than_a_file_has_are_refused_before_memory_is_asked_for(clip):
     with VideoReader(clip) as reader, pytest.raises(DatasetError, match="lists 60 frames"):
         reader.read(0.0, 2**31, FPS)
