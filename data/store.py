@@ -6,7 +6,6 @@ in zarr arrays (data.tables); `store.json` says which dataset, by its content, a
 """
 
 import hashlib
-import io
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -18,22 +17,21 @@ from typing import Any
 import numpy as np
 import simplejpeg
 from array_record.python.array_record_module import ArrayRecordReader
-from jaxtyping import Bool, Float32, Int64, UInt8
+from jaxtyping import Float32, Int64, UInt8
 
 from data import convert, tables
 from data.convert import Encoding, Progress, Run, Settings
+from data.episode_tables import EpisodeTables
 from data.errors import DatasetError
 from data.files import Folder, LocalFolder, open_folder
-from data.frames import Runs
 from data.lerobot import open_dataset
-from data.stats import Stats
 from data.tables import AnyDataset
 
 _OPEN_FILES = 512
 
 
 @dataclass(frozen=True)
-class Store:
+class Store(EpisodeTables):
     """A frame store on disk or in a bucket: `Frames` for any number of threads and, pickled, for
     other processes.
 
@@ -58,42 +56,6 @@ class Store:
     def path(self) -> str:
         """Its folder or URL."""
         return self.folder.url
-
-    @cached_property
-    def lengths(self) -> Int64[np.ndarray, "e"]:
-        """Frames of each episode."""
-        return self._episodes["lengths"]
-
-    @cached_property
-    def starts(self) -> Int64[np.ndarray, "e"]:
-        """Number of each episode's first frame; frames are numbered through all episodes."""
-        return np.cumsum(self.lengths) - self.lengths
-
-    @cached_property
-    def present(self) -> Bool[np.ndarray, "e c"]:
-        """Which episodes have pictures of which camera."""
-        return self._episodes["present"]
-
-    @cached_property
-    def alike(self) -> Int64[np.ndarray, "e"]:
-        """For each episode the first one with the same states and actions."""
-        return self._episodes["alike"]
-
-    @cached_property
-    def runs(self) -> Runs:
-        """Consecutive frames of an episode with the same task."""
-        return Runs(*(self._episodes[f"run_{field}"] for field in Runs._fields))
-
-    @cached_property
-    def prompts(self) -> tuple[tuple[str, ...], ...]:
-        """The wordings of each task."""
-        told = json.loads(self._kept(tables.PROMPTS))
-        return tuple(map(tuple, told))
-
-    @cached_property
-    def stats(self) -> dict[str, Stats]:
-        """Statistics of every column over all frames."""
-        return tables.read_stats(self._kept(tables.STATS))
 
     def column(self, name: str, rows: Int64[np.ndarray, "*n"]) -> Float32[np.ndarray, "*n d"]:
         """Values of a column at these frames, in the dataset's units.
@@ -134,11 +96,6 @@ class Store:
     @cached_property
     def _frames(self) -> int:
         return int(self.lengths.sum())
-
-    @cached_property
-    def _episodes(self) -> dict[str, np.ndarray]:
-        with np.load(io.BytesIO(self._kept(tables.EPISODES))) as file:
-            return dict(file)
 
     def _kept(self, name: str) -> bytes:
         """A small file, held against its checksum."""

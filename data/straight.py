@@ -7,7 +7,6 @@ because reading one of them from parquet means reading hundreds (LeRobot v2 and 
 
 import fcntl
 import hashlib
-import json
 import tempfile
 import threading
 from collections import defaultdict
@@ -21,16 +20,15 @@ from typing import Any
 import av
 import numpy as np
 from av.video.reformatter import VideoReformatter
-from jaxtyping import Bool, Float32, Int64, UInt8
+from jaxtyping import Float32, Int64, UInt8
 
 from data import tables
 from data.convert import FORMAT
+from data.episode_tables import EpisodeTables
 from data.errors import DatasetError
 from data.files import LocalFolder
-from data.frames import Runs
 from data.lerobot import Dataset
 from data.seek import SeekTable, read_table, seek_table, write_table
-from data.stats import Stats
 from models.processor import resize_with_pad
 
 _SIGNATURES = {b"\x89PN": "png", b"\xff\xd8\xff": "mjpeg"}
@@ -71,7 +69,7 @@ def open_straight(dataset: Dataset, image_size: int, cache_dir: str | Path) -> "
 
 
 @dataclass(frozen=True)
-class Straight:
+class Straight(EpisodeTables):
     """`Frames` of a dataset's own videos and pictures; make it with `open_straight`.
 
     `folder` has its numbers and pictures, `seek` the seek tables of videos.
@@ -102,42 +100,6 @@ class Straight:
     def cameras(self) -> tuple[str, ...]:
         """Full LeRobot names."""
         return self.dataset.cameras
-
-    @cached_property
-    def lengths(self) -> Int64[np.ndarray, "e"]:
-        """Frames of each episode."""
-        return self._episodes["lengths"]
-
-    @cached_property
-    def starts(self) -> Int64[np.ndarray, "e"]:
-        """Number of each episode's first frame; frames are numbered through all episodes."""
-        return np.cumsum(self.lengths) - self.lengths
-
-    @cached_property
-    def runs(self) -> Runs:
-        """Consecutive frames of an episode with the same task."""
-        return Runs(*(self._episodes[f"run_{field}"] for field in Runs._fields))
-
-    @cached_property
-    def prompts(self) -> tuple[tuple[str, ...], ...]:
-        """The wordings of each task."""
-        told = json.loads((self.folder / tables.PROMPTS).read_text())
-        return tuple(map(tuple, told))
-
-    @cached_property
-    def present(self) -> Bool[np.ndarray, "e c"]:
-        """Which episodes have pictures of which camera."""
-        return self._episodes["present"]
-
-    @cached_property
-    def alike(self) -> Int64[np.ndarray, "e"]:
-        """For each episode the first one with the same states and actions."""
-        return self._episodes["alike"]
-
-    @cached_property
-    def stats(self) -> dict[str, Stats]:
-        """Statistics of every column over all frames."""
-        return tables.read_stats((self.folder / tables.STATS).read_bytes())
 
     def column(self, name: str, rows: Int64[np.ndarray, "*n"]) -> Float32[np.ndarray, "*n d"]:
         """Values of a column at these frames, in the dataset's units.
@@ -239,10 +201,8 @@ class Straight:
                 self._tables[camera] = read_table(encoded.with_suffix(".arrow"), encoded)
             return self._tables[camera]
 
-    @cached_property
-    def _episodes(self) -> dict[str, np.ndarray]:
-        with np.load(self.folder / tables.EPISODES) as file:
-            return dict(file)
+    def _kept(self, name: str) -> bytes:
+        return (self.folder / name).read_bytes()
 
     @cached_property
     def _dims(self) -> dict[str, int]:

@@ -95,8 +95,8 @@ def run(paths: Paths, config: RunConfig, console: Console | None = None) -> Trai
     def batches(start: int, position: Any) -> Iterator[tuple[PackedBatch, dict[str, float]]]:
         if position is not None and position != content:
             raise ValueError(
-                f"{paths.data} has changed since {out} was saved, so the run cannot go on "
-                f"exactly; start a new one in another folder."
+                f"{paths.data} (or the version of this code or of scipy) has changed since {out} "
+                f"was saved, so the run cannot go on exactly; start a new one in another folder."
             )
         loader = Loader(
             ready.mixed.feeds,

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from models import load_policy
 from tools.bench import pi05
+from tools.bench.peer import asking
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "openpi" / "pi05"
 
@@ -70,6 +71,6 @@ def test_without_a_peer_the_benchmark_says_how_to_get_one(tmp_path):
 def test_a_peer_without_openpi_is_told_so():
     with (
         pytest.raises(ValueError, match=r"gave no answer to \{'run': 'train'\}"),
-        pi05.openpi(Path(sys.executable)) as ask,
+        asking(Path(sys.executable), "openpi") as ask,
     ):
         ask(run="train")

@@ -6,15 +6,12 @@ about 25 of 200 tokens are what its users' robots have; ours packs the rows and 
 rest. Losses, gradient and sampled actions are compared first.
 """
 
-import json
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from subprocess import PIPE, Popen
 from typing import Any
 
 import jax
@@ -34,6 +31,7 @@ from parallel.mesh import MeshConfig, make_mesh
 from parallel.optimizer import OptimizerConfig
 from parallel.step import abstract_state, init_state, make_train_step
 from tools.bench.attention import alternate
+from tools.bench.peer import asking
 
 CONFIG = PiConfig(
     vision=SiglipConfig(width=256, depth=4, hidden=1024, heads=4),
@@ -72,7 +70,7 @@ def run(console: Console, peer: Path | None = None) -> dict[str, Any]:
             "the first lines of tests/fixtures/openpi/make.py say how to make one."
         )
     model, arrays = Pi(CONFIG), random_batch(CONFIG)
-    with tempfile.TemporaryDirectory() as folder, openpi(peer) as ask:
+    with tempfile.TemporaryDirectory() as folder, asking(peer, "openpi") as ask:
         at = Path(folder)
         np.savez(at / "batch.npz", **arrays)  # type: ignore[arg-type]
         console.print("openpi draws weights; then both compute the same batch")
@@ -276,30 +274,3 @@ def sampler(
     key, steps = jax.random.key(_SEED), model.config.steps
     sample = jax.jit(lambda params, batch, x: model.sample_actions(params, batch, key, steps, x))
     return partial(sample, params, batch, start)
-
-
-@contextmanager
-def openpi(python: Path) -> Iterator[Callable[..., dict[str, Any]]]:
-    """openpi's half as a function from one request to its answer; it ends with the block."""
-    if not python.is_file():
-        raise FileNotFoundError(f"--peer {python} is no Python; give an environment's bin/python.")
-    command = [str(python), str(Path(__file__).parent / "peers" / "openpi.py")]
-    with Popen(command, stdin=PIPE, stdout=PIPE, text=True) as process:
-        to, back = process.stdin, process.stdout
-        assert to is not None
-        assert back is not None
-
-        def ask(**request: Any) -> dict[str, Any]:
-            print(json.dumps(request), file=to, flush=True)
-            answer = back.readline()
-            if not answer:
-                raise ValueError(
-                    f"{python} gave no answer to {request}; what it wrote above says why, and the "
-                    f"first lines of tests/fixtures/openpi/make.py what it must have."
-                )
-            return json.loads(answer)
-
-        try:
-            yield ask
-        finally:
-            to.close()
