@@ -78,14 +78,14 @@ def test_a_damaged_dataset_gives_an_error_or_the_right_data(judges: Judges, subj
     check(judges, subject, range(FEW))
 
 
-@pytest.mark.slow
+@pytest.mark.fuzz
 def test_two_thousand_damages_give_an_error_or_the_right_data(
     judges: Judges, subject: Path
 ) -> None:
     check(judges, subject, range(FEW, FEW + MANY))
 
 
-@pytest.mark.slow
+@pytest.mark.fuzz
 @pytest.mark.parametrize("subject", ["h264", "v2.1"], indirect=True)
 def test_with_checksums_no_damage_goes_unnoticed(judges: Judges, subject: Path) -> None:
     write_checksums(subject)
