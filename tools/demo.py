@@ -30,7 +30,7 @@ from tools.evaluate import conditions, make_environment, report_of
 from tools.presets import RunConfig, load_preset
 from tools.record import RecordConfig, record_dataset
 
-_SCALE = {"lift": (2048, 2700), "reach": (1024, 1200), "push": (2048, 4000)}
+_SCALE = {"lift": (2048, 3200), "reach": (1024, 1200), "push": (2048, 4000)}
 
 
 @dataclass(frozen=True)
