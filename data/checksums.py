@@ -22,7 +22,7 @@ def write_checksums(root: Path) -> None:
     """Says in `meta/checksums.json` of the local dataset at `root` what its files hold now."""
     folder = {path.relative_to(root).as_posix(): path for path in sorted(root.rglob("*"))}
     files = {name: path for name, path in folder.items() if _is_covered(name) and path.is_file()}
-    sums = {name: [path.stat().st_size, _sha256(path)] for name, path in files.items()}
+    sums = {name: [path.stat().st_size, sha256(path)] for name, path in files.items()}
     (root / CHECKSUMS).write_text(json.dumps({"sha256": sums}, indent=1) + "\n")
 
 
@@ -40,7 +40,7 @@ def damaged_files(folder: Folder) -> Iterator[DatasetError]:
             what = "is newer than the checksums"
         elif folder.size(name) != sums[name][0]:
             what = f"has {folder.size(name)} bytes of the {sums[name][0]} it was written with"
-        elif _sha256(folder.local(name)) != sums[name][1]:
+        elif sha256(folder.local(name)) != sums[name][1]:
             what = "does not hold the bytes it was written with"
         else:
             continue
@@ -49,6 +49,12 @@ def damaged_files(folder: Folder) -> Iterator[DatasetError]:
             "checksum",
             f"the file {what}; copy it again or, if it was changed on purpose, delete {CHECKSUMS}.",
         )
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file, hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 _FOLDERS = ("meta", "data", "videos", "images")
@@ -70,8 +76,3 @@ def _read(folder: Folder) -> dict[str, Any]:
         "sha256",
         "does not list the files with their sizes and sums; delete it and write it again.",
     )
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -28,6 +28,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from jaxtyping import Int64, UInt8
 
 from data import tables
+from data.checksums import sha256
 from data.errors import DatasetError
 from data.files import Folder, LocalFolder
 from data.tables import AnyDataset
@@ -179,7 +180,7 @@ def make_part(
             tables.write(dataset, scratch)
         names = sorted(p.relative_to(scratch).as_posix() for p in scratch.rglob("*") if p.is_file())
         manifest = {
-            name: [(scratch / name).stat().st_size, digest(scratch / name)] for name in names
+            name: [(scratch / name).stat().st_size, sha256(scratch / name)] for name in names
         }
         for name in names:
             _place(scratch, name, folder)
@@ -226,12 +227,6 @@ def in_threads(
     finally:
         stopped.set()
         pool.shutdown(cancel_futures=True)
-
-
-def digest(path: Path) -> str:
-    """SHA-256 of a file, hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def checksum(description: Mapping[str, Any]) -> str:

@@ -11,11 +11,11 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
-from uuid import uuid4
 
 import numpy as np
 from jaxtyping import Float, Int64
 
+from data.files import replacing
 from data.frames import Feed
 from data.retold import Retold
 from data.stats import Stats, describe_blocks
@@ -184,8 +184,6 @@ def _read(file: Path) -> RobotStats:
 
 def _write(file: Path, stats: RobotStats) -> None:
     """At once, so that a process that is ended leaves no half a file."""
-    file.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps([{n: v.tolist() for n, v in part.items()} for part in stats])
-    temporary = file.with_name(f"{file.name}.{uuid4().hex}.tmp")
-    temporary.write_text(text)
-    temporary.replace(file)
+    with replacing(file) as partial:
+        partial.write_text(text)

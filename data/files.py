@@ -119,7 +119,7 @@ class LocalFolder:
         return path
 
     def put(self, path: Path, name: str) -> None:
-        with _replacing(self.root / name) as partial:
+        with replacing(self.root / name) as partial:
             shutil.copyfile(path, partial)
 
     def path(self, name: str) -> Path | str:
@@ -238,7 +238,7 @@ class BucketFolder:
         with path.with_name(path.name + ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not path.is_file():
-                with _replacing(path) as partial:
+                with replacing(path) as partial:
                     self._files.get_file(remote, str(partial))
                     if (size := partial.stat().st_size) != (about["size"] or size):
                         raise OSError(f"{size} of {about['size']} bytes came")
@@ -293,16 +293,8 @@ def _open_bucket(url: str) -> BucketFolder:
     return BucketFolder(url.rstrip("/"), root.rstrip("/"), Path(home) / "chiliad/files")
 
 
-def _missing(file: Path | str) -> MissingFileError:
-    return MissingFileError(file, "file", "is missing; copy or record the dataset again.")
-
-
-def _short(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
 @contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path) -> Iterator[Path]:
     """A file beside `path` that takes its place when the block succeeds and goes if it fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.partial")
@@ -311,6 +303,14 @@ def _replacing(path: Path) -> Iterator[Path]:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _missing(file: Path | str) -> MissingFileError:
+    return MissingFileError(file, "file", "is missing; copy or record the dataset again.")
+
+
+def _short(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @contextmanager

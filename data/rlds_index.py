@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import re
-import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +23,7 @@ from array_record.python.array_record_module import ArrayRecordReader
 from jaxtyping import Bool, Int64
 
 from data.errors import DatasetError
-from data.files import Folder, LocalFolder
+from data.files import Folder, LocalFolder, replacing
 from data.rlds_features import STEPS, Leaf
 from data.runs import Runs
 from data.tf_example import Read, feature_spans, feature_values
@@ -217,10 +216,8 @@ def _join(shards: Sequence[list[_Episode]]) -> Index:
 def _save(index: Index, path: Path) -> None:
     arrays = index._asdict() | {"runs": np.stack(index.runs)}
     arrays["prompts"] = np.frombuffer(json.dumps(index.prompts).encode(), np.uint8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".partial", delete=False) as file:
+    with replacing(path) as partial, partial.open("wb") as file:
         np.savez(file, **arrays)
-    os.replace(file.name, path)
 
 
 def _load(path: Path) -> Index:

@@ -8,7 +8,6 @@ by one pass over the file that decodes nothing, it is kept on disk.
 import hashlib
 import os
 import threading
-import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -24,6 +23,7 @@ import pyarrow as pa
 from jaxtyping import Float, Int64
 
 from data.errors import DatasetError, MissingFileError
+from data.files import replacing
 from data.video import STRICT, own_rate
 
 _LONG_GOP = 8
@@ -177,11 +177,8 @@ def write_table(table: SeekTable, path: Path) -> None:
         "frames": str(len(table.shown)),
     }
     rows = pa.table({**columns, "key": is_key}).replace_schema_metadata(about)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.partial")
-    with pa.ipc.new_file(partial, rows.schema) as file:
+    with replacing(path) as partial, pa.ipc.new_file(partial, rows.schema) as file:
         file.write_table(rows)
-    partial.replace(path)
 
 
 def read_table(path: Path, video: Path) -> SeekTable:

@@ -20,11 +20,11 @@ from array_record.python.array_record_module import ArrayRecordReader
 from jaxtyping import Float32, Int64, UInt8
 
 from data import convert, tables
+from data.checksums import sha256
 from data.convert import Encoding, Progress, Run, Settings
 from data.episode_tables import EpisodeTables
 from data.errors import DatasetError
 from data.files import Folder, LocalFolder, open_folder
-from data.lerobot import open_dataset
 from data.tables import AnyDataset
 
 _OPEN_FILES = 512
@@ -193,7 +193,7 @@ def verify(store: Store, progress: Progress | None = None) -> None:
     files = _listed(store.folder, store.files)
     done, total = 0, sum(size for size, _ in files.values())
     for name, (size, digest) in files.items():
-        if convert.digest(store.folder.local(name)) != digest:
+        if sha256(store.folder.local(name)) != digest:
             raise _damaged(store.folder, name, "checksum", "is not the one taken in writing")
         done += size
         if progress is not None:
@@ -227,7 +227,7 @@ def build_store(
 
 
 def cached_store(
-    dataset_path: str | Path,
+    dataset: AnyDataset,
     image_size: int,
     encoding: Encoding,
     cache_dir: str | Path,
@@ -238,7 +238,7 @@ def cached_store(
     Its folder's name holds the content's digest, so a changed dataset gets a new store; processes
     that ask at once wait for the one that builds.
     """
-    dataset, settings = open_dataset(dataset_path), Settings(image_size, encoding)
+    settings = Settings(image_size, encoding)
     key = convert.content_key(dataset, settings)
     path = Path(cache_dir) / f"{key}-{image_size}-{encoding}"
     convert.convert(dataset, LocalFolder(path), settings, progress=progress)

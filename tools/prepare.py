@@ -9,7 +9,6 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 from rich.console import Console
@@ -17,7 +16,7 @@ from rich.progress import Progress
 
 from data import Dataset, open_dataset
 from data.convert import DESCRIPTION
-from data.files import open_folder
+from data.files import open_folder, replacing
 from data.frames import Frames
 from data.loader import plan_source
 from data.mixed import Mixed, mix
@@ -140,10 +139,7 @@ def _open(path: str) -> Dataset | Store:
 def _known(dataset: Dataset | Store) -> Known:
     if isinstance(dataset, Store):
         return Known.of(dataset)
-    columns = {
-        name: int(np.prod(dataset.features[name]["shape"])) for name in numeric_columns(dataset)
-    }
-    episodes = len(dataset.lengths)
+    columns, episodes = numeric_columns(dataset), len(dataset.lengths)
     return Known(dataset.name, dataset.fps, dataset.cameras, columns, episodes, dataset.prompts)
 
 
@@ -163,7 +159,7 @@ def _decoded(
         def report(done: int, total: int) -> None:
             progress.update(task, completed=done, total=total)
 
-        return cached_store(config.path, size, encoding, cache, progress=report)
+        return cached_store(dataset, size, encoding, cache, progress=report)
 
 
 def _checked(path: str, digest: str, cache: Path, console: Console) -> list[str]:
@@ -173,10 +169,8 @@ def _checked(path: str, digest: str, cache: Path, console: Console) -> list[str]
         with Progress(console=console, transient=True) as progress:
             progress.add_task("Validating", total=None)
             warnings = [warning.message for warning in require_valid(path)]
-        passed.parent.mkdir(parents=True, exist_ok=True)
-        temporary = passed.with_name(f"{passed.name}.{uuid4().hex}")
-        temporary.write_text(json.dumps(warnings))
-        temporary.replace(passed)
+        with replacing(passed) as partial:
+            partial.write_text(json.dumps(warnings))
     return json.loads(passed.read_text())
 
 

@@ -170,15 +170,19 @@ def test_a_pickled_store_reads_the_same(raw):
 
 def test_a_cached_store_is_built_once_per_content(copy, tmp_path):
     calls = []
-    first = cached_store(copy, 16, "raw", tmp_path / "cache", lambda *call: calls.append(call))
+    first = cached_store(
+        open_dataset(copy), 16, "raw", tmp_path / "cache", lambda *call: calls.append(call)
+    )
     assert calls[-1] == (FRAMES, FRAMES)
     calls.clear()
-    again = cached_store(copy, 16, "raw", tmp_path / "cache", lambda *call: calls.append(call))
+    again = cached_store(
+        open_dataset(copy), 16, "raw", tmp_path / "cache", lambda *call: calls.append(call)
+    )
     assert again == first
     assert calls == []
     info = copy / "meta/info.json"
     info.write_text(info.read_text().replace("test", "other"))
-    changed = cached_store(copy, 16, "raw", tmp_path / "cache")
+    changed = cached_store(open_dataset(copy), 16, "raw", tmp_path / "cache")
     assert changed.path != first.path
     assert changed.digest != first.digest
 

@@ -181,7 +181,7 @@ def opened(root: Path, form: Encoding | Literal["straight"], cache: Path) -> Fra
     """The dataset as a frame store of that encoding, or as it is."""
     if form == "straight":
         return open_straight(open_dataset(root), _MODEL.image_size, cache / "straight")
-    return cached_store(root, _MODEL.image_size, form, cache / "stores")
+    return cached_store(open_dataset(root), _MODEL.image_size, form, cache / "stores")
 
 
 def loading(frames: Frames) -> tuple[Feed, Processor, Plan]:
