@@ -1,7 +1,10 @@
-"""Which axis of which parameter is split over the mesh, by an ordered table of path patterns.
+"""Which axis of which array is split over the mesh: parameters by an ordered table of path
+patterns, activations where a model says so.
 
 A parameter's path ("encoder/3/mlp/up/kernel") must match exactly one pattern: a new layer that
 nobody thought of, or a pattern that grew too wide, stops the run instead of silently replicating.
+Axes have the field's names (data, fsdp, tensor, context, stage); a model that runs under no mesh,
+or one without an axis, computes the same on one device.
 """
 
 import math
@@ -9,10 +12,27 @@ import re
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, get_abstract_mesh
+from jaxtyping import Array
 
 PyTree = Any
 Rules = tuple[tuple[str, PartitionSpec], ...]
+ROWS = ("data", "fsdp")
+"""The axes that split the rows of a batch."""
+
+
+def axis_size(name: str) -> int:
+    """Devices along an axis of the mesh that the program is traced under
+    (`jax.sharding.use_abstract_mesh`); 1 where there is none."""
+    return get_abstract_mesh().shape.get(name, 1)
+
+
+def constrain(x: Array, *spec: str | tuple[str, ...] | None) -> Array:
+    """`x`, split over the mesh that the program is traced under as `PartitionSpec(*spec)` says;
+    unchanged where there is no mesh."""
+    if get_abstract_mesh().empty:
+        return x
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(*spec))
 
 
 def shardings(shapes: PyTree, rules: Rules, mesh: Mesh) -> PyTree:

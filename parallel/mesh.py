@@ -1,51 +1,65 @@
 """The device mesh: which axis of a computation runs over which devices.
 
-Batch rows are split over both axes; parameters only over `fsdp`, whose devices hold one copy
-between them. Every replica of the parameters is thus a group of `fsdp` devices, `data` of them.
+Rows of a batch are split over `data` and `fsdp`; parameters over `fsdp` too, whose devices hold one
+copy between them. `tensor` splits heads and hidden units, `context` the places of a row, `stage`
+the layers; the devices along these three work on the same rows.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-ROW_AXES = ("data", "fsdp")
+from models.sharding import ROWS
+
+AXES = ("data", "fsdp", "stage", "context", "tensor")
+"""Slowest to fastest: neighbouring devices, which talk fastest, share tensors."""
 
 
 @dataclass(frozen=True)
 class MeshConfig:
-    """Devices along each axis; -1 (at most once) takes all that the other axis leaves."""
+    """Devices along each axis; -1 (at most once) takes all that the other axes leave."""
 
     data: int = -1
     fsdp: int = 1
+    stage: int = 1
+    context: int = 1
+    tensor: int = 1
 
 
 def make_mesh(
     config: MeshConfig = MeshConfig(), devices: Sequence[jax.Device] | None = None
 ) -> Mesh:
-    """Arranges `devices` (all of the job's by default) with axes ("data", "fsdp").
+    """Arranges `devices` (all of the job's by default) along `AXES`.
 
     Raises:
       ValueError: the axes do not multiply to the number of devices.
     """
     devices = jax.devices() if devices is None else devices
-    sizes = [config.data, config.fsdp]
+    sizes = [asdict(config)[axis] for axis in AXES]
     if sizes.count(-1) == 1:
-        sizes[sizes.index(-1)] = len(devices) // max(*sizes, 1)
+        rest = math.prod(size for size in sizes if size != -1)
+        sizes[sizes.index(-1)] = len(devices) // max(rest, 1)
     if min(sizes) < 1 or math.prod(sizes) != len(devices):
+        named = ", ".join(f"{axis}={asdict(config)[axis]}" for axis in AXES)
         raise ValueError(
-            f"Mesh data={config.data}, fsdp={config.fsdp} does not fit {len(devices)} devices; "
+            f"Mesh {named} does not fit {len(devices)} devices; "
             f"choose sizes whose product is {len(devices)}, or -1 for one of them."
         )
     auto = (AxisType.Auto,) * len(sizes)
-    return jax.make_mesh(tuple(sizes), ROW_AXES, axis_types=auto, devices=devices)
+    return jax.make_mesh(tuple(sizes), AXES, axis_types=auto, devices=devices)
+
+
+def row_shards(mesh: Mesh) -> int:
+    """Into how many parts the rows of a batch are split."""
+    return math.prod(mesh.shape[axis] for axis in ROWS)
 
 
 def rows_sharding(mesh: Mesh) -> NamedSharding:
-    """Sharding of arrays [R, ...] whose rows are split over every device."""
-    return NamedSharding(mesh, PartitionSpec(ROW_AXES))
+    """Sharding of arrays [R, ...] whose rows are split over the axes of `ROWS`."""
+    return NamedSharding(mesh, PartitionSpec(ROWS))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -54,9 +68,10 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def check_rows(rows: int, mesh: Mesh, accumulation: int = 1) -> None:
-    """Raises ValueError unless `rows` split evenly over devices and micro-batches."""
-    if accumulation < 1 or rows % (mesh.size * accumulation):
+    """Raises ValueError unless `rows` split evenly over row shards and micro-batches."""
+    shards = row_shards(mesh)
+    if accumulation < 1 or rows % (shards * accumulation):
         raise ValueError(
-            f"A batch of {rows} rows does not divide over {mesh.size} devices × {accumulation} "
-            f"micro-batches; use a multiple of {mesh.size * max(accumulation, 1)} rows."
+            f"A batch of {rows} rows does not divide over {shards} devices × {accumulation} "
+            f"micro-batches; use a multiple of {shards * max(accumulation, 1)} rows."
         )

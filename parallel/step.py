@@ -11,13 +11,13 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, use_abstract_mesh
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from models import fp8
 from models.inputs import PackedBatch
-from models.sharding import Rules, shardings
-from parallel.mesh import ROW_AXES, check_rows, replicated, rows_sharding
+from models.sharding import ROWS, Rules, constrain, shardings
+from parallel.mesh import check_rows, replicated, rows_sharding
 from parallel.optimizer import OptimizerConfig, make_optimizer, make_schedule, select
 
 _INIT, _TRAIN = 0, 1
@@ -115,9 +115,10 @@ def make_train_step(
     def step(state: TrainState, batch: PackedBatch, seed: Any) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(_key(seed, _TRAIN), state.step)
         moving, trained = select(optimizer, state.params)
-        loss_sum, count, summed = _sum_gradients(
-            model, state.params, moving, batch, key, mesh, accumulation
-        )
+        with use_abstract_mesh(mesh.abstract_mesh):
+            loss_sum, count, summed = _sum_gradients(
+                model, state.params, moving, batch, key, mesh, accumulation
+            )
         gradients = jax.tree.map(
             lambda g, s: jax.lax.with_sharding_constraint(g / count, s),
             _only(summed, trained),
@@ -200,8 +201,7 @@ def _sum_gradients(
     def split(x: Array) -> Array:
         """Row r goes to micro-batch r % accumulation, so that no row leaves its device."""
         parts = jnp.moveaxis(x.reshape(rows // accumulation, accumulation, *x.shape[1:]), 1, 0)
-        spec = NamedSharding(mesh, PartitionSpec(None, ROW_AXES))
-        return jax.lax.with_sharding_constraint(parts, spec)
+        return constrain(parts, None, ROWS)
 
     def add(carry: Any, part: PackedBatch) -> tuple[Any, None]:
         (loss_sum, count), gradients = gradient(wanted, part)

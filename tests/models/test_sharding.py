@@ -32,7 +32,7 @@ def test_unmatched_and_doubly_matched_parameters_are_all_listed():
     [
         (P("fsdp"), r"Dimension 0 of parameter a/kernel, shape \(4, 6\).*axis fsdp of size 8"),
         (P(None, None, "fsdp"), "a/kernel has 3 dimensions"),
-        (P("tensor"), "a/kernel names mesh axis 'tensor'"),
+        (P("model"), "a/kernel names mesh axis 'model'"),
     ],
 )
 def test_a_spec_that_does_not_fit_names_parameter_and_axis(spec, message):

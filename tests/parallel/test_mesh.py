@@ -5,8 +5,8 @@ from parallel.mesh import MeshConfig, check_rows, make_mesh
 
 
 def test_minus_one_takes_the_devices_that_are_left():
-    assert dict(make_mesh(MeshConfig(fsdp=2)).shape) == {"data": 4, "fsdp": 2}
-    assert dict(make_mesh(MeshConfig(data=2, fsdp=-1)).shape) == {"data": 2, "fsdp": 4}
+    assert make_mesh(MeshConfig(fsdp=2)).axis_sizes == (4, 2, 1, 1, 1)
+    assert make_mesh(MeshConfig(data=2, fsdp=-1)).axis_sizes == (2, 4, 1, 1, 1)
     assert dict(make_mesh(devices=jax.devices()[:1]).shape) == {"data": 1, "fsdp": 1}
 
 
