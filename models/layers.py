@@ -6,7 +6,7 @@ stored as its distance from 1, tanh GELU, rotary halves split, base 10,000.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast
 
 import jax
@@ -17,6 +17,8 @@ from jaxtyping import Array, Float, Int
 
 from models import fp8
 from models.attention import Implementation
+from models.pipeline import Pipeline, circulate
+from models.sharding import axis_size
 
 Carry = TypeVar("Carry")
 Remat = Literal["none", "dots", "full"]
@@ -27,13 +29,15 @@ _UNROLLED = 4
 @dataclass(frozen=True)
 class Compute:
     """How a model computes: dtype of activations (parameters stay f32), attention kernel, the
-    scaling under which the blocks' projections multiply in float8, and a pattern for paths of
-    kernels that are kept in float8 (`fp8.quantize`), for serving alone."""
+    scaling under which the blocks' projections multiply in float8, a pattern for paths of kernels
+    that are kept in float8 (`fp8.quantize`), for serving alone, and how rows pass the stages of a
+    mesh that has some."""
 
     dtype: str = "bfloat16"
     attention: Implementation = "auto"
     fp8: Literal["none", "current", "delayed", "block"] = "none"
     quantized: str = ""
+    pipeline: Pipeline = field(default_factory=Pipeline)
 
 
 @dataclass(frozen=True)
@@ -165,21 +169,44 @@ def stack_layers(make: Callable[[nnx.Rngs], Module], depth: int, rngs: nnx.Rngs)
 
 
 def scan_layers(
-    layer: Callable[[Carry, Any], tuple[Carry, Any]],
+    layer: Callable[..., tuple[Carry, Any]],
     x: Carry,
     stacked: Any,
     remat: Remat = "none",
-) -> Any:
-    """`jax.lax.scan` over stacked layers, keeping for backward everything ("none"), the results of
-    matrix products with weights ("dots") or each layer's input alone ("full").
+    rows: tuple[Any, ...] = (),
+    cached: tuple[Any, ...] = (),
+    pipeline: Pipeline | None = None,
+) -> tuple[Carry, Any]:
+    """`x, left = layer(x, weights, *cached, *rows)` from layer to layer; returns the last x and
+    what all layers left, stacked.
+
+    For backward everything is kept ("none"), the results of matrix products with weights ("dots")
+    or each layer's input alone ("full"). `stacked` [L, ...] are weights, `rows` [R, ...] what every
+    layer reads of its rows, `cached` [L, R, ...] what each layer reads of its own; a layer takes
+    nothing else that has rows. So on a mesh with stages the layers run as a `pipeline` (None: on
+    all stages alike), whose repeats take "none" for "dots".
 
     A few layers are unrolled, which spares a fifth of a small model's step (no copies of what
     backward needs); many are not, for the sake of compile time.
     """
-    if remat != "none":
-        layer = jax.checkpoint(layer, policy=_POLICIES[remat], prevent_cse=False)
-    depth = len(jax.tree.leaves(stacked)[0])
-    return jax.lax.scan(layer, x, stacked, unroll=remat == "none" and depth <= _UNROLLED)
+    staged = pipeline is not None and axis_size("stage") > 1
+    if staged and remat == "none" and pipeline.repeats > 1:
+        remat = "dots"
+
+    def scan(layer: Any, x: Carry, stacked: Any, cached: Any, rows: Any) -> tuple[Carry, Any]:
+        if remat != "none":
+            layer = jax.checkpoint(layer, policy=_POLICIES[remat], prevent_cse=False)
+        depth = len(jax.tree.leaves(stacked)[0])
+        return jax.lax.scan(
+            lambda x, xs: layer(x, xs[0], *xs[1], *rows),
+            x,
+            (stacked, cached),
+            unroll=remat == "none" and depth <= _UNROLLED,
+        )
+
+    if staged:
+        return circulate(scan, layer, x, stacked, cached, rows, pipeline)
+    return scan(layer, x, stacked, cached, rows)
 
 
 _POLICIES = {
