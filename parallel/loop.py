@@ -16,10 +16,10 @@ from jax.sharding import Mesh
 from rich.console import Console
 
 from models.inputs import PackedBatch
-from parallel.agreement import HostFacts, any_host, put_facts
 from parallel.checkpoint import CheckpointWriter
 from parallel.distributed import host_count, host_index, put_batch
 from parallel.goodput import Ledger
+from parallel.hosts import HostFacts, any_host, put_facts
 from parallel.metrics import MetricsWriter
 from parallel.prefetch import GivenUp, Prefetcher
 from parallel.progress import StepLog

@@ -13,9 +13,9 @@ from jax.sharding import Mesh
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from parallel.agreement import by_host, told
 from parallel.data_wait import DataWait
 from parallel.goodput import Account
+from parallel.hosts import by_host, told
 from parallel.metrics import MetricsWriter
 from parallel.spikes import IN_FLIGHT, Spikes
 from parallel.step import Metrics

@@ -1,6 +1,6 @@
 """Steps that would do harm: a loss that is not finite, a gradient far above the usual.
 
-The step itself leaves such an update out (`parallel.agreement.settle`). Here is the limit it goes
+The step itself leaves such an update out (`parallel.hosts.settle`). Here is the limit it goes
 by, a function of the steps before alone, and what follows. All of it is exact over hosts and over
 interruptions: the limit uses no step that may still be under way, and checkpoints carry the rest.
 """

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from parallel.agreement import HostFacts
+from parallel.hosts import HostFacts
 
 _STEPS = 50
 _TIMES = 2.0  # as long as the usual host
