@@ -9,7 +9,7 @@ demo: install
 	$(BIN)/python -m tools.demo
 
 test: install lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 fuzz: install
 	$(BIN)/python -m pytest -m fuzz tests/data/test_fuzz.py
