@@ -14,9 +14,10 @@ INTERRUPTED = 130
 """Ctrl-C, the second time."""
 
 
-def code(error: BaseException) -> int:
-    """That of a process which an error ends; the error's own `exit_code` if it has one."""
+def code(error: BaseException, begun: bool) -> int:
+    """That of a process which an error ends; the error's own `exit_code` if it has one. Only what
+    is wrong before training has begun is refused: a full disk is a ValueError too."""
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
-    refused = isinstance(error, ValueError | FileNotFoundError)
+    refused = not begun and isinstance(error, ValueError | FileNotFoundError)
     return getattr(error, "exit_code", REFUSED if refused else FAILED)

@@ -244,13 +244,18 @@ class _Attempt:
             ended.append(self._ended.get())
         echoes = (0, -signal.SIGABRT, exits.PEER_LOST)
         own = [i for i in ended if self._processes[i].returncode not in echoes]
-        return failed if stopped or not own else own[0]
+        reported = self._reported().get("rank", -1) - self._first
+        if stopped or not own:
+            return failed
+        return reported if reported in own else own[0]
+
+    def _reported(self) -> dict[str, Any]:
+        """What the first process to fail said of it."""
+        return json.loads(self._report.read_text()) if self._report.exists() else {}
 
     def _explained(self, index: int, stopped: bool, detected: float) -> Failure:
         rank, code = self._first + index, self._processes[index].returncode
-        report: dict[str, Any] = {}
-        if self._report.exists():
-            report = json.loads(self._report.read_text())
+        report = self._reported()
         if stopped:
             what, code = f"rank {rank} was stopped (SIGSTOP or a debugger)", exits.STALLED
         elif code == exits.STALLED and report:

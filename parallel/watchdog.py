@@ -85,8 +85,8 @@ class Watchdog:
     A process is overdue after `patience` seconds (or 20 median steps, if longer) without a step, or
     longer than `PATIENCE` in another phase. When all are that still say how far they are, each
     writes where it stands to stderr, its threads to `folder`/stacks, and ends with
-    `exits.STALLED`. An error that leaves the block ends all processes of a job too: this one with
-    its code, the others with `exits.PEER_LOST`; alone, it is raised.
+    `exits.STALLED`. An error that leaves the block ends all processes of the job too: this one
+    with its code, the others with `exits.PEER_LOST`.
     """
 
     def __init__(self, folder: Path, patience: float = 60.0) -> None:
@@ -116,15 +116,17 @@ class Watchdog:
         if error is None or isinstance(error, SystemExit):
             return
         what = f"{type(error).__name__}: {error}"
+        code = exits.code(error, begun=_now.phase not in ("starting", "preparing"))
+        first = self._announce({"rank": self._rank, "what": what, "code": exits.PEER_LOST})
+        if first["rank"] != self._rank:  # what this process met is an echo
+            self._follow({**first, "code": exits.PEER_LOST})
         _report(self._rank, what)
-        if self._client is None:
-            return
-        code = exits.code(error)
         if code == exits.REFUSED:
             print(f"error: {error}", file=sys.stderr, flush=True)
         else:
             traceback.print_exception(error)
-        self._announce({"rank": self._rank, "what": what, "code": exits.PEER_LOST})
+        if self._client is None:
+            sys.exit(code)
         self._leave(code)  # the interpreter's own end would wait for the others
 
     def _watch(self) -> None:
@@ -157,8 +159,10 @@ class Watchdog:
     def _allowed(self, phase: str) -> float:
         if phase != "training":
             return max(PATIENCE.get(phase, LONG), self._patience)
-        median = statistics.median(_durations) if _durations else 0.0
-        return max(self._patience, _STEPS * median)
+        if not _durations:
+            return self._patience
+        usual = statistics.median(_durations) if len(_durations) > 4 else min(_durations)
+        return max(self._patience, _STEPS * usual)
 
     def _judge(self, mine: Beat) -> None:
         """Ends the job unless somebody is still at work, for whom the others may wait."""
