@@ -19,7 +19,13 @@ from models.inputs import PackedBatch
 from models.sharding import ROWS, Rules, constrain, shardings
 from parallel.hosts import facts_sharding, settle
 from parallel.mesh import check_rows, replicated, rows_sharding
-from parallel.optimizer import OptimizerConfig, make_optimizer, make_schedule, select
+from parallel.optimizer import (
+    OptimizerConfig,
+    make_optimizer,
+    make_schedule,
+    select,
+    state_shardings,
+)
 
 _INIT, _TRAIN = 0, 1
 _RUN_ONCE = {"xla_backend_optimization_level": 0}
@@ -58,15 +64,11 @@ def abstract_state(
     Raises:
       ValueError: a parameter does not match exactly one rule, or does not divide over the mesh.
     """
-    transformation = make_optimizer(optimizer)
     shapes = jax.eval_shape(lambda: _initial(model, optimizer, 0))
     params = shardings(shapes.params, rules, mesh)
-    opt_state = optax.tree_utils.tree_map_params(
-        transformation,
-        lambda _, sharding: sharding,
-        shapes.opt_state,
-        _only(params, select(optimizer, params)[1]),
-        transform_non_params=lambda _: replicated(mesh),
+    trained = select(optimizer, params)[1]
+    opt_state = state_shardings(
+        shapes.opt_state, _only(shapes.params, trained), _only(params, trained), mesh
     )
     whole: Any = replicated(mesh)
     placed = TrainState(step=whole, params=params, ema=params, opt_state=opt_state)
