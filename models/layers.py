@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 from models import fp8
 from models.attention import Implementation
 from models.pipeline import Pipeline, circulate
-from models.sharding import axis_size
+from models.sharding import axis_size, keep_rows
 
 Carry = TypeVar("Carry")
 Remat = Literal["none", "dots", "full"]
@@ -194,15 +194,14 @@ def scan_layers(
         remat = "dots"
 
     def scan(layer: Any, x: Carry, stacked: Any, cached: Any, rows: Any) -> tuple[Carry, Any]:
+        def step(x: Carry, xs: Any) -> tuple[Carry, Any]:
+            x, left = layer(keep_rows(x), xs[0], *xs[1], *rows)
+            return keep_rows(x), left
+
         if remat != "none":
-            layer = jax.checkpoint(layer, policy=_POLICIES[remat], prevent_cse=False)
-        depth = len(jax.tree.leaves(stacked)[0])
-        return jax.lax.scan(
-            lambda x, xs: layer(x, xs[0], *xs[1], *rows),
-            x,
-            (stacked, cached),
-            unroll=remat == "none" and depth <= _UNROLLED,
-        )
+            step = jax.checkpoint(step, policy=_POLICIES[remat], prevent_cse=False)
+        unroll = remat == "none" and len(jax.tree.leaves(stacked)[0]) <= _UNROLLED
+        return jax.lax.scan(step, x, (stacked, cached), unroll=unroll)
 
     if staged:
         return circulate(scan, layer, x, stacked, cached, rows, pipeline)

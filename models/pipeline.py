@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
 from models.fp8 import is_history
-from models.sharding import ROWS, axis_size, constrain
+from models.sharding import ROWS, Rules, axis_size, constrain
 
 PyTree = Any
 Layer = Callable[..., tuple[PyTree, PyTree]]
@@ -150,6 +150,19 @@ def apart(function: Callable[[Array, PyTree], PyTree], x: Array, stacked: PyTree
         check_vma=False,
     )
     return run(_placed(jnp.broadcast_to(x, (stages, *x.shape)), 1), stacked)
+
+
+def staged(rules: Rules, stacks: str) -> Rules:
+    """Sharding rules that cut, besides, the leading axis of every parameter whose path begins as
+    the pattern `stacks` over the stages; for them the rules given must leave that axis whole."""
+    return tuple(
+        rule
+        for pattern, spec in rules
+        for rule in (
+            (rf"^(?!{stacks}).*?(?:{pattern})", spec),
+            (rf"^(?={stacks}).*?(?:{pattern})", PartitionSpec("stage", *spec[1:])),
+        )
+    )
 
 
 def _stage(

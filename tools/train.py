@@ -14,7 +14,7 @@ folder holds config.json, metrics.jsonl, TensorBoard events, the frame store and
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -39,6 +39,7 @@ from models.tokenizer import SentencePiece
 from parallel.distributed import host_count, host_index, put_batch
 from parallel.mesh import make_mesh, replicated
 from parallel.step import TrainState
+from parallel.stop import leave_at_once
 from parallel.trainer import CONFIG_NAME, Run, Trained, check_start, train
 from tools.prepare import Prepared, Text, prepare
 from tools.presets import RunConfig, load_preset
@@ -188,8 +189,13 @@ def _held_out_metrics(model: Pi, ready: Prepared, config: RunConfig, mesh: Mesh)
         errors = [((x - batch.actions) ** 2 * batch.action_mask).sum() for x in (sampled, usual)]
         return jnp.stack([loss, *errors, count])
 
-    def on_eval(step: int, state: TrainState) -> dict[str, float]:
-        total = np.sum([measure(state.ema, batch) for batch in batches], axis=0)
+    def on_eval(step: int, state: TrainState, stopping: Callable[[], bool]) -> dict[str, float]:
+        measured = []
+        for batch in batches:
+            if stopping():
+                return {}
+            measured.append(measure(state.ema, batch))
+        total = np.sum(measured, axis=0)
         names = ("val_loss", "val_action_mse", "val_mean_action_mse")
         return dict(zip(names, map(float, total[:3] / total[3]), strict=True))
 
@@ -240,7 +246,8 @@ def _split_preset(argument: str) -> list[str]:
 def main() -> None:
     """Command line."""
     try:
-        run(*parse(sys.argv[1:]))
+        with leave_at_once():
+            run(*parse(sys.argv[1:]))
     except (ValueError, FileNotFoundError) as error:
         sys.exit(f"error: {error}")
 

@@ -95,7 +95,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_it_is_saved(tmp_path, un
 def test_evaluations_are_logged_and_see_the_state_after_so_many_updates(tmp_path):
     seen = []
 
-    def evaluate(step, state):
+    def evaluate(step, state, stopping):
         seen.append((step, int(state.step)))
         return {"eval_loss": 0.5}
 
@@ -140,14 +140,14 @@ def test_a_signal_that_ends_the_loader_too_still_saves_and_says_so(tmp_path, uni
         os.kill(os.getpid(), signal.SIGTERM)
         raise RuntimeError("Worker process was terminated")
 
-    def evaluate(step, state):
+    def evaluate(step, state, stopping):
         trained.set()
         return {}
 
     config = replace(CONFIG, eval_every=5)
     result = run(tmp_path, config=config, source=source, on_eval=evaluate)
     assert not result.finished
-    assert "After SIGTERM, the loader: RuntimeError('Worker process" in capsys.readouterr().out
+    assert "After the signal, the loader: RuntimeError('Worker process" in capsys.readouterr().out
     assert checkpoint.latest(tmp_path / "checkpoints") == result.step == 5
     run(tmp_path, resume=True)
     assert losses(tmp_path) == uninterrupted
