@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int
 
 from models.attention import attend
 from models.gemma import Cache
-from models.layers import Compute, Dense, Lora, Remat, scan_layers, stack_layers
+from models.layers import Compute, Dense, Lora, Remat, feed_forward, scan_layers, stack_layers
 from models.pipeline import apart
 from models.sharding import axis_size
 
@@ -186,6 +186,7 @@ class Block(nnx.Module):
         compute: Compute,
         rngs: nnx.Rngs,
     ):
+        self.chunk = compute.chunk
         width, heads = config.width, (config.heads, config.head_dim)
         dense = partial(Dense, bias=True, compute=compute, rngs=rngs, lora=config.lora)
         self.norm1 = _norm(width, compute, rngs, affine=not modulated)
@@ -206,7 +207,7 @@ class Block(nnx.Module):
 
     def mlp(self, x: Float[Array, "*b w"]) -> Float[Array, "*b w"]:
         """The second half of the block, residual included."""
-        return x + self.down(jax.nn.gelu(self.up(self.norm2(x)), approximate=True))
+        return x + feed_forward(self.up, self.down, self.norm2(x), self.chunk)
 
 
 def sinusoid(value: Int[Array, "*b"], decay: Float[np.ndarray, "i"]) -> Float[Array, "*b 2*i"]:

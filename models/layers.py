@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from models import fp8
 from models.attention import Implementation
+from models.chunks import in_chunks
 from models.pipeline import Pipeline, circulate
 from models.sharding import axis_size, keep_rows
 
@@ -31,13 +32,15 @@ class Compute:
     """How a model computes: dtype of activations (parameters stay f32), attention kernel, the
     scaling under which the blocks' projections multiply in float8, a pattern for paths of kernels
     that are kept in float8 (`fp8.quantize`), for serving alone, and how rows pass the stages of a
-    mesh that has some."""
+    mesh that has some. Feed-forward layers take `chunk` tokens at a time on each device (0: all at
+    once), see `models.chunks`."""
 
     dtype: str = "bfloat16"
     attention: Implementation = "auto"
     fp8: Literal["none", "current", "delayed", "block"] = "none"
     quantized: str = ""
     pipeline: Pipeline = field(default_factory=Pipeline)
+    chunk: int = 0
 
 
 @dataclass(frozen=True)
@@ -155,12 +158,31 @@ class GatedMLP(nnx.Module):
     def __init__(
         self, width: int, hidden: int, compute: Compute, rngs: nnx.Rngs, lora: Lora | None = None
     ):
+        self.chunk = compute.chunk
         self.gate = Dense(width, hidden, compute=compute, rngs=rngs, lora=lora)
         self.up = Dense(width, hidden, compute=compute, rngs=rngs, lora=lora)
         self.down = Dense(hidden, width, compute=compute, rngs=rngs, lora=lora)
 
     def __call__(self, x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
-        return self.down(jax.nn.gelu(self.gate(x), approximate=True) * self.up(x))
+        def tokens(gate: Dense, up: Dense, down: Dense, x: Array) -> Array:
+            return down(self.activation(gate(x)) * up(x))
+
+        return in_chunks(tokens, (self.gate, self.up, self.down), x, self.chunk)
+
+    @staticmethod
+    def activation(x: Float[Array, "*b h"]) -> Float[Array, "*b h"]:
+        return jax.nn.gelu(x, approximate=True)
+
+
+def feed_forward(
+    up: Dense, down: Dense, x: Float[Array, "*b d"], chunk: int
+) -> Float[Array, "*b d"]:
+    """gelu(x·up), projected down, `chunk` tokens at a time (`models.chunks`)."""
+
+    def tokens(up: Dense, down: Dense, x: Array) -> Array:
+        return down(jax.nn.gelu(up(x), approximate=True))
+
+    return in_chunks(tokens, (up, down), x, chunk)
 
 
 def stack_layers(make: Callable[[nnx.Rngs], Module], depth: int, rngs: nnx.Rngs) -> Module:

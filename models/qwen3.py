@@ -109,8 +109,7 @@ class Attention(nnx.Module):
 class SwiGLU(GatedMLP):
     """silu(x·gate) ⊙ (x·up), projected down."""
 
-    def __call__(self, x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
-        return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
+    activation = staticmethod(jax.nn.silu)
 
 
 def _norm(width: int, compute: Compute, rngs: nnx.Rngs) -> nnx.RMSNorm:
