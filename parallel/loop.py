@@ -7,7 +7,7 @@ stops the device while they keep up. What a host decides, it decides by what all
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from rich.console import Console
 
 from models.inputs import PackedBatch
+from parallel import inject
 from parallel.checkpoint import CheckpointWriter
 from parallel.distributed import host_count, host_index, put_batch
 from parallel.goodput import Ledger
@@ -26,6 +27,7 @@ from parallel.progress import StepLog
 from parallel.spikes import Policy, Spikes
 from parallel.step import TrainState
 from parallel.stop import StopSignals
+from parallel.watchdog import note
 
 Json = Any
 Fed = tuple[PackedBatch, Mapping[str, float]]
@@ -92,7 +94,7 @@ class Loop:
         seed, done, offset = np.uint32(config.seed % 2**32), start, record["offset"]
         self.ledger.begin(start)
         with ExitStack() as stack:
-            fed = self.batches(start + offset, record["data"])
+            fed = _faulty(self.batches(start + offset, record["data"]), start)
             source = stack.enter_context(
                 Prefetcher(fed, lambda b: (put_batch(b[0], self.mesh), b[1]), config.prefetch)
             )
@@ -126,6 +128,8 @@ class Loop:
                     break
                 assert item is not None  # else this host was told to stop, and all have agreed
                 batch, info = item
+                inject.at(done)
+                note("training", done + 1)
                 limit, busy = spikes.limit(done), time.perf_counter() - begin
                 facts = HostFacts(self.stop.number, limit, busy, source.wait)
                 state, metrics = self._compiled(state, batch, seed, put_facts(facts, self.mesh))
@@ -145,6 +149,7 @@ class Loop:
             done = log.made
             if done > start and done != self.saved:
                 self._save(done, state, offset, spikes)
+            note("saving")
             self.checkpoints.wait()
             self.ledger.spend("checkpoint")
         return state, done, spikes.skipped
@@ -169,9 +174,11 @@ class Loop:
         """Apart from the first step, so that its time is known, and that a run told to stop
         meanwhile leaves with nothing to save."""
         self.ledger.spend("start")
+        note("compiling")
         facts = put_facts(HostFacts(0, np.inf, 0, 0), self.mesh)
         self._compiled = self.step.lower(state, batch, seed, facts).compile()
         self.ledger.spend("compile")
+        note("training")
 
     def _evaluate(self, done: int, state: TrainState, log: StepLog) -> None:
         assert self.on_eval is not None
@@ -179,7 +186,9 @@ class Loop:
         self._note(log)
         if self.stopped:
             return
+        note("evaluating")
         found = self.on_eval(done, state, self._stopping)
+        note("training")
         self.ledger.spend("evaluation")
         if not self.stopped:
             log.evaluated(done - 1, found)
@@ -197,9 +206,19 @@ class Loop:
 
     def _save(self, done: int, state: TrainState, offset: int, spikes: Spikes) -> None:
         position = at_data(self.position(done + offset), offset, spikes.record())
+        note("saving")
         self.checkpoints.save(done, state, position)
+        note("training")
         self.saved = done
         self.ledger.spend("checkpoint")
+
+
+def _faulty(fed: Iterator[Fed], first: int) -> Iterator[Fed]:
+    """Batches from step `first` on, with the faults that were asked for in them."""
+    for step, (batch, info) in enumerate(fed, first):
+        if inject.poisons(step):
+            batch = replace(batch, actions=batch.actions * np.float32(np.nan))
+        yield batch, info
 
 
 def at_data(data: Json, offset: int, bad_steps: Json) -> Json:

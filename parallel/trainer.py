@@ -36,6 +36,7 @@ from parallel.step import (
     state_from,
 )
 from parallel.stop import StopSignals
+from parallel.watchdog import note
 
 __all__ = ["CONFIG_NAME", "Run", "Trained", "TrainerConfig", "check_start", "train"]
 
@@ -114,6 +115,7 @@ def train(
         stop = stack.enter_context(StopSignals())
         ledger = stack.enter_context(Ledger(run.directory if host_index() == 0 else None))
         done = saved or 0
+        note("loading")
         state, record = begin(saved)
         if resume:
             console.print(
