@@ -84,8 +84,8 @@ def damage(folder: Path, *, skip: str | None = None, index: int = 0, count: int 
     """What is wrong with a checkpoint, one sentence a file; none if it holds what was saved.
 
     Args:
-      skip: do not read the files whose paths begin so.
-      index, count: which of several readers asks; each reads its share, all see missing files.
+      skip: of files whose paths begin so, only look at the size ("": of all).
+      index, count: which of several readers asks; each reads its share, the rest all see.
 
     Raises:
       FileNotFoundError: there is no such folder.
@@ -98,26 +98,29 @@ def damage(folder: Path, *, skip: str | None = None, index: int = 0, count: int 
     if saved is None:
         return [f"{folder / NAME} is damaged: it does not agree with its own digest."]
     there = set(names(folder))
-    sizes = {name: size for name, (size, _) in saved.items()}
-    wanted = [name for name in share(sizes, index, count) if name in there]
-    if skip is not None:
-        wanted = [name for name in wanted if not name.startswith(skip)]
+    mine = share({name: size for name, (size, _) in saved.items()}, index, count)
+    read = {name for name in mine if skip is None or not name.startswith(skip)}
 
     def compare(name: str) -> str | None:
         expected_size, expected = saved[name]
+        file = folder / name
         try:
-            with (folder / name).open("rb") as file:
-                size, found = _digest(file)
+            size, found = file.stat().st_size, expected
+            if size == expected_size and name in read:
+                with file.open("rb") as opened:
+                    size, found = _digest(opened)
         except OSError as error:
-            return f"{folder / name} cannot be read: {error.strerror}."
+            return f"{file} cannot be read: {error.strerror}."
         if size != expected_size:
-            return f"{folder / name} has {size} bytes, but was saved with {expected_size}."
+            return f"{file} has {size} bytes, but was saved with {expected_size}."
         if found != expected:
-            return f"{folder / name} has digest {found}, but was saved with {expected}."
+            return f"{file} has digest {found}, but was saved with {expected}."
         return None
 
     with ThreadPoolExecutor(_THREADS) as pool:
-        changed = [sentence for sentence in pool.map(compare, sorted(wanted)) if sentence]
+        changed = [
+            sentence for sentence in pool.map(compare, sorted(there & set(saved))) if sentence
+        ]
     missing = [f"{folder / name} is missing." for name in sorted(set(saved) - there)]
     new = [f"{folder / name} was not saved with it." for name in sorted(there - set(saved))]
     return missing + new + changed

@@ -82,6 +82,14 @@ def test_four_processes_set_a_damaged_step_aside_and_restore_the_one_before(save
     assert {path.name for path in directory.iterdir()} == {"1", "2.damaged"}
 
 
+def test_arrays_saved_in_many_chunks_and_by_several_copies_restore(tmp_path, monkeypatch):
+    monkeypatch.setattr(own, "_CHUNK_BYTES", 96)
+    monkeypatch.setattr(own, "_SLICE_BYTES", 1)
+    host.save(tmp_path, make_mesh(MeshConfig(data=2, stage=2, tensor=2)), (1,))
+    mesh = make_mesh(MeshConfig(fsdp=2, context=4))
+    assert host.differing(checkpoint.restore(tmp_path, host.abstract(mesh)), mesh, 1) == []
+
+
 def test_a_comparison_of_bytes_sees_one_bit():
     mesh = make_mesh(devices=jax.devices()[:2])
     state = host.state(mesh, 1)
