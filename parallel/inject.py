@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 from jax.experimental import multihost_utils
 
 KINDS = {
@@ -25,7 +26,7 @@ KINDS = {
     "term": "the process is told to stop (SIGTERM)",
     "exception": "an error is raised",
     "full": "the disk takes no more than a page of any file",
-    "nan": "the actions of a batch are not numbers",
+    "nan": "the actions of a batch are not numbers (the caller makes them so)",
 }
 
 
@@ -75,20 +76,22 @@ def arm(text: str, folder: Path) -> None:
     _folder = folder
 
 
-def at(step: int) -> None:
-    """Called before each step: what was armed for it happens here."""
-    for fault in _due(step):
-        if fault.kind != "nan" and _first_time(fault):
+def at(step: int) -> str | None:
+    """Called before each step: lets what was armed for it happen here. Returns the kind of a fault
+    that is the caller's to carry out ("nan")."""
+    caller = None
+    for fault in _armed:
+        if (fault.rank, fault.step) == (jax.process_index(), step) and _first_time(fault):
+            print(f"inject: {fault} at {time.time():.3f}", file=sys.stderr, flush=True)
             _happen(fault)
+            caller = fault.kind if fault.kind == "nan" else caller
+    return caller
 
 
-def poisons(step: int) -> bool:
-    """Called of each batch: whether it is to hold what is not a number."""
-    return any(fault.kind == "nan" and _first_time(fault) for fault in _due(step))
-
-
-def _due(step: int) -> list[Fault]:
-    return [f for f in _armed if f.step == step and f.rank == jax.process_index()]
+def spoilt(x: jax.Array) -> jax.Array:
+    """`x` with NaN in all that this process holds of it, for a fault of kind "nan"."""
+    parts = [shard.data * jnp.nan for shard in x.addressable_shards]
+    return jax.make_array_from_single_device_arrays(x.shape, x.sharding, parts)
 
 
 def _first_time(fault: Fault) -> bool:
@@ -99,7 +102,6 @@ def _first_time(fault: Fault) -> bool:
         marker.touch(exist_ok=False)
     except FileExistsError:
         return False
-    print(f"inject: {fault} at {time.time():.3f}", file=sys.stderr, flush=True)
     return True
 
 

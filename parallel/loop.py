@@ -94,7 +94,7 @@ class Loop:
         seed, done, offset = np.uint32(config.seed % 2**32), start, record["offset"]
         self.ledger.begin(start)
         with ExitStack() as stack:
-            fed = _faulty(self.batches(start + offset, record["data"]), start)
+            fed = self.batches(start + offset, record["data"])
             source = stack.enter_context(
                 Prefetcher(fed, lambda b: (put_batch(b[0], self.mesh), b[1]), config.prefetch)
             )
@@ -128,7 +128,9 @@ class Loop:
                     break
                 assert item is not None  # else this host was told to stop, and all have agreed
                 batch, info = item
-                inject.at(done)
+                if inject.at(done) == "nan":
+                    batch = replace(batch, actions=inject.spoilt(batch.actions))
+                self.checkpoints.check()
                 note("training", done + 1)
                 limit, busy = spikes.limit(done), time.perf_counter() - begin
                 facts = HostFacts(self.stop.number, limit, busy, source.wait)
@@ -136,16 +138,16 @@ class Loop:
                 waits = {"data_wait": source.wait, "data_ready": source.ready}
                 log.started(done, begin, metrics, {**info, **waits})
                 done += 1
-                self._note(log)
+                self._read(log)
                 if self.on_eval is not None and _due(done, config.eval_every):
                     self._evaluate(done, state, log)
                 if _due(done, config.save_every):
                     log.drain()
-                    self._note(log)
+                    self._read(log)
                     if not self.stopped:
                         self._save(done, state, offset, spikes)
             log.drain()
-            self._note(log)
+            self._read(log)
             done = log.made
             if done > start and done != self.saved:
                 self._save(done, state, offset, spikes)
@@ -183,7 +185,7 @@ class Loop:
     def _evaluate(self, done: int, state: TrainState, log: StepLog) -> None:
         assert self.on_eval is not None
         log.drain()
-        self._note(log)
+        self._read(log)
         if self.stopped:
             return
         note("evaluating")
@@ -198,27 +200,19 @@ class Loop:
         self.stopped = self.stopped or any_host(self.stop.number)
         return self.stopped is not None
 
-    def _note(self, log: StepLog) -> None:
+    def _read(self, log: StepLog) -> None:
         """Takes over what `log` has read."""
         self.stopped = self.stopped or log.stopped
         self.ledger.spend("step")
         self.ledger.made(log.made)
 
     def _save(self, done: int, state: TrainState, offset: int, spikes: Spikes) -> None:
-        position = at_data(self.position(done + offset), offset, spikes.record())
         note("saving")
+        position = at_data(self.position(done + offset), offset, spikes.record())
         self.checkpoints.save(done, state, position)
         note("training")
         self.saved = done
         self.ledger.spend("checkpoint")
-
-
-def _faulty(fed: Iterator[Fed], first: int) -> Iterator[Fed]:
-    """Batches from step `first` on, with the faults that were asked for in them."""
-    for step, (batch, info) in enumerate(fed, first):
-        if inject.poisons(step):
-            batch = replace(batch, actions=batch.actions * np.float32(np.nan))
-        yield batch, info
 
 
 def at_data(data: Json, offset: int, bad_steps: Json) -> Json:
