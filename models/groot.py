@@ -25,6 +25,7 @@ from models.gemma import Cache
 from models.inputs import Layout, PackedBatch
 from models.layers import Compute
 from models.qwen3 import Qwen, QwenConfig
+from models.sharding import look_up
 from models.siglip import Siglip, SiglipConfig
 
 _BUCKETS = 1000
@@ -223,7 +224,7 @@ class _Modules(nnx.Module):
     def features(self, batch: PackedBatch) -> Float[Array, "r p w"]:
         rows = batch.images.shape[0]
         images = self.vision(batch.images.reshape(-1, *batch.images.shape[2:]))
-        text = self.embedding[batch.text].astype(self.dtype)
+        text = look_up(self.embedding[...], batch.text).astype(self.dtype)
         every = jnp.concatenate([images.reshape(rows, -1, text.shape[-1]), text], axis=1)
         x = jnp.take_along_axis(every, batch.prefix_source[..., None], axis=1)
         return self.language(x, batch.prefix_segment, batch.prefix_position)

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from models import fp8
 from models.attention import Implementation
+from models.sharding import keep_rows
 
 Carry = TypeVar("Carry")
 Remat = Literal["none", "dots", "full"]
@@ -176,10 +177,19 @@ def scan_layers(
     A few layers are unrolled, which spares a fifth of a small model's step (no copies of what
     backward needs); many are not, for the sake of compile time.
     """
+    step = _with_rows_kept(layer)
     if remat != "none":
-        layer = jax.checkpoint(layer, policy=_POLICIES[remat], prevent_cse=False)
+        step = jax.checkpoint(step, policy=_POLICIES[remat], prevent_cse=False)
     depth = len(jax.tree.leaves(stacked)[0])
-    return jax.lax.scan(layer, x, stacked, unroll=remat == "none" and depth <= _UNROLLED)
+    return jax.lax.scan(step, x, stacked, unroll=remat == "none" and depth <= _UNROLLED)
+
+
+def _with_rows_kept(layer: Any) -> Any:
+    def kept(x: Any, xs: Any) -> tuple[Any, Any]:
+        x, y = layer(keep_rows(x), xs)
+        return keep_rows(x), y
+
+    return kept
 
 
 _POLICIES = {

@@ -22,6 +22,7 @@ from models.gemma import GEMMA_2B, GEMMA_300M, Cache, Expert, GemmaConfig, Prefi
 from models.inputs import ACTION_TOKENS, SUBTASK, Layout, PackedBatch
 from models.layers import Compute, sincos_embedding
 from models.processor import StateInput
+from models.sharding import look_up
 from models.siglip import Siglip, SiglipConfig
 from models.tokenizer import SMALLEST_VOCABULARY
 
@@ -284,7 +285,7 @@ class _Modules(nnx.Module):
         return cache
 
     def embedded(self, tokens: Int[Array, "*b t"]) -> Float[Array, "*b t w"]:
-        x = self.embedding[tokens] * self.config.language.width**0.5
+        x = look_up(self.embedding[...], tokens) * self.config.language.width**0.5
         return x.astype(self.dtype)
 
     def act(
