@@ -82,8 +82,8 @@ def advance(updated: Any, params: Any, gradients: Any) -> Any:
 
 
 def is_history(path: tuple[Any, ...]) -> bool:
-    """Whether a key path of `jax.tree_util` ends in a history."""
-    return jax.tree_util.keystr(path[-1:], simple=True) == HISTORY_LEAF
+    """Whether a key path of `jax.tree_util` leads to a history."""
+    return HISTORY_LEAF in jax.tree_util.keystr(path, simple=True, separator="/").split("/")
 
 
 @jax.tree_util.register_dataclass

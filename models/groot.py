@@ -24,6 +24,7 @@ from models.functional import Functional, Params
 from models.gemma import Cache
 from models.inputs import Layout, PackedBatch
 from models.layers import Compute
+from models.pipeline import staged
 from models.qwen3 import Qwen, QwenConfig
 from models.sharding import look_up
 from models.siglip import Siglip, SiglipConfig
@@ -330,7 +331,7 @@ def _project(
 
 _STACK = r"^(vision/blocks|language/layers|adapter/blocks|dit/(cross|self)_blocks)/(.*/)?"
 
-SHARDING_RULES: tuple[tuple[str, PartitionSpec], ...] = (
+_RULES = (
     (r"^embedding$", PartitionSpec("fsdp")),
     (
         r"/(bias|scale|lora_a|lora_b|fp8_history)$|^vision/position$|^positions$|^future_tokens$",
@@ -346,4 +347,5 @@ SHARDING_RULES: tuple[tuple[str, PartitionSpec], ...] = (
     ),
     (r"^action_decoder/out/kernel$", PartitionSpec(None, "fsdp")),
 )
+SHARDING_RULES = staged(_RULES, r"(language/layers|adapter/blocks|dit/(cross|self)_blocks)/")
 """Where each parameter is cut; every parameter matches exactly one rule."""

@@ -102,34 +102,32 @@ class CheckpointWriter:
 
     def _commit(self, step: int, response: Any) -> None:
         """Digests what orbax wrote, this host's share of it, and gives the directory its number
-        once all hosts have done so."""
+        once all hosts have done so.
+
+        A host that fails says so at once instead of waiting for those that wait for it.
+        """
         saving = self._directory / f".{step}{_SAVING}"
-        cause = None
         try:
             response.result()
             sizes = {name: (saving / name).stat().st_size for name in digests.names(saving)}
             mine = digests.share(sizes, host_index(), host_count())
-            brought: Json = {"digests": digests.digest_files(saving, mine)}
+            digested = digests.digest_files(saving, mine)
         except Exception as error:  # orbax passes on what tensorstore raises, ValueError too
-            cause, brought = error, {"failed": f"host {host_index()}: {_reason(error)}"}
+            raise self._failed(step, _reason(error)) from error
 
         def decide(all_brought: list[str]) -> str:
-            every = [json.loads(one) for one in all_brought]
-            failed = [one["failed"] for one in every if "failed" in one]
-            if failed:
-                return failed[0]
-            found = {name: of for one in every for name, of in one["digests"].items()}
+            found = {name: of for one in all_brought for name, of in json.loads(one).items()}
             try:
                 unseen = set(digests.names(saving)) - set(found)  # by hosts with a stale listing
                 digests.write_digests(saving, found | digests.digest_files(saving, unseen))
                 self._publish(step, saving)
             except OSError as error:
-                return f"host 0: {_reason(error)}"
+                return _reason(error)
             return ""
 
-        failure = agree("saved", json.dumps(brought), decide)
+        failure = agree("saved", json.dumps(digested), decide)
         if failure:
-            raise self._failed(step, failure) from cause
+            raise self._failed(step, failure)
 
     def _publish(self, step: int, saving: Path) -> None:
         final = self._directory / str(step)

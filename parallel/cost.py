@@ -1,8 +1,8 @@
 """What a training step sends: bytes of each collective by axis, and the seconds they take.
 
 Bytes follow from the parameters' shardings and the sizes of the layer stacks. Seconds are an
-alpha-beta model (Thakur et al. 2005) of hierarchical rings: what leaves a node leaves by the NICs
-of all the group's members there, what stays uses the links inside.
+alpha-beta model of rings (Thakur et al. 2005) as NCCL lays them: one through each member of a node,
+so that what crosses to the next node leaves by all their NICs at once.
 """
 
 import math
@@ -78,20 +78,35 @@ def group(axis: str, sizes: Sizes, node: int) -> tuple[int, int]:
     return inside, math.ceil(sizes[axis] / inside)
 
 
+class Busy(NamedTuple):
+    """Seconds that a collective keeps a device's links inside the node and its NIC."""
+
+    inside: float
+    across: float
+
+
+def busy(collective: Collective, sizes: Sizes, cluster: Cluster) -> Busy:
+    """What a collective asks of each kind of link, both at once."""
+    kind, axis, size, calls = collective
+    members, nodes = group(axis, sizes, cluster.node)
+    if members * nodes == 1:
+        return Busy(0.0, 0.0)
+    sent = wire_bytes(kind, size, members * nodes)
+    if kind == "permute" and nodes > 1:
+        members = 1
+    rounds = 2 if kind == "all-reduce" else 1
+    near, far = cluster.inside, cluster.across
+    hops = 1 if kind == "permute" else members - 1
+    inside = sent / near.rate + calls * rounds * hops * near.latency if members > 1 else 0.0
+    doublings = 1.0 if kind == "permute" else math.log2(nodes)
+    turns = calls * rounds * doublings
+    across = sent / members / far.rate + turns * far.latency if nodes > 1 else 0.0
+    return Busy(inside, across)
+
+
 def seconds(collective: Collective, sizes: Sizes, cluster: Cluster) -> float:
     """Time of a collective with nothing else on its links."""
-    kind, axis, size, calls = collective
-    inside, nodes = group(axis, sizes, cluster.node)
-    if inside * nodes == 1:
-        return 0.0
-    if kind == "permute":
-        link = cluster.across if nodes > 1 else cluster.inside
-        return size / link.rate + calls * link.latency
-    rounds = 2 if kind == "all-reduce" else 1
-    near = wire_bytes(kind, size, inside) / cluster.inside.rate
-    far = wire_bytes(kind, size, nodes) / (inside * cluster.across.rate)
-    hops = (inside - 1) * cluster.inside.latency + math.log2(nodes) * cluster.across.latency
-    return max(near, far) + calls * rounds * hops
+    return max(busy(collective, sizes, cluster))
 
 
 def collectives(params: Any, stacks: Sequence[Stack], step: Step) -> list[Collective]:

@@ -13,8 +13,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Literal, get_args
 
-from rich.table import Table
-
 FILE_NAME = "goodput.jsonl"
 
 Cause = Literal[
@@ -69,21 +67,16 @@ class Account:
         passed = sum(self.seconds.values()) - self.seconds["stopped"]
         return self.seconds["step"] / passed if passed > 0 else 0.0
 
-    def table(self) -> Table:
-        """For the end of a run."""
+    def report(self) -> str:
+        """A headline and a line per cause, for the end of a run."""
         starts = f"{self.starts} start" + "s" * (self.starts != 1)
         lost = f", {self.lost_steps} lost and made again" if self.lost_steps else ""
-        table = Table(
-            title=f"Goodput {self.goodput:.1%}: {self.steps} steps in {starts}{lost}",
-            title_justify="left",
-            show_header=False,
-            box=None,
-        )
+        lines = [f"Goodput {self.goodput:.1%}: {self.steps} steps in {starts}{lost}"]
         total = sum(self.seconds.values())
         for cause, seconds in self.seconds.items():
             if seconds > 0:
-                table.add_row(_MEANING[cause], f"{seconds:.1f} s", f"{seconds / total:.1%}")
-        return table
+                lines.append(f"{seconds:12.1f} s {seconds / total:6.1%}  {_MEANING[cause]}")
+        return "\n".join(lines)
 
 
 def read_account(directory: Path) -> Account:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 from jax.experimental import multihost_utils
 
 KINDS = {
@@ -25,7 +26,7 @@ KINDS = {
     "term": "the process is told to stop (SIGTERM)",
     "exception": "an error is raised",
     "full": "the disk takes no more than a page of any file",
-    "nan": "the batch's actions are not numbers (the caller makes them so)",
+    "nan": "the actions of a batch are not numbers (the caller makes them so)",
 }
 
 
@@ -85,6 +86,12 @@ def at(step: int) -> str | None:
             _happen(fault)
             caller = fault.kind if fault.kind == "nan" else caller
     return caller
+
+
+def spoilt(x: jax.Array) -> jax.Array:
+    """`x` with NaN in all that this process holds of it, for a fault of kind "nan"."""
+    parts = [shard.data * jnp.nan for shard in x.addressable_shards]
+    return jax.make_array_from_single_device_arrays(x.shape, x.sharding, parts)
 
 
 def _first_time(fault: Fault) -> bool:

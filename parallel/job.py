@@ -3,8 +3,11 @@ that started them (SLURM, MPI, a Kubernetes Job, a TPU pod)."""
 
 import atexit
 import ipaddress
+import itertools
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import jax
 
@@ -15,7 +18,9 @@ COORDINATOR, PROCESSES, RANK = "CHILIAD_COORDINATOR", "CHILIAD_PROCESSES", "CHIL
 RESTARTS = "CHILIAD_RESTARTS"
 """How often `tools.launch` has begun this run anew."""
 
-_HEARTBEAT, _CONNECT = 10, 300
+_HEARTBEAT, _CONNECT, _WORK = 10, 300, 7 * 86400
+_turns = itertools.count()
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -114,6 +119,21 @@ def find_job(
 def restarts() -> int:
     """How often `tools.launch` has begun this run anew; a restarted run goes on where it was."""
     return _number(RESTARTS) or 0
+
+
+def first_host_first(work: Callable[[], T]) -> T:
+    """What `work` returns in each process; process 0 does it before the others, who then find the
+    files that it left. All processes must call it equally often."""
+    client = coordination.client()
+    if client is None:
+        return work()
+    name = f"first-host/{next(_turns)}"
+    if jax.process_index() == 0:
+        result = work()
+        client.barrier(name, _WORK)
+        return result
+    client.barrier(name, _WORK)
+    return work()
 
 
 def _number(name: str) -> int | None:

@@ -7,7 +7,7 @@ stops the device while they keep up. What a host decides, it decides by what all
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from rich.console import Console
 
 from models.inputs import PackedBatch
+from parallel import inject
 from parallel.checkpoint import CheckpointWriter
 from parallel.distributed import host_count, host_index, put_batch
 from parallel.goodput import Ledger
@@ -26,6 +27,7 @@ from parallel.progress import StepLog
 from parallel.spikes import Policy, Spikes
 from parallel.step import TrainState
 from parallel.stop import StopSignals
+from parallel.watchdog import note
 
 Json = Any
 Fed = tuple[PackedBatch, Mapping[str, float]]
@@ -126,25 +128,30 @@ class Loop:
                     break
                 assert item is not None  # else this host was told to stop, and all have agreed
                 batch, info = item
+                if inject.at(done) == "nan":
+                    batch = replace(batch, actions=inject.spoilt(batch.actions))
+                self.checkpoints.check()
+                note("training", done + 1)
                 limit, busy = spikes.limit(done), time.perf_counter() - begin
                 facts = HostFacts(self.stop.number, limit, busy, source.wait)
                 state, metrics = self._compiled(state, batch, seed, put_facts(facts, self.mesh))
                 waits = {"data_wait": source.wait, "data_ready": source.ready}
                 log.started(done, begin, metrics, {**info, **waits})
                 done += 1
-                self._note(log)
+                self._read(log)
                 if self.on_eval is not None and _due(done, config.eval_every):
                     self._evaluate(done, state, log)
                 if _due(done, config.save_every):
                     log.drain()
-                    self._note(log)
+                    self._read(log)
                     if not self.stopped:
                         self._save(done, state, offset, spikes)
             log.drain()
-            self._note(log)
+            self._read(log)
             done = log.made
             if done > start and done != self.saved:
                 self._save(done, state, offset, spikes)
+            note("saving")
             self.checkpoints.wait()
             self.ledger.spend("checkpoint")
         return state, done, spikes.skipped
@@ -169,17 +176,21 @@ class Loop:
         """Apart from the first step, so that its time is known, and that a run told to stop
         meanwhile leaves with nothing to save."""
         self.ledger.spend("start")
+        note("compiling")
         facts = put_facts(HostFacts(0, np.inf, 0, 0), self.mesh)
         self._compiled = self.step.lower(state, batch, seed, facts).compile()
         self.ledger.spend("compile")
+        note("training")
 
     def _evaluate(self, done: int, state: TrainState, log: StepLog) -> None:
         assert self.on_eval is not None
         log.drain()
-        self._note(log)
+        self._read(log)
         if self.stopped:
             return
+        note("evaluating")
         found = self.on_eval(done, state, self._stopping)
+        note("training")
         self.ledger.spend("evaluation")
         if not self.stopped:
             log.evaluated(done - 1, found)
@@ -189,15 +200,17 @@ class Loop:
         self.stopped = self.stopped or any_host(self.stop.number)
         return self.stopped is not None
 
-    def _note(self, log: StepLog) -> None:
+    def _read(self, log: StepLog) -> None:
         """Takes over what `log` has read."""
         self.stopped = self.stopped or log.stopped
         self.ledger.spend("step")
         self.ledger.made(log.made)
 
     def _save(self, done: int, state: TrainState, offset: int, spikes: Spikes) -> None:
+        note("saving")
         position = at_data(self.position(done + offset), offset, spikes.record())
         self.checkpoints.save(done, state, position)
+        note("training")
         self.saved = done
         self.ledger.spend("checkpoint")
 

@@ -21,7 +21,7 @@ from jax.sharding import AbstractMesh, AxisType
 from models.inputs import PackedBatch
 from models.sharding import ROWS, Rules
 from parallel.cluster import Chip, Cluster
-from parallel.cost import Collective, Sizes, Stack, Step, axes_of, collectives, seconds
+from parallel.cost import Collective, Sizes, Stack, Step, axes_of, busy, collectives
 from parallel.flops import Work, work
 from parallel.mesh import AXES
 from parallel.optimizer import OptimizerConfig, select
@@ -35,6 +35,7 @@ LEAST_EXPOSED = 0.1
 Remat = Literal["none", "dots", "full"]
 Precision = Literal["bf16", "fp8", "f32"]
 _PROBES = (8, 16)
+_LEVEL = 1.01
 _PIPELINE = 4
 
 
@@ -116,12 +117,15 @@ class Profile:
     peak: Line
 
 
+Profiles = Callable[[Remat, Precision], Profile]
+
+
 @dataclass(frozen=True)
 class Prediction:
     """What a choice would cost; bytes and FLOPs are one device's, in one step.
 
     `memory`: bytes by what they hold. `parts`: seconds by what they are spent on, whose sum is
-    `step`. `mfu`: the model's own FLOPs (nothing recomputed) over what all chips could do in bf16
+    `step`. `crossing`: seconds that its NIC is busy. `mfu`: the model's own FLOPs (nothing recomputed) over what all chips could do in bf16
     (f32 where the choice computes in it).
     """
 
@@ -130,6 +134,7 @@ class Prediction:
     flops: float
     collectives: tuple[Collective, ...]
     parts: dict[str, float]
+    crossing: float
     mfu: float
     samples_per_second: float
 
@@ -159,6 +164,11 @@ def profile(task: Task, remat: Remat, precision: Precision, chip: Chip) -> Profi
     )
 
 
+def profiler(task: Task, chip: Chip) -> Profiles:
+    """`profile` of this task and chip as a function of (remat, precision), each made once."""
+    return lru_cache(lambda remat, precision: profile(task, remat, precision, chip))
+
+
 def compute_seconds(work: Work, chip: Chip) -> float:
     """Roofline of a chip: a product takes its FLOPs or its bytes, whichever is slower; all else its
     bytes; every kernel its start."""
@@ -179,34 +189,32 @@ def slowest(devices: int, jitter: float) -> float:
     return math.exp(jitter * NormalDist().inv_cdf((devices - 0.375) / (devices + 0.25)))
 
 
-def predict(
-    task: Task, choice: Choice, cluster: Cluster, profiles: Callable[..., Profile]
-) -> Prediction:
+def predict(task: Task, choice: Choice, cluster: Cluster, profiles: Profiles) -> Prediction:
     """Memory and time of one choice.
 
     Args:
-      profiles: (remat, precision) to the `profile` of this task and chip.
+      profiles: as `profiler` makes them.
     """
     chip, sizes = cluster.chip, choice.sizes
     own, plain = profiles(choice.remat, choice.precision), profiles("none", choice.precision)
     width = 4 if choice.precision == "f32" else 2
     shards = math.prod(sizes[a] for a in ROWS)
     rows = task.rows / shards / choice.accumulation
-    split = sizes["tensor"] * sizes["context"] * sizes["stage"]
     microbatches = min(_PIPELINE * sizes["stage"], int(rows)) if sizes["stage"] > 1 else 1
     step = Step(
         sizes, rows, choice.accumulation, width, choice.remat != "none", max(microbatches, 1)
     )
     sent = collectives(task.trained, task.stacks, step)
     memory = _memory(task, choice, own, rows, width)
-    compute = choice.accumulation * own.compute.at(rows) / split
+    weights = sizes["tensor"] * sizes["stage"]
+    compute = choice.accumulation * own.compute.at(rows / sizes["context"]) / weights
     bubble = compute * (sizes["stage"] - 1) / step.microbatches
     rate = chip.bandwidth * chip.bandwidth_share
     update = (2 * memory["state"] + 3 * memory["gradients"]) / rate
-    taken = {c: seconds(c, sizes, cluster) for c in sent}
-    hidden = sum(t for c, t in taken.items() if _hides(c))
-    exposed = max(hidden - OVERLAP * compute, LEAST_EXPOSED * hidden)
-    exposed += sum(t for c, t in taken.items() if not _hides(c))
+    hiding = [busy(c, sizes, cluster) for c in sent if _hides(c)]
+    longest = max(sum(b.inside for b in hiding), sum(b.across for b in hiding))
+    exposed = max(longest - OVERLAP * compute, LEAST_EXPOSED * longest)
+    exposed += sum(max(busy(c, sizes, cluster)) for c in sent if not _hides(c))
     parts = {
         "compute": compute,
         "bubble": bubble,
@@ -214,17 +222,17 @@ def predict(
         "update": update,
         "host": chip.step_seconds,
     }
-    busy = sum(parts.values())
-    parts["slowest device"] = busy * (slowest(cluster.devices, cluster.jitter) - 1)
+    parts["slowest device"] = sum(parts.values()) * (slowest(cluster.devices, cluster.jitter) - 1)
     total = sum(parts.values())
     dtype = "float32" if choice.precision == "f32" else "bfloat16"
     useful = shards * choice.accumulation * plain.flops.at(rows)
     return Prediction(
         choice=choice,
         memory=memory,
-        flops=choice.accumulation * own.flops.at(rows) / split,
+        flops=choice.accumulation * own.flops.at(rows / sizes["context"]) / weights,
         collectives=tuple(sent),
         parts=parts,
+        crossing=sum(busy(c, sizes, cluster).across for c in sent),
         mfu=useful / (total * cluster.devices * chip.peak(dtype)),
         samples_per_second=task.rows * task.samples / total,
     )
@@ -235,14 +243,19 @@ def search(
     cluster: Cluster,
     remats: Sequence[Remat] = ("none", "dots", "full"),
     precisions: Sequence[Precision] = ("bf16",),
+    profiles: Profiles | None = None,
 ) -> list[Prediction]:
-    """All choices that fit, fastest first.
+    """All choices that fit, fastest first; of those within a hundredth of the fastest, which no
+    model of this kind can tell apart, first the one that sends least between nodes.
+
+    Args:
+      profiles: those of this task and chip, where they have been made before.
 
     Raises:
       ValueError: rows do not divide over any mesh of the cluster, or nothing fits its memory; the
         sentence says what would.
     """
-    profiles = lru_cache(lambda remat, precision: profile(task, remat, precision, cluster.chip))
+    profiles = profiles or profiler(task, cluster.chip)
     ways = list(choices(task, cluster.devices, remats, precisions))
     if not ways:
         raise ValueError(
@@ -251,10 +264,11 @@ def search(
         )
     made = [predict(task, way, cluster, profiles) for way in ways]
     limit = cluster.chip.memory * cluster.chip.memory_share
-    fitting = sorted((p for p in made if p.bytes <= limit), key=lambda p: (p.step, p.bytes))
+    fitting = [p for p in made if p.bytes <= limit]
     if not fitting:
         raise ValueError(_refusal(task, cluster, made, limit, profiles))
-    return fitting
+    level = _LEVEL * min(p.step for p in fitting)
+    return sorted(fitting, key=lambda p: (max(p.step, level), p.crossing, p.step, p.bytes))
 
 
 def choices(
@@ -318,7 +332,8 @@ def _gradient_work(task: Task, remat: Remat, precision: Precision, rows: int) ->
 def _memory(task: Task, choice: Choice, own: Profile, rows: float, width: int) -> dict[str, float]:
     """Bytes on one device. The state is exact. Gradients are f32 and split as their parameters,
     twice where they are added up over micro-batches. Weights in the dtype of compute: a copy split
-    likewise, and two layers gathered. Activations follow the rows."""
+    likewise, and two layers gathered. Activations follow the rows; what `tensor` halves of them is
+    not subtracted."""
     sizes = choice.sizes
     trained = sum(_held(leaf, sizes) * 4 / leaf.dtype.itemsize for leaf in task.trained)
     layers = max((stack.depth for stack in task.stacks), default=1)
@@ -355,7 +370,7 @@ def _refusal(
     cluster: Cluster,
     made: Sequence[Prediction],
     limit: float,
-    profiles: Callable[..., Profile],
+    profiles: Profiles,
 ) -> str:
     least = min(made, key=lambda p: p.bytes)
     held = ", ".join(f"{what} {size / 2**30:.1f}" for what, size in least.memory.items())

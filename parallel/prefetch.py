@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 _END = object()
-_LOOK = 0.1
+_LOOK, _PATIENCE = 0.1, 5.0
 
 
 class GivenUp(Exception):
@@ -62,9 +62,11 @@ class Prefetcher(Generic[T]):
         return item
 
     def close(self) -> None:
-        """Ends the thread, dropping what was fetched but not taken."""
+        """Ends the thread, dropping what was fetched but not taken; one whose source does not let
+        go within five seconds is left behind."""
         self._stop.set()
-        while self._thread.is_alive():
+        until = time.perf_counter() + _PATIENCE
+        while self._thread.is_alive() and time.perf_counter() < until:
             try:
                 self._queue.get(timeout=0.05)
             except queue.Empty:

@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from parallel import exits
+
 Policy = Literal["stop", "skip", "rollback"]
 IN_FLIGHT = 2
 """Steps the device may lag behind the host; a step's limit is from those that were read by then."""
@@ -23,6 +25,8 @@ _SKIPS_IN_A_ROW = 10
 
 class BadStep(ValueError):
     """A step that ends the run, or sends it back; its update was not made."""
+
+    exit_code = exits.NON_FINITE
 
     def __init__(self, step: int, message: str) -> None:
         super().__init__(message)

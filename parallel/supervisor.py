@@ -82,8 +82,8 @@ def supervise(plan: Plan) -> int:
             failure = _Attempt(plan, slots, attempt, accelerators, signals).run()
             if failure is None:
                 return 0
-            last = attempt == plan.max_restarts or failure.code == exits.REFUSED
-            if signals.count or last:
+            hopeless = failure.code in (exits.REFUSED, exits.NON_FINITE, exits.INTERRUPTED)
+            if signals.count or hopeless or attempt == plan.max_restarts:
                 return failure.code
             slots = _next_slots(plan, slots, failure.rank)
             _say(

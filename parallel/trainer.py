@@ -36,6 +36,7 @@ from parallel.step import (
     state_from,
 )
 from parallel.stop import StopSignals
+from parallel.watchdog import note
 
 __all__ = ["CONFIG_NAME", "Run", "Trained", "TrainerConfig", "check_start", "train"]
 
@@ -98,7 +99,7 @@ def train(
     optimizer = _until_the_end(optimizer, config)
     console = Console(quiet=host_index() != 0)
     folder = run.directory / "checkpoints"
-    saved = _saved_step(run.directory, resume)
+    _check_folder(run.directory, resume)
     abstract = abstract_state(model, optimizer, rules, mesh)
 
     def begin(saved: int | None) -> tuple[TrainState, Json]:
@@ -113,6 +114,8 @@ def train(
     with ExitStack() as stack:
         stop = stack.enter_context(StopSignals())
         ledger = stack.enter_context(Ledger(run.directory if host_index() == 0 else None))
+        note("loading")
+        saved = checkpoint.newest_good(folder, console) if resume else None
         done = saved or 0
         state, record = begin(saved)
         if resume:
@@ -151,7 +154,9 @@ def train(
                 if config.on_bad_step != "rollback" or rollbacks.count(loop.saved) > _ROLLBACKS:
                     raise
                 reason, resumed_at = str(bad), bad.step + 1 + offset
+            note("loading")
             checkpoints.wait()
+            loop.saved = checkpoint.newest_good(folder, console)
             done = loop.saved or 0
             console.print(
                 f"{reason} Going back to step {done} and on from there with batch {resumed_at}.",
@@ -172,7 +177,7 @@ def train(
                 f"{config.steps}, {kept}; the same command with --resume goes on from there.",
                 soft_wrap=True,
             )
-        console.print(ledger.account.table())
+        console.print(ledger.account.report(), soft_wrap=True, highlight=False)
     return Trained(state, done, finished=done == config.steps)
 
 
@@ -189,7 +194,7 @@ def check_start(
     Raises:
       ValueError, FileNotFoundError: as `train` would.
     """
-    _saved_step(directory, resume)
+    _check_folder(directory, resume)
     check_rows(rows, mesh, config.accumulation)
     make_schedule(_until_the_end(optimizer, config))
 
@@ -199,7 +204,7 @@ def _until_the_end(optimizer: OptimizerConfig, config: TrainerConfig) -> Optimiz
     return replace(optimizer, decay_steps=config.steps) if whole else optimizer
 
 
-def _saved_step(directory: Path, resume: bool) -> int | None:
+def _check_folder(directory: Path, resume: bool) -> None:
     saved = checkpoint.latest(directory / "checkpoints")
     if resume and not (directory / CONFIG_NAME).exists():
         raise FileNotFoundError(
@@ -211,7 +216,6 @@ def _saved_step(directory: Path, resume: bool) -> int | None:
             f"{directory} holds a run already, saved at step {saved}; go on with --resume or name "
             f"another directory."
         )
-    return saved
 
 
 def _write_config(run: Run) -> None:

@@ -113,7 +113,8 @@ class Watchdog:
         self._ended.set()
         self._thread.join()
         faulthandler.cancel_dump_traceback_later()
-        if error is None or isinstance(error, SystemExit):
+        alone = self._client is None
+        if error is None or (alone and isinstance(error, SystemExit)):
             return
         what = f"{type(error).__name__}: {error}"
         code = exits.code(error, begun=_now.phase not in ("starting", "preparing"))
@@ -121,11 +122,11 @@ class Watchdog:
         if first["rank"] != self._rank:  # what this process met is an echo
             self._follow({**first, "code": exits.PEER_LOST})
         _report(self._rank, what)
-        if code == exits.REFUSED:
+        if isinstance(error, ValueError | FileNotFoundError):
             print(f"error: {error}", file=sys.stderr, flush=True)
-        else:
+        elif not isinstance(error, SystemExit):
             traceback.print_exception(error)
-        if self._client is None:
+        if alone:
             sys.exit(code)
         self._leave(code)  # the interpreter's own end would wait for the others
 

@@ -1,7 +1,12 @@
-"""`python -m tests.parallel.checkpoint_host save|restore DIR INDEX COUNT PORT AXIS=SIZE…`: one of
-several processes that save or restore a state of every kind of array, and train nothing."""
+"""`python -m tests.parallel.checkpoint_host save|restore|overrun DIR INDEX COUNT PORT AXIS=SIZE…`
+is one of several processes that save or restore arrays of every kind, and train nothing."""
 
+import os
+import resource
+import socket
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +20,7 @@ from rich.console import Console
 from models.checkpoints import own
 from parallel import checkpoint
 from parallel.mesh import MeshConfig, make_mesh
+from tests.parallel.toy import environment
 
 P = PartitionSpec
 ARRAYS: dict[str, tuple[tuple[int, ...], Any, PartitionSpec]] = {
@@ -68,6 +74,27 @@ def differing(restored: Any, mesh: Mesh, step: int) -> list[str]:
     ]
 
 
+def start(
+    action: str, directory: Path, processes: int, devices: int, *axes: str
+) -> list[subprocess.Popen[str]]:
+    """Several such processes, of that many devices each."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    flags = f"--xla_cpu_use_fusion_emitters=false --xla_force_host_platform_device_count={devices}"
+    module = [sys.executable, "-m", "tests.parallel.checkpoint_host", action, str(directory)]
+    return [
+        subprocess.Popen(
+            [*module, str(index), str(processes), str(port), *axes],
+            env=environment(XLA_FLAGS=flags),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(processes)
+    ]
+
+
 def save(directory: Path, mesh: Mesh, steps: tuple[int, ...] = (1, 2)) -> None:
     with checkpoint.CheckpointWriter(directory, {"model": "arrays"}, {}) as writer:
         for step in steps:
@@ -83,11 +110,31 @@ def restore(directory: Path, mesh: Mesh) -> None:
     print("restored", step, own.read_json(path, "position"), differing(restored, mesh, step))
 
 
+def overrun(directory: Path, mesh: Mesh) -> None:
+    """The last host may write no more after the first save, as if its disk were full."""
+    with checkpoint.CheckpointWriter(directory, {}, {}) as writer:
+        writer.save(1, state(mesh, 1), {})
+        writer.wait()
+        if jax.process_index() == jax.process_count() - 1:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+        begin = time.monotonic()
+        try:
+            writer.save(2, state(mesh, 2), {})
+            while True:
+                writer.check()
+                time.sleep(0.05)
+        except OSError as error:
+            print(f"after {time.monotonic() - begin:.1f} s: {error}", flush=True)
+            os._exit(3)
+
+
 def main(action: str, directory: str, index: str, count: str, port: str, *axes: str) -> None:
     address = f"127.0.0.1:{port}"
     jax.distributed.initialize(address, int(count), int(index), coordinator_bind_address=address)
     sizes = {name: int(size) for name, _, size in (axis.partition("=") for axis in axes)}
-    {"save": save, "restore": restore}[action](Path(directory), make_mesh(MeshConfig(**sizes)))
+    {"save": save, "restore": restore, "overrun": overrun}[action](
+        Path(directory), make_mesh(MeshConfig(**sizes))
+    )
     jax.distributed.shutdown()
 
 

@@ -95,7 +95,7 @@ def test_large_gathers_take_their_bytes_over_the_slowest_link():
     time = seconds(inside, ONE | {"data": 128, "fsdp": 8}, H100)
     assert time == pytest.approx(7 / 8 * size / (450e9 * 0.8))
     time = seconds(inside, ONE | {"fsdp": 1024}, H100)
-    assert time == pytest.approx(127 / 128 * size / (8 * 50e9 * 0.8))
+    assert time == pytest.approx(1023 / 1024 * size / (8 * 50e9 * 0.8))
     across = Collective("all-reduce", "data", size / 8, 0)
     time = seconds(across, ONE | {"data": 128, "fsdp": 8}, H100)
     assert time == pytest.approx(2 * 127 / 128 * size / 8 / (50e9 * 0.8))

@@ -1,6 +1,7 @@
 """Saves that fail, as on a full disk: said where the run can act on it, and nothing lost."""
 
 import errno
+import re
 import resource
 import subprocess
 import sys
@@ -98,6 +99,22 @@ def overrun(directory):
             print("left", [path.name for path in digests.Path(directory).iterdir()])
         save(writer, 2)
     print("then saved", checkpoint.newest_good(directory))
+
+
+@pytest.mark.slow
+def test_a_host_whose_disk_is_full_says_so_while_the_others_wait_for_it(tmp_path):
+    others, full = host.start("overrun", tmp_path, 2, 2, "fsdp=4")
+    try:
+        said = full.communicate(timeout=240)[0]
+    finally:
+        others.kill()
+        others.communicate()
+    seconds, message = re.search(r"^after (\S+) s: (.*)$", said, re.MULTILINE).groups()
+    assert float(seconds) < 15
+    assert message.startswith(f"Step 2 could not be saved in {tmp_path}: [Errno 27] File too large")
+    assert checkpoint.newest_good(tmp_path) == 1
+    with checkpoint.CheckpointWriter(tmp_path, {}, {}):
+        assert [path.name for path in tmp_path.iterdir()] == ["1"]
 
 
 def test_a_step_saved_again_replaces_it_and_ends_what_came_later(tmp_path):

@@ -2,9 +2,6 @@
 
 import re
 import shutil
-import socket
-import subprocess
-import sys
 
 import jax
 import pytest
@@ -13,32 +10,17 @@ from models.checkpoints import own
 from parallel import checkpoint
 from parallel.mesh import MeshConfig, make_mesh
 from tests.parallel import checkpoint_host as host
-from tests.parallel.toy import environment
 
 
-def run(action, directory, processes, devices, *axes):
-    """What each of several processes of that many devices printed."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    flags = f"--xla_cpu_use_fusion_emitters=false --xla_force_host_platform_device_count={devices}"
-    module = [sys.executable, "-m", "tests.parallel.checkpoint_host", action, str(directory)]
-    children = [
-        subprocess.Popen(
-            [*module, str(index), str(processes), str(port), *axes],
-            env=environment(XLA_FLAGS=flags),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for index in range(processes)
-    ]
+def run(*arguments):
+    """What each of several processes printed."""
+    children = host.start(*arguments)
     try:
         printed = [child.communicate(timeout=240) for child in children]
     finally:
         for child in children:
             child.kill()
-    assert [child.returncode for child in children] == [0] * processes, printed
+    assert not any(child.returncode for child in children), printed
     return [out for out, _ in printed]
 
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import jax
 
-from parallel import inject, trainer
-from parallel.distributed import host_count, host_index
+from parallel import inject
+from parallel.distributed import row_share
 from parallel.job import restarts, start
+from parallel.mesh import make_mesh
 from parallel.trainer import CONFIG_NAME, Run, TrainerConfig, train
-from parallel.watchdog import Watchdog, note
+from parallel.watchdog import Watchdog
 from tests.parallel.toy import OPTIMIZER, RULES, Denoiser, Fed, batches, position
 
 CONFIG = TrainerConfig(steps=24, save_every=4, keep=2)
@@ -20,9 +21,10 @@ CONFIG = TrainerConfig(steps=24, save_every=4, keep=2)
 
 def shares(start: int, where: Any) -> Iterator[Fed]:
     """This host's rows of the toy's batches."""
+    index, count = row_share(make_mesh())
     for batch, facts in batches(start, where):
-        rows = len(batch.state) // host_count()
-        mine = slice(host_index() * rows, (host_index() + 1) * rows)
+        rows = len(batch.state) // count
+        mine = slice(index * rows, (index + 1) * rows)
         yield jax.tree.map(lambda x, m=mine: x[m], batch), facts
 
 
@@ -42,22 +44,5 @@ def main() -> None:
     print("finished" if result.finished else "stopped", "at", result.step, flush=True)
 
 
-def _with_hooks(make):
-    def made(*arguments):
-        step = make(*arguments)
-
-        def hooked(state, batch, seed):
-            done = int(state.step)
-            inject.at(done)
-            out = step(state, batch, seed)
-            note("training", done)
-            return out
-
-        return hooked
-
-    return made
-
-
 if __name__ == "__main__":
-    trainer.make_train_step = _with_hooks(trainer.make_train_step)
     main()

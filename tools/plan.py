@@ -1,0 +1,413 @@
+"""What a training run will take on machines one has not rented yet: the fastest mesh, memory, time,
+cost, and how often to save.
+
+    python -m tools.plan --preset pi05 --rows 8192 --gpus 1024 --gpu h100
+    python -m tools.plan --preset pi05 --rows 256 --gpus 8 --precisions bf16 fp8 --out plan.md
+    python -m tools.plan --preset groot --rows 4096 --cluster mine.json --dataset-frames 100000000
+    python -m tools.plan --preset pi05 --rows 8192 --gpus 1024 --scaling docs/results/scaling.svg
+
+Every choice of mesh, micro-batches and remat is predicted, and those that fit are ranked. What is
+assumed, and how far to trust it: docs/planning.md.
+"""
+
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import tyro
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from models import Layout, Pi, PiConfig, groot, pi
+from models.attention import compiling_for
+from models.groot import Groot, GrootConfig
+from models.inputs import PackedBatch, pack
+from parallel.cluster import Cluster, make_cluster, read_cluster
+from parallel.cost import Stack, seconds
+from parallel.predict import Precision, Prediction, Remat, Task, profiler, search
+from parallel.reliability import Recovery, daly, goodput, mean_time_between_failures
+from parallel.scaling import Point, curve
+from tools.presets import PI05, load_preset, row_layout
+
+_KEYS = 64
+"""Keys of a block that attention visits or skips as one."""
+_CAPABILITY = {"a100": 8.0, "b200": 10.0}
+_SIZES = (8, 32, 128, 256, 512, 1024, 2048, 4096, 8192, 10_240)
+_SLACK = 1.2
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is to be trained."""
+
+    preset: str = "pi05"
+    """As tools.train takes it, or groot."""
+    rows: int = 0
+    """Of the global batch; 8 per GPU if not given."""
+    samples: int = 0
+    """Of average length that fit into a row; the preset's if not given."""
+    cameras: int = 2
+    """Of a sample."""
+    text: int = 60
+    """Text tokens of a sample, the state's included."""
+    dataset_frames: int = 0
+    """Samples of an epoch, for its hours and cost."""
+    save_seconds: float = 5.0
+    """That a save blocks the run."""
+    restart_seconds: float = 600.0
+    """From an interruption to the next step."""
+
+
+@dataclass(frozen=True)
+class Machines:
+    """What it is to run on."""
+
+    gpus: int = 8
+    gpu: str = "h100"
+    """a100, h100, h200 or b200; another is described in a --cluster file."""
+    node_gpus: int = 8
+    nic_gbps: float = 400
+    """Of each GPU."""
+    price_per_gpu_hour: float | None = None
+    cluster: Path | None = None
+    """JSON of a `parallel.cluster.Cluster`, instead of the options above."""
+
+    def read(self) -> Cluster:
+        """The cluster described; raises ValueError or FileNotFoundError."""
+        if self.cluster is None:
+            return make_cluster(
+                self.gpu, self.gpus, self.node_gpus, self.nic_gbps, self.price_per_gpu_hour
+            )
+        found = read_cluster(self.cluster)
+        return replace(found, price=self.price_per_gpu_hour or found.price)
+
+
+def make_task(run: Run, cluster: Cluster) -> Task:
+    """The training task of a preset, whose kernels are those of the cluster's chip.
+
+    Raises:
+      ValueError, FileNotFoundError: there is no such preset.
+    """
+    config: PiConfig | GrootConfig
+    if run.preset == "groot":
+        config, optimizer, samples = GrootConfig(), PI05.optimizer, run.samples or 4
+    else:
+        preset = load_preset(run.preset)
+        config, optimizer = preset.model, preset.optimizer
+        samples = run.samples or preset.rows.samples
+    layout = _layout(config, samples, run.cameras, run.text)
+    places = int(layout.prefix_length(run.cameras, run.text))
+    rules = groot.SHARDING_RULES if isinstance(config, GrootConfig) else pi.SHARDING_RULES
+    blank = jax.eval_shape(lambda: pack([[]], layout))
+
+    def batch(rows: int) -> PackedBatch:
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype), blank)
+
+    return Task(
+        model=lambda remat, precision: _OnChip(
+            _model(config, remat, precision), _CAPABILITY.get(cluster.chip.name, 9.0)
+        ),
+        batch=batch,
+        optimizer=replace(optimizer, decay_steps=optimizer.warmup_steps + 1),
+        rules=rules,
+        stacks=_stacks(config, layout),
+        rows=run.rows or 8 * cluster.devices,
+        samples=min(layout.prefix / places, layout.samples),
+        trips=math.ceil(places / _KEYS) + 1,
+    )
+
+
+def plan(
+    run: Run, machines: Machines, precisions: Sequence[Precision], remats: Sequence[Remat]
+) -> tuple[Task, Cluster, list[Prediction]]:
+    """The task, the cluster, and all choices that fit, fastest first; raises as `search` does."""
+    cluster = machines.read()
+    task = make_task(run, cluster)
+    return task, cluster, search(task, cluster, remats, precisions)
+
+
+def describe(run: Run, cluster: Cluster, found: Prediction) -> dict[str, Any]:
+    """A prediction as JSON, with what it costs and how it should save."""
+    recovery = Recovery(run.save_seconds, run.restart_seconds)
+    mtbf = mean_time_between_failures(cluster.devices, cluster.failures)
+    interval = daly(recovery.save, mtbf)
+    share = goodput(interval, recovery, mtbf)
+    hours = run.dataset_frames / found.samples_per_second / share / 3600
+    choice = found.choice
+    return {
+        "mesh": dict(choice.sizes),
+        "accumulation": choice.accumulation,
+        "remat": choice.remat,
+        "precision": choice.precision,
+        "memory_bytes": found.bytes,
+        "memory": found.memory,
+        "flops": found.flops,
+        "collectives": [
+            {**c._asdict(), "seconds": seconds(c, choice.sizes, cluster)} for c in found.collectives
+        ],
+        "parts": found.parts,
+        "step_seconds": found.step,
+        "mfu": found.mfu,
+        "samples_per_second": found.samples_per_second,
+        "save_every_seconds": interval,
+        "goodput": share,
+        "epoch_hours": hours if run.dataset_frames else None,
+        "epoch_cost": (
+            hours * cluster.devices * cluster.price
+            if run.dataset_frames and cluster.price is not None
+            else None
+        ),
+    }
+
+
+_HEADINGS = (
+    "mesh", "acc.", "remat", "dtype", "GiB", "step s", "exposed", "MFU", "samples/s",
+    "TFLOP", "GB of collectives", "epoch h", "epoch cost", "save every", "goodput",
+)  # fmt: skip
+_SHOWN = 9
+"""Columns of the terminal's table."""
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """A described prediction as the table shows it."""
+    mesh = " ".join(f"{axis}={n}" for axis, n in row["mesh"].items() if n > 1) or "1"
+    by_axis: dict[str, float] = {}
+    for c in row["collectives"]:
+        by_axis[c["axis"]] = by_axis.get(c["axis"], 0) + c["bytes"]
+    hours, cost = row["epoch_hours"], row["epoch_cost"]
+    return [
+        mesh,
+        str(row["accumulation"]),
+        row["remat"],
+        row["precision"],
+        f"{row['memory_bytes'] / 2**30:.1f}",
+        f"{row['step_seconds']:.3f}",
+        f"{row['parts']['exposed communication'] / row['step_seconds']:.1%}",
+        f"{row['mfu']:.1%}",
+        f"{row['samples_per_second']:,.0f}",
+        f"{row['flops'] / 1e12:,.0f}",
+        ", ".join(f"{axis} {size / 1e9:.1f}" for axis, size in by_axis.items()) or "0",
+        "" if hours is None else f"{hours:,.2f}",
+        "" if cost is None else f"{cost:,.0f}",
+        f"{row['save_every_seconds'] / 60:.0f} min",
+        f"{row['goodput']:.1%}",
+    ]
+
+
+def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table as Markdown."""
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def main(
+    run: tyro.conf.OmitArgPrefixes[Run],
+    machines: tyro.conf.OmitArgPrefixes[Machines],
+    precisions: tuple[Precision, ...] = ("bf16",),
+    remats: tuple[Remat, ...] = ("none", "dots", "full"),
+    top: int = 10,
+    out: Path | None = None,
+    scaling: Path | None = None,
+    as_json: bool = False,
+) -> None:
+    """Rank the ways to run a training task on a cluster.
+
+    Args:
+      precisions: bf16, fp8 (delayed scaling), f32.
+      remats: what may be recomputed in backward.
+      top: rows of the table.
+      out: also write all that fit here, .json, or the table, .md or .html.
+      scaling: instead, draw throughput from 8 GPUs to 10,240 here (.svg, .png), with the table
+        beside it as Markdown; rows per GPU stay.
+      as_json: print JSON instead of a table.
+    """
+    console = Console(stderr=as_json)
+    cluster = machines.read()
+    task = make_task(run, cluster)
+    if scaling is not None:
+        profiles = profiler(task, cluster.chip)
+        recovery = Recovery(run.save_seconds, run.restart_seconds)
+        points = curve(task, cluster, _SIZES, recovery, remats, precisions, profiles)
+        draw(points, f"{run.preset} on {cluster.chip.name}", scaling)
+        text = markdown(_POINT_HEADINGS, [_point(point) for point in points])
+        scaling.with_suffix(".md").write_text(text)
+        console.print(text, highlight=False)
+        return
+    found = search(task, cluster, remats, precisions)
+    rows = [describe(run, cluster, one) for one in found]
+    if out is not None:
+        _write(out, rows, top)
+    if as_json:
+        print(json.dumps(rows[:top]))
+        return
+    title = (
+        f"{run.preset}: {task.rows:,} rows of {task.samples:.1f} samples on {cluster.devices:,} "
+        f"{cluster.chip.name}; {len(found):,} choices fit"
+    )
+    table = Table(title=title, box=SIMPLE, padding=(0, 1, 0, 0))
+    for number, heading in enumerate(_HEADINGS[:_SHOWN]):
+        table.add_column(heading, no_wrap=True, justify="right" if number > 3 else "left")
+    for row in rows[:top]:
+        table.add_row(*cells(row)[:_SHOWN])
+    console.print(table)
+    _explain(rows[0], console)
+
+
+def draw(points: Sequence[Point], title: str, path: Path) -> None:
+    """Throughput over devices, ideal, predicted and with interruptions; and both efficiencies."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    devices = [p.devices for p in points]
+    rate = [p.best.samples_per_second for p in points]
+    ideal = [rate[0] / devices[0] * n for n in devices]
+    left.loglog(devices, ideal, ":", color="grey", label="linear")
+    left.loglog(devices, rate, "o-", label="steps")
+    left.loglog(
+        devices, [r * p.simulated for r, p in zip(rate, points, strict=True)], "s-",
+        label="steps kept, interruptions simulated",
+    )  # fmt: skip
+    left.set(xlabel="GPUs", ylabel="samples per second", title=title)
+    right.semilogx(devices, [p.efficiency for p in points], "o-", label="step efficiency")
+    right.semilogx(devices, [p.simulated for p in points], "^-", label="goodput")
+    right.fill_between(
+        devices, [p.low for p in points], [p.high for p in points], alpha=0.2, color="C1"
+    )
+    both = [p.efficiency * p.simulated for p in points]
+    right.semilogx(devices, both, "s-", label="both")
+    right.set(xlabel="GPUs", ylabel=f"share of {devices[0]} GPUs' rate", ylim=(0.5, 1.02))
+    for axes in (left, right):
+        axes.set_xticks(devices[::2], [f"{n:,}" for n in devices[::2]])
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+        axes.legend(frameon=False)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+_POINT_HEADINGS = (
+    "GPUs", "mesh", "step s", "MFU", "samples/s", "step efficiency", "save every",
+    "goodput (Daly)", "goodput simulated (5–95 %)", "interruptions in 30 days", "samples/s kept",
+)  # fmt: skip
+
+
+def _point(point: Point) -> list[str]:
+    best = point.best
+    mesh = " ".join(f"{axis}={n}" for axis, n in best.choice.sizes.items() if n > 1)
+    return [
+        f"{point.devices:,}",
+        f"{mesh}, {best.choice.remat}, {best.choice.precision}",
+        f"{best.step:.3f}",
+        f"{best.mfu:.1%}",
+        f"{best.samples_per_second:,.0f}",
+        f"{point.efficiency:.1%}",
+        f"{point.interval / 60:.0f} min",
+        f"{point.goodput:.2%}",
+        f"{point.simulated:.2%} ({point.low:.2%}–{point.high:.2%})",
+        f"{point.failures:.1f}",
+        f"{best.samples_per_second * point.simulated:,.0f}",
+    ]
+
+
+@dataclass(frozen=True)
+class _OnChip:
+    """A model whose attention kernels are chosen for an NVIDIA GPU that is not here."""
+
+    model: Any
+    capability: float
+
+    def init(self, key: Any) -> Any:
+        return self.model.init(key)
+
+    def loss(self, params: Any, batch: PackedBatch, key: Any) -> Any:
+        with compiling_for("gpu", self.capability):
+            return self.model.loss(params, batch, key)
+
+
+def _model(config: PiConfig | GrootConfig, remat: Remat, precision: Precision) -> Any:
+    dtype = "float32" if precision == "f32" else "bfloat16"
+    fp8 = "delayed" if precision == "fp8" else "none"
+    compute = replace(config.compute, dtype=dtype, fp8=fp8)  # type: ignore[arg-type]
+    head = ("adapter", "dit") if isinstance(config, GrootConfig) else ("expert",)
+    names = ("vision", "language", *head)
+    stacks: Any = {name: replace(getattr(config, name), remat=remat) for name in names}
+    made = replace(config, compute=compute, **stacks)
+    return Groot(made) if isinstance(made, GrootConfig) else Pi(made)
+
+
+def _layout(config: PiConfig | GrootConfig, samples: int, cameras: int, text: int) -> Layout:
+    """Rows for samples that all have so many images and text tokens."""
+    if isinstance(config, PiConfig):
+        return row_layout(config, samples, np.array([cameras]), np.array([text]))
+    one = cameras * config.tokens_per_image + text
+    slots = samples + max(1, samples // 4)
+    prefix = max(one, round(samples * one * _SLACK))
+    return config.layout(prefix=prefix, samples=slots, images=slots * cameras, text=slots * text)
+
+
+def _stacks(config: PiConfig | GrootConfig, layout: Layout) -> tuple[Stack, ...]:
+    pictures = layout.images * layout.tokens_per_image
+    vision = Stack(config.vision.depth, config.vision.width, pictures, 0)
+    keys = 2 * config.language.kv_heads * config.language.head_dim
+    language = Stack(config.language.depth, config.language.width, layout.prefix, keys)
+    chunks = layout.samples * config.chunks
+    if isinstance(config, PiConfig):
+        expert = config.expert
+        return vision, language, Stack(expert.depth, expert.width, chunks * config.horizon, 0)
+    adapter, dit = config.adapter, config.dit
+    acting = chunks * (1 + config.future_tokens + config.horizon)
+    return (
+        vision,
+        language,
+        Stack(adapter.depth, adapter.width, layout.prefix, 2 * adapter.width),
+        Stack(dit.depth, dit.width, acting, 0),
+    )
+
+
+def _explain(best: dict[str, Any], console: Console) -> None:
+    """What the table has no room for, of its first row."""
+    step = best["step_seconds"]
+    spent = ", ".join(f"{what} {s / step:.1%}" for what, s in best["parts"].items() if s)
+    held = ", ".join(f"{what} {size / 2**30:.1f}" for what, size in best["memory"].items())
+    lines = [f"Of the first: {best['flops'] / 1e12:,.0f} TFLOP a GPU; its step is {spent}.",
+             f"It holds in GiB: {held}."]  # fmt: skip
+    lines += [
+        f"{c['kind']} along {c['axis']}: {c['bytes'] / 1e9:.2f} GB, {c['seconds'] * 1e3:.1f} ms."
+        for c in best["collectives"]
+    ]
+    if best["epoch_hours"] is not None:
+        cost = "" if best["epoch_cost"] is None else f", costs {best['epoch_cost']:,.0f}"
+        lines.append(f"An epoch takes {best['epoch_hours']:,.2f} h{cost}.")
+    minutes = best["save_every_seconds"] / 60
+    lines.append(f"Save every {minutes:.0f} min; goodput {best['goodput']:.1%}.")
+    console.print("\n".join(lines), highlight=False)
+
+
+def _write(path: Path, rows: Sequence[dict[str, Any]], top: int) -> None:
+    shown = [cells(row) for row in rows[:top]]
+    if path.suffix == ".json":
+        path.write_text(json.dumps(rows, indent=1))
+    elif path.suffix == ".md":
+        path.write_text(markdown(_HEADINGS, shown))
+    elif path.suffix == ".html":
+        lines = [
+            "".join(f"<{tag}>{cell}</{tag}>" for cell in line)
+            for tag, line in (("th", _HEADINGS), *(("td", line) for line in shown))
+        ]
+        path.write_text(f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>\n")
+    else:
+        raise ValueError(f"--out is {path}; its name must end in .json, .md or .html.")
+
+
+if __name__ == "__main__":
+    try:
+        tyro.cli(main, prog="python -m tools.plan", description=__doc__)
+    except (ValueError, FileNotFoundError) as error:
+        sys.exit(f"error: {error}")
