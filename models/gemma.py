@@ -137,7 +137,8 @@ class Prefix(nnx.Module):
             pipeline=self.compute.pipeline,
         )
         if axis_size("stage") > 1:
-            return Cache(*scan(weights)[1], segment)
+            k, v = scan(weights)[1]
+            return Cache(k, v, segment)
         x, (k, v) = scan(jax.tree.map(lambda w: w[:-1], weights))
         last = nnx.merge(graph, jax.tree.map(lambda w: w[-1], weights))
         last_k, last_v = last.attention.keys_values(last.norm1(x), position)

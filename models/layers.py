@@ -211,8 +211,8 @@ def scan_layers(
     A few layers are unrolled, which spares a fifth of a small model's step (no copies of what
     backward needs); many are not, for the sake of compile time.
     """
-    staged = pipeline is not None and axis_size("stage") > 1
-    if staged and remat == "none" and pipeline.repeats > 1:
+    pipeline = pipeline if axis_size("stage") > 1 else None
+    if pipeline is not None and remat == "none" and pipeline.repeats > 1:
         remat = "dots"
 
     def scan(layer: Any, x: Carry, stacked: Any, cached: Any, rows: Any) -> tuple[Carry, Any]:
@@ -225,7 +225,7 @@ def scan_layers(
         unroll = remat == "none" and len(jax.tree.leaves(stacked)[0]) <= _UNROLLED
         return jax.lax.scan(step, x, (stacked, cached), unroll=unroll)
 
-    if staged:
+    if pipeline is not None:
         return circulate(scan, layer, x, stacked, cached, rows, pipeline)
     return scan(layer, x, stacked, cached, rows)
 
