@@ -75,6 +75,10 @@ def formula(model, rules, gpus: int) -> dict[tuple[str, ...], float]:
     )
     weights = sum(jax.tree.leaves(cut)) - table
     whole = sum(x.size for x in jax.tree.leaves(shapes)) - table - weights
+    if isinstance(model, Pi):  # of the last language layer only keys and values are computed
+        last = shapes["language"]["layers"]
+        unread = [last["attention"]["q"], last["attention"]["out"], *last["mlp"].values()]
+        weights -= sum(x["kernel"].size for x in unread) // model.config.language.depth
     vectors = NODE * ROWS * SAMPLES * PROMPT * model.config.language.width
     inside, across = (NODE - 1) / NODE, 2 * (gpus - NODE) / gpus
     both = ("data", "fsdp") if gpus > NODE else ("fsdp",)
@@ -174,3 +178,10 @@ def test_every_size_compiles_and_keeps_to_its_budget(make, gpus):
     else:
         assert report.memory.peak < 0.5 * GPU_BYTES
         check_wire(report, *make())
+    memory, wire = (
+        report.memory,
+        ", ".join(f"{'+'.join(k)} {v / 1e9:.2f}" for k, v in sent(report).items()),
+    )
+    print(
+        f"| {make.__name__} | {gpus} | {report.seconds:.0f} s | {memory.peak / 1e9:.1f} | {wire} |"
+    )
