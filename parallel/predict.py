@@ -125,8 +125,8 @@ class Prediction:
     """What a choice would cost; bytes and FLOPs are one device's, in one step.
 
     `memory`: bytes by what they hold. `parts`: seconds by what they are spent on, whose sum is
-    `step`. `crossing`: seconds that its NIC is busy. `mfu`: the model's own FLOPs (nothing recomputed) over what all chips could do in bf16
-    (f32 where the choice computes in it).
+    `step`. `crossing`: seconds that its NIC is busy. `mfu`: the model's own FLOPs (nothing
+    recomputed) over what all chips could do in bf16 (f32 where the choice computes in it).
     """
 
     choice: Choice
