@@ -1,18 +1,22 @@
 # Two commands: `make demo` (record, train, evaluate, report) and `make test` (lint, types, tests).
 # `make fuzz` reads thousands of damaged datasets: an error or the right data, never a wrong frame.
+# `make drill` kills runs at random moments until they have all come through.
 # `make test-h100` compiles for an H100 without one (0.6 GB of NVIDIA's compiler, no driver, no GPU).
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test fuzz test-h100 lint install
+.PHONY: demo test fuzz drill test-h100 lint install
 demo: install
 	$(BIN)/python -m tools.demo
 
 test: install lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 fuzz: install
 	$(BIN)/python -m pytest -m fuzz tests/data/test_fuzz.py
+
+drill: install
+	$(BIN)/python -m pytest -m drill
 
 test-h100: install
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,deviceless]'

@@ -2,24 +2,29 @@
 
 Implementations are rows of one table. Each says which shapes and backends it can serve, returns the
 log-sum-exp that `merge` joins parts by, and differentiates it; `explain` tells which one "auto"
-takes and why not the others.
+takes and why not the others. On a mesh each device runs it on its own rows and heads, and where
+places are split too, `models.ring` joins them.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from models.blocked import blocked
-from models.flash import flash, head_problem
+from models.blocked import blocked, blocked_gradients
+from models.flash import flash, flash_gradients, head_problem
 from models.partial import MASKED, Partial, merge
+from models.ring import Kernel, is_split, spread
+from models.sharding import axis_size
 
 __all__ = [
-    "MASKED", "Implementation", "Partial", "Target", "attend", "compiling_for", "explain", "merge",
+    "MASKED", "Implementation", "Partial", "Target", "attend", "attend_locally", "compiling_for",
+    "explain", "merge",
 ]  # fmt: skip
 
 Implementation = Literal["auto", "pallas", "dense", "blocked"]
@@ -47,6 +52,7 @@ def attend(
     kv_position: Int[Array, "b k"] | None = None,
     causal: bool = False,
     implementation: Implementation = "auto",
+    split_queries: bool = True,
 ) -> Partial:
     """Segment-masked scaled dot-product attention with grouped key-value heads (n a multiple of g).
 
@@ -54,9 +60,12 @@ def attend(
     `causal` a key is also hidden where its position is past the query's. "auto" takes the first row
     of `explain` without an objection; a row that is named runs, or says why it cannot.
 
+    Under a mesh, rows are split over `ROWS`, heads over "tensor" and keys over "context"; so are
+    queries, unless `split_queries` is false: then all devices along that axis have them all.
+
     Raises:
       ValueError: unknown implementation or one that cannot serve these inputs, heads that do not
-        divide, or `causal` without positions.
+        divide, `causal` without positions, or heads or places that the mesh does not divide.
     """
     if q.shape[2] % k.shape[2]:
         raise ValueError(f"{q.shape[2]} query heads cannot share {k.shape[2]} key-value heads.")
@@ -64,8 +73,31 @@ def attend(
         raise ValueError("causal attention needs q_position and kv_position.")
     if not causal:
         q_position = kv_position = None
-    run = _TABLE[_choose(implementation, _case(q, k))].run
-    return run(q, k, v, q_segment, kv_segment, q_position, kv_position)
+    case = _case(q, k)
+    if not is_split():
+        kernel = _TABLE[_choose(implementation, case)].kernel
+        return kernel.run(q, k, v, q_segment, kv_segment, q_position, kv_position)
+    context = axis_size("context")
+    queries = case.queries // context if split_queries else case.queries
+    local = case._replace(queries=queries, keys=case.keys // context)
+    kernel = _TABLE[_choose(implementation, local)].kernel
+    arrays = (q, k, v, q_segment, kv_segment, q_position, kv_position)
+    return spread(kernel, arrays, split_queries)
+
+
+def attend_locally(
+    q: Float[Array, "b q n d"],
+    k: Float[Array, "b k g d"],
+    v: Float[Array, "b k g d"],
+    q_segment: Int[Array, "b q"],
+    kv_segment: Int[Array, "b k"],
+    *,
+    q_position: Int[Array, "b q"] | None = None,
+    kv_position: Int[Array, "b k"] | None = None,
+) -> Partial:
+    """As `attend`, by plain products of all pairs, which the compiler cuts as their inputs are:
+    for the few places of a chunk, which no mesh axis splits. Causal where positions are given."""
+    return _dense(q, k, v, q_segment, kv_segment, q_position, kv_position)
 
 
 def explain(q: Any, k: Any) -> list[tuple[str, str | None]]:
@@ -102,7 +134,7 @@ class _Case(NamedTuple):
 class _Row(NamedTuple):
     """An implementation, why it cannot serve a case, and why another is faster there."""
 
-    run: Callable[..., Partial]
+    kernel: Kernel
     cannot: Callable[[_Case], str | None] = lambda case: None
     slower: Callable[[_Case], str | None] = lambda case: None
 
@@ -172,10 +204,7 @@ def _visible(
 
 def _dense(q, k, v, q_segment, kv_segment, q_position=None, kv_position=None) -> Partial:
     """All query-key pairs at once, differentiated by JAX: what the others are tested against."""
-    visible = _visible(q_segment, kv_segment, q_position, kv_position)
-    grouped = q.reshape(*q.shape[:2], k.shape[2], -1, q.shape[3])
-    scores = jnp.einsum("bqghd,bkgd->bghqk", grouped, k, preferred_element_type=jnp.float32)
-    logits = jnp.where(visible, scores * q.shape[3] ** -0.5, MASKED)
+    logits = _logits(q, k, q_segment, kv_segment, q_position, kv_position)
     top = jax.lax.stop_gradient(jnp.maximum(logits.max(-1), MASKED / 2))
     weights = jnp.exp(logits - top[..., None])
     total = weights.sum(-1)
@@ -188,10 +217,39 @@ def _dense(q, k, v, q_segment, kv_segment, q_position=None, kv_position=None) ->
     return Partial(out, jnp.moveaxis(lse, 3, 1).reshape(q.shape[:3]))
 
 
+def _dense_gradients(
+    q, k, v, q_segment, kv_segment, q_position, kv_position, d_out, lse, shift
+) -> tuple[Array, Array, Array]:
+    """Those of `_dense` where the keys are some of many, see `Kernel`."""
+    product = partial(jnp.einsum, preferred_element_type=jnp.float32)
+    q_heads, d_heads = _grouped(q, k), _grouped(d_out, k)
+    lse, shift = (jnp.moveaxis(_grouped(x, k), 1, -1)[..., None] for x in (lse, shift))
+    logits = _logits(q, k, q_segment, kv_segment, q_position, kv_position)
+    weights = jnp.exp(logits - lse)
+    d_weights = product("bqghd,bkgd->bghqk", d_heads, v)
+    d_logits = (weights * (d_weights - shift) * q.shape[3] ** -0.5).astype(q.dtype)
+    d_q = product("bghqk,bkgd->bqghd", d_logits, k).reshape(q.shape)
+    d_k = product("bghqk,bqghd->bkgd", d_logits, q_heads)
+    d_v = product("bghqk,bqghd->bkgd", weights.astype(v.dtype), d_heads)
+    return d_q.astype(q.dtype), d_k.astype(k.dtype), d_v.astype(v.dtype)
+
+
+def _logits(q, k, q_segment, kv_segment, q_position, kv_position) -> Float[Array, "b g h q k"]:
+    """Scaled, `MASKED` where the key is hidden."""
+    visible = _visible(q_segment, kv_segment, q_position, kv_position)
+    scores = jnp.einsum("bqghd,bkgd->bghqk", _grouped(q, k), k, preferred_element_type=jnp.float32)
+    return jnp.where(visible, scores * q.shape[3] ** -0.5, MASKED)
+
+
+def _grouped(x: Array, k: Array) -> Float[Array, "b q g h *d"]:
+    """Queries beside the others that share their key-value head."""
+    return x.reshape(*x.shape[:2], k.shape[2], -1, *x.shape[3:])
+
+
 _TABLE = {
-    "pallas": _Row(flash, cannot=_pallas_cannot, slower=_pallas_is_slower),
-    "dense": _Row(_dense, slower=_dense_is_slower),
-    "blocked": _Row(blocked),
+    "pallas": _Row(Kernel(flash, flash_gradients), _pallas_cannot, _pallas_is_slower),
+    "dense": _Row(Kernel(_dense, _dense_gradients), slower=_dense_is_slower),
+    "blocked": _Row(Kernel(blocked, blocked_gradients)),
 }
 """In the order of preference; the last serves everything."""
 

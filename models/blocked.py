@@ -169,7 +169,7 @@ def _forward(q, k, v, q_segment, kv_segment, q_position, kv_position) -> Partial
 
 
 @by_row
-def _backward(q, k, v, q_segment, kv_segment, q_position, kv_position, d_out, lse, shift):
+def blocked_gradients(q, k, v, q_segment, kv_segment, q_position, kv_position, d_out, lse, shift):
     arrays = (q, d_out, lse, shift)
     queries, keys = _sides(arrays, k, v, q_segment, kv_segment, q_position, kv_position)
     scale = q.shape[-1] ** -0.5
@@ -205,4 +205,4 @@ def _add_at(x: Array, index: Array, term: Array) -> Array:
     return jax.lax.dynamic_update_index_in_dim(x, _at(x, index) + term, index, 0)
 
 
-_blocked = differentiable(_forward, _backward)
+_blocked = differentiable(_forward, blocked_gradients)

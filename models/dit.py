@@ -19,7 +19,9 @@ from jaxtyping import Array, Float, Int
 
 from models.attention import attend
 from models.gemma import Cache
-from models.layers import Compute, Dense, Lora, Remat, scan_layers, stack_layers
+from models.layers import Compute, Dense, Lora, Remat, feed_forward, scan_layers, stack_layers
+from models.pipeline import apart
+from models.sharding import axis_size
 
 LOG_10000 = np.log(np.float32(10_000))
 _TIME_WIDTH = 256
@@ -57,7 +59,7 @@ class Adapter(nnx.Module):
     ) -> Float[Array, "r p w"]:
         graph, weights = nnx.split(self.blocks)
 
-        def layer(x: Array, weights: Any) -> tuple[Array, None]:
+        def layer(x: Array, weights: Any, segment: Array) -> tuple[Array, None]:
             block = nnx.merge(graph, weights)
             y = block.norm1(x)
             seen = attend(
@@ -70,7 +72,10 @@ class Adapter(nnx.Module):
             )
             return block.mlp(x + block.out(seen.out)), None
 
-        return scan_layers(layer, self.norm(x), weights, self.remat)[0]
+        pipeline = self.compute.pipeline
+        return scan_layers(
+            layer, self.norm(x), weights, self.remat, rows=(segment,), pipeline=pipeline
+        )[0]
 
 
 class DiT(nnx.Module):
@@ -106,7 +111,7 @@ class DiT(nnx.Module):
             block = nnx.merge(graph, weights)
             return x, (block.k(x), block.v(x))
 
-        k, v = scan_layers(layer, x, weights)[1]
+        k, v = apart(lambda x, weights: scan_layers(layer, x, weights)[1], x, weights)
         return Cache(k, v, segment)
 
     def __call__(
@@ -116,7 +121,8 @@ class DiT(nnx.Module):
         cache: Cache,
         read: int,
     ) -> Float[Array, "r k c h o"]:
-        """The last `read` tokens of each chunk; of the last layer only these are computed."""
+        """The last `read` tokens of each chunk; of the last layer only these are computed, but the
+        last of several stages computes all, in the time that the others take for theirs."""
         half = _TIME_WIDTH // 2
         time = sinusoid(bucket, LOG_10000 * np.arange(half, dtype=np.float32) / (half - 1))
         time = jnp.roll(time, half, axis=-1).astype(jnp.dtype(self.compute.dtype))
@@ -124,19 +130,23 @@ class DiT(nnx.Module):
         r, samples, chunks, tokens, _ = x.shape
         segment = jnp.repeat(jnp.arange(1, samples + 1), chunks * tokens)
         segment = jnp.broadcast_to(segment, (r, segment.size))
-        own = jnp.ones((r * samples * chunks, tokens), jnp.int32)
         (cross_graph, cross_weights), (self_graph, self_weights) = (
             nnx.split(blocks) for blocks in (self.cross_blocks, self.self_blocks)
         )
 
-        def pair(x: Array, xs: tuple[Any, Any, Array, Array], read: int) -> tuple[Array, None]:
-            cross, among = nnx.merge(cross_graph, xs[0]), nnx.merge(self_graph, xs[1])
+        def pair(
+            x: Array, weights: Any, k: Array, v: Array, *rows: Array, read: int = tokens
+        ) -> tuple[Array, None]:
+            cross, among = nnx.merge(cross_graph, weights[0]), nnx.merge(self_graph, weights[1])
+            time, segment, cached_segment = rows
+            own = jnp.ones((x[..., 0, 0].size, tokens), jnp.int32)
             q = cross.q(cross.modulated(x, time))
             seen = attend(
-                q.reshape(r, -1, *q.shape[4:]),
-                *xs[2:],
+                q.reshape(len(x), -1, *q.shape[4:]),
+                k,
+                v,
                 segment,
-                cache.segment,
+                cached_segment,
                 implementation=self.compute.attention,
             )
             x = cross.mlp(x + cross.out(seen.out.reshape(q.shape)))
@@ -148,10 +158,18 @@ class DiT(nnx.Module):
             out = among.out(seen.out.reshape(*x.shape[:-1], *seen.out.shape[2:]))
             return among.mlp(x + out), None
 
-        stacked = (cross_weights, self_weights, cache.k, cache.v)
-        before = jax.tree.map(lambda w: w[:-1], stacked)
-        x, _ = scan_layers(partial(pair, read=tokens), x, before, self.remat)
-        x, _ = pair(x, jax.tree.map(lambda w: w[-1], stacked), read)
+        rows, stacked = (time, segment, cache.segment), (cross_weights, self_weights)
+        cached, pipeline = (cache.k, cache.v), self.compute.pipeline
+        if axis_size("stage") > 1:
+            x, _ = scan_layers(pair, x, stacked, self.remat, rows, cached, pipeline)
+            x = x[..., -read:, :]
+        else:
+            before, last = (
+                jax.tree.map(lambda z, at=at: z[at], (stacked, *cached))
+                for at in (slice(None, -1), -1)
+            )
+            x, _ = scan_layers(pair, x, before[0], self.remat, rows, before[1:])
+            x, _ = pair(x, *last, *rows, read=read)
         shift, scale = jnp.split(self.modulation(time), 2, axis=-1)
         return self.out(self.norm(x) * (1 + scale) + shift)
 
@@ -168,6 +186,7 @@ class Block(nnx.Module):
         compute: Compute,
         rngs: nnx.Rngs,
     ):
+        self.chunk = compute.chunk
         width, heads = config.width, (config.heads, config.head_dim)
         dense = partial(Dense, bias=True, compute=compute, rngs=rngs, lora=config.lora)
         self.norm1 = _norm(width, compute, rngs, affine=not modulated)
@@ -188,7 +207,7 @@ class Block(nnx.Module):
 
     def mlp(self, x: Float[Array, "*b w"]) -> Float[Array, "*b w"]:
         """The second half of the block, residual included."""
-        return x + self.down(jax.nn.gelu(self.up(self.norm2(x)), approximate=True))
+        return x + feed_forward(self.up, self.down, self.norm2(x), self.chunk)
 
 
 def sinusoid(value: Int[Array, "*b"], decay: Float[np.ndarray, "i"]) -> Float[Array, "*b 2*i"]:

@@ -6,7 +6,7 @@ head lie beside each other in one tile, so keys are read once for all of them an
 The log-sum-exp is returned and differentiated, which jax.experimental.pallas.ops.gpu refuses.
 """
 
-import functools
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -38,11 +38,23 @@ def flash(
     """As `attend`, which says what the arguments are; causal where positions are given.
     `interpret` runs the kernels step by step on any backend."""
     dim = q.shape[3]
-    spare = max(16, pl.next_power_of_2(dim)) - dim
-    q, k, v = (jnp.pad(x, [(0, 0)] * 3 + [(0, spare)]) for x in (q, k, v))
     run = _kernels(dim**-0.5, interpret)
-    out, lse = run(q, k, v, q_segment, kv_segment, q_position, kv_position)
+    out, lse = run(*map(_wide, (q, k, v)), q_segment, kv_segment, q_position, kv_position)
     return Partial(out[..., :dim], lse)
+
+
+def flash_gradients(
+    q, k, v, q_segment, kv_segment, q_position, kv_position, d_out, lse, shift,
+    *, interpret: bool = False,
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    """Gradients of q, k and v, as `partial.differentiable` asks for them."""
+    dim = q.shape[3]
+    q, k, v, d_out = map(_wide, (q, k, v, d_out))
+    masks = (q_segment, kv_segment, q_position, kv_position)
+    d_q, d_k, d_v = by_row(partial(_backward, dim**-0.5, interpret))(
+        q, k, v, *masks, d_out, lse, shift
+    )
+    return d_q[..., :dim], d_k[..., :dim], d_v[..., :dim]
 
 
 def head_problem(head_dim: int, dtype: jnp.dtype) -> str | None:
@@ -54,11 +66,17 @@ def head_problem(head_dim: int, dtype: jnp.dtype) -> str | None:
     return None
 
 
-@functools.cache
+def _wide(x: Float[Array, "b t n d"]) -> Float[Array, "b t n e"]:
+    """Heads padded to the next size that a tile can have."""
+    spare = max(16, pl.next_power_of_2(x.shape[3])) - x.shape[3]
+    return jnp.pad(x, [(0, 0)] * 3 + [(0, spare)])
+
+
+@cache
 def _kernels(scale: float, interpret: bool) -> Any:
     return differentiable(
-        by_row(functools.partial(_forward, scale, interpret)),
-        by_row(functools.partial(_backward, scale, interpret)),
+        by_row(partial(_forward, scale, interpret)),
+        by_row(partial(_backward, scale, interpret)),
     )
 
 
@@ -114,7 +132,7 @@ class _Tiles:
             for x in places
         ]
         return pl.pallas_call(
-            functools.partial(kernel, self),
+            partial(kernel, self),
             grid=(owned, self.rows * self.groups),
             in_specs=[visit_specs, mask_specs, [spec(*x) for x in arrays]],
             out_specs=[spec(*x) for x in results],

@@ -82,8 +82,8 @@ def advance(updated: Any, params: Any, gradients: Any) -> Any:
 
 
 def is_history(path: tuple[Any, ...]) -> bool:
-    """Whether a key path of `jax.tree_util` ends in a history."""
-    return jax.tree_util.keystr(path[-1:], simple=True) == HISTORY_LEAF
+    """Whether a key path of `jax.tree_util` leads to a history."""
+    return HISTORY_LEAF in jax.tree_util.keystr(path, simple=True, separator="/").split("/")
 
 
 @jax.tree_util.register_dataclass
@@ -149,7 +149,7 @@ def _tensor_backward(saved: Any, g: Float[Array, "m n"]) -> tuple[Array, Array, 
     scale_g = _scale(amax_g if history is None else history[2].max(), _BACKWARD)
     qg, qk = _quantise(g, scale_g, _BACKWARD), _quantise(kernel, scale_k, _FORWARD)
     dx = _product(qg, qk, (1, 1), scale_g * scale_k, g.dtype)
-    dk = _product(qx, qg, (0, 0), scale_x * scale_g, kernel.dtype)
+    dk = _product(qx, qg, (0, 0), scale_x * scale_g, g.dtype).astype(kernel.dtype)
     if history is None:
         return dx, dk, None
     return dx, dk, jnp.zeros_like(history).at[:, 0].set(jnp.stack([*amax, amax_g]))
@@ -174,10 +174,8 @@ def _block_backward(saved: Any, g: Float[Array, "m n"]) -> tuple[Array, Array]:
     rounded = _round(kernel, (BLOCK, BLOCK), _FORWARD).astype(g.dtype)
     dx = _product(_round(g, (1, BLOCK), _BACKWARD), rounded, (1, 1), None, g.dtype)
     tokens = (BLOCK, 1)
-    dk = _product(
-        _round(x, tokens, _FORWARD), _round(g, tokens, _BACKWARD), (0, 0), None, kernel.dtype
-    )
-    return dx, dk
+    dk = _product(_round(x, tokens, _FORWARD), _round(g, tokens, _BACKWARD), (0, 0), None, g.dtype)
+    return dx, dk.astype(kernel.dtype)
 
 
 _block_dot.defvjp(_block_forward, _block_backward)

@@ -29,6 +29,7 @@ from models.layers import (
     scan_layers,
     stack_layers,
 )
+from models.sharding import axis_size
 
 
 @dataclass(frozen=True)
@@ -108,12 +109,17 @@ class Prefix(nnx.Module):
     def __call__(
         self, x: Float[Array, "r p w"], segment: Int[Array, "r p"], position: Int[Array, "r p"]
     ) -> Cache:
-        """Keys and values of every layer. The last layer's attention and FFN have no reader, so
-        none of them is computed."""
+        """Keys and values of every layer.
+
+        The last layer's attention and FFN have no reader, so none of them is computed; but the last
+        of several stages computes them in vain, in the time that the others take for a layer.
+        """
         graph, weights = nnx.split(self.layers)
         implementation = self.compute.attention
 
-        def layer(x: Array, weights: Any) -> tuple[Array, tuple[Array, Array]]:
+        def layer(
+            x: Array, weights: Any, segment: Array, position: Array
+        ) -> tuple[Array, tuple[Array, Array]]:
             block = nnx.merge(graph, weights)
             y = block.norm1(x)
             k, v = block.attention.keys_values(y, position)
@@ -122,7 +128,18 @@ class Prefix(nnx.Module):
             x = x + block.attention.out(seen.out)
             return x + block.mlp(block.norm2(x)), (k, v)
 
-        x, (k, v) = scan_layers(layer, x, jax.tree.map(lambda w: w[:-1], weights), self.remat)
+        scan = partial(
+            scan_layers,
+            layer,
+            x,
+            remat=self.remat,
+            rows=(segment, position),
+            pipeline=self.compute.pipeline,
+        )
+        if axis_size("stage") > 1:
+            k, v = scan(weights)[1]
+            return Cache(k, v, segment)
+        x, (k, v) = scan(jax.tree.map(lambda w: w[:-1], weights))
         last = nnx.merge(graph, jax.tree.map(lambda w: w[-1], weights))
         last_k, last_v = last.attention.keys_values(last.norm1(x), position)
         return Cache(
@@ -143,21 +160,22 @@ class Prefix(nnx.Module):
         t, g, d]. To continue token by token, give those as `own` with room for what is to come, and
         the place at which `x` starts; they are returned with `x` written in.
         """
-        r, samples, new, _ = x.shape
+        samples, new = x.shape[1:3]
         slot = jnp.arange(1, samples + 1)
-        segment = jnp.broadcast_to(jnp.repeat(slot, new), (r, samples * new))
         place = start + jnp.arange(new)
         length = (cache.segment[:, None] == slot[:, None]).sum(-1)
-        position = length[..., None] + place
         total = new if own is None else own[0].shape[3]
-        q_place, kv_place = (
-            jnp.broadcast_to(p, (r * samples, len(p))) for p in (place, jnp.arange(total))
-        )
         graph, weights = nnx.split(self.layers)
 
-        def layer(x: Array, xs: tuple[Any, Array, Array, Any]) -> tuple[Array, Any]:
-            weights, cached_k, cached_v, own = xs
+        def layer(
+            x: Array, weights: Any, cached_k: Array, cached_v: Array, own: Any, *rows: Array
+        ) -> tuple[Array, Any]:
             block = nnx.merge(graph, weights)
+            position, cached_segment = rows
+            segment = jnp.broadcast_to(jnp.repeat(slot, new), (len(x), samples * new))
+            q_place, kv_place = (
+                jnp.broadcast_to(p, (len(x) * samples, len(p))) for p in (place, jnp.arange(total))
+            )
             y = block.norm1(x)
             q = block.attention.queries(y, position)
             k, v = block.attention.keys_values(y, position)
@@ -167,11 +185,11 @@ class Prefix(nnx.Module):
                     for past, present in zip(own, (k, v), strict=True)
                 )
             before = attend(
-                q.reshape(r, -1, *q.shape[3:]),
+                q.reshape(len(x), -1, *q.shape[3:]),
                 cached_k,
                 cached_v,
                 segment,
-                cache.segment,
+                cached_segment,
                 implementation=self.compute.attention,
             )
             own_q, own_k, own_v = (z.reshape(-1, *z.shape[2:]) for z in (q, k, v))
@@ -190,7 +208,15 @@ class Prefix(nnx.Module):
             x = x + block.attention.out(merge(before, among).out.reshape(q.shape))
             return x + block.mlp(block.norm2(x)), (k, v)
 
-        x, own = scan_layers(layer, x, (weights, cache.k, cache.v, own), self.remat)
+        x, own = scan_layers(
+            layer,
+            x,
+            weights,
+            self.remat,
+            rows=(length[..., None] + place, cache.segment),
+            cached=(cache.k, cache.v, own),
+            pipeline=self.compute.pipeline,
+        )
         return self.norm(x), own
 
 
@@ -231,20 +257,23 @@ class Expert(nnx.Module):
         position = length[:, :, None, None] + jnp.arange(horizon)
         position = jnp.broadcast_to(position, x.shape[:-1])
         segment = jnp.broadcast_to(jnp.repeat(slot, chunks * horizon), (r, x[0, ..., 0].size))
-        own = jnp.ones((r * samples * chunks, horizon), jnp.int32)
         graph, weights = nnx.split(self.layers)
         implementation = self.compute.attention
 
-        def layer(x: Array, xs: tuple[Any, Array, Array]) -> tuple[Array, tuple[Array, Array]]:
-            weights, cached_k, cached_v = xs
+        def layer(
+            x: Array, weights: Any, cached_k: Array, cached_v: Array, *rows: Any
+        ) -> tuple[Array, tuple[Array, Array]]:
             block = nnx.merge(graph, weights)
+            condition, position, segment, cached_segment = rows
+            r = len(x)
+            own = jnp.ones((r * samples * chunks, horizon), jnp.int32)
             y, gate = _normed(block.norm1, x, condition)
             q = block.attention.queries(y, position)
             k, v = block.attention.keys_values(y, position)
             chunk_q, chunk_k, chunk_v = (z.reshape(-1, horizon, *z.shape[4:]) for z in (q, k, v))
             row_q, row_k, row_v = (z.reshape(r, -1, *z.shape[4:]) for z in (q, k, v))
             seen = attend(
-                row_q, cached_k, cached_v, segment, cache.segment, implementation=implementation
+                row_q, cached_k, cached_v, segment, cached_segment, implementation=implementation
             )
             among = attend(chunk_q, chunk_k, chunk_v, own, own, implementation="dense")
             among = jax.tree.map(lambda a, s: a.reshape(s.shape), among, seen)
@@ -252,7 +281,15 @@ class Expert(nnx.Module):
             y, gate = _normed(block.norm2, x, condition)
             return (x + gate * block.mlp(y)).astype(x.dtype), (row_k, row_v)
 
-        x, (k, v) = scan_layers(layer, x, (weights, cache.k, cache.v), self.remat)
+        x, (k, v) = scan_layers(
+            layer,
+            x,
+            weights,
+            self.remat,
+            rows=(condition, position, segment, cache.segment),
+            cached=(cache.k, cache.v),
+            pipeline=self.compute.pipeline,
+        )
         return _normed(self.norm, x, condition)[0], Cache(k, v, segment)
 
 

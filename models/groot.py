@@ -24,7 +24,9 @@ from models.functional import Functional, Params
 from models.gemma import Cache
 from models.inputs import Layout, PackedBatch
 from models.layers import Compute
+from models.pipeline import staged
 from models.qwen3 import Qwen, QwenConfig
+from models.sharding import look_up
 from models.siglip import Siglip, SiglipConfig
 
 _BUCKETS = 1000
@@ -223,7 +225,7 @@ class _Modules(nnx.Module):
     def features(self, batch: PackedBatch) -> Float[Array, "r p w"]:
         rows = batch.images.shape[0]
         images = self.vision(batch.images.reshape(-1, *batch.images.shape[2:]))
-        text = self.embedding[batch.text].astype(self.dtype)
+        text = look_up(self.embedding[...], batch.text).astype(self.dtype)
         every = jnp.concatenate([images.reshape(rows, -1, text.shape[-1]), text], axis=1)
         x = jnp.take_along_axis(every, batch.prefix_source[..., None], axis=1)
         return self.language(x, batch.prefix_segment, batch.prefix_position)
@@ -329,7 +331,7 @@ def _project(
 
 _STACK = r"^(vision/blocks|language/layers|adapter/blocks|dit/(cross|self)_blocks)/(.*/)?"
 
-SHARDING_RULES: tuple[tuple[str, PartitionSpec], ...] = (
+_RULES = (
     (r"^embedding$", PartitionSpec("fsdp")),
     (
         r"/(bias|scale|lora_a|lora_b|fp8_history)$|^vision/position$|^positions$|^future_tokens$",
@@ -345,4 +347,5 @@ SHARDING_RULES: tuple[tuple[str, PartitionSpec], ...] = (
     ),
     (r"^action_decoder/out/kernel$", PartitionSpec(None, "fsdp")),
 )
+SHARDING_RULES = staged(_RULES, r"(language/layers|adapter/blocks|dit/(cross|self)_blocks)/")
 """Where each parameter is cut; every parameter matches exactly one rule."""

@@ -6,7 +6,7 @@ stored as its distance from 1, tanh GELU, rotary halves split, base 10,000.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast
 
 import jax
@@ -17,6 +17,9 @@ from jaxtyping import Array, Float, Int
 
 from models import fp8
 from models.attention import Implementation
+from models.chunks import in_chunks
+from models.pipeline import Pipeline, circulate
+from models.sharding import axis_size, keep_rows
 
 Carry = TypeVar("Carry")
 Remat = Literal["none", "dots", "full"]
@@ -27,13 +30,17 @@ _UNROLLED = 4
 @dataclass(frozen=True)
 class Compute:
     """How a model computes: dtype of activations (parameters stay f32), attention kernel, the
-    scaling under which the blocks' projections multiply in float8, and a pattern for paths of
-    kernels that are kept in float8 (`fp8.quantize`), for serving alone."""
+    scaling under which the blocks' projections multiply in float8, a pattern for paths of kernels
+    that are kept in float8 (`fp8.quantize`), for serving alone, and how rows pass the stages of a
+    mesh that has some. Feed-forward layers take `chunk` tokens at a time on each device (0: all at
+    once), see `models.chunks`."""
 
     dtype: str = "bfloat16"
     attention: Implementation = "auto"
     fp8: Literal["none", "current", "delayed", "block"] = "none"
     quantized: str = ""
+    pipeline: Pipeline = field(default_factory=Pipeline)
+    chunk: int = 0
 
 
 @dataclass(frozen=True)
@@ -151,12 +158,31 @@ class GatedMLP(nnx.Module):
     def __init__(
         self, width: int, hidden: int, compute: Compute, rngs: nnx.Rngs, lora: Lora | None = None
     ):
+        self.chunk = compute.chunk
         self.gate = Dense(width, hidden, compute=compute, rngs=rngs, lora=lora)
         self.up = Dense(width, hidden, compute=compute, rngs=rngs, lora=lora)
         self.down = Dense(hidden, width, compute=compute, rngs=rngs, lora=lora)
 
     def __call__(self, x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
-        return self.down(jax.nn.gelu(self.gate(x), approximate=True) * self.up(x))
+        def tokens(gate: Dense, up: Dense, down: Dense, x: Array) -> Array:
+            return down(self.activation(gate(x)) * up(x))
+
+        return in_chunks(tokens, (self.gate, self.up, self.down), x, self.chunk)
+
+    @staticmethod
+    def activation(x: Float[Array, "*b h"]) -> Float[Array, "*b h"]:
+        return jax.nn.gelu(x, approximate=True)
+
+
+def feed_forward(
+    up: Dense, down: Dense, x: Float[Array, "*b d"], chunk: int
+) -> Float[Array, "*b d"]:
+    """gelu(x·up), projected down, `chunk` tokens at a time (`models.chunks`)."""
+
+    def tokens(up: Dense, down: Dense, x: Array) -> Array:
+        return down(jax.nn.gelu(up(x), approximate=True))
+
+    return in_chunks(tokens, (up, down), x, chunk)
 
 
 def stack_layers(make: Callable[[nnx.Rngs], Module], depth: int, rngs: nnx.Rngs) -> Module:
@@ -165,21 +191,43 @@ def stack_layers(make: Callable[[nnx.Rngs], Module], depth: int, rngs: nnx.Rngs)
 
 
 def scan_layers(
-    layer: Callable[[Carry, Any], tuple[Carry, Any]],
+    layer: Callable[..., tuple[Carry, Any]],
     x: Carry,
     stacked: Any,
     remat: Remat = "none",
-) -> Any:
-    """`jax.lax.scan` over stacked layers, keeping for backward everything ("none"), the results of
-    matrix products with weights ("dots") or each layer's input alone ("full").
+    rows: tuple[Any, ...] = (),
+    cached: tuple[Any, ...] = (),
+    pipeline: Pipeline | None = None,
+) -> tuple[Carry, Any]:
+    """`x, left = layer(x, weights, *cached, *rows)` from layer to layer; returns the last x and
+    what all layers left, stacked.
+
+    For backward everything is kept ("none"), the results of matrix products with weights ("dots")
+    or each layer's input alone ("full"). `stacked` [L, ...] are weights, `rows` [R, ...] what every
+    layer reads of its rows, `cached` [L, R, ...] what each layer reads of its own; a layer takes
+    nothing else that has rows. So on a mesh with stages the layers run as a `pipeline` (None: on
+    all stages alike), whose repeats take "none" for "dots".
 
     A few layers are unrolled, which spares a fifth of a small model's step (no copies of what
     backward needs); many are not, for the sake of compile time.
     """
-    if remat != "none":
-        layer = jax.checkpoint(layer, policy=_POLICIES[remat], prevent_cse=False)
-    depth = len(jax.tree.leaves(stacked)[0])
-    return jax.lax.scan(layer, x, stacked, unroll=remat == "none" and depth <= _UNROLLED)
+    pipeline = pipeline if axis_size("stage") > 1 else None
+    if pipeline is not None and remat == "none" and pipeline.repeats > 1:
+        remat = "dots"
+
+    def scan(layer: Any, x: Carry, stacked: Any, cached: Any, rows: Any) -> tuple[Carry, Any]:
+        def step(x: Carry, xs: Any) -> tuple[Carry, Any]:
+            x, left = layer(keep_rows(x), xs[0], *xs[1], *rows)
+            return keep_rows(x), left
+
+        if remat != "none":
+            step = jax.checkpoint(step, policy=_POLICIES[remat], prevent_cse=False)
+        unroll = remat == "none" and len(jax.tree.leaves(stacked)[0]) <= _UNROLLED
+        return jax.lax.scan(step, x, (stacked, cached), unroll=unroll)
+
+    if pipeline is not None:
+        return circulate(scan, layer, x, stacked, cached, rows, pipeline)
+    return scan(layer, x, stacked, cached, rows)
 
 
 _POLICIES = {

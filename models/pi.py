@@ -21,7 +21,9 @@ from models.functional import Functional, Params
 from models.gemma import GEMMA_2B, GEMMA_300M, Cache, Expert, GemmaConfig, Prefix
 from models.inputs import ACTION_TOKENS, SUBTASK, Layout, PackedBatch
 from models.layers import Compute, sincos_embedding
+from models.pipeline import staged
 from models.processor import StateInput
+from models.sharding import look_up
 from models.siglip import Siglip, SiglipConfig
 from models.tokenizer import SMALLEST_VOCABULARY
 
@@ -284,7 +286,7 @@ class _Modules(nnx.Module):
         return cache
 
     def embedded(self, tokens: Int[Array, "*b t"]) -> Float[Array, "*b t w"]:
-        x = self.embedding[tokens] * self.config.language.width**0.5
+        x = look_up(self.embedding[...], tokens) * self.config.language.width**0.5
         return x.astype(self.dtype)
 
     def act(
@@ -321,7 +323,7 @@ class _Modules(nnx.Module):
 
 _STACK = r"^(vision/blocks|language/layers|expert/layers)/(.*/)?"
 
-SHARDING_RULES: tuple[tuple[str, PartitionSpec], ...] = (
+_RULES = (
     (r"^embedding$", PartitionSpec("fsdp")),
     (r"(^|/)(bias|scale|lora_a|lora_b|fp8_history)$|^vision/position$", PartitionSpec()),
     (_STACK + r"(q|k|v|up|gate|down|modulation)/kernel(/q)?$", PartitionSpec(None, "fsdp")),
@@ -329,6 +331,7 @@ SHARDING_RULES: tuple[tuple[str, PartitionSpec], ...] = (
     (r"^vision/(embed|film|head)/kernel$|^expert/norm/.*kernel$", PartitionSpec(None, "fsdp")),
     (r"^(action_in|action_out|time_in|time_out|state_in)/kernel$", PartitionSpec()),
 )
+SHARDING_RULES = staged(_RULES, r"(language|expert)/layers/")
 """Where each parameter is cut; every parameter matches exactly one rule."""
 
 PI0 = PiConfig(state_input="suffix", time="input")

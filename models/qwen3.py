@@ -47,7 +47,7 @@ class Qwen(nnx.Module):
     """A row's tokens to features; a place sees its own sample up to itself."""
 
     def __init__(self, config: QwenConfig, compute: Compute, rngs: nnx.Rngs):
-        self.attention, self.remat = compute.attention, config.remat
+        self.compute, self.remat = compute, config.remat
         self.layers = stack_layers(lambda r: Block(config, compute, r), config.depth, rngs)
         self.norm = _norm(config.width, compute, rngs)
 
@@ -56,7 +56,7 @@ class Qwen(nnx.Module):
     ) -> Float[Array, "r p w"]:
         graph, weights = nnx.split(self.layers)
 
-        def layer(x: Array, weights: Any) -> tuple[Array, None]:
+        def layer(x: Array, weights: Any, segment: Array, position: Array) -> tuple[Array, None]:
             block = nnx.merge(graph, weights)
             q, k, v = block.attention(block.norm1(x), position)
             seen = attend(
@@ -68,12 +68,14 @@ class Qwen(nnx.Module):
                 q_position=position,
                 kv_position=position,
                 causal=True,
-                implementation=self.attention,
+                implementation=self.compute.attention,
             )
             x = x + block.attention.out(seen.out)
             return x + block.mlp(block.norm2(x)), None
 
-        return self.norm(scan_layers(layer, x, weights, self.remat)[0])
+        rows, pipeline = (segment, position), self.compute.pipeline
+        x, _ = scan_layers(layer, x, weights, self.remat, rows, pipeline=pipeline)
+        return self.norm(x)
 
 
 class Block(nnx.Module):
@@ -107,8 +109,7 @@ class Attention(nnx.Module):
 class SwiGLU(GatedMLP):
     """silu(x·gate) ⊙ (x·up), projected down."""
 
-    def __call__(self, x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
-        return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
+    activation = staticmethod(jax.nn.silu)
 
 
 def _norm(width: int, compute: Compute, rngs: nnx.Rngs) -> nnx.RMSNorm:

@@ -10,14 +10,18 @@ from typing import Any
 
 import jax
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, get_abstract_mesh
+
+from models.sharding import ROWS
 
 
 def by_row(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` of trees of arrays [b, ...] to a tree of arrays [b, ...], run on each device's
-    rows alone."""
+    rows alone. Within a `shard_map` over the rows they are cut already."""
 
     def call(*args: Any) -> Any:
+        if set(ROWS) <= set(get_abstract_mesh().manual_axes):
+            return function(*args)
         leaves, tree = jax.tree.flatten(args)
         result = jax.tree.structure(jax.eval_shape(function, *args))
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, get_abstract_mesh
-from jaxtyping import Array
+from jaxtyping import Array, Float, Int
 
 PyTree = Any
 Rules = tuple[tuple[str, PartitionSpec], ...]
@@ -27,12 +27,29 @@ def axis_size(name: str) -> int:
     return get_abstract_mesh().shape.get(name, 1)
 
 
-def constrain(x: Array, *spec: str | tuple[str, ...] | None) -> Array:
+def constrain(x: Array, *spec: Any) -> Array:
     """`x`, split over the mesh that the program is traced under as `PartitionSpec(*spec)` says;
     unchanged where there is no mesh."""
     if get_abstract_mesh().empty:
         return x
     return jax.lax.with_sharding_constraint(x, PartitionSpec(*spec))
+
+
+def keep_rows(tree: PyTree) -> PyTree:
+    """Arrays [R, ...], each row on the devices that its samples came to; other dimensions as the
+    compiler likes. Without it, cut weights would draw whole batches to them."""
+    free = PartitionSpec.UNCONSTRAINED
+    return jax.tree.map(lambda x: constrain(x, ROWS, *[free] * (x.ndim - 1)), tree)
+
+
+def look_up(table: Float[Array, "v w"], index: Int[Array, "r *i"]) -> Float[Array, "r *i w"]:
+    """`table[index]` of a table whose words are cut over "fsdp": indices travel to the words and
+    vectors back, where the compiler might otherwise gather the table and reduce its gradient
+    whole."""
+    free = PartitionSpec.UNCONSTRAINED
+    index = constrain(index, "data", *[free] * (index.ndim - 1))
+    found = table[index]
+    return keep_rows(constrain(found, "data", *[free] * (found.ndim - 1)))
 
 
 def shardings(shapes: PyTree, rules: Rules, mesh: Mesh) -> PyTree:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, UInt8
 
-from models.layers import Compute, Dense, Remat, scan_layers, stack_layers
+from models.layers import Compute, Dense, Remat, feed_forward, scan_layers, stack_layers
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,7 @@ class Block(nnx.Module):
             nnx.LayerNorm, width, epsilon=1e-6, dtype=jnp.dtype(compute.dtype), rngs=rngs
         )
         self.norm1, self.norm2 = norm(), norm()
+        self.chunk = compute.chunk
         self.q, self.k, self.v = dense(width, heads), dense(width, heads), dense(width, heads)
         self.out = dense(heads, width)
         self.up, self.down = dense(width, config.hidden), dense(config.hidden, width)
@@ -95,4 +96,4 @@ class Block(nnx.Module):
     def __call__(self, x: Float[Array, "b n d"]) -> Float[Array, "b n d"]:
         y = self.norm1(x)
         x = x + self.out(jax.nn.dot_product_attention(self.q(y), self.k(y), self.v(y)))
-        return x + self.down(jax.nn.gelu(self.up(self.norm2(x)), approximate=True))
+        return x + feed_forward(self.up, self.down, self.norm2(x), self.chunk)

@@ -2,8 +2,8 @@
 
 π0.5 (arXiv 2504.16054) first says what to do next and then does it; knowledge insulation (arXiv
 2505.23705) trains the language model on action tokens while the expert learns from its features.
-Logits over 257,152 words at every place would be the largest array of a step, so they are made a
-few places at a time, where there is something to predict, and again for backward.
+Logits over 257,152 words at every place would be the largest array of a step, so they are made for
+a few tokens at a time, where there is something to predict, and again for backward.
 """
 
 from collections.abc import Callable
@@ -12,10 +12,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from models.chunks import chunked, on_each_device
 from models.gemma import Cache, Prefix
 from models.inputs import PackedBatch
 
-_PLACES = 32
+_TOKENS = 256
 
 
 def cross_entropies(
@@ -61,32 +62,27 @@ def negative_log_likelihood(
 ) -> Float[Array, "r p"]:
     """−log softmax(hidden · embeddingᵀ) of the tokens, f32; 0 where not valid.
 
-    The embedding may be cut over devices by words: a token's logit is picked by comparison, which
+    The embedding may be cut over "tensor" by words: a token's logit is picked by comparison, which
     stays cut, not by an index, which would gather all logits.
     """
-    order = jnp.argsort(~valid, axis=1, stable=True)
-    table = embedding.astype(hidden.dtype)
 
-    def split(x: Array) -> Array:
-        x = jnp.take_along_axis(x, order.reshape(*order.shape, *[1] * (x.ndim - 2)), axis=1)
-        x = jnp.pad(x, [(0, 0), (0, -x.shape[1] % _PLACES)] + [(0, 0)] * (x.ndim - 2))
-        return jnp.moveaxis(x.reshape(len(x), -1, _PLACES, *x.shape[2:]), 1, 0)
-
-    def score(hidden: Array, tokens: Array, valid: Array) -> Array:
+    def score(table: Array, xs: tuple[Array, Array, Array]) -> Array:
+        hidden, tokens, valid = xs
         scores = logits(hidden, table)
-        said = jnp.arange(len(table)) == tokens[..., None]
+        said = jnp.arange(len(table)) == tokens[:, None]
         label = jnp.sum(jnp.where(said, scores, 0), axis=-1)
         return jnp.where(valid, jax.nn.logsumexp(scores, axis=-1) - label, 0)
 
-    def some(xs: tuple[Array, Array, Array]) -> Array:
+    def some(table: Array, xs: tuple[Array, Array, Array]) -> Array:
         nothing = lambda *_: jnp.zeros(xs[1].shape, jnp.float32)  # noqa: E731
-        return jax.lax.cond(xs[2].any(), score, nothing, *xs)
+        return jax.lax.cond(xs[2].any(), score, nothing, table, xs)
 
-    parts = jax.lax.map(
-        jax.checkpoint(some, prevent_cse=False), (split(hidden), split(tokens), split(valid))
-    )
-    losses = jnp.moveaxis(parts, 0, 1).reshape(len(valid), -1)
-    return jnp.take_along_axis(losses, jnp.argsort(order, axis=1), axis=1)
+    def run(table: Array, hidden: Array, tokens: Array, valid: Array) -> Array:
+        order = jnp.argsort(~valid.reshape(-1), stable=True)
+        flat = tuple(x.reshape(-1, *x.shape[2:])[order] for x in (hidden, tokens, valid))
+        return chunked(some, table, flat, _TOKENS)[jnp.argsort(order)].reshape(valid.shape)
+
+    return on_each_device(run, embedding.astype(hidden.dtype), hidden, tokens, valid)
 
 
 def logits(hidden: Float[Array, "*b w"], embedding: Float[Array, "v w"]) -> Float[Array, "*b v"]:

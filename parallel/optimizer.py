@@ -1,72 +1,101 @@
-"""AdamW with warm-up, cosine decay and gradient clipping, from one config, for any parameter tree.
+"""AdamW, AdamW with float8 moments, or Adafactor, from one config, for any parameter tree.
 
-The schedule is apart from the transformation so that the learning rate can be logged.
+A learning rate is one schedule times a factor for the parameter's group; a factor of 0 freezes. The
+schedule is apart from the transformation so that the learning rate can be logged.
 """
 
+import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from models.fp8 import is_history
 from models.sharding import path_name
+from parallel import moments
 
 
 @dataclass(frozen=True)
 class OptimizerConfig:
     """Hyperparameters of one run.
 
-    The learning rate rises linearly over `warmup_steps`, then falls along a cosine to
-    `final_fraction` of its peak at `decay_steps` (None: at the run's last step). `clip_norm` bounds
-    the global gradient norm. `ema_decay` averages the parameters that are evaluated; it starts low
-    and reaches its value as steps go by, so that short runs are not held at their initialisation.
-    Parameters whose path ("expert/layers/mlp/up/kernel") matches the regex `freeze` keep their
-    values and cost neither gradients nor moments; `(?<!lora_[ab])$` trains LoRA's factors alone.
+    `name`: "adamw"; "adamw_fp8", whose moments take 2 bytes a parameter, not 8; or "adafactor",
+    whose second moment is factored (arXiv 1804.04235, as modified for ViT-G, arXiv 2106.04560:
+    learning rates as for Adam, `b1` of momentum in bfloat16, decay capped by `b2`), which takes 2,
+    and with `b1` 0 next to nothing.
+
+    The learning rate rises linearly over `warmup_steps`. Then "cosine" and "linear" fall to
+    `final_fraction` of the peak at `decay_steps` (None: at the run's last step), "constant" stays
+    and "rsqrt" falls as the square root of the steps taken grows.
+
+    `rates` are pairs of a regex and a factor of the learning rate, such as ("^vision", 0.1): a
+    parameter takes that of the first regex found in its path ("expert/layers/mlp/up/kernel"), and
+    each must find one; no pairs mean 1 for all. Parameters with factor 0 keep their values and cost
+    neither gradients nor moments. `weight_decay` applies where the regex `decayed` is found, which
+    is everywhere if it is empty.
+
+    `clip_norm` bounds the global gradient norm. `ema_decay` averages the parameters that are
+    evaluated; it starts low and reaches its value as steps go by, so that short runs are not held
+    at their initialisation.
     """
 
+    name: Literal["adamw", "adamw_fp8", "adafactor"] = "adamw"
     learning_rate: float = 1e-4
     b1: float = 0.9
     b2: float = 0.95
     eps: float = 1e-8
     weight_decay: float = 1e-6
+    decayed: str = ""
+    schedule: Literal["cosine", "linear", "constant", "rsqrt"] = "cosine"
     warmup_steps: int = 100
     decay_steps: int | None = None
     final_fraction: float = 0.1
+    rates: tuple[tuple[str, float], ...] = ()
     clip_norm: float = 1.0
     ema_decay: float = 0.99
-    freeze: str = ""
 
 
 def make_schedule(config: OptimizerConfig) -> optax.Schedule:
-    """Learning rate as a function of the steps already taken.
+    """Learning rate as a function of the steps already taken, without the groups' factors.
 
     Raises:
       ValueError: `decay_steps` is unset or not above `warmup_steps`, or a value is out of range.
     """
     _check(config)
     assert config.decay_steps is not None
-    return optax.warmup_cosine_decay_schedule(
-        init_value=config.learning_rate / (config.warmup_steps + 1),
-        peak_value=config.learning_rate,
-        warmup_steps=config.warmup_steps,
-        decay_steps=config.decay_steps,
-        end_value=config.learning_rate * config.final_fraction,
-    )
+    peak, warmup = config.learning_rate, config.warmup_steps
+    final, steps, begin = config.final_fraction, config.decay_steps - warmup, max(warmup, 1)
+    after = {
+        "cosine": optax.cosine_decay_schedule(peak, steps, final),
+        "linear": optax.linear_schedule(peak, peak * final, steps),
+        "constant": optax.constant_schedule(peak),
+        "rsqrt": lambda step: peak * jnp.sqrt(begin / (begin + jnp.maximum(step, 0))),
+    }[config.schedule]
+    rise = optax.linear_schedule(peak / (warmup + 1), peak, warmup)
+    return optax.join_schedules([rise, after], [warmup])
 
 
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
-    """Clipping, then AdamW on the schedule; raises ValueError as `make_schedule` does."""
+    """Clipping, then the method on the schedule; raises ValueError as `make_schedule` does."""
+    schedule = make_schedule(config)
+
+    def decayed(params: Any) -> Any:
+        return _map(lambda path, _: bool(re.search(config.decayed, path)), params)
+
+    def scaled(updates: Any, _: Any) -> Any:
+        return _map(lambda path, update: update * _rate(config, path), updates)
+
     return optax.chain(
         optax.clip_by_global_norm(config.clip_norm),
-        optax.adamw(
-            make_schedule(config),
-            b1=config.b1,
-            b2=config.b2,
-            eps=config.eps,
-            weight_decay=config.weight_decay,
-        ),
+        _METHODS[config.name](config),
+        optax.add_decayed_weights(config.weight_decay, decayed if config.decayed else None),
+        optax.scale_by_learning_rate(schedule),
+        optax.stateless(scaled) if config.rates else optax.identity(),
     )
 
 
@@ -75,26 +104,113 @@ def select(config: OptimizerConfig, params: Any) -> tuple[Any, Any]:
     histories of float8 scales, which are replaced).
 
     Raises:
-      ValueError: `freeze` is no regex, matches no parameter, or all of them.
+      ValueError: `rates` find no factor for a parameter (all such are listed), freeze all of them,
+        or one of their regexes decides for none; or `decayed` is found nowhere.
     """
-    try:
-        frozen = re.compile(config.freeze) if config.freeze else None
-    except re.error as error:
-        raise ValueError(f"optimizer.freeze is {config.freeze!r}, no regex: {error}.") from error
+    flat = jax.tree_util.tree_flatten_with_path(params)[0]
+    names = [path_name(path) for path, _ in flat if not is_history(path)]
+    deciding = {name: _deciding(config, name) for name in names}
+    missing = [name for name, pair in deciding.items() if pair is None]
+    if config.rates and missing:
+        raise ValueError(
+            f"Every parameter needs a factor from optimizer.rates, but of {len(names)} these "
+            f"{len(missing)} match none: {', '.join(missing)}; end with '. 1' to train the rest or "
+            f"'. 0' to freeze it."
+        )
+    idle = [pair[0] for pair in config.rates if pair not in deciding.values()]
+    if config.decayed and not any(re.search(config.decayed, name) for name in names):
+        idle.append(config.decayed)
+    if idle:
+        raise ValueError(
+            f"optimizer.rates or decayed has {idle[0]!r}, which decides for no parameter; a path "
+            f"is like {names[0]}, and of several regexes found in it the first decides."
+        )
     moving = jax.tree_util.tree_map_with_path(
-        lambda path, _: is_history(path) or not (frozen and frozen.search(path_name(path))), params
+        lambda path, _: is_history(path) or _rate(config, path_name(path)) > 0, params
     )
     trained = jax.tree_util.tree_map_with_path(
         lambda path, moves: moves and not is_history(path), moving
     )
-    share = jax.tree.leaves(trained)
-    if frozen and (all(jax.tree.leaves(moving)) or not any(share)):
+    if not any(jax.tree.leaves(trained)):
         raise ValueError(
-            f"optimizer.freeze is {config.freeze!r}, which matches "
-            f"{'every' if not any(share) else 'no'} parameter; a path is like "
-            f"{path_name(jax.tree_util.tree_flatten_with_path(params)[0][0][0])}."
+            f"optimizer.rates is {config.rates}, which freezes every parameter; give what is to be "
+            f"trained a factor above 0."
         )
     return moving, trained
+
+
+def state_shardings(state: Any, params: Any, placed: Any, mesh: Mesh) -> Any:
+    """Shardings of an optimizer's state (ShapeDtypeStructs): what belongs to a parameter is cut as
+    that is, in the dimensions that it still has and that divide; the rest is replicated.
+
+    Args:
+      params: ShapeDtypeStructs of the parameters that the optimizer updates.
+      placed: their NamedShardings, as the same tree.
+    """
+    flat = jax.tree_util.tree_flatten_with_path(params)[0]
+    owners = {
+        path: (leaf.shape, sharding.spec)
+        for (path, leaf), sharding in zip(flat, jax.tree.leaves(placed), strict=True)
+    }
+
+    def place(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
+        ends = range(len(path), 0, -1)
+        parts = (path[start:end] for end in ends for start in range(end))
+        owner = next((owners[part] for part in parts if part in owners), None)
+        spec = PartitionSpec() if owner is None else _inherited(leaf.shape, *owner, mesh)
+        return NamedSharding(mesh, spec)
+
+    return jax.tree_util.tree_map_with_path(place, state)
+
+
+def _inherited(
+    shape: tuple[int, ...], whole: tuple[int, ...], spec: PartitionSpec, mesh: Mesh
+) -> PartitionSpec:
+    """The spec for an array made of one of shape `whole`: of as many dimensions, the last perhaps
+    shorter, or without some of them."""
+    entries = list(zip(whole, (*spec, *[None] * (len(whole) - len(spec))), strict=True))
+    kept: list[Any] = []
+    for i, size in enumerate(shape):
+        while len(entries) > len(shape) - i and entries[0][0] != size:
+            entries.pop(0)
+        axes = entries.pop(0)[1] if entries else None
+        names = () if axes is None else axes if isinstance(axes, tuple) else (axes,)
+        kept.append(axes if size % math.prod(mesh.shape[n] for n in names) == 0 else None)
+    return PartitionSpec(*kept)
+
+
+def _adafactor(config: OptimizerConfig) -> optax.GradientTransformation:
+    steps = [
+        optax.scale_by_factored_rms(
+            epsilon=config.eps**2,
+            min_dim_size_to_factor=32,
+            decay_rate_fn=lambda step, rate: jnp.minimum(1 - (step + 1.0) ** -rate, config.b2),
+        ),
+        optax.clip_by_block_rms(1.0),
+    ]
+    if config.b1:
+        steps.append(optax.ema(config.b1, debias=False, accumulator_dtype=jnp.bfloat16))
+    return optax.chain(*steps)
+
+
+_METHODS = {
+    "adamw": lambda c: optax.scale_by_adam(c.b1, c.b2, c.eps),
+    "adamw_fp8": lambda c: moments.scale_by_adam(c.b1, c.b2, c.eps),
+    "adafactor": _adafactor,
+}
+
+
+def _map(function: Callable[[str, Any], Any], tree: Any) -> Any:
+    return jax.tree_util.tree_map_with_path(lambda path, x: function(path_name(path), x), tree)
+
+
+def _deciding(config: OptimizerConfig, path: str) -> tuple[str, float] | None:
+    """The pair of `rates` whose regex is the first to be found in the path."""
+    return next((pair for pair in config.rates if re.search(pair[0], path)), None)
+
+
+def _rate(config: OptimizerConfig, path: str) -> float:
+    return (_deciding(config, path) or ("", 1.0))[1]
 
 
 def _check(config: OptimizerConfig) -> None:
@@ -113,3 +229,14 @@ def _check(config: OptimizerConfig) -> None:
             f"optimizer.ema_decay is {config.ema_decay}; it must be at least 0 (no averaging) "
             f"and below 1."
         )
+    for pattern, factor in (*config.rates, (config.decayed, 1.0)):
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(
+                f"optimizer.rates or decayed has {pattern!r}, no regex: {error}."
+            ) from error
+        if not 0 <= factor < math.inf:
+            raise ValueError(
+                f"optimizer.rates has {factor} for {pattern!r}; a factor must be at least 0."
+            )

@@ -13,6 +13,11 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 _END = object()
+_LOOK, _PATIENCE = 0.1, 5.0
+
+
+class GivenUp(Exception):
+    """No item was waited for any longer."""
 
 
 class Prefetcher(Generic[T]):
@@ -36,8 +41,20 @@ class Prefetcher(Generic[T]):
         return self
 
     def __next__(self) -> T:
+        return self.take(lambda: False)
+
+    def take(self, given_up: Callable[[], bool]) -> T:
+        """The next item; raises GivenUp once `given_up` says so, a tenth of a
+        second late at most."""
         start, self.ready = time.perf_counter(), self._queue.qsize()
-        item, error = self._queue.get()
+        while not given_up():
+            try:
+                item, error = self._queue.get(timeout=_LOOK)
+                break
+            except queue.Empty:
+                continue
+        else:
+            raise GivenUp
         self.wait = time.perf_counter() - start
         if error is not None or item is _END:
             self._queue.put((item, error))  # asked again, the answer is the same
@@ -45,9 +62,11 @@ class Prefetcher(Generic[T]):
         return item
 
     def close(self) -> None:
-        """Ends the thread, dropping what was fetched but not taken."""
+        """Ends the thread, dropping what was fetched but not taken; one whose source does not let
+        go within five seconds is left behind."""
         self._stop.set()
-        while self._thread.is_alive():
+        until = time.perf_counter() + _PATIENCE
+        while self._thread.is_alive() and time.perf_counter() < until:
             try:
                 self._queue.get(timeout=0.05)
             except queue.Empty:

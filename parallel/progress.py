@@ -9,14 +9,18 @@ from collections import deque
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from parallel.data_wait import DataWait
+from parallel.goodput import Account
+from parallel.hosts import by_host, told
 from parallel.metrics import MetricsWriter
+from parallel.spikes import IN_FLIGHT, Spikes
 from parallel.step import Metrics
+from parallel.stragglers import Stragglers
 
-_IN_FLIGHT = 2  # steps the device may lag behind the host
 _WINDOW = 50  # steps the progress bar averages over
 _SPOKEN_SECONDS = 30.0  # between lines where there is no terminal to draw a bar on
 
@@ -25,7 +29,9 @@ class StepLog:
     """Takes the metrics of steps as they are dispatched and writes them as they are done.
 
     Use as a context manager. `writer` None (all hosts but the first) writes nothing and draws
-    nothing.
+    nothing. `made` counts the steps that are done; `stopped` is, once a step was entered by a host
+    that was told to stop, that host and the signal's number: that step and those after it were not
+    made. Both are the same on all hosts at the same point of the loop.
     """
 
     def __init__(
@@ -35,8 +41,15 @@ class StepLog:
         start: int,
         steps: int,
         board_every: int,
+        mesh: Mesh,
+        spikes: Spikes,
+        account: Account,
     ) -> None:
         self._writer, self._console, self._board_every = writer, console, board_every
+        self._account = account
+        self._mesh, self._spikes, self._stragglers = mesh, spikes, Stragglers()
+        self.made = start
+        self.stopped: tuple[int, int] | None = None
         self._drawn = console.is_terminal
         self._pending: deque[tuple[int, Metrics, dict[str, float]]] = deque()
         self._recent: deque[tuple[float, float, float]] = deque(maxlen=_WINDOW)
@@ -62,19 +75,19 @@ class StepLog:
         to be logged. Reads the metrics of earlier steps until at most two are under way.
 
         Raises:
-          ValueError: loss or gradient of such a step is not finite.
+          BadStep: such a step was bad and is not skipped.
         """
         if not self._pending:
             self._clock = begin
         self._pending.append((step, metrics, facts))
-        while len(self._pending) > _IN_FLIGHT:
+        while len(self._pending) > IN_FLIGHT:
             self._finish()
 
     def drain(self) -> None:
         """Waits for all steps under way and hands their lines to the operating system.
 
         Raises:
-          ValueError: loss or gradient of one of them is not finite.
+          BadStep: one of them was bad and is not skipped.
         """
         while self._pending:
             self._finish()
@@ -96,25 +109,35 @@ class StepLog:
     def _finish(self) -> None:
         step, on_device, facts = self._pending.popleft()
         asked = time.perf_counter()
-        metrics: dict[str, Any] = {k: v.item() for k, v in jax.device_get(on_device).items()}
+        read = jax.device_get(on_device)
         now = time.perf_counter()
         seconds, self._clock = now - self._clock, now
-        if not metrics.pop("finite"):
-            raise ValueError(
-                f"Step {step} has loss {metrics['loss']} and gradient norm {metrics['grad_norm']} "
-                f"over {metrics['count']:g} action entries, which must be finite; its update was "
-                f"not saved: look for NaN in its batch or lower the learning rate, then resume."
-            )
-        metrics |= facts | {
+        hosts = by_host(read.pop("hosts"), self._mesh)
+        self.stopped = self.stopped or told(hosts)
+        if self.stopped:
+            return
+        metrics: dict[str, Any] = {name: value.item() for name, value in read.items()}
+        good, _ = metrics.pop("good"), metrics.pop("finite")
+        limit = min(host.limit for host in hosts.values())
+        self._spikes.after(step, good, metrics, limit)
+        self.made = step + 1
+        slow_host, line = self._stragglers.after(seconds, hosts)
+        metrics |= facts | slow_host
+        metrics |= {
+            "skipped": float(not good),
+            "goodput": self._account.goodput,
             "step_seconds": seconds,
             "samples_per_second": facts["samples"] / seconds,
             "data_wait_share": facts["data_wait"] / seconds,
         }
+        board = step % self._board_every == 0
+        if board:
+            metrics |= {f"seconds/{cause}": s for cause, s in self._account.seconds.items() if s}
         if self._writer is not None:
-            self._writer.write(step, metrics, board=step % self._board_every == 0)
-        slow = self._data_wait.after(seconds, facts)
-        if slow is not None:
-            self._console.print(slow, soft_wrap=True)
+            self._writer.write(step, metrics, board)
+        for said in (line, self._data_wait.after(seconds, facts)):
+            if said is not None:
+                self._console.print(said, soft_wrap=True)
         self._recent.append((seconds, facts["data_wait"], now - asked))
         self._show(step, metrics["loss"], now)
 

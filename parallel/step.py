@@ -17,8 +17,15 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from models import fp8
 from models.inputs import PackedBatch
 from models.sharding import ROWS, Rules, constrain, shardings
+from parallel.hosts import facts_sharding, settle
 from parallel.mesh import check_rows, replicated, rows_sharding
-from parallel.optimizer import OptimizerConfig, make_optimizer, make_schedule, select
+from parallel.optimizer import (
+    OptimizerConfig,
+    make_optimizer,
+    make_schedule,
+    select,
+    state_shardings,
+)
 
 _INIT, _TRAIN = 0, 1
 _RUN_ONCE = {"xla_backend_optimization_level": 0}
@@ -57,15 +64,11 @@ def abstract_state(
     Raises:
       ValueError: a parameter does not match exactly one rule, or does not divide over the mesh.
     """
-    transformation = make_optimizer(optimizer)
     shapes = jax.eval_shape(lambda: _initial(model, optimizer, 0))
     params = shardings(shapes.params, rules, mesh)
-    opt_state = optax.tree_utils.tree_map_params(
-        transformation,
-        lambda _, sharding: sharding,
-        shapes.opt_state,
-        _only(params, select(optimizer, params)[1]),
-        transform_non_params=lambda _: replicated(mesh),
+    trained = select(optimizer, params)[1]
+    opt_state = state_shardings(
+        shapes.opt_state, _only(shapes.params, trained), _only(params, trained), mesh
     )
     whole: Any = replicated(mesh)
     placed = TrainState(step=whole, params=params, ema=params, opt_state=opt_state)
@@ -99,12 +102,17 @@ def make_train_step(
     mesh: Mesh,
     abstract: TrainState,
     accumulation: int = 1,
-) -> Callable[[TrainState, PackedBatch, Any], tuple[TrainState, Metrics]]:
+    hosts: bool = False,
+) -> Callable[..., tuple[TrainState, Metrics]]:
     """Jitted `step(state, batch, seed) -> (state, metrics)`; the state given is consumed.
 
     The model's key derives from (seed, state.step). Metrics are f32 scalars: `loss` (mean over
     the global batch), `grad_norm` (before clipping), `learning_rate`, `count`, and bool `finite`,
     false if loss or gradient is not; that state must then not be kept.
+
+    With `hosts` the step takes a fourth argument, `put_facts` of every host, and settles its state
+    by them (`parallel.hosts`); metrics then hold `good`, whether its update was sound and
+    within the limit, and the facts of all, `hosts` f32 [devices, 4].
 
     Raises:
       ValueError: (when called) the rows do not divide over devices and micro-batches.
@@ -112,7 +120,9 @@ def make_train_step(
     transformation, schedule = make_optimizer(optimizer), make_schedule(optimizer)
     placed = jax.tree.map(lambda x: x.sharding, abstract)
 
-    def step(state: TrainState, batch: PackedBatch, seed: Any) -> tuple[TrainState, Metrics]:
+    def step(
+        state: TrainState, batch: PackedBatch, seed: Any, facts: Any = None
+    ) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(_key(seed, _TRAIN), state.step)
         moving, trained = select(optimizer, state.params)
         with use_abstract_mesh(mesh.abstract_mesh):
@@ -142,12 +152,17 @@ def make_train_step(
             "count": count,
             "finite": jnp.isfinite(loss) & jnp.isfinite(norm),
         }
-        return TrainState(state.step + 1, params, ema, opt_state), metrics
+        new = TrainState(state.step + 1, params, ema, opt_state)
+        if not hosts:
+            return new, metrics
+        with use_abstract_mesh(mesh.abstract_mesh):
+            kept, good = settle(state, new, metrics["finite"], norm, facts)
+        return kept, {**metrics, "good": good, "hosts": facts}
 
     return jax.jit(
         step,
         donate_argnums=0,
-        in_shardings=(placed, rows_sharding(mesh), None),
+        in_shardings=(placed, rows_sharding(mesh), None, *[facts_sharding(mesh)] * hosts),
         out_shardings=(placed, replicated(mesh)),
     )
 

@@ -1,19 +1,16 @@
-"""The training loop: steps, metrics, checkpoints, and an orderly end whatever ends it.
+"""Training a model from its beginning or its last checkpoint to an orderly end, whatever ends it.
 
-Batches wait on the device ahead of time and metrics are read late, so neither data nor logging
-stops the device while they keep up. Knows no model and no dataset by name.
+The steps are taken in `parallel.loop`; here is where they begin, again after a bad step that sends
+the run back, and what is said at their end. Knows no model and no dataset by name.
 """
 
 import json
 import os
 import signal
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -24,12 +21,12 @@ from models.checkpoints import own
 from models.inputs import PackedBatch
 from models.sharding import Rules
 from parallel import checkpoint
-from parallel.distributed import host_index, put_batch
+from parallel.distributed import host_count, host_index
+from parallel.goodput import Ledger
+from parallel.loop import Loop, TrainerConfig, at_data
 from parallel.mesh import check_rows, make_mesh
-from parallel.metrics import MetricsWriter
 from parallel.optimizer import OptimizerConfig, make_schedule
-from parallel.prefetch import Prefetcher
-from parallel.progress import StepLog
+from parallel.spikes import BadStep
 from parallel.step import (
     Model,
     TrainState,
@@ -38,28 +35,14 @@ from parallel.step import (
     make_train_step,
     state_from,
 )
+from parallel.stop import StopSignals
+from parallel.watchdog import note
+
+__all__ = ["CONFIG_NAME", "Run", "Trained", "TrainerConfig", "check_start", "train"]
 
 Json = Any
 CONFIG_NAME = "config.json"
-
-
-@dataclass(frozen=True)
-class TrainerConfig:
-    """How long to train and what to do on the way; steps count updates.
-
-    Every step goes to metrics.jsonl, every `log_every`-th to TensorBoard. The last `keep`
-    checkpoints stay. `eval_every` 0 never evaluates. A batch is taken in `accumulation`
-    micro-batches; `prefetch` batches wait on the device.
-    """
-
-    steps: int = 1000
-    log_every: int = 10
-    save_every: int = 1000
-    keep: int = 3
-    eval_every: int = 0
-    accumulation: int = 1
-    seed: int = 0
-    prefetch: int = 2
+_ROLLBACKS = 3  # to the same checkpoint
 
 
 @dataclass(frozen=True)
@@ -92,98 +75,109 @@ def train(
     mesh: Mesh | None = None,
     resume: bool = False,
     initial: Callable[[Any], Any] | None = None,
-    on_eval: Callable[[int, TrainState], dict[str, float]] | None = None,
+    on_eval: Callable[[int, TrainState, Callable[[], bool]], dict[str, float]] | None = None,
 ) -> Trained:
     """Trains to `config.steps`, saving on the way, at the end and when told to stop.
 
     `batches(step, position)` yields from that step on this host's rows (numpy) and what is to be
     logged of them, `samples` (of all hosts) at least; `position` is what `position(step)` gave when
-    the checkpoint was saved (None at step 0). `initial(like)` gives
-    the parameters that a new run begins with, in the shapes and shardings of `like`. `on_eval(step,
-    state)` is called after every `eval_every` updates; what it returns is logged, and it must not
-    keep the state. SIGTERM and Ctrl-C finish the step under way, save and return; a second Ctrl-C
+    the checkpoint was saved (None at step 0). After a rollback, batches are ahead of steps, and
+    both functions go by the batch. `initial(like)` gives the parameters that a new run begins with,
+    in the shapes and shardings of `like`. `on_eval(step, state, stopping)` is called after every
+    `eval_every` updates; what it returns is logged, and it must not keep the state. Between its
+    parts it asks `stopping()`, on all hosts alike, and returns at once if that is true.
+
+    SIGTERM or Ctrl-C on any host stop all of them after the same step, saved; a second Ctrl-C
     interrupts at once.
 
     Raises:
       ValueError: the directory holds checkpoints and `resume` is false; its checkpoint is of
-        another model; parameters, rules, rows and mesh do not fit; a loss is not finite.
+        another model; parameters, rules, rows and mesh do not fit; a step is bad (BadStep).
       FileNotFoundError: `resume` is true but the directory holds no run.
     """
     mesh = make_mesh() if mesh is None else mesh
     optimizer = _until_the_end(optimizer, config)
     console = Console(quiet=host_index() != 0)
     folder = run.directory / "checkpoints"
-    saved = _saved_step(run.directory, resume)
+    _check_folder(run.directory, resume)
     abstract = abstract_state(model, optimizer, rules, mesh)
-    seed = np.uint32(config.seed % 2**32)
-    if saved is None:
-        start, where = 0, None
-        if initial is None:
-            state = init_state(model, optimizer, abstract, seed)
-        else:
-            state = state_from(initial(abstract.params), optimizer, abstract)
-    else:
-        start, where = saved, own.read_json(folder / str(saved), "position")
-        state = checkpoint.restore(folder / str(saved), abstract)
-    if resume:
-        console.print(
-            f"Resuming {run.directory} at step {start} of {config.steps}.", soft_wrap=True
-        )
-    if start >= config.steps:
-        return Trained(state, start, finished=True)
-    if host_index() == 0:
-        _write_config(run)
 
-    train_step = make_train_step(model, optimizer, mesh, abstract, config.accumulation)
+    def begin(saved: int | None) -> tuple[TrainState, Json]:
+        """The state to go on from, and what its checkpoint holds as position."""
+        if saved is not None:
+            path = folder / str(saved)
+            return checkpoint.restore(path, abstract), own.read_json(path, "position")
+        if initial is not None:
+            return state_from(initial(abstract.params), optimizer, abstract), None
+        return init_state(model, optimizer, abstract, np.uint32(config.seed % 2**32)), None
+
     with ExitStack() as stack:
-        stop = stack.enter_context(_StopSignals())
+        stop = stack.enter_context(StopSignals())
+        ledger = stack.enter_context(Ledger(run.directory if host_index() == 0 else None))
+        note("loading")
+        saved = checkpoint.newest_good(folder, console) if resume else None
+        done = saved or 0
+        state, record = begin(saved)
+        if resume:
+            console.print(
+                f"Resuming {run.directory} at step {done} of {config.steps}.", soft_wrap=True
+            )
+        if done >= config.steps:
+            return Trained(state, done, finished=True)
+        if host_index() == 0:
+            _write_config(run)
         checkpoints = stack.enter_context(
             checkpoint.CheckpointWriter(folder, run.config, run.assets, config.keep)
         )
-        source = stack.enter_context(
-            Prefetcher(
-                batches(start, where), lambda b: (put_batch(b[0], mesh), b[1]), config.prefetch
-            )
+        loop = Loop(
+            config=config,
+            directory=run.directory,
+            mesh=mesh,
+            console=console,
+            batches=batches,
+            position=position,
+            step=make_train_step(model, optimizer, mesh, abstract, config.accumulation, hosts=True),
+            on_eval=on_eval,
+            stop=stop,
+            checkpoints=checkpoints,
+            ledger=ledger,
+            saved=saved,
         )
-        writer = None
-        if host_index() == 0:
-            writer = stack.enter_context(MetricsWriter(run.directory, start))
-        log = stack.enter_context(StepLog(writer, console, start, config.steps, config.log_every))
-        done, last_saved = start, saved
-        while done < config.steps and stop.name is None:
-            begin = time.perf_counter()
+        rollbacks: list[int | None] = []
+        while True:
+            offset = record["offset"] if record else 0
             try:
-                item = next(source, None)
-            except Exception as error:
-                if stop.name is None:
+                state, done, skipped = loop.run(state, done, record)
+                break
+            except BadStep as bad:
+                rollbacks.append(loop.saved)
+                if config.on_bad_step != "rollback" or rollbacks.count(loop.saved) > _ROLLBACKS:
                     raise
-                console.print(f"After {stop.name}, the loader: {error!r}", soft_wrap=True)
-                break  # the signal ended the loader's processes too; what was trained is saved
-            if item is None:
-                raise ValueError(
-                    f"The data ended after {done} of {config.steps} steps; batches must go on."
-                )
-            batch, facts = item
-            state, metrics = train_step(state, batch, seed)
-            waits = {"data_wait": source.wait, "data_ready": source.ready}
-            log.started(done, begin, metrics, {**facts, **waits})
-            done += 1
-            if on_eval is not None and config.eval_every and done % config.eval_every == 0:
-                log.drain()
-                log.evaluated(done - 1, on_eval(done, state))
-            if done == config.steps or done % config.save_every == 0:
-                log.drain()
-                checkpoints.save(done, state, position(done))
-                last_saved = done
-        if done != last_saved:
-            log.drain()
-            checkpoints.save(done, state, position(done))
-    if done < config.steps:
-        console.print(
-            f"Stopped by {stop.name} after step {done} of {config.steps} and saved in {folder}; "
-            f"the same command with --resume goes on from there.",
-            soft_wrap=True,
-        )
+                reason, resumed_at = str(bad), bad.step + 1 + offset
+            note("loading")
+            checkpoints.wait()
+            loop.saved = checkpoint.newest_good(folder, console)
+            done = loop.saved or 0
+            console.print(
+                f"{reason} Going back to step {done} and on from there with batch {resumed_at}.",
+                soft_wrap=True,
+            )
+            state, record = begin(loop.saved)
+            bad_steps = record["bad_steps"] if record else None
+            record = at_data(position(resumed_at), resumed_at - done, bad_steps)
+        ledger.end(done)
+        if skipped:
+            console.print(f"{skipped} of {done} steps were bad, and skipped.")
+        if loop.stopped:
+            host, number = loop.stopped
+            where = f" on host {host}" if host_count() > 1 else ""
+            kept = f"saved in {folder}" if loop.saved == done else "nothing to save yet"
+            console.print(
+                f"Stopped by {signal.Signals(number).name}{where} after step {done} of "
+                f"{config.steps}, {kept}; the same command with --resume goes on from there.",
+                soft_wrap=True,
+            )
+        console.print(ledger.account.report(), soft_wrap=True, highlight=False)
     return Trained(state, done, finished=done == config.steps)
 
 
@@ -200,7 +194,7 @@ def check_start(
     Raises:
       ValueError, FileNotFoundError: as `train` would.
     """
-    _saved_step(directory, resume)
+    _check_folder(directory, resume)
     check_rows(rows, mesh, config.accumulation)
     make_schedule(_until_the_end(optimizer, config))
 
@@ -210,30 +204,7 @@ def _until_the_end(optimizer: OptimizerConfig, config: TrainerConfig) -> Optimiz
     return replace(optimizer, decay_steps=config.steps) if whole else optimizer
 
 
-class _StopSignals:
-    """While entered, SIGTERM and Ctrl-C leave their name here; a second Ctrl-C interrupts."""
-
-    name: str | None = None
-
-    def __enter__(self) -> "_StopSignals":
-        self._previous: dict[signal.Signals, Any] = {}
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._previous[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.name is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.name = signal.Signals(number).name
-        os.write(2, b"\nFinishing this step and saving; Ctrl-C aborts instead.\n")
-
-
-def _saved_step(directory: Path, resume: bool) -> int | None:
+def _check_folder(directory: Path, resume: bool) -> None:
     saved = checkpoint.latest(directory / "checkpoints")
     if resume and not (directory / CONFIG_NAME).exists():
         raise FileNotFoundError(
@@ -245,7 +216,6 @@ def _saved_step(directory: Path, resume: bool) -> int | None:
             f"{directory} holds a run already, saved at step {saved}; go on with --resume or name "
             f"another directory."
         )
-    return saved
 
 
 def _write_config(run: Run) -> None:

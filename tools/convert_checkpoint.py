@@ -23,7 +23,7 @@ from models.config import to_json
 from models.groot import GrootConfig
 from models.pi import PiConfig
 from models.processor import Embodiment
-from parallel.checkpoint import CheckpointWriter
+from parallel.checkpoint import CheckpointWriter, steps
 
 Format = Literal["chiliad", "openpi", "lerobot", "groot"]
 
@@ -87,8 +87,8 @@ def main(
 
 def _write_own(policy: Policy, target: Path) -> None:
     folder = target / "checkpoints"
-    if (folder / "0").exists():
-        raise ValueError(f"{folder / '0'} exists; give a directory without a run in it.")
+    if held := steps(folder):
+        raise ValueError(f"{folder / str(held[0])} exists; give a directory without a run in it.")
     processor = None if policy.processor is None else to_json(policy.processor)
     config: Any = {"model": to_json(policy.model.config)}
     with CheckpointWriter(folder, config, {"processor": processor}) as writer:

@@ -14,7 +14,7 @@ folder holds config.json, metrics.jsonl, TensorBoard events, the frame store and
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,10 +36,14 @@ from models.config import from_json, to_json
 from models.load import begin_from, look
 from models.pi import SHARDING_RULES
 from models.tokenizer import SentencePiece
-from parallel.distributed import host_count, host_index, put_batch
+from parallel import exits, inject
+from parallel.distributed import host_index, put_batch, row_share
+from parallel.job import first_host_first, restarts, start
 from parallel.mesh import make_mesh, replicated
 from parallel.step import TrainState
+from parallel.stop import leave_at_once
 from parallel.trainer import CONFIG_NAME, Run, Trained, check_start, train
+from parallel.watchdog import Watchdog, note
 from tools.prepare import Prepared, Text, prepare
 from tools.presets import RunConfig, load_preset
 
@@ -74,19 +78,38 @@ class Paths:
         return self.out or Path("runs") / (path.stem if is_mixture(path) else path.name)
 
 
+@dataclass(frozen=True)
+class Process:
+    """This process among those of a job; see docs/multihost.md."""
+
+    coordinator: str | None = None
+    """HOST:PORT where process 0 runs; found out under tools.launch, SLURM, MPI and Kubernetes."""
+    num_processes: int | None = None
+    """Processes of the job; 1 runs alone whatever the cluster says."""
+    process_id: int | None = None
+    """Which of them this one is."""
+    stall_seconds: float = 60.0
+    """A run in which no step ends for so long (and 20 times as long as usual) is ended."""
+    inject: str = ""
+    """Faults on purpose, such as kill@rank1:step50; each strikes once in a run."""
+
+
 def run(paths: Paths, config: RunConfig, console: Console | None = None) -> Trained:
     """Trains to the end (or to a signal) and leaves everything in the run's folder.
 
     Raises:
       ValueError, FileNotFoundError: something does not fit; nothing has been written then.
     """
+    note("preparing")
     console = console or Console(quiet=host_index() != 0)
     out, mesh = paths.folder, make_mesh(config.mesh)
-    check_start(out, paths.resume, config.rows.number, mesh, config.trainer, config.optimizer)
-    if paths.resume:
+    resume = paths.resume or (restarts() > 0 and (out / CONFIG_NAME).exists())
+    check_start(out, resume, config.rows.number, mesh, config.trainer, config.optimizer)
+    index, count = row_share(mesh)
+    if resume:
         saved = from_json(RunConfig, json.loads((out / CONFIG_NAME).read_text()))
         _check_same(out, to_json(saved), to_json(config))
-    ready = prepare(paths.data, out, config, console, _text(paths))
+    ready = first_host_first(lambda: prepare(paths.data, out, config, console, _text(paths)))
     model, sources = Pi(config.model), ready.sources()
     layout = config.layout(sources)
     plan = Plan(sources, layout, config.rows.number, seed=config.trainer.seed)
@@ -103,8 +126,8 @@ def run(paths: Paths, config: RunConfig, console: Console | None = None) -> Trai
             ready.processor,
             plan,
             start_step=start,
-            host_index=host_index(),
-            host_count=host_count(),
+            host_index=index,
+            host_count=count,
             workers=config.data.workers,
             threads=config.data.threads,
             skip_unreadable=config.data.skip_unreadable,
@@ -113,7 +136,7 @@ def run(paths: Paths, config: RunConfig, console: Console | None = None) -> Trai
         def rows() -> Iterator[tuple[PackedBatch, dict[str, float]]]:
             with loader:
                 for batch, info in loader:
-                    yield batch, info.facts(host_count())
+                    yield batch, info.facts(count)
 
         return rows()
 
@@ -132,7 +155,7 @@ def run(paths: Paths, config: RunConfig, console: Console | None = None) -> Trai
         config.trainer,
         config.optimizer,
         mesh=mesh,
-        resume=paths.resume,
+        resume=resume,
         initial=_initial(paths, model, config),
         on_eval=_held_out_metrics(model, ready, config, mesh) if held_out else None,
     )
@@ -166,12 +189,13 @@ def _held_out_metrics(model: Pi, ready: Prepared, config: RunConfig, mesh: Mesh)
     in normalised units)."""
     sources = ready.sources(held_out=True)
     plan = Plan(sources, config.layout(sources), config.rows.number, seed=1)
+    index, count = row_share(mesh)
     with Loader(
         ready.mixed.feeds,
         ready.processor,
         plan,
-        host_index=host_index(),
-        host_count=host_count(),
+        host_index=index,
+        host_count=count,
     ) as loader:
         batches = [put_batch(next(loader)[0], mesh) for _ in range(_EVAL_STEPS)]
     robots = ready.mixed.embodiments
@@ -188,8 +212,13 @@ def _held_out_metrics(model: Pi, ready: Prepared, config: RunConfig, mesh: Mesh)
         errors = [((x - batch.actions) ** 2 * batch.action_mask).sum() for x in (sampled, usual)]
         return jnp.stack([loss, *errors, count])
 
-    def on_eval(step: int, state: TrainState) -> dict[str, float]:
-        total = np.sum([measure(state.ema, batch) for batch in batches], axis=0)
+    def on_eval(step: int, state: TrainState, stopping: Callable[[], bool]) -> dict[str, float]:
+        measured = []
+        for batch in batches:
+            if stopping():
+                return {}
+            measured.append(measure(state.ema, batch))
+        total = np.sum(measured, axis=0)
         names = ("val_loss", "val_action_mse", "val_mean_action_mse")
         return dict(zip(names, map(float, total[:3] / total[3]), strict=True))
 
@@ -209,8 +238,8 @@ def _check_same(out: Path, saved: Any, config: Any, where: str = "") -> None:
         )
 
 
-def parse(arguments: Sequence[str]) -> tuple[Paths, RunConfig]:
-    """Options into paths and a preset with the user's changes."""
+def parse(arguments: Sequence[str]) -> tuple[Paths, RunConfig, Process]:
+    """Options into paths, a preset with the user's changes, and the process's place."""
     arguments = [part for a in arguments for part in _split_preset(a)]
     name = "tiny"
     if "--preset" in arguments:
@@ -224,8 +253,9 @@ def parse(arguments: Sequence[str]) -> tuple[Paths, RunConfig]:
     def command(
         paths: Annotated[Paths, tyro.conf.arg(name="")],
         config: Annotated[RunConfig, tyro.conf.arg(name="")] = preset,
-    ) -> tuple[Paths, RunConfig]:
-        return paths, config
+        process: Annotated[Process, tyro.conf.arg(name="")] = Process(),
+    ) -> tuple[Paths, RunConfig, Process]:
+        return paths, config, process
 
     return tyro.cli(
         command, args=arguments, description=__doc__, prog="python -m tools.train --preset NAME"
@@ -240,9 +270,14 @@ def _split_preset(argument: str) -> list[str]:
 def main() -> None:
     """Command line."""
     try:
-        run(*parse(sys.argv[1:]))
+        paths, config, process = parse(sys.argv[1:])
+        start(process.coordinator, process.num_processes, process.process_id)
     except (ValueError, FileNotFoundError) as error:
-        sys.exit(f"error: {error}")
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(exits.REFUSED)
+    with Watchdog(paths.folder, process.stall_seconds), leave_at_once():
+        inject.arm(process.inject, paths.folder)
+        run(paths, config)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Chiliad's own checkpoints, read: one directory per step with arrays (orbax) and JSON files.
 
 `parallel.checkpoint` writes them; reading lives here because a policy is rebuilt from its
-checkpoint alone. The latest one is always looked up on disk.
+checkpoint alone. The latest one is always looked up on disk, and what is read of it is held against
+its digests first.
 """
 
 from pathlib import Path
@@ -10,12 +11,18 @@ from typing import Any
 import jax
 from orbax.checkpoint import v1 as ocp
 
+from models.checkpoints import digests
 from models.sharding import path_name
 
 Json = Any
 PyTree = Any
 
 _JSON = ("position", "config", "assets")
+_ARRAYS = "state/"
+_CHUNK_BYTES = 2**26
+"""What is read at once at least, so that other shardings than the saved one read little in vain."""
+_SLICE_BYTES = 2**20
+"""Copies of an array share its writing if each has as much; slices of less only cost compiling."""
 
 
 def steps(directory: Path) -> list[int]:
@@ -45,9 +52,16 @@ def find(path: Path) -> Path:
 
 
 def read_json(path: Path, name: str) -> Json:
-    """The "position", "config" or "assets" saved in the checkpoint that `find(path)` names."""
+    """The "position", "config" or "assets" saved in the checkpoint that `find(path)` names.
+
+    Raises:
+      FileNotFoundError: no checkpoint there.
+      ValueError: one of its files is missing, new or, outside the arrays, damaged.
+    """
+    path = find(path)
+    refuse(path, digests.damage(path, skip=_ARRAYS))
     with context():
-        return ocp.load_checkpointables(find(path), {name: None})[name]
+        return ocp.load_checkpointables(path, {name: None})[name]
 
 
 def restore_params(path: Path, which: str = "ema", like: PyTree | None = None) -> PyTree:
@@ -59,17 +73,38 @@ def restore_params(path: Path, which: str = "ema", like: PyTree | None = None) -
 
     Raises:
       FileNotFoundError: no checkpoint there.
-      ValueError: it is of another model than `like`.
+      ValueError: it is damaged, or of another model than `like`.
     """
     if which not in ("ema", "params"):
         raise ValueError(f"which is {which!r}; a checkpoint has 'ema' and 'params'.")
     path = find(path)
+    refuse(path, digests.damage(path))
     saved = metadata(path)[which]
     if like is not None:
         check_same(path, saved, like)
     wanted = jax.tree.map(_placed, saved if like is None else like)
     with context(partial=True):
         return ocp.load_checkpointables(path, {"state": {which: wanted}})["state"][which]
+
+
+def refuse(path: Path, damage: list[str]) -> None:
+    """Raises ValueError if `digests.damage` found any in the checkpoint at `path`.
+
+    No other step is taken in its stead: who acts on one or compares it must know which it is.
+    """
+    if not digests.is_sealed(path):
+        raise ValueError(
+            f"{path} cannot be verified: it has no {digests.NAME}, which was lost or never written "
+            f"(early versions wrote none); if you trust it as it is, `python -m tools.checkpoint "
+            f"seal {path}` writes it."
+        )
+    if damage:
+        more = f" ({len(damage)} findings in all)" if len(damage) > 1 else ""
+        others = [step for step in steps(path.parent) if str(step) != path.name]
+        remedy = f" or take another step, {', '.join(map(str, others))}" if others else ""
+        raise ValueError(
+            f"{path} is damaged and was not loaded: {damage[0]}{more} Copy it again{remedy}."
+        )
 
 
 def context(partial: bool = False) -> ocp.Context:
@@ -79,6 +114,10 @@ def context(partial: bool = False) -> ocp.Context:
         registry.add(ocp.handlers.JsonHandler, checkpointable_name=name)
     found = ocp.Context()
     found.checkpointables.registry = registry
+    saving = found.array.saving
+    saving.use_compression = False  # weights shrink by 8 %, for five times the processor's time
+    saving.storage_options.chunk_byte_size = _CHUNK_BYTES
+    saving.min_slice_bytes_for_replica_parallel = _SLICE_BYTES
     found.pytree.loading.partial_load = partial
     return found
 
@@ -108,7 +147,9 @@ def check_same(path: Path, saved: PyTree, expected: PyTree) -> None:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    return path.name.isdigit() and path.is_dir() and ocp.is_orbax_checkpoint(path)
+    """A step gets its number when it is complete, so one that lost files since is damaged, not
+    absent. A run may have a number for its name too."""
+    return path.name.isdigit() and path.is_dir() and not (path / "checkpoints").is_dir()
 
 
 def _placed(leaf: Any) -> jax.ShapeDtypeStruct:

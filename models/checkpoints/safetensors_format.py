@@ -66,27 +66,33 @@ def map_file(file: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
 def write_file(
     file: Path,
     arrays: Mapping[str, Entry],
-    dtype: np.dtype,
+    dtype: np.dtype | Mapping[str, np.dtype],
     metadata: Mapping[str, str],
 ) -> None:
-    """Writes arrays, each made when its turn comes, in `dtype`; the file appears when it is whole.
+    """Writes arrays, each made when its turn comes; the file appears when it is whole.
 
     Args:
+      dtype: of all arrays, or of each by its name.
       metadata: strings for the header.
     """
-    kind = next(name for name, known in _DTYPES.items() if known == dtype)
+    kinds = {known: kind for kind, known in _DTYPES.items()}
+    dtypes = dict.fromkeys(arrays, dtype) if isinstance(dtype, np.dtype) else dtype
     header: dict[str, object] = {_METADATA: dict(metadata)}
     end = 0
     for name, (shape, _) in arrays.items():
-        start, end = end, end + int(np.prod(shape)) * dtype.itemsize
-        header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [start, end]}
+        start, end = end, end + int(np.prod(shape)) * dtypes[name].itemsize
+        header[name] = {
+            "dtype": kinds[dtypes[name]],
+            "shape": list(shape),
+            "data_offsets": [start, end],
+        }
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % _LENGTH)
     unfinished = file.with_name(file.name + ".unfinished")
     with unfinished.open("wb") as out:
         out.write(len(text).to_bytes(_LENGTH, "little") + text)
-        for shape, make in arrays.values():
-            array = np.empty(shape, dtype)
+        for name, (shape, make) in arrays.items():
+            array = np.empty(shape, dtypes[name])
             copy_into(array, np.broadcast_to(make(), shape))
             array.tofile(out)
     unfinished.rename(file)

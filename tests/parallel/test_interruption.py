@@ -1,7 +1,9 @@
-"""Runs of another process that is told to stop, or killed, at seeded random moments."""
+"""Runs of other processes that are told to stop, or killed, at seeded random moments."""
 
 import random
+import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -10,81 +12,141 @@ import jax
 import pytest
 
 from parallel import checkpoint
+from parallel.goodput import read_account
 from parallel.mesh import make_mesh
 from parallel.metrics import read_metrics
 from parallel.trainer import Run, train
-from tests.parallel.toy import OPTIMIZER, RULES, Denoiser, batches, environment, position
-from tests.parallel.train_toy import CONFIG
+from tests.parallel.toy import OPTIMIZER, RULES, Denoiser, environment, position
+from tests.parallel.train_toy import CONFIG, POISONED, poisoned
+
+
+def uninterrupted(directory, devices):
+    mesh, run = make_mesh(devices=jax.devices()[:devices]), Run(directory, config={}, assets={})
+    train(Denoiser(), RULES, poisoned, position, run, CONFIG, OPTIMIZER, mesh=mesh)
+    found = losses(directory)
+    assert [step for step, _, skipped in found if skipped] == [POISONED]
+    return found
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("uninterrupted")
-    mesh = make_mesh(devices=jax.devices()[:1])
-    run = Run(directory, config={}, assets={})
-    train(Denoiser(), RULES, batches, position, run, CONFIG, OPTIMIZER, mesh=mesh)
-    return losses(directory)
+def alone(tmp_path_factory):
+    return uninterrupted(tmp_path_factory.mktemp("alone"), 1)
+
+
+@pytest.fixture(scope="module")
+def paired(tmp_path_factory):
+    return uninterrupted(tmp_path_factory.mktemp("paired"), 2)
 
 
 def losses(directory):
-    return [(line["step"], line["loss"]) for line in read_metrics(directory)]
+    lines = [line for line in read_metrics(directory) if "loss" in line]
+    return [(line["step"], repr(line["loss"]), line["skipped"]) for line in lines]
 
 
-def start(directory, *arguments):
-    command = [sys.executable, "-m", "tests.parallel.train_toy", str(directory), *arguments]
-    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.Popen(command, env=environment(), text=True, **pipe)
+class Job:
+    """The toy's run as `count` processes."""
+
+    def __init__(self, directory, *options, count=1):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        flags = "--xla_cpu_use_fusion_emitters=false"
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "tests.parallel.train_toy", str(directory), *options]
+                + ([str(index), str(count), str(port)] if count > 1 else []),
+                env=environment(XLA_FLAGS=flags),
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
+            for index in range(count)
+        ]
+
+    def strike(self, moment, delay, number, index=0):
+        """Sends one process a signal some time after it began something; None if it never did."""
+        heard = []
+        for line in self.processes[index].stdout:
+            heard.append(line)
+            if line == f"{moment}\n":
+                time.sleep(delay)
+                self.processes[index].send_signal(number)
+                break
+        return self.end("".join(heard) if index == 0 else "")
+
+    def end(self, heard=""):
+        """What the first process said, once all have ended."""
+        try:
+            outputs = [process.communicate(timeout=240)[0] for process in self.processes]
+        finally:
+            for process in self.processes:
+                process.kill()
+        self.codes = [process.returncode for process in self.processes]
+        self.said = "\n--\n".join(outputs)
+        return heard + outputs[0]
 
 
-def strike(process, batch, delay, number):
-    """Sends a signal some time after that batch was made; returns what the process said after."""
-    assert process.stdout is not None
-    heard = []
-    for line in process.stdout:
-        heard.append(line)
-        if line == f"batch {batch}\n":
-            break
-    else:
-        pytest.fail(f"The run ended before batch {batch}: {''.join(heard)}")
-    time.sleep(delay)
-    process.send_signal(number)
-    return process.communicate(timeout=60)[0]
-
-
-def finish(directory):
-    process = start(directory, "--resume")
-    output = process.communicate(timeout=60)[0]
-    assert process.returncode == 0, output
+def finish(directory, count=1):
+    job = Job(directory, "--resume", count=count)
+    output = job.end()
+    assert set(job.codes) == {0}, job.said
     assert f"finished at {CONFIG.steps}" in output
 
 
+def struck_until_finished(directory, count, signals, seed):
+    """Strikes at one of `count` processes, at moments of all its life, and resumes each time."""
+    chance, options = random.Random(seed), ()
+    for name in signals:
+        saved = checkpoint.latest(directory / "checkpoints") or 0
+        batches = [f"batch {saved}", f"batch {saved + chance.randrange(1, 6)}"]  # first it compiles
+        evaluations = [f"evaluating {s}" for s in range(saved + 1, saved + 6) if s % 5 == 0]
+        moment, number = chance.choice(batches + evaluations), signal.Signals[name]
+        job, index = Job(directory, *options, count=count), chance.randrange(count)
+        output = job.strike(moment, chance.uniform(0, 0.3), number, index)
+        at = checkpoint.latest(directory / "checkpoints") or 0
+        if number == signal.SIGKILL:
+            assert job.codes[index] == -signal.SIGKILL, f"{moment}: {job.said}"
+        elif "finished" not in output:
+            assert set(job.codes) == {0}, f"{moment}: {job.said}"
+            assert f"Stopped by {name}" in output, f"{moment}: {job.said}"
+            assert f"after step {at} of 40" in output
+            assert "--resume" in output
+            assert ("on host" in output) == (count > 1)
+            assert f"stopped at {at}\n" in output
+            assert len(re.findall(rf"stopped at {at}\n", job.said)) >= count - 1
+            assert [step for step, *_ in losses(directory)] == list(range(at))
+        options = ("--resume",)
+    finish(directory, count)
+
+
 @pytest.mark.slow
-def test_killed_runs_resume_with_the_losses_of_an_uninterrupted_one(tmp_path, uninterrupted):
-    random_moment, directory = random.Random(0), tmp_path / "run"
-    arguments: tuple[str, ...] = ()
-    for earliest in (2, 12, 22):
-        process = start(directory, *arguments)
-        batch = random_moment.randrange(earliest, earliest + 10)
-        strike(process, batch, random_moment.uniform(0, 0.1), signal.SIGKILL)
-        assert process.returncode == -signal.SIGKILL
-        arguments = ("--resume",)
-    finish(directory)
-    assert losses(directory) == uninterrupted
+def test_a_run_killed_and_stopped_has_the_losses_of_an_uninterrupted_one(tmp_path, alone):
+    directory = tmp_path / "run"
+    struck_until_finished(directory, 1, ["SIGKILL", "SIGTERM", "SIGINT"], seed=1)
+    assert losses(directory) == alone
     assert checkpoint.steps(directory / "checkpoints") == [39, 40]
     assert {path.name for path in (directory / "checkpoints").iterdir()} == {"39", "40"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stopped_run_saves_says_how_to_go_on_and_resumes(tmp_path, uninterrupted, number):
-    directory = tmp_path / "run"
-    process = start(directory)
-    output = strike(process, 10, 0.01, number)
-    step = checkpoint.latest(directory / "checkpoints")
-    assert process.returncode == 0, output
-    assert f"stopped at {step}" in output
-    assert f"Stopped by {number.name} after step {step}" in output
-    assert "--resume" in output
-    assert losses(directory) == uninterrupted[:step]
-    finish(directory)
-    assert losses(directory) == uninterrupted
+def test_two_processes_stop_together_when_one_is_told_to(tmp_path, paired):
+    struck_until_finished(tmp_path / "run", 2, ["SIGTERM"], seed=2)
+    assert losses(tmp_path / "run") == paired
+    assert read_account(tmp_path / "run").lost_steps == 0
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("count", [1, 2])
+def test_drill_of_many_moments(tmp_path, alone, paired, count, seed):
+    signals = ["SIGTERM", "SIGINT"] * 3 + ["SIGKILL", "SIGTERM"] * (count == 1)
+    struck_until_finished(tmp_path / "run", count, signals, seed)
+    assert losses(tmp_path / "run") == (alone if count == 1 else paired)
+
+
+@pytest.mark.slow
+def test_a_run_told_to_stop_before_it_trains_ends_well_and_leaves_nothing(tmp_path):
+    job = Job(tmp_path / "run")
+    job.strike("begins", 0.0, signal.SIGTERM)
+    assert job.codes == [0], job.said
+    assert not (tmp_path / "run" / "checkpoints").exists()

@@ -4,6 +4,7 @@ import threading
 import time
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 
@@ -95,7 +96,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_it_is_saved(tmp_path, un
 def test_evaluations_are_logged_and_see_the_state_after_so_many_updates(tmp_path):
     seen = []
 
-    def evaluate(step, state):
+    def evaluate(step, state, stopping):
         seen.append((step, int(state.step)))
         return {"eval_loss": 0.5}
 
@@ -140,14 +141,14 @@ def test_a_signal_that_ends_the_loader_too_still_saves_and_says_so(tmp_path, uni
         os.kill(os.getpid(), signal.SIGTERM)
         raise RuntimeError("Worker process was terminated")
 
-    def evaluate(step, state):
+    def evaluate(step, state, stopping):
         trained.set()
         return {}
 
     config = replace(CONFIG, eval_every=5)
     result = run(tmp_path, config=config, source=source, on_eval=evaluate)
     assert not result.finished
-    assert "After SIGTERM, the loader: RuntimeError('Worker process" in capsys.readouterr().out
+    assert "After the signal, the loader: RuntimeError('Worker process" in capsys.readouterr().out
     assert checkpoint.latest(tmp_path / "checkpoints") == result.step == 5
     run(tmp_path, resume=True)
     assert losses(tmp_path) == uninterrupted
@@ -156,3 +157,49 @@ def test_a_signal_that_ends_the_loader_too_still_saves_and_says_so(tmp_path, uni
 def test_data_that_ends_early_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="ended after 3 of 12 steps"):
         run(tmp_path, source=lambda start, where: iter([fed(i) for i in range(3)]))
+
+
+def test_a_run_told_to_stop_does_not_wait_for_slow_data(tmp_path, uninterrupted, monkeypatch):
+    released = threading.Event()
+    monkeypatch.setattr("parallel.prefetch._PATIENCE", 0.1)
+
+    def source(start, where):
+        yield from (fed(i) for i in range(start, 5))
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        released.wait(600)
+
+    result = run(tmp_path, source=source)
+    released.set()
+    assert not result.finished
+    assert checkpoint.latest(tmp_path / "checkpoints") == result.step == 5
+    run(tmp_path, resume=True)
+    assert losses(tmp_path) == uninterrupted
+
+
+def test_an_evaluation_is_told_of_a_signal_and_not_logged(tmp_path):
+    asked = []
+
+    def evaluate(step, state, stopping):
+        asked.append(stopping())
+        os.kill(os.getpid(), signal.SIGTERM)
+        asked.append(stopping())
+        return {"eval_loss": 0.5}
+
+    result = run(tmp_path, config=replace(CONFIG, eval_every=5), on_eval=evaluate)
+    assert asked == [False, True]
+    assert result.step == checkpoint.latest(tmp_path / "checkpoints") == 5
+    assert not [line for line in read_metrics(tmp_path) if "eval_loss" in line]
+
+
+def test_a_signal_while_compiling_leaves_nothing_to_save(tmp_path, capsys):
+    class Slow(Denoiser):
+        def loss(self, params, batch, key):
+            if isinstance(batch.state, jax.core.Tracer):
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().loss(params, batch, key)
+
+    result = run(tmp_path, model=Slow())
+    assert (result.step, result.finished) == (0, False)
+    assert "Stopped by SIGTERM after step 0 of 12, nothing to save yet" in capsys.readouterr().out
+    assert checkpoint.latest(tmp_path / "checkpoints") is None
+    assert losses(tmp_path) == []

@@ -1,0 +1,139 @@
+"""The coordination service of a job's processes (small values by key, barriers that name who is
+late), and what a cluster's environment says of the job.
+
+JAX runs this service inside process 0 but has no public interface to it; all that is private to JAX
+is here and nowhere else.
+"""
+
+import os
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from jax._src import clusters
+from jax._src import distributed as _jax_distributed
+
+
+@dataclass(frozen=True)
+class Client:
+    """Keys and barriers that all processes of the job share; any thread may use it."""
+
+    _service: Any
+
+    def put(self, key: str, value: str) -> None:
+        """Sets a key, over what it was."""
+        self._service.key_value_set(key, value, allow_overwrite=True)
+
+    def put_first(self, key: str, value: str) -> str:
+        """Sets a key unless it is set; returns what it is then."""
+        try:
+            self._service.key_value_set(key, value)
+        except Exception as error:
+            if "ALREADY_EXISTS" not in str(error):
+                raise
+            return self._service.key_value_try_get(key)
+        return value
+
+    def get(self, key: str) -> str | None:
+        """A key's value now, None if nobody has set it."""
+        try:
+            return self._service.key_value_try_get(key)
+        except Exception as error:
+            if "NOT_FOUND" in str(error):
+                return None
+            raise
+
+    def list(self, folder: str) -> dict[str, str]:
+        """All keys below `folder`, named from there, with their values."""
+        found = self._service.key_value_dir_get(folder)
+        return {key.removeprefix(folder).lstrip("/"): value for key, value in found}
+
+    def barrier(self, name: str, seconds: float) -> None:
+        """Returns when all processes have come to the barrier `name`, which serves once.
+
+        Raises:
+          TimeoutError: some were not there after `seconds`; names them.
+        """
+        try:
+            self._service.wait_at_barrier(name, int(seconds * 1000))
+        except Exception as error:
+            if "DEADLINE_EXCEEDED" not in str(error):
+                raise
+            named = str(error).partition("timed out task names:")[2].split("RPC:")[0]
+            late = sorted(map(int, re.findall(r"\d+", named)))
+            raise TimeoutError(
+                f"Not all processes came to '{name}' within {seconds:g} seconds; late "
+                f"are the ranks {late}, see what those wait for."
+            ) from error
+
+
+def client() -> Client | None:
+    """The job's coordination service, None where a single process runs alone."""
+    service = _jax_distributed.global_state.client
+    return None if service is None else Client(service)
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a cluster says of a process: the job's size, its rank, where rank 0 listens (if known),
+    and which of its machine's devices is its own (all, if None)."""
+
+    cluster: str
+    processes: int
+    rank: int
+    coordinator: str | None
+    device: int | None
+
+
+_MPI = (
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID"),
+)
+"""Size, rank and rank on this machine, as MPI launchers that JAX does not know set them: Open MPI
+5; MPICH and Intel MPI."""
+
+
+def detect() -> Place | None:
+    """What SLURM, MPI, a Kubernetes Job or a TPU pod says of this process; None outside of these.
+
+    Raises:
+      ValueError: a Kubernetes Job cannot be asked.
+    """
+    for kind in clusters.ClusterEnv._cluster_types:
+        pod = kind.__name__ == "K8sCluster"
+        if kind.opt_in_only_method or (pod and "JOB_COMPLETION_INDEX" not in os.environ):
+            continue
+        if kind.is_env_present():
+            processes, where = kind.get_process_count(), None
+            if processes > 1:
+                port = os.environ.get("JAX_COORDINATOR_PORT")
+                where = kind.get_coordinator_address(300, port)
+            device = None if _devices_are_dealt() else kind.get_local_process_id()
+            return Place(
+                kind.name or kind.__name__, processes, kind.get_process_id(), where, device
+            )
+        if pod:
+            raise ValueError(
+                "JOB_COMPLETION_INDEX is set, so this is one pod of a Kubernetes Job, but jax "
+                "cannot ask for the others; pip install 'jax[k8s]', or give --coordinator, "
+                "--num-processes and --process-id."
+            )
+    for size, rank, local in _MPI:
+        if size in os.environ and rank in os.environ:
+            here = None if _devices_are_dealt() else os.environ.get(local)
+            device = None if here is None else int(here)
+            return Place("MPI", int(os.environ[size]), int(os.environ[rank]), None, device)
+    return None
+
+
+def _devices_are_dealt() -> bool:
+    """The process sees only devices of its own: it is alone on its machine, or the cluster bound
+    them to it."""
+    alone = re.fullmatch(r"1(\(x\d+\))?", os.environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",")
+    return bool(
+        alone
+        or os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == "1"
+        or "SLURM_GPUS_PER_TASK" in os.environ
+        or "," not in visible
+    )

@@ -1,0 +1,366 @@
+"""Reading a compiled XLA program: what goes over the wire, along which axis of the mesh, behind
+what compute, and in which dtype its matrix products are.
+
+Works on the text of an optimised module (`Compiled.as_text()`); the format is XLA's HLO text
+(openxla.org/xla/operation_semantics). What a loop runs is counted as often as its known trip count
+says; figures are for one device and one run of the program.
+"""
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+KINDS = (
+    "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all",
+    "collective-permute", "collective-broadcast",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Collective:
+    """The operands of one dtype of one collective.
+
+    `bytes`: of the operands, on one device. `sent`: what a ring makes each device send, in one run.
+    `axes`: of the mesh, along which the `group` devices of a group differ. `times`: how often the
+    program runs it. `asynchronous`: other kernels may run meanwhile, and between its start and its
+    end stand `kernels`, among them matrix products of `flops`. `source`: JAX's name of the op.
+    """
+
+    kind: str
+    dtype: str
+    bytes: int
+    sent: int
+    group: int
+    axes: tuple[str, ...]
+    times: int
+    asynchronous: bool
+    kernels: int
+    flops: int
+    source: str
+
+
+@dataclass(frozen=True)
+class Matmul:
+    """One matrix product: multiplications and additions of one run, the dtype of its operands (the
+    wider, if they differ), whether it has batch dimensions, and the functions it was written in,
+    innermost first."""
+
+    flops: int
+    dtype: str
+    batched: bool
+    times: int
+    functions: tuple[str, ...]
+
+
+class Program:
+    """The computations of a module's text."""
+
+    def __init__(self, text: str):
+        self.frames = _frames(text)
+        self.computations: dict[str, list[_Instruction]] = {}
+        body: list[_Instruction] = []
+        for line in text.splitlines():
+            if header := _HEADER.match(line):
+                body = self.computations.setdefault(header["name"], [])
+                self.entry = header["name"] if header["entry"] else getattr(self, "entry", "")
+            elif instruction := _instruction(line):
+                body.append(instruction)
+        if not getattr(self, "entry", ""):
+            raise ValueError(
+                "The text has no ENTRY computation; give that of a compiled program, as "
+                "`jitted.lower(...).compile().as_text()` returns it."
+            )
+
+    @cached_property
+    def times(self) -> dict[str, int]:
+        """How often each computation runs; a loop of unknown length counts as one."""
+        times: dict[str, int] = defaultdict(int)
+
+        def visit(name: str, count: int) -> None:
+            times[name] += count
+            for instruction in self.computations[name]:
+                for callee, trips in _callees(instruction):
+                    visit(callee, count * trips)
+
+        visit(self.entry, 1)
+        return dict(times)
+
+    @property
+    def unknown_loops(self) -> list[str]:
+        """Loops without a known trip count, of which only one turn is counted."""
+        running = (x for name in self.times for x in self.computations[name])
+        return [x.name for x in running if x.opcode == "while" and not _TRIPS.search(x.rest)]
+
+    def matmuls(self) -> list[Matmul]:
+        """Every matrix product that runs: dots, those of fusions, and calls of cuBLAS."""
+        found = []
+        for name, times in self.times.items():
+            for x, product in self._products(name):
+                frame = re.search(r"stack_frame_id=(\d+)", x.rest)
+                functions = self.frames.get(int(frame[1]), ()) if frame else ()
+                found.append(Matmul(*product, times, functions))
+        return found
+
+    def collectives(self, mesh: Mapping[str, int]) -> list[Collective]:
+        """Every collective that runs, on a mesh of those axis sizes, slowest first (the order of
+        `jax.sharding.Mesh.shape`, and of its devices)."""
+        found = []
+        for name, times in self.times.items():
+            body = self.computations[name]
+            shapes = {x.name: x.shape for x in body}
+            for at, x in enumerate(body):
+                kind, started = _kind(x)
+                if kind is None:
+                    continue
+                axes, group = _axes(x.rest, mesh)
+                between = self._meanwhile(body, at) if started else []
+                by_dtype: dict[str, int] = defaultdict(int)
+                for operand in (a for o in x.operands for a in shapes[o]):
+                    by_dtype[operand.dtype] += operand.bytes
+                for dtype, size in by_dtype.items():
+                    found.append(
+                        Collective(
+                            kind, dtype, size, _sent(kind, size, group), group, axes, times,
+                            started and '"is_sync":true' not in x.rest,
+                            len(between), sum(map(self._flops, between)), _source(x),
+                        )
+                    )  # fmt: skip
+        return found
+
+    def kernels(self, target: str) -> int:
+        """How often the program calls kernels whose custom-call target contains `target`."""
+        return sum(
+            times * sum(f'custom_call_target="{target}' in x.rest for x in self.computations[name])
+            for name, times in self.times.items()
+        )
+
+    def _meanwhile(self, body: list["_Instruction"], at: int) -> list["_Instruction"]:
+        """The kernels that stand between a start and its end."""
+        start, between = body[at], []
+        for x in body[at + 1 :]:
+            if start.name in x.operands and x.opcode.endswith("-done"):
+                break
+            if x.opcode in ("fusion", "custom-call", "while", "dot", "call", "conditional"):
+                between.append(x)
+        return between
+
+    def _products(self, name: str) -> Iterator[tuple["_Instruction", tuple[int, str, bool]]]:
+        body = self.computations[name]
+        shapes = {x.name: x.shape for x in body}
+        for x in body:
+            if x.opcode == "dot" or (x.opcode == "custom-call" and _CUBLAS.search(x.rest)):
+                left, right = (shapes[o][0] for o in x.operands[:2])
+                inner = math.prod(left.dims[i] for i in _dimensions(x.rest, "lhs_contracting"))
+                dtype = max((left, right), key=lambda a: a.bits).dtype
+                batched = bool(_dimensions(x.rest, "lhs_batch"))
+                yield x, (2 * math.prod(x.shape[0].dims) * inner, dtype, batched)
+
+    def _flops(self, x: "_Instruction") -> int:
+        """Of the matrix products in one run of a kernel, a loop or a called computation."""
+        total = 0
+        if x.opcode in ("dot", "custom-call") and x.name in self._flops_by_name:
+            total = self._flops_by_name[x.name]
+        for callee, trips in _callees(x):
+            total += trips * sum(map(self._flops, self.computations[callee]))
+        return total
+
+    @cached_property
+    def _flops_by_name(self) -> dict[str, int]:
+        found = (p for name in self.times for p in self._products(name))
+        return {x.name: product[0] for x, product in found}
+
+
+class _Array(NamedTuple):
+    dtype: str
+    dims: tuple[int, ...]
+
+    @property
+    def bits(self) -> int:
+        if self.dtype == "pred":
+            return 8
+        width = re.match(r"[a-z]+(\d+)", self.dtype)
+        return int(width[1]) if width else 0
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.dims) * self.bits // 8
+
+
+class _Instruction(NamedTuple):
+    name: str
+    shape: tuple[_Array, ...]
+    opcode: str
+    operands: tuple[str, ...]
+    rest: str
+
+
+_HEADER = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\{\s*$")
+_ASSIGNMENT = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = ")
+_ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\]")
+_OPCODE = re.compile(r"\s*([a-z][\w\-]*)\(")
+_TRIPS = re.compile(r'"?known_trip_count"?:\{"?n"?:"?(\d+)')
+_CUBLAS = re.compile(r'custom_call_target="__cublas')
+_CALLS = re.compile(r"(?:body|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_REPLICAS = re.compile(r"replica_groups=(\{\{.*?\}\}|\{\}|\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?)")
+_MESH = re.compile(r"replica_groups=mesh\[(.*?)\](?:, device_ids=\((.*?)\))? \{(.*?)\}")
+_PAIRS = re.compile(r"source_target_pairs=\{(\{.*?\})\}")
+
+
+def _instruction(line: str) -> _Instruction | None:
+    assignment = _ASSIGNMENT.match(line)
+    if not assignment:
+        return None
+    at = _end_of_type(line, assignment.end())
+    opcode = _OPCODE.match(line, at)
+    if not opcode:
+        return None
+    end = _closing(line, opcode.end() - 1)
+    operands = tuple(re.findall(r"%([\w.\-]+)", line[opcode.end() : end]))
+    dims = _ARRAY.findall(line[assignment.end() : at])
+    shape = tuple(_Array(kind, tuple(map(int, filter(None, d.split(","))))) for kind, d in dims)
+    return _Instruction(assignment[1], shape, opcode[1], operands, line[end + 1 :])
+
+
+def _end_of_type(line: str, at: int) -> int:
+    return _closing(line, at) + 1 if line[at] == "(" else line.index(" ", at)
+
+
+def _closing(line: str, at: int) -> int:
+    """Where the parenthesis that opens at `at` closes."""
+    depth = 0
+    for end in range(at, len(line)):
+        depth += (line[end] == "(") - (line[end] == ")")
+        if not depth:
+            return end
+    raise ValueError(f"A line of the program has an open parenthesis: {line[:200]}")
+
+
+def _callees(x: _Instruction) -> list[tuple[str, int]]:
+    """Computations that an instruction runs, and how often; not those that a reduction applies to
+    pairs of numbers."""
+    if x.opcode not in ("while", "fusion", "call", "conditional", "async-start"):
+        return []
+    trips = _TRIPS.search(x.rest) if x.opcode == "while" else None
+    names = _CALLS.findall(x.rest)
+    for branches in _BRANCHES.findall(x.rest):
+        names += [name.strip(" %") for name in branches.split(",")]
+    return [(name, int(trips[1]) if trips else 1) for name in names]
+
+
+def _kind(x: _Instruction) -> tuple[str | None, bool]:
+    """Which collective an instruction is or starts, and whether it starts one."""
+    started = x.opcode.endswith("-start")
+    kind = x.opcode.removesuffix("-start")
+    return (kind, started) if kind in KINDS else (None, False)
+
+
+def _sent(kind: str, size: int, group: int) -> int:
+    """Bytes that each device of a ring sends for operands of `size` bytes."""
+    if kind == "all-gather":
+        return size * (group - 1)
+    if kind in ("collective-permute", "collective-broadcast"):
+        return size
+    return size * (group - 1) // group * (2 if kind == "all-reduce" else 1)
+
+
+def _dimensions(rest: str, which: str) -> list[int]:
+    """Of a dot ("lhs_contracting_dims={1}") or of a cuBLAS call, which has them in JSON."""
+    found = re.search(which + r'_dim(?:ension)?s"?[=:][{\[]([^}\]]*)', rest)
+    return [int(i) for i in re.findall(r"\d+", found[1])] if found else []
+
+
+def _axes(rest: str, mesh: Mapping[str, int]) -> tuple[tuple[str, ...], int]:
+    """The mesh axes along which a collective's groups run, and devices in a group."""
+    sizes = tuple(mesh.values())
+    devices = math.prod(sizes)
+    if pairs := _PAIRS.search(rest):
+        groups = np.array([[int(i) for i in p] for p in re.findall(r"(\d+),(\d+)", pairs[1])])
+    else:
+        groups = _groups(rest, devices)
+    places = np.stack(np.unravel_index(groups, sizes), -1)
+    differs = (places != places[:, :1]).any((0, 1))
+    return tuple(name for name, d in zip(mesh, differs, strict=True) if d), groups.shape[1]
+
+
+def _groups(rest: str, devices: int) -> np.ndarray:
+    """Device numbers, one row a group."""
+    everyone = np.arange(devices)
+    if named := _MESH.search(rest):
+        return _mesh_groups(named[1], named[2], named[3], everyone)
+    written = _REPLICAS.search(rest)
+    if not written or written[1] == "{}":
+        return everyone[None]
+    if written[1].startswith("{"):
+        rows = re.findall(r"\{([\d,]+)\}", written[1])
+        return np.array([[int(i) for i in row.split(",")] for row in rows])
+    shape, _, iota = written[1].partition("<=")
+    return _iota(iota).reshape(_numbers(shape))
+
+
+def _mesh_groups(axes: str, ids: str | None, grouped: str, everyone: np.ndarray) -> np.ndarray:
+    """Groups written as axes of a mesh, such as mesh['a'=8,'b'=128] {'b'}; an axis may be a part of
+    one, "'b':(2)4" being the 4 after the slowest 2."""
+    names, sizes = zip(*re.findall(r"'([^']+)'=(\d+)", axes), strict=True)
+    dims: list[list[int]] = [[int(size)] for size in sizes]
+    taken = []
+    for name, before, size in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", grouped):
+        axis = names.index(name)
+        if size:
+            dims[axis] = [int(before), int(size), dims[axis][0] // (int(before) * int(size))]
+        taken.append((axis, 1 if size else 0))
+    starts = np.cumsum([0, *map(len, dims)])
+    last = [int(starts[axis]) + part for axis, part in taken]
+    order = everyone
+    if ids:
+        order = _iota(ids) if ids.startswith("[") else np.array(_numbers(ids))
+    grid = order.reshape([size for parts in dims for size in parts])
+    width = math.prod(grid.shape[i] for i in last)
+    return np.moveaxis(grid, last, range(-len(last), 0)).reshape(-1, width)
+
+
+def _iota(text: str) -> np.ndarray:
+    """Numbers written as "[128,8]T(1,0)": counted up, shaped, transposed."""
+    shape, _, order = text.partition("T")
+    dims = _numbers(shape)
+    numbers = np.arange(math.prod(dims)).reshape(dims)
+    return (numbers.transpose(_numbers(order)) if order else numbers).reshape(-1)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(i) for i in re.findall(r"\d+", text)]
+
+
+def _source(x: _Instruction) -> str:
+    name = re.search(r'op_name="([^"]*)"', x.rest)
+    return name[1] if name else x.name
+
+
+def _frames(text: str) -> dict[int, tuple[str, ...]]:
+    """Function names of each stack frame and its callers, from the tables at the text's head."""
+    head = text[: text.find("\n%")] if "\n%" in text else text
+
+    def table(name: str, pattern: str) -> dict[int, tuple[str, ...]]:
+        section = re.search(rf"^{name}\n((?:\d+ .*\n)+)", head, re.M)
+        rows = re.findall(rf"^(\d+) {pattern}", section[1], re.M) if section else []
+        return {int(number): tuple(rest) for number, *rest in rows}
+
+    names = table("FunctionNames", '"(.*)"')
+    places = table("FileLocations", r"\{.*function_name_id=(\d+)")
+    frames = table("StackFrames", r"\{file_location_id=(\d+)(?: parent_frame_id=(\d+))?")
+
+    first = frames.get(1, ("", "0"))[1] == "1"  # parents are numbered from 1, that is from none
+
+    def chain(number: int) -> tuple[str, ...]:
+        place, parent = frames[number]
+        (name,) = names[int(places[int(place)][0])]
+        above = int(parent or 0) - first
+        return (name, *(chain(above) if above in frames else ()))
+
+    return {number: chain(number) for number in frames}

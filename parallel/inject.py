@@ -1,0 +1,124 @@
+"""Faults on purpose, each at one rank and step: `kill@rank1:step50`.
+
+What a machine may do to a process, done by the process to itself, so that drills and tests strike
+at the same moment every time (as torchft's tests do). A fault strikes once in a run's life: a
+marker in the run's folder keeps it from striking the restarted run again.
+"""
+
+import os
+import re
+import resource
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import multihost_utils
+
+KINDS = {
+    "kill": "the process dies at once (SIGKILL)",
+    "stop": "the process is stopped (SIGSTOP)",
+    "stuck": "Python waits for ever",
+    "hang": "a collective is entered that the other processes never enter",
+    "term": "the process is told to stop (SIGTERM)",
+    "exception": "an error is raised",
+    "full": "the disk takes no more than a page of any file",
+    "nan": "the actions of a batch are not numbers (the caller makes them so)",
+}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What befalls which rank, just before it begins which step (counted from 0)."""
+
+    kind: str
+    rank: int
+    step: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}@rank{self.rank}:step{self.step}"
+
+
+_armed: list[Fault] = []
+_folder: Path | None = None
+
+
+def parse(text: str) -> list[Fault]:
+    """Faults of a list such as `kill@rank1:step50,nan@rank0:step60`.
+
+    Raises:
+      ValueError: it is none; names the part.
+    """
+    faults = []
+    for part in text.split(","):
+        found = re.fullmatch(r"(\w+)@rank(\d+):step(\d+)", part.strip())
+        if found is None or found[1] not in KINDS:
+            raise ValueError(
+                f"--inject: {part!r} is no fault; expected KIND@rankR:stepS, such as "
+                f"kill@rank1:step50, KIND one of {', '.join(KINDS)}."
+            )
+        faults.append(Fault(found[1], int(found[2]), int(found[3])))
+    return faults
+
+
+def arm(text: str, folder: Path) -> None:
+    """From now on `at` lets these faults happen, those that have not in the run of `folder`; ""
+    disarms.
+
+    Raises:
+      ValueError: as `parse`.
+    """
+    global _folder
+    _armed[:] = parse(text) if text else []
+    _folder = folder
+
+
+def at(step: int) -> str | None:
+    """Called before each step: lets what was armed for it happen here. Returns the kind of a fault
+    that is the caller's to carry out ("nan")."""
+    caller = None
+    for fault in _armed:
+        if (fault.rank, fault.step) == (jax.process_index(), step) and _first_time(fault):
+            print(f"inject: {fault} at {time.time():.3f}", file=sys.stderr, flush=True)
+            _happen(fault)
+            caller = fault.kind if fault.kind == "nan" else caller
+    return caller
+
+
+def spoilt(x: jax.Array) -> jax.Array:
+    """`x` with NaN in all that this process holds of it, for a fault of kind "nan"."""
+    parts = [shard.data * jnp.nan for shard in x.addressable_shards]
+    return jax.make_array_from_single_device_arrays(x.shape, x.sharding, parts)
+
+
+def _first_time(fault: Fault) -> bool:
+    assert _folder is not None
+    marker = _folder / "injected" / str(fault)
+    marker.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        marker.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _happen(fault: Fault) -> None:
+    match fault.kind:
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "term":
+            os.kill(os.getpid(), signal.SIGTERM)
+        case "stuck":
+            while True:
+                time.sleep(1)
+        case "hang":
+            multihost_utils.sync_global_devices(str(fault))
+        case "exception":
+            raise RuntimeError(f"{fault} was asked for with --inject.")
+        case "full":
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))

@@ -1,0 +1,225 @@
+"""The steps of a run from one state on, until the last, a signal to any host, or a bad step.
+
+Batches wait on the device ahead of time and metrics are read late, so neither data nor logging
+stops the device while they keep up. What a host decides, it decides by what all hosts read.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jax.sharding import Mesh
+from rich.console import Console
+
+from models.inputs import PackedBatch
+from parallel import inject
+from parallel.checkpoint import CheckpointWriter
+from parallel.distributed import host_count, host_index, put_batch
+from parallel.goodput import Ledger
+from parallel.hosts import HostFacts, any_host, put_facts
+from parallel.metrics import MetricsWriter
+from parallel.prefetch import GivenUp, Prefetcher
+from parallel.progress import StepLog
+from parallel.spikes import Policy, Spikes
+from parallel.step import TrainState
+from parallel.stop import StopSignals
+from parallel.watchdog import note
+
+Json = Any
+Fed = tuple[PackedBatch, Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class TrainerConfig:
+    """How long to train and what to do on the way; steps count updates.
+
+    Every step goes to metrics.jsonl, every `log_every`-th to TensorBoard. The last `keep`
+    checkpoints stay. `eval_every` 0 never evaluates. A batch is taken in `accumulation`
+    micro-batches; `prefetch` batches wait on the device. A step whose loss is not finite, or whose
+    gradient norm is above `spike_factor` times the recent median (0: no such limit), does not
+    change the state; the run then stops, skips it, or goes back to its last checkpoint and on from
+    there with the batches after the bad one.
+    """
+
+    steps: int = 1000
+    log_every: int = 10
+    save_every: int = 1000
+    keep: int = 3
+    eval_every: int = 0
+    accumulation: int = 1
+    seed: int = 0
+    prefetch: int = 2
+    on_bad_step: Policy = "stop"
+    spike_factor: float = 0.0
+
+
+@dataclass
+class Loop:
+    """What the steps of a run need, whichever state they go on from.
+
+    `saved` is the step of the last checkpoint; `stopped` the host that was told to stop and the
+    signal's number, once all know it.
+    """
+
+    config: TrainerConfig
+    directory: Path
+    mesh: Mesh
+    console: Console
+    batches: Callable[[int, Json], Iterator[Fed]]
+    position: Callable[[int], Json]
+    step: Any
+    on_eval: Callable[[int, TrainState, Callable[[], bool]], dict[str, float]] | None
+    stop: StopSignals
+    checkpoints: CheckpointWriter
+    ledger: Ledger
+    saved: int | None
+    stopped: tuple[int, int] | None = None
+    _compiled: Any = field(default=None, init=False)
+
+    def run(self, state: TrainState, start: int, record: Json) -> tuple[TrainState, int, int]:
+        """Trains on from `state` after `start` steps; returns the state, the steps made and how
+        many of them were skipped. `record` is what the checkpoint of `start` holds as its position
+        (`at_data`), None at the beginning.
+
+        Raises:
+          BadStep: what followed the last checkpoint is lost.
+          ValueError: the data ended.
+        """
+        config, record = self.config, record or at_data(None, 0, None)
+        spikes = Spikes(config.on_bad_step, config.spike_factor, record["bad_steps"])
+        seed, done, offset = np.uint32(config.seed % 2**32), start, record["offset"]
+        self.ledger.begin(start)
+        with ExitStack() as stack:
+            fed = self.batches(start + offset, record["data"])
+            source = stack.enter_context(
+                Prefetcher(fed, lambda b: (put_batch(b[0], self.mesh), b[1]), config.prefetch)
+            )
+            writer = None
+            if host_index() == 0:
+                writer = stack.enter_context(MetricsWriter(self.directory, start))
+            log = stack.enter_context(
+                StepLog(
+                    writer,
+                    self.console,
+                    start,
+                    config.steps,
+                    config.log_every,
+                    self.mesh,
+                    spikes,
+                    self.ledger.account,
+                )
+            )
+            begin = time.perf_counter()
+            item = self._next(source, done)
+            if item is not None and self._compiled is None:
+                self._compile(state, item[0], seed)
+            self.stopped = any_host(self.stop.number)
+            while done < config.steps and not self.stopped:
+                if done > start:
+                    begin = time.perf_counter()
+                    item = self._next(source, done) or item
+                    self.ledger.spend("data")
+                if self.stop.number and host_count() == 1:
+                    self.stopped = (0, self.stop.number)
+                    break
+                assert item is not None  # else this host was told to stop, and all have agreed
+                batch, info = item
+                if inject.at(done) == "nan":
+                    batch = replace(batch, actions=inject.spoilt(batch.actions))
+                self.checkpoints.check()
+                note("training", done + 1)
+                limit, busy = spikes.limit(done), time.perf_counter() - begin
+                facts = HostFacts(self.stop.number, limit, busy, source.wait)
+                state, metrics = self._compiled(state, batch, seed, put_facts(facts, self.mesh))
+                waits = {"data_wait": source.wait, "data_ready": source.ready}
+                log.started(done, begin, metrics, {**info, **waits})
+                done += 1
+                self._read(log)
+                if self.on_eval is not None and _due(done, config.eval_every):
+                    self._evaluate(done, state, log)
+                if _due(done, config.save_every):
+                    log.drain()
+                    self._read(log)
+                    if not self.stopped:
+                        self._save(done, state, offset, spikes)
+            log.drain()
+            self._read(log)
+            done = log.made
+            if done > start and done != self.saved:
+                self._save(done, state, offset, spikes)
+            note("saving")
+            self.checkpoints.wait()
+            self.ledger.spend("checkpoint")
+        return state, done, spikes.skipped
+
+    def _next(self, source: Prefetcher[Fed], done: int) -> Fed | None:
+        """The next batch; None once this host is told to stop."""
+        try:
+            return source.take(self.stop.told)
+        except GivenUp:
+            return None
+        except StopIteration:
+            raise ValueError(
+                f"The data ended after {done} of {self.config.steps} steps; batches must go on."
+            ) from None
+        except Exception as error:
+            if not self.stop.told():
+                raise
+            self.console.print(f"After the signal, the loader: {error!r}", soft_wrap=True)
+            return None  # the signal ended the loader's processes too; what was trained is saved
+
+    def _compile(self, state: TrainState, batch: PackedBatch, seed: Any) -> None:
+        """Apart from the first step, so that its time is known, and that a run told to stop
+        meanwhile leaves with nothing to save."""
+        self.ledger.spend("start")
+        note("compiling")
+        facts = put_facts(HostFacts(0, np.inf, 0, 0), self.mesh)
+        self._compiled = self.step.lower(state, batch, seed, facts).compile()
+        self.ledger.spend("compile")
+        note("training")
+
+    def _evaluate(self, done: int, state: TrainState, log: StepLog) -> None:
+        assert self.on_eval is not None
+        log.drain()
+        self._read(log)
+        if self.stopped:
+            return
+        note("evaluating")
+        found = self.on_eval(done, state, self._stopping)
+        note("training")
+        self.ledger.spend("evaluation")
+        if not self.stopped:
+            log.evaluated(done - 1, found)
+
+    def _stopping(self) -> bool:
+        """Whether any host was told to stop: all must ask at the same point of an evaluation."""
+        self.stopped = self.stopped or any_host(self.stop.number)
+        return self.stopped is not None
+
+    def _read(self, log: StepLog) -> None:
+        """Takes over what `log` has read."""
+        self.stopped = self.stopped or log.stopped
+        self.ledger.spend("step")
+        self.ledger.made(log.made)
+
+    def _save(self, done: int, state: TrainState, offset: int, spikes: Spikes) -> None:
+        note("saving")
+        position = at_data(self.position(done + offset), offset, spikes.record())
+        self.checkpoints.save(done, state, position)
+        note("training")
+        self.saved = done
+        self.ledger.spend("checkpoint")
+
+
+def at_data(data: Json, offset: int, bad_steps: Json) -> Json:
+    """Where a run stands besides its state, as its checkpoints hold it: the data's own position,
+    how many batches it is ahead of the steps, and the record of `Spikes`."""
+    return {"data": data, "offset": offset, "bad_steps": bad_steps}
+
+
+def _due(done: int, every: int) -> bool:
+    return every > 0 and done % every == 0

@@ -1,0 +1,57 @@
+"""Told to stop: what SIGTERM (a cluster that takes its machine back) and Ctrl-C mean to a run.
+
+A signal is only noted; the loop acts on it where all hosts can act alike. Installed after jax's own
+preemption notifier, which would swallow SIGTERM, these handlers replace its.
+"""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+
+class StopSignals:
+    """While entered, SIGTERM and Ctrl-C leave their number here; a second Ctrl-C interrupts."""
+
+    number: int = 0
+
+    def __enter__(self) -> "StopSignals":
+        self._previous: dict[signal.Signals, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._previous[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def told(self) -> bool:
+        """Whether this process was told to stop."""
+        return self.number != 0
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.number and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.number = number
+        os.write(2, b"\nSaving what was learnt and stopping; Ctrl-C aborts instead.\n")
+
+
+@contextmanager
+def leave_at_once() -> Iterator[None]:
+    """While entered (in the main thread), SIGTERM ends the program with exit code 0: for the time
+    before and after training, when there is nothing to save."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        os.write(2, b"\nStopped by SIGTERM; there was nothing to save.\n")
+        sys.exit(0)
+
+    previous = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)

@@ -1,0 +1,72 @@
+"""A run that saves after every step, killed at seeded random moments of its life."""
+
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from models.checkpoints import digests
+from parallel import checkpoint
+from parallel.metrics import read_metrics
+from tests.parallel import train_often
+from tests.parallel.toy import environment
+
+STEPS_PER_KILL = 8
+START_SECONDS = 5.0
+
+
+def losses(directory):
+    return [(line["step"], line["loss"]) for line in read_metrics(directory) if "loss" in line]
+
+
+def start(directory, steps):
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.parallel.train_often", str(directory), str(steps)],
+        env=environment(),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def kill(process, made, delay):
+    """Kills a process some seconds after it made so many batches."""
+    heard = []
+    while made and (line := process.stdout.readline()):
+        heard.append(line)
+        made -= line.startswith("batch ")
+    time.sleep(delay)
+    process.kill()
+    heard.append(process.communicate(timeout=60)[0])
+    assert process.returncode == -signal.SIGKILL, "".join(heard)
+
+
+@pytest.mark.parametrize(
+    "kills",
+    [pytest.param(5, marks=pytest.mark.slow), pytest.param(50, marks=pytest.mark.drill)],
+)
+def test_killed_runs_resume_and_repeat_every_step_alike(tmp_path, kills):
+    steps, rng = kills * STEPS_PER_KILL, random.Random(kills)
+    train_often.run(tmp_path / "uninterrupted", steps, save_every=steps)
+    expected, directory = losses(tmp_path / "uninterrupted"), tmp_path / "run"
+    folder = directory / "checkpoints"
+    for number in range(kills):
+        process = start(directory, steps)
+        if number % 5 == 4:
+            kill(process, 0, rng.uniform(0, START_SECONDS))
+        else:
+            kill(process, rng.randrange(1, STEPS_PER_KILL - 1), rng.uniform(0, 0.4))
+        saved = checkpoint.steps(folder)
+        assert [digests.damage(folder / str(step)) for step in saved] == [[]] * len(saved)
+        written = losses(directory)
+        assert written == expected[: len(written)]
+    assert 0 < saved[-1] < steps
+    process = start(directory, steps)
+    said = process.communicate(timeout=300)[0]
+    assert process.returncode == 0, said
+    assert f"Resuming {directory} at step {saved[-1]} of {steps}." in said
+    assert losses(directory) == expected
+    assert {path.name for path in folder.iterdir()} == {str(steps - 1), str(steps)}

@@ -1,0 +1,73 @@
+"""Run a command as several processes of one job on this machine, and keep it going.
+
+    python -m tools.launch -n 4 -- python -m tools.train --data PATH --preset tiny
+    python -m tools.launch -n 4 --max-restarts 3 -- python -m tools.train --data PATH
+    python -m tools.launch -n 8 --nodes 2 --node-rank 0 --coordinator host0:9000 -- python -m ...
+
+Every line that a process prints comes with its rank: `[2] ...`. When one fails, all are ended, and
+the first cause is printed last and gives the exit code. With --max-restarts the job then begins
+anew and goes on from the run's last checkpoint.
+"""
+
+import sys
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+from parallel import exits
+from parallel.supervisor import Plan, supervise
+
+
+@dataclass(frozen=True)
+class Options:
+    """How many processes, and what happens when one fails."""
+
+    processes: Annotated[int, tyro.conf.arg(aliases=["-n"])]
+    """Processes on this machine."""
+    devices_per_process: int | None = None
+    """Accelerators of each (an even share if not given), or, without any, forced CPU devices."""
+    max_restarts: int = 0
+    """How often a job that failed begins anew, from its last checkpoint."""
+    min_processes: int | None = None
+    """Begin anew without the process at fault, down to this many; else with as many as before."""
+    nodes: int = 1
+    """Machines of the job; run this command on each."""
+    node_rank: int = 0
+    """Which of them this one is."""
+    coordinator: str | None = None
+    """HOST:PORT of the first machine, alike on all; a free port of the loopback if not given."""
+
+
+def main() -> None:
+    """Command line."""
+    arguments = sys.argv[1:]
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    options = tyro.cli(
+        Options, args=arguments[:at], description=__doc__, prog="python -m tools.launch"
+    )
+    command = arguments[at + 1 :]
+    if not command:
+        print("error: give the command to run after --.", file=sys.stderr)
+        sys.exit(exits.REFUSED)
+    if command[0] == "python":
+        command[0] = sys.executable
+    plan = Plan(
+        command,
+        options.processes,
+        options.devices_per_process,
+        options.max_restarts,
+        options.min_processes,
+        options.nodes,
+        options.node_rank,
+        options.coordinator,
+    )
+    try:
+        sys.exit(supervise(plan))
+    except (ValueError, FileNotFoundError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(exits.REFUSED)
+
+
+if __name__ == "__main__":
+    main()
