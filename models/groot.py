@@ -340,7 +340,8 @@ _RULES = (
     (_STACK + r"(q|k|v|up|gate|down|modulation)/kernel$", PartitionSpec(None, "fsdp")),
     (_STACK + r"out/kernel$", PartitionSpec(None, None, None, "fsdp")),
     (r"^vision/(embed|head)/kernel$", PartitionSpec(None, "fsdp")),
-    (r"^dit/(time_in|time_out|modulation|out)/kernel$", PartitionSpec(None, "fsdp")),
+    (r"^dit/(time_in|time_out|out)/kernel$", PartitionSpec(None, "fsdp")),
+    (r"^dit/modulation/kernel$", PartitionSpec("fsdp")),
     (
         r"^(state_encoder/.*|action_encoder/.*|action_decoder/hidden)/kernel$",
         PartitionSpec(None, None, "fsdp"),

@@ -328,7 +328,8 @@ _RULES = (
     (r"(^|/)(bias|scale|lora_a|lora_b|fp8_history)$|^vision/position$", PartitionSpec()),
     (_STACK + r"(q|k|v|up|gate|down|modulation)/kernel(/q)?$", PartitionSpec(None, "fsdp")),
     (_STACK + r"out/kernel(/q)?$", PartitionSpec(None, None, None, "fsdp")),
-    (r"^vision/(embed|film|head)/kernel$|^expert/norm/.*kernel$", PartitionSpec(None, "fsdp")),
+    (r"^vision/(embed|head)/kernel$", PartitionSpec(None, "fsdp")),
+    (r"^vision/film/kernel$|^expert/norm/.*kernel$", PartitionSpec("fsdp")),
     (r"^(action_in|action_out|time_in|time_out|state_in)/kernel$", PartitionSpec()),
 )
 SHARDING_RULES = staged(_RULES, r"(language|expert)/layers/")
