@@ -130,7 +130,7 @@ def shortened(places):
 
 
 def test_dealing_out_places_keeps_every_one_of_them(monkeypatch):
-    monkeypatch.setattr(ring, "_RUN", 4)
+    monkeypatch.setattr(ring, "RUN", 4)
     before = batch(0)
     after = on(make_mesh(MeshConfig(context=4)), deal)(before)
     assert on(make_mesh(), deal)(before) is before
