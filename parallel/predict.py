@@ -125,8 +125,8 @@ class Prediction:
     """What a choice would cost; bytes and FLOPs are one device's, in one step.
 
     `memory`: bytes by what they hold. `parts`: seconds by what they are spent on, whose sum is
-    `step`. `crossing`: seconds that its NIC is busy. `mfu`: the model's own FLOPs (nothing recomputed) over what all chips could do in bf16
-    (f32 where the choice computes in it).
+    `step`. `crossing`: seconds that its NIC is busy. `mfu`: the model's own FLOPs (nothing
+    recomputed) over what all chips could do in bf16 (f32 where the choice computes in it).
     """
 
     choice: Choice
@@ -385,4 +385,7 @@ def _refusal(
                 return f"{sentence}; it fits {cluster.devices * times} devices as {way}."
     if least.memory["activations"] > least.bytes / 2:
         return f"{sentence}; shorten the rows (fewer --samples)."
-    return f"{sentence}; freeze parameters (optimizer.freeze, LoRA) or take chips with more memory."
+    return (
+        f"{sentence}; freeze parameters (optimizer.rates with factor 0, LoRA) or take chips with "
+        f"more memory."
+    )
