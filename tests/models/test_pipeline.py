@@ -144,6 +144,7 @@ def test_float8_histories_get_the_largest_magnitudes_of_all_micro_batches(microb
                     lambda x, w: (x + nnx.merge(graph, w)(x), None),
                     x,
                     weights,
+                    "full",
                     pipeline=Pipeline(microbatches, repeats),
                 )
             return (x**2).sum()
