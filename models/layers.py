@@ -19,7 +19,7 @@ from models import fp8
 from models.attention import Implementation
 from models.chunks import in_chunks
 from models.pipeline import Pipeline, circulate
-from models.sharding import axis_size, keep_rows
+from models.sharding import ROWS, axis_size, keep_rows
 
 Carry = TypeVar("Carry")
 Remat = Literal["none", "dots", "full"]
@@ -198,6 +198,7 @@ def scan_layers(
     rows: tuple[Any, ...] = (),
     cached: tuple[Any, ...] = (),
     pipeline: Pipeline | None = None,
+    axes: tuple[str, ...] = ROWS,
 ) -> tuple[Carry, Any]:
     """`x, left = layer(x, weights, *cached, *rows)` from layer to layer; returns the last x and
     what all layers left, stacked.
@@ -206,7 +207,7 @@ def scan_layers(
     or each layer's input alone ("full"). `stacked` [L, ...] are weights, `rows` [R, ...] what every
     layer reads of its rows, `cached` [L, R, ...] what each layer reads of its own; a layer takes
     nothing else that has rows. So on a mesh with stages the layers run as a `pipeline` (None: on
-    all stages alike), whose repeats take "none" for "dots".
+    all stages alike), whose repeats take "none" for "dots". The rows of x are split over `axes`.
 
     A few layers are unrolled, which spares a fifth of a small model's step (no copies of what
     backward needs); many are not, for the sake of compile time.
@@ -217,8 +218,8 @@ def scan_layers(
 
     def scan(layer: Any, x: Carry, stacked: Any, cached: Any, rows: Any) -> tuple[Carry, Any]:
         def step(x: Carry, xs: Any) -> tuple[Carry, Any]:
-            x, left = layer(keep_rows(x), xs[0], *xs[1], *rows)
-            return keep_rows(x), left
+            x, left = layer(keep_rows(x, axes), xs[0], *xs[1], *rows)
+            return keep_rows(x, axes), left
 
         if remat != "none":
             step = jax.checkpoint(step, policy=_POLICIES[remat], prevent_cse=False)
