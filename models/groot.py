@@ -348,7 +348,8 @@ _RULES = (
     (_STACK + r"((up|gate)/lora_a|down/lora_b)$", PartitionSpec()),
     (r"_blocks/modulation/kernel$", PartitionSpec(None, "fsdp")),
     (r"^vision/(embed|head)/kernel$", PartitionSpec(None, "fsdp")),
-    (r"^dit/(time_in|time_out|modulation|out)/kernel$", PartitionSpec(None, "fsdp")),
+    (r"^dit/(time_in|time_out|out)/kernel$", PartitionSpec(None, "fsdp")),
+    (r"^dit/modulation/kernel$", PartitionSpec("fsdp")),
     (
         r"^(state_encoder/.*|action_encoder/.*|action_decoder/hidden)/kernel$",
         PartitionSpec(None, None, "fsdp"),

@@ -13,16 +13,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from models import fp8
 from models.attention import Implementation
 from models.chunks import in_chunks
+from models.partial import ATTENTION
 from models.pipeline import Pipeline, circulate
 from models.sharding import ROWS, axis_size, keep_rows
 
 Carry = TypeVar("Carry")
-Remat = Literal["none", "dots", "full"]
+Remat = Literal["none", "dots", "qkv", "attention", "full"]
+"""What a stack keeps of each layer for backward, the most first: everything; the results of all
+products with weights and of attention; of attention and its projections, which leaves the wide
+feed-forward layer to be computed again; of attention alone, the dearest to repeat in a long row
+(the dense implementation keeps nothing); or the layer's input, which the others keep too."""
+
 Module = TypeVar("Module", bound=nnx.Module)
 _UNROLLED = 4
 
@@ -98,7 +105,10 @@ class Dense(nnx.Module):
         y = self._product(x.reshape(*batch, -1)).reshape(*batch, *self.outer)
         if hasattr(self, "lora_a"):
             y = y + self._adapter(x) * self.lora_scale
-        return y + self.bias[...].astype(self.dtype) if hasattr(self, "bias") else y
+        if hasattr(self, "bias"):
+            y = y + self.bias[...].astype(self.dtype)
+        of_attention = len(self.inner) + len(self.outer) > 2
+        return checkpoint_name(y, _QKV) if of_attention else y
 
     def _product(self, x: Float[Array, "*b i"]) -> Float[Array, "*b o"]:
         inner, kernel = math.prod(self.inner), cast(Any, self.kernel.get_value())
@@ -231,8 +241,14 @@ def scan_layers(
     return scan(layer, x, stacked, cached, rows)
 
 
+_QKV = "qkv"
+_names = jax.checkpoint_policies.save_only_these_names
 _POLICIES = {
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "dots": jax.checkpoint_policies.save_from_both_policies(
+        jax.checkpoint_policies.dots_with_no_batch_dims_saveable, _names(ATTENTION)
+    ),
+    "qkv": _names(_QKV, ATTENTION),
+    "attention": _names(ATTENTION),
     "full": jax.checkpoint_policies.nothing_saveable,
 }
 

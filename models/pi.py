@@ -332,7 +332,7 @@ _RULES = (
         rf"({_VISION}(q|k|v|up)|{_LAYERS}(q|up|gate))/kernel(/q)?$",
         PartitionSpec(None, "fsdp", "tensor"),
     ),
-    (rf"{_LAYERS}(k|v)/kernel(/q)?$|/modulation/kernel$", PartitionSpec(None, "fsdp")),
+    (rf"{_LAYERS}(k|v)/kernel(/q)?$|/norm[12]/modulation/kernel$", PartitionSpec(None, "fsdp")),
     (rf"({_VISION}|{_LAYERS})out/kernel(/q)?$", PartitionSpec(None, "tensor", None, "fsdp")),
     (rf"({_VISION}|{_LAYERS})down/kernel(/q)?$", PartitionSpec(None, "tensor", "fsdp")),
     (
@@ -341,7 +341,8 @@ _RULES = (
     ),
     (rf"{_LAYERS}(up|gate)/lora_b$", PartitionSpec(None, None, "tensor")),
     (rf"{_LAYERS}((k|v)/lora_[ab]|(up|gate)/lora_a|down/lora_b)$", PartitionSpec()),
-    (r"^vision/(embed|film|head)/kernel$", PartitionSpec(None, "fsdp")),
+    (r"^vision/(embed|head)/kernel$", PartitionSpec(None, "fsdp")),
+    (r"^vision/film/kernel$|^expert/norm/.*kernel$", PartitionSpec("fsdp")),
     (r"^(action_in|action_out|time_in|time_out|state_in)/kernel$", PartitionSpec()),
     (rf"^(?!{_VISION[1:]}(q|k|v|up)/).*bias$", PartitionSpec()),
 )

@@ -145,12 +145,12 @@ class Loop:
                     log.drain()
                     self._read(log)
                     if not self.stopped:
-                        self._save(done, state, offset, spikes)
+                        self._save(done, state, offset, spikes, log)
             log.drain()
             self._read(log)
             done = log.made
             if done > start and done != self.saved:
-                self._save(done, state, offset, spikes)
+                self._save(done, state, offset, spikes, log)
             note("saving")
             self.checkpoints.wait()
             self.ledger.spend("checkpoint")
@@ -193,7 +193,7 @@ class Loop:
         note("training")
         self.ledger.spend("evaluation")
         if not self.stopped:
-            log.evaluated(done - 1, found)
+            log.noted(done - 1, found)
 
     def _stopping(self) -> bool:
         """Whether any host was told to stop: all must ask at the same point of an evaluation."""
@@ -206,10 +206,13 @@ class Loop:
         self.ledger.spend("step")
         self.ledger.made(log.made)
 
-    def _save(self, done: int, state: TrainState, offset: int, spikes: Spikes) -> None:
+    def _save(
+        self, done: int, state: TrainState, offset: int, spikes: Spikes, log: StepLog
+    ) -> None:
         note("saving")
         position = at_data(self.position(done + offset), offset, spikes.record())
-        self.checkpoints.save(done, state, position)
+        blocked = self.checkpoints.save(done, state, position)
+        log.noted(done - 1, {"save_blocking_seconds": blocked})
         note("training")
         self.saved = done
         self.ledger.spend("checkpoint")

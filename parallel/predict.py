@@ -385,4 +385,7 @@ def _refusal(
                 return f"{sentence}; it fits {cluster.devices * times} devices as {way}."
     if least.memory["activations"] > least.bytes / 2:
         return f"{sentence}; shorten the rows (fewer --samples)."
-    return f"{sentence}; freeze parameters (optimizer.freeze, LoRA) or take chips with more memory."
+    return (
+        f"{sentence}; freeze parameters (optimizer.rates with factor 0, LoRA) or take chips with "
+        f"more memory."
+    )

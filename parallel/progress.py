@@ -94,8 +94,8 @@ class StepLog:
         if self._writer is not None:
             self._writer.flush()
 
-    def evaluated(self, step: int, metrics: dict[str, float]) -> None:
-        """Writes what an evaluation after the update of `step` found."""
+    def noted(self, step: int, metrics: dict[str, float]) -> None:
+        """Writes what was found after the update of `step`, by an evaluation or a save."""
         if self._writer is not None:
             self._writer.write(step, metrics)
 

@@ -52,7 +52,12 @@ def uninterrupted(tmp_path_factory):
 def test_every_step_is_logged_once_with_its_times(tmp_path, uninterrupted):
     assert [step for step, _ in uninterrupted] == list(range(12))
     run(tmp_path, config=replace(CONFIG, steps=4))
-    for line in read_metrics(tmp_path):
+    *lines, save = read_metrics(tmp_path)
+    assert len(lines) == 4
+    assert save.keys() == {"step", "save_blocking_seconds"}
+    assert save["step"] == 3
+    assert save["save_blocking_seconds"] > 0
+    for line in lines:
         assert {"grad_norm", "learning_rate", "count", "samples_per_second"} < line.keys()
         assert line["step_seconds"] > 0
         share = line["data_wait"] / line["step_seconds"]
@@ -70,6 +75,22 @@ def test_a_run_whose_data_failed_resumes_with_the_same_losses(tmp_path, uninterr
     assert checkpoint.latest(tmp_path / "checkpoints") == 4
     run(tmp_path, resume=True)
     assert losses(tmp_path) == uninterrupted
+
+
+def test_a_run_whose_last_checkpoint_is_damaged_goes_back_and_repeats_the_same(
+    tmp_path, uninterrupted, capsys
+):
+    with pytest.raises(OSError, match="disk lost at 10"):
+        run(tmp_path, source=failing_at(10))
+    file = next((tmp_path / "checkpoints" / "8" / "state" / "d").iterdir())
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    run(tmp_path, resume=True)
+    said = capsys.readouterr().out
+    assert f"Checkpoint 8 is damaged and was set aside as 8.damaged: {file} has digest" in said
+    assert f"Resuming {tmp_path} at step 4 of 12." in said
+    assert losses(tmp_path) == uninterrupted
+    assert checkpoint.steps(tmp_path / "checkpoints") == [4, 8, 12]
 
 
 def test_a_run_resumes_on_another_mesh(tmp_path, uninterrupted):
