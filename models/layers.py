@@ -213,8 +213,7 @@ def scan_layers(
     """`x, left = layer(x, weights, *cached, *rows)` from layer to layer; returns the last x and
     what all layers left, stacked.
 
-    For backward everything is kept ("none"), the results of matrix products with weights ("dots")
-    or each layer's input alone ("full"). `stacked` [L, ...] are weights, `rows` [R, ...] what every
+    `Remat` says what backward keeps. `stacked` [L, ...] are weights, `rows` [R, ...] what every
     layer reads of its rows, `cached` [L, R, ...] what each layer reads of its own; a layer takes
     nothing else that has rows. So on a mesh with stages the layers run as a `pipeline` (None: on
     all stages alike), whose repeats take "none" for "dots". The rows of x are split over `axes`.
