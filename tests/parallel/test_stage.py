@@ -126,7 +126,7 @@ def test_groot_on_stages_has_the_loss_and_gradients_of_one_device():
 
     one = run(make_mesh(devices=jax.devices()[:1]), GROOT)
     mesh = make_mesh(MeshConfig(data=2, stage=2), jax.devices()[:4])
-    for ours, other in zip(
-        *map(jax.tree.leaves, (run(mesh, piped(4, 1, GROOT)), one)), strict=True
-    ):
-        np.testing.assert_allclose(ours, other, rtol=1e-4, atol=1e-5 * np.abs(other).max())
+    leaves = [*zip(*map(jax.tree.leaves, (run(mesh, piped(4, 1, GROOT)), one)), strict=True)]
+    near = 1e-5 * max(np.abs(other).max() for _, other in leaves[1:])  # some gradients are 0
+    for ours, other in leaves:
+        np.testing.assert_allclose(ours, other, rtol=1e-4, atol=near)
