@@ -15,6 +15,7 @@ from models.groot import Groot, GrootConfig
 from models.layers import Compute
 from models.pi import SHARDING_RULES as PI_RULES
 from models.sharding import shardings
+from parallel.cost import axes_of
 from parallel.deviceless import Report, compile_step
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.optimizer import OptimizerConfig
@@ -66,15 +67,21 @@ def on_1024_in_float8() -> Report:
 
 
 def formula(model, rules, gpus: int) -> dict[tuple[str, ...], float]:
-    """Bytes that a GPU sends in a step, by kind and axes (docs/compile.md)."""
+    """Bytes that a GPU sends in a step, by kind and axes (docs/compile.md). GR00T's weights of one
+    embodiment each, which travel to the samples that need them, are not in it."""
     node = make_mesh(MeshConfig(data=1, fsdp=NODE), jax.devices()[:NODE])
     shapes = jax.eval_shape(model.init, KEY)
-    table = shapes["embedding"].size
-    cut = jax.tree.map(
-        lambda x, s: x.size * ("fsdp" in s.spec), shapes, shardings(shapes, rules, node)
-    )
-    weights = sum(jax.tree.leaves(cut)) - table
-    whole = sum(x.size for x in jax.tree.leaves(shapes)) - table - weights
+    table, whole, weights = shapes.pop("embedding").size, 0, 0
+    shapes = {
+        n: x for n, x in shapes.items() if not n.startswith(("state_en", "action_en", "action_de"))
+    }
+    for x, placed in zip(
+        jax.tree.leaves(shapes), jax.tree.leaves(shardings(shapes, rules, node)), strict=True
+    ):
+        if "fsdp" in axes_of(placed.spec):
+            weights += x.size
+        else:
+            whole += x.size
     if isinstance(model, Pi):  # of the last language layer only keys and values are computed
         last = shapes["language"]["layers"]
         unread = [last["attention"]["q"], last["attention"]["out"], *last["mlp"].values()]
@@ -100,11 +107,14 @@ def sent(report: Report) -> dict[tuple[str, ...], float]:
 def check_wire(report: Report, model, rules) -> None:
     """What must be so of every bf16 step on whole nodes."""
     expected, found = formula(model, rules, report.devices), sent(report)
-    assert sum(found.values()) == pytest.approx(sum(expected.values()), rel=0.05)
-    for which in (("all-gather", "fsdp"), ("reduce-scatter", "fsdp"), ("all-reduce", "data")):
-        assert found.get(which, 0) == pytest.approx(expected[which], rel=0.05), which
-    assert {kind for kind, *_ in found} <= {"all-gather", "reduce-scatter", "all-reduce"}
+    for which in (("all-gather", "fsdp"), ("reduce-scatter", "fsdp")):
+        assert found[which] == pytest.approx(expected[which], rel=0.05), which
     assert not report.loops
+    if isinstance(model, Pi):
+        which = ("all-reduce", "data")
+        assert found.get(which, 0) == pytest.approx(expected[which], rel=0.05)
+        assert sum(found.values()) == pytest.approx(sum(expected.values()), rel=0.05)
+        assert {kind for kind, *_ in found} <= {"all-gather", "reduce-scatter", "all-reduce"}
 
 
 def hidden(report: Report) -> float:
