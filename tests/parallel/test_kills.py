@@ -14,7 +14,9 @@ from parallel.metrics import read_metrics
 from tests.parallel import train_often
 from tests.parallel.toy import environment
 
+PROGRAM = (sys.executable, "-m", "tests.parallel.train_often")
 STEPS_PER_KILL = 8
+AHEAD = 3  # batches made before the first step
 START_SECONDS = 5.0
 
 
@@ -22,9 +24,9 @@ def losses(directory):
     return [(line["step"], line["loss"]) for line in read_metrics(directory) if "loss" in line]
 
 
-def start(directory, steps):
+def start(directory, steps, save_every=1):
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.parallel.train_often", str(directory), str(steps)],
+        [*PROGRAM, str(directory), str(steps), str(save_every)],
         env=environment(),
         text=True,
         stdout=subprocess.PIPE,
@@ -52,21 +54,26 @@ def test_killed_runs_resume_and_repeat_every_step_alike(tmp_path, kills):
     steps, rng = kills * STEPS_PER_KILL, random.Random(kills)
     train_often.run(tmp_path / "uninterrupted", steps, save_every=steps)
     expected, directory = losses(tmp_path / "uninterrupted"), tmp_path / "run"
-    folder = directory / "checkpoints"
+    folder, halfway = directory / "checkpoints", 0
     for number in range(kills):
         process = start(directory, steps)
         if number % 5 == 4:
             kill(process, 0, rng.uniform(0, START_SECONDS))
         else:
-            kill(process, rng.randrange(1, STEPS_PER_KILL - 1), rng.uniform(0, 0.4))
+            kill(process, AHEAD + rng.randrange(1, STEPS_PER_KILL - 1), rng.uniform(0, 0.4))
         saved = checkpoint.steps(folder)
         assert [digests.damage(folder / str(step)) for step in saved] == [[]] * len(saved)
+        halfway += any(folder.glob(".*.saving*"))
         written = losses(directory)
         assert written == expected[: len(written)]
     assert 0 < saved[-1] < steps
-    process = start(directory, steps)
+    assert halfway > kills // 10
+    every = steps // 4
+    process = start(directory, steps, every)
     said = process.communicate(timeout=300)[0]
     assert process.returncode == 0, said
     assert f"Resuming {directory} at step {saved[-1]} of {steps}." in said
     assert losses(directory) == expected
-    assert {path.name for path in folder.iterdir()} == {str(steps - 1), str(steps)}
+    assert checkpoint.steps(folder)[-1] == steps
+    assert all(path.name.isdigit() for path in folder.iterdir())
+    print(f"{kills} kills, {halfway} amid a save, {saved[-1]} steps made before the last")

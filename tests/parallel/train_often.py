@@ -1,4 +1,4 @@
-"""`python -m tests.parallel.train_often RUN STEPS`: the toy's run, saved after every step. It
+"""`python -m tests.parallel.train_often RUN STEPS SAVE_EVERY`: the toy's run, which
 begins or resumes, and says when it makes a batch, so that it can be killed at a chosen moment."""
 
 import sys
@@ -35,4 +35,4 @@ def run(directory: Path, steps: int, save_every: int) -> None:
 
 
 if __name__ == "__main__":
-    run(Path(sys.argv[1]), int(sys.argv[2]), save_every=1)
+    run(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
