@@ -118,10 +118,12 @@ class Watchdog:
             return
         what = f"{type(error).__name__}: {error}"
         code = exits.code(error, begun=_now.phase not in ("starting", "preparing"))
-        first = self._announce({"rank": self._rank, "what": what, "code": exits.PEER_LOST})
+        others = exits.PEER_LOST if code else 0  # 0: told to stop before there was work to save
+        first = self._announce({"rank": self._rank, "what": what, "code": others})
         if first["rank"] != self._rank:  # what this process met is an echo
-            self._follow({**first, "code": exits.PEER_LOST})
-        _report(self._rank, what)
+            self._follow(first if not first["code"] else {**first, "code": exits.PEER_LOST})
+        if code:
+            _report(self._rank, what)
         if isinstance(error, ValueError | FileNotFoundError):
             print(f"error: {error}", file=sys.stderr, flush=True)
         elif not isinstance(error, SystemExit):
@@ -203,9 +205,11 @@ class Watchdog:
 
     def _follow(self, verdict: dict) -> None:
         """Says what ended the job and where this process stood, and ends it."""
-        _report(verdict["rank"], verdict["what"])
+        if verdict["code"]:
+            _report(verdict["rank"], verdict["what"])
         stalled = verdict["code"] == exits.STALLED
-        what = verdict["what"] if stalled else f"rank {verdict['rank']} failed: {verdict['what']}"
+        ended = "failed" if verdict["code"] else "ended"
+        what = verdict["what"] if stalled else f"rank {verdict['rank']} {ended}: {verdict['what']}"
         print(f"watchdog at {time.time():.3f}: {what}", file=sys.stderr, flush=True)
         if stalled:
             main = sys._current_frames()[threading.main_thread().ident or 0]
