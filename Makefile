@@ -1,8 +1,10 @@
 # Two commands: `make demo` (record, train, evaluate, report) and `make test` (lint, types, tests).
 # `make fuzz` reads thousands of damaged datasets: an error or the right data, never a wrong frame.
 # `make drill` kills runs at random moments until they have all come through.
-# `make test-h100` compiles for an H100 without one (0.6 GB of NVIDIA's compiler, no driver, no GPU).
+# `make test-h100` compiles for an H100 without one (0.6 GB of NVIDIA's compiler, no driver, no GPU);
+# `make test EXTRAS=dev,plan` installs that compiler from the start, and its tests are not skipped.
 PYTHON ?= python3
+EXTRAS ?= dev
 BIN := .venv/bin
 
 .PHONY: demo test fuzz drill test-h100 lint install
@@ -19,8 +21,8 @@ drill: install
 	$(BIN)/python -m pytest -m drill
 
 test-h100: install
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,deviceless]'
-	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -k 'h100 or deviceless'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,plan]'
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -k 'h100 or deviceless or budgets'
 
 lint: install
 	$(BIN)/ruff check .
@@ -30,5 +32,5 @@ lint: install
 install: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	touch $@

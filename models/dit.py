@@ -17,11 +17,11 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from models.attention import attend
+from models.attention import attend, attend_locally
 from models.gemma import Cache
 from models.layers import Compute, Dense, Lora, Remat, feed_forward, scan_layers, stack_layers
 from models.pipeline import apart
-from models.sharding import axis_size
+from models.sharding import ROWS, axis_size, constrain, dividing
 
 LOG_10000 = np.log(np.float32(10_000))
 _TIME_WIDTH = 256
@@ -61,6 +61,7 @@ class Adapter(nnx.Module):
 
         def layer(x: Array, weights: Any, segment: Array) -> tuple[Array, None]:
             block = nnx.merge(graph, weights)
+            x = constrain(x, ROWS, "context")
             y = block.norm1(x)
             seen = attend(
                 block.q(y),
@@ -130,6 +131,7 @@ class DiT(nnx.Module):
         r, samples, chunks, tokens, _ = x.shape
         segment = jnp.repeat(jnp.arange(1, samples + 1), chunks * tokens)
         segment = jnp.broadcast_to(segment, (r, segment.size))
+        over = dividing(samples, "context")
         (cross_graph, cross_weights), (self_graph, self_weights) = (
             nnx.split(blocks) for blocks in (self.cross_blocks, self.self_blocks)
         )
@@ -138,8 +140,9 @@ class DiT(nnx.Module):
             x: Array, weights: Any, k: Array, v: Array, *rows: Array, read: int = tokens
         ) -> tuple[Array, None]:
             cross, among = nnx.merge(cross_graph, weights[0]), nnx.merge(self_graph, weights[1])
+            x = constrain(x, ROWS, over)
             time, segment, cached_segment = rows
-            own = jnp.ones((x[..., 0, 0].size, tokens), jnp.int32)
+            own = jnp.ones((len(x), samples * chunks, tokens), jnp.int32)
             q = cross.q(cross.modulated(x, time))
             seen = attend(
                 q.reshape(len(x), -1, *q.shape[4:]),
@@ -148,14 +151,15 @@ class DiT(nnx.Module):
                 segment,
                 cached_segment,
                 implementation=self.compute.attention,
+                split_queries=bool(over),
             )
             x = cross.mlp(x + cross.out(seen.out.reshape(q.shape)))
             y = among.modulated(x, time)
             q, k, v = among.q(y[..., -read:, :]), among.k(y), among.v(y)
-            q, k, v = (z.reshape(-1, *z.shape[3:]) for z in (q, k, v))
-            seen = attend(q, k, v, own[:, -read:], own, implementation="dense")
+            q, k, v = (z.reshape(len(x), -1, *z.shape[3:]) for z in (q, k, v))
+            seen = jax.vmap(attend_locally)(q, k, v, own[..., -read:], own)
             x = x[..., -read:, :]
-            out = among.out(seen.out.reshape(*x.shape[:-1], *seen.out.shape[2:]))
+            out = among.out(seen.out.reshape(*x.shape[:-1], *seen.out.shape[3:]))
             return among.mlp(x + out), None
 
         rows, stacked = (time, segment, cache.segment), (cross_weights, self_weights)

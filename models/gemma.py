@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from models.attention import attend, merge
+from models.attention import attend, attend_locally, merge
 from models.layers import (
     AdaRMSNorm,
     Compute,
@@ -29,7 +29,8 @@ from models.layers import (
     scan_layers,
     stack_layers,
 )
-from models.sharding import axis_size
+from models.ring import append
+from models.sharding import ROWS, axis_size, constrain, dividing
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,11 @@ class Cache(NamedTuple):
     segment: Int[Array, "r p"]
 
     def extend(self, other: "Cache") -> "Cache":
-        """Both caches' places, one after the other."""
+        """Both caches' places, the other's behind this one's on each device that has some."""
         return Cache(
-            jnp.concatenate([self.k, other.k], axis=2),
-            jnp.concatenate([self.v, other.v], axis=2),
-            jnp.concatenate([self.segment, other.segment], axis=1),
+            append(self.k, other.k, axis=2),
+            append(self.v, other.v, axis=2),
+            append(self.segment, other.segment, axis=1),
         )
 
 
@@ -121,6 +122,7 @@ class Prefix(nnx.Module):
             x: Array, weights: Any, segment: Array, position: Array
         ) -> tuple[Array, tuple[Array, Array]]:
             block = nnx.merge(graph, weights)
+            x = constrain(x, ROWS, "context")
             y = block.norm1(x)
             k, v = block.attention.keys_values(y, position)
             q = block.attention.queries(y, position)
@@ -137,7 +139,8 @@ class Prefix(nnx.Module):
             pipeline=self.compute.pipeline,
         )
         if axis_size("stage") > 1:
-            return Cache(*scan(weights)[1], segment)
+            k, v = scan(weights)[1]
+            return Cache(k, v, segment)
         x, (k, v) = scan(jax.tree.map(lambda w: w[:-1], weights))
         last = nnx.merge(graph, jax.tree.map(lambda w: w[-1], weights))
         last_k, last_v = last.attention.keys_values(last.norm1(x), position)
@@ -164,16 +167,18 @@ class Prefix(nnx.Module):
         place = start + jnp.arange(new)
         length = (cache.segment[:, None] == slot[:, None]).sum(-1)
         total = new if own is None else own[0].shape[3]
+        over = dividing(samples, "context")
         graph, weights = nnx.split(self.layers)
 
         def layer(
             x: Array, weights: Any, cached_k: Array, cached_v: Array, own: Any, *rows: Array
         ) -> tuple[Array, Any]:
             block = nnx.merge(graph, weights)
+            x = constrain(x, ROWS, over)
             position, cached_segment = rows
             segment = jnp.broadcast_to(jnp.repeat(slot, new), (len(x), samples * new))
             q_place, kv_place = (
-                jnp.broadcast_to(p, (len(x) * samples, len(p))) for p in (place, jnp.arange(total))
+                jnp.broadcast_to(p, (len(x), samples, len(p))) for p in (place, jnp.arange(total))
             )
             y = block.norm1(x)
             q = block.attention.queries(y, position)
@@ -190,18 +195,16 @@ class Prefix(nnx.Module):
                 segment,
                 cached_segment,
                 implementation=self.compute.attention,
+                split_queries=bool(over),
             )
-            own_q, own_k, own_v = (z.reshape(-1, *z.shape[2:]) for z in (q, k, v))
-            among = attend(
-                own_q,
-                own_k,
-                own_v,
+            among = jax.vmap(attend_locally)(
+                q,
+                k,
+                v,
                 jnp.ones_like(q_place),
                 jnp.ones_like(kv_place),
                 q_position=q_place,
                 kv_position=kv_place,
-                causal=True,
-                implementation="dense",
             )
             among = jax.tree.map(lambda a, b: a.reshape(b.shape), among, before)
             x = x + block.attention.out(merge(before, among).out.reshape(q.shape))
@@ -256,6 +259,7 @@ class Expert(nnx.Module):
         position = length[:, :, None, None] + jnp.arange(horizon)
         position = jnp.broadcast_to(position, x.shape[:-1])
         segment = jnp.broadcast_to(jnp.repeat(slot, chunks * horizon), (r, x[0, ..., 0].size))
+        over = dividing(samples, "context")
         graph, weights = nnx.split(self.layers)
         implementation = self.compute.attention
 
@@ -263,18 +267,25 @@ class Expert(nnx.Module):
             x: Array, weights: Any, cached_k: Array, cached_v: Array, *rows: Any
         ) -> tuple[Array, tuple[Array, Array]]:
             block = nnx.merge(graph, weights)
+            x = constrain(x, ROWS, over)
             condition, position, segment, cached_segment = rows
             r = len(x)
-            own = jnp.ones((r * samples * chunks, horizon), jnp.int32)
+            own = jnp.ones((r, samples * chunks, horizon), jnp.int32)
             y, gate = _normed(block.norm1, x, condition)
             q = block.attention.queries(y, position)
             k, v = block.attention.keys_values(y, position)
-            chunk_q, chunk_k, chunk_v = (z.reshape(-1, horizon, *z.shape[4:]) for z in (q, k, v))
+            own_q, own_k, own_v = (z.reshape(r, -1, horizon, *z.shape[4:]) for z in (q, k, v))
             row_q, row_k, row_v = (z.reshape(r, -1, *z.shape[4:]) for z in (q, k, v))
             seen = attend(
-                row_q, cached_k, cached_v, segment, cached_segment, implementation=implementation
+                row_q,
+                cached_k,
+                cached_v,
+                segment,
+                cached_segment,
+                implementation=implementation,
+                split_queries=bool(over),
             )
-            among = attend(chunk_q, chunk_k, chunk_v, own, own, implementation="dense")
+            among = jax.vmap(attend_locally)(own_q, own_k, own_v, own, own)
             among = jax.tree.map(lambda a, s: a.reshape(s.shape), among, seen)
             x = x + gate * block.attention.out(merge(seen, among).out.reshape(q.shape))
             y, gate = _normed(block.norm2, x, condition)

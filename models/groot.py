@@ -26,7 +26,8 @@ from models.inputs import Layout, PackedBatch
 from models.layers import Compute
 from models.pipeline import staged
 from models.qwen3 import Qwen, QwenConfig
-from models.sharding import look_up
+from models.ring import deal
+from models.sharding import ROWS, constrain, look_up
 from models.siglip import Siglip, SiglipConfig
 
 _BUCKETS = 1000
@@ -228,10 +229,12 @@ class _Modules(nnx.Module):
         text = look_up(self.embedding[...], batch.text).astype(self.dtype)
         every = jnp.concatenate([images.reshape(rows, -1, text.shape[-1]), text], axis=1)
         x = jnp.take_along_axis(every, batch.prefix_source[..., None], axis=1)
+        x = constrain(x, ROWS, "context")
         return self.language(x, batch.prefix_segment, batch.prefix_position)
 
     def observe(self, batch: PackedBatch) -> _Observed:
         """Runs everything that does not depend on the actions."""
+        batch = deal(batch)
         segment = batch.prefix_segment
         if self.config.padding == "released":
             if batch.state.shape[1] != 1:
@@ -329,23 +332,31 @@ def _project(
     return jnp.einsum("rk...i,rkio->rk...o", x, kernel)
 
 
-_STACK = r"^(vision/blocks|language/layers|adapter/blocks|dit/(cross|self)_blocks)/(.*/)?"
+_STACK = r"^(vision/blocks|language/layers/(attention|mlp)|adapter/blocks|dit/(cross|self)_blocks)/"
 
 _RULES = (
-    (r"^embedding$", PartitionSpec("fsdp")),
+    (r"^embedding$", PartitionSpec(("tensor", "fsdp"))),
+    (r"/(scale|fp8_history)$|^vision/position$|^positions$|^future_tokens$", PartitionSpec()),
+    (_STACK + r"(q|k|v|up|gate)/kernel$", PartitionSpec(None, "fsdp", "tensor")),
+    (_STACK + r"out/kernel$", PartitionSpec(None, "tensor", None, "fsdp")),
+    (_STACK + r"down/kernel$", PartitionSpec(None, "tensor", "fsdp")),
     (
-        r"/(bias|scale|lora_a|lora_b|fp8_history)$|^vision/position$|^positions$|^future_tokens$",
-        PartitionSpec(),
+        _STACK + r"((q|k|v|out)/lora_[ab]|down/lora_a|(q|k|v|up)/bias)$",
+        PartitionSpec(None, "tensor"),
     ),
-    (_STACK + r"(q|k|v|up|gate|down|modulation)/kernel$", PartitionSpec(None, "fsdp")),
-    (_STACK + r"out/kernel$", PartitionSpec(None, None, None, "fsdp")),
+    (_STACK + r"(up|gate)/lora_b$", PartitionSpec(None, None, "tensor")),
+    (_STACK + r"((up|gate)/lora_a|down/lora_b)$", PartitionSpec()),
+    (r"_blocks/modulation/kernel$", PartitionSpec(None, "fsdp")),
     (r"^vision/(embed|head)/kernel$", PartitionSpec(None, "fsdp")),
-    (r"^dit/(time_in|time_out|modulation|out)/kernel$", PartitionSpec(None, "fsdp")),
+    (r"^dit/(time_in|time_out|out)/kernel$", PartitionSpec(None, "fsdp")),
+    (r"^dit/modulation/kernel$", PartitionSpec("fsdp")),
     (
         r"^(state_encoder/.*|action_encoder/.*|action_decoder/hidden)/kernel$",
         PartitionSpec(None, None, "fsdp"),
     ),
     (r"^action_decoder/out/kernel$", PartitionSpec(None, "fsdp")),
+    (rf"^(?!({_STACK[1:]})(q|k|v|up)/).*bias$", PartitionSpec()),
 )
 SHARDING_RULES = staged(_RULES, r"(language/layers|adapter/blocks|dit/(cross|self)_blocks)/")
-"""Where each parameter is cut; every parameter matches exactly one rule."""
+"""Where each parameter is cut; every parameter matches exactly one rule. Heads and hidden units are
+split over "tensor"."""

@@ -13,16 +13,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from models import fp8
 from models.attention import Implementation
 from models.chunks import in_chunks
+from models.partial import ATTENTION
 from models.pipeline import Pipeline, circulate
-from models.sharding import axis_size, keep_rows
+from models.sharding import ROWS, axis_size, keep_rows
 
 Carry = TypeVar("Carry")
-Remat = Literal["none", "dots", "full"]
+Remat = Literal["none", "dots", "qkv", "attention", "full"]
+"""What a stack keeps of each layer for backward, the most first: everything; the results of all
+products with weights and of attention; of attention and its projections, which leaves the wide
+feed-forward layer to be computed again; of attention alone, the dearest to repeat in a long row
+(the dense implementation keeps nothing); or the layer's input, which the others keep too."""
+
 Module = TypeVar("Module", bound=nnx.Module)
 _UNROLLED = 4
 
@@ -98,7 +105,10 @@ class Dense(nnx.Module):
         y = self._product(x.reshape(*batch, -1)).reshape(*batch, *self.outer)
         if hasattr(self, "lora_a"):
             y = y + self._adapter(x) * self.lora_scale
-        return y + self.bias[...].astype(self.dtype) if hasattr(self, "bias") else y
+        if hasattr(self, "bias"):
+            y = y + self.bias[...].astype(self.dtype)
+        of_attention = len(self.inner) + len(self.outer) > 2
+        return checkpoint_name(y, _QKV) if of_attention else y
 
     def _product(self, x: Float[Array, "*b i"]) -> Float[Array, "*b o"]:
         inner, kernel = math.prod(self.inner), cast(Any, self.kernel.get_value())
@@ -198,40 +208,46 @@ def scan_layers(
     rows: tuple[Any, ...] = (),
     cached: tuple[Any, ...] = (),
     pipeline: Pipeline | None = None,
+    axes: tuple[str, ...] = ROWS,
 ) -> tuple[Carry, Any]:
     """`x, left = layer(x, weights, *cached, *rows)` from layer to layer; returns the last x and
     what all layers left, stacked.
 
-    For backward everything is kept ("none"), the results of matrix products with weights ("dots")
-    or each layer's input alone ("full"). `stacked` [L, ...] are weights, `rows` [R, ...] what every
-    layer reads of its rows, `cached` [L, R, ...] what each layer reads of its own; a layer takes
-    nothing else that has rows. So on a mesh with stages the layers run as a `pipeline` (None: on
-    all stages alike), whose repeats take "none" for "dots".
+    For backward is kept what `remat` says. `stacked` [L, ...] are weights, `rows` [R, ...] what
+    every layer reads of its rows, `cached` [L, R, ...] what each layer reads of its own; a layer
+    takes nothing else that has rows. So on a mesh with stages the layers run as a `pipeline` (None:
+    on all stages alike), whose repeats take "none" for "dots". The rows of x are split over `axes`.
 
     A few layers are unrolled, which spares a fifth of a small model's step (no copies of what
     backward needs); many are not, for the sake of compile time.
     """
-    staged = pipeline is not None and axis_size("stage") > 1
-    if staged and remat == "none" and pipeline.repeats > 1:
+    pipeline = pipeline if axis_size("stage") > 1 else None
+    if pipeline is not None and remat == "none" and pipeline.repeats > 1:
         remat = "dots"
 
     def scan(layer: Any, x: Carry, stacked: Any, cached: Any, rows: Any) -> tuple[Carry, Any]:
         def step(x: Carry, xs: Any) -> tuple[Carry, Any]:
-            x, left = layer(keep_rows(x), xs[0], *xs[1], *rows)
-            return keep_rows(x), left
+            x, left = layer(keep_rows(x, axes), xs[0], *xs[1], *rows)
+            return keep_rows(x, axes), left
 
         if remat != "none":
             step = jax.checkpoint(step, policy=_POLICIES[remat], prevent_cse=False)
         unroll = remat == "none" and len(jax.tree.leaves(stacked)[0]) <= _UNROLLED
         return jax.lax.scan(step, x, (stacked, cached), unroll=unroll)
 
-    if staged:
+    if pipeline is not None:
         return circulate(scan, layer, x, stacked, cached, rows, pipeline)
     return scan(layer, x, stacked, cached, rows)
 
 
+_QKV = "qkv"
+_names = jax.checkpoint_policies.save_only_these_names
 _POLICIES = {
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "dots": jax.checkpoint_policies.save_from_both_policies(
+        jax.checkpoint_policies.dots_with_no_batch_dims_saveable, _names(ATTENTION)
+    ),
+    "qkv": _names(_QKV, ATTENTION),
+    "attention": _names(ATTENTION),
     "full": jax.checkpoint_policies.nothing_saveable,
 }
 

@@ -10,7 +10,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
+
+ATTENTION = "attention"
+"""What a remat policy calls the results that `differentiable` keeps for backward."""
 
 MASKED = -1e30
 """Log-sum-exp of a query that sees no key; finite, so that gradients stay so."""
@@ -48,7 +52,7 @@ def differentiable(
         return forward(*inputs)
 
     def saved(*inputs: Any) -> tuple[Partial, Any]:
-        result = forward(*inputs)
+        result = checkpoint_name(forward(*inputs), ATTENTION)
         return result, (inputs, result)
 
     def gradients(saved: Any, cotangent: Partial) -> tuple[Any, ...]:

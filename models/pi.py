@@ -23,7 +23,8 @@ from models.inputs import ACTION_TOKENS, SUBTASK, Layout, PackedBatch
 from models.layers import Compute, sincos_embedding
 from models.pipeline import staged
 from models.processor import StateInput
-from models.sharding import look_up
+from models.ring import deal
+from models.sharding import ROWS, constrain, look_up
 from models.siglip import Siglip, SiglipConfig
 from models.tokenizer import SMALLEST_VOCABULARY
 
@@ -256,7 +257,7 @@ class _Modules(nnx.Module):
     def read(self, batch: PackedBatch) -> tuple[Float[Array, "r k l w"] | None, Cache]:
         """The language model over prefix and targets: the targets' last hidden states, and the keys
         and values of the prefix and, of the targets, the subtask."""
-        config = self.config
+        config, batch = self.config, deal(batch)
         rows, slots = batch.images.shape[:2]
         places = config.vision.tokens(config.image_size)
         text = self.embedded(batch.text)
@@ -267,6 +268,7 @@ class _Modules(nnx.Module):
             tokens.append(self.state_in(batch.state).astype(self.dtype))
         every = jnp.concatenate(tokens, axis=1)
         x = jnp.take_along_axis(every, batch.prefix_source[..., None], axis=1)
+        x = constrain(x, ROWS, "context")
         cache = self.language(x, batch.prefix_segment, batch.prefix_position)
         if not batch.targets.shape[2]:
             return None, cache
@@ -321,18 +323,32 @@ class _Modules(nnx.Module):
         )
 
 
-_STACK = r"^(vision/blocks|language/layers|expert/layers)/(.*/)?"
+_VISION, _LAYERS = r"^vision/blocks/", r"^(language|expert)/layers/(attention|mlp)/"
 
 _RULES = (
-    (r"^embedding$", PartitionSpec("fsdp")),
-    (r"(^|/)(bias|scale|lora_a|lora_b|fp8_history)$|^vision/position$", PartitionSpec()),
-    (_STACK + r"(q|k|v|up|gate|down|modulation)/kernel(/q)?$", PartitionSpec(None, "fsdp")),
-    (_STACK + r"out/kernel(/q)?$", PartitionSpec(None, None, None, "fsdp")),
-    (r"^vision/(embed|film|head)/kernel$|^expert/norm/.*kernel$", PartitionSpec(None, "fsdp")),
+    (r"^embedding$", PartitionSpec(("tensor", "fsdp"))),
+    (r"/(scale|fp8_history)$|^vision/position$", PartitionSpec()),
+    (
+        rf"({_VISION}(q|k|v|up)|{_LAYERS}(q|up|gate))/kernel(/q)?$",
+        PartitionSpec(None, "fsdp", "tensor"),
+    ),
+    (rf"{_LAYERS}(k|v)/kernel(/q)?$|/norm[12]/modulation/kernel$", PartitionSpec(None, "fsdp")),
+    (rf"({_VISION}|{_LAYERS})out/kernel(/q)?$", PartitionSpec(None, "tensor", None, "fsdp")),
+    (rf"({_VISION}|{_LAYERS})down/kernel(/q)?$", PartitionSpec(None, "tensor", "fsdp")),
+    (
+        rf"{_LAYERS}((q|out)/lora_[ab]|down/lora_a)$|{_VISION}(q|k|v|up)/bias$",
+        PartitionSpec(None, "tensor"),
+    ),
+    (rf"{_LAYERS}(up|gate)/lora_b$", PartitionSpec(None, None, "tensor")),
+    (rf"{_LAYERS}((k|v)/lora_[ab]|(up|gate)/lora_a|down/lora_b)$", PartitionSpec()),
+    (r"^vision/(embed|head)/kernel$", PartitionSpec(None, "fsdp")),
+    (r"^vision/film/kernel$|^expert/norm/.*kernel$", PartitionSpec("fsdp")),
     (r"^(action_in|action_out|time_in|time_out|state_in)/kernel$", PartitionSpec()),
+    (rf"^(?!{_VISION[1:]}(q|k|v|up)/).*bias$", PartitionSpec()),
 )
 SHARDING_RULES = staged(_RULES, r"(language|expert)/layers/")
-"""Where each parameter is cut; every parameter matches exactly one rule."""
+"""Where each parameter is cut; every parameter matches exactly one rule. Heads and hidden units are
+split over "tensor", but for the one key-value head that all queries share."""
 
 PI0 = PiConfig(state_input="suffix", time="input")
 """π0's architecture at its released sizes."""

@@ -25,6 +25,7 @@ from models.layers import (
     scan_layers,
     stack_layers,
 )
+from models.sharding import ROWS, constrain
 
 _ROTARY_BASE = 1e6
 
@@ -58,6 +59,7 @@ class Qwen(nnx.Module):
 
         def layer(x: Array, weights: Any, segment: Array, position: Array) -> tuple[Array, None]:
             block = nnx.merge(graph, weights)
+            x = constrain(x, ROWS, "context")
             q, k, v = block.attention(block.norm1(x), position)
             seen = attend(
                 q,

@@ -24,7 +24,7 @@ from models.partial import MASKED, Partial, differentiable, merge
 from models.sharding import ROWS, axis_size
 
 _AXES = (*ROWS, "context", "tensor")
-_RUN = 64
+RUN = 64
 """A tile of the GPU's kernels. Of runs from 1 to a device's whole share, this left the slowest
 device the fewest blocks to visit (`tests/models/test_ring.py`)."""
 
@@ -81,7 +81,7 @@ def spread(kernel: Kernel, arrays: tuple[Any, ...], split_queries: bool) -> Part
 
 
 def deal(batch: PackedBatch) -> PackedBatch:
-    """The batch with the places of its prefixes in another order: runs of up to `_RUN` places go
+    """The batch with the places of its prefixes in another order: runs of up to `RUN` places go
     to the devices along "context" in turn. Segments and positions go along, so what changes is
     only which device holds what.
 
@@ -96,7 +96,7 @@ def deal(batch: PackedBatch) -> PackedBatch:
             f"A row's prefix of {places} places does not divide over mesh axis context of size "
             f"{devices}; choose a prefix that is a multiple of {devices}."
         )
-    run = math.gcd(places // devices, _RUN)
+    run = math.gcd(places // devices, RUN)
 
     def dealt(x: Array) -> Array:
         return jnp.swapaxes(x.reshape(len(x), -1, devices, run), 1, 2).reshape(x.shape)

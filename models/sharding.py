@@ -27,6 +27,16 @@ def axis_size(name: str) -> int:
     return get_abstract_mesh().shape.get(name, 1)
 
 
+def dividing(count: int, *axes: str) -> tuple[str, ...]:
+    """The axes, for `constrain`, as far as the devices along them divide `count`; along the others
+    every device has the same."""
+    fits: tuple[str, ...] = ()
+    for axis in axes:
+        if count % math.prod(axis_size(name) for name in (*fits, axis)) == 0:
+            fits += (axis,)
+    return fits
+
+
 def constrain(x: Array, *spec: Any) -> Array:
     """`x`, split over the mesh that the program is traced under as `PartitionSpec(*spec)` says;
     unchanged where there is no mesh."""
@@ -35,11 +45,11 @@ def constrain(x: Array, *spec: Any) -> Array:
     return jax.lax.with_sharding_constraint(x, PartitionSpec(*spec))
 
 
-def keep_rows(tree: PyTree) -> PyTree:
-    """Arrays [R, ...], each row on the devices that its samples came to; other dimensions as the
-    compiler likes. Without it, cut weights would draw whole batches to them."""
+def keep_rows(tree: PyTree, axes: tuple[str, ...] = ROWS) -> PyTree:
+    """Arrays [R, ...], each row on the devices that its samples came to (split over `axes`); other
+    dimensions as the compiler likes. Without it, cut weights would draw whole batches to them."""
     free = PartitionSpec.UNCONSTRAINED
-    return jax.tree.map(lambda x: constrain(x, ROWS, *[free] * (x.ndim - 1)), tree)
+    return jax.tree.map(lambda x: constrain(x, axes, *[free] * (x.ndim - 1)), tree)
 
 
 def look_up(table: Float[Array, "v w"], index: Int[Array, "r *i"]) -> Float[Array, "r *i w"]:

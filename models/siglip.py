@@ -15,6 +15,7 @@ from flax import nnx
 from jaxtyping import Array, Float, UInt8
 
 from models.layers import Compute, Dense, Remat, feed_forward, scan_layers, stack_layers
+from models.sharding import ROWS, constrain, dividing
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,10 @@ class Siglip(nnx.Module):
         self, images: UInt8[Array, "b h w 3"], text: Float[Array, "b e"] | None = None
     ) -> Float[Array, "b n d"]:
         """Tokens [b, n, out_width]; `text` conditions the stem of a tower that was built with
-        FiLM."""
+        FiLM. Devices that work on the same rows share out their pictures."""
         b, h, w, _ = images.shape
+        axes = dividing(b, *ROWS, "context", "stage")
+        images = constrain(images, axes)
         p = self.patch
         pixels = (images.astype(jnp.float32) / 255 * 2 - 1).astype(self.dtype)
         patches = pixels.reshape(b, h // p, p, w // p, p, 3).transpose(0, 1, 3, 2, 4, 5)
@@ -74,8 +77,9 @@ class Siglip(nnx.Module):
             x = jax.nn.relu(x * (1 + scale) + shift)
         x = x + self.position[...].astype(x.dtype)
         graph, weights = nnx.split(self.blocks)
-        x, _ = scan_layers(lambda x, w: (nnx.merge(graph, w)(x), None), x, weights, self.remat)
-        return self.head(self.norm(x))
+        layer = lambda x, w: (nnx.merge(graph, w)(x), None)  # noqa: E731
+        x, _ = scan_layers(layer, x, weights, self.remat, axes=axes)
+        return constrain(self.head(self.norm(x)), dividing(b, *ROWS))
 
 
 class Block(nnx.Module):

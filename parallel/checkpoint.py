@@ -27,6 +27,7 @@ from parallel.step import TrainState
 Json = Any
 
 _DAMAGED, _DELETED, _SAVING = ".damaged", ".deleted", ".saving"
+_TIDY_SECONDS = 5.0
 _UNFINISHED = (".orbax-checkpoint-tmp", _DELETED, _SAVING)
 
 
@@ -143,8 +144,13 @@ class CheckpointWriter:
 
     def _failed(self, step: int, reason: str) -> OSError:
         if host_index() == 0:
-            for remains in self._directory.glob(f".{step}{_SAVING}*"):
-                shutil.rmtree(remains, ignore_errors=True)  # the next writer removes the rest
+            end = time.monotonic() + _TIDY_SECONDS  # other threads may not have given up yet
+            while (remains := list(self._directory.glob(f".{step}{_SAVING}*"))) and (
+                time.monotonic() < end
+            ):
+                for directory in remains:
+                    shutil.rmtree(directory, ignore_errors=True)
+                time.sleep(0.1)
         whole = steps(self._directory)
         free = shutil.disk_usage(_existing(self._directory)).free / 1e9
         return OSError(

@@ -125,8 +125,8 @@ class Prediction:
     """What a choice would cost; bytes and FLOPs are one device's, in one step.
 
     `memory`: bytes by what they hold. `parts`: seconds by what they are spent on, whose sum is
-    `step`. `crossing`: seconds that its NIC is busy. `mfu`: the model's own FLOPs (nothing recomputed) over what all chips could do in bf16
-    (f32 where the choice computes in it).
+    `step`. `crossing`: seconds that its NIC is busy. `mfu`: the model's own FLOPs (nothing
+    recomputed) over what all chips could do in bf16 (f32 where the choice computes in it).
     """
 
     choice: Choice
@@ -202,8 +202,9 @@ def predict(task: Task, choice: Choice, cluster: Cluster, profiles: Profiles) ->
     rows = task.rows / shards / choice.accumulation
     microbatches = min(_PIPELINE * sizes["stage"], int(rows)) if sizes["stage"] > 1 else 1
     step = Step(
-        sizes, rows, choice.accumulation, width, choice.remat != "none", max(microbatches, 1)
-    )
+        sizes, rows, choice.accumulation, width, 1 if choice.precision == "fp8" else width,
+        choice.remat != "none", max(microbatches, 1),
+    )  # fmt: skip
     sent = collectives(task.trained, task.stacks, step)
     memory = _memory(task, choice, own, rows, width)
     weights = sizes["tensor"] * sizes["stage"]
@@ -385,4 +386,4 @@ def _refusal(
                 return f"{sentence}; it fits {cluster.devices * times} devices as {way}."
     if least.memory["activations"] > least.bytes / 2:
         return f"{sentence}; shorten the rows (fewer --samples)."
-    return f"{sentence}; freeze parameters (optimizer.freeze, LoRA) or take chips with more memory."
+    return f"{sentence}; freeze parameters (optimizer.rates, LoRA) or take chips with more memory."

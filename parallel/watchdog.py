@@ -86,7 +86,7 @@ class Watchdog:
     longer than `PATIENCE` in another phase. When all are that still say how far they are, each
     writes where it stands to stderr, its threads to `folder`/stacks, and ends with
     `exits.STALLED`. An error that leaves the block ends all processes of the job too: this one
-    with its code, the others with `exits.PEER_LOST`.
+    with its code, the others with `exits.PEER_LOST`; `sys.exit(0)` ends all of them with 0.
     """
 
     def __init__(self, folder: Path, patience: float = 60.0) -> None:
@@ -116,14 +116,15 @@ class Watchdog:
         alone = self._client is None
         if error is None or (alone and isinstance(error, SystemExit)):
             return
+        if isinstance(error, SystemExit) and not error.code:
+            what = "told to stop with nothing to save"
+            self._follow(self._announce({"rank": self._rank, "what": what, "code": 0}))
         what = f"{type(error).__name__}: {error}"
         code = exits.code(error, begun=_now.phase not in ("starting", "preparing"))
-        others = exits.PEER_LOST if code else 0  # 0: told to stop before there was work to save
-        first = self._announce({"rank": self._rank, "what": what, "code": others})
+        first = self._announce({"rank": self._rank, "what": what, "code": exits.PEER_LOST})
         if first["rank"] != self._rank:  # what this process met is an echo
-            self._follow(first if not first["code"] else {**first, "code": exits.PEER_LOST})
-        if code:
-            _report(self._rank, what)
+            self._follow({**first, "code": exits.PEER_LOST})
+        _report(self._rank, what)
         if isinstance(error, ValueError | FileNotFoundError):
             print(f"error: {error}", file=sys.stderr, flush=True)
         elif not isinstance(error, SystemExit):
@@ -205,11 +206,11 @@ class Watchdog:
 
     def _follow(self, verdict: dict) -> None:
         """Says what ended the job and where this process stood, and ends it."""
-        if verdict["code"]:
+        stalled, failed = verdict["code"] == exits.STALLED, verdict["code"] != 0
+        how = "failed" if failed else "ended"
+        what = verdict["what"] if stalled else f"rank {verdict['rank']} {how}: {verdict['what']}"
+        if failed:
             _report(verdict["rank"], verdict["what"])
-        stalled = verdict["code"] == exits.STALLED
-        ended = "failed" if verdict["code"] else "ended"
-        what = verdict["what"] if stalled else f"rank {verdict['rank']} {ended}: {verdict['what']}"
         print(f"watchdog at {time.time():.3f}: {what}", file=sys.stderr, flush=True)
         if stalled:
             main = sys._current_frames()[threading.main_thread().ident or 0]

@@ -19,6 +19,7 @@ from models import Layout, PiConfig
 from models.augment import AugmentConfig
 from models.gemma import GEMMA_2B, GEMMA_300M, GemmaConfig
 from models.layers import Compute
+from models.ring import RUN
 from models.siglip import SiglipConfig
 from parallel.mesh import MeshConfig
 from parallel.optimizer import OptimizerConfig
@@ -68,22 +69,29 @@ class RunConfig:
     def layout(self, sources: Sequence[Source]) -> Layout:
         """Row sizes for about `rows.samples` average samples of the mixture, filled best."""
         images, text = typical_costs(sources)
-        return row_layout(self.model, self.rows.samples, images, text)
+        return row_layout(self.model, self.rows.samples, images, text, self.mesh.context)
 
 
 def row_layout(
-    model: PiConfig, samples: int, images: Int[np.ndarray, "n"], text: Int[np.ndarray, "n"]
+    model: PiConfig,
+    samples: int,
+    images: Int[np.ndarray, "n"],
+    text: Int[np.ndarray, "n"],
+    context: int = 1,
 ) -> Layout:
     """Row sizes that about `samples` of such samples fill best.
 
     Args:
       images, text: images and text tokens of typical samples, each as often as it is drawn.
+      context: devices that share a row's prefix, each in whole runs of places.
     """
     costs = model.layout(prefix=0, samples=0, images=0).prefix_length(images, text)
     prefix = max(int(costs.max()), round(samples * float(costs.mean()) * _SLACK))
     slots = samples + max(1, samples // 4)
     largest = model.layout(prefix=prefix, samples=slots, images=prefix, targets=model.targets)
-    return fit_layout(images, text, largest)
+    fitted = fit_layout(images, text, largest)
+    whole = RUN * context if context > 1 else 1
+    return replace(fitted, prefix=fitted.prefix + -fitted.prefix % whole)
 
 
 TINY = RunConfig(

@@ -78,7 +78,9 @@ def restore_params(path: Path, which: str = "ema", like: PyTree | None = None) -
     if which not in ("ema", "params"):
         raise ValueError(f"which is {which!r}; a checkpoint has 'ema' and 'params'.")
     path = find(path)
-    refuse(path, digests.damage(path))
+    together = like is not None and not all(map(_is_ours, jax.tree.leaves(like)))
+    index, count = (jax.process_index(), jax.process_count()) if together else (0, 1)
+    refuse(path, digests.damage(path, index=index, count=count))
     saved = metadata(path)[which]
     if like is not None:
         check_same(path, saved, like)
@@ -150,6 +152,12 @@ def _is_checkpoint(path: Path) -> bool:
     """A step gets its number when it is complete, so one that lost files since is damaged, not
     absent. A run may have a number for its name too."""
     return path.name.isdigit() and path.is_dir() and not (path / "checkpoints").is_dir()
+
+
+def _is_ours(leaf: Any) -> bool:
+    """Whether this process alone holds a leaf; those that share one each verify a part."""
+    sharding = getattr(leaf, "sharding", None)
+    return sharding is None or sharding.is_fully_addressable
 
 
 def _placed(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -130,7 +130,7 @@ def shortened(places):
 
 
 def test_dealing_out_places_keeps_every_one_of_them(monkeypatch):
-    monkeypatch.setattr(ring, "_RUN", 4)
+    monkeypatch.setattr(ring, "RUN", 4)
     before = batch(0)
     after = on(make_mesh(MeshConfig(context=4)), deal)(before)
     assert on(make_mesh(), deal)(before) is before
@@ -141,7 +141,7 @@ def test_dealing_out_places_keeps_every_one_of_them(monkeypatch):
         np.testing.assert_array_equal(np.sort(old, 1), np.sort(new, 1))
 
 
-@pytest.mark.parametrize(("causal", "worst"), [(False, 1.15), (True, 1.3)])
+@pytest.mark.parametrize(("causal", "worst"), [(False, 1.25), (True, 1.4)])
 def test_dealt_out_places_leave_the_slowest_device_less_to_do(causal, worst):
     """Of rows of 8,192 places over 8 devices, samples of 300 to 1,300: blocks of 64 keys that a
     device visits, the most of any device in each turn of the ring."""

@@ -46,25 +46,29 @@ def values(step: int) -> dict[str, np.ndarray]:
 
 def abstract(mesh: Mesh) -> Any:
     return {
-        name: jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=NamedSharding(mesh, spec))
-        for name, (shape, dtype, spec) in ARRAYS.items()
+        "ema": {
+            name: jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=NamedSharding(mesh, spec))
+            for name, (shape, dtype, spec) in ARRAYS.items()
+        }
     }
 
 
 def state(mesh: Mesh, step: int) -> Any:
-    whole, like = values(step), abstract(mesh)
+    whole, like = values(step), abstract(mesh)["ema"]
     return {
-        name: jax.make_array_from_callback(x.shape, like[name].sharding, x.__getitem__)
-        for name, x in whole.items()
+        "ema": {
+            name: jax.make_array_from_callback(x.shape, like[name].sharding, x.__getitem__)
+            for name, x in whole.items()
+        }
     }
 
 
 def differing(restored: Any, mesh: Mesh, step: int) -> list[str]:
     """Arrays of which a shard on this host's devices has other bytes, or another sharding."""
-    whole, like = values(step), abstract(mesh)
+    whole, like = values(step), abstract(mesh)["ema"]
     return [
         name
-        for name, x in restored.items()
+        for name, x in restored["ema"].items()
         if x.sharding != like[name].sharding
         or x.dtype != like[name].dtype
         or any(
@@ -108,6 +112,8 @@ def restore(directory: Path, mesh: Mesh) -> None:
     path = directory / str(step)
     restored: Any = checkpoint.restore(path, abstract(mesh))
     print("restored", step, own.read_json(path, "position"), differing(restored, mesh, step))
+    acting = {"ema": own.restore_params(path, like=abstract(mesh)["ema"])}
+    print("to act", differing(acting, mesh, step))
 
 
 def overrun(directory: Path, mesh: Mesh) -> None:

@@ -53,9 +53,13 @@ class Job:
         flags = "--xla_cpu_use_fusion_emitters=false"
         self.processes = [
             subprocess.Popen(
-                [sys.executable, "-m", "tests.parallel.train_toy", str(directory), *options]
-                + ([str(index), str(count), str(port)] if count > 1 else []),
-                env=environment(XLA_FLAGS=flags),
+                [sys.executable, "-m", "tests.parallel.train_toy", str(directory), *options],
+                env=environment(
+                    XLA_FLAGS=flags,
+                    CHILIAD_COORDINATOR=f"127.0.0.1:{port}",
+                    CHILIAD_PROCESSES=str(count),
+                    CHILIAD_RANK=str(index),
+                ),
                 text=True,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -78,6 +82,8 @@ class Job:
         """What the first process said, once all have ended."""
         try:
             outputs = [process.communicate(timeout=240)[0] for process in self.processes]
+        except subprocess.TimeoutExpired as error:
+            raise AssertionError(f"still running: {error.output}") from error
         finally:
             for process in self.processes:
                 process.kill()
@@ -104,9 +110,11 @@ def struck_until_finished(directory, count, signals, seed):
         job, index = Job(directory, *options, count=count), chance.randrange(count)
         output = job.strike(moment, chance.uniform(0, 0.3), number, index)
         at = checkpoint.latest(directory / "checkpoints") or 0
+        if "finished" in output:
+            break
         if number == signal.SIGKILL:
             assert job.codes[index] == -signal.SIGKILL, f"{moment}: {job.said}"
-        elif "finished" not in output:
+        else:
             assert set(job.codes) == {0}, f"{moment}: {job.said}"
             assert f"Stopped by {name}" in output, f"{moment}: {job.said}"
             assert f"after step {at} of 40" in output
@@ -145,8 +153,9 @@ def test_drill_of_many_moments(tmp_path, alone, paired, count, seed):
 
 
 @pytest.mark.slow
-def test_a_run_told_to_stop_before_it_trains_ends_well_and_leaves_nothing(tmp_path):
-    job = Job(tmp_path / "run")
+def test_processes_told_to_stop_while_one_prepares_leave_at_once_and_save_nothing(tmp_path):
+    job = Job(tmp_path / "run", "--slow", count=2)
     job.strike("begins", 0.0, signal.SIGTERM)
-    assert job.codes == [0], job.said
+    assert job.codes == [0, 0], job.said
+    assert "told to stop with nothing to save" in job.said
     assert not (tmp_path / "run" / "checkpoints").exists()

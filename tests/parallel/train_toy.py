@@ -1,5 +1,5 @@
-"""`python -m tests.parallel.train_toy RUN [--resume] [INDEX COUNT PORT]`: the toy's run as a
-process to be stopped or killed, alone or one of several.
+"""`python -m tests.parallel.train_toy RUN [--resume] [--slow]`: the toy's run as a process to be
+stopped or killed, alone or one of several; with --slow it takes a minute to prepare.
 
 Prints what it begins, so that a test can strike at a chosen moment. One batch has a NaN, in the
 first process's rows alone.
@@ -16,9 +16,11 @@ import jax
 import numpy as np
 
 from parallel.distributed import host_count, host_index
+from parallel.job import first_host_first, start
 from parallel.mesh import make_mesh
 from parallel.stop import leave_at_once
 from parallel.trainer import Run, TrainerConfig, train
+from parallel.watchdog import Watchdog
 from tests.parallel.toy import OPTIMIZER, RULES, Denoiser, Fed, batches, position
 
 CONFIG = TrainerConfig(
@@ -41,7 +43,7 @@ def announced(start: int, where: Any) -> Iterator[Fed]:
     """This process's rows, a few milliseconds apart."""
     for step, (batch, info) in enumerate(poisoned(start, where), start):
         print("batch", step, flush=True)
-        time.sleep(0.01)
+        time.sleep(0.03)
         rows = len(batch.state) // host_count()
         mine = slice(host_index() * rows, (host_index() + 1) * rows)
         yield jax.tree.map(lambda x, m=mine: x[m], batch), info
@@ -58,13 +60,7 @@ def evaluate(step: int, state: Any, stopping: Callable[[], bool]) -> dict[str, f
 
 def main(directory: str, *more: str) -> None:
     resume = "--resume" in more
-    place = [int(word) for word in more if word != "--resume"]
-    if place:
-        index, count, port = place
-        jax.config.update("jax_enable_preemption_service", False)
-        where = f"127.0.0.1:{port}"
-        jax.distributed.initialize(where, count, index, coordinator_bind_address=where)
-    print("begins", flush=True)
+    first_host_first(lambda: prepare(60.0 if "--slow" in more else 0.0))
     result = train(
         Denoiser(),
         RULES,
@@ -73,15 +69,19 @@ def main(directory: str, *more: str) -> None:
         Run(Path(directory), config={"model": "toy"}, assets={}),
         CONFIG,
         OPTIMIZER,
-        mesh=make_mesh() if place else make_mesh(devices=jax.devices()[:1]),
+        mesh=make_mesh() if host_count() > 1 else make_mesh(devices=jax.devices()[:1]),
         resume=resume,
         on_eval=evaluate,
     )
     print("finished" if result.finished else "stopped", "at", result.step, flush=True)
-    if place:
-        jax.distributed.shutdown()
+
+
+def prepare(seconds: float) -> None:
+    print("begins", flush=True)
+    time.sleep(seconds)
 
 
 if __name__ == "__main__":
-    with leave_at_once():
+    start()
+    with Watchdog(Path(sys.argv[1]), patience=120.0), leave_at_once():
         main(*sys.argv[1:])

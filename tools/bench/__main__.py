@@ -16,7 +16,19 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from tools.bench import attention, chunks, data, fp8, packing, pi05, plan, start, stats
+from tools.bench import (
+    attention,
+    chunks,
+    data,
+    fp8,
+    packing,
+    pi05,
+    plan,
+    predict,
+    recipe,
+    start,
+    stats,
+)
 from tools.runs import versions
 
 BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
@@ -27,6 +39,8 @@ BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
     "packing": packing.run,
     "pi05": pi05.run,
     "plan": plan.run,
+    "predict": predict.run,
+    "recipe": recipe.run,
     "start": start.run,
     "stats": stats.run,
 }

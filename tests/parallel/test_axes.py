@@ -1,0 +1,166 @@
+"""One run, however the mesh is cut: every pair of axes gives the losses of a single device."""
+
+import functools
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import combinations
+
+import jax
+import numpy as np
+import pytest
+
+from models.groot import SHARDING_RULES as GROOT_RULES
+from models.layers import Lora
+from models.pi import SHARDING_RULES as PI_RULES
+from models.sharding import shardings
+from parallel.distributed import row_share
+from parallel.hlo import Program
+from parallel.mesh import AXES, MeshConfig, make_mesh
+from tests.parallel import small_pi
+from tests.parallel.small_pi import CONFIG, losses, train
+from tests.parallel.toy import environment
+
+PAIRS = [
+    pytest.param(MeshConfig(**{"data": 1, a: 2, b: 4}), id=f"{a}2-{b}4")
+    for pair in combinations(AXES, 2)
+    for a, b in (pair, pair[::-1])
+]
+
+
+@functools.cache
+def alone(config=CONFIG, steps=20):
+    return train(one_device(), steps=steps, config=config)
+
+
+def one_device():
+    return make_mesh(devices=jax.devices()[:1])
+
+
+def assert_same_state(ours, theirs):
+    for a, b in zip(jax.tree.leaves(theirs), jax.tree.leaves(ours), strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "accumulation"),
+    [pytest.param(*p.values, 1 + i // 2 % 2, id=p.id) for i, p in enumerate(PAIRS) if i % 2 == 0],
+)
+def test_every_pair_of_axes_gives_the_losses_of_one_device(mesh, accumulation):
+    """With and without accumulation by turns; `make drill` runs both of each, and both orders."""
+    np.testing.assert_allclose(
+        losses(make_mesh(mesh), accumulation), alone().losses, rtol=1e-5, atol=0
+    )
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("mesh", PAIRS)
+def test_every_pair_of_axes_in_both_orders_with_and_without_accumulation(mesh, accumulation):
+    np.testing.assert_allclose(
+        losses(make_mesh(mesh), accumulation), alone().losses, rtol=1e-5, atol=0
+    )
+
+
+def test_three_axes_and_accumulation_give_the_losses_weights_and_averages_of_one_device():
+    run = train(make_mesh(MeshConfig(fsdp=2, context=2, tensor=2)), accumulation=2)
+    np.testing.assert_allclose(run.losses, alone().losses, rtol=1e-5, atol=0)
+    assert_same_state(run.state.params, alone().state.params)
+    assert_same_state(run.state.ema, alone().state.ema)
+    pairs = zip(*map(jax.tree.leaves, (run.state.params, run.state.ema)), strict=True)
+    assert max(np.abs(p - e).max() for p, e in pairs) > 1e-4  # they are two things
+
+
+def adapted(config):
+    lora = Lora(rank=2, alpha=2.0)
+    stacks = {
+        name: replace(getattr(config, name), attention_lora=lora, mlp_lora=lora)
+        for name in ("language", "expert")
+    }
+    return replace(config, **stacks)
+
+
+VARIANTS = {
+    "lora": adapted(CONFIG),
+    "kept": replace(CONFIG, language=replace(CONFIG.language, remat="none")),
+    "current": replace(CONFIG, compute=replace(CONFIG.compute, fp8="current")),
+    "delayed": replace(CONFIG, compute=replace(CONFIG.compute, fp8="delayed")),
+}
+
+
+@pytest.mark.parametrize(
+    ("variant", "rtol"), [("lora", 1e-5), ("kept", 1e-5), ("current", 2e-3), ("delayed", 2e-3)]
+)
+def test_adapters_remat_and_float8_are_cut_like_the_rest(variant, rtol):
+    """Float8 rounds sums that were added up in another order; scales are those of whole tensors."""
+    run = train(make_mesh(MeshConfig(data=2, context=2, tensor=2)), 1, 8, VARIANTS[variant])
+    np.testing.assert_allclose(run.losses, alone(VARIANTS[variant], 8).losses, rtol=rtol)
+
+
+@functools.cache
+def collectives(**sizes):
+    mesh = make_mesh(MeshConfig(**sizes))
+    return Program(small_pi.compiled(mesh)[0].as_text()).collectives(dict(mesh.shape))
+
+
+def test_heads_and_hidden_units_stay_on_their_devices():
+    along = [c for c in collectives(data=2, tensor=4) if "tensor" in c.axes]
+    assert {c.kind for c in along} <= {"all-reduce", "all-gather"}
+    assert any(c.kind == "all-reduce" for c in along)
+    kinds = {c.kind for c in collectives(data=1, fsdp=2, tensor=4) if "tensor" in c.axes}
+    assert "all-to-all" not in kinds
+
+
+def test_keys_go_round_the_ring_and_nothing_else_does():
+    along = [c for c in collectives(data=2, context=4) if "context" in c.axes]
+    kinds = {c.kind for c in along}
+    assert "all-to-all" not in kinds
+    permuted = {c.bytes for c in along if c.kind == "collective-permute"}
+    rows, places = small_pi.ROWS // 2, small_pi.LAYOUT.prefix // 4
+    heads = CONFIG.language.kv_heads * CONFIG.language.head_dim
+    assert permuted == {4 * rows * places * heads, 4 * rows * places}  # keys or values; segments
+
+
+@pytest.mark.parametrize(("rules", "name"), [(PI_RULES, "q"), (GROOT_RULES, "k")])
+def test_a_parameter_that_an_axis_does_not_divide_is_named(rules, name):
+    shapes = {"language": {"layers": {"attention": {name: {"kernel": np.zeros((4, 8, 4, 8))}}}}}
+    with pytest.raises(ValueError, match=rf"language/layers/attention/{name}/kernel.*tensor of"):
+        shardings(shapes, rules, make_mesh(MeshConfig(tensor=8)))
+
+
+def test_one_process_brings_all_rows():
+    for axis in AXES:
+        assert row_share(make_mesh(MeshConfig(**{"data": 1} | {axis: -1}))) == (0, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [2, 4])
+def test_several_processes_give_the_losses_of_one(processes):
+    """2 × 4 and 4 × 2 devices; of four processes, pairs along "context" bring the same rows."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    flags = f"--xla_force_host_platform_device_count={8 // processes}"
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.parallel.pi_host", str(i), str(processes), str(port)],
+            env=environment(XLA_FLAGS=f"--xla_cpu_use_fusion_emitters=false {flags}"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for i in range(processes)
+    ]
+    try:
+        outputs = [child.communicate(timeout=500)[0] for child in children]
+    finally:
+        for child in children:
+            child.kill()
+    assert [child.returncode for child in children] == [0] * processes, "\n".join(outputs)
+    printed = [
+        [float(line.split()[1]) for line in output.splitlines() if line.startswith("loss ")]
+        for output in outputs
+    ]
+    assert all(one == printed[0] for one in printed)
+    np.testing.assert_allclose(printed[0], alone().losses, rtol=1e-5, atol=0)
