@@ -19,5 +19,7 @@ def code(error: BaseException, begun: bool) -> int:
     is wrong before training has begun is refused: a full disk is a ValueError too."""
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else FAILED if error.code else 0
     refused = not begun and isinstance(error, ValueError | FileNotFoundError)
     return getattr(error, "exit_code", REFUSED if refused else FAILED)

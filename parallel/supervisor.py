@@ -251,7 +251,10 @@ class _Attempt:
 
     def _reported(self) -> dict[str, Any]:
         """What the first process to fail said of it."""
-        return json.loads(self._report.read_text()) if self._report.exists() else {}
+        try:
+            return json.loads(self._report.read_text())
+        except (FileNotFoundError, json.JSONDecodeError):  # a full disk takes no report
+            return {}
 
     def _explained(self, index: int, stopped: bool, detected: float) -> Failure:
         rank, code = self._first + index, self._processes[index].returncode

@@ -238,5 +238,5 @@ def _report(rank: int, what: str) -> None:
     try:
         with open(path, "x") as stream:
             json.dump({"rank": rank, "what": what}, stream)
-    except FileExistsError:
+    except OSError:  # another was first, or the disk is full, which the error itself says
         return

@@ -16,7 +16,7 @@ from parallel.trainer import CONFIG_NAME, Run, TrainerConfig, train
 from parallel.watchdog import Watchdog
 from tests.parallel.toy import OPTIMIZER, RULES, Denoiser, Fed, batches, position
 
-CONFIG = TrainerConfig(steps=24, save_every=4, keep=2)
+CONFIG = TrainerConfig(steps=32, save_every=4, keep=2)
 
 
 def shares(start: int, where: Any) -> Iterator[Fed]:
