@@ -213,11 +213,10 @@ def scan_layers(
     """`x, left = layer(x, weights, *cached, *rows)` from layer to layer; returns the last x and
     what all layers left, stacked.
 
-    For backward everything is kept ("none"), the results of matrix products with weights ("dots")
-    or each layer's input alone ("full"). `stacked` [L, ...] are weights, `rows` [R, ...] what every
-    layer reads of its rows, `cached` [L, R, ...] what each layer reads of its own; a layer takes
-    nothing else that has rows. So on a mesh with stages the layers run as a `pipeline` (None: on
-    all stages alike), whose repeats take "none" for "dots". The rows of x are split over `axes`.
+    For backward is kept what `remat` says. `stacked` [L, ...] are weights, `rows` [R, ...] what
+    every layer reads of its rows, `cached` [L, R, ...] what each layer reads of its own; a layer
+    takes nothing else that has rows. So on a mesh with stages the layers run as a `pipeline` (None:
+    on all stages alike), whose repeats take "none" for "dots". The rows of x are split over `axes`.
 
     A few layers are unrolled, which spares a fifth of a small model's step (no copies of what
     backward needs); many are not, for the sake of compile time.

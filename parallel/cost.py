@@ -50,15 +50,16 @@ class Stack:
 class Step:
     """What decides a step's collectives besides the parameters.
 
-    `rows`: of one micro-batch on one device. `itemsize`: bytes of a weight as gathered and of a
-    gradient as reduced. `recompute`: layers run again in backward. `microbatches`: that a pipeline
-    splits those rows into.
+    `rows`: of one micro-batch on one device. `itemsize`: bytes of an activation or gradient as
+    sent, `gathered` of a weight. `recompute`: layers run again in backward.
+    `microbatches`: that a pipeline splits those rows into.
     """
 
     sizes: Sizes
     rows: float
     accumulation: int = 1
     itemsize: int = 2
+    gathered: int = 2
     recompute: bool = True
     microbatches: int = 1
 
@@ -114,40 +115,44 @@ def collectives(params: Any, stacks: Sequence[Stack], step: Step) -> list[Collec
 
     Weights split over `fsdp` are gathered in forward and again in backward, and their gradients
     reduced and scattered, in every micro-batch; along `data` gradients are all-reduced in each too,
-    as is over `fsdp` what is not split. Activations: two all-reduces a layer and pass along
-    `tensor` (Megatron), a ring of keys and values along `context`, hand-overs along `stage`.
+    as is over `fsdp` what is not split. A table of words (two dimensions, the first split) stays
+    where it is; the few vectors looked up are not counted. Activations: two all-reduces a layer
+    and pass along `tensor` (Megatron), a ring of keys and values along `context`, hand-overs along
+    `stage`.
 
     Args:
       params: trained parameters as ShapeDtypeStructs with shardings (of any mesh).
     """
     sizes, times = step.sizes, step.accumulation
     depth = max((stack.depth for stack in stacks), default=1)
-    split = whole = 0.0
+    split = whole = table = 0.0
     for leaf in jax.tree.leaves(params):
         axes = axes_of(leaf.sharding.spec)
         over = math.prod(sizes[a] for a in axes if a not in ROWS)
-        held = leaf.size * step.itemsize / over
-        if "fsdp" in axes and sizes["fsdp"] > 1:
+        held = leaf.size / over
+        if "fsdp" in axes and len(leaf.shape) == 2 and "fsdp" in axes_of(leaf.sharding.spec[:1]):
+            table += 4 * held  # f32
+        elif "fsdp" in axes and sizes["fsdp"] > 1:
             split += held
         else:
             whole += held
     found = []
     if split:
         found += [
-            Collective("all-gather", "fsdp", 2 * times * split, 2 * times * depth),
-            Collective("reduce-scatter", "fsdp", times * split, times * depth),
+            Collective("all-gather", "fsdp", 2 * times * split * step.gathered, 2 * times * depth),
+            Collective("reduce-scatter", "fsdp", times * split * step.itemsize, times * depth),
         ]
     if whole and sizes["fsdp"] > 1:
-        found.append(Collective("all-reduce", "fsdp", times * whole, times))
+        found.append(Collective("all-reduce", "fsdp", times * whole * step.itemsize, times))
     if sizes["data"] > 1:
-        reduced = split / sizes["fsdp"] + whole
+        reduced = (split / sizes["fsdp"] + whole) * step.itemsize + table / sizes["fsdp"]
         found.append(Collective("all-reduce", "data", times * reduced, times * depth))
     return found + [
         c for stack in stacks for c in _activations(stack, step) if c.bytes and sizes[c.axis] > 1
     ]
 
 
-def axes_of(spec: PartitionSpec) -> tuple[str, ...]:
+def axes_of(spec: PartitionSpec | tuple[Any, ...]) -> tuple[str, ...]:
     """The mesh axes that a spec names."""
     entries = (e if isinstance(e, tuple) else (e,) for e in spec if e is not None)
     return tuple(axis for entry in entries for axis in entry)

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import multihost_utils
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 KINDS = {
     "kill": "the process dies at once (SIGKILL)",
@@ -25,7 +26,7 @@ KINDS = {
     "hang": "a collective is entered that the other processes never enter",
     "term": "the process is told to stop (SIGTERM)",
     "exception": "an error is raised",
-    "full": "the disk takes no more than a page of any file",
+    "full": "no file takes another byte, as on a full disk",
     "nan": "the actions of a batch are not numbers (the caller makes them so)",
 }
 
@@ -117,8 +118,21 @@ def _happen(fault: Fault) -> None:
             while True:
                 time.sleep(1)
         case "hang":
-            multihost_utils.sync_global_devices(str(fault))
+            while True:
+                _enter_alone()
         case "exception":
             raise RuntimeError(f"{fault} was asked for with --inject.")
         case "full":
-            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+
+
+def _enter_alone() -> None:
+    """A sum over all devices, in an order that no mesh of a run has: what it sends is never taken
+    for a message of the collectives that the others are in."""
+    mesh = Mesh(np.array(jax.devices()[::-1]), ("all",))
+    split, whole = (NamedSharding(mesh, PartitionSpec(*axis)) for axis in (("all",), ()))
+    ones = jax.make_array_from_callback((mesh.size,), split, lambda _: np.ones(1, np.float32))
+    try:
+        jax.block_until_ready(jax.jit(jnp.sum, out_shardings=whole)(ones))
+    except jax.errors.JaxRuntimeError:  # gloo gives up after 30 seconds; NCCL never does
+        return

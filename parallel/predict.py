@@ -202,8 +202,9 @@ def predict(task: Task, choice: Choice, cluster: Cluster, profiles: Profiles) ->
     rows = task.rows / shards / choice.accumulation
     microbatches = min(_PIPELINE * sizes["stage"], int(rows)) if sizes["stage"] > 1 else 1
     step = Step(
-        sizes, rows, choice.accumulation, width, choice.remat != "none", max(microbatches, 1)
-    )
+        sizes, rows, choice.accumulation, width, 1 if choice.precision == "fp8" else width,
+        choice.remat != "none", max(microbatches, 1),
+    )  # fmt: skip
     sent = collectives(task.trained, task.stacks, step)
     memory = _memory(task, choice, own, rows, width)
     weights = sizes["tensor"] * sizes["stage"]
@@ -385,7 +386,4 @@ def _refusal(
                 return f"{sentence}; it fits {cluster.devices * times} devices as {way}."
     if least.memory["activations"] > least.bytes / 2:
         return f"{sentence}; shorten the rows (fewer --samples)."
-    return (
-        f"{sentence}; freeze parameters (optimizer.rates with factor 0, LoRA) or take chips with "
-        f"more memory."
-    )
+    return f"{sentence}; freeze parameters (optimizer.rates, LoRA) or take chips with more memory."

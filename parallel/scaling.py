@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from statistics import mean, quantiles
 
 from parallel.cluster import Cluster
-from parallel.predict import Precision, Prediction, Profiles, Remat, Task, search
+from parallel.predict import Precision, Prediction, Profiles, Remat, Task, profiler, search
 from parallel.reliability import Recovery, daly, goodput, mean_time_between_failures, simulate
 
-_DAYS, _SEEDS = 30, 40
+DAYS, SEEDS = 30, 40
+"""Of each simulated run, and how many."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +40,14 @@ def curve(
     recovery: Recovery,
     remats: Sequence[Remat],
     precisions: Sequence[Precision],
-    profiles: Profiles,
+    profiles: Profiles | None = None,
 ) -> list[Point]:
     """A point for each number of devices; rows per device are those of `task` on `cluster`.
 
     Raises:
       ValueError: nothing fits at one of the sizes.
     """
-    points: list[Point] = []
+    profiles, points = profiles or profiler(task, cluster.chip), list[Point]()
     for devices in sizes:
         grown = replace(task, rows=task.rows * devices // cluster.devices)
         best = search(
@@ -56,9 +57,7 @@ def curve(
         first = points[0].best.samples_per_second / points[0].devices if points else rate
         mtbf = mean_time_between_failures(devices, cluster.failures)
         interval = daly(recovery.save, mtbf)
-        runs = [
-            simulate(_DAYS * 86_400.0, interval, recovery, mtbf, seed) for seed in range(_SEEDS)
-        ]
+        runs = [simulate(DAYS * 86_400.0, interval, recovery, mtbf, seed) for seed in range(SEEDS)]
         shares = [run.goodput for run in runs]
         cuts = quantiles(shares, n=20)
         expected = goodput(interval, recovery, mtbf)

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import numpy as np
@@ -31,15 +31,18 @@ from models.groot import Groot, GrootConfig
 from models.inputs import PackedBatch, pack
 from parallel.cluster import Cluster, make_cluster, read_cluster
 from parallel.cost import Stack, seconds
-from parallel.predict import Precision, Prediction, Remat, Task, profiler, search
+from parallel.deviceless import compile_step
+from parallel.mesh import MeshConfig
+from parallel.optimizer import OptimizerConfig
+from parallel.predict import Choice, Precision, Prediction, Remat, Task, search
 from parallel.reliability import Recovery, daly, goodput, mean_time_between_failures
-from parallel.scaling import Point, curve
+from parallel.scaling import curve
 from tools.presets import PI05, load_preset, row_layout
+from tools.scaling import SIZES, markdown, write
 
 _KEYS = 64
 """Keys of a block that attention visits or skips as one."""
 _CAPABILITY = {"a100": 8.0, "b200": 10.0}
-_SIZES = (8, 32, 128, 256, 512, 1024, 2048, 4096, 8192, 10_240)
 _SLACK = 1.2
 
 
@@ -95,14 +98,7 @@ def make_task(run: Run, cluster: Cluster) -> Task:
     Raises:
       ValueError, FileNotFoundError: there is no such preset.
     """
-    config: PiConfig | GrootConfig
-    if run.preset == "groot":
-        config, optimizer, samples = GrootConfig(), PI05.optimizer, run.samples or 4
-    else:
-        preset = load_preset(run.preset)
-        config, optimizer = preset.model, preset.optimizer
-        samples = run.samples or preset.rows.samples
-    layout = _layout(config, samples, run.cameras, run.text)
+    config, optimizer, layout = _read(run)
     places = int(layout.prefix_length(run.cameras, run.text))
     rules = groot.SHARDING_RULES if isinstance(config, GrootConfig) else pi.SHARDING_RULES
     blank = jax.eval_shape(lambda: pack([[]], layout))
@@ -168,10 +164,10 @@ def describe(run: Run, cluster: Cluster, found: Prediction) -> dict[str, Any]:
 
 
 _HEADINGS = (
-    "mesh", "acc.", "remat", "dtype", "GiB", "step s", "exposed", "MFU", "samples/s",
+    "mesh", "acc", "how", "GiB", "step s", "sends", "MFU", "samples/s",
     "TFLOP", "GB of collectives", "epoch h", "epoch cost", "save every", "goodput",
 )  # fmt: skip
-_SHOWN = 9
+_SHOWN = 8
 """Columns of the terminal's table."""
 
 
@@ -185,8 +181,7 @@ def cells(row: dict[str, Any]) -> list[str]:
     return [
         mesh,
         str(row["accumulation"]),
-        row["remat"],
-        row["precision"],
+        f"{row['remat']} {row['precision']}",
         f"{row['memory_bytes'] / 2**30:.1f}",
         f"{row['step_seconds']:.3f}",
         f"{row['parts']['exposed communication'] / row['step_seconds']:.1%}",
@@ -201,12 +196,6 @@ def cells(row: dict[str, Any]) -> list[str]:
     ]
 
 
-def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table as Markdown."""
-    lines = [headings, ["---"] * len(headings), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
-
-
 def main(
     run: tyro.conf.OmitArgPrefixes[Run],
     machines: tyro.conf.OmitArgPrefixes[Machines],
@@ -215,7 +204,8 @@ def main(
     top: int = 10,
     out: Path | None = None,
     scaling: Path | None = None,
-    as_json: bool = False,
+    compile_best: Annotated[bool, tyro.conf.arg(name="compile")] = False,
+    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> None:
     """Rank the ways to run a training task on a cluster.
 
@@ -226,22 +216,22 @@ def main(
       out: also write all that fit here, .json, or the table, .md or .html.
       scaling: instead, draw throughput from 8 GPUs to 10,240 here (.svg, .png), with the table
         beside it as Markdown; rows per GPU stay.
+      compile_best: also compile the best for the chip (extra `plan`; a minute or more, with
+        JAX_PLATFORMS=cpu): exact memory and collectives.
       as_json: print JSON instead of a table.
     """
     console = Console(stderr=as_json)
     cluster = machines.read()
     task = make_task(run, cluster)
     if scaling is not None:
-        profiles = profiler(task, cluster.chip)
         recovery = Recovery(run.save_seconds, run.restart_seconds)
-        points = curve(task, cluster, _SIZES, recovery, remats, precisions, profiles)
-        draw(points, f"{run.preset} on {cluster.chip.name}", scaling)
-        text = markdown(_POINT_HEADINGS, [_point(point) for point in points])
-        scaling.with_suffix(".md").write_text(text)
-        console.print(text, highlight=False)
+        points = curve(task, cluster, SIZES, recovery, remats, precisions)
+        console.print(write(points, f"{run.preset} on {cluster.chip.name}", scaling, cluster))
         return
     found = search(task, cluster, remats, precisions)
     rows = [describe(run, cluster, one) for one in found]
+    if compile_best:
+        rows[0]["compiled"] = compiled(run, task, cluster, found[0].choice)
     if out is not None:
         _write(out, rows, top)
     if as_json:
@@ -253,67 +243,35 @@ def main(
     )
     table = Table(title=title, box=SIMPLE, padding=(0, 1, 0, 0))
     for number, heading in enumerate(_HEADINGS[:_SHOWN]):
-        table.add_column(heading, no_wrap=True, justify="right" if number > 3 else "left")
+        table.add_column(heading, no_wrap=True, justify="right" if number > 2 else "left")
     for row in rows[:top]:
         table.add_row(*cells(row)[:_SHOWN])
     console.print(table)
     _explain(rows[0], console)
 
 
-def draw(points: Sequence[Point], title: str, path: Path) -> None:
-    """Throughput over devices, ideal, predicted and with interruptions; and both efficiencies."""
-    from matplotlib.figure import Figure
+def compiled(run: Run, task: Task, cluster: Cluster, best: Choice) -> dict[str, Any]:
+    """What XLA's compiler for the chip says of a choice: bytes held, and sent by kind of collective
+    and axes.
 
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    devices = [p.devices for p in points]
-    rate = [p.best.samples_per_second for p in points]
-    ideal = [rate[0] / devices[0] * n for n in devices]
-    left.loglog(devices, ideal, ":", color="grey", label="linear")
-    left.loglog(devices, rate, "o-", label="steps")
-    left.loglog(
-        devices, [r * p.simulated for r, p in zip(rate, points, strict=True)], "s-",
-        label="steps kept, interruptions simulated",
-    )  # fmt: skip
-    left.set(xlabel="GPUs", ylabel="samples per second", title=title)
-    right.semilogx(devices, [p.efficiency for p in points], "o-", label="step efficiency")
-    right.semilogx(devices, [p.simulated for p in points], "^-", label="goodput")
-    right.fill_between(
-        devices, [p.low for p in points], [p.high for p in points], alpha=0.2, color="C1"
+    Raises:
+      ImportError: the compiler is not installed (extra `plan`).
+      FileNotFoundError: there is no description of the chip for it.
+    """
+    node = min(cluster.node, cluster.devices)
+    report = compile_step(
+        task.model(best.remat, best.precision),
+        task.optimizer,
+        task.rules,
+        MeshConfig(*best.mesh),
+        _read(run)[2],
+        task.rows,
+        accumulation=best.accumulation,
+        target=cluster.chip.name,
+        topology=f"1x{cluster.devices // node}x{node}",
     )
-    both = [p.efficiency * p.simulated for p in points]
-    right.semilogx(devices, both, "s-", label="both")
-    right.set(xlabel="GPUs", ylabel=f"share of {devices[0]} GPUs' rate", ylim=(0.5, 1.02))
-    for axes in (left, right):
-        axes.set_xticks(devices[::2], [f"{n:,}" for n in devices[::2]])
-        axes.minorticks_off()
-        axes.grid(alpha=0.3)
-        axes.legend(frameon=False)
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-
-
-_POINT_HEADINGS = (
-    "GPUs", "mesh", "step s", "MFU", "samples/s", "step efficiency", "save every",
-    "goodput (Daly)", "goodput simulated (5–95 %)", "interruptions in 30 days", "samples/s kept",
-)  # fmt: skip
-
-
-def _point(point: Point) -> list[str]:
-    best = point.best
-    mesh = " ".join(f"{axis}={n}" for axis, n in best.choice.sizes.items() if n > 1)
-    return [
-        f"{point.devices:,}",
-        f"{mesh}, {best.choice.remat}, {best.choice.precision}",
-        f"{best.step:.3f}",
-        f"{best.mfu:.1%}",
-        f"{best.samples_per_second:,.0f}",
-        f"{point.efficiency:.1%}",
-        f"{point.interval / 60:.0f} min",
-        f"{point.goodput:.2%}",
-        f"{point.simulated:.2%} ({point.low:.2%}–{point.high:.2%})",
-        f"{point.failures:.1f}",
-        f"{best.samples_per_second * point.simulated:,.0f}",
-    ]
+    sent = {f"{kind} {'+'.join(axes)}": size for (kind, _, axes), size in report.sent.items()}
+    return {"memory_bytes": report.memory.peak, "flops": sum(report.flops.values()), "sent": sent}
 
 
 @dataclass(frozen=True)
@@ -340,6 +298,17 @@ def _model(config: PiConfig | GrootConfig, remat: Remat, precision: Precision) -
     stacks: Any = {name: replace(getattr(config, name), remat=remat) for name in names}
     made = replace(config, compute=compute, **stacks)
     return Groot(made) if isinstance(made, GrootConfig) else Pi(made)
+
+
+def _read(run: Run) -> tuple[PiConfig | GrootConfig, OptimizerConfig, Layout]:
+    """A preset's model and optimizer, and rows for the samples described."""
+    if run.preset == "groot":
+        groot_config = GrootConfig()
+        layout = _layout(groot_config, run.samples or 4, run.cameras, run.text)
+        return groot_config, PI05.optimizer, layout
+    preset = load_preset(run.preset)
+    samples = run.samples or preset.rows.samples
+    return preset.model, preset.optimizer, _layout(preset.model, samples, run.cameras, run.text)
 
 
 def _layout(config: PiConfig | GrootConfig, samples: int, cameras: int, text: int) -> Layout:
@@ -385,6 +354,13 @@ def _explain(best: dict[str, Any], console: Console) -> None:
     if best["epoch_hours"] is not None:
         cost = "" if best["epoch_cost"] is None else f", costs {best['epoch_cost']:,.0f}"
         lines.append(f"An epoch takes {best['epoch_hours']:,.2f} h{cost}.")
+    if exact := best.get("compiled"):
+        sizes = ", ".join(f"{what} {size / 1e9:.2f} GB" for what, size in exact["sent"].items())
+        share = exact["memory_bytes"] / best["memory_bytes"]
+        lines.append(
+            f"Compiled: {exact['memory_bytes'] / 2**30:.1f} GiB ({share:.0%} of the prediction); "
+            f"each GPU sends {sizes}."
+        )
     minutes = best["save_every_seconds"] / 60
     lines.append(f"Save every {minutes:.0f} min; goodput {best['goodput']:.1%}.")
     console.print("\n".join(lines), highlight=False)
@@ -409,5 +385,5 @@ def _write(path: Path, rows: Sequence[dict[str, Any]], top: int) -> None:
 if __name__ == "__main__":
     try:
         tyro.cli(main, prog="python -m tools.plan", description=__doc__)
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, FileNotFoundError, ImportError) as error:
         sys.exit(f"error: {error}")

@@ -35,11 +35,12 @@ from models.augment import Augmented
 from models.config import from_json, to_json
 from models.load import begin_from, look
 from models.pi import SHARDING_RULES
+from models.pipeline import check_pipeline
 from models.tokenizer import SentencePiece
 from parallel import exits, inject
 from parallel.distributed import host_index, put_batch, row_share
 from parallel.job import first_host_first, restarts, start
-from parallel.mesh import make_mesh, replicated
+from parallel.mesh import make_mesh, replicated, row_shards
 from parallel.step import TrainState
 from parallel.stop import leave_at_once
 from parallel.trainer import CONFIG_NAME, Run, Trained, check_start, train
@@ -50,6 +51,7 @@ from tools.presets import RunConfig, load_preset
 _EVAL_STEPS = 8
 _FREE = {
     "mesh",
+    "model.compute.pipeline",
     *(f"data.{n}" for n in ("workers", "threads", "skip_unreadable")),
     *(f"trainer.{n}" for n in ("log_every", "save_every", "keep", "eval_every", "prefetch")),
 }
@@ -106,6 +108,14 @@ def run(paths: Paths, config: RunConfig, console: Console | None = None) -> Trai
     resume = paths.resume or (restarts() > 0 and (out / CONFIG_NAME).exists())
     check_start(out, resume, config.rows.number, mesh, config.trainer, config.optimizer)
     index, count = row_share(mesh)
+    if (stages := mesh.shape["stage"]) > 1:
+        pipeline, rows = config.model.compute.pipeline, config.rows.number
+        at_once = rows // config.trainer.accumulation
+        check_pipeline(pipeline, stages, config.model.language.depth, at_once, row_shards(mesh))
+        console.print(
+            f"{stages} stages take {pipeline.on(stages).microbatches} micro-batches through the "
+            f"layers, {pipeline.repeats} times around; bubble {pipeline.bubble(stages):.0%}."
+        )
     if resume:
         saved = from_json(RunConfig, json.loads((out / CONFIG_NAME).read_text()))
         _check_same(out, to_json(saved), to_json(config))

@@ -1,9 +1,12 @@
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax.sharding import NamedSharding, PartitionSpec, use_abstract_mesh
+from jax.sharding import NamedSharding, use_abstract_mesh
+from jax.sharding import PartitionSpec as P
 
 from models.dit import Block as DitBlock
 from models.dit import TransformerConfig
@@ -43,8 +46,8 @@ def results(make, chunk, fp8="none", mesh=None, x=X):
     run = jax.jit(jax.grad(loss, (0, 1), has_aux=True))
     if mesh is None:
         return jax.device_get(run(weights, x))
-    x = jax.device_put(x, NamedSharding(mesh, PartitionSpec(ROWS, "context")))
-    weights = jax.device_put(weights, NamedSharding(mesh, PartitionSpec()))
+    x = jax.device_put(x, NamedSharding(mesh, P(ROWS, "context")))
+    weights = jax.device_put(weights, NamedSharding(mesh, P()))
     with use_abstract_mesh(mesh.abstract_mesh):
         return jax.device_get(run(weights, x))
 
@@ -90,3 +93,19 @@ def test_what_a_wide_layer_makes_of_all_tokens_never_exists():
 
     assert size(0) > 3 * whole
     assert size(256) < whole / 2
+
+
+def test_devices_send_nothing_between_chunks():
+    mesh = make_mesh(MeshConfig(2, 4))
+
+    def like(shape, *spec):
+        return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, P(*spec)))
+
+    graph, weights = nnx.split(GatedMLP(64, 256, Compute(dtype="float32", chunk=32), nnx.Rngs(0)))
+    weights = jax.tree.map(lambda w: like(w.shape, "fsdp"), weights)
+    gradient = jax.grad(lambda w, x: jnp.sum(nnx.merge(graph, w)(x) ** 2), (0, 1))
+    with use_abstract_mesh(mesh.abstract_mesh):
+        program = jax.jit(gradient).lower(weights, like((16, 64, 64), ROWS)).compile().as_text()
+    sent = re.findall(r" (?:all-|reduce-|collective-)[a-z-]+\(.*op_name=\"([^\"]*)", program)
+    assert len(sent) >= 4
+    assert not [name for name in sent if "while" in name]

@@ -63,8 +63,23 @@ def test_micro_batches_repeat_all_of_it():
 
 
 def test_plain_data_parallelism_reduces_every_gradient_and_gathers_nothing():
-    params = {"w": parameter(1000), "v": parameter(500, spec=("fsdp",))}
-    assert sent(params, Step(ONE | {"data": 16}, 1)) == {("all-reduce", "data"): 1500 * 2}
+    params = {"w": parameter(1000), "v": parameter(4, 500, spec=(None, "fsdp"))}
+    assert sent(params, Step(ONE | {"data": 16}, 1)) == {("all-reduce", "data"): 3000 * 2}
+
+
+def test_a_table_of_words_stays_where_it_is_and_its_gradient_is_f32():
+    params = {"words": parameter(1000, 8, spec=("fsdp",))}
+    step = Step(ONE | {"data": 2, "fsdp": 4}, rows=1)
+    assert sent(params, step) == {("all-reduce", "data"): 8000 * 4 / 4}
+
+
+def test_weights_in_float8_travel_as_such_and_their_gradients_do_not():
+    params = {"w": parameter(4, 1000, spec=(None, "fsdp"))}
+    step = Step(ONE | {"fsdp": 8}, rows=1, gathered=1)
+    assert sent(params, step) == {
+        ("all-gather", "fsdp"): 2 * 4000,
+        ("reduce-scatter", "fsdp"): 4000 * 2,
+    }
 
 
 def test_tensor_halves_are_summed_twice_a_layer_in_each_pass():

@@ -19,7 +19,8 @@ from parallel.predict import (
 )
 from parallel.reliability import Recovery
 from parallel.scaling import curve
-from tools.plan import _HEADINGS, Machines, Run, _write, cells, describe, draw, main, make_task
+from tools.plan import _HEADINGS, Machines, Run, _write, cells, describe, main, make_task
+from tools.scaling import write
 
 RUN = Run(preset="pi05", rows=8192)
 H100 = make_cluster("h100", 1024, price=2.5)
@@ -148,7 +149,8 @@ def test_the_curve_bends_down_with_devices(task, profiles, tmp_path):
         assert point.simulated == pytest.approx(point.goodput, abs=0.01)
         assert point.low <= point.simulated <= point.high
     pytest.importorskip("matplotlib")
-    draw(points, "a run", tmp_path / "curve.svg")
+    write(points, "a run", tmp_path / "curve.svg", H100)
+    assert "| 10,240 | " in (tmp_path / "curve.md").read_text()
     assert (tmp_path / "curve.svg").read_text().count("<path") > 10
 
 

@@ -364,3 +364,33 @@ def test_a_config_of_another_version_is_refused_by_its_field():
     value["model"]["vision"]["pool"] = "mean"
     with pytest.raises(ValueError, match=r"config\.model\.vision.*'pool'"):
         from_json(RunConfig, value)
+
+
+HOSTS = replace(SMALL, mesh=MeshConfig())
+
+
+@pytest.mark.slow
+def test_two_launched_processes_give_the_losses_of_one(finished, dataset, tmp_path):
+    preset, out = tmp_path / "mine.py", tmp_path / "run"
+    preset.write_text("from tests.tools.test_train import HOSTS as MINE\n")
+    command = [sys.executable, "-m", "tools.launch", "-n", "2", "--", "python", "-m", "tools.train"]
+    command += [f"--preset={preset}:MINE", "--data", str(dataset), "--out", str(out)]
+    launched = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=500
+    )
+    assert launched.returncode == 0, launched.stdout
+    np.testing.assert_allclose(losses(out), losses(finished), rtol=1e-5)
+    measured = [
+        [r["val_loss"] for r in read_metrics(o) if "val_loss" in r] for o in (out, finished)
+    ]
+    np.testing.assert_allclose(*measured, rtol=1e-5)
+    assert launched.stdout.count("[0] Goodput") == 1
+    assert "[1] Goodput" not in launched.stdout
+
+
+def test_an_option_that_does_not_fit_is_refused_in_a_sentence(dataset, tmp_path):
+    command = [sys.executable, "-m", "tools.train", "--data", str(dataset), "--process-id", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: --coordinator and --num-processes: missing")
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,132 @@
+"""The pipelined π0.5 and GR00T compute what one device does."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec, use_abstract_mesh
+
+from models.dit import TransformerConfig
+from models.fp8 import is_history
+from models.groot import SHARDING_RULES, Groot, GrootConfig
+from models.inputs import Sample, pack
+from models.layers import Compute, Lora
+from models.pipeline import Pipeline
+from models.qwen3 import QwenConfig
+from models.sharding import shardings
+from models.siglip import SiglipConfig
+from parallel.mesh import MeshConfig, make_mesh, rows_sharding
+from tests.parallel import small_pi
+
+GROOT = GrootConfig(
+    vision=SiglipConfig(width=16, depth=1, hidden=32, heads=2, patch=4),
+    language=QwenConfig(16, depth=2, hidden=32, heads=2, kv_heads=1, head_dim=8, remat="full"),
+    adapter=TransformerConfig(depth=2, heads=2, head_dim=8, remat="full"),
+    dit=TransformerConfig(depth=4, heads=2, head_dim=8, remat="full"),
+    image_size=8,
+    vocabulary=64,
+    embodiments=2,
+    state_dim=4,
+    action_dim=4,
+    horizon=4,
+    future_tokens=2,
+    positions=8,
+    hidden=16,
+    compute=Compute(dtype="float32"),
+)
+
+
+def piped(microbatches, repeats=1, config=small_pi.CONFIG):
+    compute = replace(config.compute, pipeline=Pipeline(microbatches, repeats))
+    return replace(config, compute=compute)
+
+
+@pytest.fixture(scope="module")
+def one_device():
+    return small_pi.losses(make_mesh(devices=jax.devices()[:1]))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "accumulation", "pipeline"),
+    [
+        (MeshConfig(context=2, tensor=2, stage=2), 1, (4, 2)),
+        pytest.param(MeshConfig(data=2, fsdp=2, stage=2), 2, (1, 1), marks=pytest.mark.drill),
+        pytest.param(MeshConfig(fsdp=2, stage=4), 1, (2, 1), marks=pytest.mark.drill),
+        pytest.param(MeshConfig(fsdp=4, stage=2), 2, (2, 2), marks=pytest.mark.drill),
+    ],
+)
+def test_stages_beside_other_axes_give_the_losses_of_one_device(
+    one_device, mesh, accumulation, pipeline
+):
+    """Micro-batches and repeats that are not the default, which `test_axes` runs."""
+    found = small_pi.train(make_mesh(mesh), accumulation, 20, piped(*pipeline)).losses
+    np.testing.assert_allclose(found, one_device, rtol=1e-5)
+
+
+@pytest.mark.drill
+def test_histories_and_adapters_pass_the_stages():
+    """After steps with float8 and LoRA, repeats included, every layer that something reads has the
+    parameters and magnitudes that it has on one device."""
+    lora = Lora(2, 2.0)
+    stacks = {
+        name: replace(getattr(small_pi.CONFIG, name), attention_lora=lora, mlp_lora=lora)
+        for name in ("language", "expert")
+    }
+    config = replace(small_pi.CONFIG, compute=Compute("float32", fp8="delayed"), **stacks)
+    one = small_pi.train(make_mesh(devices=jax.devices()[:1]), 2, 3, config)
+    mesh = make_mesh(MeshConfig(data=2, stage=2), jax.devices()[:4])
+    staged = small_pi.train(mesh, 2, 3, piped(2, 2, config))
+    np.testing.assert_allclose(staged.losses, one.losses, rtol=2e-3)
+    ours, other = (jax.device_get(r.state.params["expert"]["layers"]) for r in (staged, one))
+    for path, history in jax.tree_util.tree_leaves_with_path(other):
+        if is_history(path):
+            (found,) = [x for p, x in jax.tree_util.tree_leaves_with_path(ours) if p == path]
+            assert (history[..., :3] > 0).all()
+            np.testing.assert_allclose(found, history, rtol=0.05)
+
+
+def groot_batch():
+    layout, rng = GROOT.layout(prefix=16, samples=2, images=2), np.random.default_rng(0)
+    rows = [
+        [
+            Sample(
+                images=tuple(rng.integers(0, 256, (1, 8, 8, 3), dtype=np.uint8)),
+                text=rng.integers(1, 60, 1 + (row + slot) % 3).astype(np.int32),
+                state=rng.normal(size=4).astype(np.float32),
+                actions=rng.normal(size=(4, 4)).astype(np.float32),
+                action_mask=np.ones((4, 4), bool),
+                id=2 * row + slot,
+            )
+            for slot in range(1 + row % 2)
+        ]
+        for row in range(8)
+    ]
+    return pack(rows, layout)
+
+
+def test_groot_on_stages_has_the_loss_and_gradients_of_one_device():
+    rng, abstract = np.random.default_rng(1), jax.eval_shape(Groot(GROOT).init, jax.random.key(0))
+    params = jax.tree.map(lambda x: rng.normal(scale=0.2, size=x.shape).astype("f4"), abstract)
+
+    def run(mesh, config):
+        def loss(params, batch):
+            with use_abstract_mesh(mesh.abstract_mesh):
+                return Groot(config).loss(params, batch, jax.random.key(0))[0]
+
+        placed = shardings(abstract, SHARDING_RULES, mesh)
+        step = jax.jit(
+            jax.value_and_grad(loss),
+            in_shardings=(placed, rows_sharding(mesh)),
+            out_shardings=(NamedSharding(mesh, PartitionSpec()), placed),
+        )
+        lowered = step.lower(params, groot_batch())
+        quick = {"xla_backend_optimization_level": 0}
+        return jax.device_get(lowered.compile(compiler_options=quick)(params, groot_batch()))
+
+    one = run(make_mesh(devices=jax.devices()[:1]), GROOT)
+    mesh = make_mesh(MeshConfig(data=2, stage=2), jax.devices()[:4])
+    for ours, other in zip(
+        *map(jax.tree.leaves, (run(mesh, piped(4, 1, GROOT)), one)), strict=True
+    ):
+        np.testing.assert_allclose(ours, other, rtol=1e-4, atol=1e-5 * np.abs(other).max())
