@@ -189,9 +189,15 @@ class _Walk:
             self.touch(self.settle(value))
         once = of_jaxpr(params["jaxpr"].jaxpr, self.trips)
         self.total.add(once, params["length"])
-        carried = sum(_size(var.aval) for var in equation.outvars[: params["num_carry"]])
-        self.bursts.append((self.tick, max(once.peak - carried, 0)))
-        return [self.new(_size(var.aval)) for var in equation.outvars]
+        sizes = [_size(var.aval) for var in equation.outvars]
+        carries = params["num_carry"]
+        stacked = sum(sizes[carries:]) + sum(
+            _size(var.aval) for var in equation.invars[params["num_consts"] + carries :]
+        )
+        if params["unroll"] < params["length"]:  # each turn cuts its part out, and puts its own in
+            self.total.add(Work(bytes=2 * stacked, kernels=params["length"]))
+        self.bursts.append((self.tick, max(once.peak - sum(sizes[:carries]), 0)))
+        return [self.new(size) for size in sizes]
 
     def branch(self, equation: Any, arguments: list[_Value]) -> list[_Value]:
         for value in arguments:

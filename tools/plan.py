@@ -164,7 +164,7 @@ def describe(run: Run, cluster: Cluster, found: Prediction) -> dict[str, Any]:
 
 
 _HEADINGS = (
-    "mesh", "acc", "how", "GiB", "step s", "sends", "MFU", "samples/s",
+    "mesh", "acc", "remat, dtype", "GiB", "step s", "exposed", "MFU", "samples/s",
     "TFLOP", "GB of collectives", "epoch h", "epoch cost", "save every", "goodput",
 )  # fmt: skip
 _SHOWN = 8
@@ -243,7 +243,7 @@ def main(
     )
     table = Table(title=title, box=SIMPLE, padding=(0, 1, 0, 0))
     for number, heading in enumerate(_HEADINGS[:_SHOWN]):
-        table.add_column(heading, no_wrap=True, justify="right" if number > 2 else "left")
+        table.add_column(heading, no_wrap=number > 0, justify="right" if number > 2 else "left")
     for row in rows[:top]:
         table.add_row(*cells(row)[:_SHOWN])
     console.print(table)

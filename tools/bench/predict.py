@@ -64,13 +64,12 @@ class Size:
 
 
 CALIBRATION = (
-    Size(64, 2, 8), Size(64, 4, 16), Size(128, 2, 4), Size(128, 4, 16, 4), Size(256, 2, 8),
-    Size(256, 4, 4), Size(384, 2, 16), Size(64, 6, 8, 2),
+    Size(64, 2, 8), Size(64, 4, 16), Size(64, 6, 8, 2), Size(128, 2, 4), Size(128, 6, 8),
+    Size(128, 4, 16, 4), Size(256, 2, 8), Size(384, 2, 8),
 )  # fmt: skip
 HELD_OUT = (
-    Size(64, 3, 4), Size(64, 2, 32), Size(96, 3, 16), Size(128, 6, 8), Size(128, 2, 16, 2),
-    Size(192, 3, 8), Size(192, 4, 16, 4), Size(256, 3, 16), Size(256, 6, 8, 2), Size(384, 4, 8),
-    Size(512, 2, 4),
+    Size(64, 2, 32), Size(96, 3, 16), Size(128, 2, 16, 2), Size(192, 3, 8), Size(192, 5, 8),
+    Size(256, 6, 8, 2), Size(256, 2, 16, 4), Size(320, 2, 8),
 )  # fmt: skip
 
 
