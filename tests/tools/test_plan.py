@@ -158,7 +158,7 @@ def test_the_command_writes_its_table_and_all_that_fit(tmp_path, capsys):
     run, out = Run(preset="tiny", rows=16, dataset_frames=1000), tmp_path / "plan.json"
     main(run, Machines(gpus=2), remats=("none",), out=out, as_json=True)
     rows = json.loads(out.read_text())
-    assert rows == json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert rows[:10] == json.loads(capsys.readouterr().out.splitlines()[-1])
     assert all(math.prod(row["mesh"].values()) == 2 for row in rows)
     for suffix in (".md", ".html"):
         _write(out.with_suffix(suffix), rows, top=1)
