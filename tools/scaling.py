@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from matplotlib.figure import Figure
 from rich.markdown import Markdown
 
 from parallel.cluster import Cluster
@@ -38,8 +39,6 @@ def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def draw(points: Sequence[Point], title: str, path: Path) -> None:
     """Throughput over devices, ideal, predicted and with interruptions; and both efficiencies."""
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
     devices = [p.devices for p in points]

@@ -148,7 +148,6 @@ def test_the_curve_bends_down_with_devices(task, profiles, tmp_path):
     for point in points:
         assert point.simulated == pytest.approx(point.goodput, abs=0.01)
         assert point.low <= point.simulated <= point.high
-    pytest.importorskip("matplotlib")
     write(points, "a run", tmp_path / "curve.svg", H100)
     assert "| 10,240 | " in (tmp_path / "curve.md").read_text()
     assert (tmp_path / "curve.svg").read_text().count("<path") > 10
