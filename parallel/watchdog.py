@@ -123,7 +123,7 @@ class Watchdog:
         code = exits.code(error, begun=_now.phase not in ("starting", "preparing"))
         first = self._announce({"rank": self._rank, "what": what, "code": exits.PEER_LOST})
         if first["rank"] != self._rank:  # what this process met is an echo
-            self._follow({**first, "code": exits.PEER_LOST})
+            self._follow(first)
         _report(self._rank, what)
         if isinstance(error, ValueError | FileNotFoundError):
             print(f"error: {error}", file=sys.stderr, flush=True)
@@ -225,8 +225,8 @@ class Watchdog:
     def _leave(self, code: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
-        if self._rank == 0 and self._processes > 1:  # it holds what the others must still read
-            time.sleep(4 * self._interval)
+        if self._processes > 1:  # the others must still read why, from what rank 0 holds
+            time.sleep((4 if self._rank == 0 else 2) * self._interval)
         os._exit(code)
 
 

@@ -59,7 +59,7 @@ def launch(folder: Path, *options: str, launcher: tuple[str, ...] = ()) -> str:
 
 
 def losses(folder: Path) -> list[tuple[float, float]]:
-    return [(line["step"], line["loss"]) for line in read_metrics(folder)]
+    return [(line["step"], line["loss"]) for line in read_metrics(folder) if "loss" in line]
 
 
 @pytest.fixture(scope="module")
