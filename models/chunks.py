@@ -9,7 +9,6 @@ both in every turn.
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -18,7 +17,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
-from models.fp8 import is_history
+from models.fp8 import copies, join_histories, split_histories
 from models.sharding import ROWS, axis_size
 
 PyTree = Any
@@ -57,16 +56,16 @@ def chunked(
     count = -(-length // size)
     if count <= 1:
         return function(weights, tokens)
-    histories, others = _apart(weights)
+    histories, others = split_histories(weights)
 
     def some(xs: tuple[PyTree, PyTree]) -> Array:
-        return function(_joined(xs[0], others), xs[1])
+        return function(join_histories(xs[0], others), xs[1])
 
     def cut(x: Array) -> Array:
         x = jnp.pad(x, [(0, -length % count)] + [(0, 0)] * (x.ndim - 1))
         return x.reshape(count, -1, *x.shape[1:])
 
-    xs = (_copies(histories, count), jax.tree.map(cut, tokens))
+    xs = (copies(histories, count), jax.tree.map(cut, tokens))
     out = jax.lax.map(jax.checkpoint(some, prevent_cse=False), xs)
     return out.reshape(-1, *out.shape[2:])[:length]
 
@@ -81,12 +80,12 @@ def on_each_device(
     devices = math.prod(map(axis_size, axes))
     if devices == 1:
         return function(weights, *rows)
-    histories, others = _apart(weights)
+    histories, others = split_histories(weights)
     spec = PartitionSpec(ROWS, *axes[2:])
 
     def run(histories: PyTree, others: PyTree, *rows: Array) -> Array:
         mine = jax.tree.map(lambda h: h[0], histories)
-        return function(_joined(mine, others), *rows)
+        return function(join_histories(mine, others), *rows)
 
     return jax.shard_map(
         run,
@@ -94,33 +93,4 @@ def on_each_device(
         out_specs=spec,
         axis_names=set(axes),
         check_vma=False,
-    )(_copies(histories, devices), others, *rows)
-
-
-def _copies(histories: PyTree, count: int) -> PyTree:
-    return jax.tree.map(lambda h: _repeated(h, count), histories)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _repeated(history: Float[Array, "*h"], count: int) -> Float[Array, "c *h"]:
-    """A copy for each of several users, whose "gradients" are magnitudes: the largest stay."""
-    return jnp.broadcast_to(history, (count, *history.shape))
-
-
-_repeated.defvjp(
-    lambda history, count: (_repeated(history, count), None),
-    lambda count, _, g: (g.max(0),),
-)
-
-
-def _apart(weights: PyTree) -> tuple[PyTree, PyTree]:
-    """The tree with float8 histories alone, and with all else; None for the others."""
-    chosen = jax.tree_util.tree_map_with_path(lambda path, _: is_history(path), weights)
-    histories = jax.tree.map(lambda w, mine: w if mine else None, weights, chosen)
-    return histories, jax.tree.map(lambda w, other: None if other else w, weights, chosen)
-
-
-def _joined(some: PyTree, others: PyTree) -> PyTree:
-    return jax.tree.map(
-        lambda a, b: b if a is None else a, some, others, is_leaf=lambda x: x is None
-    )
+    )(copies(histories, devices), others, *rows)

@@ -11,6 +11,7 @@ dtype.
 import math
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -79,6 +80,26 @@ def advance(updated: Any, params: Any, gradients: Any) -> Any:
         return jnp.concatenate([gradient[..., :1], old[..., :-1]], axis=-1).astype(old.dtype)
 
     return jax.tree_util.tree_map_with_path(leaf, updated, params, gradients)
+
+
+def split_histories(weights: Any) -> tuple[Any, Any]:
+    """The tree with its histories alone, and with all else; None for the others."""
+    chosen = jax.tree_util.tree_map_with_path(lambda path, _: is_history(path), weights)
+    histories = jax.tree.map(lambda w, mine: w if mine else None, weights, chosen)
+    return histories, jax.tree.map(lambda w, mine: None if mine else w, weights, chosen)
+
+
+def join_histories(histories: Any, others: Any) -> Any:
+    """The inverse of `split_histories`."""
+    return jax.tree.map(
+        lambda a, b: b if a is None else a, histories, others, is_leaf=lambda x: x is None
+    )
+
+
+def copies(histories: Any, count: int) -> Any:
+    """A copy [count, ...] of each for several users in one step, of whose "gradients" the largest
+    stay."""
+    return jax.tree.map(lambda h: _repeated(h, count), histories)
 
 
 def is_history(path: tuple[Any, ...]) -> bool:
@@ -231,3 +252,14 @@ def _quantise(x: Array, scale: Array, kind: Any) -> Array:
     largest = float(jnp.finfo(kind).max)
     clipped = jnp.clip(x.astype(jnp.float32) / scale, -largest, largest)
     return jnp.where(jnp.isfinite(x), clipped, jnp.nan).astype(kind)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _repeated(history: Float[Array, "*h"], count: int) -> Float[Array, "c *h"]:
+    return jnp.broadcast_to(history, (count, *history.shape))
+
+
+_repeated.defvjp(
+    lambda history, count: (_repeated(history, count), None),
+    lambda count, _, g: (g.max(0),),
+)

@@ -16,9 +16,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
-from models.fp8 import is_history
+from models.fp8 import copies, join_histories, split_histories
 from models.sharding import ROWS, Rules, axis_size, constrain
 
 PyTree = Any
@@ -197,20 +197,26 @@ def _stage(
         z = jax.lax.dynamic_slice_in_dim(z, stage, total).reshape(repeats, micro, *z.shape[1:])
         return _dealt(jnp.moveaxis(z, 1, 2), stages, repeats, back=True)
 
+    def by_micro_batch(history: Array) -> Array:
+        """[repeats, layers, ...] to [ticks, layers, ...]."""
+        each = jnp.moveaxis(copies(history, micro), 0, 1)
+        return late(each.reshape(total, *history.shape[1:]))
+
     weights = jax.tree.map(lambda w: _dealt(w, stages, repeats), weights)
     per_turn = jax.tree.leaves(weights)[0].shape[1]
-    history = _only(weights, True, lambda h: late(_for_each(h, micro)))
-    weights = _only(weights, False, lambda w: w.reshape(-1, *w.shape[2:]))
+    history, weights = split_histories(weights)
+    history = jax.tree.map(by_micro_batch, history)
+    weights = jax.tree.map(lambda w: w.reshape(-1, *w.shape[2:]), weights)
 
     def picked(x: PyTree, xs: tuple[Array, PyTree], *read: PyTree) -> tuple[PyTree, PyTree]:
         mine = jax.tree.map(lambda w: _at(w, xs[0]), weights)
-        return layer(x, _joined(mine, xs[1]), *read)
+        return layer(x, join_histories(mine, xs[1]), *read)
 
     def layers(x: PyTree, turn: Array, history: PyTree, *read: PyTree) -> tuple[PyTree, PyTree]:
         """A layer that keeps nothing of its weights picks them itself, or those of every tick would
         be kept for backward."""
         if repeats == 1:
-            return scan(layer, x, _joined(weights, history), *read)
+            return scan(layer, x, join_histories(weights, history), *read)
         index = turn * per_turn + jnp.arange(per_turn)
         return scan(picked, x, (index, history), *read)
 
@@ -288,31 +294,6 @@ def _permuted(z: Array, stages: int, repeats: int, back: bool) -> Array:
         got = jax.lax.ppermute(sent, "stage", pairs)
         out = jax.lax.dynamic_update_index_in_dim(out, got, jnp.array(arrives)[stage], 0)
     return out
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _for_each(history: Float[Array, "r *h"], micro: int) -> Float[Array, "r*m *h"]:
-    """A copy for every micro-batch, each of whose gradients holds magnitudes: the largest stay."""
-    return jnp.repeat(history, micro, axis=0)
-
-
-_for_each.defvjp(
-    lambda history, micro: (_for_each(history, micro), None),
-    lambda micro, _, g: (g.reshape(-1, micro, *g.shape[1:]).max(1),),
-)
-
-
-def _only(weights: PyTree, histories: bool, leaf: Callable[[Array], Array] = lambda w: w) -> PyTree:
-    """`leaf` of float8 histories, or of all else; None for the others."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, w: leaf(w) if is_history(path) == histories else None, weights
-    )
-
-
-def _joined(some: PyTree, others: PyTree) -> PyTree:
-    return jax.tree.map(
-        lambda a, b: b if a is None else a, some, others, is_leaf=lambda z: z is None
-    )
 
 
 def _at(z: Array, index: Array) -> Array:

@@ -19,6 +19,7 @@ PyTree = Any
 Rules = tuple[tuple[str, PartitionSpec], ...]
 ROWS = ("data", "fsdp")
 """The axes that split the rows of a batch."""
+_AXES = {*ROWS, "stage", "context", "tensor"}
 
 
 def axis_size(name: str) -> int:
@@ -65,7 +66,8 @@ def look_up(table: Float[Array, "v w"], index: Int[Array, "r *i"]) -> Float[Arra
 def shardings(shapes: PyTree, rules: Rules, mesh: Mesh) -> PyTree:
     """The NamedSharding of every leaf of `shapes` (arrays or ShapeDtypeStructs), as the same tree.
 
-    A rule applies to the paths in which `re.search` finds its pattern.
+    A rule applies to the paths in which `re.search` finds its pattern; an axis that the mesh lacks
+    splits nothing.
 
     Raises:
       ValueError: a path matches no rule or several (all such are listed), or a spec splits a
@@ -102,8 +104,11 @@ def _checked(name: str, leaf: Any, spec: PartitionSpec, mesh: Mesh) -> NamedShar
             f"The rule for parameter {name} has {len(spec)} dimensions, {spec}, but its shape is "
             f"{tuple(leaf.shape)}; shorten the rule."
         )
+    kept: list[Any] = []
     for dimension, entry in enumerate(spec):
         axes = () if entry is None else entry if isinstance(entry, tuple) else (entry,)
+        axes = tuple(axis for axis in axes if axis in mesh.shape or axis not in _AXES)
+        kept.append(axes[0] if len(axes) == 1 else axes or None)
         unknown = [axis for axis in axes if axis not in mesh.shape]
         if unknown:
             raise ValueError(
@@ -117,4 +122,4 @@ def _checked(name: str, leaf: Any, spec: PartitionSpec, mesh: Mesh) -> NamedShar
                 f"divide over mesh axis {'×'.join(axes)} of size {size}; change its rule or the "
                 f"mesh."
             )
-    return NamedSharding(mesh, spec)
+    return NamedSharding(mesh, PartitionSpec(*kept))

@@ -82,7 +82,8 @@ def negative_log_likelihood(
         flat = tuple(x.reshape(-1, *x.shape[2:])[order] for x in (hidden, tokens, valid))
         return chunked(some, table, flat, _TOKENS)[jnp.argsort(order)].reshape(valid.shape)
 
-    return on_each_device(run, embedding.astype(hidden.dtype), hidden, tokens, valid)
+    rows = hidden, jnp.asarray(tokens), jnp.asarray(valid)
+    return on_each_device(run, embedding.astype(hidden.dtype), *rows)
 
 
 def logits(hidden: Float[Array, "*b w"], embedding: Float[Array, "v w"]) -> Float[Array, "*b v"]:

@@ -288,7 +288,7 @@ def in_bf16():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["current", "delayed"])
+@pytest.mark.parametrize("recipe", [pytest.param("current", marks=pytest.mark.drill), "delayed"])
 def test_the_tiny_preset_learns_to_within_a_percent_of_its_bf16_loss(recipe, in_bf16):
     params = train(recipe, STEPS, RATE)
     expected = held_out_loss(in_bf16, "none")

@@ -141,8 +141,8 @@ def test_dealing_out_places_keeps_every_one_of_them(monkeypatch):
         np.testing.assert_array_equal(np.sort(old, 1), np.sort(new, 1))
 
 
-@pytest.mark.parametrize(("causal", "worst"), [(False, 1.25), (True, 1.4)])
-def test_dealt_out_places_leave_the_slowest_device_less_to_do(causal, worst):
+@pytest.mark.parametrize(("causal", "worst", "saved"), [(False, 1.25, 0.25), (True, 1.4, 0.1)])
+def test_dealt_out_places_leave_the_slowest_device_less_to_do(causal, worst, saved):
     """Of rows of 8,192 places over 8 devices, samples of 300 to 1,300: blocks of 64 keys that a
     device visits, the most of any device in each turn of the ring."""
     rng = np.random.default_rng(0)
@@ -161,7 +161,7 @@ def test_dealt_out_places_leave_the_slowest_device_less_to_do(causal, worst):
     in_order, same = slowest_and_mean(np.arange(8192))
     singly, more = slowest_and_mean(np.arange(8192).reshape(-1, 8).T.ravel())
     assert dealt < worst * even
-    assert dealt < 0.8 * in_order
+    assert dealt < (1 - saved) * in_order
     assert dealt < 0.65 * singly
     assert even == same < 0.65 * more
 

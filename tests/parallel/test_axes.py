@@ -90,12 +90,21 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize(
-    ("variant", "rtol"), [("lora", 1e-5), ("kept", 1e-5), ("current", 2e-3), ("delayed", 2e-3)]
+    ("variant", "rtol"),
+    [
+        ("lora", 1e-5),
+        ("delayed", 5e-3),
+        pytest.param("kept", 1e-5, marks=pytest.mark.drill),
+        pytest.param("current", 5e-3, marks=pytest.mark.drill),
+    ],
 )
 def test_adapters_remat_and_float8_are_cut_like_the_rest(variant, rtol):
-    """Float8 rounds sums that were added up in another order; scales are those of whole tensors."""
+    """Scales of float8 are those of whole tensors, so the first loss is the same; later ones differ
+    by roundings of sums that were added up in another order."""
     run = train(make_mesh(MeshConfig(data=2, context=2, tensor=2)), 1, 8, VARIANTS[variant])
-    np.testing.assert_allclose(run.losses, alone(VARIANTS[variant], 8).losses, rtol=rtol)
+    expected = alone(VARIANTS[variant], 8).losses
+    np.testing.assert_allclose(run.losses[0], expected[0], rtol=1e-5)
+    np.testing.assert_allclose(run.losses, expected, rtol=rtol)
 
 
 @functools.cache

@@ -120,8 +120,8 @@ def test_rows_too_long_for_any_number_of_devices_are_refused_as_such(task):
 
 
 def test_rows_that_do_not_divide_are_refused_with_a_number_that_does(task, profiles):
-    with pytest.raises(ValueError, match="A batch of 3 rows does not divide over 8 devices"):
-        search(replace(task, rows=3), make_cluster("h100", 8), ("full",), profiles=profiles)
+    with pytest.raises(ValueError, match="A batch of 3 rows does not divide over 7 devices"):
+        search(replace(task, rows=3), make_cluster("h100", 7), ("full",), profiles=profiles)
 
 
 def test_the_slowest_of_many_is_what_all_wait_for():

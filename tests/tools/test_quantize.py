@@ -45,5 +45,5 @@ def test_quantised_kernels_are_spread_as_the_kernels_they_were():
     like = like_model(policy.model, "bfloat16", mesh)
     kernel = like["language"]["layers"]["attention"]["q"]["kernel"]
     assert kernel.q.dtype == jnp.float8_e4m3fn
-    assert kernel.q.sharding.spec == jax.sharding.PartitionSpec(None, "fsdp")
+    assert kernel.q.sharding.spec == jax.sharding.PartitionSpec("stage", "fsdp", "tensor")
     assert kernel.scale.dtype == jnp.float32
