@@ -53,8 +53,12 @@ def results(make, chunk, fp8="none", mesh=None, x=X):
 
 
 def assert_close(ours, theirs, tolerance=1e-6):
+    """Relative to the largest entry; a gradient that is 0 but for rounding (a bias of keys moves no
+    softmax) is so in both."""
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * np.abs(b).max())
+        largest = np.abs(b).max()
+        atol = 1e-5 if largest < 1e-5 else tolerance * largest
+        np.testing.assert_allclose(a, b, rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize("name", LAYERS)
