@@ -56,6 +56,8 @@ class Simulator:
         self.files = [everything.get_task_bddl_file_path(numbers[task]) for task in tasks]
         self.starts = [everything.get_task_init_states(numbers[task]) for task in tasks]
         self.running: str | None = None
+        self.env: Any = None
+        self.seen: dict[str, np.ndarray] = {}
 
     def spec(self) -> dict[str, Any]:
         """Actions are changes of the hand's pose, -1 to 1 of what the controller allows (5 cm and
@@ -119,9 +121,8 @@ class Simulator:
         """Loads a task's scene, once: LIBERO by default does so at every reset, for seconds."""
         from libero.libero.envs import OffScreenRenderEnv
 
-        if self.running is not None:
+        if self.env is not None:
             self.env.close()
-        self.running = None
         self.env = OffScreenRenderEnv(
             bddl_file_name=self.files[goal],
             camera_heights=self.size,
