@@ -12,6 +12,7 @@ from websockets.sync.client import connect
 from models.processor import Embodiment, Normalizer
 from tools.serving.inputs import Inputs, inputs_of
 from tools.serving.server import PolicyServer
+from tools.serving.session import Answer
 from tools.serving.wire import pack, unpack
 
 ROBOT = Embodiment(
@@ -39,6 +40,7 @@ class Echo:
 
     gate: threading.Event = field(default_factory=threading.Event)
     inputs: Inputs = field(default_factory=lambda: inputs_of(ROBOT, reads_state=True))
+    clients: int = 0
     sessions: list = field(default_factory=list)
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(16))
 
@@ -49,6 +51,12 @@ class Echo:
     def metadata(self):
         return {"inputs": self.inputs.expected, "actions": {"shape": [2, 2]}}
 
+    def join(self):
+        self.clients += 1
+
+    def leave(self):
+        self.clients -= 1
+
     def read(self, message, session):
         self.sessions.append(session)
         return self.inputs.read(message)
@@ -58,7 +66,7 @@ class Echo:
             assert self.gate.wait(60)
             if request["prompt"] == "fail":
                 raise RuntimeError("a secret of the server")
-            return np.full((2, 2), request["state"][0], np.float32)
+            return Answer(np.full((2, 2), request["state"][0], np.float32), 0.001)
 
         return self.pool.submit(answer)
 

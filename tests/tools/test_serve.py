@@ -46,6 +46,7 @@ def test_a_client_reads_metadata_and_gets_chunks_with_their_timing():
         first, second = (robot.infer(observation(x)) for x in (0.25, 0.5))
     np.testing.assert_array_equal(first["actions"], np.full((2, 2), 0.25, np.float32))
     np.testing.assert_array_equal(second["actions"], np.full((2, 2), 0.5, np.float32))
+    assert first["policy_timing"] == {"infer_ms": 1}
     assert first["server_timing"].keys() == {"infer_ms"}
     assert second["server_timing"].keys() == {"infer_ms", "prev_total_ms"}
 
@@ -231,3 +232,4 @@ def test_a_client_that_vanishes_with_a_request_in_flight_leaves_nothing_behind()
         echo.gate.set()
         until(lambda: not metric(running.url, "chiliad_clients"))
         assert metric(running.url, "chiliad_pending_requests") == 0
+    assert echo.clients == 0

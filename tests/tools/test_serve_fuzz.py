@@ -92,7 +92,7 @@ def send_all(url, seeds):
             rng = np.random.default_rng(seed)
             try:
                 answer = sender.send(KINDS[rng.integers(len(KINDS))](rng))
-                assert set(answer) == {"actions", "server_timing"}
+                assert set(answer) == {"actions", "policy_timing", "server_timing"}
             except ValueError as error:
                 refused += 10 < len(str(error)) < 500
     return refused
@@ -135,7 +135,8 @@ def fuzz(count, senders=4):
         with client(running.url) as sender, pytest.raises(ConnectionClosed, match="1009"):
             sender.send(bytes(2**16 + 1))
         assert good.infer(observation(0.5))["actions"][0, 0] == 0.5
-        assert metric(running.url, 'chiliad_requests_total{outcome="bad_input"}') == sum(refused)
+        counted = metric(running.url, 'chiliad_requests_total{outcome="bad_input"}')
+        assert counted >= sum(refused), "chance may make a message of broken protocol, too"
         assert "failed" not in running.server.metrics.text()
     assert running.join() == 0
     assert metric_text(running.server, "chiliad_clients") == 0

@@ -17,7 +17,6 @@ from ssl import SSLContext
 from typing import Any, Protocol
 
 import numpy as np
-from jaxtyping import Float
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import CloseCode
@@ -25,32 +24,22 @@ from websockets.http11 import Request, Response
 
 from tools.serving.limits import Allowance, Limits
 from tools.serving.metrics import CONTENT_TYPE, Metrics
+from tools.serving.session import Answer, Session
 from tools.serving.wire import pack, unpack
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(eq=False)
-class Session:
-    """One client from connecting to leaving. `number` tells it from any before it."""
-
-    number: int
-    connection: ServerConnection
-    allowance: Allowance
-    task: asyncio.Task[Any] | None = field(default_factory=asyncio.current_task)
-    busy: bool = False
-    requests: int = 0
-    """Answered so far."""
-    chunk: Float[np.ndarray, "h a"] | None = None
-    """The last that it was given, in the robot's units."""
-    total_ms: float | None = None
-    """From the last request's arrival until its answer was ready to send."""
 
 
 class Answers(Protocol):
     """A policy as the server sees it."""
 
     metadata: Mapping[str, Any]
+
+    def join(self) -> None:
+        """A client has come, whose requests others may wait for."""
+
+    def leave(self) -> None:
+        """It has gone."""
 
     def read(self, message: Mapping[str, Any], session: Session) -> Any:
         """A request made ready, in any thread.
@@ -59,8 +48,8 @@ class Answers(Protocol):
           ValueError: the message is not what the policy reads.
         """
 
-    def submit(self, request: Any) -> Future[Float[np.ndarray, "h a"]]:
-        """Its chunk, when the batch that it goes into has run."""
+    def submit(self, request: Any) -> Future[Answer]:
+        """Its answer, when the batch that it goes into has run."""
 
 
 @dataclass
@@ -153,6 +142,7 @@ class PolicyServer:
         self._opened += 1
         session = Session(self._opened, connection, Allowance(self.limits.rate))
         self._sessions.add(session)
+        self.answers.join()
         self.metrics.clients.inc()
         try:
             await connection.send(pack(self.answers.metadata))
@@ -166,6 +156,7 @@ class PolicyServer:
             log.debug("client %d left", session.number)
         finally:
             self._sessions.remove(session)
+            self.answers.leave()
             self.metrics.clients.dec()
 
     async def _answer(self, message: bytes | str, session: Session) -> bytes | str:
@@ -181,20 +172,29 @@ class PolicyServer:
                 self.metrics.requests.labels("bad_input").inc()
                 return str(error)
             try:
-                chunk = await asyncio.wrap_future(self.answers.submit(request))
+                actions, seconds = await asyncio.wrap_future(self.answers.submit(request))
             except Exception:
                 log.exception("the policy failed on a request of client %d", session.number)
                 self.metrics.requests.labels("failed").inc()
                 return "The policy failed on this request; the server's log says how."
-        infer = time.monotonic() - began
+        if not np.isfinite(actions).all():
+            self.metrics.requests.labels("failed").inc()
+            return "The policy's actions are not finite; a robot must not get them."
+        waited = time.monotonic() - began
         self.metrics.requests.labels("answered").inc()
-        self.metrics.request_seconds.observe(infer)
+        self.metrics.request_seconds.observe(waited)
         session.requests += 1
-        session.chunk = chunk
-        timing = {"infer_ms": infer * 1000}
+        session.chunk = actions
+        timing = {"infer_ms": waited * 1000}
         if session.total_ms is not None:
             timing["prev_total_ms"] = session.total_ms
-        answer = pack({"actions": chunk, "server_timing": timing})
+        answer = pack(
+            {
+                "actions": actions,
+                "policy_timing": {"infer_ms": seconds * 1000},
+                "server_timing": timing,
+            }
+        )
         session.total_ms = (time.monotonic() - began) * 1000
         return answer
 
