@@ -56,7 +56,7 @@ class Engine:
             },
             "chunking": list(CONTROLS),
         }
-        self._policy, self._metrics = policy, metrics
+        self._policy, self.metrics = policy, metrics
         self._lock = threading.Lock()
         self._clients = self._waiting = 0
         self._batcher: Batcher[Request, Answer] = Batcher(
@@ -112,6 +112,6 @@ class Engine:
         began = time.monotonic()
         chunks = self._policy.answer(requests)
         seconds = time.monotonic() - began
-        self._metrics.batch_rows.observe(len(requests))
-        self._metrics.batch_seconds.observe(seconds)
+        self.metrics.batch_rows.observe(len(requests))
+        self.metrics.batch_seconds.observe(seconds)
         return [Answer(chunk, seconds) for chunk in chunks]
