@@ -61,7 +61,7 @@ class Engine:
         self._clients = self._waiting = 0
         self._batcher: Batcher[Request, Answer] = Batcher(
             self._run,
-            size=policy.sizes[-1],
+            sizes=policy.sizes,
             deadline=deadline,
             capacity=max(capacity, policy.sizes[-1]),
             outstanding=lambda: self._clients - self._waiting,
