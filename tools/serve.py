@@ -56,6 +56,9 @@ class ServeConfig:
     """SentencePiece file, which openpi's checkpoints lack."""
     longest_prompt: int | None = None
     """In tokens; longer ones are refused, and fewer lengths need compiling at start."""
+    chunking: bool = False
+    """Real-time chunking: clients may say how much of their last chunk is acted, to have it
+    continued. Compiles twice as much at start."""
     limits: Limits = field(default_factory=Limits)
 
 
@@ -88,10 +91,14 @@ def run(config: ServeConfig, console: Console) -> int:
         deadline=config.deadline,
         capacity=config.limits.clients,
         pairs=config.inputs,
+        chunking=config.chunking,
     ) as engine:
         with Progress(console=console, transient=True) as progress:
             task = progress.add_task("Compiling", total=None)
-            policy.warm(progress=lambda n, m: progress.update(task, completed=n, total=m))
+            policy.warm(
+                guided=config.chunking,
+                progress=lambda done, of: progress.update(task, completed=done, total=of),
+            )
         if token is None and not _is_loopback(config.host):
             console.print("Without --token-file, whoever reaches this address can use the policy.")
         server = PolicyServer(engine, config.limits, token, metrics)

@@ -76,6 +76,7 @@ def test_a_session_remembers_the_chunk_it_was_given_and_no_other_sessions():
         ("text", "binary"),
         (pack({k: v for k, v in OBSERVATION.items() if "wrist" not in k}), "lacks.*wrist"),
         (pack({**OBSERVATION, "prompt": "fail"}), "policy failed"),
+        (pack({**OBSERVATION, "prompt": "nan"}), "not finite"),
     ],
 )
 def test_a_mistake_is_answered_by_a_text_and_the_session_goes_on(message, why):

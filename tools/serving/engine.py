@@ -9,9 +9,10 @@ from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
 from models import Policy
-from models.batcher import Batcher
+from models.batcher import Batcher, Statistics
 from models.policy import Request
 from tools.serving.inputs import CONTROLS, Inputs, inputs_of
 from tools.serving.metrics import Metrics
@@ -25,6 +26,7 @@ class Engine:
       deadline: seconds that a request may wait for others to join it.
       capacity: requests that may wait.
       pairs: how clients spell their observations, see `inputs_of`.
+      chunking: whether a client may have its last chunk continued (real-time chunking).
 
     Raises:
       ValueError: the policy has no preparation, or `pairs` do not fit it.
@@ -38,6 +40,7 @@ class Engine:
         deadline: float,
         capacity: int,
         pairs: Sequence[str] = (),
+        chunking: bool = False,
     ) -> None:
         if policy.processor is None:
             raise ValueError(
@@ -54,9 +57,9 @@ class Engine:
                 "dtype": "float32",
                 "shape": [policy.processor.horizon, len(robot.actions.offset)],
             },
-            "chunking": list(CONTROLS),
+            "chunking": list(CONTROLS) if chunking else [],
         }
-        self._policy, self.metrics = policy, metrics
+        self._policy, self._chunking, self.metrics = policy, chunking, metrics
         self._lock = threading.Lock()
         self._clients = self._waiting = 0
         self._batcher: Batcher[Request, Answer] = Batcher(
@@ -85,8 +88,13 @@ class Engine:
           ValueError: it does not fit the policy.
         """
         observation = self.inputs.read(message)
-        keys = np.array([[session.number, session.requests]])
-        (request,) = self._policy.prepare(observation, keys)
+        executed, committed = (observation.pop(name, None) for name in CONTROLS)
+        (request,) = self._policy.prepare(
+            observation,
+            np.array([[session.number, session.requests]]),
+            previous=[self._left(session, executed, committed)],
+            committed=committed or 0,
+        )
         return request
 
     def submit(self, request: Request) -> Future[Answer]:
@@ -97,12 +105,39 @@ class Engine:
         future.add_done_callback(self._answered)
         return future
 
+    @property
+    def statistics(self) -> Statistics:
+        """What its batches were."""
+        return self._batcher.statistics()
+
+    def close(self) -> None:
+        """Returns when all that was submitted is answered."""
+        self._batcher.close()
+
     def __enter__(self) -> "Engine":
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Returns when all that was submitted is answered."""
-        self._batcher.close()
+        self.close()
+
+    def _left(
+        self, session: Session, executed: int | None, committed: int | None
+    ) -> Float[np.ndarray, "t a"] | None:
+        """What the client has not acted yet of its last chunk."""
+        if executed is None and committed is None:
+            return None
+        if not self._chunking:
+            raise ValueError(
+                "This server continues no chunks; start it with --chunking, or leave out "
+                f"{' and '.join(CONTROLS)}."
+            )
+        if executed is None:
+            raise ValueError("'committed' needs 'executed', the steps acted of the last chunk.")
+        if session.chunk is None:
+            raise ValueError("'executed' speaks of a last chunk, but this client has none yet.")
+        if executed > len(session.chunk):
+            raise ValueError(f"'executed' is {executed}; the chunk had {len(session.chunk)} steps.")
+        return session.chunk[executed:]
 
     def _answered(self, future: Future[Answer]) -> None:
         with self._lock:

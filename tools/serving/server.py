@@ -172,31 +172,31 @@ class PolicyServer:
                 self.metrics.requests.labels("bad_input").inc()
                 return str(error)
             try:
-                actions, seconds = await asyncio.wrap_future(self.answers.submit(request))
+                answer = await asyncio.wrap_future(self.answers.submit(request))
             except Exception:
                 log.exception("the policy failed on a request of client %d", session.number)
                 self.metrics.requests.labels("failed").inc()
                 return "The policy failed on this request; the server's log says how."
-        if not np.isfinite(actions).all():
+        if not np.isfinite(answer.actions).all():
             self.metrics.requests.labels("failed").inc()
             return "The policy's actions are not finite; a robot must not get them."
         waited = time.monotonic() - began
         self.metrics.requests.labels("answered").inc()
         self.metrics.request_seconds.observe(waited)
         session.requests += 1
-        session.chunk = actions
+        session.chunk = answer.actions
         timing = {"infer_ms": waited * 1000}
         if session.total_ms is not None:
             timing["prev_total_ms"] = session.total_ms
-        answer = pack(
+        packed = pack(
             {
-                "actions": actions,
-                "policy_timing": {"infer_ms": seconds * 1000},
+                "actions": answer.actions,
+                "policy_timing": {"infer_ms": answer.seconds * 1000},
                 "server_timing": timing,
             }
         )
         session.total_ms = (time.monotonic() - began) * 1000
-        return answer
+        return packed
 
     def _read(self, message: bytes | str, session: Session) -> Any:
         if isinstance(message, str):
