@@ -75,7 +75,7 @@ def test_a_session_remembers_the_chunk_it_was_given_and_no_other_sessions():
         (b"\xc1", "not msgpack"),
         ("text", "binary"),
         (pack({k: v for k, v in OBSERVATION.items() if "wrist" not in k}), "lacks.*wrist"),
-        (pack({**OBSERVATION, "prompt": "fail"}), "policy failed"),
+        (pack({**OBSERVATION, "prompt": "fail"}), "server failed"),
         (pack({**OBSERVATION, "prompt": "nan"}), "not finite"),
     ],
 )

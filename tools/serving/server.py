@@ -167,16 +167,16 @@ class PolicyServer:
             return f"Too fast: a client may ask {self.limits.rate:g} times a second."
         with self.metrics.pending.track_inprogress():
             try:
-                request = await asyncio.to_thread(self._read, message, session)
-            except ValueError as error:
-                self.metrics.requests.labels("bad_input").inc()
-                return str(error)
-            try:
+                try:
+                    request = await asyncio.to_thread(self._read, message, session)
+                except ValueError as error:
+                    self.metrics.requests.labels("bad_input").inc()
+                    return str(error)
                 answer = await asyncio.wrap_future(self.answers.submit(request))
             except Exception:
-                log.exception("the policy failed on a request of client %d", session.number)
+                log.exception("a request of client %d failed", session.number)
                 self.metrics.requests.labels("failed").inc()
-                return "The policy failed on this request; the server's log says how."
+                return "The server failed on this request; its log says how."
         if not np.isfinite(answer.actions).all():
             self.metrics.requests.labels("failed").inc()
             return "The policy's actions are not finite; a robot must not get them."
