@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt8, UInt32
 from sim import physics
 from sim.physics import SIZES, Physics
 from sim.protocol import Observation, Transition
-from sim.raycast import Camera, pictures
+from sim.raycast import Camera, Frames, Geom, Look, pictures, views
 from sim.tasks import TASKS
 
 TRAIN_SEEDS = range(0, 1_000_000_000)
@@ -44,6 +44,8 @@ COLOURS = np.array(
     np.float32,
 )
 """Of the boxes of `sim.physics.SIZES` and the table, 0 to 1."""
+
+_GEOMS = (*(Geom("box", size) for size in SIZES), Geom("plane", (0.0, 0.0)))
 
 _CORES = os.cpu_count() or 1
 _SLOTS = BoundedSemaphore(max(1, min(_CORES, int(os.environ.get("NPROC", _CORES)) // 2)))
@@ -235,4 +237,5 @@ def proprioception(moved: Physics) -> Float[Array, "*n 4"]:
 def _pictures(
     scenes: Float[Array, "n 6 7"], *, size: int, samples: int
 ) -> UInt8[Array, "n size size 3"]:
-    return pictures(scenes, np.asarray(SIZES, np.float32), COLOURS, FRONT, size, samples)
+    frames = Frames.of(scenes).join(Frames.of(np.array([(0, 0, 0, 1.0, 0, 0, 0)])))
+    return pictures(_GEOMS, frames, views([FRONT]), Look(COLOURS), size, samples)[:, 0]
