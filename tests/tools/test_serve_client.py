@@ -1,20 +1,22 @@
 """openpi's own client, unmodified, in its own environment, against our server."""
 
 import json
-import os
 import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from sim.interpreters import interpreter
 from tests.tools.served import serving
 from tools.serving.limits import Limits
 
-ROOT = Path(__file__).parents[2]
-PYTHON = Path(os.environ.get("CHILIAD_CLIENT_PYTHON", ROOT / ".venv-client/bin/python"))
+try:
+    PYTHON = interpreter("client", "openpi_client", "make client")
+except FileNotFoundError:
+    PYTHON = None
 NEEDS_CLIENT = pytest.mark.skipif(
-    not PYTHON.exists(), reason="needs openpi's client: make client, or set CHILIAD_CLIENT_PYTHON"
+    PYTHON is None, reason="needs openpi's client: make client, or set CHILIAD_CLIENT_PYTHON"
 )
 
 
