@@ -95,10 +95,7 @@ def run(config: ServeConfig, console: Console) -> int:
     ) as engine:
         with Progress(console=console, transient=True) as progress:
             task = progress.add_task("Compiling", total=None)
-            policy.warm(
-                guided=config.chunking,
-                progress=lambda done, of: progress.update(task, completed=done, total=of),
-            )
+            engine.warm(lambda done, of: progress.update(task, completed=done, total=of))
         if token is None and not _is_loopback(config.host):
             console.print("Without --token-file, whoever reaches this address can use the policy.")
         server = PolicyServer(engine, config.limits, token, metrics)

@@ -203,3 +203,14 @@ def test_what_cannot_be_served_safely_is_refused_before_anything_is_loaded(chang
     files = {name: tmp_path / file for name, file in changed.items()}
     with pytest.raises((ValueError, OSError), match=why):
         run(ServeConfig(tmp_path, **files), Console(quiet=True))
+
+
+def test_what_is_compiled_at_start_is_what_clients_with_fewer_cameras_need(policy):
+    fresh = replace(policy, sizes=(4,))
+    with make_engine(fresh, pairs=["image=front"]) as engine, serving(engine) as running:
+        engine.warm()
+        compiled = fresh._sample._cache_size()
+        with client(running.url) as one:
+            seen = observation(0)
+            one.infer({"image": seen["observation/front"], "state": [0] * 4, "prompt": "lift"})
+        assert fresh._sample._cache_size() == compiled == 1

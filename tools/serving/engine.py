@@ -4,7 +4,7 @@ as one batch.
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -68,6 +68,12 @@ class Engine:
             deadline=deadline,
             capacity=max(capacity, policy.sizes[-1]),
             outstanding=lambda: self._clients - self._waiting,
+        )
+
+    def warm(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Compiles all that clients can ask for, with `progress` as `Policy.warm` calls it."""
+        self._policy.warm(
+            guided=self._chunking, cameras=len(self.inputs.cameras), progress=progress
         )
 
     def join(self) -> None:
