@@ -3,11 +3,13 @@
 # `make drill` kills runs at random moments until they have all come through.
 # `make test-h100` compiles for an H100 without one (0.6 GB of NVIDIA's compiler, no driver, no GPU);
 # `make test EXTRAS=dev,plan` installs that compiler from the start, and its tests are not skipped.
+# `make libero` and `make metaworld` install these benchmarks into .venv-libero (2.1 GB) and
+# .venv-metaworld (0.4 GB), apart from our own versions.
 PYTHON ?= python3
 EXTRAS ?= dev
 BIN := .venv/bin
 
-.PHONY: demo test fuzz drill test-h100 lint install
+.PHONY: demo test fuzz drill test-h100 lint install libero metaworld
 demo: install
 	$(BIN)/python -m tools.demo
 
@@ -33,4 +35,10 @@ install: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	touch $@
+
+libero metaworld: %: .venv-%/installed
+.venv-%/installed: tools/suites/%.txt
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/pip install --quiet --disable-pip-version-check -r $<
 	touch $@

@@ -332,7 +332,7 @@ def _shaded(
         return [((packed >> shift) & 1023).astype(jnp.float32) for shift in shifts]
 
     channels = look_up(dark)
-    if light is not None:
+    if light is not None and direct is not None:
         channels = [d + a * direct for d, a in zip(channels, look_up(light), strict=True)]
     means = [jnp.round(channel.mean(0) / 4).astype(jnp.uint8) for channel in channels]
     return jnp.stack(means, -1)
