@@ -3,13 +3,13 @@
 # `make drill` kills runs at random moments until they have all come through.
 # `make test-h100` compiles for an H100 without one (0.6 GB of NVIDIA's compiler, no driver, no GPU);
 # `make test EXTRAS=dev,plan` installs that compiler from the start, and its tests are not skipped.
-# `make libero` and `make metaworld` install these benchmarks into .venv-libero (2.1 GB) and
-# .venv-metaworld (0.4 GB), apart from our own versions.
+# `make libero`, `make metaworld` and `make gym` install these benchmarks into .venv-libero (2.1 GB),
+# .venv-metaworld (0.4 GB) and .venv-gym, apart from our own versions.
 PYTHON ?= python3
 EXTRAS ?= dev
 BIN := .venv/bin
 
-.PHONY: demo test fuzz drill test-h100 lint install libero metaworld
+.PHONY: demo test fuzz drill test-h100 lint install libero metaworld gym
 demo: install
 	$(BIN)/python -m tools.demo
 
@@ -37,7 +37,7 @@ install: .venv/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	touch $@
 
-libero metaworld: %: .venv-%/installed
+libero metaworld gym: %: .venv-%/installed
 .venv-%/installed: tools/suites/%.txt
 	$(PYTHON) -m venv .venv-$*
 	.venv-$*/bin/pip install --quiet --disable-pip-version-check -r $<
