@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt8, UInt32
 from sim import physics
 from sim.physics import SIZES, Physics
 from sim.protocol import Observation, Transition
-from sim.raycast import Camera, pictures
+from sim.raycast import Camera, Frames, Geom, Look, pictures, views
 from sim.tasks import TASKS
 
 TRAIN_SEEDS = range(0, 1_000_000_000)
@@ -44,6 +44,8 @@ COLOURS = np.array(
     np.float32,
 )
 """Of the boxes of `sim.physics.SIZES` and the table, 0 to 1."""
+
+_GEOMS = (*(Geom("box", size) for size in SIZES), Geom("plane", (0.0, 0.0)))
 
 _CORES = os.cpu_count() or 1
 _SLOTS = BoundedSemaphore(max(1, min(_CORES, int(os.environ.get("NPROC", _CORES)) // 2)))
@@ -83,6 +85,7 @@ class Tabletop:
     cameras: tuple[str, ...] = ("observation.images.front",)
     state_names: tuple[str, ...] = ("z_setpoint", "z_error", "left_finger", "right_finger")
     action_names: tuple[str, ...] = ("x", "y", "z", "gripper")
+    action_range = tuple(zip((*physics.LOW, 0.0), (*physics.HIGH, 1.0), strict=True))
     fps = round(1 / (physics.TIMESTEP * physics.SUBSTEPS))
 
     def __init__(
@@ -127,11 +130,11 @@ class Tabletop:
         """Pictures [N, 1, image_size, image_size, 3] and proprioception [N, 4] (metres), in which
         x and y are missing: a policy that knew them would copy them and not look."""
         images = self.pictures(physics.poses(state.physics.position))
-        return Observation(jnp.asarray(images)[:, None], proprioception(state.physics))
+        return Observation(images, proprioception(state.physics))
 
-    def pictures(self, scene: Float[np.ndarray | Array, "n 6 7"]) -> UInt8[np.ndarray, "n h w 3"]:
+    def pictures(self, scene: Float[np.ndarray | Array, "n 6 7"]) -> UInt8[Array, "n 1 h w 3"]:
         """What the camera sees of each scene, as in `observe`."""
-        return self._in_lanes(self._see, scene)
+        return jnp.asarray(self._in_lanes(self._see, scene))[:, None]
 
     def step_chunk(
         self, state: TabletopState, actions: Float[Array, "n t 4"]
@@ -235,4 +238,5 @@ def proprioception(moved: Physics) -> Float[Array, "*n 4"]:
 def _pictures(
     scenes: Float[Array, "n 6 7"], *, size: int, samples: int
 ) -> UInt8[Array, "n size size 3"]:
-    return pictures(scenes, np.asarray(SIZES, np.float32), COLOURS, FRONT, size, samples)
+    frames = Frames.of(scenes).join(Frames.of(np.array([(0, 0, 0, 1.0, 0, 0, 0)])))
+    return pictures(_GEOMS, frames, views([FRONT]), Look(COLOURS), size, samples)[:, 0]
