@@ -135,6 +135,13 @@ def test_an_unknown_task_or_camera_is_refused(python):
 
 
 @pytest.mark.drill
+def test_the_guide_runs_as_it_stands(python, capsys):
+    guide = (Path(__file__).parents[2] / "docs" / "simulators.md").read_text()
+    exec(guide.split("```python\n")[1].split("```")[0], {})
+    assert capsys.readouterr().out.startswith("100.0 % (12/12")
+
+
+@pytest.mark.drill
 def test_no_task_carries_anything_over_from_one_episode_to_the_next(python):
     actions = np.random.default_rng(0).uniform(-1, 1, (15, 4)).astype(np.float32)
     differing = []
