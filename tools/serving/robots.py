@@ -2,8 +2,8 @@
 
     python -m tools.serving.robots ws://127.0.0.1:8000 --robots 8 --requests 20
 
-Prints as JSON how many seconds it took, and each request by itself. Pictures and states are random, of the
-kinds that the server's metadata asks for.
+Prints as JSON how many seconds it took, and each request by itself. Pictures and states are random,
+of the kinds that the server's metadata asks for.
 """
 
 import asyncio
