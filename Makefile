@@ -4,13 +4,13 @@
 # `make drill` kills runs at random moments until they have all come through.
 # `make test-h100` compiles for an H100 without one (0.6 GB of NVIDIA's compiler, no driver, no GPU);
 # `make test EXTRAS=dev,plan` installs that compiler from the start, and its tests are not skipped.
-# `make client` gives openpi's websocket client its own environment, `.venv-client`; tests use it.
-# `make libero` installs that benchmark into .venv-libero (2.1 GB), apart from our own versions.
+# `make client`, `make metaworld` and `make libero` install openpi's websocket client and these
+# benchmarks (0.4 and 2.1 GB) into environments of their own, .venv-NAME; tests use them.
 PYTHON ?= python3
 EXTRAS ?= dev
 BIN := .venv/bin
 
-.PHONY: demo test fuzz drill test-h100 lint install libero client
+.PHONY: demo test fuzz drill test-h100 lint install client metaworld libero
 demo: install
 	$(BIN)/python -m tools.demo
 
@@ -38,7 +38,7 @@ install: .venv/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	touch $@
 
-libero client: %: .venv-%/installed
+client metaworld libero: %: .venv-%/installed
 .venv-%/installed: tools/suites/%.txt
 	$(PYTHON) -m venv .venv-$*
 	.venv-$*/bin/pip install --quiet --disable-pip-version-check -r $<

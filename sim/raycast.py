@@ -17,7 +17,8 @@ environment, give `Views(look_at(positions, targets), fovy)` [n c]. Call under `
 geoms, size, samples and shadows static.
 
 How far a ray goes and which face it meets are one integer, so that the nearest of all faces is a
-plain minimum: one fused loop, where separate results made XLA compute every box again for each. The
+plain minimum: one fused loop, where separate results made XLA compute every box again for each; for
+the same reason light and colours are loops of their own. The
 geoms are turned into the camera's frame, not the rays into theirs, so that rays are constants of
 the program wherever cameras are. Several rays a pixel are averaged, so that an edge's place shows
 to less than a pixel.
@@ -182,14 +183,11 @@ def pictures(
     scenes, paints, cameras = _arranged(faces, size, frames, views, look)
     x, y = _grid(size, samples)
     nearest = _each(partial(_nearest, faces, x, y), scenes)
-    seen = nearest & faces.mask
     if shadows or any(geom.curved for geom in geoms):
         direct = _each(partial(_direct, faces, x, y, shadows), nearest, scenes, paints.sun)
-        shade = jax.vmap(lambda p, face, d: p.dark[face] + p.light[face] * d[..., None])
-        colours = shade(paints, seen, direct)
+        colours = _each(partial(_shaded, faces), nearest, paints.dark, paints.light, direct)
     else:
-        colours = jax.vmap(lambda p, face: (p.dark + p.light)[face])(paints, seen)
-    colours = jnp.round(colours.mean(1)).astype(jnp.uint8)
+        colours = _each(partial(_shaded, faces), nearest, paints.dark + paints.light)
     return colours.reshape(-1, cameras, *_shape(size), 3)
 
 
@@ -315,6 +313,29 @@ def _direct(
             near, far, _ = span(geom, at, sun[number] / np.array(geom.scale, np.float32))
             shaded |= (near < far) & (far > _CLEAR)
     return jnp.where(shaded, 0, direct)
+
+
+def _shaded(
+    faces: _Faces,
+    nearest: Int[Array, "r p"],
+    dark: Float[Array, "f 3"],
+    light: Float[Array, "f 3"] | None = None,
+    direct: Float[Array, "r p"] | None = None,
+) -> UInt8[Array, "p 3"]:
+    """Colours of faces and what direct light adds, means of a pixel's rays. A face's three colours
+    are looked up as one integer, 10 bits each."""
+    face = nearest & faces.mask
+    shifts = np.array((0, 10, 20), np.int32)
+
+    def look_up(colours: Float[Array, "f 3"]) -> list[Float[Array, "r p"]]:
+        packed = (jnp.round(4 * colours).astype(jnp.int32) << shifts).sum(-1)[face]
+        return [((packed >> shift) & 1023).astype(jnp.float32) for shift in shifts]
+
+    channels = look_up(dark)
+    if light is not None and direct is not None:
+        channels = [d + a * direct for d, a in zip(channels, look_up(light), strict=True)]
+    means = [jnp.round(channel.mean(0) / 4).astype(jnp.uint8) for channel in channels]
+    return jnp.stack(means, -1)
 
 
 def _arranged(

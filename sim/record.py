@@ -122,7 +122,8 @@ def _batch(env: Tabletop, seeds: Int[np.ndarray, "n"], noise: float) -> list[Epi
     length = np.argmax(ends, 0) + 1
     success = np.stack(successes)[length - 1, np.arange(len(seeds))]
     kept = np.arange(len(scenes)) < np.where(success, length, 0)[:, None]
-    frames = np.split(env.pictures(np.stack(scenes, 1)[kept]), np.cumsum(kept.sum(1))[:-1])
+    seen = np.asarray(env.pictures(np.stack(scenes, 1)[kept]))[:, 0]
+    frames = np.split(seen, np.cumsum(kept.sum(1))[:-1])
     state_rows, label_rows = np.stack(states, 1), np.stack(labels, 1)
     return [
         Episode(

@@ -85,6 +85,7 @@ class Tabletop:
     cameras: tuple[str, ...] = ("observation.images.front",)
     state_names: tuple[str, ...] = ("z_setpoint", "z_error", "left_finger", "right_finger")
     action_names: tuple[str, ...] = ("x", "y", "z", "gripper")
+    action_range = tuple(zip((*physics.LOW, 0.0), (*physics.HIGH, 1.0), strict=True))
     fps = round(1 / (physics.TIMESTEP * physics.SUBSTEPS))
 
     def __init__(
@@ -129,11 +130,11 @@ class Tabletop:
         """Pictures [N, 1, image_size, image_size, 3] and proprioception [N, 4] (metres), in which
         x and y are missing: a policy that knew them would copy them and not look."""
         images = self.pictures(physics.poses(state.physics.position))
-        return Observation(jnp.asarray(images)[:, None], proprioception(state.physics))
+        return Observation(images, proprioception(state.physics))
 
-    def pictures(self, scene: Float[np.ndarray | Array, "n 6 7"]) -> UInt8[np.ndarray, "n h w 3"]:
+    def pictures(self, scene: Float[np.ndarray | Array, "n 6 7"]) -> UInt8[Array, "n 1 h w 3"]:
         """What the camera sees of each scene, as in `observe`."""
-        return self._in_lanes(self._see, scene)
+        return jnp.asarray(self._in_lanes(self._see, scene))[:, None]
 
     def step_chunk(
         self, state: TabletopState, actions: Float[Array, "n t 4"]
