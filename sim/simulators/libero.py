@@ -13,6 +13,7 @@ import contextlib
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -130,6 +131,7 @@ class Simulator:
             use_camera_obs=False,
             hard_reset=False,
         )
+        _draw_what_was_sampled(self.env.env)
         self.running = self.tasks[goal]
 
     def _restart(self) -> None:
@@ -143,6 +145,24 @@ class Simulator:
             with contextlib.suppress(RandomizationError):
                 self.env.env.reset()
                 placed = True
+
+
+def _draw_what_was_sampled(env: Any) -> None:
+    """robosuite 1.4 samples what it observes at the beginning of a control step, pictures too, and
+    so did those who recorded the datasets. Drawing each is slow, so the moment is kept instead."""
+    import mujoco
+    from robosuite.utils.observables import Observable, sensor
+
+    model, data = env.sim.model._model, env.sim.data._data
+    kept = mujoco.MjData(model)
+
+    @sensor(modality="moment")
+    def moment(_: Any) -> float:
+        mujoco.mj_copyData(kept, model, data)
+        return 0.0
+
+    env.add_observable(Observable("moment", moment, sampling_rate=env.control_freq, active=False))
+    env.sim._render_context_offscreen.data = SimpleNamespace(_data=kept)
 
 
 def limit(suite: str) -> int:
