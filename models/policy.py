@@ -171,16 +171,17 @@ class Policy:
         sizes: Sequence[int] | None = None,
         text: int | None = None,
         guided: bool = False,
+        cameras: int | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Compiles ahead, by computing once, what observations with all of the embodiment's cameras
-        need.
+        """Compiles ahead, by computing once, what observations need.
 
         Args:
           sizes: some of the policy's, all if None.
           text: longest prompt to expect, in tokens (with the state, where it is spelt); the
             processor's limit if None.
           guided: also what real-time chunking needs.
+          cameras: how many each observation shows, all of the embodiment's if None.
           progress: called with (programs done, programs) after each.
 
         Raises:
@@ -191,7 +192,9 @@ class Policy:
         if strange:
             raise ValueError(f"The policy has no sizes {strange} to warm; it has {self.sizes}.")
         robot = processor.embodiments[self.embodiment]
-        black = [np.zeros((processor.image_size, processor.image_size, 3), np.uint8)]
+        black = np.zeros((processor.image_size, processor.image_size, 3), np.uint8)
+        shown = len(robot.cameras) if cameras is None else cameras
+        images = [black if i < shown else None for i in range(len(robot.cameras))]
         state = np.zeros(len(robot.state.offset), np.float32)
         lengths = {self._text(n) for n in range(1, (text or processor.text_limit) + 1)}
         free = np.zeros((processor.horizon, len(robot.actions.offset)), np.float32)
@@ -203,9 +206,7 @@ class Policy:
         ]
         for done, (length, rows, previous) in enumerate(programs, 1):
             words = np.zeros(min(length, processor.text_limit), np.int32)
-            sample = processor.sample(
-                black * len(robot.cameras), state, words, embodiment=self.embodiment
-            )
+            sample = processor.sample(images, state, words, embodiment=self.embodiment)
             (left,) = left_over([previous], 0, (1, *free.shape))
             self.answer([Request(sample, state, np.zeros(2, np.uint32), left)] * rows)
             if progress is not None:

@@ -26,6 +26,7 @@ from tools.bench import (
     plan,
     predict,
     recipe,
+    serve,
     start,
     stats,
 )
@@ -41,6 +42,7 @@ BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
     "plan": plan.run,
     "predict": predict.run,
     "recipe": recipe.run,
+    "serve": serve.run,
     "start": start.run,
     "stats": stats.run,
 }
