@@ -9,16 +9,27 @@ another, the first that succeed.
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, UInt8
 
 from sim.evaluate import RERUNS, Policy
 from sim.protocol import Observation, Outcome, Slots, Spec, Start
-from sim.record import Episode
 
 _TRIES = 20
 """Starts of a task without any success, after which it is given up."""
+
+
+class Demonstration(NamedTuple):
+    """T steps; row t of the columns is what was seen at t and what was then wanted."""
+
+    columns: dict[str, np.ndarray]
+    """"observation.state" and "action" f32 [T, …]."""
+    frames: dict[str, UInt8[np.ndarray, "t h w 3"]]
+    """By camera."""
+    task: str
+    """One wording of the goal, chosen by the episode's seed."""
 
 
 @dataclass
@@ -57,7 +68,7 @@ class Demonstrations:
                 "--checkpoint."
             )
 
-    def __iter__(self) -> Iterator[Episode]:
+    def __iter__(self) -> Iterator[Demonstration]:
         self.tried = self.kept = self.failed = 0
         quotas = deque(_Quota(task, self.episodes, self.first_seed) for task in self.tasks)
         acting: dict[int, _Run] = {}
@@ -184,11 +195,11 @@ class _Run:
     def prompt(self, spec: Spec) -> str:
         return spec.wording(self.goal, self.start.seed)
 
-    def episode(self, spec: Spec) -> Episode:
+    def episode(self, spec: Spec) -> Demonstration:
         seen, wanted = zip(*self.rows, strict=True)
         images: UInt8[np.ndarray, "t c h w 3"] = np.stack([each.images for each in seen])
         state = np.stack([each.state for each in seen]).astype(np.float32)
-        return Episode(
+        return Demonstration(
             {"observation.state": state, "action": np.stack(wanted).astype(np.float32)},
             {camera: images[:, i] for i, camera in enumerate(spec.cameras)},
             self.prompt(spec),

@@ -79,18 +79,28 @@ class Condition:
     def evaluate(
         self, slots: Slots, starts: Sequence[Start], execute: int, **how: Any
     ) -> Evaluation:
-        """See `sim.evaluate`; a policy with several cameras sees them in its own order."""
-        policy = self.policy
-        if policy is None:
+        """See `sim.evaluate`."""
+        if self.policy is None:
             return sim.evaluate_expert(slots, starts, **how)
-        cameras = [slots.spec.cameras.index(camera) for camera in _cameras(policy)]
-
-        def act(
-            observation: Observation, prompts: list[str], keys: UInt32[np.ndarray, "n 2"]
-        ) -> Float[np.ndarray, "n h a"]:
-            return policy.act((observation.images[:, cameras], observation.state), prompts, keys)
-
+        act = acting_in(self.policy, slots.spec)
         return sim.evaluate(slots, act, starts, execute=execute, control=self.control, **how)
+
+
+def acting_in(policy: Policy, spec: Spec) -> sim.Policy:
+    """A policy as simulation knows it; of several cameras it sees its own, in its own order.
+
+    Raises:
+      ValueError: it was trained on another robot.
+    """
+    _check_fits(policy, spec)
+    cameras = [spec.cameras.index(camera) for camera in _cameras(policy)]
+
+    def act(
+        observation: Observation, prompts: list[str], keys: UInt32[np.ndarray, "n 2"]
+    ) -> Float[np.ndarray, "n h a"]:
+        return policy.act((observation.images[:, cameras], observation.state), prompts, keys)
+
+    return act
 
 
 def conditions(policy: Policy, beside: Sequence[Beside], checkpoint: str = "") -> list[Condition]:
