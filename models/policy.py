@@ -319,6 +319,12 @@ class Policy:
             parts.append(np.asarray(self._sample(self.params, *given))[:rows, 0])
         return np.concatenate(parts)
 
+    def with_params(self, params: Any) -> "Policy":
+        """The same with other parameters of equal shapes; nothing is compiled again."""
+        other = replace(self, params=params)
+        vars(other).update({name: getattr(self, name) for name in ("_sample", "_error")})
+        return other
+
     @cached_property
     def _sample(self) -> Any:
         @jax.jit

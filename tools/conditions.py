@@ -2,7 +2,6 @@
 suite's expert and other policies, every one on the same starts.
 """
 
-import os
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -108,7 +107,7 @@ def conditions(policy: Policy, beside: Sequence[Beside], checkpoint: str = "") -
     found = [Condition("trained", policy, "own", 6, checkpoint)]
     if "untrained" in beside:
         params = jax.jit(policy.model.init)(jax.random.key(0))
-        found.append(Condition("untrained", replace(policy, params=params), "own", 2, checkpoint))
+        found.append(Condition("untrained", policy.with_params(params), "own", 2, checkpoint))
     if "expert" in beside:
         found.append(Condition("expert"))
     if "wrong-prompt" in beside:
@@ -116,6 +115,11 @@ def conditions(policy: Policy, beside: Sequence[Beside], checkpoint: str = "") -
     if "blank-image" in beside:
         found.append(Condition("blank image", policy, "blank", 2, checkpoint))
     return found
+
+
+def in_batches(policy: Policy, slots: int) -> Policy:
+    """The policy with batches of one size, good for so many slots."""
+    return replace(policy, sizes=(min(slots, _MOST_ROWS),))
 
 
 def evaluate_all(
@@ -139,22 +143,19 @@ def evaluate_all(
       ValueError: no such task, or policies, controls, suite and journal do not fit each other;
         nothing was acted then.
     """
-    tasks = tasks or suite.tasks
+    groups = suite.groups(tasks)
     episodes = suite.episodes if episodes is None else episodes
-    if unknown := [task for task in tasks if task not in suite.tasks]:
-        raise ValueError(f"Suite '{suite.name}' has no task {unknown}, only {list(suite.tasks)}.")
     if episodes < 1 or execute < 1 or (slots is not None and slots < 1):
         raise ValueError(
             f"episodes is {episodes}, execute {execute} and slots {slots}; each must be at least 1."
         )
-    groups = [tasks] if suite.together else [(task,) for task in tasks]
     seeds = range(suite.first_seed, suite.first_seed + episodes)
-    count = min(slots or suite.slots or os.cpu_count() or 1, len(groups[0]) * len(seeds))
-    wanted = [_in_batches(condition, min(count, _MOST_ROWS)) for condition in wanted]
+    count = suite.count(slots, len(groups[0]) * episodes)
+    wanted = [replace(c, policy=c.policy and in_batches(c.policy, count)) for c in wanted]
     size = _picture_size(wanted)
     about = {
         "suite": suite.name,
-        "tasks": tasks,
+        "tasks": tuple(task for group in groups for task in group),
         "first_seed": suite.first_seed,
         "picture": size,
         "execute": execute,
@@ -188,12 +189,6 @@ def evaluate_all(
                     progress.remove_task(bar)
                     console.print(f"  {says}: {found.success}{_lost(found)}")
     return {name: joined(found, suite.name) for name, found in parts.items()}
-
-
-def _in_batches(condition: Condition, rows: int) -> Condition:
-    if condition.policy is None:
-        return condition
-    return replace(condition, policy=replace(condition.policy, sizes=(rows,)))
 
 
 def _picture_size(wanted: Sequence[Condition]) -> int:

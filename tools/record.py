@@ -8,7 +8,6 @@ LeRobot v3.0 dataset.
 Of each task the first episodes that succeed are kept, by their seeds; the others are counted.
 """
 
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -33,7 +32,7 @@ from models import load_policy
 from parallel.prefetch import Prefetcher
 from sim.demonstrations import Demonstrations
 from sim.protocol import Spec
-from sim.suites import Suite, load_suite
+from sim.suites import load_suite
 from tools.conditions import acting_in
 
 SEEDS_PER_RECORDING = 1_000_000
@@ -81,15 +80,16 @@ def record_dataset(
     """
     start = time.perf_counter()
     suite = load_suite(config.suite)
-    tasks = _checked_tasks(config, suite)
+    _check(config)
+    groups = suite.groups(config.tasks)
     policy = None if config.checkpoint is None else load_policy(config.checkpoint)
     size = config.image_size if policy is None else policy.model.config.image_size
-    asked, kept, tried, failed = config.episodes * len(tasks), 0, 0, 0
+    asked, kept, tried, failed = config.episodes * sum(map(len, groups)), 0, 0, 0
     writer: DatasetWriter | None = None
     features: dict[str, Any] = {}
     with ExitStack() as stack:
-        for group in [tasks] if suite.together else [(task,) for task in tasks]:
-            count = min(config.slots or suite.slots or os.cpu_count() or 1, config.episodes)
+        count = suite.count(config.slots, config.episodes * len(groups[0]))
+        for group in groups:
             slots = stack.enter_context(closing(suite.open(group, count, size)))
             made = Demonstrations(
                 slots,
@@ -110,8 +110,8 @@ def record_dataset(
                 )
             elif theirs != features:
                 raise ValueError(
-                    f"{slots.spec.name} has other features than {tasks[0]}; record tasks of one "
-                    "robot at a time."
+                    f"{slots.spec.name} has other features than {groups[0][0]}; record tasks of "
+                    "one robot at a time."
                 )
             with Prefetcher(iter(made), lambda episode: episode, depth=count) as episodes:
                 for episode in episodes:
@@ -158,7 +158,7 @@ def main(config: RecordConfig, console: Console) -> None:
     )
 
 
-def _checked_tasks(config: RecordConfig, suite: Suite) -> tuple[str, ...]:
+def _check(config: RecordConfig) -> None:
     if config.episodes < 1 or config.image_size < 1 or config.noise < 0 or config.execute < 1:
         raise ValueError(
             f"episodes = {config.episodes}, image_size = {config.image_size}, noise = "
@@ -169,9 +169,6 @@ def _checked_tasks(config: RecordConfig, suite: Suite) -> tuple[str, ...]:
             f"The recording's seed is {config.seed}, expected 0 … {_RECORDINGS - 1}; choose "
             "another."
         )
-    if unknown := [task for task in config.tasks if task not in suite.tasks]:
-        raise ValueError(f"Suite '{suite.name}' has no task {unknown}, only {list(suite.tasks)}.")
-    return config.tasks or suite.tasks
 
 
 def _features(spec: Spec) -> dict[str, Any]:
