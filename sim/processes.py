@@ -31,6 +31,8 @@ _STARTING = 300.0
 """Seconds in which a simulator must be ready for its first request."""
 _LOG = 1 << 20
 """Bytes of stderr that are kept at most, until the next reply."""
+_PART = 1 << 20
+"""Bytes that are read at once at most; a damaged length may be anything."""
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "LP_NUM_THREADS": "0"}
 """Of numpy and of Mesa's rasteriser (0: none besides the caller's); simulators share the cores."""
 
@@ -217,7 +219,7 @@ class Processes:
                 return
             if process.starting:
                 self.spec = _spec(message["spec"])
-                process.starting = False
+                process.starting, process.deadline = False, time.monotonic() + self._patience
             elif not slot.busy:
                 raise ValueError("an answer to no request")
             else:
@@ -254,6 +256,7 @@ class Processes:
             self._selector.unregister(process.requests)
         slot.fate = process.end(what, grace)
         if process.starting:
+            slot.busy = slot.running = False
             raise ValueError(self._unstarted(slot.fate))
         if slot.busy:
             self._fail(i, slot.fate)
@@ -345,7 +348,7 @@ class _Process:
         """
         with suppress(BlockingIOError):
             while (needed := child.missing(self._inbox)) > 0:
-                part = os.read(self.replies.fileno(), needed)
+                part = os.read(self.replies.fileno(), min(needed, _PART))
                 if not part:
                     raise EOFError
                 self._inbox += part
