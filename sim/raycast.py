@@ -52,7 +52,7 @@ __all__ = [
 
 _LIGHT = np.array((-0.35, -0.5, 0.79), np.float32)
 _CLEAR = 1e-4
-"""Metres that a point may lie within a solid next to it, from rounding, and still be shaded by it."""
+"""Metres that a point may lie within a solid next to it, from rounding, and yet be shaded by it."""
 
 
 class Look(NamedTuple):
