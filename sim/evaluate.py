@@ -91,8 +91,7 @@ def evaluate(
             slots.send(slot, run.actions[-1])
 
     found = _acted(slots, starts, tell, control, progress, done, on_episode)
-    found = replace(found, seconds=tuple(seconds))
-    return _filmed(slots, found, clips, execute)
+    return filmed(slots, [replace(found, seconds=tuple(seconds))], [clips], execute)[0]
 
 
 def evaluate_expert(
@@ -117,7 +116,41 @@ def evaluate_expert(
             slots.demonstrate(slot, slots.spec.max_steps)
 
     found = _acted(slots, starts, tell, "own", progress, done, on_episode)
-    return _filmed(slots, found, clips, _FILMED_STEPS)
+    return filmed(slots, [found], [clips])[0]
+
+
+def filmed(
+    slots: Slots, found: Sequence[Evaluation], clips: Sequence[int], steps: int = _FILMED_STEPS
+) -> list[Evaluation]:
+    """Evaluations with clips of so many of their episodes each, failures among them if there are
+    any. Those of all are acted again together, `steps` at a time, by repeating their actions."""
+    shown = []
+    for evaluation, number in zip(found, clips, strict=True):
+        obeyed = [episode.obeyed for episode in evaluation.episodes]
+        named = [evaluation.goals.index(episode.named_goal) for episode in evaluation.episodes]
+        shown.append(choose(obeyed, named, number))
+
+    def tell(ready: dict[int, _Run]) -> None:
+        for slot, run in ready.items():
+            actions = found[run.place[0]].episodes[run.place[1]].actions
+            at = np.minimum(run.length + np.arange(steps), len(actions) - 1)
+            slots.send(slot, actions[at], film=True)
+
+    places = [(k, i) for k, chosen in enumerate(shown) for i in chosen]
+    runs = [_Run(found[k].episodes[i].start, place=(k, i)) for k, i in places]
+    films: dict[tuple[int, int], Clip] = {}
+    for run, error in _ended(slots, runs, tell):
+        like = found[run.place[0]].episodes[run.place[1]]
+        if error is None and (run.length, run.success) == (like.length, like.success):
+            films[run.place] = Clip(run.place[1], np.concatenate(run.film))
+    return [
+        replace(
+            evaluation,
+            clips=tuple(films[k, i] for i in chosen if (k, i) in films),
+            unrepeatable=sum((k, i) not in films for i in chosen),
+        )
+        for k, (evaluation, chosen) in enumerate(zip(found, shown, strict=True))
+    ]
 
 
 def _acted(
@@ -157,37 +190,13 @@ def _acted(
     )
 
 
-def _filmed(slots: Slots, found: Evaluation, clips: int, steps: int) -> Evaluation:
-    """With clips of episodes that are worth showing, acted again `steps` at a time."""
-    shown = choose(
-        [episode.obeyed for episode in found.episodes],
-        [found.goals.index(episode.named_goal) for episode in found.episodes],
-        clips,
-    )
-    repeated = {found.episodes[i].start: i for i in shown}
-
-    def tell(ready: dict[int, _Run]) -> None:
-        for slot, run in ready.items():
-            actions = found.episodes[repeated[run.start]].actions
-            at = np.minimum(run.length + np.arange(steps), len(actions) - 1)
-            slots.send(slot, actions[at], film=True)
-
-    films = {}
-    for run, error in _ended(slots, [_Run(found.episodes[i].start) for i in shown], tell):
-        i = repeated[run.start]
-        like = found.episodes[i]
-        if error is None and (run.length, run.success) == (like.length, like.success):
-            films[i] = Clip(i, np.concatenate(run.film))
-    kept = tuple(films[i] for i in shown if i in films)
-    return replace(found, clips=kept, unrepeatable=len(shown) - len(kept))
-
-
 @dataclass
 class _Run:
-    """An episode under way."""
+    """An episode under way; `place` is that of the episode it repeats, by evaluation."""
 
     start: Start
     control: Control = "own"
+    place: tuple[int, int] = (0, 0)
     reruns: int = 0
     observation: Observation | None = None
     goal: int = 0
@@ -283,7 +292,7 @@ def _ended(
             del acting[outcome.slot]
             free.append(outcome.slot)
             if outcome.error is not None and run.reruns < RERUNS:
-                waiting.appendleft(_Run(run.start, run.control, run.reruns + 1))
+                waiting.appendleft(_Run(run.start, run.control, run.place, run.reruns + 1))
             else:
                 yield run, outcome.error
         if ready:

@@ -26,7 +26,7 @@ from rich.progress import (
 from rich.text import Text
 
 from models import Policy
-from sim import evaluate as sim
+from sim.evaluate import Control, evaluate, evaluate_expert, filmed
 from sim.journal import Journal
 from sim.protocol import Observation, Slots, Spec, Start
 from sim.results import Episode, Evaluation, joined
@@ -47,7 +47,7 @@ class Condition:
 
     name: str
     policy: Policy | None = None
-    control: sim.Control = "own"
+    control: Control = "own"
     clips: int = 2
     checkpoint: str = ""
     """Words that tell the policy's parameters from any others."""
@@ -82,7 +82,7 @@ class Condition:
         """See `sim.evaluate`; a policy with several cameras sees them in its own order."""
         policy = self.policy
         if policy is None:
-            return sim.evaluate_expert(slots, starts, **how)
+            return evaluate_expert(slots, starts, **how)
         cameras = [slots.spec.cameras.index(camera) for camera in _cameras(policy)]
 
         def act(
@@ -90,7 +90,7 @@ class Condition:
         ) -> Float[np.ndarray, "n h a"]:
             return policy.act((observation.images[:, cameras], observation.state), prompts, keys)
 
-        return sim.evaluate(slots, act, starts, execute=execute, control=self.control, **how)
+        return evaluate(slots, act, starts, execute=execute, control=self.control, **how)
 
 
 def conditions(policy: Policy, beside: Sequence[Beside], checkpoint: str = "") -> list[Condition]:
@@ -156,6 +156,7 @@ def evaluate_all(
             with closing(suite.open(group, count, size)) as opened:
                 for condition in wanted:
                     condition.check(opened.spec)
+                found = []
                 for condition in wanted:
                     name, keep = condition.name, None
                     done: list[Episode] = []
@@ -165,18 +166,21 @@ def evaluate_all(
                         keep = partial(journal.add, name)
                     says = name if len(groups) == 1 else f"{name}, {group[0]}"
                     bar = progress.add_task(says, total=len(starts), completed=len(done))
-                    found = condition.evaluate(
+                    result = condition.evaluate(
                         opened,
                         starts,
                         execute,
-                        clips=-(-condition.clips // len(groups)),
+                        clips=0,
                         progress=lambda ended, _, bar=bar: progress.update(bar, completed=ended),
                         done=done,
                         on_episode=keep,
                     )
-                    parts[name].append(found)
+                    found.append(result)
                     progress.remove_task(bar)
-                    console.print(f"  {says}: {found.success}{_lost(found)}")
+                    console.print(f"  {says}: {result.success}{_lost(result)}")
+                clips = [-(-condition.clips // len(groups)) for condition in wanted]
+                for name, result in zip(parts, filmed(opened, found, clips, execute), strict=True):
+                    parts[name].append(result)
     return {name: joined(found, suite.name) for name, found in parts.items()}
 
 
