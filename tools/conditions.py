@@ -140,7 +140,7 @@ def evaluate_all(
     groups = [tasks] if suite.together else [(task,) for task in tasks]
     seeds = range(suite.first_seed, suite.first_seed + episodes)
     count = min(slots or suite.slots or os.cpu_count() or 1, len(groups[0]) * len(seeds))
-    wanted = [_in_batches(condition, min(count, _MOST_ROWS)) for condition in wanted]
+    wanted = _in_batches(wanted, min(count, _MOST_ROWS))
     size = _picture_size(wanted)
     about = {
         "suite": suite.name,
@@ -184,10 +184,11 @@ def evaluate_all(
     return {name: joined(found, suite.name) for name, found in parts.items()}
 
 
-def _in_batches(condition: Condition, rows: int) -> Condition:
-    if condition.policy is None:
-        return condition
-    return replace(condition, policy=replace(condition.policy, sizes=(rows,)))
+def _in_batches(wanted: Sequence[Condition], rows: int) -> list[Condition]:
+    """With policies that compute so many rows at a time; one that several share stays one, as each
+    compiles its own program."""
+    policies = {id(c.policy): c.policy and replace(c.policy, sizes=(rows,)) for c in wanted}
+    return [replace(condition, policy=policies[id(condition.policy)]) for condition in wanted]
 
 
 def _picture_size(wanted: Sequence[Condition]) -> int:
