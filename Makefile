@@ -4,13 +4,14 @@
 # `make drill` kills runs at random moments until they have all come through.
 # `make test-h100` compiles for an H100 without one (0.6 GB of NVIDIA's compiler, no driver, no GPU);
 # `make test EXTRAS=dev,plan` installs that compiler from the start, and its tests are not skipped.
-# `make client`, `make metaworld` and `make libero` install openpi's websocket client and these
-# benchmarks (0.4 and 2.1 GB) into environments of their own, .venv-NAME; tests use them.
+# `make client`, `make metaworld`, `make libero` and `make gym` install openpi's websocket client,
+# these benchmarks (0.4 and 2.1 GB) and gymnasium into environments of their own, .venv-NAME; tests
+# use them.
 PYTHON ?= python3
 EXTRAS ?= dev
 BIN := .venv/bin
 
-.PHONY: demo test fuzz drill test-h100 lint install client metaworld libero
+.PHONY: demo test fuzz drill test-h100 lint install client metaworld libero gym
 demo: install
 	$(BIN)/python -m tools.demo
 
@@ -38,7 +39,7 @@ install: .venv/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	touch $@
 
-client metaworld libero: %: .venv-%/installed
+client metaworld libero gym: %: .venv-%/installed
 .venv-%/installed: tools/suites/%.txt
 	$(PYTHON) -m venv .venv-$*
 	.venv-$*/bin/pip install --quiet --disable-pip-version-check -r $<

@@ -5,7 +5,6 @@ The state is proprioception alone. Where things are and where they shall go is t
 of goals stand where the package means them to, at the first picture too, where its own lag.
 """
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,7 +36,6 @@ class Simulator:
         max_steps: int = 500,
         until_success: bool = True,
     ) -> None:
-        choose_renderer(os.environ)
         for names, known in ((tasks, PROMPTS), (cameras, CAMERAS)):
             if unknown := set(names) - set(known):
                 raise ValueError(f"Meta-World has no {sorted(unknown)}; choose of {list(known)}.")
@@ -49,6 +47,8 @@ class Simulator:
         self.limits = np.full(4, -1.0), np.full(4, 1.0)
         self.running: str | None = None
         self.scene: _Scene
+        self.gl = _context(choose_renderer(), max(size, 160))
+        from metaworld import env_dict, policies  # noqa: F401 (if at all, it should fail now)
 
     def spec(self) -> dict[str, Any]:
         """Actions are what the hand moves in a step (1 is 1 cm) and how the gripper is driven (-1
@@ -71,7 +71,7 @@ class Simulator:
         if self.running != task:
             if self.running is not None:
                 self.scene.close()
-            self.scene = _Scene(task, self.max_steps)
+            self.scene = _Scene(task, self.max_steps, max(self.size, 160))
             self.running = task
         self.scene.reset(seed)
         return self.tasks.index(task)
@@ -101,12 +101,13 @@ class Simulator:
 class _Scene:
     """A task that is loaded, and what draws it once a picture is wanted."""
 
-    def __init__(self, task: str, max_steps: int) -> None:
+    def __init__(self, task: str, max_steps: int, largest: int) -> None:
         from metaworld.env_dict import ALL_V3_ENVIRONMENTS
         from metaworld.policies import ENV_POLICY_MAP
 
         self.env = env = ALL_V3_ENVIRONMENTS[task]()
         self.new_policy = ENV_POLICY_MAP[task]
+        self.largest = largest
         self.drawing: _Drawing | None = None
         env.max_path_length = max_steps
         env.seeded_rand_vec, env._freeze_rand_vec = True, False
@@ -124,14 +125,13 @@ class _Scene:
         return float(reward), bool(info["success"])
 
     def picture(self, camera: str, size: int) -> np.ndarray:
-        if self.drawing is None or self.drawing.largest < size:
-            self.close()
-            self.drawing = _Drawing(self.env, max(size, 160))
+        if self.drawing is None:
+            self.drawing = _Drawing(self.env, self.largest)
         return self.drawing.picture(camera, size)
 
     def close(self) -> None:
         if self.drawing is not None:
-            self.drawing.close()
+            self.drawing.context.free()
 
 
 class _Drawing:
@@ -140,10 +140,8 @@ class _Drawing:
     def __init__(self, env: Any, largest: int) -> None:
         import mujoco
 
-        self.env, self.largest, self.mujoco = env, largest, mujoco
+        self.env, self.mujoco = env, mujoco
         env.model.vis.global_.offwidth = env.model.vis.global_.offheight = largest
-        self.gl = mujoco.GLContext(largest, largest)
-        self.gl.make_current()
         self.context = mujoco.MjrContext(env.model, mujoco.mjtFontScale.mjFONTSCALE_50)
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self.context)
         self.geoms = mujoco.MjvScene(env.model, maxgeom=1000)
@@ -167,6 +165,17 @@ class _Drawing:
         mujoco.mjr_readPixels(picture, None, square, self.context)
         return picture[:, ::-1] if camera in UPSIDE_DOWN else picture[::-1]  # lowest row first
 
-    def close(self) -> None:
-        self.context.free()
-        self.gl.free()
+
+def _context(renderer: str, size: int) -> Any:
+    """OpenGL for this process, made as it starts."""
+    import mujoco
+
+    try:
+        context = mujoco.GLContext(size, size)
+        context.make_current()
+    except Exception as error:
+        raise RuntimeError(
+            f"MuJoCo cannot draw through {renderer} ({error}); apt-get install libosmesa6 libegl1 "
+            "libegl-mesa0, or set MUJOCO_GL to osmesa or egl."
+        ) from error
+    return context

@@ -135,6 +135,33 @@ def test_an_unknown_task_or_camera_is_refused(python):
 
 
 @pytest.mark.drill
+def test_the_guide_runs_as_it_stands(python, capsys):
+    guide = (Path(__file__).parents[2] / "docs" / "simulators.md").read_text()
+    exec(guide.split("```python\n")[1].split("```")[0], {})
+    assert capsys.readouterr().out.startswith("100.0 % (12/12")
+
+
+@pytest.mark.drill
+def test_no_task_carries_anything_over_from_one_episode_to_the_next(python):
+    actions = np.random.default_rng(0).uniform(-1, 1, (15, 4)).astype(np.float32)
+    differing = []
+    with open_slots(TASKS, 2, 32) as slots:
+        for task in TASKS:
+            begun(slots, 1, task, 7)
+            slots.demonstrate(1, 40)
+            told(slots, 1)
+            firsts = [begun(slots, slot, task, 1) for slot in (0, 1)]
+            for slot in (0, 1):
+                slots.send(slot, actions)
+            lasts: list[Outcome] = []
+            while len(lasts) < 2:
+                lasts += slots.poll()
+            if not same(*firsts) or not same(*lasts):
+                differing.append(task)
+    assert not differing
+
+
+@pytest.mark.drill
 def test_experts_succeed_as_in_the_bare_package_and_as_fast(python, capsys):
     """All 50 tasks, 4 starts each, 8 steps a chunk. Speed is steps per second of CPU time, that of
     the parent and of starting included; two starts are measured at a time, in turn."""

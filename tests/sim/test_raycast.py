@@ -223,6 +223,16 @@ def test_an_environment_looks_the_same_beside_any_others(solids):
     np.testing.assert_array_equal(np.asarray(one)[0], alone)
 
 
+def test_frames_drawn_at_once_as_on_a_gpu_look_as_those_drawn_one_by_one(solids, monkeypatch):
+    seen = np.stack([_grey(*solids, camera, 24, shadows=True) for camera in (ABOVE, LOW)])
+    monkeypatch.setattr("sim.raycast._each", lambda function, *x: jax.vmap(function)(*x))
+    geoms, frames = _scene(*solids)
+    look = Look(np.full((len(geoms), 3), GREY, np.float32), LIGHT)
+    draw = jax.jit(partial(pictures, geoms, size=24, shadows=True))
+    at_once = np.asarray(draw(frames, views([ABOVE, LOW]), look))[0, ..., 0]
+    assert (np.abs(at_once.astype(int) - seen) <= 1).mean() > 0.999
+
+
 def test_more_rays_a_pixel_soften_edges_and_keep_surfaces(tabletop):
     coarse, fine = (_grey(*tabletop, FRONT, 24, samples=s).astype(int) for s in (1, 3))
     assert len(np.unique(fine)) > len(np.unique(coarse))
