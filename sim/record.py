@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
+import jax
 import numpy as np
 from jaxtyping import Float, Int, UInt8
 
 from sim.experts import expert
-from sim.physics import poses
 from sim.protocol import Environment
 from sim.tabletop import TRAIN_SEEDS, Tabletop, proprioception
 
@@ -111,7 +111,7 @@ def _batch(env: Tabletop, seeds: Int[np.ndarray, "n"], noise: float) -> list[Epi
     disturbance[..., :3] = np.stack([_noise(seed, env.max_steps, noise) for seed in seeds], 1)
     scenes, states, labels, successes, ends = [], [], [], [], []
     for step in range(env.max_steps):
-        scenes.append(np.asarray(poses(state.physics.position)))
+        scenes.append(jax.tree.map(np.asarray, env.scene(state)))
         states.append(np.asarray(proprioception(state.physics)))
         labels.append(np.asarray(expert(env, state)))
         state, happened = env.step_chunk(state, (labels[-1] + disturbance[step])[:, None])
@@ -122,7 +122,8 @@ def _batch(env: Tabletop, seeds: Int[np.ndarray, "n"], noise: float) -> list[Epi
     length = np.argmax(ends, 0) + 1
     success = np.stack(successes)[length - 1, np.arange(len(seeds))]
     kept = np.arange(len(scenes)) < np.where(success, length, 0)[:, None]
-    frames = np.split(env.pictures(np.stack(scenes, 1)[kept]), np.cumsum(kept.sum(1))[:-1])
+    seen = jax.tree.map(lambda *steps: np.stack(steps, 1)[kept], *scenes)
+    frames = np.split(env.pictures(seen), np.cumsum(kept.sum(1))[:-1])
     state_rows, label_rows = np.stack(states, 1), np.stack(labels, 1)
     return [
         Episode(

@@ -1,5 +1,5 @@
-"""A gripper over a table with a red, a green and a blue block, simulated by MJX and seen by one
-ray-cast camera.
+"""A gripper over a table with a red, a green and a blue block or drawer, simulated by MJX and seen
+by one ray-cast camera.
 
 Environments run in groups of a fixed number of lanes, so that recording, evaluation and learning
 share one compiled program whatever their batch and chunk, and an episode is the same in any batch.
@@ -12,15 +12,16 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import BoundedSemaphore
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, UInt8, UInt32
+from jaxtyping import Array, Float, Int, UInt8, UInt32
 
 from sim import physics
-from sim.physics import SIZES, Physics
+from sim.bodies import SUBSTEPS, TIMESTEP, Bodies
+from sim.physics import Implementation, Physics
 from sim.protocol import Observation, Transition
 from sim.raycast import Camera, pictures
 from sim.tasks import TASKS
@@ -31,24 +32,23 @@ EVAL_SEEDS = range(1_000_000_000, 2_000_000_000)
 """Seeds of episodes to be judged by; no demonstration starts from one."""
 
 FRONT = Camera(position=(0.0, -0.42, 0.62), target=(0.0, 0.06, 0.02), fovy=32.0)
-COLOURS = np.array(
-    (
-        (0.30, 0.30, 0.33),
-        (0.16, 0.16, 0.18),
-        (0.16, 0.16, 0.18),
-        (0.90, 0.16, 0.12),
-        (0.12, 0.72, 0.20),
-        (0.13, 0.28, 0.95),
-        (0.80, 0.77, 0.72),
-    ),
-    np.float32,
-)
-"""Of the boxes of `sim.physics.SIZES` and the table, 0 to 1."""
+_PALM, _FINGER, _TABLE = (0.30, 0.30, 0.33), (0.16, 0.16, 0.18), (0.80, 0.77, 0.72)
+_CABINET, _HANDLE = (0.55, 0.42, 0.30), (0.25, 0.25, 0.27)
+_COLOURED = ((0.90, 0.16, 0.12), (0.12, 0.72, 0.20), (0.13, 0.28, 0.95))
 
 _CORES = os.cpu_count() or 1
 _SLOTS = BoundedSemaphore(max(1, min(_CORES, int(os.environ.get("NPROC", _CORES)) // 2)))
 """Compiled loops that may run at once: each holds a thread of XLA's pool, whose size NPROC sets,
 and waits for another, so that as many loops as threads would wait for ever."""
+
+
+class Scene(NamedTuple):
+    """All that pictures show."""
+
+    poses: Float[Array, "*n b 7"]
+    """As `sim.bodies.Bodies` orders them."""
+    seed: UInt32[Array, "*n"]
+    episode: Int[Array, "*n"]
 
 
 class TabletopState(NamedTuple):
@@ -61,32 +61,43 @@ class TabletopState(NamedTuple):
     goal: Int[Array, "n"]
     physics: Physics
     start: Float[Array, "n 3 2"]
-    """Where the blocks lay at first."""
+    """Where the blocks lay at first, or the drawers' x and how far out they were."""
 
 
 class Tabletop:
-    """`sim.protocol.Environment` for `task` "reach", "lift" or "push".
+    """`sim.protocol.Environment` for `task` "reach", "lift", "push", "stack" or "drawer".
 
     Actions are absolute: where the tip should be (x to the right, y away from the camera, z up,
     metres) and how far the gripper should close (0 open, 1 closed); the controller moves there at
-    most 2.5 cm an axis and half the gripper's way a step. A scene is the boxes' poses [*b, 6, 7].
+    most 2.5 cm an axis and half the gripper's way a step.
+
+    `pure_reset`, `pure_step` and `pure_observe` are functions to trace, inside a larger jitted
+    program too. The protocol's methods check what they are given and run them: on an accelerator as
+    one program for all environments and steps, on CPUs in groups of lanes on threads and step by
+    step, where a loop around one compiled step costs nothing and does for chunks of any length.
 
     Args:
       image_size: pixels along the edge of an observed picture.
       yaw: blocks start turned by up to so much to either side, radians; π/4 is any orientation.
-      lanes: how many environments one compiled step advances.
+      lanes: how many environments one compiled step advances on CPUs.
+      impl: which implementation of MJX; "auto" is Warp's on an NVIDIA GPU that has it.
 
     Raises:
-      ValueError: there is no such task.
+      ValueError: there is no such task, or Warp is asked for and is not installed.
     """
 
     cameras: tuple[str, ...] = ("observation.images.front",)
     state_names: tuple[str, ...] = ("z_setpoint", "z_error", "left_finger", "right_finger")
     action_names: tuple[str, ...] = ("x", "y", "z", "gripper")
-    fps = round(1 / (physics.TIMESTEP * physics.SUBSTEPS))
+    fps = round(1 / (TIMESTEP * SUBSTEPS))
 
     def __init__(
-        self, task: str = "lift", image_size: int = 48, yaw: float = math.pi / 4, lanes: int = 128
+        self,
+        task: str = "lift",
+        image_size: int = 48,
+        yaw: float = math.pi / 4,
+        lanes: int = 128,
+        impl: Literal["auto", "jax", "warp"] = "auto",
     ) -> None:
         if task not in TASKS:
             raise ValueError(f"There is no tabletop task '{task}', expected one of {list(TASKS)}.")
@@ -96,12 +107,39 @@ class Tabletop:
         self.image_size = image_size
         self.yaw = yaw
         self.lanes = lanes
+        self.impl: Implementation = physics.implementation(impl)
+        self.bodies = self.task.bodies
         self.goals = self.task.goals
         self.prompts = self.task.prompts
         self.max_steps = self.task.max_steps
-        self._reset = jax.jit(jax.vmap(self._fresh))
-        self._finish = jax.jit(jax.vmap(self._judged))
-        self._see = partial(_pictures, size=image_size, samples=2)
+        self._reset = jax.jit(self.pure_reset)
+        self._step = jax.jit(self.pure_step)
+        self._finish = jax.jit(self._judged)
+        self._see = jax.jit(partial(self._pictures, size=image_size, samples=2))
+        self._show = jax.jit(partial(self._pictures, samples=3), static_argnames="size")
+
+    def pure_reset(self, seeds: UInt32[Array, "n"]) -> TabletopState:
+        """`reset`, to trace."""
+        return jax.vmap(self._fresh)(seeds, jnp.zeros(len(seeds), jnp.int32))
+
+    def pure_observe(self, state: TabletopState) -> Observation:
+        """`observe`, to trace."""
+        images = self._pictures(self.scene(state), size=self.image_size, samples=2)
+        return Observation(images[:, None], proprioception(state.physics))
+
+    def pure_step(
+        self, state: TabletopState, actions: Float[Array, "n t 4"]
+    ) -> tuple[TabletopState, Transition]:
+        """`step_chunk`, to trace: a scan over the chunk."""
+        step = physics.step(self.bodies, self.impl)
+
+        def one(
+            state: TabletopState, action: Float[Array, "n 4"]
+        ) -> tuple[TabletopState, Transition]:
+            return self._judged(state, step(state.physics, action))
+
+        state, steps = jax.lax.scan(one, state, jnp.swapaxes(actions, 0, 1))
+        return state, jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), steps)
 
     def reset(self, seeds: Int[np.ndarray, "n"]) -> TabletopState:
         """Fresh episodes; the same seed gives the same episode.
@@ -115,21 +153,24 @@ class Tabletop:
                 f"{self.name}: seeds must lie in 0 … 2**32 - 1, "
                 f"got {seeds.min()} … {seeds.max()}; choose smaller ones."
             )
-        return self._in_lanes(
-            lambda s: self._reset(s, np.zeros(len(s), np.int32)), seeds.astype(np.uint32)
-        )
+        return self._in_lanes(self._reset, seeds.astype(np.uint32))
 
     def goal(self, state: TabletopState) -> Int[Array, "n"]:
         """Index into `goals` of each running episode."""
         return state.goal
 
+    def scene(self, state: TabletopState) -> Scene:
+        """What pictures of the state show."""
+        poses = self.bodies.poses(state.physics.position, state.start)
+        return Scene(poses, state.seed, state.episode)
+
     def observe(self, state: TabletopState) -> Observation:
         """Pictures [N, 1, image_size, image_size, 3] and proprioception [N, 4] (metres), in which
         x and y are missing: a policy that knew them would copy them and not look."""
-        images = self.pictures(physics.poses(state.physics.position))
+        images = self.pictures(self.scene(state))
         return Observation(jnp.asarray(images)[:, None], proprioception(state.physics))
 
-    def pictures(self, scene: Float[np.ndarray | Array, "n 6 7"]) -> UInt8[np.ndarray, "n h w 3"]:
+    def pictures(self, scene: Scene) -> UInt8[np.ndarray, "n h w 3"]:
         """What the camera sees of each scene, as in `observe`."""
         return self._in_lanes(self._see, scene)
 
@@ -153,22 +194,24 @@ class Tabletop:
                 f"{self.name}: action '{self.action_names[a]}' of environment {i} at step {t} of "
                 f"the chunk is {chunk[i, t, a]}, expected a finite number."
             )
-        return self._in_lanes(self._advance, state, chunk)
+        return self._in_lanes(self._loop if _on_cpu() else self._step, state, chunk)
 
-    def render(self, scene: Float[Array, "*b 6 7"], size: int) -> UInt8[np.ndarray, "*b h w 3"]:
+    def render(self, scene: Scene, size: int) -> UInt8[np.ndarray, "*b h w 3"]:
         """Pictures for people, of scenes with any leading axes."""
-        scene = jnp.asarray(scene)
-        images = _pictures(scene.reshape(-1, *scene.shape[-2:]), size=size, samples=3)
-        return np.asarray(images).reshape(*scene.shape[:-2], size, size, 3)
+        lead = np.shape(scene.seed)
+        flat = jax.tree.map(lambda x: jnp.asarray(x).reshape(-1, *x.shape[len(lead) :]), scene)
+        return np.asarray(self._show(flat, size=size)).reshape(*lead, size, size, 3)
 
     def _in_lanes(self, function: Callable[..., Any], *trees: Any) -> Any:
         """Applies a compiled function of `lanes` environments to any number of them."""
+        n = len(jax.tree.leaves(trees)[0])
+        if not _on_cpu():
+            return function(*trees)
 
         def run(group: tuple[Any, ...]) -> Any:
             with _SLOTS:
                 return jax.block_until_ready(function(*group))
 
-        n = len(jax.tree.leaves(trees)[0])
         if n == self.lanes:
             return run(trees)
         host = jax.tree.map(np.asarray, trees)
@@ -180,10 +223,11 @@ class Tabletop:
             results = list(pool.map(run, groups))
         return jax.tree.map(lambda *parts: np.concatenate(parts)[:n], *results)
 
-    def _advance(
+    def _loop(
         self, state: TabletopState, actions: Float[np.ndarray, "lanes t 4"]
     ) -> tuple[TabletopState, Transition]:
-        step = physics.compiled_step()
+        """`pure_step`, a compiled step at a time."""
+        step = physics.compiled_step(self.bodies, self.impl)
         steps = []
         for action in actions.swapaxes(0, 1):
             state, transition = self._finish(state, step(state.physics, action))
@@ -194,34 +238,43 @@ class Tabletop:
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), seed), episode)
         draws = jax.random.uniform(key, (14,))
         start = self.task.place(draws[:7])
-        yaw = self.yaw * (2 * draws[7:10, None] - 1)
+        yaw = self.yaw * (2 * draws[7:10] - 1)
         low, high = jnp.array((-0.12, -0.10, 0.12)), jnp.array((0.12, 0.14, 0.20))
         tip = low + (high - low) * draws[10:13]
+        aside = self.task.aside(start, jax.random.uniform(jax.random.fold_in(key, 1), (3, 3)))
+        position = self.bodies.position(tip, start, yaw, aside[: self.bodies.distractors])
         return TabletopState(
             seed=seed,
             episode=episode,
             step=jnp.int32(0),
             goal=jnp.int32(draws[13] * len(self.goals)),
-            physics=physics.at_rest(tip, jnp.concatenate((start, yaw), 1)),
+            physics=physics.at_rest(self.bodies, position),
             start=start,
         )
 
     def _judged(self, before: TabletopState, moved: Physics) -> tuple[TabletopState, Transition]:
-        """The state to go on from and what happened, once the bodies have moved."""
-        achieved = self.task.achieved(moved, before.start)
-        terminated = achieved[before.goal]
+        """The states to go on from and what happened, once the bodies have moved."""
+        achieved = jax.vmap(self.task.achieved)(moved, before.start)
+        terminated = jnp.take_along_axis(achieved, before.goal[:, None], 1)[:, 0]
         truncated = ~terminated & (before.step + 1 >= self.max_steps)
+        over = terminated | truncated
         after = before._replace(step=before.step + 1, physics=moved)
-        fresh = self._fresh(before.seed, before.episode + 1)
-        over: Bool[Array, ""] = terminated | truncated
-        return jax.tree.map(partial(jnp.where, over), fresh, after), Transition(
+        fresh = jax.vmap(self._fresh)(before.seed, before.episode + 1)
+
+        def chosen(new: Array, old: Array) -> Array:
+            return jnp.where(over.reshape(-1, *[1] * (old.ndim - 1)), new, old)
+
+        return jax.tree.map(chosen, fresh, after), Transition(
             reward=terminated.astype(jnp.float32),
             terminated=terminated,
             truncated=truncated,
             achieved=achieved,
             state=proprioception(moved),
-            scene=physics.poses(moved.position),
+            scene=self.scene(after),
         )
+
+    def _pictures(self, scene: Scene, *, size: int, samples: int) -> UInt8[Array, "n size size 3"]:
+        return pictures(scene.poses, self.bodies.sizes, _colours(self.bodies), FRONT, size, samples)
 
 
 def proprioception(moved: Physics) -> Float[Array, "*n 4"]:
@@ -231,8 +284,10 @@ def proprioception(moved: Physics) -> Float[Array, "*n 4"]:
     return jnp.stack((z, z - moved.position[..., 2], *fingers), -1)
 
 
-@partial(jax.jit, static_argnames=("size", "samples"))
-def _pictures(
-    scenes: Float[Array, "n 6 7"], *, size: int, samples: int
-) -> UInt8[Array, "n size size 3"]:
-    return pictures(scenes, np.asarray(SIZES, np.float32), COLOURS, FRONT, size, samples)
+def _colours(bodies: Bodies) -> Float[np.ndarray, "b+1 3"]:
+    drawn = (_CABINET, *_COLOURED, *[_HANDLE] * 3) if bodies.drawers else _COLOURED
+    return np.array((_PALM, _FINGER, _FINGER, *drawn, _TABLE), np.float32)
+
+
+def _on_cpu() -> bool:
+    return jax.default_backend() == "cpu"

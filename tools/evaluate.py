@@ -38,7 +38,7 @@ class EvaluateConfig:
     out: Path
     """Folder for evaluation.json and report.html."""
     suite: str = "tabletop-lift"
-    """tabletop-lift, tabletop-reach or tabletop-push."""
+    """tabletop-lift, -reach, -push, -stack or -drawer."""
     episodes: int = 128
     """Held-out starts per condition."""
     execute: int = 4

@@ -29,8 +29,8 @@ class RecordConfig:
 
     out: Path
     """Folder to make for the dataset; must not exist, or be empty."""
-    task: Literal["lift", "reach", "push"] = "lift"
-    """What the robot is told to do with the block of a colour."""
+    task: Literal["lift", "reach", "push", "stack", "drawer"] = "lift"
+    """What the robot is told to do with the block or drawer of a colour."""
     episodes: int = 2048
     """How many successful demonstrations to keep."""
     seed: int = 0
