@@ -3,11 +3,12 @@
 # `make drill` kills runs at random moments until they have all come through.
 # `make test-h100` compiles for an H100 without one (0.6 GB of NVIDIA's compiler, no driver, no GPU);
 # `make test EXTRAS=dev,plan` installs that compiler from the start, and its tests are not skipped.
+# `make libero` installs that benchmark into .venv-libero (2.1 GB), apart from our own versions.
 PYTHON ?= python3
 EXTRAS ?= dev
 BIN := .venv/bin
 
-.PHONY: demo test fuzz drill test-h100 lint install
+.PHONY: demo test fuzz drill test-h100 lint install libero
 demo: install
 	$(BIN)/python -m tools.demo
 
@@ -33,4 +34,10 @@ install: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	touch $@
+
+libero: %: .venv-%/installed
+.venv-%/installed: tools/suites/%.txt
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/pip install --quiet --disable-pip-version-check -r $<
 	touch $@

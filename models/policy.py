@@ -1,11 +1,12 @@
 """A trained model with its preparation: observations and prompts in, action chunks in the robot's
 units out.
 
-What evaluation, serving and RL share. One compiled program serves any batch whose longest prompt
-falls into the same bucket.
+What evaluation, serving and RL share. Batches are padded to one of a few sizes and prompts to one
+of a few lengths, so that few programs are compiled, and a row's chunk depends on its own
+observation and key alone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Bool, Float, UInt8
+from jaxtyping import Bool, Float, UInt8, UInt32
 
 from models import flow
 from models.groot import Groot
@@ -27,25 +28,47 @@ _BUCKET = 32
 
 
 @dataclass(frozen=True)
+class Request:
+    """One observation, prepared for `Policy.answer`; `state` is in the robot's units."""
+
+    sample: Sample
+    state: Float[np.ndarray, "_s"]
+    key: UInt32[np.ndarray, "2"]
+
+
+@dataclass(frozen=True)
 class Policy:
-    """`steps`: Euler steps of the sampler. `embodiment`: index into the processor's. GR00T's
-    checkpoints come without a processor; their policies take the model's own inputs."""
+    """`steps`: Euler steps of the sampler. `embodiment`: index into the processor's. `sizes`: rows
+    of the batches that are computed, ascending; others are padded to the next or split by the last.
+    GR00T's checkpoints come without a processor; their policies take the model's own inputs.
+
+    Two batches of one size and text length give a row the same chunk whatever stands beside it.
+    Others differ by rounding; with a single size, such as `sizes=(32,)`, sizes make no difference.
+    """
 
     model: Pi | Groot
     params: Any
     processor: Processor | None
     steps: int = 10
     embodiment: int = 0
+    sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
+
+    def __post_init__(self) -> None:
+        if not self.sizes or self.sizes[0] < 1 or sorted(set(self.sizes)) != list(self.sizes):
+            raise ValueError(
+                f"The policy's sizes are {self.sizes}; give at least one, positive and ascending."
+            )
 
     def act(
         self,
         observation: tuple[UInt8[ArrayLike, "n c h w 3"], Float[ArrayLike, "n s"]],
         prompts: list[str],
-        seed: int,
+        keys: UInt32[ArrayLike, "n 2"],
     ) -> Float[np.ndarray, "n t a"]:
         """Chunks for N observations, each (pictures in the embodiment's camera order, state).
 
-        The noise of observation i depends on (`seed`, i) alone.
+        Args:
+          keys: any two words for each row, such as (episode, step); all that its noise depends on.
 
         Raises:
           ValueError: cameras or state dims are not the embodiment's.
@@ -53,34 +76,102 @@ class Policy:
         images, states = (np.asarray(x) for x in observation)
         processor = self._prepared()
         samples = [
-            processor.sample(picture, state, prompt, embodiment=self.embodiment, id=i)
-            for i, (picture, state, prompt) in enumerate(zip(images, states, prompts, strict=True))
+            processor.sample(picture, state, prompt, embodiment=self.embodiment)
+            for picture, state, prompt in zip(images, states, prompts, strict=True)
         ]
-        chunks = self._sample(self.params, self._rows(samples), np.uint32(seed), None)
-        return processor.actions(np.asarray(chunks)[:, 0], self.embodiment, states)
+        return self.answer(
+            [Request(*row) for row in zip(samples, states, _words(keys, len(samples)), strict=True)]
+        )
 
     def infer(
         self,
         observation: Mapping[str, Any],
         noise: Float[ArrayLike, "b h a"] | None = None,
-        seed: int = 0,
+        keys: UInt32[ArrayLike, "b 2"] | None = None,
     ) -> dict[str, Float[np.ndarray, "b h a"]]:
         """{"actions": chunks in the robot's units} for openpi's observation, see
         `read_observation`; for GR00T's inputs, see `groot_batch`, in the model's units.
 
         Args:
-          noise: where integration starts, in the model's dims; drawn from (`seed`, i) if None.
+          noise: where integration starts, in the model's dims; drawn from `keys` if None.
+          keys: as in `act`; (0, i) for row i if None.
 
         Raises:
           ValueError: the observation is not one that this policy reads.
         """
-        batch = self._batch(observation)
-        start = None if noise is None else np.asarray(noise, np.float32)[:, None]
-        chunks = np.asarray(self._sample(self.params, batch, np.uint32(seed), start))[:, 0]
+        start = None if noise is None else np.asarray(noise, np.float32)
         if isinstance(self.model, Groot):
-            return {"actions": chunks}
+            batch = groot_batch(observation, self.model.config)
+            words = _words(keys, len(batch.state))
+            return {"actions": self._chunks(batch, words, start)}
+        return {"actions": self.answer(self.prepare(observation, keys), start)}
+
+    def prepare(
+        self,
+        observation: Mapping[str, Any],
+        keys: UInt32[ArrayLike, "b 2"] | None = None,
+    ) -> list[Request]:
+        """What `infer` does before it computes, for each row by itself, so that rows of several
+        callers can be answered as one batch.
+
+        Raises:
+          ValueError: as `infer`.
+        """
+        samples, processor = self._samples(observation), self._prepared()
+        robot = processor.embodiments[self.embodiment]
         state = observation.get("state")
-        return {"actions": self._prepared().actions(chunks, self.embodiment, state)}
+        if state is None and robot.relative:
+            processor.actions(np.zeros((1, len(robot.relative))), self.embodiment)
+        if state is None:
+            state = np.zeros(len(robot.state.offset))
+        states = np.broadcast_to(np.asarray(state), (len(samples), np.shape(state)[-1]))
+        words = _words(keys, len(samples))
+        return [Request(*row) for row in zip(samples, states, words, strict=True)]
+
+    def answer(
+        self, requests: Sequence[Request], noise: Float[np.ndarray, "b h a"] | None = None
+    ) -> Float[np.ndarray, "b h a"]:
+        """Chunks in the robot's units, one for each request; see `infer` for the noise."""
+        batch = self._rows([request.sample for request in requests])
+        chunks = self._chunks(batch, np.stack([request.key for request in requests]), noise)
+        states = np.stack([request.state for request in requests])
+        return self._prepared().actions(chunks, self.embodiment, states)
+
+    def warm(
+        self,
+        sizes: Sequence[int] | None = None,
+        text: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Compiles ahead, by computing once, what observations with all of the embodiment's cameras
+        need.
+
+        Args:
+          sizes: some of the policy's, all if None.
+          text: longest prompt to expect, in tokens (with the state, where it is spelt); the
+            processor's limit if None.
+          progress: called with (programs done, programs) after each.
+
+        Raises:
+          ValueError: a size is not one of the policy's.
+        """
+        processor = self._prepared()
+        strange = sorted(set(sizes or ()) - set(self.sizes))
+        if strange:
+            raise ValueError(f"The policy has no sizes {strange} to warm; it has {self.sizes}.")
+        robot = processor.embodiments[self.embodiment]
+        black = [np.zeros((processor.image_size, processor.image_size, 3), np.uint8)]
+        state = np.zeros(len(robot.state.offset), np.float32)
+        lengths = {self._text(n) for n in range(1, (text or processor.text_limit) + 1)}
+        programs = [(rows, length) for length in sorted(lengths) for rows in sizes or self.sizes]
+        for done, (rows, length) in enumerate(programs, 1):
+            words = np.zeros(min(length, processor.text_limit), np.int32)
+            sample = processor.sample(
+                black * len(robot.cameras), state, words, embodiment=self.embodiment
+            )
+            self.answer([Request(sample, state, np.zeros(2, np.uint32))] * rows)
+            if progress is not None:
+                progress(done, len(programs))
 
     def loss(
         self,
@@ -102,7 +193,15 @@ class Policy:
         Raises:
           ValueError: as `infer`.
         """
-        batch = self._batch(observation, np.asarray(actions, np.float32), action_mask)
+        chunks = np.asarray(actions, np.float32)
+        if isinstance(self.model, Groot):
+            batch = groot_batch(observation, self.model.config, chunks, action_mask)
+        elif action_mask is not None:
+            raise ValueError(
+                "action_mask is GR00T's; openpi's loss averages over every action dim."
+            )
+        else:
+            batch = self._rows(self._samples(observation, chunks))
         drawn = flow.draw(jax.random.key(seed), batch.sample_id, 1, batch.actions.shape[2:])
         at = drawn[0] if time is None else np.asarray(time, np.float32)[:, None, None]
         chunk = drawn[1] if noise is None else np.asarray(noise, np.float32)[:, None, None]
@@ -121,42 +220,66 @@ class Policy:
             )
         return self.processor
 
-    def _batch(
-        self, observation: Mapping[str, Any], actions: Any = None, action_mask: Any = None
-    ) -> PackedBatch:
-        if isinstance(self.model, Groot):
-            return groot_batch(observation, self.model.config, actions, action_mask)
-        if action_mask is not None:
-            raise ValueError(
-                "action_mask is GR00T's; openpi's loss averages over every action dim."
-            )
+    def _samples(
+        self, observation: Mapping[str, Any], actions: Float[np.ndarray, "b h _a"] | None = None
+    ) -> list[Sample]:
         processor = self._prepared()
         if actions is not None:
             processor = replace(processor, horizon=actions.shape[1])
-        samples = read_observation(
+        return read_observation(
             observation,
             processor,
             vocabulary=self.model.config.vocabulary,
             embodiment=self.embodiment,
             actions=actions,
         )
-        return self._rows(samples)
 
     def _rows(self, samples: list[Sample]) -> PackedBatch:
         """One sample a row, text rounded up to a bucket."""
         config = self.model.config
         images = max(1, *(len(sample.images) for sample in samples))
-        text = -(-max(len(sample.text) for sample in samples) // _BUCKET) * _BUCKET
+        text = self._text(max(len(sample.text) for sample in samples))
         prefix = images * config.vision.tokens(config.image_size) + text + 1
         layout = config.layout(prefix=prefix, samples=1, images=images, text=text)
         layout = replace(layout, horizon=len(samples[0].actions))
         return pack([[sample] for sample in samples], layout)
 
+    def _text(self, length: int) -> int:
+        """The bucket of a text: a power of two, or the longest text there is."""
+        bucket = _BUCKET
+        while bucket < length:
+            bucket *= 2
+        return max(length, min(bucket, self._prepared().text_limit))
+
+    def _chunks(
+        self,
+        batch: PackedBatch,
+        keys: UInt32[np.ndarray, "b 2"],
+        noise: Float[np.ndarray, "b h a"] | None,
+    ) -> Float[np.ndarray, "b h a"]:
+        """In the model's units, from batches of the policy's sizes."""
+        count, most = len(keys), self.sizes[-1]
+        if noise is not None and len(noise) != count:
+            raise ValueError(f"noise is for {len(noise)} observations, but there are {count}.")
+        parts = []
+        for first in range(0, count, most):
+            rows = min(most, count - first)
+            size = next(size for size in self.sizes if size >= rows)
+            # the last row stands in for those that are absent, and its chunk is computed again
+            at = np.minimum(first + np.arange(size), first + rows - 1)
+            given = (batch, keys, noise)
+            if size != count:
+                given = jax.tree.map(lambda x, at=at: np.asarray(x)[at], given)
+            parts.append(np.asarray(self._sample(self.params, *given))[:rows, 0])
+        return np.concatenate(parts)
+
     @cached_property
     def _sample(self) -> Any:
         @jax.jit
-        def sample(params: Any, batch: PackedBatch, seed: Any, noise: Any) -> jax.Array:
-            return self.model.sample_actions(params, batch, jax.random.key(seed), self.steps, noise)
+        def sample(params: Any, batch: PackedBatch, keys: Any, noise: Any) -> jax.Array:
+            if noise is None:
+                noise = flow.noise(keys, batch.actions.shape[2:])
+            return self.model.sample_actions(params, batch, noise[:, None], self.steps)
 
         return sample
 
@@ -168,3 +291,15 @@ class Policy:
             return ((self.model.velocity(params, batch, noised, time) - target) ** 2)[:, 0, 0]
 
         return error
+
+
+def _words(keys: UInt32[ArrayLike, "n 2"] | None, count: int) -> UInt32[np.ndarray, "n 2"]:
+    if keys is None:
+        return np.stack([np.zeros(count, np.uint32), np.arange(count, dtype=np.uint32)], -1)
+    words = np.asarray(keys)
+    if words.shape != (count, 2) or not np.issubdtype(words.dtype, np.integer):
+        raise ValueError(
+            f"keys are {words.dtype} {list(words.shape)}; expected two integers for each of "
+            f"{count} observations."
+        )
+    return words.astype(np.uint32)

@@ -32,6 +32,7 @@ _CABINET, _CABINET_AT = (0.19, 0.06, 0.035), (0.0, 0.215, 0.035)
 _DRAWER, _HANDLE = (0.05, 0.06, 0.025), (0.012, 0.02, 0.012)
 _DRAWER_Y, _HANDLE_Y, _DRAWER_Z = 0.21, 0.13, 0.03
 """Of the closed ones' middles."""
+_INSIDE, _INSIDE_Z = (0.045, 0.055, 0.001), 0.055
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,8 @@ class Bodies:
     @property
     def sizes(self) -> Float[np.ndarray, "b 3"]:
         """Half edges of the boxes, in the order of `poses`."""
-        things = (_CABINET, *[_DRAWER] * 3, *[_HANDLE] * 3) if self.drawers else [(BLOCK,) * 3] * 3
+        cabinet = (_CABINET, *[_DRAWER] * 3, *[_HANDLE] * 3, *[_INSIDE] * 3)
+        things = cabinet if self.drawers else [(BLOCK,) * 3] * 3
         boxes = (_PALM, _FINGER, _FINGER, *things, *[(DISTRACTOR,) * 3] * self.distractors)
         return np.array(boxes, np.float32)
 
@@ -85,7 +87,8 @@ class Bodies:
         self, position: Float[Array, "*n nq"], start: Float[Array, "*n 3 2"]
     ) -> Float[Array, "*n b 7"]:
         """Centre and quaternion of palm, left finger, right finger, then of the blocks or of the
-        cabinet, the drawers and their handles, by colour, and of the distractors."""
+        cabinet, the drawers, their handles and their dark insides, by colour, and of the
+        distractors."""
         left, right = position[..., 3], position[..., 4]
         across = jnp.stack((0 * left, -left - _FINGER[0], right + _FINGER[0]), -1)
         up = jnp.array((_PALM_HEIGHT, _FINGER[2], _FINGER[2]))
@@ -95,8 +98,8 @@ class Bodies:
             out, x = drawers(position, start), start[..., 0]
             cabinet = jnp.broadcast_to(jnp.array(_CABINET_AT), (*x.shape[:-1], 1, 3))
             parts.append(_upright(cabinet))
-            for y in (_DRAWER_Y, _HANDLE_Y):
-                parts.append(_upright(jnp.stack((x, y - out, 0 * x + _DRAWER_Z), -1)))
+            for y, z in ((_DRAWER_Y, _DRAWER_Z), (_HANDLE_Y, _DRAWER_Z), (_DRAWER_Y, _INSIDE_Z)):
+                parts.append(_upright(jnp.stack((x, y - out, 0 * x + z), -1)))
         free = position[..., 8 if self.drawers else 5 :]
         parts.append(free.reshape(*free.shape[:-1], free.shape[-1] // 7, 7))
         return jnp.concatenate(parts, -2)

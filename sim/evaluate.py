@@ -14,14 +14,17 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, UInt32
 
 from sim.clips import Clip, choose
 from sim.protocol import Environment, Observation, Scene, State, Transition
 from sim.statistics import Rate
 
-Policy = Callable[[Observation, list[str], int], Float[Array | np.ndarray, "n h a"]]
-"""(observation, prompts, seed) -> action chunks in the robot's units."""
+Policy = Callable[
+    [Observation, list[str], UInt32[np.ndarray, "n 2"]], Float[Array | np.ndarray, "n h a"]
+]
+"""(observation, prompts, keys) -> action chunks in the robot's units; a key is all that the noise
+of its row may depend on."""
 Expert = Callable[[Any, State], Float[Array, "n a"]]
 """(environment, state) -> one action each; it may look at the physics."""
 Progress = Callable[[int, int], None]
@@ -130,8 +133,8 @@ def evaluate(
     """Lets a policy act from every seed's start until each episode has ended once.
 
     Args:
-      policy: `(observation, prompts, seed) -> actions [N, H, A]`, H >= execute; `seed` is the
-        step at which the chunk begins.
+      policy: `(observation, prompts, keys) -> actions [N, H, A]`, H >= execute; a key is (seed of
+        the episode, step at which the chunk begins).
       seeds: one distinct non-negative integer per episode.
       execute: steps acted of each chunk before the policy looks again.
       prompt_goal: "other" names a goal that is not the episode's, chosen by its seed.
@@ -147,7 +150,8 @@ def evaluate(
         observation = env.observe(state)
         if blank:
             observation = observation._replace(images=observation.images * 0)
-        return policy(observation, prompts, step)
+        keys = np.stack([np.asarray(seeds), np.full(len(prompts), step)], -1)
+        return policy(observation, prompts, keys.astype(np.uint32))
 
     return _evaluate(env, act, seeds, execute, prompt_goal, clips, progress)
 

@@ -27,8 +27,8 @@ class Start(NamedTuple):
 class Observation(NamedTuple):
     """All that a policy may see besides the prompt."""
 
-    images: UInt8[Array, "*n c h w 3"]
-    state: Float[Array, "*n s"]
+    images: UInt8[Array | np.ndarray, "*n c h w 3"]
+    state: Float[Array | np.ndarray, "*n s"]
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,7 @@ def _batch(env: Tabletop, seeds: Int[np.ndarray, "n"], noise: float) -> list[Epi
     return [
         Episode(
             {"observation.state": state_rows[i][kept[i]], "action": label_rows[i][kept[i]]},
-            {env.cameras[0]: frames[i]},
+            {camera: frames[i][:, c] for c, camera in enumerate(env.cameras)},
             wording(env, int(goals[i]), int(seed)),
         )
         if success[i]

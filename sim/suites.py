@@ -4,10 +4,17 @@ A user's own suite is a `Suite` in a file of theirs (`--suite path/to/file.py:NA
 point of the group "chiliad.suites" in a package of theirs, as presets are.
 """
 
+import re
+import runpy
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
 
 from sim.protocol import Slots
+
+ENTRY_POINTS = "chiliad.suites"
+"""Group in which an installed package offers suites by name."""
 
 
 @dataclass(frozen=True)
@@ -23,3 +30,112 @@ class Suite:
     open: Callable[[tuple[str, ...], int, int], Slots]
     first_seed: int = 0
     together: bool = True
+
+
+def load_suite(name: str) -> Suite:
+    """A suite by name: one of ours (`tabletop`, `tabletop-lift`, `metaworld`, `libero_spatial`,
+    `gym:CartPole-v1`, …), `path/to/file.py:NAME`, or an entry point of an installed package.
+
+    Raises:
+      ValueError: there is no suite of that name, or what has the name is no `Suite`.
+      FileNotFoundError: the file, or what simulates the suite, is missing.
+    """
+    path, _, variable = name.rpartition(":")
+    if path.endswith(".py"):
+        return _from_file(Path(path), variable)
+    family = re.split("[-_:]", name, maxsplit=1)[0]
+    if family in _FAMILIES:
+        return _FAMILIES[family](name)
+    return _installed(name)
+
+
+def _from_file(path: Path, variable: str) -> Suite:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file, needed for its suite '{variable}'.")
+    found = runpy.run_path(str(path)).get(variable)
+    if not isinstance(found, Suite):
+        raise ValueError(
+            f"{path} has no Suite named '{variable}', it has {type(found).__name__}; name a "
+            "variable that holds a sim.suites.Suite."
+        )
+    return found
+
+
+def _installed(name: str) -> Suite:
+    offered = entry_points(group=ENTRY_POINTS)
+    named = list(offered.select(name=name))
+    if not named:
+        theirs = f", {sorted(offered.names)} of installed packages" if offered.names else ""
+        raise ValueError(
+            f"Unknown suite '{name}'; choose tabletop, tabletop-TASK, metaworld, libero_spatial "
+            f"(_object, _goal, _10, _90, …), gym:ID of a gymnasium environment{theirs}, or give "
+            f"path/to/file.py:NAME of a Suite of yours."
+        )
+    if len(named) > 1:
+        raise ValueError(
+            f"Suite '{name}' is offered by {[point.value for point in named]}; uninstall all but "
+            "one of the packages."
+        )
+    found = named[0].load()
+    if not isinstance(found, Suite):
+        raise ValueError(
+            f"Entry point '{name}' of {ENTRY_POINTS}, {named[0].value}, is no Suite, it is "
+            f"{type(found).__name__}; let it name a variable that holds a sim.suites.Suite."
+        )
+    return found
+
+
+def _tabletop(name: str) -> Suite:
+    from sim.experts import expert
+    from sim.tabletop import EVAL_SEEDS, Tabletop
+    from sim.tasks import TASKS
+
+    tasks = {f"tabletop-{task}": task for task in TASKS}
+    if name != "tabletop" and name not in tasks:
+        raise ValueError(f"Unknown suite '{name}'; choose one of {['tabletop', *tasks]}.")
+
+    def open_lanes(chosen: tuple[str, ...], count: int, size: int) -> Slots:
+        from sim.lanes import Lanes
+
+        return Lanes(Tabletop(tasks[chosen[0]], image_size=size), count, expert)
+
+    return Suite(
+        name=name,
+        tasks=tuple(tasks) if name == "tabletop" else (name,),
+        episodes=128,
+        open=open_lanes,
+        first_seed=EVAL_SEEDS.start,
+        together=False,
+    )
+
+
+def _metaworld(name: str) -> Suite:
+    if name != "metaworld":
+        raise ValueError(f"Unknown suite '{name}'; choose metaworld, which has all 50 tasks.")
+    from sim.metaworld import suite
+
+    return suite()
+
+
+def _gym(name: str) -> Suite:
+    _, _, environment = name.partition(":")
+    if not environment:
+        raise ValueError(f"Unknown suite '{name}'; give gym:ID, such as gym:CartPole-v1.")
+    from sim.gym import suite
+
+    return suite(environment)
+
+
+def _libero(name: str) -> Suite:
+    from sim.libero import suite
+
+    return suite(name)
+
+
+_FAMILIES: dict[str, Callable[[str], Suite]] = {
+    "tabletop": _tabletop,
+    "metaworld": _metaworld,
+    "libero": _libero,
+    "gym": _gym,
+}
+"""By what a name begins with, up to the first of "-_:"; each imports only what it needs."""

@@ -1,5 +1,5 @@
 """A gripper over a table with a red, a green and a blue block or drawer, simulated by MJX and seen
-by one ray-cast camera.
+by ray-cast cameras.
 
 Environments run in groups of a fixed number of lanes, so that recording, evaluation and learning
 share one compiled program whatever their batch and chunk, and an episode is the same in any batch.
@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from dataclasses import replace
 from threading import BoundedSemaphore
 from typing import Any, Literal, NamedTuple
 
@@ -20,10 +20,10 @@ import numpy as np
 from jaxtyping import Array, Float, Int, UInt8, UInt32
 
 from sim import physics
-from sim.bodies import SUBSTEPS, TIMESTEP, Bodies
+from sim.bodies import SUBSTEPS, TIMESTEP
 from sim.physics import Implementation, Physics
 from sim.protocol import Observation, Transition
-from sim.raycast import Camera, pictures
+from sim.scenery import CAMERAS, Randomisation, Scene, draw, episode_key
 from sim.tasks import TASKS
 
 TRAIN_SEEDS = range(0, 1_000_000_000)
@@ -31,24 +31,11 @@ TRAIN_SEEDS = range(0, 1_000_000_000)
 EVAL_SEEDS = range(1_000_000_000, 2_000_000_000)
 """Seeds of episodes to be judged by; no demonstration starts from one."""
 
-FRONT = Camera(position=(0.0, -0.42, 0.62), target=(0.0, 0.06, 0.02), fovy=32.0)
-_PALM, _FINGER, _TABLE = (0.30, 0.30, 0.33), (0.16, 0.16, 0.18), (0.80, 0.77, 0.72)
-_CABINET, _HANDLE = (0.55, 0.42, 0.30), (0.25, 0.25, 0.27)
-_COLOURED = ((0.90, 0.16, 0.12), (0.12, 0.72, 0.20), (0.13, 0.28, 0.95))
-
+_USUAL = Randomisation()
 _CORES = os.cpu_count() or 1
 _SLOTS = BoundedSemaphore(max(1, min(_CORES, int(os.environ.get("NPROC", _CORES)) // 2)))
 """Compiled loops that may run at once: each holds a thread of XLA's pool, whose size NPROC sets,
 and waits for another, so that as many loops as threads would wait for ever."""
-
-
-class Scene(NamedTuple):
-    """All that pictures show."""
-
-    poses: Float[Array, "*n b 7"]
-    """As `sim.bodies.Bodies` orders them."""
-    seed: UInt32[Array, "*n"]
-    episode: Int[Array, "*n"]
 
 
 class TabletopState(NamedTuple):
@@ -78,15 +65,16 @@ class Tabletop:
 
     Args:
       image_size: pixels along the edge of an observed picture.
+      cameras: whose pictures are observed, keys of `sim.scenery.CAMERAS`.
+      random: what differs from episode to episode besides the task itself.
       yaw: blocks start turned by up to so much to either side, radians; π/4 is any orientation.
       lanes: how many environments one compiled step advances on CPUs.
       impl: which implementation of MJX; "auto" is Warp's on an NVIDIA GPU that has it.
 
     Raises:
-      ValueError: there is no such task, or Warp is asked for and is not installed.
+      ValueError: there is no such task or camera, or Warp is asked for and is not installed.
     """
 
-    cameras: tuple[str, ...] = ("observation.images.front",)
     state_names: tuple[str, ...] = ("z_setpoint", "z_error", "left_finger", "right_finger")
     action_names: tuple[str, ...] = ("x", "y", "z", "gripper")
     fps = round(1 / (TIMESTEP * SUBSTEPS))
@@ -95,28 +83,34 @@ class Tabletop:
         self,
         task: str = "lift",
         image_size: int = 48,
+        cameras: tuple[str, ...] = ("observation.images.front",),
+        random: Randomisation = _USUAL,
         yaw: float = math.pi / 4,
         lanes: int = 128,
         impl: Literal["auto", "jax", "warp"] = "auto",
     ) -> None:
         if task not in TASKS:
             raise ValueError(f"There is no tabletop task '{task}', expected one of {list(TASKS)}.")
+        if not cameras or not set(cameras) <= set(CAMERAS):
+            raise ValueError(f"cameras is {cameras}, expected some of {tuple(CAMERAS)}.")
         self.task = TASKS[task]
         self.name = f"tabletop-{task}"
         self.kind = task
         self.image_size = image_size
+        self.cameras = cameras
+        self.random = random
         self.yaw = yaw
         self.lanes = lanes
         self.impl: Implementation = physics.implementation(impl)
-        self.bodies = self.task.bodies
+        self.bodies = replace(self.task.bodies, distractors=random.distractors)
         self.goals = self.task.goals
         self.prompts = self.task.prompts
         self.max_steps = self.task.max_steps
         self._reset = jax.jit(self.pure_reset)
         self._step = jax.jit(self.pure_step)
         self._finish = jax.jit(self._judged)
-        self._see = jax.jit(partial(self._pictures, size=image_size, samples=2))
-        self._show = jax.jit(partial(self._pictures, samples=3), static_argnames="size")
+        self._see = jax.jit(self._seen)
+        self._show = jax.jit(self._shown, static_argnames="size")
 
     def pure_reset(self, seeds: UInt32[Array, "n"]) -> TabletopState:
         """`reset`, to trace."""
@@ -124,8 +118,7 @@ class Tabletop:
 
     def pure_observe(self, state: TabletopState) -> Observation:
         """`observe`, to trace."""
-        images = self._pictures(self.scene(state), size=self.image_size, samples=2)
-        return Observation(images[:, None], proprioception(state.physics))
+        return Observation(self._seen(self.scene(state)), proprioception(state.physics))
 
     def pure_step(
         self, state: TabletopState, actions: Float[Array, "n t 4"]
@@ -165,13 +158,13 @@ class Tabletop:
         return Scene(poses, state.seed, state.episode)
 
     def observe(self, state: TabletopState) -> Observation:
-        """Pictures [N, 1, image_size, image_size, 3] and proprioception [N, 4] (metres), in which
-        x and y are missing: a policy that knew them would copy them and not look."""
+        """Pictures [N, cameras, image_size, image_size, 3] and proprioception [N, 4] (metres), in
+        which x and y are missing: a policy that knew them would copy them and not look."""
         images = self.pictures(self.scene(state))
-        return Observation(jnp.asarray(images)[:, None], proprioception(state.physics))
+        return Observation(jnp.asarray(images), proprioception(state.physics))
 
-    def pictures(self, scene: Scene) -> UInt8[np.ndarray, "n h w 3"]:
-        """What the camera sees of each scene, as in `observe`."""
+    def pictures(self, scene: Scene) -> UInt8[np.ndarray, "n c h w 3"]:
+        """What the cameras see of each scene, as in `observe`."""
         return self._in_lanes(self._see, scene)
 
     def step_chunk(
@@ -197,7 +190,7 @@ class Tabletop:
         return self._in_lanes(self._loop if _on_cpu() else self._step, state, chunk)
 
     def render(self, scene: Scene, size: int) -> UInt8[np.ndarray, "*b h w 3"]:
-        """Pictures for people, of scenes with any leading axes."""
+        """Pictures for people from the front, of scenes with any leading axes."""
         lead = np.shape(scene.seed)
         flat = jax.tree.map(lambda x: jnp.asarray(x).reshape(-1, *x.shape[len(lead) :]), scene)
         return np.asarray(self._show(flat, size=size)).reshape(*lead, size, size, 3)
@@ -235,7 +228,7 @@ class Tabletop:
         return state, jax.tree.map(lambda *parts: np.stack(parts, 1), *steps)
 
     def _fresh(self, seed: UInt32[Array, ""], episode: Int[Array, ""]) -> TabletopState:
-        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), seed), episode)
+        key = episode_key(seed, episode)
         draws = jax.random.uniform(key, (14,))
         start = self.task.place(draws[:7])
         yaw = self.yaw * (2 * draws[7:10] - 1)
@@ -273,8 +266,11 @@ class Tabletop:
             scene=self.scene(after),
         )
 
-    def _pictures(self, scene: Scene, *, size: int, samples: int) -> UInt8[Array, "n size size 3"]:
-        return pictures(scene.poses, self.bodies.sizes, _colours(self.bodies), FRONT, size, samples)
+    def _seen(self, scene: Scene) -> UInt8[Array, "n c h w 3"]:
+        return draw(scene, self.bodies, self.cameras, self.random, self.image_size, 2)
+
+    def _shown(self, scene: Scene, size: int) -> UInt8[Array, "n 1 h w 3"]:
+        return draw(scene, self.bodies, tuple(CAMERAS)[:1], self.random, size, 3)
 
 
 def proprioception(moved: Physics) -> Float[Array, "*n 4"]:
@@ -282,11 +278,6 @@ def proprioception(moved: Physics) -> Float[Array, "*n 4"]:
     z = moved.setpoint[..., 2]
     fingers = moved.position[..., 3], moved.position[..., 4]
     return jnp.stack((z, z - moved.position[..., 2], *fingers), -1)
-
-
-def _colours(bodies: Bodies) -> Float[np.ndarray, "b+1 3"]:
-    drawn = (_CABINET, *_COLOURED, *[_HANDLE] * 3) if bodies.drawers else _COLOURED
-    return np.array((_PALM, _FINGER, _FINGER, *drawn, _TABLE), np.float32)
 
 
 def _on_cpu() -> bool:

@@ -30,7 +30,7 @@ from rich.console import Console
 from data.loader import Loader
 from data.mixture import is_mixture
 from data.plan import Plan
-from models import PackedBatch, Pi
+from models import PackedBatch, Pi, flow
 from models.augment import Augmented
 from models.config import from_json, to_json
 from models.load import begin_from, look
@@ -217,7 +217,8 @@ def _held_out_metrics(model: Pi, ready: Prepared, config: RunConfig, mesh: Mesh)
     def measure(params: Any, batch: PackedBatch) -> jax.Array:
         key = jax.random.key(0)
         loss, count = model.loss(params, batch, key)
-        sampled = model.sample_actions(params, batch, key)
+        noise = flow.draw(key, batch.sample_id, 1, batch.actions.shape[2:])[1][:, :, 0]
+        sampled = model.sample_actions(params, batch, noise)
         usual = jnp.asarray(means)[batch.embodiment][:, :, None]
         errors = [((x - batch.actions) ** 2 * batch.action_mask).sum() for x in (sampled, usual)]
         return jnp.stack([loss, *errors, count])

@@ -1,15 +1,17 @@
 """The ray caster against MuJoCo's rays, and the light on its pictures."""
 
+from functools import partial
+
 import jax
 import mujoco
 import numpy as np
 import pytest
 
 from sim import physics
-from sim.raycast import Camera, cast, pictures
+from sim.raycast import Camera, Frames, Look, depths, geoms_of, pictures, segmentation, views
 from sim.tabletop import COLOURS, FRONT
 
-SIZES = np.asarray(physics.SIZES, np.float32)
+NAMES = ("palm", "left", "right", *physics.COLOURS, "table")
 
 
 @pytest.fixture(scope="module")
@@ -28,22 +30,23 @@ def test_rays_meet_what_mujoco_says_at_its_distance(position):
     data = mujoco.MjData(model)
     data.qpos[:] = position
     mujoco.mj_forward(model, data)
-    rays = FRONT.rays(48)[0]
-    origin = np.array(FRONT.position)
-    distance, face = jax.jit(lambda p: cast(p, SIZES, origin.astype(np.float32), rays))(
-        physics.poses(position)
-    )
-    geoms = [model.geom(n).id for n in ("palm", "left", "right", *physics.COLOURS, "table")]
+    geoms, frames, _ = _tabletop(position)
+    seen = views([FRONT])
+    body = np.asarray(jax.jit(partial(segmentation, geoms, size=48))(frames, seen)).ravel()
+    distance = np.asarray(jax.jit(partial(depths, geoms, size=48))(frames, seen)).ravel()
+    right, up, back = np.asarray(seen.frames.rotation[0], np.float64).T
+    at = ((np.arange(48) + 0.5) / 24 - 1) * np.tan(np.radians(FRONT.fovy) / 2)
+    rays = (at[:, None] * right - at[:, None, None] * up - back).reshape(-1, 3)
     hit = np.zeros(1, np.int32)
     expected = []
-    for ray in rays.astype(np.float64):
-        far = mujoco.mj_ray(model, data, origin, ray, None, 1, -1, hit, None)
-        expected.append((far, geoms.index(hit[0])))
-    far, body = np.array(expected).T
-    same = np.asarray(face) // 6 == body
-    assert set(body) == set(range(7)), "the scene shows everything"
+    for ray in rays:
+        far = mujoco.mj_ray(model, data, np.array(FRONT.position), ray, None, 1, -1, hit, None)
+        expected.append((far, [model.geom(n).id for n in NAMES].index(hit[0])))
+    far, meant = np.array(expected).T
+    same = body == meant
+    assert set(meant) == set(range(7)), "the scene shows everything"
     assert same.mean() > 0.998
-    np.testing.assert_allclose(np.asarray(distance)[same], far[same], rtol=2e-5)
+    np.testing.assert_allclose(distance[same], far[same], rtol=2e-5)
 
 
 def test_faces_are_lit_by_their_direction(position):
@@ -63,12 +66,14 @@ def test_more_rays_a_pixel_soften_edges_and_keep_surfaces(position):
     assert (np.abs(coarse.astype(int) - fine).max(-1) <= 1).mean() > 0.8
 
 
-def test_a_camera_sees_right_on_the_right_and_far_on_top():
-    rays = FRONT.rays(4)[0].reshape(4, 4, 3)
-    assert np.all(np.diff(rays[..., 0], axis=1) > 0)
-    assert np.all(np.diff(rays[..., 2], axis=0) < 0)
-    np.testing.assert_allclose(np.linalg.norm(rays, axis=-1), 1, atol=1e-6)
+def _tabletop(position: np.ndarray):
+    model = physics.model()
+    geoms = geoms_of(model, tuple(model.geom(name).id for name in NAMES))
+    table = np.array((0, 0, 0, 1, 0, 0, 0), np.float32)
+    frames = Frames.of(np.concatenate((physics.poses(position), table[None])))
+    return geoms, frames, Look(COLOURS)
 
 
 def _draw(position: np.ndarray, camera: Camera, samples: int = 1):
-    return pictures(physics.poses(position)[None], SIZES, COLOURS, camera, 24, samples)
+    geoms, frames, look = _tabletop(position)
+    return pictures(geoms, frames, views([camera]), look, 24, samples)[:, 0]
