@@ -216,8 +216,9 @@ def _drawers() -> str:
         </body>"""
         for i in range(3)
     )
-    cabinet = f'<geom type="box" pos="{_text(_CABINET_AT)}" size="{_text(_CABINET)}"/>'
-    return cabinet + "".join(each)
+    return f"""
+        <geom name="cabinet" type="box" pos="{_text(_CABINET_AT)}" size="{_text(_CABINET)}"/>
+        {"".join(each)}"""
 
 
 def _pair(one: str, other: str, friction: float) -> str:

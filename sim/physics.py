@@ -7,7 +7,7 @@ NVIDIA GPUs (MuJoCo Warp), which are an optional package.
 
 from collections.abc import Callable
 from contextlib import redirect_stdout
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from io import StringIO
 from typing import Literal, NamedTuple
@@ -83,22 +83,11 @@ def step(
     there at most by `SPEED`.
     """
 
-    def one(physics: Physics, action: Float[Array, "4"]) -> Physics:
-        low, high, speed = jnp.array((*LOW, 0.0)), jnp.array((*HIGH, 1.0)), jnp.array(SPEED)
-        goal = jnp.clip(action, low, high)
-        setpoint = physics.setpoint + jnp.clip(goal - physics.setpoint, -speed, speed)
-        finger = OPEN * (1 - setpoint[3])
-        static, blank = _mjx(bodies, impl)
-        data = blank.replace(
-            qpos=physics.position,
-            qvel=physics.velocity,
-            qacc_warmstart=physics.acceleration,
-            ctrl=jnp.concatenate((setpoint[:3], jnp.stack((finger, finger)))),
-        )
-        data = jax.lax.fori_loop(0, SUBSTEPS, lambda _, d: mjx.step(static, d), data)
-        return Physics(data.qpos, data.qvel, data.qacc_warmstart, setpoint)
+    def all_of_them(physics: Physics, action: Float[Array, "n 4"]) -> Physics:
+        static, blank = _mjx(bodies, impl, len(action) if impl == "warp" else 1)
+        return jax.vmap(partial(_step, static, blank))(physics, action)
 
-    return jax.vmap(one)
+    return all_of_them
 
 
 @cache
@@ -110,9 +99,36 @@ def compiled_step(
     return jax.jit(step(bodies, impl), compiler_options=options)
 
 
+def _step(
+    static: mjx.Model, blank: mjx.Data, physics: Physics, action: Float[Array, "4"]
+) -> Physics:
+    low, high, speed = jnp.array((*LOW, 0.0)), jnp.array((*HIGH, 1.0)), jnp.array(SPEED)
+    goal = jnp.clip(action, low, high)
+    setpoint = physics.setpoint + jnp.clip(goal - physics.setpoint, -speed, speed)
+    finger = OPEN * (1 - setpoint[3])
+    data = blank.replace(
+        qpos=physics.position,
+        qvel=physics.velocity,
+        qacc_warmstart=physics.acceleration,
+        ctrl=jnp.concatenate((setpoint[:3], jnp.stack((finger, finger)))),
+    )
+    data = jax.lax.fori_loop(0, SUBSTEPS, lambda _, d: mjx.step(static, d), data)
+    return Physics(data.qpos, data.qvel, data.qacc_warmstart, setpoint)
+
+
 @cache
-def _mjx(bodies: Bodies, impl: Implementation) -> tuple[mjx.Model, mjx.Data]:
+def _mjx(bodies: Bodies, impl: Implementation, count: int) -> tuple[mjx.Model, mjx.Data]:
+    """The model, and an environment's data of which `count` are stepped together."""
     with jax.ensure_compile_time_eval():
         static = mjx.put_model(model(bodies), impl=impl)
-        source = model(bodies) if impl == "warp" else static
-        return static, mjx.make_data(source, impl=impl)
+        if impl == "jax":
+            return static, mjx.make_data(static)
+        from mujoco.mjx.third_party.mujoco_warp._src.types import OverflowType
+
+        # One iteration is what is wanted, which Warp would print a warning of in every step.
+        limits = OverflowType.ITERATIONS | OverflowType.LS_ITERATIONS
+        warnings = int(static.opt._impl.warn_overflow) & ~int(limits)
+        static = static.tree_replace({"opt._impl.warn_overflow": warnings})
+        contacts = 8 * model(bodies).npair
+        room = {"naconmax": count * contacts, "njmax": 4 * contacts + model(bodies).njnt}
+        return static, mjx.make_data(model(bodies), impl=impl, **room)

@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from rich.progress import (
 
 from data.writer import DatasetWriter
 from sim.record import Recording
+from sim.scenery import Randomisation
 from sim.tabletop import Tabletop
 
 
@@ -38,7 +39,10 @@ class RecordConfig:
     noise: float = 0.006
     """Standard deviation of what is added to the executed goal, metres."""
     image_size: int = 48
-    """Edge of the camera's pictures, pixels."""
+    """Edge of the cameras' pictures, pixels."""
+    cameras: tuple[Literal["front", "wrist"], ...] = ("front",)
+    """Whose pictures to record; the wrist's moves with the gripper."""
+    random: Randomisation = field(default_factory=Randomisation)
 
 
 def record_dataset(
@@ -58,7 +62,8 @@ def record_dataset(
             f"{config.noise}: expected at least 1, 1 and 0."
         )
     start = time.perf_counter()
-    env = Tabletop(config.task, config.image_size)
+    cameras = tuple(f"observation.images.{camera}" for camera in config.cameras)
+    env = Tabletop(config.task, config.image_size, cameras, config.random)
     recording = Recording(env, config.episodes, config.seed, config.noise)
     shape = (config.image_size, config.image_size, 3)
     features = {

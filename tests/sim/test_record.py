@@ -6,7 +6,8 @@ import pytest
 from sim import record
 from sim.experts import expert
 from sim.record import Recording, wording
-from sim.tabletop import TRAIN_SEEDS
+from sim.scenery import CAMERAS, Randomisation
+from sim.tabletop import TRAIN_SEEDS, Tabletop
 
 
 def _same(one, other) -> bool:
@@ -86,6 +87,17 @@ def test_every_wording_is_used(envs):
     env = envs["reach"]
     told = {episode.task for episode in Recording(env, 128)}
     assert told == {prompt for prompts in env.prompts for prompt in prompts}
+
+
+def test_every_camera_of_a_randomised_scene_is_kept():
+    env = Tabletop("reach", 24, tuple(CAMERAS), Randomisation(0, 0.1, 0.02, 0.3), lanes=16)
+    episodes = list(Recording(env, 4))
+    start = env.observe(env.reset(np.arange(4)))
+    for i, episode in enumerate(episodes):
+        assert list(episode.frames) == list(CAMERAS)
+        for c, frames in enumerate(episode.frames.values()):
+            assert frames.shape == (len(episode.columns["action"]), 24, 24, 3)
+            np.testing.assert_array_equal(frames[0], start.images[i, c])
 
 
 def test_a_seed_out_of_range_is_named(envs):
