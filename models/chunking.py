@@ -5,7 +5,7 @@ What is left of the previous chunk guides the flow as in inpainting (ΠGDM, Song
 where its actions are committed, less and less over the rest. No training is needed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -40,6 +40,44 @@ def soft_mask(
     return np.where(step < committed, 1, np.where(step < overlap, decayed, 0)).astype(np.float32)
 
 
+class Left(NamedTuple):
+    """What is left of a robot's previous chunk when it observes, in the robot's units."""
+
+    actions: Float[np.ndarray, "h a"]
+    """Filled up with zeros."""
+    weight: Float[np.ndarray, "h"]
+    """Above 0 where there is an action left."""
+    committed: Float[np.ndarray, "_d a"]
+
+
+def left_over(
+    previous: Sequence[Float[np.ndarray, "_h _a"] | None] | None,
+    committed: int | Sequence[int],
+    shape: tuple[int, int, int],
+) -> list[Left | None]:
+    """What each of B robots has left, None where it has nothing.
+
+    Args:
+      previous: actions not yet acted when the robot observed, the next one first.
+      committed: how many of them will be acted before an answer can be; where there is no previous
+        chunk it says nothing.
+      shape: (B, steps of a chunk, action dims).
+
+    Raises:
+      ValueError: a previous chunk is too long, of other dims or not finite, or has fewer actions
+        than are committed.
+    """
+    count, horizon, dims = shape
+    given = [None] * count if previous is None else list(previous)
+    counts = [committed] * count if isinstance(committed, int) else list(committed)
+    if (len(given), len(counts)) != (count, count):
+        raise ValueError(
+            f"previous is for {len(given)} observations and committed for {len(counts)}, but there "
+            f"are {count}."
+        )
+    return [_left(x, int(d), horizon, dims) for x, d in zip(given, counts, strict=True)]
+
+
 def guided(velocity: Velocity, guidance: Guidance) -> Velocity:
     """The velocity of a flow whose end is drawn towards the guidance (equations 2 to 4).
 
@@ -61,3 +99,21 @@ def guided(velocity: Velocity, guidance: Guidance) -> Velocity:
         return v + jnp.minimum(strength, guidance.limit) * gradient
 
     return corrected
+
+
+def _left(chunk: Float[np.ndarray, "_h _a"] | None, d: int, horizon: int, dims: int) -> Left | None:
+    if chunk is None:
+        return None
+    actions = np.asarray(chunk, np.float32)
+    if actions.ndim != 2 or actions.shape[1] != dims or len(actions) > horizon:
+        raise ValueError(
+            f"previous is {list(actions.shape)}; expected at most {horizon} steps of {dims} dims."
+        )
+    if not np.isfinite(actions).all():
+        raise ValueError("previous holds an action that is not finite.")
+    if not 0 <= d <= len(actions):
+        raise ValueError(f"committed is {d}, but previous has {len(actions)} actions.")
+    whole = np.zeros((horizon, dims), np.float32)
+    whole[: len(actions)] = actions
+    weight = soft_mask(horizon, np.asarray(d), np.asarray(len(actions)))
+    return Left(whole, weight, actions[:d])

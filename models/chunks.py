@@ -17,7 +17,8 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
-from models.fp8 import copies, join_histories, split_histories
+from models.fp8 import copies, split_histories
+from models.functional import fill
 from models.sharding import ROWS, axis_size
 
 PyTree = Any
@@ -59,7 +60,7 @@ def chunked(
     histories, others = split_histories(weights)
 
     def some(xs: tuple[PyTree, PyTree]) -> Array:
-        return function(join_histories(xs[0], others), xs[1])
+        return function(fill(xs[0], others), xs[1])
 
     def cut(x: Array) -> Array:
         x = jnp.pad(x, [(0, -length % count)] + [(0, 0)] * (x.ndim - 1))
@@ -85,7 +86,7 @@ def on_each_device(
 
     def run(histories: PyTree, others: PyTree, *rows: Array) -> Array:
         mine = jax.tree.map(lambda h: h[0], histories)
-        return function(join_histories(mine, others), *rows)
+        return function(fill(mine, others), *rows)
 
     return jax.shard_map(
         run,

@@ -9,6 +9,7 @@ dtype.
 """
 
 import math
+import operator
 import re
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +18,8 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
+
+from models.functional import only
 
 Recipe = Literal["current", "delayed", "block"]
 """Scales from the tensor at hand; from the largest of the last `HISTORY` steps; or one for every
@@ -83,17 +86,10 @@ def advance(updated: Any, params: Any, gradients: Any) -> Any:
 
 
 def split_histories(weights: Any) -> tuple[Any, Any]:
-    """The tree with its histories alone, and with all else; None for the others."""
+    """The tree with its histories alone, and with all else; None for the others. `fill` of
+    `models.functional` joins them."""
     chosen = jax.tree_util.tree_map_with_path(lambda path, _: is_history(path), weights)
-    histories = jax.tree.map(lambda w, mine: w if mine else None, weights, chosen)
-    return histories, jax.tree.map(lambda w, mine: None if mine else w, weights, chosen)
-
-
-def join_histories(histories: Any, others: Any) -> Any:
-    """The inverse of `split_histories`."""
-    return jax.tree.map(
-        lambda a, b: b if a is None else a, histories, others, is_leaf=lambda x: x is None
-    )
+    return only(weights, chosen), only(weights, jax.tree.map(operator.not_, chosen))
 
 
 def copies(histories: Any, count: int) -> Any:

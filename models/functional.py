@@ -15,6 +15,16 @@ Module = TypeVar("Module", bound=nnx.Module)
 Params = dict[str, Any]
 
 
+def only(tree: Any, mask: Any) -> Any:
+    """The tree with None where the mask (a tree of bool) is false."""
+    return jax.tree.map(lambda x, keep: x if keep else None, tree, mask, is_leaf=_is_none)
+
+
+def fill(part: Any, whole: Any) -> Any:
+    """`part`, with leaves of `whole` where it has None."""
+    return jax.tree.map(lambda x, y: y if x is None else x, part, whole, is_leaf=_is_none)
+
+
 @dataclass(frozen=True)
 class Functional(Generic[Module]):
     """What `make(rngs)` builds."""
@@ -35,3 +45,7 @@ class Functional(Generic[Module]):
     @cached_property
     def _abstract(self) -> tuple[Any, Any]:
         return nnx.split(nnx.eval_shape(lambda: self.make(nnx.Rngs(0))))
+
+
+def _is_none(x: Any) -> bool:
+    return x is None

@@ -18,7 +18,8 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
-from models.fp8 import copies, join_histories, split_histories
+from models.fp8 import copies, split_histories
+from models.functional import fill
 from models.sharding import ROWS, Rules, axis_size, constrain
 
 PyTree = Any
@@ -210,13 +211,13 @@ def _stage(
 
     def picked(x: PyTree, xs: tuple[Array, PyTree], *read: PyTree) -> tuple[PyTree, PyTree]:
         mine = jax.tree.map(lambda w: _at(w, xs[0]), weights)
-        return layer(x, join_histories(mine, xs[1]), *read)
+        return layer(x, fill(mine, xs[1]), *read)
 
     def layers(x: PyTree, turn: Array, history: PyTree, *read: PyTree) -> tuple[PyTree, PyTree]:
         """A layer that keeps nothing of its weights picks them itself, or those of every tick would
         be kept for backward."""
         if repeats == 1:
-            return scan(layer, x, join_histories(weights, history), *read)
+            return scan(layer, x, fill(weights, history), *read)
         index = turn * per_turn + jnp.arange(per_turn)
         return scan(picked, x, (index, history), *read)
 

@@ -17,6 +17,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Bool, Float, UInt8, UInt32
 
 from models import flow
+from models.chunking import LIMIT, Guidance, Left, left_over
 from models.groot import Groot
 from models.groot_inputs import groot_batch
 from models.inputs import PackedBatch, Sample, pack
@@ -29,17 +30,21 @@ _BUCKET = 32
 
 @dataclass(frozen=True)
 class Request:
-    """One observation, prepared for `Policy.answer`; `state` is in the robot's units."""
+    """One observation, prepared for `Policy.answer`. `state` and `left`, what is left of the chunk
+    to continue, are in the robot's units; the sample's actions are `left` in the model's."""
 
     sample: Sample
     state: Float[np.ndarray, "_s"]
     key: UInt32[np.ndarray, "2"]
+    left: Left | None = None
 
 
 @dataclass(frozen=True)
 class Policy:
     """`steps`: Euler steps of the sampler. `embodiment`: index into the processor's. `sizes`: rows
     of the batches that are computed, ascending; others are padded to the next or split by the last.
+    `guidance`: bound on the pull of previous chunks, see `chunking.guided`.
+
     GR00T's checkpoints come without a processor; their policies take the model's own inputs.
 
     Two batches of one size and text length give a row the same chunk whatever stands beside it.
@@ -52,6 +57,7 @@ class Policy:
     steps: int = 10
     embodiment: int = 0
     sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
+    guidance: float = LIMIT
 
     def __post_init__(self) -> None:
         if not self.sizes or self.sizes[0] < 1 or sorted(set(self.sizes)) != list(self.sizes):
@@ -88,6 +94,9 @@ class Policy:
         observation: Mapping[str, Any],
         noise: Float[ArrayLike, "b h a"] | None = None,
         keys: UInt32[ArrayLike, "b 2"] | None = None,
+        *,
+        previous: Sequence[Float[np.ndarray, "_h a"] | None] | None = None,
+        committed: int | Sequence[int] = 0,
     ) -> dict[str, Float[np.ndarray, "b h a"]]:
         """{"actions": chunks in the robot's units} for openpi's observation, see
         `read_observation`; for GR00T's inputs, see `groot_batch`, in the model's units.
@@ -95,21 +104,34 @@ class Policy:
         Args:
           noise: where integration starts, in the model's dims; drawn from `keys` if None.
           keys: as in `act`; (0, i) for row i if None.
+          previous: for each row what is left of its last chunk, in the units of the answer and the
+            next action first, or None; the answer continues it (real-time chunking).
+          committed: how many of these will be acted in any case, for all rows or for each; so many
+            steps of the answer are theirs exactly, the others are drawn towards them.
 
         Raises:
-          ValueError: the observation is not one that this policy reads.
+          ValueError: the observation is not one that this policy reads, or `previous` does not fit.
         """
         start = None if noise is None else np.asarray(noise, np.float32)
         if isinstance(self.model, Groot):
             batch = groot_batch(observation, self.model.config)
-            words = _words(keys, len(batch.state))
-            return {"actions": self._chunks(batch, words, start)}
-        return {"actions": self.answer(self.prepare(observation, keys), start)}
+            count, _, horizon, dims = batch.actions.shape
+            lefts = left_over(previous, committed, (count, horizon, dims))
+            nothing = np.zeros((horizon, dims), np.float32)
+            given: Any = np.stack([nothing if x is None else x.actions for x in lefts])
+            batch = replace(batch, actions=given[:, None])
+            chunks = self._chunks(batch, _words(keys, count), start, _weights(lefts))
+            return {"actions": _committed(chunks, lefts)}
+        requests = self.prepare(observation, keys, previous=previous, committed=committed)
+        return {"actions": self.answer(requests, start)}
 
     def prepare(
         self,
         observation: Mapping[str, Any],
         keys: UInt32[ArrayLike, "b 2"] | None = None,
+        *,
+        previous: Sequence[Float[np.ndarray, "_h a"] | None] | None = None,
+        committed: int | Sequence[int] = 0,
     ) -> list[Request]:
         """What `infer` does before it computes, for each row by itself, so that rows of several
         callers can be answered as one batch.
@@ -125,31 +147,41 @@ class Policy:
         if state is None:
             state = np.zeros(len(robot.state.offset))
         states = np.broadcast_to(np.asarray(state), (len(samples), np.shape(state)[-1]))
+        shape = (len(samples), processor.horizon, len(robot.actions.offset))
+        lefts = left_over(previous, committed, shape)
+        samples = [
+            sample if left is None else self._continuing(sample, state, left)
+            for sample, state, left in zip(samples, states, lefts, strict=True)
+        ]
         words = _words(keys, len(samples))
-        return [Request(*row) for row in zip(samples, states, words, strict=True)]
+        return [Request(*row) for row in zip(samples, states, words, lefts, strict=True)]
 
     def answer(
         self, requests: Sequence[Request], noise: Float[np.ndarray, "b h a"] | None = None
     ) -> Float[np.ndarray, "b h a"]:
         """Chunks in the robot's units, one for each request; see `infer` for the noise."""
         batch = self._rows([request.sample for request in requests])
-        chunks = self._chunks(batch, np.stack([request.key for request in requests]), noise)
+        keys, lefts = np.stack([r.key for r in requests]), [r.left for r in requests]
+        chunks = self._chunks(batch, keys, noise, _weights(lefts))
         states = np.stack([request.state for request in requests])
-        return self._prepared().actions(chunks, self.embodiment, states)
+        return _committed(self._prepared().actions(chunks, self.embodiment, states), lefts)
 
     def warm(
         self,
         sizes: Sequence[int] | None = None,
         text: int | None = None,
+        guided: bool = False,
+        cameras: int | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Compiles ahead, by computing once, what observations with all of the embodiment's cameras
-        need.
+        """Compiles ahead, by computing once, what observations need.
 
         Args:
           sizes: some of the policy's, all if None.
           text: longest prompt to expect, in tokens (with the state, where it is spelt); the
             processor's limit if None.
+          guided: also what real-time chunking needs.
+          cameras: how many each observation shows, all of the embodiment's if None.
           progress: called with (programs done, programs) after each.
 
         Raises:
@@ -160,16 +192,23 @@ class Policy:
         if strange:
             raise ValueError(f"The policy has no sizes {strange} to warm; it has {self.sizes}.")
         robot = processor.embodiments[self.embodiment]
-        black = [np.zeros((processor.image_size, processor.image_size, 3), np.uint8)]
+        black = np.zeros((processor.image_size, processor.image_size, 3), np.uint8)
+        shown = len(robot.cameras) if cameras is None else cameras
+        images = [black if i < shown else None for i in range(len(robot.cameras))]
         state = np.zeros(len(robot.state.offset), np.float32)
         lengths = {self._text(n) for n in range(1, (text or processor.text_limit) + 1)}
-        programs = [(rows, length) for length in sorted(lengths) for rows in sizes or self.sizes]
-        for done, (rows, length) in enumerate(programs, 1):
+        free = np.zeros((processor.horizon, len(robot.actions.offset)), np.float32)
+        programs = [
+            (length, rows, previous)
+            for length in sorted(lengths)
+            for rows in sizes or self.sizes
+            for previous in ([None, free] if guided else [None])
+        ]
+        for done, (length, rows, previous) in enumerate(programs, 1):
             words = np.zeros(min(length, processor.text_limit), np.int32)
-            sample = processor.sample(
-                black * len(robot.cameras), state, words, embodiment=self.embodiment
-            )
-            self.answer([Request(sample, state, np.zeros(2, np.uint32))] * rows)
+            sample = processor.sample(images, state, words, embodiment=self.embodiment)
+            (left,) = left_over([previous], 0, (1, *free.shape))
+            self.answer([Request(sample, state, np.zeros(2, np.uint32), left)] * rows)
             if progress is not None:
                 progress(done, len(programs))
 
@@ -234,6 +273,12 @@ class Policy:
             actions=actions,
         )
 
+    def _continuing(self, sample: Sample, state: Float[np.ndarray, "_s"], left: Left) -> Sample:
+        _, (chunk,), (mask,) = self._prepared().numbers(
+            state[None], left.actions[None], left.weight[None] > 0, embodiment=self.embodiment
+        )
+        return replace(sample, actions=chunk, action_mask=mask)
+
     def _rows(self, samples: list[Sample]) -> PackedBatch:
         """One sample a row, text rounded up to a bucket."""
         config = self.model.config
@@ -256,6 +301,7 @@ class Policy:
         batch: PackedBatch,
         keys: UInt32[np.ndarray, "b 2"],
         noise: Float[np.ndarray, "b h a"] | None,
+        weights: Float[np.ndarray, "b h"] | None,
     ) -> Float[np.ndarray, "b h a"]:
         """In the model's units, from batches of the policy's sizes."""
         count, most = len(keys), self.sizes[-1]
@@ -267,7 +313,7 @@ class Policy:
             size = next(size for size in self.sizes if size >= rows)
             # the last row stands in for those that are absent, and its chunk is computed again
             at = np.minimum(first + np.arange(size), first + rows - 1)
-            given = (batch, keys, noise)
+            given = (batch, keys, noise, weights)
             if size != count:
                 given = jax.tree.map(lambda x, at=at: np.asarray(x)[at], given)
             parts.append(np.asarray(self._sample(self.params, *given))[:rows, 0])
@@ -276,10 +322,16 @@ class Policy:
     @cached_property
     def _sample(self) -> Any:
         @jax.jit
-        def sample(params: Any, batch: PackedBatch, keys: Any, noise: Any) -> jax.Array:
+        def sample(
+            params: Any, batch: PackedBatch, keys: Any, noise: Any, weights: Any
+        ) -> jax.Array:
             if noise is None:
                 noise = flow.noise(keys, batch.actions.shape[2:])
-            return self.model.sample_actions(params, batch, noise[:, None], self.steps)
+            guidance = None
+            if weights is not None:
+                weights = weights[:, None, :, None] * batch.action_mask
+                guidance = Guidance(batch.actions, weights, self.guidance)
+            return self.model.sample_actions(params, batch, noise[:, None], self.steps, guidance)
 
         return sample
 
@@ -303,3 +355,21 @@ def _words(keys: UInt32[ArrayLike, "n 2"] | None, count: int) -> UInt32[np.ndarr
             f"{count} observations."
         )
     return words.astype(np.uint32)
+
+
+def _weights(lefts: Sequence[Left | None]) -> Float[np.ndarray, "b h"] | None:
+    """None where no row has a chunk to continue."""
+    given = [left.weight for left in lefts if left is not None]
+    if not given:
+        return None
+    return np.stack([np.zeros_like(given[0]) if x is None else x.weight for x in lefts])
+
+
+def _committed(
+    chunks: Float[np.ndarray, "b h a"], lefts: Sequence[Left | None]
+) -> Float[np.ndarray, "b h a"]:
+    """Chunks that begin with what is acted in any case."""
+    for chunk, left in zip(chunks, lefts, strict=True):
+        if left is not None:
+            chunk[: len(left.committed)] = left.committed
+    return chunks

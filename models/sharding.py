@@ -38,6 +38,12 @@ def dividing(count: int, *axes: str) -> tuple[str, ...]:
     return fits
 
 
+def axes_of(*entries: Any) -> tuple[str, ...]:
+    """The mesh axes that entries of a PartitionSpec name."""
+    each = (e if isinstance(e, tuple) else (e,) for e in entries if e is not None)
+    return tuple(axis for entry in each for axis in entry)
+
+
 def constrain(x: Array, *spec: Any) -> Array:
     """`x`, split over the mesh that the program is traced under as `PartitionSpec(*spec)` says;
     unchanged where there is no mesh."""
@@ -106,8 +112,7 @@ def _checked(name: str, leaf: Any, spec: PartitionSpec, mesh: Mesh) -> NamedShar
         )
     kept: list[Any] = []
     for dimension, entry in enumerate(spec):
-        axes = () if entry is None else entry if isinstance(entry, tuple) else (entry,)
-        axes = tuple(axis for axis in axes if axis in mesh.shape or axis not in _AXES)
+        axes = tuple(a for a in axes_of(entry) if a in mesh.shape or a not in _AXES)
         kept.append(axes[0] if len(axes) == 1 else axes or None)
         unknown = [axis for axis in axes if axis not in mesh.shape]
         if unknown:

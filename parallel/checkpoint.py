@@ -205,17 +205,19 @@ def latest(directory: Path) -> int | None:
     return max(steps(directory), default=None)
 
 
-def restore(path: Path, abstract: TrainState) -> TrainState:
+def restore(path: Path, abstract: TrainState, verified: bool = False) -> TrainState:
     """Loads the state of the checkpoint that `find(path)` names, straight into the shardings of
     `abstract` (from `abstract_state`): no host or device holds more than its share. Whatever mesh
-    and number of hosts saved it, all of those now running call this, and each verifies a share.
+    and number of hosts saved it, all of those now running call this, and each verifies a share,
+    unless it is `verified`: what `newest_good` has just named need not be read twice.
 
     Raises:
       FileNotFoundError: no checkpoint there.
       ValueError: it is damaged, or of another model.
     """
     path = find(path)
-    refuse(path, _damage(path))
+    if not verified:
+        refuse(path, _damage(path))
     check_same(path, metadata(path), abstract)
     with context():
         return ocp.load_checkpointables(path, {"state": abstract})["state"]

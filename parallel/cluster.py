@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from models.config import from_json
+from parallel.reliability import LLAMA3_FAILURES
 
 GIGA = 1e9
 
@@ -72,7 +73,7 @@ class Cluster:
     inside: Link = field(default_factory=lambda: Link(450 * GIGA, 3e-6))
     across: Link = field(default_factory=lambda: Link(50 * GIGA, 8e-6))
     jitter: float = 0.01
-    failures: float = 1.97e-5
+    failures: float = LLAMA3_FAILURES
     price: float | None = None
 
     def __post_init__(self) -> None:

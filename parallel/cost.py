@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import jax
-from jax.sharding import PartitionSpec
 
-from models.sharding import ROWS
+from models.sharding import ROWS, axes_of
 from parallel.cluster import Cluster
 from parallel.mesh import AXES
 
@@ -127,10 +126,10 @@ def collectives(params: Any, stacks: Sequence[Stack], step: Step) -> list[Collec
     depth = max((stack.depth for stack in stacks), default=1)
     split = whole = table = 0.0
     for leaf in jax.tree.leaves(params):
-        axes = axes_of(leaf.sharding.spec)
+        axes = axes_of(*leaf.sharding.spec)
         over = math.prod(sizes[a] for a in axes if a not in ROWS)
         held = leaf.size / over
-        if "fsdp" in axes and len(leaf.shape) == 2 and "fsdp" in axes_of(leaf.sharding.spec[:1]):
+        if "fsdp" in axes and len(leaf.shape) == 2 and "fsdp" in axes_of(*leaf.sharding.spec[:1]):
             table += 4 * held  # f32
         elif "fsdp" in axes and sizes["fsdp"] > 1:
             split += held
@@ -150,12 +149,6 @@ def collectives(params: Any, stacks: Sequence[Stack], step: Step) -> list[Collec
     return found + [
         c for stack in stacks for c in _activations(stack, step) if c.bytes and sizes[c.axis] > 1
     ]
-
-
-def axes_of(spec: PartitionSpec | tuple[Any, ...]) -> tuple[str, ...]:
-    """The mesh axes that a spec names."""
-    entries = (e if isinstance(e, tuple) else (e,) for e in spec if e is not None)
-    return tuple(axis for entry in entries for axis in entry)
 
 
 def _activations(stack: Stack, step: Step) -> list[Collective]:

@@ -16,7 +16,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from models.fp8 import is_history
-from models.sharding import path_name
+from models.sharding import axes_of, path_name
 from parallel import moments
 
 
@@ -174,8 +174,7 @@ def _inherited(
         while len(entries) > len(shape) - i and entries[0][0] != size:
             entries.pop(0)
         axes = entries.pop(0)[1] if entries else None
-        names = () if axes is None else axes if isinstance(axes, tuple) else (axes,)
-        kept.append(axes if size % math.prod(mesh.shape[n] for n in names) == 0 else None)
+        kept.append(axes if size % math.prod(mesh.shape[n] for n in axes_of(axes)) == 0 else None)
     return PartitionSpec(*kept)
 
 

@@ -8,6 +8,7 @@ are those of `cluster.Chip` and `OVERLAP`.
 
 import itertools
 import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -18,10 +19,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType
 
+from models.functional import fill, only
 from models.inputs import PackedBatch
-from models.sharding import ROWS, Rules
+from models.layers import Remat
+from models.sharding import ROWS, Rules, axes_of
 from parallel.cluster import Chip, Cluster
-from parallel.cost import Collective, Sizes, Stack, Step, axes_of, busy, collectives
+from parallel.cost import Collective, Sizes, Stack, Step, busy, collectives
 from parallel.flops import Work, work
 from parallel.mesh import AXES
 from parallel.optimizer import OptimizerConfig, select
@@ -32,7 +35,6 @@ OVERLAP = 0.5
 LEAST_EXPOSED = 0.1
 """Share of those that nothing hides: the first layer's gather, the last one's gradients."""
 
-Remat = Literal["none", "dots", "full"]
 Precision = Literal["bf16", "fp8", "f32"]
 _PROBES = (8, 16)
 _LEVEL = 1.01
@@ -92,7 +94,7 @@ class Task:
     @property
     def split_axes(self) -> set[str]:
         """The axes that some parameter is split over."""
-        return {a for leaf in jax.tree.leaves(self.state) for a in axes_of(leaf.sharding.spec)}
+        return {a for leaf in jax.tree.leaves(self.state) for a in axes_of(*leaf.sharding.spec)}
 
 
 @dataclass(frozen=True)
@@ -307,8 +309,7 @@ def _meshes(devices: int) -> Iterator[tuple[int, ...]]:
 
 def _divides(leaf: Any, sizes: Sizes) -> bool:
     for size, entry in zip(leaf.shape, leaf.sharding.spec, strict=False):
-        axes = () if entry is None else entry if isinstance(entry, tuple) else (entry,)
-        if size % math.prod(sizes[a] for a in axes):
+        if size % math.prod(sizes[a] for a in axes_of(entry)):
             return False
     return True
 
@@ -316,16 +317,12 @@ def _divides(leaf: Any, sizes: Sizes) -> bool:
 def _gradient_work(task: Task, remat: Remat, precision: Precision, rows: int) -> Work:
     model = task.model(remat, precision)
     params = jax.eval_shape(lambda: model.init(jax.random.key(0)))
-    moving = jax.tree.leaves(select(task.optimizer, params)[0])
-    leaves, tree = jax.tree.flatten(params)
+    moving = select(task.optimizer, params)[0]
+    trained, fixed = only(params, moving), only(params, jax.tree.map(operator.not_, moving))
 
-    def loss(trained: list[Any], fixed: list[Any], batch: PackedBatch) -> Any:
-        parts = iter(trained), iter(fixed)
-        whole = [next(parts[0] if moves else parts[1]) for moves in moving]
-        return model.loss(jax.tree.unflatten(tree, whole), batch, jax.random.key(0))
+    def loss(trained: Any, fixed: Any, batch: PackedBatch) -> Any:
+        return model.loss(fill(trained, fixed), batch, jax.random.key(0))
 
-    trained = [x for x, moves in zip(leaves, moving, strict=True) if moves]
-    fixed = [x for x, moves in zip(leaves, moving, strict=True) if not moves]
     gradient = jax.value_and_grad(loss, has_aux=True)
     return work(gradient, trained, fixed, task.batch(rows), trips=task.trips)
 
@@ -358,7 +355,7 @@ def _memory(task: Task, choice: Choice, own: Profile, rows: float, width: int) -
 
 
 def _held(leaf: Any, sizes: Sizes) -> float:
-    over = math.prod(sizes[a] for a in axes_of(leaf.sharding.spec))
+    over = math.prod(sizes[a] for a in axes_of(*leaf.sharding.spec))
     return leaf.size * jnp.dtype(leaf.dtype).itemsize / over
 
 

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, quantiles
 
+from models.layers import Remat
 from parallel.cluster import Cluster
-from parallel.predict import Precision, Prediction, Profiles, Remat, Task, profiler, search
+from parallel.predict import Precision, Prediction, Profiles, Task, profiler, search
 from parallel.reliability import Recovery, daly, goodput, mean_time_between_failures, simulate
 
 DAYS, SEEDS = 30, 40

@@ -15,6 +15,7 @@ from jax.sharding import Mesh, use_abstract_mesh
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from models import fp8
+from models.functional import fill, only
 from models.inputs import PackedBatch
 from models.sharding import ROWS, Rules, constrain, shardings
 from parallel.hosts import facts_sharding, settle
@@ -78,7 +79,7 @@ def abstract_state(
     params = shardings(shapes.params, rules, mesh)
     trained = select(optimizer, params)[1]
     opt_state = state_shardings(
-        shapes.opt_state, _only(shapes.params, trained), _only(params, trained), mesh
+        shapes.opt_state, only(shapes.params, trained), only(params, trained), mesh
     )
     whole: Any = replicated(mesh)
     placed = TrainState(step=whole, params=params, ema=params, opt_state=opt_state)
@@ -141,13 +142,13 @@ def make_train_step(
             )
         gradients = jax.tree.map(
             lambda g, s: jax.lax.with_sharding_constraint(g / count, s),
-            _only(summed, trained),
-            _only(placed.params, trained),
+            only(summed, trained),
+            only(placed.params, trained),
         )
-        old = _only(state.params, trained)
+        old = only(state.params, trained)
         updates, opt_state = transformation.update(gradients, state.opt_state, old)
-        params = _fill(optax.apply_updates(old, updates), state.params)
-        whole = _fill(summed, state.params)
+        params = fill(optax.apply_updates(old, updates), state.params)
+        whole = fill(summed, state.params)
         params = fp8.advance(params, state.params, whole)
         decay = jnp.minimum(optimizer.ema_decay, (1 + state.step) / (10 + state.step))
         ema = jax.tree.map(
@@ -187,22 +188,8 @@ def _initial(model: Model, optimizer: OptimizerConfig, seed: Any) -> TrainState:
 
 
 def _begin(params: Params, optimizer: OptimizerConfig) -> TrainState:
-    trained = _only(params, select(optimizer, params)[1])
+    trained = only(params, select(optimizer, params)[1])
     return TrainState(jnp.int32(0), params, params, make_optimizer(optimizer).init(trained))
-
-
-def _only(tree: Params, mask: Any) -> Params:
-    """The tree with None where the mask is false."""
-    return jax.tree.map(lambda x, keep: x if keep else None, tree, mask, is_leaf=_is_none)
-
-
-def _fill(part: Params, whole: Params) -> Params:
-    """`part`, with leaves of `whole` where it has None."""
-    return jax.tree.map(lambda x, y: y if x is None else x, part, whole, is_leaf=_is_none)
-
-
-def _is_none(x: Any) -> bool:
-    return x is None
 
 
 def _sum_gradients(
@@ -218,8 +205,8 @@ def _sum_gradients(
     for parameters that do not move."""
     rows = len(batch.state)
     check_rows(rows, mesh, accumulation)
-    wanted = _only(params, moving)
-    gradient = jax.value_and_grad(lambda p, b: model.loss(_fill(p, params), b, key), has_aux=True)
+    wanted = only(params, moving)
+    gradient = jax.value_and_grad(lambda p, b: model.loss(fill(p, params), b, key), has_aux=True)
     if accumulation == 1:
         (loss_sum, count), summed = gradient(wanted, batch)
         return loss_sum, count, summed

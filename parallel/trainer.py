@@ -103,10 +103,12 @@ def train(
     abstract = abstract_state(model, optimizer, rules, mesh)
 
     def begin(saved: int | None) -> tuple[TrainState, Json]:
-        """The state to go on from, and what its checkpoint holds as position."""
+        """The state to go on from, at the newest good step, and what its checkpoint holds as
+        position."""
         if saved is not None:
             path = folder / str(saved)
-            return checkpoint.restore(path, abstract), own.read_json(path, "position")
+            state = checkpoint.restore(path, abstract, verified=True)
+            return state, own.read_json(path, "position")
         if initial is not None:
             return state_from(initial(abstract.params), optimizer, abstract), None
         return init_state(model, optimizer, abstract, np.uint32(config.seed % 2**32)), None

@@ -231,8 +231,8 @@ def _load(script: Path) -> Callable[..., Simulator]:
 
 
 def _die_with_parent(lifeline: int) -> None:
-    """The kernel signals when the other end of this pipe closes, which only the parent holds: even
-    a simulator that hangs in C dies with it."""
+    """The kernel signals when the other end of this pipe closes, which only the parent and what it
+    forks hold: even a simulator that hangs in C dies with them."""
     os.set_inheritable(lifeline, False)
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)

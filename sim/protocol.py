@@ -132,6 +132,8 @@ class Environment(Protocol):
     cameras: tuple[str, ...]
     state_names: tuple[str, ...]
     action_names: tuple[str, ...]
+    action_range: tuple[tuple[float, float], ...]
+    """Lowest and highest value of each action."""
     fps: int
     max_steps: int
     goals: tuple[str, ...]
@@ -149,6 +151,9 @@ class Environment(Protocol):
 
     def step_chunk(self, state: State, actions: Float[Array, "n t a"]) -> tuple[State, Transition]:
         """Acts T steps; an episode that ends starts anew from a fresh random state (auto-reset)."""
+
+    def pictures(self, scene: Scene) -> UInt8[Array, "n c h w 3"]:
+        """What the cameras of `observe` see of N scenes, such as terminal ones."""
 
     def render(self, scene: Scene, size: int) -> UInt8[np.ndarray, "*b h w 3"]:
         """Pictures for people, of scenes with any leading axes."""

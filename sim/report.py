@@ -20,7 +20,7 @@ import numpy as np
 
 from sim import charts
 from sim.clips import Clip, encode_jpeg, encode_mp4
-from sim.evaluate import Episode, Evaluation
+from sim.results import Episode, Evaluation
 from sim.style import STYLE
 
 _ABOUT = {
@@ -135,7 +135,7 @@ def _success(evaluations: Mapping[str, Evaluation]) -> str:
                 else "",
                 f"{median(x.length for x in e.episodes):g}",
                 f"{e.roughness:.3g}",
-                f"{1000 * e.latency.p50:.1f} / {1000 * e.latency.p99:.1f}",
+                f"{1000 * e.latency.p50:.1f} / {1000 * e.latency.p99:.1f}" if e.latency else "",
             ]
         )
     heads = ["Policy", "Episodes", "Success", "95 % CI", "Named goal", "Median steps"]

@@ -16,11 +16,10 @@ from jaxtyping import Array, Float, Int, UInt8, UInt32
 from sim.bodies import Bodies
 from sim.raycast import Camera, Frames, Geom, Look, Views, look_at, pictures
 
-CAMERAS = {
-    "observation.images.front": Camera((0.0, -0.42, 0.62), (0.0, 0.06, 0.02), 32.0),
-    "observation.images.wrist": Camera((0.0, -0.09, 0.02), (0.0, 0.01, -0.06), 60.0, on=0),
-}
-"""By the key of their pictures; the wrist's is on the palm and moves with it."""
+FRONT = Camera((0.0, -0.42, 0.62), (0.0, 0.06, 0.02), 32.0)
+WRIST = Camera((0.0, -0.09, 0.02), (0.0, 0.01, -0.06), 60.0, on=0)
+"""On the palm, with which it moves."""
+CAMERAS = {"observation.images.front": FRONT, "observation.images.wrist": WRIST}
 MOST_DISTRACTORS = 3
 
 _LIGHT, _AMBIENT = np.array((-0.35, -0.5, 0.79), np.float32), 0.45

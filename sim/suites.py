@@ -30,6 +30,8 @@ class Suite:
     open: Callable[[tuple[str, ...], int, int], Slots]
     first_seed: int = 0
     together: bool = True
+    slots: int | None = None
+    """How many at a time suit it; one for each core if None."""
 
 
 def load_suite(name: str) -> Suite:
@@ -106,6 +108,7 @@ def _tabletop(name: str) -> Suite:
         open=open_lanes,
         first_seed=EVAL_SEEDS.start,
         together=False,
+        slots=128,
     )
 
 

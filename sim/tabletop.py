@@ -1,18 +1,13 @@
 """A gripper over a table with a red, a green and a blue block or drawer, simulated by MJX and seen
 by ray-cast cameras.
 
-Environments run in groups of a fixed number of lanes, so that recording, evaluation and learning
-share one compiled program whatever their batch and chunk, and an episode is the same in any batch.
-Groups run on threads, as a compiled step keeps only one CPU core busy.
+Environments run in groups of a fixed number of lanes (`sim.groups`), so that recording, evaluation
+and learning share one compiled program whatever their batch and chunk.
 """
 
 import math
-import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from threading import BoundedSemaphore
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +16,7 @@ from jaxtyping import Array, Float, Int, UInt8, UInt32
 
 from sim import physics
 from sim.bodies import SUBSTEPS, TIMESTEP
+from sim.groups import checked_actions, checked_seeds, in_groups
 from sim.physics import Implementation, Physics
 from sim.protocol import Observation, Transition
 from sim.scenery import CAMERAS, Randomisation, Scene, draw, episode_key
@@ -32,10 +28,6 @@ EVAL_SEEDS = range(1_000_000_000, 2_000_000_000)
 """Seeds of episodes to be judged by; no demonstration starts from one."""
 
 _USUAL = Randomisation()
-_CORES = os.cpu_count() or 1
-_SLOTS = BoundedSemaphore(max(1, min(_CORES, int(os.environ.get("NPROC", _CORES)) // 2)))
-"""Compiled loops that may run at once: each holds a thread of XLA's pool, whose size NPROC sets,
-and waits for another, so that as many loops as threads would wait for ever."""
 
 
 class TabletopState(NamedTuple):
@@ -77,6 +69,7 @@ class Tabletop:
 
     state_names: tuple[str, ...] = ("z_setpoint", "z_error", "left_finger", "right_finger")
     action_names: tuple[str, ...] = ("x", "y", "z", "gripper")
+    action_range = tuple(zip((*physics.LOW, 0.0), (*physics.HIGH, 1.0), strict=True))
     fps = round(1 / (TIMESTEP * SUBSTEPS))
 
     def __init__(
@@ -140,13 +133,7 @@ class Tabletop:
         Raises:
           ValueError: a seed is negative or has more than 32 bits.
         """
-        seeds = np.asarray(seeds, np.int64)
-        if seeds.size and not 0 <= seeds.min() <= seeds.max() < 2**32:
-            raise ValueError(
-                f"{self.name}: seeds must lie in 0 … 2**32 - 1, "
-                f"got {seeds.min()} … {seeds.max()}; choose smaller ones."
-            )
-        return self._in_lanes(self._reset, seeds.astype(np.uint32))
+        return in_groups(self._reset, self.lanes, checked_seeds(self.name, seeds))
 
     def goal(self, state: TabletopState) -> Int[Array, "n"]:
         """Index into `goals` of each running episode."""
@@ -160,12 +147,11 @@ class Tabletop:
     def observe(self, state: TabletopState) -> Observation:
         """Pictures [N, cameras, image_size, image_size, 3] and proprioception [N, 4] (metres), in
         which x and y are missing: a policy that knew them would copy them and not look."""
-        images = self.pictures(self.scene(state))
-        return Observation(jnp.asarray(images), proprioception(state.physics))
+        return Observation(self.pictures(self.scene(state)), proprioception(state.physics))
 
-    def pictures(self, scene: Scene) -> UInt8[np.ndarray, "n c h w 3"]:
+    def pictures(self, scene: Scene) -> UInt8[Array, "n c h w 3"]:
         """What the cameras see of each scene, as in `observe`."""
-        return self._in_lanes(self._see, scene)
+        return jnp.asarray(in_groups(self._see, self.lanes, scene))
 
     def step_chunk(
         self, state: TabletopState, actions: Float[Array, "n t 4"]
@@ -175,46 +161,15 @@ class Tabletop:
         Raises:
           ValueError: the actions have another shape, or one is not finite.
         """
-        chunk = np.asarray(actions, np.float32)
-        n = len(state.seed)
-        if chunk.ndim != 3 or chunk.shape[::2] != (n, 4):
-            raise ValueError(
-                f"{self.name}: expected actions of shape [{n}, steps, 4], got {chunk.shape}."
-            )
-        if not np.isfinite(chunk).all():
-            i, t, a = np.argwhere(~np.isfinite(chunk))[0]
-            raise ValueError(
-                f"{self.name}: action '{self.action_names[a]}' of environment {i} at step {t} of "
-                f"the chunk is {chunk[i, t, a]}, expected a finite number."
-            )
-        return self._in_lanes(self._loop if _on_cpu() else self._step, state, chunk)
+        chunk = checked_actions(self.name, actions, len(state.seed), self.action_names)
+        step = self._loop if jax.default_backend() == "cpu" else self._step
+        return in_groups(step, self.lanes, state, chunk)
 
     def render(self, scene: Scene, size: int) -> UInt8[np.ndarray, "*b h w 3"]:
         """Pictures for people from the front, of scenes with any leading axes."""
         lead = np.shape(scene.seed)
         flat = jax.tree.map(lambda x: jnp.asarray(x).reshape(-1, *x.shape[len(lead) :]), scene)
         return np.asarray(self._show(flat, size=size)).reshape(*lead, size, size, 3)
-
-    def _in_lanes(self, function: Callable[..., Any], *trees: Any) -> Any:
-        """Applies a compiled function of `lanes` environments to any number of them."""
-        n = len(jax.tree.leaves(trees)[0])
-        if not _on_cpu():
-            return function(*trees)
-
-        def run(group: tuple[Any, ...]) -> Any:
-            with _SLOTS:
-                return jax.block_until_ready(function(*group))
-
-        if n == self.lanes:
-            return run(trees)
-        host = jax.tree.map(np.asarray, trees)
-        groups = [
-            jax.tree.map(lambda x, at=at: x[np.minimum(at, n - 1)], host)
-            for at in np.arange(-(-n // self.lanes) * self.lanes).reshape(-1, self.lanes)
-        ]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            results = list(pool.map(run, groups))
-        return jax.tree.map(lambda *parts: np.concatenate(parts)[:n], *results)
 
     def _loop(
         self, state: TabletopState, actions: Float[np.ndarray, "lanes t 4"]
@@ -278,7 +233,3 @@ def proprioception(moved: Physics) -> Float[Array, "*n 4"]:
     z = moved.setpoint[..., 2]
     fingers = moved.position[..., 3], moved.position[..., 4]
     return jnp.stack((z, z - moved.position[..., 2], *fingers), -1)
-
-
-def _on_cpu() -> bool:
-    return jax.default_backend() == "cpu"

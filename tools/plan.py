@@ -29,12 +29,13 @@ from models import Layout, Pi, PiConfig, groot, pi
 from models.attention import compiling_for
 from models.groot import Groot, GrootConfig
 from models.inputs import PackedBatch, pack
+from models.layers import Remat
 from parallel.cluster import Cluster, make_cluster, read_cluster
 from parallel.cost import Stack, seconds
 from parallel.deviceless import compile_step
 from parallel.mesh import MeshConfig
 from parallel.optimizer import OptimizerConfig
-from parallel.predict import Choice, Precision, Prediction, Remat, Task, search
+from parallel.predict import Choice, Precision, Prediction, Task, search
 from parallel.reliability import Recovery, daly, goodput, mean_time_between_failures
 from parallel.scaling import curve
 from tools.presets import PI05, load_preset, row_layout

@@ -10,9 +10,11 @@ if __name__ == "__main__":  # this file is not the package libero
     sys.path.append(sys.path.pop(0))
 
 import contextlib
+import gc
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,12 @@ CAMERAS = {
     "observation.images.image2": "robot0_eye_in_hand",
 }
 """Keys of LeRobot's LIBERO datasets, and what the simulator calls the cameras."""
+
+_DRAWN = (
+    *("geom_xpos", "geom_xmat", "site_xpos", "site_xmat"),
+    *("cam_xpos", "cam_xmat", "light_xpos", "light_xdir"),
+)
+"""What a picture is drawn from, of MuJoCo's data."""
 
 
 class Simulator:
@@ -123,6 +131,8 @@ class Simulator:
 
         if self.env is not None:
             self.env.close()
+            self.env = None
+            gc.collect()  # a scene and its textures take more than a gigabyte
         self.env = OffScreenRenderEnv(
             bddl_file_name=self.files[goal],
             camera_heights=self.size,
@@ -130,6 +140,7 @@ class Simulator:
             use_camera_obs=False,
             hard_reset=False,
         )
+        _draw_what_was_sampled(self.env.env)
         self.running = self.tasks[goal]
 
     def _restart(self) -> None:
@@ -143,6 +154,25 @@ class Simulator:
             with contextlib.suppress(RandomizationError):
                 self.env.env.reset()
                 placed = True
+
+
+def _draw_what_was_sampled(env: Any) -> None:
+    """robosuite 1.4 samples what it observes at the beginning of a control step, pictures too, and
+    so did those who recorded the datasets. Drawing each is slow, so the moment is kept instead."""
+    import mujoco
+    from robosuite.utils.observables import Observable, sensor
+
+    model, data = env.sim.model._model, env.sim.data._data
+    kept = mujoco.MjData(model)
+
+    @sensor(modality="moment")
+    def moment(_: Any) -> float:
+        for name in _DRAWN:
+            getattr(kept, name)[:] = getattr(data, name)
+        return 0.0
+
+    env.add_observable(Observable("moment", moment, sampling_rate=env.control_freq, active=False))
+    env.sim._render_context_offscreen.data = SimpleNamespace(_data=kept)
 
 
 def limit(suite: str) -> int:

@@ -1,64 +1,26 @@
 """A policy's chunks depend on their own observation and key alone, and few programs serve them."""
 
-import shutil
 from dataclasses import replace
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models import Embodiment, Normalizer, Pi, PiConfig, Policy, Processor, flow
-from models.gemma import GemmaConfig
-from models.layers import Compute
-from models.load import load_policy
-from models.siglip import SiglipConfig
-from tests.models.test_load import GROOT
-
-CONFIG = PiConfig(
-    vision=SiglipConfig(width=16, depth=1, hidden=24, heads=2, patch=4),
-    language=GemmaConfig(width=16, depth=2, hidden=24, heads=2, kv_heads=1, head_dim=8),
-    expert=GemmaConfig(width=12, depth=2, hidden=16, heads=2, kv_heads=1, head_dim=8),
-    image_size=8,
-    vocabulary=320,
-    state_dim=3,
-    action_dim=4,
-    horizon=6,
-    state_input="token",
-    compute=Compute(dtype="float32"),
+from models import flow
+from tests.models.tiny_policy import (
+    KEYS,
+    PROMPTS,
+    openpi,
+    programs,
+    recorded_groot,
+    seen,
+    tiny_policy,
 )
-ARM = Embodiment(
-    "arm", ("front",), Normalizer((0.0,) * 3, (1.0,) * 3), Normalizer((0.5, -1.0), (2.0, 0.5))
-)
-WORDS = ("push", "pull", "the", "red", "green", "block", "far", "away")
-PROCESSOR = Processor(8, 3, 4, 6, "token", WORDS, (ARM,), text_limit=100)
-KEYS = np.array([[5, 0], [5, 1], [7, 0], [2**32 - 1, 9], [0, 0]], np.uint32)
 
 
 @pytest.fixture(scope="module")
-def params():
-    """Random everywhere: π0.5 begins with closed gates, which would hide the observation."""
-    leaves, tree = jax.tree.flatten(jax.eval_shape(Pi(CONFIG).init, jax.random.key(0)))
-    rng = np.random.default_rng(1)
-    return tree.unflatten([(0.3 * rng.normal(size=x.shape)).astype(np.float32) for x in leaves])
-
-
-@pytest.fixture(scope="module")
-def policy(params):
-    return Policy(Pi(CONFIG), params, PROCESSOR, steps=2, sizes=(2, 4))
-
-
-def seen(count: int = 5, seed: int = 0):
-    rng = np.random.default_rng(seed)
-    pictures = rng.integers(0, 256, (count, 1, 8, 8, 3), dtype=np.uint8)
-    return pictures, rng.normal(size=(count, 3)).astype(np.float32)
-
-
-PROMPTS = ["push the red block", "pull", "push the green block far away", "pull the block", "push"]
-
-
-def programs(policy: Policy) -> int:
-    return policy._sample._cache_size()
+def policy():
+    return tiny_policy()
 
 
 def test_noise_is_each_keys_own_whatever_is_drawn_beside_it():
@@ -108,9 +70,9 @@ def test_a_key_changes_its_own_row_alone(policy):
 
 
 def test_infer_act_and_requests_of_several_callers_give_the_same_chunks(policy):
-    pictures, states = seen(4)
+    pictures, states = (x[:4] for x in seen())
     acted = policy.act((pictures, states), PROMPTS[:4], KEYS[:4])
-    one = {"image": {"front": pictures[:, 0]}, "state": states, "prompt": PROMPTS[:4]}
+    one = openpi(4)
     np.testing.assert_array_equal(policy.infer(one, keys=KEYS[:4])["actions"], acted)
     requests = [
         request
@@ -144,19 +106,11 @@ def test_warming_compiles_all_that_acting_needs(policy):
 
 
 def test_groots_rows_are_padded_and_split_too(tmp_path):
-    folder = tmp_path / "groot"
-    shutil.copytree(GROOT / "lerobot", folder)
-    shutil.copy(GROOT / "config.json", folder)
-    with np.load(GROOT / "cases.npz") as file:
-        case = {k[7:]: file[k] for k in file.files if k.startswith("padded/")}
-    names = ("images", "image_sample", "input_ids", "attention_mask", "state", "embodiment_id")
-    observation = {name: case[name] for name in names}
-    groot = load_policy(folder, steps=1)
-    count = len(case["state"])
+    groot, observation = recorded_groot(tmp_path / "groot")
+    count = len(observation["state"])
     whole = replace(groot, sizes=(count,)).infer(observation)["actions"]
-    for sizes in ((count + 1,), (1,)):
-        other = replace(groot, sizes=sizes).infer(observation)["actions"]
-        np.testing.assert_allclose(other, whole, atol=1e-5 * np.abs(whole).max())
+    other = replace(groot, sizes=(count - 1,)).infer(observation)["actions"]
+    np.testing.assert_allclose(other, whole, atol=1e-5 * np.abs(whole).max())
 
 
 @pytest.mark.parametrize(
@@ -173,10 +127,8 @@ def test_keys_that_do_not_fit_are_refused(policy, keys, message):
 
 
 def test_noise_for_another_number_of_rows_is_refused(policy):
-    pictures, states = seen(2)
-    one = {"image": {"front": pictures[:, 0]}, "state": states, "prompt": "push"}
     with pytest.raises(ValueError, match="noise is for 3 observations, but there are 2"):
-        policy.infer(one, np.zeros((3, 6, 4)))
+        policy.infer(openpi(2), np.zeros((3, 6, 4)))
 
 
 @pytest.mark.parametrize("sizes", [(), (0, 2), (4, 2), (2, 2)])

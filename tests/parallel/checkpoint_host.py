@@ -3,7 +3,6 @@ is one of several processes that save or restore arrays of every kind, and train
 
 import os
 import resource
-import socket
 import subprocess
 import sys
 import time
@@ -20,7 +19,7 @@ from rich.console import Console
 from models.checkpoints import own
 from parallel import checkpoint
 from parallel.mesh import MeshConfig, make_mesh
-from tests.parallel.toy import environment
+from tests.parallel.toy import environment, free_port
 
 P = PartitionSpec
 ARRAYS: dict[str, tuple[tuple[int, ...], Any, PartitionSpec]] = {
@@ -82,15 +81,12 @@ def start(
     action: str, directory: Path, processes: int, devices: int, *axes: str
 ) -> list[subprocess.Popen[str]]:
     """Several such processes, of that many devices each."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    flags = f"--xla_cpu_use_fusion_emitters=false --xla_force_host_platform_device_count={devices}"
+    port = free_port()
     module = [sys.executable, "-m", "tests.parallel.checkpoint_host", action, str(directory)]
     return [
         subprocess.Popen(
             [*module, str(index), str(processes), str(port), *axes],
-            env=environment(XLA_FLAGS=flags),
+            env=environment(devices),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -1,7 +1,6 @@
 """One run, however the mesh is cut: every pair of axes gives the losses of a single device."""
 
 import functools
-import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -20,7 +19,7 @@ from parallel.hlo import Program
 from parallel.mesh import AXES, MeshConfig, make_mesh
 from tests.parallel import small_pi
 from tests.parallel.small_pi import CONFIG, losses, train
-from tests.parallel.toy import environment
+from tests.parallel.toy import environment, free_port
 
 PAIRS = [
     pytest.param(MeshConfig(**{"data": 1, a: 2, b: 4}), id=f"{a}2-{b}4")
@@ -147,14 +146,11 @@ def test_one_process_brings_all_rows():
 @pytest.mark.parametrize("processes", [2, 4])
 def test_several_processes_give_the_losses_of_one(processes):
     """2 × 4 and 4 × 2 devices; of four processes, pairs along "context" bring the same rows."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    flags = f"--xla_force_host_platform_device_count={8 // processes}"
+    port = free_port()
     children = [
         subprocess.Popen(
             [sys.executable, "-m", "tests.parallel.pi_host", str(i), str(processes), str(port)],
-            env=environment(XLA_FLAGS=f"--xla_cpu_use_fusion_emitters=false {flags}"),
+            env=environment(8 // processes),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

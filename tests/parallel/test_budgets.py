@@ -14,8 +14,7 @@ from models.groot import SHARDING_RULES as GROOT_RULES
 from models.groot import Groot, GrootConfig
 from models.layers import Compute
 from models.pi import SHARDING_RULES as PI_RULES
-from models.sharding import shardings
-from parallel.cost import axes_of
+from models.sharding import axes_of, shardings
 from parallel.deviceless import Report, compile_step
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.optimizer import OptimizerConfig
@@ -78,7 +77,7 @@ def formula(model, rules, gpus: int) -> dict[tuple[str, ...], float]:
     for x, placed in zip(
         jax.tree.leaves(shapes), jax.tree.leaves(shardings(shapes, rules, node)), strict=True
     ):
-        if "fsdp" in axes_of(placed.spec):
+        if "fsdp" in axes_of(*placed.spec):
             weights += x.size
         else:
             whole += x.size

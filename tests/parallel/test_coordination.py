@@ -1,19 +1,17 @@
 """The coordination service, with two of its clients in this process."""
 
-import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from jax._src.lib import _jax
 
 from parallel import coordination
+from tests.parallel.toy import free_port
 
 
 @pytest.fixture(scope="module")
 def clients():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     service = _jax.get_distributed_runtime_service(address, 2)
     both = [_jax.get_distributed_runtime_client(address, rank) for rank in range(2)]
     with ThreadPoolExecutor(2) as pool:

@@ -1,4 +1,3 @@
-import socket
 import subprocess
 import sys
 
@@ -9,19 +8,16 @@ import pytest
 from parallel.distributed import put_batch
 from parallel.mesh import make_mesh
 from parallel.step import abstract_state, init_state, make_train_step
-from tests.parallel.toy import OPTIMIZER, RULES, Denoiser, batch, environment
+from tests.parallel.toy import OPTIMIZER, RULES, Denoiser, batch, environment, free_port
 
 
 @pytest.mark.slow
 def test_two_processes_train_as_one_does():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    flags = "--xla_cpu_use_fusion_emitters=false --xla_force_host_platform_device_count=2"
+    port = free_port()
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", "tests.parallel.host", str(index), "2", str(port)],
-            env=environment(XLA_FLAGS=flags),
+            env=environment(2),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

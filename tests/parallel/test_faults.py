@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 
 from parallel import inject
-from parallel.metrics import read_metrics
-from tests.parallel.toy import environment
+from tests.parallel.toy import environment, losses
 from tests.parallel.train_hosts import CONFIG
 
 WITHIN = 15.0
@@ -48,7 +47,7 @@ def launch(folder: Path, *options: str, launcher: tuple[str, ...] = ()) -> str:
     command += ["python", "-m", "tests.parallel.train_hosts", str(folder), *options]
     done = subprocess.run(
         command,
-        env=environment(XLA_FLAGS="--xla_cpu_use_fusion_emitters=false"),
+        env=environment(1),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -56,10 +55,6 @@ def launch(folder: Path, *options: str, launcher: tuple[str, ...] = ()) -> str:
     )
     assert done.returncode == 0, done.stdout
     return done.stdout
-
-
-def losses(folder: Path) -> list[tuple[float, float]]:
-    return [(line["step"], line["loss"]) for line in read_metrics(folder) if "loss" in line]
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,7 @@ def start(directory, killed_at):
     """What a run said that kills itself in the evaluation after so many steps (0: never)."""
     return subprocess.run(
         [sys.executable, "-c", TOY, str(directory), str(killed_at)],
-        env=environment(XLA_FLAGS="--xla_cpu_use_fusion_emitters=false"),
+        env=environment(1),
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -3,7 +3,6 @@
 import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,7 +15,7 @@ from parallel.goodput import read_account
 from parallel.mesh import make_mesh
 from parallel.metrics import read_metrics
 from parallel.trainer import Run, train
-from tests.parallel.toy import OPTIMIZER, RULES, Denoiser, environment, position
+from tests.parallel.toy import OPTIMIZER, RULES, Denoiser, environment, free_port, position
 from tests.parallel.train_toy import CONFIG, POISONED, poisoned
 
 
@@ -47,15 +46,12 @@ class Job:
     """The toy's run as `count` processes."""
 
     def __init__(self, directory, *options, count=1):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        flags = "--xla_cpu_use_fusion_emitters=false"
+        port = free_port()
         self.processes = [
             subprocess.Popen(
                 [sys.executable, "-m", "tests.parallel.train_toy", str(directory), *options],
                 env=environment(
-                    XLA_FLAGS=flags,
+                    1,
                     CHILIAD_COORDINATOR=f"127.0.0.1:{port}",
                     CHILIAD_PROCESSES=str(count),
                     CHILIAD_RANK=str(index),

@@ -10,18 +10,13 @@ import pytest
 
 from models.checkpoints import digests
 from parallel import checkpoint
-from parallel.metrics import read_metrics
 from tests.parallel import train_often
-from tests.parallel.toy import environment
+from tests.parallel.toy import environment, losses
 
 PROGRAM = (sys.executable, "-m", "tests.parallel.train_often")
 STEPS_PER_KILL = 8
 AHEAD = 3  # batches made before the first step
 START_SECONDS = 5.0
-
-
-def losses(directory):
-    return [(line["step"], line["loss"]) for line in read_metrics(directory) if "loss" in line]
 
 
 def start(directory, steps, save_every=1):

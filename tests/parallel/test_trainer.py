@@ -12,7 +12,7 @@ from parallel import checkpoint
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.metrics import read_metrics
 from parallel.trainer import Run, TrainerConfig, train
-from tests.parallel.toy import OPTIMIZER, RULES, Denoiser, batches, fed, position
+from tests.parallel.toy import OPTIMIZER, RULES, Denoiser, batches, fed, losses, position
 
 MESH = make_mesh(MeshConfig(data=4, fsdp=2))
 CONFIG = TrainerConfig(steps=12, save_every=4, log_every=3)
@@ -22,10 +22,6 @@ def run(directory, config=CONFIG, source=batches, model=None, mesh=MESH, **optio
     where = Run(directory, config={"model": "toy"}, assets={})
     model = model or Denoiser()
     return train(model, RULES, source, position, where, config, OPTIMIZER, mesh=mesh, **options)
-
-
-def losses(directory):
-    return [(line["step"], line["loss"]) for line in read_metrics(directory) if "loss" in line]
 
 
 def failing_at(step, make=None):

@@ -1,8 +1,10 @@
 """A small real model and endless batches for it: a denoising MLP on packed states and actions."""
 
 import os
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,6 +13,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from models.inputs import Layout, PackedBatch, Sample, pack
+from parallel.metrics import read_metrics
 from parallel.optimizer import OptimizerConfig
 
 LAYOUT = Layout(
@@ -106,13 +109,29 @@ def position(step: int) -> Any:
     return {"next": step}
 
 
-def environment(**changes: str) -> dict[str, str]:
-    """That of this process, for a child: it shares the compilation cache."""
-    cache = {
+def losses(directory: Path) -> list[tuple[float, float]]:
+    """Step and loss of every step that a run logged."""
+    return [(line["step"], line["loss"]) for line in read_metrics(directory) if "loss" in line]
+
+
+def free_port() -> int:
+    """Of the loopback."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def environment(devices: int = 8, **changes: str) -> dict[str, str]:
+    """That of this process, for a child of so many devices: it shares the compilation cache, and
+    its compiler rounds alike."""
+    forced = "--xla_force_host_platform_device_count"
+    flags = [f for f in os.environ["XLA_FLAGS"].split() if forced not in f]
+    shared = {
+        "XLA_FLAGS": " ".join([*flags, f"{forced}={devices}"]),
         "JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
-    return {**os.environ, **cache, **changes}
+    return {**os.environ, **shared, **changes}
 
 
 def _linear(key: jax.Array, inputs: int, outputs: int) -> dict[str, jax.Array]:

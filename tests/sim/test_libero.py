@@ -2,6 +2,8 @@
 
 import json
 import subprocess
+from textwrap import dedent
+from typing import Any
 
 import numpy as np
 import pytest
@@ -89,18 +91,14 @@ def test_suites_that_are_unknown_or_incomplete_are_refused_with_those_that_are_w
 
 def test_prompts_are_the_published_ones_unless_the_suite_changes_the_words(python):
     """LIBERO's BDDL files say "pick the akita black bowl …", "open the middle layer …"."""
-    script = f"""
-import json, sys
-sys.path.append({str(SIMULATOR.parent)!r})
-from importlib.util import module_from_spec, spec_from_file_location
-spec = spec_from_file_location("simulator", {str(SIMULATOR)!r})
-libero = module_from_spec(spec)
-spec.loader.exec_module(libero)
-suites = ("libero_spatial", "libero_goal_swap", "libero_goal_lan", "libero_goal_task")
-print(json.dumps([next(iter(libero.instructions(suite).values())) for suite in suites]))
-"""
-    printed = subprocess.run([python, "-c", script], capture_output=True, text=True, check=True)
-    assert json.loads(printed.stdout) == [
+    prompts = answer(
+        python,
+        """
+        suites = ("libero_spatial", "libero_goal_swap", "libero_goal_lan", "libero_goal_task")
+        print(json.dumps([next(iter(libero.instructions(suite).values())) for suite in suites]))
+        """,
+    )
+    assert prompts == [
         "pick up the black bowl between the plate and the ramekin and place it on the plate",
         "open the middle drawer of the cabinet",
         "open the cabinet’s middle drawer",
@@ -153,19 +151,71 @@ def test_the_state_is_openpis_and_actions_move_the_hand(slots):
 
 def test_success_is_the_suites_own_predicate_and_ends_the_episode(python):
     """The stove's knob, turned by hand, turns it on."""
-    script = f"""
+    steps = answer(
+        python,
+        """
+        simulator = libero.Simulator("libero_goal", ["turn_on_the_stove"], 64)
+        simulator.reset("turn_on_the_stove", 0)
+        before = simulator.step(libero.NOTHING)
+        simulator.env.sim.data.set_joint_qpos("flat_stove_1_button", 1.0)
+        print(json.dumps([before, simulator.step(libero.NOTHING)]))
+        """,
+    )
+    assert steps == [[0.0, False, False, False], [1.0, True, False, True]]
+
+
+def test_what_is_seen_is_what_liberos_own_environment_observes(python):
+    """That one loads its scene anew at every reset and draws at every step."""
+    differences = answer(
+        python,
+        """
+        import numpy as np
+
+        suite = libero._benchmark("libero_object")
+        simulator = libero.Simulator("libero_object", [suite.get_task(0).name], 64)
+        simulator.reset(suite.get_task(0).name, 1)
+        simulator.step(libero.NOTHING)
+        simulator.reset(suite.get_task(0).name, 2)
+
+        from libero.libero.envs import OffScreenRenderEnv
+
+        env = OffScreenRenderEnv(
+            bddl_file_name=suite.get_task_bddl_file_path(0), camera_heights=64, camera_widths=64
+        )
+        env.seed(2)
+        env.reset()
+        env.set_init_state(suite.get_task_init_states(0)[2])
+        for action in [libero.NOTHING] * 10 + [(0.5, -0.5, 0.2, 0.1, 0.0, 0.3, 1.0)] * 5:
+            seen = env.step(action)[0]
+        for _ in range(5):
+            simulator.step(action)
+
+        images, state = simulator.observe()
+        cameras = ("agentview_image", "robot0_eye_in_hand_image")
+        theirs = np.stack([np.rot90(seen[camera], 2) for camera in cameras])
+        parts = np.concatenate([seen["robot0_eef_pos"], seen["robot0_gripper_qpos"]])
+        print(json.dumps([
+            int(np.abs(theirs.astype(int) - images).max()),
+            float(np.abs(parts - state[[0, 1, 2, 6, 7]]).max()),
+            float(images.std()),
+        ]))
+        """,
+    )
+    assert differences[:2] == [0, 0.0]
+    assert differences[2] > 10
+
+
+def answer(python, script: str) -> Any:
+    """What a script prints as JSON that runs beside LIBERO, with our simulator as `libero`."""
+    loaded = f"""
 import json, sys
-sys.path.append({str(SIMULATOR.parent)!r})
 from importlib.util import module_from_spec, spec_from_file_location
+sys.path.append({str(SIMULATOR.parent)!r})
 spec = spec_from_file_location("simulator", {str(SIMULATOR)!r})
 libero = module_from_spec(spec)
 spec.loader.exec_module(libero)
-simulator = libero.Simulator("libero_goal", ["turn_on_the_stove"], 64)
-simulator.reset("turn_on_the_stove", 0)
-before = simulator.step(libero.NOTHING)
-simulator.env.sim.data.set_joint_qpos("flat_stove_1_button", 1.0)
-print(json.dumps([before, simulator.step(libero.NOTHING)]))
 """
-    ran = subprocess.run([python, "-c", script], capture_output=True, text=True, check=False)
+    command = [python, "-c", loaded + dedent(script)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
-    assert json.loads(ran.stdout) == [[0.0, False, False, False], [1.0, True, False, True]]
+    return json.loads(ran.stdout)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from sim import child, processes
+from sim.evaluate import evaluate
 from sim.processes import Processes
 from sim.protocol import Outcome, Start
 from tests.sim import fragile
@@ -282,6 +283,31 @@ def _alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_evaluation_reruns_what_a_simulator_failed_in_and_any_number_of_slots_agree(tmp_path):
+    starts = [Start(task, seed) for task in ("calm", "crash", "raise") for seed in range(3)]
+
+    def homewards(observation, prompts, keys):
+        towards = np.clip(0.1 - observation.state, -1, 1)
+        return np.repeat(towards[:, None], 4, 1)
+
+    def evaluated(count, scars):
+        scars.mkdir(exist_ok=True)
+        with Processes(SIMULATOR, count, options={"scars": str(scars)}) as slots:
+            found = evaluate(slots, homewards, starts, execute=2, clips=1)
+            return found, sum(slots.restarts)
+
+    (several, crashes), (alone, _) = (
+        evaluated(3, tmp_path / "several"),
+        evaluated(1, tmp_path / "alone"),
+    )
+    assert several == alone
+    assert not several.failures
+    reruns = {episode.start: episode.reruns for episode in several.episodes}
+    assert reruns == {start: int(start.task != "calm") for start in starts}
+    assert crashes == 6
+    assert several.clips
 
 
 _PARENT = """

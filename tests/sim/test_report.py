@@ -12,6 +12,8 @@ import pytest
 
 from sim import charts
 from sim.evaluate import evaluate, evaluate_expert
+from sim.lanes import Lanes
+from sim.protocol import Start
 from sim.report import Report, render, write_report
 from sim.statistics import Rate
 from tests.sim.point_world import PointWorld, expert, idle_policy, seeing_policy
@@ -59,7 +61,8 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def report():
-    env, seeds = Hostile(), range(500, 524)
+    slots = Lanes(Hostile(), 24, expert)
+    starts = [Start("points", seed) for seed in range(500, 524)]
     rng = np.random.default_rng(0)
     metrics = [
         {
@@ -75,11 +78,11 @@ def report():
         title="A <b>run</b>",
         task="points",
         evaluations={
-            "trained": evaluate(env, seeing_policy, seeds, clips=4),
-            "untrained": evaluate(env, idle_policy, seeds, clips=1),
-            "expert": evaluate_expert(env, expert, seeds),
-            "wrong prompt": evaluate(env, seeing_policy, seeds, prompt_goal="other", clips=2),
-            "blank image": evaluate(env, seeing_policy, seeds, blank=True, clips=0),
+            "trained": evaluate(slots, seeing_policy, starts, clips=4),
+            "untrained": evaluate(slots, idle_policy, starts, clips=1),
+            "expert": evaluate_expert(slots, starts),
+            "wrong prompt": evaluate(slots, seeing_policy, starts, control="other prompt", clips=2),
+            "blank image": evaluate(slots, seeing_policy, starts, control="blank", clips=0),
         },
         metrics=metrics,
         fill={"prefix places": 0.981},

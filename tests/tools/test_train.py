@@ -1,7 +1,6 @@
 """`tools.train` on a dataset of ours: exact resume, any mesh, and errors that come first."""
 
 import json
-import os
 import re
 import shutil
 import signal
@@ -22,6 +21,7 @@ from models.checkpoints import own
 from models.config import from_json, to_json
 from parallel.mesh import MeshConfig
 from parallel.metrics import read_metrics
+from tests.parallel.toy import environment
 from tools import train
 from tools.presets import PRESETS, TINY, RunConfig, load_preset
 from tools.runs import load_config
@@ -208,8 +208,7 @@ def test_a_run_killed_while_it_trains_resumes_with_the_same_losses(dataset, tmp_
     def start(out: Path, *more: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "tools.train", f"--preset={preset}:MINE"]
         command += ["--data", str(dataset), "--out", str(out), "--data.workers", "1", *more]
-        one_device = {**os.environ, "XLA_FLAGS": ""}
-        return subprocess.Popen(command, env=one_device, stdout=subprocess.DEVNULL)
+        return subprocess.Popen(command, env=environment(1), stdout=subprocess.DEVNULL)
 
     assert start(tmp_path / "whole").wait() == 0
     killed = start(tmp_path / "killed")

@@ -26,6 +26,8 @@ from tools.bench import (
     plan,
     predict,
     recipe,
+    serve,
+    sim,
     start,
     stats,
 )
@@ -41,6 +43,8 @@ BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
     "plan": plan.run,
     "predict": predict.run,
     "recipe": recipe.run,
+    "serve": serve.run,
+    "sim": sim.run,
     "start": start.run,
     "stats": stats.run,
 }

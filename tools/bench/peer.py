@@ -4,7 +4,7 @@ of ours and of its alternate."""
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from subprocess import PIPE, Popen
 from typing import Any
@@ -31,7 +31,8 @@ def asking(
         assert back is not None
 
         def ask(**request: Any) -> dict[str, Any]:
-            print(json.dumps(request), file=to, flush=True)
+            with suppress(BrokenPipeError):
+                print(json.dumps(request), file=to, flush=True)
             answer = back.readline()
             if not answer:
                 raise ValueError(
@@ -43,4 +44,5 @@ def asking(
         try:
             yield ask
         finally:
-            to.close()
+            with suppress(BrokenPipeError):
+                to.close()
