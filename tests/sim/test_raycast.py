@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from sim import physics
+from sim.bodies import Bodies
 from sim.raycast import (
     Camera,
     Frames,
@@ -68,7 +69,7 @@ def tabletop() -> tuple[mujoco.MjModel, mujoco.MjData]:
     rest = (np.cos(0.3), 0, 0, np.sin(0.3))
     blocks = ((-0.1, 0.0, 0.02, *rest), (0.02, -0.03, 0.1, *tilt / np.linalg.norm(tilt)))
     qpos = np.concatenate(((0.0, 0.05, 0.05, 0.03, 0.02), *blocks, (0.1, 0.06, 0.02, 1, 0, 0, 0)))
-    model = physics.model()
+    model = physics.model(Bodies())
     return _at_rest(model, np.concatenate((qpos, model.qpos0[len(qpos) :])))
 
 
