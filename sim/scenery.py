@@ -59,6 +59,10 @@ class Randomisation:
                 )
 
 
+VARIED = Randomisation(distractors=2, colours=0.1, camera=0.02, light=0.3, shadows=True)
+"""Of the suite `tabletop_varied`."""
+
+
 class Scene(NamedTuple):
     """All that pictures show."""
 

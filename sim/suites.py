@@ -11,8 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
-from sim.protocol import Slots
+from jaxtyping import Array
+
+from sim.protocol import Environment, Slots, State
 
 ENTRY_POINTS = "chiliad.suites"
 """Group in which an installed package offers suites by name."""
@@ -85,8 +88,9 @@ def _installed(name: str) -> Suite:
     if not named:
         theirs = f", {sorted(offered.names)} of installed packages" if offered.names else ""
         raise ValueError(
-            f"Unknown suite '{name}'; choose tabletop, tabletop-TASK, metaworld, libero_spatial "
-            f"(_object, _goal, _10, _90, …), gym:ID of a gymnasium environment{theirs}, or give "
+            f"Unknown suite '{name}'; choose tabletop or tabletop_varied, arm (or one of their "
+            f"tasks, such as tabletop-lift), metaworld, libero_spatial (_object, _goal, _10, _90, …), "
+            f"gym:ID of a gymnasium environment{theirs}, or give "
             f"path/to/file.py:NAME of a Suite of yours."
         )
     if len(named) > 1:
@@ -105,24 +109,55 @@ def _installed(name: str) -> Suite:
 
 def _tabletop(name: str) -> Suite:
     from sim.experts import expert
+    from sim.scenery import CAMERAS, VARIED
     from sim.tabletop import EVAL_SEEDS, Tabletop
     from sim.tasks import TASKS
 
-    tasks = {f"tabletop-{task}": task for task in TASKS}
-    if name != "tabletop" and name not in tasks:
-        raise ValueError(f"Unknown suite '{name}'; choose one of {['tabletop', *tasks]}.")
+    def varied(task: str, size: int) -> Environment:
+        return Tabletop(task, size, tuple(CAMERAS), VARIED)
+
+    family = name.partition("-")[0]
+    makes: dict[str, Callable[[str, int], Environment]]
+    makes = {"tabletop": Tabletop, "tabletop_varied": varied}
+    if family not in makes:
+        raise ValueError(f"Unknown suite '{name}'; choose one of {list(makes)} and their tasks.")
+    return _in_lanes(name, family, tuple(TASKS), makes[family], expert, EVAL_SEEDS.start)
+
+
+def _arm(name: str) -> Suite:
+    from sim.arm import Arm
+    from sim.arm_tasks import TASKS
+    from sim.tabletop import EVAL_SEEDS
+
+    return _in_lanes(name, "arm", tuple(TASKS), Arm, Arm.expert, EVAL_SEEDS.start)
+
+
+def _in_lanes(
+    name: str,
+    family: str,
+    kinds: tuple[str, ...],
+    make: Callable[[str, int], Environment],
+    expert: Callable[[Any, State], Array],
+    first_seed: int,
+) -> Suite:
+    """A family of environments on this device, `family` with all tasks or `family-TASK`."""
+    tasks = {f"{family}-{kind}": kind for kind in kinds}
+    if name != family and name not in tasks:
+        raise ValueError(f"Unknown suite '{name}'; choose one of {[family, *tasks]}.")
 
     def open_lanes(chosen: tuple[str, ...], count: int, size: int) -> Slots:
         from sim.lanes import Lanes
 
-        return Lanes(Tabletop(tasks[chosen[0]], image_size=size), count, expert)
+        env = make(tasks[chosen[0]], size)
+        env.name = chosen[0]
+        return Lanes(env, count, expert)
 
     return Suite(
         name=name,
-        tasks=tuple(tasks) if name == "tabletop" else (name,),
+        tasks=tuple(tasks) if name == family else (name,),
         episodes=128,
         open=open_lanes,
-        first_seed=EVAL_SEEDS.start,
+        first_seed=first_seed,
         together=False,
         slots=128,
     )
@@ -153,6 +188,7 @@ def _libero(name: str) -> Suite:
 
 _FAMILIES: dict[str, Callable[[str], Suite]] = {
     "tabletop": _tabletop,
+    "arm": _arm,
     "metaworld": _metaworld,
     "libero": _libero,
     "gym": _gym,
