@@ -89,7 +89,7 @@ def _installed(name: str) -> Suite:
         theirs = f", {sorted(offered.names)} of installed packages" if offered.names else ""
         raise ValueError(
             f"Unknown suite '{name}'; choose tabletop or tabletop_varied, arm (or one of their "
-            f"tasks, such as tabletop-lift), metaworld, libero_spatial (_object, _goal, _10, _90, …), "
+            f"tasks: tabletop-lift), metaworld, libero_spatial (_object, _goal, _10, _90, …), "
             f"gym:ID of a gymnasium environment{theirs}, or give "
             f"path/to/file.py:NAME of a Suite of yours."
         )
