@@ -9,7 +9,6 @@ episodes that are worth showing.
 """
 
 import time
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -91,8 +90,7 @@ def evaluate(
             slots.send(slot, run.actions[-1])
 
     found = _acted(slots, starts, tell, control, progress, done, on_episode)
-    found = replace(found, seconds=tuple(seconds))
-    return _filmed(slots, found, clips, execute)
+    return filmed(slots, [replace(found, seconds=tuple(seconds))], [clips], execute)[0]
 
 
 def evaluate_expert(
@@ -117,7 +115,41 @@ def evaluate_expert(
             slots.demonstrate(slot, slots.spec.max_steps)
 
     found = _acted(slots, starts, tell, "own", progress, done, on_episode)
-    return _filmed(slots, found, clips, _FILMED_STEPS)
+    return filmed(slots, [found], [clips])[0]
+
+
+def filmed(
+    slots: Slots, found: Sequence[Evaluation], clips: Sequence[int], steps: int = _FILMED_STEPS
+) -> list[Evaluation]:
+    """Evaluations with clips of so many of their episodes each, failures among them if there are
+    any. Those of all are acted again together, `steps` at a time, by repeating their actions."""
+    shown = []
+    for evaluation, number in zip(found, clips, strict=True):
+        obeyed = [episode.obeyed for episode in evaluation.episodes]
+        named = [evaluation.goals.index(episode.named_goal) for episode in evaluation.episodes]
+        shown.append(choose(obeyed, named, number))
+
+    def tell(ready: dict[int, _Run]) -> None:
+        for slot, run in ready.items():
+            actions = found[run.place[0]].episodes[run.place[1]].actions
+            at = np.minimum(run.length + np.arange(steps), len(actions) - 1)
+            slots.send(slot, actions[at], film=True)
+
+    places = [(k, i) for k, chosen in enumerate(shown) for i in chosen]
+    runs = [_Run(found[k].episodes[i].start, place=(k, i)) for k, i in places]
+    films: dict[tuple[int, int], Clip] = {}
+    for run, error in _ended(slots, runs, tell):
+        like = found[run.place[0]].episodes[run.place[1]]
+        if error is None and (run.length, run.success) == (like.length, like.success):
+            films[run.place] = Clip(run.place[1], np.concatenate(run.film))
+    return [
+        replace(
+            evaluation,
+            clips=tuple(films[k, i] for i in chosen if (k, i) in films),
+            unrepeatable=sum((k, i) not in films for i in chosen),
+        )
+        for k, (evaluation, chosen) in enumerate(zip(found, shown, strict=True))
+    ]
 
 
 def _acted(
@@ -157,37 +189,13 @@ def _acted(
     )
 
 
-def _filmed(slots: Slots, found: Evaluation, clips: int, steps: int) -> Evaluation:
-    """With clips of episodes that are worth showing, acted again `steps` at a time."""
-    shown = choose(
-        [episode.obeyed for episode in found.episodes],
-        [found.goals.index(episode.named_goal) for episode in found.episodes],
-        clips,
-    )
-    repeated = {found.episodes[i].start: i for i in shown}
-
-    def tell(ready: dict[int, _Run]) -> None:
-        for slot, run in ready.items():
-            actions = found.episodes[repeated[run.start]].actions
-            at = np.minimum(run.length + np.arange(steps), len(actions) - 1)
-            slots.send(slot, actions[at], film=True)
-
-    films = {}
-    for run, error in _ended(slots, [_Run(found.episodes[i].start) for i in shown], tell):
-        i = repeated[run.start]
-        like = found.episodes[i]
-        if error is None and (run.length, run.success) == (like.length, like.success):
-            films[i] = Clip(i, np.concatenate(run.film))
-    kept = tuple(films[i] for i in shown if i in films)
-    return replace(found, clips=kept, unrepeatable=len(shown) - len(kept))
-
-
 @dataclass
 class _Run:
-    """An episode under way."""
+    """An episode under way; `place` is that of the episode it repeats, by evaluation."""
 
     start: Start
     control: Control = "own"
+    place: tuple[int, int] = (0, 0)
     reruns: int = 0
     observation: Observation | None = None
     goal: int = 0
@@ -207,7 +215,7 @@ class _Run:
     @property
     def key(self) -> tuple[int, int]:
         """Of the policy's next call."""
-        return zlib.crc32(f"{self.start.seed} {self.start.task}".encode()), self.length
+        return self.start.key(self.length)
 
     def add(self, outcome: Outcome, spec: Spec) -> None:
         """Takes note of the next outcome."""
@@ -229,13 +237,11 @@ class _Run:
 
     def _instruct(self, goal: int, spec: Spec) -> None:
         """What the prompt names, and a wording of it, both drawn from the seed."""
-        rng = np.random.default_rng(self.start.seed)
-        wording, shift = rng.random(), rng.random()
+        _, shift = np.random.default_rng(self.start.seed).random(2)
         others = len(spec.goals) - 1
         away = 1 + int(shift * others) if self.control == "other prompt" else 0
         self.goal, self.named = goal, (goal + away) % len(spec.goals)
-        wordings = spec.prompts[self.named]
-        self.prompt = wordings[int(wording * len(wordings))]
+        self.prompt = spec.wording(self.named, self.start.seed)
 
     def episode(self, spec: Spec) -> Episode:
         """What it came to."""
@@ -283,7 +289,7 @@ def _ended(
             del acting[outcome.slot]
             free.append(outcome.slot)
             if outcome.error is not None and run.reruns < RERUNS:
-                waiting.appendleft(_Run(run.start, run.control, run.reruns + 1))
+                waiting.appendleft(_Run(run.start, run.control, run.place, run.reruns + 1))
             else:
                 yield run, outcome.error
         if ready:

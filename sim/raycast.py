@@ -18,10 +18,9 @@ geoms, size, samples and shadows static.
 
 How far a ray goes and which face it meets are one integer, so that the nearest of all faces is a
 plain minimum: one fused loop, where separate results made XLA compute every box again for each; for
-the same reason light and colours are loops of their own. The
-geoms are turned into the camera's frame, not the rays into theirs, so that rays are constants of
-the program wherever cameras are. Several rays a pixel are averaged, so that an edge's place shows
-to less than a pixel.
+the same reason light and colours are loops of their own. Geoms are turned into the camera's frame,
+not rays into theirs, so that rays are constants of the program wherever cameras are. Several rays a
+pixel are averaged, so that an edge's place shows to less than a pixel.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,7 +33,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Int16, UInt8
 
-from sim.solids import Geom, Rays, geoms_of, normal, span
+from sim.cameras import Camera, Frames, Views, einsum, look_at, unit, views
+from sim.solids import Geom, Rays, enter, geoms_of, normal
 
 __all__ = [
     "Camera",
@@ -52,41 +52,7 @@ __all__ = [
 
 _LIGHT = np.array((-0.35, -0.5, 0.79), np.float32)
 _CLEAR = 1e-4
-"""Metres from a surface within which it casts no shadow on itself."""
-
-_einsum = partial(jnp.einsum, precision="highest")  # GPUs would round to 10 bits
-
-
-class Frames(NamedTuple):
-    """Where things are: origins, metres, and matrices whose columns are their axes."""
-
-    position: Float[Array | np.ndarray, "*n g 3"]
-    rotation: Float[Array | np.ndarray, "*n g 3 3"]
-
-    @classmethod
-    def of(cls, poses: Float[Array | np.ndarray, "*n g 7"]) -> "Frames":
-        """From positions and quaternions (w, x, y, z) of any length but 0."""
-        poses = jnp.asarray(poses)
-        return cls(poses[..., :3], _rotation(poses[..., 3:]))
-
-    def join(self, other: "Frames") -> "Frames":
-        """These and then others, of as many environments or, where one has no n, of all."""
-        n = np.broadcast_shapes(self.position.shape[:-2], other.position.shape[:-2])
-
-        def both(rank: int, *parts: Any) -> Array:
-            whole = [jnp.broadcast_to(x, (*n, *x.shape[-rank:])) for x in parts]
-            return jnp.concatenate(whole, -rank)
-
-        return Frames(
-            both(2, self.position, other.position), both(3, self.rotation, other.rotation)
-        )
-
-
-class Views(NamedTuple):
-    """Cameras: they look along their -z, x is right and y is up; `fovy` in degrees."""
-
-    frames: Frames
-    fovy: Float[Array | np.ndarray, "*n c"]
+"""Metres that a point may lie within a solid next to it, from rounding, and yet be shaded by it."""
 
 
 class Look(NamedTuple):
@@ -95,76 +61,10 @@ class Look(NamedTuple):
 
     colours: Float[Array | np.ndarray, "*n g 3"]
     light: Float[Array | np.ndarray, "*n 3"] = _LIGHT
-    """Unit direction towards the light."""
+    """Direction towards the light, of any length but 0."""
     ambient: Float[Array | np.ndarray, "*n"] = np.array(0.45, np.float32)
     sky: Float[Array | np.ndarray, "*n 3"] = np.array((0.62, 0.72, 0.82), np.float32)
     """What is seen where there is no geom."""
-
-
-@dataclass(frozen=True)
-class Camera:
-    """A pinhole camera; `fovy`, the angle of a picture's height, in degrees.
-
-    Position, target and up are the world's, or in the frame of body `on` of those given to `views`.
-
-    Raises:
-      ValueError: it looks along `up`.
-    """
-
-    position: tuple[float, float, float]
-    target: tuple[float, float, float]
-    fovy: float
-    on: int | None = None
-    up: tuple[float, float, float] = (0.0, 0.0, 1.0)
-    """What shows upwards in the picture."""
-
-    def __post_init__(self) -> None:
-        if np.linalg.norm(np.cross(np.subtract(self.target, self.position), self.up)) < 1e-6:
-            raise ValueError(
-                f"A camera at {self.position} looks at {self.target} along its up {self.up}, "
-                "expected another `up`, such as (0, 1, 0)."
-            )
-
-
-def look_at(
-    position: Float[Array | np.ndarray, "*n 3"],
-    target: Float[Array | np.ndarray, "*n 3"],
-    up: tuple[float, float, float] = (0.0, 0.0, 1.0),
-) -> Frames:
-    """Frames of cameras at positions that look at targets, neither of which lies along `up`."""
-    back = _unit(jnp.asarray(position, jnp.float32) - jnp.asarray(target, jnp.float32))
-    right = _unit(jnp.cross(jnp.asarray(up, jnp.float32), back))
-    axes = jnp.stack((right, jnp.cross(back, right), back), -1)
-    return Frames(jnp.broadcast_to(jnp.asarray(position, jnp.float32), back.shape), axes)
-
-
-def views(cameras: Sequence[Camera], bodies: Frames | None = None) -> Views:
-    """Where the cameras are, [c] if none is on a body, else [*n c] with the bodies' [*n b].
-
-    Raises:
-      ValueError: a camera is on a body, and there are none or fewer.
-    """
-    parts = []
-    for camera in cameras:
-        frame = look_at(np.array(camera.position), np.array(camera.target), camera.up)
-        if camera.on is not None:
-            count = 0 if bodies is None else bodies.position.shape[-2]
-            if bodies is None or not 0 <= camera.on < count:
-                raise ValueError(
-                    f"A camera is on body {camera.on} and {count} bodies are given to `views`; "
-                    "expected one of them."
-                )
-            turn = bodies.rotation[..., camera.on, :, :]
-            place = bodies.position[..., camera.on, :]
-            frame = Frames(
-                place + _einsum("...ij,j->...i", turn, frame.position),
-                _einsum("...ij,jk->...ik", turn, frame.rotation),
-            )
-        parts.append(Frames(frame.position[..., None, :], frame.rotation[..., None, :, :]))
-    frames = parts[0]
-    for part in parts[1:]:
-        frames = frames.join(part)
-    return Views(frames, np.array([camera.fovy for camera in cameras], np.float32))
 
 
 def pictures(
@@ -178,7 +78,11 @@ def pictures(
 ) -> UInt8[Array, "n c h w 3"]:
     """Shaded pictures of `size` (height, width) pixels from samples² rays a pixel; `shadows` sends
     one more ray to the light from where each meets a face. Planes cast none: they lie under all
-    else."""
+    else.
+
+    Raises:
+      ValueError: there is not one frame, or not one colour, for each geom.
+    """
     faces = _Faces.of(geoms)
     scenes, paints, cameras = _arranged(faces, size, frames, views, look)
     x, y = _grid(size, samples)
@@ -268,13 +172,13 @@ def _scene(faces: _Faces, aspect: float, frames: Frames, camera: Frames, fovy: A
     scale = np.array([geom.scale for geom in faces.geoms], np.float32)
     slope = jnp.tan(jnp.radians(fovy) / 2)
     lens = camera.rotation * jnp.stack((aspect * slope, slope, -jnp.ones_like(slope)))
-    start = _einsum("gji,gj->gi", frames.rotation, camera.position - frames.position)
-    turn = _einsum("gji,jk->gik", frames.rotation, lens)
+    start = einsum("gji,gj->gi", frames.rotation, camera.position - frames.position)
+    turn = einsum("gji,jk->gik", frames.rotation, lens)
     return _Scene(start / scale, turn / scale[:, :, None])
 
 
 def _paint(faces: _Faces, frames: Frames, look: Look) -> _Paint:
-    sun = _einsum("gji,j->gi", frames.rotation, look.light)
+    sun = einsum("gji,j->gi", frames.rotation, unit(look.light))
     squarely: list[Any] = []
     for geom, (x, y, z) in zip(faces.geoms, sun, strict=True):
         ends = {"box": (x, -x, y, -y, z, -z), "plane": (z,), "cylinder": (1 + 0 * z, z, -z)}
@@ -290,9 +194,9 @@ def _nearest(faces: _Faces, x: Any, y: Any, scene: _Scene) -> Int[Array, "*r"]:
     """The key of what each ray meets first."""
     nearest = jnp.full(x.shape, faces.key(jnp.float32(jnp.inf), faces.sky))
     for number, (geom, first) in enumerate(zip(faces.geoms, faces.firsts, strict=True)):
-        near, far, face = span(geom, scene.start[number], scene.rays(number, x, y))
-        hit = (near < far) & (near > 0)
-        nearest = jnp.where(hit, jnp.minimum(nearest, faces.key(near, first + face)), nearest)
+        distance, face, sure = enter(geom, scene.start[number], scene.rays(number, x, y))
+        nearer = jnp.minimum(nearest, faces.key(distance, first + face))
+        nearest = jnp.where(sure & (distance > 0), nearer, nearest)
     return nearest
 
 
@@ -310,8 +214,8 @@ def _direct(
             towards = sum(n * s for n, s in zip(normal(geom, at), sun[number], strict=True))
             direct = jnp.where(face == first, jnp.maximum(towards, 0), direct)
         if shadows and geom.kind != "plane":
-            near, far, _ = span(geom, at, sun[number] / np.array(geom.scale, np.float32))
-            shaded |= (near < far) & (far > _CLEAR)
+            entered, _, sure = enter(geom, at, sun[number] / np.array(geom.scale, np.float32))
+            shaded |= sure & (entered > -_CLEAR)
     return jnp.where(shaded, 0, direct)
 
 
@@ -328,7 +232,8 @@ def _shaded(
     shifts = np.array((0, 10, 20), np.int32)
 
     def look_up(colours: Float[Array, "f 3"]) -> list[Float[Array, "r p"]]:
-        packed = (jnp.round(4 * colours).astype(jnp.int32) << shifts).sum(-1)[face]
+        levels = jnp.round(4 * jnp.clip(colours, 0, 255)).astype(jnp.int32)
+        packed = (levels << shifts).sum(-1)[face]
         return [((packed >> shift) & 1023).astype(jnp.float32) for shift in shifts]
 
     channels = look_up(dark)
@@ -376,10 +281,11 @@ def _keys(
 
 
 def _each(function: Callable[..., Array], *frames: Any) -> Array:
-    """Of frame after frame on a CPU, which keeps its loops long and their operands in the cache."""
+    """Of frame after frame on a CPU, which keeps its loops long and their operands in the cache, of
+    all at once elsewhere; whoever uses it does not compute it again."""
     if jax.default_backend() == "cpu":
         return jax.lax.map(lambda frame: function(*frame), frames)
-    return jax.vmap(function)(*frames)
+    return jax.lax.optimization_barrier(jax.vmap(function)(*frames))
 
 
 def _grid(size: int | tuple[int, int], samples: int) -> tuple[Array, Array]:
@@ -397,20 +303,3 @@ def _grid(size: int | tuple[int, int], samples: int) -> tuple[Array, Array]:
 
 def _shape(size: int | tuple[int, int]) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else size
-
-
-def _unit(vector: Float[Array, "*n 3"]) -> Float[Array, "*n 3"]:
-    return vector / jnp.linalg.norm(vector, axis=-1, keepdims=True)
-
-
-def _rotation(quaternion: Float[Array, "*n 4"]) -> Float[Array, "*n 3 3"]:
-    """The matrix whose columns are the axes."""
-    w, x, y, z = jnp.moveaxis(
-        quaternion / jnp.linalg.norm(quaternion, axis=-1, keepdims=True), -1, 0
-    )
-    rows = (
-        (1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)),
-        (2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)),
-        (2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)),
-    )
-    return jnp.stack([jnp.stack(row, -1) for row in rows], -2)

@@ -10,6 +10,7 @@ if __name__ == "__main__":  # this file is not the package libero
     sys.path.append(sys.path.pop(0))
 
 import contextlib
+import gc
 import io
 import json
 from pathlib import Path
@@ -35,6 +36,12 @@ CAMERAS = {
     "observation.images.image2": "robot0_eye_in_hand",
 }
 """Keys of LeRobot's LIBERO datasets, and what the simulator calls the cameras."""
+
+_DRAWN = (
+    *("geom_xpos", "geom_xmat", "site_xpos", "site_xmat"),
+    *("cam_xpos", "cam_xmat", "light_xpos", "light_xdir"),
+)
+"""What a picture is drawn from, of MuJoCo's data."""
 
 
 class Simulator:
@@ -124,6 +131,8 @@ class Simulator:
 
         if self.env is not None:
             self.env.close()
+            self.env = None
+            gc.collect()  # a scene and its textures take more than a gigabyte
         self.env = OffScreenRenderEnv(
             bddl_file_name=self.files[goal],
             camera_heights=self.size,
@@ -158,7 +167,8 @@ def _draw_what_was_sampled(env: Any) -> None:
 
     @sensor(modality="moment")
     def moment(_: Any) -> float:
-        mujoco.mj_copyData(kept, model, data)
+        for name in _DRAWN:
+            getattr(kept, name)[:] = getattr(data, name)
         return 0.0
 
     env.add_observable(Observable("moment", moment, sampling_rate=env.control_freq, active=False))

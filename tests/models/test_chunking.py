@@ -1,7 +1,9 @@
 """Real-time chunking draws a chunk to the one before it: where, how strongly, and what it leaves
 alone."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -238,3 +240,21 @@ def test_groot_continues_in_its_own_units(tmp_path):
 def test_a_previous_chunk_that_does_not_fit_is_refused(previous, committed, message):
     with pytest.raises(ValueError, match=message):
         left_over(previous, committed, (1, 6, 2))
+
+
+def test_the_guide_drives_robots(policy):
+    guide = (Path(__file__).parents[2] / "docs" / "chunking.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    acted: list[np.ndarray] = []
+    policy = replace(policy, sizes=(1, 2))
+    found: dict = {"policy": policy, "observe": lambda: openpi(1)}
+    for block in blocks[1:]:  # the first loads a run
+        exec(block, found)
+    assert len(found["chunks"]) == 4
+    assert found["batcher"].statistics().items == 4
+    found["drive"](policy, found["observe"], acted.append, ticks=9)
+    first = policy.infer(openpi(1), keys=[(0, 0)])["actions"][0]
+    np.testing.assert_array_equal(acted[:3], first[:3])
+    second = policy.infer(openpi(1), keys=[(0, 2)], previous=[first[2:]], committed=1)["actions"]
+    np.testing.assert_array_equal(acted[3:5], second[0, 1:3])
+    assert len(acted) == 9

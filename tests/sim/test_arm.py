@@ -12,6 +12,8 @@ import pytest
 from sim import arm_control, arm_model, arm_physics
 from sim.arm import Arm
 from sim.arm_model import HOME, LIMITS, SPEEDS, STEP
+from sim.arm_tasks import LIFTED
+from sim.bodies import COLOURS
 from sim.tabletop import EVAL_SEEDS
 
 LANES = 32
@@ -23,7 +25,7 @@ def arms() -> dict[str, Arm]:
     """One per task and control; all share one compiled physics."""
     return {
         "lift": Arm("lift", lanes=LANES, image_size=32),
-        "reach": Arm("reach", lanes=LANES, image_size=32, control="joint"),
+        "joint": Arm("reach", lanes=LANES, image_size=32, control="joint"),
         "delta": Arm("reach", lanes=LANES, image_size=32, control="delta"),
     }
 
@@ -123,52 +125,196 @@ def test_commands_reach_random_poses_within_two_millimetres_inside_limits_and_sp
 def test_poses_rotations_and_their_vectors_are_inverse_to_each_other():
     rng = np.random.default_rng(0)
     actions = rng.uniform(-1, 1, (64, 6)).astype(np.float32)
-    poses = jax.vmap(arm_control.pose_of)(actions)
-    np.testing.assert_allclose(jax.vmap(arm_control.action_of)(poses), actions, atol=1e-5)
-    moved = jax.vmap(arm_control.moved_by)(poses, actions[::-1] * 0.01)
-    back = jax.vmap(arm_control.delta_between)(poses, moved)
-    np.testing.assert_allclose(back, actions[::-1] * 0.01, atol=1e-5)
+
+    @jax.jit
+    @jax.vmap
+    def round_trips(action):
+        pose, delta = arm_control.pose_of(action), 0.01 * action[::-1]
+        there = arm_control.moved_by(pose, delta)
+        return arm_control.action_of(pose), 100 * arm_control.delta_between(pose, there)[::-1]
+
+    for back in round_trips(actions):
+        np.testing.assert_allclose(back, actions, atol=1e-4)
     down = _matrix(arm_control.pose_of(jnp.zeros(6))[3:])
     np.testing.assert_allclose(down, np.diag((1, -1, -1)), atol=1e-6)
 
 
 def _swung(start: np.ndarray, count: int, steps: int) -> np.ndarray:
-    """Smooth joint targets [n, t, 8] within limits, the gripper opening and closing."""
+    """Smooth joint targets [n, t, 8] above the table, the gripper opening and closing."""
     rng = np.random.default_rng(0)
     time = np.arange(steps)[:, None] * STEP
-    rate, phase = rng.uniform(0.3, 1.2, (2, count, 1, 8))
-    wave = np.sin(2 * math.pi * rate * time * 0.5 + phase) - np.sin(phase)
-    wave[..., 1] = -np.abs(wave[..., 1])  # up, off the table
+    rate, phase = rng.uniform(0.15, 0.6, (2, count, 1, 8))
+    wave = np.sin(2 * math.pi * rate * time + phase) - np.sin(phase)
+    wave[..., 1] = -np.abs(wave[..., 1])  # up
     wave[..., 3] = np.abs(wave[..., 3])
     return (start[:, None] + 0.35 * wave).astype(np.float32)
 
 
-def test_joint_control_agrees_with_mujoco_to_two_milliradians_over_two_hundred_steps(arms):
-    env = arms["reach"]
+def _moved(env: Arm, state, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Targets of the servos and positions [t, n, …] after each step, no episode ending."""
+    physics, setpoints, positions = state.physics, [], []
+    for action in actions.swapaxes(0, 1):
+        setpoints.append(env._command(physics.setpoint, action))
+        physics = arm_physics.compiled_move()(physics, setpoints[-1])
+        positions.append(physics.position)
+    return np.asarray(setpoints), np.asarray(positions)
+
+
+def test_joint_control_agrees_with_mujoco_over_two_hundred_steps(arms):
+    env = arms["joint"]
     state = env.reset(SEEDS)
-    physics = state.physics
-    actions = _swung(np.asarray(physics.setpoint), LANES, 200)
-    setpoints = []
-    path = []
-    for t in range(200):
-        setpoint = env._command(physics.setpoint, actions[:, t])
-        physics = arm_physics.compiled_move()(physics, setpoint)
-        setpoints.append(np.asarray(setpoint))
-        path.append(np.asarray(physics.position))
-    model = arm_model.model()
+    actions = _swung(np.asarray(state.physics.setpoint), LANES, 200)
+    setpoints, path = _moved(env, state, actions)
+    assert np.ptp(path, axis=0)[:, :7].max(0).min() > 0.2, "every joint was moved"
+    model, substeps = arm_model.model(), arm_model.SUBSTEPS
     for i in range(4):
         data = mujoco.MjData(model)
         data.qpos[:] = np.asarray(state.physics.position)[i]
-        before = np.append(data.qpos[:7], [arm_model.OPEN] * 2)
-        for t in range(200):
-            finger = arm_model.OPEN * (1 - setpoints[t][i, 7])
-            after = np.append(setpoints[t][i, :7], (finger, finger))
-            for k in range(arm_model.SUBSTEPS):
-                data.ctrl[:] = before + (after - before) * ((k + 1) / arm_model.SUBSTEPS)
+        before = data.qpos[:9].copy()
+        for setpoint, position in zip(setpoints[:, i], path[:, i], strict=True):
+            after = np.append(setpoint[:7], [arm_model.OPEN * (1 - setpoint[7])] * 2)
+            for k in range(substeps):
+                data.ctrl[:] = before + (after - before) * ((k + 1) / substeps)
                 mujoco.mj_step(model, data)
             before = after
-            np.testing.assert_allclose(path[t][i, :7], data.qpos[:7], atol=2e-3)
-            np.testing.assert_allclose(path[t][i, 7:9], data.qpos[7:9], atol=1e-4)
-            np.testing.assert_allclose(path[t][i, 9:], data.qpos[9:], atol=2e-3)
-    moved = np.ptp(path, axis=0)[:, :7]
-    assert moved.max(0).min() > 0.2, "every joint was moved"
+            np.testing.assert_allclose(position[:7], data.qpos[:7], atol=2e-5)  # radians
+            np.testing.assert_allclose(position[7:9], data.qpos[7:9], atol=1e-6)  # metres
+            np.testing.assert_allclose(position[9:], data.qpos[9:], atol=5e-4)  # at rest
+
+
+def test_whatever_joints_are_told_the_arm_keeps_its_limits_and_speeds(arms):
+    env = arms["joint"]
+    state = env.reset(SEEDS)
+    wild = np.random.default_rng(0).uniform(-9, 9, (LANES, 3, 8)).repeat(20, 1)
+    wild[..., 1] = -9  # up, off the table
+    setpoints, path = _moved(env, state, wild.astype(np.float32))
+    joints, (low, high) = path[..., :7], LIMITS.T
+    targets = setpoints[..., :7]
+    assert np.all((targets > low - 1e-6) & (targets < high + 1e-6))
+    assert np.all((joints > low - 0.01) & (joints < high + 0.01))
+    assert np.abs(np.diff(targets, axis=0) / STEP / SPEEDS).max() < 1.0001
+    assert np.abs(np.diff(joints, axis=0) / STEP / SPEEDS).max() < 1.1
+    assert np.all((setpoints[..., 7] >= 0) & (setpoints[..., 7] <= 1))
+
+
+def test_poses_are_those_of_mujoco(arms):
+    state = arms["joint"].reset(SEEDS)
+    model = arm_model.model()
+    position = np.array(state.physics.position)
+    position[:, 7:9] = 0.013, 0.027
+    found = np.asarray(jax.jit(jax.vmap(arm_physics.poses))(position))
+    named = ("left", "right", *COLOURS)
+    geoms = [g for g in range(1, model.ngeom) if not model.geom(g).name]
+    geoms += [model.geom(name).id for name in named]
+    for i in range(4):
+        data = mujoco.MjData(model)
+        data.qpos[:] = position[i]
+        mujoco.mj_kinematics(model, data)
+        np.testing.assert_allclose(found[i, :, :3], data.geom_xpos[geoms], atol=1e-5)
+        turns = np.stack([_matrix(q) for q in found[i, :, 3:]])
+        np.testing.assert_allclose(turns, data.geom_xmat[geoms].reshape(-1, 3, 3), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["lift", "joint", "delta"])
+def test_experts_reach_the_goal_and_its_step_reports_it(arms, name):
+    env = arms[name]
+    state = env.reset(SEEDS)
+    low, high = np.array(env.action_range).T
+    over, success = np.zeros((2, LANES), bool)
+    for _ in range(env.max_steps):
+        action, goal = np.asarray(env.expert(state)), np.asarray(env.goal(state))
+        assert np.all((action >= low - 1e-5) & (action <= high + 1e-5))
+        state, happened = env.step_chunk(state, action[:, None])
+        done, out = np.asarray(happened.terminated)[:, 0], np.asarray(happened.truncated)[:, 0]
+        assert np.array_equal(np.asarray(happened.achieved)[np.arange(LANES), 0, goal], done)
+        assert np.array_equal(np.asarray(happened.reward)[:, 0], done)
+        assert not np.any(done & out)
+        if env.kind == "lift":
+            heights = np.asarray(happened.scene)[np.arange(LANES), 0, -3 + goal, 2]
+            assert np.array_equal(heights > LIFTED, done), "terminal scene, before the new start"
+        assert np.all(np.asarray(state.step)[done | out] == 0), "a fresh episode"
+        success |= done & ~over
+        over |= done | out
+        if over.all():
+            break
+    assert success.mean() >= 0.97
+
+
+def test_running_out_of_time_truncates_and_starts_afresh(arms):
+    env = arms["joint"]
+    start = env.reset(SEEDS)
+    late = start._replace(step=np.full(LANES, env.max_steps - 1, np.int32))
+    hold = np.asarray(start.physics.setpoint)[:, None]
+    state, happened = env.step_chunk(late, hold)
+    assert np.all(happened.truncated)
+    assert not np.any(happened.terminated)
+    assert np.array_equal(state.episode, np.ones(LANES))
+    assert np.array_equal(state.seed, start.seed)
+    before, after = np.asarray(start.physics.position), np.asarray(state.physics.position)
+    assert np.abs(after - before)[:, 9:].max(1).min() > 1e-3, "another draw"
+
+
+def test_an_episode_is_the_same_in_any_batch(arms):
+    env = arms["lift"]
+    rng = np.random.default_rng(0)
+    low, high = (0.3, -0.2, 0.1, 0, 0, -1, 0), (0.6, 0.2, 0.4, 0, 0, 1, 1)
+    actions = rng.uniform(low, high, (LANES + 3, 3, 7)).astype(np.float32)
+    seeds = np.arange(LANES + 3)
+    together = env.step_chunk(env.reset(seeds), actions)
+    seen = env.observe(together[0])
+    for i in (0, LANES + 2):
+        alone = env.step_chunk(env.reset(seeds[i : i + 1]), actions[i : i + 1])
+        assert _equal(alone, jax.tree.map(lambda x, i=i: x[i : i + 1], together))
+        assert _equal(env.observe(alone[0]), jax.tree.map(lambda x, i=i: x[i : i + 1], seen))
+    assert len(np.unique(np.asarray(env.reset(seeds).physics.position), axis=0)) == len(seeds)
+
+
+def test_a_traced_program_acts_and_sees_as_the_protocol_does(arms, monkeypatch):
+    def teleported(physics, setpoint):
+        arm = setpoint[:7], physics.position[7:]
+        return physics._replace(position=jnp.concatenate(arm), setpoint=setpoint)
+
+    monkeypatch.setattr(arm_physics, "moved", teleported)
+    monkeypatch.setattr(arm_physics, "compiled_move", lambda: jax.jit(jax.vmap(teleported)))
+    env = arms["lift"]
+    state = env.reset(SEEDS)
+    late = state._replace(step=np.full(LANES, env.max_steps - 2, np.int32))
+    actions = np.repeat(np.asarray(env.expert(state))[:, None], 4, 1)
+    both = jax.jit(env.pure_step)(late, actions), env.step_chunk(late, actions)
+    for traced, called in zip(*map(jax.tree.leaves, both), strict=True):
+        np.testing.assert_allclose(traced, called, atol=1e-5)
+    assert np.array_equal(np.asarray(both[0][1].truncated).sum(1), np.ones(LANES))
+    assert _equal(jax.jit(env.pure_reset)(np.asarray(SEEDS, np.uint32)), state)
+    assert _equal(jax.jit(env.pure_observe)(state).images, env.observe(state).images)
+
+
+def test_both_cameras_show_every_block_somewhere_and_the_wrist_moves_with_the_hand(arms):
+    env = arms["lift"]
+    state = env.reset(SEEDS)
+    seen = np.asarray(env.observe(state).images)
+    assert seen.shape == (LANES, 2, 32, 32, 3)
+    for block in range(3):
+        position = np.array(state.physics.position)
+        position[:, 11 + 7 * block] = -1.0  # under the table
+        moved = state._replace(physics=state.physics._replace(position=position))
+        changed = np.any(np.asarray(env.observe(moved).images) != seen, axis=(2, 3, 4))
+        assert changed[:, 0].all(), "the front camera sees each block"
+        assert changed[:, 1].any()
+    fingers = seen[:, 1, -4:].astype(int).sum(-1) < 160
+    assert fingers.any((1, 2)).all(), "dark at the lower edge wherever the hand is"
+
+
+def test_bad_tasks_controls_seeds_and_actions_are_named(arms):
+    with pytest.raises(ValueError, match="no arm task 'fly'"):
+        Arm("fly")
+    with pytest.raises(ValueError, match="no arm control 'torque'"):
+        Arm("lift", control="torque")
+    env = arms["lift"]
+    with pytest.raises(ValueError, match="arm-lift: seeds must lie in"):
+        env.reset(np.array([-1]))
+    actions = np.zeros((LANES, 2, 7))
+    actions[3, 1, 2] = np.nan
+    with pytest.raises(ValueError, match="action 'z' of environment 3 at step 1"):
+        env.step_chunk(env.reset(SEEDS), actions)
+    with pytest.raises(ValueError, match=r"shape \[32, steps, 7\], got \(32, 2, 8\)"):
+        env.step_chunk(env.reset(SEEDS), np.zeros((LANES, 2, 8)))

@@ -1,6 +1,7 @@
 """The policy server over a socket: what a good client gets, and that another's mistakes, haste or
 size cost nobody else anything."""
 
+import itertools
 import shutil
 import ssl
 import subprocess
@@ -94,6 +95,17 @@ def test_a_message_over_the_limit_ends_its_own_connection_alone():
         assert good.infer(observation(1))["actions"][0, 0] == 1
 
 
+def test_a_message_in_endless_fragments_ends_its_own_connection_alone():
+    with serving() as running, client(running.url) as good:
+        with client(running.url) as whole:
+            half = pack(observation(2))
+            whole.connection.send([half[:9], b"", half[9:]])
+            assert whole.receive()["actions"][0, 0] == 2
+        with client(running.url) as bad, pytest.raises(ConnectionClosed, match="256 fragments"):
+            bad.send(itertools.repeat(b"", 10_000))
+        assert good.infer(observation(1))["actions"][0, 0] == 1
+
+
 def test_who_asks_too_fast_is_told_and_others_are_not():
     with serving(limits=Limits(rate=0.001)) as running, client(running.url) as hasty:
         hasty.infer(observation(1))
@@ -139,8 +151,11 @@ def test_health_is_open_and_metrics_count_what_happened():
 
 
 def test_without_its_token_a_server_tells_only_that_it_is_alive():
-    with serving(token="grün") as running:
-        for headers in ({}, {"Authorization": "Bearer red"}, {"Authorization": "Basic grün"}):
+    with serving(token="green") as running:
+        for headers in (
+            *({}, {"Authorization": "Bearer red"}, {"Authorization": "Basic green"}),
+            *({"Authorization": "Bearer grün"}, {"Authorization": "green"}),
+        ):
             with (
                 pytest.raises(InvalidStatus, match="401"),
                 client(running.url, additional_headers=headers),
@@ -150,13 +165,20 @@ def test_without_its_token_a_server_tells_only_that_it_is_alive():
         assert get(f"{running.url}/metrics")[0] == 401
 
 
-@pytest.mark.parametrize("scheme", ["Bearer", "Api-Key"])
-def test_the_token_opens_the_server_to_openpis_clients_and_others(scheme):
+@pytest.mark.parametrize(
+    ("scheme", "token"), [("Bearer", "green"), ("Api-Key", "green"), ("Bearer", "grün")]
+)
+def test_the_token_opens_the_server_to_openpis_clients_and_others(scheme, token):
+    header = {"Authorization": f"{scheme} {token}"}
     with (
-        serving(token="green") as running,
-        client(running.url, additional_headers={"Authorization": f"{scheme} green"}) as robot,
+        serving(token=token) as running,
+        client(running.url, additional_headers=header) as robot,
     ):
         assert robot.infer(observation(1))["actions"][0, 0] == 1
+
+
+def test_the_token_opens_the_metrics():
+    with serving(token="green") as running:
         assert get(f"{running.url}/metrics", "green")[0] == 200
 
 

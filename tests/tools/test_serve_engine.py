@@ -22,7 +22,9 @@ from tests.tools.test_serve_client import NEEDS_CLIENT, visit
 from tools.presets import TINY
 from tools.serve import ServeConfig, run
 from tools.serving.engine import Engine
+from tools.serving.limits import Allowance
 from tools.serving.metrics import Metrics
+from tools.serving.session import Session
 
 CAMERAS = ("observation.images.front", "observation.images.wrist")
 SIZES = (4,)
@@ -214,3 +216,22 @@ def test_what_is_compiled_at_start_is_what_clients_with_fewer_cameras_need(polic
             seen = observation(0)
             one.infer({"image": seen["observation/front"], "state": [0] * 4, "prompt": "lift"})
         assert fresh._sample._cache_size() == compiled == 1
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"prompt": ""},
+        {"prompt": "Greif\tden\0 roten Würfel 🤖\n"},
+        {"observation/front": np.zeros((1, 1, 3), np.uint8)},
+        {"observation/front": np.zeros((1, 5000, 3), np.uint8)},
+        {"observation/state": np.full(4, 3e38)},
+        {"observation/state": np.arange(4, dtype=">i8")},
+    ],
+)
+def test_an_odd_observation_is_still_one(policy, changed):
+    with make_engine(policy) as engine:
+        session = Session(1, connection=None, allowance=Allowance(1), task=None)
+        request = engine.read({**observation(0), **changed}, session)
+    assert np.isfinite(request.sample.state).all()
+    assert request.sample.images[0].shape == (48, 48, 3)

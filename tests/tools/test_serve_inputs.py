@@ -1,5 +1,7 @@
 """Which spellings of an observation the policy server reads, and what it says of others."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -48,6 +50,17 @@ def test_pairs_name_what_an_openpi_client_sends():
 def test_pairs_that_name_no_camera_or_one_twice_are_refused(pairs, why):
     with pytest.raises(ValueError, match=why):
         inputs_of(ROBOT, True, pairs)
+
+
+def test_cameras_of_one_short_name_need_names_from_the_user():
+    twins = replace(ROBOT, cameras=("observation.images.front", "front"))
+    with pytest.raises(ValueError, match="--inputs"):
+        inputs_of(twins, reads_state=True)
+    pairs = ["left=observation.images.front", "right=front"]
+    assert inputs_of(twins, True, pairs).cameras == {
+        "left": "observation.images.front",
+        "right": "front",
+    }
 
 
 def test_a_policy_that_reads_no_state_expects_none():

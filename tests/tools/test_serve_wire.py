@@ -41,6 +41,7 @@ def test_what_is_no_number_is_not_packed(value):
         (msgpack.packb([1]), "a list; send a map"),
         (msgpack.packb({1: 2}), "not allowed for map key"),
         (msgpack.packb({b"a": 2}), "keys are text"),
+        (pack({"image." * 100: 1}), "at most 256 characters"),
         (b"\x81\xa1\xff\x01", "decode"),
         (b"\x91" * 5000, "too deeply"),
         (b"\x81\xa1a" * 6 + b"\x01", "more than 4 deep"),

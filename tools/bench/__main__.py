@@ -27,6 +27,7 @@ from tools.bench import (
     predict,
     recipe,
     serve,
+    sim,
     start,
     stats,
 )
@@ -43,6 +44,7 @@ BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
     "predict": predict.run,
     "recipe": recipe.run,
     "serve": serve.run,
+    "sim": sim.run,
     "start": start.run,
     "stats": stats.run,
 }

@@ -8,6 +8,7 @@ ask again as soon as they are answered, are a process of their own.
 import asyncio
 import json
 import sys
+import time
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -42,11 +43,11 @@ _STATE, _ACTIONS = 8, 7
 
 @dataclass(frozen=True)
 class Load:
-    """How many clients ask, for how many seconds in each round."""
+    """How many clients ask, and how often each of them in each round."""
 
     clients: int = 8
     rounds: int = 5
-    seconds: float = 6.0
+    requests: int = 5
 
 
 def run(console: Console, load: Load | None = None) -> dict[str, Any]:
@@ -86,7 +87,7 @@ async def _measure(policy: Policy, load: Load, console: Console) -> dict[str, An
     for name, server in served.items():
         console.print(f"Compiling: {name}")
         await server.start()
-    console.print(f"{load.clients} clients ask {load.rounds} times {load.seconds:g} s, in turn")
+    console.print(f"{load.clients} clients ask {load.rounds} times {load.requests} times")
     for _ in range(load.rounds):
         for server in served.values():
             await server.ask()
@@ -114,6 +115,7 @@ class _Served:
         self._engine = Engine(policy, Metrics(), deadline=_DEADLINE, capacity=load.clients)
         self._rates: list[float] = []
         self._took: list[float] = []
+        self._cpu = 0.0
 
     async def start(self) -> None:
         await asyncio.to_thread(self._engine.warm)
@@ -127,19 +129,22 @@ class _Served:
         """One round of all clients."""
         load, size = self._load, self._policy.model.config.image_size
         command = ["-m", "tools.serving.robots", self._url, "--robots", load.clients]
-        command += ["--seconds", load.seconds, "--size", size, "--prompt", _PROMPT]
+        command += ["--requests", load.requests, "--size", size, "--prompt", _PROMPT]
+        began = time.process_time()
         process = await asyncio.create_subprocess_exec(
             sys.executable, *map(str, command), stdout=asyncio.subprocess.PIPE
         )
         said, _ = await process.communicate()
         if process.returncode:
             raise ValueError(f"The clients of {self._url} ended with {process.returncode}.")
-        took = json.loads(said)
-        self._rates.append(len(took) / load.seconds)
-        self._took += took
+        told = json.loads(said)
+        self._rates.append(len(told["took"]) / told["seconds"])
+        self._took += told["took"]
+        self._cpu += time.process_time() - began
 
     async def stop(self) -> dict[str, Any]:
-        """Figures of all rounds: rates, latency percentiles (ms) and the batches' mean size."""
+        """Figures of all rounds: rates, latency percentiles (ms), what a request costs this process
+        (ms of a core), and the batches' mean size."""
         self._stop.set()
         await self._task
         self._engine.close()
@@ -151,6 +156,7 @@ class _Served:
             "p50_ms": p50,
             "p90_ms": p90,
             "p99_ms": p99,
+            "cpu_ms a request": self._cpu / len(self._took) * 1000,
             "rows a batch": sum(n * count for n, count in batches.items()) / sum(batches.values()),
         }
 

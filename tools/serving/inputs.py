@@ -53,9 +53,10 @@ class Inputs:
         missing = [key for key in needed if key not in given]
         unknown = [key for key in given if key not in needed and key not in CONTROLS]
         if missing or unknown:
+            wrong = [f"lacks {missing}"] if missing else []
+            wrong += [f"has unknown entries {unknown!s:.200}"] if unknown else []
             raise ValueError(
-                f"The observation lacks {missing} and has unknown entries {unknown!s:.200}; "
-                f"expected are {sorted(self.expected)}."
+                f"The observation {' and '.join(wrong)}; expected are {sorted(self.expected)}."
             )
         read: dict[str, Any] = {
             "image": {camera: _image(key, given[key]) for key, camera in self.cameras.items()},
@@ -84,10 +85,13 @@ def inputs_of(robot: Embodiment, reads_state: bool, pairs: Sequence[str] = ()) -
       ValueError: a pair names no camera of the robot, or two keys mean the same.
     """
     known = {name(camera): camera for camera in robot.cameras}
-    if len(known) < len(robot.cameras):
-        known = {camera: camera for camera in robot.cameras}
     dims = len(robot.state.offset) if reads_state else 0
     if not pairs:
+        if len(known) < len(robot.cameras) or known.keys() & {"state", "prompt", *CONTROLS}:
+            raise ValueError(
+                f"The cameras {list(robot.cameras)} cannot be told by their last parts; give each "
+                "a name with --inputs KEY=CAMERA."
+            )
         return Inputs(known, ("state",) if reads_state else (), dims)
     cameras: dict[str, str] = {}
     state: list[str] = []

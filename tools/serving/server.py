@@ -29,6 +29,8 @@ from tools.serving.wire import pack, unpack
 
 log = logging.getLogger(__name__)
 
+_FRAGMENTS = 256
+
 
 class Answers(Protocol):
     """A policy as the server sees it."""
@@ -92,6 +94,7 @@ class PolicyServer:
             origins=[None],
             max_size=self.limits.message_bytes,
             max_queue=1,
+            close_timeout=2,
             process_request=self._admit,
         ) as server:
             listening(server.sockets[0].getsockname()[1])
@@ -123,7 +126,8 @@ class PolicyServer:
             return True
         scheme, _, token = (presented[0] if len(presented) == 1 else "").partition(" ")
         known = scheme.lower() in ("bearer", "api-key")
-        return known & hmac.compare_digest(token.strip().encode(), self.token.encode())
+        sent = token.strip().encode(errors="surrogateescape")
+        return known & hmac.compare_digest(sent, self.token.encode())
 
     def _refusal(self) -> str | None:
         if self.draining:
@@ -147,7 +151,9 @@ class PolicyServer:
         try:
             await connection.send(pack(self.answers.metadata))
             while not self.draining:
-                message = await connection.recv()
+                message = await _receive(connection)
+                if message is None:
+                    return
                 session.busy = True
                 await connection.send(await self._answer(message, session))
                 session.busy = False
@@ -218,3 +224,16 @@ class PolicyServer:
         if late:
             log.warning("%d clients were cut off with a request in flight", len(late))
         return len(late)
+
+
+async def _receive(connection: ServerConnection) -> bytes | str | None:
+    """The next message. None, and the connection closed, if it comes in too many fragments: empty
+    ones count for no limit on size, and would fill the memory."""
+    parts: list[Any] = []
+    async for part in connection.recv_streaming():
+        parts.append(part)
+        if len(parts) > _FRAGMENTS:
+            why = f"A message has more than {_FRAGMENTS} fragments."
+            await connection.close(CloseCode.MESSAGE_TOO_BIG, why)
+            return None
+    return parts[0] if len(parts) == 1 else type(parts[0])().join(parts)

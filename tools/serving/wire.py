@@ -14,8 +14,9 @@ import msgpack
 import numpy as np
 
 _NUMBERS = re.compile(r"[<>|=]?(b1|[iu][1248]|f[248])")
-_CONTAINERS, _LENGTH, _DIMS, _DEPTH = 256, 256, 4, 4
-"""Maps and lists in a message, entries of each, dims of an array, and maps within maps."""
+_CONTAINERS, _LENGTH, _KEY, _DIMS, _DEPTH = 256, 256, 256, 4, 4
+"""Maps and lists in a message, entries of each, a key's characters, an array's dims, and maps
+within maps."""
 
 
 def pack(message: Mapping[str, Any]) -> bytes:
@@ -85,8 +86,10 @@ def _check_keys(content: dict[Any, Any], depth: int) -> None:
     if depth > _DEPTH:
         raise ValueError(f"The message nests maps more than {_DEPTH} deep.")
     for key, value in content.items():
-        if not isinstance(key, str):
-            raise ValueError(f"The message has the key {key!r:.40}; keys are text.")
+        if not isinstance(key, str) or len(key) > _KEY:
+            raise ValueError(
+                f"The message has the key {key!r:.40}; keys are text of at most {_KEY} characters."
+            )
         if isinstance(value, dict):
             _check_keys(value, depth + 1)
 
