@@ -7,15 +7,14 @@ point of the group "chiliad.suites" in a package of theirs, as presets are.
 import os
 import re
 import runpy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from jaxtyping import Array
-
-from sim.protocol import Environment, Slots, State
+from sim.protocol import Environment, Slots
 
 ENTRY_POINTS = "chiliad.suites"
 """Group in which an installed package offers suites by name."""
@@ -54,8 +53,9 @@ class Suite:
 
 
 def load_suite(name: str) -> Suite:
-    """A suite by name: one of ours (`tabletop`, `tabletop-lift`, `metaworld`, `libero_spatial`,
-    `gym:CartPole-v1`, …), `path/to/file.py:NAME`, or an entry point of an installed package.
+    """A suite by name: one of ours (`tabletop`, `tabletop-lift`, `arm-lift`, `metaworld`,
+    `libero_spatial`, `gym:CartPole-v1`, …), `path/to/file.py:NAME`, or an entry point of an
+    installed package.
 
     Raises:
       ValueError: there is no suite of that name, or what has the name is no `Suite`.
@@ -110,54 +110,53 @@ def _installed(name: str) -> Suite:
 def _tabletop(name: str) -> Suite:
     from sim.experts import expert
     from sim.scenery import CAMERAS, VARIED
-    from sim.tabletop import EVAL_SEEDS, Tabletop
+    from sim.tabletop import Tabletop
     from sim.tasks import TASKS
 
-    def varied(task: str, size: int) -> Environment:
-        return Tabletop(task, size, tuple(CAMERAS), VARIED)
-
-    family = name.partition("-")[0]
-    makes: dict[str, Callable[[str, int], Environment]]
-    makes = {"tabletop": Tabletop, "tabletop_varied": varied}
-    if family not in makes:
-        raise ValueError(f"Unknown suite '{name}'; choose one of {list(makes)} and their tasks.")
-    return _in_lanes(name, family, tuple(TASKS), makes[family], expert, EVAL_SEEDS.start)
+    usual = {f"tabletop-{task}": partial(Tabletop, task) for task in TASKS}
+    varied = {
+        f"tabletop_varied-{task}": partial(Tabletop, task, cameras=tuple(CAMERAS), random=VARIED)
+        for task in TASKS
+    }
+    families = {"tabletop": tuple(usual), "tabletop_varied": tuple(varied)}
+    return _on_device(name, families, usual | varied, expert)
 
 
 def _arm(name: str) -> Suite:
-    from sim.arm import Arm
+    from sim.arm import Arm, named
+    from sim.arm_physics import CONTROLS
     from sim.arm_tasks import TASKS
+
+    made = {named(t, c): partial(Arm, t, control=c) for c in CONTROLS for t in TASKS}
+    return _on_device(name, {"arm": tuple(named(t) for t in TASKS)}, made, Arm.expert)
+
+
+def _on_device(
+    name: str,
+    families: Mapping[str, tuple[str, ...]],
+    made: Mapping[str, Callable[..., Environment]],
+    expert: Callable[[Any, Any], Any],
+) -> Suite:
+    """Several tasks by a family's name, or one by its own; `made` makes each task's environment."""
     from sim.tabletop import EVAL_SEEDS
 
-    return _in_lanes(name, "arm", tuple(TASKS), Arm, Arm.expert, EVAL_SEEDS.start)
-
-
-def _in_lanes(
-    name: str,
-    family: str,
-    kinds: tuple[str, ...],
-    make: Callable[[str, int], Environment],
-    expert: Callable[[Any, State], Array],
-    first_seed: int,
-) -> Suite:
-    """A family of environments on this device, `family` with all tasks or `family-TASK`."""
-    tasks = {f"{family}-{kind}": kind for kind in kinds}
-    if name != family and name not in tasks:
-        raise ValueError(f"Unknown suite '{name}'; choose one of {[family, *tasks]}.")
+    known = {**families, **{task: (task,) for task in made}}
+    if name not in known:
+        raise ValueError(f"Unknown suite '{name}'; choose one of {list(known)}.")
 
     def open_lanes(chosen: tuple[str, ...], count: int, size: int) -> Slots:
         from sim.lanes import Lanes
 
-        env = make(tasks[chosen[0]], size)
+        env = made[chosen[0]](image_size=size)
         env.name = chosen[0]
         return Lanes(env, count, expert)
 
     return Suite(
         name=name,
-        tasks=tuple(tasks) if name == family else (name,),
+        tasks=known[name],
         episodes=128,
         open=open_lanes,
-        first_seed=first_seed,
+        first_seed=EVAL_SEEDS.start,
         together=False,
         slots=128,
     )
@@ -187,8 +186,8 @@ def _libero(name: str) -> Suite:
 
 
 _FAMILIES: dict[str, Callable[[str], Suite]] = {
-    "tabletop": _tabletop,
     "arm": _arm,
+    "tabletop": _tabletop,
     "metaworld": _metaworld,
     "libero": _libero,
     "gym": _gym,
