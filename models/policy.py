@@ -320,6 +320,17 @@ class Policy:
             parts.append(np.asarray(self._sample(self.params, *given))[:rows, 0])
         return np.concatenate(parts)
 
+    def varied(self, params: Any = None, sizes: tuple[int, ...] | None = None) -> "Policy":
+        """The same with other parameters of equal shapes, or other sizes; what was compiled stays
+        so."""
+        other = replace(
+            self,
+            params=self.params if params is None else params,
+            sizes=self.sizes if sizes is None else sizes,
+        )
+        vars(other).update({name: getattr(self, name) for name in ("_sample", "_error")})
+        return other
+
     @cached_property
     def _sample(self) -> Any:
         @jax.jit

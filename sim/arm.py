@@ -15,11 +15,10 @@ import numpy as np
 from jaxtyping import Array, Float, Int, UInt8, UInt32
 
 from sim import arm_control, arm_physics
-from sim.arm_model import FINGER, HAND, HOME, SHAPES, STEP
+from sim.arm_model import BLOCK, FINGER, HAND, HOME, SHAPES, STEP
 from sim.arm_physics import CONTROLS, ArmPhysics, Control, action_names, action_range
 from sim.arm_tasks import TASKS, in_columns, translated
 from sim.groups import checked_actions, checked_seeds, in_groups
-from sim.physics import BLOCK
 from sim.protocol import Observation, Transition
 from sim.raycast import Camera, Frames, Geom, Look, pictures, views
 

@@ -4,6 +4,7 @@ A user's own suite is a `Suite` in a file of theirs (`--suite path/to/file.py:NA
 point of the group "chiliad.suites" in a package of theirs, as presets are.
 """
 
+import os
 import re
 import runpy
 from collections.abc import Callable
@@ -32,6 +33,21 @@ class Suite:
     together: bool = True
     slots: int | None = None
     """How many at a time suit it; one for each core if None."""
+
+    def groups(self, tasks: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+        """Those of these tasks (all, if none are named) that share slots together.
+
+        Raises:
+          ValueError: there is no such task.
+        """
+        if unknown := [task for task in tasks if task not in self.tasks]:
+            raise ValueError(f"Suite '{self.name}' has no task {unknown}, only {list(self.tasks)}.")
+        tasks = tasks or self.tasks
+        return [tasks] if self.together else [(task,) for task in tasks]
+
+    def count(self, asked: int | None, episodes: int) -> int:
+        """Slots to open for so many episodes, if the user asked for so many or for none."""
+        return min(asked or self.slots or os.cpu_count() or 1, episodes)
 
 
 def load_suite(name: str) -> Suite:

@@ -13,7 +13,7 @@ import json
 import sys
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import tyro
 from rich.console import Console
 
 from models import Policy, load_policy
-from models.checkpoints import digests
+from models.checkpoints import digests, own
 from models.config import to_json
 from parallel.checkpoint import find
 from parallel.metrics import read_metrics
@@ -31,7 +31,7 @@ from sim.report import Report, write_report
 from sim.results import Evaluation, compared
 from sim.suites import load_suite
 from tools.conditions import Beside, Condition, conditions, evaluate_all
-from tools.runs import load_config, versions
+from tools.runs import versions
 
 _JOURNAL = "episodes.jsonl"
 
@@ -95,6 +95,7 @@ def run(config: EvaluateConfig, console: Console) -> dict[str, Evaluation]:
     (config.out / "evaluation.json").write_text(json.dumps(summary, indent=2) + "\n")
     trained = _config_of(config.checkpoint, policy)
     report = report_of(config.suite, results, _run_folder(config.checkpoint), trained)
+    report = replace(report, comparisons={"compared": pairs} if pairs else {})
     write_report(config.out / "report.html", report)
     if pairs:
         console.print(f"{config.checkpoint} less {config.compare}: {pairs}")
@@ -146,7 +147,7 @@ def _run_folder(checkpoint: Path) -> Path | None:
 
 def _config_of(checkpoint: Path, policy: Policy) -> Mapping[str, Any]:
     if _is_own(checkpoint):
-        return to_json(load_config(checkpoint))
+        return own.read_json(checkpoint, "config")
     return {"model": to_json(policy.model.config)}
 
 

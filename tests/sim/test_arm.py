@@ -13,8 +13,8 @@ from sim import arm_control, arm_model, arm_physics
 from sim.arm import Arm
 from sim.arm_model import HOME, LIMITS, SPEEDS, STEP
 from sim.arm_tasks import LIFTED
-from sim.physics import COLOURS
 from sim.tabletop import EVAL_SEEDS
+from sim.tasks import COLOURS
 
 LANES = 32
 SEEDS = EVAL_SEEDS[:LANES]

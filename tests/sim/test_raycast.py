@@ -26,7 +26,6 @@ from sim.raycast import (
     segmentation,
     views,
 )
-from sim.tabletop import FRONT
 
 WITHOUT = (
     "MuJoCo renders neither with OSMesa nor with EGL here; on Debian: "
@@ -50,6 +49,7 @@ SOLIDS = """
 ABOVE = Camera((0.15, -0.75, 0.75), (0.0, 0.03, 0.05), 38.0)
 LOW = Camera((0.6, -0.6, 0.12), (0.0, 0.0, 0.12), 50.0)
 """Sees above the horizon."""
+FRONT = Camera((0.0, -0.42, 0.62), (0.0, 0.06, 0.02), 32.0)
 LIGHT = np.array((-0.35, -0.5, 0.79), np.float32) / np.linalg.norm((-0.35, -0.5, 0.79))
 GREY = 0.5
 

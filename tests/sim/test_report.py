@@ -15,7 +15,8 @@ from sim.evaluate import evaluate, evaluate_expert
 from sim.lanes import Lanes
 from sim.protocol import Start
 from sim.report import Report, render, write_report
-from sim.statistics import Rate
+from sim.results import Failure, joined
+from sim.statistics import Paired, Rate
 from tests.sim.point_world import PointWorld, expert, idle_policy, seeing_policy
 
 VOID = {"meta", "rect", "line", "circle", "path", "polyline"}
@@ -182,6 +183,34 @@ def test_a_failed_write_leaves_the_old_report(report, tmp_path):
         write_report(path, replace(report, title="\ud800"))
     assert path.read_text(encoding="utf-8") == render(report)
     assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_tasks_comparisons_and_failures_are_tabled(report):
+    class Other(PointWorld):
+        name = "<other>"
+
+    starts = [Start("<other>", seed) for seed in range(4)]
+    other = evaluate(Lanes(Other(), 4), idle_policy, starts, clips=0)
+    main = report.evaluations["trained"]
+    both = joined([replace(main, clips=()), other], "suite")
+    lost = Failure("<other>", 77, "it <fell>", 3)
+    both = replace(both, failures=(lost,), unrepeatable=2)
+    pairs = Paired(20, 9, 3, 8)
+    text = Page(
+        render(replace(report, evaluations={"trained": both}, comparisons={"compared": pairs}))
+    ).text.replace("\u00a0", " ")
+    assert "Success by task" in text
+    assert "<other>" in text
+    assert "0/4" in text
+    assert "trained − compared" in text
+    assert f"{100 * pairs.difference:+.1f}" in text
+    assert f"{pairs.p_value:.3g}" in text
+    assert "<other>, seed 77, was given up and is not counted: it <fell>" in text
+    assert "3 reruns after failures of the simulator" in text
+    assert "2 videos are left out" in text
+    bare = Page(render(report)).text
+    for absent in ("Paired comparison", "Success by task", "given up", "left out, as"):
+        assert absent not in bare
 
 
 def test_a_report_without_training_has_no_empty_sections(report):

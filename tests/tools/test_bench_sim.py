@@ -7,9 +7,9 @@ import pytest
 
 from sim import physics
 from sim.protocol import Observation, Outcome, Spec
+from sim.raycast import Camera
 from sim.simulators.offscreen import choose_renderer
 from sim.suites import Suite
-from sim.tabletop import FRONT
 from tools.bench import sim
 from tools.bench.sim import Backend
 
@@ -30,7 +30,8 @@ def test_c_mujoco_and_its_renderer_do_the_same_scene_as_ours(monkeypatch):
         pytest.skip(str(missing))
     monkeypatch.setattr(sim, "_SECONDS", 0.05)
     model = physics.model()
-    backend = Backend(None, None, lambda: model, physics.SUBSTEPS, FRONT)
+    front = Camera((0.0, -0.42, 0.62), (0.0, 0.06, 0.02), 32.0)
+    backend = Backend(None, None, lambda: model, physics.SUBSTEPS, front)
     qpos = np.repeat(model.qpos0[None], 2, 0).astype(np.float32)
     rolled = sim.rollouts(backend, qpos, (1, 3))
     assert set(rolled) == {"1", "3"}

@@ -24,7 +24,6 @@ from parallel.metrics import read_metrics
 from tests.parallel.toy import environment
 from tools import train
 from tools.presets import PRESETS, TINY, RunConfig, load_preset
-from tools.runs import load_config
 
 QUIET = Console(quiet=True)
 MODEL = replace(
@@ -114,7 +113,7 @@ def test_a_run_leaves_config_metrics_held_out_figures_and_checkpoints(finished):
     measured = [row for row in read_metrics(finished) if "val_loss" in row]
     assert len(measured) == 2
     assert all(row["val_mean_action_mse"] > 0 for row in measured)
-    assert load_config(finished) == SMALL
+    assert from_json(RunConfig, own.read_json(finished, "config")) == SMALL
     ((name, stats),) = own.read_json(finished, "assets")["statistics"].items()
     assert name == load_policy(finished).processor.embodiments[0].name
     assert len(stats["state"]["q01"]) == 3
