@@ -12,9 +12,10 @@ import json
 import time
 from collections.abc import Callable
 from functools import partial
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from runpy import run_path
 from statistics import median
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -24,7 +25,7 @@ _LOOKS = (1, 5, 10)
 
 def main(script: Path) -> None:
     sys.path.append(str(script.parent))
-    ours = SourceFileLoader("simulator", str(script)).load_module()
+    ours = SimpleNamespace(**run_path(str(script)))
     task = ours.describe(_SUITE)["tasks"][0]
     simulator = ours.Simulator(_SUITE, [task], _SIZE)
     simulator.reset(task, 0)
