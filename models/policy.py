@@ -47,8 +47,9 @@ class Policy:
 
     GR00T's checkpoints come without a processor; their policies take the model's own inputs.
 
-    Two batches of one size and text length give a row the same chunk whatever stands beside it.
-    Others differ by rounding; with a single size, such as `sizes=(32,)`, sizes make no difference.
+    Two batches of one size and text length, both with chunks to continue or both without, give a
+    row the same chunk whatever stands beside it; others differ by rounding. With a single size,
+    such as `sizes=(32,)`, the number of rows makes no difference.
     """
 
     model: Pi | Groot
@@ -318,6 +319,17 @@ class Policy:
                 given = jax.tree.map(lambda x, at=at: np.asarray(x)[at], given)
             parts.append(np.asarray(self._sample(self.params, *given))[:rows, 0])
         return np.concatenate(parts)
+
+    def varied(self, params: Any = None, sizes: tuple[int, ...] | None = None) -> "Policy":
+        """The same with other parameters of equal shapes, or other sizes; what was compiled stays
+        so."""
+        other = replace(
+            self,
+            params=self.params if params is None else params,
+            sizes=self.sizes if sizes is None else sizes,
+        )
+        vars(other).update({name: getattr(self, name) for name in ("_sample", "_error")})
+        return other
 
     @cached_property
     def _sample(self) -> Any:

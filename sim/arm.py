@@ -15,11 +15,10 @@ import numpy as np
 from jaxtyping import Array, Float, Int, UInt8, UInt32
 
 from sim import arm_control, arm_physics
-from sim.arm_model import FINGER, HAND, HOME, SHAPES, STEP
+from sim.arm_model import BLOCK, FINGER, HAND, HOME, SHAPES, STEP
 from sim.arm_physics import CONTROLS, ArmPhysics, Control, action_names, action_range
 from sim.arm_tasks import TASKS, in_columns, translated
 from sim.groups import checked_actions, checked_seeds, in_groups
-from sim.physics import BLOCK
 from sim.protocol import Observation, Transition
 from sim.raycast import Camera, Frames, Geom, Look, pictures, views
 
@@ -103,7 +102,7 @@ class Arm:
                 f"There is no arm control '{control}', expected one of {list(CONTROLS)}."
             )
         self.task = TASKS[task]
-        self.name = f"arm-{task}"
+        self.name = named(task, control)
         self.kind = task
         self.control: Control = control
         self.image_size = image_size
@@ -164,8 +163,11 @@ class Arm:
         """Pictures [N, 2, image_size, image_size, 3] of front and wrist, and proprioception
         [N, 15]: joints (radians), fingers (metres from the middle), tip (metres, and rotation
         vector from pointing straight down)."""
-        felt = in_groups(_felt, self.lanes, state.physics)
-        return Observation(self.pictures(self.scene(state)), jnp.asarray(felt))
+        return Observation(self.pictures(self.scene(state)), self.proprioception(state))
+
+    def proprioception(self, state: ArmState) -> Float[Array, "n 15"]:
+        """`observe` without pictures."""
+        return jnp.asarray(in_groups(_felt, self.lanes, state.physics))
 
     def pictures(self, scene: Float[np.ndarray | Array, "n 16 7"]) -> UInt8[Array, "n 2 h w 3"]:
         """What the cameras see of each scene, as in `observe`."""
@@ -252,6 +254,11 @@ class Arm:
             state=proprioception(moved),
             scene=_placed(moved.position),
         )
+
+
+def named(task: str, control: Control = "pose") -> str:
+    """The environment's name: "arm-lift", "arm-lift-delta", "arm-lift-joint"."""
+    return f"arm-{task}" if control == "pose" else f"arm-{task}-{control}"
 
 
 def proprioception(moved: ArmPhysics) -> Float[Array, "n 15"]:

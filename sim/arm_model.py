@@ -14,7 +14,7 @@ from functools import cache
 import mujoco
 import numpy as np
 
-from sim.physics import BLOCK, COLOURS
+from sim.bodies import COLOURS
 from sim.solids import Kind
 
 TIMESTEP = 0.01
@@ -60,6 +60,8 @@ TORQUES = (87, 87, 87, 87, 12, 12, 12)
 HOME = np.array((0.0, -0.2754, 0.0, -2.5895, 0.0, 2.3142, 0.7854))
 """Joints at which the gripper points straight down, 42 cm ahead and 25 cm up, radians."""
 
+BLOCK = 0.02
+"""Half an edge of a block, metres."""
 OPEN = 0.04
 """How far each finger is from the middle when the gripper is open, metres."""
 FINGER_SPEED = 0.05

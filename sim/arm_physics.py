@@ -17,6 +17,7 @@ from jaxtyping import Array, Float
 from sim import arm_control
 from sim.arm_control import multiply, rotate
 from sim.arm_model import (
+    BLOCK,
     FINGER,
     FINGER_HEIGHT,
     FINGER_SPEED,
@@ -29,7 +30,7 @@ from sim.arm_model import (
     SUBSTEPS,
     model,
 )
-from sim.physics import BLOCK, mjx
+from sim.physics import mjx
 
 Control = Literal["pose", "delta", "joint"]
 CONTROLS: tuple[Control, ...] = get_args(Control)

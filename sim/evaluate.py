@@ -9,7 +9,6 @@ episodes that are worth showing.
 """
 
 import time
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -216,7 +215,7 @@ class _Run:
     @property
     def key(self) -> tuple[int, int]:
         """Of the policy's next call."""
-        return zlib.crc32(f"{self.start.seed} {self.start.task}".encode()), self.length
+        return self.start.key(self.length)
 
     def add(self, outcome: Outcome, spec: Spec) -> None:
         """Takes note of the next outcome."""
@@ -238,13 +237,11 @@ class _Run:
 
     def _instruct(self, goal: int, spec: Spec) -> None:
         """What the prompt names, and a wording of it, both drawn from the seed."""
-        rng = np.random.default_rng(self.start.seed)
-        wording, shift = rng.random(), rng.random()
+        _, shift = np.random.default_rng(self.start.seed).random(2)
         others = len(spec.goals) - 1
         away = 1 + int(shift * others) if self.control == "other prompt" else 0
         self.goal, self.named = goal, (goal + away) % len(spec.goals)
-        wordings = spec.prompts[self.named]
-        self.prompt = wordings[int(wording * len(wordings))]
+        self.prompt = spec.wording(self.named, self.start.seed)
 
     def episode(self, spec: Spec) -> Episode:
         """What it came to."""

@@ -7,32 +7,25 @@ the policy computes; `sim.child` is their end. The parent waits for none of them
 
 import json
 import math
-import os
 import selectors
-import signal
-import subprocess
 import sys
-import tempfile
 import time
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
 from sim import child
 from sim.protocol import Observation, Outcome, Spec, Start
+from sim.worker import Worker
 
 _STARTING = 300.0
 """Seconds in which a simulator must be ready for its first request."""
-_LOG = 1 << 20
-"""Bytes of stderr that are kept at most, until the next reply."""
-_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "LP_NUM_THREADS": "0"}
-"""Of numpy and of Mesa's rasteriser (0: none besides the caller's); simulators share the cores."""
 
 
 class Processes:
@@ -207,7 +200,7 @@ class Processes:
                 process.abort()
                 self._end(i, f"hung: no answer for {waited:g} s", grace=1.0)
 
-    def _read(self, i: int, process: "_Process") -> None:
+    def _read(self, i: int, process: Worker) -> None:
         """Takes what a simulator wrote, all of which shows that it is not hung."""
         slot = self._slots[i]
         try:
@@ -217,7 +210,7 @@ class Processes:
                 return
             if process.starting:
                 self.spec = _spec(message["spec"])
-                process.starting = False
+                process.starting, process.deadline = False, time.monotonic() + self._patience
             elif not slot.busy:
                 raise ValueError("an answer to no request")
             else:
@@ -231,7 +224,7 @@ class Processes:
 
     def _start(self, i: int) -> None:
         try:
-            self._slots[i].process = process = _Process(self._command)
+            self._slots[i].process = process = Worker(self._command, _STARTING)
         except OSError as error:
             raise ValueError(self._unstarted(f"cannot be run: {error}")) from error
         self._selector.register(process.replies, selectors.EVENT_READ, i)
@@ -254,6 +247,7 @@ class Processes:
             self._selector.unregister(process.requests)
         slot.fate = process.end(what, grace)
         if process.starting:
+            slot.busy = slot.running = False
             raise ValueError(self._unstarted(slot.fate))
         if slot.busy:
             self._fail(i, slot.fate)
@@ -279,7 +273,7 @@ class Processes:
 
 @dataclass
 class _Slot:
-    process: "_Process | None" = None
+    process: Worker | None = None
     busy: bool = False
     """Was told something and has not answered."""
     running: bool = False
@@ -291,111 +285,6 @@ class _Slot:
     @property
     def working(self) -> bool:
         return self.busy or (self.process is not None and self.process.starting)
-
-
-class _Process:
-    """A child, what it has yet to read and what it wrote so far."""
-
-    def __init__(self, command: tuple[str, ...]) -> None:
-        lifeline, self._lifeline = os.pipe()
-        self._log = tempfile.TemporaryFile("a+b")  # noqa: SIM115
-        try:
-            self._child = subprocess.Popen(
-                (*command, str(lifeline)),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._log,
-                bufsize=0,
-                pass_fds=(lifeline,),
-                env=_ONE_THREAD | os.environ,
-                start_new_session=True,
-            )
-        except OSError:
-            self._log.close()
-            os.close(self._lifeline)
-            raise
-        finally:
-            os.close(lifeline)
-        self.requests = cast(IO[bytes], self._child.stdin)
-        self.replies = cast(IO[bytes], self._child.stdout)
-        os.set_blocking(self.requests.fileno(), False)
-        os.set_blocking(self.replies.fileno(), False)
-        self.starting = True
-        self.deadline = time.monotonic() + _STARTING
-        self.outbox = bytearray()
-        self._inbox = bytearray()
-
-    def write(self) -> bool:
-        """Hands over as much as the pipe takes; whether that was all."""
-        try:
-            while self.outbox:
-                del self.outbox[: os.write(self.requests.fileno(), self.outbox)]
-        except BlockingIOError:
-            return False
-        except BrokenPipeError:  # it died, as the end of its replies will tell
-            self.outbox.clear()
-        return True
-
-    def read(self) -> dict[str, Any] | None:
-        """The message that is whole now, if one is.
-
-        Raises:
-          EOFError: the process ended.
-          ValueError: what it wrote is no message.
-        """
-        with suppress(BlockingIOError):
-            while (needed := child.missing(self._inbox)) > 0:
-                part = os.read(self.replies.fileno(), needed)
-                if not part:
-                    raise EOFError
-                self._inbox += part
-            message = child.unpack(self._inbox)
-            self._inbox = bytearray()
-            if os.fstat(self._log.fileno()).st_size > _LOG:
-                os.ftruncate(self._log.fileno(), 0)
-            return message
-        return None
-
-    def abort(self) -> None:
-        """Lets it write to stderr where it is, and end."""
-        self._child.send_signal(signal.SIGABRT)
-
-    def end(self, what: str, grace: float) -> str:
-        """Makes sure that it is dead; says what became of it, with the end of its stderr."""
-        ended = self._ends(within=grace)
-        self.kill()
-        code = self._child.wait()
-        size = os.fstat(self._log.fileno()).st_size
-        tail = os.pread(self._log.fileno(), 4000, max(0, size - 4000)).decode(errors="replace")
-        self.bury()
-        if ended:
-            died = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
-            what = f"{what} ({died})"
-        lines = [line for line in tail.splitlines() if line and line[:17] != "Extension modules"]
-        return "\n".join((f"{what}; the end of its stderr:", *lines[-12:])) if lines else f"{what}."
-
-    def kill(self) -> None:
-        """It and what it may have started itself."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._child.pid, signal.SIGKILL)
-
-    def bury(self) -> None:
-        """Takes its exit code and closes all pipes to it."""
-        self._child.wait()
-        self.requests.close()
-        self.replies.close()
-        self._log.close()
-        os.close(self._lifeline)
-
-    def _ends(self, within: float) -> bool:
-        """Leaves it a zombie, so that its number stays its own until `kill`."""
-        until = time.monotonic() + within
-        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        while os.waitid(os.P_PID, self._child.pid, flags) is None:
-            if time.monotonic() > until:
-                return False
-            time.sleep(0.01)
-        return True
 
 
 def _close(slots: list[_Slot], selector: selectors.BaseSelector) -> None:

@@ -7,6 +7,7 @@ processes of their own. Goals are what a task can be told to do (here: which blo
 reports every goal, so a control can see what a policy did when it was told another.
 """
 
+import zlib
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -22,6 +23,10 @@ class Start(NamedTuple):
 
     task: str
     seed: int
+
+    def key(self, step: int) -> tuple[int, int]:
+        """Of a policy's noise at a step of this episode, 32 bits each."""
+        return zlib.crc32(f"{self.seed} {self.task}".encode()), step
 
 
 class Observation(NamedTuple):
@@ -52,6 +57,11 @@ class Spec:
     """Wordings of each goal."""
     expert: bool = False
     """Whether `demonstrate` works."""
+
+    def wording(self, goal: int, seed: int) -> str:
+        """How an episode with this seed words a goal."""
+        wordings = self.prompts[goal]
+        return wordings[int(np.random.default_rng(seed).random() * len(wordings))]
 
 
 class Outcome(NamedTuple):

@@ -34,7 +34,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Int16, UInt8
 
 from sim.cameras import Camera, Frames, Views, einsum, look_at, unit, views
-from sim.solids import Geom, Rays, geoms_of, normal, span
+from sim.solids import Geom, Rays, enter, geoms_of, normal
 
 __all__ = [
     "Camera",
@@ -52,7 +52,7 @@ __all__ = [
 
 _LIGHT = np.array((-0.35, -0.5, 0.79), np.float32)
 _CLEAR = 1e-4
-"""Metres from a surface within which it casts no shadow on itself."""
+"""Metres that a point may lie within a solid next to it, from rounding, and yet be shaded by it."""
 
 
 class Look(NamedTuple):
@@ -194,9 +194,9 @@ def _nearest(faces: _Faces, x: Any, y: Any, scene: _Scene) -> Int[Array, "*r"]:
     """The key of what each ray meets first."""
     nearest = jnp.full(x.shape, faces.key(jnp.float32(jnp.inf), faces.sky))
     for number, (geom, first) in enumerate(zip(faces.geoms, faces.firsts, strict=True)):
-        near, far, face = span(geom, scene.start[number], scene.rays(number, x, y))
-        hit = (near < far) & (near > 0)
-        nearest = jnp.where(hit, jnp.minimum(nearest, faces.key(near, first + face)), nearest)
+        distance, face, sure = enter(geom, scene.start[number], scene.rays(number, x, y))
+        nearer = jnp.minimum(nearest, faces.key(distance, first + face))
+        nearest = jnp.where(sure & (distance > 0), nearer, nearest)
     return nearest
 
 
@@ -214,8 +214,8 @@ def _direct(
             towards = sum(n * s for n, s in zip(normal(geom, at), sun[number], strict=True))
             direct = jnp.where(face == first, jnp.maximum(towards, 0), direct)
         if shadows and geom.kind != "plane":
-            near, far, _ = span(geom, at, sun[number] / np.array(geom.scale, np.float32))
-            shaded |= (near < far) & (far > _CLEAR)
+            entered, _, sure = enter(geom, at, sun[number] / np.array(geom.scale, np.float32))
+            shaded |= sure & (entered > -_CLEAR)
     return jnp.where(shaded, 0, direct)
 
 

@@ -1,8 +1,8 @@
 """Where rays meet primitive solids, in frames in which each solid is as simple as it can be: a cube
 and a cylinder of half edges one, a ball of radius one, a capsule of radius one.
 
-All are convex, so that a ray is inside from `near` to `far`, and misses where near >= far (the slab
-method, Kay & Kajiya 1986, and quadratics). Sizes are MuJoCo's.
+All are convex, so that a ray enters each at one point at most: slabs (Kay & Kajiya 1986) and
+quadratics. Sizes are MuJoCo's.
 """
 
 from collections.abc import Callable
@@ -88,19 +88,20 @@ def geoms_of(model: mujoco.MjModel, ids: tuple[int, ...] | None = None) -> tuple
     return tuple(found)
 
 
-class Span(NamedTuple):
-    """A ray is inside a solid between the two multiples of its direction; `face` is entered."""
+class Hit(NamedTuple):
+    """Where a ray enters a solid, in multiples of its direction, negative if behind its start."""
 
-    near: Float[Array, "*r"]
-    far: Float[Array, "*r"]
+    distance: Float[Array, "*r"]
     face: Int[Array, "*r"] | int
+    sure: Bool[Array, "*r"]
+    """Whether it does; the rest means nothing where it does not."""
 
 
-def span(geom: Geom, start: Any, towards: Any) -> Span:
+def enter(geom: Geom, start: Any, towards: Any) -> Hit:
     """Where rays from `start` along `towards`, both in units of `geom.scale` in the geom's frame,
-    run within it. Either may be numbers that all rays share. Faces: 2·axis is a box's upper end of
-    the axis, 2·axis + 1 the lower; 0 a cylinder's side, 1 and 2 its upper and lower end."""
-    return _SPANS[geom.kind](geom, start, towards)
+    enter it. Either may be numbers that all rays share. Faces: 2·axis is a box's upper end of the
+    axis, 2·axis + 1 the lower; 0 a cylinder's side, 1 and 2 its upper and lower end."""
+    return _ENTER[geom.kind](geom, start, towards)
 
 
 def normal(geom: Geom, at: Rays) -> tuple[Any, Any, Any]:
@@ -119,71 +120,70 @@ def normal(geom: Geom, at: Rays) -> tuple[Any, Any, Any]:
     return x, y, z
 
 
-def _plane(geom: Geom, start: Any, towards: Any) -> Span:
-    near = -start[2] / jnp.minimum(towards[2], -1e-9)
-    hit: Bool[Array, "*r"] = towards[2] < 0
+def _plane(geom: Geom, start: Any, towards: Any) -> Hit:
+    distance = -start[2] / jnp.minimum(towards[2], -1e-9)
+    sure = towards[2] < 0
     for axis, half in enumerate(geom.size):
         if half:
-            hit &= jnp.abs(start[axis] + near * towards[axis]) <= half
-    return Span(near, jnp.where(hit, jnp.inf, -jnp.inf), 0)
+            sure &= jnp.abs(start[axis] + distance * towards[axis]) <= half
+    return Hit(distance, 0, sure)
 
 
-def _box(geom: Geom, start: Any, towards: Any) -> Span:
+def _box(geom: Geom, start: Any, towards: Any) -> Hit:
     near: Any = -jnp.inf
     far: Any = jnp.inf
     face: Any = 0
     for axis in range(3):
-        inverse = 1 / _nonzero(towards[axis])
-        middle, reach = -start[axis] * inverse, jnp.abs(inverse)
-        face = jnp.where(middle - reach > near, 2 * axis + (towards[axis] > 0), face)
-        near, far = jnp.maximum(near, middle - reach), jnp.minimum(far, middle + reach)
-    return Span(near, far, face)
+        first, last = _slab(start[axis], towards[axis])
+        face = jnp.where(first > near, 2 * axis + (towards[axis] > 0), face)
+        near, far = jnp.maximum(near, first), jnp.minimum(far, last)
+    return Hit(near, face, near < far)
 
 
-def _ball(geom: Geom, start: Any, towards: Any) -> Span:
-    return Span(*_roots(start, towards), 0)
+def _ball(geom: Geom, start: Any, towards: Any) -> Hit:
+    near, _, sure = _roots(start, towards)
+    return Hit(near, 0, sure)
 
 
-def _cylinder(geom: Geom, start: Any, towards: Any) -> Span:
-    near, far = _roots(start[:2], towards[:2])
-    inverse = 1 / _nonzero(towards[2])
-    middle, reach = -start[2] * inverse, jnp.abs(inverse)
-    face = jnp.where(middle - reach > near, 1 + (towards[2] > 0), 0)
-    return Span(jnp.maximum(near, middle - reach), jnp.minimum(far, middle + reach), face)
+def _cylinder(geom: Geom, start: Any, towards: Any) -> Hit:
+    near, far, sure = _roots(start[:2], towards[:2])
+    first, last = _slab(start[2], towards[2])
+    face = jnp.where(first > near, 1 + (towards[2] > 0), 0)
+    near = jnp.maximum(near, first)
+    return Hit(near, face, sure & (near < jnp.minimum(far, last)))
 
 
-def _capsule(geom: Geom, start: Any, towards: Any) -> Span:
-    """The side's roots where they lie between the ends, else those of the end's ball; a ray that
-    misses the endless side misses all."""
+def _capsule(geom: Geom, start: Any, towards: Any) -> Hit:
+    """Where the endless side is entered if that is between the ends, else where the nearer end's
+    ball is; a ray that misses the side misses all."""
     half = geom.size[1] / geom.size[0]
-    sides = _roots(start[:2], towards[:2])
-
-    def root(which: int) -> Float[Array, "*r"]:
-        side = sides[which]
-        z = start[2] + side * towards[2]
-        end = _roots((*start[:2], start[2] - jnp.where(z > 0, half, -half)), towards)[which]
-        return jnp.where((jnp.abs(z) < half) | (sides[0] >= sides[1]), side, end)
-
-    return Span(root(0), root(1), 0)
+    side, _, sure = _roots(start[:2], towards[:2])
+    z = start[2] + side * towards[2]
+    between = jnp.abs(z) < half
+    end, _, capped = _roots((*start[:2], start[2] - jnp.where(z > 0, half, -half)), towards)
+    return Hit(jnp.where(between, side, end), 0, sure & (between | capped))
 
 
-def _roots(start: Any, towards: Any) -> tuple[Float[Array, "*r"], Float[Array, "*r"]]:
-    """Where |start + t·towards| = 1; (inf, -inf) if nowhere."""
-    square = sum(d * d for d in towards)
-    inverse = 1 / jnp.maximum(square, 1e-9)
+def _slab(start: Any, towards: Any) -> tuple[Float[Array, "*r"], Float[Array, "*r"]]:
+    """Where -1 <= start + t·towards <= 1 begins and ends."""
+    inverse = 1 / jnp.where(jnp.abs(towards) < 1e-9, 1e-9, towards)
+    middle, reach = -start * inverse, jnp.abs(inverse)
+    return middle - reach, middle + reach
+
+
+def _roots(
+    start: Any, towards: Any
+) -> tuple[Float[Array, "*r"], Float[Array, "*r"], Bool[Array, "*r"]]:
+    """Where |start + t·towards| = 1, and whether anywhere."""
+    inverse = 1 / jnp.maximum(sum(d * d for d in towards), 1e-9)
     middle = -sum(p * d for p, d in zip(start, towards, strict=True)) * inverse
     # The closest point's distance, not the discriminant, which would cancel for a far small ball.
-    closest = sum((p + middle * d) ** 2 for p, d in zip(start, towards, strict=True))
-    reach = jnp.sqrt(jnp.maximum(1 - closest, 0) * inverse)
-    hit = closest < 1
-    return jnp.where(hit, middle - reach, jnp.inf), jnp.where(hit, middle + reach, -jnp.inf)
+    beyond = 1 - sum((p + middle * d) ** 2 for p, d in zip(start, towards, strict=True))
+    reach = jnp.sqrt(jnp.maximum(beyond, 0) * inverse)
+    return middle - reach, middle + reach, beyond > 0
 
 
-def _nonzero(value: Float[Array, "*r"]) -> Float[Array, "*r"]:
-    return jnp.where(jnp.abs(value) < 1e-9, 1e-9, value)
-
-
-_SPANS: dict[str, Callable[[Geom, Any, Any], Span]] = {
+_ENTER: dict[str, Callable[[Geom, Any, Any], Hit]] = {
     "plane": _plane,
     "box": _box,
     "sphere": _ball,

@@ -4,14 +4,17 @@ A user's own suite is a `Suite` in a file of theirs (`--suite path/to/file.py:NA
 point of the group "chiliad.suites" in a package of theirs, as presets are.
 """
 
+import os
 import re
 import runpy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
-from sim.protocol import Slots
+from sim.protocol import Environment, Slots
 
 ENTRY_POINTS = "chiliad.suites"
 """Group in which an installed package offers suites by name."""
@@ -33,10 +36,26 @@ class Suite:
     slots: int | None = None
     """How many at a time suit it; one for each core if None."""
 
+    def groups(self, tasks: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+        """Those of these tasks (all, if none are named) that share slots together.
+
+        Raises:
+          ValueError: there is no such task.
+        """
+        if unknown := [task for task in tasks if task not in self.tasks]:
+            raise ValueError(f"Suite '{self.name}' has no task {unknown}, only {list(self.tasks)}.")
+        tasks = tasks or self.tasks
+        return [tasks] if self.together else [(task,) for task in tasks]
+
+    def count(self, asked: int | None, episodes: int) -> int:
+        """Slots to open for so many episodes, if the user asked for so many or for none."""
+        return min(asked or self.slots or os.cpu_count() or 1, episodes)
+
 
 def load_suite(name: str) -> Suite:
-    """A suite by name: one of ours (`tabletop`, `tabletop-lift`, `metaworld`, `libero_spatial`,
-    `gym:CartPole-v1`, …), `path/to/file.py:NAME`, or an entry point of an installed package.
+    """A suite by name: one of ours (`tabletop`, `tabletop-lift`, `arm-lift`, `metaworld`,
+    `libero_spatial`, `gym:CartPole-v1`, …), `path/to/file.py:NAME`, or an entry point of an
+    installed package.
 
     Raises:
       ValueError: there is no suite of that name, or what has the name is no `Suite`.
@@ -69,8 +88,9 @@ def _installed(name: str) -> Suite:
     if not named:
         theirs = f", {sorted(offered.names)} of installed packages" if offered.names else ""
         raise ValueError(
-            f"Unknown suite '{name}'; choose tabletop, tabletop-TASK, metaworld, libero_spatial "
-            f"(_object, _goal, _10, _90, …), gym:ID of a gymnasium environment{theirs}, or give "
+            f"Unknown suite '{name}'; choose tabletop or tabletop_varied, arm (or one of their "
+            f"tasks: tabletop-lift), metaworld, libero_spatial (_object, _goal, _10, _90, …), "
+            f"gym:ID of a gymnasium environment{theirs}, or give "
             f"path/to/file.py:NAME of a Suite of yours."
         )
     if len(named) > 1:
@@ -89,21 +109,51 @@ def _installed(name: str) -> Suite:
 
 def _tabletop(name: str) -> Suite:
     from sim.experts import expert
-    from sim.tabletop import EVAL_SEEDS, Tabletop
+    from sim.scenery import CAMERAS, VARIED
+    from sim.tabletop import Tabletop
     from sim.tasks import TASKS
 
-    tasks = {f"tabletop-{task}": task for task in TASKS}
-    if name != "tabletop" and name not in tasks:
-        raise ValueError(f"Unknown suite '{name}'; choose one of {['tabletop', *tasks]}.")
+    usual = {f"tabletop-{task}": partial(Tabletop, task) for task in TASKS}
+    varied = {
+        f"tabletop_varied-{task}": partial(Tabletop, task, cameras=tuple(CAMERAS), random=VARIED)
+        for task in TASKS
+    }
+    families = {"tabletop": tuple(usual), "tabletop_varied": tuple(varied)}
+    return _on_device(name, families, usual | varied, expert)
+
+
+def _arm(name: str) -> Suite:
+    from sim.arm import Arm, named
+    from sim.arm_physics import CONTROLS
+    from sim.arm_tasks import TASKS
+
+    made = {named(t, c): partial(Arm, t, control=c) for c in CONTROLS for t in TASKS}
+    return _on_device(name, {"arm": tuple(named(t) for t in TASKS)}, made, Arm.expert)
+
+
+def _on_device(
+    name: str,
+    families: Mapping[str, tuple[str, ...]],
+    made: Mapping[str, Callable[..., Environment]],
+    expert: Callable[[Any, Any], Any],
+) -> Suite:
+    """Several tasks by a family's name, or one by its own; `made` makes each task's environment."""
+    from sim.tabletop import EVAL_SEEDS
+
+    known = {**families, **{task: (task,) for task in made}}
+    if name not in known:
+        raise ValueError(f"Unknown suite '{name}'; choose one of {list(known)}.")
 
     def open_lanes(chosen: tuple[str, ...], count: int, size: int) -> Slots:
         from sim.lanes import Lanes
 
-        return Lanes(Tabletop(tasks[chosen[0]], image_size=size), count, expert)
+        env = made[chosen[0]](image_size=size)
+        env.name = chosen[0]
+        return Lanes(env, count, expert)
 
     return Suite(
         name=name,
-        tasks=tuple(tasks) if name == "tabletop" else (name,),
+        tasks=known[name],
         episodes=128,
         open=open_lanes,
         first_seed=EVAL_SEEDS.start,
@@ -136,6 +186,7 @@ def _libero(name: str) -> Suite:
 
 
 _FAMILIES: dict[str, Callable[[str], Suite]] = {
+    "arm": _arm,
     "tabletop": _tabletop,
     "metaworld": _metaworld,
     "libero": _libero,

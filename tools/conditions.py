@@ -2,7 +2,6 @@
 suite's expert and other policies, every one on the same starts.
 """
 
-import os
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -27,6 +26,7 @@ from rich.text import Text
 
 from models import Policy
 from sim.evaluate import Control, evaluate, evaluate_expert, filmed
+from sim.evaluate import Policy as Acting
 from sim.journal import Journal
 from sim.protocol import Observation, Slots, Spec, Start
 from sim.results import Episode, Evaluation, joined
@@ -79,18 +79,28 @@ class Condition:
     def evaluate(
         self, slots: Slots, starts: Sequence[Start], execute: int, **how: Any
     ) -> Evaluation:
-        """See `sim.evaluate`; a policy with several cameras sees them in its own order."""
-        policy = self.policy
-        if policy is None:
+        """See `sim.evaluate`."""
+        if self.policy is None:
             return evaluate_expert(slots, starts, **how)
-        cameras = [slots.spec.cameras.index(camera) for camera in _cameras(policy)]
-
-        def act(
-            observation: Observation, prompts: list[str], keys: UInt32[np.ndarray, "n 2"]
-        ) -> Float[np.ndarray, "n h a"]:
-            return policy.act((observation.images[:, cameras], observation.state), prompts, keys)
-
+        act = acting_in(self.policy, slots.spec)
         return evaluate(slots, act, starts, execute=execute, control=self.control, **how)
+
+
+def acting_in(policy: Policy, spec: Spec) -> Acting:
+    """A policy as simulation knows it; of several cameras it sees its own, in its own order.
+
+    Raises:
+      ValueError: it was trained on another robot.
+    """
+    _check_fits(policy, spec)
+    cameras = [spec.cameras.index(camera) for camera in _cameras(policy)]
+
+    def act(
+        observation: Observation, prompts: list[str], keys: UInt32[np.ndarray, "n 2"]
+    ) -> Float[np.ndarray, "n h a"]:
+        return policy.act((observation.images[:, cameras], observation.state), prompts, keys)
+
+    return act
 
 
 def conditions(policy: Policy, beside: Sequence[Beside], checkpoint: str = "") -> list[Condition]:
@@ -98,7 +108,7 @@ def conditions(policy: Policy, beside: Sequence[Beside], checkpoint: str = "") -
     found = [Condition("trained", policy, "own", 6, checkpoint)]
     if "untrained" in beside:
         params = jax.jit(policy.model.init)(jax.random.key(0))
-        found.append(Condition("untrained", replace(policy, params=params), "own", 2, checkpoint))
+        found.append(Condition("untrained", policy.varied(params=params), "own", 2, checkpoint))
     if "expert" in beside:
         found.append(Condition("expert"))
     if "wrong-prompt" in beside:
@@ -106,6 +116,11 @@ def conditions(policy: Policy, beside: Sequence[Beside], checkpoint: str = "") -
     if "blank-image" in beside:
         found.append(Condition("blank image", policy, "blank", 2, checkpoint))
     return found
+
+
+def in_batches(policy: Policy, slots: int) -> Policy:
+    """The policy with batches of one size, good for so many slots."""
+    return policy.varied(sizes=(min(slots, _MOST_ROWS),))
 
 
 def evaluate_all(
@@ -129,22 +144,19 @@ def evaluate_all(
       ValueError: no such task, or policies, controls, suite and journal do not fit each other;
         nothing was acted then.
     """
-    tasks = tasks or suite.tasks
+    groups = suite.groups(tasks)
     episodes = suite.episodes if episodes is None else episodes
-    if unknown := [task for task in tasks if task not in suite.tasks]:
-        raise ValueError(f"Suite '{suite.name}' has no task {unknown}, only {list(suite.tasks)}.")
     if episodes < 1 or execute < 1 or (slots is not None and slots < 1):
         raise ValueError(
             f"episodes is {episodes}, execute {execute} and slots {slots}; each must be at least 1."
         )
-    groups = [tasks] if suite.together else [(task,) for task in tasks]
     seeds = range(suite.first_seed, suite.first_seed + episodes)
-    count = min(slots or suite.slots or os.cpu_count() or 1, len(groups[0]) * len(seeds))
-    wanted = _in_batches(wanted, min(count, _MOST_ROWS))
+    count = suite.count(slots, len(groups[0]) * episodes)
+    wanted = [replace(c, policy=c.policy and in_batches(c.policy, count)) for c in wanted]
     size = _picture_size(wanted)
     about = {
         "suite": suite.name,
-        "tasks": tasks,
+        "tasks": tuple(task for group in groups for task in group),
         "first_seed": suite.first_seed,
         "picture": size,
         "execute": execute,
@@ -182,13 +194,6 @@ def evaluate_all(
                 for name, result in zip(parts, filmed(opened, found, clips, execute), strict=True):
                     parts[name].append(result)
     return {name: joined(found, suite.name) for name, found in parts.items()}
-
-
-def _in_batches(wanted: Sequence[Condition], rows: int) -> list[Condition]:
-    """With policies that compute so many rows at a time; one that several share stays one, as each
-    compiles its own program."""
-    policies = {id(c.policy): c.policy and replace(c.policy, sizes=(rows,)) for c in wanted}
-    return [replace(condition, policy=policies[id(condition.policy)]) for condition in wanted]
 
 
 def _picture_size(wanted: Sequence[Condition]) -> int:

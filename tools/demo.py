@@ -79,7 +79,7 @@ def run(config: DemoConfig, console: Console) -> dict[str, object]:
     ):
         task = progress.add_task("Recording", total=episodes)
         recorded = record_dataset(
-            RecordConfig(out=dataset, task=config.task, episodes=episodes),
+            RecordConfig(out=dataset, suite=f"tabletop-{config.task}", episodes=episodes),
             lambda done, total: progress.update(task, completed=done),
         )
     console.print(f"{dataset}: a LeRobot v3.0 dataset of {recorded['frames']} frames.")

@@ -18,8 +18,7 @@ from tools import demo
 def done(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "demo"
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("tools.record", "sim.tabletop"):
-            patch.setattr(f"{module}.Tabletop", partial(Tabletop, lanes=16))
+        patch.setattr("sim.tabletop.Tabletop", partial(Tabletop, lanes=16))
         config = demo.DemoConfig(task="reach", out=out, episodes=20, steps=110, evaluations=6)
         summary = demo.run(config, Console(quiet=True))
     return out, summary

@@ -18,7 +18,7 @@ class Simulator:
 
     def __init__(self, scars: str = "", fault: str = "", slow: float = 0.0) -> None:
         print("hello from the simulator")
-        if fault == "import":
+        if fault == "import" or (fault == "once" and (Path(scars) / "crash-0").exists()):
             raise ImportError("no module named bodies")
         if fault == "hang":
             time.sleep(1000)

@@ -13,7 +13,10 @@ from sim import arm_control, arm_model, arm_physics
 from sim.arm import Arm
 from sim.arm_model import HOME, LIMITS, SPEEDS, STEP
 from sim.arm_tasks import LIFTED
-from sim.physics import COLOURS
+from sim.bodies import COLOURS
+from sim.lanes import Lanes
+from sim.protocol import Start
+from sim.suites import load_suite
 from sim.tabletop import EVAL_SEEDS
 
 LANES = 32
@@ -215,7 +218,7 @@ def test_poses_are_those_of_mujoco(arms):
         np.testing.assert_allclose(turns, data.geom_xmat[geoms].reshape(-1, 3, 3), atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["lift", "joint", "delta"])
+@pytest.mark.parametrize("name", ["lift", "joint"])
 def test_experts_reach_the_goal_and_its_step_reports_it(arms, name):
     env = arms[name]
     state = env.reset(SEEDS)
@@ -238,6 +241,28 @@ def test_experts_reach_the_goal_and_its_step_reports_it(arms, name):
         if over.all():
             break
     assert success.mean() >= 0.97
+
+
+def test_slots_of_an_arm_are_demonstrated_in_by_its_expert(arms):
+    env = arms["delta"]
+    slots = Lanes(env, LANES, Arm.expert)
+    for slot in range(LANES):
+        slots.begin(slot, Start("arm-reach-delta", SEEDS[slot]))
+    assert [outcome.observation.images.shape for outcome in slots.poll()] == [
+        (2, 32, 32, 3)
+    ] * LANES
+    for slot in range(LANES):
+        slots.demonstrate(slot, env.max_steps)
+    outcomes = slots.poll()
+    assert np.mean([outcome.success for outcome in outcomes]) >= 0.97
+    assert all(outcome.actions.shape == (len(outcome.reward), 7) for outcome in outcomes)
+
+
+def test_suites_name_every_task_and_control():
+    assert load_suite("arm").tasks == ("arm-reach", "arm-lift")
+    assert load_suite("arm-lift-joint").tasks == ("arm-lift-joint",)
+    with pytest.raises(ValueError, match=r"Unknown suite 'arm-fly'; choose one of \['arm', "):
+        load_suite("arm-fly")
 
 
 def test_running_out_of_time_truncates_and_starts_afresh(arms):

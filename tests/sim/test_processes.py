@@ -242,6 +242,20 @@ def test_one_that_does_not_start_says_why_and_leaves_nothing(monkeypatch, fault,
     assert len(os.listdir("/proc/self/fd")) == open_files
 
 
+def test_one_that_cannot_start_again_says_so_once(tmp_path):
+    options = {"scars": str(tmp_path), "fault": "once"}
+    with Processes(SIMULATOR, 2, options=options) as slots:
+        slots.begin(0, Start("crash", 0))
+        outcome_of(slots, 0)
+        slots.send(0, np.zeros((3, 2)))
+        assert "SIGSEGV" in outcome_of(slots, 0).error
+        slots.begin(0, Start("crash", 0))
+        with pytest.raises(ValueError, match=r"(?s)did not start.*no module named bodies"):
+            slots.poll()
+        assert slots.poll() == []
+        assert len(rewards(episode(slots, 1, Start("calm", 0)))) == 12
+
+
 def test_no_process_and_no_file_is_left_when_closed_or_forgotten():
     before, open_files = children(), len(os.listdir("/proc/self/fd"))
     closed = Processes(SIMULATOR, 2)

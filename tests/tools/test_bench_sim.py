@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from sim import physics
+from sim.bodies import SUBSTEPS, Bodies
 from sim.protocol import Observation, Outcome, Spec
+from sim.scenery import FRONT
 from sim.simulators.offscreen import choose_renderer
 from sim.suites import Suite
-from sim.tabletop import FRONT
 from tools.bench import sim
 from tools.bench.sim import Backend
 
@@ -29,8 +30,8 @@ def test_c_mujoco_and_its_renderer_do_the_same_scene_as_ours(monkeypatch):
     except FileNotFoundError as missing:
         pytest.skip(str(missing))
     monkeypatch.setattr(sim, "_SECONDS", 0.05)
-    model = physics.model()
-    backend = Backend(None, None, lambda: model, physics.SUBSTEPS, FRONT)
+    model = physics.model(Bodies())
+    backend = Backend(None, None, lambda: model, SUBSTEPS, FRONT)
     qpos = np.repeat(model.qpos0[None], 2, 0).astype(np.float32)
     rolled = sim.rollouts(backend, qpos, (1, 3))
     assert set(rolled) == {"1", "3"}

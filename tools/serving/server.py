@@ -94,6 +94,7 @@ class PolicyServer:
             origins=[None],
             max_size=self.limits.message_bytes,
             max_queue=1,
+            close_timeout=2,
             process_request=self._admit,
         ) as server:
             listening(server.sockets[0].getsockname()[1])
