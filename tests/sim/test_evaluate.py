@@ -30,6 +30,7 @@ def starts(*seeds):
 
 
 STARTS = starts(*range(1000, 1040))
+acted = partial(evaluate, clips=0)
 
 
 def lanes(count=40, env=None):
@@ -37,8 +38,8 @@ def lanes(count=40, env=None):
 
 
 def test_perfect_policy_always_succeeds_and_idle_policy_never():
-    good = evaluate(lanes(), seeing_policy, STARTS)
-    idle = evaluate(lanes(), idle_policy, STARTS)
+    good = acted(lanes(), seeing_policy, STARTS)
+    idle = acted(lanes(), idle_policy, STARTS)
     assert good.success == good.named == Rate(40, 40)
     assert idle.success == Rate(0, 40)
     assert {e.length for e in idle.episodes} == {PointWorld.max_steps}
@@ -55,19 +56,19 @@ def test_expert_sees_the_state_and_acts_step_by_step():
 
 
 def test_wrong_prompt_counts_the_goal_it_names():
-    result = evaluate(lanes(), seeing_policy, STARTS, control="other prompt")
+    result = acted(lanes(), seeing_policy, STARTS, control="other prompt")
     assert result.success == Rate(0, 40)
     assert result.named == Rate(40, 40)
     assert all(e.goal != e.named_goal and e.named_goal in e.prompt for e in result.episodes)
     pairs = {(e.goal, e.named_goal) for e in result.episodes}
     assert len(pairs) == 6, "every other goal is named somewhere"
-    ignoring = evaluate(lanes(), _toward_own_goal(STARTS), STARTS, control="other prompt")
+    ignoring = acted(lanes(), _toward_own_goal(STARTS), STARTS, control="other prompt")
     assert ignoring.success == Rate(40, 40)
     assert ignoring.named == Rate(0, 40)
 
 
 def test_blank_hides_the_image():
-    assert evaluate(lanes(), seeing_policy, STARTS, control="blank").success == Rate(0, 40)
+    assert acted(lanes(), seeing_policy, STARTS, control="blank").success == Rate(0, 40)
 
 
 def test_an_episode_is_counted_once_though_auto_reset_continues():
@@ -81,20 +82,20 @@ def test_an_episode_is_counted_once_though_auto_reset_continues():
             return state, transition
 
     policy = _first_idle_then_toward_goal()
-    result = evaluate(lanes(env=Counting()), policy, STARTS, execute=20, clips=0)
+    result = acted(lanes(env=Counting()), policy, STARTS, execute=20)
     assert total > 0, "a second episode did succeed"
     assert result.success == result.named == Rate(0, 40)
     assert all(e.reward == 0 and e.length == PointWorld.max_steps for e in result.episodes)
 
 
 def test_success_is_rewarded_once_and_ends_the_episode():
-    result = evaluate(lanes(), seeing_policy, STARTS)
+    result = acted(lanes(), seeing_policy, STARTS)
     assert all(e.reward == 1 and e.length in (6, 7) for e in result.episodes)
 
 
 @pytest.mark.parametrize("control", ["own", "other prompt"])
 def test_many_starts_over_few_slots_equal_each_alone_in_whatever_order_they_report(control):
-    apart = partial(evaluate, policy=noisy_policy, control=control, clips=0)
+    apart = partial(acted, policy=noisy_policy, control=control)
     alone = [apart(lanes(1), starts=[start]).episodes[0] for start in STARTS]
     assert 5 < sum(e.obeyed for e in alone) < 35, "neither outcome is the rule"
     for slots in (lanes(40), lanes(7), Shuffled(5, seed=1), Shuffled(16, seed=2)):
@@ -122,7 +123,7 @@ def test_on_the_tabletop_a_batch_equals_its_episodes_alone(envs):
         return low + (np.asarray(noise) + seen[:, None, [0, 1, 2, 0]]) / 2 * (high - low)
 
     together = evaluate(Lanes(env, 3, tabletop_expert), policy, some, clips=2)
-    alone = [evaluate(Lanes(env, 1), policy, [start], clips=0).episodes[0] for start in some]
+    alone = [acted(Lanes(env, 1), policy, [start]).episodes[0] for start in some]
     assert list(together.episodes) == alone
     assert together.unrepeatable == 0
     assert [len(clip.frames) for clip in together.clips] == [
@@ -131,9 +132,9 @@ def test_on_the_tabletop_a_batch_equals_its_episodes_alone(envs):
 
 
 def test_same_starts_give_the_same_result():
-    assert evaluate(lanes(), noisy_policy, STARTS) == evaluate(lanes(), noisy_policy, STARTS)
+    assert acted(lanes(), noisy_policy, STARTS) == acted(lanes(), noisy_policy, STARTS)
     others = starts(*range(40))
-    assert evaluate(lanes(), noisy_policy, STARTS) != evaluate(lanes(), noisy_policy, others)
+    assert acted(lanes(), noisy_policy, STARTS) != acted(lanes(), noisy_policy, others)
 
 
 def test_a_policy_is_asked_for_ready_slots_only_by_keys_of_episode_and_step():
@@ -144,7 +145,7 @@ def test_a_policy_is_asked_for_ready_slots_only_by_keys_of_episode_and_step():
         assert len(observation.images) == len(observation.state) == len(prompts) == len(keys)
         return seeing_policy(observation, prompts, keys)
 
-    result = evaluate(Shuffled(4), policy, STARTS[:9], clips=0)
+    result = acted(Shuffled(4), policy, STARTS[:9])
     assert len(result.seconds) == len(calls)
     assert {len(keys) for keys in calls} <= {1, 2, 3, 4}
     asked = np.concatenate(calls)
@@ -165,7 +166,7 @@ def test_done_episodes_are_not_acted_again_and_the_result_is_the_same():
             raise Enough
 
     with pytest.raises(Enough):
-        evaluate(Shuffled(5, seed=4), noisy_policy, STARTS, on_episode=keep)
+        acted(Shuffled(5, seed=4), noisy_policy, STARTS, on_episode=keep)
     slots, seen = Shuffled(4, seed=9), []
     resumed = evaluate(
         slots,
@@ -183,8 +184,8 @@ def test_done_episodes_are_not_acted_again_and_the_result_is_the_same():
 
 
 def test_episodes_of_other_starts_do_not_count():
-    done = evaluate(lanes(), seeing_policy, STARTS).episodes
-    assert evaluate(lanes(), idle_policy, starts(5), done=done).success == Rate(0, 1)
+    done = acted(lanes(), seeing_policy, STARTS).episodes
+    assert acted(lanes(), idle_policy, starts(5), done=done).success == Rate(0, 1)
 
 
 def test_an_episode_whose_simulator_failed_is_begun_again_and_counted():
@@ -192,8 +193,8 @@ def test_an_episode_whose_simulator_failed_is_begun_again_and_counted():
         return start.seed % 4 == 0 and attempt <= start.seed % 3 + 1
 
     slots = Shuffled(6, fails=fails)
-    result = evaluate(slots, noisy_policy, STARTS, clips=0)
-    sound = evaluate(lanes(), noisy_policy, STARTS, clips=0)
+    result = acted(slots, noisy_policy, STARTS)
+    sound = acted(lanes(), noisy_policy, STARTS)
     assert result == sound
     assert [e.reruns for e in result.episodes] == [
         start.seed % 3 + 1 if start.seed % 4 == 0 else 0 for start in STARTS
@@ -204,17 +205,17 @@ def test_an_episode_whose_simulator_failed_is_begun_again_and_counted():
 
 def test_an_episode_that_always_fails_is_given_up_and_named():
     slots = Shuffled(4, fails=lambda start, attempt: start.seed == 1007)
-    result = evaluate(slots, noisy_policy, STARTS, clips=0)
+    result = acted(slots, noisy_policy, STARTS)
     assert slots.attempts[Start("points", 1007)] == RERUNS + 1
     assert result.failures == (Failure("points", 1007, "it fell over", RERUNS),)
     assert result.success.trials == 39
     assert result.reruns == RERUNS
     with pytest.raises(ValueError, match=r"'points' failed in every episode.*it fell over"):
-        evaluate(slots, noisy_policy, starts(1007))
+        acted(slots, noisy_policy, starts(1007))
 
 
 def test_groups_add_up_and_cover_all_wordings():
-    result = evaluate(lanes(), seeing_policy, STARTS)
+    result = acted(lanes(), seeing_policy, STARTS)
     assert list(result.by_goal) == ["red", "green", "blue"]
     assert set(result.by_prompt) == {w for wordings in PointWorld.prompts for w in wordings}
     for groups in (result.by_goal, result.by_prompt):
@@ -248,8 +249,8 @@ def test_tasks_evaluated_apart_join_into_one_suite():
 
 
 def test_two_policies_are_compared_on_the_starts_that_both_finished():
-    good = evaluate(lanes(), seeing_policy, STARTS, clips=0)
-    poor = evaluate(lanes(), noisy_policy, STARTS[5:] + starts(1), clips=0)
+    good = acted(lanes(), seeing_policy, STARTS)
+    poor = acted(lanes(), noisy_policy, STARTS[5:] + starts(1))
     pairs = compared(good, poor)
     won = sum(not e.success for e in poor.episodes[:-1])
     assert pairs.trials == 35
@@ -263,7 +264,7 @@ def test_roughness_is_the_second_difference_of_what_was_executed():
         signs = np.tile([1.0, -1.0], 2)[None, :, None]
         return np.full((len(prompts), 4, 2), 0.1) * signs
 
-    result = evaluate(lanes(), zigzag, starts(1, 2))
+    result = acted(lanes(), zigzag, starts(1, 2))
     assert result.roughness == pytest.approx(0.4)
     assert [e.roughness for e in result.episodes] == pytest.approx([0.4, 0.4])
     short = replace(result.episodes[0], length=4, roughness=1.0)
@@ -310,7 +311,7 @@ def test_choose_takes_what_there_is():
 
 
 def test_result_is_plain_json():
-    data = json.loads(json.dumps(evaluate(lanes(), seeing_policy, STARTS).to_json()))
+    data = json.loads(json.dumps(acted(lanes(), seeing_policy, STARTS).to_json()))
     assert data["success"]["rate"] == data["by_task"]["points"]["success"]["rate"] == 1.0
     assert len(data["episodes"]) == 40
     assert data["episodes"][0]["seed"] == 1000
@@ -319,21 +320,19 @@ def test_result_is_plain_json():
 
 def test_progress_ends_at_all_episodes():
     seen = []
-    evaluate(
-        lanes(), seeing_policy, STARTS, progress=lambda done, total: seen.append((done, total))
-    )
+    acted(lanes(), seeing_policy, STARTS, progress=lambda done, total: seen.append((done, total)))
     assert seen == [(done, 40) for done in range(1, 41)]
 
 
 @pytest.mark.parametrize("bad", [[], starts(1, 1), starts(-1)])
 def test_bad_starts_are_refused(bad):
     with pytest.raises(ValueError, match="distinct, at least one, with non-negative seeds"):
-        evaluate(lanes(), idle_policy, bad)
+        acted(lanes(), idle_policy, bad)
 
 
 def test_an_unknown_task_and_a_missing_expert_are_named():
     with pytest.raises(ValueError, match=r"'points' has no task \['lines'\]"):
-        evaluate(lanes(), idle_policy, [Start("lines", 1)])
+        acted(lanes(), idle_policy, [Start("lines", 1)])
     with pytest.raises(ValueError, match="'points' has no scripted expert"):
         evaluate_expert(Lanes(PointWorld(), 1), STARTS)
 
@@ -345,12 +344,12 @@ def test_actions_that_are_not_finite_name_the_episode():
         return actions
 
     with pytest.raises(ValueError, match="not finite at step 0 of the episode of seed 1002"):
-        evaluate(lanes(), broken, STARTS)
+        acted(lanes(), broken, STARTS)
 
 
 def test_chunks_shorter_than_execute_are_refused():
     with pytest.raises(ValueError, match="at least 5 steps"):
-        evaluate(lanes(), idle_policy, STARTS, execute=5)
+        acted(lanes(), idle_policy, STARTS, execute=5)
 
 
 def test_an_environment_that_does_not_end_is_named():
@@ -360,7 +359,7 @@ def test_an_environment_that_does_not_end_is_named():
             return state, t._replace(truncated=np.zeros_like(t.truncated))
 
     with pytest.raises(ValueError, match="'points' did not end the episode of seed 1000"):
-        evaluate(lanes(env=Endless()), idle_policy, STARTS)
+        acted(lanes(env=Endless()), idle_policy, STARTS)
 
 
 def test_odd_sized_frames_are_encoded():

@@ -119,14 +119,13 @@ def test_an_interrupted_evaluation_goes_on_to_the_same_result(
     def interrupted(journal, condition, episode):
         add(journal, condition, episode)
         added.append(condition)
-        if len(added) in (5, 25):
+        if len(added) == 20:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(Journal, "add", interrupted)
     config = replace(config, out=tmp_path / "parts")
-    for _ in range(2):
-        with pytest.raises(KeyboardInterrupt):
-            run(config)
+    with pytest.raises(KeyboardInterrupt):
+        run(config)
     again = run(replace(config, slots=4))
     assert len(added) == 3 * 14, "no episode was acted twice"
     assert without_timings(tmp_path / "parts" / "evaluation.json") == whole
