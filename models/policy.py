@@ -47,8 +47,9 @@ class Policy:
 
     GR00T's checkpoints come without a processor; their policies take the model's own inputs.
 
-    Two batches of one size and text length give a row the same chunk whatever stands beside it.
-    Others differ by rounding; with a single size, such as `sizes=(32,)`, sizes make no difference.
+    Two batches of one size and text length, both with chunks to continue or both without, give a
+    row the same chunk whatever stands beside it; others differ by rounding. With a single size,
+    such as `sizes=(32,)`, the number of rows makes no difference.
     """
 
     model: Pi | Groot

@@ -14,8 +14,8 @@ from functools import cache
 import mujoco
 import numpy as np
 
+from sim.bodies import COLOURS
 from sim.solids import Kind
-from sim.tasks import COLOURS
 
 TIMESTEP = 0.01
 SUBSTEPS = 5

@@ -88,9 +88,10 @@ def _installed(name: str) -> Suite:
     if not named:
         theirs = f", {sorted(offered.names)} of installed packages" if offered.names else ""
         raise ValueError(
-            f"Unknown suite '{name}'; choose tabletop, tabletop-TASK, arm, arm-TASK, metaworld, "
-            f"libero_spatial (_object, _goal, _10, _90, …), gym:ID of a "
-            f"gymnasium environment{theirs}, or give path/to/file.py:NAME of a Suite of yours."
+            f"Unknown suite '{name}'; choose tabletop or tabletop_varied, arm (or one of their "
+            f"tasks: tabletop-lift), metaworld, libero_spatial (_object, _goal, _10, _90, …), "
+            f"gym:ID of a gymnasium environment{theirs}, or give "
+            f"path/to/file.py:NAME of a Suite of yours."
         )
     if len(named) > 1:
         raise ValueError(
@@ -108,11 +109,17 @@ def _installed(name: str) -> Suite:
 
 def _tabletop(name: str) -> Suite:
     from sim.experts import expert
+    from sim.scenery import CAMERAS, VARIED
     from sim.tabletop import Tabletop
     from sim.tasks import TASKS
 
-    made = {f"tabletop-{task}": partial(Tabletop, task) for task in TASKS}
-    return _on_device(name, {"tabletop": tuple(made)}, made, expert)
+    usual = {f"tabletop-{task}": partial(Tabletop, task) for task in TASKS}
+    varied = {
+        f"tabletop_varied-{task}": partial(Tabletop, task, cameras=tuple(CAMERAS), random=VARIED)
+        for task in TASKS
+    }
+    families = {"tabletop": tuple(usual), "tabletop_varied": tuple(varied)}
+    return _on_device(name, families, usual | varied, expert)
 
 
 def _arm(name: str) -> Suite:
@@ -140,7 +147,9 @@ def _on_device(
     def open_lanes(chosen: tuple[str, ...], count: int, size: int) -> Slots:
         from sim.lanes import Lanes
 
-        return Lanes(made[chosen[0]](image_size=size), count, expert)
+        env = made[chosen[0]](image_size=size)
+        env.name = chosen[0]
+        return Lanes(env, count, expert)
 
     return Suite(
         name=name,

@@ -13,11 +13,11 @@ from sim import arm_control, arm_model, arm_physics
 from sim.arm import Arm
 from sim.arm_model import HOME, LIMITS, SPEEDS, STEP
 from sim.arm_tasks import LIFTED
+from sim.bodies import COLOURS
 from sim.lanes import Lanes
 from sim.protocol import Start
 from sim.suites import load_suite
 from sim.tabletop import EVAL_SEEDS
-from sim.tasks import COLOURS
 
 LANES = 32
 SEEDS = EVAL_SEEDS[:LANES]

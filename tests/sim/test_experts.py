@@ -10,13 +10,19 @@ from sim.tabletop import EVAL_SEEDS
 SEEDS = EVAL_SEEDS[:64]
 
 
-@pytest.mark.parametrize(("task", "least"), [("reach", 1.0), ("lift", 0.98), ("push", 0.98)])
+@pytest.mark.parametrize(
+    ("task", "least"),
+    [("reach", 1.0), ("lift", 0.98), ("push", 0.98), ("stack", 0.98), ("drawer", 1.0)],
+)
 def test_experts_reach_the_goal(envs, task, least):
     evaluation = evaluate_expert(envs[task], expert, SEEDS)
     assert evaluation.success.value >= least
 
 
-@pytest.mark.parametrize(("task", "least"), [("reach", 0.98), ("lift", 0.97), ("push", 0.92)])
+@pytest.mark.parametrize(
+    ("task", "least"),
+    [("reach", 0.98), ("lift", 0.97), ("push", 0.92), ("stack", 0.95), ("drawer", 0.98)],
+)
 def test_experts_recover_from_noise_of_six_millimetres(envs, task, least):
     rng = np.random.default_rng(0)
 

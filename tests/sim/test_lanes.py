@@ -195,7 +195,9 @@ def test_the_tabletops_end_is_seen_as_it_was(envs):
         assert end.success
         assert happened.terminated[slot].argmax() == last
         assert np.array_equal(end.observation.state, happened.state[slot, last])
-        seen = np.asarray(env.pictures(np.asarray(happened.scene)[slot : slot + 1, last]))
+        seen = np.asarray(
+            env.pictures(type(happened.scene)(*(x[slot : slot + 1, last] for x in happened.scene)))
+        )
         assert np.array_equal(end.observation.images, seen[0])
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from sim import physics
+from sim.bodies import Bodies
 from sim.raycast import (
     Camera,
     Frames,
@@ -68,7 +69,7 @@ def tabletop() -> tuple[mujoco.MjModel, mujoco.MjData]:
     rest = (np.cos(0.3), 0, 0, np.sin(0.3))
     blocks = ((-0.1, 0.0, 0.02, *rest), (0.02, -0.03, 0.1, *tilt / np.linalg.norm(tilt)))
     qpos = np.concatenate(((0.0, 0.05, 0.05, 0.03, 0.02), *blocks, (0.1, 0.06, 0.02, 1, 0, 0, 0)))
-    model = physics.model()
+    model = physics.model(Bodies())
     return _at_rest(model, np.concatenate((qpos, model.qpos0[len(qpos) :])))
 
 
@@ -225,7 +226,7 @@ def test_an_environment_looks_the_same_beside_any_others(solids):
 
 def test_frames_drawn_at_once_as_on_a_gpu_look_as_those_drawn_one_by_one(solids, monkeypatch):
     seen = np.stack([_grey(*solids, camera, 24, shadows=True) for camera in (ABOVE, LOW)])
-    monkeypatch.setattr("sim.raycast._each", lambda function, *x: jax.vmap(function)(*x))
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     geoms, frames = _scene(*solids)
     look = Look(np.full((len(geoms), 3), GREY, np.float32), LIGHT)
     draw = jax.jit(partial(pictures, geoms, size=24, shadows=True))

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from sim import physics
+from sim.bodies import SUBSTEPS, Bodies
 from sim.protocol import Observation, Outcome, Spec
-from sim.raycast import Camera
+from sim.scenery import FRONT
 from sim.simulators.offscreen import choose_renderer
 from sim.suites import Suite
 from tools.bench import sim
@@ -29,9 +30,8 @@ def test_c_mujoco_and_its_renderer_do_the_same_scene_as_ours(monkeypatch):
     except FileNotFoundError as missing:
         pytest.skip(str(missing))
     monkeypatch.setattr(sim, "_SECONDS", 0.05)
-    model = physics.model()
-    front = Camera((0.0, -0.42, 0.62), (0.0, 0.06, 0.02), 32.0)
-    backend = Backend(None, None, lambda: model, physics.SUBSTEPS, front)
+    model = physics.model(Bodies())
+    backend = Backend(None, None, lambda: model, SUBSTEPS, FRONT)
     qpos = np.repeat(model.qpos0[None], 2, 0).astype(np.float32)
     rolled = sim.rollouts(backend, qpos, (1, 3))
     assert set(rolled) == {"1", "3"}

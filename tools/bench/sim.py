@@ -266,14 +266,16 @@ def _table(figures: dict[str, dict[str, Any]]) -> Table:
 
 
 def _tabletop() -> Backend:
-    from sim import physics
-    from sim.tabletop import FRONT, Tabletop
+    from sim.bodies import SUBSTEPS, Bodies
+    from sim.physics import model
+    from sim.scenery import FRONT
+    from sim.tabletop import Tabletop
 
     return Backend(
         make=lambda lanes: Tabletop("lift", image_size=_SIZE, lanes=lanes),
         hold=lambda state: state.physics.setpoint,
-        model=physics.model,
-        substeps=physics.SUBSTEPS,
+        model=partial(model, Bodies()),
+        substeps=SUBSTEPS,
         camera=FRONT,
     )
 
