@@ -192,9 +192,8 @@ class Arm:
     def render(self, scene: Float[Array, "*b 16 7"], size: int) -> UInt8[np.ndarray, "*b h w 3"]:
         """Pictures for people, of all of the arm, of scenes with any leading axes."""
         scene = jnp.asarray(scene)
-        images = _pictures(
-            scene.reshape(-1, *scene.shape[-2:]), size=size, samples=3, cameras=(AUDIENCE,)
-        )
+        flat = scene.reshape(-1, *scene.shape[-2:])
+        images = _pictures(flat, (AUDIENCE,), size, samples=3, shadows=True)
         return np.asarray(images).reshape(*scene.shape[:-2], size, size, 3)
 
     def _pictured(self, scene: Float[Array, "n 16 7"]) -> UInt8[Array, "n 2 h w 3"]:
@@ -284,7 +283,7 @@ _LOOK = Look(
 )
 
 
-@partial(jax.jit, static_argnums=(1, 2, 3, 4))
+@partial(jax.jit, static_argnames=("cameras", "size", "samples", "shadows"))
 def _pictures(
     scenes: Float[Array, "n 16 7"],
     cameras: tuple[Camera, ...],

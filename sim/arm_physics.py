@@ -37,6 +37,10 @@ CONTROLS: tuple[Control, ...] = get_args(Control)
 LOW, HIGH = (0.2, -0.45, 0.012), (0.75, 0.45, 0.65)
 """Where a command may send the tip, metres in the frame of the base."""
 
+TILT, YAW = math.pi / 4, 2.4
+"""How far a command may turn the tip from pointing straight down at most, about the base's x and y
+axes and about its z axis, radians."""
+
 _GRIPPER_SPEED = FINGER_SPEED / OPEN * STEP
 
 
@@ -68,7 +72,8 @@ def action_range(control: Control) -> tuple[tuple[float, float], ...]:
     if control == "joint":
         return (*((float(low), float(high)) for low, high in LIMITS), (0.0, 1.0))
     if control == "pose":
-        return (*zip(LOW, HIGH, strict=True), *[(-math.pi, math.pi)] * 3, (0.0, 1.0))
+        turns = (-TILT, TILT), (-TILT, TILT), (-YAW, YAW)
+        return (*zip(LOW, HIGH, strict=True), *turns, (0.0, 1.0))
     step, turn = arm_control.TIP_SPEED * STEP, arm_control.TURN_SPEED * STEP
     return (*[(-step, step)] * 3, *[(-turn, turn)] * 3, (0.0, 1.0))
 
@@ -105,11 +110,12 @@ def commanded(
         joints = arm_control.joints_toward(joints, command)
     else:
         if control == "pose":
-            goal = arm_control.pose_of(command)
+            wanted = command
         else:
-            goal = arm_control.moved_by(arm_control.tip(joints), command)
-        place = jnp.clip(goal[:3], jnp.array(LOW), jnp.array(HIGH))
-        joints = arm_control.toward(joints, jnp.concatenate((place, goal[3:])))
+            moved = arm_control.moved_by(arm_control.tip(joints), command)
+            wanted = arm_control.action_of(moved)
+        low, high = jnp.array(action_range("pose")[:6]).T
+        joints = arm_control.toward(joints, arm_control.pose_of(jnp.clip(wanted, low, high)))
     closing = jnp.clip(action[-1], 0.0, 1.0) - gripper
     return jnp.append(joints, gripper + jnp.clip(closing, -_GRIPPER_SPEED, _GRIPPER_SPEED))
 

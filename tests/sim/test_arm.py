@@ -329,6 +329,15 @@ def test_both_cameras_show_every_block_somewhere_and_the_wrist_moves_with_the_ha
     assert fingers.any((1, 2)).all(), "dark at the lower edge wherever the hand is"
 
 
+def test_people_see_the_arm_move(arms):
+    env = arms["lift"]
+    scenes = np.asarray(env.scene(env.reset(SEEDS[:2]))).reshape(2, 1, 16, 7)
+    film = env.render(scenes, 24)
+    assert film.shape == (2, 1, 24, 24, 3)
+    assert film.dtype == np.uint8
+    assert np.any(film[0] != film[1])
+
+
 def test_bad_tasks_controls_seeds_and_actions_are_named(arms):
     with pytest.raises(ValueError, match="no arm task 'fly'"):
         Arm("fly")
