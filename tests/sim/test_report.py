@@ -3,7 +3,10 @@ unescaped."""
 
 import base64
 import io
+import json
+import re
 from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 
 import av
@@ -17,6 +20,7 @@ from sim.protocol import Start
 from sim.report import Report, render, write_report
 from sim.results import Failure, joined
 from sim.statistics import Paired, Rate
+from tests.browser import needs_browser, shown
 from tests.sim.point_world import PointWorld, expert, idle_policy, seeing_policy
 
 VOID = {"meta", "rect", "line", "circle", "path", "polyline"}
@@ -269,3 +273,39 @@ def _decode(uri, prefix):
     data = base64.b64decode(uri.removeprefix(prefix), validate=True)
     with av.open(io.BytesIO(data)) as container:
         return [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+
+
+_ASKED = """<script>
+addEventListener("load", async () => {
+  const videos = [...document.querySelectorAll("video")];
+  for (const video of videos) {
+    if (video.readyState < 2) await new Promise((done) => {
+      video.addEventListener("loadeddata", done);
+      video.addEventListener("error", done);
+      video.load();
+    });
+  }
+  const boxes = [...document.querySelectorAll("svg, table")].map((e) => e.getBoundingClientRect());
+  document.body.dataset.found = JSON.stringify({
+    videos: videos.map((v) => [v.readyState, v.videoWidth, v.error && v.error.message]),
+    drawn: boxes.map((box) => box.width > 50 && box.height > 5),
+    wide: document.documentElement.scrollWidth - innerWidth,
+    fetched: performance.getEntriesByType("resource").map((e) => e.name.slice(0, 5)),
+  });
+});
+</script></body>"""
+
+
+@needs_browser
+def test_a_browser_plays_every_video_draws_every_chart_and_fetches_nothing(report, tmp_path):
+    page = tmp_path / "report.html"
+    page.write_text(render(report).replace("</body>", _ASKED))
+    (asked,) = re.findall(r'<body[^>]* data-found="([^"]+)"', shown(page, tmp_path))
+    found = json.loads(unescape(asked))
+    count = sum(len(evaluation.clips) for evaluation in report.evaluations.values())
+    assert count >= 6
+    assert found["videos"] == [[4, 160, None]] * count
+    assert len(found["drawn"]) > 8
+    assert all(found["drawn"])
+    assert found["wide"] <= 0
+    assert set(found["fetched"]) <= {"data:"}
