@@ -19,7 +19,7 @@ from sim.protocol import Start
 from sim.suites import load_suite
 from sim.tabletop import EVAL_SEEDS
 
-LANES = 32
+LANES = 16
 SEEDS = EVAL_SEEDS[:LANES]
 
 
@@ -350,5 +350,5 @@ def test_bad_tasks_controls_seeds_and_actions_are_named(arms):
     actions[3, 1, 2] = np.nan
     with pytest.raises(ValueError, match="action 'z' of environment 3 at step 1"):
         env.step_chunk(env.reset(SEEDS), actions)
-    with pytest.raises(ValueError, match=r"shape \[32, steps, 7\], got \(32, 2, 8\)"):
+    with pytest.raises(ValueError, match=rf"shape \[{LANES}, steps, 7\], got \({LANES}, 2, 8\)"):
         env.step_chunk(env.reset(SEEDS), np.zeros((LANES, 2, 8)))
