@@ -16,7 +16,7 @@ demo: install
 	$(BIN)/python -m tools.demo
 
 test: install lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 fuzz: install
 	$(BIN)/python -m pytest -m fuzz
