@@ -5,11 +5,11 @@ Time density and its offset are π0's (arXiv 2410.24164, appendix B). Every draw
 sample id), so what a sample is trained on does not depend on its batch, its row or its host.
 """
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
+
+from models.chunking import Guidance, Velocity, guided
 
 
 def draw(
@@ -27,6 +27,15 @@ def draw(
     return time, noise
 
 
+def noise(keys: UInt32[Array, "*b 2"], shape: tuple[int, ...]) -> Float[Array, "*b h a"]:
+    """Unit noise, each chunk's from its own key (two words for threefry, any) and nothing else."""
+
+    def one(key: Array) -> Array:
+        return jax.random.normal(jax.random.wrap_key_data(key, impl="threefry2x32"), shape)
+
+    return jax.vmap(one)(keys.reshape(-1, 2)).reshape(*keys.shape[:-1], *shape)
+
+
 def interpolate(
     actions: Float[Array, "*b h a"], noise: Float[Array, "*b h a"], time: Float[Array, "*b"]
 ) -> tuple[Float[Array, "*b h a"], Float[Array, "*b h a"]]:
@@ -36,11 +45,14 @@ def interpolate(
 
 
 def integrate(
-    velocity: Callable[[Float[Array, "*b h a"], Float[Array, ""]], Float[Array, "*b h a"]],
+    velocity: Velocity,
     noise: Float[Array, "*b h a"],
     steps: int,
+    guidance: Guidance | None = None,
 ) -> Float[Array, "*b h a"]:
-    """Euler from t = 1 to t = 0 in `steps` equal steps."""
+    """Euler from t = 1 to t = 0 in `steps` equal steps, drawn by `guidance` if there is any."""
+    if guidance is not None:
+        velocity = guided(velocity, guidance)
 
     def step(x: Array, i: Array) -> tuple[Array, None]:
         return x - velocity(x, 1 - i / steps) / steps, None

@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from models import flow
+from models.chunking import Guidance
 from models.dit import LOG_10000, Adapter, DiT, TransformerConfig, sinusoid
 from models.functional import Functional, Params
 from models.gemma import Cache
@@ -153,22 +154,20 @@ class Groot:
         self,
         params: Params,
         batch: PackedBatch,
-        key: PRNGKeyArray,
+        noise: Float[Array, "r k h a"],
         steps: int = 4,
-        noise: Float[Array, "r k h a"] | None = None,
+        guidance: Guidance | None = None,
     ) -> Float[Array, "r k h a"]:
-        """Normalised action chunks by Euler integration; the observation is read once."""
+        """Normalised action chunks by Euler integration; the observation is read once. `guidance`
+        draws them towards given actions."""
         modules = self._modules.bind(params)
-        if noise is None:
-            shape = (self.config.horizon, self.config.action_dim)
-            noise = flow.draw(key, batch.sample_id, 1, shape)[1][:, :, 0]
         observed = modules.observe(batch)
 
         def velocity(x: Array, t: Array) -> Array:
             time = jnp.full((*x.shape[:2], 1), t)
             return modules.act(x[:, :, None], time, observed, batch.embodiment)[:, :, 0]
 
-        return flow.integrate(velocity, noise, steps)
+        return flow.integrate(velocity, noise, steps, guidance)
 
     def features(self, params: Params, batch: PackedBatch) -> Float[Array, "r p w"]:
         """What the language model makes of the prefix, before the adapter."""

@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from models import flow, targets
+from models.chunking import Guidance
 from models.functional import Functional, Params
 from models.gemma import GEMMA_2B, GEMMA_300M, Cache, Expert, GemmaConfig, Prefix
 from models.inputs import ACTION_TOKENS, SUBTASK, Layout, PackedBatch
@@ -199,23 +200,20 @@ class Pi:
         self,
         params: Params,
         batch: PackedBatch,
-        key: PRNGKeyArray,
+        noise: Float[Array, "r k h a"],
         steps: int = 10,
-        noise: Float[Array, "r k h a"] | None = None,
+        guidance: Guidance | None = None,
     ) -> Float[Array, "r k h a"]:
         """Normalised action chunks by Euler integration; the prefix, and the subtask if the batch
-        has one, are read once."""
+        has one, are read once. `guidance` draws them towards given actions."""
         modules = self._modules.bind(params)
-        if noise is None:
-            shape = batch.actions.shape[2:]
-            noise = flow.draw(key, batch.sample_id, 1, shape)[1][:, :, 0]
         cache = modules.observe(batch)
 
         def velocity(x: Array, t: Array) -> Array:
             time = jnp.full((*x.shape[:2], 1), t)
             return modules.act(x[:, :, None], time, cache)[:, :, 0]
 
-        return flow.integrate(velocity, noise, steps)
+        return flow.integrate(velocity, noise, steps, guidance)
 
     @cached_property
     def _modules(self) -> "Functional[_Modules]":

@@ -1,11 +1,12 @@
 """A trained model with its preparation: observations and prompts in, action chunks in the robot's
 units out.
 
-What evaluation, serving and RL share. One compiled program serves any batch whose longest prompt
-falls into the same bucket.
+What evaluation, serving and RL share. Batches are padded to one of a few sizes and prompts to one
+of a few lengths, so that few programs are compiled, and a row's chunk depends on its own
+observation and key alone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -13,9 +14,10 @@ from typing import Any
 import jax
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Bool, Float, UInt8
+from jaxtyping import Bool, Float, UInt8, UInt32
 
 from models import flow
+from models.chunking import LIMIT, Guidance, Left, left_over
 from models.groot import Groot
 from models.groot_inputs import groot_batch
 from models.inputs import PackedBatch, Sample, pack
@@ -27,25 +29,53 @@ _BUCKET = 32
 
 
 @dataclass(frozen=True)
+class Request:
+    """One observation, prepared for `Policy.answer`. `state` and `left`, what is left of the chunk
+    to continue, are in the robot's units; the sample's actions are `left` in the model's."""
+
+    sample: Sample
+    state: Float[np.ndarray, "_s"]
+    key: UInt32[np.ndarray, "2"]
+    left: Left | None = None
+
+
+@dataclass(frozen=True)
 class Policy:
-    """`steps`: Euler steps of the sampler. `embodiment`: index into the processor's. GR00T's
-    checkpoints come without a processor; their policies take the model's own inputs."""
+    """`steps`: Euler steps of the sampler. `embodiment`: index into the processor's. `sizes`: rows
+    of the batches that are computed, ascending; others are padded to the next or split by the last.
+    `guidance`: bound on the pull of previous chunks, see `chunking.guided`.
+
+    GR00T's checkpoints come without a processor; their policies take the model's own inputs.
+
+    Two batches of one size and text length, both with chunks to continue or both without, give a
+    row the same chunk whatever stands beside it; others differ by rounding. With a single size,
+    such as `sizes=(32,)`, the number of rows makes no difference.
+    """
 
     model: Pi | Groot
     params: Any
     processor: Processor | None
     steps: int = 10
     embodiment: int = 0
+    sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
+    guidance: float = LIMIT
+
+    def __post_init__(self) -> None:
+        if not self.sizes or self.sizes[0] < 1 or sorted(set(self.sizes)) != list(self.sizes):
+            raise ValueError(
+                f"The policy's sizes are {self.sizes}; give at least one, positive and ascending."
+            )
 
     def act(
         self,
         observation: tuple[UInt8[ArrayLike, "n c h w 3"], Float[ArrayLike, "n s"]],
         prompts: list[str],
-        seed: int,
+        keys: UInt32[ArrayLike, "n 2"],
     ) -> Float[np.ndarray, "n t a"]:
         """Chunks for N observations, each (pictures in the embodiment's camera order, state).
 
-        The noise of observation i depends on (`seed`, i) alone.
+        Args:
+          keys: any two words for each row, such as (episode, step); all that its noise depends on.
 
         Raises:
           ValueError: cameras or state dims are not the embodiment's.
@@ -53,34 +83,135 @@ class Policy:
         images, states = (np.asarray(x) for x in observation)
         processor = self._prepared()
         samples = [
-            processor.sample(picture, state, prompt, embodiment=self.embodiment, id=i)
-            for i, (picture, state, prompt) in enumerate(zip(images, states, prompts, strict=True))
+            processor.sample(picture, state, prompt, embodiment=self.embodiment)
+            for picture, state, prompt in zip(images, states, prompts, strict=True)
         ]
-        chunks = self._sample(self.params, self._rows(samples), np.uint32(seed), None)
-        return processor.actions(np.asarray(chunks)[:, 0], self.embodiment, states)
+        return self.answer(
+            [Request(*row) for row in zip(samples, states, _words(keys, len(samples)), strict=True)]
+        )
 
     def infer(
         self,
         observation: Mapping[str, Any],
         noise: Float[ArrayLike, "b h a"] | None = None,
-        seed: int = 0,
+        keys: UInt32[ArrayLike, "b 2"] | None = None,
+        *,
+        previous: Sequence[Float[np.ndarray, "_h a"] | None] | None = None,
+        committed: int | Sequence[int] = 0,
     ) -> dict[str, Float[np.ndarray, "b h a"]]:
         """{"actions": chunks in the robot's units} for openpi's observation, see
         `read_observation`; for GR00T's inputs, see `groot_batch`, in the model's units.
 
         Args:
-          noise: where integration starts, in the model's dims; drawn from (`seed`, i) if None.
+          noise: where integration starts, in the model's dims; drawn from `keys` if None.
+          keys: as in `act`; (0, i) for row i if None.
+          previous: for each row what is left of its last chunk, in the units of the answer and the
+            next action first, or None; the answer continues it (real-time chunking).
+          committed: how many of these will be acted in any case, for all rows or for each; so many
+            steps of the answer are theirs exactly, the others are drawn towards them.
 
         Raises:
-          ValueError: the observation is not one that this policy reads.
+          ValueError: the observation is not one that this policy reads, or `previous` does not fit.
         """
-        batch = self._batch(observation)
-        start = None if noise is None else np.asarray(noise, np.float32)[:, None]
-        chunks = np.asarray(self._sample(self.params, batch, np.uint32(seed), start))[:, 0]
+        start = None if noise is None else np.asarray(noise, np.float32)
         if isinstance(self.model, Groot):
-            return {"actions": chunks}
+            batch = groot_batch(observation, self.model.config)
+            count, _, horizon, dims = batch.actions.shape
+            lefts = left_over(previous, committed, (count, horizon, dims))
+            nothing = np.zeros((horizon, dims), np.float32)
+            given: Any = np.stack([nothing if x is None else x.actions for x in lefts])
+            batch = replace(batch, actions=given[:, None])
+            chunks = self._chunks(batch, _words(keys, count), start, _weights(lefts))
+            return {"actions": _committed(chunks, lefts)}
+        requests = self.prepare(observation, keys, previous=previous, committed=committed)
+        return {"actions": self.answer(requests, start)}
+
+    def prepare(
+        self,
+        observation: Mapping[str, Any],
+        keys: UInt32[ArrayLike, "b 2"] | None = None,
+        *,
+        previous: Sequence[Float[np.ndarray, "_h a"] | None] | None = None,
+        committed: int | Sequence[int] = 0,
+    ) -> list[Request]:
+        """What `infer` does before it computes, for each row by itself, so that rows of several
+        callers can be answered as one batch.
+
+        Raises:
+          ValueError: as `infer`.
+        """
+        samples, processor = self._samples(observation), self._prepared()
+        robot = processor.embodiments[self.embodiment]
         state = observation.get("state")
-        return {"actions": self._prepared().actions(chunks, self.embodiment, state)}
+        if state is None and robot.relative:
+            processor.actions(np.zeros((1, len(robot.relative))), self.embodiment)
+        if state is None:
+            state = np.zeros(len(robot.state.offset))
+        states = np.broadcast_to(np.asarray(state), (len(samples), np.shape(state)[-1]))
+        shape = (len(samples), processor.horizon, len(robot.actions.offset))
+        lefts = left_over(previous, committed, shape)
+        samples = [
+            sample if left is None else self._continuing(sample, state, left)
+            for sample, state, left in zip(samples, states, lefts, strict=True)
+        ]
+        words = _words(keys, len(samples))
+        return [Request(*row) for row in zip(samples, states, words, lefts, strict=True)]
+
+    def answer(
+        self, requests: Sequence[Request], noise: Float[np.ndarray, "b h a"] | None = None
+    ) -> Float[np.ndarray, "b h a"]:
+        """Chunks in the robot's units, one for each request; see `infer` for the noise."""
+        batch = self._rows([request.sample for request in requests])
+        keys, lefts = np.stack([r.key for r in requests]), [r.left for r in requests]
+        chunks = self._chunks(batch, keys, noise, _weights(lefts))
+        states = np.stack([request.state for request in requests])
+        return _committed(self._prepared().actions(chunks, self.embodiment, states), lefts)
+
+    def warm(
+        self,
+        sizes: Sequence[int] | None = None,
+        text: int | None = None,
+        guided: bool = False,
+        cameras: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Compiles ahead, by computing once, what observations need.
+
+        Args:
+          sizes: some of the policy's, all if None.
+          text: longest prompt to expect, in tokens (with the state, where it is spelt); the
+            processor's limit if None.
+          guided: also what real-time chunking needs.
+          cameras: how many each observation shows, all of the embodiment's if None.
+          progress: called with (programs done, programs) after each.
+
+        Raises:
+          ValueError: a size is not one of the policy's.
+        """
+        processor = self._prepared()
+        strange = sorted(set(sizes or ()) - set(self.sizes))
+        if strange:
+            raise ValueError(f"The policy has no sizes {strange} to warm; it has {self.sizes}.")
+        robot = processor.embodiments[self.embodiment]
+        black = np.zeros((processor.image_size, processor.image_size, 3), np.uint8)
+        shown = len(robot.cameras) if cameras is None else cameras
+        images = [black if i < shown else None for i in range(len(robot.cameras))]
+        state = np.zeros(len(robot.state.offset), np.float32)
+        lengths = {self._text(n) for n in range(1, (text or processor.text_limit) + 1)}
+        free = np.zeros((processor.horizon, len(robot.actions.offset)), np.float32)
+        programs = [
+            (length, rows, previous)
+            for length in sorted(lengths)
+            for rows in sizes or self.sizes
+            for previous in ([None, free] if guided else [None])
+        ]
+        for done, (length, rows, previous) in enumerate(programs, 1):
+            words = np.zeros(min(length, processor.text_limit), np.int32)
+            sample = processor.sample(images, state, words, embodiment=self.embodiment)
+            (left,) = left_over([previous], 0, (1, *free.shape))
+            self.answer([Request(sample, state, np.zeros(2, np.uint32), left)] * rows)
+            if progress is not None:
+                progress(done, len(programs))
 
     def loss(
         self,
@@ -102,7 +233,15 @@ class Policy:
         Raises:
           ValueError: as `infer`.
         """
-        batch = self._batch(observation, np.asarray(actions, np.float32), action_mask)
+        chunks = np.asarray(actions, np.float32)
+        if isinstance(self.model, Groot):
+            batch = groot_batch(observation, self.model.config, chunks, action_mask)
+        elif action_mask is not None:
+            raise ValueError(
+                "action_mask is GR00T's; openpi's loss averages over every action dim."
+            )
+        else:
+            batch = self._rows(self._samples(observation, chunks))
         drawn = flow.draw(jax.random.key(seed), batch.sample_id, 1, batch.actions.shape[2:])
         at = drawn[0] if time is None else np.asarray(time, np.float32)[:, None, None]
         chunk = drawn[1] if noise is None else np.asarray(noise, np.float32)[:, None, None]
@@ -121,42 +260,90 @@ class Policy:
             )
         return self.processor
 
-    def _batch(
-        self, observation: Mapping[str, Any], actions: Any = None, action_mask: Any = None
-    ) -> PackedBatch:
-        if isinstance(self.model, Groot):
-            return groot_batch(observation, self.model.config, actions, action_mask)
-        if action_mask is not None:
-            raise ValueError(
-                "action_mask is GR00T's; openpi's loss averages over every action dim."
-            )
+    def _samples(
+        self, observation: Mapping[str, Any], actions: Float[np.ndarray, "b h _a"] | None = None
+    ) -> list[Sample]:
         processor = self._prepared()
         if actions is not None:
             processor = replace(processor, horizon=actions.shape[1])
-        samples = read_observation(
+        return read_observation(
             observation,
             processor,
             vocabulary=self.model.config.vocabulary,
             embodiment=self.embodiment,
             actions=actions,
         )
-        return self._rows(samples)
+
+    def _continuing(self, sample: Sample, state: Float[np.ndarray, "_s"], left: Left) -> Sample:
+        _, (chunk,), (mask,) = self._prepared().numbers(
+            state[None], left.actions[None], left.weight[None] > 0, embodiment=self.embodiment
+        )
+        return replace(sample, actions=chunk, action_mask=mask)
 
     def _rows(self, samples: list[Sample]) -> PackedBatch:
         """One sample a row, text rounded up to a bucket."""
         config = self.model.config
         images = max(1, *(len(sample.images) for sample in samples))
-        text = -(-max(len(sample.text) for sample in samples) // _BUCKET) * _BUCKET
+        text = self._text(max(len(sample.text) for sample in samples))
         prefix = images * config.vision.tokens(config.image_size) + text + 1
         layout = config.layout(prefix=prefix, samples=1, images=images, text=text)
         layout = replace(layout, horizon=len(samples[0].actions))
         return pack([[sample] for sample in samples], layout)
 
+    def _text(self, length: int) -> int:
+        """The bucket of a text: a power of two, or the longest text there is."""
+        bucket = _BUCKET
+        while bucket < length:
+            bucket *= 2
+        return max(length, min(bucket, self._prepared().text_limit))
+
+    def _chunks(
+        self,
+        batch: PackedBatch,
+        keys: UInt32[np.ndarray, "b 2"],
+        noise: Float[np.ndarray, "b h a"] | None,
+        weights: Float[np.ndarray, "b h"] | None,
+    ) -> Float[np.ndarray, "b h a"]:
+        """In the model's units, from batches of the policy's sizes."""
+        count, most = len(keys), self.sizes[-1]
+        if noise is not None and len(noise) != count:
+            raise ValueError(f"noise is for {len(noise)} observations, but there are {count}.")
+        parts = []
+        for first in range(0, count, most):
+            rows = min(most, count - first)
+            size = next(size for size in self.sizes if size >= rows)
+            # the last row stands in for those that are absent, and its chunk is computed again
+            at = np.minimum(first + np.arange(size), first + rows - 1)
+            given = (batch, keys, noise, weights)
+            if size != count:
+                given = jax.tree.map(lambda x, at=at: np.asarray(x)[at], given)
+            parts.append(np.asarray(self._sample(self.params, *given))[:rows, 0])
+        return np.concatenate(parts)
+
+    def varied(self, params: Any = None, sizes: tuple[int, ...] | None = None) -> "Policy":
+        """The same with other parameters of equal shapes, or other sizes; what was compiled stays
+        so."""
+        other = replace(
+            self,
+            params=self.params if params is None else params,
+            sizes=self.sizes if sizes is None else sizes,
+        )
+        vars(other).update({name: getattr(self, name) for name in ("_sample", "_error")})
+        return other
+
     @cached_property
     def _sample(self) -> Any:
         @jax.jit
-        def sample(params: Any, batch: PackedBatch, seed: Any, noise: Any) -> jax.Array:
-            return self.model.sample_actions(params, batch, jax.random.key(seed), self.steps, noise)
+        def sample(
+            params: Any, batch: PackedBatch, keys: Any, noise: Any, weights: Any
+        ) -> jax.Array:
+            if noise is None:
+                noise = flow.noise(keys, batch.actions.shape[2:])
+            guidance = None
+            if weights is not None:
+                weights = weights[:, None, :, None] * batch.action_mask
+                guidance = Guidance(batch.actions, weights, self.guidance)
+            return self.model.sample_actions(params, batch, noise[:, None], self.steps, guidance)
 
         return sample
 
@@ -168,3 +355,33 @@ class Policy:
             return ((self.model.velocity(params, batch, noised, time) - target) ** 2)[:, 0, 0]
 
         return error
+
+
+def _words(keys: UInt32[ArrayLike, "n 2"] | None, count: int) -> UInt32[np.ndarray, "n 2"]:
+    if keys is None:
+        return np.stack([np.zeros(count, np.uint32), np.arange(count, dtype=np.uint32)], -1)
+    words = np.asarray(keys)
+    if words.shape != (count, 2) or not np.issubdtype(words.dtype, np.integer):
+        raise ValueError(
+            f"keys are {words.dtype} {list(words.shape)}; expected two integers for each of "
+            f"{count} observations."
+        )
+    return words.astype(np.uint32)
+
+
+def _weights(lefts: Sequence[Left | None]) -> Float[np.ndarray, "b h"] | None:
+    """None where no row has a chunk to continue."""
+    given = [left.weight for left in lefts if left is not None]
+    if not given:
+        return None
+    return np.stack([np.zeros_like(given[0]) if x is None else x.weight for x in lefts])
+
+
+def _committed(
+    chunks: Float[np.ndarray, "b h a"], lefts: Sequence[Left | None]
+) -> Float[np.ndarray, "b h a"]:
+    """Chunks that begin with what is acted in any case."""
+    for chunk, left in zip(chunks, lefts, strict=True):
+        if left is not None:
+            chunk[: len(left.committed)] = left.committed
+    return chunks

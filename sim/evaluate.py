@@ -1,303 +1,328 @@
-"""Closed-loop evaluation: every seed is one episode, all of them act as one batch, and only what
-happens until an episode's first end counts.
+"""Closed-loop evaluation over `Slots`: a policy answers whatever slots wait for it, and the next
+start goes to the slot that is free.
 
 Two controls show what a policy uses: a prompt that names another goal than the episode's own, and
-images of zeros. Everything random derives from an episode's seed, so an episode has the same goal,
-start and wording in whatever batch it runs.
+images of zeros. Everything random derives from an episode's start, so an episode has the same goal,
+scene, wording and noise in whatever slot it runs and whatever runs beside it. An episode whose
+simulator failed is begun again. Clips are made afterwards, by repeating the executed actions of the
+episodes that are worth showing.
 """
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float, UInt8, UInt32
 
 from sim.clips import Clip, choose
-from sim.protocol import Environment, Observation, Scene, State, Transition
-from sim.statistics import Rate
+from sim.protocol import Observation, Outcome, Slots, Spec, Start
+from sim.results import Episode, Evaluation, Failure
 
-Policy = Callable[[Observation, list[str], int], Float[Array | np.ndarray, "n h a"]]
-"""(observation, prompts, seed) -> action chunks in the robot's units."""
-Expert = Callable[[Any, State], Float[Array, "n a"]]
-"""(environment, state) -> one action each; it may look at the physics."""
+Policy = Callable[
+    [Observation, list[str], UInt32[np.ndarray, "n 2"]], Float[Array | np.ndarray, "n h a"]
+]
+"""(observation, prompts, keys) -> action chunks in the robot's units. A row's key tells its episode
+and step; its chunk depends on nothing but its own observation, prompt and key."""
+Control = Literal["own", "other prompt", "blank"]
+"""What a policy is told and shown: the truth, another goal's prompt, or images of zeros."""
 Progress = Callable[[int, int], None]
-"""Called with (episodes ended, episodes) after every chunk."""
+"""Called with (starts done, starts) whenever one is."""
 
-_CLIP_SIZE = 160
-
-
-@dataclass(frozen=True)
-class Episode:
-    """What one seed came to."""
-
-    seed: int
-    goal: str
-    """What the episode asks for; `success` is about it."""
-    named_goal: str
-    """What the prompt asks for: `goal`, but for the wrong-prompt control."""
-    prompt: str
-    success: bool
-    named_achieved: bool
-    length: int
-    """Steps until the end, the last included."""
-    reward: float
-    """Sum of rewards until the end."""
-
-
-@dataclass(frozen=True)
-class Latency:
-    """Seconds of one policy call for the whole batch; `first` (which compiles) is not among the
-    percentiles unless it is the only call."""
-
-    first: float
-    p50: float
-    p90: float
-    p99: float
-
-    @classmethod
-    def of(cls, seconds: Sequence[float]) -> "Latency":
-        return cls(seconds[0], *map(float, np.percentile(seconds[1:] or seconds, (50, 90, 99))))
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """The episodes of one policy under one condition. Equal for equal seeds: timings and pictures
-    do not take part in comparison."""
-
-    environment: str
-    goals: tuple[str, ...]
-    episodes: tuple[Episode, ...]
-    roughness: float
-    """Mean |second difference| of executed actions over steps and dimensions, in the robot's units
-    per step²; smooth motion has little."""
-    fps: int
-    latency: Latency = field(compare=False)
-    clips: tuple[Clip, ...] = field(default=(), compare=False, repr=False)
-
-    @property
-    def success(self) -> Rate:
-        """How often the episode's own goal was reached."""
-        return Rate.of(e.success for e in self.episodes)
-
-    @property
-    def named(self) -> Rate:
-        """How often the goal that the prompt named was reached."""
-        return Rate.of(e.named_achieved for e in self.episodes)
-
-    @property
-    def by_goal(self) -> dict[str, Rate]:
-        """Success by the episode's own goal, in the environment's order; absent goals left out."""
-        own = {goal: [e.success for e in self.episodes if e.goal == goal] for goal in self.goals}
-        return {goal: Rate.of(outcomes) for goal, outcomes in own.items() if outcomes}
-
-    @property
-    def by_prompt(self) -> dict[str, Rate]:
-        """Success by the wording that was used, sorted by the goal it names."""
-        groups: dict[str, list[bool]] = {}
-        for e in sorted(self.episodes, key=lambda e: (self.goals.index(e.named_goal), e.prompt)):
-            groups.setdefault(e.prompt, []).append(e.success)
-        return {prompt: Rate.of(outcomes) for prompt, outcomes in groups.items()}
-
-    def to_json(self) -> dict[str, Any]:
-        """All but the pictures, as plain data."""
-        return {
-            "environment": self.environment,
-            "success": self.success.to_json(),
-            "named": self.named.to_json(),
-            "by_goal": {goal: rate.to_json() for goal, rate in self.by_goal.items()},
-            "by_prompt": {prompt: rate.to_json() for prompt, rate in self.by_prompt.items()},
-            "roughness": self.roughness,
-            "latency": asdict(self.latency),
-            "episodes": [asdict(episode) for episode in self.episodes],
-        }
+RERUNS = 3
+"""How often an episode is begun again whose simulator failed."""
+_FILMED_STEPS = 4
 
 
 def evaluate(
-    env: Environment,
+    slots: Slots,
     policy: Policy,
-    seeds: Sequence[int],
+    starts: Sequence[Start],
     *,
-    execute: int = 4,
-    prompt_goal: Literal["own", "other"] = "own",
-    blank: bool = False,
+    execute: int = _FILMED_STEPS,
+    control: Control = "own",
     clips: int = 6,
     progress: Progress | None = None,
+    done: Iterable[Episode] = (),
+    on_episode: Callable[[Episode], None] | None = None,
 ) -> Evaluation:
-    """Lets a policy act from every seed's start until each episode has ended once.
+    """Lets a policy act from every start until its episode ends.
 
     Args:
-      policy: `(observation, prompts, seed) -> actions [N, H, A]`, H >= execute; `seed` is the
-        step at which the chunk begins.
-      seeds: one distinct non-negative integer per episode.
+      policy: `(observation, prompts, keys) -> actions [N, H, A]`, H >= execute.
       execute: steps acted of each chunk before the policy looks again.
-      prompt_goal: "other" names a goal that is not the episode's, chosen by its seed.
-      blank: the policy sees images of zeros.
-      clips: how many episodes to render for people, failures among them if there are any.
+      control: "other prompt" names a goal that is not the episode's, chosen by its seed; "blank"
+        shows images of zeros.
+      clips: how many episodes to show to people, failures among them if there are any.
+      done: episodes of an evaluation that was interrupted; they are not acted again.
+      on_episode: called with each episode as it ends.
 
     Raises:
-      ValueError: bad seeds, actions of a wrong shape or not finite, an environment with a single
-        goal for "other", or one that does not end an episode within its `max_steps`.
+      ValueError: bad starts, actions of a wrong shape or not finite, a single goal for "other
+        prompt", an episode that does not end within `max_steps`, or no episode that a simulator
+        did not fail in.
     """
+    spec, seconds = slots.spec, []
+    if execute < 1:
+        raise ValueError(f"execute is {execute}, expected at least one step.")
+    if control == "other prompt" and len(spec.goals) < 2:
+        raise ValueError(
+            f"The control 'other prompt' needs slots with two goals, '{spec.name}' has "
+            f"{list(spec.goals)}."
+        )
 
-    def act(state: State, prompts: list[str], step: int) -> Float[Array | np.ndarray, "n h a"]:
-        observation = env.observe(state)
-        if blank:
+    def tell(ready: dict[int, _Run]) -> None:
+        runs = list(ready.values())
+        images, states = zip(*(run.observation for run in runs), strict=True)
+        observation = Observation(np.stack(images), np.stack(states))
+        if control == "blank":
             observation = observation._replace(images=observation.images * 0)
-        return policy(observation, prompts, step)
+        keys = np.array([run.key for run in runs], np.uint32)
+        begin = time.perf_counter()
+        answer = policy(observation, [run.prompt for run in runs], keys)
+        actions = np.asarray(answer, np.float32)
+        seconds.append(time.perf_counter() - begin)
+        _check_actions(spec, actions, runs, execute)
+        for (slot, run), chunk in zip(ready.items(), actions, strict=True):
+            run.actions.append(chunk[:execute])
+            slots.send(slot, run.actions[-1])
 
-    return _evaluate(env, act, seeds, execute, prompt_goal, clips, progress)
+    found = _acted(slots, starts, tell, control, progress, done, on_episode)
+    return filmed(slots, [replace(found, seconds=tuple(seconds))], [clips], execute)[0]
 
 
 def evaluate_expert(
-    env: Environment,
-    expert: Expert,
-    seeds: Sequence[int],
+    slots: Slots,
+    starts: Sequence[Start],
     *,
     clips: int = 0,
     progress: Progress | None = None,
+    done: Iterable[Episode] = (),
+    on_episode: Callable[[Episode], None] | None = None,
 ) -> Evaluation:
-    """The same for a scripted expert, which sees the physics state and acts step by step."""
+    """The same for the slots' scripted expert, which sees the physics and acts step by step.
 
-    def act(state: State, prompts: list[str], step: int) -> Float[Array, "n 1 a"]:
-        return expert(env, state)[:, None]
+    Raises:
+      ValueError: as `evaluate`, or there is no expert.
+    """
+    if not slots.spec.expert:
+        raise ValueError(f"'{slots.spec.name}' has no scripted expert to evaluate.")
 
-    return _evaluate(env, act, seeds, 1, "own", clips, progress)
+    def tell(ready: dict[int, _Run]) -> None:
+        for slot in ready:
+            slots.demonstrate(slot, slots.spec.max_steps)
+
+    found = _acted(slots, starts, tell, "own", progress, done, on_episode)
+    return filmed(slots, [found], [clips])[0]
 
 
-def _evaluate(
-    env: Environment,
-    act: Callable[[State, list[str], int], Float[Array | np.ndarray, "n h a"]],
-    seeds: Sequence[int],
-    execute: int,
-    prompt_goal: Literal["own", "other"],
-    clips: int,
-    progress: Progress | None,
-) -> Evaluation:
-    seeds = _checked_seeds(seeds)
-    state = env.reset(np.asarray(seeds))
-    goal = np.asarray(env.goal(state))
-    named, prompts = _instructions(env, seeds, goal, prompt_goal)
+def filmed(
+    slots: Slots, found: Sequence[Evaluation], clips: Sequence[int], steps: int = _FILMED_STEPS
+) -> list[Evaluation]:
+    """Evaluations with clips of so many of their episodes each, failures among them if there are
+    any. Those of all are acted again together, `steps` at a time, by repeating their actions."""
+    shown = []
+    for evaluation, number in zip(found, clips, strict=True):
+        obeyed = [episode.obeyed for episode in evaluation.episodes]
+        named = [evaluation.goals.index(episode.named_goal) for episode in evaluation.episodes]
+        shown.append(choose(obeyed, named, number))
 
-    parts: list[Transition] = []
-    executed, seconds = [], []
-    ended = np.zeros(len(seeds), bool)
-    for step in range(0, env.max_steps, execute):
-        start = time.perf_counter()
-        actions = np.asarray(act(state, prompts, step), np.float32)
-        seconds.append(time.perf_counter() - start)
-        _check_actions(env, actions, seeds, step, execute)
-        executed.append(actions[:, :execute])
-        state, transition = env.step_chunk(state, jnp.asarray(executed[-1]))
-        parts.append(jax.tree.map(np.asarray, transition))
-        ended |= (parts[-1].terminated | parts[-1].truncated).any(1)
-        if progress is not None:
-            progress(int(ended.sum()), len(seeds))
-        if ended.all():
-            break
-    if not ended.all():
-        raise ValueError(
-            f"Environment '{env.name}' did not end the episode of seed {seeds[ended.argmin()]} "
-            f"within its max_steps = {env.max_steps}."
+    def tell(ready: dict[int, _Run]) -> None:
+        for slot, run in ready.items():
+            actions = found[run.place[0]].episodes[run.place[1]].actions
+            at = np.minimum(run.length + np.arange(steps), len(actions) - 1)
+            slots.send(slot, actions[at], film=True)
+
+    places = [(k, i) for k, chosen in enumerate(shown) for i in chosen]
+    runs = [_Run(found[k].episodes[i].start, place=(k, i)) for k, i in places]
+    films: dict[tuple[int, int], Clip] = {}
+    for run, error in _ended(slots, runs, tell):
+        like = found[run.place[0]].episodes[run.place[1]]
+        if error is None and (run.length, run.success) == (like.length, like.success):
+            films[run.place] = Clip(run.place[1], np.concatenate(run.film))
+    return [
+        replace(
+            evaluation,
+            clips=tuple(films[k, i] for i in chosen if (k, i) in films),
+            unrepeatable=sum((k, i) not in films for i in chosen),
         )
+        for k, (evaluation, chosen) in enumerate(zip(found, shown, strict=True))
+    ]
 
-    t = jax.tree.map(lambda *chunks: np.concatenate(chunks, 1), *parts)
-    length = (t.terminated | t.truncated).argmax(1) + 1
-    alive = np.arange(t.reward.shape[1]) < length[:, None]
-    success = (t.terminated & alive).any(1)
-    achieved = (t.achieved & alive[..., None]).any(1)
-    reward = (t.reward * alive).sum(1, dtype=np.float64)
-    obeyed = np.where(named == goal, success, achieved[np.arange(len(seeds)), named])
-    shown = choose(obeyed.tolist(), named.tolist(), clips)
+
+def _acted(
+    slots: Slots,
+    starts: Sequence[Start],
+    tell: Callable[[dict[int, "_Run"]], None],
+    control: Control,
+    progress: Progress | None,
+    done: Iterable[Episode],
+    on_episode: Callable[[Episode], None] | None,
+) -> Evaluation:
+    spec, starts = slots.spec, _checked(starts, slots.spec)
+    asked, failures = set(starts), []
+    finished = {episode.start: episode for episode in done if episode.start in asked}
+    missing = [_Run(start, control) for start in starts if start not in finished]
+    for run, error in _ended(slots, missing, tell):
+        if error is None:
+            episode = finished[run.start] = run.episode(spec)
+            if on_episode is not None:
+                on_episode(episode)
+        else:
+            failures.append(Failure(*run.start, error, run.reruns))
+        if progress is not None:
+            progress(len(finished) + len(failures), len(starts))
+    if not finished:
+        raise ValueError(
+            f"The simulator of '{spec.name}' failed in every episode, {RERUNS + 1} times each; at "
+            f"first it said: {failures[0].error}"
+        )
     return Evaluation(
-        environment=env.name,
-        goals=tuple(env.goals),
-        episodes=tuple(
-            Episode(
-                seed=seed,
-                goal=env.goals[goal[i]],
-                named_goal=env.goals[named[i]],
-                prompt=prompts[i],
-                success=bool(success[i]),
-                named_achieved=bool(achieved[i, named[i]]),
-                length=int(length[i]),
-                reward=float(reward[i]),
-            )
-            for i, seed in enumerate(seeds)
-        ),
-        roughness=_roughness(np.concatenate(executed, 1), alive),
-        fps=env.fps,
-        latency=Latency.of(seconds),
-        clips=_render(env, t.scene, shown, length),
+        suite=spec.name,
+        tasks=spec.tasks,
+        goals=spec.goals,
+        episodes=tuple(finished[start] for start in starts if start in finished),
+        fps=spec.fps,
+        failures=tuple(sorted(failures, key=lambda f: starts.index(Start(f.task, f.seed)))),
     )
 
 
-def _checked_seeds(seeds: Sequence[int]) -> list[int]:
-    seeds = [int(seed) for seed in seeds]
-    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
-        raise ValueError(
-            f"Evaluation seeds must be distinct non-negative integers, at least one, got {seeds}."
+@dataclass
+class _Run:
+    """An episode under way; `place` is that of the episode it repeats, by evaluation."""
+
+    start: Start
+    control: Control = "own"
+    place: tuple[int, int] = (0, 0)
+    reruns: int = 0
+    observation: Observation | None = None
+    goal: int = 0
+    named: int = 0
+    prompt: str = ""
+    success: bool = False
+    achieved: set[int] = field(default_factory=set)
+    rewards: list[Float[np.ndarray, "t"]] = field(default_factory=list)
+    actions: list[Float[np.ndarray, "t a"]] = field(default_factory=list)
+    film: list[UInt8[np.ndarray, "t h w 3"]] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        """Steps acted."""
+        return sum(map(len, self.rewards))
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Of the policy's next call."""
+        return self.start.key(self.length)
+
+    def add(self, outcome: Outcome, spec: Spec) -> None:
+        """Takes note of the next outcome."""
+        if self.observation is None:
+            self._instruct(outcome.goal, spec)
+        self.observation = outcome.observation
+        self.success |= outcome.success
+        self.rewards.append(outcome.reward)
+        self.achieved |= set(np.flatnonzero(outcome.achieved).tolist())
+        if outcome.actions is not None:
+            self.actions.append(outcome.actions)
+        if outcome.film is not None:
+            self.film.append(outcome.film)
+        if not outcome.ended and self.length >= spec.max_steps:
+            raise ValueError(
+                f"'{spec.name}' did not end the episode of seed {self.start.seed} of task "
+                f"'{self.start.task}' within its max_steps = {spec.max_steps}."
+            )
+
+    def _instruct(self, goal: int, spec: Spec) -> None:
+        """What the prompt names, and a wording of it, both drawn from the seed."""
+        _, shift = np.random.default_rng(self.start.seed).random(2)
+        others = len(spec.goals) - 1
+        away = 1 + int(shift * others) if self.control == "other prompt" else 0
+        self.goal, self.named = goal, (goal + away) % len(spec.goals)
+        self.prompt = spec.wording(self.named, self.start.seed)
+
+    def episode(self, spec: Spec) -> Episode:
+        """What it came to."""
+        actions = np.concatenate(self.actions)[: self.length]
+        bends = np.abs(np.diff(actions.astype(np.float64), n=2, axis=0))
+        reached = self.success if self.named == self.goal else self.named in self.achieved
+        return Episode(
+            task=self.start.task,
+            seed=self.start.seed,
+            goal=spec.goals[self.goal],
+            named_goal=spec.goals[self.named],
+            prompt=self.prompt,
+            success=self.success,
+            named_achieved=reached,
+            length=self.length,
+            reward=float(np.concatenate(self.rewards).sum(dtype=np.float64)),
+            roughness=float(bends.mean()) if bends.size else 0.0,
+            reruns=self.reruns,
+            actions=actions,
         )
-    return seeds
 
 
-def _instructions(
-    env: Environment, seeds: list[int], goal: np.ndarray, prompt_goal: Literal["own", "other"]
-) -> tuple[np.ndarray, list[str]]:
-    """The goal that each episode's prompt names, and a wording of it, both drawn from its seed."""
-    if prompt_goal == "other" and len(env.goals) < 2:
+def _ended(
+    slots: Slots, runs: Iterable[_Run], tell: Callable[[dict[int, _Run]], None]
+) -> Iterator[tuple[_Run, str | None]]:
+    """Every run as it ends, with what its simulator said if that failed again and again.
+
+    `tell` tells the slots that wait what to do, by the runs in them.
+    """
+    waiting, free = deque(runs), deque(range(slots.count))
+    acting: dict[int, _Run] = {}
+    while waiting or acting:
+        while waiting and free:
+            slot = free.popleft()
+            acting[slot] = waiting.popleft()
+            slots.begin(slot, acting[slot].start)
+        ready = {}
+        for outcome in slots.poll():
+            run = acting[outcome.slot]
+            if outcome.error is None:
+                run.add(outcome, slots.spec)
+            if not outcome.ended:
+                ready[outcome.slot] = run
+                continue
+            del acting[outcome.slot]
+            free.append(outcome.slot)
+            if outcome.error is not None and run.reruns < RERUNS:
+                waiting.appendleft(_Run(run.start, run.control, run.place, run.reruns + 1))
+            else:
+                yield run, outcome.error
+        if ready:
+            tell(ready)
+
+
+def _checked(starts: Sequence[Start], spec: Spec) -> list[Start]:
+    starts = [Start(task, int(seed)) for task, seed in starts]
+    seeds = [start.seed for start in starts]
+    if not starts or min(seeds) < 0 or len(set(starts)) < len(starts):
         raise ValueError(
-            f"prompt_goal 'other' needs an environment with two goals, "
-            f"'{env.name}' has {list(env.goals)}."
+            f"Starts must be distinct, at least one, with non-negative seeds; got {len(starts)}, "
+            f"{len(set(starts))} of them distinct, with seeds from {min(seeds, default=0)}."
         )
-    named, prompts = goal.copy(), []
-    for i, seed in enumerate(seeds):
-        rng = np.random.default_rng(seed)
-        wording, shift = rng.random(), rng.random()
-        if prompt_goal == "other":
-            named[i] = (goal[i] + 1 + int(shift * (len(env.goals) - 1))) % len(env.goals)
-        wordings = env.prompts[named[i]]
-        prompts.append(wordings[int(wording * len(wordings))])
-    return named, prompts
+    if unknown := {start.task for start in starts} - set(spec.tasks):
+        raise ValueError(f"'{spec.name}' has no task {sorted(unknown)}, only {list(spec.tasks)}.")
+    return starts
 
 
 def _check_actions(
-    env: Environment, actions: np.ndarray, seeds: list[int], step: int, execute: int
+    spec: Spec, actions: Float[np.ndarray, "n h a"], runs: Sequence[_Run], execute: int
 ) -> None:
-    n, a = len(seeds), len(env.action_names)
-    shape = actions.shape
+    n, a, shape = len(runs), len(spec.action_names), actions.shape
     if actions.ndim != 3 or shape[0] != n or shape[1] < execute or shape[2] != a:
-        names = ", ".join(env.action_names)
+        names = ", ".join(spec.action_names)
         raise ValueError(
-            f"The policy returned actions of shape {shape} at step {step}, expected "
-            f"[{n} episodes, at least {execute} steps, {a} actions ({names})]."
+            f"The policy returned actions of shape {shape}, expected [{n} episodes, at least "
+            f"{execute} steps, {a} actions ({names})]."
         )
     finite = np.isfinite(actions[:, :execute]).all((1, 2))
     if not finite.all():
+        run = runs[finite.argmin()]
         raise ValueError(
-            f"The policy returned an action that is not finite at step {step} of the episode of "
-            f"seed {seeds[finite.argmin()]} in '{env.name}'."
+            f"The policy returned an action that is not finite at step {run.length} of the episode "
+            f"of seed {run.start.seed} of task '{run.start.task}'."
         )
-
-
-def _roughness(actions: Float[np.ndarray, "n t a"], alive: Bool[np.ndarray, "n t"]) -> float:
-    bends = np.abs(np.diff(actions.astype(np.float64), n=2, axis=1))[alive[:, 2:]]
-    return float(bends.mean()) if bends.size else 0.0
-
-
-def _render(
-    env: Environment, scene: Scene, shown: list[int], length: np.ndarray
-) -> tuple[Clip, ...]:
-    """One call per step for all shown episodes, so that a compiled renderer sees one shape."""
-    if not shown:
-        return ()
-    steps = range(int(length[shown].max()))
-    frames = [
-        env.render(jax.tree.map(lambda x, t=t: x[shown, t], scene), _CLIP_SIZE) for t in steps
-    ]
-    return tuple(
-        Clip(i, np.stack([f[j] for f in frames[: length[i]]])) for j, i in enumerate(shown)
-    )

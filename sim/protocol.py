@@ -1,11 +1,14 @@
-"""What an environment must offer to be recorded, evaluated or learnt in: N of them at once, as pure
-functions.
+"""What can be acted in, seen two ways: `Environment`, N episodes on a device as pure functions, and
+`Slots`, N places for episodes that report as they finish, whatever simulates them.
 
-Physics states are opaque pytrees with a leading axis N, so a backend may keep them on a device;
-only `Observation` leaves it. Goals are what a task can be told to do (here: which block);
-`achieved` reports every goal, so a control can see what a policy did when it was told another.
+Recording, evaluation and RL that waits for nothing (EnvPool's send and receive, Weng et al. 2022)
+need only `Slots`; `sim.lanes` makes them of an `Environment`, `sim.processes` of simulators in
+processes of their own. Goals are what a task can be told to do (here: which block); `achieved`
+reports every goal, so a control can see what a policy did when it was told another.
 """
 
+import zlib
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -15,11 +18,105 @@ State = Any
 Scene = Any
 
 
+class Start(NamedTuple):
+    """Which episode: the same start is the same episode in any slot and beside any others."""
+
+    task: str
+    seed: int
+
+    def key(self, step: int) -> tuple[int, int]:
+        """Of a policy's noise at a step of this episode, 32 bits each."""
+        return zlib.crc32(f"{self.seed} {self.task}".encode()), step
+
+
 class Observation(NamedTuple):
     """All that a policy may see besides the prompt."""
 
-    images: UInt8[Array, "n c h w 3"]
-    state: Float[Array, "n s"]
+    images: UInt8[Array | np.ndarray, "*n c h w 3"]
+    state: Float[Array | np.ndarray, "*n s"]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What all episodes of some slots have in common."""
+
+    name: str
+    tasks: tuple[str, ...]
+    cameras: tuple[str, ...]
+    """Keys of a dataset: "observation.images.front"."""
+    picture: tuple[int, int]
+    """Height and width of observed pictures, pixels."""
+    state_names: tuple[str, ...]
+    action_names: tuple[str, ...]
+    fps: int
+    """Control steps a second."""
+    max_steps: int
+    """No episode is longer."""
+    goals: tuple[str, ...]
+    prompts: tuple[tuple[str, ...], ...]
+    """Wordings of each goal."""
+    expert: bool = False
+    """Whether `demonstrate` works."""
+
+    def wording(self, goal: int, seed: int) -> str:
+        """How an episode with this seed words a goal."""
+        wordings = self.prompts[goal]
+        return wordings[int(np.random.default_rng(seed).random() * len(wordings))]
+
+
+class Outcome(NamedTuple):
+    """What came of the last thing that a slot was told."""
+
+    slot: int
+    observation: Observation
+    """What is seen now, [c h w 3] and [s]; the terminal one if the episode ended."""
+    goal: int
+    """What the episode asks for, an index into `Spec.goals`."""
+    reward: Float[np.ndarray, "t"]
+    """Of the steps acted: none after `begin`, fewer than were sent if the episode ended."""
+    terminated: bool = False
+    """The environment says that the episode is over: success, or failure for good."""
+    truncated: bool = False
+    """Time ran out; never both."""
+    success: bool = False
+    """The episode's own goal was achieved at one of these steps."""
+    achieved: Bool[np.ndarray, "g"] = np.zeros(0, bool)
+    """Goals achieved at any of these steps."""
+    actions: Float[np.ndarray, "t a"] | None = None
+    """What the expert wanted, from `demonstrate`."""
+    film: UInt8[np.ndarray, "t h w 3"] | None = None
+    """A picture for people after every step, where it was asked for."""
+    error: str | None = None
+    """The simulator died or hung: the episode does not count and can be begun again."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the slot waits for another `begin`."""
+        return self.terminated or self.truncated or self.error is not None
+
+
+class Slots(Protocol):
+    """Places for episodes. Each is told one thing at a time and answers by one `Outcome`."""
+
+    spec: Spec
+    count: int
+
+    def begin(self, slot: int, start: Start) -> None:
+        """Starts an episode; one that runs in the slot is given up."""
+
+    def send(self, slot: int, actions: Float[np.ndarray, "t a"], film: bool = False) -> None:
+        """Acts T steps, or until the episode ends. Pictures are rendered once, at the end."""
+
+    def demonstrate(self, slot: int, steps: int, noise: float = 0.0) -> None:
+        """Lets the task's scripted expert act T steps, its actions disturbed by normal noise of so
+        many standard deviations of the action's range."""
+
+    def poll(self, timeout: float | None = None) -> list[Outcome]:
+        """What was finished since the last call: at least one outcome if any slot is at work and
+        no timeout (seconds) passes first."""
+
+    def close(self) -> None:
+        """Ends whatever simulates."""
 
 
 class Transition(NamedTuple):
@@ -45,6 +142,8 @@ class Environment(Protocol):
     cameras: tuple[str, ...]
     state_names: tuple[str, ...]
     action_names: tuple[str, ...]
+    action_range: tuple[tuple[float, float], ...]
+    """Lowest and highest value of each action."""
     fps: int
     max_steps: int
     goals: tuple[str, ...]
@@ -62,6 +161,9 @@ class Environment(Protocol):
 
     def step_chunk(self, state: State, actions: Float[Array, "n t a"]) -> tuple[State, Transition]:
         """Acts T steps; an episode that ends starts anew from a fresh random state (auto-reset)."""
+
+    def pictures(self, scene: Scene) -> UInt8[Array, "n c h w 3"]:
+        """What the cameras of `observe` see of N scenes, such as terminal ones."""
 
     def render(self, scene: Scene, size: int) -> UInt8[np.ndarray, "*b h w 3"]:
         """Pictures for people, of scenes with any leading axes."""

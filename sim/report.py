@@ -10,7 +10,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from statistics import median
@@ -20,7 +20,8 @@ import numpy as np
 
 from sim import charts
 from sim.clips import Clip, encode_jpeg, encode_mp4
-from sim.evaluate import Episode, Evaluation
+from sim.results import Episode, Evaluation
+from sim.statistics import Paired
 from sim.style import STYLE
 
 _ABOUT = {
@@ -29,6 +30,7 @@ _ABOUT = {
     "expert": "the script that recorded the data; it sees the physics",
     "wrong prompt": "told another goal than the episode's own",
     "blank image": "shown images of zeros",
+    "compared": "the policy of another checkpoint",
 }
 _HOLD_SECONDS = 1
 """How long a video rests on its last picture before it starts over."""
@@ -53,6 +55,8 @@ class Report:
     config: Mapping[str, Any]
     versions: Mapping[str, str]
     """Of libraries, and the hardware."""
+    comparisons: Mapping[str, Paired] = field(default_factory=dict)
+    """The first evaluation against others on the same starts, by their names."""
 
 
 def write_report(path: str | Path, report: Report) -> None:
@@ -78,7 +82,9 @@ def render(report: Report) -> str:
     name, main = next(iter(report.evaluations.items()))
     body = [
         _header(report, main),
-        _section("Success", _success(report.evaluations)),
+        _section("Success", _success(report.evaluations) + _lost(report.evaluations)),
+        _section("Paired comparison", _compared(name, report.comparisons)),
+        _section("By task", _by_task(report.evaluations)),
         _section("By goal and wording", _by_goal(report.evaluations) + _by_prompt(name, main)),
         _section("Episodes", _videos(report.evaluations)),
         _section("Training", _training(report.metrics) + _fill(report.fill)),
@@ -135,7 +141,7 @@ def _success(evaluations: Mapping[str, Evaluation]) -> str:
                 else "",
                 f"{median(x.length for x in e.episodes):g}",
                 f"{e.roughness:.3g}",
-                f"{1000 * e.latency.p50:.1f} / {1000 * e.latency.p99:.1f}",
+                f"{1000 * e.latency.p50:.1f} / {1000 * e.latency.p99:.1f}" if e.latency else "",
             ]
         )
     heads = ["Policy", "Episodes", "Success", "95 % CI", "Named goal", "Median steps"]
@@ -145,8 +151,70 @@ def _success(evaluations: Mapping[str, Evaluation]) -> str:
         "their goal; whiskers are 95 % Wilson intervals.</figcaption></figure>\n"
         + _table("All conditions", heads, rows)
         + '<p class="note">Roughness is the mean absolute second difference of the executed '
-        "actions. A call computes one action chunk for all episodes at once; the first call, which "
+        "actions. A call computes a chunk for every episode that waits; the first call, which "
         "compiles, is left out.</p>"
+    )
+
+
+def _lost(evaluations: Mapping[str, Evaluation]) -> str:
+    """What was begun again or given up because a simulator failed, and clips left out."""
+    notes = []
+    for name, e in evaluations.items():
+        if e.reruns:
+            notes.append(f"{name}: {e.reruns} reruns after failures of the simulator.")
+        notes += [
+            f"{name}: {f.task}, seed {f.seed}, was given up and is not counted: {f.error}"
+            for f in e.failures
+        ]
+        if e.unrepeatable:
+            notes.append(
+                f"{name}: {e.unrepeatable} videos are left out, as the episode came out otherwise "
+                "when its actions were repeated."
+            )
+    return "".join(f'<p class="note">{escape(note)}</p>\n' for note in notes)
+
+
+def _compared(name: str, comparisons: Mapping[str, Paired]) -> str:
+    rows = [
+        [
+            f"{escape(name)} − {escape(other)}",
+            f"{p.trials}",
+            f"{100 * p.difference:+.1f}",
+            " to ".join(f"{100 * end:+.1f}" for end in p.interval),
+            f"{p.first_only}",
+            f"{p.second_only}",
+            f"{p.p_value:.3g}",
+        ]
+        for other, p in comparisons.items()
+    ]
+    heads = ["Policies", "Same starts", "Difference, points", "95 % CI", "Won", "Lost", "p"]
+    note = (
+        '<p class="note">Won and lost are the starts on which only one of both succeeded; p is of '
+        "McNemar’s exact two-sided test, the interval is Newcombe’s for paired rates.</p>"
+    )
+    return _table("Success on the same starts", heads, rows) + note if rows else ""
+
+
+def _by_task(evaluations: Mapping[str, Evaluation]) -> str:
+    tables = {name: e.by_task for name, e in evaluations.items()}
+    tasks = list(dict.fromkeys(task for table in tables.values() for task in table))
+    if len(tasks) < 2:
+        return ""
+    rows = [
+        [escape(task), *(_task_cell(table.get(task)) for table in tables.values())]
+        for task in tasks
+    ]
+    note = '<p class="note">Below each rate: episodes, 95 % interval, mean steps.</p>'
+    return _table("Success by task", ["Task", *map(escape, tables)], rows) + note
+
+
+def _task_cell(e: Evaluation | None) -> str:
+    if e is None:
+        return ""
+    rate = e.success
+    return (
+        f"{_percent(rate.value)}<small>{rate.successes}/{rate.trials}, {rate.interval_text}, "
+        f"{e.mean_length:.0f} steps</small>"
     )
 
 
@@ -287,6 +355,7 @@ def _details(name: str, main: Evaluation, report: Report) -> str:
     config = json.dumps(report.config, indent=2, ensure_ascii=False, default=str)
     episodes = [
         [
+            escape(e.task),
             f"{e.seed}",
             escape(e.goal),
             f"“{escape(e.prompt)}”",
@@ -296,7 +365,7 @@ def _details(name: str, main: Evaluation, report: Report) -> str:
         ]
         for e in main.episodes
     ]
-    heads = ["Seed", "Goal", "Prompt", "Outcome", "Steps", "Return"]
+    heads = ["Task", "Seed", "Goal", "Prompt", "Outcome", "Steps", "Return"]
     return (
         _table("Versions and hardware", ["What", "Which"], versions)
         + f"<details><summary>Configuration</summary><pre>{escape(config)}</pre></details>\n"

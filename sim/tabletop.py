@@ -1,28 +1,25 @@
-"""A gripper over a table with a red, a green and a blue block, simulated by MJX and seen by one
-ray-cast camera.
+"""A gripper over a table with a red, a green and a blue block or drawer, simulated by MJX and seen
+by ray-cast cameras.
 
-Environments run in groups of a fixed number of lanes, so that recording, evaluation and learning
-share one compiled program whatever their batch and chunk, and an episode is the same in any batch.
-Groups run on threads, as a compiled step keeps only one CPU core busy.
+Environments run in groups of a fixed number of lanes (`sim.groups`), so that recording, evaluation
+and learning share one compiled program whatever their batch and chunk.
 """
 
 import math
-import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from threading import BoundedSemaphore
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, UInt8, UInt32
+from jaxtyping import Array, Float, Int, UInt8, UInt32
 
 from sim import physics
-from sim.physics import SIZES, Physics
+from sim.bodies import SUBSTEPS, TIMESTEP
+from sim.groups import checked_actions, checked_seeds, in_groups
+from sim.physics import Implementation, Physics
 from sim.protocol import Observation, Transition
-from sim.raycast import Camera, pictures
+from sim.scenery import CAMERAS, Randomisation, Scene, draw, episode_key
 from sim.tasks import TASKS
 
 TRAIN_SEEDS = range(0, 1_000_000_000)
@@ -30,25 +27,7 @@ TRAIN_SEEDS = range(0, 1_000_000_000)
 EVAL_SEEDS = range(1_000_000_000, 2_000_000_000)
 """Seeds of episodes to be judged by; no demonstration starts from one."""
 
-FRONT = Camera(position=(0.0, -0.42, 0.62), target=(0.0, 0.06, 0.02), fovy=32.0)
-COLOURS = np.array(
-    (
-        (0.30, 0.30, 0.33),
-        (0.16, 0.16, 0.18),
-        (0.16, 0.16, 0.18),
-        (0.90, 0.16, 0.12),
-        (0.12, 0.72, 0.20),
-        (0.13, 0.28, 0.95),
-        (0.80, 0.77, 0.72),
-    ),
-    np.float32,
-)
-"""Of the boxes of `sim.physics.SIZES` and the table, 0 to 1."""
-
-_CORES = os.cpu_count() or 1
-_SLOTS = BoundedSemaphore(max(1, min(_CORES, int(os.environ.get("NPROC", _CORES)) // 2)))
-"""Compiled loops that may run at once: each holds a thread of XLA's pool, whose size NPROC sets,
-and waits for another, so that as many loops as threads would wait for ever."""
+_USUAL = Randomisation()
 
 
 class TabletopState(NamedTuple):
@@ -61,47 +40,92 @@ class TabletopState(NamedTuple):
     goal: Int[Array, "n"]
     physics: Physics
     start: Float[Array, "n 3 2"]
-    """Where the blocks lay at first."""
+    """Where the blocks lay at first, or the drawers' x and how far out they were."""
 
 
 class Tabletop:
-    """`sim.protocol.Environment` for `task` "reach", "lift" or "push".
+    """`sim.protocol.Environment` for `task` "reach", "lift", "push", "stack" or "drawer".
 
     Actions are absolute: where the tip should be (x to the right, y away from the camera, z up,
     metres) and how far the gripper should close (0 open, 1 closed); the controller moves there at
-    most 2.5 cm an axis and half the gripper's way a step. A scene is the boxes' poses [*b, 6, 7].
+    most 2.5 cm an axis and half the gripper's way a step.
+
+    `pure_reset`, `pure_step` and `pure_observe` are functions to trace, inside a larger jitted
+    program too. The protocol's methods check what they are given and run them: on an accelerator as
+    one program for all environments and steps, on CPUs in groups of lanes on threads and step by
+    step, where a loop around one compiled step costs nothing and does for chunks of any length.
 
     Args:
       image_size: pixels along the edge of an observed picture.
+      cameras: whose pictures are observed, keys of `sim.scenery.CAMERAS`.
+      random: what differs from episode to episode besides the task itself.
       yaw: blocks start turned by up to so much to either side, radians; π/4 is any orientation.
-      lanes: how many environments one compiled step advances.
+      lanes: how many environments one compiled step advances on CPUs.
+      impl: which implementation of MJX; "auto" is Warp's on an NVIDIA GPU that has it.
 
     Raises:
-      ValueError: there is no such task.
+      ValueError: there is no such task or camera, or Warp is asked for and is not installed.
     """
 
-    cameras: tuple[str, ...] = ("observation.images.front",)
     state_names: tuple[str, ...] = ("z_setpoint", "z_error", "left_finger", "right_finger")
     action_names: tuple[str, ...] = ("x", "y", "z", "gripper")
-    fps = round(1 / (physics.TIMESTEP * physics.SUBSTEPS))
+    action_range = tuple(zip((*physics.LOW, 0.0), (*physics.HIGH, 1.0), strict=True))
+    fps = round(1 / (TIMESTEP * SUBSTEPS))
 
     def __init__(
-        self, task: str = "lift", image_size: int = 48, yaw: float = math.pi / 4, lanes: int = 128
+        self,
+        task: str = "lift",
+        image_size: int = 48,
+        cameras: tuple[str, ...] = ("observation.images.front",),
+        random: Randomisation = _USUAL,
+        yaw: float = math.pi / 4,
+        lanes: int = 128,
+        impl: Literal["auto", "jax", "warp"] = "auto",
     ) -> None:
         if task not in TASKS:
             raise ValueError(f"There is no tabletop task '{task}', expected one of {list(TASKS)}.")
+        if not cameras or not set(cameras) <= set(CAMERAS):
+            raise ValueError(f"cameras is {cameras}, expected some of {tuple(CAMERAS)}.")
         self.task = TASKS[task]
         self.name = f"tabletop-{task}"
         self.kind = task
         self.image_size = image_size
+        self.cameras = cameras
+        self.random = random
         self.yaw = yaw
         self.lanes = lanes
+        self.impl: Implementation = physics.implementation(impl)
+        self.bodies = replace(self.task.bodies, distractors=random.distractors)
         self.goals = self.task.goals
         self.prompts = self.task.prompts
         self.max_steps = self.task.max_steps
-        self._reset = jax.jit(jax.vmap(self._fresh))
-        self._finish = jax.jit(jax.vmap(self._judged))
-        self._see = partial(_pictures, size=image_size, samples=2)
+        self._reset = jax.jit(self.pure_reset)
+        self._step = jax.jit(self.pure_step)
+        self._finish = jax.jit(self._judged)
+        self._see = jax.jit(self._seen)
+        self._show = jax.jit(self._shown, static_argnames="size")
+
+    def pure_reset(self, seeds: UInt32[Array, "n"]) -> TabletopState:
+        """`reset`, to trace."""
+        return jax.vmap(self._fresh)(seeds, jnp.zeros(len(seeds), jnp.int32))
+
+    def pure_observe(self, state: TabletopState) -> Observation:
+        """`observe`, to trace."""
+        return Observation(self._seen(self.scene(state)), proprioception(state.physics))
+
+    def pure_step(
+        self, state: TabletopState, actions: Float[Array, "n t 4"]
+    ) -> tuple[TabletopState, Transition]:
+        """`step_chunk`, to trace: a scan over the chunk."""
+        step = physics.step(self.bodies, self.impl)
+
+        def one(
+            state: TabletopState, action: Float[Array, "n 4"]
+        ) -> tuple[TabletopState, Transition]:
+            return self._judged(state, step(state.physics, action))
+
+        state, steps = jax.lax.scan(one, state, jnp.swapaxes(actions, 0, 1))
+        return state, jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), steps)
 
     def reset(self, seeds: Int[np.ndarray, "n"]) -> TabletopState:
         """Fresh episodes; the same seed gives the same episode.
@@ -109,29 +133,25 @@ class Tabletop:
         Raises:
           ValueError: a seed is negative or has more than 32 bits.
         """
-        seeds = np.asarray(seeds, np.int64)
-        if seeds.size and not 0 <= seeds.min() <= seeds.max() < 2**32:
-            raise ValueError(
-                f"{self.name}: seeds must lie in 0 … 2**32 - 1, "
-                f"got {seeds.min()} … {seeds.max()}; choose smaller ones."
-            )
-        return self._in_lanes(
-            lambda s: self._reset(s, np.zeros(len(s), np.int32)), seeds.astype(np.uint32)
-        )
+        return in_groups(self._reset, self.lanes, checked_seeds(self.name, seeds))
 
     def goal(self, state: TabletopState) -> Int[Array, "n"]:
         """Index into `goals` of each running episode."""
         return state.goal
 
-    def observe(self, state: TabletopState) -> Observation:
-        """Pictures [N, 1, image_size, image_size, 3] and proprioception [N, 4] (metres), in which
-        x and y are missing: a policy that knew them would copy them and not look."""
-        images = self.pictures(physics.poses(state.physics.position))
-        return Observation(jnp.asarray(images)[:, None], proprioception(state.physics))
+    def scene(self, state: TabletopState) -> Scene:
+        """What pictures of the state show."""
+        poses = self.bodies.poses(state.physics.position, state.start)
+        return Scene(poses, state.seed, state.episode)
 
-    def pictures(self, scene: Float[np.ndarray | Array, "n 6 7"]) -> UInt8[np.ndarray, "n h w 3"]:
-        """What the camera sees of each scene, as in `observe`."""
-        return self._in_lanes(self._see, scene)
+    def observe(self, state: TabletopState) -> Observation:
+        """Pictures [N, cameras, image_size, image_size, 3] and proprioception [N, 4] (metres), in
+        which x and y are missing: a policy that knew them would copy them and not look."""
+        return Observation(self.pictures(self.scene(state)), proprioception(state.physics))
+
+    def pictures(self, scene: Scene) -> UInt8[Array, "n c h w 3"]:
+        """What the cameras see of each scene, as in `observe`."""
+        return jnp.asarray(in_groups(self._see, self.lanes, scene))
 
     def step_chunk(
         self, state: TabletopState, actions: Float[Array, "n t 4"]
@@ -141,49 +161,21 @@ class Tabletop:
         Raises:
           ValueError: the actions have another shape, or one is not finite.
         """
-        chunk = np.asarray(actions, np.float32)
-        n = len(state.seed)
-        if chunk.ndim != 3 or chunk.shape[::2] != (n, 4):
-            raise ValueError(
-                f"{self.name}: expected actions of shape [{n}, steps, 4], got {chunk.shape}."
-            )
-        if not np.isfinite(chunk).all():
-            i, t, a = np.argwhere(~np.isfinite(chunk))[0]
-            raise ValueError(
-                f"{self.name}: action '{self.action_names[a]}' of environment {i} at step {t} of "
-                f"the chunk is {chunk[i, t, a]}, expected a finite number."
-            )
-        return self._in_lanes(self._advance, state, chunk)
+        chunk = checked_actions(self.name, actions, len(state.seed), self.action_names)
+        step = self._loop if jax.default_backend() == "cpu" else self._step
+        return in_groups(step, self.lanes, state, chunk)
 
-    def render(self, scene: Float[Array, "*b 6 7"], size: int) -> UInt8[np.ndarray, "*b h w 3"]:
-        """Pictures for people, of scenes with any leading axes."""
-        scene = jnp.asarray(scene)
-        images = _pictures(scene.reshape(-1, *scene.shape[-2:]), size=size, samples=3)
-        return np.asarray(images).reshape(*scene.shape[:-2], size, size, 3)
+    def render(self, scene: Scene, size: int) -> UInt8[np.ndarray, "*b h w 3"]:
+        """Pictures for people from the front, of scenes with any leading axes."""
+        lead = np.shape(scene.seed)
+        flat = jax.tree.map(lambda x: jnp.asarray(x).reshape(-1, *x.shape[len(lead) :]), scene)
+        return np.asarray(self._show(flat, size=size)).reshape(*lead, size, size, 3)
 
-    def _in_lanes(self, function: Callable[..., Any], *trees: Any) -> Any:
-        """Applies a compiled function of `lanes` environments to any number of them."""
-
-        def run(group: tuple[Any, ...]) -> Any:
-            with _SLOTS:
-                return jax.block_until_ready(function(*group))
-
-        n = len(jax.tree.leaves(trees)[0])
-        if n == self.lanes:
-            return run(trees)
-        host = jax.tree.map(np.asarray, trees)
-        groups = [
-            jax.tree.map(lambda x, at=at: x[np.minimum(at, n - 1)], host)
-            for at in np.arange(-(-n // self.lanes) * self.lanes).reshape(-1, self.lanes)
-        ]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            results = list(pool.map(run, groups))
-        return jax.tree.map(lambda *parts: np.concatenate(parts)[:n], *results)
-
-    def _advance(
+    def _loop(
         self, state: TabletopState, actions: Float[np.ndarray, "lanes t 4"]
     ) -> tuple[TabletopState, Transition]:
-        step = physics.compiled_step()
+        """`pure_step`, a compiled step at a time."""
+        step = physics.compiled_step(self.bodies, self.impl)
         steps = []
         for action in actions.swapaxes(0, 1):
             state, transition = self._finish(state, step(state.physics, action))
@@ -191,37 +183,49 @@ class Tabletop:
         return state, jax.tree.map(lambda *parts: np.stack(parts, 1), *steps)
 
     def _fresh(self, seed: UInt32[Array, ""], episode: Int[Array, ""]) -> TabletopState:
-        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), seed), episode)
+        key = episode_key(seed, episode)
         draws = jax.random.uniform(key, (14,))
         start = self.task.place(draws[:7])
-        yaw = self.yaw * (2 * draws[7:10, None] - 1)
+        yaw = self.yaw * (2 * draws[7:10] - 1)
         low, high = jnp.array((-0.12, -0.10, 0.12)), jnp.array((0.12, 0.14, 0.20))
         tip = low + (high - low) * draws[10:13]
+        aside = self.task.aside(start, jax.random.uniform(jax.random.fold_in(key, 1), (3, 3)))
+        position = self.bodies.position(tip, start, yaw, aside[: self.bodies.distractors])
         return TabletopState(
             seed=seed,
             episode=episode,
             step=jnp.int32(0),
             goal=jnp.int32(draws[13] * len(self.goals)),
-            physics=physics.at_rest(tip, jnp.concatenate((start, yaw), 1)),
+            physics=physics.at_rest(self.bodies, position),
             start=start,
         )
 
     def _judged(self, before: TabletopState, moved: Physics) -> tuple[TabletopState, Transition]:
-        """The state to go on from and what happened, once the bodies have moved."""
-        achieved = self.task.achieved(moved, before.start)
-        terminated = achieved[before.goal]
+        """The states to go on from and what happened, once the bodies have moved."""
+        achieved = jax.vmap(self.task.achieved)(moved, before.start)
+        terminated = jnp.take_along_axis(achieved, before.goal[:, None], 1)[:, 0]
         truncated = ~terminated & (before.step + 1 >= self.max_steps)
+        over = terminated | truncated
         after = before._replace(step=before.step + 1, physics=moved)
-        fresh = self._fresh(before.seed, before.episode + 1)
-        over: Bool[Array, ""] = terminated | truncated
-        return jax.tree.map(partial(jnp.where, over), fresh, after), Transition(
+        fresh = jax.vmap(self._fresh)(before.seed, before.episode + 1)
+
+        def chosen(new: Array, old: Array) -> Array:
+            return jnp.where(over.reshape(-1, *[1] * (old.ndim - 1)), new, old)
+
+        return jax.tree.map(chosen, fresh, after), Transition(
             reward=terminated.astype(jnp.float32),
             terminated=terminated,
             truncated=truncated,
             achieved=achieved,
             state=proprioception(moved),
-            scene=physics.poses(moved.position),
+            scene=self.scene(after),
         )
+
+    def _seen(self, scene: Scene) -> UInt8[Array, "n c h w 3"]:
+        return draw(scene, self.bodies, self.cameras, self.random, self.image_size, 2)
+
+    def _shown(self, scene: Scene, size: int) -> UInt8[Array, "n 1 h w 3"]:
+        return draw(scene, self.bodies, tuple(CAMERAS)[:1], self.random, size, 3)
 
 
 def proprioception(moved: Physics) -> Float[Array, "*n 4"]:
@@ -229,10 +233,3 @@ def proprioception(moved: Physics) -> Float[Array, "*n 4"]:
     z = moved.setpoint[..., 2]
     fingers = moved.position[..., 3], moved.position[..., 4]
     return jnp.stack((z, z - moved.position[..., 2], *fingers), -1)
-
-
-@partial(jax.jit, static_argnames=("size", "samples"))
-def _pictures(
-    scenes: Float[Array, "n 6 7"], *, size: int, samples: int
-) -> UInt8[Array, "n size size 3"]:
-    return pictures(scenes, np.asarray(SIZES, np.float32), COLOURS, FRONT, size, samples)

@@ -25,8 +25,10 @@ from models.config import to_json
 from parallel.mesh import make_mesh
 from parallel.trainer import check_start
 from sim.report import write_report
+from sim.suites import load_suite
 from tools import train
-from tools.evaluate import conditions, make_environment, report_of
+from tools.conditions import BESIDE, conditions, evaluate_all
+from tools.evaluate import report_of
 from tools.presets import RunConfig, load_preset
 from tools.record import RecordConfig, record_dataset
 
@@ -77,7 +79,7 @@ def run(config: DemoConfig, console: Console) -> dict[str, object]:
     ):
         task = progress.add_task("Recording", total=episodes)
         recorded = record_dataset(
-            RecordConfig(out=dataset, task=config.task, episodes=episodes),
+            RecordConfig(out=dataset, suite=f"tabletop-{config.task}", episodes=episodes),
             lambda done, total: progress.update(task, completed=done),
         )
     console.print(f"{dataset}: a LeRobot v3.0 dataset of {recorded['frames']} frames.")
@@ -87,10 +89,11 @@ def run(config: DemoConfig, console: Console) -> dict[str, object]:
         raise KeyboardInterrupt
     with stage("evaluate", f"Acting on {config.evaluations} held-out starts"):
         policy = load_policy(config.out)
-        env = make_environment(f"tabletop-{config.task}", policy.model.config.image_size)
-        results = conditions(policy, env, config.evaluations, 4, console)
+        suite = load_suite(f"tabletop-{config.task}")
+        wanted = conditions(policy, BESIDE)
+        results = evaluate_all(suite, wanted, console, episodes=config.evaluations)
     with stage("report", "Writing the report"):
-        report = report_of(env.name, results, config.out, to_json(preset), dict(seconds))
+        report = report_of(suite.name, results, config.out, to_json(preset), dict(seconds))
         write_report(config.out / "report.html", report)
     summary: dict[str, object] = {
         "task": config.task,

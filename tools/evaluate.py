@@ -1,32 +1,39 @@
-"""Let a trained policy act in simulation on held-out starts, beside its controls, and write a
-report.
+"""Let a trained policy act in simulation and write a report: success by task, beside controls and
+other policies on the same starts.
 
     python -m tools.evaluate --checkpoint runs/mine --suite tabletop-lift --out runs/mine/evaluation
+    python -m tools.evaluate --checkpoint runs/mine --suite metaworld --tasks reach-v3 push-v3 \\
+        --compare runs/other --out runs/mine/metaworld
+
+Every finished episode is kept in episodes.jsonl: the same command goes on after an interruption,
+and more --episodes add to those that are there.
 """
 
 import json
 import sys
-from collections.abc import Callable
+import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
+from typing import Any
 
-import jax
 import numpy as np
 import tyro
 from rich.console import Console
-from rich.progress import Progress
 
 from models import Policy, load_policy
+from models.checkpoints import digests, own
 from models.config import to_json
 from parallel.checkpoint import find
 from parallel.metrics import read_metrics
-from sim.evaluate import Evaluation, evaluate, evaluate_expert
-from sim.experts import expert
+from sim.journal import Journal
 from sim.report import Report, write_report
-from sim.tabletop import EVAL_SEEDS, Tabletop
-from sim.tasks import TASKS
-from tools.runs import load_config, versions
+from sim.results import Evaluation, compared
+from sim.suites import load_suite
+from tools.conditions import Beside, Condition, conditions, evaluate_all
+from tools.runs import versions
+
+_JOURNAL = "episodes.jsonl"
 
 
 @dataclass(frozen=True)
@@ -34,106 +41,78 @@ class EvaluateConfig:
     """What to evaluate, where, and for how long."""
 
     checkpoint: Path
-    """Run directory or one of its checkpoints."""
+    """Run directory or one of its checkpoints, or any other that models.load_policy reads."""
     out: Path
-    """Folder for evaluation.json and report.html."""
+    """Folder for episodes.jsonl, evaluation.json and report.html."""
     suite: str = "tabletop-lift"
-    """tabletop-lift, tabletop-reach or tabletop-push."""
-    episodes: int = 128
-    """Held-out starts per condition."""
+    """tabletop, tabletop-lift, metaworld, libero_spatial, …, or path/to/file.py:NAME."""
+    tasks: tuple[str, ...] = ()
+    """Some of the suite's tasks; all if none are given."""
+    episodes: int | None = None
+    """Starts a task; as many as the suite's authors take if not given."""
+    slots: int | None = None
+    """Episodes at a time; as many as suit the suite if not given."""
     execute: int = 4
     """Steps acted of each chunk before the policy looks again."""
     steps: int = 10
     """Euler steps of the flow sampler."""
-
-
-def make_environment(suite: str, image_size: int) -> Tabletop:
-    """The environment a suite's name stands for; its pictures have the model's size.
-
-    Raises:
-      ValueError: no such suite.
-    """
-    family, _, task = suite.partition("-")
-    if family != "tabletop" or task not in TASKS:
-        names = [f"tabletop-{task}" for task in TASKS]
-        raise ValueError(f"Unknown suite '{suite}'; choose one of {names}.")
-    return Tabletop(task, image_size=image_size)
-
-
-def conditions(
-    policy: Policy, env: Tabletop, episodes: int, execute: int, console: Console
-) -> dict[str, Evaluation]:
-    """The policy, the same network untrained, the expert and two controls, on the same starts."""
-    seeds = range(EVAL_SEEDS.start, EVAL_SEEDS.start + episodes)
-    untrained = replace(policy, params=jax.jit(policy.model.init)(jax.random.key(0)))
-
-    act = partial(evaluate, env, seeds=seeds, execute=execute)
-    wanted: dict[str, Callable[..., Evaluation]] = {
-        "trained": partial(act, policy.act),
-        "untrained": partial(act, untrained.act, clips=2),
-        "expert": partial(evaluate_expert, env, expert, seeds, clips=2),
-        "wrong prompt": partial(act, policy.act, prompt_goal="other", clips=2),
-        "blank image": partial(act, policy.act, blank=True, clips=2),
-    }
-    results = {}
-    with Progress(console=console, transient=True) as progress:
-        for name, measure in wanted.items():
-            task = progress.add_task(f"Evaluating: {name}", total=episodes)
-            results[name] = measure(
-                progress=lambda ended, _, task=task: progress.update(task, completed=ended)
-            )
-            console.print(f"  {name}: {results[name].success}")
-    return results
+    controls: tuple[Beside, ...] = ()
+    """What else to evaluate on the same starts: the same network untrained, the suite's scripted
+    expert, the policy told another goal, the policy shown images of zeros."""
+    compare: Path | None = None
+    """Another checkpoint, compared with the first on the same starts."""
 
 
 def run(config: EvaluateConfig, console: Console) -> dict[str, Evaluation]:
-    """Evaluates a checkpoint and writes its report.
+    """Evaluates a checkpoint and writes evaluation.json and its report.
 
     Raises:
-      ValueError, FileNotFoundError: no such suite or checkpoint, or they do not fit each other.
+      ValueError, FileNotFoundError: no such suite or checkpoint, they do not fit each other, or
+        the folder holds episodes of another evaluation.
     """
+    suite = load_suite(config.suite)
     policy = load_policy(config.checkpoint, steps=config.steps)
-    env = make_environment(config.suite, policy.model.config.image_size)
-    _check_fits(policy, env)
-    results = conditions(policy, env, config.episodes, config.execute, console)
-    config.out.mkdir(parents=True, exist_ok=True)
-    summary = {name: result.to_json() for name, result in results.items()}
-    (config.out / "evaluation.json").write_text(json.dumps(summary, indent=2))
-    trained = load_config(config.checkpoint)
-    write_report(
-        config.out / "report.html",
-        report_of(config.suite, results, find(config.checkpoint).parent.parent, to_json(trained)),
+    wanted = conditions(policy, config.controls, _identity(config.checkpoint))
+    if config.compare is not None:
+        other = load_policy(config.compare, steps=config.steps)
+        wanted.append(Condition("compared", other, checkpoint=_identity(config.compare)))
+    results = evaluate_all(
+        suite,
+        wanted,
+        console,
+        tasks=config.tasks,
+        episodes=config.episodes,
+        slots=config.slots,
+        execute=config.execute,
+        journal=Journal(config.out / _JOURNAL),
     )
+    pairs = compared(results["trained"], results["compared"]) if config.compare else None
+    summary = {
+        "suite": config.suite,
+        "evaluations": {name: result.to_json() for name, result in results.items()},
+        "comparison": pairs.to_json() if pairs else None,
+    }
+    (config.out / "evaluation.json").write_text(json.dumps(summary, indent=2) + "\n")
+    trained = _config_of(config.checkpoint, policy)
+    report = report_of(config.suite, results, _run_folder(config.checkpoint), trained)
+    report = replace(report, comparisons={"compared": pairs} if pairs else {})
+    write_report(config.out / "report.html", report)
+    if pairs:
+        console.print(f"{config.checkpoint} less {config.compare}: {pairs}")
     console.print(f"Report: {config.out / 'report.html'}")
     return results
 
 
-def _check_fits(policy: Policy, env: Tabletop) -> None:
-    if policy.processor is None:
-        raise ValueError(
-            "The checkpoint came without a processor (scales and tokenizer), so it cannot act in "
-            "a suite; train it on the suite's data first."
-        )
-    robot = policy.processor.embodiments[policy.embodiment]
-    theirs = (env.cameras, len(env.state_names), len(env.action_names))
-    ours = (robot.cameras, len(robot.state.offset), len(robot.actions.offset))
-    if ours != theirs:
-        raise ValueError(
-            f"The policy was trained on '{robot.name}' with (cameras, state dims, action dims) = "
-            f"{ours}, but {env.name} has {theirs}; evaluate it on a suite of its own robot."
-        )
-
-
 def report_of(
     suite: str,
-    results: dict[str, Evaluation],
-    directory: Path,
-    config: dict[str, object],
-    seconds: dict[str, float] | None = None,
+    results: Mapping[str, Evaluation],
+    directory: Path | None,
+    config: Mapping[str, Any],
+    seconds: Mapping[str, float] | None = None,
 ) -> Report:
     """A report on evaluations together with the training metrics of the run in `directory`; one
     that was moved without them has none."""
-    metrics = read_metrics(directory)
+    metrics = read_metrics(directory) if directory else []
     fills = [row["fill"] for row in metrics if "fill" in row]
     return Report(
         title=f"{suite}: closed-loop success on held-out starts",
@@ -147,15 +126,45 @@ def report_of(
     )
 
 
+def _is_own(checkpoint: Path) -> bool:
+    try:
+        return digests.is_sealed(find(checkpoint))
+    except FileNotFoundError:
+        return False
+
+
+def _identity(checkpoint: Path) -> str:
+    """The same for the same parameters, wherever a checkpoint of ours lies."""
+    if not _is_own(checkpoint):
+        return str(checkpoint.resolve())
+    found = find(checkpoint)
+    return f"step {found.name}, {zlib.crc32((found / digests.NAME).read_bytes()):08x}"
+
+
+def _run_folder(checkpoint: Path) -> Path | None:
+    return find(checkpoint).parent.parent if _is_own(checkpoint) else None
+
+
+def _config_of(checkpoint: Path, policy: Policy) -> Mapping[str, Any]:
+    if _is_own(checkpoint):
+        return own.read_json(checkpoint, "config")
+    return {"model": to_json(policy.model.config)}
+
+
 def main() -> None:
     """Command line."""
+    config = tyro.cli(EvaluateConfig, prog="python -m tools.evaluate", description=__doc__)
     try:
-        run(
-            tyro.cli(EvaluateConfig, prog="python -m tools.evaluate", description=__doc__),
-            Console(),
-        )
+        run(config, Console())
     except (ValueError, FileNotFoundError) as error:
         sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        print(
+            f"Interrupted. {config.out / _JOURNAL} keeps the finished episodes: the same command "
+            "goes on from there.",
+            file=sys.stderr,
+        )
+        sys.exit(130)
 
 
 if __name__ == "__main__":

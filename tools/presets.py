@@ -55,6 +55,21 @@ class DataConfig:
 
 
 @dataclass(frozen=True)
+class ClosedLoopConfig:
+    """What to act in while training, every `trainer.eval_every` steps; nothing without a suite.
+
+    `episodes` starts of each of the suite's `tasks` (all, if none are named), `slots` at a time
+    (as many as suit the suite, if not given), `execute` steps of each chunk.
+    """
+
+    suite: str = ""
+    tasks: tuple[str, ...] = ()
+    episodes: int = 16
+    slots: int | None = None
+    execute: int = 4
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """Everything that decides a training run besides its data."""
 
@@ -65,6 +80,7 @@ class RunConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)
+    closed_loop: ClosedLoopConfig = field(default_factory=ClosedLoopConfig)
 
     def layout(self, sources: Sequence[Source]) -> Layout:
         """Row sizes for about `rows.samples` average samples of the mixture, filled best."""

@@ -48,10 +48,11 @@ def size(params: Any) -> int:
 def action_error(policy: Policy, other: Policy, batch: PackedBatch) -> float:
     """Norm of the difference of the actions that both sample from the same noise, relative to the
     norm of the first's."""
+    noise = jax.random.normal(jax.random.key(0), batch.actions.shape)
     actions, others = (
         np.asarray(
             jax.jit(p.model.sample_actions, static_argnames="steps")(
-                p.params, batch, jax.random.key(0), steps=p.steps
+                p.params, batch, noise, steps=p.steps
             )
         )
         for p in (policy, other)

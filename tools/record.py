@@ -1,11 +1,20 @@
-"""Records demonstrations of the simulated tabletop as a LeRobot v3.0 dataset."""
+"""Record demonstrations of a suite's tasks, by its scripted expert or by a trained policy, as a
+LeRobot v3.0 dataset.
+
+    python -m tools.record --suite tabletop-lift --episodes 2048 --out datasets/lift
+    python -m tools.record --suite metaworld --tasks reach-v3 drawer-open-v3 --out datasets/mt2
+    python -m tools.record --suite libero_spatial --checkpoint runs/mine --out datasets/own
+
+Of each task the first episodes that succeed are kept, by their seeds; the others are counted.
+"""
 
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import tyro
 from rich.console import Console
@@ -19,8 +28,15 @@ from rich.progress import (
 )
 
 from data.writer import DatasetWriter
-from sim.record import Recording
-from sim.tabletop import Tabletop
+from models import load_policy
+from parallel.prefetch import Prefetcher
+from sim.demonstrations import Demonstrations
+from sim.protocol import Spec
+from sim.suites import load_suite
+from tools.conditions import acting_in
+
+SEEDS_PER_RECORDING = 1_000_000
+_RECORDINGS = 1000
 
 
 @dataclass(frozen=True)
@@ -29,16 +45,25 @@ class RecordConfig:
 
     out: Path
     """Folder to make for the dataset; must not exist, or be empty."""
-    task: Literal["lift", "reach", "push"] = "lift"
-    """What the robot is told to do with the block of a colour."""
-    episodes: int = 2048
-    """How many successful demonstrations to keep."""
+    suite: str = "tabletop-lift"
+    """tabletop, tabletop-lift, metaworld, gym:ID, …, or path/to/file.py:NAME."""
+    tasks: tuple[str, ...] = ()
+    """Some of the suite's tasks; all if none are given."""
+    episodes: int = 50
+    """How many successful demonstrations of each task to keep."""
     seed: int = 0
     """Recordings with different seeds share no episode."""
-    noise: float = 0.006
-    """Standard deviation of what is added to the executed goal, metres."""
+    noise: float = 0.015
+    """Standard deviation of what is added to the expert's executed actions, in parts of their
+    range."""
     image_size: int = 48
-    """Edge of the camera's pictures, pixels."""
+    """Edge of the cameras' pictures, pixels; with a checkpoint, its own."""
+    slots: int | None = None
+    """Episodes at a time; as many as suit the suite if not given."""
+    checkpoint: Path | None = None
+    """Run directory or checkpoint whose policy acts instead of the suite's expert."""
+    execute: int = 4
+    """Steps acted of each of the policy's chunks before it looks again."""
 
 
 def record_dataset(
@@ -47,74 +72,123 @@ def record_dataset(
     """Records the dataset; `progress` is called with (episodes kept, episodes asked for).
 
     Returns:
-      `tried` and `kept` episodes, `frames` and `seconds`.
+      `tried`, `kept` and `failed` (by their simulator) episodes, `frames` and `seconds`.
 
     Raises:
-      ValueError: the folder is not empty, a number is out of range, or the expert keeps failing.
+      ValueError: the folder is not empty, a number is out of range, there is no such task, nobody
+        can act, or who acts keeps failing.
     """
-    if config.episodes < 1 or config.image_size < 1 or config.noise < 0:
-        raise ValueError(
-            f"episodes = {config.episodes}, image_size = {config.image_size} and noise = "
-            f"{config.noise}: expected at least 1, 1 and 0."
-        )
     start = time.perf_counter()
-    env = Tabletop(config.task, config.image_size)
-    recording = Recording(env, config.episodes, config.seed, config.noise)
-    shape = (config.image_size, config.image_size, 3)
-    features = {
-        "observation.state": _column(env.state_names),
-        "action": _column(env.action_names),
-        **{
-            camera: {"dtype": "video", "shape": shape, "names": ["height", "width", "channels"]}
-            for camera in env.cameras
-        },
-    }
-    with DatasetWriter(
-        config.out, fps=env.fps, features=features, robot_type="chiliad_tabletop"
-    ) as writer:
-        for episode in recording:
-            writer.add_episode(*episode)
-            if progress is not None:
-                progress(recording.kept, config.episodes)
+    suite = load_suite(config.suite)
+    _check(config)
+    groups = suite.groups(config.tasks)
+    policy = None if config.checkpoint is None else load_policy(config.checkpoint)
+    size = config.image_size if policy is None else policy.model.config.image_size
+    asked, kept, tried, failed = config.episodes * sum(map(len, groups)), 0, 0, 0
+    writer: DatasetWriter | None = None
+    features: dict[str, Any] = {}
+    with ExitStack() as stack:
+        count = suite.count(config.slots, config.episodes * len(groups[0]))
+        for group in groups:
+            slots = stack.enter_context(closing(suite.open(group, count, size)))
+            made = Demonstrations(
+                slots,
+                group,
+                config.episodes,
+                first_seed=config.seed * SEEDS_PER_RECORDING,
+                noise=config.noise,
+                policy=None if policy is None else acting_in(policy, slots.spec),
+                execute=config.execute,
+            )
+            theirs = _features(slots.spec)
+            if writer is None:
+                features = theirs
+                writer = stack.enter_context(
+                    DatasetWriter(
+                        config.out, fps=slots.spec.fps, features=features, robot_type=suite.name
+                    )
+                )
+            elif theirs != features:
+                raise ValueError(
+                    f"{slots.spec.name} has other features than {groups[0][0]}; record tasks of "
+                    "one robot at a time."
+                )
+            with Prefetcher(iter(made), lambda episode: episode, depth=count) as episodes:
+                for episode in episodes:
+                    writer.add_episode(*episode)
+                    kept += 1
+                    if progress is not None:
+                        progress(kept, asked)
+            slots.close()
+            tried, failed = tried + made.tried, failed + made.failed
+    assert writer is not None
     return {
-        "tried": recording.tried,
-        "kept": recording.kept,
+        "tried": tried,
+        "kept": kept,
+        "failed": failed,
         "frames": writer.num_frames,
         "seconds": round(time.perf_counter() - start, 1),
     }
 
 
-def main(config: RecordConfig) -> None:
+def main(config: RecordConfig, console: Console) -> None:
     """Records with a progress bar and says what came of it."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]:.0f} episodes/s"),
+        TextColumn("{task.fields[rate]:.1f} episodes/s"),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns) as bar:
-        task = bar.add_task("Compiling", total=config.episodes, rate=0.0)
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("Starting", total=None, rate=0.0)
 
         def progress(done: int, total: int) -> None:
             elapsed = bar.tasks[task].elapsed or 0.0
             rate = done / elapsed if elapsed else 0.0
-            bar.update(task, completed=done, description="Recording", rate=rate)
+            bar.update(task, completed=done, total=total, description="Recording", rate=rate)
 
         summary = record_dataset(config, progress)
-    Console().print(
-        f"{config.out}: {summary['kept']} episodes, {summary['frames']} frames; the expert failed "
-        f"in {summary['tried'] - summary['kept']} of {summary['tried']}, which were left out."
+    lost = summary["tried"] - summary["kept"] - summary["failed"]
+    console.print(
+        f"{config.out}: {summary['kept']} episodes, {summary['frames']} frames; of "
+        f"{summary['tried']} tried, {lost} did not succeed and {summary['failed']} were lost with "
+        "their simulator, all of which were left out."
     )
 
 
-def _column(names: tuple[str, ...]) -> dict[str, Any]:
-    return {"dtype": "float32", "shape": (len(names),), "names": list(names)}
+def _check(config: RecordConfig) -> None:
+    if config.episodes < 1 or config.image_size < 1 or config.noise < 0 or config.execute < 1:
+        raise ValueError(
+            f"episodes = {config.episodes}, image_size = {config.image_size}, noise = "
+            f"{config.noise} and execute = {config.execute}: expected at least 1, 1, 0 and 1."
+        )
+    if not 0 <= config.seed < _RECORDINGS:
+        raise ValueError(
+            f"The recording's seed is {config.seed}, expected 0 … {_RECORDINGS - 1}; choose "
+            "another."
+        )
+
+
+def _features(spec: Spec) -> dict[str, Any]:
+    def column(names: tuple[str, ...]) -> dict[str, Any]:
+        return {"dtype": "float32", "shape": (len(names),), "names": list(names)}
+
+    picture = {
+        "dtype": "video",
+        "shape": (*spec.picture, 3),
+        "names": ["height", "width", "channels"],
+    }
+    return {
+        "observation.state": column(spec.state_names),
+        "action": column(spec.action_names),
+        **dict.fromkeys(spec.cameras, picture),
+    }
 
 
 if __name__ == "__main__":
     try:
-        main(tyro.cli(RecordConfig, prog="python -m tools.record", description=__doc__))
+        main(tyro.cli(RecordConfig, prog="python -m tools.record", description=__doc__), Console())
     except (ValueError, FileNotFoundError) as error:
         sys.exit(f"error: {error}")

@@ -1,4 +1,4 @@
-"""A run's config read back from its checkpoint, and what reports say of the machine."""
+"""What reports and benchmarks say of the machine."""
 
 import os
 import platform
@@ -7,16 +7,7 @@ from pathlib import Path
 
 import jax
 
-from models.checkpoints import own
-from models.config import from_json
-from tools.presets import RunConfig
-
 _PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "grain", "mujoco-mjx", "numpy")
-
-
-def load_config(path: Path) -> RunConfig:
-    """The config that a run, or one of its checkpoints, was trained with."""
-    return from_json(RunConfig, own.read_json(path, "config"))
 
 
 def versions() -> dict[str, str]:

@@ -15,6 +15,7 @@ folder holds config.json, metrics.jsonl, TensorBoard events, the frame store and
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,7 +31,7 @@ from rich.console import Console
 from data.loader import Loader
 from data.mixture import is_mixture
 from data.plan import Plan
-from models import PackedBatch, Pi
+from models import PackedBatch, Pi, Policy, flow
 from models.augment import Augmented
 from models.config import from_json, to_json
 from models.load import begin_from, look
@@ -45,12 +46,16 @@ from parallel.step import TrainState
 from parallel.stop import leave_at_once
 from parallel.trainer import CONFIG_NAME, Run, Trained, check_start, train
 from parallel.watchdog import Watchdog, note
+from tools.closed_loop import ClosedLoop
 from tools.prepare import Prepared, Text, prepare
 from tools.presets import RunConfig, load_preset
+
+OnEval = Callable[[int, TrainState, Callable[[], bool]], dict[str, float]]
 
 _EVAL_STEPS = 8
 _FREE = {
     "mesh",
+    "closed_loop",
     "model.compute.pipeline",
     *(f"data.{n}" for n in ("workers", "threads", "skip_unreadable")),
     *(f"trainer.{n}" for n in ("log_every", "save_every", "keep", "eval_every", "prefetch")),
@@ -156,19 +161,38 @@ def run(paths: Paths, config: RunConfig, console: Console | None = None) -> Trai
         f"filled to {plan.fill(range(20)).prefix:.1%}."
     )
     cameras = tuple(robot.cameras for robot in ready.processor.embodiments)
-    return train(
-        Augmented(model, config.augment, cameras),
-        SHARDING_RULES,
-        batches,
-        lambda step: content,
-        Run(out, to_json(config), ready.assets),
-        config.trainer,
-        config.optimizer,
-        mesh=mesh,
-        resume=resume,
-        initial=_initial(paths, model, config),
-        on_eval=_held_out_metrics(model, ready, config, mesh) if held_out else None,
-    )
+    measures = [_held_out_metrics(model, ready, config, mesh)] if held_out else []
+    with ExitStack() as stack:
+        if config.closed_loop.suite:
+            policy = Policy(model, None, ready.processor)
+            acting = stack.enter_context(ClosedLoop(config.closed_loop, policy, out, console))
+            measures.append(acting.begin)
+        result = train(
+            Augmented(model, config.augment, cameras),
+            SHARDING_RULES,
+            batches,
+            lambda step: content,
+            Run(out, to_json(config), ready.assets),
+            config.trainer,
+            config.optimizer,
+            mesh=mesh,
+            resume=resume,
+            initial=_initial(paths, model, config),
+            on_eval=_all_of(measures) if measures else None,
+        )
+        if config.closed_loop.suite and not result.finished:
+            acting.abandon()
+    return result
+
+
+def _all_of(measures: Sequence[OnEval]) -> OnEval:
+    def on_eval(step: int, state: TrainState, stopping: Callable[[], bool]) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for measure in measures:
+            found |= measure(step, state, stopping)
+        return found
+
+    return on_eval
 
 
 def _text(paths: Paths) -> Text | None:
@@ -193,7 +217,7 @@ def _initial(paths: Paths, model: Pi, config: RunConfig) -> Any:
     return lambda like: begin_from(init, model, like, config.trainer.seed)
 
 
-def _held_out_metrics(model: Pi, ready: Prepared, config: RunConfig, mesh: Mesh) -> Any:
+def _held_out_metrics(model: Pi, ready: Prepared, config: RunConfig, mesh: Mesh) -> OnEval:
     """Measures the averaged parameters on held-out episodes, their pictures as they are: flow loss,
     error of sampled actions, and that of always giving the robot's mean action (both mean squares
     in normalised units)."""
@@ -217,7 +241,8 @@ def _held_out_metrics(model: Pi, ready: Prepared, config: RunConfig, mesh: Mesh)
     def measure(params: Any, batch: PackedBatch) -> jax.Array:
         key = jax.random.key(0)
         loss, count = model.loss(params, batch, key)
-        sampled = model.sample_actions(params, batch, key)
+        noise = flow.draw(key, batch.sample_id, 1, batch.actions.shape[2:])[1][:, :, 0]
+        sampled = model.sample_actions(params, batch, noise)
         usual = jnp.asarray(means)[batch.embodiment][:, :, None]
         errors = [((x - batch.actions) ** 2 * batch.action_mask).sum() for x in (sampled, usual)]
         return jnp.stack([loss, *errors, count])

@@ -2,8 +2,6 @@ import base64
 import io
 import json
 import re
-import shutil
-import subprocess
 import sys
 
 import av
@@ -14,21 +12,9 @@ import pytest
 
 from data import open_dataset
 from data.view import write_page, write_recording
+from tests.browser import needs_browser, shown
 from tests.data.conftest import FRONT, TASKS, WRIST, make_episode, write
 from tests.data.test_validate import EPISODES, PARQUET, change, edit_column
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-sync",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--virtual-time-budget=5000",
-]
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +50,8 @@ def test_the_page_has_every_value_with_its_name_and_the_task(page, episodes):
     html = page.read_text()
     data = data_of(html)
     columns = [episodes[1].columns[n] for n in ("observation.state", "action", "next.success")]
-    for shown, values in zip(data["columns"], columns, strict=True):
-        assert np.allclose(shown, values.reshape(len(values), -1).T, rtol=1e-3, atol=1e-9)
+    for column, values in zip(data["columns"], columns, strict=True):
+        assert np.allclose(column, values.reshape(len(values), -1).T, rtol=1e-3, atol=1e-9)
     assert (data["fps"], data["length"]) == (20, 12)
     assert data["tasks"] == [{"first": 0, "text": "reach the green block"}]
     names = re.findall(r'class="name" title="([^"]+)"', html)
@@ -104,17 +90,14 @@ def test_an_episode_that_is_not_there_is_refused(recorded, tmp_path):
         write_page(open_dataset(recorded), 6, tmp_path / "p.html")
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium is on this machine")
+@needs_browser
 def test_a_browser_shows_the_frame_that_a_link_asks_for(page, episodes, tmp_path):
-    command = [CHROMIUM, *FLAGS, f"--user-data-dir={tmp_path}", "--dump-dom"]
-    shown = subprocess.run(
-        [*command, f"{page.as_uri()}#frame=7"], capture_output=True, text=True, timeout=120
-    ).stdout
-    assert "frame <b>7</b> of 12 · 0.35 s" in shown
-    outputs = re.findall(r"<output[^>]*>([^<]*)</output>", shown)
+    document = shown(page, tmp_path, "frame=7")
+    assert "frame <b>7</b> of 12 · 0.35 s" in document
+    outputs = re.findall(r"<output[^>]*>([^<]*)</output>", document)
     values = [episodes[1].columns[n][7] for n in ("observation.state", "action")]
     assert np.allclose([float(x) for x in outputs[:7]], np.concatenate(values), rtol=1e-3)
-    times = re.findall(r'data-shown="([\d.]+)"', shown)
+    times = re.findall(r'data-shown="([\d.]+)"', document)
     assert np.allclose([float(time) for time in times], 7.5 / 20)
     assert len(times) == 2
 

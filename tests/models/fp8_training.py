@@ -65,12 +65,10 @@ def held_out_loss(params: Any, recipe: Any) -> float:
 def action_error(params: Any, other: Any) -> float:
     """Norm of the difference of the actions that both sample from the same noise on one batch,
     relative to the norm of the first's."""
-    act = jax.jit(
-        partial(_model("none").sample_actions, key=jax.random.key(2)),
-        compiler_options=_FAST_COMPILE,
-    )
+    act = jax.jit(_model("none").sample_actions, compiler_options=_FAST_COMPILE)
     (batch,) = _batches([_TRAIN])
-    actions, others = (np.asarray(act(p, batch)) for p in (params, other))
+    noise = jax.random.normal(jax.random.key(2), batch.actions.shape)
+    actions, others = (np.asarray(act(p, batch, noise)) for p in (params, other))
     return float(np.linalg.norm(others - actions) / np.linalg.norm(actions))
 
 

@@ -85,7 +85,7 @@ def measure(model, params, batch, noise, time):
 
 @partial(jax.jit, static_argnums=0)
 def sample(model, params, batch, noise):
-    return model.sample_actions(params, batch, KEY, noise=noise)
+    return model.sample_actions(params, batch, noise)
 
 
 def assert_near(ours, theirs, tolerance: float) -> None:

@@ -102,7 +102,7 @@ def test_blocked_attention_gives_the_loss_and_gradients_of_dense(params):
 def test_perturbing_one_sample_leaves_the_actions_of_the_others(params):
     group = samples(6)
     noise = jax.random.normal(KEY, (1, 5, 4, 6))
-    act = jax.jit(lambda b: MODEL.sample_actions(params, b, KEY, steps=3, noise=noise))
+    act = jax.jit(lambda b: MODEL.sample_actions(params, b, noise, steps=3))
     changed = dataclasses.replace(
         group[1],
         images=tuple(255 - i for i in group[1].images),
@@ -131,7 +131,7 @@ def test_the_loss_is_the_mean_of_its_chunks_and_ignores_masked_entries(params):
 def test_sampling_integrates_the_velocity_that_training_learns(params):
     batch = pack([samples(8)], PACKED)
     noise = jax.random.normal(KEY, (1, 5, 4, 6))
-    sampled = MODEL.sample_actions(params, batch, KEY, steps=2, noise=noise)
+    sampled = MODEL.sample_actions(params, batch, noise, steps=2)
     x = noise[:, :, None]
     for t in (1.0, 0.5):
         x = x - 0.5 * MODEL.velocity(params, batch, x, jnp.full((1, 5, 1), t))

@@ -3,9 +3,10 @@
 import pytest
 
 from sim.tabletop import Tabletop
+from sim.tasks import TASKS
 
 
 @pytest.fixture(scope="session")
 def envs() -> dict[str, Tabletop]:
     """One environment per task, few lanes each."""
-    return {task: Tabletop(task, lanes=16) for task in ("reach", "lift", "push")}
+    return {task: Tabletop(task, lanes=16) for task in TASKS}

@@ -3,13 +3,15 @@ three discs.
 
 Discs lie 120° apart on the unit circle, turned by an angle only the image shows, so a policy that
 succeeds has read image and prompt. Everything is numpy; an episode is a pure function of its seed.
+`Shuffled` acts the same episodes in slots that report when they please.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-from sim.protocol import Observation, Transition
+from sim.lanes import Lanes
+from sim.protocol import Observation, Outcome, Start, Transition
 
 SIZE = 32
 SPEED = 0.15
@@ -34,6 +36,7 @@ class PointWorld:
     cameras = ("top",)
     state_names = ("x", "y")
     action_names = ("dx", "dy")
+    action_range = ((-1.0, 1.0), (-1.0, 1.0))
     fps = 8
     max_steps = 12
     goals = ("red", "green", "blue")
@@ -54,7 +57,10 @@ class PointWorld:
         return state.goal
 
     def observe(self, state):
-        return Observation(images=_draw(state, SIZE)[:, None], state=state.place)
+        return Observation(images=self.pictures(state), state=state.place)
+
+    def pictures(self, scene):
+        return _draw(scene, SIZE)[:, None]
 
     def step_chunk(self, state, actions):
         actions, steps = np.asarray(actions), []
@@ -79,6 +85,50 @@ class PointWorld:
         return _draw(scene, size)
 
 
+class Shuffled:
+    """`Slots` over points that report in a random order, some much later than others, and whose
+    simulator fails where `fails(start, attempt)` says so."""
+
+    def __init__(self, count: int, seed: int = 0, fails=lambda start, attempt: False) -> None:
+        self.slots = [Lanes(PointWorld(), 1, expert) for _ in range(count)]
+        self.spec, self.count = self.slots[0].spec, count
+        self.fails, self.rng = fails, np.random.default_rng(seed)
+        self.starts: list[Start] = [Start("", 0)] * count
+        self.attempts: dict[Start, int] = {}
+        self.told: set[int] = set()
+
+    def begin(self, slot, start):
+        self.starts[slot] = start
+        self.attempts[start] = self.attempts.get(start, 0) + 1
+        self.told.add(slot)
+        self.slots[slot].begin(0, start)
+
+    def send(self, slot, actions, film=False):
+        self.told.add(slot)
+        self.slots[slot].send(0, actions, film)
+
+    def demonstrate(self, slot, steps, noise=0.0):
+        self.told.add(slot)
+        self.slots[slot].demonstrate(0, steps, noise)
+
+    def poll(self, timeout=None):
+        waiting = self.rng.permutation(sorted(self.told))
+        ready = waiting[: self.rng.integers(1, len(waiting) + 1)].tolist()
+        self.told -= set(ready)
+        return [self._outcome(slot) for slot in ready]
+
+    def close(self):
+        pass
+
+    def _outcome(self, slot):
+        (outcome,) = self.slots[slot].poll()
+        start = self.starts[slot]
+        if len(outcome.reward) and self.fails(start, self.attempts[start]):
+            nothing = Observation(np.zeros(0, np.uint8), np.zeros(0, np.float32))
+            return Outcome(slot, nothing, 0, np.zeros(0, np.float32), error="it fell over")
+        return outcome._replace(slot=slot)
+
+
 def discs(points: Points) -> np.ndarray:
     """Centres of the three discs [..., 3, 2]."""
     angle = points.angle[..., None] + np.arange(3) * 2 * np.pi / 3
@@ -91,7 +141,7 @@ def expert(env: PointWorld, state: Points) -> np.ndarray:
     return offset / np.linalg.norm(offset, axis=-1, keepdims=True)
 
 
-def seeing_policy(observation: Observation, prompts: list[str], seed: int) -> np.ndarray:
+def seeing_policy(observation: Observation, prompts: list[str], keys: np.ndarray) -> np.ndarray:
     """Finds the disc of the named colour in the image and goes there: [N, 4, 2]."""
     chunks = np.zeros((len(prompts), 4, 2), np.float32)
     for i, prompt in enumerate(prompts):
@@ -104,9 +154,15 @@ def seeing_policy(observation: Observation, prompts: list[str], seed: int) -> np
     return chunks
 
 
-def idle_policy(observation: Observation, prompts: list[str], seed: int) -> np.ndarray:
+def idle_policy(observation: Observation, prompts: list[str], keys: np.ndarray) -> np.ndarray:
     """Stays where it is."""
     return np.zeros((len(prompts), 4, 2), np.float32)
+
+
+def noisy_policy(observation: Observation, prompts: list[str], keys: np.ndarray) -> np.ndarray:
+    """Sees, but is disturbed by noise that only the keys decide, so that it sometimes fails."""
+    noise = [np.random.default_rng(key).normal(size=(4, 2)) for key in keys.tolist()]
+    return seeing_policy(observation, prompts, keys) + 1.8 * np.asarray(noise)
 
 
 def _grid(size: int) -> np.ndarray:

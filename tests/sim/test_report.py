@@ -3,7 +3,10 @@ unescaped."""
 
 import base64
 import io
+import json
+import re
 from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 
 import av
@@ -12,8 +15,12 @@ import pytest
 
 from sim import charts
 from sim.evaluate import evaluate, evaluate_expert
+from sim.lanes import Lanes
+from sim.protocol import Start
 from sim.report import Report, render, write_report
-from sim.statistics import Rate
+from sim.results import Failure, joined
+from sim.statistics import Paired, Rate
+from tests.browser import needs_browser, shown
 from tests.sim.point_world import PointWorld, expert, idle_policy, seeing_policy
 
 VOID = {"meta", "rect", "line", "circle", "path", "polyline"}
@@ -59,7 +66,8 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def report():
-    env, seeds = Hostile(), range(500, 524)
+    slots = Lanes(Hostile(), 24, expert)
+    starts = [Start("points", seed) for seed in range(500, 524)]
     rng = np.random.default_rng(0)
     metrics = [
         {
@@ -75,11 +83,11 @@ def report():
         title="A <b>run</b>",
         task="points",
         evaluations={
-            "trained": evaluate(env, seeing_policy, seeds, clips=4),
-            "untrained": evaluate(env, idle_policy, seeds, clips=1),
-            "expert": evaluate_expert(env, expert, seeds),
-            "wrong prompt": evaluate(env, seeing_policy, seeds, prompt_goal="other", clips=2),
-            "blank image": evaluate(env, seeing_policy, seeds, blank=True, clips=0),
+            "trained": evaluate(slots, seeing_policy, starts, clips=4),
+            "untrained": evaluate(slots, idle_policy, starts, clips=1),
+            "expert": evaluate_expert(slots, starts),
+            "wrong prompt": evaluate(slots, seeing_policy, starts, control="other prompt", clips=2),
+            "blank image": evaluate(slots, seeing_policy, starts, control="blank", clips=0),
         },
         metrics=metrics,
         fill={"prefix places": 0.981},
@@ -181,6 +189,34 @@ def test_a_failed_write_leaves_the_old_report(report, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
 
 
+def test_tasks_comparisons_and_failures_are_tabled(report):
+    class Other(PointWorld):
+        name = "<other>"
+
+    starts = [Start("<other>", seed) for seed in range(4)]
+    other = evaluate(Lanes(Other(), 4), idle_policy, starts, clips=0)
+    main = report.evaluations["trained"]
+    both = joined([replace(main, clips=()), other], "suite")
+    lost = Failure("<other>", 77, "it <fell>", 3)
+    both = replace(both, failures=(lost,), unrepeatable=2)
+    pairs = Paired(20, 9, 3, 8)
+    text = Page(
+        render(replace(report, evaluations={"trained": both}, comparisons={"compared": pairs}))
+    ).text.replace("\u00a0", " ")
+    assert "Success by task" in text
+    assert "<other>" in text
+    assert "0/4" in text
+    assert "trained − compared" in text
+    assert f"{100 * pairs.difference:+.1f}" in text
+    assert f"{pairs.p_value:.3g}" in text
+    assert "<other>, seed 77, was given up and is not counted: it <fell>" in text
+    assert "3 reruns after failures of the simulator" in text
+    assert "2 videos are left out" in text
+    bare = Page(render(report)).text
+    for absent in ("Paired comparison", "Success by task", "given up", "left out, as"):
+        assert absent not in bare
+
+
 def test_a_report_without_training_has_no_empty_sections(report):
     bare = replace(report, metrics=[], fill={}, seconds={}, versions={}, config={})
     headings = Page(render(bare)).text
@@ -237,3 +273,39 @@ def _decode(uri, prefix):
     data = base64.b64decode(uri.removeprefix(prefix), validate=True)
     with av.open(io.BytesIO(data)) as container:
         return [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+
+
+_ASKED = """<script>
+addEventListener("load", async () => {
+  const videos = [...document.querySelectorAll("video")];
+  for (const video of videos) {
+    if (video.readyState < 2) await new Promise((done) => {
+      video.addEventListener("loadeddata", done);
+      video.addEventListener("error", done);
+      video.load();
+    });
+  }
+  const boxes = [...document.querySelectorAll("svg, table")].map((e) => e.getBoundingClientRect());
+  document.body.dataset.found = JSON.stringify({
+    videos: videos.map((v) => [v.readyState, v.videoWidth, v.error && v.error.message]),
+    drawn: boxes.map((box) => box.width > 50 && box.height > 5),
+    wide: document.documentElement.scrollWidth - innerWidth,
+    fetched: performance.getEntriesByType("resource").map((e) => e.name.slice(0, 5)),
+  });
+});
+</script></body>"""
+
+
+@needs_browser
+def test_a_browser_plays_every_video_draws_every_chart_and_fetches_nothing(report, tmp_path):
+    page = tmp_path / "report.html"
+    page.write_text(render(report).replace("</body>", _ASKED))
+    (asked,) = re.findall(r'<body[^>]* data-found="([^"]+)"', shown(page, tmp_path))
+    found = json.loads(unescape(asked))
+    count = sum(len(evaluation.clips) for evaluation in report.evaluations.values())
+    assert count >= 6
+    assert found["videos"] == [[4, 160, None]] * count
+    assert len(found["drawn"]) > 8
+    assert all(found["drawn"])
+    assert found["wide"] <= 0
+    assert set(found["fetched"]) <= {"data:"}

@@ -4,9 +4,9 @@ import jax
 import numpy as np
 import pytest
 
+from sim.bodies import COLOURS, blocks
 from sim.experts import expert
-from sim.physics import blocks
-from sim.tabletop import EVAL_SEEDS, TRAIN_SEEDS, Tabletop
+from sim.tabletop import EVAL_SEEDS, TRAIN_SEEDS, Tabletop, TabletopState
 
 SEEDS = np.array([3, 7, 1_000_000_000, 4_294_967_295, 11])
 
@@ -42,7 +42,7 @@ def test_seeds_for_training_and_for_judging_are_disjoint():
 
 
 def test_blocks_start_apart_and_in_view(envs):
-    for env in envs.values():
+    for env in (envs[task] for task in ("reach", "lift", "push", "stack")):
         place = np.asarray(blocks(env.reset(np.arange(256)).physics.position))[..., :2]
         gaps = np.linalg.norm(place[:, (0, 0, 1)] - place[:, (1, 2, 2)], axis=-1)
         assert gaps.min() > 0.0566, "blocks overlap when turned"
@@ -86,7 +86,8 @@ def test_running_out_of_time_truncates_and_starts_afresh(env):
     assert np.array_equal(state.episode, np.ones(len(SEEDS)))
     assert np.array_equal(state.step, np.ones(len(SEEDS)))
     assert np.array_equal(state.seed, start.seed)
-    last, fresh = transition.scene[:, env.max_steps - 1], transition.scene[:, env.max_steps]
+    poses = transition.scene.poses
+    last, fresh = poses[:, env.max_steps - 1], poses[:, env.max_steps]
     first = np.asarray(start.start)
     assert np.allclose(last[:, 3:, :2], first, atol=1e-3), "the terminal scene is the old one"
     assert np.all(np.abs(fresh[:, 3:, :2] - first).max((1, 2)) > 1e-3), "a new draw"
@@ -104,7 +105,7 @@ def test_reaching_the_goal_terminates_with_the_terminal_values_and_a_reward(env)
         assert np.array_equal(own, done)
         assert np.array_equal(t.reward[:, 0], done)
         assert not np.any(t.terminated & t.truncated)
-        heights = t.scene[np.arange(16), 0, 3 + np.asarray(env.goal(before)), 2]
+        heights = t.scene.poses[np.arange(16), 0, 3 + np.asarray(env.goal(before)), 2]
         assert np.array_equal(heights > 0.06, done), "terminal scene, before the new start"
         now = np.asarray(state.physics.position)[:, 2]
         assert np.allclose(
@@ -164,6 +165,64 @@ def test_push_counts_only_its_own_block_and_direction(envs):
     assert not np.any(env.step_chunk(moved, hold)[1].achieved)
 
 
+def _achieved(env: Tabletop, state: TabletopState, **changes) -> list[set[str]]:
+    """The goals that hold in each state once some of its physics is changed."""
+    moved = state.physics._replace(**changes)
+    found = np.asarray(jax.vmap(env.task.achieved)(moved, state.start))
+    return [{env.goals[goal] for goal in np.flatnonzero(row)} for row in found]
+
+
+def test_a_block_is_stacked_once_it_rests_on_its_own_other_and_is_let_go(envs):
+    env = envs["stack"]
+    state = env.reset(SEEDS)
+    on = np.asarray(state.physics.position).copy()
+    on[:, 5:7], on[:, 7] = on[:, 19:21] + (0.005, 0.0), 0.06  # the red block, on the blue one
+    assert _achieved(env, state, position=on) == [{"red on blue"}] * 5
+    above, beside, held, gone = on.copy(), on.copy(), on.copy(), on.copy()
+    above[:, 7] += 0.02
+    beside[:, 5] += 0.03
+    held[:, :3], held[:, 3:5] = held[:, 5:8] - (0, 0, 0.008), 0.021
+    gone[:, :3], gone[:, 3:5] = held[:, :3] + (0, 0, 0.05), 0.021
+    falling = np.zeros_like(state.physics.velocity)
+    falling[:, 7] = -0.1
+    for position in (above, beside, held):
+        assert _achieved(env, state, position=position) == [set()] * 5
+    assert _achieved(env, state, position=on, velocity=falling) == [set()] * 5
+    assert _achieved(env, state, position=gone) == [{"red on blue"}] * 5, "closed, but above it"
+
+
+def test_a_drawer_is_open_or_closed_whatever_its_place(envs):
+    env = envs["drawer"]
+    state = env.reset(np.arange(64))
+    orders = np.argsort(np.asarray(state.start)[..., 0])
+    assert len(np.unique(orders, axis=0)) == 6, "any colour stands anywhere"
+    assert _achieved(env, state) == [set()] * 64
+    position = np.asarray(state.physics.position).copy()
+    position[:, 5], position[:, 7] = 0.095, 0.005  # the left one and the right one
+    for goals, colours in zip(
+        _achieved(env, state, position=position), np.array(COLOURS)[orders], strict=True
+    ):
+        assert goals == {f"open {colours[0]}", f"close {colours[2]}"}
+
+
+def test_a_scan_to_trace_acts_as_the_loop_does(envs):
+    env = envs["drawer"]
+    actions = _actions(env, len(SEEDS), 3)
+    state, happened = env.step_chunk(env.reset(SEEDS), actions)
+
+    @jax.jit
+    def whole(seeds, actions):
+        state, happened = env.pure_step(env.pure_reset(seeds), actions)
+        return state, happened, env.pure_observe(state)
+
+    traced, same, seen = whole(SEEDS.astype(np.uint32), actions)
+    np.testing.assert_allclose(traced.physics.position, state.physics.position, atol=1e-5)
+    np.testing.assert_allclose(same.state, happened.state, atol=1e-5)
+    assert np.array_equal(same.terminated, happened.terminated)
+    off = np.abs(np.int32(seen.images) - np.int32(env.observe(state).images))
+    assert np.mean(off > 8) < 0.01
+
+
 def test_every_goal_has_wordings_that_name_it(envs):
     for env in envs.values():
         assert len(env.prompts) == len(env.goals)
@@ -175,6 +234,8 @@ def test_every_goal_has_wordings_that_name_it(envs):
 def test_bad_tasks_seeds_and_actions_are_named(env):
     with pytest.raises(ValueError, match="no tabletop task 'fly'"):
         Tabletop("fly")
+    with pytest.raises(ValueError, match="impl is 'numpy', expected 'auto'"):
+        Tabletop(impl="numpy")
     with pytest.raises(ValueError, match="seeds must lie in"):
         env.reset(np.array([-1]))
     state = env.reset(SEEDS)

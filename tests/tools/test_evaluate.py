@@ -1,18 +1,204 @@
-"""What `tools.evaluate` refuses before it compiles anything."""
+"""`tools.evaluate` on a suite in a user's file: what it leaves, that it goes on where it was, and
+what it refuses before anything is acted."""
 
+import json
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+
+import jax
+import numpy as np
 import pytest
 from rich.console import Console
 
-from tools.evaluate import EvaluateConfig, make_environment, run
+from models import Embodiment, Normalizer, Pi, Processor
+from models.config import to_json
+from parallel.checkpoint import CheckpointWriter
+from sim.journal import Journal
+from tools import evaluate as command
+from tools.evaluate import EvaluateConfig
+from tools.presets import TINY
+
+SUITES = """
+from functools import partial
+from sim.lanes import Lanes
+from sim.suites import Suite
+from tests.sim.point_world import PointWorld, Shuffled, expert
+
+class Others(PointWorld):
+    name = "others"
+
+WORLDS = {"points": PointWorld, "others": Others}
+
+def open_lanes(tasks, count, size, expert=expert):
+    return Lanes(WORLDS[tasks[0]](), count, expert)
+
+TWO = Suite("two", ("points", "others"), 7, open_lanes, first_seed=100, together=False, slots=4)
+LATE = Suite("late", ("points",), 5, lambda tasks, count, size: Shuffled(count, seed=3))
+NO_EXPERT = Suite("plain", ("points",), 7, partial(open_lanes, expert=None))
+"""
 
 
-@pytest.mark.parametrize("suite", ["tabletop-juggle", "libero", "lift"])
-def test_an_unknown_suite_is_refused_with_those_there_are(suite):
-    with pytest.raises(ValueError, match=rf"'{suite}'.*tabletop-lift"):
-        make_environment(suite, 48)
+def run(config):
+    return command.run(config, Console(quiet=True))
+
+
+@pytest.fixture(scope="module")
+def suites(tmp_path_factory):
+    path = tmp_path_factory.mktemp("suites") / "mine.py"
+    path.write_text(SUITES)
+    return path
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """Makes a checkpoint of a small untrained policy for the points, by its seed and cameras."""
+
+    @cache
+    def make(seed=0, cameras=("top",)):
+        config = replace(TINY.model, chunks=1, image_size=32)
+        robot = Embodiment(
+            "pointer",
+            cameras,
+            Normalizer((0.0,) * 2, (1.0,) * 2),
+            Normalizer((0.3, 0.2), (0.4,) * 2),
+        )
+        words = ("go", "to", "the", "disc", "reach", "red", "green", "blue")
+        processor = Processor(
+            image_size=32,
+            state_dim=config.state_dim,
+            action_dim=config.action_dim,
+            horizon=config.horizon,
+            state_input=config.state_input,
+            words=words,
+            embodiments=(robot,),
+            text_limit=32,
+        )
+        params = jax.jit(Pi(config).init)(jax.random.key(seed))
+        out = tmp_path_factory.mktemp("run")
+        assets = {"processor": to_json(processor)}
+        with CheckpointWriter(out / "checkpoints", {"model": to_json(config)}, assets) as writer:
+            writer.save(1, {"ema": params}, {})
+        return out
+
+    return make
+
+
+def without_timings(path):
+    data = json.loads(Path(path).read_text())
+    for evaluation in data["evaluations"].values():
+        del evaluation["latency"]
+    return data
+
+
+def test_an_interrupted_evaluation_goes_on_to_the_same_result(
+    suites, checkpoint, tmp_path, monkeypatch
+):
+    first, second = checkpoint(0), checkpoint(1)
+    config = EvaluateConfig(
+        first, tmp_path / "whole", f"{suites}:TWO", steps=2, controls=("expert",), compare=second
+    )
+    results = run(config)
+    assert list(results) == ["trained", "expert", "compared"]
+    assert {task: e.success.trials for task, e in results["trained"].by_task.items()} == {
+        "points": 7,
+        "others": 7,
+    }
+    assert {e.seed for e in results["trained"].episodes} == set(range(100, 107))
+    assert results["expert"].success.value == 1
+    whole = without_timings(tmp_path / "whole" / "evaluation.json")
+    counts = whole["comparison"]
+    assert sum(counts[k] for k in ("both", "first_only", "second_only", "neither")) == 14
+    page = (tmp_path / "whole" / "report.html").read_text()
+    assert "Success by task" in page
+    assert "trained − compared" in page
+    assert page.count("<video") >= 6
+
+    add, added = Journal.add, []
+
+    def interrupted(journal, condition, episode):
+        add(journal, condition, episode)
+        added.append(condition)
+        if len(added) == 20:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Journal, "add", interrupted)
+    config = replace(config, out=tmp_path / "parts")
+    with pytest.raises(KeyboardInterrupt):
+        run(config)
+    again = run(replace(config, slots=4))
+    assert len(added) == 3 * 14, "no episode was acted twice"
+    assert without_timings(tmp_path / "parts" / "evaluation.json") == whole
+    assert again == results
+    for name, result in again.items():
+        for one, other in zip(result.clips, results[name].clips, strict=True):
+            assert np.array_equal(one.frames, other.frames)
+
+    run(replace(config, episodes=8, controls=(), compare=None))
+    assert len(added) == 3 * 14 + 2, "only the new starts of the policy are acted"
+    with pytest.raises(ValueError, match=r"'trained' whose execute is 4, but now it is 2; choose"):
+        run(replace(config, execute=2))
+    with pytest.raises(ValueError, match=r"'trained' whose checkpoint is \"step 1, .*but now"):
+        run(replace(config, checkpoint=second))
+
+
+def test_slots_that_report_in_another_order_give_the_same_report(suites, checkpoint, tmp_path):
+    policy = checkpoint(1)
+    at = partial(EvaluateConfig, policy, suite=f"{suites}:LATE", steps=2, slots=3)
+    assert run(at(out=tmp_path / "one")) == run(at(out=tmp_path / "two"))
+    assert without_timings(tmp_path / "one" / "evaluation.json") == without_timings(
+        tmp_path / "two" / "evaluation.json"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"tasks": ("points", "lines")}, r"'two' has no task \['lines'\], only"),
+        ({"episodes": 0}, "episodes is 0"),
+        ({"slots": 0}, "slots 0"),
+        ({"suite": "NO_EXPERT", "controls": ("expert",)}, "no scripted expert; leave 'expert' out"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_acted(
+    changed, why, suites, checkpoint, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(Journal, "add", None)
+    changed = {**changed, "suite": f"{suites}:{changed.get('suite', 'TWO')}"}
+    with pytest.raises(ValueError, match=why):
+        run(EvaluateConfig(checkpoint(), tmp_path / "out", **changed))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_policy_of_another_robot_is_refused_with_what_both_have(suites, checkpoint, tmp_path):
+    policy = checkpoint(cameras=("top", "wrist"))
+    why = r"'pointer' with cameras \['top', 'wrist'\], 2 state.*points has cameras \['top'\], 2"
+    with pytest.raises(ValueError, match=why):
+        run(EvaluateConfig(policy, tmp_path / "out", f"{suites}:TWO"))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("suite", ["tabletop-juggle", "lift"])
+def test_an_unknown_suite_is_refused_before_a_checkpoint_is_read(suite, tmp_path):
+    with pytest.raises(ValueError, match=rf"Unknown suite '{suite}'"):
+        run(EvaluateConfig(tmp_path, tmp_path / "out", suite))
 
 
 def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="holds no complete checkpoint"):
-        run(EvaluateConfig(tmp_path, tmp_path / "out"), Console(quiet=True))
+        run(EvaluateConfig(tmp_path, tmp_path / "out"))
     assert not (tmp_path / "out").exists()
+
+
+def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys, tmp_path):
+    def interrupted(config, console):
+        raise KeyboardInterrupt
+
+    arguments = ["--checkpoint", str(tmp_path), "--out", str(tmp_path / "out")]
+    monkeypatch.setattr("sys.argv", ["evaluate", *arguments])
+    monkeypatch.setattr(command, "run", interrupted)
+    with pytest.raises(SystemExit) as exit:
+        command.main()
+    assert exit.value.code == 130
+    told = capsys.readouterr().err
+    assert "episodes.jsonl keeps the finished episodes: the same command goes on" in told

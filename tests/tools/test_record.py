@@ -1,5 +1,6 @@
 """The command that records a dataset."""
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -11,9 +12,9 @@ from tools.record import RecordConfig, record_dataset
 
 
 def test_a_recorded_dataset_opens_with_its_episodes_words_and_pictures(tmp_path, monkeypatch):
-    monkeypatch.setattr("tools.record.Tabletop", partial(Tabletop, lanes=16))
+    monkeypatch.setattr("sim.tabletop.Tabletop", partial(Tabletop, lanes=16))
     calls = []
-    config = RecordConfig(tmp_path / "demos", task="reach", episodes=6, seed=2)
+    config = RecordConfig(tmp_path / "demos", suite="tabletop-reach", episodes=6, seed=2)
     summary = record_dataset(config, lambda done, total: calls.append((done, total)))
     dataset = open_dataset(tmp_path / "demos")
     assert calls == [(i, 6) for i in range(1, 7)]
@@ -39,3 +40,34 @@ def test_numbers_that_make_no_recording_are_named(tmp_path):
     with pytest.raises(ValueError, match="episodes = 0"):
         record_dataset(RecordConfig(tmp_path / "none", episodes=0))
     assert not (tmp_path / "none").exists()
+
+
+def test_a_users_suite_is_recorded_by_its_expert_task_by_task(tmp_path):
+    """Tasks that cannot share slots follow one another."""
+    file = tmp_path / "mine.py"
+    file.write_text(SUITE)
+    config = RecordConfig(tmp_path / "demos", f"{file}:MINE", episodes=4, noise=0.3, slots=3)
+    summary = record_dataset(config)
+    dataset = open_dataset(tmp_path / "demos")
+    assert (summary["kept"], summary["failed"], dataset.num_episodes) == (8, 0, 8)
+    assert dataset.cameras == ("top",)
+    assert dataset.episode(5)["top"].shape[1:] == (32, 32, 3)
+    with pytest.raises(ValueError, match=r"has no task \['absent'\], only \['near', 'far'\]"):
+        record_dataset(replace(config, out=tmp_path / "none", tasks=("absent",)))
+    assert not (tmp_path / "none").exists()
+
+
+SUITE = """
+from sim.lanes import Lanes
+from sim.suites import Suite
+from tests.sim.point_world import PointWorld, expert
+
+
+def slots(tasks, count, size):
+    world = PointWorld()
+    (world.name,) = tasks
+    return Lanes(world, count, expert)
+
+
+MINE = Suite("mine", ("near", "far"), 8, slots, together=False)
+"""

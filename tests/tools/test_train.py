@@ -24,7 +24,6 @@ from parallel.metrics import read_metrics
 from tests.parallel.toy import environment
 from tools import train
 from tools.presets import PRESETS, TINY, RunConfig, load_preset
-from tools.runs import load_config
 
 QUIET = Console(quiet=True)
 MODEL = replace(
@@ -114,7 +113,7 @@ def test_a_run_leaves_config_metrics_held_out_figures_and_checkpoints(finished):
     measured = [row for row in read_metrics(finished) if "val_loss" in row]
     assert len(measured) == 2
     assert all(row["val_mean_action_mse"] > 0 for row in measured)
-    assert load_config(finished) == SMALL
+    assert from_json(RunConfig, own.read_json(finished, "config")) == SMALL
     ((name, stats),) = own.read_json(finished, "assets")["statistics"].items()
     assert name == load_policy(finished).processor.embodiments[0].name
     assert len(stats["state"]["q01"]) == 3
@@ -143,10 +142,11 @@ def test_a_policy_is_rebuilt_from_its_checkpoint_alone(finished, tmp_path):
     images = np.zeros((3, 2, 16, 16, 3), np.uint8)
     states = np.linspace(-1, 1, 9, dtype=np.float32).reshape(3, 3)
     prompts = ["push", "pull", "a prompt with words never seen"]
-    together = policy.act((images, states), prompts, seed=1)
+    keys = [(1, 0), (1, 1), (1, 2)]
+    together = policy.act((images, states), prompts, keys)
     assert together.shape == (3, 4, 2)
-    np.testing.assert_array_equal(together, policy.act((images, states), prompts, seed=1))
-    first = policy.act((images[:1], states[:1]), prompts[:1], seed=1)
+    np.testing.assert_array_equal(together, policy.act((images, states), prompts, keys))
+    first = policy.act((images[:1], states[:1]), prompts[:1], keys[:1])
     np.testing.assert_allclose(first[0], together[0], atol=1e-5)
 
 
@@ -300,15 +300,16 @@ def test_an_augmented_mixture_of_two_robots_resumes_and_acts_in_each_ones_units(
     arm, gantry = policy.processor.embodiments
     assert arm.relative == (0, 1)
     states = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
-    acted = policy.act((np.zeros((2, 2, 16, 16, 3), np.uint8), states), ["push"] * 2, seed=0)
+    keys = [(0, 0), (0, 1)]
+    acted = policy.act((np.zeros((2, 2, 16, 16, 3), np.uint8), states), ["push"] * 2, keys)
     bare = replace(arm, relative=())
     plain = replace(policy, processor=replace(policy.processor, embodiments=(bare, gantry))).act(
-        (np.zeros((2, 2, 16, 16, 3), np.uint8), states), ["push"] * 2, seed=0
+        (np.zeros((2, 2, 16, 16, 3), np.uint8), states), ["push"] * 2, keys
     )
     np.testing.assert_allclose(acted - plain, states[:, None, :2].repeat(4, 1), atol=1e-4)
     other = replace(policy, embodiment=1)
     seen = np.zeros((1, 1, 16, 16, 3), np.uint8), np.zeros((1, 4), np.float32)
-    assert other.act(seen, ["push"], seed=0).shape == (1, 4, 2)
+    assert other.act(seen, ["push"], keys[:1]).shape == (1, 4, 2)
 
 
 def test_a_mistake_in_a_mixture_is_named_before_anything_is_decoded(guide, tmp_path):

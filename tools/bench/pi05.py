@@ -271,6 +271,5 @@ def sampler(
 ) -> Callable[[], Float[Array, "r k h a"]]:
     """The sampler from this noise, as often as it is called."""
     start = jnp.asarray(noise).reshape(*batch.state.shape[:2], *noise.shape[1:])
-    key, steps = jax.random.key(_SEED), model.config.steps
-    sample = jax.jit(lambda params, batch, x: model.sample_actions(params, batch, key, steps, x))
+    sample = jax.jit(partial(model.sample_actions, steps=model.config.steps))
     return partial(sample, params, batch, start)

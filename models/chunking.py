@@ -1,0 +1,119 @@
+"""Real-time chunking: the next chunk is sampled while the robot still acts the last, and fits it
+(Black, Galliker and Levine 2025, arXiv 2506.07339).
+
+What is left of the previous chunk guides the flow as in inpainting (ΠGDM, Song et al. 2023): fully
+where its actions are committed, less and less over the rest. No training is needed.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+LIMIT = 5.0
+"""The paper's bound on the guidance's weight, which is infinite at the first step of the flow."""
+
+Velocity = Callable[[Float[Array, "*b h a"], Float[Array, ""]], Float[Array, "*b h a"]]
+
+
+class Guidance(NamedTuple):
+    """What a chunk shall come near: actions in the model's units, how much each entry matters (0
+    not at all, 1 fully), and the bound on the correction."""
+
+    actions: Float[Array, "*b h a"]
+    weight: Float[Array, "*b h a"]
+    limit: float = LIMIT
+
+
+def soft_mask(
+    horizon: int, committed: Int[np.ndarray, "*b"], overlap: Int[np.ndarray, "*b"]
+) -> Float[np.ndarray, "*b h"]:
+    """Weights of a chunk's steps (equation 5 of the paper): 1 for the first `committed`, 0 from
+    `overlap` on, where the previous chunk has ended, and decaying exponentially between."""
+    committed, overlap = np.asarray(committed)[..., None], np.asarray(overlap)[..., None]
+    step = np.arange(horizon)
+    left = (overlap - step) / np.maximum(overlap - committed + 1, 1)
+    decayed = left * np.expm1(left) / np.expm1(1.0)
+    return np.where(step < committed, 1, np.where(step < overlap, decayed, 0)).astype(np.float32)
+
+
+class Left(NamedTuple):
+    """What is left of a robot's previous chunk when it observes, in the robot's units."""
+
+    actions: Float[np.ndarray, "h a"]
+    """Filled up with zeros."""
+    weight: Float[np.ndarray, "h"]
+    """Above 0 where there is an action left."""
+    committed: Float[np.ndarray, "_d a"]
+
+
+def left_over(
+    previous: Sequence[Float[np.ndarray, "_h _a"] | None] | None,
+    committed: int | Sequence[int],
+    shape: tuple[int, int, int],
+) -> list[Left | None]:
+    """What each of B robots has left, None where it has nothing.
+
+    Args:
+      previous: actions not yet acted when the robot observed, the next one first.
+      committed: how many of them will be acted before an answer can be; where there is no previous
+        chunk it says nothing.
+      shape: (B, steps of a chunk, action dims).
+
+    Raises:
+      ValueError: a previous chunk is too long, of other dims or not finite, or has fewer actions
+        than are committed.
+    """
+    count, horizon, dims = shape
+    given = [None] * count if previous is None else list(previous)
+    counts = [committed] * count if isinstance(committed, int) else list(committed)
+    if (len(given), len(counts)) != (count, count):
+        raise ValueError(
+            f"previous is for {len(given)} observations and committed for {len(counts)}, but there "
+            f"are {count}."
+        )
+    return [_left(x, int(d), horizon, dims) for x, d in zip(given, counts, strict=True)]
+
+
+def guided(velocity: Velocity, guidance: Guidance) -> Velocity:
+    """The velocity of a flow whose end is drawn towards the guidance (equations 2 to 4).
+
+    At (x, t) the flow is expected to end at x − t·v(x, t). The correction is the gradient by x of
+    half the weighted squared distance between that and the guidance, times
+    min(limit, (t² + (1 − t)²) / (t (1 − t))). It draws, it does not force: entries of weight 1 end
+    near the guidance, not on it. Weights of 0 leave the velocity as it is, and a chunk is drawn by
+    its own guidance alone where the velocity does not mix chunks.
+    """
+
+    def corrected(x: Float[Array, "*b h a"], t: Float[Array, ""]) -> Float[Array, "*b h a"]:
+        def end(x: Array) -> tuple[Array, Array]:
+            v = velocity(x, t)
+            return x - t * v, v
+
+        expected, pull, v = jax.vjp(end, x, has_aux=True)
+        (gradient,) = pull((expected - guidance.actions) * guidance.weight)
+        strength = (t**2 + (1 - t) ** 2) / (t * (1 - t))
+        return v + jnp.minimum(strength, guidance.limit) * gradient
+
+    return corrected
+
+
+def _left(chunk: Float[np.ndarray, "_h _a"] | None, d: int, horizon: int, dims: int) -> Left | None:
+    if chunk is None:
+        return None
+    actions = np.asarray(chunk, np.float32)
+    if actions.ndim != 2 or actions.shape[1] != dims or len(actions) > horizon:
+        raise ValueError(
+            f"previous is {list(actions.shape)}; expected at most {horizon} steps of {dims} dims."
+        )
+    if not np.isfinite(actions).all():
+        raise ValueError("previous holds an action that is not finite.")
+    if not 0 <= d <= len(actions):
+        raise ValueError(f"committed is {d}, but previous has {len(actions)} actions.")
+    whole = np.zeros((horizon, dims), np.float32)
+    whole[: len(actions)] = actions
+    weight = soft_mask(horizon, np.asarray(d), np.asarray(len(actions)))
+    return Left(whole, weight, actions[:d])

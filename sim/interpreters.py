@@ -1,0 +1,39 @@
+"""Which Python runs a simulator: benchmark suites pin versions that clash with ours and with each
+other, so each may live in an environment of its own."""
+
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+
+def interpreter(suite: str, package: str, install: str) -> Path:
+    """The Python in which `package` can be imported: that of the variable CHILIAD_<SUITE>_PYTHON,
+    else `.venv-<suite>/bin/python` in the current folder, else our own.
+
+    Args:
+      suite: "metaworld", "libero", …
+      package: what must be importable if the suite is to run in our own environment.
+      install: what to type to get the suite, for the error: "make metaworld".
+
+    Raises:
+      FileNotFoundError: the variable names no file, or none of the three is there.
+    """
+    variable = f"CHILIAD_{suite.upper()}_PYTHON"
+    if variable in os.environ:
+        named = Path(os.environ[variable])
+        if not named.is_file():
+            raise FileNotFoundError(
+                f"{variable} = {named} is no file, expected a Python that has {package}; correct "
+                f"or unset it, or install one: {install}"
+            )
+        return named.absolute()
+    beside = Path(f".venv-{suite}/bin/python")
+    if beside.is_file():
+        return beside.absolute()
+    if find_spec(package) is not None:
+        return Path(sys.executable)
+    raise FileNotFoundError(
+        f"Suite '{suite}' needs the package {package}, which is neither here nor in "
+        f".venv-{suite}; install it ({install}), or name a Python that has it in {variable}."
+    )

@@ -1,0 +1,91 @@
+"""Finished episodes on disk, one line of JSON each, so that an interrupted evaluation goes on where
+it was.
+
+Every condition (a policy, a control, the expert) begins with a line that says what is evaluated;
+episodes of anything else never mix with its own. The executed actions are kept too, as base64 of
+little-endian float32 [steps, dims]: clips are made by repeating them.
+"""
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sim.results import Episode
+
+
+class Journal:
+    """The file `path`, which is made when the first condition begins. A last line that a kill tore
+    is dropped.
+
+    Raises:
+      ValueError: a line is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = Path(path)
+        self._headers: dict[str, dict[str, Any]] = {}
+        self._episodes: dict[str, list[Episode]] = {}
+        if self._path.exists():
+            self._read()
+
+    def begin(self, condition: str, header: dict[str, Any]) -> list[Episode]:
+        """Says what the condition is; returns its episodes that are done.
+
+        Args:
+          header: plain data, all that decides what becomes of a start.
+
+        Raises:
+          ValueError: the file holds episodes of the condition under another header.
+        """
+        header = json.loads(json.dumps(header))
+        known = self._headers.get(condition)
+        if known is None:
+            self._headers[condition] = header
+            self._write({"condition": condition, "evaluates": header})
+        elif known != header:
+            name = next(n for n in {**known, **header} if known.get(n) != header.get(n))
+            raise ValueError(
+                f"{self._path} holds episodes of '{condition}' whose {name} is "
+                f"{json.dumps(known.get(name))}, but now it is {json.dumps(header.get(name))}; "
+                "choose another --out, or remove the file to begin anew."
+            )
+        return list(self._episodes.get(condition, ()))
+
+    def add(self, condition: str, episode: Episode) -> None:
+        """Writes an episode; it is in the file on return."""
+        actions = base64.b64encode(episode.actions.astype("<f4").tobytes()).decode("ascii")
+        row = {**episode.to_json(), "actions": actions}
+        self._write({"condition": condition, "episode": row})
+
+    def _write(self, line: dict[str, Any]) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+    def _read(self) -> None:
+        data = self._path.read_bytes()
+        whole = data.rfind(b"\n") + 1
+        for number, line in enumerate(data[:whole].splitlines(), 1):
+            try:
+                row = json.loads(line)
+                if "evaluates" in row:
+                    self._headers[row["condition"]] = row["evaluates"]
+                else:
+                    done = self._episodes.setdefault(row["condition"], [])
+                    done.append(_episode(row["episode"]))
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(
+                    f"{self._path}, line {number}: not a line of an evaluation ({error}); remove "
+                    "the line, and its episode is acted again."
+                ) from error
+        if whole < len(data):
+            with self._path.open("r+b") as file:
+                file.truncate(whole)
+
+
+def _episode(row: dict[str, Any]) -> Episode:
+    actions = np.frombuffer(base64.b64decode(row["actions"], validate=True), "<f4")
+    return Episode(**{**row, "actions": actions.reshape(row["length"], -1)})

@@ -1,0 +1,221 @@
+"""What evaluation leaves: episodes, and what they say together of one policy under one condition.
+
+All but timings and pictures derives from the episodes alone, in the order of their starts, so that
+the same starts give the same result whatever ran beside them and whether or not it was resumed.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from sim.clips import Clip
+from sim.protocol import Start
+from sim.statistics import Paired, Rate
+
+
+@dataclass(frozen=True)
+class Episode:
+    """What one start came to."""
+
+    task: str
+    seed: int
+    goal: str
+    """What the episode asks for; `success` is about it."""
+    named_goal: str
+    """What the prompt asks for: `goal`, but where the control is another prompt."""
+    prompt: str
+    success: bool
+    named_achieved: bool
+    length: int
+    """Steps until the end, the last included."""
+    reward: float
+    """Sum of rewards until the end: the return."""
+    roughness: float
+    """Mean |second difference| of the executed actions over steps and dimensions, in the robot's
+    units per step²; smooth motion has little. 0 in an episode of less than three steps."""
+    actions: Float[np.ndarray, "t a"] = field(compare=False, repr=False)
+    """What was executed."""
+    reruns: int = field(default=0, compare=False)
+    """How often the simulator failed in it and it was begun again."""
+
+    @property
+    def start(self) -> Start:
+        """Which episode it is."""
+        return Start(self.task, self.seed)
+
+    @property
+    def obeyed(self) -> bool:
+        """Whether the goal that the prompt names was reached."""
+        return self.success if self.named_goal == self.goal else self.named_achieved
+
+    def to_json(self) -> dict[str, Any]:
+        """All but the actions, as plain data."""
+        return {k: v for k, v in vars(self).items() if k != "actions"}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A start whose simulator failed again and again: it counts for nothing."""
+
+    task: str
+    seed: int
+    error: str
+    reruns: int = field(compare=False)
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Seconds of one policy call, for all episodes that waited for it; `first` (which compiles) is
+    not among the percentiles unless it is the only call."""
+
+    first: float
+    p50: float
+    p90: float
+    p99: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> "Latency":
+        return cls(seconds[0], *map(float, np.percentile(seconds[1:] or seconds, (50, 90, 99))))
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The episodes of one policy under one condition. Equal for equal starts: timings, pictures and
+    how often a simulator had to be restarted do not take part in comparison."""
+
+    suite: str
+    tasks: tuple[str, ...]
+    goals: tuple[str, ...]
+    episodes: tuple[Episode, ...]
+    fps: int
+    failures: tuple[Failure, ...] = ()
+    seconds: tuple[float, ...] = field(default=(), compare=False, repr=False)
+    """Of each policy call, in order; none for an expert."""
+    clips: tuple[Clip, ...] = field(default=(), compare=False, repr=False)
+    unrepeatable: int = field(default=0, compare=False)
+    """Episodes that came out otherwise when their actions were repeated for a clip, which was left
+    out: the simulator's episodes do not follow from their seeds."""
+
+    @property
+    def success(self) -> Rate:
+        """How often the episode's own goal was reached."""
+        return Rate.of(e.success for e in self.episodes)
+
+    @property
+    def named(self) -> Rate:
+        """How often the goal that the prompt named was reached."""
+        return Rate.of(e.named_achieved for e in self.episodes)
+
+    @property
+    def mean_return(self) -> float:
+        """Mean sum of rewards of an episode."""
+        return float(np.mean([e.reward for e in self.episodes]))
+
+    @property
+    def mean_length(self) -> float:
+        """Mean steps of an episode."""
+        return float(np.mean([e.length for e in self.episodes]))
+
+    @property
+    def roughness(self) -> float:
+        """Mean over all steps of all episodes, see `Episode.roughness`."""
+        bends = [max(0, e.length - 2) for e in self.episodes]
+        total = sum(e.roughness * n for e, n in zip(self.episodes, bends, strict=True))
+        return total / max(1, sum(bends))
+
+    @property
+    def reruns(self) -> int:
+        """How often a simulator failed and an episode was begun again."""
+        return sum(e.reruns for e in self.episodes) + sum(f.reruns for f in self.failures)
+
+    @property
+    def latency(self) -> Latency | None:
+        """Of the policy's calls; None where there was none."""
+        return Latency.of(self.seconds) if self.seconds else None
+
+    @property
+    def by_task(self) -> dict[str, "Evaluation"]:
+        """Each task's episodes alone; tasks without any are left out."""
+        groups: dict[str, list[Episode]] = {task: [] for task in self.tasks}
+        for e in self.episodes:
+            groups[e.task].append(e)
+        return {
+            task: replace(self, tasks=(task,), episodes=tuple(group), failures=(), clips=())
+            for task, group in groups.items()
+            if group
+        }
+
+    @property
+    def by_goal(self) -> dict[str, Rate]:
+        """Success by the episode's own goal, in the suite's order; absent goals left out."""
+        own = {goal: [e.success for e in self.episodes if e.goal == goal] for goal in self.goals}
+        return {goal: Rate.of(outcomes) for goal, outcomes in own.items() if outcomes}
+
+    @property
+    def by_prompt(self) -> dict[str, Rate]:
+        """Success by the wording that was used, sorted by the goal it names."""
+        groups: dict[str, list[bool]] = {}
+        for e in sorted(self.episodes, key=lambda e: (self.goals.index(e.named_goal), e.prompt)):
+            groups.setdefault(e.prompt, []).append(e.success)
+        return {prompt: Rate.of(outcomes) for prompt, outcomes in groups.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        """All but pictures and actions, as plain data."""
+        return {
+            "suite": self.suite,
+            **self._means(),
+            "named": self.named.to_json(),
+            "reruns": self.reruns,
+            "failures": [asdict(failure) for failure in self.failures],
+            "unrepeatable": self.unrepeatable,
+            "by_task": {task: part._means() for task, part in self.by_task.items()},
+            "by_goal": {goal: rate.to_json() for goal, rate in self.by_goal.items()},
+            "by_prompt": {prompt: rate.to_json() for prompt, rate in self.by_prompt.items()},
+            "latency": asdict(self.latency) if self.latency else None,
+            "episodes": [episode.to_json() for episode in self.episodes],
+        }
+
+    def _means(self) -> dict[str, Any]:
+        return {
+            "success": self.success.to_json(),
+            "mean_return": self.mean_return,
+            "mean_length": self.mean_length,
+            "roughness": self.roughness,
+        }
+
+
+def joined(parts: Sequence[Evaluation], suite: str) -> Evaluation:
+    """One evaluation of a suite whose tasks were evaluated apart."""
+    clips, before = [], 0
+    for part in parts:
+        clips += [replace(clip, episode=before + clip.episode) for clip in part.clips]
+        before += len(part.episodes)
+    return Evaluation(
+        suite=suite,
+        tasks=_once(part.tasks for part in parts),
+        goals=_once(part.goals for part in parts),
+        episodes=tuple(e for part in parts for e in part.episodes),
+        fps=parts[0].fps,
+        failures=tuple(f for part in parts for f in part.failures),
+        seconds=tuple(s for part in parts for s in part.seconds),
+        clips=tuple(clips),
+        unrepeatable=sum(part.unrepeatable for part in parts),
+    )
+
+
+def compared(first: Evaluation, second: Evaluation) -> Paired:
+    """Success of two policies on the starts that both finished.
+
+    Raises:
+      ValueError: there is no such start.
+    """
+    other = {e.start: e.success for e in second.episodes}
+    pairs = [(e.success, other[e.start]) for e in first.episodes if e.start in other]
+    return Paired.of(pairs)
+
+
+def _once(groups: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for group in groups for name in group))

@@ -1,0 +1,183 @@
+"""Any gymnasium environment by its id, with whatever observations and actions it has.
+
+An episode succeeds if the environment's info says so ("success" or "is_success"); else, where its
+registration names a `reward_threshold`, if the episode's return reaches it; else if it terminates
+with a positive reward.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class Simulator:
+    """One task, the environment's own.
+
+    Args:
+      environment: its id; "module:ID" imports the module that registers it.
+      size: pixels along the edge of a picture; what the environment draws is scaled, and padded
+        where it is no square.
+      prompts: wordings of the task.
+      max_steps: of an episode; None: as registered, else 1000.
+      arguments: of the environment's constructor.
+    """
+
+    def __init__(
+        self,
+        environment: str,
+        size: int,
+        prompts: Sequence[str],
+        max_steps: int | None = None,
+        arguments: dict[str, Any] | None = None,
+    ) -> None:
+        made: dict[str, Any] = {"disable_env_checker": True, **(arguments or {})}
+        if max_steps is not None:
+            made["max_episode_steps"] = max_steps
+        self.env = gymnasium.make(environment, **made)
+        self.size = size
+        self.prompts = list(prompts)
+        self.environment = environment
+        parts = dict(_parts(self.env.observation_space))
+        self.pictures = [name for name, space in parts.items() if _is_picture(space)]
+        self.numbers = [name for name in parts if name not in self.pictures]
+        self.widths = [_width(environment, name, parts[name]) for name in self.numbers]
+        self.drawn = not self.pictures and "rgb_array" in self.env.metadata.get("render_modes", ())
+        if self.drawn:
+            self.env.close()
+            self.env = gymnasium.make(environment, **{"render_mode": "rgb_array"} | made)
+        self.act = _Actions(environment, self.env.action_space)
+        registered = self.env.spec
+        self.max_steps = (registered and registered.max_episode_steps) or max_steps or 1000
+        self.threshold = registered.reward_threshold if registered else None
+
+    def spec(self) -> dict[str, Any]:
+        """Cameras are named as the observation's pictures, or "render"; states and actions are in
+        the environment's units."""
+        cameras = ["render"] if self.drawn else [name or "image" for name in self.pictures]
+        return {
+            "name": f"gym:{self.environment}",
+            "tasks": [self.environment],
+            "cameras": [f"observation.images.{name}" for name in cameras],
+            "picture": [self.size, self.size],
+            "state_names": [
+                f"{name or 'state'}_{i}"
+                for name, width in zip(self.numbers, self.widths, strict=True)
+                for i in range(width)
+            ],
+            "action_names": [f"action_{i}" for i in range(self.act.width)],
+            "fps": int(self.env.metadata.get("render_fps") or 30),
+            "max_steps": self.max_steps,
+            "goals": [self.environment],
+            "prompts": [self.prompts],
+        }
+
+    def reset(self, task: str, seed: int) -> int:
+        """The start that the environment makes of this seed."""
+        self.seen, _ = self.env.reset(seed=seed)
+        self.total = 0.0
+        return 0
+
+    def observe(self) -> tuple[np.ndarray, np.ndarray]:
+        """Pictures [c, size, size, 3] and state [s]."""
+        images = np.zeros((len(self.pictures) + self.drawn, self.size, self.size, 3), np.uint8)
+        for i, name in enumerate(self.pictures):
+            images[i] = scaled(_part(self.seen, name), self.size)
+        if self.drawn:
+            images[0] = scaled(self.env.render(), self.size)
+        numbers = [np.ravel(_part(self.seen, name)) for name in self.numbers]
+        return images, np.concatenate([np.zeros(0, np.float32), *numbers])
+
+    def step(self, action: np.ndarray) -> tuple[float, bool, bool, bool]:
+        """Acts once."""
+        self.seen, reward, terminated, truncated, info = self.env.step(self.act(action))
+        self.total += float(reward)
+        said = info.get("success", info.get("is_success"))
+        if said is not None:
+            success = bool(said)
+        elif self.threshold is not None:
+            success = bool(terminated or truncated) and self.total >= self.threshold
+        else:
+            success = bool(terminated) and float(reward) > 0
+        return float(reward), bool(terminated), bool(truncated), success
+
+    def film(self, size: int) -> np.ndarray:
+        """What the first camera sees."""
+        if self.drawn:
+            return scaled(self.env.render(), size)
+        if not self.pictures:
+            return np.zeros((size, size, 3), np.uint8)
+        return scaled(_part(self.seen, self.pictures[0]), size)
+
+
+class _Actions:
+    """What an environment takes, of numbers [width]: within its bounds, in its shape; of discrete
+    actions the one with the greatest number."""
+
+    def __init__(self, environment: str, space: spaces.Space) -> None:
+        if not isinstance(space, spaces.Box | spaces.Discrete):
+            raise ValueError(
+                f"{environment} takes actions {space}, expected a Box or Discrete space; wrap it."
+            )
+        self.space = space
+        self.width = int(space.n) if isinstance(space, spaces.Discrete) else math.prod(space.shape)
+
+    def __call__(self, action: np.ndarray) -> Any:
+        if isinstance(self.space, spaces.Discrete):
+            return int(self.space.start + np.argmax(action))
+        shaped = np.reshape(action, self.space.shape)
+        return np.clip(shaped, self.space.low, self.space.high).astype(self.space.dtype)
+
+
+def scaled(picture: np.ndarray, size: int) -> np.ndarray:
+    """A picture [h, w, 3] as [size, size, 3], averaged over areas, with black where it is no
+    square."""
+    edge = max(picture.shape[:2])
+    high, wide = (max(1, round(size * n / edge)) for n in picture.shape[:2])
+    small: np.ndarray = picture.astype(np.float32)
+    for axis, (old, new) in enumerate(zip(picture.shape[:2], (high, wide), strict=True)):
+        firsts = np.arange(new) * old // new
+        counts = np.maximum(1, np.diff(np.append(firsts, old)))
+        shape = [1, 1, 1]
+        shape[axis] = new
+        small = np.add.reduceat(small, firsts, axis) / counts.reshape(shape)
+    out = np.zeros((size, size, 3), np.uint8)
+    top, left = (size - high) // 2, (size - wide) // 2
+    out[top : top + high, left : left + wide] = np.rint(small)
+    return out
+
+
+def _parts(space: spaces.Space, name: str = "") -> Iterator[tuple[str, spaces.Space]]:
+    """The leaves of a space of dictionaries, named "outer.inner"; a plain one is named ""."""
+    if not isinstance(space, spaces.Dict):
+        yield name, space
+        return
+    for key, inner in space.items():
+        yield from _parts(inner, f"{name}.{key}" if name else key)
+
+
+def _part(observation: Any, name: str) -> Any:
+    for key in name.split(".") if name else ():
+        observation = observation[key]
+    return observation
+
+
+def _is_picture(space: spaces.Space) -> bool:
+    return (
+        isinstance(space, spaces.Box)
+        and space.dtype == np.uint8
+        and len(space.shape) == 3
+        and space.shape[2] == 3
+    )
+
+
+def _width(environment: str, name: str, space: spaces.Space) -> int:
+    if not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiBinary):
+        raise ValueError(
+            f"{environment} observes '{name}' as {space}, expected pictures (uint8 [h, w, 3]) and "
+            "spaces of numbers; wrap it."
+        )
+    return math.prod(space.shape)

@@ -1,0 +1,181 @@
+"""Meta-World (Yu et al. 2019; McLean et al. 2025) from the package metaworld: its 50 tasks with a
+Sawyer arm, seen as a policy that reads prompts needs them, and its scripted experts.
+
+The state is proprioception alone. Where things are and where they shall go is to be seen: markers
+of goals stand where the package means them to, at the first picture too, where its own lag.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from metaworld_prompts import PROMPTS
+from offscreen import choose_renderer
+
+CAMERAS = {"corner": "corner4", "wrist": "gripperPOV", "behind": "behindGripper", "top": "topview"}
+"""What the package calls them. "corner4" is where LeRobot moves "corner2" to, closer."""
+UPSIDE_DOWN = {"corner4"}
+
+
+class Simulator:
+    """One task at a time of those named.
+
+    Args:
+      tasks: names as in `PROMPTS`.
+      size: pixels along the edge of a picture.
+      cameras: of `CAMERAS`; none, if only states are wanted.
+      max_steps: of an episode; 500 is the package's.
+      until_success: whether success ends an episode.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[str],
+        size: int,
+        cameras: Sequence[str] = ("corner", "wrist"),
+        max_steps: int = 500,
+        until_success: bool = True,
+    ) -> None:
+        for names, known in ((tasks, PROMPTS), (cameras, CAMERAS)):
+            if unknown := set(names) - set(known):
+                raise ValueError(f"Meta-World has no {sorted(unknown)}; choose of {list(known)}.")
+        self.tasks = list(tasks)
+        self.size = size
+        self.cameras = list(cameras)
+        self.max_steps = max_steps
+        self.until_success = until_success
+        self.limits = np.full(4, -1.0), np.full(4, 1.0)
+        self.running: str | None = None
+        self.scene: _Scene
+        self.gl = _context(choose_renderer(), max(size, 160))
+        from metaworld import env_dict, policies  # noqa: F401 (if at all, it should fail now)
+
+    def spec(self) -> dict[str, Any]:
+        """Actions are what the hand moves in a step (1 is 1 cm) and how the gripper is driven (-1
+        opens, 1 closes). State: where the hand is (m) and how far the gripper is open, 0 to 1."""
+        return {
+            "name": "metaworld",
+            "tasks": self.tasks,
+            "cameras": [f"observation.images.{camera}" for camera in self.cameras],
+            "picture": [self.size, self.size],
+            "state_names": ["x", "y", "z", "gripper"],
+            "action_names": ["x", "y", "z", "gripper"],
+            "fps": 80,
+            "max_steps": self.max_steps,
+            "goals": self.tasks,
+            "prompts": [PROMPTS[task] for task in self.tasks],
+        }
+
+    def reset(self, task: str, seed: int) -> int:
+        """The start that the package draws from this seed, as its benchmark MT1 draws them."""
+        if self.running != task:
+            if self.running is not None:
+                self.scene.close()
+            self.scene = _Scene(task, self.max_steps, max(self.size, 160))
+            self.running = task
+        self.scene.reset(seed)
+        return self.tasks.index(task)
+
+    def observe(self) -> tuple[np.ndarray, np.ndarray]:
+        """Pictures [c, size, size, 3] and state [4]."""
+        pictures = [self.scene.picture(CAMERAS[camera], self.size) for camera in self.cameras]
+        images = (
+            np.stack(pictures) if pictures else np.zeros((0, self.size, self.size, 3), np.uint8)
+        )
+        return images, self.scene.seen[:4]
+
+    def step(self, action: np.ndarray) -> tuple[float, bool, bool, bool]:
+        """Acts for 12.5 ms."""
+        reward, success = self.scene.step(action)
+        return reward, success and self.until_success, False, success
+
+    def expert(self) -> np.ndarray:
+        """What the package's scripted policy does, which sees where everything is."""
+        return np.clip(self.scene.policy.get_action(self.scene.seen), *self.limits)
+
+    def film(self, size: int) -> np.ndarray:
+        """What the camera in the corner sees."""
+        return self.scene.picture(CAMERAS["corner"], size)
+
+
+class _Scene:
+    """A task that is loaded, and what draws it once a picture is wanted."""
+
+    def __init__(self, task: str, max_steps: int, largest: int) -> None:
+        from metaworld.env_dict import ALL_V3_ENVIRONMENTS
+        from metaworld.policies import ENV_POLICY_MAP
+
+        self.env = env = ALL_V3_ENVIRONMENTS[task]()
+        self.new_policy = ENV_POLICY_MAP[task]
+        self.largest = largest
+        self.drawing: _Drawing | None = None
+        env.max_path_length = max_steps
+        env.seeded_rand_vec, env._freeze_rand_vec = True, False
+        env._set_task_called = True
+        env._partially_observable = False  # the experts look at the goal
+        env.__dict__.pop("sawyer_observation_space", None)  # was cached without it
+
+    def reset(self, seed: int) -> None:
+        self.env.seed(seed)
+        self.seen, _ = self.env.reset()
+        self.policy = self.new_policy()
+
+    def step(self, action: np.ndarray) -> tuple[float, bool]:
+        self.seen, reward, _, _, info = self.env.step(action)
+        return float(reward), bool(info["success"])
+
+    def picture(self, camera: str, size: int) -> np.ndarray:
+        if self.drawing is None:
+            self.drawing = _Drawing(self.env, self.largest)
+        return self.drawing.picture(camera, size)
+
+    def close(self) -> None:
+        if self.drawing is not None:
+            self.drawing.context.free()
+
+
+class _Drawing:
+    """OpenGL's copy of a scene. It lacks shadows and reflections, which cost most of the time."""
+
+    def __init__(self, env: Any, largest: int) -> None:
+        import mujoco
+
+        self.env, self.mujoco = env, mujoco
+        env.model.vis.global_.offwidth = env.model.vis.global_.offheight = largest
+        self.context = mujoco.MjrContext(env.model, mujoco.mjtFontScale.mjFONTSCALE_50)
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self.context)
+        self.geoms = mujoco.MjvScene(env.model, maxgeom=1000)
+        self.geoms.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = False
+        self.geoms.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = False
+        self.option = mujoco.MjvOption()
+        self.camera = mujoco.MjvCamera()
+        self.camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
+
+    def picture(self, camera: str, size: int) -> np.ndarray:
+        mujoco, model, data = self.mujoco, self.env.model, self.env.data
+        mujoco.mj_kinematics(model, data)
+        mujoco.mj_camlight(model, data)
+        for marker, place in self.env._target_site_config:
+            data.site(marker).xpos = place[:3]
+        self.camera.fixedcamid = model.camera(camera).id
+        every = mujoco.mjtCatBit.mjCAT_ALL
+        mujoco.mjv_updateScene(model, data, self.option, None, self.camera, every, self.geoms)
+        picture, square = np.empty((size, size, 3), np.uint8), mujoco.MjrRect(0, 0, size, size)
+        mujoco.mjr_render(square, self.geoms, self.context)
+        mujoco.mjr_readPixels(picture, None, square, self.context)
+        return picture[:, ::-1] if camera in UPSIDE_DOWN else picture[::-1]  # lowest row first
+
+
+def _context(renderer: str, size: int) -> Any:
+    """OpenGL for this process, made as it starts."""
+    import mujoco
+
+    try:
+        context = mujoco.GLContext(size, size)
+        context.make_current()
+    except Exception as error:
+        raise RuntimeError(
+            f"MuJoCo cannot draw through {renderer} ({error}); apt-get install libosmesa6 libegl1 "
+            "libegl-mesa0, or set MUJOCO_GL to osmesa or egl."
+        ) from error
+    return context

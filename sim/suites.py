@@ -1,0 +1,195 @@
+"""Benchmark suites by name: their tasks, and how to open slots in which to act them.
+
+A user's own suite is a `Suite` in a file of theirs (`--suite path/to/file.py:NAME`) or an entry
+point of the group "chiliad.suites" in a package of theirs, as presets are.
+"""
+
+import os
+import re
+import runpy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from sim.protocol import Environment, Slots
+
+ENTRY_POINTS = "chiliad.suites"
+"""Group in which an installed package offers suites by name."""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """`open(tasks, count, size)` makes so many slots for some of its tasks, whose observed pictures
+    have `size` pixels an edge. Tasks that cannot share slots (`together` is false) are opened one
+    at a time."""
+
+    name: str
+    tasks: tuple[str, ...]
+    episodes: int
+    """Starts a task, as the suite's authors count them: seeds 0 … episodes - 1 of `first_seed`."""
+    open: Callable[[tuple[str, ...], int, int], Slots]
+    first_seed: int = 0
+    together: bool = True
+    slots: int | None = None
+    """How many at a time suit it; one for each core if None."""
+
+    def groups(self, tasks: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+        """Those of these tasks (all, if none are named) that share slots together.
+
+        Raises:
+          ValueError: there is no such task.
+        """
+        if unknown := [task for task in tasks if task not in self.tasks]:
+            raise ValueError(f"Suite '{self.name}' has no task {unknown}, only {list(self.tasks)}.")
+        tasks = tasks or self.tasks
+        return [tasks] if self.together else [(task,) for task in tasks]
+
+    def count(self, asked: int | None, episodes: int) -> int:
+        """Slots to open for so many episodes, if the user asked for so many or for none."""
+        return min(asked or self.slots or os.cpu_count() or 1, episodes)
+
+
+def load_suite(name: str) -> Suite:
+    """A suite by name: one of ours (`tabletop`, `tabletop-lift`, `arm-lift`, `metaworld`,
+    `libero_spatial`, `gym:CartPole-v1`, …), `path/to/file.py:NAME`, or an entry point of an
+    installed package.
+
+    Raises:
+      ValueError: there is no suite of that name, or what has the name is no `Suite`.
+      FileNotFoundError: the file, or what simulates the suite, is missing.
+    """
+    path, _, variable = name.rpartition(":")
+    if path.endswith(".py"):
+        return _from_file(Path(path), variable)
+    family = re.split("[-_:]", name, maxsplit=1)[0]
+    if family in _FAMILIES:
+        return _FAMILIES[family](name)
+    return _installed(name)
+
+
+def _from_file(path: Path, variable: str) -> Suite:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file, needed for its suite '{variable}'.")
+    found = runpy.run_path(str(path)).get(variable)
+    if not isinstance(found, Suite):
+        raise ValueError(
+            f"{path} has no Suite named '{variable}', it has {type(found).__name__}; name a "
+            "variable that holds a sim.suites.Suite."
+        )
+    return found
+
+
+def _installed(name: str) -> Suite:
+    offered = entry_points(group=ENTRY_POINTS)
+    named = list(offered.select(name=name))
+    if not named:
+        theirs = f", {sorted(offered.names)} of installed packages" if offered.names else ""
+        raise ValueError(
+            f"Unknown suite '{name}'; choose tabletop or tabletop_varied, arm (or one of their "
+            f"tasks: tabletop-lift), metaworld, libero_spatial (_object, _goal, _10, _90, …), "
+            f"gym:ID of a gymnasium environment{theirs}, or give "
+            f"path/to/file.py:NAME of a Suite of yours."
+        )
+    if len(named) > 1:
+        raise ValueError(
+            f"Suite '{name}' is offered by {[point.value for point in named]}; uninstall all but "
+            "one of the packages."
+        )
+    found = named[0].load()
+    if not isinstance(found, Suite):
+        raise ValueError(
+            f"Entry point '{name}' of {ENTRY_POINTS}, {named[0].value}, is no Suite, it is "
+            f"{type(found).__name__}; let it name a variable that holds a sim.suites.Suite."
+        )
+    return found
+
+
+def _tabletop(name: str) -> Suite:
+    from sim.experts import expert
+    from sim.scenery import CAMERAS, VARIED
+    from sim.tabletop import Tabletop
+    from sim.tasks import TASKS
+
+    usual = {f"tabletop-{task}": partial(Tabletop, task) for task in TASKS}
+    varied = {
+        f"tabletop_varied-{task}": partial(Tabletop, task, cameras=tuple(CAMERAS), random=VARIED)
+        for task in TASKS
+    }
+    families = {"tabletop": tuple(usual), "tabletop_varied": tuple(varied)}
+    return _on_device(name, families, usual | varied, expert)
+
+
+def _arm(name: str) -> Suite:
+    from sim.arm import Arm, named
+    from sim.arm_physics import CONTROLS
+    from sim.arm_tasks import TASKS
+
+    made = {named(t, c): partial(Arm, t, control=c) for c in CONTROLS for t in TASKS}
+    return _on_device(name, {"arm": tuple(named(t) for t in TASKS)}, made, Arm.expert)
+
+
+def _on_device(
+    name: str,
+    families: Mapping[str, tuple[str, ...]],
+    made: Mapping[str, Callable[..., Environment]],
+    expert: Callable[[Any, Any], Any],
+) -> Suite:
+    """Several tasks by a family's name, or one by its own; `made` makes each task's environment."""
+    from sim.tabletop import EVAL_SEEDS
+
+    known = {**families, **{task: (task,) for task in made}}
+    if name not in known:
+        raise ValueError(f"Unknown suite '{name}'; choose one of {list(known)}.")
+
+    def open_lanes(chosen: tuple[str, ...], count: int, size: int) -> Slots:
+        from sim.lanes import Lanes
+
+        env = made[chosen[0]](image_size=size)
+        env.name = chosen[0]
+        return Lanes(env, count, expert)
+
+    return Suite(
+        name=name,
+        tasks=known[name],
+        episodes=128,
+        open=open_lanes,
+        first_seed=EVAL_SEEDS.start,
+        together=False,
+        slots=128,
+    )
+
+
+def _metaworld(name: str) -> Suite:
+    if name != "metaworld":
+        raise ValueError(f"Unknown suite '{name}'; choose metaworld, which has all 50 tasks.")
+    from sim.metaworld import suite
+
+    return suite()
+
+
+def _gym(name: str) -> Suite:
+    _, _, environment = name.partition(":")
+    if not environment:
+        raise ValueError(f"Unknown suite '{name}'; give gym:ID, such as gym:CartPole-v1.")
+    from sim.gym import suite
+
+    return suite(environment)
+
+
+def _libero(name: str) -> Suite:
+    from sim.libero import suite
+
+    return suite(name)
+
+
+_FAMILIES: dict[str, Callable[[str], Suite]] = {
+    "arm": _arm,
+    "tabletop": _tabletop,
+    "metaworld": _metaworld,
+    "libero": _libero,
+    "gym": _gym,
+}
+"""By what a name begins with, up to the first of "-_:"; each imports only what it needs."""

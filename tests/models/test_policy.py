@@ -1,0 +1,137 @@
+"""A policy's chunks depend on their own observation and key alone, and few programs serve them."""
+
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models import flow
+from tests.models.tiny_policy import (
+    KEYS,
+    PROMPTS,
+    openpi,
+    programs,
+    recorded_groot,
+    seen,
+    tiny_policy,
+)
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return tiny_policy()
+
+
+def test_noise_is_each_keys_own_whatever_is_drawn_beside_it():
+    together = flow.noise(jnp.asarray(KEYS), (6, 4))
+    for i, key in enumerate(KEYS):
+        np.testing.assert_array_equal(together[i], flow.noise(jnp.asarray(key), (6, 4)))
+    assert len({np.asarray(x).tobytes() for x in together}) == len(KEYS)
+    many = flow.noise(jnp.arange(4000, dtype=jnp.uint32).reshape(-1, 2), (6, 4))
+    assert abs(float(many.mean())) < 0.02
+    assert abs(float(many.std()) - 1) < 0.02
+
+
+def test_a_rows_chunk_does_not_depend_on_its_neighbours_or_its_place(policy):
+    pictures, states = seen()
+    whole = policy.act((pictures, states), PROMPTS, KEYS)
+    assert whole.shape == (5, 6, 2)
+    for order in ([3, 0, 4, 1], [1, 3, 2, 0], [3, 2]):
+        part = policy.act(
+            (pictures[order], states[order]), [PROMPTS[i] for i in order], KEYS[order]
+        )
+        np.testing.assert_allclose(part, whole[order], atol=2e-6)
+    other_pictures, other_states = seen(seed=1)
+    other_pictures[2], other_states[2] = pictures[2], states[2]
+    among = policy.act((other_pictures[:4], other_states[:4]), PROMPTS[:4], KEYS[[4, 3, 2, 0]])
+    np.testing.assert_array_equal(among[2], whole[2])
+    assert np.abs(among[[0, 1, 3]] - whole[[0, 1, 3]]).max() > 1e-3
+
+
+def test_with_one_size_the_number_of_rows_changes_not_a_bit(policy):
+    alone = replace(policy, sizes=(4,))
+    pictures, states = seen()
+    whole = alone.act((pictures, states), PROMPTS, KEYS)
+    for count in (1, 2, 3, 4):
+        part = alone.act((pictures[:count], states[:count]), PROMPTS[:count], KEYS[:count])
+        np.testing.assert_array_equal(part, whole[:count])
+    assert programs(alone) == 1
+
+
+def test_a_key_changes_its_own_row_alone(policy):
+    pictures, states = seen(4)
+    first = policy.act((pictures, states), PROMPTS[:4], KEYS[:4])
+    keys = KEYS[:4].copy()
+    keys[1] = 11, 11
+    second = policy.act((pictures, states), PROMPTS[:4], keys)
+    np.testing.assert_array_equal(first[[0, 2, 3]], second[[0, 2, 3]])
+    assert np.abs(first[1] - second[1]).max() > 1e-3
+
+
+def test_infer_act_and_requests_of_several_callers_give_the_same_chunks(policy):
+    pictures, states = (x[:4] for x in seen())
+    acted = policy.act((pictures, states), PROMPTS[:4], KEYS[:4])
+    one = openpi(4)
+    np.testing.assert_array_equal(policy.infer(one, keys=KEYS[:4])["actions"], acted)
+    requests = [
+        request
+        for i in range(4)
+        for request in policy.prepare(
+            {"image": {"front": pictures[i, 0]}, "state": states[i], "prompt": PROMPTS[i]},
+            KEYS[i : i + 1],
+        )
+    ]
+    np.testing.assert_array_equal(policy.answer(requests), acted)
+    noise = np.asarray(flow.noise(jnp.asarray(KEYS[:4]), (6, 4)))
+    np.testing.assert_allclose(policy.infer(one, noise)["actions"], acted, atol=1e-6)
+    default = np.stack([np.zeros(4, int), np.arange(4)], -1)
+    np.testing.assert_array_equal(
+        policy.infer(one)["actions"], policy.infer(one, keys=default)["actions"]
+    )
+
+
+def test_warming_compiles_all_that_acting_needs(policy):
+    fresh, done = replace(policy), []
+    fresh.warm(progress=lambda *count: done.append(count))
+    assert done == [(i, 6) for i in range(1, 7)]  # sizes 2, 4 by 32, 64, 100 words
+    assert programs(fresh) == 6
+    pictures, states = seen()
+    for count, words in ((1, 2), (2, 40), (3, 80), (5, 98)):
+        prompts = [" ".join(["push"] * words)] + ["pull"] * (count - 1)
+        fresh.act((pictures[:count], states[:count]), prompts, KEYS[:count])
+    assert programs(fresh) == 6
+    with pytest.raises(ValueError, match=r"no sizes \[3\] to warm; it has \(2, 4\)"):
+        fresh.warm([2, 3])
+
+
+def test_groots_rows_are_padded_and_split_too(tmp_path):
+    groot, observation = recorded_groot(tmp_path / "groot")
+    count = len(observation["state"])
+    whole = replace(groot, sizes=(count,)).infer(observation)["actions"]
+    other = replace(groot, sizes=(count - 1,)).infer(observation)["actions"]
+    np.testing.assert_allclose(other, whole, atol=1e-5 * np.abs(whole).max())
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ([(0, 0)], r"keys are int64 \[1, 2\]; expected two integers for each of 2"),
+        (np.zeros((2, 2)), "keys are float64"),
+        ([0, 1], r"int64 \[2\]"),
+    ],
+)
+def test_keys_that_do_not_fit_are_refused(policy, keys, message):
+    with pytest.raises(ValueError, match=message):
+        policy.act(seen(2), PROMPTS[:2], keys)
+
+
+def test_noise_for_another_number_of_rows_is_refused(policy):
+    with pytest.raises(ValueError, match="noise is for 3 observations, but there are 2"):
+        policy.infer(openpi(2), np.zeros((3, 6, 4)))
+
+
+@pytest.mark.parametrize("sizes", [(), (0, 2), (4, 2), (2, 2)])
+def test_sizes_out_of_order_are_refused(policy, sizes):
+    with pytest.raises(ValueError, match="positive and ascending"):
+        replace(policy, sizes=sizes)

@@ -1,0 +1,76 @@
+"""What an evaluation wrote down it finds again, whole, and never under another's name."""
+
+import json
+
+import numpy as np
+import pytest
+
+from sim.evaluate import evaluate
+from sim.journal import Journal
+from sim.lanes import Lanes
+from sim.protocol import Start
+from tests.sim.point_world import PointWorld, noisy_policy
+
+HEADER = {"suite": "points", "tasks": ("points",), "execute": 4}
+
+
+@pytest.fixture(scope="module")
+def episodes():
+    starts = [Start("points", seed) for seed in range(6)]
+    return evaluate(Lanes(PointWorld(), 6), noisy_policy, starts, clips=0).episodes
+
+
+def test_episodes_come_back_as_they_were(tmp_path, episodes):
+    path = tmp_path / "new" / "episodes.jsonl"
+    journal = Journal(path)
+    assert not path.exists()
+    assert journal.begin("trained", HEADER) == []
+    for episode in episodes[:4]:
+        journal.add("trained", episode)
+    journal.begin("blank image", HEADER)
+    journal.add("blank image", episodes[5])
+    found = Journal(path)
+    assert found.begin("trained", HEADER) == list(episodes[:4])
+    assert found.begin("blank image", HEADER) == [episodes[5]]
+    for one, other in zip(found.begin("trained", HEADER), episodes, strict=False):
+        assert np.array_equal(one.actions, other.actions)
+        assert one.reruns == other.reruns
+    assert len(path.read_text().splitlines()) == 7, "what is known is not said again"
+
+
+def test_another_evaluation_is_refused_by_the_field_that_differs(tmp_path, episodes):
+    path = tmp_path / "episodes.jsonl"
+    Journal(path).begin("trained", HEADER)
+    with pytest.raises(ValueError, match=r"'trained' whose execute is 4, but now it is 8; choose"):
+        Journal(path).begin("trained", HEADER | {"execute": 8})
+    with pytest.raises(ValueError, match=r"whose control is null, but now it is \"blank\""):
+        Journal(path).begin("trained", HEADER | {"control": "blank"})
+
+
+def test_a_torn_last_line_is_dropped_and_a_damaged_one_named(tmp_path, episodes):
+    path = tmp_path / "episodes.jsonl"
+    journal = Journal(path)
+    journal.begin("trained", HEADER)
+    for episode in episodes[:2]:
+        journal.add("trained", episode)
+    whole = path.read_bytes()
+    for cut in (1, 40, 150):
+        path.write_bytes(whole[:-cut])
+        journal = Journal(path)
+        assert journal.begin("trained", HEADER) == [episodes[0]]
+        journal.add("trained", episodes[1])
+        assert path.read_bytes() == whole
+    for damage in (b"[]", b"{}", b'{"condition": "trained", "episode": {"seed": 1}}'):
+        lines = whole.splitlines()
+        path.write_bytes(b"\n".join([lines[0], damage, lines[2], b""]))
+        with pytest.raises(ValueError, match=r"episodes\.jsonl, line 2: not a line of an eval"):
+            Journal(path)
+
+
+def test_every_line_is_json(tmp_path, episodes):
+    journal = Journal(tmp_path / "episodes.jsonl")
+    journal.begin("trained", HEADER)
+    journal.add("trained", episodes[0])
+    header, row = map(json.loads, (tmp_path / "episodes.jsonl").read_text().splitlines())
+    assert header["evaluates"]["execute"] == 4
+    assert row["episode"]["seed"] == 0

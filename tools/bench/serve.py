@@ -1,0 +1,168 @@
+"""Requests per second of one server that batches over 8 clients, against the same server that
+answers one at a time.
+
+Both serve the same policy over websockets in this process; rounds alternate, and the clients, which
+ask again as soon as they are answered, are a process of their own.
+"""
+
+import asyncio
+import json
+import sys
+import time
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+import jax
+import numpy as np
+from rich.console import Console
+
+from models import Embodiment, Normalizer, Pi, Policy, Processor
+from models.config import to_json
+from tools.presets import TINY
+from tools.serving.engine import Engine
+from tools.serving.limits import Limits
+from tools.serving.metrics import Metrics
+from tools.serving.server import PolicyServer
+
+_STACK = replace(TINY.model.language, width=512, hidden=2048, depth=6, heads=4, head_dim=64)
+_MODEL = replace(
+    TINY.model,
+    vision=replace(TINY.model.vision, patch=16),
+    language=_STACK,
+    expert=_STACK,
+    chunks=1,
+)
+"""53 million parameters: large beside a core's cache, as π0.5 is beside a GPU's, so a step costs
+mostly the reading of weights, and little more for eight chunks than for one."""
+_DEADLINE = 0.02
+_LIMITS = Limits(rate=1e6)
+_PROMPT = "lift the red block"
+_STATE, _ACTIONS = 8, 7
+
+
+@dataclass(frozen=True)
+class Load:
+    """How many clients ask, and how often each of them in each round."""
+
+    clients: int = 8
+    rounds: int = 5
+    requests: int = 5
+
+
+def run(console: Console, load: Load | None = None) -> dict[str, Any]:
+    """Requests per second; `ratio` is that of batches over one at a time."""
+    return asyncio.run(_measure(make_policy(), load or Load(), console))
+
+
+def make_policy() -> Policy:
+    """A policy of random weights with one camera; an answer costs what a trained one's would."""
+
+    def scale(dims: int) -> Normalizer:
+        return Normalizer((0.0,) * dims, (1.0,) * dims)
+
+    robot = Embodiment("bench", ("front",), scale(_STATE), scale(_ACTIONS))
+    processor = Processor(
+        image_size=_MODEL.image_size,
+        state_dim=_MODEL.state_dim,
+        action_dim=_MODEL.action_dim,
+        horizon=_MODEL.horizon,
+        state_input=_MODEL.state_input,
+        words=tuple(_PROMPT.split()),
+        embodiments=(robot,),
+        text_limit=32,
+    )
+    model, rng = Pi(_MODEL), np.random.default_rng(0)
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    params = jax.tree.map(lambda x: rng.normal(0, 0.05, x.shape).astype(x.dtype), shapes)
+    return Policy(model, jax.device_put(params), processor)
+
+
+async def _measure(policy: Policy, load: Load, console: Console) -> dict[str, Any]:
+    sizes = tuple(size for size in (1, 2, 4, 8, 16) if size <= load.clients)
+    served = {
+        "batched": _Served(replace(policy, sizes=sizes), load),
+        "one at a time": _Served(replace(policy, sizes=(1,)), load),
+    }
+    for name, server in served.items():
+        console.print(f"Compiling: {name}")
+        await server.start()
+    console.print(f"{load.clients} clients ask {load.rounds} times {load.requests} times")
+    for _ in range(load.rounds):
+        for server in served.values():
+            await server.ask()
+    table = {name: await server.stop() for name, server in served.items()}
+    ours, other = table.values()
+    gains = [a / b for a, b in zip(ours["rates"], other["rates"], strict=True)]
+    return {
+        "ratio": median(gains),
+        "ours": _said(ours),
+        "other": _said(other),
+        "unit": "requests/s",
+        "clients": load.clients,
+        "rounds": gains,
+        "parameters": sum(x.size for x in jax.tree.leaves(policy.params)),
+        "model": to_json(policy.model.config),
+        "table": table,
+    }
+
+
+class _Served:
+    """A server in this process and what its clients measured."""
+
+    def __init__(self, policy: Policy, load: Load) -> None:
+        self._policy, self._load = policy, load
+        self._engine = Engine(policy, Metrics(), deadline=_DEADLINE, capacity=load.clients)
+        self._rates: list[float] = []
+        self._took: list[float] = []
+        self._cpu = 0.0
+
+    async def start(self) -> None:
+        await asyncio.to_thread(self._engine.warm)
+        self._stop, port = asyncio.Event(), asyncio.get_running_loop().create_future()
+        server = PolicyServer(self._engine, _LIMITS, metrics=self._engine.metrics)
+        run = server.run("127.0.0.1", 0, self._stop, listening=port.set_result)
+        self._task = asyncio.create_task(run)
+        self._url = f"ws://127.0.0.1:{await port}"
+
+    async def ask(self) -> None:
+        """One round of all clients."""
+        load, size = self._load, self._policy.model.config.image_size
+        command = ["-m", "tools.serving.robots", self._url, "--robots", load.clients]
+        command += ["--requests", load.requests, "--size", size, "--prompt", _PROMPT]
+        began = time.process_time()
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, *map(str, command), stdout=asyncio.subprocess.PIPE
+        )
+        said, _ = await process.communicate()
+        if process.returncode:
+            raise ValueError(f"The clients of {self._url} ended with {process.returncode}.")
+        told = json.loads(said)
+        self._rates.append(len(told["took"]) / told["seconds"])
+        self._took += told["took"]
+        self._cpu += time.process_time() - began
+
+    async def stop(self) -> dict[str, Any]:
+        """Figures of all rounds: rates, latency percentiles (ms), what a request costs this process
+        (ms of a core), and the batches' mean size."""
+        self._stop.set()
+        await self._task
+        self._engine.close()
+        batches = self._engine.statistics.batches
+        p50, p90, p99 = np.percentile(self._took, (50, 90, 99)) * 1000
+        return {
+            "rates": self._rates,
+            "requests/s": median(self._rates),
+            "p50_ms": p50,
+            "p90_ms": p90,
+            "p99_ms": p99,
+            "cpu_ms a request": self._cpu / len(self._took) * 1000,
+            "rows a batch": sum(n * count for n, count in batches.items()) / sum(batches.values()),
+        }
+
+
+def _said(row: dict[str, Any]) -> str:
+    return (
+        f"{row['requests/s']:.1f} requests/s, p50 {row['p50_ms']:.0f} ms, "
+        f"p99 {row['p99_ms']:.0f} ms, {row['rows a batch']:.1f} rows a batch"
+    )

@@ -1,0 +1,182 @@
+"""Evaluation in simulation while training goes on: the trainer stops for a copy of the averaged
+parameters, and a thread lets them act on the suite's starts.
+
+Every evaluation leaves a line in closed_loop.jsonl. One that is due while another runs waits for
+it, and is left out if the next comes meanwhile: the trainer never waits, and its last parameters
+are always evaluated. Of several hosts the first evaluates; all take part in the copy.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from rich.console import Console
+
+from models import Policy
+from parallel.distributed import host_count, host_index
+from parallel.step import TrainState
+from sim.protocol import Start
+from sim.results import Evaluation, joined
+from sim.suites import load_suite
+from tools.conditions import Condition, acting_in, in_batches
+from tools.presets import ClosedLoopConfig
+
+FILE_NAME = "closed_loop.jsonl"
+
+
+class _Abandoned(Exception):
+    pass
+
+
+class ClosedLoop:
+    """Use as a context manager: the end of the block waits for the last evaluation, an error or
+    `abandon` ends it with the episode that it is at.
+
+    Args:
+      policy: the model with its preparation; its parameters are not looked at.
+
+    Raises:
+      ValueError, FileNotFoundError: no such suite or task, or the policy does not fit it.
+    """
+
+    def __init__(
+        self, config: ClosedLoopConfig, policy: Policy, directory: Path, console: Console
+    ) -> None:
+        self._config = config
+        self._file, self._console = directory / FILE_NAME, console
+        self._lock = threading.Lock()
+        self._waiting: tuple[int, Any] | None = None
+        self._thread: threading.Thread | None = None
+        self._abandoned = threading.Event()
+        self._error: BaseException | None = None
+        self._suite = load_suite(config.suite)
+        self._groups = self._suite.groups(config.tasks)
+        self._count = self._suite.count(config.slots, config.episodes * len(self._groups[0]))
+        self._policy = in_batches(policy, self._count)
+        if host_index() == 0:
+            with closing(self._suite.open(self._groups[0], 1, self._size)) as slots:
+                acting_in(policy, slots.spec)
+
+    def begin(self, step: int, state: TrainState, stopping: Callable[[], bool]) -> dict[str, float]:
+        """Evaluates a copy of the averaged parameters after `step` updates, once the evaluation
+        before is done; all hosts must call it alike.
+
+        Returns:
+          How many seconds the copy took; nothing if the run is stopping.
+
+        Raises:
+          Exception: what an earlier evaluation failed of.
+        """
+        if self._error is not None:
+            raise self._error
+        if stopping():
+            return {}
+        start = time.perf_counter()
+        copied = jax.tree.map(_copied, state.ema)
+        seconds = time.perf_counter() - start
+        if host_index() == 0:
+            self._put(step, copied)
+        return {"closed_loop_copy_seconds": seconds}
+
+    def abandon(self) -> None:
+        """Does not wait for the evaluation that runs."""
+        self._abandoned.set()
+
+    def __enter__(self) -> "ClosedLoop":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.abandon()
+        thread = self._thread
+        if thread is not None:
+            if thread.is_alive() and not self._abandoned.is_set():
+                self._console.print(f"Waiting for the last evaluation in '{self._suite.name}'.")
+            thread.join()
+        if kind is None and self._error is not None:
+            raise self._error
+
+    @property
+    def _size(self) -> int:
+        return self._policy.model.config.image_size
+
+    def _put(self, step: int, params: Any) -> None:
+        with self._lock:
+            if self._waiting is not None:
+                self._console.print(
+                    f"Step {self._waiting[0]} was not evaluated in '{self._suite.name}', as the "
+                    "evaluation before took too long; raise trainer.eval_every or lower "
+                    "closed_loop.episodes."
+                )
+            self._waiting = step, params
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="closed loop", daemon=True)
+                self._thread.start()
+
+    def _work(self) -> None:
+        try:
+            while waiting := self._take():
+                start = time.perf_counter()
+                step, found = waiting[0], self._evaluate(waiting[1])
+                line = {
+                    "step": step,
+                    "seconds": round(time.perf_counter() - start, 1),
+                    "success": found.success.to_json(),
+                    "by_task": {t: part.success.to_json() for t, part in found.by_task.items()},
+                }
+                with self._file.open("a") as file:
+                    file.write(json.dumps(line) + "\n")
+                self._console.print(f"After step {step}, '{self._suite.name}': {found.success}")
+        except _Abandoned:
+            pass
+        except BaseException as error:  # raised by `begin` or the block's end
+            self._error = error
+
+    def _take(self) -> tuple[int, Any] | None:
+        with self._lock:
+            taken, self._waiting = self._waiting, None
+            if taken is None:
+                self._thread = None
+            return taken
+
+    def _evaluate(self, params: Any) -> Evaluation:
+        config, suite = self._config, self._suite
+        seeds = range(suite.first_seed, suite.first_seed + config.episodes)
+        params = jax.device_put(params, jax.local_devices()[0])
+        acting = Condition("training", self._policy.varied(params=params))
+        parts = []
+        for tasks in self._groups:
+            starts = [Start(task, seed) for task in tasks for seed in seeds]
+            with closing(suite.open(tasks, self._count, self._size)) as slots:
+                found = acting.evaluate(
+                    slots, starts, config.execute, clips=0, progress=self._go_on
+                )
+                parts.append(found)
+        return joined(parts, suite.name)
+
+    def _go_on(self, ended: int, episodes: int) -> None:
+        if self._abandoned.is_set():
+            raise _Abandoned
+
+
+def read_closed_loop(directory: Path) -> list[dict[str, Any]]:
+    """Evaluations of a run in the order of their steps; of one made twice, the later."""
+    path = directory / FILE_NAME
+    lines = path.read_text().splitlines() if path.exists() else []
+    found = {line["step"]: line for line in map(json.loads, lines)}
+    return [found[step] for step in sorted(found)]
+
+
+def _copied(x: jax.Array) -> np.ndarray | None:
+    """The whole array on the first host; None on others."""
+    if host_count() == 1:
+        return np.array(x)
+    whole = multihost_utils.process_allgather(x, tiled=True)
+    return whole if host_index() == 0 else None

@@ -1,0 +1,257 @@
+"""What is evaluated beside what, over all tasks of a suite: a trained policy, its controls, the
+suite's expert and other policies, every one on the same starts.
+"""
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from jaxtyping import Float, UInt32
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+from models import Policy
+from sim.evaluate import Control, evaluate, evaluate_expert, filmed
+from sim.evaluate import Policy as Acting
+from sim.journal import Journal
+from sim.protocol import Observation, Slots, Spec, Start
+from sim.results import Episode, Evaluation, joined
+from sim.suites import Suite
+
+Beside = Literal["untrained", "expert", "wrong-prompt", "blank-image"]
+BESIDE: tuple[Beside, ...] = ("untrained", "expert", "wrong-prompt", "blank-image")
+
+_MOST_ROWS = 32
+"""Of the policy's batch. More hardly compute faster by the row, and fewer are padded in vain."""
+_SPEED_SECONDS = 600
+"""The rate shown is that of so many last seconds: slow simulators end few episodes a minute."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Who acts, what it is told and what it is shown; the suite's expert if there is no policy."""
+
+    name: str
+    policy: Policy | None = None
+    control: Control = "own"
+    clips: int = 2
+    checkpoint: str = ""
+    """Words that tell the policy's parameters from any others."""
+
+    def check(self, spec: Spec) -> None:
+        """Raises ValueError unless it can act there."""
+        if self.control == "other prompt" and len(spec.goals) < 2:
+            raise ValueError(
+                f"{spec.name} has a single goal, so there is no wrong prompt; leave 'wrong-prompt' "
+                "out of --controls."
+            )
+        if self.policy is not None:
+            _check_fits(self.policy, spec)
+        elif not spec.expert:
+            raise ValueError(
+                f"{spec.name} has no scripted expert; leave 'expert' out of --controls."
+            )
+
+    def header(self) -> dict[str, Any]:
+        """What decides, besides the suite, what becomes of a start."""
+        if self.policy is None:
+            return {}
+        return {
+            "checkpoint": self.checkpoint,
+            "control": self.control,
+            "sampler_steps": self.policy.steps,
+        }
+
+    def evaluate(
+        self, slots: Slots, starts: Sequence[Start], execute: int, **how: Any
+    ) -> Evaluation:
+        """See `sim.evaluate`."""
+        if self.policy is None:
+            return evaluate_expert(slots, starts, **how)
+        act = acting_in(self.policy, slots.spec)
+        return evaluate(slots, act, starts, execute=execute, control=self.control, **how)
+
+
+def acting_in(policy: Policy, spec: Spec) -> Acting:
+    """A policy as simulation knows it; of several cameras it sees its own, in its own order.
+
+    Raises:
+      ValueError: it was trained on another robot.
+    """
+    _check_fits(policy, spec)
+    cameras = [spec.cameras.index(camera) for camera in _cameras(policy)]
+
+    def act(
+        observation: Observation, prompts: list[str], keys: UInt32[np.ndarray, "n 2"]
+    ) -> Float[np.ndarray, "n h a"]:
+        return policy.act((observation.images[:, cameras], observation.state), prompts, keys)
+
+    return act
+
+
+def conditions(policy: Policy, beside: Sequence[Beside], checkpoint: str = "") -> list[Condition]:
+    """The trained policy, then those of its controls that are asked for, in their usual order."""
+    found = [Condition("trained", policy, "own", 6, checkpoint)]
+    if "untrained" in beside:
+        params = jax.jit(policy.model.init)(jax.random.key(0))
+        found.append(Condition("untrained", policy.varied(params=params), "own", 2, checkpoint))
+    if "expert" in beside:
+        found.append(Condition("expert"))
+    if "wrong-prompt" in beside:
+        found.append(Condition("wrong prompt", policy, "other prompt", 2, checkpoint))
+    if "blank-image" in beside:
+        found.append(Condition("blank image", policy, "blank", 2, checkpoint))
+    return found
+
+
+def in_batches(policy: Policy, slots: int) -> Policy:
+    """The policy with batches of one size, good for so many slots."""
+    return policy.varied(sizes=(min(slots, _MOST_ROWS),))
+
+
+def evaluate_all(
+    suite: Suite,
+    wanted: Sequence[Condition],
+    console: Console,
+    *,
+    tasks: tuple[str, ...] = (),
+    episodes: int | None = None,
+    slots: int | None = None,
+    execute: int = 4,
+    journal: Journal | None = None,
+) -> dict[str, Evaluation]:
+    """Evaluates every condition, the first being a policy's, on the same starts of a suite's tasks
+    (all, if none are named).
+
+    Policies compute batches of one size, so that an episode does not depend on how many wait beside
+    it.
+
+    Raises:
+      ValueError: no such task, or policies, controls, suite and journal do not fit each other;
+        nothing was acted then.
+    """
+    groups = suite.groups(tasks)
+    episodes = suite.episodes if episodes is None else episodes
+    if episodes < 1 or execute < 1 or (slots is not None and slots < 1):
+        raise ValueError(
+            f"episodes is {episodes}, execute {execute} and slots {slots}; each must be at least 1."
+        )
+    seeds = range(suite.first_seed, suite.first_seed + episodes)
+    count = suite.count(slots, len(groups[0]) * episodes)
+    wanted = [replace(c, policy=c.policy and in_batches(c.policy, count)) for c in wanted]
+    size = _picture_size(wanted)
+    about = {
+        "suite": suite.name,
+        "tasks": tuple(task for group in groups for task in group),
+        "first_seed": suite.first_seed,
+        "picture": size,
+        "execute": execute,
+    }
+    parts: dict[str, list[Evaluation]] = {condition.name: [] for condition in wanted}
+    with _progress(console) as progress:
+        for group in groups:
+            starts = [Start(task, seed) for task in group for seed in seeds]
+            with closing(suite.open(group, count, size)) as opened:
+                for condition in wanted:
+                    condition.check(opened.spec)
+                found = []
+                for condition in wanted:
+                    name, keep = condition.name, None
+                    done: list[Episode] = []
+                    if journal is not None:
+                        known = journal.begin(name, about | condition.header())
+                        done = [episode for episode in known if episode.start in set(starts)]
+                        keep = partial(journal.add, name)
+                    says = name if len(groups) == 1 else f"{name}, {group[0]}"
+                    bar = progress.add_task(says, total=len(starts), completed=len(done))
+                    result = condition.evaluate(
+                        opened,
+                        starts,
+                        execute,
+                        clips=0,
+                        progress=lambda ended, _, bar=bar: progress.update(bar, completed=ended),
+                        done=done,
+                        on_episode=keep,
+                    )
+                    found.append(result)
+                    progress.remove_task(bar)
+                    console.print(f"  {says}: {result.success}{_lost(result)}")
+                clips = [-(-condition.clips // len(groups)) for condition in wanted]
+                for name, result in zip(parts, filmed(opened, found, clips, execute), strict=True):
+                    parts[name].append(result)
+    return {name: joined(found, suite.name) for name, found in parts.items()}
+
+
+def _picture_size(wanted: Sequence[Condition]) -> int:
+    return next(c.policy.model.config.image_size for c in wanted if c.policy is not None)
+
+
+def _lost(found: Evaluation) -> str:
+    """What a reader must know of simulators that failed."""
+    text = f"; {found.reruns} reruns after failures of the simulator" if found.reruns else ""
+    if found.failures:
+        first = found.failures[0]
+        text += (
+            f"; {len(found.failures)} starts given up and not counted, the first {first.task} "
+            f"seed {first.seed}: {first.error}"
+        )
+    return text
+
+
+def _cameras(policy: Policy) -> tuple[str, ...]:
+    return policy.processor.embodiments[policy.embodiment].cameras if policy.processor else ()
+
+
+def _check_fits(policy: Policy, spec: Spec) -> None:
+    if policy.processor is None:
+        raise ValueError(
+            "The checkpoint came without a processor (scales and tokenizer), so it cannot act in "
+            "a suite; train it on the suite's data first."
+        )
+    robot = policy.processor.embodiments[policy.embodiment]
+    missing = [camera for camera in robot.cameras if camera not in spec.cameras]
+    ours = len(robot.state.offset), len(robot.actions.offset)
+    theirs = len(spec.state_names), len(spec.action_names)
+    if missing or ours != theirs:
+        raise ValueError(
+            f"The policy was trained on '{robot.name}' with cameras {list(robot.cameras)}, "
+            f"{ours[0]} state and {ours[1]} action dims, but {spec.name} has cameras "
+            f"{list(spec.cameras)}, {theirs[0]} state and {theirs[1]} action dims; evaluate it on "
+            "a suite of its own robot."
+        )
+
+
+class _Rate(ProgressColumn):
+    """Episodes a minute; what an earlier run did does not count."""
+
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text(f"{60 * speed:.1f}/min" if speed else "")
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        _Rate(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        speed_estimate_period=_SPEED_SECONDS,
+    )

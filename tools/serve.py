@@ -1,0 +1,164 @@
+"""Serve a trained policy to robots, to openpi's websocket clients as they are.
+
+    python -m tools.serve --checkpoint runs/mine
+
+Clients that ask at about the same time share one batch. SIGTERM or Ctrl-C finishes what is in
+flight and lets nobody in.
+"""
+
+import asyncio
+import ipaddress
+import logging
+import signal
+import ssl
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import tyro
+from rich.console import Console
+from rich.progress import Progress
+
+from models import Policy, load_policy
+from tools.serving.engine import Engine
+from tools.serving.limits import Limits
+from tools.serving.metrics import Metrics
+from tools.serving.server import PolicyServer
+
+
+@dataclass(frozen=True)
+class ServeConfig:
+    """What to serve, to whom, and how much of it."""
+
+    checkpoint: Path
+    """Run directory or one of its checkpoints; openpi's and LeRobot's are read too."""
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 lets other machines in."""
+    port: int = 8000
+    """0 takes any that is free."""
+    token_file: Path | None = None
+    """File whose only line clients must present as a bearer token (openpi's `api_key`)."""
+    certificate: Path | None = None
+    """PEM file with a certificate chain, to speak TLS (wss://)."""
+    private_key: Path | None = None
+    """PEM file with the certificate's key, where it is not in the same file."""
+    inputs: tuple[str, ...] = ()
+    """Names that clients use, as KEY=CAMERA or KEY=state; the policy's own if none are given."""
+    sizes: tuple[int, ...] = (1, 2, 4, 8, 16)
+    """Rows of the batches that are compiled at start."""
+    deadline: float = 0.01
+    """Seconds that a request waits for others to share its batch, at most."""
+    steps: int | None = None
+    """Euler steps of the flow sampler; the model's own by default."""
+    dtype: str | None = None
+    """Of the parameters in memory, such as bfloat16; as saved by default."""
+    tokenizer: Path | None = None
+    """SentencePiece file, which openpi's checkpoints lack."""
+    longest_prompt: int | None = None
+    """In tokens; longer ones are refused, and fewer lengths need compiling at start."""
+    chunking: bool = False
+    """Real-time chunking: clients may say how much of their last chunk is acted, to have it
+    continued. Compiles twice as much at start."""
+    limits: Limits = field(default_factory=Limits)
+
+
+def load(config: ServeConfig) -> Policy:
+    """The policy to serve.
+
+    Raises:
+      ValueError, FileNotFoundError: as `load_policy`.
+    """
+    policy = load_policy(
+        config.checkpoint, steps=config.steps, dtype=config.dtype, tokenizer=config.tokenizer
+    )
+    if policy.processor is not None and config.longest_prompt is not None:
+        shorter = replace(policy.processor, text_limit=config.longest_prompt)
+        policy = replace(policy, processor=shorter)
+    return replace(policy, sizes=config.sizes)
+
+
+def run(config: ServeConfig, console: Console) -> int:
+    """Serves until SIGTERM or SIGINT; returns how many clients were cut off then.
+
+    Raises:
+      ValueError, OSError: the checkpoint, token, certificate or address cannot be used.
+    """
+    token, tls = _token(config), _tls(config)
+    policy, metrics = load(config), Metrics()
+    with Engine(
+        policy,
+        metrics,
+        deadline=config.deadline,
+        capacity=config.limits.clients,
+        pairs=config.inputs,
+        chunking=config.chunking,
+    ) as engine:
+        with Progress(console=console, transient=True) as progress:
+            task = progress.add_task("Compiling", total=None)
+            engine.warm(lambda done, of: progress.update(task, completed=done, total=of))
+        if token is None and not _is_loopback(config.host):
+            console.print("Without --token-file, whoever reaches this address can use the policy.")
+        server = PolicyServer(engine, config.limits, token, metrics)
+        return asyncio.run(_serve(server, config, tls, console))
+
+
+async def _serve(
+    server: PolicyServer, config: ServeConfig, tls: ssl.SSLContext | None, console: Console
+) -> int:
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+
+    def listening(port: int) -> None:
+        scheme, expected = "ws" if tls is None else "wss", server.answers.metadata["inputs"]
+        console.print(f"Serving on {scheme}://{config.host}:{port}; clients send {list(expected)}.")
+
+    return await server.run(config.host, config.port, stop, tls=tls, listening=listening)
+
+
+def _token(config: ServeConfig) -> str | None:
+    if config.token_file is None:
+        return None
+    token = config.token_file.read_text().strip()
+    if not token or len(token.split()) > 1:
+        raise ValueError(f"{config.token_file} holds no token; write one without spaces into it.")
+    return token
+
+
+def _tls(config: ServeConfig) -> ssl.SSLContext | None:
+    if config.certificate is None:
+        if config.private_key is not None:
+            raise ValueError("--private-key needs --certificate, the file of its certificate.")
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(config.certificate, config.private_key)
+    except ssl.SSLError as error:
+        raise ValueError(f"{config.certificate} and its key cannot be used: {error}.") from None
+    return context
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def main() -> None:
+    """Command line; exits 0 unless a client was cut off."""
+    logging.basicConfig(format="%(asctime)s %(name)s %(message)s")
+    logging.getLogger("websockets.server").addFilter(
+        lambda record: record.msg != "opening handshake failed"
+    )
+    try:
+        cut_off = run(
+            tyro.cli(ServeConfig, prog="python -m tools.serve", description=__doc__), Console()
+        )
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
+    sys.exit(1 if cut_off else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The policy server: what its messages mean, who may send them, and how they are answered."""

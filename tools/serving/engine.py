@@ -1,0 +1,158 @@
+"""One policy for all clients: each request is prepared by itself, and whatever waits together runs
+as one batch.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from models import Policy
+from models.batcher import Batcher, Statistics
+from models.policy import Request
+from tools.serving.inputs import CONTROLS, Inputs, inputs_of
+from tools.serving.metrics import Metrics
+from tools.serving.session import Answer, Session
+
+
+class Engine:
+    """Answers requests with `policy`, up to `policy.sizes[-1]` at once.
+
+    Args:
+      deadline: seconds that a request may wait for others to join it.
+      capacity: requests that may wait.
+      pairs: how clients spell their observations, see `inputs_of`.
+      chunking: whether a client may have its last chunk continued (real-time chunking).
+
+    Raises:
+      ValueError: the policy has no preparation, or `pairs` do not fit it.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        metrics: Metrics,
+        *,
+        deadline: float,
+        capacity: int,
+        pairs: Sequence[str] = (),
+        chunking: bool = False,
+    ) -> None:
+        if policy.processor is None:
+            raise ValueError(
+                "The checkpoint came without a processor (scales and tokenizer), so it cannot be "
+                "asked in a robot's units; serve one that was trained or converted here."
+            )
+        robot = policy.processor.embodiments[policy.embodiment]
+        reads_state = policy.processor.state_input != "none" or bool(robot.relative)
+        self.inputs: Inputs = inputs_of(robot, reads_state, pairs)
+        self.metadata: Mapping[str, Any] = {
+            "robot": robot.name,
+            "inputs": self.inputs.expected,
+            "actions": {
+                "dtype": "float32",
+                "shape": [policy.processor.horizon, len(robot.actions.offset)],
+            },
+            "chunking": list(CONTROLS) if chunking else [],
+        }
+        self._policy, self._chunking, self.metrics = policy, chunking, metrics
+        self._lock = threading.Lock()
+        self._clients = self._waiting = 0
+        self._batcher: Batcher[Request, Answer] = Batcher(
+            self._run,
+            sizes=policy.sizes,
+            deadline=deadline,
+            capacity=max(capacity, policy.sizes[-1]),
+            outstanding=lambda: self._clients - self._waiting,
+        )
+
+    def warm(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Compiles all that clients can ask for, with `progress` as `Policy.warm` calls it."""
+        self._policy.warm(
+            guided=self._chunking, cameras=len(self.inputs.cameras), progress=progress
+        )
+
+    def join(self) -> None:
+        """One more client, for whose request a batch may wait."""
+        with self._lock:
+            self._clients += 1
+
+    def leave(self) -> None:
+        """Nobody needs to wait for this client any more."""
+        with self._lock:
+            self._clients -= 1
+        self._batcher.recheck()
+
+    def read(self, message: Mapping[str, Any], session: Session) -> Request:
+        """A client's message as the policy reads it.
+
+        Raises:
+          ValueError: it does not fit the policy.
+        """
+        observation = self.inputs.read(message)
+        executed, committed = (observation.pop(name, None) for name in CONTROLS)
+        (request,) = self._policy.prepare(
+            observation,
+            np.array([[session.number, session.requests]]),
+            previous=[self._left(session, executed, committed)],
+            committed=committed or 0,
+        )
+        return request
+
+    def submit(self, request: Request) -> Future[Answer]:
+        """The answer, when the request's batch has run."""
+        with self._lock:
+            self._waiting += 1
+        future = self._batcher.submit(request, timeout=0)
+        future.add_done_callback(self._answered)
+        return future
+
+    @property
+    def statistics(self) -> Statistics:
+        """What its batches were."""
+        return self._batcher.statistics()
+
+    def close(self) -> None:
+        """Returns when all that was submitted is answered."""
+        self._batcher.close()
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _left(
+        self, session: Session, executed: int | None, committed: int | None
+    ) -> Float[np.ndarray, "t a"] | None:
+        """What the client has not acted yet of its last chunk."""
+        if executed is None and committed is None:
+            return None
+        if not self._chunking:
+            raise ValueError(
+                "This server continues no chunks; start it with --chunking, or leave out "
+                f"{' and '.join(CONTROLS)}."
+            )
+        if executed is None:
+            raise ValueError("'committed' needs 'executed', the steps acted of the last chunk.")
+        if session.chunk is None:
+            raise ValueError("'executed' speaks of a last chunk, but this client has none yet.")
+        if executed > len(session.chunk):
+            raise ValueError(f"'executed' is {executed}; the chunk had {len(session.chunk)} steps.")
+        return session.chunk[executed:]
+
+    def _answered(self, future: Future[Answer]) -> None:
+        with self._lock:
+            self._waiting -= 1
+
+    def _run(self, requests: list[Request]) -> list[Answer]:
+        began = time.monotonic()
+        chunks = self._policy.answer(requests)
+        seconds = time.monotonic() - began
+        self.metrics.batch_rows.observe(len(requests))
+        self.metrics.batch_seconds.observe(seconds)
+        return [Answer(chunk, seconds) for chunk in chunks]

@@ -1,0 +1,174 @@
+"""What clients send in one request, by the names they use for it, as the observation that
+`Policy` reads.
+
+openpi's clients differ in spelling (`observation/image`, `images/cam_high`, nested maps), so a key
+is told by its last parts alone: `observation/front`, `observation.images.front`, `image/front` and
+`front` are one camera.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from models.processor import Embodiment
+
+_PROMPT_LENGTH = 2000
+_GROUPS = {"observation", "image", "images"}
+CONTROLS = ("executed", "committed")
+"""Steps of the previous chunk: acted when this was observed, and to be acted until the answer."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """`cameras`: {the client's name: the policy's camera}; cameras not among them are masked.
+    `state`: the client's names of what, end to end, is the state; empty if the policy reads none.
+    `state_dims`: of all of it."""
+
+    cameras: Mapping[str, str]
+    state: tuple[str, ...]
+    state_dims: int
+
+    @property
+    def expected(self) -> dict[str, dict[str, Any]]:
+        """Dtype and shape by key, for people and for metadata."""
+        images = {
+            f"observation/{name}": {"dtype": "uint8", "shape": ["height", "width", 3]}
+            for name in self.cameras
+        }
+        shape = [self.state_dims] if len(self.state) == 1 else ["n"]
+        state = {f"observation/{name}": {"dtype": "float32", "shape": shape} for name in self.state}
+        return {**images, **state, "prompt": {"dtype": "str"}}
+
+    def read(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """{"image": {camera: uint8 [h, w, 3]}, "state": float32 [s], "prompt": str} and those of
+        `CONTROLS` that the message has, as int.
+
+        Raises:
+          ValueError: something is absent, unknown, given twice, or of another dtype or shape.
+        """
+        given = _flat(message)
+        needed = [*self.cameras, *self.state, "prompt"]
+        missing = [key for key in needed if key not in given]
+        unknown = [key for key in given if key not in needed and key not in CONTROLS]
+        if missing or unknown:
+            wrong = [f"lacks {missing}"] if missing else []
+            wrong += [f"has unknown entries {unknown!s:.200}"] if unknown else []
+            raise ValueError(
+                f"The observation {' and '.join(wrong)}; expected are {sorted(self.expected)}."
+            )
+        read: dict[str, Any] = {
+            "image": {camera: _image(key, given[key]) for key, camera in self.cameras.items()},
+            "prompt": _prompt(given["prompt"]),
+        }
+        if self.state:
+            parts = [_numbers(key, given[key]) for key in self.state]
+            read["state"] = np.concatenate(parts)
+            if len(read["state"]) != self.state_dims:
+                raise ValueError(
+                    f"The state ({' + '.join(self.state)}) has {len(read['state'])} dims; "
+                    f"this policy reads {self.state_dims}."
+                )
+        return read | {key: _steps(key, given[key]) for key in CONTROLS if key in given}
+
+
+def inputs_of(robot: Embodiment, reads_state: bool, pairs: Sequence[str] = ()) -> Inputs:
+    """What a client of this robot sends.
+
+    Args:
+      reads_state: whether the policy or its action units need the state.
+      pairs: "client's key=camera" or "client's key=state"; without any, the robot's own names.
+        Several keys of the state are put end to end in this order.
+
+    Raises:
+      ValueError: a pair names no camera of the robot, or two keys mean the same.
+    """
+    known = {name(camera): camera for camera in robot.cameras}
+    dims = len(robot.state.offset) if reads_state else 0
+    if not pairs:
+        if len(known) < len(robot.cameras) or known.keys() & {"state", "prompt", *CONTROLS}:
+            raise ValueError(
+                f"The cameras {list(robot.cameras)} cannot be told by their last parts; give each "
+                "a name with --inputs KEY=CAMERA."
+            )
+        return Inputs(known, ("state",) if reads_state else (), dims)
+    cameras: dict[str, str] = {}
+    state: list[str] = []
+    for pair in pairs:
+        key, _, target = pair.partition("=")
+        camera = target if target in robot.cameras else known.get(target)
+        if camera in cameras.values() or name(key) in [*cameras, *state]:
+            raise ValueError(f"'{pair}' repeats a key or a camera of {list(pairs)}.")
+        if camera is not None:
+            cameras[name(key)] = camera
+        elif target == "state" and reads_state:
+            state.append(name(key))
+        else:
+            raise ValueError(
+                f"'{pair}' is not KEY=CAMERA or KEY=state; cameras are {sorted(known)}."
+            )
+    return Inputs(cameras, tuple(state) or (("state",) if reads_state else ()), dims)
+
+
+def name(key: str) -> str:
+    """A key without what says only that it is an observation or an image."""
+    parts = key.replace("/", ".").split(".")
+    while len(parts) > 1 and parts[0] in _GROUPS:
+        parts = parts[1:]
+    return ".".join(parts)
+
+
+def _flat(message: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in message.items():
+        path = f"{prefix}{key}"
+        inner = _flat(value, f"{path}/") if isinstance(value, Mapping) else {name(path): value}
+        twice = sorted(flat.keys() & inner.keys())
+        if twice:
+            raise ValueError(f"The observation has '{twice[0]!s:.80}' twice.")
+        flat |= inner
+    return flat
+
+
+def _image(key: str, image: Any) -> np.ndarray:
+    if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3:
+        raise ValueError(f"Image '{key}' is {_kind(image)}; expected uint8 [height, width, 3].")
+    if image.shape[-1] != 3 and image.shape[0] == 3:
+        image = image.transpose(1, 2, 0)
+    if image.shape[-1] != 3:
+        raise ValueError(f"Image '{key}' is {_kind(image)}; expected uint8 [height, width, 3].")
+    return image
+
+
+def _numbers(key: str, value: Any) -> np.ndarray:
+    scalar = isinstance(value, int | float) and not isinstance(value, bool)
+    flat = isinstance(value, list) and all(type(x) in (int, float) for x in value)
+    array = isinstance(value, np.ndarray) and value.dtype.kind in "iuf" and value.ndim == 1
+    if not (scalar or flat or array):
+        raise ValueError(f"State '{key}' is {_kind(value)}; expected numbers [n].")
+    with np.errstate(over="ignore"):
+        numbers = np.atleast_1d(np.asarray(value, np.float64)).astype(np.float32)
+    if not np.isfinite(numbers).all():
+        raise ValueError(f"State '{key}' holds NaN or infinity.")
+    return numbers
+
+
+def _prompt(prompt: Any) -> str:
+    if not isinstance(prompt, str):
+        raise ValueError(f"The prompt is {_kind(prompt)}; expected text.")
+    if len(prompt) > _PROMPT_LENGTH:
+        raise ValueError(f"The prompt has {len(prompt)} characters, over {_PROMPT_LENGTH}.")
+    return prompt
+
+
+def _steps(key: str, value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"'{key}' is {_kind(value)}; expected a whole number of steps.")
+    return value
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} {list(value.shape)}"
+    return f"{type(value).__name__} {value!r:.40}"

@@ -1,0 +1,51 @@
+"""What one client may ask of a server that others share."""
+
+import time
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds that hold for each client, and on their number.
+
+    Raises:
+      ValueError: one of them would let nobody in.
+    """
+
+    clients: int = 64
+    """Connected at once; more are refused with HTTP status 503."""
+    message_bytes: int = 16 * 2**20
+    """Of one message; a longer one ends its connection with close code 1009."""
+    rate: float = 100.0
+    """Requests a second of one client; as many may come at once after a pause of a second."""
+    drain_seconds: float = 30.0
+    """After SIGTERM, for requests in flight."""
+
+    def __post_init__(self) -> None:
+        for name in ("clients", "message_bytes", "rate"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; give a number above 0.")
+
+
+@dataclass
+class Allowance:
+    """How many requests a client has left now: a bucket of a second's worth that refills steadily.
+
+    `now` are seconds of a clock that never goes back.
+    """
+
+    rate: float
+    left: float = field(init=False)
+    since: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self.left = max(1.0, self.rate)
+
+    def take(self, now: float) -> bool:
+        """Whether one more request may be answered; takes it from what is left if so."""
+        self.left = min(max(1.0, self.rate), self.left + (now - self.since) * self.rate)
+        self.since = now
+        if self.left < 1:
+            return False
+        self.left -= 1
+        return True

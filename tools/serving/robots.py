@@ -1,0 +1,97 @@
+"""Many robots at once, for measuring a server: each asks again as soon as it is answered.
+
+    python -m tools.serving.robots ws://127.0.0.1:8000 --robots 8 --requests 20
+
+Prints as JSON how many seconds it took, and each request by itself. Pictures and states are random,
+of the kinds that the server's metadata asks for.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tyro
+from websockets.asyncio.client import connect
+
+from tools.serving.wire import pack, unpack
+
+
+def random_observation(
+    metadata: Mapping[str, Any], rng: np.random.Generator, size: int, prompt: str
+) -> dict[str, Any]:
+    """What a server that introduced itself by `metadata` reads, with square pictures of `size`.
+
+    Raises:
+      ValueError: its state comes in several parts, whose lengths it does not tell.
+    """
+    made: dict[str, Any] = {}
+    for key, kind in metadata["inputs"].items():
+        if kind["dtype"] == "uint8":
+            made[key] = rng.integers(256, size=(size, size, 3), dtype=np.uint8)
+        elif "n" in kind.get("shape", []):
+            raise ValueError(f"The server does not tell how many numbers '{key}' has.")
+        elif kind["dtype"] == "float32":
+            made[key] = rng.normal(size=kind["shape"]).astype(np.float32)
+        else:
+            made[key] = prompt
+    return made
+
+
+async def ask(
+    url: str, seed: int, requests: int, size: int, prompt: str, start: asyncio.Barrier
+) -> list[float]:
+    """One robot: seconds that each of its requests took, the first when all are connected.
+
+    Raises:
+      ValueError: the server refused one.
+    """
+    took = []
+    async with connect(url, compression=None, max_size=None) as connection:
+        metadata = unpack(await connection.recv(decode=False))
+        message = pack(random_observation(metadata, np.random.default_rng(seed), size, prompt))
+        await start.wait()
+        for _ in range(requests):
+            began = time.monotonic()
+            await connection.send(message)
+            answer = await connection.recv()
+            if isinstance(answer, str):
+                raise ValueError(f"The server refused a request: {answer}")
+            took.append(time.monotonic() - began)
+    return took
+
+
+async def _ask_all(url: str, robots: int, requests: int, size: int, prompt: str) -> dict[str, Any]:
+    start = asyncio.Barrier(robots + 1)
+    asking = [
+        asyncio.create_task(ask(url, seed, requests, size, prompt, start)) for seed in range(robots)
+    ]
+    await start.wait()
+    began = time.monotonic()
+    took = [second for answered in await asyncio.gather(*asking) for second in answered]
+    return {"seconds": time.monotonic() - began, "took": took}
+
+
+def main(
+    url: tyro.conf.Positional[str],
+    robots: int = 8,
+    requests: int = 20,
+    size: int = 224,
+    prompt: str = "pick up the red block",
+) -> None:
+    """Ask a server as fast as it answers.
+
+    Args:
+      url: ws://HOST:PORT of the server.
+      robots: clients at once.
+      requests: of each robot.
+      size: of the pictures, in pixels.
+      prompt: what every robot is told.
+    """
+    print(json.dumps(asyncio.run(_ask_all(url, robots, requests, size, prompt))))
+
+
+if __name__ == "__main__":
+    tyro.cli(main, prog="python -m tools.serving.robots", description=__doc__)
