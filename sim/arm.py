@@ -18,7 +18,7 @@ from sim import arm_control, arm_physics
 from sim.arm_model import BLOCK, FINGER, HAND, HOME, SHAPES, STEP
 from sim.arm_physics import CONTROLS, ArmPhysics, Control, action_names, action_range
 from sim.arm_tasks import TASKS, in_columns, translated
-from sim.groups import checked_actions, checked_seeds, in_groups
+from sim.groups import checked_actions, checked_seeds, in_groups, looped, restarted, scanned
 from sim.protocol import Observation, Transition
 from sim.raycast import Camera, Frames, Geom, Look, pictures, views
 
@@ -140,8 +140,7 @@ class Arm:
             setpoint = self._commanded(state.physics.setpoint, action)
             return self._judged(state, jax.vmap(arm_physics.moved)(state.physics, setpoint))
 
-        state, steps = jax.lax.scan(one, state, jnp.swapaxes(actions, 0, 1))
-        return state, jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), steps)
+        return scanned(one, state, actions)
 
     def reset(self, seeds: Int[np.ndarray, "n"]) -> ArmState:
         """Fresh episodes; the same seed gives the same episode.
@@ -203,12 +202,13 @@ class Arm:
         self, state: ArmState, actions: Float[np.ndarray, "lanes t a"]
     ) -> tuple[ArmState, Transition]:
         """`pure_step`, a compiled step at a time."""
-        move, steps = arm_physics.compiled_move(), []
-        for action in actions.swapaxes(0, 1):
+        move = arm_physics.compiled_move()
+
+        def one(state: ArmState, action: Float[np.ndarray, "n a"]) -> tuple[ArmState, Transition]:
             setpoint = self._command(state.physics.setpoint, action)
-            state, transition = self._finish(state, move(state.physics, setpoint))
-            steps.append(transition)
-        return state, jax.tree.map(lambda *parts: np.stack(parts, 1), *steps)
+            return self._finish(state, move(state.physics, setpoint))
+
+        return looped(one, state, actions)
 
     def _commanded(
         self, setpoint: Float[Array, "n 8"], action: Float[Array, "n a"]
@@ -240,12 +240,7 @@ class Arm:
         truncated = ~terminated & (before.step + 1 >= self.max_steps)
         after = before._replace(step=before.step + 1, physics=moved)
         fresh = jax.vmap(self._fresh)(before.seed, before.episode + 1)
-
-        def chosen(new: Array, old: Array) -> Array:
-            over = terminated | truncated
-            return jnp.where(over.reshape(-1, *[1] * (old.ndim - 1)), new, old)
-
-        return jax.tree.map(chosen, fresh, after), Transition(
+        return restarted(terminated | truncated, fresh, after), Transition(
             reward=terminated.astype(jnp.float32),
             terminated=terminated,
             truncated=truncated,

@@ -12,8 +12,14 @@ from threading import BoundedSemaphore
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from sim.protocol import State, Transition
+
+Step = Callable[[State, Any], tuple[State, Transition]]
+"""(state, actions [n a]) -> what one control step makes of it."""
 
 _CORES = os.cpu_count() or 1
 _SLOTS = BoundedSemaphore(max(1, min(_CORES, int(os.environ.get("NPROC", _CORES)) // 2)))
@@ -42,6 +48,32 @@ def in_groups(function: Callable[..., Any], size: int, *trees: Any) -> Any:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         results = list(pool.map(run, groups))
     return jax.tree.map(lambda *parts: np.concatenate(parts)[:n], *results)
+
+
+def scanned(step: Step, state: State, actions: Float[Array, "n t a"]) -> tuple[State, Transition]:
+    """A chunk of control steps, to trace."""
+    state, steps = jax.lax.scan(step, state, jnp.swapaxes(actions, 0, 1))
+    return state, jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), steps)
+
+
+def looped(
+    step: Step, state: State, actions: Float[np.ndarray, "n t a"]
+) -> tuple[State, Transition]:
+    """The same, a compiled step at a time."""
+    steps = []
+    for action in actions.swapaxes(0, 1):
+        state, transition = step(state, action)
+        steps.append(transition)
+    return state, jax.tree.map(lambda *parts: np.stack(parts, 1), *steps)
+
+
+def restarted(over: Bool[Array, "n"], fresh: State, after: State) -> State:
+    """The fresh state of every environment whose episode is over, the others' own; to trace."""
+
+    def chosen(new: Array, old: Array) -> Array:
+        return jnp.where(over.reshape(-1, *[1] * (old.ndim - 1)), new, old)
+
+    return jax.tree.map(chosen, fresh, after)
 
 
 def checked_seeds(name: str, seeds: Int[np.ndarray, "n"]) -> UInt32[np.ndarray, "n"]:

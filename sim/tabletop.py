@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int, UInt8, UInt32
 
 from sim import physics
 from sim.bodies import SUBSTEPS, TIMESTEP
-from sim.groups import checked_actions, checked_seeds, in_groups
+from sim.groups import checked_actions, checked_seeds, in_groups, looped, restarted, scanned
 from sim.physics import Implementation, Physics
 from sim.protocol import Observation, Transition
 from sim.scenery import CAMERAS, Randomisation, Scene, draw, episode_key
@@ -124,8 +124,7 @@ class Tabletop:
         ) -> tuple[TabletopState, Transition]:
             return self._judged(state, step(state.physics, action))
 
-        state, steps = jax.lax.scan(one, state, jnp.swapaxes(actions, 0, 1))
-        return state, jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), steps)
+        return scanned(one, state, actions)
 
     def reset(self, seeds: Int[np.ndarray, "n"]) -> TabletopState:
         """Fresh episodes; the same seed gives the same episode.
@@ -176,11 +175,7 @@ class Tabletop:
     ) -> tuple[TabletopState, Transition]:
         """`pure_step`, a compiled step at a time."""
         step = physics.compiled_step(self.bodies, self.impl)
-        steps = []
-        for action in actions.swapaxes(0, 1):
-            state, transition = self._finish(state, step(state.physics, action))
-            steps.append(transition)
-        return state, jax.tree.map(lambda *parts: np.stack(parts, 1), *steps)
+        return looped(lambda s, action: self._finish(s, step(s.physics, action)), state, actions)
 
     def _fresh(self, seed: UInt32[Array, ""], episode: Int[Array, ""]) -> TabletopState:
         key = episode_key(seed, episode)
@@ -205,14 +200,9 @@ class Tabletop:
         achieved = jax.vmap(self.task.achieved)(moved, before.start)
         terminated = jnp.take_along_axis(achieved, before.goal[:, None], 1)[:, 0]
         truncated = ~terminated & (before.step + 1 >= self.max_steps)
-        over = terminated | truncated
         after = before._replace(step=before.step + 1, physics=moved)
         fresh = jax.vmap(self._fresh)(before.seed, before.episode + 1)
-
-        def chosen(new: Array, old: Array) -> Array:
-            return jnp.where(over.reshape(-1, *[1] * (old.ndim - 1)), new, old)
-
-        return jax.tree.map(chosen, fresh, after), Transition(
+        return restarted(terminated | truncated, fresh, after), Transition(
             reward=terminated.astype(jnp.float32),
             terminated=terminated,
             truncated=truncated,
