@@ -18,7 +18,15 @@ from sim import arm_control, arm_physics
 from sim.arm_model import BLOCK, FINGER, HAND, HOME, SHAPES, STEP
 from sim.arm_physics import CONTROLS, ArmPhysics, Control, action_names, action_range
 from sim.arm_tasks import TASKS, in_columns, translated
-from sim.groups import checked_actions, checked_seeds, in_groups, looped, restarted, scanned
+from sim.groups import (
+    checked_actions,
+    checked_seeds,
+    episode_key,
+    in_groups,
+    looped,
+    restarted,
+    scanned,
+)
 from sim.protocol import Observation, Transition
 from sim.raycast import Camera, Frames, Geom, Look, pictures, views
 
@@ -220,7 +228,7 @@ class Arm:
         return translated(state.physics.setpoint, action, self.control)
 
     def _fresh(self, seed: UInt32[Array, ""], episode: Int[Array, ""]) -> ArmState:
-        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), seed), episode)
+        key = episode_key(seed, episode)
         draws = jax.random.uniform(key, (18,))
         joints = jnp.array(HOME) + jnp.array(_SPREAD) * (2 * draws[:7] - 1)
         yaw = self.yaw * (2 * draws[7:10, None] - 1)

@@ -2,7 +2,7 @@
 
 One program then serves recording, evaluation and learning, and an episode is the same in any batch.
 Groups run on threads, as a compiled step keeps only one CPU core busy; an accelerator takes all at
-once.
+once. Stepping a chunk and starting an episode anew are the same in all of them.
 """
 
 import os
@@ -48,6 +48,11 @@ def in_groups(function: Callable[..., Any], size: int, *trees: Any) -> Any:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         results = list(pool.map(run, groups))
     return jax.tree.map(lambda *parts: np.concatenate(parts)[:n], *results)
+
+
+def episode_key(seed: UInt32[Array, ""], episode: Int[Array, ""]) -> Array:
+    """What all of an episode's draws derive from."""
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(0), seed), episode)
 
 
 def scanned(step: Step, state: State, actions: Float[Array, "n t a"]) -> tuple[State, Transition]:

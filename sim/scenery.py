@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, UInt8, UInt32
 
 from sim.bodies import Bodies
+from sim.groups import episode_key
 from sim.raycast import Camera, Frames, Geom, Look, Views, look_at, pictures
 
 FRONT = Camera((0.0, -0.42, 0.62), (0.0, 0.06, 0.02), 32.0)
@@ -89,11 +90,6 @@ def draw(
     )
     look = jax.vmap(lambda key: _look(key, _colours(bodies), random))(keys)
     return pictures(geoms, frames, seen, look, size, samples, random.shadows)
-
-
-def episode_key(seed: UInt32[Array, ""], episode: Int[Array, ""]) -> Array:
-    """What all of an episode's draws derive from."""
-    return jax.random.fold_in(jax.random.fold_in(jax.random.key(0), seed), episode)
 
 
 def _views(key: Array, palm: Float[Array, "3"], cameras: tuple[str, ...], jitter: float) -> Views:

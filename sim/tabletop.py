@@ -16,10 +16,18 @@ from jaxtyping import Array, Float, Int, UInt8, UInt32
 
 from sim import physics
 from sim.bodies import SUBSTEPS, TIMESTEP
-from sim.groups import checked_actions, checked_seeds, in_groups, looped, restarted, scanned
+from sim.groups import (
+    checked_actions,
+    checked_seeds,
+    episode_key,
+    in_groups,
+    looped,
+    restarted,
+    scanned,
+)
 from sim.physics import Implementation, Physics
 from sim.protocol import Observation, Transition
-from sim.scenery import CAMERAS, Randomisation, Scene, draw, episode_key
+from sim.scenery import CAMERAS, Randomisation, Scene, draw
 from sim.tasks import TASKS
 
 TRAIN_SEEDS = range(0, 1_000_000_000)
