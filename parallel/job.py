@@ -18,7 +18,11 @@ COORDINATOR, PROCESSES, RANK = "CHILIAD_COORDINATOR", "CHILIAD_PROCESSES", "CHIL
 RESTARTS = "CHILIAD_RESTARTS"
 """How often `tools.launch` has begun this run anew."""
 
-_HEARTBEAT, _CONNECT, _WORK = 10, 300, 7 * 86400
+_CONNECT, _WORK = 300, 7 * 86400
+_HEARTBEAT, _LAUNCHED = 10, 300
+"""Seconds without a sign of life after which JAX ends a job. Where `tools.launch` sees all of its
+processes it knows at once which has died or was stopped, and a busy machine must not be taken for
+that."""
 _turns = itertools.count()
 T = TypeVar("T")
 
@@ -60,7 +64,7 @@ def start(
         cluster_detection_method="deactivate",
         coordinator_bind_address=job.bind,
         initialization_timeout=_CONNECT,
-        heartbeat_timeout_seconds=_HEARTBEAT,
+        heartbeat_timeout_seconds=_LAUNCHED if RESTARTS in os.environ and job.bind else _HEARTBEAT,
     )
     atexit.register(jax.distributed.shutdown)
 
