@@ -1,0 +1,1 @@
+"""How a policy improves: asynchronous reinforcement learning over sim, models and parallel."""

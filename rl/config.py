@@ -1,0 +1,99 @@
+"""What decides an RL run besides the policy it begins with and the suite it acts in."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from parallel.optimizer import OptimizerConfig
+
+
+@dataclass(frozen=True)
+class FlowConfig:
+    """How a flow policy draws chunks at random (`rl.flow_policy`).
+
+    `noise`: "sde" keeps the marginals of the flow (Flow-GRPO, arXiv 2505.05470), "cps" preserves
+    the interpolant's coefficients, "learned" takes its width from a head of the action expert
+    (ReinFlow, arXiv 2505.22094), between the standard deviations `least` and `most`. `level` is the
+    `a` of "sde" and "cps". `steps`: denoising steps. `random`: "one" of them, drawn for each chunk
+    by itself (the others are plain Euler steps), or "all".
+    """
+
+    noise: Literal["sde", "cps", "learned"] = "sde"
+    level: float = 0.5
+    steps: int = 4
+    random: Literal["one", "all"] = "one"
+    least: float = 0.08
+    most: float = 0.16
+
+
+@dataclass(frozen=True)
+class ObjectiveConfig:
+    """What the learner descends on (`rl.objectives`).
+
+    `advantage`: "gae" with a value head, or "group", an episode's return against those of its group
+    (GRPO, arXiv 2402.03300). `ratio`: what one probability ratio stands for: a whole chunk, an
+    action of it, or one number of an action ("token").
+    """
+
+    name: Literal["ppo", "decoupled", "tis", "aipo", "vtrace"] = "ppo"
+    advantage: Literal["gae", "group"] = "gae"
+    ratio: Literal["chunk", "action", "token"] = "chunk"
+    clip: float = 0.2
+    truncation: float = 2.0
+    """Upper bound of importance weights in "decoupled", "tis", "aipo" and "vtrace"."""
+    proximal: Literal["recomputed", "interpolated"] = "recomputed"
+    discount: float = 0.99
+    """A chunk's, as RLinf counts."""
+    trace: float = 0.95
+    value_weight: float = 0.5
+    entropy_weight: float = 0.0
+
+
+@dataclass(frozen=True)
+class RolloutConfig:
+    """Who acts, and how far ahead of the learner.
+
+    A ticket is a group of `group` episodes from one start (1 for "gae"); `tickets` of them make a
+    learner's step. Step s learns from tickets s·tickets to (s + 1)·tickets - 1, and none of these
+    begins before the policy has had s - `staleness` updates, so that none is ever older than
+    `staleness` when it is learnt from.
+    """
+
+    suite: str = "tabletop-lift"
+    tasks: tuple[str, ...] = ()
+    tickets: int = 32
+    group: int = 1
+    staleness: int = 1
+    slots: int | None = None
+    execute: int = 4
+    deadline: float = 0.02
+    """Seconds that an observation waits for others to be answered with."""
+
+
+@dataclass(frozen=True)
+class LearnerConfig:
+    """`micro`: decisions whose gradient is computed at a time, as they arrive; `epochs` over each
+    step's decisions."""
+
+    micro: int = 64
+    epochs: int = 1
+    optimizer: OptimizerConfig = field(
+        default_factory=lambda: OptimizerConfig(
+            learning_rate=1e-4, schedule="constant", warmup_steps=0, weight_decay=0.0
+        )
+    )
+
+
+@dataclass(frozen=True)
+class RlConfig:
+    """Everything that decides a run of `tools.rl`."""
+
+    steps: int = 100
+    seed: int = 0
+    placement: Literal["colocated", "host", "disaggregated"] = "host"
+    flow: FlowConfig = field(default_factory=FlowConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    eval_every: int = 20
+    eval_episodes: int = 64
+    save_every: int = 50

@@ -1,0 +1,92 @@
+"""What hops from those who act to the one who learns: how a chunk was drawn, what came of it, and
+the episodes of a ticket. All numpy on the host; `Experience` is what goes to the device.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from models.inputs import PackedBatch, Sample
+from sim.protocol import Start
+
+
+class Drawn(NamedTuple):
+    """How chunks were drawn, in the model's units: `m` of the denoising steps were random.
+
+    A log-probability is that of `after` given `before`, for each number of a chunk, summed over the
+    m steps; it is f32, whatever the model computes in.
+    """
+
+    actions: Float[Array | np.ndarray, "*b h a"]
+    before: Float[Array | np.ndarray, "*b m h a"]
+    after: Float[Array | np.ndarray, "*b m h a"]
+    at: Int[Array | np.ndarray, "*b m"]
+    """Which denoising steps these were, 0 the first (at t = 1)."""
+    log_prob: Float[Array | np.ndarray, "*b h a"]
+    value: Float[Array | np.ndarray, "*b"]
+    """What the value head expects from here on; 0 without one."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One chunk of one episode: what was seen, how the chunk was drawn, and what came of it."""
+
+    sample: Sample
+    """The observation as the model takes it; `action_mask` is true for what was acted: real dims,
+    and steps up to the episode's end."""
+    drawn: Drawn
+    version: int
+    """Of the policy that drew it: how many updates it had had."""
+    reward: Float[np.ndarray, "t"]
+    """Of the steps acted."""
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """An episode from its beginning to its end."""
+
+    start: Start
+    member: int
+    """Which of its ticket's group."""
+    decisions: tuple[Decision, ...]
+    terminated: bool
+    """False if time ran out."""
+    final_value: float
+    """What the value head expected of the last observation; counts where time ran out."""
+    success: bool
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """A group of episodes from one start, complete."""
+
+    number: int
+    trajectories: tuple[Trajectory, ...]
+
+    @property
+    def oldest(self) -> int:
+        """Version of the oldest policy that acted in it."""
+        return min(d.version for t in self.trajectories for d in t.decisions)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Experience:
+    """n decisions as the learner takes them, a row each: what was seen (with `action_mask`), how
+    the chunk was drawn, and what it was worth. Rows of weight 0 are padding."""
+
+    batch: PackedBatch
+    drawn: Drawn
+    advantage: Float[Array, "n"]
+    target: Float[Array, "n"]
+    """What the value head should have expected."""
+    version: Int[Array, "n"]
+    weight: Float[Array, "n"]
+
+    @property
+    def acted(self) -> Bool[Array, "n h a"]:
+        """Which numbers of the chunks count."""
+        return self.batch.action_mask[:, 0]
