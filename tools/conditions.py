@@ -25,8 +25,9 @@ from rich.progress import (
 from rich.text import Text
 
 from models import Policy
-from sim.evaluate import Control, evaluate, evaluate_expert, filmed
-from sim.evaluate import Policy as Acting
+from sim.acting import Control
+from sim.acting import Policy as Acting
+from sim.evaluate import evaluate, evaluate_expert, filmed
 from sim.journal import Journal
 from sim.protocol import Observation, Slots, Spec, Start
 from sim.results import Episode, Evaluation, joined
