@@ -231,8 +231,8 @@ def _check_fits(policy: Policy, spec: Spec) -> None:
         raise ValueError(
             f"The policy was trained on '{robot.name}' with cameras {list(robot.cameras)}, "
             f"{ours[0]} state and {ours[1]} action dims, but {spec.name} has cameras "
-            f"{list(spec.cameras)}, {theirs[0]} state and {theirs[1]} action dims; evaluate it on "
-            "a suite of its own robot."
+            f"{list(spec.cameras)}, {theirs[0]} state and {theirs[1]} action dims; take a suite of "
+            "its own robot, or train on data whose cameras have the suite's names."
         )
 
 
