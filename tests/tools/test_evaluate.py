@@ -38,6 +38,15 @@ def open_lanes(tasks, count, size, expert=expert):
     return Lanes(WORLDS[tasks[0]](), count, expert)
 
 TWO = Suite("two", ("points", "others"), 7, open_lanes, first_seed=100, together=False, slots=4)
+
+class Zoomed(PointWorld):
+    def __init__(self, size):
+        self.size = size
+
+    def pictures(self, scene):
+        return self.render(scene, self.size)[:, None]
+
+ZOOMED = Suite("zoomed", ("points",), 3, lambda tasks, n, size: Lanes(Zoomed(size), n, expert))
 LATE = Suite("late", ("points",), 5, lambda tasks, count, size: Shuffled(count, seed=3))
 NO_EXPERT = Suite("plain", ("points",), 7, partial(open_lanes, expert=None))
 """
@@ -56,12 +65,12 @@ def suites(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """Makes a checkpoint of a small untrained policy by its seed and its robot: cameras, state and
-    action dims; the points' if not told."""
+    """Makes a checkpoint of a small untrained policy by its seed, its robot (cameras, state and
+    action dims; the points' if not told) and the size of its pictures."""
 
     @cache
-    def make(seed=0, cameras=("top",), dims=(2, 2)):
-        config = replace(TINY.model, chunks=1, image_size=32)
+    def make(seed=0, cameras=("top",), dims=(2, 2), size=32):
+        config = replace(TINY.model, chunks=1, image_size=size)
         robot = Embodiment(
             "pointer",
             cameras,
@@ -70,7 +79,7 @@ def checkpoint(tmp_path_factory):
         )
         words = ("go", "to", "the", "disc", "reach", "red", "green", "blue")
         processor = Processor(
-            image_size=32,
+            image_size=size,
             state_dim=config.state_dim,
             action_dim=config.action_dim,
             horizon=config.horizon,
@@ -145,6 +154,29 @@ def test_an_interrupted_evaluation_goes_on_to_the_same_result(
         run(replace(config, execute=2))
     with pytest.raises(ValueError, match=r"'trained' whose checkpoint is \"step 1, .*but now"):
         run(replace(config, checkpoint=second))
+
+
+def test_every_policy_sees_pictures_of_its_own_size(suites, checkpoint, tmp_path):
+    policies = checkpoint(), checkpoint(1, size=16)
+    config = EvaluateConfig(
+        policies[0],
+        tmp_path / "both",
+        f"{suites}:ZOOMED",
+        controls=("expert",),
+        compare=policies[1],
+        steps=2,
+    )
+    both = run(config)
+    alone = run(replace(config, checkpoint=policies[1], out=tmp_path / "one", compare=None))
+    assert both["compared"] == alone["trained"]
+    assert both["trained"] != alone["trained"]
+    lines = map(json.loads, (tmp_path / "both" / "episodes.jsonl").read_text().splitlines())
+    told = {row["condition"]: row["evaluates"] for row in lines if "evaluates" in row}
+    assert {name: row["picture"] for name, row in told.items()} == {
+        "trained": 32,
+        "expert": 32,
+        "compared": 16,
+    }
 
 
 def test_slots_that_report_in_another_order_give_the_same_report(suites, checkpoint, tmp_path):
