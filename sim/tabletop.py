@@ -21,11 +21,6 @@ from sim.physics import Implementation, Physics
 from sim.scenery import CAMERAS, Randomisation, Scene, draw
 from sim.tasks import TASKS
 
-TRAIN_SEEDS = range(0, 1_000_000_000)
-"""Seeds of episodes to learn from."""
-EVAL_SEEDS = range(1_000_000_000, 2_000_000_000)
-"""Seeds of episodes to be judged by; no demonstration starts from one."""
-
 _USUAL = Randomisation()
 
 
