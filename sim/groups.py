@@ -20,6 +20,8 @@ from jaxtyping import Array, Bool, Float, Int, UInt8, UInt32
 
 from sim.protocol import Observation, Scene, State, Transition
 
+Step = Callable[[State, Any], tuple[State, Transition]]
+"""(state, actions [n a]) -> what one control step makes of it."""
 Moved = Any
 """What physics carries from step to step, of N environments."""
 
@@ -55,6 +57,21 @@ def in_groups(function: Callable[..., Any], size: int, *trees: Any) -> Any:
 def episode_key(seed: UInt32[Array, ""], episode: Int[Array, ""]) -> Array:
     """What all of an episode's draws derive from."""
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(0), seed), episode)
+
+
+def scanned(step: Step, state: State, actions: Float[Array, "n t a"]) -> tuple[State, Transition]:
+    """A chunk of control steps, to trace."""
+    state, steps = jax.lax.scan(step, state, jnp.swapaxes(actions, 0, 1))
+    return state, jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), steps)
+
+
+def restarted(over: Bool[Array, "n"], fresh: State, after: State) -> State:
+    """The fresh state of every environment whose episode is over, the others' own; to trace."""
+
+    def chosen(new: Array, old: Array) -> Array:
+        return jnp.where(over.reshape(-1, *[1] * (old.ndim - 1)), new, old)
+
+    return jax.tree.map(chosen, fresh, after)
 
 
 class Grouped(ABC):
@@ -119,12 +136,7 @@ class Grouped(ABC):
 
     def pure_step(self, state: State, actions: Float[Array, "n t a"]) -> tuple[State, Transition]:
         """`step_chunk`, to trace: a scan over the chunk."""
-
-        def one(state: State, action: Float[Array, "n a"]) -> tuple[State, Transition]:
-            return self._judged(state, self.moved(state.physics, action))
-
-        state, steps = jax.lax.scan(one, state, jnp.swapaxes(actions, 0, 1))
-        return state, jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), steps)
+        return scanned(lambda s, a: self._judged(s, self.moved(s.physics, a)), state, actions)
 
     def reset(self, seeds: Int[np.ndarray, "n"]) -> State:
         """Fresh episodes; the same seed gives the same episode.
@@ -194,13 +206,8 @@ class Grouped(ABC):
         achieved = self.achieved(after)
         terminated = jnp.take_along_axis(achieved, before.goal[:, None], 1)[:, 0]
         truncated = ~terminated & (after.step >= self.max_steps)
-        over = terminated | truncated
-
-        def chosen(new: Array, old: Array) -> Array:
-            return jnp.where(over.reshape(-1, *[1] * (old.ndim - 1)), new, old)
-
         fresh = jax.vmap(self.fresh)(before.seed, before.episode + 1)
-        return jax.tree.map(chosen, fresh, after), Transition(
+        return restarted(terminated | truncated, fresh, after), Transition(
             reward=terminated.astype(jnp.float32),
             terminated=terminated,
             truncated=truncated,
