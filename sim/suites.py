@@ -32,12 +32,12 @@ class Suite:
     """Starts a task, as the suite's authors count them: seeds 0 … episodes - 1 of `first_seed`."""
     open: Callable[[tuple[str, ...], int, int], Slots]
     first_seed: int = 0
-    together: bool = True
-    slots: int | None = None
-    """How many at a time suit it; one for each core if None."""
     noise: float = 0.015
     """What recordings add to its expert's actions as they are executed, unless told otherwise:
     standard deviations in parts of each action's range."""
+    together: bool = True
+    slots: int | None = None
+    """How many at a time suit it; one for each core if None."""
 
     def groups(self, tasks: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
         """Those of these tasks (all, if none are named) that share slots together.
