@@ -1,0 +1,42 @@
+"""Where episodes to learn from begin: on starts that no evaluation takes.
+
+Training on the states that a benchmark evaluates on is the commonest leak of RL for VLAs; here the
+two ranges are disjoint by construction. A ticket's start derives from (seed, ticket) alone.
+"""
+
+import zlib
+from collections.abc import Callable
+
+import numpy as np
+
+from sim.protocol import Start
+from sim.suites import Suite
+
+
+def training_seeds(suite: Suite, evaluated: int) -> range:
+    """Seeds to learn from: all before those that evaluation takes (`suite.first_seed` and on). A
+    suite that has a few fixed starts, counted from 0, keeps the first `evaluated` for evaluation.
+
+    Raises:
+      ValueError: none are left.
+    """
+    if suite.first_seed > 0:
+        return range(suite.first_seed)
+    left = range(evaluated, suite.episodes)
+    if not left:
+        raise ValueError(
+            f"Suite '{suite.name}' has {suite.episodes} starts a task and eval_episodes takes "
+            f"{evaluated} of them, so none are left to learn from; lower eval_episodes."
+        )
+    return left
+
+
+def draw_starts(tasks: tuple[str, ...], seeds: range, seed: int) -> Callable[[int], Start]:
+    """The start of every ticket by its number; tasks take turns."""
+    salt = zlib.crc32(b"rl starts")
+
+    def start(ticket: int) -> Start:
+        rng = np.random.default_rng((seed, salt, ticket))
+        return Start(tasks[ticket % len(tasks)], seeds[int(rng.integers(len(seeds)))])
+
+    return start
