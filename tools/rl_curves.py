@@ -1,7 +1,7 @@
-"""What an RL run came to so far, as one figure: success on held-out starts and in training, what the
-learner says, how old what it learnt from was, and what everybody waited for.
+"""What an RL run came to so far, as one figure: success on held-out starts and in training, what
+the learner says, how old what it learnt from was, and what everybody waited for.
 
-All of it is read from the run's metrics.jsonl and closed_loop.jsonl, so it can be drawn at any time.
+All is read from the run's metrics.jsonl and closed_loop.jsonl, so it can be drawn at any time.
 """
 
 from collections import Counter
@@ -53,7 +53,7 @@ def _success(axes: Axes, evaluations: Sequence[Mapping[str, Any]], rows: Rows) -
     if evaluations:
         steps = [line["step"] for line in evaluations]
         rates = [line["success"]["rate"] for line in evaluations]
-        low, high = zip(*(line["success"]["interval"] for line in evaluations), strict=True)
+        low, high = ([line["success"][end] for line in evaluations] for end in ("low", "high"))
         axes.plot(steps, rates, "o-", color="C1", label="held-out starts, 95 %")
         axes.fill_between(steps, low, high, color="C1", alpha=0.2)
     axes.set(title="Success", xlabel="learner's steps", ylim=(-0.02, 1.02))

@@ -42,9 +42,7 @@ METAWORLD_GRPO = RlConfig(
     placement="host",
     flow=FlowConfig(level=0.3),
     objective=ObjectiveConfig(name="decoupled", advantage="group"),
-    rollout=RolloutConfig(
-        suite="metaworld", tasks=("reach-v3",), tickets=8, group=8, staleness=2
-    ),
+    rollout=RolloutConfig(suite="metaworld", tasks=("reach-v3",), tickets=8, group=8, staleness=2),
     learner=LearnerConfig(micro=64),
     eval_every=10,
     eval_episodes=50,
