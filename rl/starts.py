@@ -1,15 +1,8 @@
-"""Where episodes to learn from begin: on starts that no evaluation takes.
-
-Training on the states that a benchmark evaluates on is the commonest leak of RL for VLAs; here the
-two ranges are disjoint by construction. A ticket's start derives from (seed, ticket) alone.
+"""Where episodes to learn from begin: on starts that no evaluation takes. Training on the states
+that a benchmark evaluates is a known leak of RL for VLAs (SimpleVLA-RL's issue 34); here the two
+ranges are disjoint by construction.
 """
 
-import zlib
-from collections.abc import Callable
-
-import numpy as np
-
-from sim.protocol import Start
 from sim.suites import Suite
 
 
@@ -29,14 +22,3 @@ def training_seeds(suite: Suite, evaluated: int) -> range:
             f"{evaluated} of them, so none are left to learn from; lower eval_episodes."
         )
     return left
-
-
-def draw_starts(tasks: tuple[str, ...], seeds: range, seed: int) -> Callable[[int], Start]:
-    """The start of every ticket by its number; tasks take turns."""
-    salt = zlib.crc32(b"rl starts")
-
-    def start(ticket: int) -> Start:
-        rng = np.random.default_rng((seed, salt, ticket))
-        return Start(tasks[ticket % len(tasks)], seeds[int(rng.integers(len(seeds)))])
-
-    return start
