@@ -32,20 +32,22 @@ class OnDevice:
                 f"'host'."
             )
         env = suite.environment(tasks[0], policy.model.config.image_size)
-        self._program = Colocated(policy, env, config)
+        self._steps, self._program = config.steps, Colocated(policy, env, config)
         key = jax.random.fold_in(jax.random.key(config.seed), 1)
         params = flow_policy.init(policy.model, policy.params, key, config.flow)
         self._state = self._program.init(params)
 
-    def step(self, told: Callable[[], bool]) -> dict[str, float] | None:
-        begin = time.perf_counter()
-        self._state, on_device = self._program.step(self._state)
-        found = {name: float(value) for name, value in jax.device_get(on_device).items()}
-        seconds = time.perf_counter() - begin
-        episodes, successes = found["episodes"], found.pop("successes")
-        found["env_steps"] = found.pop("steps")
-        found["env_steps_per_second"] = found["env_steps"] / seconds
-        return found | ({"success": successes / episodes} if episodes else {})
+    def run(self, on_step: Callable[[dict[str, float]], None], told: Callable[[], bool]) -> None:
+        while int(self._state.step) < self._steps and not told():
+            begin = time.perf_counter()
+            self._state, on_device = self._program.step(self._state)
+            found = {name: float(value) for name, value in jax.device_get(on_device).items()}
+            seconds = time.perf_counter() - begin
+            episodes, successes = found["episodes"], found.pop("successes")
+            found["env_steps"] = found.pop("steps")
+            found["env_steps_per_second"] = found["env_steps"] / seconds
+            found["step_seconds"] = seconds
+            on_step(found | ({"success": successes / episodes} if episodes else {}))
 
     def state(self) -> dict[str, Any]:
         policy = self._state.params["policy"]

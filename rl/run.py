@@ -32,18 +32,19 @@ class Placement(Protocol):
     """Who acts and who learns. All arrays that a run needs to go on are its `state`, a dict whose
     "ema" are the policy's parameters; what else it needs is its `record`."""
 
-    def step(self, told: Callable[[], bool]) -> dict[str, float] | None:
-        """Makes the learner's next step and says what came of it; None if it was given up because
-        `told()` says to stop, with the state as it was before."""
+    def run(self, on_step: Callable[[dict[str, float]], None], told: Callable[[], bool]) -> None:
+        """Makes the steps that are left, or as many as it can until `told()` says to stop. After
+        each, `on_step` gets what came of it, perhaps on another thread; what that raises ends the
+        run."""
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds; valid until the next step."""
+        """What a checkpoint holds; asked for before and after `run`, and within `on_step`."""
 
     def record(self) -> Json:
         """Where the run stands besides its state, as JSON."""
 
     def restore(self, state: dict[str, Any], record: Json) -> None:
-        """Goes on from what a checkpoint holds, before the first step."""
+        """Goes on from what a checkpoint holds, before it runs."""
 
 
 @dataclass(frozen=True)
@@ -99,23 +100,22 @@ def improve(
         shown = stack.enter_context(_Shown(console, done, config.steps))
         if evaluate is not None and done == 0:
             evaluate(0, place.state()["ema"])
-        while done < config.steps and not stop.told():
+
+        def on_step(found: dict[str, float]) -> None:
+            nonlocal done, saved
             writer.check()
-            begin = time.perf_counter()
-            found = place.step(stop.told)
-            if found is None:
-                break
             done += 1
-            found["step_seconds"] = time.perf_counter() - begin
             last = done == config.steps
             if evaluate is not None and (last or _due(done, config.eval_every)):
-                found |= evaluate(done, place.state()["ema"])
-            if last or stop.told() or _due(done, config.save_every):
-                found["save_blocking_seconds"] = writer.save(done, place.state(), place.record())
-                saved = done
+                found = found | evaluate(done, place.state()["ema"])
+            if last or _due(done, config.save_every):
+                seconds = writer.save(done, place.state(), place.record())
+                found, saved = found | {"save_blocking_seconds": seconds}, done
             metrics.write(done - 1, found)
             metrics.flush()
             shown.step(done, found)
+
+        place.run(on_step, stop.told)
         if done > 0 and done != saved:
             writer.save(done, place.state(), place.record())
         writer.wait()

@@ -21,31 +21,36 @@ CONFIG = RlConfig(steps=7, eval_every=3, save_every=2)
 
 
 class Counting:
-    """A placement whose steps multiply and add, so that order and number of them show."""
+    """A placement whose steps multiply and add, so that order and number of them show. It gives up
+    a step where `at(step, told)` says so."""
 
-    def __init__(self, at=lambda step, told: None):
-        self.ema, self.moment, self.seed, self.at = jnp.float32(1), jnp.float32(0), 3, at
+    def __init__(self, at=lambda step, told: False):
+        self.ema, self.moment, self.number, self.at = jnp.float32(1), jnp.float32(0), 0, at
+        self.steps = CONFIG.steps
 
-    def step(self, told):
-        if self.at(self.seed - 3, told) == "give up":
-            return None
-        self.moment = 0.5 * self.moment + self.seed
-        self.ema, self.seed = self.ema * 1.01 + self.moment, self.seed + 1
-        return {"loss": float(self.ema), "success": 0.5}
+    def run(self, on_step, told):
+        while self.number < self.steps and not told():
+            if self.at(self.number, told):
+                return
+            self.number += 1
+            self.moment = 0.5 * self.moment + self.number
+            self.ema = self.ema * 1.01 + self.moment
+            on_step({"loss": float(self.ema), "success": 0.5})
 
     def state(self):
         return {"ema": {"w": self.ema}, "rl": {"moment": self.moment}}
 
     def record(self):
-        return {"seed": self.seed}
+        return {"number": self.number}
 
     def restore(self, state, record):
         self.ema, self.moment = state["ema"]["w"], state["rl"]["moment"]
-        self.seed = record["seed"]
+        self.number = record["number"]
 
 
 def run(out, place=None, config=CONFIG, **options):
     place = place or Counting()
+    place.steps = config.steps
     at = Run(out, {"rl": "a test"}, {})
     return improve(lambda: nullcontext(place), at, config, QUIET, **options)
 
@@ -86,7 +91,8 @@ def test_a_signal_ends_a_run_with_its_last_whole_step_saved(whole, number, given
         if step == 3:
             os.kill(os.getpid(), number)
             assert told()
-            return "give up" if given_up else None
+            return given_up
+        return False
 
     stopped = run(tmp_path, Counting(struck))
     made = 3 if given_up else 4
@@ -100,6 +106,7 @@ def test_an_error_ends_the_run_and_the_steps_saved_before_it_are_gone_on_from(wh
     def broken(step, told):
         if step == 5:
             raise FloatingPointError("not finite")
+        return False
 
     with pytest.raises(FloatingPointError, match="not finite"):
         run(tmp_path, Counting(broken))

@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import jax
 import numpy as np
@@ -41,7 +42,7 @@ HOST = RlConfig(
 class Noted(Lanes):
     """Slots that tell with which seeds episodes began."""
 
-    seeds: set[int] = set()
+    seeds: ClassVar[set[int]] = set()
 
     def begin(self, slot, start):
         self.seeds.add(start.seed)
@@ -151,9 +152,15 @@ def test_only_what_does_not_change_the_learning_may_change_when_it_goes_on(finis
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({"rollout": replace(HOST.rollout, group=1)}, "rollout.group is 1, but .* 'group' compares"),
+        (
+            {"rollout": replace(HOST.rollout, group=1)},
+            "group is 1, but .* 'group' compares",
+        ),
         ({"rollout": replace(HOST.rollout, execute=5)}, "execute is 5, but .* chunks have 4 steps"),
-        ({"rollout": replace(HOST.rollout, tickets=0)}, "rollout.tickets is 0; it must be at least"),
+        (
+            {"rollout": replace(HOST.rollout, tickets=0)},
+            "tickets is 0; it must be at least",
+        ),
         ({"rollout": replace(HOST.rollout, tasks=("lines",))}, r"'points' has no task \['lines'\]"),
         ({"placement": "disaggregated"}, "'disaggregated' is not there yet; take 'host'"),
         ({"placement": "colocated"}, r"takes one task that is simulated on the device, .*'points'"),
