@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from models import Policy
 from rl import flow_policy
@@ -35,7 +36,7 @@ class OnDevice:
         self._steps, self._program = config.steps, Colocated(policy, env, config)
         key = jax.random.fold_in(jax.random.key(config.seed), 1)
         params = flow_policy.init(policy.model, policy.params, key, config.flow)
-        self._state = self._program.init(params)
+        self._state = self._program.init(jax.tree.map(jnp.copy, params))
 
     def run(self, on_step: Callable[[dict[str, float]], None], told: Callable[[], bool]) -> None:
         while int(self._state.step) < self._steps and not told():

@@ -16,7 +16,7 @@ import numpy as np
 from models import Policy
 from models.inputs import PackedBatch
 from models.policy import Request
-from parallel.mesh import make_mesh
+from parallel.mesh import check_rows, make_mesh
 from parallel.optimizer import select
 from rl import flow_policy
 from rl.actor import Actor, Answer
@@ -67,20 +67,24 @@ class OnHost:
         config: RlConfig,
     ) -> None:
         model, mesh = policy.model, make_mesh()
+        check_rows(config.learner.micro, mesh)
         self._config, self._slots = config, slots
         self._optimizer = optimizer_of(config.learner, config.steps)
         self._values = config.objective.advantage == "gae"
         key = jax.random.fold_in(jax.random.key(config.seed), 1)
         params = flow_policy.init(model, policy.params, key, config.flow, value=self._values)
         abstract = abstract_learner_state(params, self._optimizer, mesh=mesh)
-        self._learner = Learner(
+        self._learner_from = partial(
+            Learner,
             partial(_log_prob, model, config.flow),
-            learner_state(params, self._optimizer, abstract),
-            self._optimizer,
-            config.objective,
-            config.learner.epochs,
-            mesh,
+            optimizer=self._optimizer,
+            objective=config.objective,
+            epochs=config.learner.epochs,
+            mesh=mesh,
         )
+        params = jax.device_put(params, jax.tree.map(lambda x: x.sharding, abstract.params))
+        begun = learner_state(params, self._optimizer, abstract)
+        self._learner = self._learner_from(state=begun)
         self._actor = _Acting(policy.varied(sizes=_sizes(slots.count)), slots.spec, config.flow)
         self._starts = partial(
             draw_start, config.seed, tasks=tasks, seeds=training_seeds(suite, config.eval_episodes)
@@ -122,6 +126,7 @@ class OnHost:
                 on_step=learnt,
                 timeline=self.timeline,
                 told=told,
+                place=partial(jax.device_put, device=jax.local_devices()[0]),
             )
         except Stopped:
             if not learner.whole.wait(_PATIENCE):
@@ -141,11 +146,12 @@ class OnHost:
 
     def restore(self, state: dict[str, Any], record: Any) -> None:
         rest = state["rl"]
-        self._learner.state = replace(
+        whole = replace(
             rest,
             params={"policy": state["params"], **rest.params},
             ema={"policy": state["ema"], **rest.ema},
         )
+        self._learner = self._learner_from(state=whole)
         self._record = record
 
     def _batches(self, tickets: Any) -> Iterator[MicroBatch]:
@@ -183,12 +189,14 @@ class _Learning:
         return self._learner.state.params
 
     def add(self, part: MicroBatch) -> None:
-        self._learner.add(part)
+        self._learner.add(part.experience, part.tickets)
 
     def update(self) -> dict[str, float]:
         self.whole.clear()
         try:
-            return self._learner.update()
+            metrics = self._learner.update()
+            del metrics["lags"]  # counted by `run_host` too
+            return metrics
         except BaseException:
             self.whole.set()
             raise

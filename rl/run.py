@@ -164,6 +164,7 @@ _SAID = {
     "lag": "lag {:.2f}",
     "ess": "ESS {:.0%}",
     "env_steps_per_second": "{:.0f} env steps/s",
+    "learner_busy": "learner busy {:.0%}",
 }
 """What of a step's metrics is said beside the bar."""
 

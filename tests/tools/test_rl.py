@@ -1,7 +1,9 @@
 """`tools.rl` from a checkpoint to checkpoints: what it leaves, refuses and goes on from."""
 
 import json
-import shutil
+import os
+import signal
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -15,8 +17,15 @@ from models import Embodiment, Normalizer, Pi, Processor, load_policy
 from models.checkpoints import own
 from models.config import to_json
 from parallel.checkpoint import CheckpointWriter
+from parallel.mesh import make_mesh
 from parallel.metrics import read_metrics
+from parallel.stop import StopSignals
+from rl.admission import Place, draw_start
 from rl.config import FlowConfig, LearnerConfig, ObjectiveConfig, RlConfig, RolloutConfig
+from rl.experience import micro_batches
+from rl.host_placement import OnHost
+from rl.records import Decision, Ticket, Trajectory
+from rl.rollout import key_of
 from sim.lanes import Lanes
 from sim.suites import Suite
 from tests.sim.point_world import PointWorld
@@ -31,7 +40,7 @@ HOST = RlConfig(
     placement="host",
     flow=FlowConfig(steps=2),
     objective=ObjectiveConfig(advantage="group"),
-    rollout=RolloutConfig(suite="points", tickets=2, group=2, staleness=0, slots=2),
+    rollout=RolloutConfig(suite="points", tickets=2, group=2, staleness=0, slots=1),
     learner=LearnerConfig(micro=8),
     eval_every=2,
     eval_episodes=2,
@@ -39,18 +48,26 @@ HOST = RlConfig(
 )
 
 
-class Noted(Lanes):
-    """Slots that tell with which seeds episodes began."""
+class Eager(PointWorld):
+    """Also rewards each step to the right, so that any two episodes differ."""
 
-    seeds: ClassVar[set[int]] = set()
+    def step_chunk(self, state, actions):
+        state, happened = super().step_chunk(state, actions)
+        return state, happened._replace(reward=happened.reward + happened.state[..., 0])
+
+
+class Noted(Lanes):
+    """Slots that tell which thread began episodes with which seeds."""
+
+    seeds: ClassVar[dict[str, set[int]]] = {}
 
     def begin(self, slot, start):
-        self.seeds.add(start.seed)
+        self.seeds.setdefault(threading.current_thread().name, set()).add(start.seed)
         super().begin(slot, start)
 
 
 def open_slots(tasks, count, size):
-    return Noted(PointWorld(), count)
+    return Noted(Eager(), count)
 
 
 POINTS = Suite("points", ("points",), 4, open_slots, first_seed=500, together=False, slots=4)
@@ -61,6 +78,8 @@ def points():
     with pytest.MonkeyPatch.context() as patch:
         for module in ("tools.rl", "tools.closed_loop"):
             patch.setattr(f"{module}.load_suite", lambda name: POINTS)
+        one_device = make_mesh(devices=jax.devices()[:1])
+        patch.setattr("rl.host_placement.make_mesh", lambda: one_device)
         yield
 
 
@@ -110,10 +129,12 @@ def rows(out):
 def test_a_run_leaves_metrics_curves_evaluations_and_a_policy_that_acts(finished, checkpoint):
     found = rows(finished)
     assert [row["step"] for row in found] == [0, 1, 2]
-    assert all(row["lag_max"] == 0 and 0 < row["ess"] <= 1 for row in found)
+    assert all(row["lag"] == 0 and row["lag/0"] == row["decisions"] for row in found)
+    assert all(row["ess"] == pytest.approx(1, abs=1e-3) for row in found)
     assert [line["step"] for line in read_closed_loop(finished)] == [0, 2, 3]
     assert (finished / "curves.svg").stat().st_size > 1000
     assert (finished / "curves.png").read_bytes()[1:4] == b"PNG"
+    assert {"idle/environment", "grad_norm", "return", "clip_fraction"} <= set(found[0])
     assert json.loads((finished / "timeline.json").read_text())["traceEvents"]
     improved, begun = load_policy(finished), load_policy(checkpoint)
     assert improved.processor == begun.processor
@@ -123,22 +144,82 @@ def test_a_run_leaves_metrics_curves_evaluations_and_a_policy_that_acts(finished
     assert own.read_json(finished, "config")["rl"] == json.loads(json.dumps(to_json(HOST)))
 
 
-def test_held_out_starts_are_never_learnt_from(checkpoint, finished, tmp_path):
-    Noted.seeds = set()
-    config = replace(HOST, steps=1, eval_every=0)
-    rl.run(rl.Paths(checkpoint, tmp_path), config, QUIET)
-    assert Noted.seeds
-    assert max(Noted.seeds) < POINTS.first_seed
-    assert not read_closed_loop(tmp_path)
+def test_held_out_starts_are_never_learnt_from(finished):
+    learnt, evaluated = (Noted.seeds[name] for name in ("slots 0", "closed loop"))
+    assert len(learnt) == HOST.steps * HOST.rollout.tickets
+    assert max(learnt) < POINTS.first_seed
+    assert evaluated == {500, 501}
 
 
-def test_a_run_resumed_from_an_earlier_checkpoint_learns_the_same(finished, checkpoint, tmp_path):
-    out = tmp_path / "run"
-    shutil.copytree(finished, out)
-    shutil.rmtree(out / "checkpoints" / "3")
-    assert rl.run(rl.Paths(checkpoint, out, resume=True), HOST, QUIET).finished
-    assert learnt(out) == learnt(finished)
-    one, other = (own.restore_params(path) for path in (out, finished))
+def test_without_staleness_one_slot_learns_what_a_synchronous_learner_does(finished, checkpoint):
+    """Bit for bit: whole episodes one after the other, then one update of all of them."""
+    slots = open_slots(("points",), 1, 32)
+    at = OnHost(load_policy(checkpoint, steps=2), POINTS, ("points",), slots, HOST)
+    learner, objective, micro = at._learner, HOST.objective, HOST.learner.micro
+    for step in range(HOST.steps):
+        tickets = []
+        for number in range(2 * step, 2 * step + 2):
+            start = draw_start(HOST.seed, number, ("points",), range(500))
+            places = [Place(number, member, start) for member in range(2)]
+            episodes = tuple(acted(slots, at._actor, learner, place) for place in places)
+            tickets.append(Ticket(number, episodes))
+        for part in micro_batches(tickets, at._pack, objective, micro):
+            learner.add(part.experience, part.tickets)
+        assert learner.update()["loss"] == rows(finished)[step]["loss"]
+    state = {name: own.restore_params(finished, name) for name in ("params", "ema")}
+    same = jax.tree.map(np.array_equal, learner.state.params["policy"], state["params"])
+    assert jax.tree.all(same)
+    assert jax.tree.all(jax.tree.map(np.array_equal, learner.state.ema["policy"], state["ema"]))
+
+
+def acted(slots, actor, learner, place):
+    """An episode from its beginning to its end."""
+    slots.begin(0, place.start)
+    (outcome,) = slots.poll()
+    prompt = slots.spec.wording(outcome.goal, place.start.seed)
+    decisions, steps = [], 0
+    while not outcome.ended:
+        request = actor.prepare(outcome.observation, prompt, key_of(place, steps))
+        ((actions, drawn),) = actor.answer(learner.state.params, [request])
+        slots.send(0, actions[: HOST.rollout.execute])
+        (outcome,) = slots.poll()
+        mask = np.zeros_like(request.sample.action_mask)
+        mask[: len(outcome.reward), :2] = True
+        sample = replace(request.sample, action_mask=mask)
+        decisions.append(Decision(sample, drawn, learner.version, outcome.reward))
+        steps += len(outcome.reward)
+    over, won = outcome.terminated, outcome.success
+    return Trajectory(place.start, place.member, tuple(decisions), over, 0.0, won)
+
+
+def test_an_interrupted_run_saves_its_last_whole_step_and_goes_on_to_the_same(
+    finished, checkpoint, tmp_path, monkeypatch
+):
+    """SIGTERM while the last step's first episode begins."""
+    noticed, told, begin = threading.Event(), StopSignals.told, Noted.begin
+    third = draw_start(HOST.seed, 4, ("points",), range(500))
+
+    def notice(self):
+        if found := told(self):
+            noticed.set()
+        return found
+
+    def strike(self, slot, start):
+        if start == third and threading.current_thread().name == "slots 0":
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert noticed.wait(240)
+        begin(self, slot, start)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StopSignals, "told", notice)
+        patch.setattr(Noted, "begin", strike)
+        config = replace(HOST, save_every=0, eval_every=0)
+        stopped = rl.run(rl.Paths(checkpoint, tmp_path), config, QUIET)
+    assert (stopped.finished, stopped.step) == (False, 2)
+    assert own.steps(tmp_path / "checkpoints") == [2]
+    assert rl.run(rl.Paths(checkpoint, tmp_path, resume=True), HOST, QUIET).finished
+    assert learnt(tmp_path) == learnt(finished)
+    one, other = (own.restore_params(path) for path in (tmp_path, finished))
     assert jax.tree.all(jax.tree.map(np.array_equal, one, other))
 
 
