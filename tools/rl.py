@@ -96,6 +96,11 @@ def run(paths: Paths, config: RlConfig, console: Console) -> Improved:
         )
         if not improved.finished:
             loop.abandon()
+    if not improved.finished:
+        console.print(
+            f"Stopped after step {improved.step} of {config.steps}; go on with --resume.",
+            soft_wrap=True,
+        )
     curves = write_curves(paths.out)
     console.print(f"Curves: {curves[0]}", soft_wrap=True)
     return improved
