@@ -2,10 +2,11 @@
 a trace that Perfetto shows.
 
 A lane is one thing that does one thing at a time: "slot 3", "inference", "learner 0". Idle time is
-attributed by what the slots do in the meantime, each the same share of it: a slot that steps makes
-it environment-bound, one that waits for its chunk inference-bound, one that admission holds back
-learner-bound while the learner works, and staleness-bound while the learner waits too, since then
-only a larger bound would let it act.
+attributed by what the slots do in the meantime, each the same share of it. A slot that steps makes
+it environment-bound. One that waits for its chunk makes it inference-bound while a policy is at
+work, otherwise environment-bound: it waits for other slots to be answered with. One that admission
+holds back makes it learner-bound while a learner works, otherwise inference-bound while every
+policy is at work, otherwise staleness-bound: only a larger bound would let it act.
 """
 
 import json
@@ -122,32 +123,29 @@ class Timeline:
         self._began = self._now = clock()
         self._spans: deque[Span] = deque(maxlen=capacity)
         self._lanes: dict[str, _Lane] = {}
-        self._slots: dict[str, int] = dict.fromkeys(CAUSES, 0)
-        self._learners = 0
-        self._blame = _NOTHING
+        self._slots = [0] * len(CAUSES)  # how many are at each
+        self._policies = 0  # inference lanes
+        self._inferring = self._learning = 0  # lanes that work
+        self._put = [0.0] * 3 * len(CAUSES)
 
     @contextmanager
     def span(self, lane: str, what: str, cause: Cause | None = None) -> Iterator[None]:
         """The lane is at it until the block ends; with a cause it waits for that. Spans of a lane
         nest, the innermost counts."""
-        with self._lock, self._changed(lane) as found:
-            opened = _Open(what, cause, self._now)
-            found.open.append(opened)
+        opened = _Open(what, cause)
+        with self._lock:
+            self._change(lane, add=opened)
         try:
             yield
         finally:
-            with self._lock, self._changed(lane) as found:
-                if opened in found.open:
-                    found.open.remove(opened)
-                    self._keep(lane, opened)
+            with self._lock:
+                self._change(lane, drop=opened)
 
     def mark(self, lane: str, what: str | None, cause: Cause | None = None) -> None:
         """The lane is at it from now until it is marked again, at nothing if None; for what begins
         and ends in different places."""
-        with self._lock, self._changed(lane) as found:
-            for opened in found.open:
-                self._keep(lane, opened)
-            found.open = [] if what is None else [_Open(what, cause, self._now)]
+        with self._lock:
+            self._change(lane, add=None if what is None else _Open(what, cause), drop="all")
 
     def summary(self) -> Summary:
         """Up to now."""
@@ -156,7 +154,7 @@ class Timeline:
             lanes = {name: self._settle(name) for name in self._lanes}
             return Summary(
                 self._now - self._began,
-                {name: Use(_spent(lane.busy), _spent(lane.idle)) for name, lane in lanes.items()},
+                {name: lane.use() for name, lane in lanes.items()},
             )
 
     def spans(self) -> list[Span]:
@@ -192,91 +190,103 @@ class Timeline:
         """The trace as a file for https://ui.perfetto.dev."""
         path.write_text(json.dumps(self.trace()))
 
-    def _settle(self, name: str) -> "_Lane":
-        """The lane, its time up to now accounted for."""
-        lane = self._lanes.setdefault(name, _Lane(self._began))
-        seconds, blame = self._now - lane.settled, self._blame.less(lane.blame)
-        lane.settled, lane.blame = self._now, self._blame
-        if not lane.open:
-            for cause, share in zip(CAUSES, blame.shares, strict=True):
-                lane.idle[cause] += share
-            lane.idle[UNATTRIBUTED] += max(seconds - sum(blame.shares), 0.0)
-        elif (top := lane.open[-1]).cause is None:
-            lane.busy[top.what] += seconds
-        elif top.cause == "staleness":
-            lane.idle["learner"] += blame.learning
-            lane.idle["staleness"] += seconds - blame.learning
-        else:
-            lane.idle[top.cause] += seconds
-        return lane
-
-    def _advance(self) -> None:
-        now = max(self._clock(), self._now)
-        passed, self._now = now - self._now, now
-        counts = dict(self._slots)
-        if self._learners:
-            counts["learner"], counts["staleness"] = counts["learner"] + counts["staleness"], 0
-        total = sum(counts.values())
-        each = passed / total if total else 0.0
-        shares = zip(self._blame.shares, CAUSES, strict=True)
-        self._blame = _Blame(
-            tuple(share + each * counts[cause] for share, cause in shares),
-            self._blame.learning + (passed if self._learners else 0.0),
-        )
-
-    @contextmanager
-    def _changed(self, name: str) -> Iterator["_Lane"]:
-        """The lane, to change what is open in it."""
+    def _change(
+        self, name: str, add: "_Open | None" = None, drop: "_Open | Literal['all'] | None" = None
+    ) -> None:
         self._advance()
         lane = self._settle(name)
-        kind = _kind(name)
-        self._count(kind, lane, -1)
-        yield lane
-        self._count(kind, lane, 1)
+        self._count(lane, -1)
+        for opened in [o for o in lane.open if drop == "all" or o is drop]:
+            lane.open.remove(opened)
+            self._spans.append(Span(name, opened.what, opened.cause, opened.begin, self._now))
+        if add is not None:
+            add.begin = self._now
+            lane.open.append(add)
+        self._count(lane, 1)
 
-    def _count(self, kind: str, lane: "_Lane", by: int) -> None:
+    def _count(self, lane: "_Lane", by: int) -> None:
+        """Takes note of what a lane is at, or of that it no longer is."""
         if not lane.open:
             return
         cause = lane.open[-1].cause
-        if kind == "slot":
-            self._slots[cause or "environment"] += by
-        elif kind == "learner" and cause is None:
-            self._learners += by
+        if lane.kind == "slot":
+            self._slots[CAUSES.index(cause or "environment")] += by
+        elif cause is None:
+            self._inferring += by * (lane.kind == "inference")
+            self._learning += by * (lane.kind == "learner")
 
-    def _keep(self, lane: str, opened: "_Open") -> None:
-        self._spans.append(Span(lane, opened.what, opened.cause, opened.begin, self._now))
+    def _advance(self) -> None:
+        now = self._clock()
+        passed = now - self._now
+        if passed <= 0:
+            return
+        self._now, put = now, self._put
+        asked = _INFERENCE if self._inferring else _ENVIRONMENT
+        held = _STALENESS
+        if self._learning:
+            held = _LEARNER
+        elif self._policies and self._inferring == self._policies:
+            held = _INFERENCE
+        put[_ASKED + asked] += passed
+        put[_HELD + held] += passed
+        if total := sum(self._slots):
+            for count, cause in zip(
+                self._slots, (_ENVIRONMENT, asked, _LEARNER, held), strict=True
+            ):
+                put[cause] += passed * count / total
+
+    def _settle(self, name: str) -> "_Lane":
+        """The lane, its time up to now accounted for."""
+        lane = self._lanes.get(name)
+        if lane is None:
+            lane = self._lanes[name] = _Lane(_kind(name), self._began)
+            self._policies += lane.kind == "inference"
+        seconds, before = self._now - lane.settled, lane.put
+        if not seconds:
+            return lane
+        lane.settled, lane.put = self._now, list(self._put)
+        cause = lane.open[-1].cause if lane.open else None
+        if lane.open and cause is None:
+            lane.busy[lane.open[-1].what] += seconds
+            return lane
+        of = {"inference": _ASKED, "staleness": _HELD}.get(cause or "", 0)
+        if of or cause is None:
+            spent = [self._put[of + k] - before[of + k] for k in range(len(CAUSES))]
+        else:
+            spent = [seconds * (cause == other) for other in CAUSES]
+        lane.idle = [a + b for a, b in zip(lane.idle, spent, strict=True)]
+        lane.unattributed += max(seconds - sum(spent), 0.0)
+        return lane
 
 
-class _Blame(NamedTuple):
-    """What idle time since the beginning is put down to, and how long a learner worked, seconds."""
-
-    shares: tuple[float, ...]
-    learning: float
-
-    def less(self, other: "_Blame") -> "_Blame":
-        shares = tuple(a - b for a, b in zip(self.shares, other.shares, strict=True))
-        return _Blame(shares, self.learning - other.learning)
-
-
-_NOTHING = _Blame((0.0,) * len(CAUSES), 0.0)
+_ENVIRONMENT, _INFERENCE, _LEARNER, _STALENESS = range(len(CAUSES))
+_ASKED, _HELD = len(CAUSES), 2 * len(CAUSES)
+"""Where, after what idle time is put down to, the seconds are of what those who ask, and those who
+are held, wait for."""
 
 
 @dataclass(eq=False)
 class _Open:
     what: str
     cause: Cause | None
-    begin: float
+    begin: float = 0.0
 
 
 @dataclass(eq=False)
 class _Lane:
-    """Accounted for up to `settled`, where the blame was `blame`."""
+    """Accounted for up to `settled`, when the timeline had `put` so many seconds down."""
 
+    kind: str
     settled: float
-    blame: _Blame = _NOTHING
+    put: list[float] = field(default_factory=lambda: [0.0] * 3 * len(CAUSES))
     open: list[_Open] = field(default_factory=list)
     busy: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    idle: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    idle: list[float] = field(default_factory=lambda: [0.0] * len(CAUSES))
+    unattributed: float = 0.0
+
+    def use(self) -> Use:
+        idle = dict(zip(CAUSES, self.idle, strict=True)) | {UNATTRIBUTED: self.unattributed}
+        return Use(dict(self.busy), {cause: spent for cause, spent in idle.items() if spent > 0})
 
 
 def _kind(lane: str) -> str:
@@ -295,10 +305,6 @@ def _total(parts: list[dict[str, float]]) -> dict[str, float]:
         for key, seconds in part.items():
             found[key] += seconds
     return dict(found)
-
-
-def _spent(seconds: dict[str, float]) -> dict[str, float]:
-    return {key: value for key, value in seconds.items() if value > 0}
 
 
 def _less(now: dict[str, float], before: dict[str, float]) -> dict[str, float]:

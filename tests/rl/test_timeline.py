@@ -31,32 +31,51 @@ def timeline(clock):
 def test_spans_are_busy_and_waits_are_idle_by_their_cause(timeline, clock):
     with timeline.span("learner", "gradient"):
         clock.now += 3
-        with timeline.span("learner", "wait", "inference"):
+        with timeline.span("learner", "wait", "environment"):
             clock.now += 1
         clock.now += 2
     use = timeline.summary().lanes["learner"]
     assert use.busy == {"gradient": 5}
-    assert use.idle == {"inference": 1}
+    assert use.idle == {"environment": 1}
     assert use.utilisation == 5 / 6
 
 
 def test_idle_time_is_shared_among_what_the_slots_do(timeline, clock):
+    timeline.mark("inference 1", None)
     timeline.mark("slot 0", "step")
     timeline.mark("slot 1", "step")
     timeline.mark("slot 2", "ask", "inference")
     timeline.mark("slot 3", "held", "staleness")
-    clock.now += 8
-    with timeline.span("learner", "gradient"):
-        clock.now += 4
+    with timeline.span("inference 0", "draw"):
+        clock.now += 8
+        with timeline.span("learner", "gradient"):
+            clock.now += 4
     timeline.mark("slot 2", "step")
     clock.now += 4
     lanes = timeline.summary().lanes
-    assert lanes["learner"].idle == pytest.approx(
-        {"environment": 4 + 3, "inference": 2, "staleness": 2 + 1}
-    )
+    assert lanes["learner"].idle == {"environment": 4 + 3, "inference": 2, "staleness": 2 + 1}
+    assert lanes["inference 0"].idle == {"environment": 3, "staleness": 1}
     assert lanes["slot 3"].idle == {"learner": 4, "staleness": 12}
     assert lanes["slot 2"].idle == {"inference": 12}
     assert lanes["slot 2"].busy == {"step": 4}
+
+
+def test_a_held_slot_would_only_queue_while_every_policy_works(timeline, clock):
+    timeline.mark("slot 0", "held", "staleness")
+    with timeline.span("inference 0", "draw"):
+        clock.now += 3
+        timeline.mark("inference 1", None)
+        clock.now += 2
+    idle = timeline.summary().lanes["slot 0"].idle
+    assert idle == {"inference": 3, "staleness": 2}
+
+
+def test_a_slot_that_asks_while_no_policy_works_waits_for_other_slots(timeline, clock):
+    timeline.mark("slot 0", "ask", "inference")
+    clock.now += 3
+    with timeline.span("inference", "draw"):
+        clock.now += 2
+    assert timeline.summary().lanes["slot 0"].idle == {"environment": 3, "inference": 2}
 
 
 def test_a_held_slot_blames_the_learner_only_while_that_works(timeline, clock):
@@ -132,6 +151,8 @@ def test_advice_names_what_the_learner_waits_for_most(timeline, clock, cause, sa
     timeline.mark("slot 0", "it", None if cause == "environment" else cause)
     with timeline.span("learner", "gradient"):
         clock.now += 1
+    if cause == "inference":
+        timeline.mark("inference", "draw")
     clock.now += 4
     advice = timeline.summary().advice()
     assert said in advice
