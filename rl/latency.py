@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from jaxtyping import Float
@@ -111,37 +111,39 @@ class Latencies:
     reset: Latency
 
 
-def measure(
-    slots: Slots,
-    starts: Sequence[Start],
-    *,
-    execute: int,
-    most: int = 200,
-    seed: int = 0,
-) -> Latencies:
-    """Times a suite's slots, one of them at a time, so that none has to share the machine.
+class Timed(NamedTuple):
+    """What `measure` found."""
 
-    Actions are at random, standard normal times 0.3; a chunk that an episode's end cut short counts
-    for a whole one only in proportion, and is left out.
+    chunk: Measured
+    reset: Measured
+
+
+def measure(
+    slots: Slots, starts: Sequence[Start], *, execute: int, each: int = 10, seed: int = 0
+) -> Timed:
+    """Times a suite's first slot, so that nothing has to share the machine with it.
+
+    Actions are at random, standard normal times 0.3. A chunk that an episode's end cut short is
+    left out.
 
     Args:
-      starts: acted one after another until each ended or there are `most` chunks; the first is
-        acted for one chunk alone before anything is timed.
+      starts: acted one after another; the first is acted for one chunk before anything is timed.
       execute: control steps a chunk.
+      each: chunks an episode, if it is that long.
 
     Raises:
       ValueError: a simulator failed, or no chunk was whole.
     """
     rng, dims = np.random.default_rng(seed), len(slots.spec.action_names)
     chunks: list[float] = []
-    resets: list[float] = []
 
     def answered(since: float) -> tuple[Outcome, float]:
         while not (outcomes := slots.poll()):
             pass
+        seconds = time.perf_counter() - since
         if outcomes[0].error is not None:
             raise ValueError(f"{slots.spec.name}: {outcomes[0].error}")
-        return outcomes[0], time.perf_counter() - since
+        return outcomes[0], seconds
 
     def begin(start: Start) -> float:
         since = time.perf_counter()
@@ -154,40 +156,34 @@ def measure(
         slots.send(0, actions)
         return answered(since)
 
-    begin(starts[0])
-    act()
-    for start in starts:
-        if len(chunks) >= most:
-            break
-        resets.append(begin(start))
-        ended = False
-        while not ended and len(chunks) < most:
+    def episode(start: Start) -> float:
+        reset = begin(start)
+        for _ in range(each):
             outcome, seconds = act()
-            ended = outcome.ended
             if len(outcome.reward) == execute:
                 chunks.append(seconds)
+            if outcome.ended:
+                break
+        return reset
+
+    begin(starts[0])
+    act()
+    resets = [episode(start) for start in starts]
     if not chunks:
         raise ValueError(
             f"{slots.spec.name} ended every episode within its first {execute} steps; choose a "
             "smaller `execute`."
         )
-    return Latencies(Measured(tuple(chunks)), Measured(tuple(resets)))
+    return Timed(Measured(tuple(chunks)), Measured(tuple(resets)))
 
 
-def write(path: Path, measured: Latencies, about: dict[str, Any]) -> None:
-    """Measured latencies as JSON: lists of seconds `chunk` and `reset`, and what they are `about`.
-
-    Raises:
-      ValueError: they were not measured.
-    """
-    kinds = {"chunk": measured.chunk, "reset": measured.reset}
-    lists: dict[str, list[float]] = {}
-    for name, latency in kinds.items():
-        if not isinstance(latency, Measured):
-            raise ValueError(
-                f"{path}: latencies of a {name} are {latency}, expected measured ones."
-            )
-        lists[name] = [round(seconds, 6) for seconds in latency.seconds]
+def write(path: Path, chunk: Measured, reset: Measured, about: dict[str, Any]) -> None:
+    """Measured latencies as JSON: lists of seconds, `chunk` and `reset`, and what they are
+    `about`."""
+    lists = {
+        name: [round(seconds, 6) for seconds in measured.seconds]
+        for name, measured in (("chunk", chunk), ("reset", reset))
+    }
     path.write_text(json.dumps({**lists, "about": about}) + "\n")
 
 
