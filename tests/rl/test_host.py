@@ -127,7 +127,10 @@ def test_without_staleness_one_slot_is_the_synchronous_learner_bit_for_bit():
     tickets = list(itertools.chain(*learner.tickets))
     assert [t.number for t in tickets] == list(range(12))
     mine = [
-        [[(d.drawn.actions.tolist(), d.reward.tolist()) for d in e.decisions] for e in t.trajectories]
+        [
+            [(d.drawn.actions.tolist(), d.reward.tolist()) for d in e.decisions]
+            for e in t.trajectories
+        ]
         for t in tickets
     ]
     assert mine == seen
@@ -308,7 +311,12 @@ def broken_policy():
 @pytest.mark.parametrize(
     ("slots", "options", "error", "says"),
     [
-        ({"spoil": spoilt("reward")}, {}, ValueError, r"'points', seed 27, step 0: .* reward \[nan"),
+        (
+            {"spoil": spoilt("reward")},
+            {},
+            ValueError,
+            r"'points', seed 27, step 0: .* reward \[nan",
+        ),
         ({"spoil": spoilt("state")}, {}, ValueError, r"seed 27, step 0: .* state \[nan"),
         ({}, {"actor": Broken()}, ValueError, r"seed \d+, step \d+: version 1 of the policy drew"),
         ({}, {"actor": broken_policy()}, ArithmeticError, "out of memory"),
@@ -414,9 +422,12 @@ def test_a_worker_killed_from_outside_costs_one_episode_a_new_beginning(tmp_path
 
         config = replace(config, staleness=3)
         _, done = run([slots], config, steps=4, actor=Blind(), starts=begin_anywhere("calm"))
-        _, done = run(
-            [slots], config, steps=6, actor=Blind(), starts=begin_anywhere("calm"), on_step=kill
-        ), done
+        _, done = (
+            run(
+                [slots], config, steps=6, actor=Blind(), starts=begin_anywhere("calm"), on_step=kill
+            ),
+            done,
+        )
         assert sum(slots.restarts) <= 1
 
 
