@@ -6,21 +6,21 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from models import Policy
 from rl import flow_policy
 from rl.colocated import Colocated
 from rl.config import RlConfig
 from sim.suites import Suite
+from sim.tabletop import TRAIN_SEEDS
 
 
 class OnDevice:
     """See `rl.run.Placement`.
 
     Raises:
-      ValueError: the suite is no environment on a device, the run has several tasks, or policy,
-        environment and config do not fit each other.
+      ValueError: the suite is no environment on a device, or evaluates seeds that are learnt from;
+        the run has several tasks; or policy, environment and config do not fit each other.
     """
 
     def __init__(
@@ -32,11 +32,17 @@ class OnDevice:
                 f"tabletop-lift, not {list(tasks)} of suite '{suite.name}'; set placement to "
                 f"'host'."
             )
+        if suite.first_seed < TRAIN_SEEDS.stop:
+            raise ValueError(
+                f"Suite '{suite.name}' is evaluated on seeds from {suite.first_seed}, but placement "
+                f"'colocated' learns from seeds below {TRAIN_SEEDS.stop}; set the suite's "
+                f"first_seed to {TRAIN_SEEDS.stop}, or placement to 'host'."
+            )
         env = suite.environment(tasks[0], policy.model.config.image_size)
         self._steps, self._program = config.steps, Colocated(policy, env, config)
         key = jax.random.fold_in(jax.random.key(config.seed), 1)
         params = flow_policy.init(policy.model, policy.params, key, config.flow)
-        self._state = self._program.init(jax.tree.map(jnp.copy, params))
+        self._state = self._program.init(params)
 
     def run(self, on_step: Callable[[dict[str, float]], None], told: Callable[[], bool]) -> None:
         while int(self._state.step) < self._steps and not told():
