@@ -290,8 +290,9 @@ def _conduct(
         for thread in threads:
             thread.start()
         while not over.wait(0.5):  # not forever: only between waits is a signal sure to be seen
-            pass
-    except BaseException as error:  # Ctrl-C
+            if told():
+                raise Stopped("The run was told to stop.")
+    except BaseException as error:  # Ctrl-C, or told
         fail(error)
     try:
         left = _end(rollouts, batcher, threads)
