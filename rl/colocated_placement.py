@@ -34,9 +34,9 @@ class OnDevice:
             )
         if suite.first_seed < TRAIN_SEEDS.stop:
             raise ValueError(
-                f"Suite '{suite.name}' is evaluated on seeds from {suite.first_seed}, but placement "
-                f"'colocated' learns from seeds below {TRAIN_SEEDS.stop}; set the suite's "
-                f"first_seed to {TRAIN_SEEDS.stop}, or placement to 'host'."
+                f"Suite '{suite.name}' is evaluated on seeds from {suite.first_seed}, but "
+                f"placement 'colocated' learns from seeds below {TRAIN_SEEDS.stop}; set the "
+                f"suite's first_seed to {TRAIN_SEEDS.stop}, or placement to 'host'."
             )
         env = suite.environment(tasks[0], policy.model.config.image_size)
         self._steps, self._program = config.steps, Colocated(policy, env, config)

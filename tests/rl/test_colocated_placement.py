@@ -76,5 +76,5 @@ def test_what_is_not_one_task_on_a_device_is_refused(suite, tasks):
 
 
 def test_seeds_that_a_suite_is_evaluated_on_are_not_learnt_from():
-    with pytest.raises(ValueError, match="is evaluated on seeds from 5, but .*'colocated' learns"):
+    with pytest.raises(ValueError, match=r"is evaluated on seeds from 5, but .*'colocated' learns"):
         OnDevice(tiny_policy(), replace(POINT, first_seed=5), ("point",), CONFIG)
