@@ -217,7 +217,12 @@ def run_host(
             if on_step is not None:
                 on_step(learnt)
 
-    _conduct(learn, rollouts, batcher, admission, arrivals, slots, told)
+    try:
+        _conduct(learn, rollouts, batcher, admission, arrivals, told)
+    except BaseException:
+        for some in slots:
+            some.close()
+        raise
 
 
 @dataclass
@@ -258,7 +263,6 @@ def _conduct(
     batcher: Batcher[Asked, Answered],
     admission: Admission,
     arrivals: Arrivals,
-    slots: Sequence[Slots],
     told: Callable[[], bool],
 ) -> None:
     """Runs all until the learner is done or somebody fails, and ends all in any case."""
@@ -291,8 +295,8 @@ def _conduct(
             thread.start()
         while not over.wait(0.5):  # not forever: only between waits is a signal sure to be seen
             if told():
-                raise Stopped("The run was told to stop.")
-    except BaseException as error:  # Ctrl-C, or told
+                raise Stopped
+    except BaseException as error:  # Ctrl-C
         fail(error)
     try:
         left = _end(rollouts, batcher, threads)
@@ -302,8 +306,6 @@ def _conduct(
     if not errors:
         arrivals.check(at_rest=True)
         return
-    for some in slots:
-        some.close()
     if left:
         errors[0].add_note(f"Still computing, and left to themselves: {', '.join(left)}.")
     else:
