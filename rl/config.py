@@ -24,6 +24,23 @@ class FlowConfig:
     least: float = 0.08
     most: float = 0.16
 
+    def __post_init__(self) -> None:
+        fewest = 2 if self.noise == "cps" else 1
+        if self.steps < fewest:
+            raise ValueError(
+                f"flow.steps is {self.steps}; '{self.noise}' needs at least {fewest}, as the last "
+                f"step of 'cps' adds no noise."
+            )
+        if self.level < 0 or (self.noise == "cps" and self.level > 1):
+            raise ValueError(
+                f"flow.level is {self.level}; expected at least 0, and at most 1 for 'cps'."
+            )
+        if not 0 < self.least <= self.most:
+            raise ValueError(
+                f"flow.least and flow.most are {self.least} and {self.most}; expected standard "
+                f"deviations above 0, ascending."
+            )
+
 
 @dataclass(frozen=True)
 class ObjectiveConfig:
