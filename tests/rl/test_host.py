@@ -158,7 +158,7 @@ def test_no_decision_is_older_than_the_bound_however_the_threads_are_scheduled(s
     counts = done[-1].counts
     assert counts.begun == counts.finished == counts.learnt == 5 * config.tickets * config.group
     assert counts.dropped == 0
-    assert all(len(some.threads) == 1 and not some.closed for some in slots)
+    assert all(len(some.threads) <= 1 and not some.closed for some in slots)
 
 
 def test_acting_does_run_ahead_and_as_far_as_it_may():
