@@ -3,26 +3,35 @@
 """
 
 from parallel.optimizer import OptimizerConfig
-from rl.config import FlowConfig, LearnerConfig, ObjectiveConfig, RlConfig, RolloutConfig
+from rl.config import (
+    ColocatedConfig,
+    FlowConfig,
+    LearnerConfig,
+    ObjectiveConfig,
+    RlConfig,
+    RolloutConfig,
+)
 from tools.presets import find_preset
 
 TABLETOP_PPO = RlConfig(
-    steps=60,
+    steps=150,
     placement="colocated",
-    objective=ObjectiveConfig(name="decoupled", advantage="gae"),
-    rollout=RolloutConfig(suite="tabletop-lift", tickets=64, staleness=1, slots=64),
+    objective=ObjectiveConfig(name="ppo", advantage="gae"),
+    rollout=RolloutConfig(suite="tabletop-lift"),
     learner=LearnerConfig(
-        micro=128,
+        epochs=2,
         optimizer=OptimizerConfig(
-            learning_rate=1e-4,
+            learning_rate=5e-5,
             schedule="constant",
             warmup_steps=0,
             weight_decay=0.0,
             rates=(("^value/", 10.0), (".", 1.0)),
+            ema_decay=0.0,
         ),
     ),
-    eval_every=10,
-    save_every=20,
+    colocated=ColocatedConfig(lanes=128, fragment=4, minibatches=4, warmup=5),
+    eval_every=25,
+    save_every=50,
 )
 """PPO with a value head in MJX: environments, policy and learner in one device program."""
 
