@@ -22,9 +22,9 @@ from parallel.mesh import make_mesh, replicated, rows_sharding
 from parallel.optimizer import OptimizerConfig, select
 from parallel.step import OVERLAP
 from rl.config import ObjectiveConfig
-from rl.objectives import check, summary
+from rl.objectives import check
 from rl.records import Experience
-from rl.step import LearnerState, LogProb, Step, Total
+from rl.step import LearnerState, LogProb, Step, Total, metrics_of
 
 
 class Diverged(ArithmeticError):
@@ -135,7 +135,7 @@ class Learner:
     def update(self) -> dict[str, Any]:
         """Learns from what was added since the last update; returns metrics.
 
-        These are `objectives.summary` of the last epoch, its `grad_norm` (before clipping) and
+        These are `step.metrics_of` the last epoch, its `grad_norm` (before clipping) and
         `learning_rate`; `decisions`, how many this host brought, and `lags`, how many of these had
         lag 0, 1, ….
 
@@ -160,7 +160,7 @@ class Learner:
                 self._failed = self._diverged(finite, metrics)
                 raise self._failed
         lags = np.bincount(np.concatenate(self._lags)).tolist()
-        metrics = summary(terms) | metrics | {"decisions": self.pending, "lags": lags}
+        metrics = metrics_of(terms) | metrics | {"decisions": self.pending, "lags": lags}
         self.learnt, self.pending = self.learnt + self.pending, 0
         self._version += 1
         self._added, self._lags, self._last = [], [], None
@@ -205,13 +205,12 @@ class Learner:
     def _diverged(self, finite: list[Bool[Array, ""]], metrics: dict[str, float]) -> "Diverged":
         flags = [bool(flag) for flag in jax.device_get(finite)]
         bad = [a.tickets for a, sound in zip(self._added, flags, strict=True) if not sound]
-        named = _named(
-            [ticket for tickets in bad or [a.tickets for a in self._added] for ticket in tickets]
-        )
+        suspects = bad or [a.tickets for a in self._added]
+        named = _named([ticket for tickets in suspects for ticket in tickets])
         return Diverged(
             f"Step {self._version} has the loss {metrics['loss']} and the gradient norm "
             f"{metrics['grad_norm']}, because of {len(bad)} of {len(flags)} micro-batches, with "
-            f"decisions of tickets {named}; nothing was learnt from it, so look at these and lower "
+            f"decisions of tickets {named}; this update was not made, so look at these and lower "
             f"optimizer.learning_rate."
         )
 

@@ -3,6 +3,7 @@ that divides them once. `rl.learner` compiles them apart, for experience that tr
 that acts and learns in one holds them whole.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,7 +23,7 @@ from parallel.mesh import make_mesh, replicated
 from parallel.optimizer import OptimizerConfig, select
 from parallel.step import Metrics, TrainState, abstract_state_of, apply_gradients, state_from
 from rl.config import LearnerConfig, ObjectiveConfig
-from rl.objectives import Terms, combine, objective, value_loss
+from rl.objectives import Terms, combine, objective, summary, value_loss
 from rl.records import Drawn, Experience
 
 Params = Any
@@ -108,6 +109,18 @@ def scale_of(scale: Scale) -> Float[Array, ""]:
     """Root of the running mean square; 1 before there is any."""
     known = scale.square > 0
     return jnp.sqrt(jnp.where(known, scale.square, 1) / jnp.where(known, scale.weight, 1))
+
+
+def metrics_of(terms: Terms) -> dict[str, float]:
+    """`objectives.summary`, with `advantage_rms` (before scaling) and, where there is a value head,
+    `explained_variance`, the share of the targets' variance that it accounts for."""
+    read = summary(terms)
+    read["advantage_rms"] = math.sqrt(read.pop("advantage_squared"))
+    if "value_loss" in read:
+        variance = read.pop("target_squared") - read.pop("target") ** 2
+        error = 2 * read["value_loss"]
+        read["explained_variance"] = 1 - error / variance if variance > 0 else 0.0
+    return read
 
 
 @dataclass(frozen=True)

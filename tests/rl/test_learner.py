@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from dataclasses import replace
 
 import jax
@@ -8,11 +10,14 @@ import pytest
 
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.optimizer import make_optimizer
+from parallel.step import TrainState, apply_gradients
 from rl.config import LearnerConfig, ObjectiveConfig
 from rl.experience import micro_batches
 from rl.learner import Diverged, Learner
 from rl.objectives import objective, value_loss
 from rl.step import Scale, abstract_learner_state, learner_state, optimizer_of, scale_of
+from tests.parallel.toy import environment, free_port
+from tests.rl import learner_host
 from tests.rl.gaussian import OPTIMIZER, RULES, log_prob, packed, params, ticket
 
 ONE = make_mesh(devices=jax.devices()[:1])
@@ -60,9 +65,8 @@ def close(one, other, tolerance):
 
 
 def test_fresh_experience_in_one_micro_batch_is_the_synchronous_step_bit_for_bit():
-    """Three steps against PPO with a value head written out, in two programs as the learner has
-    them: one that holds both rounds differently."""
-    transformation = make_optimizer(OPTIMIZER)
+    """Three steps against PPO with a value head written out. Gradient and update are two programs,
+    as the learner's are: a program that holds both may round differently."""
 
     @jax.jit
     def differentiate(params, square, weight, experience):
@@ -79,28 +83,30 @@ def test_fresh_experience_in_one_micro_batch_is_the_synchronous_step_bit_for_bit
             return total, (new, terms)
 
         sums = jnp.sum(real), jnp.sum(experience.advantage**2 * real)
-        (total, _), gradients = jax.value_and_grad(loss, has_aux=True)(params)
-        return total, gradients, *sums
+        (total, read), gradients = jax.value_and_grad(loss, has_aux=True)(params)
+        return (total, gradients, *sums), read
 
     @jax.jit
-    def apply(params, opt_state, square, weight, total, gradients, count, squares):
-        gradients = jax.tree.map(lambda g: g / count, gradients)
-        updates, opt_state = transformation.update(gradients, opt_state, params)
+    def apply(train, square, weight, total, gradients, count, squares):
+        new, read = apply_gradients(train, total, count, gradients, OPTIMIZER, placed)
         kept = 0.9 * square + (1 - 0.9) * (squares / count), 0.9 * weight + (1 - 0.9)
-        return optax.apply_updates(params, updates), opt_state, *kept, total / count
+        return jax.tree.map(lambda x, y: jnp.where(read["finite"], x, y), new, train), *kept, read
 
-    mine, weights, running = learner(), params(), (0.0, 0.0)
-    opt_state = transformation.init(weights)
+    abstract = abstract_learner_state(params(), OPTIMIZER, mesh=ONE)
+    placed = jax.tree.map(lambda x: x.sharding, abstract.params)
+    begun = learner_state(params(), OPTIMIZER, abstract)
+    train = TrainState(begun.step, begun.params, begun.ema, begun.opt_state)
+    mine, running = learner(), (0.0, 0.0)
     for version in range(3):
-        given = tickets(version, like=weights, moved=0.0)
+        given = tickets(version, like=train.params, moved=0.0)
         ((experience, named),) = micro_batches(given, packed, PPO, 32)
-        sums = differentiate(weights, *running, experience)
-        weights, opt_state, *running, loss = apply(weights, opt_state, *running, *sums)
+        sums, _ = differentiate(train.params, *running, experience)
+        train, *running, read = apply(train, *running, *sums)
         mine.add(experience, named)
         metrics = mine.update()
-        assert metrics["loss"] == float(loss)
+        assert metrics["loss"] == float(read["loss"])
         assert metrics["clip_fraction"] == 0
-        jax.tree.map(np.testing.assert_array_equal, mine.state.params, weights)
+        jax.tree.map(np.testing.assert_array_equal, mine.state.params, train.params)
         assert tuple(map(float, mine.state.scale)) == tuple(map(float, running))
         assert mine.version == int(mine.state.version) == int(mine.state.step) == version + 1
 
@@ -136,7 +142,7 @@ def test_gradients_are_those_of_the_whole_batch_and_no_mean_of_means():
         total = terms.loss + PPO.value_weight * value_loss(value, experience.target, weight)
         return (total - PPO.entropy_weight * entropy) / jnp.sum(weight)
 
-    norm = float(optax.tree_utils.tree_norm(jax.grad(loss)(params())))
+    norm = float(optax.tree_utils.tree_norm(jax.jit(jax.grad(loss))(params())))
     for size in (3, 32):
         assert learn(learner(), given, size)["grad_norm"] == pytest.approx(norm, rel=1e-5)
 
@@ -263,7 +269,7 @@ def test_advantages_are_scaled_by_their_size_in_former_steps():
                 advantage = experience.advantage * np.float32(factor)
                 mine.add(replace(experience, advantage=advantage), named)
             metrics = mine.update()
-            expected = metrics["advantage_squared"] ** 0.5
+            expected = metrics["advantage_rms"]
             norms[factor, version] = metrics["grad_norm"]
     assert norms[8.0, 0] == pytest.approx(8 * norms[1.0, 0], rel=1e-5)
     assert norms[8.0, 1] == pytest.approx(norms[1.0, 1], rel=1e-5)
@@ -297,3 +303,34 @@ def test_an_open_schedule_ends_with_the_run():
     config = LearnerConfig(epochs=3)
     assert optimizer_of(config, 50).decay_steps == 150
     assert optimizer_of(replace(config, optimizer=OPTIMIZER), 50) == OPTIMIZER
+
+
+@pytest.mark.slow
+def test_two_processes_with_unlike_shares_learn_as_one_does():
+    port = free_port()
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.rl.learner_host", str(index), "2", str(port)],
+            env=environment(2),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for index in range(2)
+    ]
+    try:
+        outputs = [process.communicate(timeout=300)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
+    lines = [
+        [list(map(float, line.split()[1:])) for line in output.splitlines() if "learnt" in line]
+        for output in outputs
+    ]
+    alone = learner(learner_host.CONFIG, epochs=2)
+    for step, (first, second) in enumerate(zip(*lines, strict=True)):
+        given = tickets(step, learner_host.TICKETS, moved=0.3)
+        metrics = learn(alone, given, 8, config=learner_host.CONFIG)
+        assert first[:2] == second[:2] == pytest.approx([metrics["loss"], metrics["count"]], 1e-5)
+        assert first[2] + second[2] == decisions(given)
