@@ -24,7 +24,7 @@ from rl.rollout import Actor, Answered, Asked, Rollout, Timeline, Untimed
 from rl.weights import Weights
 from sim.protocol import Slots, Start
 
-_ENDING = 6.0
+_ENDING = 8.0
 """Seconds in which threads are to end after an error; what computes longer is left to itself."""
 
 

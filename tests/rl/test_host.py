@@ -4,6 +4,8 @@ end, whatever happens."""
 import itertools
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -447,6 +449,37 @@ def test_an_error_with_processes_leaves_none_of_them(tmp_path):
     pids = [slot.process._child.pid for slot in slots._slots]
     with pytest.raises(ArithmeticError, match="exploded"):
         run([slots], actor=Blind(explodes_late()), starts=begin_anywhere("hang"))
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+INTERRUPTED = """
+import sys, threading, time
+from tests.rl.test_host import *
+
+slots = Processes(SIMULATOR, 2, options={"scars": sys.argv[1]}, patience=600)
+print(*[slot.process._child.pid for slot in slots._slots], flush=True)
+hang = {"starts": begin_anywhere("hang"), "actor": Blind(lambda: print("acting", flush=True))}
+try:
+    run([slots], **hang)
+except KeyboardInterrupt:
+    time.sleep(0.1)
+    print("interrupted", [t.name for t in threading.enumerate()], flush=True)
+"""
+
+
+def test_ctrl_c_ends_a_process_whose_simulators_hang(tmp_path):
+    script = [sys.executable, "-c", INTERRUPTED, str(tmp_path)]
+    with subprocess.Popen(script, stdout=subprocess.PIPE, text=True) as process:
+        pids = [int(pid) for pid in process.stdout.readline().split()]
+        while not list(tmp_path.glob("hang-*")):
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert said.splitlines()[-1] == "interrupted ['MainThread']"
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)

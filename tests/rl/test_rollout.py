@@ -1,5 +1,6 @@
 """How one who acts names its draws, says what its slots do, and refuses what cannot be right."""
 
+import itertools
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
@@ -67,7 +68,7 @@ def test_the_timeline_is_told_what_each_slot_does_and_what_it_waits_for():
             ("wait for the learner", "staleness"),
             (None, None),
         }
-        for (before, _), (after, _) in zip(marks, marks[1:], strict=False):
+        for (before, _), (after, _) in itertools.pairwise(marks):
             assert after != "act" or before == "wait for the policy"
         assert marks[-1][0] is None
     for lane in ("inference", "learner"):
