@@ -40,6 +40,7 @@ class OnDevice:
             )
         env = suite.environment(tasks[0], policy.model.config.image_size)
         self._steps, self._program = config.steps, Colocated(policy, env, config)
+        self._decisions = config.colocated.lanes * config.colocated.fragment
         key = jax.random.fold_in(jax.random.key(config.seed), 1)
         params = flow_policy.init(policy.model, policy.params, key, config.flow)
         self._state = self._program.init(params)
@@ -53,7 +54,7 @@ class OnDevice:
             episodes, successes = found["episodes"], found.pop("successes")
             found["env_steps"] = found.pop("steps")
             found["env_steps_per_second"] = found["env_steps"] / seconds
-            found["step_seconds"] = seconds
+            found |= {"step_seconds": seconds, "lag": 0.0, "lag/0": self._decisions}
             on_step(found | ({"success": successes / episodes} if episodes else {}))
 
     def state(self) -> dict[str, Any]:

@@ -139,8 +139,10 @@ def main() -> None:
         with leave_at_once():
             run(paths, config, Console())
     except (ValueError, FileNotFoundError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(exits.REFUSED)
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        print("Interrupted; --resume goes on from the last checkpoint.", file=sys.stderr)
+        sys.exit(exits.INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -279,3 +279,19 @@ def test_a_users_preset_is_read_from_a_file(tmp_path):
     assert rl.parse([*where, "--preset", f"{file}:MINE"])[1] == RlConfig(steps=5)
     with pytest.raises(ValueError, match="has no RlConfig named 'OTHER', it has int"):
         rl.parse([*where, "--preset", f"{file}:OTHER"])
+
+
+def test_the_command_line_refuses_in_one_sentence_and_says_how_to_go_on(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["rl", "--checkpoint", "a", "--out", "b", "--preset", "best"])
+    with pytest.raises(SystemExit, match="error: Unknown preset 'best'; choose one of"):
+        rl.main()
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sys.argv", ["rl", "--checkpoint", "a", "--out", "b"])
+    monkeypatch.setattr(rl, "run", interrupted)
+    with pytest.raises(SystemExit) as exit:
+        rl.main()
+    assert exit.value.code == 130
+    assert "--resume goes on from the last checkpoint" in capsys.readouterr().err
