@@ -102,10 +102,15 @@ class Outcome(NamedTuple):
 
 
 class Slots(Protocol):
-    """Places for episodes. Each is told one thing at a time and answers by one `Outcome`."""
+    """Places for episodes. Each is told one thing at a time and answers by one `Outcome`.
+
+    One thread alone tells and polls them; only `wake` is for others.
+    """
 
     spec: Spec
     count: int
+    lockstep: bool
+    """One computation advances all that were told something: tell as many as you can, then poll."""
 
     def begin(self, slot: int, start: Start) -> None:
         """Starts an episode; one that runs in the slot is given up."""
@@ -119,7 +124,11 @@ class Slots(Protocol):
 
     def poll(self, timeout: float | None = None) -> list[Outcome]:
         """What was finished since the last call: at least one outcome if any slot is at work and
-        no timeout (seconds) passes first."""
+        no timeout (seconds) passes first and nobody calls `wake`."""
+
+    def wake(self) -> None:
+        """Makes the poll that waits, or else the next, return with what is finished; from any
+        thread, at any time."""
 
     def close(self) -> None:
         """Ends whatever simulates."""
