@@ -133,7 +133,6 @@ def environment(devices: int = 8, **changes: str) -> dict[str, str]:
     shared = {
         "XLA_FLAGS": " ".join([*flags, f"{forced}={devices}"]),
         "JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
     return {**os.environ, **shared, **changes}
 
