@@ -17,6 +17,12 @@ from jaxtyping import Array, Bool, Float, Int, UInt8
 State = Any
 Scene = Any
 
+TRAIN_SEEDS = range(0, 1_000_000_000)
+"""Seeds of episodes to learn from."""
+EVAL_SEEDS = range(1_000_000_000, 2_000_000_000)
+"""Seeds of episodes to be judged by; no demonstration starts from one. LIBERO alone has few
+starts, numbered from 0, and nothing else to record from."""
+
 
 class Start(NamedTuple):
     """Which episode: the same start is the same episode in any slot and beside any others."""
