@@ -161,7 +161,7 @@ class Colocated:
             valued = value_loss(value, part.target, part.weight)
             disorder = jnp.sum(entropy * part.weight)
             total = terms.loss + chosen.value_weight * valued - chosen.entropy_weight * disorder
-            return total / terms.count, (terms, valued)
+            return total / terms.weight, (terms, valued)
 
         (total, (terms, valued)), gradient = jax.value_and_grad(loss, has_aux=True)(
             only(params, moving)
@@ -170,7 +170,7 @@ class Colocated:
         updates, opt_state = self._transformation.update(gradient, opt_state, old)
         metrics = {
             "loss": total,
-            "value_loss": valued / terms.count,
+            "value_loss": valued / terms.weight,
             "ratio": terms.sums["importance"] / terms.sums["ratios"],
             "clip_fraction": terms.sums["clipped"] / terms.sums["ratios"],
             "kl": terms.sums["behaviour_kl"] / terms.sums["ratios"],
