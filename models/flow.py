@@ -5,11 +5,26 @@ Time density and its offset are π0's (arXiv 2410.24164, appendix B). Every draw
 sample id), so what a sample is trained on does not depend on its batch, its row or its host.
 """
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
 from models.chunking import Guidance, Velocity, guided
+
+
+class Predicted(NamedTuple):
+    """What a policy makes of C noised chunks per sample, f32."""
+
+    velocity: Float[Array, "r k c h a"]
+    features: Float[Array, "r k c h w"]
+    """Of the action expert, from which the velocity is read."""
+
+
+Field = Callable[[Float[Array, "r k c h a"], Float[Array, "r k c"]], Predicted]
+"""Of noised chunks and their flow times, for a batch that was read once."""
 
 
 def draw(
@@ -58,3 +73,17 @@ def integrate(
         return x - velocity(x, 1 - i / steps) / steps, None
 
     return jax.lax.scan(step, noise, jnp.arange(steps))[0]
+
+
+def sample(
+    field: Field,
+    noise: Float[Array, "r k h a"],
+    steps: int,
+    guidance: Guidance | None = None,
+) -> Float[Array, "r k h a"]:
+    """`integrate` for a policy: a chunk for each of the batch's samples."""
+
+    def velocity(x: Array, t: Array) -> Array:
+        return field(x[:, :, None], jnp.full((*x.shape[:2], 1), t)).velocity[:, :, 0]
+
+    return integrate(velocity, noise, steps, guidance)

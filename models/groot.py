@@ -147,8 +147,17 @@ class Groot:
         time: Float[Array, "r k c"],
     ) -> Float[Array, "r k c h a"]:
         """Velocity of C noised chunks per sample at their own flow times, f32."""
+        return self.field(params, batch)(noised, time).velocity
+
+    def field(self, params: Params, batch: PackedBatch) -> flow.Field:
+        """The batch's velocity field; the observation is read once, here."""
         modules = self._modules.bind(params)
-        return modules.act(noised, time, modules.observe(batch), batch.embodiment)
+        return partial(modules.act, observed=modules.observe(batch), embodiment=batch.embodiment)
+
+    @property
+    def feature_width(self) -> int:
+        """Of the field's features."""
+        return self.config.hidden
 
     def sample_actions(
         self,
@@ -158,16 +167,9 @@ class Groot:
         steps: int = 4,
         guidance: Guidance | None = None,
     ) -> Float[Array, "r k h a"]:
-        """Normalised action chunks by Euler integration; the observation is read once. `guidance`
-        draws them towards given actions."""
-        modules = self._modules.bind(params)
-        observed = modules.observe(batch)
-
-        def velocity(x: Array, t: Array) -> Array:
-            time = jnp.full((*x.shape[:2], 1), t)
-            return modules.act(x[:, :, None], time, observed, batch.embodiment)[:, :, 0]
-
-        return flow.integrate(velocity, noise, steps, guidance)
+        """Normalised action chunks by Euler integration; `guidance` draws them towards given
+        actions."""
+        return flow.sample(self.field(params, batch), noise, steps, guidance)
 
     def features(self, params: Params, batch: PackedBatch) -> Float[Array, "r p w"]:
         """What the language model makes of the prefix, before the adapter."""
@@ -252,15 +254,15 @@ class _Modules(nnx.Module):
         time: Float[Array, "r k c"],
         observed: _Observed,
         embodiment: Int[Array, "r k"],
-    ) -> Float[Array, "r k c h a"]:
-        """Velocity towards noise, f32."""
+    ) -> flow.Predicted:
         horizon, bucket = self.config.horizon, time_bucket(time)
         actions = self.action_encoder(noised.astype(self.dtype), bucket, embodiment)
         actions = actions + self.positions[:horizon].astype(self.dtype)
         shared = (observed.state[:, :, None], self.future_tokens[...].astype(self.dtype))
         spread = [jnp.broadcast_to(x, (*time.shape, *x.shape[-2:])) for x in shared]
         x = self.dit(jnp.concatenate([*spread, actions], -2), bucket, observed.cache, horizon)
-        return -self.action_decoder(x, embodiment).astype(jnp.float32)
+        velocity = -self.action_decoder(x, embodiment).astype(jnp.float32)
+        return flow.Predicted(velocity, x.astype(jnp.float32))
 
 
 class EmbodimentLinear(nnx.Module):

@@ -161,7 +161,7 @@ class Pi:
         shape = (config.horizon, config.action_dim)
         time, noise = flow.draw(key, batch.sample_id, config.chunks, shape)
         noised, target = flow.interpolate(batch.actions[:, :, None], noise, time)
-        velocity = modules.act(noised, time, modules.shown(batch, cache))
+        velocity = modules.act(noised, time, modules.shown(batch, cache)).velocity
         weight = batch.action_mask * batch.weight[..., None, None]
         terms = {"flow": jnp.sum(((velocity - target) ** 2).mean(2) * weight)}
         if config.cross_entropies:
@@ -178,8 +178,18 @@ class Pi:
         time: Float[Array, "r k c"],
     ) -> Float[Array, "r k c h a"]:
         """Velocity of C noised chunks per sample at their own flow times, f32."""
+        return self.field(params, batch)(noised, time).velocity
+
+    def field(self, params: Params, batch: PackedBatch) -> flow.Field:
+        """The batch's velocity field; the prefix, and the subtask if the batch has one, are read
+        once, here."""
         modules = self._modules.bind(params)
-        return modules.act(noised, time, modules.observe(batch))
+        return partial(modules.act, cache=modules.observe(batch))
+
+    @property
+    def feature_width(self) -> int:
+        """Of the field's features."""
+        return self.config.expert.width
 
     def predict_text(
         self, params: Params, batch: PackedBatch, length: int, begin: int, end: int
@@ -204,16 +214,9 @@ class Pi:
         steps: int = 10,
         guidance: Guidance | None = None,
     ) -> Float[Array, "r k h a"]:
-        """Normalised action chunks by Euler integration; the prefix, and the subtask if the batch
-        has one, are read once. `guidance` draws them towards given actions."""
-        modules = self._modules.bind(params)
-        cache = modules.observe(batch)
-
-        def velocity(x: Array, t: Array) -> Array:
-            time = jnp.full((*x.shape[:2], 1), t)
-            return modules.act(x[:, :, None], time, cache)[:, :, 0]
-
-        return flow.integrate(velocity, noise, steps, guidance)
+        """Normalised action chunks by Euler integration; `guidance` draws them towards given
+        actions."""
+        return flow.sample(self.field(params, batch), noise, steps, guidance)
 
     @cached_property
     def _modules(self) -> "Functional[_Modules]":
@@ -291,8 +294,7 @@ class _Modules(nnx.Module):
 
     def act(
         self, noised: Float[Array, "r k c h a"], time: Float[Array, "r k c"], cache: Cache
-    ) -> Float[Array, "r k c h a"]:
-        """Velocity, f32."""
+    ) -> flow.Predicted:
         embedded = sincos_embedding(time, self.config.expert.width)[..., None, :]
         x, condition = self.action_in(noised), None
         if self.config.time == "modulation":
@@ -302,7 +304,8 @@ class _Modules(nnx.Module):
             joined = jnp.concatenate([x, jnp.broadcast_to(embedded, x.shape)], axis=-1)
             x = self.time_out(jax.nn.swish(self.time_in(joined)))
         x, _ = self.expert(x.astype(self.dtype), condition, cache)
-        return self.action_out(x.astype(jnp.float32))
+        features = x.astype(jnp.float32)
+        return flow.Predicted(self.action_out(features), features)
 
     def _image_text(self, batch: PackedBatch, text: Float[Array, "r t w"]) -> Float[Array, "b w"]:
         """Mean embedding of the prompt of the sample that each image slot belongs to."""

@@ -6,7 +6,8 @@ of a few lengths, so that few programs are compiled, and a row's chunk depends o
 observation and key alone.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Bool, Float, UInt8, UInt32
+from jaxtyping import Bool, Float, Int, UInt8, UInt32
 
 from models import flow
 from models.chunking import LIMIT, Guidance, Left, left_over
@@ -47,9 +48,9 @@ class Policy:
 
     GR00T's checkpoints come without a processor; their policies take the model's own inputs.
 
-    Two batches of one size and text length, both with chunks to continue or both without, give a
-    row the same chunk whatever stands beside it; others differ by rounding. With a single size,
-    such as `sizes=(32,)`, the number of rows makes no difference.
+    Two batches of one size give a row the same chunk whatever stands beside it; those of different
+    sizes differ by rounding. With a single size, such as `sizes=(32,)`, the number of rows makes no
+    difference.
     """
 
     model: Pi | Groot
@@ -80,15 +81,27 @@ class Policy:
         Raises:
           ValueError: cameras or state dims are not the embodiment's.
         """
+        return self.answer(self.requests(observation, prompts, keys))
+
+    def requests(
+        self,
+        observation: tuple[UInt8[ArrayLike, "n c h w 3"], Float[ArrayLike, "n s"]],
+        prompts: list[str],
+        keys: UInt32[ArrayLike, "n 2"],
+    ) -> list[Request]:
+        """What `act` does before it computes, for each row by itself.
+
+        Raises:
+          ValueError: as `act`.
+        """
         images, states = (np.asarray(x) for x in observation)
         processor = self._prepared()
         samples = [
             processor.sample(picture, state, prompt, embodiment=self.embodiment)
             for picture, state, prompt in zip(images, states, prompts, strict=True)
         ]
-        return self.answer(
-            [Request(*row) for row in zip(samples, states, _words(keys, len(samples)), strict=True)]
-        )
+        words = _words(keys, len(samples))
+        return [Request(*row) for row in zip(samples, states, words, strict=True)]
 
     def infer(
         self,
@@ -117,12 +130,17 @@ class Policy:
         if isinstance(self.model, Groot):
             batch = groot_batch(observation, self.model.config)
             count, _, horizon, dims = batch.actions.shape
+            _check_rows(start, count)
             lefts = left_over(previous, committed, (count, horizon, dims))
             nothing = np.zeros((horizon, dims), np.float32)
-            given: Any = np.stack([nothing if x is None else x.actions for x in lefts])
-            batch = replace(batch, actions=given[:, None])
-            chunks = self._chunks(batch, _words(keys, count), start, _weights(lefts))
-            return {"actions": _committed(chunks, lefts)}
+            left: Any = np.stack([nothing if x is None else x.actions for x in lefts])
+            batch = replace(batch, actions=left[:, None])
+            given = (batch, _words(keys, count), start, _weights(lefts))
+            chunks = [
+                self._sampled(*jax.tree.map(lambda x, at=at: np.asarray(x)[at], given))[:rows]
+                for at, rows in self._pieces(count)
+            ]
+            return {"actions": _committed(np.concatenate(chunks), lefts)}
         requests = self.prepare(observation, keys, previous=previous, committed=committed)
         return {"actions": self.answer(requests, start)}
 
@@ -161,11 +179,40 @@ class Policy:
         self, requests: Sequence[Request], noise: Float[np.ndarray, "b h a"] | None = None
     ) -> Float[np.ndarray, "b h a"]:
         """Chunks in the robot's units, one for each request; see `infer` for the noise."""
-        batch = self._rows([request.sample for request in requests])
-        keys, lefts = np.stack([r.key for r in requests]), [r.left for r in requests]
-        chunks = self._chunks(batch, keys, noise, _weights(lefts))
-        states = np.stack([request.state for request in requests])
-        return _committed(self._prepared().actions(chunks, self.embodiment, states), lefts)
+        _check_rows(noise, len(requests))
+        keys, states = (np.stack([getattr(r, name) for r in requests]) for name in ("key", "state"))
+        shape = (self._prepared().horizon, self.model.config.action_dim)
+        chunks = np.empty((len(requests), *shape), np.float32)
+        for at, count, batch in self.batches(requests):
+            start = None if noise is None else noise[at]
+            weights = _weights([requests[i].left for i in at])
+            chunks[at[:count]] = self._sampled(batch, keys[at], start, weights)[:count]
+        return _committed(self.robot_actions(chunks, states), [r.left for r in requests])
+
+    def robot_actions(
+        self, chunks: Float[np.ndarray, "b h _a"], states: Float[np.ndarray, "b _s"]
+    ) -> Float[np.ndarray, "b h a"]:
+        """The model's chunks in the robot's units and dims; its states are in its units too."""
+        return self._prepared().actions(chunks, self.embodiment, states)
+
+    def batches(
+        self, requests: Sequence[Request]
+    ) -> Iterator[tuple[Int[np.ndarray, "r"], int, PackedBatch]]:
+        """The requests as batches of the policy's sizes, one a row, each beside such as need the
+        same program: as many pictures, the same bucket of text, a chunk to continue or none.
+
+        Yields which request stands in each row, how many of the rows count (the last is repeated to
+        fill the batch), and the batch.
+        """
+        alike = defaultdict(list)
+        for i, request in enumerate(requests):
+            sample = request.sample
+            kind = len(sample.images), self._text(len(sample.text)), request.left is None
+            alike[kind].append(i)
+        for group in alike.values():
+            for at, count in self._pieces(len(group)):
+                rows = np.array(group)[at]
+                yield rows, count, self.rows([requests[i].sample for i in rows])
 
     def warm(
         self,
@@ -174,6 +221,7 @@ class Policy:
         guided: bool = False,
         cameras: int | None = None,
         progress: Callable[[int, int], None] | None = None,
+        compute: Callable[[list[Request]], Any] | None = None,
     ) -> None:
         """Compiles ahead, by computing once, what observations need.
 
@@ -184,6 +232,7 @@ class Policy:
           guided: also what real-time chunking needs.
           cameras: how many each observation shows, all of the embodiment's if None.
           progress: called with (programs done, programs) after each.
+          compute: what requests are given to, `answer` if None.
 
         Raises:
           ValueError: a size is not one of the policy's.
@@ -209,7 +258,7 @@ class Policy:
             words = np.zeros(min(length, processor.text_limit), np.int32)
             sample = processor.sample(images, state, words, embodiment=self.embodiment)
             (left,) = left_over([previous], 0, (1, *free.shape))
-            self.answer([Request(sample, state, np.zeros(2, np.uint32), left)] * rows)
+            (compute or self.answer)([Request(sample, state, np.zeros(2, np.uint32), left)] * rows)
             if progress is not None:
                 progress(done, len(programs))
 
@@ -241,7 +290,7 @@ class Policy:
                 "action_mask is GR00T's; openpi's loss averages over every action dim."
             )
         else:
-            batch = self._rows(self._samples(observation, chunks))
+            batch = self.rows(self._samples(observation, chunks))
         drawn = flow.draw(jax.random.key(seed), batch.sample_id, 1, batch.actions.shape[2:])
         at = drawn[0] if time is None else np.asarray(time, np.float32)[:, None, None]
         chunk = drawn[1] if noise is None else np.asarray(noise, np.float32)[:, None, None]
@@ -280,7 +329,7 @@ class Policy:
         )
         return replace(sample, actions=chunk, action_mask=mask)
 
-    def _rows(self, samples: list[Sample]) -> PackedBatch:
+    def rows(self, samples: list[Sample]) -> PackedBatch:
         """One sample a row, text rounded up to a bucket."""
         config = self.model.config
         images = max(1, *(len(sample.images) for sample in samples))
@@ -297,28 +346,16 @@ class Policy:
             bucket *= 2
         return max(length, min(bucket, self._prepared().text_limit))
 
-    def _chunks(
-        self,
-        batch: PackedBatch,
-        keys: UInt32[np.ndarray, "b 2"],
-        noise: Float[np.ndarray, "b h a"] | None,
-        weights: Float[np.ndarray, "b h"] | None,
-    ) -> Float[np.ndarray, "b h a"]:
-        """In the model's units, from batches of the policy's sizes."""
-        count, most = len(keys), self.sizes[-1]
-        if noise is not None and len(noise) != count:
-            raise ValueError(f"noise is for {len(noise)} observations, but there are {count}.")
-        parts = []
-        for first in range(0, count, most):
-            rows = min(most, count - first)
+    def _pieces(self, count: int) -> Iterator[tuple[Int[np.ndarray, "r"], int]]:
+        """So many rows in batches of the policy's sizes: the rows of each, filled up by the last of
+        them, and how many count."""
+        for first in range(0, count, self.sizes[-1]):
+            rows = min(self.sizes[-1], count - first)
             size = next(size for size in self.sizes if size >= rows)
-            # the last row stands in for those that are absent, and its chunk is computed again
-            at = np.minimum(first + np.arange(size), first + rows - 1)
-            given = (batch, keys, noise, weights)
-            if size != count:
-                given = jax.tree.map(lambda x, at=at: np.asarray(x)[at], given)
-            parts.append(np.asarray(self._sample(self.params, *given))[:rows, 0])
-        return np.concatenate(parts)
+            yield np.minimum(first + np.arange(size), first + rows - 1), rows
+
+    def _sampled(self, *given: Any) -> Float[np.ndarray, "b h a"]:
+        return np.asarray(self._sample(self.params, *given))[:, 0]
 
     def varied(self, params: Any = None, sizes: tuple[int, ...] | None = None) -> "Policy":
         """The same with other parameters of equal shapes, or other sizes; what was compiled stays
@@ -367,6 +404,11 @@ def _words(keys: UInt32[ArrayLike, "n 2"] | None, count: int) -> UInt32[np.ndarr
             f"{count} observations."
         )
     return words.astype(np.uint32)
+
+
+def _check_rows(noise: Float[np.ndarray, "b h a"] | None, count: int) -> None:
+    if noise is not None and len(noise) != count:
+        raise ValueError(f"noise is for {len(noise)} observations, but there are {count}.")
 
 
 def _weights(lefts: Sequence[Left | None]) -> Float[np.ndarray, "b h"] | None:

@@ -24,6 +24,23 @@ class FlowConfig:
     least: float = 0.08
     most: float = 0.16
 
+    def __post_init__(self) -> None:
+        fewest = 2 if self.noise == "cps" else 1
+        if self.steps < fewest:
+            raise ValueError(
+                f"flow.steps is {self.steps}; '{self.noise}' needs at least {fewest}, as the last "
+                f"step of 'cps' adds no noise."
+            )
+        if self.level < 0 or (self.noise == "cps" and self.level > 1):
+            raise ValueError(
+                f"flow.level is {self.level}; expected at least 0, and at most 1 for 'cps'."
+            )
+        if not 0 < self.least <= self.most:
+            raise ValueError(
+                f"flow.least and flow.most are {self.least} and {self.most}; expected standard "
+                f"deviations above 0, ascending."
+            )
+
 
 @dataclass(frozen=True)
 class ObjectiveConfig:
@@ -78,9 +95,25 @@ class LearnerConfig:
     epochs: int = 1
     optimizer: OptimizerConfig = field(
         default_factory=lambda: OptimizerConfig(
-            learning_rate=1e-4, schedule="constant", warmup_steps=0, weight_decay=0.0
+            learning_rate=1e-4,
+            schedule="constant",
+            warmup_steps=0,
+            weight_decay=0.0,
+            ema_decay=0.0,
         )
     )
+
+
+@dataclass(frozen=True)
+class ColocatedConfig:
+    """Who acts in placement "colocated", and how that is learnt from: so many `lanes` act
+    `fragment` chunks each in a learner's step, of which each epoch makes `minibatches` updates.
+    In the first `warmup` steps only the value head learns."""
+
+    lanes: int = 128
+    fragment: int = 4
+    minibatches: int = 4
+    warmup: int = 0
 
 
 @dataclass(frozen=True)
@@ -94,6 +127,7 @@ class RlConfig:
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
+    colocated: ColocatedConfig = field(default_factory=ColocatedConfig)
     eval_every: int = 20
     eval_episodes: int = 64
     save_every: int = 50

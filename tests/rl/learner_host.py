@@ -10,7 +10,7 @@ from rl.config import ObjectiveConfig
 from rl.experience import micro_batches
 from rl.learner import Learner
 from rl.step import abstract_learner_state, learner_state
-from tests.rl.toy import OPTIMIZER, RULES, log_prob, packed, params, ticket
+from tests.rl.gaussian import OPTIMIZER, RULES, log_prob, packed, params, ticket
 
 CONFIG, STEPS, TICKETS = ObjectiveConfig(name="decoupled"), 2, 7
 

@@ -7,7 +7,7 @@ import pytest
 from rl.advantages import gae, group, vtrace
 from rl.config import ObjectiveConfig
 from rl.experience import micro_batches
-from tests.rl.toy import log_prob, packed, params, ticket
+from tests.rl.gaussian import log_prob, packed, params, ticket
 
 GAE = ObjectiveConfig()
 

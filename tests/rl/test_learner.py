@@ -18,7 +18,7 @@ from rl.objectives import objective, value_loss
 from rl.step import Scale, abstract_learner_state, learner_state, optimizer_of, scale_of
 from tests.parallel.toy import environment, free_port
 from tests.rl import learner_host
-from tests.rl.toy import OPTIMIZER, RULES, log_prob, packed, params, ticket
+from tests.rl.gaussian import OPTIMIZER, RULES, log_prob, packed, params, ticket
 
 ONE = make_mesh(devices=jax.devices()[:1])
 PPO = ObjectiveConfig(entropy_weight=0.01)

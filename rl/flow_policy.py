@@ -1,0 +1,212 @@
+"""A flow policy as a stochastic policy: chunks drawn with noise at one or all of the denoising
+steps, and how likely given draws are.
+
+Flow-SDE with one random step is RLinf's two-layer decision process on Flow-GRPO's noise (arXiv
+2505.05470), which step it is being drawn for each chunk by itself; learned noise is ReinFlow's
+(arXiv 2505.22094). All after the action expert is f32.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
+
+from models import flow
+from models.functional import Params
+from models.groot import Groot
+from models.inputs import PackedBatch
+from models.pi import Pi
+from rl.config import FlowConfig
+from rl.records import Drawn
+
+_VALUE_WIDTHS, _NOISE_WIDTHS = (256, 256), (128, 64)
+_STEP, _NOISE = 2**31, 2**31 + 1
+"""What is folded into a chunk's key; such words are far from the counters of its first noise."""
+
+
+def init(
+    model: Pi | Groot, policy: Params, key: PRNGKeyArray, config: FlowConfig, *, value: bool = True
+) -> Params:
+    """{"policy", "value", "noise"}: the policy's parameters and the f32 heads that it is given.
+
+    A value head, if asked for, expects 0 at first. A head of widths, where noise is learned, begins
+    with their geometric mean.
+    """
+    keys, width = jax.random.split(key), model.feature_width
+    params = {"policy": policy}
+    if value:
+        params["value"] = _mlp(keys[0], (width, *_VALUE_WIDTHS, 1))
+    if config.noise == "learned":
+        params["noise"] = _mlp(keys[1], (width, *_NOISE_WIDTHS, model.config.action_dim))
+    return params
+
+
+def draw(
+    model: Pi | Groot,
+    params: Params,
+    batch: PackedBatch,
+    keys: UInt32[Array, "n 2"],
+    config: FlowConfig,
+) -> Drawn:
+    """Chunks for N rows of one sample each, in the model's units.
+
+    Integration starts where `Policy.answer` does with the same keys; nothing else decides a row's
+    noise. Where no step has width, as at `level` 0, chunks are `sample_actions`' and their
+    log-probabilities 0.
+    """
+    field = model.field(params["policy"], batch)
+    shape, steps = batch.actions.shape[2:], random_steps(config)
+    at = jnp.broadcast_to(jnp.arange(steps), (len(keys), steps))
+    if config.random == "one":
+        at = jax.vmap(lambda key: jax.random.randint(key, (1,), 0, steps))(_fold(keys, _STEP))
+    noise = _fold(keys, _NOISE)
+
+    def step(x: Array, k: Array) -> tuple[Array, tuple[Array, Array, "_Step"]]:
+        taken = _step(params, field, x[:, None], jnp.full((len(x), 1), k), config)
+        euler, mean, std = (z[:, 0] for z in taken)
+        unit = jax.vmap(lambda key: jax.random.normal(jax.random.fold_in(key, k), shape))(noise)
+        chosen = (at == k).any(1)[:, None, None]
+        after = jnp.where(chosen, mean + std * unit, euler)
+        return after, (x, after, _Step(euler, mean, std))
+
+    actions, chain = jax.lax.scan(step, flow.noise(keys, shape), jnp.arange(config.steps))
+    before, after, taken = jax.tree.map(lambda x: _gather(x, at), chain)
+    density = _log_density(after, taken.mean, taken.std).sum(1)
+    return Drawn(actions, before, after, at, density, _value(params, field, batch))
+
+
+def log_prob(
+    model: Pi | Groot, params: Params, batch: PackedBatch, drawn: Drawn, config: FlowConfig
+) -> tuple[Float[Array, "n h a"], Float[Array, "n"], Float[Array, "n"]]:
+    """How likely chunks are, for each of their numbers; what the value head expects; and the
+    entropy, in nats, averaged over the numbers that `action_mask` counts.
+
+    With the parameters that drew the chunks, the first two are those recorded but for rounding. No
+    gradient of the value reaches the policy.
+    """
+    field = model.field(params["policy"], batch)
+    _, mean, std = _step(params, field, drawn.before, drawn.at, config)
+    density = _log_density(drawn.after, mean, std).sum(1)
+    nats = jnp.where(std > 0, jnp.log(jnp.where(std > 0, std, 1)) + _HALF_LOG_2PI + 0.5, 0)
+    acted = batch.action_mask[:, 0]
+    entropy = (nats.mean(1) * acted).sum((1, 2)) / jnp.maximum(acted.sum((1, 2)), 1)
+    return density, _value(params, field, batch), entropy
+
+
+def value(model: Pi | Groot, params: Params, batch: PackedBatch) -> Float[Array, "n"]:
+    """What the value head expects from here on, 0 without one, for N rows of one sample each."""
+    return _value(params, model.field(params["policy"], batch), batch)
+
+
+def schedule(config: FlowConfig) -> tuple[Float[np.ndarray, "k"], Float[np.ndarray, "k"]]:
+    """Of each denoising step k: the weight c of the predicted noise x̂₁ = x + (1 − t)·v that is
+    taken from the Euler step, and the standard deviation s of what is added.
+
+    The next chunk is normal around x − v/K − c·x̂₁. "sde": c = σ²/(2tK), s = σ/√K with
+    σ = level·√(t / (1 − t)), which preserves marginals because −x̂₁/t is the score; 1 − t is that of
+    the step after at t = 1. "cps": c = t'·(1 − cos(π·level/2)), s = t'·sin(π·level/2) for a step
+    to t'. For "learned" c is 0, and s the head's (here 0).
+    """
+    steps = config.steps
+    k = np.arange(steps)
+    if config.noise == "sde":
+        variance = config.level**2 * np.where(k > 0, (steps - k) / np.maximum(k, 1) / steps, 1)
+        drift, std = variance / (2 * (1 - k / steps)), np.sqrt(variance)
+    elif config.noise == "cps":
+        angle, after = np.pi * config.level / 2, 1 - (k + 1) / steps
+        drift, std = after * (1 - np.cos(angle)), after * np.sin(angle)
+    else:
+        drift = std = np.zeros(steps)
+    return drift.astype(np.float32), std.astype(np.float32)
+
+
+def random_steps(config: FlowConfig) -> int:
+    """How many of the denoising steps, the first ones, can be random: the last of "cps" has no
+    width."""
+    return config.steps - (config.noise == "cps")
+
+
+class _Step(NamedTuple):
+    """Where a denoising step leads without noise, and where on average and how widely with it."""
+
+    euler: Float[Array, "n m h a"]
+    mean: Float[Array, "n m h a"]
+    std: Float[Array, "n m h a"]
+
+
+def _step(
+    params: Params,
+    field: flow.Field,
+    x: Float[Array, "n m h a"],
+    at: Int[Array, "n m"],
+    config: FlowConfig,
+) -> _Step:
+    drift, std = (jnp.asarray(z)[at][..., None, None] for z in schedule(config))
+    time = 1 - at / config.steps
+    predicted = field(x[:, None], time[:, None])
+    velocity = predicted.velocity[:, 0]
+    euler = x - velocity / config.steps
+    mean = euler - drift * (x + (1 - time[..., None, None]) * velocity)
+    if config.noise == "learned":
+        wide = jnp.tanh(_apply(params["noise"], predicted.features[:, 0]))
+        low, high = np.log(config.least), np.log(config.most)
+        return _Step(euler, mean, jnp.exp(low + (high - low) * (wide + 1) / 2))
+    return _Step(euler, mean, jnp.broadcast_to(std, mean.shape))
+
+
+def _value(params: Params, field: flow.Field, batch: PackedBatch) -> Float[Array, "n"]:
+    """Read from the expert's features of a chunk of zeros at t = 1, averaged over the horizon.
+
+    All that the policy knows of an observation passes through the expert, whichever way the state
+    enters, and a chunk that is the same for all makes the value the observation's alone, as a
+    baseline must be. (Hidden states of the prefix lack π0's state, and their mean blurs places.)
+    """
+    n, _, *shape = batch.actions.shape
+    if "value" not in params:
+        return jnp.zeros(n)
+    seen = field(jnp.zeros((n, 1, 1, *shape)), jnp.ones((n, 1, 1))).features[:, 0, 0]
+    return _apply(params["value"], jax.lax.stop_gradient(seen.mean(1)))[:, 0]
+
+
+_HALF_LOG_2PI = 0.5 * float(np.log(2 * np.pi))
+
+
+def _log_density(
+    x: Float[Array, "*b"], mean: Float[Array, "*b"], std: Float[Array, "*b"]
+) -> Float[Array, "*b"]:
+    """Of a normal distribution, in nats; 0 where it has no width."""
+    width = jnp.where(std > 0, std, 1)
+    density = -0.5 * ((x - mean) / width) ** 2 - jnp.log(width) - _HALF_LOG_2PI
+    return jnp.where(std > 0, density, 0)
+
+
+def _gather(chain: Float[Array, "k n h a"], at: Int[Array, "n m"]) -> Float[Array, "n m h a"]:
+    return chain[at, jnp.arange(len(at))[:, None]]
+
+
+def _fold(keys: UInt32[Array, "n 2"], what: int) -> PRNGKeyArray:
+    return jax.vmap(
+        lambda key: jax.random.fold_in(jax.random.wrap_key_data(key, impl="threefry2x32"), what)
+    )(keys)
+
+
+def _mlp(key: PRNGKeyArray, widths: Sequence[int]) -> Params:
+    """Layers of tanh; the last begins at 0."""
+    layers: dict[str, Any] = {}
+    for i, (inner, outer) in enumerate(pairwise(widths)):
+        kernel = jax.random.normal(jax.random.fold_in(key, i), (inner, outer)) * inner**-0.5
+        last = i == len(widths) - 2
+        layers[f"layer{i}"] = {"kernel": kernel * (not last), "bias": jnp.zeros(outer)}
+    return layers
+
+
+def _apply(layers: Params, x: Float[Array, "*b i"]) -> Float[Array, "*b o"]:
+    """In f32, whatever the parameters are kept in."""
+    for i in range(len(layers)):
+        layer = layers[f"layer{i}"]
+        x = (jnp.tanh(x) if i else x) @ layer["kernel"].astype(jnp.float32) + layer["bias"]
+    return x
