@@ -89,7 +89,7 @@ class Actor:
     @cached_property
     def _draw(self) -> Any:
         model, config = self.policy.model, self.flow
-        return jax.jit(lambda params, *given: flow_policy.draw(model, params, *given, config))
+        return jax.jit(lambda p, batch, keys: flow_policy.draw(model, p, batch, keys, config))
 
     @cached_property
     def _value(self) -> Any:

@@ -109,7 +109,8 @@ class Colocated:
         key = jax.random.fold_in(key, state.step)
 
         def update(carry: Any, rows: Int[Array, "b"]) -> tuple[Any, dict[str, Array]]:
-            return self._update(*carry, jax.tree.map(lambda x: x[rows], experience))
+            params, opt_state = carry
+            return self._update(params, opt_state, jax.tree.map(lambda x: x[rows], experience))
 
         def epoch(carry: Any, number: Int[Array, ""]) -> tuple[Any, dict[str, Array]]:
             order = jax.random.permutation(
@@ -154,12 +155,15 @@ class Colocated:
                 self._model, fill(wanted, params), part.batch, part.drawn, self._config.flow
             )
             # who acted is also the proximal policy: the step began with it
-            behaviour, lag = part.drawn.log_prob, jnp.zeros_like(part.version)
-            terms = objective(
-                chosen, log_prob, behaviour, part.advantage, part.acted, part.weight, lag, behaviour
+            behaviour, advantage, target, weight = map(
+                jnp.asarray, (part.drawn.log_prob, part.advantage, part.target, part.weight)
             )
-            valued = value_loss(value, part.target, part.weight)
-            disorder = jnp.sum(entropy * part.weight)
+            lag = jnp.zeros_like(part.version)
+            terms = objective(
+                chosen, log_prob, behaviour, advantage, part.acted, weight, lag, behaviour
+            )
+            valued = value_loss(value, target, weight)
+            disorder = jnp.sum(entropy * weight)
             total = terms.loss + chosen.value_weight * valued - chosen.entropy_weight * disorder
             return total / terms.weight, (terms, valued)
 

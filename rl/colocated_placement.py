@@ -14,6 +14,8 @@ from rl.config import RlConfig
 from sim.suites import Suite
 from sim.tabletop import TRAIN_SEEDS
 
+_TRACED = ("pure_reset", "pure_observe", "pure_pictures", "pure_step")
+
 
 class OnDevice:
     """See `rl.run.Placement`.
@@ -38,7 +40,13 @@ class OnDevice:
                 f"placement 'colocated' learns from seeds below {TRAIN_SEEDS.stop}; set the "
                 f"suite's first_seed to {TRAIN_SEEDS.stop}, or placement to 'host'."
             )
-        env = suite.environment(tasks[0], policy.model.config.image_size)
+        env: Any = suite.environment(tasks[0], policy.model.config.image_size)
+        if missing := [name for name in _TRACED if not hasattr(env, name)]:
+            raise ValueError(
+                f"The environment of suite '{suite.name}' has no {', '.join(missing)}, so it cannot "
+                f"be traced for placement 'colocated'; add them as sim.tabletop.Tabletop has them, "
+                f"or set placement to 'host'."
+            )
         self._steps, self._program = config.steps, Colocated(policy, env, config)
         self._decisions = config.colocated.lanes * config.colocated.fragment
         key = jax.random.fold_in(jax.random.key(config.seed), 1)

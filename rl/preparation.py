@@ -101,7 +101,7 @@ class Preparation:
         first = jnp.cumsum(counts) - counts
         at = first[goal] + jnp.int32(wording * counts[goal])
         rows = jax.tree.map(lambda x: jnp.asarray(x)[at], self._table)
-        state = _exactly(observation.state, self._robot.state)
+        state = _exactly(jnp.asarray(observation.state), self._robot.state)
         padding = rows.state.shape[-1] - state.shape[-1]
         changed = {
             "images": observation.images[:, jnp.array(self._cameras)],

@@ -89,7 +89,7 @@ def abstract_learner_state(
     train = abstract_state_of(params, optimizer, rules, mesh)
     number: Any = partial(jax.ShapeDtypeStruct, (), sharding=replicated(mesh))
     scale = Scale(number(jnp.float32), number(jnp.float32))
-    return _begun(train, number(jnp.int32), scale)
+    return _joined(train, number(jnp.int32), scale)
 
 
 def learner_state(
@@ -102,7 +102,7 @@ def learner_state(
         lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), fresh),
         out_shardings=jax.tree.map(lambda x: x.sharding, fresh),
     )()
-    return _begun(state_from(params, optimizer, train), *zeros)
+    return _joined(state_from(params, optimizer, train), *zeros)
 
 
 def scale_of(scale: Scale) -> Float[Array, ""]:
@@ -186,7 +186,7 @@ class Step:
             _KEPT * state.scale.square + (1 - _KEPT) * square,
             _KEPT * state.scale.weight + (1 - _KEPT),
         )
-        new = _begun(train, state.version + int(last), scale if last else state.scale)
+        new = _joined(train, state.version + int(last), scale if last else state.scale)
         kept = jax.tree.map(lambda x, y: jnp.where(metrics["finite"], x, y), new, state)
         return kept, metrics
 
@@ -226,5 +226,5 @@ class Step:
         )
 
 
-def _begun(train: TrainState, version: Any, scale: Any) -> LearnerState:
+def _joined(train: TrainState, version: Any, scale: Any) -> LearnerState:
     return LearnerState(train.step, train.params, train.ema, train.opt_state, version, scale)

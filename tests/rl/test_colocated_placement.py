@@ -18,6 +18,7 @@ from sim.suites import Suite
 from sim.tabletop import TRAIN_SEEDS
 from tests.models.tiny_policy import tiny_policy
 from tests.rl.point import Point
+from tests.sim.point_world import PointWorld
 
 POINT = Suite(
     "point",
@@ -78,3 +79,9 @@ def test_what_is_not_one_task_on_a_device_is_refused(suite, tasks):
 def test_seeds_that_a_suite_is_evaluated_on_are_not_learnt_from():
     with pytest.raises(ValueError, match=r"is evaluated on seeds from 5, but .*'colocated' learns"):
         OnDevice(tiny_policy(), replace(POINT, first_seed=5), ("point",), CONFIG)
+
+
+def test_an_environment_that_cannot_be_traced_is_refused():
+    opaque = replace(POINT, environment=lambda task, size: PointWorld())
+    with pytest.raises(ValueError, match="has no pure_reset, pure_observe, pure_pictures, pure_st"):
+        OnDevice(tiny_policy(), opaque, ("point",), CONFIG)

@@ -61,8 +61,13 @@ def drawn_by(config, params=None, model=MODEL, rows=slice(None), keys=KEYS):
     return jax.device_get(_draw(model, params or parameters(config), given, keys[rows], config))
 
 
-def said(config, drawn, params=None, model=MODEL, rows=slice(None)):
-    given, taken = (jax.tree.map(lambda x: x[rows], tree) for tree in (batch(), drawn))
+FEW = slice(1, 4)
+"""The learner's batches are others than the actor's."""
+
+
+def said(config, drawn, params=None, model=MODEL):
+    """What `log_prob` makes of a few rows."""
+    given, taken = (jax.tree.map(lambda x: x[FEW], tree) for tree in (batch(), drawn))
     return jax.device_get(_log_prob(model, params or parameters(config), given, taken, config))
 
 
@@ -232,7 +237,7 @@ def test_the_density_of_a_draw_is_normals(config):
             std = np.exp(0.5 * (low + (high - low) * (z + 1) / 2))
             mean = x - v / config.steps
         total += norm.logpdf(drawn.after[:, m], mean, std)
-    np.testing.assert_allclose(said(config, drawn)[0], total, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(said(config, drawn)[0], total[FEW], rtol=1e-3, atol=1e-3)
 
 
 def narrowed(params):
@@ -244,26 +249,26 @@ def narrowed(params):
     ("config", "dtype", "snapshot", "tolerance"),
     [
         *[(config, "float32", False, 1e-4) for config in EVERY],
-        *[(config, "bfloat16", False, 0.02) for config in UNLIKE],
-        *[(config, "bfloat16", True, 0.1) for config in UNLIKE],
+        (EVERY[0], "bfloat16", False, 1e-4),
+        (EVERY[0], "bfloat16", True, 0.15),
     ],
     ids=named,
 )
 def test_an_unchanged_policy_has_ratio_one_and_nothing_is_clipped(
     config, dtype, snapshot, tolerance
 ):
-    """Whatever sizes of batches acting and learning use, and whatever they compute in."""
+    """Whatever sizes of batches acting and learning use, and whatever they compute in; but a
+    snapshot whose every leaf was rounded is another policy, and the ratio says so."""
     model = Pi(replace(CONFIG, compute=Compute(dtype=dtype)))
-    params, rows = parameters(config), slice(1, 4)
+    params = parameters(config)
     drawn = drawn_by(config, narrowed(params) if snapshot else params, model)
-    acted = batch().action_mask[rows, 0]
-    density, value, _ = said(config, drawn, params, model, rows)
-    difference = (np.asarray(density) - np.asarray(drawn.log_prob)[rows]) * acted
+    acted = batch().action_mask[FEW, 0]
+    density, value, _ = said(config, drawn, params, model)
+    difference = (density - drawn.log_prob[FEW]) * acted
     ratio = np.exp(difference.sum((1, 2)))
-    print(config.noise, config.random, dtype, snapshot, np.abs(ratio - 1).max())
     assert np.abs(ratio - 1).max() < tolerance
     assert np.mean(np.abs(ratio - 1) > 0.2) == 0
-    np.testing.assert_allclose(value, drawn.value[rows], atol=tolerance)
+    np.testing.assert_allclose(value, drawn.value[FEW], atol=tolerance)
 
 
 @pytest.mark.parametrize("config", UNLIKE, ids=named)
@@ -281,8 +286,8 @@ def test_a_rows_draw_depends_on_its_key_and_observation_alone(config):
     np.testing.assert_allclose(moved.value, whole.value, atol=1e-6)
 
 
-@pytest.mark.parametrize("config", UNLIKE, ids=named)
-def test_the_gradient_of_a_likelihood_is_its_slope(config):
+def test_the_gradient_of_a_likelihood_is_its_slope():
+    config = EVERY[-1]
     drawn, params = drawn_by(config), parameters(config)
     rng = np.random.default_rng(4)
     direction = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), params)
@@ -304,17 +309,18 @@ def test_the_values_gradient_reaches_its_head_alone_and_entropys_the_noise_head(
     config = FlowConfig(noise="learned")
     drawn, params = drawn_by(config), parameters(config)
 
-    def sizes(which):
-        def total(p):
-            return jnp.sum(flow_policy.log_prob(MODEL, p, batch(), drawn, config)[which])
+    @jax.jit
+    def gradients(params):
+        def totals(p):
+            return [x.sum() for x in flow_policy.log_prob(MODEL, p, batch(), drawn, config)[1:]]
 
-        gradient = jax.jit(jax.grad(total))(params)
-        return {
-            name: max(float(np.abs(x).max()) for x in jax.tree.leaves(part))
-            for name, part in gradient.items()
-        }
+        pull = jax.vjp(totals, params)[1]
+        return pull([1.0, 0.0])[0], pull([0.0, 1.0])[0]
 
-    of_value, of_entropy = sizes(1), sizes(2)
+    of_value, of_entropy = (
+        {name: max(np.abs(x).max() for x in jax.tree.leaves(part)) for name, part in found.items()}
+        for found in gradients(params)
+    )
     assert of_value["value"] > 0
     assert of_value["policy"] == of_value["noise"] == 0
     assert of_entropy["noise"] > 0
@@ -334,14 +340,6 @@ def test_heads_begin_at_no_value_and_at_the_middle_of_the_widths():
         MODEL, tiny_policy().params, jax.random.key(0), FlowConfig(), value=False
     )
     assert set(without) == {"policy"}
-
-
-def test_the_values_of_observations_are_those_of_their_draws():
-    config = FlowConfig()
-    params = parameters(config)
-    found = jax.jit(partial(flow_policy.value, MODEL))(params, batch())
-    np.testing.assert_allclose(found, drawn_by(config).value, atol=1e-6)
-    assert np.ptp(found) > 1e-3
 
 
 @pytest.mark.parametrize(

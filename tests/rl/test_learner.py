@@ -299,6 +299,21 @@ def test_what_makes_no_sense_is_refused():
     assert mine.added == 0
 
 
+def test_metrics_tell_how_much_of_the_targets_the_value_head_explains():
+    given = tickets(0)
+    metrics = learn(learner(), given, 32)
+    ((experience, _),) = micro_batches(given, packed, PPO, 32)
+    real = experience.weight > 0
+    value, target = (
+        np.asarray(x)[real]
+        for x in (log_prob(params(), experience.batch, experience.drawn)[1], experience.target)
+    )
+    expected = 1 - ((value - target) ** 2).mean() / target.var()
+    assert metrics["explained_variance"] == pytest.approx(expected, rel=1e-4)
+    rms = np.sqrt((experience.advantage[real] ** 2).mean())
+    assert metrics["advantage_rms"] == pytest.approx(rms, rel=1e-5)
+
+
 def test_an_open_schedule_ends_with_the_run():
     config = LearnerConfig(epochs=3)
     assert optimizer_of(config, 50).decay_steps == 150
