@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -191,6 +192,23 @@ def test_poll_waits_for_the_first_to_finish_and_no_longer_than_told():
         assert [outcome.slot for outcome in slots.poll()] == [1]
         assert [outcome.slot for outcome in slots.poll()] == [0]
         assert slots.poll() == []
+
+
+def test_wake_ends_the_poll_that_waits_or_else_the_next_and_loses_nothing(tmp_path):
+    with Processes(SIMULATOR, 2, options={"scars": str(tmp_path)}) as slots:
+        slots.begin(0, Start("hang", 0))
+        outcome_of(slots, 0)
+        slots.send(0, np.zeros((3, 2)))
+        slots.wake()
+        slots.wake()
+        assert slots.poll() == []
+        waker = threading.Timer(0.2, slots.wake)
+        waker.start()
+        assert slots.poll() == []
+        waker.join()
+        slots.begin(1, Start("calm", 0))
+        assert outcome_of(slots, 1).error is None
+    slots.wake()
 
 
 def test_more_than_a_pipe_holds_is_sent_and_received(slots):

@@ -1,0 +1,102 @@
+"""How much better than expected each decision of an episode went: GAE, group-relative returns and
+V-trace, on whole trajectories (numpy, f64).
+
+A decision is a chunk: its reward is the sum of those of its steps, and the discount is a chunk's.
+An episode that ran out of time goes on in expectation, so what the value head expects of its last
+observation counts; one that terminated does not.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+
+class Worth(NamedTuple):
+    """Of the decisions of one trajectory."""
+
+    advantage: Float[np.ndarray, "t"]
+    target: Float[np.ndarray, "t"]
+    """What the value head should have expected."""
+
+
+def gae(
+    rewards: Float[np.ndarray, "t"],
+    values: Float[np.ndarray, "t"],
+    final: float,
+    discount: float,
+    trace: float,
+) -> Worth:
+    """A_t = δ_t + γλ A_{t+1}, δ_t = R_t + γ V_{t+1} - V_t, target A_t + V_t (generalized advantage
+    estimation, Schulman et al., arXiv 1506.02438, equation 16).
+
+    Args:
+      values: V_t, expected when decision t was drawn.
+      final: V after the last decision: 0 if the episode terminated.
+    """
+    rewards, values = np.asarray(rewards, np.float64), np.asarray(values, np.float64)
+    delta = rewards + discount * np.append(values[1:], final) - values
+    advantage = _decaying(delta, np.full(len(delta), discount * trace))
+    return Worth(advantage, advantage + values)
+
+
+def group(returns: Float[np.ndarray, "n"], scaled: bool = True) -> Float[np.ndarray, "n"]:
+    """How each of n episodes from one start did against their mean, in standard deviations of the
+    group if `scaled` (GRPO, arXiv 2402.03300; without, as arXiv 2503.20783 argues).
+
+    Where all did alike (to a millionth), these are exactly 0 and no rounding is blown up to a
+    standard deviation: such a group teaches nothing, though its decisions count in the batch's
+    mean.
+
+    Raises:
+      ValueError: fewer than two episodes.
+    """
+    returns = np.asarray(returns, np.float64)
+    if len(returns) < 2:
+        raise ValueError(
+            f"A group has {len(returns)} episode, which has none to be compared with; set "
+            f"rollout.group to at least 2, or objective.advantage to 'gae'."
+        )
+    if np.ptp(returns) <= 1e-6 * max(1.0, np.abs(returns).max()):
+        return np.zeros(len(returns))
+    centred = returns - returns.mean()
+    return centred / centred.std() if scaled else centred
+
+
+def vtrace(
+    rewards: Float[np.ndarray, "t"],
+    values: Float[np.ndarray, "t"],
+    final: float,
+    ratios: Float[np.ndarray, "t"],
+    discount: float,
+    trace: float,
+    truncation: float = 1.0,
+) -> Worth:
+    """V-trace targets and the advantages of its policy gradient, in rlax's form (IMPALA, arXiv
+    1802.01561, equation 1 and section 4.2; `trace` 1 is the paper's).
+
+    With r_t = π_θ/π_b, ρ_t = min(ρ, r_t) and c_t = λ min(1, r_t):
+    v_t = V_t + e_t, e_t = ρ_t (R_t + γ V_{t+1} - V_t) + γ c_t e_{t+1}, and
+    A_t = R_t + γ (λ v_{t+1} + (1 - λ) V_{t+1}) - V_t, where v = V after the last decision. The
+    weight min(ρ, r_t) of A_t is the policy term's, which has the newest r_t.
+
+    Args:
+      values: V_t that the learner's value head expects.
+      final: V after the last decision: 0 if the episode terminated.
+      ratios: r_t of whole chunks.
+      truncation: ρ.
+    """
+    rewards, values = np.asarray(rewards, np.float64), np.asarray(values, np.float64)
+    ratios, later = np.asarray(ratios, np.float64), np.append(values[1:], final)
+    delta = np.minimum(truncation, ratios) * (rewards + discount * later - values)
+    target = values + _decaying(delta, discount * trace * np.minimum(1.0, ratios))
+    expected = trace * np.append(target[1:], final) + (1 - trace) * later
+    return Worth(rewards + discount * expected - values, target)
+
+
+def _decaying(x: Float[np.ndarray, "t"], decay: Float[np.ndarray, "t"]) -> Float[np.ndarray, "t"]:
+    """y_t = x_t + decay_t y_{t+1}."""
+    y, later = np.empty_like(x), 0.0
+    for t in reversed(range(len(x))):
+        y[t] = later = x[t] + decay[t] * later
+    return y
