@@ -28,6 +28,10 @@ _ENDING = 6.0
 """Seconds in which threads are to end after an error; what computes longer is left to itself."""
 
 
+class Stopped(Exception):
+    """A run was told to stop."""
+
+
 class Learner(Protocol):
     """Adds up gradients, then updates."""
 
@@ -86,6 +90,8 @@ def run_host(
     resume: dict[str, Any] | None = None,
     on_step: Callable[[Learnt], None] | None = None,
     timeline: Timeline | None = None,
+    told: Callable[[], bool] = lambda: False,
+    place: Callable[[Any], Any] = lambda params: params,
 ) -> None:
     """Learns until the policy has had `steps` updates, from the version that `weights` holds.
 
@@ -103,10 +109,13 @@ def run_host(
       stream: third level: the learner gets tickets as they complete, and not once all have.
       resume: `Learnt.state` of the step that the learner and the weights were restored from.
       on_step: called after each step, on the learner's thread, while the slots act.
+      told: whether to stop, asked on this thread twice a second.
+      place: puts parameters where the policy acts, see `Weights.reader`.
 
     Raises:
       ValueError: a start's task is in none of the slots, or `resume` is of another version.
       RuntimeError: an episode was lost or learnt from twice, or a decision is older than allowed.
+      Stopped: as told; the learner may still be at an update.
       BaseException: the first that any thread raised, or KeyboardInterrupt, within 10 s.
     """
     state = resume or {"admission": {"version": weights.version}, "counts": {}}
@@ -136,7 +145,7 @@ def run_host(
         **state["admission"],
     )
     arrivals = Arrivals(config.tickets, config.group, Counts(**state["counts"]))
-    reader = weights.reader()
+    reader = weights.reader(place)
     rollouts: list[Rollout] = []
 
     def answer(asked: list[Asked]) -> list[Answered]:
@@ -208,7 +217,12 @@ def run_host(
             if on_step is not None:
                 on_step(learnt)
 
-    _conduct(learn, rollouts, batcher, admission, arrivals, slots)
+    try:
+        _conduct(learn, rollouts, batcher, admission, arrivals, told)
+    except BaseException:
+        for some in slots:
+            some.close()
+        raise
 
 
 @dataclass
@@ -249,7 +263,7 @@ def _conduct(
     batcher: Batcher[Asked, Answered],
     admission: Admission,
     arrivals: Arrivals,
-    slots: Sequence[Slots],
+    told: Callable[[], bool],
 ) -> None:
     """Runs all until the learner is done or somebody fails, and ends all in any case."""
     errors: list[BaseException] = []
@@ -280,7 +294,8 @@ def _conduct(
         for thread in threads:
             thread.start()
         while not over.wait(0.5):  # not forever: only between waits is a signal sure to be seen
-            pass
+            if told():
+                raise Stopped
     except BaseException as error:  # Ctrl-C
         fail(error)
     try:
@@ -291,8 +306,6 @@ def _conduct(
     if not errors:
         arrivals.check(at_rest=True)
         return
-    for some in slots:
-        some.close()
     if left:
         errors[0].add_note(f"Still computing, and left to themselves: {', '.join(left)}.")
     else:

@@ -216,9 +216,10 @@ class Rollout:
                 self._arrivals.begin(place)
                 self._begin(slot, _Episode(place))
                 continue
-            self._over = ended
-            self._mark(slot, None if ended else "wait for the learner", "staleness")
             self._free.append(slot)
+            self._over = ended
+            if not ended:
+                self._mark(slot, "wait for the learner", "staleness")
 
     def _begin(self, slot: int, episode: "_Episode") -> None:
         self._acting[slot] = episode

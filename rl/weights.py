@@ -127,9 +127,12 @@ class Reader:
         with weights._changed:
             newest, published = weights._newest, weights._published
         moving = jax.block_until_ready(self._place(newest.params))
+        taken = time.monotonic() - published
+        first = self._held.params is None
         self._held = Snapshot(newest.version, fill(moving, self._base))
-        with weights._changed:
-            weights._latencies.append(time.monotonic() - published)
+        if not first:
+            with weights._changed:
+                weights._latencies.append(taken)
 
 
 def _copied(x: jax.Array, dtype: DTypeLike | None) -> jax.Array:
