@@ -95,9 +95,25 @@ class LearnerConfig:
     epochs: int = 1
     optimizer: OptimizerConfig = field(
         default_factory=lambda: OptimizerConfig(
-            learning_rate=1e-4, schedule="constant", warmup_steps=0, weight_decay=0.0
+            learning_rate=1e-4,
+            schedule="constant",
+            warmup_steps=0,
+            weight_decay=0.0,
+            ema_decay=0.0,
         )
     )
+
+
+@dataclass(frozen=True)
+class ColocatedConfig:
+    """Who acts in placement "colocated", and how that is learnt from: so many `lanes` act
+    `fragment` chunks each in a learner's step, of which each epoch makes `minibatches` updates.
+    In the first `warmup` steps only the value head learns."""
+
+    lanes: int = 128
+    fragment: int = 4
+    minibatches: int = 4
+    warmup: int = 0
 
 
 @dataclass(frozen=True)
@@ -111,6 +127,7 @@ class RlConfig:
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
+    colocated: ColocatedConfig = field(default_factory=ColocatedConfig)
     eval_every: int = 20
     eval_episodes: int = 64
     save_every: int = 50

@@ -70,10 +70,11 @@ class Arm:
     Actions are what `sim.arm_physics.commanded` takes. A scene is the poses [*b, 16, 7] that
     `sim.arm_physics.poses` gives.
 
-    `pure_reset`, `pure_step` and `pure_observe` are functions to trace, inside a larger jitted
-    program too. The protocol's methods check what they are given and run them: on an accelerator as
-    one program for all environments and steps, on CPUs in groups of lanes on threads and step by
-    step, where a loop around one compiled step costs nothing and does for chunks of any length.
+    `pure_reset`, `pure_step`, `pure_observe` and `pure_pictures` are functions to trace, inside a
+    larger jitted program too. The protocol's methods check what they are given and run them: on an
+    accelerator as one program for all environments and steps, on CPUs in groups of lanes on threads
+    and step by step, where a loop around one compiled step costs nothing and does for chunks of any
+    length.
 
     Args:
       control: "pose" (absolute) or "delta" of the tip, or "joint" targets.
@@ -126,7 +127,7 @@ class Arm:
         self._step = jax.jit(self.pure_step)
         self._command = jax.jit(self._commanded)
         self._finish = jax.jit(self._judged)
-        self._see = jax.jit(self._pictured)
+        self._see = jax.jit(self.pure_pictures)
         self._act = jax.jit(jax.vmap(self._wanted))
 
     def pure_reset(self, seeds: UInt32[Array, "n"]) -> ArmState:
@@ -136,8 +137,12 @@ class Arm:
     def pure_observe(self, state: ArmState) -> Observation:
         """`observe`, to trace."""
         return Observation(
-            self._pictured(_placed(state.physics.position)), proprioception(state.physics)
+            self.pure_pictures(_placed(state.physics.position)), proprioception(state.physics)
         )
+
+    def pure_pictures(self, scene: Float[Array, "n 16 7"]) -> UInt8[Array, "n 2 h w 3"]:
+        """`pictures`, to trace."""
+        return _pictures(scene, (FRONT, WRIST), self.image_size, 2, self.shadows)
 
     def pure_step(
         self, state: ArmState, actions: Float[Array, "n t a"]
@@ -202,9 +207,6 @@ class Arm:
         flat = scene.reshape(-1, *scene.shape[-2:])
         images = _pictures(flat, (AUDIENCE,), size, samples=3, shadows=True)
         return np.asarray(images).reshape(*scene.shape[:-2], size, size, 3)
-
-    def _pictured(self, scene: Float[Array, "n 16 7"]) -> UInt8[Array, "n 2 h w 3"]:
-        return _pictures(scene, (FRONT, WRIST), self.image_size, 2, self.shadows)
 
     def _loop(
         self, state: ArmState, actions: Float[np.ndarray, "lanes t a"]

@@ -35,6 +35,8 @@ class Suite:
     together: bool = True
     slots: int | None = None
     """How many at a time suit it; one for each core if None."""
+    environment: Callable[[str, int], Environment] | None = None
+    """(task, size) -> what `open` makes slots of, where that is an environment on a device."""
 
     def groups(self, tasks: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
         """Those of these tasks (all, if none are named) that share slots together.
@@ -144,12 +146,15 @@ def _on_device(
     if name not in known:
         raise ValueError(f"Unknown suite '{name}'; choose one of {list(known)}.")
 
+    def environment(task: str, size: int) -> Environment:
+        env = made[task](image_size=size)
+        env.name = task
+        return env
+
     def open_lanes(chosen: tuple[str, ...], count: int, size: int) -> Slots:
         from sim.lanes import Lanes
 
-        env = made[chosen[0]](image_size=size)
-        env.name = chosen[0]
-        return Lanes(env, count, expert)
+        return Lanes(environment(chosen[0], size), count, expert)
 
     return Suite(
         name=name,
@@ -159,6 +164,7 @@ def _on_device(
         first_seed=EVAL_SEEDS.start,
         together=False,
         slots=128,
+        environment=environment,
     )
 
 

@@ -58,10 +58,11 @@ class Tabletop:
     metres) and how far the gripper should close (0 open, 1 closed); the controller moves there at
     most 2.5 cm an axis and half the gripper's way a step.
 
-    `pure_reset`, `pure_step` and `pure_observe` are functions to trace, inside a larger jitted
-    program too. The protocol's methods check what they are given and run them: on an accelerator as
-    one program for all environments and steps, on CPUs in groups of lanes on threads and step by
-    step, where a loop around one compiled step costs nothing and does for chunks of any length.
+    `pure_reset`, `pure_step`, `pure_observe` and `pure_pictures` are functions to trace, inside a
+    larger jitted program too. The protocol's methods check what they are given and run them: on an
+    accelerator as one program for all environments and steps, on CPUs in groups of lanes on threads
+    and step by step, where a loop around one compiled step costs nothing and does for chunks of any
+    length.
 
     Args:
       image_size: pixels along the edge of an observed picture.
@@ -110,7 +111,7 @@ class Tabletop:
         self._reset = jax.jit(self.pure_reset)
         self._step = jax.jit(self.pure_step)
         self._finish = jax.jit(self._judged)
-        self._see = jax.jit(self._seen)
+        self._see = jax.jit(self.pure_pictures)
         self._show = jax.jit(self._shown, static_argnames="size")
 
     def pure_reset(self, seeds: UInt32[Array, "n"]) -> TabletopState:
@@ -119,7 +120,11 @@ class Tabletop:
 
     def pure_observe(self, state: TabletopState) -> Observation:
         """`observe`, to trace."""
-        return Observation(self._seen(self.scene(state)), proprioception(state.physics))
+        return Observation(self.pure_pictures(self.scene(state)), proprioception(state.physics))
+
+    def pure_pictures(self, scene: Scene) -> UInt8[Array, "n c h w 3"]:
+        """`pictures`, to trace."""
+        return draw(scene, self.bodies, self.cameras, self.random, self.image_size, 2)
 
     def pure_step(
         self, state: TabletopState, actions: Float[Array, "n t 4"]
@@ -218,9 +223,6 @@ class Tabletop:
             state=proprioception(moved),
             scene=self.scene(after),
         )
-
-    def _seen(self, scene: Scene) -> UInt8[Array, "n c h w 3"]:
-        return draw(scene, self.bodies, self.cameras, self.random, self.image_size, 2)
 
     def _shown(self, scene: Scene, size: int) -> UInt8[Array, "n 1 h w 3"]:
         return draw(scene, self.bodies, tuple(CAMERAS)[:1], self.random, size, 3)
