@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from statistics import median
+from statistics import fmean
 from typing import Any
 
 import jax
@@ -152,6 +152,7 @@ class _Timed:
     def __init__(self, acting: Acting, learner: Learner) -> None:
         self.sizes = acting.sizes
         self._acting, self._learner = acting, learner
+        self.preparing: list[float] = []
         self.drawing: dict[int, list[float]] = defaultdict(list)
         self.adding: list[float] = []
         self.updating: list[float] = []
@@ -161,8 +162,10 @@ class _Timed:
         return self._learner.state.params
 
     def prepare(self, observation: Observation, prompt: str, key: tuple[int, int]) -> Request:
-        seen = observation.images[None], observation.state[None]
-        return self._acting.policy.requests(seen, [prompt], np.array([key], np.uint32))[0]
+        since, seen = time.perf_counter(), (observation.images[None], observation.state[None])
+        (found,) = self._acting.policy.requests(seen, [prompt], np.array([key], np.uint32))
+        self.preparing.append(time.perf_counter() - since)
+        return found
 
     def answer(self, params: Any, requests: Sequence[Request]) -> Sequence[Answer]:
         since = time.perf_counter()
@@ -264,9 +267,10 @@ def run_mode(acting: Acting, slots: Slots, mode: Mode, seeds: range = range(1_00
         workload=Workload(
             slots=slots.count,
             latencies=Latencies(Measured(took["act"]), Measured(took["begin"])),
-            inference={size: median(times) for size, times in sorted(timed.drawing.items())},
-            gradient=float(np.mean(timed.adding[1:])),
-            update=float(np.mean(timed.updating[1:])),
+            inference={size: fmean(times) for size, times in sorted(timed.drawing.items())},
+            gradient=fmean(timed.adding[1:]),
+            update=fmean(timed.updating[1:]),
+            prepare=fmean(timed.preparing),
             tickets=rollout.tickets,
             group=rollout.group,
             micro=load.micro,
