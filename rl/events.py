@@ -59,6 +59,8 @@ class Workload:
     micro: int = 64
     staleness: int = 1
     deadline: float = 0.02
+    prepare: float = 0.0
+    """Of one observation, on the one thread that hears all slots."""
     execute: int = 4
     chunks: Latency = field(default_factory=lambda: Constant(16))
     """Of an episode, rounded up, at least 1: a distribution of counts, not of seconds."""
@@ -72,12 +74,12 @@ class Workload:
                 f"slots, tickets, group, micro, execute and devices are {counts}, "
                 f"{self.inference_devices} and {self.learner_devices}: expected at least 1 of each."
             )
-        times = (self.gradient, self.update, self.deadline, *self.inference.values())
+        times = (self.gradient, self.update, self.deadline, self.prepare, *self.inference.values())
         if not self.inference or min(self.inference) < 1 or not min(times) >= 0:
             raise ValueError(
                 f"inference is {dict(self.inference)}, gradient {self.gradient} s, update "
-                f"{self.update} s and deadline {self.deadline} s: expected a batch size of at "
-                "least 1 and no negative times."
+                f"{self.update} s, deadline {self.deadline} s and prepare {self.prepare} s: "
+                "expected a batch size of at least 1 and no negative times."
             )
         if self.staleness < 0:
             raise ValueError(f"staleness is {self.staleness}, expected at least 0.")
@@ -182,6 +184,7 @@ class _Run:
         self._running: dict[int, _Episode] = {}
         self._stepping = 0
         self._asking: deque[tuple[float, int]] = deque()
+        self._prepared = 0.0  # when the thread that hears the slots is free
         self._next = 0
         self._members: dict[int, list[_Episode]] = {}
         self._steps: dict[int, _Step] = {0: _Step()}
@@ -228,9 +231,16 @@ class _Run:
         return _Episode(ticket, reset, deque(chunks), length)
 
     def _report(self, slot: int) -> None:
+        self.timeline.mark(f"slot {slot}", "ask", "inference")
+        if self.mode.by_slot and self.work.prepare:
+            self._prepared = max(self._prepared, self.now) + self.work.prepare
+            self._after(self._prepared - self.now, self._ask, slot)
+        else:
+            self._ask(slot)
+
+    def _ask(self, slot: int) -> None:
         self._stepping -= 1
         self._asking.append((self.now, slot))
-        self.timeline.mark(f"slot {slot}", "ask", "inference")
         self._infer()
         if self.mode.by_slot and self._asking:
             self._after(self.work.deadline, self._infer)
@@ -264,7 +274,11 @@ class _Run:
                 if self._stepping or len(self._inference) < self._inference_devices:
                     return
                 devices, self._inference = list(self._inference), deque()
-                self._begin_batch(devices, len(self._asking))
+                count = len(self._asking)
+                if self.work.prepare:
+                    self._after(count * self.work.prepare, self._begin_batch, devices, count)
+                else:
+                    self._begin_batch(devices, count)
 
     def _begin_batch(self, devices: list[int], most: int) -> None:
         slots = [self._asking.popleft()[1] for _ in range(min(most, len(self._asking)))]

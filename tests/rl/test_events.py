@@ -82,6 +82,15 @@ def test_a_batch_beyond_the_largest_size_is_several():
     )
 
 
+def test_observations_are_prepared_one_after_another():
+    many = replace(ONE, slots=4, tickets=4, micro=20, inference={4: 0.02}, prepare=0.01)
+    assert seconds(many, "synchronous disaggregated") == pytest.approx(
+        RESET + 5 * (4 * 0.01 + 0.02 + CHUNK) + LEARN
+    )
+    one = replace(ONE, prepare=0.01, staleness=0)
+    assert seconds(one, "all three") == pytest.approx(EPISODE + 5 * 0.01 + LEARN)
+
+
 def test_micro_batches_are_spread_over_the_learners_devices():
     split = replace(ONE, micro=2, learner_devices=2)
     assert seconds(split, "synchronous disaggregated") == pytest.approx(
