@@ -25,8 +25,7 @@ from rl.fragments import Fragment, Lanes
 from rl.objectives import Terms, check, objective, value_loss
 from rl.preparation import Traceable
 from rl.records import Experience
-from sim.protocol import State
-from sim.tabletop import TRAIN_SEEDS
+from sim.protocol import TRAIN_SEEDS, State
 
 _SHUFFLE = 2
 

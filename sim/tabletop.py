@@ -18,8 +18,6 @@ from sim import physics
 from sim.bodies import SUBSTEPS, TIMESTEP
 from sim.groups import Grouped, episode_key
 from sim.physics import Implementation, Physics
-from sim.protocol import EVAL_SEEDS as EVAL_SEEDS
-from sim.protocol import TRAIN_SEEDS as TRAIN_SEEDS
 from sim.scenery import CAMERAS, Randomisation, Scene, draw
 from sim.tasks import TASKS
 

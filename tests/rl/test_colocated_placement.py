@@ -14,8 +14,8 @@ from parallel.trainer import Run
 from rl.colocated_placement import OnDevice
 from rl.config import ColocatedConfig, FlowConfig, RlConfig, RolloutConfig
 from rl.run import improve
+from sim.protocol import TRAIN_SEEDS
 from sim.suites import Suite
-from sim.tabletop import TRAIN_SEEDS
 from tests.models.tiny_policy import tiny_policy
 from tests.rl.point import Point
 from tests.sim.point_world import PointWorld

@@ -25,8 +25,7 @@ from rl.events import MODES, Workload, simulate
 from rl.latency import Latencies, LogNormal, Stragglers, measure
 from rl.points import Points
 from rl.synthetic import Synthetic
-from sim.metaworld import TRAIN_SEEDS
-from sim.protocol import Slots, Start
+from sim.protocol import TRAIN_SEEDS, Slots, Start
 from sim.suites import load_suite
 from tools.bench.rl_modes import Acting, Load, Ran, attributed, run_mode
 
