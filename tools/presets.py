@@ -136,6 +136,15 @@ TINY = RunConfig(
 )
 """π0.5's architecture with small numbers: learns from pixels on two CPU cores in minutes."""
 
+METAWORLD = replace(
+    TINY,
+    model=replace(TINY.model, image_size=64, horizon=16),
+    optimizer=replace(TINY.optimizer, learning_rate=1e-3),
+    trainer=replace(TINY.trainer, steps=5000, save_every=1000, eval_every=1000),
+)
+"""`TINY` for some of Meta-World's tasks at once: larger pictures, longer chunks
+(docs/results/metaworld.md)."""
+
 PI05 = RunConfig(
     model=PiConfig(
         vision=SiglipConfig(remat="full"),
@@ -152,7 +161,7 @@ PI05 = RunConfig(
 PI0 = replace(PI05, model=replace(PI05.model, state_input="suffix", time="input"))
 """π0 as released, to fine-tune."""
 
-PRESETS = {"tiny": TINY, "pi05": PI05, "pi0": PI0}
+PRESETS = {"tiny": TINY, "metaworld": METAWORLD, "pi05": PI05, "pi0": PI0}
 
 
 def load_preset(name: str) -> RunConfig:
