@@ -11,8 +11,8 @@ from models import Policy
 from rl import flow_policy
 from rl.colocated import Colocated
 from rl.config import RlConfig
-from sim.protocol import TRAIN_SEEDS
 from sim.suites import Suite
+from sim.protocol import TRAIN_SEEDS
 
 _TRACED = ("pure_reset", "pure_observe", "pure_pictures", "pure_step")
 
@@ -43,9 +43,9 @@ class OnDevice:
         env: Any = suite.environment(tasks[0], policy.model.config.image_size)
         if missing := [name for name in _TRACED if not hasattr(env, name)]:
             raise ValueError(
-                f"The environment of suite '{suite.name}' lacks {', '.join(missing)}, so it cannot "
-                f"be traced for placement 'colocated'; add them as sim.tabletop.Tabletop has them, "
-                f"or set placement to 'host'."
+                f"The environment of suite '{suite.name}' has no {', '.join(missing)}, so it "
+                f"cannot be traced for placement 'colocated'; add them as sim.tabletop.Tabletop "
+                f"has them, or set placement to 'host'."
             )
         self._steps, self._program = config.steps, Colocated(policy, env, config)
         self._decisions = config.colocated.lanes * config.colocated.fragment

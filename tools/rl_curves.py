@@ -64,12 +64,12 @@ def _learner(axes: Axes, rows: Rows) -> None:
     for name, says in (
         ("ess", "effective sample size, share"),
         ("clip_fraction", "clipped, share"),
-        ("grad_norm", "gradient norm"),
+        ("truncated_fraction", "importance weights truncated, share"),
     ):
         shown = [(row["step"] + 1, row[name]) for row in rows if name in row]
         if shown:
             axes.plot(*zip(*shown, strict=True), label=says)
-    axes.set(title="Learner", xlabel="learner's steps")
+    axes.set(title="Learner", xlabel="learner's steps", ylim=(-0.02, 1.05))
     _finish(axes)
 
 
@@ -88,7 +88,7 @@ def _idle(axes: Axes, rows: Rows) -> None:
     if seconds:
         names = sorted(seconds, key=lambda name: seconds[name])
         axes.barh(names, [seconds[name] for name in names])
-    axes.set(title="Waiting by cause", xlabel="seconds")
+    axes.set(title="What the learner waited for", xlabel="seconds")
     axes.grid(alpha=0.3)
 
 
