@@ -10,10 +10,11 @@ gradient, A ∇ log π.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from rl.config import ObjectiveConfig
@@ -46,12 +47,12 @@ class Surrogate(NamedTuple):
 def objective(
     config: ObjectiveConfig,
     log_prob: Float[Array, "n h a"],
-    behaviour: Float[Array, "n h a"],
-    advantage: Float[Array, "n"],
+    behaviour: Float[Array | np.ndarray, "n h a"],
+    advantage: Float[Array | np.ndarray, "n"],
     acted: Bool[Array, "n h a"],
-    weight: Float[Array, "n"],
-    lag: Int[Array, "n"],
-    proximal: Float[Array, "n h a"] | None = None,
+    weight: Float[Array | np.ndarray, "n"],
+    lag: Int[Array | np.ndarray, "n"],
+    proximal: Float[Array | np.ndarray, "n h a"] | None = None,
 ) -> Terms:
     """Policy loss of n decisions, with its metrics.
 
@@ -77,7 +78,7 @@ def objective(
         proximal = log_prob
     near = jax.lax.stop_gradient(proximal)
 
-    def log_ratio(one: Float[Array, "n h a"], other: Float[Array, "n h a"]) -> Array:
+    def log_ratio(one: Any, other: Any) -> Array:
         each = jnp.where(acted, (one - other).astype(jnp.float32), 0)
         return jnp.clip(each.reshape(rows, apart, -1).sum(-1), -LIMIT, LIMIT)
 
@@ -106,20 +107,25 @@ def objective(
 
 
 def value_loss(
-    value: Float[Array, "n"], target: Float[Array, "n"], weight: Float[Array, "n"]
+    value: Float[Array, "n"],
+    target: Float[Array | np.ndarray, "n"],
+    weight: Float[Array | np.ndarray, "n"],
 ) -> Float[Array, ""]:
     """Half the squared error, summed over decisions."""
     return jnp.sum(0.5 * (value.astype(jnp.float32) - target) ** 2 * weight)
 
 
 def interpolated(
-    log_prob: Float[Array, "n h a"], behaviour: Float[Array, "n h a"], lag: Int[Array, "n"]
+    log_prob: Float[Array, "n h a"],
+    behaviour: Float[Array | np.ndarray, "n h a"],
+    lag: Int[Array | np.ndarray, "n"],
 ) -> Float[Array, "n h a"]:
     """log π of a proximal policy between behaviour and learner (A-3PO, arXiv 2512.06547):
     log π_b + α (log π_θ - log π_b), α = (v_p - v_b) / (v_θ - v_b), where an update leads from
     v_p to v_θ = v_p + 1, and v_p - v_b is the lag. A lag of 0 makes it the behaviour policy."""
     alpha = (lag / (lag + 1.0))[:, None, None].astype(jnp.float32)
-    return behaviour + alpha * (log_prob - behaviour)
+    old = jnp.asarray(behaviour)
+    return old + alpha * (log_prob - old)
 
 
 def ppo(

@@ -201,14 +201,13 @@ class Step:
     ) -> tuple[Float[Array, ""], tuple[Terms, Float[Array, "n h a"]]]:
         """Loss sum; its terms and log π."""
         config, drawn = self.objective, experience.drawn
-        given = experience.advantage, experience.target, experience.weight, drawn.log_prob
-        worth, target, weight, behaviour = (jnp.asarray(x) for x in given)
+        worth, target, weight = experience.advantage, experience.target, experience.weight
         log_prob, value, entropy = self.log_prob(fill(wanted, params), experience.batch, drawn)
         from_values = config.advantage == "gae"
         advantage = worth / scale_of(scale) if from_values else worth
         lag = version - experience.version
         terms = objective(
-            config, log_prob, behaviour, advantage, experience.acted, weight, lag, proximal
+            config, log_prob, drawn.log_prob, advantage, experience.acted, weight, lag, proximal
         )
         sums = terms.sums | {
             "advantage_squared": jnp.sum(worth**2 * weight),
