@@ -109,7 +109,8 @@ class Colocated:
         key = jax.random.fold_in(key, state.step)
 
         def update(carry: Any, rows: Int[Array, "b"]) -> tuple[Any, dict[str, Array]]:
-            return self._update(*carry, jax.tree.map(lambda x: x[rows], experience))
+            params, opt_state = carry
+            return self._update(params, opt_state, jax.tree.map(lambda x: x[rows], experience))
 
         def epoch(carry: Any, number: Int[Array, ""]) -> tuple[Any, dict[str, Array]]:
             order = jax.random.permutation(
@@ -154,7 +155,7 @@ class Colocated:
                 self._model, fill(wanted, params), part.batch, part.drawn, self._config.flow
             )
             # who acted is also the proximal policy: the step began with it
-            behaviour, lag = part.drawn.log_prob, jnp.zeros_like(part.version)
+            behaviour, lag = jnp.asarray(part.drawn.log_prob), jnp.zeros_like(part.version)
             terms = objective(
                 chosen, log_prob, behaviour, part.advantage, part.acted, part.weight, lag, behaviour
             )
