@@ -12,11 +12,14 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
 from parallel import inject
-from tests.parallel.toy import environment, losses
+from parallel.mesh import make_mesh
+from parallel.trainer import Run, train
+from tests.parallel.toy import OPTIMIZER, RULES, Denoiser, batches, environment, losses, position
 from tests.parallel.train_hosts import CONFIG
 
 WITHIN = 15.0
@@ -59,9 +62,11 @@ def launch(folder: Path, *options: str, launcher: tuple[str, ...] = ()) -> str:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> list[tuple[float, float]]:
-    folder = tmp_path_factory.mktemp("whole")
-    launch(folder)
-    return losses(folder)
+    """Of a run on two devices of this process."""
+    run = Run(tmp_path_factory.mktemp("whole"), config={"model": "toy"}, assets={})
+    mesh = make_mesh(devices=jax.devices()[:2])
+    train(Denoiser(), RULES, batches, position, run, CONFIG, OPTIMIZER, mesh=mesh)
+    return losses(run.directory)
 
 
 @pytest.fixture(scope="module")
