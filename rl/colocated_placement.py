@@ -11,8 +11,8 @@ from models import Policy
 from rl import flow_policy
 from rl.colocated import Colocated
 from rl.config import RlConfig
-from sim.suites import Suite
 from sim.protocol import TRAIN_SEEDS
+from sim.suites import Suite
 
 _TRACED = ("pure_reset", "pure_observe", "pure_pictures", "pure_step")
 

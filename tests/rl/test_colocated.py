@@ -4,9 +4,11 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from models import Normalizer
 from parallel import checkpoint
 from parallel.optimizer import OptimizerConfig
 from rl import flow_policy
@@ -14,7 +16,7 @@ from rl.advantages import gae
 from rl.colocated import Colocated, advantages, lane_seeds
 from rl.config import ColocatedConfig, LearnerConfig, ObjectiveConfig, RlConfig, RolloutConfig
 from sim.protocol import TRAIN_SEEDS
-from tests.models.tiny_policy import tiny_policy
+from tests.models.tiny_policy import ARM, tiny_policy
 from tests.rl.point import Point
 
 
@@ -46,9 +48,32 @@ def equal(one, other) -> bool:
     return all(np.array_equal(a, b) for a, b in pairs)
 
 
+class Upwards(Point):
+    """Whatever the prompt, up is right."""
+
+    def _fresh(self, seed, episode):
+        return super()._fresh(seed, episode)._replace(aim=jnp.int32(0))
+
+
 @pytest.fixture(scope="module")
 def made() -> Colocated:
-    return program(configured(warmup=1))
+    plain = replace(ARM, actions=Normalizer((0.0, 0.0), (1.0, 1.0)))
+    processor = replace(tiny_policy().processor, embodiments=(plain,))
+    chosen = replace(
+        configured(lanes=64, minibatches=4, warmup=1),
+        objective=ObjectiveConfig(discount=0.8, trace=0.9),
+    )
+    env = Upwards(max_steps=9, speed=0.25)
+    return Colocated(replace(tiny_policy(), processor=processor), env, chosen)
+
+
+def test_a_policy_that_hardly_ever_succeeds_learns_to(made):
+    state, success = beginning(made), []
+    for _ in range(25):
+        state, metrics = made.whole(state)
+        success.append(float(metrics["successes"] / metrics["episodes"]))
+    assert success[0] < 0.3
+    assert success[-1] > 0.8
 
 
 def test_a_run_resumes_bit_for_bit(made, tmp_path):
