@@ -113,12 +113,12 @@ class Preparation:
         self, chunk: Float[Array | np.ndarray, "n h _a"], state: Float[Array | np.ndarray, "n _s"]
     ) -> Float[Array, "n h _d"]:
         """A model's chunks in the robot's units and dims; `state` is what was observed."""
-        chunk = _exactly(chunk[..., : self.dims], self._robot.actions, inverse=True)
+        own = _exactly(chunk[..., : self.dims], self._robot.actions, inverse=True)
         relative = np.asarray(self._robot.relative)
         if not relative.size:
-            return chunk
+            return own
         origin = jnp.where(relative >= 0, state[:, relative], 0)
-        return chunk + origin[:, None]
+        return own + origin[:, None]
 
     def acted(self, steps: Int[Array, "*b"], shape: tuple[int, ...]) -> Bool[Array, "*b h a"]:
         """Which numbers of chunks of `shape` [..., h, a] were acted, if so many steps were."""
