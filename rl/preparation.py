@@ -113,21 +113,12 @@ class Preparation:
         self, chunk: Float[Array | np.ndarray, "n h _a"], state: Float[Array | np.ndarray, "n _s"]
     ) -> Float[Array, "n h _d"]:
         """A model's chunks in the robot's units and dims; `state` is what was observed."""
-<<<<<<< HEAD
         found = _exactly(chunk[..., : self.dims], self._robot.actions, inverse=True)
         relative = np.asarray(self._robot.relative)
         if not relative.size:
             return found
         origin = jnp.where(relative >= 0, state[:, relative], 0)
         return found + origin[:, None]
-=======
-        own = _exactly(chunk[..., : self.dims], self._robot.actions, inverse=True)
-        relative = np.asarray(self._robot.relative)
-        if not relative.size:
-            return own
-        origin = jnp.where(relative >= 0, state[:, relative], 0)
-        return own + origin[:, None]
->>>>>>> h/run
 
     def acted(self, steps: Int[Array, "*b"], shape: tuple[int, ...]) -> Bool[Array, "*b h a"]:
         """Which numbers of chunks of `shape` [..., h, a] were acted, if so many steps were."""
