@@ -66,8 +66,11 @@ def load_policy(
 
     Raises:
       FileNotFoundError: nothing there is a checkpoint.
-      ValueError: it is of another kind, not whole, or holds NaN; every difference is listed.
+      ValueError: it is of another kind, not whole, or holds NaN, every difference being listed; or
+        `steps` is less than one.
     """
+    if steps is not None and steps < 1:
+        raise ValueError(f"steps is {steps}; the sampler needs at least one Euler step.")
     path = Path(path)
     found = look(path, horizon, robot)
     config, processor = found.config, found.processor

@@ -212,7 +212,7 @@ class Policy:
         for group in alike.values():
             for at, count in self._pieces(len(group)):
                 rows = np.array(group)[at]
-                yield rows, count, self._rows([requests[i].sample for i in rows])
+                yield rows, count, self.rows([requests[i].sample for i in rows])
 
     def warm(
         self,
@@ -290,7 +290,7 @@ class Policy:
                 "action_mask is GR00T's; openpi's loss averages over every action dim."
             )
         else:
-            batch = self._rows(self._samples(observation, chunks))
+            batch = self.rows(self._samples(observation, chunks))
         drawn = flow.draw(jax.random.key(seed), batch.sample_id, 1, batch.actions.shape[2:])
         at = drawn[0] if time is None else np.asarray(time, np.float32)[:, None, None]
         chunk = drawn[1] if noise is None else np.asarray(noise, np.float32)[:, None, None]
@@ -329,7 +329,7 @@ class Policy:
         )
         return replace(sample, actions=chunk, action_mask=mask)
 
-    def _rows(self, samples: list[Sample]) -> PackedBatch:
+    def rows(self, samples: list[Sample]) -> PackedBatch:
         """One sample a row, text rounded up to a bucket."""
         config = self.model.config
         images = max(1, *(len(sample.images) for sample in samples))

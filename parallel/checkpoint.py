@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from orbax.checkpoint import v1 as ocp
 from rich.console import Console
@@ -25,6 +25,7 @@ from parallel.distributed import host_count, host_index
 from parallel.step import TrainState
 
 Json = Any
+State = TypeVar("State", TrainState, dict[str, Any])
 
 _DAMAGED, _DELETED, _SAVING = ".damaged", ".deleted", ".saving"
 _TIDY_SECONDS = 5.0
@@ -205,7 +206,7 @@ def latest(directory: Path) -> int | None:
     return max(steps(directory), default=None)
 
 
-def restore(path: Path, abstract: TrainState, verified: bool = False) -> TrainState:
+def restore(path: Path, abstract: State, verified: bool = False) -> State:
     """Loads the state of the checkpoint that `find(path)` names, straight into the shardings of
     `abstract` (from `abstract_state`): no host or device holds more than its share. Whatever mesh
     and number of hosts saved it, all of those now running call this, and each verifies a share,

@@ -32,7 +32,7 @@ _INIT, _TRAIN = 0, 1
 _RUN_ONCE = {"xla_backend_optimization_level": 0}
 """Compiles the many random draws of an initial state in a quarter of the time."""
 
-_OVERLAP = {
+OVERLAP = {
     "gpu": {
         "xla_gpu_enable_latency_hiding_scheduler": True,
         "xla_gpu_enable_pipelined_all_gather": True,
@@ -75,7 +75,15 @@ def abstract_state(
     Raises:
       ValueError: a parameter does not match exactly one rule, or does not divide over the mesh.
     """
-    shapes = jax.eval_shape(lambda: _initial(model, optimizer, 0))
+    params = jax.eval_shape(lambda: model.init(_key(0, _INIT)))
+    return abstract_state_of(params, optimizer, rules, mesh)
+
+
+def abstract_state_of(
+    params: Params, optimizer: OptimizerConfig, rules: Rules, mesh: Mesh
+) -> TrainState:
+    """As `abstract_state`, for parameters (or their ShapeDtypeStructs) that no model draws."""
+    shapes = jax.eval_shape(lambda p: _begin(p, optimizer), params)
     params = shardings(shapes.params, rules, mesh)
     trained = select(optimizer, params)[1]
     opt_state = state_shardings(
@@ -128,46 +136,20 @@ def make_train_step(
     Raises:
       ValueError: (when called) the rows do not divide over devices and micro-batches.
     """
-    transformation, schedule = make_optimizer(optimizer), make_schedule(optimizer)
     placed = jax.tree.map(lambda x: x.sharding, abstract)
 
     def step(
         state: TrainState, batch: PackedBatch, seed: Any, facts: Any = None
     ) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(_key(seed, _TRAIN), state.step)
-        moving, trained = select(optimizer, state.params)
+        moving, _ = select(optimizer, state.params)
         with use_abstract_mesh(mesh.abstract_mesh):
-            loss_sum, count, summed = _sum_gradients(
-                model, state.params, moving, batch, key, mesh, accumulation
-            )
-        gradients = jax.tree.map(
-            lambda g, s: jax.lax.with_sharding_constraint(g / count, s),
-            only(summed, trained),
-            only(placed.params, trained),
-        )
-        old = only(state.params, trained)
-        updates, opt_state = transformation.update(gradients, state.opt_state, old)
-        params = fill(optax.apply_updates(old, updates), state.params)
-        whole = fill(summed, state.params)
-        params = fp8.advance(params, state.params, whole)
-        decay = jnp.minimum(optimizer.ema_decay, (1 + state.step) / (10 + state.step))
-        ema = jax.tree.map(
-            lambda e, p: e + (1 - decay).astype(e.dtype) * (p - e), state.ema, params
-        )
-        ema = fp8.advance(ema, state.params, whole)
-        loss, norm = loss_sum / count, optax.tree_utils.tree_norm(gradients)
-        metrics = {
-            "loss": loss,
-            "grad_norm": norm,
-            "learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
-            "count": count,
-            "finite": jnp.isfinite(loss) & jnp.isfinite(norm),
-        }
-        new = TrainState(state.step + 1, params, ema, opt_state)
+            sums = _sum_gradients(model, state.params, moving, batch, key, mesh, accumulation)
+        new, metrics = apply_gradients(state, *sums, optimizer, placed.params)
         if not hosts:
             return new, metrics
         with use_abstract_mesh(mesh.abstract_mesh):
-            kept, good = settle(state, new, metrics["finite"], norm, facts)
+            kept, good = settle(state, new, metrics["finite"], metrics["grad_norm"], facts)
         return kept, {**metrics, "good": good, "hosts": facts}
 
     return jax.jit(
@@ -175,8 +157,47 @@ def make_train_step(
         donate_argnums=0,
         in_shardings=(placed, rows_sharding(mesh), None, *[facts_sharding(mesh)] * hosts),
         out_shardings=(placed, replicated(mesh)),
-        compiler_options=_OVERLAP.get(mesh.devices.flat[0].platform),
+        compiler_options=OVERLAP.get(mesh.devices.flat[0].platform),
     )
+
+
+def apply_gradients(
+    state: TrainState,
+    loss_sum: Float[Array, ""],
+    count: Float[Array, ""],
+    summed: Params,
+    optimizer: OptimizerConfig,
+    placed: Params,
+) -> tuple[TrainState, Metrics]:
+    """One update, and its metrics as `make_train_step` describes them (in a traced program).
+
+    Args:
+      summed: gradient of the loss sum, None for parameters that do not move.
+      placed: the parameters' shardings.
+    """
+    _, trained = select(optimizer, state.params)
+    gradients = jax.tree.map(
+        lambda g, s: jax.lax.with_sharding_constraint(g / count, s),
+        only(summed, trained),
+        only(placed, trained),
+    )
+    old = only(state.params, trained)
+    updates, opt_state = make_optimizer(optimizer).update(gradients, state.opt_state, old)
+    params = fill(optax.apply_updates(old, updates), state.params)
+    whole = fill(summed, state.params)
+    params = fp8.advance(params, state.params, whole)
+    decay = jnp.minimum(optimizer.ema_decay, (1 + state.step) / (10 + state.step))
+    ema = jax.tree.map(lambda e, p: e + (1 - decay).astype(e.dtype) * (p - e), state.ema, params)
+    ema = fp8.advance(ema, state.params, whole)
+    loss, norm = loss_sum / count, optax.tree_utils.tree_norm(gradients)
+    metrics = {
+        "loss": loss,
+        "grad_norm": norm,
+        "learning_rate": jnp.asarray(make_schedule(optimizer)(state.step), jnp.float32),
+        "count": count,
+        "finite": jnp.isfinite(loss) & jnp.isfinite(norm),
+    }
+    return TrainState(state.step + 1, params, ema, opt_state), metrics
 
 
 def _key(seed: Any, what: int) -> PRNGKeyArray:

@@ -138,9 +138,9 @@ class _Attempt:
 
     def run(self) -> Failure | None:
         """None if all ended well."""
-        with tempfile.TemporaryDirectory(prefix="launch-") as scratch:
+        with tempfile.TemporaryDirectory(prefix="launch-") as scratch, socket.socket() as holder:
             self._report = Path(scratch) / "first-cause.json"
-            where = self._coordinator()
+            where = self._coordinator(holder)
             self._processes = [self._start(i, where) for i in range(len(self._slots))]
             self._signals.processes = self._processes
             readers = [
@@ -166,14 +166,15 @@ class _Attempt:
                 thread.join(timeout=10)
             return None if failed is None else self._explained(failed, stopped, detected)
 
-    def _coordinator(self) -> str:
-        """Rank 0's address, another port in every attempt."""
+    def _coordinator(self, holder: socket.socket) -> str:
+        """Rank 0's address, another port in every attempt; one of the loopback stays bound to
+        `holder`, so that nobody takes it before rank 0 listens (gRPC shares it, SO_REUSEPORT)."""
         if self._plan.coordinator is not None:
             host, _, port = self._plan.coordinator.rpartition(":")
             return f"{host}:{int(port) + self._attempt}"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            return f"127.0.0.1:{probe.getsockname()[1]}"
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        holder.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{holder.getsockname()[1]}"
 
     def _start(self, index: int, where: str) -> "subprocess.Popen[str]":
         world = self._plan.nodes * len(self._slots)

@@ -99,7 +99,7 @@ def train(
     optimizer = _until_the_end(optimizer, config)
     console = Console(quiet=host_index() != 0)
     folder = run.directory / "checkpoints"
-    _check_folder(run.directory, resume)
+    check_folder(run.directory, resume)
     abstract = abstract_state(model, optimizer, rules, mesh)
 
     def begin(saved: int | None) -> tuple[TrainState, Json]:
@@ -127,7 +127,7 @@ def train(
         if done >= config.steps:
             return Trained(state, done, finished=True)
         if host_index() == 0:
-            _write_config(run)
+            write_config(run)
         checkpoints = stack.enter_context(
             checkpoint.CheckpointWriter(folder, run.config, run.assets, config.keep)
         )
@@ -196,7 +196,7 @@ def check_start(
     Raises:
       ValueError, FileNotFoundError: as `train` would.
     """
-    _check_folder(directory, resume)
+    check_folder(directory, resume)
     check_rows(rows, mesh, config.accumulation)
     make_schedule(_until_the_end(optimizer, config))
 
@@ -206,7 +206,8 @@ def _until_the_end(optimizer: OptimizerConfig, config: TrainerConfig) -> Optimiz
     return replace(optimizer, decay_steps=config.steps) if whole else optimizer
 
 
-def _check_folder(directory: Path, resume: bool) -> None:
+def check_folder(directory: Path, resume: bool) -> None:
+    """Refuses to begin where a run is, and to go on where none is."""
     saved = checkpoint.latest(directory / "checkpoints")
     if resume and not (directory / CONFIG_NAME).exists():
         raise FileNotFoundError(
@@ -220,7 +221,8 @@ def _check_folder(directory: Path, resume: bool) -> None:
         )
 
 
-def _write_config(run: Run) -> None:
+def write_config(run: Run) -> None:
+    """Leaves the config in the run's folder, at once or not at all."""
     run.directory.mkdir(parents=True, exist_ok=True)
     temporary = run.directory / f"{CONFIG_NAME}.tmp"
     temporary.write_text(json.dumps(run.config, indent=2) + "\n")

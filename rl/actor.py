@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, PRNGKeyArray
 
 from models.functional import Params
 from models.policy import Policy, Request
@@ -37,6 +37,10 @@ class Actor:
 
     policy: Policy
     flow: FlowConfig
+
+    def init(self, policy: Params, key: PRNGKeyArray, *, value: bool = True) -> Params:
+        """`flow_policy.init` around the policy's parameters."""
+        return flow_policy.init(self.policy.model, policy, key, self.flow, value=value)
 
     def answer(self, params: Params, requests: Sequence[Request]) -> list[Answer]:
         """One for each request; with a single size of batches, a request's answer depends on it and
@@ -85,7 +89,7 @@ class Actor:
     @cached_property
     def _draw(self) -> Any:
         model, config = self.policy.model, self.flow
-        return jax.jit(lambda params, *given: flow_policy.draw(model, params, *given, config))
+        return jax.jit(lambda p, batch, keys: flow_policy.draw(model, p, batch, keys, config))
 
     @cached_property
     def _value(self) -> Any:

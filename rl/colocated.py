@@ -25,8 +25,7 @@ from rl.fragments import Fragment, Lanes
 from rl.objectives import Terms, check, objective, value_loss
 from rl.preparation import Traceable
 from rl.records import Experience
-from sim.protocol import State
-from sim.tabletop import TRAIN_SEEDS
+from sim.protocol import TRAIN_SEEDS, State
 
 _SHUFFLE = 2
 
@@ -155,12 +154,15 @@ class Colocated:
                 self._model, fill(wanted, params), part.batch, part.drawn, self._config.flow
             )
             # who acted is also the proximal policy: the step began with it
-            behaviour, lag = jnp.asarray(part.drawn.log_prob), jnp.zeros_like(part.version)
-            terms = objective(
-                chosen, log_prob, behaviour, part.advantage, part.acted, part.weight, lag, behaviour
+            behaviour, advantage, target, weight = map(
+                jnp.asarray, (part.drawn.log_prob, part.advantage, part.target, part.weight)
             )
-            valued = value_loss(value, part.target, part.weight)
-            disorder = jnp.sum(entropy * part.weight)
+            lag = jnp.zeros_like(part.version)
+            terms = objective(
+                chosen, log_prob, behaviour, advantage, part.acted, weight, lag, behaviour
+            )
+            valued = value_loss(value, target, weight)
+            disorder = jnp.sum(entropy * weight)
             total = terms.loss + chosen.value_weight * valued - chosen.entropy_weight * disorder
             return total / terms.weight, (terms, valued)
 

@@ -95,7 +95,11 @@ class LearnerConfig:
     epochs: int = 1
     optimizer: OptimizerConfig = field(
         default_factory=lambda: OptimizerConfig(
-            learning_rate=1e-4, schedule="constant", warmup_steps=0, weight_decay=0.0
+            learning_rate=1e-4,
+            schedule="constant",
+            warmup_steps=0,
+            weight_decay=0.0,
+            ema_decay=0.0,
         )
     )
 

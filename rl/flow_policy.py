@@ -89,8 +89,9 @@ def log_prob(
     gradient of the value reaches the policy.
     """
     field = model.field(params["policy"], batch)
-    _, mean, std = _step(params, field, drawn.before, drawn.at, config)
-    density = _log_density(drawn.after, mean, std).sum(1)
+    before, after, at = (jnp.asarray(x) for x in (drawn.before, drawn.after, drawn.at))
+    _, mean, std = _step(params, field, before, at, config)
+    density = _log_density(after, mean, std).sum(1)
     nats = jnp.where(std > 0, jnp.log(jnp.where(std > 0, std, 1)) + _HALF_LOG_2PI + 0.5, 0)
     acted = batch.action_mask[:, 0]
     entropy = (nats.mean(1) * acted).sum((1, 2)) / jnp.maximum(acted.sum((1, 2)), 1)

@@ -110,7 +110,8 @@ class Lanes:
         keys = jax.vmap(jax.random.fold_in)(self._key(_NOISE, state), state.step)
         words = jax.random.key_data(keys)
         drawn = flow_policy.draw(self.policy.model, params, told.batch, words, self.config.flow)
-        actions = self._preparation.actions(drawn.actions, seen.state)
+        chunks = jnp.asarray(drawn.actions), jnp.asarray(seen.state)
+        actions = self._preparation.actions(*chunks)
         return told, drawn, actions[:, : self.config.rollout.execute]
 
     def _settle(

@@ -80,11 +80,11 @@ class Experience:
 
     batch: PackedBatch
     drawn: Drawn
-    advantage: Float[Array, "n"]
-    target: Float[Array, "n"]
+    advantage: Float[Array | np.ndarray, "n"]
+    target: Float[Array | np.ndarray, "n"]
     """What the value head should have expected."""
-    version: Int[Array, "n"]
-    weight: Float[Array, "n"]
+    version: Int[Array | np.ndarray, "n"]
+    weight: Float[Array | np.ndarray, "n"]
 
     @property
     def acted(self) -> Bool[Array, "n h a"]:

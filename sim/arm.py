@@ -12,22 +12,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, UInt8, UInt32
+from jaxtyping import Array, Bool, Float, Int, UInt8, UInt32
 
 from sim import arm_control, arm_physics
 from sim.arm_model import BLOCK, FINGER, HAND, HOME, SHAPES, STEP
 from sim.arm_physics import CONTROLS, ArmPhysics, Control, action_names, action_range
 from sim.arm_tasks import TASKS, in_columns, translated
-from sim.groups import (
-    checked_actions,
-    checked_seeds,
-    episode_key,
-    in_groups,
-    looped,
-    restarted,
-    scanned,
-)
-from sim.protocol import Observation, Transition
+from sim.groups import Grouped, episode_key, in_groups
 from sim.raycast import Camera, Frames, Geom, Look, pictures, views
 
 FRONT = Camera(position=(0.98, 0.0, 0.60), target=(0.43, 0.0, 0.11), fovy=44.0)
@@ -58,23 +49,16 @@ class ArmState(NamedTuple):
 
     seed: UInt32[Array, "n"]
     episode: Int[Array, "n"]
-    """How many episodes this lane has finished; the next one's start derives from it."""
     step: Int[Array, "n"]
     goal: Int[Array, "n"]
     physics: ArmPhysics
 
 
-class Arm:
+class Arm(Grouped):
     """`sim.protocol.Environment` for `task` "reach" or "lift".
 
     Actions are what `sim.arm_physics.commanded` takes. A scene is the poses [*b, 16, 7] that
     `sim.arm_physics.poses` gives.
-
-    `pure_reset`, `pure_step`, `pure_observe` and `pure_pictures` are functions to trace, inside a
-    larger jitted program too. The protocol's methods check what they are given and run them: on an
-    accelerator as one program for all environments and steps, on CPUs in groups of lanes on threads
-    and step by step, where a loop around one compiled step costs nothing and does for chunks of any
-    length.
 
     Args:
       control: "pose" (absolute) or "delta" of the tip, or "joint" targets.
@@ -123,79 +107,9 @@ class Arm:
         self.goals = self.task.goals
         self.prompts = self.task.prompts
         self.max_steps = self.task.max_steps
-        self._reset = jax.jit(self.pure_reset)
-        self._step = jax.jit(self.pure_step)
         self._command = jax.jit(self._commanded)
-        self._finish = jax.jit(self._judged)
-        self._see = jax.jit(self.pure_pictures)
         self._act = jax.jit(jax.vmap(self._wanted))
-
-    def pure_reset(self, seeds: UInt32[Array, "n"]) -> ArmState:
-        """`reset`, to trace."""
-        return jax.vmap(self._fresh)(seeds, jnp.zeros(len(seeds), jnp.int32))
-
-    def pure_observe(self, state: ArmState) -> Observation:
-        """`observe`, to trace."""
-        return Observation(
-            self.pure_pictures(_placed(state.physics.position)), proprioception(state.physics)
-        )
-
-    def pure_pictures(self, scene: Float[Array, "n 16 7"]) -> UInt8[Array, "n 2 h w 3"]:
-        """`pictures`, to trace."""
-        return _pictures(scene, (FRONT, WRIST), self.image_size, 2, self.shadows)
-
-    def pure_step(
-        self, state: ArmState, actions: Float[Array, "n t a"]
-    ) -> tuple[ArmState, Transition]:
-        """`step_chunk`, to trace: a scan over the chunk."""
-
-        def one(state: ArmState, action: Float[Array, "n a"]) -> tuple[ArmState, Transition]:
-            setpoint = self._commanded(state.physics.setpoint, action)
-            return self._judged(state, jax.vmap(arm_physics.moved)(state.physics, setpoint))
-
-        return scanned(one, state, actions)
-
-    def reset(self, seeds: Int[np.ndarray, "n"]) -> ArmState:
-        """Fresh episodes; the same seed gives the same episode.
-
-        Raises:
-          ValueError: a seed is negative or has more than 32 bits.
-        """
-        return in_groups(self._reset, self.lanes, checked_seeds(self.name, seeds))
-
-    def goal(self, state: ArmState) -> Int[Array, "n"]:
-        """Index into `goals` of each running episode."""
-        return state.goal
-
-    def scene(self, state: ArmState) -> Float[Array, "n 16 7"]:
-        """What pictures of the state show."""
-        return in_groups(_placed, self.lanes, state.physics.position)
-
-    def observe(self, state: ArmState) -> Observation:
-        """Pictures [N, 2, image_size, image_size, 3] of front and wrist, and proprioception
-        [N, 15]: joints (radians), fingers (metres from the middle), tip (metres, and rotation
-        vector from pointing straight down)."""
-        return Observation(self.pictures(self.scene(state)), self.proprioception(state))
-
-    def proprioception(self, state: ArmState) -> Float[Array, "n 15"]:
-        """`observe` without pictures."""
-        return jnp.asarray(in_groups(_felt, self.lanes, state.physics))
-
-    def pictures(self, scene: Float[np.ndarray | Array, "n 16 7"]) -> UInt8[Array, "n 2 h w 3"]:
-        """What the cameras see of each scene, as in `observe`."""
-        return jnp.asarray(in_groups(self._see, self.lanes, scene))
-
-    def step_chunk(
-        self, state: ArmState, actions: Float[Array, "n t a"]
-    ) -> tuple[ArmState, Transition]:
-        """Acts T steps; an episode that ends starts anew from a fresh random state.
-
-        Raises:
-          ValueError: the actions have another shape, or one is not finite.
-        """
-        chunk = checked_actions(self.name, actions, len(state.seed), self.action_names)
-        function = self._loop if jax.default_backend() == "cpu" else self._step
-        return in_groups(function, self.lanes, state, chunk)
+        super().__init__()
 
     def expert(self, state: ArmState) -> Float[Array, "n a"]:
         """The next action of the task's scripted expert, in terms of the control."""
@@ -208,28 +122,16 @@ class Arm:
         images = _pictures(flat, (AUDIENCE,), size, samples=3, shadows=True)
         return np.asarray(images).reshape(*scene.shape[:-2], size, size, 3)
 
-    def _loop(
-        self, state: ArmState, actions: Float[np.ndarray, "lanes t a"]
-    ) -> tuple[ArmState, Transition]:
-        """`pure_step`, a compiled step at a time."""
-        move = arm_physics.compiled_move()
+    def moved(self, now: ArmPhysics, actions: Float[Array, "n a"]) -> ArmPhysics:
+        """A control step, to trace."""
+        return jax.vmap(arm_physics.moved)(now, self._commanded(now.setpoint, actions))
 
-        def one(state: ArmState, action: Float[np.ndarray, "n a"]) -> tuple[ArmState, Transition]:
-            setpoint = self._command(state.physics.setpoint, action)
-            return self._finish(state, move(state.physics, setpoint))
+    def move(self, now: ArmPhysics, actions: Float[Array, "n a"]) -> ArmPhysics:
+        """`moved`, compiled."""
+        return arm_physics.compiled_move()(now, self._command(now.setpoint, actions))
 
-        return looped(one, state, actions)
-
-    def _commanded(
-        self, setpoint: Float[Array, "n 8"], action: Float[Array, "n a"]
-    ) -> Float[Array, "n 8"]:
-        return jax.vmap(partial(arm_physics.commanded, control=self.control))(setpoint, action)
-
-    def _wanted(self, state: ArmState) -> Float[Array, "a"]:
-        action = self.task.expert(state.physics, state.goal)
-        return translated(state.physics.setpoint, action, self.control)
-
-    def _fresh(self, seed: UInt32[Array, ""], episode: Int[Array, ""]) -> ArmState:
+    def fresh(self, seed: UInt32[Array, ""], episode: Int[Array, ""]) -> ArmState:
+        """How one episode starts, to trace."""
         key = episode_key(seed, episode)
         draws = jax.random.uniform(key, (18,))
         joints = jnp.array(HOME) + jnp.array(_SPREAD) * (2 * draws[:7] - 1)
@@ -243,21 +145,31 @@ class Arm:
             physics=arm_physics.at_rest(joints, blocks),
         )
 
-    def _judged(self, before: ArmState, moved: ArmPhysics) -> tuple[ArmState, Transition]:
-        """The states to go on from and what happened, once the bodies have moved."""
-        achieved = jax.vmap(self.task.achieved)(moved)
-        terminated = jnp.take_along_axis(achieved, before.goal[:, None], 1)[:, 0]
-        truncated = ~terminated & (before.step + 1 >= self.max_steps)
-        after = before._replace(step=before.step + 1, physics=moved)
-        fresh = jax.vmap(self._fresh)(before.seed, before.episode + 1)
-        return restarted(terminated | truncated, fresh, after), Transition(
-            reward=terminated.astype(jnp.float32),
-            terminated=terminated,
-            truncated=truncated,
-            achieved=achieved,
-            state=proprioception(moved),
-            scene=_placed(moved.position),
-        )
+    def achieved(self, state: ArmState) -> Bool[Array, "n g"]:
+        """Which goals are, to trace."""
+        return jax.vmap(self.task.achieved)(state.physics)
+
+    def felt(self, now: ArmPhysics) -> Float[Array, "n 15"]:
+        """`state_names`: joints (radians), fingers (metres from the middle), tip (metres, and
+        rotation vector from pointing straight down); to trace."""
+        return _felt(now)
+
+    def shown(self, state: ArmState) -> Float[Array, "n 16 7"]:
+        """What pictures of the state show, to trace."""
+        return _placed(state.physics.position)
+
+    def pure_pictures(self, scene: Float[Array, "n 16 7"]) -> UInt8[Array, "n 2 h w 3"]:
+        """`pictures`, to trace."""
+        return _pictures(scene, (FRONT, WRIST), self.image_size, 2, self.shadows)
+
+    def _commanded(
+        self, setpoint: Float[Array, "n 8"], action: Float[Array, "n a"]
+    ) -> Float[Array, "n 8"]:
+        return jax.vmap(partial(arm_physics.commanded, control=self.control))(setpoint, action)
+
+    def _wanted(self, state: ArmState) -> Float[Array, "a"]:
+        action = self.task.expert(state.physics, state.goal)
+        return translated(state.physics.setpoint, action, self.control)
 
 
 def named(task: str, control: Control = "pose") -> str:
@@ -265,13 +177,12 @@ def named(task: str, control: Control = "pose") -> str:
     return f"arm-{task}" if control == "pose" else f"arm-{task}-{control}"
 
 
-def proprioception(moved: ArmPhysics) -> Float[Array, "n 15"]:
-    """What the robot feels: `Arm.state_names`, radians and metres."""
+@jax.jit
+def _felt(moved: ArmPhysics) -> Float[Array, "n 15"]:
     tips = jax.vmap(lambda p: arm_control.action_of(arm_control.tip(p[:7])))(moved.position)
     return jnp.concatenate((moved.position[:, :9], tips), 1)
 
 
-_felt = jax.jit(proprioception)
 _placed = jax.jit(jax.vmap(arm_physics.poses))
 
 _GEOMS = (

@@ -1,12 +1,14 @@
-"""How environments that a compiled program advances in fixed groups take any number of episodes.
+"""How environments that a compiled program advances in fixed groups take any number of episodes,
+step chunks and start episodes anew.
 
 One program then serves recording, evaluation and learning, and an episode is the same in any batch.
 Groups run on threads, as a compiled step keeps only one CPU core busy; an accelerator takes all at
-once. Stepping a chunk and starting an episode anew are the same in all of them.
+once.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import BoundedSemaphore
 from typing import Any
@@ -14,12 +16,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, UInt8, UInt32
 
-from sim.protocol import State, Transition
+from sim.protocol import Observation, Scene, State, Transition
 
 Step = Callable[[State, Any], tuple[State, Transition]]
 """(state, actions [n a]) -> what one control step makes of it."""
+Moved = Any
+"""What physics carries from step to step, of N environments."""
 
 _CORES = os.cpu_count() or 1
 _SLOTS = BoundedSemaphore(max(1, min(_CORES, int(os.environ.get("NPROC", _CORES)) // 2)))
@@ -61,17 +65,6 @@ def scanned(step: Step, state: State, actions: Float[Array, "n t a"]) -> tuple[S
     return state, jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), steps)
 
 
-def looped(
-    step: Step, state: State, actions: Float[np.ndarray, "n t a"]
-) -> tuple[State, Transition]:
-    """The same, a compiled step at a time."""
-    steps = []
-    for action in actions.swapaxes(0, 1):
-        state, transition = step(state, action)
-        steps.append(transition)
-    return state, jax.tree.map(lambda *parts: np.stack(parts, 1), *steps)
-
-
 def restarted(over: Bool[Array, "n"], fresh: State, after: State) -> State:
     """The fresh state of every environment whose episode is over, the others' own; to trace."""
 
@@ -81,39 +74,144 @@ def restarted(over: Bool[Array, "n"], fresh: State, after: State) -> State:
     return jax.tree.map(chosen, fresh, after)
 
 
-def checked_seeds(name: str, seeds: Int[np.ndarray, "n"]) -> UInt32[np.ndarray, "n"]:
-    """The seeds as a compiled program takes them.
+class Grouped(ABC):
+    """`sim.protocol.Environment` of what physics, goals and pictures are. A state has `seed`,
+    `episode` (how many this lane has finished; the next one's start derives from it), `step`,
+    `goal` and `physics`, each [N].
 
-    Raises:
-      ValueError: a seed is negative or has more than 32 bits.
+    `pure_reset`, `pure_step`, `pure_observe` and `pure_pictures` are functions to trace, inside a
+    larger jitted program too. The protocol's methods check what they are given and run them: on an
+    accelerator as one program for all environments and steps, on CPUs in groups of `lanes` on
+    threads and step by step, where a loop around one compiled step costs nothing and does for
+    chunks of any length.
     """
-    seeds = np.asarray(seeds, np.int64)
-    if seeds.size and not 0 <= seeds.min() <= seeds.max() < 2**32:
-        raise ValueError(
-            f"{name}: seeds must lie in 0 … 2**32 - 1, "
-            f"got {seeds.min()} … {seeds.max()}; choose smaller ones."
-        )
-    return seeds.astype(np.uint32)
 
+    name: str
+    lanes: int
+    """How many environments one compiled step advances on CPUs."""
+    action_names: tuple[str, ...]
+    max_steps: int
 
-def checked_actions(
-    name: str, actions: Float[Array | np.ndarray, "n t a"], n: int, action_names: Sequence[str]
-) -> Float[np.ndarray, "n t a"]:
-    """The actions of N environments as a compiled program takes them.
+    def __init__(self) -> None:
+        self._reset = jax.jit(self.pure_reset)
+        self._step = jax.jit(self.pure_step)
+        self._finish = jax.jit(self._judged)
+        self._see = jax.jit(self.pure_pictures)
 
-    Raises:
-      ValueError: they have another shape, or one is not finite.
-    """
-    chunk = np.asarray(actions, np.float32)
-    if chunk.ndim != 3 or chunk.shape[::2] != (n, len(action_names)):
-        raise ValueError(
-            f"{name}: expected actions of shape [{n}, steps, {len(action_names)}], "
-            f"got {chunk.shape}."
+    @abstractmethod
+    def fresh(self, seed: UInt32[Array, ""], episode: Int[Array, ""]) -> State:
+        """How one episode starts, to trace."""
+
+    @abstractmethod
+    def moved(self, now: Moved, actions: Float[Array, "n a"]) -> Moved:
+        """A control step, to trace."""
+
+    @abstractmethod
+    def move(self, now: Moved, actions: Float[Array, "n a"]) -> Moved:
+        """`moved`, compiled."""
+
+    @abstractmethod
+    def achieved(self, state: State) -> Bool[Array, "n g"]:
+        """Which goals are, to trace."""
+
+    @abstractmethod
+    def felt(self, now: Moved) -> Float[Array, "n s"]:
+        """Proprioception, to trace."""
+
+    @abstractmethod
+    def shown(self, state: State) -> Scene:
+        """What pictures of the state show, to trace."""
+
+    @abstractmethod
+    def pure_pictures(self, scene: Scene) -> UInt8[Array, "n c h w 3"]:
+        """`pictures`, to trace."""
+
+    def pure_reset(self, seeds: UInt32[Array, "n"]) -> State:
+        """`reset`, to trace."""
+        return jax.vmap(self.fresh)(seeds, jnp.zeros(len(seeds), jnp.int32))
+
+    def pure_observe(self, state: State) -> Observation:
+        """`observe`, to trace."""
+        return Observation(self.pure_pictures(self.shown(state)), self.felt(state.physics))
+
+    def pure_step(self, state: State, actions: Float[Array, "n t a"]) -> tuple[State, Transition]:
+        """`step_chunk`, to trace: a scan over the chunk."""
+        return scanned(lambda s, a: self._judged(s, self.moved(s.physics, a)), state, actions)
+
+    def reset(self, seeds: Int[np.ndarray, "n"]) -> State:
+        """Fresh episodes; the same seed gives the same episode.
+
+        Raises:
+          ValueError: a seed is negative or has more than 32 bits.
+        """
+        seeds = np.asarray(seeds, np.int64)
+        if seeds.size and not 0 <= seeds.min() <= seeds.max() < 2**32:
+            raise ValueError(
+                f"{self.name}: seeds must lie in 0 … 2**32 - 1, "
+                f"got {seeds.min()} … {seeds.max()}; choose smaller ones."
+            )
+        return in_groups(self._reset, self.lanes, seeds.astype(np.uint32))
+
+    def goal(self, state: State) -> Int[Array, "n"]:
+        """Index into `goals` of each running episode."""
+        return state.goal
+
+    def scene(self, state: State) -> Scene:
+        """What pictures of the state show."""
+        return in_groups(self.shown, self.lanes, state)
+
+    def observe(self, state: State) -> Observation:
+        """Pictures [N, cameras, image_size, image_size, 3] and proprioception [N, S]."""
+        felt = in_groups(self.felt, self.lanes, state.physics)
+        return Observation(self.pictures(self.scene(state)), jnp.asarray(felt))
+
+    def pictures(self, scene: Scene) -> UInt8[Array, "n c h w 3"]:
+        """What the cameras see of each scene, as in `observe`."""
+        return jnp.asarray(in_groups(self._see, self.lanes, scene))
+
+    def step_chunk(self, state: State, actions: Float[Array, "n t a"]) -> tuple[State, Transition]:
+        """Acts T steps; an episode that ends starts anew from a fresh random state.
+
+        Raises:
+          ValueError: the actions have another shape, or one is not finite.
+        """
+        chunk, names, n = np.asarray(actions, np.float32), self.action_names, len(state.seed)
+        if chunk.ndim != 3 or chunk.shape[::2] != (n, len(names)):
+            raise ValueError(
+                f"{self.name}: expected actions of shape [{n}, steps, {len(names)}], "
+                f"got {chunk.shape}."
+            )
+        if not np.isfinite(chunk).all():
+            i, t, a = np.argwhere(~np.isfinite(chunk))[0]
+            raise ValueError(
+                f"{self.name}: action '{names[a]}' of environment {i} at step {t} of "
+                f"the chunk is {chunk[i, t, a]}, expected a finite number."
+            )
+        function = self._loop if jax.default_backend() == "cpu" else self._step
+        return in_groups(function, self.lanes, state, chunk)
+
+    def _loop(
+        self, state: State, actions: Float[np.ndarray, "lanes t a"]
+    ) -> tuple[State, Transition]:
+        """`pure_step`, a compiled step at a time."""
+        steps = []
+        for action in actions.swapaxes(0, 1):
+            state, transition = self._finish(state, self.move(state.physics, action))
+            steps.append(transition)
+        return state, jax.tree.map(lambda *parts: np.stack(parts, 1), *steps)
+
+    def _judged(self, before: State, moved: Moved) -> tuple[State, Transition]:
+        """The states to go on from and what happened, once the bodies have moved."""
+        after = before._replace(step=before.step + 1, physics=moved)
+        achieved = self.achieved(after)
+        terminated = jnp.take_along_axis(achieved, before.goal[:, None], 1)[:, 0]
+        truncated = ~terminated & (after.step >= self.max_steps)
+        fresh = jax.vmap(self.fresh)(before.seed, before.episode + 1)
+        return restarted(terminated | truncated, fresh, after), Transition(
+            reward=terminated.astype(jnp.float32),
+            terminated=terminated,
+            truncated=truncated,
+            achieved=achieved,
+            state=self.felt(moved),
+            scene=self.shown(after),
         )
-    if not np.isfinite(chunk).all():
-        i, t, a = np.argwhere(~np.isfinite(chunk))[0]
-        raise ValueError(
-            f"{name}: action '{action_names[a]}' of environment {i} at step {t} of "
-            f"the chunk is {chunk[i, t, a]}, expected a finite number."
-        )
-    return chunk

@@ -9,13 +9,11 @@ from typing import Any
 
 from sim.interpreters import interpreter
 from sim.processes import Processes
-from sim.protocol import Slots
+from sim.protocol import EVAL_SEEDS, Slots
 from sim.suites import Suite
 
 INSTALL = "make gym"
 SIMULATOR = Path(__file__).parent / "simulators" / "gym.py"
-EVAL_SEEDS = range(1_000_000_000, 2_000_000_000)
-"""Seeds of episodes to be judged by; demonstrations should start from lower ones."""
 
 
 def suite(

@@ -41,23 +41,24 @@ class Journal:
           ValueError: the file holds episodes of the condition under another header.
         """
         header = json.loads(json.dumps(header))
-        known = self._headers.get(condition)
-        if known is None:
-            self._headers[condition] = header
-            self._write({"condition": condition, "evaluates": header})
-        elif known != header:
+        known, done = self._headers.get(condition, {}), self._episodes.get(condition, [])
+        if known != header and done:
             name = next(n for n in {**known, **header} if known.get(n) != header.get(n))
             raise ValueError(
                 f"{self._path} holds episodes of '{condition}' whose {name} is "
                 f"{json.dumps(known.get(name))}, but now it is {json.dumps(header.get(name))}; "
                 "choose another --out, or remove the file to begin anew."
             )
-        return list(self._episodes.get(condition, ()))
+        if condition not in self._headers or known != header:
+            self._headers[condition] = header
+            self._write({"condition": condition, "evaluates": header})
+        return list(done)
 
     def add(self, condition: str, episode: Episode) -> None:
         """Writes an episode; it is in the file on return."""
         actions = base64.b64encode(episode.actions.astype("<f4").tobytes()).decode("ascii")
         row = {**episode.to_json(), "actions": actions}
+        self._episodes.setdefault(condition, []).append(episode)
         self._write({"condition": condition, "episode": row})
 
     def _write(self, line: dict[str, Any]) -> None:

@@ -41,6 +41,8 @@ class Lanes:
       expert: what demonstrates.
     """
 
+    lockstep = True
+
     def __init__(self, env: Environment, count: int, expert: Expert | None = None) -> None:
         if count < 1:
             raise ValueError(f"{env.name}: count is {count}, expected at least one slot.")
@@ -115,6 +117,9 @@ class Lanes:
             same = {s: c for s, c in told.items() if c.steps == steps and s not in shown}
             outcomes += self._send(same, steps)
         return outcomes + (self._demonstrate(shown) if shown else [])
+
+    def wake(self) -> None:
+        """There is no poll that waits."""
 
     def close(self) -> None:
         """There is nothing to end."""

@@ -1,8 +1,8 @@
 """Meta-World as a suite: `sim.simulators.metaworld` simulates it, in the environment that
 `make metaworld` creates.
 
-Starts are drawn from seeds, where the benchmark keeps 50 a task: demonstrations take TRAIN_SEEDS,
-evaluation EVAL_SEEDS, of which the first 50 are the suite's.
+Starts are drawn from seeds, where the benchmark keeps 50 a task: demonstrations take those of
+`sim.protocol.TRAIN_SEEDS`, evaluation the first 50 of EVAL_SEEDS.
 """
 
 from functools import partial
@@ -10,17 +10,13 @@ from pathlib import Path
 
 from sim.interpreters import interpreter
 from sim.processes import Processes
-from sim.protocol import Slots
+from sim.protocol import EVAL_SEEDS, Slots
 from sim.simulators.metaworld_prompts import PROMPTS
 from sim.suites import Suite
 
 INSTALL = "make metaworld"
 SIMULATOR = Path(__file__).parent / "simulators" / "metaworld.py"
 TASKS = tuple(PROMPTS)
-TRAIN_SEEDS = range(0, 1_000_000_000)
-"""Seeds of episodes to learn from."""
-EVAL_SEEDS = range(1_000_000_000, 2_000_000_000)
-"""Seeds of episodes to be judged by."""
 
 
 def suite() -> Suite:

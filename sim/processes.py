@@ -8,6 +8,7 @@ the policy computes; `sim.child` is their end. The parent waits for none of them
 import json
 import math
 import selectors
+import socket
 import sys
 import time
 import weakref
@@ -26,6 +27,8 @@ from sim.worker import Worker
 
 _STARTING = 300.0
 """Seconds in which a simulator must be ready for its first request."""
+_WAKER = -1
+"""Stands in the selector for the slot of whoever calls `wake`."""
 
 
 class Processes:
@@ -34,6 +37,8 @@ class Processes:
     Attributes:
       restarts: how often each slot's simulator was replaced.
     """
+
+    lockstep = False
 
     def __init__(
         self,
@@ -71,7 +76,12 @@ class Processes:
         self._selector = selectors.DefaultSelector()
         self._slots = [_Slot() for _ in range(count)]
         self._ready: list[Outcome] = []
-        self._finalizer = weakref.finalize(self, _close, self._slots, self._selector)
+        self._woken, self._waker = socket.socketpair()
+        self._woken.setblocking(False)
+        self._waker.setblocking(False)
+        self._selector.register(self._woken, selectors.EVENT_READ, _WAKER)
+        ends = (self._woken, self._waker)
+        self._finalizer = weakref.finalize(self, _close, self._slots, self._selector, ends)
         try:
             for i in range(count):
                 self._start(i)
@@ -142,7 +152,7 @@ class Processes:
 
     def poll(self, timeout: float | None = None) -> list[Outcome]:
         """What was finished since the last call: at least one outcome if any slot is at work and
-        no timeout (seconds) passes first.
+        no timeout (seconds) passes first and nobody calls `wake`.
 
         Raises:
           ValueError: a simulator that is to replace another does not start.
@@ -150,10 +160,16 @@ class Processes:
         until = math.inf if timeout is None else time.monotonic() + timeout
         while True:
             busy = any(slot.busy for slot in self._slots)
-            self._wait(until if busy and not self._ready else -math.inf)
-            if self._ready or not busy or time.monotonic() >= until:
+            woken = self._wait(until if busy and not self._ready else -math.inf)
+            if self._ready or woken or not busy or time.monotonic() >= until:
                 finished, self._ready = self._ready, []
                 return finished
+
+    def wake(self) -> None:
+        """Makes the poll that waits, or else the next, return with what is finished; from any
+        thread, at any time."""
+        with suppress(OSError):  # full, and so awake already, or closed
+            self._waker.send(b"!")
 
     def close(self) -> None:
         """Kills the simulators; so do the end of a `with` block and our own end."""
@@ -181,11 +197,16 @@ class Processes:
         if not process.write():
             self._selector.register(process.requests, selectors.EVENT_WRITE, i)
 
-    def _wait(self, until: float) -> None:
-        """For something to happen, but no longer than until then or until a slot has hung."""
+    def _wait(self, until: float) -> bool:
+        """For something to happen, but no longer than until then or until a slot has hung; whether
+        it was `wake`."""
+        woken = False
         working = [s.process.deadline for s in self._slots if s.process and s.working]
         wait = min([until, *working]) - time.monotonic()
         for key, events in self._selector.select(None if wait == math.inf else max(wait, 0.0)):
+            if key.data == _WAKER:
+                woken = bool(self._woken.recv(4096))
+                continue
             process = self._slots[key.data].process
             if process is None:
                 continue  # ended by what was read a moment ago
@@ -199,6 +220,7 @@ class Processes:
                 waited = _STARTING if process.starting else self._patience
                 process.abort()
                 self._end(i, f"hung: no answer for {waited:g} s", grace=1.0)
+        return woken
 
     def _read(self, i: int, process: Worker) -> None:
         """Takes what a simulator wrote, all of which shows that it is not hung."""
@@ -287,7 +309,9 @@ class _Slot:
         return self.busy or (self.process is not None and self.process.starting)
 
 
-def _close(slots: list[_Slot], selector: selectors.BaseSelector) -> None:
+def _close(
+    slots: list[_Slot], selector: selectors.BaseSelector, ends: tuple[socket.socket, ...]
+) -> None:
     processes = [slot.process for slot in slots if slot.process is not None]
     for process in processes:
         process.kill()
@@ -295,6 +319,8 @@ def _close(slots: list[_Slot], selector: selectors.BaseSelector) -> None:
         process.bury()
     slots.clear()
     selector.close()
+    for end in ends:
+        end.close()
 
 
 def _spec(fields: dict[str, Any]) -> Spec:

@@ -17,6 +17,12 @@ from jaxtyping import Array, Bool, Float, Int, UInt8
 State = Any
 Scene = Any
 
+TRAIN_SEEDS = range(0, 1_000_000_000)
+"""Seeds of episodes to learn from."""
+EVAL_SEEDS = range(1_000_000_000, 2_000_000_000)
+"""Seeds of episodes to be judged by; no demonstration starts from one. LIBERO alone has few
+starts, numbered from 0, and nothing else to record from."""
+
 
 class Start(NamedTuple):
     """Which episode: the same start is the same episode in any slot and beside any others."""
@@ -96,10 +102,15 @@ class Outcome(NamedTuple):
 
 
 class Slots(Protocol):
-    """Places for episodes. Each is told one thing at a time and answers by one `Outcome`."""
+    """Places for episodes. Each is told one thing at a time and answers by one `Outcome`.
+
+    One thread alone tells and polls them; only `wake` is for others.
+    """
 
     spec: Spec
     count: int
+    lockstep: bool
+    """One computation advances all that were told something: tell as many as you can, then poll."""
 
     def begin(self, slot: int, start: Start) -> None:
         """Starts an episode; one that runs in the slot is given up."""
@@ -113,7 +124,11 @@ class Slots(Protocol):
 
     def poll(self, timeout: float | None = None) -> list[Outcome]:
         """What was finished since the last call: at least one outcome if any slot is at work and
-        no timeout (seconds) passes first."""
+        no timeout (seconds) passes first and nobody calls `wake`."""
+
+    def wake(self) -> None:
+        """Makes the poll that waits, or else the next, return with what is finished; from any
+        thread, at any time."""
 
     def close(self) -> None:
         """Ends whatever simulates."""

@@ -13,25 +13,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
 
-from sim import charts
+from sim import charts, tables
 from sim.clips import Clip, encode_jpeg, encode_mp4
 from sim.results import Episode, Evaluation
 from sim.statistics import Paired
 from sim.style import STYLE
 
-_ABOUT = {
-    "trained": "the policy of this run",
-    "untrained": "the same network before training",
-    "expert": "the script that recorded the data; it sees the physics",
-    "wrong prompt": "told another goal than the episode's own",
-    "blank image": "shown images of zeros",
-    "compared": "the policy of another checkpoint",
-}
 _HOLD_SECONDS = 1
 """How long a video rests on its last picture before it starts over."""
 
@@ -82,10 +73,12 @@ def render(report: Report) -> str:
     name, main = next(iter(report.evaluations.items()))
     body = [
         _header(report, main),
-        _section("Success", _success(report.evaluations) + _lost(report.evaluations)),
-        _section("Paired comparison", _compared(name, report.comparisons)),
-        _section("By task", _by_task(report.evaluations)),
-        _section("By goal and wording", _by_goal(report.evaluations) + _by_prompt(name, main)),
+        _section("Success", tables.success(report.evaluations) + tables.lost(report.evaluations)),
+        _section("Paired comparison", tables.compared(name, report.comparisons)),
+        _section("By task", tables.by_task(report.evaluations)),
+        _section(
+            "By goal and wording", tables.by_goal(report.evaluations) + tables.by_prompt(name, main)
+        ),
         _section("Episodes", _videos(report.evaluations)),
         _section("Training", _training(report.metrics) + _fill(report.fill)),
         _section("Time", _time(report.seconds)),
@@ -106,150 +99,18 @@ def _section(title: str, content: str) -> str:
 def _header(report: Report, main: Evaluation) -> str:
     facts = []
     for name, other in list(report.evaluations.items())[1:]:
-        text = f"{escape(name)} <b>{_percent(other.success.value)}</b>"
-        if _redirected(other):
-            text += f", named goal instead <b>{_percent(other.named.value)}</b>"
+        text = f"{escape(name)} <b>{tables.percent(other.success.value)}</b>"
+        if tables.redirected(other):
+            text += f", named goal instead <b>{tables.percent(other.named.value)}</b>"
         facts.append(f"<li>{text}</li>")
     return (
         f'<header>\n<p class="eyebrow">Chiliad · task {escape(report.task)}</p>\n'
         f"<h1>{escape(report.title)}</h1>\n"
-        f'<p class="headline"><strong>{_percent(main.success.value)}</strong> success'
+        f'<p class="headline"><strong>{tables.percent(main.success.value)}</strong> success'
         f"<span>{main.success.successes} of {main.success.trials} episodes, 95 % confidence "
         f"interval {main.success.interval_text}</span></p>\n"
         f'<ul class="facts">{"".join(facts)}</ul>\n</header>\n'
     )
-
-
-def _success(evaluations: Mapping[str, Evaluation]) -> str:
-    bars, rows = [], []
-    for i, (name, e) in enumerate(evaluations.items()):
-        kind = "main" if i == 0 else "plain"
-        if _redirected(e):
-            bars.append(charts.Bar(f"{name}: original goal", e.success, kind))
-            bars.append(charts.Bar(f"{name}: named goal", e.named, "control"))
-        else:
-            bars.append(charts.Bar(name, e.success, kind))
-        about = f"<small>{escape(_ABOUT[name])}</small>" if name in _ABOUT else ""
-        rows.append(
-            [
-                f"{escape(name)}{about}",
-                f"{e.success.successes}/{e.success.trials}",
-                _percent(e.success.value),
-                e.success.interval_text,
-                f"{_percent(e.named.value)}<small>{e.named.interval_text}</small>"
-                if _redirected(e)
-                else "",
-                f"{median(x.length for x in e.episodes):g}",
-                f"{e.roughness:.3g}",
-                f"{1000 * e.latency.p50:.1f} / {1000 * e.latency.p99:.1f}" if e.latency else "",
-            ]
-        )
-    heads = ["Policy", "Episodes", "Success", "95 % CI", "Named goal", "Median steps"]
-    heads += ["Roughness", "Call p50 / p99, ms"]
-    return (
-        f'<figure class="chart">{charts.rates(bars)}<figcaption>Share of episodes that reached '
-        "their goal; whiskers are 95 % Wilson intervals.</figcaption></figure>\n"
-        + _table("All conditions", heads, rows)
-        + '<p class="note">Roughness is the mean absolute second difference of the executed '
-        "actions. A call computes a chunk for every episode that waits; the first call, which "
-        "compiles, is left out.</p>"
-    )
-
-
-def _lost(evaluations: Mapping[str, Evaluation]) -> str:
-    """What was begun again or given up because a simulator failed, and clips left out."""
-    notes = []
-    for name, e in evaluations.items():
-        if e.reruns:
-            notes.append(f"{name}: {e.reruns} reruns after failures of the simulator.")
-        notes += [
-            f"{name}: {f.task}, seed {f.seed}, was given up and is not counted: {f.error}"
-            for f in e.failures
-        ]
-        if e.unrepeatable:
-            notes.append(
-                f"{name}: {e.unrepeatable} videos are left out, as the episode came out otherwise "
-                "when its actions were repeated."
-            )
-    return "".join(f'<p class="note">{escape(note)}</p>\n' for note in notes)
-
-
-def _compared(name: str, comparisons: Mapping[str, Paired]) -> str:
-    rows = [
-        [
-            f"{escape(name)} − {escape(other)}",
-            f"{p.trials}",
-            f"{100 * p.difference:+.1f}",
-            " to ".join(f"{100 * end:+.1f}" for end in p.interval),
-            f"{p.first_only}",
-            f"{p.second_only}",
-            f"{p.p_value:.3g}",
-        ]
-        for other, p in comparisons.items()
-    ]
-    heads = ["Policies", "Same starts", "Difference, points", "95 % CI", "Won", "Lost", "p"]
-    note = (
-        '<p class="note">Won and lost are the starts on which only one of both succeeded; p is of '
-        "McNemar’s exact two-sided test, the interval is Newcombe’s for paired rates.</p>"
-    )
-    return _table("Success on the same starts", heads, rows) + note if rows else ""
-
-
-def _by_task(evaluations: Mapping[str, Evaluation]) -> str:
-    tables = {name: e.by_task for name, e in evaluations.items()}
-    tasks = list(dict.fromkeys(task for table in tables.values() for task in table))
-    if len(tasks) < 2:
-        return ""
-    rows = [
-        [escape(task), *(_task_cell(table.get(task)) for table in tables.values())]
-        for task in tasks
-    ]
-    note = '<p class="note">Below each rate: episodes, 95 % interval, mean steps.</p>'
-    return _table("Success by task", ["Task", *map(escape, tables)], rows) + note
-
-
-def _task_cell(e: Evaluation | None) -> str:
-    if e is None:
-        return ""
-    rate = e.success
-    return (
-        f"{_percent(rate.value)}<small>{rate.successes}/{rate.trials}, {rate.interval_text}, "
-        f"{e.mean_length:.0f} steps</small>"
-    )
-
-
-def _by_goal(evaluations: Mapping[str, Evaluation]) -> str:
-    tables = {name: e.by_goal for name, e in evaluations.items()}
-    goals = list(dict.fromkeys(goal for e in evaluations.values() for goal in e.goals))
-    rows = [
-        [
-            escape(goal),
-            *(
-                f"{_percent(t[goal].value)}<small>{t[goal].successes}/{t[goal].trials}, "
-                f"{t[goal].interval_text}</small>"
-                if goal in t
-                else ""
-                for t in tables.values()
-            ),
-        ]
-        for goal in goals
-    ]
-    return _table("Success by the episode's own goal", ["Goal", *map(escape, tables)], rows)
-
-
-def _by_prompt(name: str, main: Evaluation) -> str:
-    rows = [
-        [
-            f"“{escape(prompt)}”",
-            f"{rate.successes}/{rate.trials}",
-            _percent(rate.value),
-            rate.interval_text,
-            charts.strip(rate),
-        ]
-        for prompt, rate in main.by_prompt.items()
-    ]
-    heads = ["Prompt", "Episodes", "Success", "95 % CI", ""]
-    return _table(f"Success by wording, {name}", heads, rows)
 
 
 def _videos(evaluations: Mapping[str, Evaluation]) -> str:
@@ -332,13 +193,13 @@ def _fill(fill: Mapping[str, float]) -> str:
     rows = [
         [
             escape(budget),
-            _percent(share),
+            tables.percent(share),
             f'<span class="meter"><span style="width:{100 * min(max(share, 0), 1):.1f}%">'
             "</span></span>",
         ]
         for budget, share in fill.items()
     ]
-    return _table("Packing: places that held data", ["Budget", "Filled", ""], rows)
+    return tables.table("Packing: places that held data", ["Budget", "Filled", ""], rows)
 
 
 def _time(seconds: Mapping[str, float]) -> str:
@@ -353,49 +214,12 @@ def _time(seconds: Mapping[str, float]) -> str:
 def _details(name: str, main: Evaluation, report: Report) -> str:
     versions = [[escape(str(k)), escape(str(v))] for k, v in report.versions.items()]
     config = json.dumps(report.config, indent=2, ensure_ascii=False, default=str)
-    episodes = [
-        [
-            escape(e.task),
-            f"{e.seed}",
-            escape(e.goal),
-            f"“{escape(e.prompt)}”",
-            "✓ success" if e.success else "✗ failure",
-            f"{e.length}",
-            f"{e.reward:.3g}",
-        ]
-        for e in main.episodes
-    ]
-    heads = ["Task", "Seed", "Goal", "Prompt", "Outcome", "Steps", "Return"]
     return (
-        _table("Versions and hardware", ["What", "Which"], versions)
+        tables.table("Versions and hardware", ["What", "Which"], versions)
         + f"<details><summary>Configuration</summary><pre>{escape(config)}</pre></details>\n"
-        + f"<details><summary>All {len(episodes)} episodes, {escape(name)}</summary>"
-        + _table("Every episode once", heads, episodes)
-        + "</details>"
+        + f"<details><summary>All {len(main.episodes)} episodes, {escape(name)}</summary>"
+        + f"{tables.episodes(main)}</details>"
     )
-
-
-def _table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """`heads` and cells are HTML, the caption is text; the first cell of a row is its head."""
-    if not rows:
-        return ""
-    top = "".join(f'<th scope="col">{h}</th>' if h else "<td></td>" for h in heads)
-    body = "".join(
-        f'<tr><th scope="row">{row[0]}</th>{"".join(f"<td>{cell}</td>" for cell in row[1:])}</tr>\n'
-        for row in rows
-    )
-    return (
-        f'<div class="scroll"><table><caption>{escape(caption)}</caption>'
-        f"<thead><tr>{top}</tr></thead>\n<tbody>{body}</tbody></table></div>\n"
-    )
-
-
-def _redirected(evaluation: Evaluation) -> bool:
-    return any(e.goal != e.named_goal for e in evaluation.episodes)
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f}\u00a0%"
 
 
 def _base64(data: bytes) -> str:

@@ -12,28 +12,14 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, UInt8, UInt32
+from jaxtyping import Array, Bool, Float, Int, UInt8, UInt32
 
 from sim import physics
 from sim.bodies import SUBSTEPS, TIMESTEP
-from sim.groups import (
-    checked_actions,
-    checked_seeds,
-    episode_key,
-    in_groups,
-    looped,
-    restarted,
-    scanned,
-)
+from sim.groups import Grouped, episode_key
 from sim.physics import Implementation, Physics
-from sim.protocol import Observation, Transition
 from sim.scenery import CAMERAS, Randomisation, Scene, draw
 from sim.tasks import TASKS
-
-TRAIN_SEEDS = range(0, 1_000_000_000)
-"""Seeds of episodes to learn from."""
-EVAL_SEEDS = range(1_000_000_000, 2_000_000_000)
-"""Seeds of episodes to be judged by; no demonstration starts from one."""
 
 _USUAL = Randomisation()
 
@@ -43,7 +29,6 @@ class TabletopState(NamedTuple):
 
     seed: UInt32[Array, "n"]
     episode: Int[Array, "n"]
-    """How many episodes this lane has finished; the next one's start derives from it."""
     step: Int[Array, "n"]
     goal: Int[Array, "n"]
     physics: Physics
@@ -51,18 +36,14 @@ class TabletopState(NamedTuple):
     """Where the blocks lay at first, or the drawers' x and how far out they were."""
 
 
-class Tabletop:
+class Tabletop(Grouped):
     """`sim.protocol.Environment` for `task` "reach", "lift", "push", "stack" or "drawer".
 
     Actions are absolute: where the tip should be (x to the right, y away from the camera, z up,
     metres) and how far the gripper should close (0 open, 1 closed); the controller moves there at
     most 2.5 cm an axis and half the gripper's way a step.
 
-    `pure_reset`, `pure_step`, `pure_observe` and `pure_pictures` are functions to trace, inside a
-    larger jitted program too. The protocol's methods check what they are given and run them: on an
-    accelerator as one program for all environments and steps, on CPUs in groups of lanes on threads
-    and step by step, where a loop around one compiled step costs nothing and does for chunks of any
-    length.
+    Proprioception lacks the tip's x and y: a policy that knew them would copy them and not look.
 
     Args:
       image_size: pixels along the edge of an observed picture.
@@ -108,74 +89,8 @@ class Tabletop:
         self.goals = self.task.goals
         self.prompts = self.task.prompts
         self.max_steps = self.task.max_steps
-        self._reset = jax.jit(self.pure_reset)
-        self._step = jax.jit(self.pure_step)
-        self._finish = jax.jit(self._judged)
-        self._see = jax.jit(self.pure_pictures)
         self._show = jax.jit(self._shown, static_argnames="size")
-
-    def pure_reset(self, seeds: UInt32[Array, "n"]) -> TabletopState:
-        """`reset`, to trace."""
-        return jax.vmap(self._fresh)(seeds, jnp.zeros(len(seeds), jnp.int32))
-
-    def pure_observe(self, state: TabletopState) -> Observation:
-        """`observe`, to trace."""
-        return Observation(self.pure_pictures(self.scene(state)), proprioception(state.physics))
-
-    def pure_pictures(self, scene: Scene) -> UInt8[Array, "n c h w 3"]:
-        """`pictures`, to trace."""
-        return draw(scene, self.bodies, self.cameras, self.random, self.image_size, 2)
-
-    def pure_step(
-        self, state: TabletopState, actions: Float[Array, "n t 4"]
-    ) -> tuple[TabletopState, Transition]:
-        """`step_chunk`, to trace: a scan over the chunk."""
-        step = physics.step(self.bodies, self.impl)
-
-        def one(
-            state: TabletopState, action: Float[Array, "n 4"]
-        ) -> tuple[TabletopState, Transition]:
-            return self._judged(state, step(state.physics, action))
-
-        return scanned(one, state, actions)
-
-    def reset(self, seeds: Int[np.ndarray, "n"]) -> TabletopState:
-        """Fresh episodes; the same seed gives the same episode.
-
-        Raises:
-          ValueError: a seed is negative or has more than 32 bits.
-        """
-        return in_groups(self._reset, self.lanes, checked_seeds(self.name, seeds))
-
-    def goal(self, state: TabletopState) -> Int[Array, "n"]:
-        """Index into `goals` of each running episode."""
-        return state.goal
-
-    def scene(self, state: TabletopState) -> Scene:
-        """What pictures of the state show."""
-        poses = self.bodies.poses(state.physics.position, state.start)
-        return Scene(poses, state.seed, state.episode)
-
-    def observe(self, state: TabletopState) -> Observation:
-        """Pictures [N, cameras, image_size, image_size, 3] and proprioception [N, 4] (metres), in
-        which x and y are missing: a policy that knew them would copy them and not look."""
-        return Observation(self.pictures(self.scene(state)), proprioception(state.physics))
-
-    def pictures(self, scene: Scene) -> UInt8[Array, "n c h w 3"]:
-        """What the cameras see of each scene, as in `observe`."""
-        return jnp.asarray(in_groups(self._see, self.lanes, scene))
-
-    def step_chunk(
-        self, state: TabletopState, actions: Float[Array, "n t 4"]
-    ) -> tuple[TabletopState, Transition]:
-        """Acts T steps; an episode that ends starts anew from a fresh random state.
-
-        Raises:
-          ValueError: the actions have another shape, or one is not finite.
-        """
-        chunk = checked_actions(self.name, actions, len(state.seed), self.action_names)
-        step = self._loop if jax.default_backend() == "cpu" else self._step
-        return in_groups(step, self.lanes, state, chunk)
+        super().__init__()
 
     def render(self, scene: Scene, size: int) -> UInt8[np.ndarray, "*b h w 3"]:
         """Pictures for people from the front, of scenes with any leading axes."""
@@ -183,14 +98,16 @@ class Tabletop:
         flat = jax.tree.map(lambda x: jnp.asarray(x).reshape(-1, *x.shape[len(lead) :]), scene)
         return np.asarray(self._show(flat, size=size)).reshape(*lead, size, size, 3)
 
-    def _loop(
-        self, state: TabletopState, actions: Float[np.ndarray, "lanes t 4"]
-    ) -> tuple[TabletopState, Transition]:
-        """`pure_step`, a compiled step at a time."""
-        step = physics.compiled_step(self.bodies, self.impl)
-        return looped(lambda s, action: self._finish(s, step(s.physics, action)), state, actions)
+    def moved(self, now: Physics, actions: Float[Array, "n 4"]) -> Physics:
+        """A control step, to trace."""
+        return physics.step(self.bodies, self.impl)(now, actions)
 
-    def _fresh(self, seed: UInt32[Array, ""], episode: Int[Array, ""]) -> TabletopState:
+    def move(self, now: Physics, actions: Float[Array, "n 4"]) -> Physics:
+        """`moved`, compiled."""
+        return physics.compiled_step(self.bodies, self.impl)(now, actions)
+
+    def fresh(self, seed: UInt32[Array, ""], episode: Int[Array, ""]) -> TabletopState:
+        """How one episode starts, to trace."""
         key = episode_key(seed, episode)
         draws = jax.random.uniform(key, (14,))
         start = self.task.place(draws[:7])
@@ -208,28 +125,23 @@ class Tabletop:
             start=start,
         )
 
-    def _judged(self, before: TabletopState, moved: Physics) -> tuple[TabletopState, Transition]:
-        """The states to go on from and what happened, once the bodies have moved."""
-        achieved = jax.vmap(self.task.achieved)(moved, before.start)
-        terminated = jnp.take_along_axis(achieved, before.goal[:, None], 1)[:, 0]
-        truncated = ~terminated & (before.step + 1 >= self.max_steps)
-        after = before._replace(step=before.step + 1, physics=moved)
-        fresh = jax.vmap(self._fresh)(before.seed, before.episode + 1)
-        return restarted(terminated | truncated, fresh, after), Transition(
-            reward=terminated.astype(jnp.float32),
-            terminated=terminated,
-            truncated=truncated,
-            achieved=achieved,
-            state=proprioception(moved),
-            scene=self.scene(after),
-        )
+    def achieved(self, state: TabletopState) -> Bool[Array, "n g"]:
+        """Which goals are, to trace."""
+        return jax.vmap(self.task.achieved)(state.physics, state.start)
+
+    def felt(self, now: Physics) -> Float[Array, "n 4"]:
+        """`state_names`, metres, to trace."""
+        z, fingers = now.setpoint[:, 2], now.position[:, 3:5]
+        return jnp.stack((z, z - now.position[:, 2], *fingers.T), -1)
+
+    def shown(self, state: TabletopState) -> Scene:
+        """What pictures of the state show, to trace."""
+        poses = self.bodies.poses(state.physics.position, state.start)
+        return Scene(poses, state.seed, state.episode)
+
+    def pure_pictures(self, scene: Scene) -> UInt8[Array, "n c h w 3"]:
+        """`pictures`, to trace."""
+        return draw(scene, self.bodies, self.cameras, self.random, self.image_size, 2)
 
     def _shown(self, scene: Scene, size: int) -> UInt8[Array, "n 1 h w 3"]:
         return draw(scene, self.bodies, tuple(CAMERAS)[:1], self.random, size, 3)
-
-
-def proprioception(moved: Physics) -> Float[Array, "*n 4"]:
-    """What the robot feels: `Tabletop.state_names`, metres."""
-    z = moved.setpoint[..., 2]
-    fingers = moved.position[..., 3], moved.position[..., 4]
-    return jnp.stack((z, z - moved.position[..., 2], *fingers), -1)

@@ -1,7 +1,9 @@
 """Settings that must stand before JAX starts: 8 forced devices, the thread pool that keeps them
 from deadlocking on few cores, the fast CPU emitters, compilation without optimising (a third of the
-time, and tests mostly compile), and one compilation cache for all tests."""
+time, and tests mostly compile), and one compilation cache for all tests, of small programs too,
+since many compile the same. Garbage is looked for seldom: what tracing makes stays."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -13,4 +15,5 @@ os.environ["XLA_FLAGS"] = (
     " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
 )
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE)
-os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.5"
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+gc.set_threshold(50_000, 20, 100)

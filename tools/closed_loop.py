@@ -65,21 +65,23 @@ class ClosedLoop:
                 acting_in(policy, slots.spec)
 
     def begin(self, step: int, state: TrainState, stopping: Callable[[], bool]) -> dict[str, float]:
-        """Evaluates a copy of the averaged parameters after `step` updates, once the evaluation
+        """`evaluate` of the averaged parameters, or nothing if the run is stopping."""
+        return {} if stopping() else self.evaluate(step, state.ema)
+
+    def evaluate(self, step: int, params: Any) -> dict[str, float]:
+        """Evaluates a copy of the policy's parameters after `step` updates, once the evaluation
         before is done; all hosts must call it alike.
 
         Returns:
-          How many seconds the copy took; nothing if the run is stopping.
+          How many seconds the copy took.
 
         Raises:
           Exception: what an earlier evaluation failed of.
         """
         if self._error is not None:
             raise self._error
-        if stopping():
-            return {}
         start = time.perf_counter()
-        copied = jax.tree.map(_copied, state.ema)
+        copied = jax.tree.map(_copied, params)
         seconds = time.perf_counter() - start
         if host_index() == 0:
             self._put(step, copied)
@@ -112,8 +114,7 @@ class ClosedLoop:
             if self._waiting is not None:
                 self._console.print(
                     f"Step {self._waiting[0]} was not evaluated in '{self._suite.name}', as the "
-                    "evaluation before took too long; raise trainer.eval_every or lower "
-                    "closed_loop.episodes."
+                    "evaluation before took too long; evaluate less often or on fewer episodes."
                 )
             self._waiting = step, params
             if self._thread is None:

@@ -25,11 +25,12 @@ from rich.progress import (
 from rich.text import Text
 
 from models import Policy
-from sim.evaluate import Control, evaluate, evaluate_expert, filmed
-from sim.evaluate import Policy as Acting
+from sim.acting import Control
+from sim.acting import Policy as Acting
+from sim.evaluate import evaluate, evaluate_expert, filmed
 from sim.journal import Journal
 from sim.protocol import Observation, Slots, Spec, Start
-from sim.results import Episode, Evaluation, joined
+from sim.results import Evaluation, joined
 from sim.suites import Suite
 
 Beside = Literal["untrained", "expert", "wrong-prompt", "blank-image"]
@@ -138,7 +139,7 @@ def evaluate_all(
     (all, if none are named).
 
     Policies compute batches of one size, so that an episode does not depend on how many wait beside
-    it.
+    it, and see pictures of their own size; an expert acts beside the first.
 
     Raises:
       ValueError: no such task, or policies, controls, suite and journal do not fit each other;
@@ -153,51 +154,61 @@ def evaluate_all(
     seeds = range(suite.first_seed, suite.first_seed + episodes)
     count = suite.count(slots, len(groups[0]) * episodes)
     wanted = [replace(c, policy=c.policy and in_batches(c.policy, count)) for c in wanted]
-    size = _picture_size(wanted)
     about = {
         "suite": suite.name,
         "tasks": tuple(task for group in groups for task in group),
         "first_seed": suite.first_seed,
-        "picture": size,
         "execute": execute,
     }
     parts: dict[str, list[Evaluation]] = {condition.name: [] for condition in wanted}
     with _progress(console) as progress:
-        for group in groups:
+
+        def evaluated(
+            condition: Condition, opened: Slots, group: tuple[str, ...], size: int
+        ) -> Evaluation:
             starts = [Start(task, seed) for task in group for seed in seeds]
-            with closing(suite.open(group, count, size)) as opened:
-                for condition in wanted:
-                    condition.check(opened.spec)
-                found = []
-                for condition in wanted:
-                    name, keep = condition.name, None
-                    done: list[Episode] = []
-                    if journal is not None:
-                        known = journal.begin(name, about | condition.header())
-                        done = [episode for episode in known if episode.start in set(starts)]
-                        keep = partial(journal.add, name)
-                    says = name if len(groups) == 1 else f"{name}, {group[0]}"
-                    bar = progress.add_task(says, total=len(starts), completed=len(done))
-                    result = condition.evaluate(
-                        opened,
-                        starts,
-                        execute,
-                        clips=0,
-                        progress=lambda ended, _, bar=bar: progress.update(bar, completed=ended),
-                        done=done,
-                        on_episode=keep,
-                    )
-                    found.append(result)
-                    progress.remove_task(bar)
-                    console.print(f"  {says}: {result.success}{_lost(result)}")
-                clips = [-(-condition.clips // len(groups)) for condition in wanted]
-                for name, result in zip(parts, filmed(opened, found, clips, execute), strict=True):
-                    parts[name].append(result)
+            name, keep, done = condition.name, None, []
+            if journal is not None:
+                header = about | {"picture": size} | condition.header()
+                asked = set(starts)
+                done = [e for e in journal.begin(name, header) if e.start in asked]
+                keep = partial(journal.add, name)
+            says = name if len(groups) == 1 else f"{name}, {group[0]}"
+            bar = progress.add_task(says, total=len(starts), completed=len(done))
+            result = condition.evaluate(
+                opened,
+                starts,
+                execute,
+                clips=0,
+                progress=lambda ended, _: progress.update(bar, completed=ended),
+                done=done,
+                on_episode=keep,
+            )
+            progress.remove_task(bar)
+            console.print(f"  {says}: {result.success}{_lost(result)}")
+            return result
+
+        for group in groups:
+            for size, acting in _by_picture(wanted).items():
+                with closing(suite.open(group, count, size)) as opened:
+                    for condition in wanted:
+                        condition.check(opened.spec)
+                    found = [evaluated(condition, opened, group, size) for condition in acting]
+                    clips = [-(-condition.clips // len(groups)) for condition in acting]
+                    shown = filmed(opened, found, clips, execute)
+                    for condition, result in zip(acting, shown, strict=True):
+                        parts[condition.name].append(result)
     return {name: joined(found, suite.name) for name, found in parts.items()}
 
 
-def _picture_size(wanted: Sequence[Condition]) -> int:
-    return next(c.policy.model.config.image_size for c in wanted if c.policy is not None)
+def _by_picture(wanted: Sequence[Condition]) -> dict[int, list[Condition]]:
+    """Those that see pictures of one size together, the first's first."""
+    sizes = [None if c.policy is None else c.policy.model.config.image_size for c in wanted]
+    first = next(size for size in sizes if size is not None)
+    found: dict[int, list[Condition]] = {}
+    for condition, size in zip(wanted, sizes, strict=True):
+        found.setdefault(size or first, []).append(condition)
+    return found
 
 
 def _lost(found: Evaluation) -> str:
@@ -230,8 +241,8 @@ def _check_fits(policy: Policy, spec: Spec) -> None:
         raise ValueError(
             f"The policy was trained on '{robot.name}' with cameras {list(robot.cameras)}, "
             f"{ours[0]} state and {ours[1]} action dims, but {spec.name} has cameras "
-            f"{list(spec.cameras)}, {theirs[0]} state and {theirs[1]} action dims; evaluate it on "
-            "a suite of its own robot."
+            f"{list(spec.cameras)}, {theirs[0]} state and {theirs[1]} action dims; take a suite of "
+            "its own robot, or train on data whose cameras have the suite's names."
         )
 
 

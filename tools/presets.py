@@ -5,10 +5,10 @@ path/to/file.py:NAME`; any field can be changed on the command line.
 """
 
 import runpy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from jaxtyping import Int
@@ -24,6 +24,8 @@ from models.siglip import SiglipConfig
 from parallel.mesh import MeshConfig
 from parallel.optimizer import OptimizerConfig
 from parallel.trainer import TrainerConfig
+
+Preset = TypeVar("Preset")
 
 _SLACK = 1.2
 
@@ -134,6 +136,15 @@ TINY = RunConfig(
 )
 """π0.5's architecture with small numbers: learns from pixels on two CPU cores in minutes."""
 
+METAWORLD = replace(
+    TINY,
+    model=replace(TINY.model, image_size=64, horizon=16),
+    optimizer=replace(TINY.optimizer, learning_rate=1e-3),
+    trainer=replace(TINY.trainer, steps=5000, save_every=1000, eval_every=1000),
+)
+"""`TINY` for some of Meta-World's tasks at once: larger pictures, longer chunks
+(docs/results/metaworld.md)."""
+
 PI05 = RunConfig(
     model=PiConfig(
         vision=SiglipConfig(remat="full"),
@@ -150,7 +161,7 @@ PI05 = RunConfig(
 PI0 = replace(PI05, model=replace(PI05.model, state_input="suffix", time="input"))
 """π0 as released, to fine-tune."""
 
-PRESETS = {"tiny": TINY, "pi05": PI05, "pi0": PI0}
+PRESETS = {"tiny": TINY, "metaworld": METAWORLD, "pi05": PI05, "pi0": PI0}
 
 
 def load_preset(name: str) -> RunConfig:
@@ -160,19 +171,64 @@ def load_preset(name: str) -> RunConfig:
       ValueError: there is no preset of that name, or the name in the file is no RunConfig.
       FileNotFoundError: the file is missing.
     """
-    if name in PRESETS:
-        return PRESETS[name]
+    return find_preset(name, PRESETS, RunConfig)
+
+
+def find_preset(name: str, shipped: Mapping[str, Preset], kind: type[Preset]) -> Preset:
+    """One of the shipped presets, or `path/to/file.py:NAME`; raises as `load_preset`."""
+    if name in shipped:
+        return shipped[name]
     path, _, variable = name.rpartition(":")
     if not path:
         raise ValueError(
-            f"Unknown preset '{name}'; choose one of {sorted(PRESETS)} or give "
-            f"path/to/file.py:NAME of a RunConfig of yours."
+            f"Unknown preset '{name}'; choose one of {sorted(shipped)} or give "
+            f"path/to/file.py:NAME of a {kind.__name__} of yours."
         )
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path}: no such file, needed for preset '{name}'.")
     found = runpy.run_path(path).get(variable)
-    if not isinstance(found, RunConfig):
+    if not isinstance(found, kind):
         raise ValueError(
-            f"{path} has no RunConfig named '{variable}', it has {type(found).__name__}."
+            f"{path} has no {kind.__name__} named '{variable}', it has {type(found).__name__}."
         )
     return found
+
+
+def take_preset(arguments: Sequence[str], default: str) -> tuple[str, list[str]]:
+    """The name after --preset, and the other arguments.
+
+    Raises:
+      ValueError: there is no name after it.
+    """
+    left = [part for argument in arguments for part in _split(argument)]
+    if "--preset" not in left:
+        return default, left
+    at = left.index("--preset")
+    if at + 1 == len(left):
+        raise ValueError(f"--preset needs a name, such as {default}.")
+    name = left[at + 1]
+    del left[at : at + 2]
+    return name, left
+
+
+def check_same(path: Path, saved: Any, config: Any, free: Set[str], where: str = "") -> None:
+    """Refuses to resume with another config (JSON) than the one saved at `path`, but for the fields
+    in `free`, which do not change what is learnt.
+
+    Raises:
+      ValueError: another field differs.
+    """
+    if isinstance(saved, dict) and isinstance(config, dict):
+        for name in sorted(set(saved) | set(config)):
+            if f"{where}{name}" not in free:
+                check_same(path, saved.get(name), config.get(name), free, f"{where}{name}.")
+    elif saved != config:
+        raise ValueError(
+            f"{path}: {where[:-1]} is {saved}, but {config} was asked for; resume with the same "
+            f"preset and options, or start a new run in another folder."
+        )
+
+
+def _split(argument: str) -> list[str]:
+    name, equals, value = argument.partition("=")
+    return [name, value] if name == "--preset" and equals else [argument]

@@ -53,9 +53,9 @@ class RecordConfig:
     """How many successful demonstrations of each task to keep."""
     seed: int = 0
     """Recordings with different seeds share no episode."""
-    noise: float = 0.015
+    noise: float | None = None
     """Standard deviation of what is added to the expert's executed actions, in parts of their
-    range."""
+    range; as suits the suite if not given."""
     image_size: int = 48
     """Edge of the cameras' pictures, pixels; with a checkpoint, its own."""
     slots: int | None = None
@@ -90,36 +90,35 @@ def record_dataset(
     with ExitStack() as stack:
         count = suite.count(config.slots, config.episodes * len(groups[0]))
         for group in groups:
-            slots = stack.enter_context(closing(suite.open(group, count, size)))
-            made = Demonstrations(
-                slots,
-                group,
-                config.episodes,
-                first_seed=config.seed * SEEDS_PER_RECORDING,
-                noise=config.noise,
-                policy=None if policy is None else acting_in(policy, slots.spec),
-                execute=config.execute,
-            )
-            theirs = _features(slots.spec)
-            if writer is None:
-                features = theirs
-                writer = stack.enter_context(
-                    DatasetWriter(
-                        config.out, fps=slots.spec.fps, features=features, robot_type=suite.name
+            with closing(suite.open(group, count, size)) as slots:
+                made = Demonstrations(
+                    slots,
+                    group,
+                    config.episodes,
+                    first_seed=config.seed * SEEDS_PER_RECORDING,
+                    noise=suite.noise if config.noise is None else config.noise,
+                    policy=None if policy is None else acting_in(policy, slots.spec),
+                    execute=config.execute,
+                )
+                spec, theirs = slots.spec, _features(slots.spec)
+                if writer is None:
+                    features = theirs
+                    writer = stack.enter_context(
+                        DatasetWriter(
+                            config.out, fps=spec.fps, features=features, robot_type=suite.name
+                        )
                     )
-                )
-            elif theirs != features:
-                raise ValueError(
-                    f"{slots.spec.name} has other features than {groups[0][0]}; record tasks of "
-                    "one robot at a time."
-                )
-            with Prefetcher(iter(made), lambda episode: episode, depth=count) as episodes:
-                for episode in episodes:
-                    writer.add_episode(*episode)
-                    kept += 1
-                    if progress is not None:
-                        progress(kept, asked)
-            slots.close()
+                elif theirs != features:
+                    raise ValueError(
+                        f"{spec.name} has other features than {groups[0][0]}; record tasks of one "
+                        "robot at a time."
+                    )
+                with Prefetcher(iter(made), lambda episode: episode, depth=count) as episodes:
+                    for episode in episodes:
+                        writer.add_episode(*episode)
+                        kept += 1
+                        if progress is not None:
+                            progress(kept, asked)
             tried, failed = tried + made.tried, failed + made.failed
     assert writer is not None
     return {
@@ -159,7 +158,8 @@ def main(config: RecordConfig, console: Console) -> None:
 
 
 def _check(config: RecordConfig) -> None:
-    if config.episodes < 1 or config.image_size < 1 or config.noise < 0 or config.execute < 1:
+    noisy = config.noise is None or config.noise >= 0
+    if config.episodes < 1 or config.image_size < 1 or config.execute < 1 or not noisy:
         raise ValueError(
             f"episodes = {config.episodes}, image_size = {config.image_size}, noise = "
             f"{config.noise} and execute = {config.execute}: expected at least 1, 1, 0 and 1."

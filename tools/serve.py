@@ -10,6 +10,7 @@ import asyncio
 import ipaddress
 import logging
 import signal
+import socket
 import ssl
 import sys
 from dataclasses import dataclass, field, replace
@@ -66,12 +67,18 @@ def load(config: ServeConfig) -> Policy:
     """The policy to serve.
 
     Raises:
-      ValueError, FileNotFoundError: as `load_policy`.
+      ValueError, FileNotFoundError: as `load_policy`, or `longest_prompt` is not one that the
+        policy can read.
     """
     policy = load_policy(
         config.checkpoint, steps=config.steps, dtype=config.dtype, tokenizer=config.tokenizer
     )
     if policy.processor is not None and config.longest_prompt is not None:
+        limit = policy.processor.text_limit
+        if not 1 <= config.longest_prompt <= limit:
+            raise ValueError(
+                f"longest_prompt is {config.longest_prompt}; this policy reads 1 to {limit} tokens."
+            )
         shorter = replace(policy.processor, text_limit=config.longest_prompt)
         policy = replace(policy, processor=shorter)
     return replace(policy, sizes=config.sizes)
@@ -84,6 +91,7 @@ def run(config: ServeConfig, console: Console) -> int:
       ValueError, OSError: the checkpoint, token, certificate or address cannot be used.
     """
     token, tls = _token(config), _tls(config)
+    _check_address(config.host, config.port)
     policy, metrics = load(config), Metrics()
     with Engine(
         policy,
@@ -136,6 +144,18 @@ def _tls(config: ServeConfig) -> ssl.SSLContext | None:
     except ssl.SSLError as error:
         raise ValueError(f"{config.certificate} and its key cannot be used: {error}.") from None
     return context
+
+
+def _check_address(host: str, port: int) -> None:
+    """Before what may take minutes: loading and compiling."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, _, _, _, address in found:
+            socket.create_server(address[:2], family=family).close()
+    except OSError as error:
+        raise ValueError(
+            f"{host}:{port} cannot be listened on: {error}; choose another --host or --port."
+        ) from None
 
 
 def _is_loopback(host: str) -> bool:

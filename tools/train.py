@@ -48,7 +48,7 @@ from parallel.trainer import CONFIG_NAME, Run, Trained, check_start, train
 from parallel.watchdog import Watchdog, note
 from tools.closed_loop import ClosedLoop
 from tools.prepare import Prepared, Text, prepare
-from tools.presets import RunConfig, load_preset
+from tools.presets import RunConfig, check_same, load_preset, take_preset
 
 OnEval = Callable[[int, TrainState, Callable[[], bool]], dict[str, float]]
 
@@ -123,7 +123,7 @@ def run(paths: Paths, config: RunConfig, console: Console | None = None) -> Trai
         )
     if resume:
         saved = from_json(RunConfig, json.loads((out / CONFIG_NAME).read_text()))
-        _check_same(out, to_json(saved), to_json(config))
+        check_same(out / CONFIG_NAME, to_json(saved), to_json(config), _FREE)
     ready = first_host_first(lambda: prepare(paths.data, out, config, console, _text(paths)))
     model, sources = Pi(config.model), ready.sources()
     layout = config.layout(sources)
@@ -260,29 +260,9 @@ def _held_out_metrics(model: Pi, ready: Prepared, config: RunConfig, mesh: Mesh)
     return on_eval
 
 
-def _check_same(out: Path, saved: Any, config: Any, where: str = "") -> None:
-    """Refuses to resume with another config, but for what does not change what is learnt."""
-    if isinstance(saved, dict) and isinstance(config, dict):
-        for name in sorted(set(saved) | set(config)):
-            if f"{where}{name}" not in _FREE:
-                _check_same(out, saved.get(name), config.get(name), f"{where}{name}.")
-    elif saved != config:
-        raise ValueError(
-            f"{out / CONFIG_NAME}: {where[:-1]} is {saved}, but {config} was asked for; resume "
-            f"with the same preset and options, or start a new run in another folder."
-        )
-
-
 def parse(arguments: Sequence[str]) -> tuple[Paths, RunConfig, Process]:
     """Options into paths, a preset with the user's changes, and the process's place."""
-    arguments = [part for a in arguments for part in _split_preset(a)]
-    name = "tiny"
-    if "--preset" in arguments:
-        at = arguments.index("--preset")
-        if at + 1 == len(arguments):
-            raise ValueError("--preset needs a name, such as tiny.")
-        name = arguments[at + 1]
-        del arguments[at : at + 2]
+    name, arguments = take_preset(arguments, "tiny")
     preset = load_preset(name)
 
     def command(
@@ -295,11 +275,6 @@ def parse(arguments: Sequence[str]) -> tuple[Paths, RunConfig, Process]:
     return tyro.cli(
         command, args=arguments, description=__doc__, prog="python -m tools.train --preset NAME"
     )
-
-
-def _split_preset(argument: str) -> list[str]:
-    name, equals, value = argument.partition("=")
-    return [name, value] if name == "--preset" and equals else [argument]
 
 
 def main() -> None:

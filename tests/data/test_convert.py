@@ -90,7 +90,7 @@ frames = Dataset.frames
 
 def slow(dataset, i, camera):
     if i > 2:
-        time.sleep(60)
+        time.sleep(1000)
     return frames(dataset, i, camera)
 
 Dataset.frames = slow

@@ -11,7 +11,7 @@ import pytest
 
 from models.batcher import Batcher
 
-PATIENCE = 60
+PATIENCE = 300
 """Seconds that a loaded machine may take for what should be immediate."""
 FOREVER = 1e6
 

@@ -59,6 +59,20 @@ def test_with_one_size_the_number_of_rows_changes_not_a_bit(policy):
     assert programs(alone) == 1
 
 
+def test_a_long_prompt_or_a_chunk_to_continue_changes_not_a_bit_of_the_rows_beside_it(policy):
+    alone = replace(policy, sizes=(4,))
+    pictures, states = seen(4)
+    long = " ".join(["push"] * 40)
+    requests = alone.requests((pictures, states), [*PROMPTS[:2], long, PROMPTS[3]], KEYS[:4])
+    (going_on,) = alone.prepare(openpi(1), KEYS[4:], previous=[np.ones((3, 2))])
+    first = alone.answer(requests[:2])
+    together = alone.answer([requests[2], requests[1], going_on, requests[0], requests[3]])
+    np.testing.assert_array_equal(together[[3, 1]], first)
+    for i, request in ((0, requests[2]), (2, going_on)):
+        np.testing.assert_array_equal(together[i], alone.answer([request])[0])
+    assert programs(alone) == 3
+
+
 def test_a_key_changes_its_own_row_alone(policy):
     pictures, states = seen(4)
     first = policy.act((pictures, states), PROMPTS[:4], KEYS[:4])

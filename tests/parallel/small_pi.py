@@ -73,12 +73,21 @@ def compiled(
     config: PiConfig = CONFIG,
     optimizer: OptimizerConfig = OPTIMIZER,
 ) -> tuple[Any, TrainState]:
-    """The compiled train step and the state it begins with."""
+    """The train step, compiled once, and the state it begins with."""
+    step, abstract = _compiled(mesh, accumulation, config, optimizer)
+    return step, state_from(parameters(config), optimizer, abstract)
+
+
+@functools.cache
+def _compiled(
+    mesh: Mesh, accumulation: int, config: PiConfig, optimizer: OptimizerConfig
+) -> tuple[Any, Any]:
     model = Pi(config)
     abstract = abstract_state(model, optimizer, SHARDING_RULES, mesh)
-    state = state_from(parameters(config), optimizer, abstract)
     step = make_train_step(model, optimizer, mesh, abstract, accumulation)
-    return step.lower(state, placed(0, mesh), _SEED).compile(compiler_options=_QUICK), state
+    state = state_from(parameters(config), optimizer, abstract)
+    lowered = step.lower(state, placed(0, mesh), _SEED)
+    return lowered.compile(compiler_options=_QUICK), abstract
 
 
 def placed(step: int, mesh: Mesh) -> PackedBatch:

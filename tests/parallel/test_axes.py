@@ -107,13 +107,15 @@ def test_adapters_remat_and_float8_are_cut_like_the_rest(variant, rtol):
 
 
 @functools.cache
-def collectives(**sizes):
+def collectives(accumulation=1, **sizes):
+    """Of the step that the test of this pair runs."""
     mesh = make_mesh(MeshConfig(**sizes))
-    return Program(small_pi.compiled(mesh)[0].as_text()).collectives(dict(mesh.shape))
+    step, _ = small_pi.compiled(mesh, accumulation)
+    return Program(step.as_text()).collectives(dict(mesh.shape))
 
 
 def test_heads_and_hidden_units_stay_on_their_devices():
-    along = [c for c in collectives(data=2, tensor=4) if "tensor" in c.axes]
+    along = [c for c in collectives(accumulation=2, data=2, tensor=4) if "tensor" in c.axes]
     assert {c.kind for c in along} <= {"all-reduce", "all-gather"}
     assert any(c.kind == "all-reduce" for c in along)
     kinds = {c.kind for c in collectives(data=1, fsdp=2, tensor=4) if "tensor" in c.axes}

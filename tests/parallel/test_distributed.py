@@ -25,7 +25,7 @@ def test_two_processes_train_as_one_does():
         for index in range(2)
     ]
     try:
-        outputs = [process.communicate(timeout=120)[0] for process in processes]
+        outputs = [process.communicate(timeout=500)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()

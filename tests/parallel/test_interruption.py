@@ -55,6 +55,7 @@ class Job:
                     CHILIAD_COORDINATOR=f"127.0.0.1:{port}",
                     CHILIAD_PROCESSES=str(count),
                     CHILIAD_RANK=str(index),
+                    CHILIAD_RESTARTS="0",  # as launched: a busy machine is no lost heartbeat
                 ),
                 text=True,
                 stdout=subprocess.PIPE,

@@ -17,6 +17,7 @@ PROGRAM = (sys.executable, "-m", "tests.parallel.train_often")
 STEPS_PER_KILL = 8
 AHEAD = 3  # batches made before the first step
 START_SECONDS = 5.0
+SAVING = ".*.saving*"
 
 
 def start(directory, steps, save_every=1):
@@ -29,15 +30,19 @@ def start(directory, steps, save_every=1):
     )
 
 
-def kill(process, made, delay):
-    """Kills a process some seconds after it made so many batches."""
+def kill(process, made, delay, saving=None):
+    """Kills a process some seconds after it made so many batches, or once it is `saving`, whichever
+    comes last."""
     heard = []
     while made and (line := process.stdout.readline()):
         heard.append(line)
         made -= line.startswith("batch ")
     time.sleep(delay)
+    while saving is not None and not saving():
+        assert process.poll() is None, "".join(heard)
+        time.sleep(0.001)
     process.kill()
-    heard.append(process.communicate(timeout=60)[0])
+    heard.append(process.communicate(timeout=500)[0])
     assert process.returncode == -signal.SIGKILL, "".join(heard)
 
 
@@ -54,11 +59,13 @@ def test_killed_runs_resume_and_repeat_every_step_alike(tmp_path, kills):
         process = start(directory, steps)
         if number % 5 == 4:
             kill(process, 0, rng.uniform(0, START_SECONDS))
+        elif number % 5 == 3:
+            kill(process, AHEAD + 1, 0, saving=lambda: any(folder.glob(SAVING)))
         else:
             kill(process, AHEAD + rng.randrange(1, STEPS_PER_KILL - 1), rng.uniform(0, 0.4))
         saved = checkpoint.steps(folder)
         assert [digests.damage(folder / str(step)) for step in saved] == [[]] * len(saved)
-        halfway += any(folder.glob(".*.saving*"))
+        halfway += any(folder.glob(SAVING))
         written = losses(directory)
         assert written == expected[: len(written)]
     assert 0 < saved[-1] < steps

@@ -41,7 +41,7 @@ def test_it_knows_how_many_items_were_ready():
 
     with Prefetcher(iter(range(3)), put, depth=5) as items:
         for _ in range(3):
-            assert fetched.acquire(timeout=10)
+            assert fetched.acquire(timeout=300)
         while items._queue.qsize() < 4:  # the last item and the end may be on their way
             time.sleep(0.01)
         ready = []
@@ -65,7 +65,7 @@ def test_at_most_depth_items_are_taken_ahead_and_closing_ends_thread_and_source(
 
     with Prefetcher(source(), lambda x: x, depth=2) as items:
         assert next(items) == 0
-        assert second.wait(10)
+        assert second.wait(300)
         assert taken == [0, 1, 2, 3]  # one used, two waiting, one in the thread's hands
     assert closed.is_set()
     assert not any(t.name == "prefetch" for t in threading.enumerate())

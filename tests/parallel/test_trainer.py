@@ -11,6 +11,7 @@ import pytest
 from parallel import checkpoint
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.metrics import read_metrics
+from parallel.prefetch import Prefetcher
 from parallel.trainer import Run, TrainerConfig, train
 from tests.parallel.toy import OPTIMIZER, RULES, Denoiser, batches, fed, losses, position
 
@@ -148,13 +149,22 @@ def test_resuming_with_another_model_is_refused_and_changes_nothing(tmp_path):
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == files
 
 
-def test_a_signal_that_ends_the_loader_too_still_saves_and_says_so(tmp_path, uninterrupted, capsys):
-    trained = threading.Event()
+def test_a_signal_that_ends_the_loader_too_still_saves_and_says_so(
+    tmp_path, uninterrupted, capsys, monkeypatch
+):
+    trained, waiting, take = threading.Event(), threading.Event(), Prefetcher.take
+
+    def noted(*arguments):
+        if trained.is_set():
+            waiting.set()
+        return take(*arguments)
+
+    monkeypatch.setattr(Prefetcher, "take", noted)
 
     def source(start, where):
         yield from (fed(i) for i in range(start, 5))
-        assert trained.wait(60)
-        time.sleep(0.2)  # the trainer waits for data by now
+        assert waiting.wait(300)
+        time.sleep(0.2)
         os.kill(os.getpid(), signal.SIGTERM)
         raise RuntimeError("Worker process was terminated")
 
@@ -177,15 +187,20 @@ def test_data_that_ends_early_is_an_error(tmp_path):
 
 
 def test_a_run_told_to_stop_does_not_wait_for_slow_data(tmp_path, uninterrupted, monkeypatch):
-    released = threading.Event()
+    trained, released = threading.Event(), threading.Event()
     monkeypatch.setattr("parallel.prefetch._PATIENCE", 0.1)
 
     def source(start, where):
         yield from (fed(i) for i in range(start, 5))
-        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        assert trained.wait(300)
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
         released.wait(600)
 
-    result = run(tmp_path, source=source)
+    def evaluate(step, state, stopping):
+        trained.set()
+        return {}
+
+    result = run(tmp_path, replace(CONFIG, eval_every=5), source, on_eval=evaluate)
     released.set()
     assert not result.finished
     assert checkpoint.latest(tmp_path / "checkpoints") == result.step == 5

@@ -33,6 +33,7 @@ RULES = (
     (r"/bias$", PartitionSpec()),
 )
 OPTIMIZER = OptimizerConfig(learning_rate=1e-2, warmup_steps=2, decay_steps=40)
+_held: list[socket.socket] = []
 
 
 @dataclass(frozen=True)
@@ -115,10 +116,13 @@ def losses(directory: Path) -> list[tuple[float, float]]:
 
 
 def free_port() -> int:
-    """Of the loopback."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Of the loopback, for a gRPC server. The port stays bound until this process ends, so that
+    nobody takes it while the server's process starts; gRPC shares it (SO_REUSEPORT)."""
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    holder.bind(("127.0.0.1", 0))
+    _held.append(holder)
+    return holder.getsockname()[1]
 
 
 def environment(devices: int = 8, **changes: str) -> dict[str, str]:
@@ -129,7 +133,6 @@ def environment(devices: int = 8, **changes: str) -> dict[str, str]:
     shared = {
         "XLA_FLAGS": " ".join([*flags, f"{forced}={devices}"]),
         "JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
     return {**os.environ, **shared, **changes}
 

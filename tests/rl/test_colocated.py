@@ -15,7 +15,7 @@ from rl import flow_policy
 from rl.advantages import gae
 from rl.colocated import Colocated, advantages, lane_seeds
 from rl.config import ColocatedConfig, LearnerConfig, ObjectiveConfig, RlConfig, RolloutConfig
-from sim.tabletop import TRAIN_SEEDS
+from sim.protocol import TRAIN_SEEDS
 from tests.models.tiny_policy import ARM, tiny_policy
 from tests.rl.point import Point
 

@@ -18,10 +18,16 @@ from tests.models.tiny_policy import CONFIG, KEYS, PROMPTS, seen, tiny_policy
 
 MODEL = Pi(CONFIG)
 EVERY = [
-    FlowConfig(noise=noise, random=random)
-    for noise in ("sde", "cps", "learned")
-    for random in ("one", "all")
+    FlowConfig(),
+    FlowConfig(random="all"),
+    FlowConfig(noise="cps"),
+    FlowConfig(noise="learned", random="all"),
 ]
+UNLIKE = EVERY[::3]
+
+
+def named(config):
+    return f"{config.noise}-{config.random}" if isinstance(config, FlowConfig) else None
 
 
 @cache
@@ -52,12 +58,17 @@ _log_prob = jax.jit(flow_policy.log_prob, static_argnums=(0, 4))
 
 def drawn_by(config, params=None, model=MODEL, rows=slice(None), keys=KEYS):
     given = jax.tree.map(lambda x: x[rows], batch())
-    return _draw(model, params or parameters(config), given, keys[rows], config)
+    return jax.device_get(_draw(model, params or parameters(config), given, keys[rows], config))
 
 
-def said(config, drawn, params=None, model=MODEL, rows=slice(None)):
-    given, taken = (jax.tree.map(lambda x: x[rows], tree) for tree in (batch(), drawn))
-    return _log_prob(model, params or parameters(config), given, taken, config)
+FEW = slice(1, 4)
+"""The learner's batches are others than the actor's."""
+
+
+def said(config, drawn, params=None, model=MODEL):
+    """What `log_prob` makes of a few rows."""
+    given, taken = (jax.tree.map(lambda x: x[FEW], tree) for tree in (batch(), drawn))
+    return jax.device_get(_log_prob(model, params or parameters(config), given, taken, config))
 
 
 @pytest.mark.parametrize(
@@ -164,7 +175,7 @@ def test_without_width_draws_are_the_plain_samplers_and_have_no_likelihood():
     assert not np.any(drawn.log_prob)
 
 
-@pytest.mark.parametrize("config", EVERY, ids=lambda c: f"{c.noise}-{c.random}")
+@pytest.mark.parametrize("config", EVERY, ids=named)
 def test_a_draw_is_what_its_record_says(config):
     drawn = drawn_by(config)
     random = flow_policy.random_steps(config)
@@ -193,18 +204,19 @@ def test_which_step_is_random_is_drawn_for_each_chunk_by_itself_and_evenly():
         assert counts.sum() == counts[:steps].sum() == 4000
 
 
-@pytest.mark.parametrize("config", EVERY, ids=lambda c: f"{c.noise}-{c.random}")
+@pytest.mark.parametrize("config", EVERY, ids=named)
 def test_the_density_of_a_draw_is_normals(config):
     """What `log_prob` says against scipy's density around means computed by hand."""
     from scipy.stats import norm
 
     drawn, params = drawn_by(config), parameters(config)
-    field = MODEL.field(params["policy"], batch())
+    field = jax.jit(lambda p, b, *given: MODEL.field(p, b)(*given))
     total = np.zeros((5, 6, 4))
     for m in range(drawn.at.shape[1]):
         k, x = np.asarray(drawn.at)[:, m, None, None], np.asarray(drawn.before[:, m])
         t = 1 - k / config.steps
-        velocity, features = field(x[:, None, None], t[:, :, 0, None])
+        predicted = field(params["policy"], batch(), x[:, None, None], t[:, :, 0, None])
+        velocity, features = jax.device_get(predicted)
         v = np.asarray(velocity[:, 0, 0])
         data, noise = x - t * v, x + (1 - t) * v
         after = t - 1 / config.steps
@@ -225,7 +237,7 @@ def test_the_density_of_a_draw_is_normals(config):
             std = np.exp(0.5 * (low + (high - low) * (z + 1) / 2))
             mean = x - v / config.steps
         total += norm.logpdf(drawn.after[:, m], mean, std)
-    np.testing.assert_allclose(said(config, drawn)[0], total, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(said(config, drawn)[0], total[FEW], rtol=1e-3, atol=1e-3)
 
 
 def narrowed(params):
@@ -237,28 +249,29 @@ def narrowed(params):
     ("config", "dtype", "snapshot", "tolerance"),
     [
         *[(config, "float32", False, 1e-4) for config in EVERY],
-        *[(config, "bfloat16", False, 0.02) for config in EVERY[::5]],
-        *[(config, "bfloat16", True, 0.1) for config in EVERY[::5]],
+        (EVERY[0], "bfloat16", False, 1e-4),
+        (EVERY[0], "bfloat16", True, 0.15),
     ],
+    ids=named,
 )
 def test_an_unchanged_policy_has_ratio_one_and_nothing_is_clipped(
     config, dtype, snapshot, tolerance
 ):
-    """Whatever sizes of batches acting and learning use, and whatever they compute in."""
+    """Whatever sizes of batches acting and learning use, and whatever they compute in; but a
+    snapshot whose every leaf was rounded is another policy, and the ratio says so."""
     model = Pi(replace(CONFIG, compute=Compute(dtype=dtype)))
-    params, rows = parameters(config), slice(1, 4)
+    params = parameters(config)
     drawn = drawn_by(config, narrowed(params) if snapshot else params, model)
-    acted = batch().action_mask[rows, 0]
-    density, value, _ = said(config, drawn, params, model, rows)
-    difference = (np.asarray(density) - np.asarray(drawn.log_prob)[rows]) * acted
+    acted = batch().action_mask[FEW, 0]
+    density, value, _ = said(config, drawn, params, model)
+    difference = (density - drawn.log_prob[FEW]) * acted
     ratio = np.exp(difference.sum((1, 2)))
-    print(config.noise, config.random, dtype, snapshot, np.abs(ratio - 1).max())
     assert np.abs(ratio - 1).max() < tolerance
     assert np.mean(np.abs(ratio - 1) > 0.2) == 0
-    np.testing.assert_allclose(value, drawn.value[rows], atol=tolerance)
+    np.testing.assert_allclose(value, drawn.value[FEW], atol=tolerance)
 
 
-@pytest.mark.parametrize("config", EVERY, ids=lambda c: f"{c.noise}-{c.random}")
+@pytest.mark.parametrize("config", UNLIKE, ids=named)
 def test_a_rows_draw_depends_on_its_key_and_observation_alone(config):
     whole = drawn_by(config)
     order = np.array([3, 0, 4, 2, 2])
@@ -273,8 +286,8 @@ def test_a_rows_draw_depends_on_its_key_and_observation_alone(config):
     np.testing.assert_allclose(moved.value, whole.value, atol=1e-6)
 
 
-@pytest.mark.parametrize("config", EVERY, ids=lambda c: f"{c.noise}-{c.random}")
-def test_the_gradient_of_a_likelihood_is_its_slope(config):
+def test_the_gradient_of_a_likelihood_is_its_slope():
+    config = EVERY[-1]
     drawn, params = drawn_by(config), parameters(config)
     rng = np.random.default_rng(4)
     direction = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), params)
@@ -296,17 +309,18 @@ def test_the_values_gradient_reaches_its_head_alone_and_entropys_the_noise_head(
     config = FlowConfig(noise="learned")
     drawn, params = drawn_by(config), parameters(config)
 
-    def sizes(which):
-        def total(p):
-            return jnp.sum(flow_policy.log_prob(MODEL, p, batch(), drawn, config)[which])
+    @jax.jit
+    def gradients(params):
+        def totals(p):
+            return [x.sum() for x in flow_policy.log_prob(MODEL, p, batch(), drawn, config)[1:]]
 
-        gradient = jax.jit(jax.grad(total))(params)
-        return {
-            name: max(float(np.abs(x).max()) for x in jax.tree.leaves(part))
-            for name, part in gradient.items()
-        }
+        pull = jax.vjp(totals, params)[1]
+        return pull([1.0, 0.0])[0], pull([0.0, 1.0])[0]
 
-    of_value, of_entropy = sizes(1), sizes(2)
+    of_value, of_entropy = (
+        {name: max(np.abs(x).max() for x in jax.tree.leaves(part)) for name, part in found.items()}
+        for found in gradients(params)
+    )
     assert of_value["value"] > 0
     assert of_value["policy"] == of_value["noise"] == 0
     assert of_entropy["noise"] > 0
@@ -326,14 +340,6 @@ def test_heads_begin_at_no_value_and_at_the_middle_of_the_widths():
         MODEL, tiny_policy().params, jax.random.key(0), FlowConfig(), value=False
     )
     assert set(without) == {"policy"}
-
-
-def test_the_values_of_observations_are_those_of_their_draws():
-    config = FlowConfig()
-    params = parameters(config)
-    found = jax.jit(partial(flow_policy.value, MODEL))(params, batch())
-    np.testing.assert_allclose(found, drawn_by(config).value, atol=1e-6)
-    assert np.ptp(found) > 1e-3
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,8 @@ class Shuffled:
     """`Slots` over points that report in a random order, some much later than others, and whose
     simulator fails where `fails(start, attempt)` says so."""
 
+    lockstep = False
+
     def __init__(self, count: int, seed: int = 0, fails=lambda start, attempt: False) -> None:
         self.slots = [Lanes(PointWorld(), 1, expert) for _ in range(count)]
         self.spec, self.count = self.slots[0].spec, count
@@ -116,6 +118,9 @@ class Shuffled:
         ready = waiting[: self.rng.integers(1, len(waiting) + 1)].tolist()
         self.told -= set(ready)
         return [self._outcome(slot) for slot in ready]
+
+    def wake(self):
+        pass
 
     def close(self):
         pass

@@ -15,9 +15,8 @@ from sim.arm_model import HOME, LIMITS, SPEEDS, STEP
 from sim.arm_tasks import LIFTED
 from sim.bodies import COLOURS
 from sim.lanes import Lanes
-from sim.protocol import Start
+from sim.protocol import EVAL_SEEDS, Start
 from sim.suites import load_suite
-from sim.tabletop import EVAL_SEEDS
 
 LANES = 16
 SEEDS = EVAL_SEEDS[:LANES]

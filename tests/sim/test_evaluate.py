@@ -8,8 +8,9 @@ from functools import partial
 import numpy as np
 import pytest
 
+from sim.acting import RERUNS
 from sim.clips import choose, encode_mp4
-from sim.evaluate import RERUNS, evaluate, evaluate_expert
+from sim.evaluate import evaluate, evaluate_expert
 from sim.experts import expert as tabletop_expert
 from sim.lanes import Lanes
 from sim.protocol import Start

@@ -6,8 +6,7 @@ import pytest
 from sim.evaluate import evaluate_expert
 from sim.experts import expert
 from sim.lanes import Lanes
-from sim.protocol import Start
-from sim.tabletop import EVAL_SEEDS
+from sim.protocol import EVAL_SEEDS, Start
 
 
 def success(env, expert) -> float:

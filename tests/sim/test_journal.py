@@ -40,11 +40,22 @@ def test_episodes_come_back_as_they_were(tmp_path, episodes):
 
 def test_another_evaluation_is_refused_by_the_field_that_differs(tmp_path, episodes):
     path = tmp_path / "episodes.jsonl"
-    Journal(path).begin("trained", HEADER)
+    journal = Journal(path)
+    journal.begin("trained", HEADER)
+    journal.add("trained", episodes[0])
     with pytest.raises(ValueError, match=r"'trained' whose execute is 4, but now it is 8; choose"):
         Journal(path).begin("trained", HEADER | {"execute": 8})
     with pytest.raises(ValueError, match=r"whose control is null, but now it is \"blank\""):
         Journal(path).begin("trained", HEADER | {"control": "blank"})
+
+
+def test_what_was_begun_without_an_episode_stands_in_nobodys_way(tmp_path, episodes):
+    path = tmp_path / "episodes.jsonl"
+    Journal(path).begin("trained", HEADER | {"execute": 99})
+    journal = Journal(path)
+    assert journal.begin("trained", HEADER) == []
+    journal.add("trained", episodes[0])
+    assert Journal(path).begin("trained", HEADER) == [episodes[0]]
 
 
 def test_a_torn_last_line_is_dropped_and_a_damaged_one_named(tmp_path, episodes):

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from sim.interpreters import interpreter
-from sim.metaworld import EVAL_SEEDS, INSTALL, TASKS, TRAIN_SEEDS, open_slots
-from sim.protocol import Outcome, Slots, Start
+from sim.metaworld import INSTALL, TASKS, open_slots
+from sim.protocol import EVAL_SEEDS, TRAIN_SEEDS, Outcome, Slots, Start
 from sim.suites import load_suite
 
 FEW = ("reach-v3", "drawer-close-v3", "button-press-topdown-v3")

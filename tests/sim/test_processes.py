@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -32,7 +33,7 @@ WRONG = {
 @pytest.fixture(scope="module")
 def slots(tmp_path_factory):
     scars = str(tmp_path_factory.mktemp("scars"))
-    with Processes(SIMULATOR, 3, options={"scars": scars}, patience=5) as slots:
+    with Processes(SIMULATOR, 3, options={"scars": scars}) as slots:
         yield slots
 
 
@@ -128,13 +129,17 @@ def test_a_disturbed_expert_is_disturbed_alike_by_the_same_seed_and_says_what_it
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_simulator_that_misbehaves_loses_its_own_episode_alone_and_begins_again(slots, wrong):
+def test_a_simulator_that_misbehaves_loses_its_own_episode_alone_and_begins_again(
+    slots, wrong, monkeypatch
+):
     before, count = slots.restarts.copy(), len(children())
     slots.begin(0, Start(wrong, 0))
     slots.begin(1, Start("calm", 7))
     begun = {outcome.slot: outcome for outcome in (*slots.poll(), *slots.poll())}
     actions = np.full((6, 2), (0.02, 0.0))
-    slots.send(0, actions)
+    with monkeypatch.context() as patch:
+        patch.setattr(slots, "_patience", 5.0 if WRONG[wrong] == "hung" else slots._patience)
+        slots.send(0, actions)
     slots.send(1, actions)
     told = []
     while len(told) < 2:
@@ -167,7 +172,7 @@ def test_a_simulator_killed_while_it_waits_is_told_of_when_next_asked(tmp_path):
         slots.begin(0, Start("calm", 0))
         outcome_of(slots, 0)
         os.kill(first, signal.SIGKILL)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 300
         while first in children() and time.monotonic() < deadline:
             assert slots.poll() == []
         slots.send(0, np.zeros((1, 2)))
@@ -178,19 +183,36 @@ def test_a_simulator_killed_while_it_waits_is_told_of_when_next_asked(tmp_path):
 
 
 def test_poll_waits_for_the_first_to_finish_and_no_longer_than_told():
-    with Processes(SIMULATOR, 2, options={"slow": 0.5}) as slots:
+    with Processes(SIMULATOR, 2, options={"slow": 1.0}) as slots:
         assert slots.poll() == []
         slots.begin(0, Start("calm", 0))
         slots.begin(1, Start("calm", 0))
         seen = []
         while len(seen) < 2:
             seen += slots.poll()
-        slots.send(0, np.zeros((6, 2)))
+        slots.send(0, np.zeros((4, 2)))
         slots.send(1, np.zeros((1, 2)))
         assert slots.poll(timeout=0) == []
         assert [outcome.slot for outcome in slots.poll()] == [1]
         assert [outcome.slot for outcome in slots.poll()] == [0]
         assert slots.poll() == []
+
+
+def test_wake_ends_the_poll_that_waits_or_else_the_next_and_loses_nothing(tmp_path):
+    with Processes(SIMULATOR, 2, options={"scars": str(tmp_path)}) as slots:
+        slots.begin(0, Start("hang", 0))
+        outcome_of(slots, 0)
+        slots.send(0, np.zeros((3, 2)))
+        slots.wake()
+        slots.wake()
+        assert slots.poll() == []
+        waker = threading.Timer(0.2, slots.wake)
+        waker.start()
+        assert slots.poll() == []
+        waker.join()
+        slots.begin(1, Start("calm", 0))
+        assert outcome_of(slots, 1).error is None
+    slots.wake()
 
 
 def test_more_than_a_pipe_holds_is_sent_and_received(slots):
@@ -286,7 +308,7 @@ def test_simulators_end_with_a_parent_that_is_killed(tmp_path, task):
         while task != "calm" and not list(tmp_path.iterdir()):
             time.sleep(0.05)
         parent.kill()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while any(_alive(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(_alive(pid) for pid in pids)

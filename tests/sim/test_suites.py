@@ -71,3 +71,8 @@ def test_the_tabletop_is_one_suite_and_each_of_its_tasks_another():
     assert lift.tasks == ("tabletop-lift",)
     assert {"tabletop-reach", "tabletop-lift", "tabletop-push"} <= set(family.tasks)
     assert family.first_seed == lift.first_seed == 1_000_000_000
+
+
+def test_recordings_of_an_arm_that_is_told_joints_are_disturbed_less():
+    noise = {name: load_suite(name).noise for name in ("tabletop", "arm", "arm-lift-joint")}
+    assert noise == {"tabletop": 0.015, "arm": 0.015, "arm-lift-joint": 0.003}

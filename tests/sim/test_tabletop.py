@@ -6,7 +6,8 @@ import pytest
 
 from sim.bodies import COLOURS, blocks
 from sim.experts import expert
-from sim.tabletop import EVAL_SEEDS, TRAIN_SEEDS, Tabletop, TabletopState
+from sim.protocol import EVAL_SEEDS, TRAIN_SEEDS
+from sim.tabletop import Tabletop, TabletopState
 
 SEEDS = np.array([3, 7, 1_000_000_000, 4_294_967_295, 11])
 

@@ -63,7 +63,7 @@ class Echo:
 
     def submit(self, request) -> Future:
         def answer():
-            assert self.gate.wait(60)
+            assert self.gate.wait(300)
             if request["prompt"] == "fail":
                 raise RuntimeError("a secret of the server")
             if request["prompt"] == "nan":
@@ -82,7 +82,7 @@ class Running:
         self._result: Future = Future()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
-        assert self._started.wait(60)
+        assert self._started.wait(300)
 
     def _serve(self):
         async def main():
@@ -105,7 +105,7 @@ class Running:
         self._loop.call_soon_threadsafe(self._stop.set)
 
     def join(self):
-        return self._result.result(60)
+        return self._result.result(300)
 
 
 @contextmanager
@@ -129,7 +129,7 @@ class Client:
 
     def __init__(self, connection):
         self.connection = connection
-        self.metadata = unpack(connection.recv(timeout=60))
+        self.metadata = unpack(connection.recv(timeout=300))
 
     def infer(self, message):
         return self.send(pack(message))
@@ -139,7 +139,7 @@ class Client:
         return self.receive()
 
     def receive(self):
-        answer = self.connection.recv(timeout=60)
+        answer = self.connection.recv(timeout=300)
         if isinstance(answer, str):
             raise ValueError(answer)
         return unpack(answer)

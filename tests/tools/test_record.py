@@ -57,6 +57,19 @@ def test_a_users_suite_is_recorded_by_its_expert_task_by_task(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+def test_noise_that_is_not_given_is_the_suites(tmp_path):
+    (tmp_path / "mine.py").write_text(SUITE)
+    record = partial(RecordConfig, suite=f"{tmp_path / 'mine.py'}:MINE", tasks=("near",))
+    for name, given in (("usual", {}), ("same", {"noise": 0.4}), ("none", {"noise": 0.0})):
+        record_dataset(record(tmp_path / name, episodes=2, **given))
+    seen = [
+        open_dataset(tmp_path / name).episode(1)["observation.state"]
+        for name in ("usual", "same", "none")
+    ]
+    np.testing.assert_array_equal(seen[0], seen[1])
+    assert not np.array_equal(seen[0][:3], seen[2][:3])
+
+
 SUITE = """
 from sim.lanes import Lanes
 from sim.suites import Suite
@@ -69,5 +82,5 @@ def slots(tasks, count, size):
     return Lanes(world, count, expert)
 
 
-MINE = Suite("mine", ("near", "far"), 8, slots, together=False)
+MINE = Suite("mine", ("near", "far"), 8, slots, together=False, noise=0.4)
 """

@@ -24,7 +24,7 @@ def get(url, token=None):
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     request = urllib.request.Request(url.replace("ws", "http", 1), headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=60) as response:
+        with urllib.request.urlopen(request, timeout=300) as response:
             return response.status, response.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -36,7 +36,7 @@ def metric(url, name):
 
 
 def until(holds):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not holds():
         assert time.monotonic() < deadline
 

@@ -24,7 +24,7 @@ def visit(url, dims, key=""):
     """What openpi's client was answered."""
     script = Path(__file__).with_name("openpi_robot.py")
     command = [PYTHON, script, url, key, "front", "wrist", str(dims)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -3,10 +3,12 @@ alone would say, whoever else asks at the time."""
 
 import re
 import signal
+import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -20,7 +22,7 @@ from parallel.checkpoint import CheckpointWriter
 from tests.tools.served import client, serving
 from tests.tools.test_serve_client import NEEDS_CLIENT, visit
 from tools.presets import TINY
-from tools.serve import ServeConfig, run
+from tools.serve import ServeConfig, load, run
 from tools.serving.engine import Engine
 from tools.serving.limits import Allowance
 from tools.serving.metrics import Metrics
@@ -57,8 +59,8 @@ def policy():
     return make_policy(robot())
 
 
-def make_engine(policy, **options):
-    return Engine(policy, Metrics(), deadline=0.05, capacity=8, **options)
+def make_engine(policy, deadline=0.05, **options):
+    return Engine(policy, Metrics(), deadline=deadline, capacity=8, **options)
 
 
 def observation(i):
@@ -89,7 +91,8 @@ def test_what_a_client_gets_does_not_depend_on_who_else_asks(policy):
             assert one.metadata["actions"] == {"dtype": "float32", "shape": [8, 4]}
             return [one.infer(observation(i))["actions"] for _ in range(2)]
 
-    with make_engine(policy) as engine, serving(engine) as running, ThreadPoolExecutor(4) as pool:
+    engine = make_engine(policy, deadline=2.0)  # all four ask within it, busy machine or not
+    with engine, serving(engine) as running, ThreadPoolExecutor(4) as pool:
         told = list(pool.map(lambda i: ask(running.url, i), range(4)))
         batches = engine.statistics.batches
     assert sum(batches.values()) < 8, "requests that waited together shared no batch"
@@ -177,7 +180,7 @@ def test_the_command_serves_a_checkpoint_until_it_is_told_to_stop(policy, tmp_pa
             process.send_signal(signal.SIGTERM)
             with pytest.raises(ConnectionClosed, match="shutting down"):
                 one.receive()
-        assert process.wait(120) == 0
+        assert process.wait(500) == 0
     finally:
         process.kill()
     np.testing.assert_array_equal(told, alone(policy, 0, (1, 0)))
@@ -205,6 +208,21 @@ def test_what_cannot_be_served_safely_is_refused_before_anything_is_loaded(chang
     files = {name: tmp_path / file for name, file in changed.items()}
     with pytest.raises((ValueError, OSError), match=why):
         run(ServeConfig(tmp_path, **files), Console(quiet=True))
+
+
+def test_an_address_that_is_taken_is_refused_before_anything_is_loaded(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ValueError, match=f"127.0.0.1:{port} cannot be .*choose another --host"):
+            run(ServeConfig(tmp_path / "absent", port=port), Console(quiet=True))
+
+
+@pytest.mark.parametrize("longest", [0, 33])
+def test_prompts_cannot_be_longer_than_the_policy_reads(longest, policy, monkeypatch):
+    monkeypatch.setattr("tools.serve.load_policy", lambda *_, **__: policy)
+    assert load(ServeConfig(Path(), longest_prompt=8)).processor.text_limit == 8
+    with pytest.raises(ValueError, match=f"longest_prompt is {longest}; .* reads 1 to 32 tokens"):
+        load(ServeConfig(Path(), longest_prompt=longest))
 
 
 def test_what_is_compiled_at_start_is_what_clients_with_fewer_cameras_need(policy):

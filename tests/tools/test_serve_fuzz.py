@@ -107,7 +107,7 @@ def send_all(url, seeds):
 def break_protocol(port, seed):
     """Bytes that are no websocket, or stop being one."""
     rng = np.random.default_rng(seed)
-    with closing(socket.create_connection(("127.0.0.1", port), timeout=60)) as raw:
+    with closing(socket.create_connection(("127.0.0.1", port), timeout=300)) as raw:
         if seed % 3:
             raw.sendall(
                 b"GET / HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"

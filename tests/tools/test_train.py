@@ -1,79 +1,26 @@
 """`tools.train` on a dataset of ours: exact resume, any mesh, and errors that come first."""
 
 import json
-import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 from rich.console import Console
 
-from data.writer import DatasetWriter
 from models import load_policy
 from models.checkpoints import own
 from models.config import from_json, to_json
 from parallel.mesh import MeshConfig
 from parallel.metrics import read_metrics
-from tests.parallel.toy import environment
+from tests.tools.small_run import MODEL, SMALL, losses, one_device, write_dataset
 from tools import train
 from tools.presets import PRESETS, TINY, RunConfig, load_preset
 
 QUIET = Console(quiet=True)
-MODEL = replace(
-    TINY.model,
-    vision=replace(TINY.model.vision, width=16, hidden=16, heads=2),
-    language=replace(TINY.model.language, width=16, depth=2, hidden=16, head_dim=8),
-    expert=replace(TINY.model.expert, width=16, depth=2, hidden=16, head_dim=8),
-    image_size=16,
-    horizon=4,
-    chunks=2,
-)
-SMALL = replace(
-    TINY,
-    model=MODEL,
-    trainer=replace(TINY.trainer, steps=8, save_every=3, eval_every=4),
-    optimizer=replace(TINY.optimizer, warmup_steps=2),
-    data=replace(TINY.data, holdout=0.2),
-    mesh=MeshConfig(data=1),
-)
-
-
-def write_dataset(path: Path, seed: int = 0, fps: int = 10) -> Path:
-    rng = np.random.default_rng(seed)
-    features = {
-        "observation.state": {"dtype": "float32", "shape": (3,), "names": ["x", "y", "z"]},
-        "action": {"dtype": "float32", "shape": (2,), "names": ["dx", "dy"]},
-    } | {
-        f"observation.images.{name}": {
-            "dtype": "video",
-            "shape": (16, 16, 3),
-            "names": ["height", "width", "channels"],
-        }
-        for name in ("front", "wrist")
-    }
-    with DatasetWriter(path, fps=fps, features=features, robot_type="test") as writer:
-        for i in range(12):
-            steps = 6 + i % 3
-            writer.add_episode(
-                {
-                    "observation.state": rng.normal(size=(steps, 3)).astype(np.float32),
-                    "action": rng.normal(size=(steps, 2)).astype(np.float32),
-                },
-                {
-                    name: rng.integers(0, 256, (steps, 16, 16, 3), dtype=np.uint8)
-                    for name in features
-                    if "images" in name
-                },
-                ("push", "pull the thing over there")[i % 2],
-            )
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -82,17 +29,9 @@ def dataset(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def one_device():
-    """The machine of a user without accelerators: the mesh tests name their own devices."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "make_mesh", lambda config: _mesh(config))
+def alone():
+    with one_device():
         yield
-
-
-def _mesh(config: MeshConfig) -> jax.sharding.Mesh:
-    from parallel.mesh import make_mesh
-
-    return make_mesh(config, jax.devices()[: config.data * config.fsdp])
 
 
 @pytest.fixture(scope="module")
@@ -100,10 +39,6 @@ def finished(dataset, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "run"
     assert train.run(train.Paths(str(dataset), out), SMALL, QUIET).finished
     return out
-
-
-def losses(out: Path) -> list[float]:
-    return [row["loss"] for row in read_metrics(out) if "loss" in row]
 
 
 def test_a_run_leaves_config_metrics_held_out_figures_and_checkpoints(finished):
@@ -196,31 +131,6 @@ def test_what_cannot_train_is_refused_before_anything_is_written(finished, datas
     assert not out.exists()
 
 
-LONG = replace(SMALL, trainer=replace(SMALL.trainer, steps=60, save_every=4, eval_every=0))
-
-
-@pytest.mark.slow
-def test_a_run_killed_while_it_trains_resumes_with_the_same_losses(dataset, tmp_path):
-    preset = tmp_path / "mine.py"
-    preset.write_text("from tests.tools.test_train import LONG as MINE\n")
-
-    def start(out: Path, *more: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "tools.train", f"--preset={preset}:MINE"]
-        command += ["--data", str(dataset), "--out", str(out), "--data.workers", "1", *more]
-        return subprocess.Popen(command, env=environment(1), stdout=subprocess.DEVNULL)
-
-    assert start(tmp_path / "whole").wait() == 0
-    killed = start(tmp_path / "killed")
-    while not (tmp_path / "killed" / "checkpoints" / "4").exists():
-        assert killed.poll() is None
-        time.sleep(0.002)
-    killed.kill()
-    assert killed.wait() == -signal.SIGKILL
-    assert len(losses(tmp_path / "killed")) < 60
-    assert start(tmp_path / "killed", "--resume").wait() == 0
-    assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
-
-
 def damaged(dataset: Path, tmp_path: Path) -> Path:
     copy = tmp_path / "set"
     shutil.copytree(dataset, copy)
@@ -250,76 +160,6 @@ def test_a_frame_store_is_trained_on_as_it_is(finished, tmp_path):
     (store,) = (path.parent for path in (finished / "store").rglob("store.json"))
     train.run(train.Paths(str(store), tmp_path / "run"), SMALL, QUIET)
     assert losses(tmp_path / "run") == losses(finished)
-
-
-GUIDE = (Path(__file__).parents[2] / "docs" / "mixtures.md").read_text()
-
-
-@pytest.fixture(scope="module")
-def guide(tmp_path_factory) -> Path:
-    """The files that the guide on mixtures shows, beside the datasets that it names."""
-    folder = tmp_path_factory.mktemp("guide")
-    for name, seed, fps in (("kitchen", 0, 10), ("office", 1, 20), ("hall", 2, 5)):
-        write_dataset(folder / name, seed, fps)
-    (folder / "paraphrases.json").write_text(json.dumps({"push": ["shove it", "press on"]}))
-    (text,) = re.findall(r"```json\n(.*?)```", GUIDE, re.DOTALL)
-    (folder / "mixture.json").write_text(text)
-    (transform,) = re.findall(r"```python\n(# units\.py\n.*?)```", GUIDE, re.DOTALL)
-    (folder / "units.py").write_text(transform)
-    return folder
-
-
-def test_the_guide_on_mixtures_runs(guide, monkeypatch):
-    monkeypatch.chdir(guide)
-    blocks = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
-    found: dict = {}
-    exec(blocks[-1], found)
-    assert (found["arm"].cameras, found["gantry"].cameras) == (("front", "wrist"), ("top",))
-    assert [feed.ahead for feed in found["mixed"].feeds] == [
-        (0, 1, 2, 3),
-        (0, 2, 4, 6),
-        (0, 1, 2, 3),
-    ]
-    assert len(found["gantry"].state.offset) == 4
-    (command,) = re.findall(r"python -m tools\.train (--data mixture\.json.*)", GUIDE)
-    assert train.parse(command.split())[0] == train.Paths("mixture.json", Path("runs/mixed"))
-
-
-def test_an_augmented_mixture_of_two_robots_resumes_and_acts_in_each_ones_units(guide, tmp_path):
-    """The guide's mixture, from its file."""
-    out, paths = tmp_path / "run", train.Paths(str(guide / "mixture.json"), tmp_path / "run")
-    varied = replace(SMALL, augment=PRESETS["pi05"].augment)
-    train.run(paths, varied, QUIET)
-    whole = losses(out)
-    assert np.isfinite(whole).all()
-    for later in (6, 8):
-        shutil.rmtree(out / "checkpoints" / str(later))
-    train.run(replace(paths, resume=True), varied, QUIET)
-    assert losses(out) == whole
-    policy = load_policy(out / "checkpoints" / "8", steps=2)
-    arm, gantry = policy.processor.embodiments
-    assert arm.relative == (0, 1)
-    states = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
-    keys = [(0, 0), (0, 1)]
-    acted = policy.act((np.zeros((2, 2, 16, 16, 3), np.uint8), states), ["push"] * 2, keys)
-    bare = replace(arm, relative=())
-    plain = replace(policy, processor=replace(policy.processor, embodiments=(bare, gantry))).act(
-        (np.zeros((2, 2, 16, 16, 3), np.uint8), states), ["push"] * 2, keys
-    )
-    np.testing.assert_allclose(acted - plain, states[:, None, :2].repeat(4, 1), atol=1e-4)
-    other = replace(policy, embodiment=1)
-    seen = np.zeros((1, 1, 16, 16, 3), np.uint8), np.zeros((1, 4), np.float32)
-    assert other.act(seen, ["push"], keys[:1]).shape == (1, 4, 2)
-
-
-def test_a_mistake_in_a_mixture_is_named_before_anything_is_decoded(guide, tmp_path):
-    value = json.loads((guide / "mixture.json").read_text())
-    value["datasets"][2]["cameras"] = {"top": "ceiling"}
-    broken = guide / "broken.json"
-    broken.write_text(json.dumps(value))
-    with pytest.raises(ValueError, match=r"hall: cameras is .*'ceiling'"):
-        train.run(train.Paths(str(broken), tmp_path / "run"), SMALL, QUIET)
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_robot_with_more_dims_than_the_model_is_refused(dataset, tmp_path):
@@ -366,13 +206,10 @@ def test_a_config_of_another_version_is_refused_by_its_field():
         from_json(RunConfig, value)
 
 
-HOSTS = replace(SMALL, mesh=MeshConfig())
-
-
 @pytest.mark.slow
 def test_two_launched_processes_give_the_losses_of_one(finished, dataset, tmp_path):
     preset, out = tmp_path / "mine.py", tmp_path / "run"
-    preset.write_text("from tests.tools.test_train import HOSTS as MINE\n")
+    preset.write_text("from tests.tools.small_run import HOSTS as MINE\n")
     command = [sys.executable, "-m", "tools.launch", "-n", "2", "--", "python", "-m", "tools.train"]
     command += [f"--preset={preset}:MINE", "--data", str(dataset), "--out", str(out)]
     launched = subprocess.run(

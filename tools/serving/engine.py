@@ -107,7 +107,11 @@ class Engine:
         """The answer, when the request's batch has run."""
         with self._lock:
             self._waiting += 1
-        future = self._batcher.submit(request, timeout=0)
+        try:
+            future = self._batcher.submit(request, timeout=0)
+        except BaseException:
+            self._answered()
+            raise
         future.add_done_callback(self._answered)
         return future
 
@@ -145,7 +149,7 @@ class Engine:
             raise ValueError(f"'executed' is {executed}; the chunk had {len(session.chunk)} steps.")
         return session.chunk[executed:]
 
-    def _answered(self, future: Future[Answer]) -> None:
+    def _answered(self, future: Future[Answer] | None = None) -> None:
         with self._lock:
             self._waiting -= 1
 

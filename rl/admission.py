@@ -1,0 +1,145 @@
+"""Who may begin an episode, and when: how far acting runs ahead of learning.
+
+AReaL (arXiv 2505.24298) admits by capacity, and its staleness is a mean; here the bound is hard.
+Tickets are numbered, a step's are known by their numbers, and one may begin only if its step's
+learner will be at most `staleness` updates ahead of those who act in it: acting is paced, and
+nothing is discarded.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Collection, Hashable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sim.protocol import Start
+
+
+class Place(NamedTuple):
+    """An episode to act: member `member` of the group that is ticket `ticket`."""
+
+    ticket: int
+    member: int
+    start: Start
+
+
+def draw_start(seed: int, ticket: int, tasks: tuple[str, ...], seeds: range) -> Start:
+    """Where a ticket starts: a task and one of `seeds`, which must not be those of evaluation."""
+    rng = np.random.default_rng((seed, ticket))
+    return Start(tasks[rng.integers(len(tasks))], seeds[rng.integers(len(seeds))])
+
+
+class Admission:
+    """Hands out episodes in the order of their tickets, each once; from any thread.
+
+    Ticket i may begin once the policy has had ⌊i / tickets⌋ - staleness updates, and ends before
+    its step's update, so no more than (staleness + 1)·tickets are ever under way.
+
+    Args:
+      starts: ticket -> its start; a matter of the number alone.
+      tickets: of a learner's step.
+      group: episodes of a ticket.
+      steps: of the whole run; no ticket of a later one is handed out.
+      version: updates that the policy had so far: its first tickets are those of that step.
+      clock: seconds, never going back.
+
+    Attributes:
+      version: updates of the policy that those who act have, or can have at once.
+    """
+
+    def __init__(
+        self,
+        starts: Callable[[int], Start],
+        *,
+        tickets: int,
+        group: int = 1,
+        staleness: int,
+        steps: int,
+        version: int = 0,
+        waited: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if tickets < 1 or group < 1 or staleness < 0:
+            raise ValueError(
+                f"tickets = {tickets}, group = {group} and staleness = {staleness}: expected at "
+                "least one ticket a step, one episode a ticket and a staleness of 0 or more."
+            )
+        self._starts, self._tickets, self._group = starts, tickets, group
+        self._staleness, self._steps, self._clock = staleness, steps, clock
+        self._changed = threading.Lock()  # guards all that follows
+        self.version = version
+        self._next = version * tickets
+        self._open: list[Place] = []
+        self._since: dict[Hashable, float] = {}
+        self._waited = waited
+        self._error: BaseException | None = None
+
+    def take(self, who: Hashable, tasks: Collection[str] | None = None) -> Place | None:
+        """The next episode that may begin, of these tasks if any are named; None if there is none
+        now. `who` asks again after `advance`, and its time until then counts as waiting.
+
+        Raises:
+          BaseException: that which it was closed with.
+        """
+        with self._changed:
+            if self._error is not None:
+                raise self._error
+            now = self._clock()
+            self._waited += now - self._since.pop(who, now)
+            self._admit()
+            for i, place in enumerate(self._open):
+                if tasks is None or place.start.task in tasks:
+                    return self._open.pop(i)
+            if not self._ended:
+                self._since[who] = now
+            return None
+
+    def advance(self, version: int) -> None:
+        """Those who act have this version from now on, or can have it at once.
+
+        Raises:
+          ValueError: it is not newer.
+        """
+        with self._changed:
+            if version <= self.version:
+                raise ValueError(f"Version {version} does not follow version {self.version}.")
+            self.version = version
+
+    def oldest(self, ticket: int) -> int:
+        """Version of the oldest policy that may act in a ticket."""
+        return max(ticket // self._tickets - self._staleness, 0)
+
+    @property
+    def ended(self) -> bool:
+        """Whether who is told from now on that there is no episode will not be told otherwise."""
+        with self._changed:
+            return self._ended
+
+    @property
+    def waited(self) -> float:
+        """Seconds that all who asked have been kept waiting, together."""
+        with self._changed:
+            now = self._clock()
+            return self._waited + sum(now - since for since in self._since.values())
+
+    def close(self, error: BaseException) -> None:
+        """Hands out nothing more: whoever asks is told the error, the first one."""
+        with self._changed:
+            self._error = self._error or error
+
+    def state(self) -> dict[str, Any]:
+        """Keyword arguments with which another goes on: episodes of tickets that are not learnt
+        from begin again."""
+        return {"version": self.version, "waited": self.waited}
+
+    @property
+    def _ended(self) -> bool:
+        return self.version + self._staleness + 1 >= self._steps
+
+    def _admit(self) -> None:
+        steps = min(self.version + self._staleness + 1, self._steps)
+        while self._next < steps * self._tickets:
+            start = self._starts(self._next)
+            self._open += [Place(self._next, member, start) for member in range(self._group)]
+            self._next += 1

@@ -1,0 +1,77 @@
+"""What is refused before hours are spent: settings, policies and suites that do not fit each
+other."""
+
+from models import Pi, Policy
+from rl.config import RlConfig
+from sim.suites import Suite
+
+
+def check_config(config: RlConfig) -> None:
+    """Raises ValueError, with the field to change, unless the settings fit each other."""
+    rollout, objective, learner = config.rollout, config.objective, config.learner
+    least = {
+        "steps": (config.steps, 1),
+        "flow.steps": (config.flow.steps, 1),
+        "rollout.tickets": (rollout.tickets, 1),
+        "rollout.group": (rollout.group, 1),
+        "rollout.staleness": (rollout.staleness, 0),
+        "rollout.slots": (1 if rollout.slots is None else rollout.slots, 1),
+        "rollout.execute": (rollout.execute, 1),
+        "learner.micro": (learner.micro, 1),
+        "learner.epochs": (learner.epochs, 1),
+        "eval_episodes": (config.eval_episodes, 1),
+    }
+    for name, (value, smallest) in least.items():
+        if value < smallest:
+            raise ValueError(f"{name} is {value}; it must be at least {smallest}.")
+    if objective.advantage == "group" and rollout.group < 2:
+        raise ValueError(
+            f"rollout.group is {rollout.group}, but objective.advantage 'group' compares the "
+            f"episodes of one start; take at least 2, such as 8, or advantage 'gae'."
+        )
+    if objective.name == "vtrace" and objective.advantage == "group":
+        raise ValueError(
+            "objective.name 'vtrace' needs values, which objective.advantage 'group' has none of; "
+            "take advantage 'gae', or another objective."
+        )
+
+
+def check_policy(policy: Policy, config: RlConfig) -> None:
+    """Raises ValueError, with the remedy, unless this policy can be improved so."""
+    model = policy.model
+    if not isinstance(model, Pi):
+        raise ValueError(
+            f"RL improves policies of the π family, not yet {type(model).__name__}, whose "
+            "checkpoints come without a processor; begin from a π0 or π0.5 checkpoint, or from one "
+            "of yours."
+        )
+    if policy.processor is None:
+        raise ValueError(
+            "The checkpoint came without a processor (scales and tokenizer), so it cannot act in "
+            "a suite; train it on the suite's data first."
+        )
+    if model.config.compute.quantized:
+        raise ValueError(
+            "The checkpoint's weights are quantised and cannot be trained; begin from the one that "
+            "they were made of."
+        )
+    if config.rollout.execute > model.config.horizon:
+        raise ValueError(
+            f"rollout.execute is {config.rollout.execute}, but the policy's chunks have "
+            f"{model.config.horizon} steps; execute no more than these."
+        )
+
+
+def one_group(suite: Suite, tasks: tuple[str, ...]) -> tuple[str, ...]:
+    """The tasks to learn, which must share slots.
+
+    Raises:
+      ValueError: they do not, or there is no such task.
+    """
+    first, *others = suite.groups(tasks)
+    if others:
+        raise ValueError(
+            f"The tasks of suite '{suite.name}' cannot share slots, so a run learns one of them: "
+            f"name it, such as --rollout.tasks {first[0]}."
+        )
+    return first

@@ -1,0 +1,237 @@
+"""Placement "host" as a run: simulators, the policy and the learner on threads of their own
+(`rl.host`), around one device or a mesh of them."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from models import Policy
+from models.inputs import PackedBatch
+from models.policy import Request
+from parallel.mesh import check_rows, make_mesh
+from parallel.optimizer import select
+from rl import flow_policy
+from rl.actor import Actor, Answer
+from rl.admission import draw_start
+from rl.config import FlowConfig, RlConfig
+from rl.experience import MicroBatch, micro_batches
+from rl.host import Learnt, Stopped, run_host
+from rl.learner import Learner
+from rl.records import Drawn
+from rl.starts import training_seeds
+from rl.step import abstract_learner_state, learner_state, optimizer_of
+from rl.timeline import Summary, Timeline
+from rl.weights import Weights
+from sim.protocol import Observation, Slots, Spec
+from sim.suites import Suite
+
+_LARGEST = 64
+"""Rows of the largest batch that the policy computes."""
+_PATIENCE = 600.0
+"""Seconds that an update under way may take when a run is told to stop."""
+
+
+@contextmanager
+def on_host(
+    policy: Policy, suite: Suite, tasks: tuple[str, ...], config: RlConfig, directory: Path
+) -> Iterator["OnHost"]:
+    """Opens the slots, which close with the block; leaves timeline.json in the directory."""
+    most = (config.rollout.staleness + 1) * config.rollout.tickets * config.rollout.group
+    count = suite.count(config.rollout.slots, most)
+    with closing(suite.open(tasks, count, policy.model.config.image_size)) as slots:
+        made = OnHost(policy, suite, tasks, slots, config)
+        try:
+            yield made
+        finally:
+            if directory.is_dir():
+                made.timeline.write(directory / "timeline.json")
+
+
+class OnHost:
+    """See `rl.run.Placement`."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        suite: Suite,
+        tasks: tuple[str, ...],
+        slots: Slots,
+        config: RlConfig,
+    ) -> None:
+        model, mesh = policy.model, make_mesh()
+        check_rows(config.learner.micro, mesh)
+        self._config, self._slots = config, slots
+        self._optimizer = optimizer_of(config.learner, config.steps)
+        self._values = config.objective.advantage == "gae"
+        key = jax.random.fold_in(jax.random.key(config.seed), 1)
+        params = flow_policy.init(model, policy.params, key, config.flow, value=self._values)
+        abstract = abstract_learner_state(params, self._optimizer, mesh=mesh)
+        self._learner_from = partial(
+            Learner,
+            partial(_log_prob, model, config.flow),
+            optimizer=self._optimizer,
+            objective=config.objective,
+            epochs=config.learner.epochs,
+            mesh=mesh,
+        )
+        params = jax.device_put(params, jax.tree.map(lambda x: x.sharding, abstract.params))
+        begun = learner_state(params, self._optimizer, abstract)
+        self._learner = self._learner_from(state=begun)
+        self._actor = _Acting(policy.varied(sizes=_sizes(slots.count)), slots.spec, config.flow)
+        self._starts = partial(
+            draw_start, config.seed, tasks=tasks, seeds=training_seeds(suite, config.eval_episodes)
+        )
+        self._pack: Callable[..., PackedBatch] = policy.rows
+        self._record: Any = None
+        self.timeline = Timeline()
+
+    def run(self, on_step: Callable[[dict[str, float]], None], told: Callable[[], bool]) -> None:
+        learner = _Learning(self._learner)
+        params = jax.tree.map(jnp.copy, self._learner.state.params)
+        summary = self.timeline.summary()
+
+        def learnt(found: Learnt) -> None:
+            nonlocal summary
+            before, summary = summary, self.timeline.summary()
+            self._record = found.state
+            try:
+                on_step(_metrics(found, summary.since(before)))
+            finally:
+                learner.whole.set()
+
+        try:
+            run_host(
+                [self._slots],
+                self._actor,
+                learner,
+                Weights(
+                    params,
+                    trained=select(self._optimizer, params)[1],
+                    version=self._learner.version,
+                ),
+                self._config.rollout,
+                starts=self._starts,
+                batches=self._batches,
+                steps=self._config.steps,
+                values=self._values,
+                resume=self._record,
+                on_step=learnt,
+                timeline=self.timeline,
+                told=told,
+                place=partial(jax.device_put, device=jax.local_devices()[0]),
+            )
+        except Stopped:
+            if not learner.whole.wait(_PATIENCE):
+                raise
+
+    def state(self) -> dict[str, Any]:
+        state = self._learner.state
+        heads = [
+            {name: x for name, x in tree.items() if name != "policy"}
+            for tree in (state.params, state.ema)
+        ]
+        rest = replace(state, params=heads[0], ema=heads[1])
+        return {"ema": state.ema["policy"], "params": state.params["policy"], "rl": rest}
+
+    def record(self) -> Any:
+        return self._record
+
+    def restore(self, state: dict[str, Any], record: Any) -> None:
+        rest = state["rl"]
+        whole = replace(
+            rest,
+            params={"policy": state["params"], **rest.params},
+            ema={"policy": state["ema"], **rest.ema},
+        )
+        self._learner = self._learner_from(state=whole)
+        self._record = record
+
+    def _batches(self, tickets: Any) -> Iterator[MicroBatch]:
+        objective, size = self._config.objective, self._config.learner.micro
+        return micro_batches(tickets, self._pack, objective, size, self._learner.evaluate)
+
+
+class _Acting:
+    """`rl.rollout.Actor` of a policy, which sees its own cameras of those that the slots have."""
+
+    def __init__(self, policy: Policy, spec: Spec, flow: FlowConfig) -> None:
+        assert policy.processor is not None
+        robot = policy.processor.embodiments[policy.embodiment]
+        self._cameras = [spec.cameras.index(camera) for camera in robot.cameras]
+        self._policy, self._actor = policy, Actor(policy, flow)
+        self.sizes = policy.sizes
+
+    def prepare(self, observation: Observation, prompt: str, key: tuple[int, int]) -> Request:
+        seen = observation.images[self._cameras][None], observation.state[None]
+        return self._policy.requests(seen, [prompt], np.array([key], np.uint32))[0]
+
+    def answer(self, params: Any, requests: Sequence[Request]) -> Sequence[Answer]:
+        return self._actor.answer(params, requests)
+
+
+class _Learning:
+    """`rl.host.Learner` of a learner; `whole` is set while no update is under way."""
+
+    def __init__(self, learner: Learner) -> None:
+        self._learner, self.whole = learner, threading.Event()
+        self.whole.set()
+
+    @property
+    def params(self) -> Any:
+        return self._learner.state.params
+
+    def add(self, part: MicroBatch) -> None:
+        self._learner.add(part.experience, part.tickets)
+
+    def update(self) -> dict[str, float]:
+        self.whole.clear()
+        try:
+            metrics = self._learner.update()
+            del metrics["lags"]  # counted by `run_host` too
+            return metrics
+        except BaseException:
+            self.whole.set()
+            raise
+
+
+def _log_prob(model: Any, config: FlowConfig, params: Any, batch: PackedBatch, drawn: Drawn) -> Any:
+    return flow_policy.log_prob(model, params, batch, drawn, config)
+
+
+def _sizes(count: int) -> tuple[int, ...]:
+    """Powers of two up to as many as can wait at a time."""
+    most = min(count, _LARGEST)
+    return (*(2**k for k in range(most.bit_length()) if 2**k < most), most)
+
+
+def _metrics(found: Learnt, spent: Summary) -> dict[str, float]:
+    decisions = sum(found.lags.values())
+    learner = spent.kinds().get("learner")
+    idle = learner.idle if learner else {}
+    return {
+        **found.metrics,
+        "success": found.successes / found.episodes,
+        "return": found.returns,
+        "episodes": found.episodes,
+        "lag": sum(lag * count for lag, count in found.lags.items()) / decisions,
+        **{f"lag/{lag}": count for lag, count in found.lags.items()},
+        "decisions": decisions,
+        "env_steps": found.acted,
+        "step_seconds": found.seconds,
+        "env_steps_per_second": found.acted / found.seconds,
+        "decisions_per_second": decisions / found.seconds,
+        "batch_fill": found.batches.fill,
+        "publish_seconds": found.latency,
+        "slots_held_back_seconds": found.waited,
+        "reruns": found.counts.reruns,
+        "learner_busy": learner.utilisation if learner else 0.0,
+        **{f"idle/{cause}": seconds for cause, seconds in idle.items()},
+    }

@@ -1,0 +1,265 @@
+"""The learner: gradients of micro-batches are summed as they arrive and divided once, so a step's
+update is that of its whole batch, whatever order it came in.
+
+What it learns from is decided by who feeds it; with fresh experience and one micro-batch a step it
+is the synchronous learner. Nothing it needs waits for the batch: advantages are scaled by their
+size in former steps, and before a step's first update the policy is its own proximal one.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, use_abstract_mesh
+from jaxtyping import Array, Bool, Float
+
+from models.functional import only
+from parallel.agreement import agree
+from parallel.distributed import host_count, put_batch
+from parallel.mesh import make_mesh, replicated, rows_sharding
+from parallel.optimizer import OptimizerConfig, select
+from parallel.step import OVERLAP
+from rl.config import ObjectiveConfig
+from rl.objectives import check
+from rl.records import Experience
+from rl.step import LearnerState, LogProb, Step, Total, metrics_of
+
+
+class Diverged(ArithmeticError):
+    """The gradient of a step is not finite."""
+
+
+class _Added(NamedTuple):
+    """A micro-batch of the step; kept whole for its later epochs."""
+
+    tickets: tuple[int, ...]
+    finite: Bool[Array, ""]
+    experience: Experience | None
+    proximal: Float[Array, "n h a"] | None
+
+
+class Learner:
+    """Learns step by step: `add` a step's micro-batches as they arrive, then `update`.
+
+    One thread feeds it. `state` is what to save, after an update and before the next `add`; its
+    arrays are consumed by the next update, so whoever publishes parameters copies them first.
+
+    Decisions are counted: `added` is `learnt` plus `pending`, at any time.
+
+    On several hosts each brings rows of its own, in micro-batches of the same shapes; they update
+    together, and who has fewer micro-batches then repeats its last one with weight 0. V-trace, for
+    which hosts would have to evaluate in step, is for one host.
+
+    Args:
+      log_prob: differentiable and pure, see `LogProb`.
+      state: from `learner_state`, or restored.
+      optimizer: that of the state, from `optimizer_of`.
+      epochs: updates of each step, all from the same experience with the advantages and the
+        proximal policy of the step's beginning.
+      mesh: that of the state; rows are split over its data and fsdp axes. All devices if None.
+
+    Raises:
+      ValueError: the configuration makes no sense.
+    """
+
+    def __init__(
+        self,
+        log_prob: LogProb,
+        state: LearnerState,
+        optimizer: OptimizerConfig,
+        objective: ObjectiveConfig,
+        epochs: int = 1,
+        mesh: Mesh | None = None,
+    ) -> None:
+        check(objective)
+        if epochs < 1:
+            raise ValueError(f"learner.epochs is {epochs}; expected at least 1.")
+        if objective.name == "vtrace" and host_count() > 1:
+            raise ValueError(
+                f"objective.name is 'vtrace' on {host_count()} hosts, which is for one alone; "
+                f"choose 'decoupled' or 'tis'."
+            )
+        self.state = state
+        self.learnt = self.pending = 0
+        self._mesh = make_mesh() if mesh is None else mesh
+        self._step = Step(log_prob, optimizer, objective)
+        self._epochs = epochs
+        self._version = int(state.version)
+        self._lags: list[np.ndarray] = []
+        self._added: list[_Added] = []
+        self._last: Experience | None = None
+        self._total: Total | None = None
+        self._failed: Diverged | None = None
+        self._compile()
+
+    @property
+    def version(self) -> int:
+        """How many steps the policy has learnt."""
+        return self._version
+
+    @property
+    def added(self) -> int:
+        """How many decisions it has been given."""
+        return self.learnt + self.pending
+
+    def add(self, experience: Experience, tickets: Sequence[int] = ()) -> None:
+        """Adds a micro-batch's gradient to the step's; returns before it is computed.
+
+        Args:
+          experience: this host's rows; those of weight 0 are padding.
+          tickets: whose decisions they are, to be named if the gradient is not finite.
+
+        Raises:
+          ValueError: the rows do not divide over the mesh.
+        """
+        self._check_going()
+        rows = np.asarray(experience.weight) > 0
+        lags = self._version - np.asarray(experience.version)[rows]
+        if lags.min(initial=0) < 0:
+            raise ValueError(
+                f"Tickets {_named(tickets)} were acted in with version {self._version - lags.min()}"
+                f", but the learner is at {self._version}; give it the state that acted."
+            )
+        placed = put_batch(experience, self._mesh)
+        total = self._zeros(self.state.params, placed) if self._total is None else self._total
+        self._total, proximal, finite = self._add(self.state, total, placed, None)
+        again = self._epochs > 1
+        kept = (experience, proximal) if again else (None, None)
+        self._added.append(_Added(tuple(tickets), finite, *kept))
+        self._lags.append(lags)
+        self._last = experience
+        self.pending += len(lags)
+
+    def update(self) -> dict[str, Any]:
+        """Learns from what was added since the last update; returns metrics.
+
+        These are `step.metrics_of` the last epoch, its `grad_norm` (before clipping) and
+        `learning_rate`; `decisions`, how many this host brought, and `lags`, how many of these had
+        lag 0, 1, ….
+
+        Raises:
+          ValueError: nothing was added, on this host or another.
+          Diverged: the gradient is not finite; names step and tickets. The state is that before the
+            epoch, the decisions stay pending, and this learner learns no more.
+        """
+        self._check_going()
+        self._even_out()
+        if self._total is None:
+            raise ValueError(
+                f"Step {self._version} has no decisions to learn from; add its micro-batches first."
+            )
+        for epoch in range(self._epochs):
+            finite = [added.finite for added in self._added] if not epoch else self._replay()
+            last = epoch == self._epochs - 1
+            self.state, metrics, terms = self._update(self.state, self._total, last)
+            self._total = None
+            metrics = {name: value.item() for name, value in jax.device_get(metrics).items()}
+            if not metrics.pop("finite"):
+                self._failed = self._diverged(finite, metrics)
+                raise self._failed
+        lags = np.bincount(np.concatenate(self._lags)).tolist()
+        metrics = metrics_of(terms) | metrics | {"decisions": self.pending, "lags": lags}
+        self.learnt, self.pending = self.learnt + self.pending, 0
+        self._version += 1
+        self._added, self._lags, self._last = [], [], None
+        return metrics
+
+    def evaluate(
+        self, experience: Experience
+    ) -> tuple[Float[np.ndarray, "n h a"], Float[np.ndarray, "n"]]:
+        """log π and values of the policy as it is, for V-trace (`experience.micro_batches`)."""
+        log_prob, value = self._evaluate(self.state.params, put_batch(experience, self._mesh))
+        return np.asarray(log_prob), np.asarray(value)
+
+    def _replay(self) -> list[Bool[Array, ""]]:
+        """Adds the step's micro-batches again; whether each one's gradient is finite."""
+        flags = []
+        for added in self._added:
+            placed = put_batch(added.experience, self._mesh)
+            total = self._zeros(self.state.params, placed) if self._total is None else self._total
+            self._total, _, finite = self._add(self.state, total, placed, added.proximal)
+            flags.append(finite)
+        return flags
+
+    def _even_out(self) -> None:
+        """As many micro-batches on every host; none where one has none."""
+        if host_count() == 1:
+            return
+
+        def most(brought: list[str]) -> str:
+            counts = [int(count) for count in brought]
+            return str(max(counts) if min(counts) else 0)
+
+        wanted = int(agree("micro-batches", str(len(self._added)), most))
+        if not wanted or self._last is None:
+            raise ValueError(
+                f"Step {self._version} has no decisions on some host; give each of {host_count()} "
+                f"hosts at least one ticket a step."
+            )
+        nothing = replace(self._last, weight=np.zeros_like(self._last.weight))
+        while len(self._added) < wanted:
+            self.add(nothing)
+
+    def _diverged(self, finite: list[Bool[Array, ""]], metrics: dict[str, float]) -> "Diverged":
+        flags = [bool(flag) for flag in jax.device_get(finite)]
+        bad = [a.tickets for a, sound in zip(self._added, flags, strict=True) if not sound]
+        suspects = bad or [a.tickets for a in self._added]
+        named = _named([ticket for tickets in suspects for ticket in tickets])
+        return Diverged(
+            f"Step {self._version} has the loss {metrics['loss']} and the gradient norm "
+            f"{metrics['grad_norm']}, because of {len(bad)} of {len(flags)} micro-batches, with "
+            f"decisions of tickets {named}; this update was not made, so look at these and lower "
+            f"optimizer.learning_rate."
+        )
+
+    def _check_going(self) -> None:
+        if self._failed is not None:
+            raise self._failed
+
+    def _compile(self) -> None:
+        mesh, step = self._mesh, self._step
+        placed: Any = jax.tree.map(lambda x: x.sharding, self.state)
+        rows, whole = rows_sharding(mesh), replicated(mesh)
+        moving, _ = select(step.optimizer, self.state.params)
+        gradients = only(placed.params, moving)
+        total: Any = Total(*[whole, gradients])
+        options = OVERLAP.get(mesh.devices.flat[0].platform)
+
+        def compiled(function: Callable[..., Any], **how: Any) -> Callable[..., Any]:
+            def under_mesh(*args: Any) -> Any:
+                with use_abstract_mesh(mesh.abstract_mesh):
+                    return function(*args)
+
+            return jax.jit(under_mesh, compiler_options=options, **how)
+
+        def update(state: LearnerState, total: Total, last: bool) -> tuple[Any, Any, Any]:
+            return *step.update(state, total, placed.params, last), total.terms
+
+        def evaluate(params: Any, experience: Experience) -> tuple[Array, Array]:
+            return step.log_prob(params, experience.batch, experience.drawn)[:2]
+
+        self._zeros = compiled(step.zeros, in_shardings=(placed.params, rows), out_shardings=total)
+        self._add = compiled(
+            step.add,
+            donate_argnums=1,
+            in_shardings=(placed, total, rows, rows),
+            out_shardings=(total, rows, whole),
+        )
+        self._update = compiled(
+            update,
+            donate_argnums=0,
+            static_argnums=2,
+            in_shardings=(placed, total),
+            out_shardings=(placed, whole, whole),
+        )
+        self._evaluate = compiled(evaluate, in_shardings=(placed.params, rows), out_shardings=whole)
+
+
+def _named(tickets: Sequence[int], most: int = 16) -> str:
+    """The tickets in order, the first of them if they are many."""
+    named = sorted(set(tickets))
+    return ", ".join(map(str, named[:most])) + (
+        f" and {len(named) - most} more" if len(named) > most else ""
+    )

@@ -1,0 +1,173 @@
+"""A run of RL from a supervised policy, or from its own last checkpoint, to an orderly end,
+whatever ends it; where acting and learning happen is its placement's matter.
+
+Checkpoints are those of any run: what acts lies in them as supervised training leaves it, so that
+evaluation and serving read them; all else that the run needs to go on lies beside it.
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from models.checkpoints import own
+from parallel import checkpoint
+from parallel.metrics import MetricsWriter
+from parallel.stop import StopSignals
+from parallel.trainer import Run, check_folder, write_config
+from rl.config import RlConfig
+
+Params = Any
+Json = Any
+
+_SPOKEN_SECONDS = 30.0
+"""Between lines where there is no terminal to draw a bar on."""
+
+
+class Placement(Protocol):
+    """Who acts and who learns. All arrays that a run needs to go on are its `state`, a dict whose
+    "ema" are the policy's parameters; what else it needs is its `record`."""
+
+    def run(self, on_step: Callable[[dict[str, float]], None], told: Callable[[], bool]) -> None:
+        """Makes the steps that are left, or as many as it can until `told()` says to stop. After
+        each, `on_step` gets what came of it, perhaps on another thread; what that raises ends the
+        run."""
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds; asked for before and after `run`, and within `on_step`."""
+
+    def record(self) -> Json:
+        """Where the run stands besides its state, as JSON."""
+
+    def restore(self, state: dict[str, Any], record: Json) -> None:
+        """Goes on from what a checkpoint holds, before it runs."""
+
+
+@dataclass(frozen=True)
+class Improved:
+    """Parameters of the policy after `step` updates; not `finished` if a signal ended the run."""
+
+    params: Params
+    step: int
+    finished: bool
+
+
+def improve(
+    build: Callable[[], AbstractContextManager[Placement]],
+    run: Run,
+    config: RlConfig,
+    console: Console,
+    *,
+    resume: bool = False,
+    evaluate: Callable[[int, Params], dict[str, float]] | None = None,
+) -> Improved:
+    """Makes `config.steps` steps, saving on the way, at the end and when told to stop.
+
+    `evaluate(step, params)` is called before the first step, after every `config.eval_every` and
+    after the last; it must copy the parameters and return.
+
+    SIGTERM or Ctrl-C end the run with a checkpoint of the last whole step; a second Ctrl-C
+    interrupts at once.
+
+    Raises:
+      ValueError: the folder holds a run and `resume` is false, or its checkpoint is of another.
+      FileNotFoundError: `resume` is true but the folder holds no run.
+    """
+    check_folder(run.directory, resume)
+    folder = run.directory / "checkpoints"
+    with ExitStack() as stack:
+        stop = stack.enter_context(StopSignals())
+        place = stack.enter_context(build())
+        saved = checkpoint.newest_good(folder, console) if resume else None
+        if saved is not None:
+            path = folder / str(saved)
+            state = checkpoint.restore(path, place.state(), verified=True)
+            place.restore(state, own.read_json(path, "position"))
+        done = saved or 0
+        if resume:
+            console.print(
+                f"Resuming {run.directory} at step {done} of {config.steps}.", soft_wrap=True
+            )
+        write_config(run)
+        if done >= config.steps:
+            return Improved(place.state()["ema"], done, finished=True)
+        writer = stack.enter_context(checkpoint.CheckpointWriter(folder, run.config, run.assets))
+        metrics = stack.enter_context(MetricsWriter(run.directory, done))
+        shown = stack.enter_context(_Shown(console, done, config.steps))
+        if evaluate is not None and done == 0:
+            evaluate(0, place.state()["ema"])
+
+        def on_step(found: dict[str, float]) -> None:
+            nonlocal done, saved
+            writer.check()
+            done += 1
+            last = done == config.steps
+            if evaluate is not None and (last or _due(done, config.eval_every)):
+                found = found | evaluate(done, place.state()["ema"])
+            if last or _due(done, config.save_every):
+                seconds = writer.save(done, place.state(), place.record())
+                found, saved = found | {"save_blocking_seconds": seconds}, done
+            metrics.write(done - 1, found)
+            metrics.flush()
+            shown.step(done, found)
+
+        place.run(on_step, stop.told)
+        if done > 0 and done != saved:
+            writer.save(done, place.state(), place.record())
+        writer.wait()
+        return Improved(place.state()["ema"], done, finished=done >= config.steps)
+
+
+class _Shown:
+    """A progress bar, or lines where there is no terminal."""
+
+    def __init__(self, console: Console, done: int, steps: int) -> None:
+        self._console, self._steps, self._spoken = console, steps, time.perf_counter()
+        self._bar = Progress(
+            TextColumn("improving"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[status]}"),
+            console=console,
+            refresh_per_second=2,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=steps, completed=done, status="compiling")
+
+    def step(self, done: int, found: dict[str, float]) -> None:
+        status = ", ".join(
+            says.format(found[name]) for name, says in _SAID.items() if name in found
+        )
+        self._bar.update(self._task, completed=done, status=status)
+        now = time.perf_counter()
+        if not self._console.is_terminal and (
+            done == self._steps or now - self._spoken > _SPOKEN_SECONDS
+        ):
+            self._spoken = now
+            self._console.print(f"step {done} of {self._steps}: {status}", soft_wrap=True)
+
+    def __enter__(self) -> "_Shown":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+
+_SAID = {
+    "success": "success {:.0%}",
+    "lag": "lag {:.2f}",
+    "ess": "ESS {:.0%}",
+    "env_steps_per_second": "{:.0f} env steps/s",
+    "learner_busy": "learner busy {:.0%}",
+}
+"""What of a step's metrics is said beside the bar."""
+
+
+def _due(done: int, every: int) -> bool:
+    return every > 0 and done % every == 0

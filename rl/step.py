@@ -1,0 +1,230 @@
+"""A learner's step as pure functions: its state, gradient sums over micro-batches, and the update
+that divides them once. `rl.learner` compiles them apart, for experience that trickles in; a program
+that acts and learns in one holds them whole.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Array, Bool, Float, Int
+
+from models import fp8
+from models.functional import fill, only
+from models.inputs import PackedBatch
+from models.sharding import Rules
+from parallel.mesh import make_mesh, replicated
+from parallel.optimizer import OptimizerConfig, select
+from parallel.step import Metrics, TrainState, abstract_state_of, apply_gradients, state_from
+from rl.config import LearnerConfig, ObjectiveConfig
+from rl.objectives import Terms, combine, objective, summary, value_loss
+from rl.records import Drawn, Experience
+
+Params = Any
+LogProb = Callable[
+    [Params, PackedBatch, Drawn],
+    tuple[Float[Array, "n h a"], Float[Array, "n"], Float[Array, "n"]],
+]
+"""log π of the numbers drawn, what the value head expects, and an entropy for each decision."""
+
+WHOLE: Rules = ((".", PartitionSpec()),)
+"""Every device holds all parameters."""
+
+_KEPT = 0.9
+"""Of the running scale of advantages, from step to step."""
+
+
+class Scale(NamedTuple):
+    """Running mean square of advantages: `square` / `weight`, both 0 before the first step."""
+
+    square: Float[Array, ""]
+    weight: Float[Array, ""]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class LearnerState(TrainState):
+    """All that a learner carries from step to step.
+
+    `step` counts the optimizer's updates (one for each epoch), `version` the learner's steps.
+    """
+
+    version: Int[Array, ""]
+    scale: Scale
+
+
+class Total(NamedTuple):
+    """Sums over the micro-batches so far; None for the gradients of parameters that do not move."""
+
+    terms: Terms
+    gradients: Params
+
+
+def optimizer_of(config: LearnerConfig, steps: int) -> OptimizerConfig:
+    """The optimizer of a run of `steps` learner's steps, at whose end an open schedule ends."""
+    chosen = config.optimizer
+    return replace(chosen, decay_steps=chosen.decay_steps or steps * config.epochs)
+
+
+def abstract_learner_state(
+    params: Params, optimizer: OptimizerConfig, rules: Rules = WHOLE, mesh: Mesh | None = None
+) -> LearnerState:
+    """The state as ShapeDtypeStructs with shardings, to begin from or to restore into.
+
+    Args:
+      params: arrays or ShapeDtypeStructs.
+      mesh: all devices if None.
+
+    Raises:
+      ValueError: a parameter does not match exactly one rule or none of the optimizer's rates, or
+        does not divide over the mesh.
+    """
+    mesh = make_mesh() if mesh is None else mesh
+    train = abstract_state_of(params, optimizer, rules, mesh)
+    number: Any = partial(jax.ShapeDtypeStruct, (), sharding=replicated(mesh))
+    scale = Scale(number(jnp.float32), number(jnp.float32))
+    return _joined(train, number(jnp.int32), scale)
+
+
+def learner_state(
+    params: Params, optimizer: OptimizerConfig, abstract: LearnerState
+) -> LearnerState:
+    """A state that begins with the parameters given (f32, in the shardings of `abstract`)."""
+    train = TrainState(abstract.step, abstract.params, abstract.ema, abstract.opt_state)
+    fresh = abstract.version, abstract.scale
+    zeros = jax.jit(
+        lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), fresh),
+        out_shardings=jax.tree.map(lambda x: x.sharding, fresh),
+    )()
+    return _joined(state_from(params, optimizer, train), *zeros)
+
+
+def scale_of(scale: Scale) -> Float[Array, ""]:
+    """Root of the running mean square; 1 before there is any."""
+    known = scale.square > 0
+    return jnp.sqrt(jnp.where(known, scale.square, 1) / jnp.where(known, scale.weight, 1))
+
+
+def metrics_of(terms: Terms) -> dict[str, float]:
+    """`objectives.summary`, with `advantage_rms` (before scaling) and, where there is a value head,
+    `explained_variance`, the share of the targets' variance that it accounts for."""
+    read = summary(terms)
+    read["advantage_rms"] = math.sqrt(read.pop("advantage_squared"))
+    if "value_loss" in read:
+        variance = read.pop("target_squared") - read.pop("target") ** 2
+        error = 2 * read["value_loss"]
+        read["explained_variance"] = 1 - error / variance if variance > 0 else 0.0
+    return read
+
+
+@dataclass(frozen=True)
+class Step:
+    """What the functions of a step have in common.
+
+    The loss of a decision is that of `rl.objectives`, plus `value_weight` times half the squared
+    error of its value where advantages are made from values, minus `entropy_weight` times its
+    entropy. Advantages from values are divided by `scale_of` the steps before; those of a group are
+    taken as they are.
+    """
+
+    log_prob: LogProb
+    optimizer: OptimizerConfig
+    objective: ObjectiveConfig
+
+    def zeros(self, params: Params, experience: Experience) -> Total:
+        """Sums of nothing; the experience gives shapes alone."""
+        moving, _ = select(self.optimizer, params)
+        gradients = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), only(params, moving))
+        scale, version = Scale(jnp.float32(0), jnp.float32(0)), jnp.int32(0)
+        shapes = jax.eval_shape(self._loss, params, params, version, scale, experience, None)[1][0]
+        return Total(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), gradients)
+
+    def add(
+        self,
+        state: LearnerState,
+        total: Total,
+        experience: Experience,
+        proximal: Float[Array, "n h a"] | None = None,
+    ) -> tuple[Total, Float[Array, "n h a"], Bool[Array, ""]]:
+        """The sums with a micro-batch's; log π of what it drew, which is the proximal policy's for
+        the step's later epochs; and whether its own loss and gradient are finite.
+
+        Args:
+          proximal: None in the first epoch, whose policy is the proximal one.
+        """
+        wanted = only(state.params, select(self.optimizer, state.params)[0])
+        gradient = jax.value_and_grad(self._loss, has_aux=True)
+        (loss, (terms, log_prob)), gradients = gradient(
+            wanted, state.params, state.version, state.scale, experience, proximal
+        )
+        finite = jnp.isfinite(loss) & jnp.isfinite(optax.tree_utils.tree_norm(gradients))
+        summed = Total(combine(total.terms, terms), fp8.add(total.gradients, gradients))
+        return summed, log_prob, finite
+
+    def update(
+        self, state: LearnerState, total: Total, placed: Params, last: bool = True
+    ) -> tuple[LearnerState, Metrics]:
+        """The update of the whole batch, and `apply_gradients`' metrics; the state stays as it is
+        where these are not finite.
+
+        Args:
+          placed: the parameters' shardings.
+          last: of the step's epochs, which makes a new version.
+        """
+        terms = total.terms
+        train, metrics = apply_gradients(
+            state, terms.loss, terms.weight, total.gradients, self.optimizer, placed
+        )
+        square = terms.sums["advantage_squared"] / terms.weight
+        scale = Scale(
+            _KEPT * state.scale.square + (1 - _KEPT) * square,
+            _KEPT * state.scale.weight + (1 - _KEPT),
+        )
+        new = _joined(train, state.version + int(last), scale if last else state.scale)
+        kept = jax.tree.map(lambda x, y: jnp.where(metrics["finite"], x, y), new, state)
+        return kept, metrics
+
+    def _loss(
+        self,
+        wanted: Params,
+        params: Params,
+        version: Int[Array, ""],
+        scale: Scale,
+        experience: Experience,
+        proximal: Float[Array, "n h a"] | None,
+    ) -> tuple[Float[Array, ""], tuple[Terms, Float[Array, "n h a"]]]:
+        """Loss sum; its terms and log π."""
+        config, drawn = self.objective, experience.drawn
+        given = experience.advantage, experience.target, experience.weight, drawn.log_prob
+        worth, target, weight, behaviour = (jnp.asarray(x) for x in given)
+        log_prob, value, entropy = self.log_prob(fill(wanted, params), experience.batch, drawn)
+        from_values = config.advantage == "gae"
+        advantage = worth / scale_of(scale) if from_values else worth
+        lag = version - experience.version
+        terms = objective(
+            config, log_prob, behaviour, advantage, experience.acted, weight, lag, proximal
+        )
+        sums = terms.sums | {
+            "advantage_squared": jnp.sum(worth**2 * weight),
+            "entropy": jnp.sum(entropy * weight),
+        }
+        loss = terms.loss - config.entropy_weight * sums["entropy"]
+        if from_values:
+            sums["value_loss"] = value_loss(value, target, weight)
+            sums["target"] = jnp.sum(target * weight)
+            sums["target_squared"] = jnp.sum(target**2 * weight)
+            loss += config.value_weight * sums["value_loss"]
+        return loss, (
+            Terms(loss, terms.weight, sums, terms.maxima),
+            jax.lax.stop_gradient(log_prob),
+        )
+
+
+def _joined(train: TrainState, version: Any, scale: Any) -> LearnerState:
+    return LearnerState(train.step, train.params, train.ema, train.opt_state, version, scale)

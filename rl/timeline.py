@@ -1,0 +1,311 @@
+"""What everyone in a run was doing and what they waited for: spans by lane, idle time by cause, and
+a trace that Perfetto shows.
+
+A lane is one thing that does one thing at a time: "slot 3", "inference", "learner 0". Idle time is
+attributed by what the slots do in the meantime, each the same share of it. A slot that steps makes
+it environment-bound. One that waits for its chunk makes it inference-bound while a policy is at
+work, otherwise environment-bound: it waits for other slots to be answered with. One that admission
+holds back makes it learner-bound while a learner works, otherwise inference-bound while every
+policy is at work, otherwise staleness-bound: only a larger bound would let it act.
+"""
+
+import json
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+Cause = Literal["environment", "inference", "learner", "staleness"]
+
+CAUSES: tuple[Cause, ...] = get_args(Cause)
+UNATTRIBUTED = "unattributed"
+"""Cause of what was idle while there were no slots, or all of them were at rest."""
+
+_REMEDIES: dict[str, str] = {
+    "environment": "add slots, or act more steps of each chunk",
+    "inference": "add inference devices or larger batches, or shorten the deadline",
+    "learner": "add learner devices, or learn from fewer decisions a step",
+    "staleness": "raise rollout.staleness, or learn from more tickets a step",
+}
+
+
+class Span(NamedTuple):
+    """What a lane did, in seconds of the timeline's clock; with a cause it was a wait."""
+
+    lane: str
+    what: str
+    cause: Cause | None
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Use:
+    """How a lane's, or several lanes', seconds were spent."""
+
+    busy: dict[str, float]
+    """By what was done."""
+    idle: dict[str, float]
+    """By cause; `UNATTRIBUTED` is one."""
+
+    @property
+    def seconds(self) -> float:
+        """Of all lanes together."""
+        return sum(self.busy.values()) + sum(self.idle.values())
+
+    @property
+    def utilisation(self) -> float:
+        """Share of the time that was busy."""
+        return sum(self.busy.values()) / self.seconds if self.seconds else 0.0
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A timeline up to a moment."""
+
+    seconds: float
+    lanes: dict[str, Use]
+
+    def kinds(self) -> dict[str, Use]:
+        """Lanes of a kind together, by the first word of their names."""
+        found: dict[str, list[Use]] = defaultdict(list)
+        for lane, use in self.lanes.items():
+            found[_kind(lane)].append(use)
+        return {
+            kind: Use(_total([u.busy for u in uses]), _total([u.idle for u in uses]))
+            for kind, uses in found.items()
+        }
+
+    def since(self, earlier: "Summary") -> "Summary":
+        """What was added to an earlier summary of the same timeline."""
+        nothing = Use({}, {})
+        before = {lane: earlier.lanes.get(lane, nothing) for lane in self.lanes}
+        return Summary(
+            self.seconds - earlier.seconds,
+            {
+                lane: Use(_less(use.busy, before[lane].busy), _less(use.idle, before[lane].idle))
+                for lane, use in self.lanes.items()
+            },
+        )
+
+    def advice(self) -> str:
+        """One line: what bounds the run, and what would help."""
+        learner = self.kinds().get("learner")
+        if learner is None or not learner.seconds:
+            return "Nothing was learnt yet."
+        if learner.utilisation >= 0.8:
+            return f"Learner-bound: it is busy {learner.utilisation:.0%}; {_REMEDIES['learner']}."
+        cause = max(learner.idle, key=learner.idle.__getitem__)
+        share = learner.idle[cause] / learner.seconds
+        if cause not in _REMEDIES:
+            return f"The learner waits {share:.0%} of the time while no slot acts."
+        return f"{cause.capitalize()}-bound: {share:.0%} of the learner's time; {_REMEDIES[cause]}."
+
+
+class Timeline:
+    """Spans of a run, by lane; any thread may add some.
+
+    Totals are exact however long the run; of single spans the last `capacity` are kept.
+
+    Args:
+      clock: seconds, never going back.
+    """
+
+    def __init__(
+        self, capacity: int = 100_000, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()  # guards all that follows
+        self._began = self._now = clock()
+        self._spans: deque[Span] = deque(maxlen=capacity)
+        self._lanes: dict[str, _Lane] = {}
+        self._slots = [0] * len(CAUSES)  # how many are at each
+        self._policies = 0  # inference lanes
+        self._inferring = self._learning = 0  # lanes that work
+        self._put = [0.0] * 3 * len(CAUSES)
+
+    @contextmanager
+    def span(self, lane: str, what: str, cause: Cause | None = None) -> Iterator[None]:
+        """The lane is at it until the block ends; with a cause it waits for that. Spans of a lane
+        nest, the innermost counts."""
+        opened = _Open(what, cause)
+        with self._lock:
+            self._change(lane, add=opened)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._change(lane, drop=opened)
+
+    def mark(self, lane: str, what: str | None, cause: Cause | None = None) -> None:
+        """The lane is at it from now until it is marked again, at nothing if None; for what begins
+        and ends in different places."""
+        with self._lock:
+            self._change(lane, add=None if what is None else _Open(what, cause), drop="all")
+
+    def summary(self) -> Summary:
+        """Up to now."""
+        with self._lock:
+            self._advance()
+            lanes = {name: self._settle(name) for name in self._lanes}
+            return Summary(
+                self._now - self._began,
+                {name: lane.use() for name, lane in lanes.items()},
+            )
+
+    def spans(self) -> list[Span]:
+        """The last that have ended, in that order."""
+        with self._lock:
+            return list(self._spans)
+
+    def trace(self) -> dict[str, Any]:
+        """The spans as Chrome's trace events, which Perfetto reads: a thread for each lane, times
+        in microseconds since the timeline began."""
+        spans = self.spans()
+        lanes = {n: i for i, n in enumerate(sorted({s.lane for s in spans}, key=_natural))}
+        names = [
+            {"ph": "M", "name": "thread_name", "pid": 1, "tid": i, "args": {"name": lane}}
+            for lane, i in lanes.items()
+        ]
+        events = [
+            {
+                "ph": "X",
+                "name": span.what,
+                "cat": "work" if span.cause is None else "wait",
+                "pid": 1,
+                "tid": lanes[span.lane],
+                "ts": (span.begin - self._began) * 1e6,
+                "dur": (span.end - span.begin) * 1e6,
+                "args": {} if span.cause is None else {"cause": span.cause},
+            }
+            for span in sorted(spans, key=lambda s: s.begin)
+        ]
+        return {"traceEvents": names + events, "displayTimeUnit": "ms"}
+
+    def write(self, path: Path) -> None:
+        """The trace as a file for https://ui.perfetto.dev."""
+        path.write_text(json.dumps(self.trace()))
+
+    def _change(
+        self, name: str, add: "_Open | None" = None, drop: "_Open | Literal['all'] | None" = None
+    ) -> None:
+        self._advance()
+        lane = self._settle(name)
+        self._count(lane, -1)
+        for opened in [o for o in lane.open if drop == "all" or o is drop]:
+            lane.open.remove(opened)
+            self._spans.append(Span(name, opened.what, opened.cause, opened.begin, self._now))
+        if add is not None:
+            add.begin = self._now
+            lane.open.append(add)
+        self._count(lane, 1)
+
+    def _count(self, lane: "_Lane", by: int) -> None:
+        """Takes note of what a lane is at, or of that it no longer is."""
+        if not lane.open:
+            return
+        cause = lane.open[-1].cause
+        if lane.kind == "slot":
+            self._slots[CAUSES.index(cause or "environment")] += by
+        elif cause is None:
+            self._inferring += by * (lane.kind == "inference")
+            self._learning += by * (lane.kind == "learner")
+
+    def _advance(self) -> None:
+        now = self._clock()
+        passed = now - self._now
+        if passed <= 0:
+            return
+        self._now, put = now, self._put
+        asked = _INFERENCE if self._inferring else _ENVIRONMENT
+        held = _STALENESS
+        if self._learning:
+            held = _LEARNER
+        elif self._policies and self._inferring == self._policies:
+            held = _INFERENCE
+        put[_ASKED + asked] += passed
+        put[_HELD + held] += passed
+        if total := sum(self._slots):
+            for count, cause in zip(
+                self._slots, (_ENVIRONMENT, asked, _LEARNER, held), strict=True
+            ):
+                put[cause] += passed * count / total
+
+    def _settle(self, name: str) -> "_Lane":
+        """The lane, its time up to now accounted for."""
+        lane = self._lanes.get(name)
+        if lane is None:
+            lane = self._lanes[name] = _Lane(_kind(name), self._began)
+            self._policies += lane.kind == "inference"
+        seconds, before = self._now - lane.settled, lane.put
+        if not seconds:
+            return lane
+        lane.settled, lane.put = self._now, list(self._put)
+        cause = lane.open[-1].cause if lane.open else None
+        if lane.open and cause is None:
+            lane.busy[lane.open[-1].what] += seconds
+            return lane
+        of = {"inference": _ASKED, "staleness": _HELD}.get(cause or "", 0)
+        if of or cause is None:
+            spent = [self._put[of + k] - before[of + k] for k in range(len(CAUSES))]
+        else:
+            spent = [seconds * (cause == other) for other in CAUSES]
+        lane.idle = [a + b for a, b in zip(lane.idle, spent, strict=True)]
+        lane.unattributed += max(seconds - sum(spent), 0.0)
+        return lane
+
+
+_ENVIRONMENT, _INFERENCE, _LEARNER, _STALENESS = range(len(CAUSES))
+_ASKED, _HELD = len(CAUSES), 2 * len(CAUSES)
+"""Where, after what idle time is put down to, the seconds are of what those who ask, and those who
+are held, wait for."""
+
+
+@dataclass(eq=False)
+class _Open:
+    what: str
+    cause: Cause | None
+    begin: float = 0.0
+
+
+@dataclass(eq=False)
+class _Lane:
+    """Accounted for up to `settled`, when the timeline had `put` so many seconds down."""
+
+    kind: str
+    settled: float
+    put: list[float] = field(default_factory=lambda: [0.0] * 3 * len(CAUSES))
+    open: list[_Open] = field(default_factory=list)
+    busy: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    idle: list[float] = field(default_factory=lambda: [0.0] * len(CAUSES))
+    unattributed: float = 0.0
+
+    def use(self) -> Use:
+        idle = dict(zip(CAUSES, self.idle, strict=True)) | {UNATTRIBUTED: self.unattributed}
+        return Use(dict(self.busy), {cause: spent for cause, spent in idle.items() if spent > 0})
+
+
+def _kind(lane: str) -> str:
+    return lane.split()[0]
+
+
+def _natural(lane: str) -> tuple[str, int]:
+    """ "slot 10" after "slot 9"."""
+    kind, _, number = lane.partition(" ")
+    return kind, int(number) if number.isdigit() else 0
+
+
+def _total(parts: list[dict[str, float]]) -> dict[str, float]:
+    found: dict[str, float] = defaultdict(float)
+    for part in parts:
+        for key, seconds in part.items():
+            found[key] += seconds
+    return dict(found)
+
+
+def _less(now: dict[str, float], before: dict[str, float]) -> dict[str, float]:
+    return {key: seconds - before.get(key, 0.0) for key, seconds in now.items()}

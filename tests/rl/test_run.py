@@ -1,0 +1,137 @@
+"""How a run of RL begins, ends and goes on, whatever acts and learns in it."""
+
+import os
+import signal
+from contextlib import nullcontext
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from rich.console import Console
+
+from models.checkpoints import own
+from parallel.metrics import read_metrics
+from parallel.trainer import Run
+from rl.config import RlConfig
+from rl.run import improve
+
+QUIET = Console(quiet=True)
+CONFIG = RlConfig(steps=7, eval_every=3, save_every=2)
+
+
+class Counting:
+    """A placement whose steps multiply and add, so that order and number of them show. It gives up
+    a step where `at(step, told)` says so."""
+
+    def __init__(self, at=lambda step, told: False):
+        self.ema, self.moment, self.number, self.at = jnp.float32(1), jnp.float32(0), 0, at
+        self.steps = CONFIG.steps
+
+    def run(self, on_step, told):
+        while self.number < self.steps and not told():
+            if self.at(self.number, told):
+                return
+            self.number += 1
+            self.moment = 0.5 * self.moment + self.number
+            self.ema = self.ema * 1.01 + self.moment
+            on_step({"loss": float(self.ema), "success": 0.5})
+
+    def state(self):
+        return {"ema": {"w": self.ema}, "rl": {"moment": self.moment}}
+
+    def record(self):
+        return {"number": self.number}
+
+    def restore(self, state, record):
+        self.ema, self.moment = state["ema"]["w"], state["rl"]["moment"]
+        self.number = record["number"]
+
+
+def run(out, place=None, config=CONFIG, **options):
+    place = place or Counting()
+    place.steps = config.steps
+    at = Run(out, {"rl": "a test"}, {})
+    return improve(lambda: nullcontext(place), at, config, QUIET, **options)
+
+
+def losses(out):
+    return [(row["step"], row["loss"]) for row in read_metrics(out)]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    out = tmp_path_factory.mktemp("run")
+    return out, run(out)
+
+
+def test_a_run_saves_on_the_way_and_at_its_end_what_a_policy_is_loaded_from(whole):
+    out, improved = whole
+    assert improved.finished
+    assert improved.step == 7
+    assert own.steps(out / "checkpoints") == [4, 6, 7]
+    saved = own.restore_params(out, "ema")
+    assert np.asarray(saved["w"]) == np.asarray(improved.params["w"])
+    assert [step for step, _ in losses(out)] == list(range(7))
+
+
+@pytest.mark.parametrize("steps", [2, 3])
+def test_a_resumed_run_goes_on_as_if_it_had_not_ended(whole, steps, tmp_path):
+    out, improved = whole
+    assert run(tmp_path, config=replace(CONFIG, steps=steps)).finished
+    again = run(tmp_path, resume=True)
+    assert np.asarray(again.params["w"]) == np.asarray(improved.params["w"])
+    assert losses(tmp_path) == losses(out)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("given_up", [True, False])
+def test_a_signal_ends_a_run_with_its_last_whole_step_saved(whole, number, given_up, tmp_path):
+    def struck(step, told):
+        if step == 3:
+            os.kill(os.getpid(), number)
+            assert told()
+            return given_up
+        return False
+
+    stopped = run(tmp_path, Counting(struck))
+    made = 3 if given_up else 4
+    assert (stopped.finished, stopped.step) == (False, made)
+    assert own.steps(tmp_path / "checkpoints")[-1] == made
+    assert run(tmp_path, resume=True).finished
+    assert losses(tmp_path) == losses(whole[0])
+
+
+def test_an_error_ends_the_run_and_the_steps_saved_before_it_are_gone_on_from(whole, tmp_path):
+    def broken(step, told):
+        if step == 5:
+            raise FloatingPointError("not finite")
+        return False
+
+    with pytest.raises(FloatingPointError, match="not finite"):
+        run(tmp_path, Counting(broken))
+    assert own.steps(tmp_path / "checkpoints") == [2, 4]
+    assert run(tmp_path, resume=True).finished
+    assert losses(tmp_path) == losses(whole[0])
+
+
+def test_evaluation_sees_the_policy_before_while_and_after(tmp_path):
+    seen = {}
+
+    def evaluate(step, params):
+        seen[step] = float(params["w"])
+        return {"closed_loop_copy_seconds": 0.0}
+
+    run(tmp_path, evaluate=evaluate)
+    assert list(seen) == [0, 3, 6, 7]
+    assert seen[0] == 1
+    assert len(set(seen.values())) == 4
+    run(tmp_path, config=replace(CONFIG, steps=8), resume=True, evaluate=evaluate)
+    assert list(seen) == [0, 3, 6, 7, 8], "a resumed run does not begin with an evaluation"
+
+
+def test_a_folder_with_a_run_is_refused_without_resume_and_one_without_is_with_it(whole, tmp_path):
+    with pytest.raises(ValueError, match="holds a run already, saved at step 7"):
+        run(whole[0])
+    with pytest.raises(FileNotFoundError, match="holds no run to resume"):
+        run(tmp_path, resume=True)

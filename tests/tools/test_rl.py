@@ -1,0 +1,297 @@
+"""`tools.rl` from a checkpoint to checkpoints: what it leaves, refuses and goes on from."""
+
+import json
+import os
+import signal
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+import jax
+import numpy as np
+import pytest
+from rich.console import Console
+
+from models import Embodiment, Normalizer, Pi, Processor, load_policy
+from models.checkpoints import own
+from models.config import to_json
+from parallel.checkpoint import CheckpointWriter
+from parallel.mesh import make_mesh
+from parallel.metrics import read_metrics
+from parallel.stop import StopSignals
+from rl.admission import Place, draw_start
+from rl.config import FlowConfig, LearnerConfig, ObjectiveConfig, RlConfig, RolloutConfig
+from rl.experience import micro_batches
+from rl.host_placement import OnHost
+from rl.records import Decision, Ticket, Trajectory
+from rl.rollout import key_of
+from sim.lanes import Lanes
+from sim.suites import Suite
+from tests.sim.point_world import PointWorld
+from tests.tools.test_train import MODEL
+from tools import rl
+from tools.closed_loop import read_closed_loop
+from tools.rl_presets import RL_PRESETS
+
+QUIET = Console(quiet=True)
+HOST = RlConfig(
+    steps=3,
+    placement="host",
+    flow=FlowConfig(steps=2),
+    objective=ObjectiveConfig(advantage="group"),
+    rollout=RolloutConfig(suite="points", tickets=2, group=2, staleness=0, slots=1),
+    learner=LearnerConfig(micro=8),
+    eval_every=2,
+    eval_episodes=2,
+    save_every=2,
+)
+
+
+class Eager(PointWorld):
+    """Also rewards each step to the right, so that any two episodes differ."""
+
+    def step_chunk(self, state, actions):
+        state, happened = super().step_chunk(state, actions)
+        return state, happened._replace(reward=happened.reward + happened.state[..., 0])
+
+
+class Noted(Lanes):
+    """Slots that tell which thread began episodes with which seeds."""
+
+    seeds: ClassVar[dict[str, set[int]]] = {}
+
+    def begin(self, slot, start):
+        self.seeds.setdefault(threading.current_thread().name, set()).add(start.seed)
+        super().begin(slot, start)
+
+
+def open_slots(tasks, count, size):
+    return Noted(Eager(), count)
+
+
+POINTS = Suite("points", ("points",), 4, open_slots, first_seed=500, together=False, slots=4)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def points():
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("tools.rl", "tools.closed_loop"):
+            patch.setattr(f"{module}.load_suite", lambda name: POINTS)
+        one_device = make_mesh(devices=jax.devices()[:1])
+        patch.setattr("rl.host_placement.make_mesh", lambda: one_device)
+        yield
+
+
+def save_policy(out: Path, cameras=("top",), seed=0) -> Path:
+    """A random small policy for the points, as supervised training would leave one."""
+    config = replace(MODEL, image_size=32, chunks=1)
+    robot = Embodiment(
+        "pointer", cameras, Normalizer((0.0,) * 2, (1.0,) * 2), Normalizer((0.0,) * 2, (0.5,) * 2)
+    )
+    processor = Processor(
+        image_size=32,
+        state_dim=config.state_dim,
+        action_dim=config.action_dim,
+        horizon=config.horizon,
+        state_input=config.state_input,
+        words=("go", "to", "the", "disc", "reach", "red", "green", "blue"),
+        embodiments=(robot,),
+        text_limit=32,
+    )
+    params = jax.jit(Pi(config).init)(jax.random.key(seed))
+    assets = {"processor": to_json(processor)}
+    with CheckpointWriter(out / "checkpoints", {"model": to_json(config)}, assets) as writer:
+        writer.save(1, {"ema": params}, {})
+    return out
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return save_policy(tmp_path_factory.mktemp("supervised"))
+
+
+@pytest.fixture(scope="module")
+def finished(checkpoint, tmp_path_factory):
+    out = tmp_path_factory.mktemp("rl")
+    assert rl.run(rl.Paths(checkpoint, out), HOST, QUIET).finished
+    return out
+
+
+def learnt(out):
+    return [{name: row.get(name) for name in ("loss", "lag", "success")} for row in rows(out)]
+
+
+def rows(out):
+    return [row for row in read_metrics(out) if "loss" in row]
+
+
+def test_a_run_leaves_metrics_curves_evaluations_and_a_policy_that_acts(finished, checkpoint):
+    found = rows(finished)
+    assert [row["step"] for row in found] == [0, 1, 2]
+    assert all(row["lag"] == 0 and row["lag/0"] == row["decisions"] for row in found)
+    assert all(row["ess"] == pytest.approx(1, abs=1e-3) for row in found)
+    assert [line["step"] for line in read_closed_loop(finished)] == [0, 2, 3]
+    assert (finished / "curves.svg").stat().st_size > 1000
+    assert (finished / "curves.png").read_bytes()[1:4] == b"PNG"
+    assert {"idle/environment", "grad_norm", "return", "clip_fraction"} <= set(found[0])
+    assert json.loads((finished / "timeline.json").read_text())["traceEvents"]
+    improved, begun = load_policy(finished), load_policy(checkpoint)
+    assert improved.processor == begun.processor
+    assert jax.tree.structure(improved.params) == jax.tree.structure(begun.params)
+    changed = jax.tree.map(lambda a, b: bool((a != b).any()), improved.params, begun.params)
+    assert any(jax.tree.leaves(changed))
+    assert own.read_json(finished, "config")["rl"] == json.loads(json.dumps(to_json(HOST)))
+
+
+def test_held_out_starts_are_never_learnt_from(finished):
+    learnt, evaluated = (Noted.seeds[name] for name in ("slots 0", "closed loop"))
+    assert len(learnt) == HOST.steps * HOST.rollout.tickets
+    assert max(learnt) < POINTS.first_seed
+    assert evaluated == {500, 501}
+
+
+def test_without_staleness_one_slot_learns_what_a_synchronous_learner_does(finished, checkpoint):
+    """Bit for bit: whole episodes one after the other, then one update of all of them."""
+    slots = open_slots(("points",), 1, 32)
+    at = OnHost(load_policy(checkpoint, steps=2), POINTS, ("points",), slots, HOST)
+    learner, objective, micro = at._learner, HOST.objective, HOST.learner.micro
+    for step in range(HOST.steps):
+        tickets = []
+        for number in range(2 * step, 2 * step + 2):
+            start = draw_start(HOST.seed, number, ("points",), range(500))
+            places = [Place(number, member, start) for member in range(2)]
+            episodes = tuple(acted(slots, at._actor, learner, place) for place in places)
+            tickets.append(Ticket(number, episodes))
+        for part in micro_batches(tickets, at._pack, objective, micro):
+            learner.add(part.experience, part.tickets)
+        assert learner.update()["loss"] == rows(finished)[step]["loss"]
+    state = {name: own.restore_params(finished, name) for name in ("params", "ema")}
+    same = jax.tree.map(np.array_equal, learner.state.params["policy"], state["params"])
+    assert jax.tree.all(same)
+    assert jax.tree.all(jax.tree.map(np.array_equal, learner.state.ema["policy"], state["ema"]))
+
+
+def acted(slots, actor, learner, place):
+    """An episode from its beginning to its end."""
+    slots.begin(0, place.start)
+    (outcome,) = slots.poll()
+    prompt = slots.spec.wording(outcome.goal, place.start.seed)
+    decisions, steps = [], 0
+    while not outcome.ended:
+        request = actor.prepare(outcome.observation, prompt, key_of(place, steps))
+        ((actions, drawn),) = actor.answer(learner.state.params, [request])
+        slots.send(0, actions[: HOST.rollout.execute])
+        (outcome,) = slots.poll()
+        mask = np.zeros_like(request.sample.action_mask)
+        mask[: len(outcome.reward), :2] = True
+        sample = replace(request.sample, action_mask=mask)
+        decisions.append(Decision(sample, drawn, learner.version, outcome.reward))
+        steps += len(outcome.reward)
+    over, won = outcome.terminated, outcome.success
+    return Trajectory(place.start, place.member, tuple(decisions), over, 0.0, won)
+
+
+def test_an_interrupted_run_saves_its_last_whole_step_and_goes_on_to_the_same(
+    finished, checkpoint, tmp_path, monkeypatch
+):
+    """SIGTERM while the last step's first episode begins."""
+    noticed, told, begin = threading.Event(), StopSignals.told, Noted.begin
+    third = draw_start(HOST.seed, 4, ("points",), range(500))
+
+    def notice(self):
+        if found := told(self):
+            noticed.set()
+        return found
+
+    def strike(self, slot, start):
+        if start == third and threading.current_thread().name == "slots 0":
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert noticed.wait(240)
+        begin(self, slot, start)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StopSignals, "told", notice)
+        patch.setattr(Noted, "begin", strike)
+        config = replace(HOST, save_every=0, eval_every=0)
+        stopped = rl.run(rl.Paths(checkpoint, tmp_path), config, QUIET)
+    assert (stopped.finished, stopped.step) == (False, 2)
+    assert own.steps(tmp_path / "checkpoints") == [2]
+    assert rl.run(rl.Paths(checkpoint, tmp_path, resume=True), HOST, QUIET).finished
+    assert learnt(tmp_path) == learnt(finished)
+    one, other = (own.restore_params(path) for path in (tmp_path, finished))
+    assert jax.tree.all(jax.tree.map(np.array_equal, one, other))
+
+
+def test_only_what_does_not_change_the_learning_may_change_when_it_goes_on(finished, checkpoint):
+    paths = rl.Paths(checkpoint, finished, resume=True)
+    rl.run(paths, replace(HOST, eval_every=1), QUIET)
+    with pytest.raises(ValueError, match=r"config.json: rl.seed is 0, but 5 was asked for"):
+        rl.run(paths, replace(HOST, seed=5), QUIET)
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        (
+            {"rollout": replace(HOST.rollout, group=1)},
+            "group is 1, but .* 'group' compares",
+        ),
+        ({"rollout": replace(HOST.rollout, execute=5)}, "execute is 5, but .* chunks have 4 steps"),
+        (
+            {"rollout": replace(HOST.rollout, tickets=0)},
+            "tickets is 0; it must be at least",
+        ),
+        ({"rollout": replace(HOST.rollout, tasks=("lines",))}, r"'points' has no task \['lines'\]"),
+        ({"placement": "disaggregated"}, "'disaggregated' is not there yet; take 'host'"),
+        ({"placement": "colocated"}, r"takes one task that is simulated on the device, .*'points'"),
+        ({"objective": replace(HOST.objective, name="vtrace")}, "'vtrace' needs values"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_written(
+    changed, why, checkpoint, tmp_path
+):
+    with pytest.raises(ValueError, match=why):
+        rl.run(rl.Paths(checkpoint, tmp_path / "out"), replace(HOST, **changed), QUIET)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_policy_of_another_robot_is_refused_with_what_both_have(tmp_path):
+    policy = save_policy(tmp_path / "other", cameras=("top", "wrist"))
+    with pytest.raises(ValueError, match=r"cameras \['top', 'wrist'\].*points has cameras \['top'"):
+        rl.run(rl.Paths(policy, tmp_path / "out"), HOST, QUIET)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", sorted(RL_PRESETS))
+def test_presets_are_whole_and_taken_by_name_with_changes(name, tmp_path):
+    where = ["--checkpoint", "a", "--out", "b"]
+    paths, config = rl.parse([*where, "--preset", name])
+    assert (paths, config) == (rl.Paths(Path("a"), Path("b")), RL_PRESETS[name])
+    rl.check_config(config)
+    assert rl.parse([*where, f"--preset={name}", "--steps", "2"])[1] == replace(config, steps=2)
+
+
+def test_a_users_preset_is_read_from_a_file(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("from rl.config import RlConfig\nMINE = RlConfig(steps=5)\nOTHER = 3\n")
+    where = ["--checkpoint", "a", "--out", "b"]
+    assert rl.parse([*where, "--preset", f"{file}:MINE"])[1] == RlConfig(steps=5)
+    with pytest.raises(ValueError, match="has no RlConfig named 'OTHER', it has int"):
+        rl.parse([*where, "--preset", f"{file}:OTHER"])
+
+
+def test_the_command_line_refuses_in_one_sentence_and_says_how_to_go_on(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["rl", "--checkpoint", "a", "--out", "b", "--preset", "best"])
+    with pytest.raises(SystemExit, match="error: Unknown preset 'best'; choose one of"):
+        rl.main()
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sys.argv", ["rl", "--checkpoint", "a", "--out", "b"])
+    monkeypatch.setattr(rl, "run", interrupted)
+    with pytest.raises(SystemExit) as exit:
+        rl.main()
+    assert exit.value.code == 130
+    assert "--resume goes on from the last checkpoint" in capsys.readouterr().err

@@ -1,0 +1,92 @@
+"""`tools.train` on a mixture of robots, as docs/mixtures.md shows it."""
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from models import load_policy
+from tests.tools.small_run import SMALL, losses, one_device, write_dataset
+from tools import train
+from tools.presets import PRESETS
+
+QUIET = Console(quiet=True)
+GUIDE = (Path(__file__).parents[2] / "docs" / "mixtures.md").read_text()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def alone():
+    with one_device():
+        yield
+
+
+@pytest.fixture(scope="module")
+def guide(tmp_path_factory) -> Path:
+    """The files that the guide on mixtures shows, beside the datasets that it names."""
+    folder = tmp_path_factory.mktemp("guide")
+    for name, seed, fps in (("kitchen", 0, 10), ("office", 1, 20), ("hall", 2, 5)):
+        write_dataset(folder / name, seed, fps)
+    (folder / "paraphrases.json").write_text(json.dumps({"push": ["shove it", "press on"]}))
+    (text,) = re.findall(r"```json\n(.*?)```", GUIDE, re.DOTALL)
+    (folder / "mixture.json").write_text(text)
+    (transform,) = re.findall(r"```python\n(# units\.py\n.*?)```", GUIDE, re.DOTALL)
+    (folder / "units.py").write_text(transform)
+    return folder
+
+
+def test_the_guide_on_mixtures_runs(guide, monkeypatch):
+    monkeypatch.chdir(guide)
+    blocks = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+    found: dict = {}
+    exec(blocks[-1], found)
+    assert (found["arm"].cameras, found["gantry"].cameras) == (("front", "wrist"), ("top",))
+    assert [feed.ahead for feed in found["mixed"].feeds] == [
+        (0, 1, 2, 3),
+        (0, 2, 4, 6),
+        (0, 1, 2, 3),
+    ]
+    assert len(found["gantry"].state.offset) == 4
+    (command,) = re.findall(r"python -m tools\.train (--data mixture\.json.*)", GUIDE)
+    assert train.parse(command.split())[0] == train.Paths("mixture.json", Path("runs/mixed"))
+
+
+def test_an_augmented_mixture_of_two_robots_resumes_and_acts_in_each_ones_units(guide, tmp_path):
+    """The guide's mixture, from its file."""
+    out, paths = tmp_path / "run", train.Paths(str(guide / "mixture.json"), tmp_path / "run")
+    varied = replace(SMALL, augment=PRESETS["pi05"].augment)
+    train.run(paths, varied, QUIET)
+    whole = losses(out)
+    assert np.isfinite(whole).all()
+    for later in (6, 8):
+        shutil.rmtree(out / "checkpoints" / str(later))
+    train.run(replace(paths, resume=True), varied, QUIET)
+    assert losses(out) == whole
+    policy = load_policy(out / "checkpoints" / "8", steps=2)
+    arm, gantry = policy.processor.embodiments
+    assert arm.relative == (0, 1)
+    states = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
+    keys = [(0, 0), (0, 1)]
+    acted = policy.act((np.zeros((2, 2, 16, 16, 3), np.uint8), states), ["push"] * 2, keys)
+    bare = replace(arm, relative=())
+    plain = replace(policy, processor=replace(policy.processor, embodiments=(bare, gantry))).act(
+        (np.zeros((2, 2, 16, 16, 3), np.uint8), states), ["push"] * 2, keys
+    )
+    np.testing.assert_allclose(acted - plain, states[:, None, :2].repeat(4, 1), atol=1e-4)
+    other = replace(policy, embodiment=1)
+    seen = np.zeros((1, 1, 16, 16, 3), np.uint8), np.zeros((1, 4), np.float32)
+    assert other.act(seen, ["push"], keys[:1]).shape == (1, 4, 2)
+
+
+def test_a_mistake_in_a_mixture_is_named_before_anything_is_decoded(guide, tmp_path):
+    value = json.loads((guide / "mixture.json").read_text())
+    value["datasets"][2]["cameras"] = {"top": "ceiling"}
+    broken = guide / "broken.json"
+    broken.write_text(json.dumps(value))
+    with pytest.raises(ValueError, match=r"hall: cameras is .*'ceiling'"):
+        train.run(train.Paths(str(broken), tmp_path / "run"), SMALL, QUIET)
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,307 @@
+"""One RL run on real threads for each mode of asynchrony: rates, what everyone waited for, and what
+each part cost, from which `rl.events` simulates the same run.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from statistics import fmean
+from typing import Any
+
+import jax
+import numpy as np
+
+from models import Embodiment, Normalizer, Pi, Policy, Processor
+from models.policy import Request
+from parallel.mesh import make_mesh
+from parallel.optimizer import select
+from rl import flow_policy
+from rl.actor import Actor, Answer
+from rl.admission import draw_start
+from rl.config import FlowConfig, LearnerConfig, ObjectiveConfig, RolloutConfig
+from rl.events import Mode, Workload
+from rl.experience import MicroBatch, micro_batches
+from rl.host import Learnt, run_host
+from rl.latency import Latencies, Measured
+from rl.learner import Learner
+from rl.records import Ticket
+from rl.step import abstract_learner_state, learner_state, optimizer_of
+from rl.timeline import Summary, Timeline
+from rl.weights import Weights
+from sim.protocol import Observation, Slots, Spec, Start
+from tools.presets import TINY
+
+MODEL = TINY.model
+_SPANS = 200_000
+
+
+@dataclass(frozen=True)
+class Load:
+    """A run that is repeated in every mode."""
+
+    rollout: RolloutConfig = field(
+        default_factory=lambda: RolloutConfig(tickets=8, group=4, slots=16, deadline=0.005)
+    )
+    micro: int = 32
+    steps: int = 6
+    """Of the learner, that count."""
+    warm: int = 2
+    """More before these, and `staleness` more after, which do not count."""
+    horizon: int = 8
+    picture: int = 48
+    max_steps: int = 32
+    """Of an episode where environments only wait."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A mode's run, of the steps that count."""
+
+    steps_per_second: float
+    """Control steps learnt from."""
+    samples_per_second: float
+    """Decisions learnt from."""
+    lag: int
+    use: Summary
+    workload: Workload
+    """What it took, as measured during this very run."""
+
+    def row(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "env-steps/s": self.steps_per_second,
+            "samples/s": self.samples_per_second,
+            "lag": self.lag,
+            **attributed(self.use),
+        }
+
+
+def attributed(use: Summary) -> dict[str, Any]:
+    """Shares of each kind of lane's time: busy, and idle by cause; and what would help."""
+    return {
+        "idle": {
+            kind: {"busy": used.utilisation}
+            | {cause: spent / used.seconds for cause, spent in used.idle.items()}
+            for kind, used in use.kinds().items()
+            if used.seconds
+        },
+        "advice": use.advice(),
+    }
+
+
+@dataclass(frozen=True)
+class Acting:
+    """A policy of random weights for what some slots show, and what draws from it. It serves all
+    modes, so that each program is compiled once."""
+
+    spec: Spec
+    load: Load
+
+    @cached_property
+    def policy(self) -> Policy:
+        spec, load = self.spec, self.load
+        robot = Embodiment(
+            "bench", spec.cameras, _unit(len(spec.state_names)), _unit(len(spec.action_names))
+        )
+        model = replace(MODEL, chunks=1, horizon=load.horizon, image_size=load.picture)
+        words = sorted({word for texts in spec.prompts for text in texts for word in text.split()})
+        processor = Processor(
+            image_size=model.image_size,
+            state_dim=model.state_dim,
+            action_dim=model.action_dim,
+            horizon=model.horizon,
+            state_input=model.state_input,
+            words=tuple(words),
+            embodiments=(robot,),
+            text_limit=32,
+        )
+        rng, shapes = np.random.default_rng(0), jax.eval_shape(Pi(model).init, jax.random.key(0))
+        params = jax.tree.map(lambda x: rng.normal(0, 0.05, x.shape).astype(x.dtype), shapes)
+        return Policy(Pi(model), params, processor, sizes=self.sizes)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Powers of four up to the slots."""
+        count = self.load.rollout.slots or 1
+        return (*(4**k for k in range(count.bit_length()) if 4**k < count), count)
+
+    @cached_property
+    def actor(self) -> Actor:
+        return Actor(self.policy, FlowConfig())
+
+    def warm(self) -> None:
+        """Compiles all sizes."""
+        self.policy.warm(compute=lambda asked: self.actor.answer(self.params, asked))
+
+    @cached_property
+    def params(self) -> Any:
+        """With the heads that RL adds."""
+        key = jax.random.key(1)
+        made = flow_policy.init(
+            self.policy.model, self.policy.params, key, FlowConfig(), value=False
+        )
+        return jax.device_put(made, jax.local_devices()[0])
+
+
+class _Timed:
+    """`rl.rollout.Actor` and `rl.host.Learner` that note how long everything takes, if computing
+    is not left to JAX's own threads (`jax_cpu_enable_async_dispatch`)."""
+
+    def __init__(self, acting: Acting, learner: Learner) -> None:
+        self.sizes = acting.sizes
+        self._acting, self._learner = acting, learner
+        self.preparing: list[float] = []
+        self.drawing: dict[int, list[float]] = defaultdict(list)
+        self.adding: list[float] = []
+        self.updating: list[float] = []
+
+    @property
+    def params(self) -> Any:
+        return self._learner.state.params
+
+    def prepare(self, observation: Observation, prompt: str, key: tuple[int, int]) -> Request:
+        since, seen = time.perf_counter(), (observation.images[None], observation.state[None])
+        (found,) = self._acting.policy.requests(seen, [prompt], np.array([key], np.uint32))
+        self.preparing.append(time.perf_counter() - since)
+        return found
+
+    def answer(self, params: Any, requests: Sequence[Request]) -> Sequence[Answer]:
+        since = time.perf_counter()
+        found = self._acting.actor.answer(params, requests)
+        size = next(size for size in self.sizes if size >= len(requests))
+        self.drawing[size].append(time.perf_counter() - since)
+        return found
+
+    def batches(self, tickets: Iterator[Ticket], micro: int) -> Iterator[MicroBatch]:
+        """`micro_batches`; what packing takes counts for the gradient, waiting for tickets does
+        not."""
+        waited = 0.0
+
+        def waiting() -> Iterator[Ticket]:
+            nonlocal waited
+            since = time.perf_counter()
+            for ticket in tickets:
+                waited += time.perf_counter() - since
+                yield ticket
+                since = time.perf_counter()
+            waited += time.perf_counter() - since
+
+        made = micro_batches(waiting(), self._acting.policy.rows, _OBJECTIVE, micro)
+        while True:
+            since, waited = time.perf_counter(), 0.0
+            part = next(made, None)
+            if part is None:
+                return
+            packing = time.perf_counter() - since - waited
+            yield part
+            self.adding[-1] += packing
+
+    def add(self, part: MicroBatch) -> None:
+        since = time.perf_counter()
+        self._learner.add(part.experience, part.tickets)
+        self.adding.append(time.perf_counter() - since)
+
+    def update(self) -> dict[str, float]:
+        since = time.perf_counter()
+        found = self._learner.update()
+        self.updating.append(time.perf_counter() - since)
+        return found
+
+
+_OBJECTIVE = ObjectiveConfig(name="decoupled", advantage="group")
+
+
+def run_mode(acting: Acting, slots: Slots, mode: Mode, seeds: range = range(1_000_000)) -> Ran:
+    """Learns on real threads with some of the levels of asynchrony.
+
+    Colocated, policy and learner take turns on the first device; disaggregated, the learner has the
+    second, if there is one.
+    """
+    load, device = acting.load, jax.local_devices()[-1 if mode.disaggregated else 0]
+    rollout = load.rollout if mode.ahead else replace(load.rollout, staleness=0)
+    steps = load.warm + load.steps + rollout.staleness
+    learner = _learner(acting, load, device, steps)
+    timed, timeline = _Timed(acting, learner), Timeline(_SPANS)
+    moving = select(optimizer_of(_LEARNER, steps), acting.params)[1]
+    weights = Weights(jax.device_put(acting.params, device), trained=moving)
+    moments: list[tuple[float, Summary, Learnt]] = []
+    lengths: list[int] = []
+
+    def noted(tickets: Iterable[Ticket]) -> Iterator[Ticket]:
+        for ticket in tickets:
+            lengths.extend(len(t.decisions) for t in ticket.trajectories)
+            yield ticket
+
+    def on_step(learnt: Learnt) -> None:
+        moments.append((time.perf_counter(), timeline.summary(), learnt))
+
+    run_host(
+        [slots],
+        timed,
+        timed,
+        weights,
+        rollout,
+        starts=lambda ticket: _start(slots, ticket, seeds),
+        batches=lambda tickets: timed.batches(noted(tickets), load.micro),
+        steps=steps,
+        each=mode.by_slot,
+        stream=mode.streamed,
+        on_step=on_step,
+        timeline=timeline,
+        place=partial(jax.device_put, device=jax.local_devices()[0]),
+    )
+    (begun, before, _), (ended, after, _) = moments[load.warm - 1], moments[-1 - rollout.staleness]
+    counted = [learnt for _, _, learnt in moments[load.warm : len(moments) - rollout.staleness]]
+    spans = [span for span in timeline.spans() if span.lane.startswith("slot")]
+    took = {
+        what: tuple(span.end - span.begin for span in spans if span.what == what)
+        for what in ("act", "begin")
+    }
+    return Ran(
+        steps_per_second=sum(learnt.acted for learnt in counted) / (ended - begun),
+        samples_per_second=sum(sum(x.lags.values()) for x in counted) / (ended - begun),
+        lag=max(max(learnt.lags) for learnt in counted),
+        use=after.since(before),
+        workload=Workload(
+            slots=slots.count,
+            latencies=Latencies(Measured(took["act"]), Measured(took["begin"])),
+            inference={size: fmean(times) for size, times in sorted(timed.drawing.items())},
+            gradient=fmean(timed.adding[1:]),
+            update=fmean(timed.updating[1:]),
+            prepare=fmean(timed.preparing),
+            tickets=rollout.tickets,
+            group=rollout.group,
+            micro=load.micro,
+            staleness=rollout.staleness,
+            deadline=rollout.deadline,
+            execute=rollout.execute,
+            chunks=Measured(tuple(map(float, lengths))),
+        ),
+    )
+
+
+_LEARNER = LearnerConfig()
+
+
+def _learner(acting: Acting, load: Load, device: Any, steps: int) -> Learner:
+    optimizer = optimizer_of(replace(_LEARNER, micro=load.micro), steps)
+    mesh = make_mesh(devices=[device])
+    params = jax.device_put(acting.params, device)
+    abstract = abstract_learner_state(params, optimizer, mesh=mesh)
+    state = learner_state(jax.tree.map(jax.numpy.copy, params), optimizer, abstract)
+    log_prob = partial(_log_prob, acting.policy.model)
+    return Learner(log_prob, state, optimizer, _OBJECTIVE, mesh=mesh)
+
+
+def _log_prob(model: Any, params: Any, batch: Any, drawn: Any) -> Any:
+    return flow_policy.log_prob(model, params, batch, drawn, FlowConfig())
+
+
+def _start(slots: Slots, ticket: int, seeds: range) -> Start:
+    return draw_start(0, ticket, slots.spec.tasks, seeds)
+
+
+def _unit(dims: int) -> Normalizer:
+    return Normalizer((0.0,) * dims, (1.0,) * dims)

@@ -1,0 +1,74 @@
+"""Measure how long a suite's environments take for a chunk and for a reset, for RL benchmarks in
+which environments only wait (`python -m tools.bench rl`).
+
+    python -m tools.latency --suite metaworld --tasks reach-v3 --out reach.json
+
+One slot at a time acts at random, so that nothing else shares the machine with it.
+"""
+
+import os
+import sys
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import tyro
+from rich.console import Console
+
+from rl.latency import Measured, measure, write
+from sim.protocol import Start
+from sim.suites import load_suite
+
+
+@dataclass(frozen=True)
+class LatencyConfig:
+    """What to measure and where to write it."""
+
+    out: Path
+    """JSON file to write: lists of seconds, `chunk` and `reset`."""
+    suite: str = "metaworld"
+    tasks: tuple[str, ...] = ()
+    """Some of the suite's tasks; its first if none are given."""
+    execute: int = 4
+    """Control steps a chunk."""
+    chunks: int = 200
+    """How many of each task to measure."""
+    resets: int = 20
+    """At least how many of each task to measure, if its episodes are that many."""
+    image_size: int = 48
+    """Edge of the cameras' pictures, pixels."""
+
+
+def main(config: LatencyConfig, console: Console) -> None:
+    """Measures one task after another and writes all their seconds into one file.
+
+    Raises:
+      ValueError: no such task, or a simulator fails.
+      FileNotFoundError: the suite is not installed.
+    """
+    suite = load_suite(config.suite)
+    chunks: list[float] = []
+    resets: list[float] = []
+    for task in suite.groups(config.tasks)[0] if config.tasks else suite.tasks[:1]:
+        with closing(suite.open((task,), 1, config.image_size)) as slots:
+            starts = [Start(task, seed) for seed in range(max(config.resets, 1))]
+            each = max(config.chunks // len(starts), 1)
+            found = measure(slots, starts, execute=config.execute, each=each)
+        chunks += found.chunk.seconds
+        resets += found.reset.seconds
+        console.print(f"{task}: {_said(found.chunk)} a chunk, {_said(found.reset)} a reset")
+    about = asdict(config) | {"out": None, "cores": os.cpu_count(), "load": os.getloadavg()[0]}
+    write(config.out, Measured(tuple(chunks)), Measured(tuple(resets)), about)
+
+
+def _said(measured: Measured) -> str:
+    p50, p99 = np.percentile(measured.seconds, (50, 99)) * 1000
+    return f"{p50:.1f} ms (p99 {p99:.1f} ms, {len(measured.seconds)} times)"
+
+
+if __name__ == "__main__":
+    try:
+        main(tyro.cli(LatencyConfig, description=__doc__), Console())
+    except (ValueError, FileNotFoundError) as error:
+        sys.exit(f"error: {error}")

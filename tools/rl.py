@@ -1,0 +1,149 @@
+"""Improve a supervised policy by reinforcement learning in a suite.
+
+    python -m tools.rl --checkpoint runs/mine --preset tabletop-ppo --out runs/mine-rl
+    python -m tools.rl --checkpoint runs/mine --preset tabletop-grpo --out runs/mine-rl --resume
+    python -m tools.rl --checkpoint runs/mine --preset metaworld-grpo --out runs/mine-rl \\
+        --rollout.tasks push-v3 --steps 200
+
+Any field of the preset can be given as an option; `--preset NAME --help` lists them. The run's
+folder holds config.json, metrics.jsonl, TensorBoard events, closed_loop.jsonl, curves.svg,
+timeline.json (for ui.perfetto.dev) and checkpoints that tools.evaluate and tools.serve read.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+
+from models import Policy, load_policy
+from models.checkpoints import digests, own
+from models.config import to_json
+from parallel import exits
+from parallel.checkpoint import find
+from parallel.stop import leave_at_once
+from parallel.trainer import CONFIG_NAME, Run, check_folder
+from rl.checks import check_config, check_policy, one_group
+from rl.config import RlConfig
+from rl.placements import place
+from rl.run import Improved, improve
+from sim.suites import load_suite
+from tools.closed_loop import ClosedLoop
+from tools.presets import ClosedLoopConfig, check_same, take_preset
+from tools.rl_curves import write_curves
+from tools.rl_presets import load_rl_preset
+
+_FREE = {"begun_from", *(f"rl.{name}" for name in ("steps", "eval_every", "save_every"))}
+"""What a resumed run may change: what it learns stays the same."""
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Where the policy comes from and results go."""
+
+    checkpoint: Path
+    """The policy to improve: a run or one of its checkpoints, or any other that models.load_policy
+    reads and that came with its preparation."""
+    out: Path
+    """Folder of the run."""
+    resume: bool = False
+    """Go on from the run's last checkpoint."""
+
+
+def run(paths: Paths, config: RlConfig, console: Console) -> Improved:
+    """Improves to the end (or to a signal) and leaves everything in the run's folder.
+
+    Raises:
+      ValueError, FileNotFoundError: something does not fit; nothing has been written then.
+    """
+    check_folder(paths.out, paths.resume)
+    check_config(config)
+    suite = load_suite(config.rollout.suite)
+    tasks = one_group(suite, config.rollout.tasks)
+    policy = load_policy(paths.checkpoint, steps=config.flow.steps)
+    check_policy(policy, config)
+    content = {
+        "model": to_json(policy.model.config),
+        "rl": to_json(config),
+        "begun_from": str(paths.checkpoint.resolve()),
+    }
+    if paths.resume:
+        saved = json.loads((paths.out / CONFIG_NAME).read_text())
+        check_same(paths.out / CONFIG_NAME, saved, json.loads(json.dumps(content)), _FREE)
+    made = Run(paths.out, content, _assets(paths.checkpoint, policy))
+    acting = ClosedLoopConfig(
+        suite=config.rollout.suite,
+        tasks=tasks,
+        episodes=config.eval_episodes,
+        slots=config.rollout.slots,
+        execute=config.rollout.execute,
+    )
+    with ExitStack() as stack:
+        loop = ClosedLoop(acting, policy, paths.out, console)
+        stack.enter_context(loop)
+        improved = improve(
+            lambda: place(policy, suite, tasks, config, paths.out),
+            made,
+            config,
+            console,
+            resume=paths.resume,
+            evaluate=loop.evaluate if config.eval_every else None,
+        )
+        if not improved.finished:
+            loop.abandon()
+    if not improved.finished:
+        console.print(
+            f"Stopped after step {improved.step} of {config.steps}; go on with --resume.",
+            soft_wrap=True,
+        )
+    curves = write_curves(paths.out)
+    console.print(f"Curves: {curves[0]}", soft_wrap=True)
+    return improved
+
+
+def _assets(checkpoint: Path, policy: Policy) -> Any:
+    """What the policy came with: of a run of ours, all that its checkpoints carry."""
+    try:
+        if digests.is_sealed(find(checkpoint)):
+            return own.read_json(checkpoint, "assets")
+    except FileNotFoundError:
+        pass
+    return {"processor": to_json(policy.processor)}
+
+
+def parse(arguments: Sequence[str]) -> tuple[Paths, RlConfig]:
+    """Options into paths and a preset with the user's changes."""
+    name, arguments = take_preset(arguments, "tabletop-ppo")
+    preset = load_rl_preset(name)
+
+    def command(
+        paths: Annotated[Paths, tyro.conf.arg(name="")],
+        config: Annotated[RlConfig, tyro.conf.arg(name="")] = preset,
+    ) -> tuple[Paths, RlConfig]:
+        return paths, config
+
+    return tyro.cli(
+        command, args=arguments, description=__doc__, prog="python -m tools.rl --preset NAME"
+    )
+
+
+def main() -> None:
+    """Command line."""
+    try:
+        paths, config = parse(sys.argv[1:])
+        with leave_at_once():
+            run(paths, config, Console())
+    except (ValueError, FileNotFoundError) as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        print("Interrupted; --resume goes on from the last checkpoint.", file=sys.stderr)
+        sys.exit(exits.INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

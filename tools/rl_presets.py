@@ -1,0 +1,76 @@
+"""The RL runs that the project ships as presets; `tools.rl` takes one by name, or
+`path/to/file.py:NAME` of an `RlConfig` of the user's.
+"""
+
+from parallel.optimizer import OptimizerConfig
+from rl.config import (
+    ColocatedConfig,
+    FlowConfig,
+    LearnerConfig,
+    ObjectiveConfig,
+    RlConfig,
+    RolloutConfig,
+)
+from tools.presets import find_preset
+
+TABLETOP_PPO = RlConfig(
+    steps=150,
+    placement="colocated",
+    objective=ObjectiveConfig(name="ppo", advantage="gae"),
+    rollout=RolloutConfig(suite="tabletop-lift"),
+    learner=LearnerConfig(
+        epochs=2,
+        optimizer=OptimizerConfig(
+            learning_rate=5e-5,
+            schedule="constant",
+            warmup_steps=0,
+            weight_decay=0.0,
+            rates=(("^value/", 10.0), (".", 1.0)),
+            ema_decay=0.0,
+        ),
+    ),
+    colocated=ColocatedConfig(lanes=128, fragment=4, minibatches=4, warmup=5),
+    eval_every=25,
+    save_every=50,
+)
+"""PPO with a value head in MJX: environments, policy and learner in one device program."""
+
+TABLETOP_GRPO = RlConfig(
+    steps=60,
+    placement="host",
+    objective=ObjectiveConfig(name="decoupled", advantage="group"),
+    rollout=RolloutConfig(suite="tabletop-lift", tickets=16, group=8, staleness=1, slots=64),
+    learner=LearnerConfig(micro=128),
+    eval_every=10,
+    save_every=20,
+)
+"""GRPO with threads for acting and learning; no value head."""
+
+METAWORLD_GRPO = RlConfig(
+    steps=100,
+    placement="host",
+    flow=FlowConfig(level=0.3),
+    objective=ObjectiveConfig(name="decoupled", advantage="group"),
+    rollout=RolloutConfig(suite="metaworld", tasks=("reach-v3",), tickets=8, group=8, staleness=2),
+    learner=LearnerConfig(micro=64),
+    eval_every=10,
+    eval_episodes=50,
+    save_every=10,
+)
+"""GRPO on Meta-World's own success signal, each simulator in a process."""
+
+RL_PRESETS = {
+    "tabletop-ppo": TABLETOP_PPO,
+    "tabletop-grpo": TABLETOP_GRPO,
+    "metaworld-grpo": METAWORLD_GRPO,
+}
+
+
+def load_rl_preset(name: str) -> RlConfig:
+    """A shipped preset by name, or `path/to/file.py:NAME` for an `RlConfig` in a user's file.
+
+    Raises:
+      ValueError: there is no preset of that name, or the name in the file is no RlConfig.
+      FileNotFoundError: the file is missing.
+    """
+    return find_preset(name, RL_PRESETS, RlConfig)
