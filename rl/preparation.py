@@ -110,7 +110,7 @@ class Preparation:
         return PackedBatch(**{**vars(rows), **changed})
 
     def actions(
-        self, chunk: Float[Array | np.ndarray, "n h _a"], state: Float[Array | np.ndarray, "n _s"]
+        self, chunk: Float[Array, "n h _a"], state: Float[Array, "n _s"]
     ) -> Float[Array, "n h _d"]:
         """A model's chunks in the robot's units and dims; `state` is what was observed."""
         found = _exactly(chunk[..., : self.dims], self._robot.actions, inverse=True)
@@ -144,12 +144,10 @@ def _table(policy: Policy, prompts: Sequence[str]) -> PackedBatch:
     return pack([[sample] for sample in samples], layout)
 
 
-def _exactly(
-    x: Float[Array | np.ndarray, "*b d"], scaling: Normalizer, inverse: bool = False
-) -> Any:
+def _exactly(x: Float[Array, "*b d"], scaling: Normalizer, inverse: bool = False) -> Any:
     """In 64 bits and rounded once, as numpy does on the host."""
     offset, scale = np.asarray(scaling.offset), np.asarray(scaling.scale)
     with jax.enable_x64(True):
-        wide = jnp.asarray(x).astype(jnp.float64)
+        wide = x.astype(jnp.float64)
         scaled = wide * scale + offset if inverse else (wide - offset) / scale
         return scaled.astype(jnp.float32)
