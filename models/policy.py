@@ -181,12 +181,14 @@ class Policy:
         """Chunks in the robot's units, one for each request; see `infer` for the noise."""
         _check_rows(noise, len(requests))
         keys, states = (np.stack([getattr(r, name) for r in requests]) for name in ("key", "state"))
-        shape = (self._prepared().horizon, self.model.config.action_dim)
-        chunks = np.empty((len(requests), *shape), np.float32)
+        rows: list[Any] = [None] * len(requests)
         for at, count, batch in self.batches(requests):
             start = None if noise is None else noise[at]
             weights = _weights([requests[i].left for i in at])
-            chunks[at[:count]] = self._sampled(batch, keys[at], start, weights)[:count]
+            found = self._sampled(batch, keys[at], start, weights)
+            for i, chunk in zip(at[:count], found[:count], strict=True):
+                rows[i] = chunk
+        chunks = np.stack(rows)
         return _committed(self.robot_actions(chunks, states), [r.left for r in requests])
 
     def robot_actions(
