@@ -25,6 +25,41 @@ _WINDOW = 50  # steps the progress bar averages over
 _SPOKEN_SECONDS = 30.0  # between lines where there is no terminal to draw a bar on
 
 
+class StepBar:
+    """A progress bar over steps, or a line now and then where there is no terminal. Use as a
+    context manager."""
+
+    def __init__(self, console: Console, doing: str, done: int, steps: int) -> None:
+        self._console, self._steps, self._spoken = console, steps, time.perf_counter()
+        self._bar = Progress(
+            TextColumn(doing),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[status]}"),
+            console=console,
+            refresh_per_second=2,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=steps, completed=done, status="compiling")
+
+    def show(self, done: int, status: str) -> None:
+        """After so many steps."""
+        self._bar.update(self._task, completed=done, status=status)
+        now = time.perf_counter()
+        last = done == self._steps
+        if not self._console.is_terminal and (last or now - self._spoken > _SPOKEN_SECONDS):
+            self._spoken = now
+            self._console.print(f"step {done} of {self._steps}: {status}", soft_wrap=True)
+
+    def __enter__(self) -> "StepBar":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.stop()
+
+
 class StepLog:
     """Takes the metrics of steps as they are dispatched and writes them as they are done.
 
@@ -50,23 +85,11 @@ class StepLog:
         self._mesh, self._spikes, self._stragglers = mesh, spikes, Stragglers()
         self.made = start
         self.stopped: tuple[int, int] | None = None
-        self._drawn = console.is_terminal
         self._pending: deque[tuple[int, Metrics, dict[str, float]]] = deque()
         self._recent: deque[tuple[float, float, float]] = deque(maxlen=_WINDOW)
-        self._clock, self._spoken = 0.0, time.perf_counter()
+        self._clock = 0.0
         self._data_wait = DataWait()
-        self._bar = Progress(
-            TextColumn("training"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[status]}"),
-            console=console,
-            refresh_per_second=2,
-            disable=not self._drawn,
-        )
-        self._task = self._bar.add_task("", total=steps, completed=start, status="compiling")
-        self._steps = steps
+        self._bar = StepBar(console, "training", start, steps)
 
     def started(self, step: int, begin: float, metrics: Metrics, facts: dict[str, float]) -> None:
         """Notes that `step` was dispatched, its data asked for at `begin` (perf_counter seconds).
@@ -100,11 +123,11 @@ class StepLog:
             self._writer.write(step, metrics)
 
     def __enter__(self) -> "StepLog":
-        self._bar.start()
+        self._bar.__enter__()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._bar.stop()
+        self._bar.__exit__(*exception)
 
     def _finish(self) -> None:
         step, on_device, facts = self._pending.popleft()
@@ -139,16 +162,12 @@ class StepLog:
             if said is not None:
                 self._console.print(said, soft_wrap=True)
         self._recent.append((seconds, facts["data_wait"], now - asked))
-        self._show(step, metrics["loss"], now)
+        self._show(step, metrics["loss"])
 
-    def _show(self, step: int, loss: float, now: float) -> None:
+    def _show(self, step: int, loss: float) -> None:
         seconds, data, device = (sum(parts) for parts in zip(*self._recent, strict=True))
         status = (
             f"loss {loss:.4f}, {len(self._recent) / seconds:.1f} steps/s, "
             f"waits {data / seconds:.0%} for data, {device / seconds:.0%} for the device"
         )
-        self._bar.update(self._task, completed=step + 1, status=status)
-        last = step + 1 == self._steps
-        if not self._drawn and (last or now - self._spoken > _SPOKEN_SECONDS):
-            self._spoken = now
-            self._console.print(f"step {step + 1} of {self._steps}: {status}", soft_wrap=True)
+        self._bar.show(step + 1, status)

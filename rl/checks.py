@@ -3,6 +3,7 @@ other."""
 
 from models import Pi, Policy
 from rl.config import RlConfig
+from rl.objectives import check
 from sim.suites import Suite
 
 
@@ -29,11 +30,7 @@ def check_config(config: RlConfig) -> None:
             f"rollout.group is {rollout.group}, but objective.advantage 'group' compares the "
             f"episodes of one start; take at least 2, such as 8, or advantage 'gae'."
         )
-    if objective.name == "vtrace" and objective.advantage == "group":
-        raise ValueError(
-            "objective.name 'vtrace' needs values, which objective.advantage 'group' has none of; "
-            "take advantage 'gae', or another objective."
-        )
+    check(objective)
 
 
 def check_policy(policy: Policy, config: RlConfig) -> None:

@@ -22,9 +22,10 @@ from parallel.optimizer import make_optimizer, select
 from rl import flow_policy
 from rl.config import RlConfig
 from rl.fragments import Fragment, Lanes
-from rl.objectives import Terms, check, objective, value_loss
+from rl.objectives import Terms, check
 from rl.preparation import Traceable
 from rl.records import Experience
+from rl.step import loss_terms
 from sim.protocol import TRAIN_SEEDS, State
 
 _SHUFFLE = 2
@@ -146,34 +147,23 @@ class Colocated:
     def _update(
         self, params: Params, opt_state: Any, part: Experience
     ) -> tuple[tuple[Params, Any], dict[str, Array]]:
-        chosen = self._config.objective
         moving, trained = select(self._optimizer, params)
 
-        def loss(wanted: Params) -> tuple[Array, tuple[Terms, Array]]:
-            log_prob, value, entropy = flow_policy.log_prob(
+        def loss(wanted: Params) -> tuple[Array, Terms]:
+            found = flow_policy.log_prob(
                 self._model, fill(wanted, params), part.batch, part.drawn, self._config.flow
             )
             # who acted is also the proximal policy: the step began with it
-            behaviour, advantage, target, weight = map(
-                jnp.asarray, (part.drawn.log_prob, part.advantage, part.target, part.weight)
-            )
-            lag = jnp.zeros_like(part.version)
-            terms = objective(
-                chosen, log_prob, behaviour, advantage, part.acted, weight, lag, behaviour
-            )
-            valued = value_loss(value, target, weight)
-            disorder = jnp.sum(entropy * weight)
-            total = terms.loss + chosen.value_weight * valued - chosen.entropy_weight * disorder
-            return total / terms.weight, (terms, valued)
+            behaviour = jnp.asarray(part.drawn.log_prob)
+            terms = loss_terms(self._config.objective, found, part, part.version, behaviour)
+            return terms.loss / terms.weight, terms
 
-        (total, (terms, valued)), gradient = jax.value_and_grad(loss, has_aux=True)(
-            only(params, moving)
-        )
+        (total, terms), gradient = jax.value_and_grad(loss, has_aux=True)(only(params, moving))
         gradient, old = only(gradient, trained), only(params, trained)
         updates, opt_state = self._transformation.update(gradient, opt_state, old)
         metrics = {
             "loss": total,
-            "value_loss": valued / terms.weight,
+            "value_loss": terms.sums["value_loss"] / terms.weight,
             "ratio": terms.sums["importance"] / terms.sums["ratios"],
             "clip_fraction": terms.sums["clipped"] / terms.sums["ratios"],
             "kl": terms.sums["behaviour_kl"] / terms.sums["ratios"],

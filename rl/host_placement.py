@@ -25,7 +25,6 @@ from rl.config import FlowConfig, RlConfig
 from rl.experience import MicroBatch, micro_batches
 from rl.host import Learnt, Stopped, run_host
 from rl.learner import Learner
-from rl.records import Drawn
 from rl.starts import training_seeds
 from rl.step import abstract_learner_state, learner_state, optimizer_of
 from rl.timeline import Summary, Timeline
@@ -76,7 +75,7 @@ class OnHost:
         abstract = abstract_learner_state(params, self._optimizer, mesh=mesh)
         self._learner_from = partial(
             Learner,
-            partial(_log_prob, model, config.flow),
+            partial(flow_policy.log_prob, model, config=config.flow),
             optimizer=self._optimizer,
             objective=config.objective,
             epochs=config.learner.epochs,
@@ -200,10 +199,6 @@ class _Learning:
         except BaseException:
             self.whole.set()
             raise
-
-
-def _log_prob(model: Any, config: FlowConfig, params: Any, batch: PackedBatch, drawn: Drawn) -> Any:
-    return flow_policy.log_prob(model, params, batch, drawn, config)
 
 
 def _sizes(count: int) -> tuple[int, ...]:

@@ -210,8 +210,8 @@ def check(config: ObjectiveConfig) -> None:
         )
     if config.name == "vtrace" and config.advantage != "gae":
         raise ValueError(
-            f"objective.advantage is {config.advantage!r}, but 'vtrace' makes its advantages from "
-            f"a value head; set it to 'gae'."
+            f"objective.advantage is {config.advantage!r}, but 'vtrace' needs values, which only "
+            f"'gae' has; set it to that, or take another objective."
         )
     if not 0 < config.clip < 1 or config.truncation < 1:
         raise ValueError(

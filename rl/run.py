@@ -5,27 +5,23 @@ Checkpoints are those of any run: what acts lies in them as supervised training 
 evaluation and serving read them; all else that the run needs to go on lies beside it.
 """
 
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from models.checkpoints import own
 from parallel import checkpoint
 from parallel.metrics import MetricsWriter
+from parallel.progress import StepBar
 from parallel.stop import StopSignals
 from parallel.trainer import Run, check_folder, write_config
 from rl.config import RlConfig
 
 Params = Any
 Json = Any
-
-_SPOKEN_SECONDS = 30.0
-"""Between lines where there is no terminal to draw a bar on."""
 
 
 class Placement(Protocol):
@@ -97,7 +93,7 @@ def improve(
             return Improved(place.state()["ema"], done, finished=True)
         writer = stack.enter_context(checkpoint.CheckpointWriter(folder, run.config, run.assets))
         metrics = stack.enter_context(MetricsWriter(run.directory, done))
-        shown = stack.enter_context(_Shown(console, done, config.steps))
+        bar = stack.enter_context(StepBar(console, "improving", done, config.steps))
         if evaluate is not None and done == 0:
             evaluate(0, place.state()["ema"])
 
@@ -113,50 +109,14 @@ def improve(
                 found, saved = found | {"save_blocking_seconds": seconds}, done
             metrics.write(done - 1, found)
             metrics.flush()
-            shown.step(done, found)
+            said = [says.format(found[name]) for name, says in _SAID.items() if name in found]
+            bar.show(done, ", ".join(said))
 
         place.run(on_step, stop.told)
         if done > 0 and done != saved:
             writer.save(done, place.state(), place.record())
         writer.wait()
         return Improved(place.state()["ema"], done, finished=done >= config.steps)
-
-
-class _Shown:
-    """A progress bar, or lines where there is no terminal."""
-
-    def __init__(self, console: Console, done: int, steps: int) -> None:
-        self._console, self._steps, self._spoken = console, steps, time.perf_counter()
-        self._bar = Progress(
-            TextColumn("improving"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[status]}"),
-            console=console,
-            refresh_per_second=2,
-            disable=not console.is_terminal,
-        )
-        self._task = self._bar.add_task("", total=steps, completed=done, status="compiling")
-
-    def step(self, done: int, found: dict[str, float]) -> None:
-        status = ", ".join(
-            says.format(found[name]) for name, says in _SAID.items() if name in found
-        )
-        self._bar.update(self._task, completed=done, status=status)
-        now = time.perf_counter()
-        if not self._console.is_terminal and (
-            done == self._steps or now - self._spoken > _SPOKEN_SECONDS
-        ):
-            self._spoken = now
-            self._console.print(f"step {done} of {self._steps}: {status}", soft_wrap=True)
-
-    def __enter__(self) -> "_Shown":
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
 
 
 _SAID = {

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
@@ -123,14 +124,47 @@ def metrics_of(terms: Terms) -> dict[str, float]:
     return read
 
 
+def loss_terms(
+    config: ObjectiveConfig,
+    found: tuple[Float[Array, "n h a"], Float[Array, "n"], Float[Array, "n"]],
+    experience: Experience,
+    version: Int[Array | np.ndarray, "*n"],
+    proximal: Float[Array, "n h a"] | None,
+) -> Terms:
+    """`rl.objectives.objective`, plus `value_weight` times half the squared error of values where
+    advantages are made from these, minus `entropy_weight` times the entropy; all summed.
+
+    Args:
+      found: what `LogProb` gives for the experience.
+      version: of the policy that learns.
+      proximal: as `objective` takes it.
+    """
+    log_prob, value, entropy = found
+    target, weight = experience.target, experience.weight
+    terms = objective(
+        config,
+        log_prob,
+        experience.drawn.log_prob,
+        experience.advantage,
+        experience.acted,
+        weight,
+        version - experience.version,
+        proximal,
+    )
+    sums = terms.sums | {"entropy": jnp.sum(entropy * weight)}
+    loss = terms.loss - config.entropy_weight * sums["entropy"]
+    if config.advantage == "gae":
+        sums["value_loss"] = value_loss(value, target, weight)
+        sums["target"] = jnp.sum(target * weight)
+        sums["target_squared"] = jnp.sum(target**2 * weight)
+        loss += config.value_weight * sums["value_loss"]
+    return terms._replace(loss=loss, sums=sums)
+
+
 @dataclass(frozen=True)
 class Step:
-    """What the functions of a step have in common.
-
-    The loss of a decision is that of `rl.objectives`, plus `value_weight` times half the squared
-    error of its value where advantages are made from values, minus `entropy_weight` times its
-    entropy. Advantages from values are divided by `scale_of` the steps before; those of a group are
-    taken as they are.
+    """What the functions of a step have in common. Its loss is `loss_terms`', where advantages from
+    values are divided by `scale_of` the steps before; those of a group are taken as they are.
     """
 
     log_prob: LogProb
@@ -200,29 +234,14 @@ class Step:
         proximal: Float[Array, "n h a"] | None,
     ) -> tuple[Float[Array, ""], tuple[Terms, Float[Array, "n h a"]]]:
         """Loss sum; its terms and log π."""
-        config, drawn = self.objective, experience.drawn
-        worth, target, weight = experience.advantage, experience.target, experience.weight
-        log_prob, value, entropy = self.log_prob(fill(wanted, params), experience.batch, drawn)
-        from_values = config.advantage == "gae"
-        advantage = worth / scale_of(scale) if from_values else worth
-        lag = version - experience.version
-        terms = objective(
-            config, log_prob, drawn.log_prob, advantage, experience.acted, weight, lag, proximal
-        )
-        sums = terms.sums | {
-            "advantage_squared": jnp.sum(worth**2 * weight),
-            "entropy": jnp.sum(entropy * weight),
-        }
-        loss = terms.loss - config.entropy_weight * sums["entropy"]
-        if from_values:
-            sums["value_loss"] = value_loss(value, target, weight)
-            sums["target"] = jnp.sum(target * weight)
-            sums["target_squared"] = jnp.sum(target**2 * weight)
-            loss += config.value_weight * sums["value_loss"]
-        return loss, (
-            Terms(loss, terms.weight, sums, terms.maxima),
-            jax.lax.stop_gradient(log_prob),
-        )
+        found = self.log_prob(fill(wanted, params), experience.batch, experience.drawn)
+        from_values = self.objective.advantage == "gae"
+        worth = experience.advantage
+        scaled = replace(experience, advantage=worth / scale_of(scale) if from_values else worth)
+        terms = loss_terms(self.objective, found, scaled, version, proximal)
+        square = jnp.sum(worth**2 * experience.weight)
+        terms = terms._replace(sums=terms.sums | {"advantage_squared": square})
+        return terms.loss, (terms, jax.lax.stop_gradient(found[0]))
 
 
 def _joined(train: TrainState, version: Any, scale: Any) -> LearnerState:

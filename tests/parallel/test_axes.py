@@ -1,8 +1,6 @@
 """One run, however the mesh is cut: every pair of axes gives the losses of a single device."""
 
 import functools
-import subprocess
-import sys
 from dataclasses import replace
 from itertools import combinations
 
@@ -19,7 +17,7 @@ from parallel.hlo import Program
 from parallel.mesh import AXES, MeshConfig, make_mesh
 from tests.parallel import small_pi
 from tests.parallel.small_pi import CONFIG, losses, train
-from tests.parallel.toy import environment, free_port
+from tests.parallel.toy import together
 
 PAIRS = [
     pytest.param(MeshConfig(**{"data": 1, a: 2, b: 4}), id=f"{a}2-{b}4")
@@ -148,23 +146,7 @@ def test_one_process_brings_all_rows():
 @pytest.mark.parametrize("processes", [2, 4])
 def test_several_processes_give_the_losses_of_one(processes):
     """2 × 4 and 4 × 2 devices; of four processes, pairs along "context" bring the same rows."""
-    port = free_port()
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.parallel.pi_host", str(i), str(processes), str(port)],
-            env=environment(8 // processes),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for i in range(processes)
-    ]
-    try:
-        outputs = [child.communicate(timeout=500)[0] for child in children]
-    finally:
-        for child in children:
-            child.kill()
-    assert [child.returncode for child in children] == [0] * processes, "\n".join(outputs)
+    outputs = together("tests.parallel.pi_host", processes, 8 // processes)
     printed = [
         [float(line.split()[1]) for line in output.splitlines() if line.startswith("loss ")]
         for output in outputs

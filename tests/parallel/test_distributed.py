@@ -1,6 +1,3 @@
-import subprocess
-import sys
-
 import jax
 import numpy as np
 import pytest
@@ -8,28 +5,12 @@ import pytest
 from parallel.distributed import put_batch
 from parallel.mesh import make_mesh
 from parallel.step import abstract_state, init_state, make_train_step
-from tests.parallel.toy import OPTIMIZER, RULES, Denoiser, batch, environment, free_port
+from tests.parallel.toy import OPTIMIZER, RULES, Denoiser, batch, together
 
 
 @pytest.mark.slow
 def test_two_processes_train_as_one_does():
-    port = free_port()
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.parallel.host", str(index), "2", str(port)],
-            env=environment(2),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for index in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=500)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
+    outputs = together("tests.parallel.host", 2, 2)
     printed = [
         [float(line.split()[1]) for line in output.splitlines() if line.startswith("loss ")]
         for output in outputs

@@ -113,7 +113,7 @@ def test_sigterm_to_one_stops_all_after_the_same_step_and_saves(drill):
 def test_a_stall_leaves_the_stacks_of_all_and_shows_where_the_suspect_stands(drill):
     for rank in range(2):
         stacks = (drill.folder / "stacks" / f"rank-{rank}.txt").read_text()
-        assert stacks.count("nothing went on") >= 2  # more where the machine stood still
+        assert stacks.count("nothing went on") == 2
         assert "train_hosts.py" in stacks
     for rank in range(2):  # stuck on rank 0, in a collective on rank 1
         assert re.search(rf"\[{rank}\] .*inject\.py.*in _happen", drill.said)

@@ -2,6 +2,8 @@
 
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,6 +137,29 @@ def environment(devices: int = 8, **changes: str) -> dict[str, str]:
         "JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir),
     }
     return {**os.environ, **shared, **changes}
+
+
+def together(module: str, count: int, devices: int) -> list[str]:
+    """What `python -m module INDEX COUNT PORT` prints in each of `count` processes that find each
+    other at the port, all of which must end well."""
+    port = free_port()
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", module, str(index), str(count), str(port)],
+            env=environment(devices),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for index in range(count)
+    ]
+    try:
+        outputs = [process.communicate(timeout=500)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * count, "\n".join(outputs)
+    return outputs
 
 
 def _linear(key: jax.Array, inputs: int, outputs: int) -> dict[str, jax.Array]:

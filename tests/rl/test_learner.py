@@ -1,5 +1,3 @@
-import subprocess
-import sys
 from dataclasses import replace
 
 import jax
@@ -16,7 +14,7 @@ from rl.experience import micro_batches
 from rl.learner import Diverged, Learner
 from rl.objectives import objective, value_loss
 from rl.step import Scale, abstract_learner_state, learner_state, optimizer_of, scale_of
-from tests.parallel.toy import environment, free_port
+from tests.parallel.toy import together
 from tests.rl import learner_host
 from tests.rl.gaussian import OPTIMIZER, RULES, log_prob, packed, params, ticket
 
@@ -322,23 +320,7 @@ def test_an_open_schedule_ends_with_the_run():
 
 @pytest.mark.slow
 def test_two_processes_with_unlike_shares_learn_as_one_does():
-    port = free_port()
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.rl.learner_host", str(index), "2", str(port)],
-            env=environment(2),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for index in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=300)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
+    outputs = together("tests.rl.learner_host", 2, 2)
     lines = [
         [list(map(float, line.split()[1:])) for line in output.splitlines() if "learnt" in line]
         for output in outputs

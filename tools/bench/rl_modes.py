@@ -291,12 +291,8 @@ def _learner(acting: Acting, load: Load, device: Any, steps: int) -> Learner:
     params = jax.device_put(acting.params, device)
     abstract = abstract_learner_state(params, optimizer, mesh=mesh)
     state = learner_state(jax.tree.map(jax.numpy.copy, params), optimizer, abstract)
-    log_prob = partial(_log_prob, acting.policy.model)
+    log_prob = partial(flow_policy.log_prob, acting.policy.model, config=FlowConfig())
     return Learner(log_prob, state, optimizer, _OBJECTIVE, mesh=mesh)
-
-
-def _log_prob(model: Any, params: Any, batch: Any, drawn: Any) -> Any:
-    return flow_policy.log_prob(model, params, batch, drawn, FlowConfig())
 
 
 def _start(slots: Slots, ticket: int, seeds: range) -> Start:
