@@ -24,6 +24,7 @@ from models.policy import Request
 from rl.admission import Admission, Place
 from rl.arrivals import Arrivals
 from rl.records import Decision, Drawn, Trajectory
+from sim.acting import NotFinite
 from sim.protocol import Observation, Outcome, Slots
 
 RERUNS = 3
@@ -196,7 +197,7 @@ class Rollout:
             episode = self._acting[slot]
             actions = np.asarray(answered.actions)[: self._execute]
             if len(actions) < self._execute or not np.isfinite(actions).all():
-                raise ValueError(
+                raise NotFinite(
                     f"{episode.where}: version {answered.version} of the policy drew actions of "
                     f"shape {np.shape(answered.actions)} that are not all finite or fewer than "
                     f"execute = {self._execute}; see what it learnt from."
