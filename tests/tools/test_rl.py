@@ -24,6 +24,7 @@ from rl.admission import Place, draw_start
 from rl.config import FlowConfig, LearnerConfig, ObjectiveConfig, RlConfig, RolloutConfig
 from rl.experience import micro_batches
 from rl.host_placement import OnHost
+from rl.population import PopulationConfig
 from rl.records import Decision, Ticket, Trajectory
 from rl.rollout import key_of
 from sim.lanes import Lanes
@@ -228,6 +229,101 @@ def test_only_what_does_not_change_the_learning_may_change_when_it_goes_on(finis
     rl.run(paths, replace(HOST, eval_every=1), QUIET)
     with pytest.raises(ValueError, match=r"config.json: rl.seed is 0, but 5 was asked for"):
         rl.run(paths, replace(HOST, seed=5), QUIET)
+
+
+PAIR = replace(HOST, steps=2, save_every=0)
+
+
+@pytest.fixture(scope="module")
+def evolved(checkpoint, tmp_path_factory):
+    """A population of two, and how often simulators were opened for it."""
+    out, opened = tmp_path_factory.mktemp("population"), []
+
+    def counted(*asked):
+        opened.append(asked)
+        return open_slots(*asked)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tools.rl.load_suite", lambda name: replace(POINTS, open=counted))
+        ended = rl.run(rl.Paths(checkpoint, out), PAIR, QUIET, PopulationConfig(2, turn=1))
+    return out, ended, opened
+
+
+def test_a_population_shares_one_set_of_simulators_and_leaves_its_best_member(evolved, checkpoint):
+    out, ended, opened = evolved
+    assert ended.finished
+    assert opened == [(("points",), 1, 32)]
+    assert [generation.step for generation in ended.generations] == [0, 1, 2]
+    for k in (0, 1):
+        member = out / "members" / str(k)
+        assert [row["step"] for row in rows(member)] == [0, 1]
+        assert [line["step"] for line in read_closed_loop(member)] == [0, 1, 2]
+        rates = [line["success"]["rate"] for line in read_closed_loop(member)]
+        assert rates == [generation.success[k] for generation in ended.generations]
+        assert (member / "curves.png").exists()
+    best = out / "members" / str(ended.best)
+    one, other = load_policy(out), load_policy(best)
+    assert jax.tree.all(jax.tree.map(np.array_equal, one.params, other.params))
+    assert one.processor == load_policy(checkpoint).processor
+    assert (out / "population.svg").stat().st_size > 1000
+    assert (out / "population.png").read_bytes()[1:4] == b"PNG"
+
+
+def test_a_population_that_is_interrupted_goes_on_to_the_same_members(
+    evolved, checkpoint, tmp_path, monkeypatch
+):
+    """SIGTERM in the second turn of the second member."""
+    out, ended, _ = evolved
+    population, saved = PopulationConfig(2, turn=1), []
+
+    def save(self, step, *rest):
+        saved.append(step)
+        if saved == [1, 1, 2, 2]:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return keep(self, step, *rest)
+
+    keep = CheckpointWriter.save
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointWriter, "save", save)
+        stopped = rl.run(rl.Paths(checkpoint, tmp_path), PAIR, QUIET, population)
+    assert (stopped.finished, stopped.step) == (False, 1)
+    resumed = rl.run(rl.Paths(checkpoint, tmp_path, resume=True), PAIR, QUIET, population)
+    assert resumed == ended
+    for k in (0, 1):
+        one, other = (folder / "members" / str(k) for folder in (out, tmp_path))
+        assert learnt(one) == learnt(other)
+        for name in ("params", "ema"):
+            both = (own.restore_params(folder, name) for folder in (one, other))
+            assert jax.tree.all(jax.tree.map(np.array_equal, *both))
+
+
+@pytest.mark.parametrize(
+    ("population", "why"),
+    [
+        (PopulationConfig(-1), "population is -1; expected at least 2 members"),
+        (PopulationConfig(0, turn=5), "population is 0; expected at least 2 members, or 0 and nei"),
+        (PopulationConfig(2, tuned=("objective.ratio",)), "'objective.ratio', which is 'chunk'"),
+    ],
+)
+def test_a_population_that_makes_no_sense_is_refused(population, why, checkpoint, tmp_path):
+    with pytest.raises(ValueError, match=why):
+        rl.run(rl.Paths(checkpoint, tmp_path / "out"), HOST, QUIET, population)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_population_goes_on_as_one_of_the_same_size(evolved, finished, checkpoint):
+    paths = rl.Paths(checkpoint, evolved[0], resume=True)
+    with pytest.raises(ValueError, match=r"population.population is 2, but 3 was asked for"):
+        rl.run(paths, PAIR, QUIET, PopulationConfig(3, turn=1))
+    with pytest.raises(ValueError, match=r"population is {.*}, but None was asked for"):
+        rl.run(paths, PAIR, QUIET)
+
+
+def test_a_population_is_asked_for_by_its_size():
+    where = ["--checkpoint", "a", "--out", "b", "--population", "4", "--turn", "25"]
+    tuned = ["--tuned", "flow.level", "objective.clip"]
+    assert rl.parse(where)[2] == PopulationConfig(4, turn=25)
+    assert rl.parse([*where, *tuned])[2].tuned == ("flow.level", "objective.clip")
 
 
 @pytest.mark.parametrize(
