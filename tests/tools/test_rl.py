@@ -311,7 +311,7 @@ def test_a_population_that_makes_no_sense_is_refused(population, why, checkpoint
     assert not (tmp_path / "out").exists()
 
 
-def test_a_population_goes_on_as_one_of_the_same_size(evolved, finished, checkpoint):
+def test_a_population_goes_on_as_one_of_the_same_size(evolved, checkpoint):
     paths = rl.Paths(checkpoint, evolved[0], resume=True)
     with pytest.raises(ValueError, match=r"population.population is 2, but 3 was asked for"):
         rl.run(paths, PAIR, QUIET, PopulationConfig(3, turn=1))
