@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import threading
 from dataclasses import replace
@@ -16,7 +17,7 @@ from rich.console import Console
 from models import Embodiment, Normalizer, Pi, Processor, load_policy
 from models.checkpoints import own
 from models.config import to_json
-from parallel.checkpoint import CheckpointWriter
+from parallel.checkpoint import CheckpointWriter, copy
 from parallel.mesh import make_mesh
 from parallel.metrics import read_metrics
 from parallel.stop import StopSignals
@@ -24,7 +25,7 @@ from rl.admission import Place, draw_start
 from rl.config import FlowConfig, LearnerConfig, ObjectiveConfig, RlConfig, RolloutConfig
 from rl.experience import micro_batches
 from rl.host_placement import OnHost
-from rl.population import PopulationConfig
+from rl.population import PopulationConfig, write_generations
 from rl.records import Decision, Ticket, Trajectory
 from rl.rollout import key_of
 from sim.lanes import Lanes
@@ -269,32 +270,21 @@ def test_a_population_shares_one_set_of_simulators_and_leaves_its_best_member(ev
     assert (out / "population.png").read_bytes()[1:4] == b"PNG"
 
 
-def test_a_population_that_is_interrupted_goes_on_to_the_same_members(
-    evolved, checkpoint, tmp_path, monkeypatch
-):
-    """SIGTERM in the second turn of the second member."""
-    out, ended, _ = evolved
-    population, saved = PopulationConfig(2, turn=1), []
-
-    def save(self, step, *rest):
-        saved.append(step)
-        if saved == [1, 1, 2, 2]:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return keep(self, step, *rest)
-
-    keep = CheckpointWriter.save
-    with monkeypatch.context() as patch:
-        patch.setattr(CheckpointWriter, "save", save)
-        stopped = rl.run(rl.Paths(checkpoint, tmp_path), PAIR, QUIET, population)
-    assert (stopped.finished, stopped.step) == (False, 1)
-    resumed = rl.run(rl.Paths(checkpoint, tmp_path, resume=True), PAIR, QUIET, population)
-    assert resumed == ended
-    for k in (0, 1):
-        one, other = (folder / "members" / str(k) for folder in (out, tmp_path))
-        assert learnt(one) == learnt(other)
-        for name in ("params", "ema"):
-            both = (own.restore_params(folder, name) for folder in (one, other))
-            assert jax.tree.all(jax.tree.map(np.array_equal, *both))
+def test_a_population_killed_in_a_turn_goes_on_to_the_same_members(evolved, checkpoint, tmp_path):
+    """In the second turn of the second member, before it was saved."""
+    whole, ended, _ = evolved
+    out, first = shutil.copytree(whole, tmp_path / "out"), ended.generations[1]
+    shutil.rmtree(out / "members/1/checkpoints/2")
+    write_generations(out, ended.generations[:2])
+    copy(out / "members" / str(first.best) / "checkpoints/1", out / "checkpoints")
+    assert own.steps(out / "checkpoints") == [1]
+    paths = rl.Paths(checkpoint, out, resume=True)
+    assert rl.run(paths, PAIR, QUIET, PopulationConfig(2, turn=1)) == ended
+    one, other = (folder / "members/1" for folder in (whole, out))
+    assert learnt(one) == learnt(other)
+    for name in ("params", "ema"):
+        both = (own.restore_params(folder, name) for folder in (one, other))
+        assert jax.tree.all(jax.tree.map(np.array_equal, *both))
 
 
 @pytest.mark.parametrize(
