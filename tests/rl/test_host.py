@@ -18,7 +18,7 @@ from rl import host
 from rl.admission import Place
 from rl.arrivals import Arrivals
 from rl.config import RolloutConfig
-from rl.host import run_host
+from rl.host import Inference, run_host
 from rl.rollout import key_of
 from rl.weights import Weights
 from sim.lanes import Lanes
@@ -47,7 +47,7 @@ def run(slots, config=CONFIG, *, steps=4, actor=None, learner=None, **options):
     done = []
     run_host(
         slots,
-        actor or Policy(),
+        [Inference(actor or Policy())],
         learner,
         Weights({"bias": learner.params["bias"].copy()}),
         config,
@@ -391,7 +391,7 @@ def test_a_run_that_goes_on_accounts_for_what_the_first_gave_up():
     done, second = [], Learner(rate=0, params={"bias": bias})
     options = {"starts": starts, "batches": iter, "steps": 4, "on_step": done.append}
     weights = Weights(second.params, version=2)
-    run_host([Restless(4)], Policy(), second, weights, CONFIG, resume=state, **options)
+    run_host([Restless(4)], [Inference(Policy())], second, weights, CONFIG, resume=state, **options)
     whole, _ = run([Restless(2)], learner=Learner(rate=0))
     numbers = [sorted(t.number for t in step) for step in second.tickets]
     assert numbers == [[6, 7, 8], [9, 10, 11], []]
