@@ -39,6 +39,11 @@ def check_config(config: RlConfig) -> None:
             f"rollout.group is {rollout.group}, but objective.advantage 'group' compares the "
             f"episodes of one start; take at least 2, such as 8, or advantage 'gae'."
         )
+    if config.placement == "disaggregated" and spread.inference and rollout.inference_devices:
+        raise ValueError(
+            f"rollout.inference_devices is {rollout.inference_devices}, but the policy acts in "
+            f"disaggregated.inference = {spread.inference} workers; set one of them to 0."
+        )
     check(objective)
 
 

@@ -7,6 +7,7 @@ of JAX that this process has.
 
 import logging
 import os
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -38,7 +39,9 @@ def cluster(address: str | None, cpus: float) -> Iterator[None]:
     quiet = {"log_to_driver": False, "logging_level": logging.WARNING}
     if address is None:
         room = max(cpus, os.cpu_count() or 1)
-        ray.init("local", include_dashboard=False, num_cpus=int(room + 1), **quiet)
+        with warnings.catch_warnings():  # JAX's, of a fork that only runs Ray's programs
+            warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
+            ray.init("local", include_dashboard=False, num_cpus=int(room + 1), **quiet)
     else:
         import models
         import parallel
@@ -49,8 +52,9 @@ def cluster(address: str | None, cpus: float) -> Iterator[None]:
             ray.init(address, runtime_env={"py_modules": [models, parallel, rl, sim]}, **quiet)
         except ConnectionError as error:
             raise ValueError(
-                f"There is no Ray at --ray-address {address} ({error}); begin one with `ray start "
-                f"--head`, or leave the option out for one of this machine's own."
+                f"There is no Ray at --ray-address {address} that lets this process in ({error}); "
+                f"begin one with `ray start --head`, give this process its token if it wants one, "
+                f"or leave the option out for a Ray of this machine's own."
             ) from error
     try:
         yield

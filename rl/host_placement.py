@@ -27,6 +27,7 @@ from rl.experience import MicroBatch, micro_batches
 from rl.host import Inference, Learnt, Stopped, run_host
 from rl.learner import Learner
 from rl.remote_actor import RemoteActor, store
+from rl.remote_slots import RemoteSlots
 from rl.starts import training_seeds
 from rl.step import abstract_learner_state, learner_state, optimizer_of
 from rl.timeline import Summary, Timeline
@@ -135,7 +136,7 @@ class OnHost:
             before, summary = summary, self.timeline.summary()
             self._record = found.state
             try:
-                on_step(_metrics(found, summary.since(before)))
+                on_step(_metrics(found, summary.since(before)) | self._replaced())
             finally:
                 learner.whole.set()
 
@@ -187,6 +188,13 @@ class OnHost:
         self._learner = self._learner_from(state=whole)
         self._record = record
 
+    def _replaced(self) -> dict[str, float]:
+        """How many workers were so far, where there are any."""
+        there = [
+            x for x in (*self._slots, *self._workers) if isinstance(x, (RemoteSlots, RemoteActor))
+        ]
+        return {"workers_replaced": sum(x.restarts for x in there)} if there else {}
+
     def _batches(self, tickets: Any) -> Iterator[MicroBatch]:
         objective, size = self._config.objective, self._config.learner.micro
         return micro_batches(tickets, self._pack, objective, size, self._learner.evaluate)
@@ -214,7 +222,9 @@ class Acting:
         processor = self._policy.processor
         assert processor is not None
         wordings = [wording for wordings in self._spec.prompts for wording in wordings]
-        longest = np.ones(len(self._spec.state_names))  # a state's bins are spelt, the last longest
+        robot = processor.embodiments[self._policy.embodiment]
+        dims = processor.state_dim if processor.spells_padding else len(robot.state.offset)
+        longest = np.ones(dims)  # where a state is spelt, no bin takes more letters than the last
         text = max(len(processor.tokens(wording, longest)) for wording in wordings)
         self._actor.warm(params, text=text)
 

@@ -10,16 +10,23 @@ from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
+from rich.console import Console
 
+import tools.rl
+from models.checkpoints import own
 from rl.cluster import cluster
+from rl.config import DisaggregatedConfig
 from rl.host import Inference, run_host
 from rl.remote_actor import RemoteActor, store
 from rl.remote_slots import RemoteSlots
 from rl.weights import Weights
-from tests.rl.test_host import CONFIG, described, pauses
+from tests.rl.hosted import CONFIG, described, pauses
 from tests.rl.toy import Learner, Policy, Restless, starts
+from tests.tools.test_rl import HOST, POINTS, save_policy
+from tools.rl import Paths
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'chiliad[ray]'")
 
@@ -207,6 +214,25 @@ def test_an_error_elsewhere_ends_the_run_with_the_workers_name(ray, spoil, actin
             run(there or [Restless(2)], policy)
     assert not getattr(raised.value, "__notes__", [])  # all threads ended, all accounted for
     assert all(gone(worker.process) for worker in (*there, *policy))
+
+
+def test_a_whole_run_elsewhere_leaves_the_same_policy_bit_for_bit(ray, tmp_path, monkeypatch):
+    """One slot without staleness; on one device, as elsewhere."""
+    one = jax.devices()[:1]
+    monkeypatch.setattr("tools.rl.load_suite", lambda name: POINTS)
+    monkeypatch.setattr("rl.host_placement.split_devices", lambda acting: (one, one))
+    begun, quiet = save_policy(tmp_path / "begun"), Console(quiet=True)
+    config = replace(HOST, steps=2, eval_every=0, disaggregated=DisaggregatedConfig(1, 1))
+    with pytest.raises(ValueError, match="--ray-address auto is for placement 'disaggregated'"):
+        tools.rl.run(Paths(begun, tmp_path / "refused", ray_address="auto"), config, quiet)
+    saved = []
+    for placement in ("host", "disaggregated"):
+        out = tmp_path / placement
+        tools.rl.run(Paths(begun, out), replace(config, placement=placement), quiet)
+        saved.append(own.restore_params(out, "params"))
+    assert jax.tree.all(jax.tree.map(np.array_equal, *saved))
+    changed = jax.tree.map(np.array_equal, saved[0], own.restore_params(begun))
+    assert not jax.tree.all(changed)
 
 
 def missing():

@@ -12,7 +12,7 @@ from rl.host import Inference, run_host
 from rl.rollout import key_of
 from rl.weights import Weights
 from sim.protocol import Start
-from tests.rl.test_host import CONFIG
+from tests.rl.hosted import CONFIG
 from tests.rl.toy import Blind, Learner, Restless, starts
 
 
