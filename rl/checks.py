@@ -21,6 +21,7 @@ def check_config(config: RlConfig) -> None:
         "rollout.execute": (rollout.execute, 1),
         "learner.micro": (learner.micro, 1),
         "learner.epochs": (learner.epochs, 1),
+        "learner.minibatches": (learner.minibatches, 1),
         "eval_episodes": (config.eval_episodes, 1),
         "rollout.inference_devices": (rollout.inference_devices, 0),
         "disaggregated.simulators": (spread.simulators, 1),

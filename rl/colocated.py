@@ -57,7 +57,7 @@ class Colocated:
         _check(config)
         self._env, self._model, self._config = env, policy.model, config
         self._lanes = Lanes(env, policy, config)
-        updates = config.steps * config.learner.epochs * config.colocated.minibatches
+        updates = config.steps * config.learner.epochs * config.learner.minibatches
         optimizer = config.learner.optimizer
         self._optimizer = replace(optimizer, decay_steps=optimizer.decay_steps or updates)
         self._transformation = make_optimizer(self._optimizer)
@@ -116,7 +116,7 @@ class Colocated:
             order = jax.random.permutation(
                 jax.random.fold_in(key, number), len(experience.advantage)
             )
-            rows = order.reshape(config.colocated.minibatches, -1)
+            rows = order.reshape(config.learner.minibatches, -1)
             return jax.lax.scan(update, carry, rows)
 
         (params, opt_state), metrics = jax.lax.scan(
@@ -205,7 +205,7 @@ def _outcomes(fragment: Fragment, experience: Experience) -> dict[str, Array]:
 
 
 def _check(config: RlConfig) -> None:
-    own = config.colocated
+    own, parts = config.colocated, config.learner.minibatches
     check(config.objective)
     if config.objective.advantage != "gae" or config.objective.name == "vtrace":
         raise ValueError(
@@ -214,8 +214,8 @@ def _check(config: RlConfig) -> None:
             f"the newest policy: take 'ppo' with 'gae', or placement 'host'."
         )
     decisions = own.lanes * own.fragment
-    if own.lanes < 1 or own.minibatches < 1 or decisions % own.minibatches:
+    if own.lanes < 1 or parts < 1 or decisions % parts:
         raise ValueError(
             f"colocated.lanes × fragment is {decisions} decisions, which cannot be cut into "
-            f"{own.minibatches} equal minibatches; change one of the three."
+            f"{parts} equal learner.minibatches; change one of the three."
         )

@@ -95,11 +95,13 @@ class RolloutConfig:
 
 @dataclass(frozen=True)
 class LearnerConfig:
-    """`micro`: decisions whose gradient is computed at a time, as they arrive; `epochs` over each
-    step's decisions."""
+    """`micro`: decisions whose gradient is computed at a time, as they arrive. `epochs` over each
+    step's decisions make `minibatches` updates each; except, on the host, the first, which learns
+    while decisions arrive and makes one."""
 
     micro: int = 64
     epochs: int = 1
+    minibatches: int = 1
     optimizer: OptimizerConfig = field(
         default_factory=lambda: OptimizerConfig(
             learning_rate=1e-4,
@@ -113,13 +115,11 @@ class LearnerConfig:
 
 @dataclass(frozen=True)
 class ColocatedConfig:
-    """Who acts in placement "colocated", and how that is learnt from: so many `lanes` act
-    `fragment` chunks each in a learner's step, of which each epoch makes `minibatches` updates.
-    In the first `warmup` steps only the value head learns."""
+    """Who acts in placement "colocated": so many `lanes`, for `fragment` chunks each in a learner's
+    step. In the first `warmup` steps only the value head learns."""
 
     lanes: int = 128
     fragment: int = 4
-    minibatches: int = 4
     warmup: int = 0
 
 

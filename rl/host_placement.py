@@ -101,6 +101,7 @@ class OnHost:
             optimizer=self._optimizer,
             objective=config.objective,
             epochs=config.learner.epochs,
+            minibatches=config.learner.minibatches,
             mesh=mesh,
         )
         params = jax.device_put(params, jax.tree.map(lambda x: x.sharding, abstract.params))

@@ -22,7 +22,7 @@ from parallel.mesh import make_mesh, replicated, rows_sharding
 from parallel.optimizer import OptimizerConfig, select
 from parallel.step import OVERLAP
 from rl.config import ObjectiveConfig
-from rl.objectives import check
+from rl.objectives import Terms, check, combine
 from rl.records import Experience
 from rl.step import LearnerState, LogProb, Step, Total, metrics_of
 
@@ -56,8 +56,11 @@ class Learner:
       log_prob: differentiable and pure, see `LogProb`.
       state: from `learner_state`, or restored.
       optimizer: that of the state, from `optimizer_of`.
-      epochs: updates of each step, all from the same experience with the advantages and the
-        proximal policy of the step's beginning.
+      epochs: over each step's experience, with the advantages and the proximal policy of the step's
+        beginning.
+      minibatches: updates of each epoch but the first, whose one is the whole step's. A minibatch
+        is some of the step's micro-batches, drawn anew for each epoch; where these are fewer, each
+        is a minibatch.
       mesh: that of the state; rows are split over its data and fsdp axes. All devices if None.
 
     Raises:
@@ -71,11 +74,15 @@ class Learner:
         optimizer: OptimizerConfig,
         objective: ObjectiveConfig,
         epochs: int = 1,
+        minibatches: int = 1,
         mesh: Mesh | None = None,
     ) -> None:
         check(objective)
-        if epochs < 1:
-            raise ValueError(f"learner.epochs is {epochs}; expected at least 1.")
+        if min(epochs, minibatches) < 1:
+            raise ValueError(
+                f"learner.epochs and minibatches are {epochs} and {minibatches}; expected at least "
+                f"1."
+            )
         if objective.name == "vtrace" and host_count() > 1:
             raise ValueError(
                 f"objective.name is 'vtrace' on {host_count()} hosts, which is for one alone; "
@@ -85,7 +92,7 @@ class Learner:
         self.learnt = self.pending = 0
         self._mesh = make_mesh() if mesh is None else mesh
         self._step = Step(log_prob, optimizer, objective)
-        self._epochs = epochs
+        self._epochs, self._minibatches = epochs, minibatches
         self._version = int(state.version)
         self._lags: list[np.ndarray] = []
         self._added: list[_Added] = []
@@ -135,14 +142,14 @@ class Learner:
     def update(self) -> dict[str, Any]:
         """Learns from what was added since the last update; returns metrics.
 
-        These are `step.metrics_of` the last epoch, its `grad_norm` (before clipping) and
-        `learning_rate`; `decisions`, how many this host brought, and `lags`, how many of these had
-        lag 0, 1, ….
+        These are `step.metrics_of` the last epoch, `grad_norm` (before clipping) and
+        `learning_rate` of its last update; `decisions`, how many this host brought, and `lags`, how
+        many of these had lag 0, 1, ….
 
         Raises:
           ValueError: nothing was added, on this host or another.
           Diverged: the gradient is not finite; names step and tickets. The state is that before the
-            epoch, the decisions stay pending, and this learner learns no more.
+            update, the decisions stay pending, and this learner learns no more.
         """
         self._check_going()
         self._even_out()
@@ -150,15 +157,14 @@ class Learner:
             raise ValueError(
                 f"Step {self._version} has no decisions to learn from; add its micro-batches first."
             )
-        for epoch in range(self._epochs):
-            finite = [added.finite for added in self._added] if not epoch else self._replay()
-            last = epoch == self._epochs - 1
-            self.state, metrics, terms = self._update(self.state, self._total, last)
-            self._total = None
-            metrics = {name: value.item() for name, value in jax.device_get(metrics).items()}
-            if not metrics.pop("finite"):
-                self._failed = self._diverged(finite, metrics)
-                raise self._failed
+        worth, metrics, terms = self._descend(self._added, None, last=self._epochs == 1)
+        for epoch in range(1, self._epochs):
+            parts, terms = self._shuffled(epoch), None
+            for i, part in enumerate(parts):
+                self._replay(part)
+                last = epoch == self._epochs - 1 and i == len(parts) - 1
+                _, metrics, found = self._descend(part, worth, last)
+                terms = found if terms is None else combine(terms, found)
         lags = np.bincount(np.concatenate(self._lags)).tolist()
         metrics = metrics_of(terms) | metrics | {"decisions": self.pending, "lags": lags}
         self.learnt, self.pending = self.learnt + self.pending, 0
@@ -173,15 +179,33 @@ class Learner:
         log_prob, value = self._evaluate(self.state.params, put_batch(experience, self._mesh))
         return np.asarray(log_prob), np.asarray(value)
 
-    def _replay(self) -> list[Bool[Array, ""]]:
-        """Adds the step's micro-batches again; whether each one's gradient is finite."""
-        flags = []
-        for added in self._added:
+    def _descend(
+        self, parts: Sequence[_Added], worth: Array | None, last: bool
+    ) -> tuple[Array, dict[str, Any], Terms]:
+        """Updates by what was added up of these micro-batches; the mean squared advantage of the
+        step (`worth`, or theirs), metrics and terms."""
+        assert self._total is not None
+        self.state, worth, metrics, terms = self._update(self.state, self._total, worth, last)
+        self._total = None
+        found = {name: value.item() for name, value in jax.device_get(metrics).items()}
+        if not found.pop("finite"):
+            self._failed = self._diverged(parts, found)
+            raise self._failed
+        return worth, found, terms
+
+    def _shuffled(self, epoch: int) -> list[list[_Added]]:
+        """The step's minibatches; the same on every host, which have as many micro-batches each."""
+        order = np.random.default_rng((self._version, epoch)).permutation(len(self._added))
+        parts = np.array_split(order, min(self._minibatches, len(order)))
+        return [[self._added[i] for i in sorted(part)] for part in parts]
+
+    def _replay(self, parts: list[_Added]) -> None:
+        """Adds these micro-batches again."""
+        for i, added in enumerate(parts):
             placed = put_batch(added.experience, self._mesh)
             total = self._zeros(self.state.params, placed) if self._total is None else self._total
             self._total, _, finite = self._add(self.state, total, placed, added.proximal)
-            flags.append(finite)
-        return flags
+            parts[i] = added._replace(finite=finite)
 
     def _even_out(self) -> None:
         """As many micro-batches on every host; none where one has none."""
@@ -202,10 +226,10 @@ class Learner:
         while len(self._added) < wanted:
             self.add(nothing)
 
-    def _diverged(self, finite: list[Bool[Array, ""]], metrics: dict[str, float]) -> "Diverged":
-        flags = [bool(flag) for flag in jax.device_get(finite)]
-        bad = [a.tickets for a, sound in zip(self._added, flags, strict=True) if not sound]
-        suspects = bad or [a.tickets for a in self._added]
+    def _diverged(self, parts: Sequence[_Added], metrics: dict[str, float]) -> "Diverged":
+        flags = [bool(flag) for flag in jax.device_get([part.finite for part in parts])]
+        bad = [part.tickets for part, sound in zip(parts, flags, strict=True) if not sound]
+        suspects = bad or [part.tickets for part in parts]
         named = _named([ticket for tickets in suspects for ticket in tickets])
         return Diverged(
             f"Step {self._version} has the loss {metrics['loss']} and the gradient norm "
@@ -234,8 +258,14 @@ class Learner:
 
             return jax.jit(under_mesh, compiler_options=options, **how)
 
-        def update(state: LearnerState, total: Total, last: bool) -> tuple[Any, Any, Any]:
-            return *step.update(state, total, placed.params, last), total.terms
+        def update(state: LearnerState, total: Total, worth: Any, last: bool) -> tuple[Any, ...]:
+            worth = (
+                total.terms.sums["advantage_squared"] / total.terms.weight
+                if worth is None
+                else worth
+            )
+            new, metrics = step.update(state, total, placed.params, worth if last else None)
+            return new, worth, metrics, total.terms
 
         def evaluate(params: Any, experience: Experience) -> tuple[Array, Array]:
             return step.log_prob(params, experience.batch, experience.drawn)[:2]
@@ -250,9 +280,9 @@ class Learner:
         self._update = compiled(
             update,
             donate_argnums=0,
-            static_argnums=2,
-            in_shardings=(placed, total),
-            out_shardings=(placed, whole, whole),
+            static_argnums=3,
+            in_shardings=(placed, total, whole),
+            out_shardings=(placed, whole, whole, whole),
         )
         self._evaluate = compiled(evaluate, in_shardings=(placed.params, rows), out_shardings=whole)
 

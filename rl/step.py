@@ -53,7 +53,7 @@ class Scale(NamedTuple):
 class LearnerState(TrainState):
     """All that a learner carries from step to step.
 
-    `step` counts the optimizer's updates (one for each epoch), `version` the learner's steps.
+    `step` counts the optimizer's updates, `version` the learner's steps.
     """
 
     version: Int[Array, ""]
@@ -70,7 +70,8 @@ class Total(NamedTuple):
 def optimizer_of(config: LearnerConfig, steps: int) -> OptimizerConfig:
     """The optimizer of a run of `steps` learner's steps, at whose end an open schedule ends."""
     chosen = config.optimizer
-    return replace(chosen, decay_steps=chosen.decay_steps or steps * config.epochs)
+    updates = steps * (1 + (config.epochs - 1) * config.minibatches)
+    return replace(chosen, decay_steps=chosen.decay_steps or updates)
 
 
 def abstract_learner_state(
@@ -202,27 +203,30 @@ class Step:
         return summed, log_prob, finite
 
     def update(
-        self, state: LearnerState, total: Total, placed: Params, last: bool = True
+        self,
+        state: LearnerState,
+        total: Total,
+        placed: Params,
+        worth: Float[Array, ""] | None,
     ) -> tuple[LearnerState, Metrics]:
-        """The update of the whole batch, and `apply_gradients`' metrics; the state stays as it is
+        """The update of what was summed, and `apply_gradients`' metrics; the state stays as it is
         where these are not finite.
 
         Args:
           placed: the parameters' shardings.
-          last: of the step's epochs, which makes a new version.
+          worth: the step's mean squared advantage, in its last update, which makes a new version;
+            None in others.
         """
         terms = total.terms
         train, metrics = apply_gradients(
             state, terms.loss, terms.weight, total.gradients, self.optimizer, placed
         )
-        square = terms.sums["advantage_squared"] / terms.weight
-        scale = Scale(
-            _KEPT * state.scale.square + (1 - _KEPT) * square,
-            _KEPT * state.scale.weight + (1 - _KEPT),
-        )
-        new = _joined(train, state.version + int(last), scale if last else state.scale)
-        kept = jax.tree.map(lambda x, y: jnp.where(metrics["finite"], x, y), new, state)
-        return kept, metrics
+        version, scale = state.version, state.scale
+        if worth is not None:
+            version, kept = version + 1, 1 - _KEPT
+            scale = Scale(_KEPT * scale.square + kept * worth, _KEPT * scale.weight + kept)
+        new = _joined(train, version, scale)
+        return jax.tree.map(lambda x, y: jnp.where(metrics["finite"], x, y), new, state), metrics
 
     def _loss(
         self,

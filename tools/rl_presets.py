@@ -20,6 +20,7 @@ TABLETOP_PPO = RlConfig(
     rollout=RolloutConfig(suite="tabletop-lift"),
     learner=LearnerConfig(
         epochs=2,
+        minibatches=4,
         optimizer=OptimizerConfig(
             learning_rate=5e-5,
             schedule="constant",
@@ -29,7 +30,7 @@ TABLETOP_PPO = RlConfig(
             ema_decay=0.0,
         ),
     ),
-    colocated=ColocatedConfig(lanes=128, fragment=4, minibatches=4, warmup=5),
+    colocated=ColocatedConfig(lanes=128, fragment=4, warmup=5),
     eval_every=25,
     save_every=50,
 )

@@ -22,7 +22,7 @@ def main(index: int, count: int, port: int) -> None:
     mesh = make_mesh(MeshConfig(fsdp=2))
     abstract = abstract_learner_state(params(), OPTIMIZER, RULES, mesh)
     learner = Learner(
-        log_prob, learner_state(params(), OPTIMIZER, abstract), OPTIMIZER, CONFIG, 2, mesh
+        log_prob, learner_state(params(), OPTIMIZER, abstract), OPTIMIZER, CONFIG, 2, mesh=mesh
     )
     for step in range(STEPS):
         mine = [ticket(TICKETS * step + i, version=step, moved=0.3) for i in range(TICKETS)]

@@ -20,15 +20,15 @@ from tests.models.tiny_policy import ARM, tiny_policy
 from tests.rl.point import Point
 
 
-def configured(rate=1e-3, **own) -> RlConfig:
+def configured(rate=1e-3, minibatches=2, **own) -> RlConfig:
     optimizer = OptimizerConfig(
         learning_rate=rate, schedule="constant", warmup_steps=0, weight_decay=0.0
     )
     return RlConfig(
         steps=4,
         rollout=RolloutConfig(execute=3),
-        learner=LearnerConfig(epochs=2, optimizer=optimizer),
-        colocated=ColocatedConfig(**{"lanes": 8, "fragment": 3, "minibatches": 2, **own}),
+        learner=LearnerConfig(epochs=2, minibatches=minibatches, optimizer=optimizer),
+        colocated=ColocatedConfig(**{"lanes": 8, "fragment": 3, **own}),
     )
 
 
@@ -147,7 +147,7 @@ def test_lanes_act_training_episodes_that_do_not_depend_on_their_number():
     [
         ({"objective": ObjectiveConfig(advantage="group")}, "no groups|placement 'host'"),
         ({"objective": ObjectiveConfig(name="vtrace")}, "newest policy"),
-        ({"colocated": ColocatedConfig(lanes=7, fragment=3, minibatches=2)}, "21 decisions"),
+        ({"colocated": ColocatedConfig(lanes=7, fragment=3)}, "21 decisions"),
     ],
 )
 def test_what_the_placement_has_not_is_refused(changed, says):

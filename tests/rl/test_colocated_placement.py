@@ -32,7 +32,7 @@ CONFIG = RlConfig(
     steps=4,
     flow=FlowConfig(steps=2),
     rollout=RolloutConfig(execute=3),
-    colocated=ColocatedConfig(lanes=4, fragment=2, minibatches=2),
+    colocated=ColocatedConfig(lanes=4, fragment=2),
     save_every=2,
 )
 

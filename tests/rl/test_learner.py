@@ -22,10 +22,10 @@ ONE = make_mesh(devices=jax.devices()[:1])
 PPO = ObjectiveConfig(entropy_weight=0.01)
 
 
-def learner(config=PPO, optimizer=OPTIMIZER, epochs=1, mesh=ONE, policy=log_prob):
+def learner(config=PPO, optimizer=OPTIMIZER, epochs=1, mesh=ONE, policy=log_prob, minibatches=1):
     abstract = abstract_learner_state(params(), optimizer, RULES, mesh)
     state = learner_state(params(), optimizer, abstract)
-    return Learner(policy, state, optimizer, config, epochs, mesh)
+    return Learner(policy, state, optimizer, config, epochs, minibatches, mesh)
 
 
 def tickets(version, count=6, **how):
@@ -145,8 +145,8 @@ def test_gradients_are_those_of_the_whole_batch_and_no_mean_of_means():
         assert learn(learner(), given, size)["grad_norm"] == pytest.approx(norm, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["ppo", "decoupled"])
-def test_later_epochs_replay_the_step_with_its_first_proximal_policy(name):
+@pytest.mark.parametrize(("name", "minibatches"), [("ppo", 1), ("decoupled", 1), ("decoupled", 3)])
+def test_later_epochs_replay_the_step_with_its_first_proximal_policy(name, minibatches):
     config, optimizer = replace(PPO, name=name), replace(OPTIMIZER, learning_rate=0.1)
     given = tickets(0, moved=0.3)
     ((experience, _),) = micro_batches(given, packed, config, 32)
@@ -155,10 +155,10 @@ def test_later_epochs_replay_the_step_with_its_first_proximal_policy(name):
     opt_state = transformation.init(weights)
 
     @jax.jit
-    def gradient(weights):
+    def gradient(weights, rows):
         def loss(p):
             new, value, entropy = log_prob(p, experience.batch, experience.drawn)
-            weight = experience.weight
+            weight = experience.weight * rows
             terms = objective(
                 config, new, experience.drawn.log_prob, experience.advantage, experience.acted,
                 weight, jnp.zeros(32, jnp.int32), near,
@@ -169,17 +169,27 @@ def test_later_epochs_replay_the_step_with_its_first_proximal_policy(name):
 
         return jax.grad(loss, has_aux=True)(weights)
 
-    for _ in range(3):
-        slopes, terms = gradient(weights)
-        updates, opt_state = transformation.update(slopes, opt_state, weights)
-        weights = optax.apply_updates(weights, updates)
-    mine = learner(config, optimizer, epochs=3)
+    micro = np.arange(32) // 4
+    parts = -(-decisions(given) // 4)
+    for epoch in range(3):
+        order = np.random.default_rng((0, epoch)).permutation(parts)
+        minis = np.array_split(order, minibatches if epoch else 1)
+        clipped = ratios = 0.0
+        for mini in minis:
+            slopes, terms = gradient(weights, np.isin(micro, mini))
+            updates, opt_state = transformation.update(slopes, opt_state, weights)
+            weights = optax.apply_updates(weights, updates)
+            clipped += float(terms.sums["clipped"])
+            ratios += float(terms.sums["ratios"])
+    mine = learner(config, optimizer, epochs=3, minibatches=minibatches)
     metrics = learn(mine, given, 4)
     close(mine.state.params, weights, 1e-5)
-    assert float(terms.sums["clipped"]) > 0
-    ratios = float(terms.sums["ratios"])
-    assert metrics["clip_fraction"] == pytest.approx(float(terms.sums["clipped"]) / ratios)
-    assert (mine.version, int(mine.state.step), mine.learnt) == (1, 3, decisions(given))
+    assert clipped > 0
+    assert metrics["clip_fraction"] == pytest.approx(clipped / ratios)
+    rms = np.sqrt((experience.advantage[experience.weight > 0] ** 2).mean())
+    assert float(scale_of(mine.state.scale)) == pytest.approx(rms, rel=1e-5)
+    counts = (mine.version, int(mine.state.step), mine.learnt)
+    assert counts == (1, 1 + 2 * minibatches, decisions(given))
 
 
 def test_a_mesh_learns_as_one_device_does():
@@ -292,8 +302,10 @@ def test_what_makes_no_sense_is_refused():
         mine.update()
     with pytest.raises(ValueError, match=r"Tickets 3 were acted in with version 1.* is at 0"):
         mine.add(*next(micro_batches([ticket(3, version=1)], packed, PPO, 8)))
-    with pytest.raises(ValueError, match=r"learner\.epochs is 0"):
+    with pytest.raises(ValueError, match=r"learner\.epochs and minibatches are 0"):
         learner(epochs=0)
+    with pytest.raises(ValueError, match="minibatches are 1 and 0"):
+        learner(minibatches=0)
     assert mine.added == 0
 
 
@@ -315,6 +327,7 @@ def test_metrics_tell_how_much_of_the_targets_the_value_head_explains():
 def test_an_open_schedule_ends_with_the_run():
     config = LearnerConfig(epochs=3)
     assert optimizer_of(config, 50).decay_steps == 150
+    assert optimizer_of(replace(config, minibatches=4), 50).decay_steps == 450
     assert optimizer_of(replace(config, optimizer=OPTIMIZER), 50) == OPTIMIZER
 
 
