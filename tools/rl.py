@@ -53,6 +53,9 @@ class Paths:
     """Folder of the run."""
     resume: bool = False
     """Go on from the run's last checkpoint."""
+    ray_address: str | None = None
+    """Ray that gives placement "disaggregated" its hosts: host:port, or "auto" for the one that
+    this machine belongs to; one of this machine's own if left out."""
 
 
 def run(paths: Paths, config: RlConfig, console: Console) -> Improved:
@@ -87,7 +90,7 @@ def run(paths: Paths, config: RlConfig, console: Console) -> Improved:
         loop = ClosedLoop(acting, policy, paths.out, console)
         stack.enter_context(loop)
         improved = improve(
-            lambda: place(policy, suite, tasks, config, paths.out),
+            lambda: place(policy, suite, tasks, config, paths.out, paths.ray_address),
             made,
             config,
             console,

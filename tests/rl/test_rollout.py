@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from rl.admission import Place
-from rl.host import run_host
+from rl.host import Inference, run_host
 from rl.rollout import key_of
 from rl.weights import Weights
 from sim.protocol import Start
-from tests.rl.test_host import CONFIG
+from tests.rl.hosted import CONFIG
 from tests.rl.toy import Blind, Learner, Restless, starts
 
 
@@ -37,7 +37,7 @@ def acted(slots, timeline=None, **options):
     learner = Learner(rate=0)
     weights = Weights({"bias": learner.params["bias"].copy()})
     given = {"starts": starts, "batches": iter, "steps": 3, "timeline": timeline}
-    run_host(slots, Blind(), learner, weights, replace(CONFIG, **options), **given)
+    run_host(slots, [Inference(Blind())], learner, weights, replace(CONFIG, **options), **given)
 
 
 def test_keys_differ_between_tickets_members_and_steps_though_they_share_a_start():

@@ -32,7 +32,7 @@ from rl.config import (
 )
 from rl.events import Mode, Workload
 from rl.experience import MicroBatch, micro_batches
-from rl.host import Learnt, run_host
+from rl.host import Inference, Learnt, run_host
 from rl.latency import Latencies, Measured
 from rl.learner import Learner
 from rl.records import Ticket
@@ -249,7 +249,7 @@ def run_mode(acting: Acting, slots: Slots, mode: Mode, seeds: range = range(1_00
 
     run_host(
         [slots],
-        timed,
+        [Inference(timed, partial(jax.device_put, device=jax.local_devices()[0]))],
         timed,
         weights,
         rollout,
@@ -260,7 +260,6 @@ def run_mode(acting: Acting, slots: Slots, mode: Mode, seeds: range = range(1_00
         stream=mode.streamed,
         on_step=on_step,
         timeline=timeline,
-        place=partial(jax.device_put, device=jax.local_devices()[0]),
     )
     (begun, before, _), (ended, after, _) = moments[load.warm - 1], moments[-1 - rollout.staleness]
     counted = [learnt for _, _, learnt in moments[load.warm : len(moments) - rollout.staleness]]
