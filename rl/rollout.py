@@ -98,6 +98,7 @@ class Rollout:
         other rollouts too.
       prepare: `Actor.prepare`.
       execute: steps acted of each chunk.
+      sparse: the only reward is 1, for the step at which the goal is first reached.
       values: the policy has a value head, which is asked about the last observation where time ran
         out.
       together: no slot goes on before all have reported and been answered, as in synchronous RL;
@@ -114,6 +115,7 @@ class Rollout:
         arrivals: Arrivals,
         *,
         execute: int,
+        sparse: bool,
         values: bool = False,
         together: bool = False,
         timeline: Timeline | None = None,
@@ -121,7 +123,7 @@ class Rollout:
     ) -> None:
         self._slots, self._batchers, self._prepare = slots, batchers, prepare
         self._admission, self._arrivals = admission, arrivals
-        self._execute, self._values = execute, values
+        self._execute, self._sparse, self._values = execute, sparse, values
         self._together = together or slots.lockstep
         self._timeline, self._first = timeline or Untimed(), first
         self._free = deque(range(slots.count))
@@ -275,7 +277,7 @@ class Rollout:
             self._arrivals.rerun(episode.place)
             self._begin(slot, _Episode(episode.place, episode.reruns + 1))
             return
-        episode.add(outcome, spec)
+        episode.add(outcome, spec, self._sparse)
         if not episode.prompt:
             episode.prompt = spec.wording(outcome.goal, episode.place.start.seed)
         if not outcome.ended:
@@ -334,7 +336,7 @@ class _Episode:
         """For errors."""
         return f"Task '{self.place.start.task}', seed {self.place.start.seed}, step {self.steps}"
 
-    def add(self, outcome: Outcome, spec: Spec) -> None:
+    def add(self, outcome: Outcome, spec: Spec, sparse: bool) -> None:
         """Takes note of what came of the last chunk, or of the beginning."""
         for what, found in (("reward", outcome.reward), ("state", outcome.observation.state)):
             if not np.isfinite(found).all():
@@ -343,6 +345,10 @@ class _Episode:
                     f"after this step, expected finite numbers; see how the task computes it."
                 )
         self.seen = outcome.observation
+        reward = np.asarray(outcome.reward, np.float32)
+        if sparse:
+            reward = np.zeros_like(reward)
+            reward[-1:] = outcome.success and not self.success
         self.success |= outcome.success
         if self.answered is None:
             return
@@ -355,7 +361,7 @@ class _Episode:
                 sample=replace(sample, action_mask=acted),
                 drawn=self.answered.drawn,
                 version=self.answered.version,
-                reward=np.asarray(outcome.reward, np.float32),
+                reward=reward,
             )
         )
         self.steps += count
