@@ -10,6 +10,7 @@ from sim.suites import Suite
 def check_config(config: RlConfig) -> None:
     """Raises ValueError, with the field to change, unless the settings fit each other."""
     rollout, objective, learner = config.rollout, config.objective, config.learner
+    spread = config.disaggregated
     least = {
         "steps": (config.steps, 1),
         "flow.steps": (config.flow.steps, 1),
@@ -22,6 +23,14 @@ def check_config(config: RlConfig) -> None:
         "learner.epochs": (learner.epochs, 1),
         "learner.minibatches": (learner.minibatches, 1),
         "eval_episodes": (config.eval_episodes, 1),
+        "rollout.inference_devices": (rollout.inference_devices, 0),
+        "disaggregated.simulators": (spread.simulators, 1),
+        "disaggregated.inference": (spread.inference, 0),
+        "disaggregated.simulator_cpus": (spread.simulator_cpus, 0),
+        "disaggregated.simulator_gpus": (spread.simulator_gpus, 0),
+        "disaggregated.inference_cpus": (spread.inference_cpus, 0),
+        "disaggregated.inference_gpus": (spread.inference_gpus or 0, 0),
+        "disaggregated.patience": (spread.patience, 1),
     }
     for name, (value, smallest) in least.items():
         if value < smallest:
@@ -30,6 +39,11 @@ def check_config(config: RlConfig) -> None:
         raise ValueError(
             f"rollout.group is {rollout.group}, but objective.advantage 'group' compares the "
             f"episodes of one start; take at least 2, such as 8, or advantage 'gae'."
+        )
+    if config.placement == "disaggregated" and spread.inference and rollout.inference_devices:
+        raise ValueError(
+            f"rollout.inference_devices is {rollout.inference_devices}, but the policy acts in "
+            f"disaggregated.inference = {spread.inference} workers; set one of them to 0."
         )
     check(objective)
 

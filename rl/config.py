@@ -82,8 +82,17 @@ class RolloutConfig:
     staleness: int = 1
     slots: int | None = None
     execute: int = 4
+    reward: Literal["success", "suite"] = "success"
+    """1 for the step at which the goal is first reached, or what the suite's own reward is."""
     deadline: float = 0.02
     """Seconds that an observation waits for others to be answered with."""
+    inference_devices: int = 0
+    """So many of a process's own devices only act, each answering its share of the slots, and the
+    others only learn; with 0 all learn and the first also acts."""
+    snapshots: Literal["float32", "bfloat16"] = "float32"
+    """What acts holds trained parameters so. bfloat16 is half of what each version moves; the
+    log-probabilities recorded are those of the rounded policy, so ratios begin beside 1: take
+    "decoupled", "tis" or "aipo", which weigh by them."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +126,22 @@ class ColocatedConfig:
 
 
 @dataclass(frozen=True)
+class DisaggregatedConfig:
+    """Workers of placement "disaggregated", each a process on a host that has room for it:
+    `simulators`, which share `rollout.slots`, and `inference`, which share the answering (0: this
+    process answers, as in "host"). `patience`: seconds after which one that does not answer is
+    replaced. `inference_gpus`: for each; if None one, where the learner has some."""
+
+    simulators: int = 2
+    inference: int = 1
+    simulator_cpus: float = 1.0
+    simulator_gpus: float = 0.0
+    inference_cpus: float = 1.0
+    inference_gpus: float | None = None
+    patience: float = 300.0
+
+
+@dataclass(frozen=True)
 class RlConfig:
     """Everything that decides a run of `tools.rl`."""
 
@@ -128,6 +153,7 @@ class RlConfig:
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     colocated: ColocatedConfig = field(default_factory=ColocatedConfig)
+    disaggregated: DisaggregatedConfig = field(default_factory=DisaggregatedConfig)
     eval_every: int = 20
     eval_episodes: int = 64
     save_every: int = 50

@@ -11,17 +11,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from models.batcher import Batcher, Statistics
+from models.functional import fill
 from rl.admission import Admission
 from rl.arrivals import Arrivals, Counts
 from rl.config import RolloutConfig
 from rl.records import Ticket
 from rl.rollout import Actor, Answered, Asked, Rollout, Timeline, Untimed
-from rl.weights import Weights
+from rl.weights import Reader, Weights
 from sim.protocol import Slots, Start
 
 _ENDING = 8.0
@@ -44,6 +45,14 @@ class Learner(Protocol):
 
     def update(self) -> dict[str, float]:
         """Ends the step; metrics."""
+
+
+class Inference(NamedTuple):
+    """Where the policy acts: what answers, and how versions get there, see `Weights.reader`."""
+
+    actor: Actor
+    place: Callable[[Any], Any] = lambda params: params
+    join: Callable[[Any, Any], Any] = fill
 
 
 @dataclass(frozen=True)
@@ -69,14 +78,15 @@ class Learnt:
     latency: float
     """Seconds from publishing the last version that was taken until it was ready to act; 0 if none
     was."""
-    batches: Statistics
+    batches: tuple[Statistics, ...]
+    """Of each place where the policy acts."""
     state: dict[str, Any]
     """What `run_host` needs to go on from here, as JSON; besides the learner's."""
 
 
 def run_host(
     slots: Sequence[Slots],
-    actor: Actor,
+    inference: Sequence[Inference],
     learner: Learner,
     weights: Weights,
     config: RolloutConfig,
@@ -91,7 +101,6 @@ def run_host(
     on_step: Callable[[Learnt], None] | None = None,
     timeline: Timeline | None = None,
     told: Callable[[], bool] = lambda: False,
-    place: Callable[[Any], Any] = lambda params: params,
 ) -> None:
     """Learns until the policy has had `steps` updates, from the version that `weights` holds.
 
@@ -99,7 +108,9 @@ def run_host(
     this starts. The slots can be used again afterwards, but if it fails they are closed.
 
     Args:
-      slots: one thread each; the policy answers all of them together.
+      slots: one thread each.
+      inference: one thread each, of which number i answers the slots i, i + n, …, counted over all
+        of `slots`. They take a new version over one after the other.
       config: `tickets`, `group`, `staleness`, `execute` and `deadline` count. Without the second
         level of asynchrony, `staleness` is 0.
       starts: ticket -> where its episodes start, a matter of its number alone.
@@ -110,7 +121,6 @@ def run_host(
       resume: `Learnt.state` of the step that the learner and the weights were restored from.
       on_step: called after each step, on the learner's thread, while the slots act.
       told: whether to stop, asked on this thread twice a second.
-      place: puts parameters where the policy acts, see `Weights.reader`.
 
     Raises:
       ValueError: a start's task is in none of the slots, or `resume` is of another version.
@@ -145,32 +155,41 @@ def run_host(
         **state["admission"],
     )
     arrivals = Arrivals(config.tickets, config.group, Counts(**state["counts"]))
-    reader = weights.reader(place)
+    count = sum(some.count for some in slots)
     rollouts: list[Rollout] = []
 
-    def answer(asked: list[Asked]) -> list[Answered]:
-        with clock.span("inference", "compute"):
-            snapshot = reader.read(max(one.oldest for one in asked))
-            drawn = actor.answer(snapshot.params, [one.request for one in asked])
-            return [Answered(*row, snapshot.version) for row in drawn]
+    def batcher_of(number: int, actor: Actor, reader: Reader) -> Batcher[Asked, Answered]:
+        lane = "inference" if len(inference) == 1 else f"inference {number}"
 
-    count = sum(some.count for some in slots)
-    batcher = Batcher(
-        answer,
-        sizes=actor.sizes,
-        deadline=config.deadline,
-        capacity=max(2 * count, *actor.sizes),
-        outstanding=lambda: sum(rollout.coming for rollout in rollouts),
-    )
+        def answer(asked: list[Asked]) -> list[Answered]:
+            with clock.span(lane, "compute"):
+                snapshot = reader.read(max(one.oldest for one in asked))
+                drawn = actor.answer(snapshot.params, [one.request for one in asked])
+                return [Answered(*row, snapshot.version) for row in drawn]
+
+        return Batcher(
+            answer,
+            sizes=actor.sizes,
+            deadline=config.deadline,
+            capacity=max(2 * count, *actor.sizes),
+            outstanding=lambda: sum(rollout.coming(number) for rollout in rollouts),
+        )
+
+    readers = [weights.reader(one.place, one.join) for one in inference]
+    batchers = [
+        batcher_of(number, one.actor, reader)
+        for number, (one, reader) in enumerate(zip(inference, readers, strict=True))
+    ]
     first = 0
     for some in slots:
         rollout = Rollout(
             some,
-            batcher,
-            actor.prepare,
+            batchers,
+            inference[0].actor.prepare,
             admission,
             arrivals,
             execute=config.execute,
+            sparse=config.reward == "success",
             values=values,
             together=not each,
             timeline=clock,
@@ -211,14 +230,14 @@ def run_host(
                 counts=counts,
                 waited=admission.waited,
                 latency=(weights.latencies or (0.0,))[-1],
-                batches=batcher.statistics(),
+                batches=tuple(batcher.statistics() for batcher in batchers),
                 state={"admission": admission.state(), "counts": asdict(counts)},
             )
             if on_step is not None:
                 on_step(learnt)
 
     try:
-        _conduct(learn, rollouts, batcher, admission, arrivals, told)
+        _conduct(learn, rollouts, batchers, admission, arrivals, told)
     except BaseException:
         for some in slots:
             some.close()
@@ -260,7 +279,7 @@ class _Tally:
 def _conduct(
     learn: Callable[[], None],
     rollouts: Sequence[Rollout],
-    batcher: Batcher[Asked, Answered],
+    batchers: Sequence[Batcher[Asked, Answered]],
     admission: Admission,
     arrivals: Arrivals,
     told: Callable[[], bool],
@@ -299,10 +318,10 @@ def _conduct(
     except BaseException as error:  # Ctrl-C
         fail(error)
     try:
-        left = _end(rollouts, batcher, threads)
+        left = _end(rollouts, batchers, threads)
     except KeyboardInterrupt as error:
         fail(error)
-        left = _end(rollouts, batcher, threads)
+        left = _end(rollouts, batchers, threads)
     if not errors:
         arrivals.check(at_rest=True)
         return
@@ -318,15 +337,19 @@ def _conduct(
 
 def _end(
     rollouts: Sequence[Rollout],
-    batcher: Batcher[Asked, Answered],
+    batchers: Sequence[Batcher[Asked, Answered]],
     threads: Sequence[threading.Thread],
 ) -> list[str]:
     """Names of the threads that do not end in time."""
     for rollout in rollouts:
         rollout.stop()
-    closing = threading.Thread(target=batcher.close, args=(False,), name="policy", daemon=True)
-    closing.start()
+    closing = [
+        threading.Thread(target=batcher.close, args=(False,), name="policy", daemon=True)
+        for batcher in batchers
+    ]
+    for thread in closing:
+        thread.start()
     until = time.monotonic() + _ENDING
-    for thread in (started := [t for t in (*threads, closing) if t.ident is not None]):
+    for thread in (started := [t for t in (*threads, *closing) if t.ident is not None]):
         thread.join(max(0.0, until - time.monotonic()))
     return [thread.name for thread in started if thread.is_alive()]

@@ -1,5 +1,6 @@
 """Placement "host" as a run: simulators, the policy and the learner on threads of their own
-(`rl.host`), around one device or a mesh of them."""
+(`rl.host`), around one device or a mesh of them; simulators and policy may be those of workers
+elsewhere."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -23,8 +24,10 @@ from rl.actor import Actor, Answer
 from rl.admission import draw_start
 from rl.config import FlowConfig, RlConfig
 from rl.experience import MicroBatch, micro_batches
-from rl.host import Learnt, Stopped, run_host
+from rl.host import Inference, Learnt, Stopped, run_host
 from rl.learner import Learner
+from rl.remote_actor import RemoteActor, store
+from rl.remote_slots import RemoteSlots
 from rl.starts import training_seeds
 from rl.step import abstract_learner_state, learner_state, optimizer_of
 from rl.timeline import Summary, Timeline
@@ -43,31 +46,50 @@ def on_host(
     policy: Policy, suite: Suite, tasks: tuple[str, ...], config: RlConfig, directory: Path
 ) -> Iterator["OnHost"]:
     """Opens the slots, which close with the block; leaves timeline.json in the directory."""
-    most = (config.rollout.staleness + 1) * config.rollout.tickets * config.rollout.group
-    count = suite.count(config.rollout.slots, most)
-    with closing(suite.open(tasks, count, policy.model.config.image_size)) as slots:
-        made = OnHost(policy, suite, tasks, slots, config)
-        try:
-            yield made
-        finally:
-            if directory.is_dir():
-                made.timeline.write(directory / "timeline.json")
+    count = suite.count(config.rollout.slots, most_episodes(config))
+    with (
+        closing(suite.open(tasks, count, policy.model.config.image_size)) as slots,
+        traced(OnHost(policy, suite, tasks, [slots], config), directory) as made,
+    ):
+        yield made
+
+
+def most_episodes(config: RlConfig) -> int:
+    """How many can be under way at a time."""
+    return (config.rollout.staleness + 1) * config.rollout.tickets * config.rollout.group
+
+
+@contextmanager
+def traced(made: "OnHost", directory: Path) -> Iterator["OnHost"]:
+    """Leaves its timeline.json in the directory."""
+    try:
+        yield made
+    finally:
+        if directory.is_dir():
+            made.timeline.write(directory / "timeline.json")
 
 
 class OnHost:
-    """See `rl.run.Placement`."""
+    """See `rl.run.Placement`.
+
+    Args:
+      workers: what acts, on other hosts; if none, devices of this process do.
+    """
 
     def __init__(
         self,
         policy: Policy,
         suite: Suite,
         tasks: tuple[str, ...],
-        slots: Slots,
+        slots: Sequence[Slots],
         config: RlConfig,
+        workers: Sequence[RemoteActor] = (),
     ) -> None:
-        model, mesh = policy.model, make_mesh()
+        learning, acting = split_devices(0 if workers else config.rollout.inference_devices)
+        model, mesh = policy.model, make_mesh(devices=learning)
         check_rows(config.learner.micro, mesh)
-        self._config, self._slots = config, slots
+        self._config, self._slots, self._workers = config, slots, workers
+        self._acting_on = acting
         self._optimizer = optimizer_of(config.learner, config.steps)
         self._values = config.objective.advantage == "gae"
         key = jax.random.fold_in(jax.random.key(config.seed), 1)
@@ -85,7 +107,11 @@ class OnHost:
         params = jax.device_put(params, jax.tree.map(lambda x: x.sharding, abstract.params))
         begun = learner_state(params, self._optimizer, abstract)
         self._learner = self._learner_from(state=begun)
-        self._actor = _Acting(policy.varied(sizes=_sizes(slots.count)), slots.spec, config.flow)
+        count = sum(some.count for some in slots)
+        shared = policy.varied(sizes=_sizes(-(-count // (len(workers) or len(acting)))))
+        self._actor = Acting(shared, slots[0].spec, config.flow)
+        for worker in workers:
+            worker.start(partial(Acting, _bare(shared), slots[0].spec, config.flow), self._actor)
         self._starts = partial(
             draw_start, config.seed, tasks=tasks, seeds=training_seeds(suite, config.eval_episodes)
         )
@@ -98,6 +124,14 @@ class OnHost:
     ) -> None:
         learner = _Learning(self._learner)
         params = jax.tree.map(jnp.copy, self._learner.state.params)
+        if self._workers:
+            inference = [Inference(worker, join=worker.hold) for worker in self._workers]
+        else:
+            inference = [
+                Inference(self._actor, partial(jax.device_put, device=device))
+                for device in self._acting_on
+            ]
+        narrow = self._config.rollout.snapshots != "float32"
         summary = self.timeline.summary()
 
         def learnt(found: Learnt) -> None:
@@ -105,19 +139,21 @@ class OnHost:
             before, summary = summary, self.timeline.summary()
             self._record = found.state
             try:
-                on_step(_metrics(found, summary.since(before)))
+                on_step(_metrics(found, summary.since(before)) | self._replaced())
             finally:
                 learner.whole.set()
 
         try:
             run_host(
-                [self._slots],
-                self._actor,
+                self._slots,
+                inference,
                 learner,
                 Weights(
                     params,
                     trained=select(self._optimizer, params)[1],
+                    dtype=self._config.rollout.snapshots if narrow else None,
                     version=self._learner.version,
+                    **({"stage": store} if self._workers else {}),
                 ),
                 self._config.rollout,
                 starts=self._starts,
@@ -128,7 +164,6 @@ class OnHost:
                 on_step=learnt,
                 timeline=self.timeline,
                 told=told,
-                place=partial(jax.device_put, device=jax.local_devices()[0]),
             )
         except Stopped:
             if not learner.whole.wait(_PATIENCE):
@@ -156,19 +191,26 @@ class OnHost:
         self._learner = self._learner_from(state=whole)
         self._record = record
 
+    def _replaced(self) -> dict[str, float]:
+        """How many workers were so far, where there are any."""
+        there = [
+            x for x in (*self._slots, *self._workers) if isinstance(x, (RemoteSlots, RemoteActor))
+        ]
+        return {"workers_replaced": sum(x.restarts for x in there)} if there else {}
+
     def _batches(self, tickets: Any) -> Iterator[MicroBatch]:
         objective, size = self._config.objective, self._config.learner.micro
         return micro_batches(tickets, self._pack, objective, size, self._learner.evaluate)
 
 
-class _Acting:
+class Acting:
     """`rl.rollout.Actor` of a policy, which sees its own cameras of those that the slots have."""
 
     def __init__(self, policy: Policy, spec: Spec, flow: FlowConfig) -> None:
         assert policy.processor is not None
         robot = policy.processor.embodiments[policy.embodiment]
         self._cameras = [spec.cameras.index(camera) for camera in robot.cameras]
-        self._policy, self._actor = policy, Actor(policy, flow)
+        self._policy, self._spec, self._actor = policy, spec, Actor(policy, flow)
         self.sizes = policy.sizes
 
     def prepare(self, observation: Observation, prompt: str, key: tuple[int, int]) -> Request:
@@ -177,6 +219,17 @@ class _Acting:
 
     def answer(self, params: Any, requests: Sequence[Request]) -> Sequence[Answer]:
         return self._actor.answer(params, requests)
+
+    def warm(self, params: Any) -> None:
+        """Compiles ahead what the slots' prompts need."""
+        processor = self._policy.processor
+        assert processor is not None
+        wordings = [wording for wordings in self._spec.prompts for wording in wordings]
+        robot = processor.embodiments[self._policy.embodiment]
+        dims = processor.state_dim if processor.spells_padding else len(robot.state.offset)
+        longest = np.ones(dims)  # where a state is spelt, no bin takes more letters than the last
+        text = max(len(processor.tokens(wording, longest)) for wording in wordings)
+        self._actor.warm(params, text=text)
 
 
 class _Learning:
@@ -204,6 +257,35 @@ class _Learning:
             raise
 
 
+def split_devices(acting: int) -> tuple[list[jax.Device], list[jax.Device]]:
+    """Those that learn, of all processes, and those of this process that act: its last so many, or
+    for 0 its first, which learns too.
+
+    Raises:
+      ValueError: none are left to learn.
+    """
+    if acting == 0:
+        return jax.devices(), jax.local_devices()[:1]
+    if acting >= len(jax.local_devices()):
+        raise ValueError(
+            f"rollout.inference_devices is {acting}, but there are {len(jax.local_devices())} "
+            f"devices here, of which one has to learn; give fewer, or 0 to share the first."
+        )
+    learning = [
+        device
+        for process in range(jax.process_count())
+        for device in jax.local_devices(process)[:-acting]
+    ]
+    return learning, jax.local_devices()[-acting:]
+
+
+def _bare(policy: Policy) -> Policy:
+    """Without parameters and what was compiled or read, to be sent elsewhere."""
+    assert policy.processor is not None
+    model = type(policy.model)(policy.model.config)  # type: ignore[arg-type]
+    return replace(policy, model=model, params=None, processor=replace(policy.processor))
+
+
 def _sizes(count: int) -> tuple[int, ...]:
     """Powers of two up to as many as can wait at a time."""
     most = min(count, _LARGEST)
@@ -226,7 +308,7 @@ def _metrics(found: Learnt, spent: Summary) -> dict[str, float]:
         "step_seconds": found.seconds,
         "env_steps_per_second": found.acted / found.seconds,
         "decisions_per_second": decisions / found.seconds,
-        "batch_fill": found.batches.fill,
+        "batch_fill": sum(x.items for x in found.batches) / sum(x.rows for x in found.batches),
         "publish_seconds": found.latency,
         "slots_held_back_seconds": found.waited,
         "reruns": found.counts.reruns,

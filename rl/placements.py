@@ -12,17 +12,28 @@ from sim.suites import Suite
 
 @contextmanager
 def place(
-    policy: Policy, suite: Suite, tasks: tuple[str, ...], config: RlConfig, directory: Path
+    policy: Policy,
+    suite: Suite,
+    tasks: tuple[str, ...],
+    config: RlConfig,
+    directory: Path,
+    ray_address: str | None = None,
 ) -> Iterator[Placement]:
     """Builds what acts and learns, and ends it with the block; a timeline is left in the directory.
 
     Raises:
-      ValueError: the placement is not there, or policy, suite and config do not fit it.
+      ValueError: policy, suite and config do not fit the placement, or it knows no Ray.
     """
     if config.placement == "disaggregated":
+        from rl.disaggregated_placement import on_cluster
+
+        with on_cluster(policy, suite, tasks, config, directory, ray_address) as made:
+            yield made
+        return
+    if ray_address is not None:
         raise ValueError(
-            "placement 'disaggregated' is not there yet; take 'host' (simulators in processes, "
-            "one learner) or 'colocated' (all on the device)."
+            f"--ray-address {ray_address} is for placement 'disaggregated', but this run's is "
+            f"'{config.placement}'; give --placement disaggregated, or leave the address out."
         )
     if config.placement == "colocated":
         from rl.colocated_placement import OnDevice

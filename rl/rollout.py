@@ -25,7 +25,7 @@ from rl.admission import Admission, Place
 from rl.arrivals import Arrivals
 from rl.records import Decision, Drawn, Trajectory
 from sim.acting import NotFinite
-from sim.protocol import Observation, Outcome, Slots
+from sim.protocol import Observation, Outcome, Slots, Spec
 
 RERUNS = 3
 """How often an episode is begun again whose simulator failed."""
@@ -95,9 +95,11 @@ class Rollout:
 
     Args:
       slots: told by that thread alone.
-      batcher: what answers; it may serve other rollouts too.
+      batchers: what answers, each the slots whose number modulo theirs is its own; they may serve
+        other rollouts too.
       prepare: `Actor.prepare`.
       execute: steps acted of each chunk.
+      sparse: the only reward is 1, for the step at which the goal is first reached.
       values: the policy has a value head, which is asked about the last observation where time ran
         out.
       together: no slot goes on before all have reported and been answered, as in synchronous RL;
@@ -108,26 +110,27 @@ class Rollout:
     def __init__(
         self,
         slots: Slots,
-        batcher: Batcher[Asked, Answered],
+        batchers: Sequence[Batcher[Asked, Answered]],
         prepare: Callable[[Observation, str, tuple[int, int]], Request],
         admission: Admission,
         arrivals: Arrivals,
         *,
         execute: int,
+        sparse: bool,
         values: bool = False,
         together: bool = False,
         timeline: Timeline | None = None,
         first: int = 0,
     ) -> None:
-        self._slots, self._batcher, self._prepare = slots, batcher, prepare
+        self._slots, self._batchers, self._prepare = slots, batchers, prepare
         self._admission, self._arrivals = admission, arrivals
-        self._execute, self._values = execute, values
+        self._execute, self._sparse, self._values = execute, sparse, values
         self._together = together or slots.lockstep
         self._timeline, self._first = timeline or Untimed(), first
         self._free = deque(range(slots.count))
         self._acting: dict[int, _Episode] = {}
         self._working = 0
-        self._coming = 0
+        self._coming = [0] * len(batchers)
         self._asking: list[int] = []
         self._waiting = 0
         self._answered: list[tuple[int, Answered]] = []
@@ -136,10 +139,9 @@ class Rollout:
         self._news = threading.Event()
         self._stopped = self._over = False
 
-    @property
-    def coming(self) -> int:
-        """Slots that may ask the policy something before they are answered; from any thread."""
-        return self._coming
+    def coming(self, batcher: int) -> int:
+        """Slots that may ask this batcher something before they are answered; from any thread."""
+        return self._coming[batcher]
 
     def run(self) -> None:
         """Acts until no ticket is left or `stop` is called, which drops the episodes under way.
@@ -167,7 +169,7 @@ class Rollout:
                     self._news.wait()
         finally:
             left = [*self._acting.values(), *(episode for episode, _, _ in self._valuing)]
-            self._coming = 0
+            self._coming = [0] * len(self._batchers)
             for episode in left:
                 self._arrivals.drop(episode.place)
 
@@ -229,7 +231,7 @@ class Rollout:
 
     def _tell(self, slot: int, what: str) -> None:
         self._working += 1
-        self._coming += 1
+        self._coming[self._whose(slot)] += 1
         self._mark(slot, what)
 
     def _ask(self) -> None:
@@ -239,18 +241,23 @@ class Rollout:
             episode = self._acting[slot]
             self._mark(slot, "wait for the policy", "inference")
             self._waiting += 1
-            future = self._submit(episode)
+            future = self._submit(slot, episode)
             future.add_done_callback(partial(self._hear, slot))
-            self._coming -= 1
+            self._coming[self._whose(slot)] -= 1
         self._asking = []
-        self._batcher.recheck()
+        for batcher in self._batchers:
+            batcher.recheck()
 
-    def _submit(self, episode: "_Episode") -> "Future[Answered]":
+    def _whose(self, slot: int) -> int:
+        """Which batcher's."""
+        return (self._first + slot) % len(self._batchers)
+
+    def _submit(self, slot: int, episode: "_Episode") -> "Future[Answered]":
         assert episode.seen is not None
         key = key_of(episode.place, episode.steps)
         episode.request = self._prepare(episode.seen, episode.prompt, key)
         oldest = self._admission.oldest(episode.place.ticket)
-        return self._batcher.submit(Asked(episode.request, oldest))
+        return self._batchers[self._whose(slot)].submit(Asked(episode.request, oldest))
 
     def _hear(self, slot: int, future: "Future[Answered]") -> None:
         """On the batcher's thread."""
@@ -262,7 +269,7 @@ class Rollout:
         episode = self._acting[slot]
         self._working -= 1
         if outcome.error is not None:
-            self._coming -= 1
+            self._coming[self._whose(slot)] -= 1
             if episode.reruns == RERUNS:
                 raise ValueError(
                     f"{episode.where}: the simulator failed {RERUNS + 1} times in this episode, "
@@ -271,7 +278,7 @@ class Rollout:
             self._arrivals.rerun(episode.place)
             self._begin(slot, _Episode(episode.place, episode.reruns + 1))
             return
-        episode.add(outcome, len(spec.action_names))
+        episode.add(outcome, spec, self._sparse)
         if not episode.prompt:
             episode.prompt = spec.wording(outcome.goal, episode.place.start.seed)
         if not outcome.ended:
@@ -285,10 +292,10 @@ class Rollout:
             return
         del self._acting[slot]
         self._free.append(slot)
-        self._coming -= 1
+        self._coming[self._whose(slot)] -= 1
         self._mark(slot, None)
         if outcome.truncated and self._values:
-            future = self._submit(episode)
+            future = self._submit(slot, episode)
             self._valuing.append((episode, outcome, future))
             future.add_done_callback(lambda _: self.wake())
         else:
@@ -330,28 +337,32 @@ class _Episode:
         """For errors."""
         return f"Task '{self.place.start.task}', seed {self.place.start.seed}, step {self.steps}"
 
-    def add(self, outcome: Outcome, dims: int) -> None:
+    def add(self, outcome: Outcome, spec: Spec, sparse: bool) -> None:
         """Takes note of what came of the last chunk, or of the beginning."""
         for what, found in (("reward", outcome.reward), ("state", outcome.observation.state)):
             if not np.isfinite(found).all():
                 raise ValueError(
-                    f"{self.where}: the simulator gave the {what} {np.asarray(found).tolist()} "
+                    f"{self.where}: '{spec.name}' gave the {what} {np.asarray(found).tolist()} "
                     f"after this step, expected finite numbers; see how the task computes it."
                 )
         self.seen = outcome.observation
+        reward = np.asarray(outcome.reward, np.float32)
+        if sparse:
+            reward = np.zeros_like(reward)
+            reward[-1:] = outcome.success and not self.success
         self.success |= outcome.success
         if self.answered is None:
             return
         assert self.request is not None
         count, sample = len(outcome.reward), self.request.sample
         acted = np.zeros(sample.action_mask.shape, bool)
-        acted[:count, :dims] = True
+        acted[:count, : len(spec.action_names)] = True
         self.decisions.append(
             Decision(
                 sample=replace(sample, action_mask=acted),
                 drawn=self.answered.drawn,
                 version=self.answered.version,
-                reward=np.asarray(outcome.reward, np.float32),
+                reward=reward,
             )
         )
         self.steps += count

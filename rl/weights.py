@@ -39,6 +39,8 @@ class Weights:
       trained: tree of bool, which leaves `publish` takes over; all if None.
       dtype: what trained leaves of floats are cast to, such as bfloat16; None keeps theirs.
       version: of `params`.
+      stage: what is done to the untrained leaves, and once to a version that a reader takes over,
+        before it is any reader's: such as handing it to other hosts.
     """
 
     def __init__(
@@ -48,9 +50,11 @@ class Weights:
         trained: Any = None,
         dtype: DTypeLike | None = None,
         version: int = 0,
+        stage: Callable[[Params], Any] = lambda params: params,
     ) -> None:
         self._trained = jax.tree.map(lambda _: True, params) if trained is None else trained
-        self._base = only(params, jax.tree.map(lambda moves: not moves, self._trained))
+        self._base = stage(only(params, jax.tree.map(lambda moves: not moves, self._trained)))
+        self._stage, self._staged = stage, Snapshot(-1, None)
         self._copy = jax.jit(lambda tree: jax.tree.map(lambda x: _copied(x, dtype), tree))
         self._refreshing = threading.Lock()  # held by the reader that takes a version over
         self._changed = threading.Lock()  # guards all that follows
@@ -83,10 +87,14 @@ class Weights:
         with self._changed:
             self._newest, self._published = snapshot, time.monotonic()
 
-    def reader(self, place: Callable[[Params], Params] = lambda params: params) -> "Reader":
+    def reader(
+        self,
+        place: Callable[[Any], Any] = lambda params: params,
+        join: Callable[[Any, Any], Any] = fill,
+    ) -> "Reader":
         """For one thread that acts; `place` puts a tree onto its device, such as `jax.device_put`
-        with a sharding."""
-        return Reader(self, place)
+        with a sharding, and `join` makes of the trained leaves and the others what it acts with."""
+        return Reader(self, place, join)
 
     def _moving(self, params: Params) -> Params:
         return self._copy(only(params, self._trained))
@@ -95,8 +103,10 @@ class Weights:
 class Reader:
     """Reads `Weights` on one thread; made by `Weights.reader`."""
 
-    def __init__(self, weights: Weights, place: Callable[[Params], Params]) -> None:
-        self._weights, self._place = weights, place
+    def __init__(
+        self, weights: Weights, place: Callable[[Any], Any], join: Callable[[Any, Any], Any]
+    ) -> None:
+        self._weights, self._place, self._join = weights, place, join
         self._base = place(weights._base)
         self._held = Snapshot(-1, None)
         self.read(0)
@@ -126,10 +136,13 @@ class Reader:
         weights = self._weights
         with weights._changed:
             newest, published = weights._newest, weights._published
-        moving = jax.block_until_ready(self._place(newest.params))
+        if weights._staged.version != newest.version:
+            weights._staged = Snapshot(newest.version, weights._stage(newest.params))
+        moving = jax.block_until_ready(self._place(weights._staged.params))
+        joined = self._join(moving, self._base)
         taken = time.monotonic() - published
         first = self._held.params is None
-        self._held = Snapshot(newest.version, fill(moving, self._base))
+        self._held = Snapshot(newest.version, joined)
         if not first:
             with weights._changed:
                 weights._latencies.append(taken)

@@ -61,6 +61,9 @@ class Paths:
     """Folder of the run."""
     resume: bool = False
     """Go on from the run's last checkpoint."""
+    ray_address: str | None = None
+    """Ray that gives placement "disaggregated" its hosts: host:port, or "auto" for the one that
+    this machine belongs to; one of this machine's own if left out."""
 
 
 def run(
@@ -79,6 +82,11 @@ def run(
     together = replace(population, population=0) != ALONE or population.population not in (0, 1)
     if together:
         check_population(population, config)
+        if config.placement == "disaggregated":
+            raise ValueError(
+                "placement is 'disaggregated', but a population's members share simulators in this "
+                "process; take 'host' or 'colocated'."
+            )
     suite = load_suite(config.rollout.suite)
     tasks = one_group(suite, config.rollout.tasks)
     policy = load_policy(paths.checkpoint, steps=config.flow.steps)
@@ -112,7 +120,7 @@ def run(
         loop = ClosedLoop(acting, policy, paths.out, console)
         stack.enter_context(loop)
         improved = improve(
-            lambda: place(policy, suite, tasks, config, paths.out),
+            lambda: place(policy, suite, tasks, config, paths.out, paths.ray_address),
             made,
             config,
             console,

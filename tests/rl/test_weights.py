@@ -80,6 +80,22 @@ def test_a_reader_puts_each_version_and_once_the_frozen_base_onto_its_device():
     assert placed == [1, 2, 2]
 
 
+def test_a_version_is_staged_once_for_all_its_readers_and_joined_by_each():
+    staged = []
+
+    def stage(part):
+        staged.append(len(jax.tree.leaves(part)))
+        return "staged", len(staged)
+
+    weights = Weights(tree(1.0), trained=TRAINED, stage=stage)
+    readers = [weights.reader(join=lambda moving, base: (moving[1], base[1])) for _ in range(2)]
+    assert [reader.read(0).params for reader in readers] == [(2, 1), (2, 1)]
+    weights.publish(tree(2.0), 1)
+    weights.publish(tree(3.0), 2)
+    assert [reader.read(2).params for reader in readers] == [(3, 1), (3, 1)]
+    assert staged == [1, 2, 2]
+
+
 def test_readers_take_a_version_over_one_at_a_time_and_only_those_who_must_wait():
     moving, arrived, release = [0], threading.Event(), threading.Event()
 

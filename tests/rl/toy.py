@@ -40,6 +40,9 @@ class Policy:
         )
         return Request(sample, observation.state, np.array(key, np.uint32))
 
+    def warm(self, params):
+        """There is nothing to compile."""
+
     def answer(self, params, requests):
         self.pause()
         return [self.chunk(np.asarray(params["bias"]), request) for request in requests]

@@ -18,7 +18,6 @@ from models import Embodiment, Normalizer, Pi, Processor, load_policy
 from models.checkpoints import own
 from models.config import to_json
 from parallel.checkpoint import CheckpointWriter, copy
-from parallel.mesh import make_mesh
 from parallel.metrics import read_metrics
 from parallel.stop import StopSignals
 from rl.admission import Place, draw_start
@@ -80,8 +79,8 @@ def points():
     with pytest.MonkeyPatch.context() as patch:
         for module in ("tools.rl", "tools.closed_loop"):
             patch.setattr(f"{module}.load_suite", lambda name: POINTS)
-        one_device = make_mesh(devices=jax.devices()[:1])
-        patch.setattr("rl.host_placement.make_mesh", lambda: one_device)
+        one_device = jax.devices()[:1]
+        patch.setattr("rl.host_placement.split_devices", lambda acting: (one_device, one_device))
         yield
 
 
@@ -156,7 +155,7 @@ def test_held_out_starts_are_never_learnt_from(finished):
 def test_without_staleness_one_slot_learns_what_a_synchronous_learner_does(finished, checkpoint):
     """Bit for bit: whole episodes one after the other, then one update of all of them."""
     slots = open_slots(("points",), 1, 32)
-    at = OnHost(load_policy(checkpoint, steps=2), POINTS, ("points",), slots, HOST)
+    at = OnHost(load_policy(checkpoint, steps=2), POINTS, ("points",), [slots], HOST)
     learner, objective, micro = at._learner, HOST.objective, HOST.learner.micro
     for step in range(HOST.steps):
         tickets = []
@@ -329,7 +328,7 @@ def test_a_population_is_asked_for_by_its_size():
             "tickets is 0; it must be at least",
         ),
         ({"rollout": replace(HOST.rollout, tasks=("lines",))}, r"'points' has no task \['lines'\]"),
-        ({"placement": "disaggregated"}, "'disaggregated' is not there yet; take 'host'"),
+        ({"placement": "disaggregated"}, "simulators is 2, but there are only 1 slots to share"),
         ({"placement": "colocated"}, r"takes one task that is simulated on the device, .*'points'"),
         ({"objective": replace(HOST.objective, name="vtrace")}, "'vtrace' needs values"),
     ],
