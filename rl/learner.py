@@ -8,6 +8,7 @@ size in former steps, and before a step's first update the policy is its own pro
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -159,12 +160,13 @@ class Learner:
             )
         worth, metrics, terms = self._descend(self._added, None, last=self._epochs == 1)
         for epoch in range(1, self._epochs):
-            parts, terms = self._shuffled(epoch), None
+            parts, found = self._shuffled(epoch), list[Terms]()
             for i, part in enumerate(parts):
                 self._replay(part)
                 last = epoch == self._epochs - 1 and i == len(parts) - 1
-                _, metrics, found = self._descend(part, worth, last)
-                terms = found if terms is None else combine(terms, found)
+                _, metrics, terms = self._descend(part, worth, last)
+                found.append(terms)
+            terms = reduce(combine, found)
         lags = np.bincount(np.concatenate(self._lags)).tolist()
         metrics = metrics_of(terms) | metrics | {"decisions": self.pending, "lags": lags}
         self.learnt, self.pending = self.learnt + self.pending, 0
