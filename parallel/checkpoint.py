@@ -47,8 +47,7 @@ class CheckpointWriter:
         self._background = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[None] | None = None
         if host_index() == 0:
-            for mark in _UNFINISHED:
-                _remove(self._directory.glob(f"*{mark}*"))
+            _tidy(self._directory)
 
     def save(self, step: int, state: TrainState | dict[str, Any], position: Json) -> float:
         """Copies the state (or {"ema": parameters}, enough to act) to the host and returns; writing
@@ -122,7 +121,7 @@ class CheckpointWriter:
             try:
                 unseen = set(digests.names(saving)) - set(found)  # by hosts with a stale listing
                 digests.write_digests(saving, found | digests.digest_files(saving, unseen))
-                self._publish(step, saving)
+                _publish(step, saving, self._keep)
             except OSError as error:
                 return _reason(error)
             return ""
@@ -130,18 +129,6 @@ class CheckpointWriter:
         failure = agree("saved", json.dumps(digested), decide)
         if failure:
             raise self._failed(step, failure)
-
-    def _publish(self, step: int, saving: Path) -> None:
-        final = self._directory / str(step)
-        if final.exists():
-            final.rename(self._directory / f"{step}{_DELETED}")
-        saving.rename(final)
-        digests.sync_directory(self._directory)
-        kept = [saved for saved in steps(self._directory) if saved <= step][-self._keep :]
-        for old in steps(self._directory):
-            if old not in kept:
-                (self._directory / str(old)).rename(self._directory / f"{old}{_DELETED}")
-        _remove(self._directory.glob(f"*{_DELETED}"))
 
     def _failed(self, step: int, reason: str) -> OSError:
         if host_index() == 0:
@@ -160,6 +147,22 @@ class CheckpointWriter:
             + (f"Checkpoints of steps {whole} are whole; " if whole else "None was saved before; ")
             + "make room or repair the disk, then resume."
         )
+
+
+def copy(path: Path, directory: Path) -> None:
+    """Makes a copy of the checkpoint at `path`, file for file, the only one in `directory`. What is
+    there under its number is whole at any time.
+
+    Raises:
+      ValueError: the checkpoint is damaged.
+    """
+    path, directory = Path(path).absolute(), Path(directory).absolute()
+    saving = directory / f".{path.name}{_SAVING}"
+    _tidy(directory)
+    shutil.copytree(path, saving)
+    refuse(path, digests.damage(saving))
+    digests.digest_files(saving, digests.names(saving))  # so that they are on disk
+    _publish(int(path.name), saving, keep=1)
 
 
 def newest_good(directory: Path, console: Console | None = None) -> int | None:
@@ -224,6 +227,21 @@ def restore(path: Path, abstract: State, verified: bool = False) -> State:
         return ocp.load_checkpointables(path, {"state": abstract})["state"]
 
 
+def _publish(step: int, saving: Path, keep: int) -> None:
+    """Gives a complete directory its number; the last `keep` up to it stay."""
+    directory = saving.parent
+    final = directory / str(step)
+    if final.exists():
+        final.rename(directory / f"{step}{_DELETED}")
+    saving.rename(final)
+    digests.sync_directory(directory)
+    kept = [saved for saved in steps(directory) if saved <= step][-keep:]
+    for old in steps(directory):
+        if old not in kept:
+            (directory / str(old)).rename(directory / f"{old}{_DELETED}")
+    _remove(directory.glob(f"*{_DELETED}"))
+
+
 def _damage(path: Path) -> list[str]:
     """`digests.damage` of the whole checkpoint, found by all hosts together."""
 
@@ -249,6 +267,12 @@ def _set_aside(path: Path, _: object) -> str:
         aside = path.with_name(f"{path.name}{_DAMAGED}-{number}")
     path.rename(aside)
     return aside.name
+
+
+def _tidy(directory: Path) -> None:
+    """Removes what a killed writer left."""
+    for mark in _UNFINISHED:
+        _remove(directory.glob(f"*{mark}*"))
 
 
 def _remove(directories: Iterable[Path]) -> None:

@@ -197,7 +197,7 @@ def _outcomes(fragment: Fragment, experience: Experience) -> dict[str, Array]:
     surprise = target - value
     return {
         "episodes": jnp.sum(fragment.terminated | fragment.truncated),
-        "successes": jnp.sum(fragment.terminated & (fragment.reward > 0)),
+        "successes": jnp.sum(fragment.terminated),
         "steps": jnp.sum(experience.acted.any(-1)),
         "advantage_rms": jnp.sqrt(jnp.mean(surprise**2)),
         "explained": 1 - jnp.var(surprise) / (jnp.var(target) + 1e-8),

@@ -47,14 +47,17 @@ class OnDevice:
                 f"cannot be traced for placement 'colocated'; add them as sim.tabletop.Tabletop "
                 f"has them, or set placement to 'host'."
             )
-        self._steps, self._program = config.steps, Colocated(policy, env, config)
+        self._program = Colocated(policy, env, config)
         self._decisions = config.colocated.lanes * config.colocated.fragment
         key = jax.random.fold_in(jax.random.key(config.seed), 1)
         params = flow_policy.init(policy.model, policy.params, key, config.flow)
-        self._state = self._program.init(params)
+        # committed, as every step leaves it: a state of another kind is compiled for anew
+        self._state = jax.device_put(self._program.init(params), jax.local_devices()[0])
 
-    def run(self, on_step: Callable[[dict[str, float]], None], told: Callable[[], bool]) -> None:
-        while int(self._state.step) < self._steps and not told():
+    def run(
+        self, on_step: Callable[[dict[str, float]], None], told: Callable[[], bool], until: int
+    ) -> None:
+        while int(self._state.step) < until and not told():
             begin = time.perf_counter()
             self._state, on_device = self._program.step(self._state)
             found = {name: float(value) for name, value in jax.device_get(on_device).items()}

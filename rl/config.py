@@ -82,6 +82,8 @@ class RolloutConfig:
     staleness: int = 1
     slots: int | None = None
     execute: int = 4
+    reward: Literal["success", "suite"] = "success"
+    """1 for the step at which the goal is first reached, or what the suite's own reward is."""
     deadline: float = 0.02
     """Seconds that an observation waits for others to be answered with."""
     inference_devices: int = 0

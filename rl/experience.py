@@ -36,6 +36,7 @@ class _Row(NamedTuple):
     decision: Decision
     advantage: float = 0.0
     target: float = 0.0
+    weight: float = 1.0
 
 
 def micro_batches(
@@ -48,7 +49,10 @@ def micro_batches(
     """A step's decisions in the order of the tickets given, `size` rows at a time, each batch as
     soon as it is full; the last one is filled up with rows of weight 0.
 
-    Rows of padding repeat a real one, so that no model meets an empty observation.
+    Rows of padding repeat a real one, so that no model meets an empty observation. Decisions count
+    alike, but with advantages of groups episodes do (the 1/|o| of GRPO's objective, arXiv
+    2402.03300, equation 3): what fails goes on to the end, and its many decisions would drown the
+    few that made another succeed.
 
     Args:
       tickets: of one step, perhaps waiting for each.
@@ -78,13 +82,15 @@ def _assessed(
         lengths = [len(t.decisions) for t in ticket.trajectories]
         against = group(np.array(returns))
         worths = [Worth(np.full(n, a), np.zeros(n)) for n, a in zip(lengths, against, strict=True)]
+        weights = [1 / n for n in lengths]
     else:
         worths = [
             _worth(ticket.number, t, pack, config, size, evaluate) for t in ticket.trajectories
         ]
+        weights = [1.0] * len(worths)
     return [
-        _Row(ticket.number, decision, float(advantage), float(target))
-        for trajectory, worth in zip(ticket.trajectories, worths, strict=True)
+        _Row(ticket.number, decision, float(advantage), float(target), weight)
+        for trajectory, worth, weight in zip(ticket.trajectories, worths, weights, strict=True)
         for decision, advantage, target in zip(trajectory.decisions, *worth, strict=True)
     ]
 
@@ -137,7 +143,7 @@ def _batch(rows: Sequence[_Row], pack: Pack, size: int) -> MicroBatch:
         advantage=np.array([row.advantage for row in filled], np.float32),
         target=np.array([row.target for row in filled], np.float32),
         version=np.array([d.version for d in decisions], np.int32),
-        weight=(np.arange(size) < len(rows)).astype(np.float32),
+        weight=np.array([row.weight for row in rows] + [0.0] * (size - len(rows)), np.float32),
     )
     return MicroBatch(experience, tuple(dict.fromkeys(row.ticket for row in rows)))
 

@@ -133,10 +133,12 @@ class Lanes:
         following = jnp.concatenate([drawn.value[1:], coming[None]])
         following = jnp.where(last.truncated, final, following)
         mask = self._preparation.acted(acted, drawn.actions.shape[2:])
+        sparse = self.config.rollout.reward == "success"
+        earned = steps.happened.terminated * 1.0 if sparse else steps.happened.reward
         return Fragment(
             batch=replace(told.batch, action_mask=mask[:, :, None]),
             drawn=drawn,
-            reward=(steps.happened.reward * steps.live).sum(1),
+            reward=(earned * steps.live).sum(1),
             terminated=last.terminated,
             truncated=last.truncated,
             following=jnp.where(last.terminated, 0, following),

@@ -189,6 +189,7 @@ def run_host(
             admission,
             arrivals,
             execute=config.execute,
+            sparse=config.reward == "success",
             values=values,
             together=not each,
             timeline=clock,

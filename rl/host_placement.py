@@ -119,7 +119,9 @@ class OnHost:
         self._record: Any = None
         self.timeline = Timeline()
 
-    def run(self, on_step: Callable[[dict[str, float]], None], told: Callable[[], bool]) -> None:
+    def run(
+        self, on_step: Callable[[dict[str, float]], None], told: Callable[[], bool], until: int
+    ) -> None:
         learner = _Learning(self._learner)
         params = jax.tree.map(jnp.copy, self._learner.state.params)
         if self._workers:
@@ -156,7 +158,7 @@ class OnHost:
                 self._config.rollout,
                 starts=self._starts,
                 batches=self._batches,
-                steps=self._config.steps,
+                steps=until,
                 values=self._values,
                 resume=self._record,
                 on_step=learnt,

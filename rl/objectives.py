@@ -1,12 +1,11 @@
 """What the learner descends on: PPO, decoupled PPO, truncated importance sampling, AIPO and
 V-trace's policy term, as pure functions of log-probabilities.
 
-Every decision (a chunk) counts once: losses and metrics are sums over decisions times their weight,
-to be divided once by the sum of the weights, so that micro-batches, hosts and their order change
-nothing. Numbers of a chunk that were not acted are in no ratio. What is clipped, truncated or left
-out stays in the denominator (as in AReaL, arXiv 2505.24298). A decision's surrogate is the sum over
-its ratios (one, one an action or one a number), so with all policies alike each level has the same
-gradient, A ∇ log π.
+Losses and metrics are sums over decisions (chunks) times their weight, to be divided once by the
+sum of the weights, so that micro-batches, hosts and their order change nothing. Numbers of a chunk
+that were not acted are in no ratio. What is clipped, truncated or left out stays in the denominator
+(as in AReaL, arXiv 2505.24298). A decision's surrogate is the sum over its ratios (one, one an
+action or one a number), so with all policies alike each level has the same gradient, A ∇ log π.
 """
 
 from collections.abc import Callable

@@ -24,6 +24,7 @@ from models.policy import Request
 from rl.admission import Admission, Place
 from rl.arrivals import Arrivals
 from rl.records import Decision, Drawn, Trajectory
+from sim.acting import NotFinite
 from sim.protocol import Observation, Outcome, Slots, Spec
 
 RERUNS = 3
@@ -98,6 +99,7 @@ class Rollout:
         other rollouts too.
       prepare: `Actor.prepare`.
       execute: steps acted of each chunk.
+      sparse: the only reward is 1, for the step at which the goal is first reached.
       values: the policy has a value head, which is asked about the last observation where time ran
         out.
       together: no slot goes on before all have reported and been answered, as in synchronous RL;
@@ -114,6 +116,7 @@ class Rollout:
         arrivals: Arrivals,
         *,
         execute: int,
+        sparse: bool,
         values: bool = False,
         together: bool = False,
         timeline: Timeline | None = None,
@@ -121,7 +124,7 @@ class Rollout:
     ) -> None:
         self._slots, self._batchers, self._prepare = slots, batchers, prepare
         self._admission, self._arrivals = admission, arrivals
-        self._execute, self._values = execute, values
+        self._execute, self._sparse, self._values = execute, sparse, values
         self._together = together or slots.lockstep
         self._timeline, self._first = timeline or Untimed(), first
         self._free = deque(range(slots.count))
@@ -196,7 +199,7 @@ class Rollout:
             episode = self._acting[slot]
             actions = np.asarray(answered.actions)[: self._execute]
             if len(actions) < self._execute or not np.isfinite(actions).all():
-                raise ValueError(
+                raise NotFinite(
                     f"{episode.where}: version {answered.version} of the policy drew actions of "
                     f"shape {np.shape(answered.actions)} that are not all finite or fewer than "
                     f"execute = {self._execute}; see what it learnt from."
@@ -275,7 +278,7 @@ class Rollout:
             self._arrivals.rerun(episode.place)
             self._begin(slot, _Episode(episode.place, episode.reruns + 1))
             return
-        episode.add(outcome, spec)
+        episode.add(outcome, spec, self._sparse)
         if not episode.prompt:
             episode.prompt = spec.wording(outcome.goal, episode.place.start.seed)
         if not outcome.ended:
@@ -334,7 +337,7 @@ class _Episode:
         """For errors."""
         return f"Task '{self.place.start.task}', seed {self.place.start.seed}, step {self.steps}"
 
-    def add(self, outcome: Outcome, spec: Spec) -> None:
+    def add(self, outcome: Outcome, spec: Spec, sparse: bool) -> None:
         """Takes note of what came of the last chunk, or of the beginning."""
         for what, found in (("reward", outcome.reward), ("state", outcome.observation.state)):
             if not np.isfinite(found).all():
@@ -343,6 +346,10 @@ class _Episode:
                     f"after this step, expected finite numbers; see how the task computes it."
                 )
         self.seen = outcome.observation
+        reward = np.asarray(outcome.reward, np.float32)
+        if sparse:
+            reward = np.zeros_like(reward)
+            reward[-1:] = outcome.success and not self.success
         self.success |= outcome.success
         if self.answered is None:
             return
@@ -355,7 +362,7 @@ class _Episode:
                 sample=replace(sample, action_mask=acted),
                 drawn=self.answered.drawn,
                 version=self.answered.version,
-                reward=np.asarray(outcome.reward, np.float32),
+                reward=reward,
             )
         )
         self.steps += count

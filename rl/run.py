@@ -8,6 +8,7 @@ evaluation and serving read them; all else that the run needs to go on lies besi
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from rich.console import Console
@@ -28,10 +29,12 @@ class Placement(Protocol):
     """Who acts and who learns. All arrays that a run needs to go on are its `state`, a dict whose
     "ema" are the policy's parameters; what else it needs is its `record`."""
 
-    def run(self, on_step: Callable[[dict[str, float]], None], told: Callable[[], bool]) -> None:
-        """Makes the steps that are left, or as many as it can until `told()` says to stop. After
-        each, `on_step` gets what came of it, perhaps on another thread; what that raises ends the
-        run."""
+    def run(
+        self, on_step: Callable[[dict[str, float]], None], told: Callable[[], bool], until: int
+    ) -> None:
+        """Makes the steps that are left until so many are made, or as many as it can until `told()`
+        says to stop. After each, `on_step` gets what came of it, perhaps on another thread; what
+        that raises ends the run."""
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds; asked for before and after `run`, and within `on_step`."""
@@ -80,28 +83,54 @@ def improve(
         place = stack.enter_context(build())
         saved = checkpoint.newest_good(folder, console) if resume else None
         if saved is not None:
-            path = folder / str(saved)
-            state = checkpoint.restore(path, place.state(), verified=True)
-            place.restore(state, own.read_json(path, "position"))
+            go_on(place, folder / str(saved))
         done = saved or 0
         if resume:
             console.print(
                 f"Resuming {run.directory} at step {done} of {config.steps}.", soft_wrap=True
             )
         write_config(run)
-        if done >= config.steps:
-            return Improved(place.state()["ema"], done, finished=True)
+        if done == 0 and evaluate is not None:
+            evaluate(0, place.state()["ema"])
+        return advance(
+            place, run, config, console, done=done, until=config.steps, stop=stop, evaluate=evaluate
+        )
+
+
+def go_on(place: Placement, path: Path) -> None:
+    """Restores a placement from a checkpoint that has been verified."""
+    state = checkpoint.restore(path, place.state(), verified=True)
+    place.restore(state, own.read_json(path, "position"))
+
+
+def advance(
+    place: Placement,
+    run: Run,
+    config: RlConfig,
+    console: Console,
+    *,
+    done: int,
+    until: int,
+    stop: StopSignals,
+    evaluate: Callable[[int, Params], dict[str, float]] | None = None,
+    doing: str = "improving",
+) -> Improved:
+    """Lets a placement that has made `done` steps, which are saved, make them `until` so many;
+    otherwise as `improve`."""
+    saved = done
+    if done >= until:
+        return Improved(place.state()["ema"], done, finished=True)
+    with ExitStack() as stack:
+        folder = run.directory / "checkpoints"
         writer = stack.enter_context(checkpoint.CheckpointWriter(folder, run.config, run.assets))
         metrics = stack.enter_context(MetricsWriter(run.directory, done))
-        bar = stack.enter_context(StepBar(console, "improving", done, config.steps))
-        if evaluate is not None and done == 0:
-            evaluate(0, place.state()["ema"])
+        bar = stack.enter_context(StepBar(console, doing, done, until))
 
         def on_step(found: dict[str, float]) -> None:
             nonlocal done, saved
             writer.check()
             done += 1
-            last = done == config.steps
+            last = done == until
             if evaluate is not None and (last or _due(done, config.eval_every)):
                 found = found | evaluate(done, place.state()["ema"])
             if last or _due(done, config.save_every):
@@ -112,11 +141,11 @@ def improve(
             said = [says.format(found[name]) for name, says in _SAID.items() if name in found]
             bar.show(done, ", ".join(said))
 
-        place.run(on_step, stop.told)
-        if done > 0 and done != saved:
+        place.run(on_step, stop.told, until)
+        if done != saved:
             writer.save(done, place.state(), place.record())
         writer.wait()
-        return Improved(place.state()["ema"], done, finished=done >= config.steps)
+        return Improved(place.state()["ema"], done, finished=done >= until)
 
 
 _SAID = {

@@ -26,6 +26,10 @@ RERUNS = 3
 """How often an episode is begun again whose simulator failed."""
 
 
+class NotFinite(ValueError):
+    """A policy's actions."""
+
+
 @dataclass(eq=False)
 class Run:
     """An episode under way, and at last what it came to."""
@@ -137,7 +141,8 @@ def plan(policy: Policy, spec: Spec, runs: Sequence[Run], execute: int) -> None:
     """Asks a policy what each run shall do next: `execute` steps more of its `actions`.
 
     Raises:
-      ValueError: actions of a wrong shape, or not finite.
+      ValueError: actions of a wrong shape.
+      NotFinite: they are not finite.
     """
     images, states = zip(*(run.observation for run in runs), strict=True)
     shown = np.stack([x * (run.control != "blank") for x, run in zip(images, runs, strict=True)])
@@ -162,7 +167,7 @@ def _check_actions(
     finite = np.isfinite(actions[:, :execute]).all((1, 2))
     if not finite.all():
         run = runs[finite.argmin()]
-        raise ValueError(
+        raise NotFinite(
             f"The policy returned an action that is not finite at step {run.length} of the episode "
             f"of seed {run.start.seed} of task '{run.start.task}'."
         )

@@ -50,7 +50,7 @@ class ClosedLoop:
         self, config: ClosedLoopConfig, policy: Policy, directory: Path, console: Console
     ) -> None:
         self._config = config
-        self._file, self._console = directory / FILE_NAME, console
+        self._directory, self._console = directory, console
         self._lock = threading.Lock()
         self._waiting: tuple[int, Any] | None = None
         self._thread: threading.Thread | None = None
@@ -126,14 +126,7 @@ class ClosedLoop:
             while waiting := self._take():
                 start = time.perf_counter()
                 step, found = waiting[0], self._evaluate(waiting[1])
-                line = {
-                    "step": step,
-                    "seconds": round(time.perf_counter() - start, 1),
-                    "success": found.success.to_json(),
-                    "by_task": {t: part.success.to_json() for t, part in found.by_task.items()},
-                }
-                with self._file.open("a") as file:
-                    file.write(json.dumps(line) + "\n")
+                note(self._directory, step, time.perf_counter() - start, found)
                 self._console.print(f"After step {step}, '{self._suite.name}': {found.success}")
         except _Abandoned:
             pass
@@ -165,6 +158,19 @@ class ClosedLoop:
     def _go_on(self, ended: int, episodes: int) -> None:
         if self._abandoned.is_set():
             raise _Abandoned
+
+
+def note(directory: Path, step: int, seconds: float, found: Evaluation) -> None:
+    """Adds an evaluation after `step` updates to a run's closed_loop.jsonl."""
+    line = {
+        "step": step,
+        "seconds": round(seconds, 1),
+        "success": found.success.to_json(),
+        "by_task": {task: part.success.to_json() for task, part in found.by_task.items()},
+    }
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / FILE_NAME).open("a") as file:
+        file.write(json.dumps(line) + "\n")
 
 
 def read_closed_loop(directory: Path) -> list[dict[str, Any]]:

@@ -4,17 +4,21 @@
     python -m tools.rl --checkpoint runs/mine --preset tabletop-grpo --out runs/mine-rl --resume
     python -m tools.rl --checkpoint runs/mine --preset metaworld-grpo --out runs/mine-rl \\
         --rollout.tasks push-v3 --steps 200
+    python -m tools.rl --checkpoint runs/mine --preset tabletop-ppo --out runs/mine-rl \\
+        --population 4 --turn 25
 
 Any field of the preset can be given as an option; `--preset NAME --help` lists them. The run's
 folder holds config.json, metrics.jsonl, TensorBoard events, closed_loop.jsonl, curves.svg,
-timeline.json (for ui.perfetto.dev) and checkpoints that tools.evaluate and tools.serve read.
+timeline.json (for ui.perfetto.dev) and checkpoints that tools.evaluate and tools.serve read. That
+of a population holds its members' in members/K, population.jsonl and a figure of these,
+population.svg; its checkpoints are those of the best member.
 """
 
 import json
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,14 +34,18 @@ from parallel.stop import leave_at_once
 from parallel.trainer import CONFIG_NAME, Run, check_folder
 from rl.checks import check_config, check_policy, one_group
 from rl.config import RlConfig
+from rl.evolution import Evolved
 from rl.placements import place
+from rl.population import PopulationConfig, check_population, turn_of
 from rl.run import Improved, improve
 from sim.suites import load_suite
 from tools.closed_loop import ClosedLoop
 from tools.presets import ClosedLoopConfig, check_same, take_preset
 from tools.rl_curves import write_curves
+from tools.rl_population import run_population
 from tools.rl_presets import load_rl_preset
 
+ALONE = PopulationConfig()
 _FREE = {"begun_from", *(f"rl.{name}" for name in ("steps", "eval_every", "save_every"))}
 """What a resumed run may change: what it learns stays the same."""
 
@@ -58,7 +66,12 @@ class Paths:
     this machine belongs to; one of this machine's own if left out."""
 
 
-def run(paths: Paths, config: RlConfig, console: Console) -> Improved:
+def run(
+    paths: Paths,
+    config: RlConfig,
+    console: Console,
+    population: PopulationConfig = ALONE,
+) -> Improved | Evolved:
     """Improves to the end (or to a signal) and leaves everything in the run's folder.
 
     Raises:
@@ -66,6 +79,14 @@ def run(paths: Paths, config: RlConfig, console: Console) -> Improved:
     """
     check_folder(paths.out, paths.resume)
     check_config(config)
+    together = replace(population, population=0) != ALONE or population.population not in (0, 1)
+    if together:
+        check_population(population, config)
+        if config.placement == "disaggregated":
+            raise ValueError(
+                "placement is 'disaggregated', but a population's members share simulators in this "
+                "process; take 'host' or 'colocated'."
+            )
     suite = load_suite(config.rollout.suite)
     tasks = one_group(suite, config.rollout.tasks)
     policy = load_policy(paths.checkpoint, steps=config.flow.steps)
@@ -75,10 +96,19 @@ def run(paths: Paths, config: RlConfig, console: Console) -> Improved:
         "rl": to_json(config),
         "begun_from": str(paths.checkpoint.resolve()),
     }
+    if together:
+        chosen = replace(population, turn=turn_of(population, config))
+        content["population"] = to_json(chosen)
     if paths.resume:
         saved = json.loads((paths.out / CONFIG_NAME).read_text())
         check_same(paths.out / CONFIG_NAME, saved, json.loads(json.dumps(content)), _FREE)
     made = Run(paths.out, content, _assets(paths.checkpoint, policy))
+    if together:
+        evolved = run_population(
+            policy, suite, tasks, made, config, population, console, paths.resume
+        )
+        _say_stopped(evolved, config, console)
+        return evolved
     acting = ClosedLoopConfig(
         suite=config.rollout.suite,
         tasks=tasks,
@@ -99,14 +129,18 @@ def run(paths: Paths, config: RlConfig, console: Console) -> Improved:
         )
         if not improved.finished:
             loop.abandon()
-    if not improved.finished:
-        console.print(
-            f"Stopped after step {improved.step} of {config.steps}; go on with --resume.",
-            soft_wrap=True,
-        )
+    _say_stopped(improved, config, console)
     curves = write_curves(paths.out)
     console.print(f"Curves: {curves[0]}", soft_wrap=True)
     return improved
+
+
+def _say_stopped(ended: Improved | Evolved, config: RlConfig, console: Console) -> None:
+    if not ended.finished:
+        console.print(
+            f"Stopped after step {ended.step} of {config.steps}; go on with --resume.",
+            soft_wrap=True,
+        )
 
 
 def _assets(checkpoint: Path, policy: Policy) -> Any:
@@ -119,16 +153,17 @@ def _assets(checkpoint: Path, policy: Policy) -> Any:
     return {"processor": to_json(policy.processor)}
 
 
-def parse(arguments: Sequence[str]) -> tuple[Paths, RlConfig]:
-    """Options into paths and a preset with the user's changes."""
+def parse(arguments: Sequence[str]) -> tuple[Paths, RlConfig, PopulationConfig]:
+    """Options into paths, a preset with the user's changes, and a population."""
     name, arguments = take_preset(arguments, "tabletop-ppo")
     preset = load_rl_preset(name)
 
     def command(
         paths: Annotated[Paths, tyro.conf.arg(name="")],
         config: Annotated[RlConfig, tyro.conf.arg(name="")] = preset,
-    ) -> tuple[Paths, RlConfig]:
-        return paths, config
+        population: Annotated[PopulationConfig, tyro.conf.arg(name="")] = ALONE,
+    ) -> tuple[Paths, RlConfig, PopulationConfig]:
+        return paths, config, population
 
     return tyro.cli(
         command, args=arguments, description=__doc__, prog="python -m tools.rl --preset NAME"
@@ -138,9 +173,9 @@ def parse(arguments: Sequence[str]) -> tuple[Paths, RlConfig]:
 def main() -> None:
     """Command line."""
     try:
-        paths, config = parse(sys.argv[1:])
+        paths, config, population = parse(sys.argv[1:])
         with leave_at_once():
-            run(paths, config, Console())
+            run(paths, config, Console(), population)
     except (ValueError, FileNotFoundError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:

@@ -1,18 +1,23 @@
 """What an RL run came to so far, as one figure: success on held-out starts and in training, what
-the learner says, how old what it learnt from was, and what everybody waited for.
+the learner says, how old what it learnt from was, and what everybody waited for. Of a population,
+another: how its members did, with which numbers, and who copied whom.
 
-All is read from the run's metrics.jsonl and closed_loop.jsonl, so it can be drawn at any time.
+All is read from the run's metrics.jsonl, closed_loop.jsonl and population.jsonl, so it can be drawn
+at any time.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from parallel.metrics import read_metrics
+from rl.population import Generation, read_generations
 from tools.closed_loop import read_closed_loop
 
 LAG, IDLE = "lag/", "idle/"
@@ -31,6 +36,32 @@ def write_curves(directory: Path) -> list[Path]:
     _lags(axes[2], rows)
     _idle(axes[3], rows)
     paths = [directory / "curves.svg", directory / "curves.png"]
+    figure.savefig(paths[0], metadata={"Date": None})
+    figure.savefig(paths[1], dpi=120)
+    return paths
+
+
+def write_population(directory: Path) -> list[Path]:
+    """Draws population.svg and population.png in a population's folder; returns their paths.
+
+    A member keeps its colour; where it copies another, an arrow comes from that one, and from then
+    on its line in the panel of who goes on from whom has the colour of the member whose parameters
+    it has, back to the beginning.
+    """
+    generations = read_generations(directory)
+    tuned = list(generations[0].hyperparameters[0]) if generations else []
+    rows = -(-(2 + len(tuned)) // 2)
+    figure = Figure(figsize=(10, 3.2 * rows), layout="constrained")
+    axes = list(figure.subplots(rows, 2).flat)
+    _members(axes[0], generations)
+    _lineage(axes[1], generations)
+    for panel, name in zip(axes[2:], tuned, strict=False):
+        _tuned(panel, generations, name)
+    for panel in axes:
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for panel in axes[2 + len(tuned) :]:
+        panel.set_axis_off()
+    paths = [directory / "population.svg", directory / "population.png"]
     figure.savefig(paths[0], metadata={"Date": None})
     figure.savefig(paths[1], dpi=120)
     return paths
@@ -90,6 +121,75 @@ def _idle(axes: Axes, rows: Rows) -> None:
         axes.barh(names, [seconds[name] for name in names])
     axes.set(title="What the learner waited for", xlabel="seconds")
     axes.grid(alpha=0.3)
+
+
+def _members(axes: Axes, generations: Sequence[Generation]) -> None:
+    """Success of each; one that failed has none and is marked at the bottom."""
+    for k in range(len(generations[0].success) if generations else 0):
+        points = [(g.step, g.success[k]) for g in generations]
+        rates = [float("nan") if rate is None else rate for _, rate in points]
+        size = max(4, 9 - 2 * k)  # so that equals show
+        steps = [step for step, _ in points]
+        axes.plot(steps, rates, "o-", ms=size, color=_colour(k), label=f"member {k}")
+        failed = [step for step, rate in points if rate is None]
+        axes.plot(failed, [0] * len(failed), "x", color=_colour(k))
+    for generation in generations:
+        for k, parent in _copies(generation):
+            _arrow(
+                axes,
+                (generation.step, generation.success[parent] or 0),
+                (generation.step, generation.success[k] or 0),
+                k,
+            )
+    axes.set(title="Success on held-out starts", xlabel="learner's steps", ylim=(-0.02, 1.02))
+    _finish(axes)
+
+
+def _lineage(axes: Axes, generations: Sequence[Generation]) -> None:
+    count = len(generations[0].success) if generations else 0
+    roots = list(range(count))
+    for one, following in pairwise(generations):
+        roots = [roots[parent] for parent in one.parents]
+        for k, root in enumerate(roots):
+            axes.plot([one.step, following.step], [k, k], color=_colour(root), lw=4, alpha=0.7)
+        for k, parent in _copies(one):
+            _arrow(axes, (one.step, parent), (one.step, k), roots[k])
+    if generations:
+        axes.plot(generations[-1].step, generations[-1].best, "*", color="black", ms=12)
+    axes.set(title="Who goes on from whom (★ best)", xlabel="learner's steps", ylabel="member")
+    axes.set_yticks(range(count))
+    axes.invert_yaxis()
+    axes.grid(alpha=0.3)
+
+
+def _tuned(axes: Axes, generations: Sequence[Generation], name: str) -> None:
+    for k in range(len(generations[0].success)):
+        steps = [generation.step for generation in generations]
+        values = [generation.hyperparameters[k][name] for generation in generations]
+        axes.step(steps, values, where="post", color=_colour(k))
+        axes.plot(steps[:-1] or steps, values[:-1] or values, "o", color=_colour(k), ms=4)
+    for before, after in pairwise(generations):
+        for k, parent in _copies(after):
+            come_from = before.hyperparameters[parent][name]
+            _arrow(axes, (after.step, come_from), (after.step, after.hyperparameters[k][name]), k)
+    axes.set(title=name, xlabel="learner's steps", yscale="log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
+    axes.grid(alpha=0.3, which="both")
+
+
+def _copies(generation: Generation) -> list[tuple[int, int]]:
+    """Who goes on from another, and from whom."""
+    return [(k, parent) for k, parent in enumerate(generation.parents) if k != parent]
+
+
+def _arrow(axes: Axes, begin: tuple[float, float], end: tuple[float, float], member: int) -> None:
+    how = {"arrowstyle": "-|>", "color": _colour(member), "lw": 1.5, "shrinkA": 4, "shrinkB": 4}
+    axes.annotate("", xy=end, xytext=begin, arrowprops=how)
+
+
+def _colour(member: int) -> str:
+    return f"C{member % 10}"
 
 
 def _finish(axes: Axes) -> None:

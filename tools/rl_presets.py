@@ -13,16 +13,20 @@ from rl.config import (
 )
 from tools.presets import find_preset
 
+_EXPERT = (("^policy/(expert|action|time|state)", 1.0), (".", 0.0))
+"""Trains what draws chunks, and leaves pictures and words as they are read."""
+
 TABLETOP_PPO = RlConfig(
-    steps=150,
+    steps=60,
     placement="colocated",
-    objective=ObjectiveConfig(name="ppo", advantage="gae"),
+    flow=FlowConfig(level=0.35, random="all"),
+    objective=ObjectiveConfig(name="ppo", advantage="gae", discount=0.9, trace=0.9),
     rollout=RolloutConfig(suite="tabletop-lift"),
     learner=LearnerConfig(
-        epochs=2,
+        epochs=4,
         minibatches=4,
         optimizer=OptimizerConfig(
-            learning_rate=5e-5,
+            learning_rate=2e-4,
             schedule="constant",
             warmup_steps=0,
             weight_decay=0.0,
@@ -30,19 +34,31 @@ TABLETOP_PPO = RlConfig(
             ema_decay=0.0,
         ),
     ),
-    colocated=ColocatedConfig(lanes=128, fragment=4, warmup=5),
-    eval_every=25,
-    save_every=50,
+    colocated=ColocatedConfig(lanes=128, fragment=9, warmup=2),
+    eval_every=20,
+    save_every=20,
 )
 """PPO with a value head in MJX: environments, policy and learner in one device program."""
 
 TABLETOP_GRPO = RlConfig(
-    steps=60,
+    steps=80,
     placement="host",
     objective=ObjectiveConfig(name="decoupled", advantage="group"),
-    rollout=RolloutConfig(suite="tabletop-lift", tickets=16, group=8, staleness=1, slots=64),
-    learner=LearnerConfig(micro=128),
-    eval_every=10,
+    rollout=RolloutConfig(suite="tabletop-lift", tickets=16, group=8, staleness=1, slots=128),
+    learner=LearnerConfig(
+        micro=64,
+        epochs=4,
+        minibatches=4,
+        optimizer=OptimizerConfig(
+            learning_rate=2e-4,
+            schedule="linear",
+            warmup_steps=0,
+            weight_decay=0.0,
+            rates=_EXPERT,
+            ema_decay=0.0,
+        ),
+    ),
+    eval_every=20,
     save_every=20,
 )
 """GRPO with threads for acting and learning; no value head."""
@@ -50,10 +66,11 @@ TABLETOP_GRPO = RlConfig(
 METAWORLD_GRPO = RlConfig(
     steps=100,
     placement="host",
-    flow=FlowConfig(level=0.3),
     objective=ObjectiveConfig(name="decoupled", advantage="group"),
-    rollout=RolloutConfig(suite="metaworld", tasks=("reach-v3",), tickets=8, group=8, staleness=2),
-    learner=LearnerConfig(micro=64),
+    rollout=RolloutConfig(
+        suite="metaworld", tasks=("reach-v3",), tickets=8, group=8, staleness=1, execute=8
+    ),
+    learner=TABLETOP_GRPO.learner,
     eval_every=10,
     eval_episodes=50,
     save_every=10,

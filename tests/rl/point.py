@@ -27,6 +27,9 @@ class Point:
     action_names = ("right", "up")
     image_size = 8
     prompts = (("push the red block", "push"), ("pull",))
+    goals = ("up", "down")
+    action_range = ((-1.0, 1.0), (-1.0, 1.0))
+    fps = 10
 
     def __init__(self, max_steps: int = 7, speed: float = 0.2) -> None:
         self.max_steps, self.speed = max_steps, speed
@@ -50,7 +53,10 @@ class Point:
     def pure_step(self, state, actions):
         return scanned(self._one, state, actions)
 
-    step_chunk = pure_step
+    def reset(self, seeds):
+        return self.pure_reset(jnp.asarray(seeds, jnp.uint32))
+
+    step_chunk, observe, pictures = pure_step, pure_observe, pure_pictures
 
     def _one(self, state, action):
         place = state.place + self.speed * jnp.tanh(action)

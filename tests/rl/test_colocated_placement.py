@@ -43,7 +43,6 @@ def test_a_resumed_run_learns_what_the_whole_one_did(tmp_path):
     beginning = jax.tree.map(np.array, place.state()), place.record()
 
     def run(out, steps, resume=False):
-        place._steps = steps
         made = Run(out, {}, {})
         config = replace(CONFIG, steps=steps)
         return improve(lambda: nullcontext(place), made, config, Console(quiet=True), resume=resume)

@@ -88,6 +88,7 @@ def test_group_advantages_are_those_of_the_tickets_own_episodes_in_any_order():
             for decision in trajectory.decisions:
                 row = found[decision.sample.id]
                 np.testing.assert_allclose(row.advantage, advantage, rtol=1e-4)
+                assert row.weight == np.float32(1 / len(trajectory.decisions))
                 assert row.target == 0
 
 

@@ -34,10 +34,12 @@ class Noted:
 
 
 def acted(slots, timeline=None, **options):
+    """The learner, which has seen all."""
     learner = Learner(rate=0)
     weights = Weights({"bias": learner.params["bias"].copy()})
     given = {"starts": starts, "batches": iter, "steps": 3, "timeline": timeline}
     run_host(slots, [Inference(Blind())], learner, weights, replace(CONFIG, **options), **given)
+    return learner
 
 
 def test_keys_differ_between_tickets_members_and_steps_though_they_share_a_start():
@@ -75,6 +77,20 @@ def test_the_timeline_is_told_what_each_slot_does_and_what_it_waits_for():
         whats = [what for what, _ in timeline.marks[lane]]
         assert whats[1::2] == [None] * (len(whats) // 2)
     assert {what for what, _ in timeline.marks["learner"]} == {"add", "update", None}
+
+
+@pytest.mark.parametrize("reward", ["success", "suite"])
+def test_only_the_first_success_is_rewarded_unless_the_suites_own_reward_is_asked_for(reward):
+    def richer(start, outcome):
+        return outcome._replace(reward=outcome.reward + 5)
+
+    learner = acted([Restless(3, spoil=richer)], reward=reward)
+    episodes = [e for step in learner.tickets for t in step for e in t.trajectories]
+    assert {e.success for e in episodes} == {True, False}
+    for episode in episodes:
+        rewards = [float(x) for d in episode.decisions for x in d.reward]
+        wanted = [0.0] * (len(rewards) - 1) + [float(episode.success)]
+        assert rewards == (wanted if reward == "success" else [x + 5 for x in wanted])
 
 
 def test_an_episode_that_does_not_end_in_time_is_refused():

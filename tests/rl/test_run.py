@@ -26,10 +26,9 @@ class Counting:
 
     def __init__(self, at=lambda step, told: False):
         self.ema, self.moment, self.number, self.at = jnp.float32(1), jnp.float32(0), 0, at
-        self.steps = CONFIG.steps
 
-    def run(self, on_step, told):
-        while self.number < self.steps and not told():
+    def run(self, on_step, told, until):
+        while self.number < until and not told():
             if self.at(self.number, told):
                 return
             self.number += 1
@@ -50,7 +49,6 @@ class Counting:
 
 def run(out, place=None, config=CONFIG, **options):
     place = place or Counting()
-    place.steps = config.steps
     at = Run(out, {"rl": "a test"}, {})
     return improve(lambda: nullcontext(place), at, config, QUIET, **options)
 

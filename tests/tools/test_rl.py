@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import threading
 from dataclasses import replace
@@ -16,13 +17,14 @@ from rich.console import Console
 from models import Embodiment, Normalizer, Pi, Processor, load_policy
 from models.checkpoints import own
 from models.config import to_json
-from parallel.checkpoint import CheckpointWriter
+from parallel.checkpoint import CheckpointWriter, copy
 from parallel.metrics import read_metrics
 from parallel.stop import StopSignals
 from rl.admission import Place, draw_start
 from rl.config import FlowConfig, LearnerConfig, ObjectiveConfig, RlConfig, RolloutConfig
 from rl.experience import micro_batches
 from rl.host_placement import OnHost
+from rl.population import PopulationConfig, write_generations
 from rl.records import Decision, Ticket, Trajectory
 from rl.rollout import key_of
 from sim.lanes import Lanes
@@ -229,6 +231,90 @@ def test_only_what_does_not_change_the_learning_may_change_when_it_goes_on(finis
         rl.run(paths, replace(HOST, seed=5), QUIET)
 
 
+PAIR = replace(HOST, steps=2, save_every=0)
+
+
+@pytest.fixture(scope="module")
+def evolved(checkpoint, tmp_path_factory):
+    """A population of two, and how often simulators were opened for it."""
+    out, opened = tmp_path_factory.mktemp("population"), []
+
+    def counted(*asked):
+        opened.append(asked)
+        return open_slots(*asked)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tools.rl.load_suite", lambda name: replace(POINTS, open=counted))
+        ended = rl.run(rl.Paths(checkpoint, out), PAIR, QUIET, PopulationConfig(2, turn=1))
+    return out, ended, opened
+
+
+def test_a_population_shares_one_set_of_simulators_and_leaves_its_best_member(evolved, checkpoint):
+    out, ended, opened = evolved
+    assert ended.finished
+    assert opened == [(("points",), 1, 32)]
+    assert [generation.step for generation in ended.generations] == [0, 1, 2]
+    for k in (0, 1):
+        member = out / "members" / str(k)
+        assert [row["step"] for row in rows(member)] == [0, 1]
+        assert [line["step"] for line in read_closed_loop(member)] == [0, 1, 2]
+        rates = [line["success"]["rate"] for line in read_closed_loop(member)]
+        assert rates == [generation.success[k] for generation in ended.generations]
+        assert (member / "curves.png").exists()
+    best = out / "members" / str(ended.best)
+    one, other = load_policy(out), load_policy(best)
+    assert jax.tree.all(jax.tree.map(np.array_equal, one.params, other.params))
+    assert one.processor == load_policy(checkpoint).processor
+    assert (out / "population.svg").stat().st_size > 1000
+    assert (out / "population.png").read_bytes()[1:4] == b"PNG"
+
+
+def test_a_population_killed_in_a_turn_goes_on_to_the_same_members(evolved, checkpoint, tmp_path):
+    """In the second turn of the second member, before it was saved."""
+    whole, ended, _ = evolved
+    out, first = shutil.copytree(whole, tmp_path / "out"), ended.generations[1]
+    shutil.rmtree(out / "members/1/checkpoints/2")
+    write_generations(out, ended.generations[:2])
+    copy(out / "members" / str(first.best) / "checkpoints/1", out / "checkpoints")
+    assert own.steps(out / "checkpoints") == [1]
+    paths = rl.Paths(checkpoint, out, resume=True)
+    assert rl.run(paths, PAIR, QUIET, PopulationConfig(2, turn=1)) == ended
+    one, other = (folder / "members/1" for folder in (whole, out))
+    assert learnt(one) == learnt(other)
+    for name in ("params", "ema"):
+        both = (own.restore_params(folder, name) for folder in (one, other))
+        assert jax.tree.all(jax.tree.map(np.array_equal, *both))
+
+
+@pytest.mark.parametrize(
+    ("population", "why"),
+    [
+        (PopulationConfig(-1), "population is -1; expected at least 2 members"),
+        (PopulationConfig(0, turn=5), "population is 0; expected at least 2 members, or 0 and nei"),
+        (PopulationConfig(2, tuned=("objective.ratio",)), "'objective.ratio', which is 'chunk'"),
+    ],
+)
+def test_a_population_that_makes_no_sense_is_refused(population, why, checkpoint, tmp_path):
+    with pytest.raises(ValueError, match=why):
+        rl.run(rl.Paths(checkpoint, tmp_path / "out"), HOST, QUIET, population)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_population_goes_on_as_one_of_the_same_size(evolved, checkpoint):
+    paths = rl.Paths(checkpoint, evolved[0], resume=True)
+    with pytest.raises(ValueError, match=r"population.population is 2, but 3 was asked for"):
+        rl.run(paths, PAIR, QUIET, PopulationConfig(3, turn=1))
+    with pytest.raises(ValueError, match=r"population is {.*}, but None was asked for"):
+        rl.run(paths, PAIR, QUIET)
+
+
+def test_a_population_is_asked_for_by_its_size():
+    where = ["--checkpoint", "a", "--out", "b", "--population", "4", "--turn", "25"]
+    tuned = ["--tuned", "flow.level", "objective.clip"]
+    assert rl.parse(where)[2] == PopulationConfig(4, turn=25)
+    assert rl.parse([*where, *tuned])[2].tuned == ("flow.level", "objective.clip")
+
+
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
@@ -265,8 +351,9 @@ def test_a_policy_of_another_robot_is_refused_with_what_both_have(tmp_path):
 @pytest.mark.parametrize("name", sorted(RL_PRESETS))
 def test_presets_are_whole_and_taken_by_name_with_changes(name, tmp_path):
     where = ["--checkpoint", "a", "--out", "b"]
-    paths, config = rl.parse([*where, "--preset", name])
+    paths, config, population = rl.parse([*where, "--preset", name])
     assert (paths, config) == (rl.Paths(Path("a"), Path("b")), RL_PRESETS[name])
+    assert population == rl.ALONE
     rl.check_config(config)
     assert rl.parse([*where, f"--preset={name}", "--steps", "2"])[1] == replace(config, steps=2)
 

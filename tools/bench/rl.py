@@ -21,13 +21,13 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from rl.events import MODES, Workload, simulate
+from rl.events import MODES, Mode, Workload, simulate
 from rl.latency import Latencies, LogNormal, Stragglers, measure
 from rl.points import Points
 from rl.synthetic import Synthetic
 from sim.protocol import TRAIN_SEEDS, Slots, Start
 from sim.suites import load_suite
-from tools.bench.rl_modes import Acting, Load, Ran, attributed, run_mode
+from tools.bench.rl_modes import Acting, Load, Ran, attributed, run_colocated, run_mode
 
 WORKERS = (8, 16, 32, 64, 128, 256, 512, 1024)
 FIGURE = Path("rl_workers.svg")
@@ -64,7 +64,7 @@ def run(console: Console, load: Load | None = None, figure: Path = FIGURE) -> di
     except FileNotFoundError as missing:
         console.print(f"left out: {missing}")
         figures["metaworld"] = {"left out": str(missing)}
-    figures["tabletop-lift"] = in_suite(console, "tabletop-lift", (), load)
+    figures["tabletop-lift"] = on_device(console, "tabletop-lift", load)
     workload: Workload | None = None
     for name, latencies in waiting.items():
         rows, ran = in_waiting(console, name, latencies, load)
@@ -124,8 +124,26 @@ def in_suite(
         return suite.open(tasks or suite.tasks, load.rollout.slots or 1, load.picture)
 
     seeds = TRAIN_SEEDS if name == "metaworld" else range(suite.first_seed)
-    ran = _in_modes(console, name, open_slots, load, seeds)
+    ran = _in_modes(console, name, open_slots, load, seeds, MODES)
     return {mode: found.row() for mode, found in ran.items()}
+
+
+def on_device(console: Console, name: str, load: Load) -> dict[str, dict[str, Any]]:
+    """All modes where environments are simulated on the device, in as many lanes as suit it.
+    Synchronous and colocated is then `rl.colocated`: no threads, and nothing leaves the device."""
+    suite = load_suite(name)
+    lanes = suite.slots or 1
+    tickets = lanes // load.rollout.group
+    wide = replace(load, rollout=replace(load.rollout, tickets=tickets, slots=lanes))
+
+    def open_slots() -> Slots:
+        return suite.open(suite.tasks, lanes, load.picture)
+
+    modes = {mode: way for mode, way in MODES.items() if mode != _FIRST}
+    ran = _in_modes(console, name, open_slots, wide, range(suite.first_seed), modes)
+    first = run_colocated(suite, wide)
+    console.print(f"{name}: {_FIRST}, {first['samples/s']:.1f} samples/s")
+    return {_FIRST: first} | {mode: found.row() for mode, found in ran.items()}
 
 
 def in_waiting(
@@ -139,7 +157,7 @@ def in_waiting(
     def open_slots() -> Slots:
         return Synthetic(latencies, load.rollout.slots or 1, world=world)
 
-    ran = _in_modes(console, f"waiting, {name}", open_slots, load, range(1_000_000))
+    ran = _in_modes(console, f"waiting, {name}", open_slots, load, range(1_000_000), MODES)
     rows = {}
     for mode, found in ran.items():
         rate = expected(found, mode, load)
@@ -217,14 +235,19 @@ def table(figures: Mapping[str, Any], simulated: Mapping[str, Any]) -> Table:
 
 
 def _in_modes(
-    console: Console, name: str, open_slots: Callable[[], Slots], load: Load, seeds: range
+    console: Console,
+    name: str,
+    open_slots: Callable[[], Slots],
+    load: Load,
+    seeds: range,
+    modes: Mapping[str, Mode],
 ) -> dict[str, Ran]:
     with closing(open_slots()) as slots:
         console.print(f"{name}: compiling")
         acting = Acting(slots.spec, load)
         acting.warm()
         ran = {}
-        for mode, way in MODES.items():
+        for mode, way in modes.items():
             ran[mode] = run_mode(acting, slots, way, seeds)
             console.print(f"{name}: {mode}, {ran[mode].samples_per_second:.1f} samples/s")
     return ran

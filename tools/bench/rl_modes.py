@@ -5,6 +5,7 @@ each part cost, from which `rl.events` simulates the same run.
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from statistics import fmean
@@ -20,7 +21,15 @@ from parallel.optimizer import select
 from rl import flow_policy
 from rl.actor import Actor, Answer
 from rl.admission import draw_start
-from rl.config import FlowConfig, LearnerConfig, ObjectiveConfig, RolloutConfig
+from rl.colocated import Colocated
+from rl.config import (
+    ColocatedConfig,
+    FlowConfig,
+    LearnerConfig,
+    ObjectiveConfig,
+    RlConfig,
+    RolloutConfig,
+)
 from rl.events import Mode, Workload
 from rl.experience import MicroBatch, micro_batches
 from rl.host import Inference, Learnt, run_host
@@ -31,6 +40,7 @@ from rl.step import abstract_learner_state, learner_state, optimizer_of
 from rl.timeline import Summary, Timeline
 from rl.weights import Weights
 from sim.protocol import Observation, Slots, Spec, Start
+from sim.suites import Suite
 from tools.presets import TINY
 
 MODEL = TINY.model
@@ -279,6 +289,38 @@ def run_mode(acting: Acting, slots: Slots, mode: Mode, seeds: range = range(1_00
             chunks=Measured(tuple(map(float, lengths))),
         ),
     )
+
+
+def run_colocated(suite: Suite, load: Load) -> dict[str, Any]:
+    """As `Ran.row`, of `rl.colocated`: in a step each lane acts as many chunks as an episode has at
+    most, and one update is made of them."""
+    assert suite.environment is not None
+    env: Any = suite.environment(suite.tasks[0], load.picture)
+    execute, lanes = load.rollout.execute, load.rollout.slots or 1
+    fragment = -(-env.max_steps // execute)
+    config = RlConfig(
+        rollout=RolloutConfig(execute=execute),
+        colocated=ColocatedConfig(lanes=lanes, fragment=fragment),
+    )
+    with closing(suite.open(suite.tasks, lanes, load.picture)) as slots:
+        policy = Acting(slots.spec, load).policy
+    program = Colocated(policy, env, config)
+    key = jax.random.key(1)
+    state = program.init(flow_policy.init(policy.model, policy.params, key, config.flow))
+    for _ in range(load.warm):
+        state, _ = jax.block_until_ready(program.step(state))
+    begun, acted = time.perf_counter(), 0
+    for _ in range(load.steps):
+        state, metrics = jax.block_until_ready(program.step(state))
+        acted += int(metrics["steps"])
+    seconds = time.perf_counter() - begun
+    return {
+        "env-steps/s": acted / seconds,
+        "samples/s": load.steps * lanes * fragment / seconds,
+        "lag": 0,
+        "idle": {"device": {"busy": 1.0}},
+        "advice": "",
+    }
 
 
 _LEARNER = LearnerConfig()
