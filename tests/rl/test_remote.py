@@ -219,7 +219,8 @@ def test_an_error_elsewhere_ends_the_run_with_the_workers_name(ray, spoil, actin
 def test_a_whole_run_elsewhere_leaves_the_same_policy_bit_for_bit(ray, tmp_path, monkeypatch):
     """One slot without staleness; on one device, as elsewhere."""
     one = jax.devices()[:1]
-    monkeypatch.setattr("tools.rl.load_suite", lambda name: POINTS)
+    for module in ("tools.rl", "tools.closed_loop"):
+        monkeypatch.setattr(f"{module}.load_suite", lambda name: POINTS)
     monkeypatch.setattr("rl.host_placement.split_devices", lambda acting: (one, one))
     begun, quiet = save_policy(tmp_path / "begun"), Console(quiet=True)
     config = replace(HOST, steps=2, eval_every=0, disaggregated=DisaggregatedConfig(1, 1))
