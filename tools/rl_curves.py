@@ -2,16 +2,20 @@
 the learner says, how old what it learnt from was, and what everybody waited for. Of a population,
 another: how its members did, with which numbers, and who copied whom.
 
-All is read from the run's metrics.jsonl, closed_loop.jsonl and population.jsonl, so it can be drawn
-at any time.
+    python -m tools.rl_curves runs/seed0 runs/seed1 runs/seed2 --out seeds.svg
+
+compares runs. All is read from the run's metrics.jsonl, closed_loop.jsonl and population.jsonl, so
+it can be drawn at any time.
 """
 
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import tyro
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -65,6 +69,37 @@ def write_population(directory: Path) -> list[Path]:
     figure.savefig(paths[0], metadata={"Date": None})
     figure.savefig(paths[1], dpi=120)
     return paths
+
+
+def write_comparison(runs: Sequence[Path], path: Path) -> None:
+    """Draws success on held-out starts of several runs, over the learner's steps and over the
+    minutes that these took (compiling included, evaluations on the way not).
+
+    Raises:
+      ValueError: a run has no evaluation.
+    """
+    figure = Figure(figsize=(10, 3.6), layout="constrained")
+    by_step, by_time = figure.subplots(1, 2, sharey=True)
+    for k, run in enumerate(runs):
+        evaluations = read_closed_loop(run)
+        if not evaluations:
+            raise ValueError(
+                f"{run} has no closed_loop.jsonl with an evaluation; give the folder of a run of "
+                f"tools.rl whose eval_every is not 0."
+            )
+        took = {row["step"]: row["step_seconds"] for row in read_metrics(run) if "loss" in row}
+        steps = [line["step"] for line in evaluations]
+        minutes = [sum(s for at, s in took.items() if at < step) / 60 for step in steps]
+        rates = [line["success"]["rate"] for line in evaluations]
+        low, high = ([line["success"][end] for line in evaluations] for end in ("low", "high"))
+        for axes, x in ((by_step, steps), (by_time, minutes)):
+            axes.plot(x, rates, "o-", color=_colour(k), label=run.name, markersize=4)
+            axes.fill_between(x, low, high, color=_colour(k), alpha=0.1)
+    by_step.set(xlabel="learner's steps", ylabel="success on held-out starts, 95 %", ylim=(0, 1.02))
+    by_time.set(xlabel="minutes of acting and learning")
+    for axes in (by_step, by_time):
+        _finish(axes)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 def total(rows: Rows, prefix: str) -> dict[str, float]:
@@ -196,3 +231,19 @@ def _finish(axes: Axes) -> None:
     axes.grid(alpha=0.3)
     if axes.has_data():
         axes.legend(frameon=False)
+
+
+def main(
+    runs: Annotated[list[Path], tyro.conf.Positional, tyro.conf.arg(metavar="RUN")],
+    out: Path = Path("comparison.svg"),
+) -> None:
+    """Compares runs of tools.rl by their success on held-out starts, in one figure."""
+    try:
+        write_comparison(runs, out)
+    except (ValueError, FileNotFoundError) as error:
+        sys.exit(f"error: {error}")
+    print(f"Figure: {out}")
+
+
+if __name__ == "__main__":
+    tyro.cli(main, prog="python -m tools.rl_curves")

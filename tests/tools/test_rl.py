@@ -12,6 +12,7 @@ from typing import ClassVar
 import jax
 import numpy as np
 import pytest
+import tyro
 from rich.console import Console
 
 from models import Embodiment, Normalizer, Pi, Processor, load_policy
@@ -31,7 +32,7 @@ from sim.lanes import Lanes
 from sim.suites import Suite
 from tests.sim.point_world import PointWorld
 from tests.tools.test_train import MODEL
-from tools import rl
+from tools import rl, rl_curves
 from tools.closed_loop import read_closed_loop
 from tools.rl_presets import RL_PRESETS
 
@@ -41,7 +42,7 @@ HOST = RlConfig(
     placement="host",
     flow=FlowConfig(steps=2),
     objective=ObjectiveConfig(advantage="group"),
-    rollout=RolloutConfig(suite="points", tickets=2, group=2, staleness=0, slots=1),
+    rollout=RolloutConfig(suite="points", tickets=2, group=2, staleness=0, slots=1, reward="suite"),
     learner=LearnerConfig(micro=8),
     eval_every=2,
     eval_episodes=2,
@@ -125,6 +126,15 @@ def learnt(out):
 
 def rows(out):
     return [row for row in read_metrics(out) if "loss" in row]
+
+
+def test_runs_are_compared_in_one_figure(finished, tmp_path):
+    tyro.cli(rl_curves.main, args=[str(finished), "--out", str(tmp_path / "c.svg")])
+    drawn = (tmp_path / "c.svg").read_text()
+    assert finished.name in drawn
+    assert "minutes of acting and learning" in drawn
+    with pytest.raises(ValueError, match=r"has no closed_loop\.jsonl"):
+        rl_curves.write_comparison([tmp_path], tmp_path / "d.svg")
 
 
 def test_a_run_leaves_metrics_curves_evaluations_and_a_policy_that_acts(finished, checkpoint):
@@ -297,6 +307,13 @@ def test_a_population_killed_in_a_turn_goes_on_to_the_same_members(evolved, chec
 def test_a_population_that_makes_no_sense_is_refused(population, why, checkpoint, tmp_path):
     with pytest.raises(ValueError, match=why):
         rl.run(rl.Paths(checkpoint, tmp_path / "out"), HOST, QUIET, population)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_population_is_refused_where_its_members_cannot_share_simulators(checkpoint, tmp_path):
+    elsewhere = replace(HOST, placement="disaggregated")
+    with pytest.raises(ValueError, match="members share simulators in this process"):
+        rl.run(rl.Paths(checkpoint, tmp_path / "out"), elsewhere, QUIET, PopulationConfig(2))
     assert not (tmp_path / "out").exists()
 
 
