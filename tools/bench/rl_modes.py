@@ -55,7 +55,7 @@ class Load:
         default_factory=lambda: RolloutConfig(tickets=8, group=4, slots=16, deadline=0.005)
     )
     micro: int = 32
-    steps: int = 6
+    steps: int = 4
     """Of the learner, that count."""
     warm: int = 2
     """More before these, and `staleness` more after, which do not count."""
