@@ -55,9 +55,9 @@ class Load:
         default_factory=lambda: RolloutConfig(tickets=8, group=4, slots=16, deadline=0.005)
     )
     micro: int = 32
-    steps: int = 4
+    steps: int = 3
     """Of the learner, that count."""
-    warm: int = 2
+    warm: int = 1
     """More before these, and `staleness` more after, which do not count."""
     horizon: int = 8
     picture: int = 48
