@@ -136,7 +136,8 @@ def on_device(console: Console, name: str, load: Load) -> dict[str, dict[str, An
     suite = load_suite(name)
     lanes = suite.slots or 1
     tickets = lanes // load.rollout.group
-    wide = replace(load, rollout=replace(load.rollout, tickets=tickets, slots=lanes))
+    rollout = replace(load.rollout, tickets=tickets, slots=lanes)
+    wide = replace(load, rollout=rollout, micro=lanes)
 
     def open_slots() -> Slots:
         return suite.open(suite.tasks, lanes, load.picture)
