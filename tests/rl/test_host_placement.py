@@ -35,7 +35,7 @@ def test_a_policy_that_acts_rounded_records_its_own_log_probabilities(tmp_path):
     exact = jax.tree.map(np.array, at._learner.state.params)
     learnt, metrics, batches = [], [], at._batches
     at._batches = lambda tickets: (learnt.append(part) or part for part in batches(tickets))
-    at.run(metrics.append, lambda: False)
+    at.run(metrics.append, lambda: False, config.steps)
     rounded = jax.tree.map(lambda x: x.astype(jnp.bfloat16), exact)
     log_prob = jax.jit(partial(flow_policy.log_prob, policy.model, config=config.flow))
     experience = learnt[0].experience
