@@ -41,7 +41,7 @@ TABLETOP_PPO = RlConfig(
 """PPO with a value head in MJX: environments, policy and learner in one device program."""
 
 TABLETOP_GRPO = RlConfig(
-    steps=60,
+    steps=80,
     placement="host",
     objective=ObjectiveConfig(name="decoupled", advantage="group"),
     rollout=RolloutConfig(suite="tabletop-lift", tickets=16, group=8, staleness=1, slots=128),
