@@ -131,7 +131,7 @@ class OnHost:
                 Inference(self._actor, partial(jax.device_put, device=device))
                 for device in self._acting_on
             ]
-        narrow = self._config.rollout.snapshots != "float32"
+        kept = self._config.rollout.snapshots
         summary = self.timeline.summary()
 
         def learnt(found: Learnt) -> None:
@@ -151,7 +151,7 @@ class OnHost:
                 Weights(
                     params,
                     trained=select(self._optimizer, params)[1],
-                    dtype=self._config.rollout.snapshots if narrow else None,
+                    dtype=None if kept == "float32" else kept,
                     version=self._learner.version,
                     **({"stage": store} if self._workers else {}),
                 ),

@@ -261,11 +261,8 @@ class Learner:
             return jax.jit(under_mesh, compiler_options=options, **how)
 
         def update(state: LearnerState, total: Total, worth: Any, last: bool) -> tuple[Any, ...]:
-            worth = (
-                total.terms.sums["advantage_squared"] / total.terms.weight
-                if worth is None
-                else worth
-            )
+            if worth is None:
+                worth = total.terms.sums["advantage_squared"] / total.terms.weight
             new, metrics = step.update(state, total, placed.params, worth if last else None)
             return new, worth, metrics, total.terms
 

@@ -9,6 +9,7 @@ derives from (seed, generation, member).
 import json
 import os
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -81,9 +82,7 @@ def check_population(population: PopulationConfig, config: RlConfig) -> None:
         raise ValueError(f"tuned is {list(names)}; expected at least one name, each once.")
     for name in names:
         _check_tuned(name, config)
-    if not _valid(config):  # says what is wrong
-        make_schedule(optimizer_of(config.learner, config.steps))
-        check_config(config)
+    _check(config)
 
 
 def turn_of(population: PopulationConfig, config: RlConfig) -> int:
@@ -216,11 +215,8 @@ def _moved(config: RlConfig, tuned: Hyperparameters, name: str, factors: int) ->
     for size in range(abs(factors), 0, -1):
         for towards in (size, -size) if factors > 0 else (-size, size):
             found = tuned | {name: _scaled(name, tuned[name], FACTOR**towards)}
-            try:
-                fits = _valid(configured(config, found))
-            except ValueError:
-                continue
-            if fits:
+            with suppress(ValueError):
+                _check(configured(config, found))
                 return found
     return tuned
 
@@ -231,13 +227,10 @@ def _scaled(name: str, value: float, factor: float) -> float:
     return float(f"{1 - (1 - value) * factor if near_one else value * factor:.6g}")
 
 
-def _valid(config: RlConfig) -> bool:
-    try:
-        check_config(config)
-        make_schedule(optimizer_of(config.learner, config.steps))
-    except ValueError:
-        return False
-    return True
+def _check(config: RlConfig) -> None:
+    """Raises ValueError for numbers that a run would refuse."""
+    make_schedule(optimizer_of(config.learner, config.steps))
+    check_config(config)
 
 
 def _check_tuned(name: str, config: RlConfig) -> None:

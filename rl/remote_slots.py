@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Float
 
 from rl.cluster import STARTING, Lost, Worker
-from sim.protocol import Observation, Outcome, Slots, Spec, Start
+from sim.protocol import Outcome, Slots, Spec, Start, failed
 
 _AT_A_TIME = 4
 """Calls: one waits for outcomes, the next ends its waiting."""
@@ -269,18 +269,4 @@ class RemoteSlots:
         self._starting.add_done_callback(lambda _: self._news.set())
 
     def _fail(self, slot: int, why: str) -> None:
-        spec = self.spec
-        nothing = Observation(
-            np.zeros((len(spec.cameras), *spec.picture, 3), np.uint8),
-            np.zeros(len(spec.state_names), np.float32),
-        )
-        self._ready.append(
-            Outcome(
-                slot=slot,
-                observation=nothing,
-                goal=0,
-                reward=np.zeros(0, np.float32),
-                achieved=np.zeros(len(spec.goals), bool),
-                error=f"{self._worker.name} {why}",
-            )
-        )
+        self._ready.append(failed(slot, self.spec, f"{self._worker.name} {why}"))

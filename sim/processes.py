@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Float
 
 from sim import child
-from sim.protocol import Observation, Outcome, Spec, Start
+from sim.protocol import Observation, Outcome, Spec, Start, failed
 from sim.worker import Worker
 
 _STARTING = 300.0
@@ -275,22 +275,10 @@ class Processes:
             self._fail(i, slot.fate)
 
     def _fail(self, i: int, what: str) -> None:
-        slot, spec = self._slots[i], self.spec
+        slot = self._slots[i]
         slot.busy = slot.running = False
-        nothing = Observation(
-            np.zeros((len(spec.cameras), *spec.picture, 3), np.uint8),
-            np.zeros(len(spec.state_names), np.float32),
-        )
-        self._ready.append(
-            Outcome(
-                slot=i,
-                observation=nothing,
-                goal=slot.goal,
-                reward=np.zeros(0, np.float32),
-                achieved=np.zeros(len(spec.goals), bool),
-                error=f"The simulator of slot {i} {what}",
-            )
-        )
+        error = f"The simulator of slot {i} {what}"
+        self._ready.append(failed(i, self.spec, error, slot.goal))
 
 
 @dataclass

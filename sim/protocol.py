@@ -101,6 +101,22 @@ class Outcome(NamedTuple):
         return self.terminated or self.truncated or self.error is not None
 
 
+def failed(slot: int, spec: Spec, error: str, goal: int = 0) -> Outcome:
+    """Of a slot whose simulator died or hung."""
+    nothing = Observation(
+        np.zeros((len(spec.cameras), *spec.picture, 3), np.uint8),
+        np.zeros(len(spec.state_names), np.float32),
+    )
+    return Outcome(
+        slot=slot,
+        observation=nothing,
+        goal=goal,
+        reward=np.zeros(0, np.float32),
+        achieved=np.zeros(len(spec.goals), bool),
+        error=error,
+    )
+
+
 class Slots(Protocol):
     """Places for episodes. Each is told one thing at a time and answers by one `Outcome`.
 

@@ -9,7 +9,7 @@ are always evaluated. Of several hosts the first evaluates; all take part in the
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,9 @@ from rich.console import Console
 from models import Policy
 from parallel.distributed import host_count, host_index
 from parallel.step import TrainState
-from sim.protocol import Start
+from sim.protocol import Slots, Start
 from sim.results import Evaluation, joined
-from sim.suites import load_suite
+from sim.suites import Suite, load_suite
 from tools.conditions import Condition, acting_in, in_batches
 from tools.presets import ClosedLoopConfig
 
@@ -142,22 +142,42 @@ class ClosedLoop:
 
     def _evaluate(self, params: Any) -> Evaluation:
         config, suite = self._config, self._suite
-        seeds = range(suite.first_seed, suite.first_seed + config.episodes)
-        params = jax.device_put(params, jax.local_devices()[0])
-        acting = Condition("training", self._policy.varied(params=params))
         parts = []
         for tasks in self._groups:
-            starts = [Start(task, seed) for task in tasks for seed in seeds]
+            starts = held_out(suite, tasks, config.episodes)
             with closing(suite.open(tasks, self._count, self._size)) as slots:
-                found = acting.evaluate(
-                    slots, starts, config.execute, clips=0, progress=self._go_on
+                parts.append(
+                    acted(self._policy, params, slots, starts, config.execute, self._go_on)
                 )
-                parts.append(found)
         return joined(parts, suite.name)
 
     def _go_on(self, ended: int, episodes: int) -> None:
         if self._abandoned.is_set():
             raise _Abandoned
+
+
+def held_out(suite: Suite, tasks: Sequence[str], episodes: int) -> list[Start]:
+    """So many starts of each task that are not learnt from."""
+    seeds = range(suite.first_seed, suite.first_seed + episodes)
+    return [Start(task, seed) for task in tasks for seed in seeds]
+
+
+def acted(
+    policy: Policy,
+    params: Any,
+    slots: Slots,
+    starts: Sequence[Start],
+    execute: int,
+    go_on: Callable[[int, int], None],
+) -> Evaluation:
+    """How the policy does with these parameters (on the host), on this process's first device.
+
+    Args:
+      go_on: called with how many episodes of how many have ended; what it raises ends the rest.
+    """
+    placed = jax.device_put(params, jax.local_devices()[0])
+    acting = Condition("training", policy.varied(params=placed))
+    return acting.evaluate(slots, starts, execute, clips=0, progress=go_on)
 
 
 def note(directory: Path, step: int, seconds: float, found: Evaluation) -> None:

@@ -19,12 +19,13 @@ from parallel.trainer import Run
 from rl.config import RlConfig
 from rl.evolution import Evolved, evolve
 from rl.host import Stopped
+from rl.host_placement import most_episodes
 from rl.placements import place
 from rl.population import PopulationConfig
 from sim.protocol import Outcome, Slots, Spec, Start
 from sim.suites import Suite
-from tools.closed_loop import note
-from tools.conditions import Condition, acting_in, in_batches
+from tools.closed_loop import acted, held_out, note
+from tools.conditions import acting_in, in_batches
 from tools.rl_curves import write_curves, write_population
 
 Params = Any
@@ -46,8 +47,8 @@ def run_population(
       ValueError, FileNotFoundError: as `evolve`, or policy, suite and config do not fit.
     """
     rollout, size = config.rollout, policy.model.config.image_size
-    acted = (rollout.staleness + 1) * rollout.tickets * rollout.group
-    count = suite.count(rollout.slots, max(acted, config.eval_episodes * len(tasks)))
+    most = max(most_episodes(config), config.eval_episodes * len(tasks))
+    count = suite.count(rollout.slots, most)
     with kept_open(suite, count) as (shared, mend):
         slots = shared.open(tasks, count, size)
         batched = in_batches(policy, slots.count)
@@ -61,11 +62,9 @@ def run_population(
                     raise Stopped
 
             start = time.perf_counter()
-            placed = jax.device_put(jax.tree.map(np.asarray, params), jax.local_devices()[0])
-            seeds = range(suite.first_seed, suite.first_seed + config.eval_episodes)
-            starts = [Start(task, seed) for task in tasks for seed in seeds]
-            acting = Condition("trained", batched.varied(params=placed))
-            found = acting.evaluate(slots, starts, rollout.execute, clips=0, progress=go_on)
+            copied = jax.tree.map(np.asarray, params)
+            starts = held_out(suite, tasks, config.eval_episodes)
+            found = acted(batched, copied, slots, starts, rollout.execute, go_on)
             for directory in directories:
                 note(directory, step, time.perf_counter() - start, found)
             return found.success.value

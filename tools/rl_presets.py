@@ -2,7 +2,8 @@
 `path/to/file.py:NAME` of an `RlConfig` of the user's.
 """
 
-from parallel.optimizer import OptimizerConfig
+from dataclasses import replace
+
 from rl.config import (
     ColocatedConfig,
     FlowConfig,
@@ -16,24 +17,16 @@ from tools.presets import find_preset
 _EXPERT = (("^policy/(expert|action|time|state)", 1.0), (".", 0.0))
 """Trains what draws chunks, and leaves pictures and words as they are read."""
 
+_LEARNER = LearnerConfig(epochs=4, minibatches=4)
+_OPTIMIZER = replace(_LEARNER.optimizer, learning_rate=2e-4)
+
 TABLETOP_PPO = RlConfig(
     steps=60,
     placement="colocated",
     flow=FlowConfig(level=0.35, random="all"),
     objective=ObjectiveConfig(name="ppo", advantage="gae", discount=0.9, trace=0.9),
     rollout=RolloutConfig(suite="tabletop-lift"),
-    learner=LearnerConfig(
-        epochs=4,
-        minibatches=4,
-        optimizer=OptimizerConfig(
-            learning_rate=2e-4,
-            schedule="constant",
-            warmup_steps=0,
-            weight_decay=0.0,
-            rates=(("^value/", 10.0), (".", 1.0)),
-            ema_decay=0.0,
-        ),
-    ),
+    learner=replace(_LEARNER, optimizer=replace(_OPTIMIZER, rates=(("^value/", 10.0), (".", 1.0)))),
     colocated=ColocatedConfig(lanes=128, fragment=9, warmup=2),
     eval_every=20,
     save_every=20,
@@ -45,19 +38,7 @@ TABLETOP_GRPO = RlConfig(
     placement="host",
     objective=ObjectiveConfig(name="decoupled", advantage="group"),
     rollout=RolloutConfig(suite="tabletop-lift", tickets=16, group=8, staleness=1, slots=128),
-    learner=LearnerConfig(
-        micro=64,
-        epochs=4,
-        minibatches=4,
-        optimizer=OptimizerConfig(
-            learning_rate=2e-4,
-            schedule="linear",
-            warmup_steps=0,
-            weight_decay=0.0,
-            rates=_EXPERT,
-            ema_decay=0.0,
-        ),
-    ),
+    learner=replace(_LEARNER, optimizer=replace(_OPTIMIZER, schedule="linear", rates=_EXPERT)),
     eval_every=20,
     save_every=20,
 )

@@ -9,7 +9,7 @@ machine's cores: colocated on one device, otherwise on two that XLA makes of the
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -121,12 +121,10 @@ def in_suite(
       FileNotFoundError: the suite is not installed.
     """
     suite = load_suite(name)
-
-    def open_slots() -> Slots:
-        return suite.open(tasks or suite.tasks, load.rollout.slots or 1, load.picture)
-
     seeds = TRAIN_SEEDS if name == "metaworld" else range(suite.first_seed)
-    ran = _in_modes(console, name, open_slots, load, seeds, MODES)
+    count = load.rollout.slots or 1
+    with closing(suite.open(tasks or suite.tasks, count, load.picture)) as slots:
+        ran = _in_modes(console, name, Acting(slots.spec, load), slots, seeds, MODES)
     return {mode: found.row() for mode, found in ran.items()}
 
 
@@ -138,13 +136,13 @@ def on_device(console: Console, name: str, load: Load) -> dict[str, dict[str, An
     tickets = lanes // load.rollout.group
     rollout = replace(load.rollout, tickets=tickets, slots=lanes)
     wide = replace(load, rollout=rollout, micro=lanes)
-
-    def open_slots() -> Slots:
-        return suite.open(suite.tasks, lanes, load.picture)
-
     modes = {mode: way for mode, way in MODES.items() if mode != _FIRST}
-    ran = _in_modes(console, name, open_slots, wide, range(suite.first_seed), modes)
-    first = run_colocated(suite, wide)
+    with closing(suite.open(suite.tasks, lanes, load.picture)) as slots:
+        acting = Acting(slots.spec, wide)
+        ran = _in_modes(console, name, acting, slots, range(suite.first_seed), modes)
+    assert suite.environment is not None
+    env: Any = suite.environment(suite.tasks[0], load.picture)
+    first = run_colocated(acting, env)
     console.print(f"{name}: {_FIRST}, {first['samples/s']:.1f} samples/s")
     return {_FIRST: first} | {mode: found.row() for mode, found in ran.items()}
 
@@ -156,11 +154,9 @@ def in_waiting(
     the discrete-event model makes of the same costs, and its relative `error`; and the runs."""
     cameras = ("observation.images.corner", "observation.images.wrist")
     world = Points(cameras, load.picture, 4, 4, speed=0.05, max_steps=load.max_steps)
-
-    def open_slots() -> Slots:
-        return Synthetic(latencies, load.rollout.slots or 1, world=world)
-
-    ran = _in_modes(console, f"waiting, {name}", open_slots, load, range(1_000_000), MODES)
+    with closing(Synthetic(latencies, load.rollout.slots or 1, world=world)) as slots:
+        acting = Acting(slots.spec, load)
+        ran = _in_modes(console, f"waiting, {name}", acting, slots, range(1_000_000), MODES)
     rows = {}
     for mode, found in ran.items():
         rate = expected(found, mode, load)
@@ -240,17 +236,15 @@ def table(figures: Mapping[str, Any], simulated: Mapping[str, Any]) -> Table:
 def _in_modes(
     console: Console,
     name: str,
-    open_slots: Callable[[], Slots],
-    load: Load,
+    acting: Acting,
+    slots: Slots,
     seeds: range,
     modes: Mapping[str, Mode],
 ) -> dict[str, Ran]:
-    with closing(open_slots()) as slots:
-        console.print(f"{name}: compiling")
-        acting = Acting(slots.spec, load)
-        acting.warm()
-        ran = {}
-        for mode, way in modes.items():
-            ran[mode] = run_mode(acting, slots, way, seeds)
-            console.print(f"{name}: {mode}, {ran[mode].samples_per_second:.1f} samples/s")
+    console.print(f"{name}: compiling")
+    acting.warm()
+    ran = {}
+    for mode, way in modes.items():
+        ran[mode] = run_mode(acting, slots, way, seeds)
+        console.print(f"{name}: {mode}, {ran[mode].samples_per_second:.1f} samples/s")
     return ran

@@ -5,7 +5,6 @@ each part cost, from which `rl.events` simulates the same run.
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from statistics import fmean
@@ -35,12 +34,12 @@ from rl.experience import MicroBatch, micro_batches
 from rl.host import Inference, Learnt, run_host
 from rl.latency import Latencies, Measured
 from rl.learner import Learner
+from rl.preparation import Traceable
 from rl.records import Ticket
 from rl.step import abstract_learner_state, learner_state, optimizer_of
 from rl.timeline import Summary, Timeline
 from rl.weights import Weights
 from sim.protocol import Observation, Slots, Spec, Start
-from sim.suites import Suite
 from tools.presets import TINY
 
 MODEL = TINY.model
@@ -291,19 +290,16 @@ def run_mode(acting: Acting, slots: Slots, mode: Mode, seeds: range = range(1_00
     )
 
 
-def run_colocated(suite: Suite, load: Load) -> dict[str, Any]:
+def run_colocated(acting: Acting, env: Traceable) -> dict[str, Any]:
     """As `Ran.row`, of `rl.colocated`: in a step each lane acts as many chunks as an episode has at
     most, and one update is made of them."""
-    assert suite.environment is not None
-    env: Any = suite.environment(suite.tasks[0], load.picture)
+    load, policy = acting.load, acting.policy
     execute, lanes = load.rollout.execute, load.rollout.slots or 1
     fragment = -(-env.max_steps // execute)
     config = RlConfig(
         rollout=RolloutConfig(execute=execute),
         colocated=ColocatedConfig(lanes=lanes, fragment=fragment),
     )
-    with closing(suite.open(suite.tasks, lanes, load.picture)) as slots:
-        policy = Acting(slots.spec, load).policy
     program = Colocated(policy, env, config)
     key = jax.random.key(1)
     state = program.init(flow_policy.init(policy.model, policy.params, key, config.flow))
