@@ -26,7 +26,7 @@ from models.observation import read_observation
 from models.pi import Pi
 from models.processor import Processor
 
-_BUCKET = 32
+_BUCKET = 16
 
 
 @dataclass(frozen=True)

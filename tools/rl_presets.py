@@ -14,8 +14,9 @@ from rl.config import (
 )
 from tools.presets import find_preset
 
-_EXPERT = (("^policy/(expert|action|time|state)", 1.0), (".", 0.0))
-"""Trains what draws chunks, and leaves pictures and words as they are read."""
+_EXPERT = (("^policy/(expert|action|time)", 1.0), (".", 0.0))
+"""Trains what draws chunks, and leaves all that is read before as it is, so that no gradient has to
+pass through it."""
 
 _LEARNER = LearnerConfig(epochs=4, minibatches=4)
 _OPTIMIZER = replace(_LEARNER.optimizer, learning_rate=2e-4)
