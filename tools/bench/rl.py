@@ -61,7 +61,8 @@ def run(console: Console, load: Load | None = None, figure: Path = FIGURE) -> di
     try:
         waiting = {"measured": measured(load)} | waiting
         # an untrained policy's episodes have 500 steps
-        long = replace(load, rollout=replace(load.rollout, tickets=2, slots=8, execute=8))
+        rollout = replace(load.rollout, tickets=2, slots=8, execute=8)
+        long = replace(load, rollout=rollout, steps=3, warm=2)
         figures["metaworld"] = in_suite(console, "metaworld", (_TASK,), long)
     except FileNotFoundError as missing:
         console.print(f"left out: {missing}")

@@ -24,7 +24,6 @@ from rl.colocated import Colocated
 from rl.config import (
     ColocatedConfig,
     FlowConfig,
-    LearnerConfig,
     ObjectiveConfig,
     RlConfig,
     RolloutConfig,
@@ -41,6 +40,7 @@ from rl.timeline import Summary, Timeline
 from rl.weights import Weights
 from sim.protocol import Observation, Slots, Spec, Start
 from tools.presets import TINY
+from tools.rl_presets import TABLETOP_GRPO, TABLETOP_PPO
 
 MODEL = TINY.model
 _SPANS = 200_000
@@ -54,10 +54,11 @@ class Load:
         default_factory=lambda: RolloutConfig(tickets=8, group=4, slots=16, deadline=0.005)
     )
     micro: int = 32
-    steps: int = 3
+    steps: int = 6
     """Of the learner, that count."""
-    warm: int = 1
-    """More before these, and `staleness` more after, which do not count."""
+    warm: int = 3
+    """More before these, in which programs are compiled and what was acted meanwhile is learnt
+    from, and `staleness` more after; neither count."""
     horizon: int = 8
     picture: int = 48
     max_steps: int = 32
@@ -75,7 +76,7 @@ class Ran:
     lag: int
     use: Summary
     workload: Workload
-    """What it took, as measured during this very run."""
+    """What it took, as measured during these very steps."""
 
     def row(self) -> dict[str, Any]:
         """As JSON."""
@@ -164,7 +165,11 @@ class _Timed:
         self.preparing: list[float] = []
         self.drawing: dict[int, list[float]] = defaultdict(list)
         self.adding: list[float] = []
-        self.updating: list[float] = []
+
+    def forget(self) -> None:
+        """All but the last of each."""
+        for times in (self.preparing, self.adding, *self.drawing.values()):
+            del times[:-1]
 
     @property
     def params(self) -> Any:
@@ -213,10 +218,7 @@ class _Timed:
         self.adding.append(time.perf_counter() - since)
 
     def update(self) -> dict[str, float]:
-        since = time.perf_counter()
-        found = self._learner.update()
-        self.updating.append(time.perf_counter() - since)
-        return found
+        return self._learner.update()
 
 
 _OBJECTIVE = ObjectiveConfig(name="decoupled", advantage="group")
@@ -244,7 +246,10 @@ def run_mode(acting: Acting, slots: Slots, mode: Mode, seeds: range = range(1_00
             yield ticket
 
     def on_step(learnt: Learnt) -> None:
-        moments.append((time.perf_counter(), timeline.summary(), learnt))
+        moments.append((time.monotonic(), timeline.summary(), learnt))
+        if len(moments) == load.warm:
+            timed.forget()
+            lengths.clear()
 
     run_host(
         [slots],
@@ -262,10 +267,13 @@ def run_mode(acting: Acting, slots: Slots, mode: Mode, seeds: range = range(1_00
     )
     (begun, before, _), (ended, after, _) = moments[load.warm - 1], moments[-1 - rollout.staleness]
     counted = [learnt for _, _, learnt in moments[load.warm : len(moments) - rollout.staleness]]
-    spans = [span for span in timeline.spans() if span.lane.startswith("slot")]
     took = {
-        what: tuple(span.end - span.begin for span in spans if span.what == what)
-        for what in ("act", "begin")
+        what: tuple(
+            span.end - span.begin
+            for span in timeline.spans()
+            if span.what == what and begun <= span.begin and span.end <= ended
+        )
+        for what in ("act", "begin", "update")
     }
     return Ran(
         steps_per_second=sum(learnt.acted for learnt in counted) / (ended - begun),
@@ -276,8 +284,8 @@ def run_mode(acting: Acting, slots: Slots, mode: Mode, seeds: range = range(1_00
             slots=slots.count,
             latencies=Latencies(Measured(took["act"]), Measured(took["begin"])),
             inference={size: fmean(times) for size, times in sorted(timed.drawing.items())},
-            gradient=fmean(timed.adding[1:]),
-            update=fmean(timed.updating[1:]),
+            gradient=fmean(timed.adding),
+            update=fmean(took["update"]),
             prepare=fmean(timed.preparing),
             tickets=rollout.tickets,
             group=rollout.group,
@@ -298,6 +306,7 @@ def run_colocated(acting: Acting, env: Traceable) -> dict[str, Any]:
     fragment = -(-env.max_steps // execute)
     config = RlConfig(
         rollout=RolloutConfig(execute=execute),
+        learner=replace(TABLETOP_PPO.learner, epochs=1, minibatches=1),
         colocated=ColocatedConfig(lanes=lanes, fragment=fragment),
     )
     program = Colocated(policy, env, config)
@@ -319,7 +328,8 @@ def run_colocated(acting: Acting, env: Traceable) -> dict[str, Any]:
     }
 
 
-_LEARNER = LearnerConfig()
+_LEARNER = replace(TABLETOP_GRPO.learner, epochs=1)
+"""As the presets on the host have it: what draws chunks is trained."""
 
 
 def _learner(acting: Acting, load: Load, device: Any, steps: int) -> Learner:
