@@ -204,7 +204,7 @@ def test_relative_actions_continue_where_the_robot_is_now(policy):
 
 def test_warming_compiles_what_chunking_needs(policy):
     fresh = replace(policy, sizes=(2,))
-    fresh.warm(text=30, guided=True)
+    fresh.warm(text=16, guided=True)
     assert programs(fresh) == 2
     observation = openpi(2)
     last = fresh.infer(observation)["actions"]

@@ -108,13 +108,13 @@ def test_infer_act_and_requests_of_several_callers_give_the_same_chunks(policy):
 def test_warming_compiles_all_that_acting_needs(policy):
     fresh, done = replace(policy), []
     fresh.warm(progress=lambda *count: done.append(count))
-    assert done == [(i, 6) for i in range(1, 7)]  # sizes 2, 4 by 32, 64, 100 words
-    assert programs(fresh) == 6
+    assert done == [(i, 8) for i in range(1, 9)]  # sizes 2, 4 by 16, 32, 64, 100 words
+    assert programs(fresh) == 8
     pictures, states = seen()
     for count, words in ((1, 2), (2, 40), (3, 80), (5, 98)):
         prompts = [" ".join(["push"] * words)] + ["pull"] * (count - 1)
         fresh.act((pictures[:count], states[:count]), prompts, KEYS[:count])
-    assert programs(fresh) == 6
+    assert programs(fresh) == 8
     with pytest.raises(ValueError, match=r"no sizes \[3\] to warm; it has \(2, 4\)"):
         fresh.warm([2, 3])
 
