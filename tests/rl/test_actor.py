@@ -77,14 +77,14 @@ def test_the_values_of_observations_are_those_recorded_with_their_chunks(actor, 
 
 def test_a_warm_actor_compiles_nothing_more(params):
     fresh, done = Actor(POLICY.varied(), FlowConfig(steps=2)), []
-    fresh.warm(params, text=30, progress=lambda *count: done.append(count))
-    assert done == [(1, 2), (2, 2)]  # 16 and 32 words
-    assert (fresh._draw._cache_size(), fresh._value._cache_size()) == (2, 2)
+    fresh.warm(params, text=40, progress=lambda *count: done.append(count))
+    assert done == [(1, 3), (2, 3), (3, 3)]  # 16, 32 and 64 words
+    assert (fresh._draw._cache_size(), fresh._value._cache_size()) == (3, 3)
     asked = requests()
     for count in (1, 3, 5):
         fresh.answer(params, asked[:count])
         fresh.values(params, asked[:count])
-    assert (fresh._draw._cache_size(), fresh._value._cache_size()) == (2, 2)
+    assert (fresh._draw._cache_size(), fresh._value._cache_size()) == (3, 3)
 
 
 def test_a_batcher_runs_it(actor, params):
