@@ -216,6 +216,22 @@ def test_an_error_elsewhere_ends_the_run_with_the_workers_name(ray, spoil, actin
     assert all(gone(worker.process) for worker in (*there, *policy))
 
 
+def test_ctrl_c_ends_a_run_elsewhere_within_ten_seconds(ray):
+    pressed = []
+
+    def press(learnt):
+        if learnt.step == 1:
+            pressed.append(time.monotonic())
+            os.kill(os.getpid(), signal.SIGINT)
+
+    (there,) = simulators(partial(Restless, 2))
+    with pytest.raises(KeyboardInterrupt) as raised:
+        run([there], [], steps=1_000_000, on_step=press)
+    assert time.monotonic() - pressed[0] < 10
+    assert not getattr(raised.value, "__notes__", [])  # all threads ended, all accounted for
+    assert gone(there.process)
+
+
 def test_a_whole_run_elsewhere_leaves_the_same_policy_bit_for_bit(ray, tmp_path, monkeypatch):
     """One slot without staleness; on one device, as elsewhere."""
     one = jax.devices()[:1]
