@@ -60,7 +60,9 @@ class Workload:
     staleness: int = 1
     deadline: float = 0.02
     prepare: float = 0.0
-    """Of one observation, on the one thread that hears all slots."""
+    """Of one observation, on the one thread that hears and tells all slots."""
+    tell: float = 0.0
+    """Of one slot, to act or to begin, on that thread."""
     execute: int = 4
     chunks: Latency = field(default_factory=lambda: Constant(16))
     """Of an episode, rounded up, at least 1: a distribution of counts, not of seconds."""
@@ -74,12 +76,13 @@ class Workload:
                 f"slots, tickets, group, micro, execute and devices are {counts}, "
                 f"{self.inference_devices} and {self.learner_devices}: expected at least 1 of each."
             )
-        times = (self.gradient, self.update, self.deadline, self.prepare, *self.inference.values())
+        own = self.deadline, self.prepare, self.tell
+        times = (self.gradient, self.update, *own, *self.inference.values())
         if not self.inference or min(self.inference) < 1 or not min(times) >= 0:
             raise ValueError(
                 f"inference is {dict(self.inference)}, gradient {self.gradient} s, update "
-                f"{self.update} s, deadline {self.deadline} s and prepare {self.prepare} s: "
-                "expected a batch size of at least 1 and no negative times."
+                f"{self.update} s, deadline, prepare and tell {own} s: expected a batch size of at "
+                "least 1 and no negative times."
             )
         if self.staleness < 0:
             raise ValueError(f"staleness is {self.staleness}, expected at least 0.")
@@ -184,7 +187,7 @@ class _Run:
         self._running: dict[int, _Episode] = {}
         self._stepping = 0
         self._asking: deque[tuple[float, int]] = deque()
-        self._prepared = 0.0  # when the thread that hears the slots is free
+        self._idle = 0.0  # when the thread that hears and tells the slots is
         self._next = 0
         self._members: dict[int, list[_Episode]] = {}
         self._steps: dict[int, _Step] = {0: _Step()}
@@ -219,8 +222,7 @@ class _Run:
             self._running[slot] = episode = self._episode(ticket)
             self._next += 1
             self._stepping += 1
-            self.timeline.mark(f"slot {slot}", "reset")
-            self._after(episode.reset, self._report, slot)
+            self._after(self._busy(work.tell), self._told, slot, "reset", episode.reset)
 
     def _episode(self, ticket: int) -> _Episode:
         work, member = self.work, self._next % self.work.group
@@ -230,11 +232,21 @@ class _Run:
         chunks = work.latencies.chunk.draw(rng, length).tolist()
         return _Episode(ticket, reset, deque(chunks), length)
 
+    def _busy(self, seconds: float) -> float:
+        """Has the thread do something that takes so long; in how many seconds it begins."""
+        begin = max(self._idle, self.now)
+        self._idle = begin + seconds
+        return begin - self.now
+
+    def _told(self, slot: int, what: str, seconds: float) -> None:
+        self.timeline.mark(f"slot {slot}", what)
+        self._after(seconds, self._report if what == "reset" else self._acted, slot)
+
     def _report(self, slot: int) -> None:
         self.timeline.mark(f"slot {slot}", "ask", "inference")
         if self.mode.by_slot and self.work.prepare:
-            self._prepared = max(self._prepared, self.now) + self.work.prepare
-            self._after(self._prepared - self.now, self._ask, slot)
+            waits = self._busy(self.work.prepare)
+            self._after(waits + self.work.prepare, self._ask, slot)
         else:
             self._ask(slot)
 
@@ -304,8 +316,8 @@ class _Run:
         self._inference.extend(devices)
         self._stepping += len(slots)
         for slot in slots:
-            self.timeline.mark(f"slot {slot}", "step")
-            self._after(self._running[slot].chunks.popleft(), self._acted, slot)
+            seconds = self._running[slot].chunks.popleft()
+            self._after(self._busy(self.work.tell), self._told, slot, "step", seconds)
         self._infer()
 
     # Learner: gradients of the current step's complete tickets, then the update.

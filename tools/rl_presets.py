@@ -22,7 +22,7 @@ _LEARNER = LearnerConfig(epochs=4, minibatches=4)
 _OPTIMIZER = replace(_LEARNER.optimizer, learning_rate=2e-4)
 
 TABLETOP_PPO = RlConfig(
-    steps=80,
+    steps=60,
     placement="colocated",
     flow=FlowConfig(level=0.35, random="all"),
     objective=ObjectiveConfig(name="ppo", advantage="gae", discount=0.9, trace=0.9),
@@ -35,7 +35,7 @@ TABLETOP_PPO = RlConfig(
 """PPO with a value head in MJX: environments, policy and learner in one device program."""
 
 TABLETOP_GRPO = RlConfig(
-    steps=150,
+    steps=250,
     placement="host",
     objective=ObjectiveConfig(name="decoupled", advantage="group"),
     rollout=RolloutConfig(suite="tabletop-lift", tickets=16, group=8, staleness=1, slots=128),

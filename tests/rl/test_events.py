@@ -91,6 +91,13 @@ def test_observations_are_prepared_one_after_another():
     assert seconds(one, "all three") == pytest.approx(EPISODE + 5 * 0.01 + LEARN)
 
 
+def test_slots_are_told_one_after_another():
+    many = replace(ONE, slots=4, tickets=4, micro=20, inference={4: 0.02}, tell=0.01)
+    assert seconds(many, "synchronous disaggregated") == pytest.approx(
+        3 * 0.01 + RESET + 5 * (0.02 + 3 * 0.01 + CHUNK) + LEARN
+    )
+
+
 def test_micro_batches_are_spread_over_the_learners_devices():
     split = replace(ONE, micro=2, learner_devices=2)
     assert seconds(split, "synchronous disaggregated") == pytest.approx(
@@ -214,7 +221,14 @@ def test_the_timeline_keeps_spans_for_a_trace_when_asked():
 
 @pytest.mark.parametrize(
     "change",
-    [{"slots": 0}, {"inference": {}}, {"gradient": -1.0}, {"staleness": -1}, {"micro": 0}],
+    [
+        {"slots": 0},
+        {"inference": {}},
+        {"gradient": -1.0},
+        {"tell": -1.0},
+        {"staleness": -1},
+        {"micro": 0},
+    ],
 )
 def test_a_workload_out_of_range_is_refused(change):
     with pytest.raises(ValueError, match="expected"):

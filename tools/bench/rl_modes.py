@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import Float
 
 from models import Embodiment, Normalizer, Pi, Policy, Processor
 from models.policy import Request
@@ -221,6 +222,27 @@ class _Timed:
         return self._learner.update()
 
 
+class _Telling:
+    """Slots that note how long telling them something takes."""
+
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
+        self.telling: list[float] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._slots, name)
+
+    def begin(self, slot: int, start: Start) -> None:
+        since = time.perf_counter()
+        self._slots.begin(slot, start)
+        self.telling.append(time.perf_counter() - since)
+
+    def send(self, slot: int, actions: Float[np.ndarray, "t a"]) -> None:
+        since = time.perf_counter()
+        self._slots.send(slot, actions)
+        self.telling.append(time.perf_counter() - since)
+
+
 _OBJECTIVE = ObjectiveConfig(name="decoupled", advantage="group")
 
 
@@ -235,6 +257,7 @@ def run_mode(acting: Acting, slots: Slots, mode: Mode, seeds: range = range(1_00
     steps = load.warm + load.steps + rollout.staleness
     learner = _learner(acting, load, device, steps)
     timed, timeline = _Timed(acting, learner), Timeline(_SPANS)
+    telling: Any = _Telling(slots)
     moving = select(optimizer_of(_LEARNER, steps), acting.params)[1]
     weights = Weights(jax.device_put(acting.params, device), trained=moving)
     moments: list[tuple[float, Summary, Learnt]] = []
@@ -252,7 +275,7 @@ def run_mode(acting: Acting, slots: Slots, mode: Mode, seeds: range = range(1_00
             lengths.clear()
 
     run_host(
-        [slots],
+        [telling],
         [Inference(timed, partial(jax.device_put, device=jax.local_devices()[0]))],
         timed,
         weights,
@@ -287,6 +310,7 @@ def run_mode(acting: Acting, slots: Slots, mode: Mode, seeds: range = range(1_00
             gradient=fmean(timed.adding),
             update=fmean(took["update"]),
             prepare=fmean(timed.preparing),
+            tell=fmean(telling.telling),
             tickets=rollout.tickets,
             group=rollout.group,
             micro=load.micro,
