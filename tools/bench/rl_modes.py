@@ -324,13 +324,13 @@ def run_mode(acting: Acting, slots: Slots, mode: Mode, seeds: range = range(1_00
 
 def run_colocated(acting: Acting, env: Traceable) -> dict[str, Any]:
     """As `Ran.row`, of `rl.colocated`: in a step each lane acts as many chunks as an episode has at
-    most, and one update is made of them."""
+    most."""
     load, policy = acting.load, acting.policy
     execute, lanes = load.rollout.execute, load.rollout.slots or 1
     fragment = -(-env.max_steps // execute)
     config = RlConfig(
         rollout=RolloutConfig(execute=execute),
-        learner=replace(TABLETOP_PPO.learner, epochs=1, minibatches=1),
+        learner=TABLETOP_PPO.learner,
         colocated=ColocatedConfig(lanes=lanes, fragment=fragment),
     )
     program = Colocated(policy, env, config)
@@ -352,18 +352,19 @@ def run_colocated(acting: Acting, env: Traceable) -> dict[str, Any]:
     }
 
 
-_LEARNER = replace(TABLETOP_GRPO.learner, epochs=1)
-"""As the presets on the host have it: what draws chunks is trained."""
+_LEARNER = TABLETOP_GRPO.learner
+"""As users have it: the action expert learns, in several epochs."""
 
 
 def _learner(acting: Acting, load: Load, device: Any, steps: int) -> Learner:
-    optimizer = optimizer_of(replace(_LEARNER, micro=load.micro), steps)
+    optimizer = optimizer_of(_LEARNER, steps)
     mesh = make_mesh(devices=[device])
     params = jax.device_put(acting.params, device)
     abstract = abstract_learner_state(params, optimizer, mesh=mesh)
     state = learner_state(jax.tree.map(jax.numpy.copy, params), optimizer, abstract)
     log_prob = partial(flow_policy.log_prob, acting.policy.model, config=FlowConfig())
-    return Learner(log_prob, state, optimizer, _OBJECTIVE, mesh=mesh)
+    epochs, parts = _LEARNER.epochs, _LEARNER.minibatches
+    return Learner(log_prob, state, optimizer, _OBJECTIVE, epochs, parts, mesh)
 
 
 def _start(slots: Slots, ticket: int, seeds: range) -> Start:
