@@ -22,7 +22,7 @@ _LEARNER = LearnerConfig(epochs=4, minibatches=4)
 _OPTIMIZER = replace(_LEARNER.optimizer, learning_rate=2e-4)
 
 TABLETOP_PPO = RlConfig(
-    steps=60,
+    steps=100,
     placement="colocated",
     flow=FlowConfig(level=0.35, random="all"),
     objective=ObjectiveConfig(name="ppo", advantage="gae", discount=0.9, trace=0.9),
