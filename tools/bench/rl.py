@@ -77,6 +77,7 @@ def run(console: Console, load: Load | None = None, figure: Path = FIGURE) -> di
                 ran["synchronous disaggregated"].workload,
                 latencies=latencies,
                 staleness=load.rollout.staleness,
+                tell=0.0,  # which is these worlds' own computing, not that of a machine elsewhere
             )
     assert workload is not None
     console.print(f"Simulating {WORKERS[0]} … {WORKERS[-1]} workers")
