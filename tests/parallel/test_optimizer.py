@@ -50,8 +50,10 @@ def test_every_method_learns_and_eight_devices_do_as_one_does(name):
     one = losses(optimizer, make_mesh(devices=jax.devices()[:1]))
     assert one[-5:].mean() < 0.8 * one[:3].mean()
     eight = losses(optimizer, make_mesh(MeshConfig(data=1, fsdp=8)))
-    alike = 3 if name == "adamw_fp8" else 15
-    np.testing.assert_allclose(eight[:alike], one[:alike], rtol=1e-5)
+    early, alike = (3, 8) if name == "adamw_fp8" else (15, 20)
+    np.testing.assert_allclose(eight[:early], one[:early], rtol=1e-5)
+    if not np.allclose(eight[:alike], one[:alike], rtol=1e-5, atol=0):  # seen on a Zen 5
+        pytest.xfail(f"On this CPU losses part before step {alike}")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from rl.config import RolloutConfig
 from rl.events import MODES, Workload
 from rl.latency import Constant, Latencies, LogNormal
 from sim.lanes import Lanes
+from sim.protocol import TRAIN_SEEDS
+from sim.suites import Suite
 from tests.rl.point import Point
 from tools.bench import rl, rl_modes
 from tools.bench.rl_modes import Load
@@ -83,9 +85,21 @@ def test_modes_learn_on_real_threads_and_are_simulated_from_what_they_took(monke
         max_steps=8,
     )
     fast = Latencies(Constant(0.001), Constant(0.001))
-    wide = replace(load, picture=Point().image_size)
-    on_device = rl_modes.run_colocated(rl_modes.Acting(Lanes(Point(), 1).spec, wide), Point())
-    assert on_device["env-steps/s"] >= on_device["samples/s"] > 0
+    lanes = Suite(
+        "point",
+        ("point",),
+        4,
+        lambda tasks, count, size: Lanes(Point(), count),
+        first_seed=TRAIN_SEEDS.stop,
+        slots=4,
+        environment=lambda task, size: Point(),
+    )
+    monkeypatch.setattr(rl, "load_suite", lambda name: lanes)
+    small_lanes = replace(load, picture=Point().image_size)
+    found = rl.on_device(Console(quiet=True), "point", small_lanes)
+    assert list(found) == list(modes)
+    for row in found.values():
+        assert row["env-steps/s"] >= row["samples/s"] > 0
 
     rows, ran = rl.in_waiting(Console(quiet=True), "fast", fast, load)
     for mode, found in ran.items():

@@ -272,6 +272,7 @@ def run_mode(acting: Acting, slots: Slots, mode: Mode, seeds: range = range(1_00
         moments.append((time.monotonic(), timeline.summary(), learnt))
         if len(moments) == load.warm:
             timed.forget()
+            telling.telling.clear()
             lengths.clear()
 
     run_host(
