@@ -1,10 +1,12 @@
 """Settings that must stand before JAX starts: 8 forced devices, the thread pool that keeps them
 from deadlocking on few cores, the fast CPU emitters, compilation without optimising (a third of the
 time, and tests mostly compile), and one compilation cache for all tests, of small programs too,
-since many compile the same. Garbage is looked for seldom: what tracing makes stays."""
+since many compile the same. Garbage is looked for seldom: what tracing makes stays. Ctrl-C is heard
+though a shell began the tests as a background job, which ignores it: some of them press it."""
 
 import gc
 import os
+import signal
 from pathlib import Path
 
 CACHE = Path(__file__).parent.parent / ".jax_cache"
@@ -17,3 +19,4 @@ os.environ["XLA_FLAGS"] = (
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 gc.set_threshold(50_000, 20, 100)
+signal.signal(signal.SIGINT, signal.default_int_handler)
