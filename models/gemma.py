@@ -67,6 +67,10 @@ class Cache(NamedTuple):
             append(self.segment, other.segment, axis=1),
         )
 
+    def swapped(self) -> "Cache":
+        """With rows before layers, and back."""
+        return Cache(jnp.swapaxes(self.k, 0, 1), jnp.swapaxes(self.v, 0, 1), self.segment)
+
 
 class Attention(nnx.Module):
     """Query, key, value and output projections without bias; rotation included."""

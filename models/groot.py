@@ -149,10 +149,21 @@ class Groot:
         """Velocity of C noised chunks per sample at their own flow times, f32."""
         return self.field(params, batch)(noised, time).velocity
 
-    def field(self, params: Params, batch: PackedBatch) -> flow.Field:
-        """The batch's velocity field; the observation is read once, here."""
+    def observe(self, params: Params, batch: PackedBatch) -> Float[Array, "r p w"]:
+        """What the language model makes of the prefix, for `field`. Depends on parameters that
+        `observing` names alone."""
+        return self._modules.bind(params).features(deal(batch))
+
+    observing = r"^(vision|embedding|language)(/|$)"
+    """A regex, found in the paths of the parameters that `observe` reads."""
+
+    def field(
+        self, params: Params, batch: PackedBatch, observed: Float[Array, "r p w"] | None = None
+    ) -> flow.Field:
+        """The batch's velocity field; what is not `observed` yet is read once, here."""
         modules = self._modules.bind(params)
-        return partial(modules.act, observed=modules.observe(batch), embodiment=batch.embodiment)
+        seen = modules.observe(batch, observed)
+        return partial(modules.act, observed=seen, embodiment=batch.embodiment)
 
     @property
     def feature_width(self) -> int:
@@ -233,9 +244,12 @@ class _Modules(nnx.Module):
         x = constrain(x, ROWS, "context")
         return self.language(x, batch.prefix_segment, batch.prefix_position)
 
-    def observe(self, batch: PackedBatch) -> _Observed:
+    def observe(
+        self, batch: PackedBatch, features: Float[Array, "r p w"] | None = None
+    ) -> _Observed:
         """Runs everything that does not depend on the actions."""
         batch = deal(batch)
+        features = self.features(batch) if features is None else features
         segment = batch.prefix_segment
         if self.config.padding == "released":
             if batch.state.shape[1] != 1:
@@ -244,7 +258,7 @@ class _Modules(nnx.Module):
                     f"{batch.state.shape[1]} slots; use 'masked' for packed rows."
                 )
             segment = jnp.ones_like(segment)
-        cache = self.dit.observe(self.adapter(self.features(batch), segment), segment)
+        cache = self.dit.observe(self.adapter(features, segment), segment)
         state = batch.state[:, :, None].astype(self.dtype)
         return _Observed(cache, self.state_encoder(state, batch.embodiment))
 

@@ -180,11 +180,24 @@ class Pi:
         """Velocity of C noised chunks per sample at their own flow times, f32."""
         return self.field(params, batch)(noised, time).velocity
 
-    def field(self, params: Params, batch: PackedBatch) -> flow.Field:
-        """The batch's velocity field; the prefix, and the subtask if the batch has one, are read
-        once, here."""
+    def observe(self, params: Params, batch: PackedBatch) -> Cache:
+        """What the language model leaves of the prefix, and of the subtask if the batch has one,
+        for `field`; rows come before layers. Depends on parameters that `observing` names alone."""
+        return self._modules.bind(params).read(batch)[1].swapped()
+
+    @property
+    def observing(self) -> str:
+        """A regex, found in the paths of the parameters that `observe` reads."""
+        state = "|state_in" if self.config.state_input == "token" else ""
+        return rf"^(vision|embedding|language{state})(/|$)"
+
+    def field(
+        self, params: Params, batch: PackedBatch, observed: Cache | None = None
+    ) -> flow.Field:
+        """The batch's velocity field; what is not `observed` yet is read once, here."""
         modules = self._modules.bind(params)
-        return partial(modules.act, cache=modules.observe(batch))
+        cache = modules.read(batch)[1] if observed is None else observed.swapped()
+        return partial(modules.act, cache=modules.shown(batch, cache))
 
     @property
     def feature_width(self) -> int:
@@ -250,10 +263,6 @@ class _Modules(nnx.Module):
         self.time_out = nnx.Linear(action_width, action_width, rngs=rngs)
         self.expert = Expert(config.expert, config.time == "modulation", compute, rngs)
         self.action_out = nnx.Linear(action_width, config.action_dim, rngs=rngs)
-
-    def observe(self, batch: PackedBatch) -> Cache:
-        """Runs everything that depends on neither actions nor flow time."""
-        return self.shown(batch, self.read(batch)[1])
 
     def read(self, batch: PackedBatch) -> tuple[Float[Array, "r k l w"] | None, Cache]:
         """The language model over prefix and targets: the targets' last hidden states, and the keys

@@ -1,8 +1,16 @@
 """What is refused before hours are spent: settings, policies and suites that do not fit each
 other."""
 
+import re
+
+import jax
+
 from models import Pi, Policy
-from rl.config import RlConfig
+from models.functional import Params
+from models.groot import Groot
+from models.sharding import path_name
+from parallel.optimizer import select
+from rl.config import LearnerConfig, RlConfig
 from rl.objectives import check
 from sim.suites import Suite
 
@@ -71,6 +79,28 @@ def check_policy(policy: Policy, config: RlConfig) -> None:
         raise ValueError(
             f"rollout.execute is {config.rollout.execute}, but the policy's chunks have "
             f"{model.config.horizon} steps; execute no more than these."
+        )
+
+
+def check_kept(model: Pi | Groot, params: Params, config: LearnerConfig) -> None:
+    """Raises ValueError if what is kept of observations would change as the policy learns.
+
+    Args:
+      params: as `rl.flow_policy.init` makes them.
+    """
+    if not config.keep_observed:
+        return
+    moving = select(config.optimizer, params)[0]["policy"]
+    changing = [
+        name
+        for path, moves in jax.tree_util.tree_flatten_with_path(moving)[0]
+        if moves and re.search(model.observing, name := path_name(path))
+    ]
+    if changing:
+        raise ValueError(
+            f"learner.keep_observed is true, but observations are read with {len(changing)} "
+            f"parameters that change, such as {changing[0]}; set it to false, or let only "
+            f"others change by learner.optimizer.rates."
         )
 
 

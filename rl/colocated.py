@@ -20,6 +20,7 @@ from models import Policy
 from models.functional import Params, fill, only
 from parallel.optimizer import make_optimizer, select
 from rl import flow_policy
+from rl.checks import check_kept
 from rl.config import RlConfig
 from rl.fragments import Fragment, Lanes
 from rl.objectives import Terms, check
@@ -63,7 +64,12 @@ class Colocated:
         self._transformation = make_optimizer(self._optimizer)
 
     def init(self, params: Params) -> ColocatedState:
-        """The beginning of a run with these parameters, which it does not consume."""
+        """The beginning of a run with these parameters, which it does not consume.
+
+        Raises:
+          ValueError: as `check_kept`.
+        """
+        check_kept(self._model, params, self._config.learner)
         params = jax.tree.map(jnp.array, params)
         trained = only(params, select(self._optimizer, params)[1])
         lanes = jax.jit(self._env.pure_reset)(lane_seeds(self._config))
@@ -142,6 +148,7 @@ class Colocated:
             target=flat(advantage + fragment.drawn.value),
             version=jnp.full(advantage.size, state.step),
             weight=jnp.ones(advantage.size),
+            observed=jax.tree.map(flat, fragment.observed),
         )
 
     def _update(
@@ -151,7 +158,12 @@ class Colocated:
 
         def loss(wanted: Params) -> tuple[Array, Terms]:
             found = flow_policy.log_prob(
-                self._model, fill(wanted, params), part.batch, part.drawn, self._config.flow
+                self._model,
+                fill(wanted, params),
+                part.batch,
+                part.drawn,
+                part.observed,
+                self._config.flow,
             )
             # who acted is also the proximal policy: the step began with it
             behaviour = jnp.asarray(part.drawn.log_prob)

@@ -51,14 +51,16 @@ def draw(
     batch: PackedBatch,
     keys: UInt32[Array, "n 2"],
     config: FlowConfig,
+    observed: Any = None,
 ) -> Drawn:
-    """Chunks for N rows of one sample each, in the model's units.
+    """Chunks for N rows of one sample each, in the model's units; what is `observed` of these is
+    not read again.
 
     Integration starts where `Policy.answer` does with the same keys; nothing else decides a row's
     noise. Where no step has width, as at `level` 0, chunks are `sample_actions`' and their
     log-probabilities 0.
     """
-    field = model.field(params["policy"], batch)
+    field = model.field(params["policy"], batch, observed)
     shape, steps = batch.actions.shape[2:], random_steps(config)
     at = jnp.broadcast_to(jnp.arange(steps), (len(keys), steps))
     if config.random == "one":
@@ -80,15 +82,23 @@ def draw(
 
 
 def log_prob(
-    model: Pi | Groot, params: Params, batch: PackedBatch, drawn: Drawn, config: FlowConfig
+    model: Pi | Groot,
+    params: Params,
+    batch: PackedBatch,
+    drawn: Drawn,
+    observed: Any,
+    config: FlowConfig,
 ) -> tuple[Float[Array, "n h a"], Float[Array, "n"], Float[Array, "n"]]:
     """How likely chunks are, for each of their numbers; what the value head expects; and the
     entropy, in nats, averaged over the numbers that `action_mask` counts.
 
     With the parameters that drew the chunks, the first two are those recorded but for rounding. No
     gradient of the value reaches the policy.
+
+    Args:
+      observed: what `observe` made of the batch, or None.
     """
-    field = model.field(params["policy"], batch)
+    field = model.field(params["policy"], batch, observed)
     before, after, at = (jnp.asarray(x) for x in (drawn.before, drawn.after, drawn.at))
     _, mean, std = _step(params, field, before, at, config)
     density = _log_density(after, mean, std).sum(1)
@@ -96,6 +106,12 @@ def log_prob(
     acted = batch.action_mask[:, 0]
     entropy = (nats.mean(1) * acted).sum((1, 2)) / jnp.maximum(acted.sum((1, 2)), 1)
     return density, _value(params, field, batch), entropy
+
+
+def observe(model: Pi | Groot, params: Params, batch: PackedBatch) -> Any:
+    """What does not change as long as the parameters that `model.observing` names are frozen; rows
+    come first."""
+    return model.observe(params["policy"], batch)
 
 
 def value(model: Pi | Groot, params: Params, batch: PackedBatch) -> Float[Array, "n"]:

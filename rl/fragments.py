@@ -43,6 +43,8 @@ class Fragment(NamedTuple):
     following: Float[Array, "t n"]
     """Value of what was seen after each chunk: 0 where the episode ended, that of the last sight
     of it where time ran out."""
+    observed: Any
+    """As `Experience.observed`."""
 
 
 @dataclass(frozen=True)
@@ -96,26 +98,37 @@ class Lanes:
         self, params: Params, state: State, loop: Any, look: Any, step: Any, settle: Any
     ) -> tuple[State, Fragment]:
         def chunk(state: State, _: Any) -> tuple[State, Any]:
-            told, drawn, actions = look(params, state)
+            told, drawn, observed, actions = look(params, state)
             running = (state, jnp.zeros(len(actions), bool))
             (state, _), steps = loop(step, running, jnp.swapaxes(actions, 0, 1))
-            return state, (told, drawn, steps)
+            return state, (told, drawn, observed, steps)
 
         state, done = loop(chunk, state, jnp.arange(self.config.colocated.fragment))
         return state, settle(params, state, *done)
 
-    def _look(self, params: Params, state: State) -> tuple["_Told", Drawn, Float[Array, "n t a"]]:
+    def _look(
+        self, params: Params, state: State
+    ) -> tuple["_Told", Drawn, Any, Float[Array, "n t a"]]:
         """What the lanes see, and what the policy makes of it, in its own and the robot's units."""
         seen, told = self._see(state)
+        model, observed = self.policy.model, None
+        if self.config.learner.keep_observed:
+            observed = flow_policy.observe(model, params, told.batch)
         keys = jax.vmap(jax.random.fold_in)(self._key(_NOISE, state), state.step)
         words = jax.random.key_data(keys)
-        drawn = flow_policy.draw(self.policy.model, params, told.batch, words, self.config.flow)
+        drawn = flow_policy.draw(model, params, told.batch, words, self.config.flow, observed)
         chunks = jnp.asarray(drawn.actions), jnp.asarray(seen.state)
         actions = self._preparation.actions(*chunks)
-        return told, drawn, actions[:, : self.config.rollout.execute]
+        return told, drawn, observed, actions[:, : self.config.rollout.execute]
 
     def _settle(
-        self, params: Params, state: State, told: "_Told", drawn: Drawn, steps: "_Steps"
+        self,
+        params: Params,
+        state: State,
+        told: "_Told",
+        drawn: Drawn,
+        observed: Any,
+        steps: "_Steps",
     ) -> Fragment:
         """From what happened in T chunks, and what it has led to."""
         chunks, _, lanes = steps.live.shape
@@ -142,6 +155,7 @@ class Lanes:
             terminated=last.terminated,
             truncated=last.truncated,
             following=jnp.where(last.terminated, 0, following),
+            observed=observed,
         )
 
     def _see(self, state: State) -> tuple[Observation, "_Told"]:

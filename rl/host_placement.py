@@ -22,6 +22,7 @@ from parallel.optimizer import select
 from rl import flow_policy
 from rl.actor import Actor, Answer
 from rl.admission import draw_start
+from rl.checks import check_kept
 from rl.config import FlowConfig, RlConfig
 from rl.experience import MicroBatch, micro_batches
 from rl.host import Inference, Learnt, Stopped, run_host
@@ -94,6 +95,7 @@ class OnHost:
         self._values = config.objective.advantage == "gae"
         key = jax.random.fold_in(jax.random.key(config.seed), 1)
         params = flow_policy.init(model, policy.params, key, config.flow, value=self._values)
+        check_kept(model, params, config.learner)
         abstract = abstract_learner_state(params, self._optimizer, mesh=mesh)
         self._learner_from = partial(
             Learner,
@@ -103,6 +105,7 @@ class OnHost:
             epochs=config.learner.epochs,
             minibatches=config.learner.minibatches,
             mesh=mesh,
+            observe=partial(flow_policy.observe, model) if config.learner.keep_observed else None,
         )
         params = jax.device_put(params, jax.tree.map(lambda x: x.sharding, abstract.params))
         begun = learner_state(params, self._optimizer, abstract)

@@ -17,6 +17,7 @@ from jax.sharding import Mesh, use_abstract_mesh
 from jaxtyping import Array, Bool, Float
 
 from models.functional import only
+from models.inputs import PackedBatch
 from parallel.agreement import agree
 from parallel.distributed import host_count, put_batch
 from parallel.mesh import make_mesh, replicated, rows_sharding
@@ -39,6 +40,7 @@ class _Added(NamedTuple):
     finite: Bool[Array, ""]
     experience: Experience | None
     proximal: Float[Array, "n h a"] | None
+    observed: Any
 
 
 class Learner:
@@ -63,6 +65,8 @@ class Learner:
         is some of the step's micro-batches, drawn anew for each epoch; where these are fewer, each
         is a minibatch.
       mesh: that of the state; rows are split over its data and fsdp axes. All devices if None.
+      observe: what of a micro-batch does not change as the policy learns, rows first; computed once
+        and kept on the devices for the later epochs. If None `log_prob` does everything anew.
 
     Raises:
       ValueError: the configuration makes no sense.
@@ -77,6 +81,7 @@ class Learner:
         epochs: int = 1,
         minibatches: int = 1,
         mesh: Mesh | None = None,
+        observe: Callable[[Any, PackedBatch], Any] | None = None,
     ) -> None:
         check(objective)
         if min(epochs, minibatches) < 1:
@@ -94,6 +99,7 @@ class Learner:
         self._mesh = make_mesh() if mesh is None else mesh
         self._step = Step(log_prob, optimizer, objective)
         self._epochs, self._minibatches = epochs, minibatches
+        self._observe = observe if epochs > 1 else None
         self._version = int(state.version)
         self._lags: list[np.ndarray] = []
         self._added: list[_Added] = []
@@ -131,10 +137,10 @@ class Learner:
                 f", but the learner is at {self._version}; give it the state that acted."
             )
         placed = put_batch(experience, self._mesh)
-        total = self._zeros(self.state.params, placed) if self._total is None else self._total
-        self._total, proximal, finite = self._add(self.state, total, placed, None)
-        again = self._epochs > 1
-        kept = (experience, proximal) if again else (None, None)
+        if self._observe is not None:
+            placed = replace(placed, observed=self._observe(self.state.params, placed.batch))
+        proximal, finite = self._sum(placed, None)
+        kept = (experience, proximal, placed.observed) if self._epochs > 1 else (None, None, None)
         self._added.append(_Added(tuple(tickets), finite, *kept))
         self._lags.append(lags)
         self._last = experience
@@ -201,12 +207,19 @@ class Learner:
         parts = np.array_split(order, min(self._minibatches, len(order)))
         return [[self._added[i] for i in sorted(part)] for part in parts]
 
+    def _sum(
+        self, placed: Experience, proximal: Float[Array, "n h a"] | None
+    ) -> tuple[Float[Array, "n h a"], Bool[Array, ""]]:
+        """Adds a micro-batch's gradient; see `Step.add` for what it returns."""
+        total = self._zeros(self.state.params, placed) if self._total is None else self._total
+        self._total, log_prob, finite = self._add(self.state, total, placed, proximal)
+        return log_prob, finite
+
     def _replay(self, parts: list[_Added]) -> None:
         """Adds these micro-batches again."""
         for i, added in enumerate(parts):
-            placed = put_batch(added.experience, self._mesh)
-            total = self._zeros(self.state.params, placed) if self._total is None else self._total
-            self._total, _, finite = self._add(self.state, total, placed, added.proximal)
+            placed = replace(put_batch(added.experience, self._mesh), observed=added.observed)
+            _, finite = self._sum(placed, added.proximal)
             parts[i] = added._replace(finite=finite)
 
     def _even_out(self) -> None:
@@ -267,7 +280,7 @@ class Learner:
             return new, worth, metrics, total.terms
 
         def evaluate(params: Any, experience: Experience) -> tuple[Array, Array]:
-            return step.log_prob(params, experience.batch, experience.drawn)[:2]
+            return step.log_prob(params, experience.batch, experience.drawn, None)[:2]
 
         self._zeros = compiled(step.zeros, in_shardings=(placed.params, rows), out_shardings=total)
         self._add = compiled(
@@ -283,6 +296,10 @@ class Learner:
             in_shardings=(placed, total, whole),
             out_shardings=(placed, whole, whole, whole),
         )
+        if self._observe is not None:
+            self._observe = compiled(
+                self._observe, in_shardings=(placed.params, rows), out_shardings=rows
+            )
         self._evaluate = compiled(evaluate, in_shardings=(placed.params, rows), out_shardings=whole)
 
 

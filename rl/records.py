@@ -3,7 +3,7 @@ the episodes of a ticket. All numpy on the host; `Experience` is what goes to th
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -85,6 +85,8 @@ class Experience:
     """What the value head should have expected."""
     version: Int[Array | np.ndarray, "n"]
     weight: Float[Array | np.ndarray, "n"]
+    observed: Any = None
+    """What `rl.flow_policy.observe` makes of the batch, where it is kept."""
 
     @property
     def acted(self) -> Bool[Array, "n h a"]:

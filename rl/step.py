@@ -29,10 +29,11 @@ from rl.records import Drawn, Experience
 
 Params = Any
 LogProb = Callable[
-    [Params, PackedBatch, Drawn],
+    [Params, PackedBatch, Drawn, Any],
     tuple[Float[Array, "n h a"], Float[Array, "n"], Float[Array, "n"]],
 ]
-"""log π of the numbers drawn, what the value head expects, and an entropy for each decision."""
+"""log π of the numbers drawn, what the value head expects, and an entropy for each decision; from
+`Experience.observed` where that is kept."""
 
 WHOLE: Rules = ((".", PartitionSpec()),)
 """Every device holds all parameters."""
@@ -238,7 +239,9 @@ class Step:
         proximal: Float[Array, "n h a"] | None,
     ) -> tuple[Float[Array, ""], tuple[Terms, Float[Array, "n h a"]]]:
         """Loss sum; its terms and log π."""
-        found = self.log_prob(fill(wanted, params), experience.batch, experience.drawn)
+        found = self.log_prob(
+            fill(wanted, params), experience.batch, experience.drawn, experience.observed
+        )
         from_values = self.objective.advantage == "gae"
         worth = experience.advantage
         scaled = replace(experience, advantage=worth / scale_of(scale) if from_values else worth)

@@ -18,7 +18,7 @@ _EXPERT = (("^policy/(expert|action|time)", 1.0), (".", 0.0))
 """Trains what draws chunks, and leaves all that is read before as it is, so that no gradient has to
 pass through it."""
 
-_LEARNER = LearnerConfig(epochs=4, minibatches=4)
+_LEARNER = LearnerConfig(epochs=4, minibatches=4, keep_observed=True)
 _OPTIMIZER = replace(_LEARNER.optimizer, learning_rate=2e-4)
 
 TABLETOP_PPO = RlConfig(

@@ -44,13 +44,20 @@ def params(seed: int = 0) -> Any:
     return tree.unflatten([jnp.asarray(0.3 * rng.normal(size=x), jnp.float32) for x in leaves])
 
 
-def log_prob(params: Any, batch: PackedBatch, drawn: Drawn) -> tuple[Any, Any, Any]:
+def log_prob(
+    params: Any, batch: PackedBatch, drawn: Drawn, observed: Any = None
+) -> tuple[Any, Any, Any]:
     """That of a Gaussian of width 1/2 around a linear function of the state."""
-    state, policy, value = batch.state[:, 0], params["policy"], params["value"]
+    state = observe(params, batch) if observed is None else observed
+    policy, value = params["policy"], params["value"]
     mean = (state @ policy["kernel"] + policy["bias"]).reshape(-1, HORIZON, DIMS)
     error = (drawn.after[:, 0] - mean) / 0.5
     entropy = jnp.sum(policy["bias"] ** 2) * jnp.ones(len(state))
     return -0.5 * error**2, state @ value["kernel"] + value["bias"], entropy
+
+
+def observe(params: Any, batch: PackedBatch) -> Any:
+    return jnp.asarray(batch.state[:, 0])
 
 
 def packed(samples: list[Sample]) -> PackedBatch:

@@ -20,9 +20,9 @@ from tests.models.tiny_policy import ARM, tiny_policy
 from tests.rl.point import Point
 
 
-def configured(rate=1e-3, minibatches=2, **own) -> RlConfig:
+def configured(rate=1e-3, minibatches=2, rates=(), **own) -> RlConfig:
     optimizer = OptimizerConfig(
-        learning_rate=rate, schedule="constant", warmup_steps=0, weight_decay=0.0
+        learning_rate=rate, schedule="constant", warmup_steps=0, weight_decay=0.0, rates=rates
     )
     return RlConfig(
         steps=4,
@@ -108,6 +108,29 @@ def test_without_learning_ratios_are_1_and_nothing_is_clipped():
     assert abs(metrics["kl"]) < 1e-6
     assert metrics["advantage_rms"] > 0.01
     assert equal(state.params["policy"], beginning(still).params["policy"])
+
+
+def test_what_is_kept_of_observations_changes_nothing():
+    plain = configured(rates=(("^policy/(expert|action|time)|value", 1.0), (".", 0.0)))
+    learner = replace(plain.learner, keep_observed=True)
+    ended = []
+    for config in (plain, replace(plain, learner=learner)):
+        made = program(config)
+        state = beginning(made)
+        for step in (made.whole, made.stepwise):
+            state, metrics = step(state)
+        ended.append((state.params, {name: float(x) for name, x in metrics.items()}))
+    (mine, found), (wanted, metrics) = ended
+    # eight updates of up to 1e-3 were made, in each of which Adam blows up roundings around 0
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-4), mine, wanted)
+    assert found == pytest.approx(metrics, rel=1e-3, abs=1e-5)
+
+
+def test_keeping_what_changes_is_refused():
+    config = configured()
+    config = replace(config, learner=replace(config.learner, keep_observed=True))
+    with pytest.raises(ValueError, match=r"keep_observed is true, .* such as embedding"):
+        beginning(program(config))
 
 
 def test_advantages_are_those_of_whole_episodes():

@@ -53,7 +53,7 @@ def parameters(config: FlowConfig):
 
 
 _draw = jax.jit(flow_policy.draw, static_argnums=(0, 4))
-_log_prob = jax.jit(flow_policy.log_prob, static_argnums=(0, 4))
+_log_prob = jax.jit(flow_policy.log_prob, static_argnums=(0, 5))
 
 
 def drawn_by(config, params=None, model=MODEL, rows=slice(None), keys=KEYS):
@@ -68,7 +68,9 @@ FEW = slice(1, 4)
 def said(config, drawn, params=None, model=MODEL):
     """What `log_prob` makes of a few rows."""
     given, taken = (jax.tree.map(lambda x: x[FEW], tree) for tree in (batch(), drawn))
-    return jax.device_get(_log_prob(model, params or parameters(config), given, taken, config))
+    return jax.device_get(
+        _log_prob(model, params or parameters(config), given, taken, None, config)
+    )
 
 
 @pytest.mark.parametrize(
@@ -106,7 +108,7 @@ class Normal:
     config = SimpleNamespace(action_dim=4)
     feature_width = 1
 
-    def field(self, params, batch):
+    def field(self, params, batch, observed):
         def predicted(x, time):
             t = time[..., None, None]
             away = (x - (1 - t) * self.mean) / (((1 - t) * self.std) ** 2 + t**2)
@@ -296,7 +298,7 @@ def test_the_gradient_of_a_likelihood_is_its_slope():
     @jax.jit
     def total(by):
         moved = jax.tree.map(lambda x, d: x + by * d, params, direction)
-        return jnp.sum(flow_policy.log_prob(MODEL, moved, batch(), drawn, config)[0] * acted)
+        return jnp.sum(flow_policy.log_prob(MODEL, moved, batch(), drawn, None, config)[0] * acted)
 
     slope = float(jax.jit(jax.grad(total))(0.0))
     step = 1e-3
@@ -312,7 +314,8 @@ def test_the_values_gradient_reaches_its_head_alone_and_entropys_the_noise_head(
     @jax.jit
     def gradients(params):
         def totals(p):
-            return [x.sum() for x in flow_policy.log_prob(MODEL, p, batch(), drawn, config)[1:]]
+            found = flow_policy.log_prob(MODEL, p, batch(), drawn, None, config)
+            return [x.sum() for x in found[1:]]
 
         pull = jax.vjp(totals, params)[1]
         return pull([1.0, 0.0])[0], pull([0.0, 1.0])[0]

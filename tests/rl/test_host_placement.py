@@ -42,7 +42,7 @@ def test_a_policy_that_acts_rounded_records_its_own_log_probabilities(tmp_path):
     acted = np.asarray(experience.acted) & (experience.weight > 0)[:, None, None]
 
     def furthest(params):
-        found, _, _ = log_prob(params, experience.batch, experience.drawn)
+        found, _, _ = log_prob(params, experience.batch, experience.drawn, None)
         return np.abs(np.asarray(found) - experience.drawn.log_prob)[acted].max()
 
     assert furthest(rounded) < 1e-3

@@ -16,16 +16,18 @@ from rl.objectives import objective, value_loss
 from rl.step import Scale, abstract_learner_state, learner_state, optimizer_of, scale_of
 from tests.parallel.toy import together
 from tests.rl import learner_host
-from tests.rl.gaussian import OPTIMIZER, RULES, log_prob, packed, params, ticket
+from tests.rl.gaussian import OPTIMIZER, RULES, log_prob, observe, packed, params, ticket
 
 ONE = make_mesh(devices=jax.devices()[:1])
 PPO = ObjectiveConfig(entropy_weight=0.01)
 
 
-def learner(config=PPO, optimizer=OPTIMIZER, epochs=1, mesh=ONE, policy=log_prob, minibatches=1):
+def learner(
+    config=PPO, optimizer=OPTIMIZER, epochs=1, mesh=ONE, policy=log_prob, minibatches=1, kept=None
+):
     abstract = abstract_learner_state(params(), optimizer, RULES, mesh)
     state = learner_state(params(), optimizer, abstract)
-    return Learner(policy, state, optimizer, config, epochs, minibatches, mesh)
+    return Learner(policy, state, optimizer, config, epochs, minibatches, mesh, kept)
 
 
 def tickets(version, count=6, **how):
@@ -192,9 +194,23 @@ def test_later_epochs_replay_the_step_with_its_first_proximal_policy(name, minib
     assert counts == (1, 1 + 2 * minibatches, decisions(given))
 
 
+def test_what_is_kept_of_observations_is_made_once_and_changes_nothing():
+    how = {"epochs": 3, "minibatches": 2}
+    mine, plain, made = learner(kept=observe, **how), learner(**how), []
+    observing = mine._observe
+    mine._observe = lambda *given: made.append(given) or observing(*given)
+    for version in range(2):
+        given = tickets(version, moved=0.3)
+        same(learn(mine, given, 4), learn(plain, given, 4))
+        parts = -(-decisions(given) // 4)
+        assert len(made) == parts
+        made.clear()
+    close(mine.state.params, plain.state.params, 1e-6)
+
+
 def test_a_mesh_learns_as_one_device_does():
     mesh = make_mesh(MeshConfig(data=2, fsdp=4))
-    spread, alone = learner(mesh=mesh, epochs=2), learner(epochs=2)
+    spread, alone = learner(mesh=mesh, epochs=2, kept=observe), learner(epochs=2)
     kernel = spread.state.params["policy"]["kernel"]
     assert {s.data.shape for s in kernel.addressable_shards} == {(2, 6)}
     for version in range(3):
@@ -238,7 +254,7 @@ def test_decisions_and_lags_are_counted():
         assert metrics["lag_max"] == (version > 0)
 
 
-def spoiling(params, batch, drawn):
+def spoiling(params, batch, drawn, _):
     """Not finite for decisions of ticket 4."""
     found, value, entropy = log_prob(params, batch, drawn)
     bad = (batch.sample_id[:, 0] // 1000 == 4)[:, None, None]

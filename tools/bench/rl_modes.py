@@ -364,8 +364,9 @@ def _learner(acting: Acting, load: Load, device: Any, steps: int) -> Learner:
     abstract = abstract_learner_state(params, optimizer, mesh=mesh)
     state = learner_state(jax.tree.map(jax.numpy.copy, params), optimizer, abstract)
     log_prob = partial(flow_policy.log_prob, acting.policy.model, config=FlowConfig())
+    observe = partial(flow_policy.observe, acting.policy.model)
     epochs, parts = _LEARNER.epochs, _LEARNER.minibatches
-    return Learner(log_prob, state, optimizer, _OBJECTIVE, epochs, parts, mesh)
+    return Learner(log_prob, state, optimizer, _OBJECTIVE, epochs, parts, mesh, observe)
 
 
 def _start(slots: Slots, ticket: int, seeds: range) -> Start:
