@@ -6,7 +6,7 @@ lengths, observations and actions the sizes that a policy expects.
 """
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -26,8 +26,8 @@ class Point(NamedTuple):
 
     seed: int
     goal: int
-    angle: float
-    """By which the discs, 120° apart on the unit circle, are turned."""
+    discs: Float[np.ndarray, "3 2"]
+    """Their centres, 120° apart on the unit circle."""
     place: Float[np.ndarray, "2"]
     steps: int
 
@@ -67,26 +67,26 @@ class Points:
 
     def begin(self, seed: int) -> Point:
         """An episode's beginning, in the middle."""
-        goal, angle = np.random.default_rng([7, seed]).random(2)
-        return Point(
-            seed, int(goal * len(GOALS)), float(angle * 2 * np.pi), np.zeros(2, np.float32), 0
-        )
+        goal, turned = np.random.default_rng([7, seed]).random(2)
+        angle = (turned + np.arange(3) / 3) * 2 * np.pi
+        discs = np.stack([np.cos(angle), np.sin(angle)], -1).astype(np.float32)
+        return Point(seed, int(goal * len(GOALS)), discs, np.zeros(2, np.float32), 0)
 
     def act(self, point: Point, action: Float[np.ndarray, "a"]) -> Point:
         """One step; actions are clipped to -1 … 1."""
-        place = point.place + self.speed * np.clip(action[:2], -1, 1)
+        place = point.place + self.speed * action[:2].clip(-1, 1)
         return point._replace(place=place.astype(np.float32), steps=point.steps + 1)
 
     def expert(self, point: Point) -> Float[np.ndarray, "a"]:
         """Full speed towards the goal."""
-        offset = _discs(point)[point.goal] - point.place
+        offset = point.discs[point.goal] - point.place
         action = np.zeros(self.action_dims, np.float32)
         action[:2] = offset / max(float(np.linalg.norm(offset)), self.speed)
         return action
 
     def reached(self, point: Point) -> np.ndarray:
         """Which discs the point is on, [3] bool."""
-        return np.linalg.norm(_discs(point) - point.place, axis=-1) < _RADIUS
+        return np.hypot(*(point.discs - point.place).T) < _RADIUS
 
     def observe(self, point: Point) -> Observation:
         """Pictures [c h w 3] and the state [s]."""
@@ -97,23 +97,35 @@ class Points:
 
     def draw(self, point: Point, size: int) -> UInt8[np.ndarray, "h w 3"]:
         """The discs, and the point above them."""
-        image = np.full((size, size, 3), 245, np.uint8)
-        centres = np.concatenate([_discs(point), point.place[None]])
-        gaps = ((_grid(size) - centres[:, None, None]) ** 2).sum(-1)
-        for gap, colour, radius in zip(gaps, _COLOURS, (*[_RADIUS] * 3, _RADIUS / 2), strict=True):
-            image[gap < radius**2] = colour
+        image = _scene(point.discs.tobytes(), size).copy()
+        _paint(image, point.place, _RADIUS / 2, _COLOURS[-1])
         return image
 
 
-def _discs(point: Point) -> Float[np.ndarray, "3 2"]:
-    angle = point.angle + np.arange(3) * 2 * np.pi / 3
-    return np.stack([np.cos(angle), np.sin(angle)], -1).astype(np.float32)
+@lru_cache(256)
+def _scene(discs: bytes, size: int) -> UInt8[np.ndarray, "h w 3"]:
+    """The discs, which stay where they are."""
+    image = np.full((size, size, 3), 245, np.uint8)
+    for centre, colour in zip(
+        np.frombuffer(discs, np.float32).reshape(3, 2), _COLOURS[:3], strict=True
+    ):
+        _paint(image, centre, _RADIUS, colour)
+    return image
+
+
+def _paint(
+    image: UInt8[np.ndarray, "n n 3"],
+    centre: Float[np.ndarray, "2"],
+    radius: float,
+    colour: UInt8[np.ndarray, "3"],
+) -> None:
+    x, y = (_axis(len(image))[:, None] - centre).T ** 2
+    image[y[:, None] + x < radius**2] = colour
 
 
 @cache
-def _grid(size: int) -> Float[np.ndarray, "h w 2"]:
-    axis = ((np.arange(size) + 0.5) / size * 2 - 1) * _SEEN
-    return np.stack(np.meshgrid(axis, axis), -1).astype(np.float32)
+def _axis(size: int) -> Float[np.ndarray, "n"]:
+    return (((np.arange(size) + 0.5) / size * 2 - 1) * _SEEN).astype(np.float32)
 
 
 def _named(what: str, first: tuple[str, ...], count: int) -> tuple[str, ...]:

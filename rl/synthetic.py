@@ -172,13 +172,19 @@ class Synthetic:
         begun, rng = point.steps, np.random.default_rng([1, point.seed, point.steps])
         path: list[Point] = []
         wanted: list[np.ndarray] = []
-        while len(path) < steps and not self._over(point):
-            wanted.append(world.expert(point))
-            disturbed = wanted[-1] + noise * 2 * rng.standard_normal(world.action_dims)
-            point = world.act(point, disturbed if actions is None else actions[len(path)])
+        discs: list[np.ndarray] = []
+        success = False
+        while len(path) < steps and not success and point.steps < world.max_steps:
+            if actions is None:
+                wanted.append(world.expert(point))
+                action = wanted[-1] + noise * 2 * rng.standard_normal(world.action_dims)
+            else:
+                action = actions[len(path)]
+            point = world.act(point, action)
             path.append(point)
-        reached = np.array([world.reached(p) for p in path])
-        success = bool(reached[-1, point.goal])
+            discs.append(world.reached(point))
+            success = bool(discs[-1][point.goal])
+        reached = np.array(discs)
         outcome = Outcome(
             slot=slot,
             observation=world.observe(point),
@@ -195,10 +201,6 @@ class Synthetic:
         self._report(outcome, since, self._latencies.chunk, (point.seed, begun, 1))
         if outcome.ended:
             del self._points[slot]
-
-    def _over(self, point: Point) -> bool:
-        reached = point.steps > 0 and self._world.reached(point)[point.goal]
-        return bool(reached) or point.steps >= self._world.max_steps
 
     def _report(
         self, outcome: Outcome, since: float, latency: Latency, what: tuple[int, ...]
