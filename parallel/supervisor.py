@@ -349,8 +349,9 @@ def _devices(
     if not accelerators or environment.get("JAX_PLATFORMS") == "cpu":
         flags = [f for f in environment.get("XLA_FLAGS", "").split() if _FORCED not in f]
         flags.append(f"{_FORCED}={plan.devices or 1}")
-        pool = max(32, 4 * (plan.devices or 1))  # fewer threads deadlock in collectives
-        return {"XLA_FLAGS": " ".join(flags), "NPROC": environment.get("NPROC", str(pool))}
+        # fewer threads deadlock in collectives
+        pool = max(32, 4 * (plan.devices or 1), int(environment.get("NPROC", 0)))
+        return {"XLA_FLAGS": " ".join(flags), "NPROC": str(pool)}
     each = plan.devices or accelerators // plan.processes
     if each < 1 or each * plan.processes > accelerators:
         raise ValueError(

@@ -2,7 +2,9 @@
 
 Settings that must stand before JAX starts are made here, once for all commands: MJX is up to 100
 times slower with XLA's CPU fusion emitters; programs over several forced devices deadlock unless
-the thread pool is large, which slows all others. Compiled programs are kept between commands.
+the thread pool is large, which slows all others; and a compiled loop, such as a simulator's, holds
+a thread of the pool, so that with only one for each core what computes beside it starves. Compiled
+programs are kept between commands.
 """
 
 import os
@@ -13,7 +15,7 @@ _FORCED = "--xla_force_host_platform_device_count"
 
 if _EMITTERS not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_EMITTERS}=false".strip()
-if _FORCED in os.environ["XLA_FLAGS"]:
-    os.environ.setdefault("NPROC", "32")
+_FORCES = _FORCED in os.environ["XLA_FLAGS"]
+os.environ.setdefault("NPROC", "32" if _FORCES else str(2 * (os.cpu_count() or 1)))
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path.home() / ".cache/chiliad/jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")

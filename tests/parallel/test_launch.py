@@ -98,6 +98,7 @@ def test_each_process_has_its_own_devices():
     cpu = _devices(Plan((), 2, devices=16), 1, 0, {"XLA_FLAGS": f"--a=1 {forced}=8"})
     assert cpu == {"XLA_FLAGS": f"--a=1 {forced}=16", "NPROC": "64"}
     assert _devices(plan, 0, 8, {"JAX_PLATFORMS": "cpu"})["XLA_FLAGS"] == f"{forced}=1"
+    assert _devices(plan, 0, 0, {"NPROC": "4"})["NPROC"] == "32"  # the launcher's own is too small
     with pytest.raises(ValueError, match="-n is 2 with 1 devices each, but this machine has 1"):
         _devices(plan, 0, 1, {})
 
