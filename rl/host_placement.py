@@ -111,7 +111,7 @@ class OnHost:
         begun = learner_state(params, self._optimizer, abstract)
         self._learner = self._learner_from(state=begun)
         count = sum(some.count for some in slots)
-        shared = policy.varied(sizes=_sizes(-(-count // (len(workers) or len(acting)))))
+        shared = policy.varied(sizes=batch_sizes(-(-count // (len(workers) or len(acting)))))
         self._actor = Acting(shared, slots[0].spec, config.flow)
         for worker in workers:
             worker.start(partial(Acting, _bare(shared), slots[0].spec, config.flow), self._actor)
@@ -289,7 +289,7 @@ def _bare(policy: Policy) -> Policy:
     return replace(policy, model=model, params=None, processor=replace(policy.processor))
 
 
-def _sizes(count: int) -> tuple[int, ...]:
+def batch_sizes(count: int) -> tuple[int, ...]:
     """Powers of two up to as many as can wait at a time."""
     most = min(count, _LARGEST)
     return (*(2**k for k in range(most.bit_length()) if 2**k < most), most)

@@ -34,13 +34,13 @@ class Diverged(ArithmeticError):
 
 
 class _Added(NamedTuple):
-    """A micro-batch of the step; kept whole for its later epochs."""
+    """A micro-batch of the step, for its later epochs: on the host, or on the devices where what is
+    observed is kept too."""
 
     tickets: tuple[int, ...]
     finite: Bool[Array, ""]
     experience: Experience | None
     proximal: Float[Array, "n h a"] | None
-    observed: Any
 
 
 class Learner:
@@ -140,8 +140,9 @@ class Learner:
         if self._observe is not None:
             placed = replace(placed, observed=self._observe(self.state.params, placed.batch))
         proximal, finite = self._sum(placed, None)
-        kept = (experience, proximal, placed.observed) if self._epochs > 1 else (None, None, None)
-        self._added.append(_Added(tuple(tickets), finite, *kept))
+        kept = experience if self._observe is None else placed
+        again = (kept, proximal) if self._epochs > 1 else (None, None)
+        self._added.append(_Added(tuple(tickets), finite, *again))
         self._lags.append(lags)
         self._last = experience
         self.pending += len(lags)
@@ -218,7 +219,8 @@ class Learner:
     def _replay(self, parts: list[_Added]) -> None:
         """Adds these micro-batches again."""
         for i, added in enumerate(parts):
-            placed = replace(put_batch(added.experience, self._mesh), observed=added.observed)
+            kept: Any = added.experience
+            placed = put_batch(kept, self._mesh) if self._observe is None else kept
             _, finite = self._sum(placed, added.proximal)
             parts[i] = added._replace(finite=finite)
 

@@ -60,8 +60,8 @@ def run(console: Console, load: Load | None = None, figure: Path = FIGURE) -> di
     figures: dict[str, Any] = {}
     try:
         waiting = {"measured": measured(load)} | waiting
-        # an untrained policy's episodes have 500 steps
-        rollout = replace(load.rollout, tickets=2, slots=8, execute=8)
+        # an untrained policy's episodes have 500 steps; cores are short, so batches are waited for
+        rollout = replace(load.rollout, tickets=2, slots=8, execute=8, deadline=0.02)
         long = replace(load, rollout=rollout, steps=3, warm=2)
         figures["metaworld"] = in_suite(console, "metaworld", (_TASK,), long)
     except FileNotFoundError as missing:

@@ -32,6 +32,7 @@ from rl.config import (
 from rl.events import Mode, Workload
 from rl.experience import MicroBatch, micro_batches
 from rl.host import Inference, Learnt, run_host
+from rl.host_placement import batch_sizes
 from rl.latency import Latencies, Measured
 from rl.learner import Learner
 from rl.preparation import Traceable
@@ -52,10 +53,10 @@ class Load:
     """A run that is repeated in every mode."""
 
     rollout: RolloutConfig = field(
-        default_factory=lambda: RolloutConfig(tickets=8, group=4, slots=16, deadline=0.005)
+        default_factory=lambda: RolloutConfig(tickets=8, group=4, slots=16, deadline=0.001)
     )
-    micro: int = 32
-    steps: int = 6
+    micro: int = 64
+    steps: int = 12
     """Of the learner, that count."""
     warm: int = 3
     """More before these, in which programs are compiled and what was acted meanwhile is learnt
@@ -134,9 +135,8 @@ class Acting:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Powers of four up to the slots."""
-        count = self.load.rollout.slots or 1
-        return (*(4**k for k in range(count.bit_length()) if 4**k < count), count)
+        """As a run has them."""
+        return batch_sizes(self.load.rollout.slots or 1)
 
     @cached_property
     def actor(self) -> Actor:
