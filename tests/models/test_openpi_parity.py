@@ -30,10 +30,14 @@ def close(ours, theirs, tolerance: float = 1e-4) -> None:
 
 @pytest.fixture(scope="module", params=NAMES)
 def case(request) -> tuple[str, dict[str, np.ndarray], Policy]:
-    with np.load(FIXTURES / request.param / "case.npz") as file:
+    return load_case(request.param)
+
+
+def load_case(name: str) -> tuple[str, dict[str, np.ndarray], Policy]:
+    with np.load(FIXTURES / name / "case.npz") as file:
         arrays = dict(file)
-    policy = load_policy(FIXTURES / request.param / "params")
-    if request.param == "pi0_lora":  # alphas that no shape tells
+    policy = load_policy(FIXTURES / name / "params")
+    if name == "pi0_lora":  # alphas that no shape tells
         config = policy.model.config
         attention, mlp = Lora(3, 6.0), Lora(2, 3.0)
         config = replace(
@@ -42,7 +46,7 @@ def case(request) -> tuple[str, dict[str, np.ndarray], Policy]:
             expert=replace(config.expert, attention_lora=mlp),
         )
         policy = replace(policy, model=Pi(config))
-    return request.param, arrays, policy
+    return name, arrays, policy
 
 
 def observation(arrays: dict[str, np.ndarray], rows=slice(None)) -> dict:
@@ -53,6 +57,43 @@ def observation(arrays: dict[str, np.ndarray], rows=slice(None)) -> dict:
         "tokenized_prompt": arrays["tokens"][rows],
         "tokenized_prompt_mask": arrays["token_mask"][rows],
     }
+
+
+def packed_gradients(
+    name: str, arrays: dict[str, np.ndarray], policy: Policy
+) -> tuple[dict[int, np.ndarray], dict[str, np.ndarray]]:
+    """Each sample's losses, and the gradient of their mean under openpi's names, of three rows."""
+    config = replace(policy.model.config, horizon=arrays["actions"].shape[1])
+    processor = replace(policy.processor, horizon=config.horizon)
+    samples = read_observation(
+        observation(arrays), processor, vocabulary=config.vocabulary, actions=arrays["actions"]
+    )
+    rows = [[3, 0, 5], [1], [6, 2, 4]]
+    layout = config.layout(prefix=100, samples=4, images=9, text=45)
+    batch = pack([[samples[i] for i in row] for row in rows], layout)
+    noise = np.zeros((3, 4, *arrays["noise"].shape[1:]), arrays["noise"].dtype)
+    time = np.ones((3, 4), arrays["time"].dtype)
+    for r, row in enumerate(rows):
+        for k, i in enumerate(row):
+            noise[r, k], time[r, k] = arrays["noise"][i], arrays["time"][i]
+    time = jnp.asarray(time)[..., None]
+    noised, target = flow.interpolate(batch.actions[:, :, None], noise[:, :, None], time)
+
+    @jax.jit
+    def gradient(params):
+        def mean(params):
+            velocity = policy.model.velocity(params, batch, noised, time)
+            losses = ((velocity - target) ** 2)[:, :, 0].mean(-1)
+            return (losses * batch.action_mask[..., 0]).sum() / arrays["loss"].size, losses
+
+        return jax.grad(mean, has_aux=True)(params)
+
+    gradients, losses = gradient(policy.params)
+    table = openpi.PI05 if name == "pi05" else openpi.PI0
+    flat = {path: np.asarray(x) for path, x in flatten_dict(gradients, sep="/").items()}
+    outgoing = their_arrays(table, {path: x.shape for path, x in flat.items()}, "the gradients")
+    each = {i: np.asarray(losses[r, k]) for r, row in enumerate(rows) for k, i in enumerate(row)}
+    return each, {path: array.build(flat) for path, array in outgoing.items()}
 
 
 def test_losses_are_openpis(case):
@@ -70,53 +111,26 @@ def test_sampled_actions_are_openpis(case):
 
 
 def test_packed_rows_give_openpis_losses_and_every_gradient(case):
+    """Where openpi's own f32 is further than 1e-4 from the gradient in f64 (up to 1.4e-4, in three
+    arrays of the adapters' case), ours is held to that one instead: `exact.npz`."""
     name, arrays, policy = case
-    config = replace(policy.model.config, horizon=arrays["actions"].shape[1])
-    processor = replace(policy.processor, horizon=config.horizon)
-    samples = read_observation(
-        observation(arrays), processor, vocabulary=config.vocabulary, actions=arrays["actions"]
-    )
-    rows = [[3, 0, 5], [1], [6, 2, 4]]
-    layout = config.layout(prefix=100, samples=4, images=9, text=45)
-    batch = pack([[samples[i] for i in row] for row in rows], layout)
-    noise, time = np.zeros((3, 4, *arrays["noise"].shape[1:]), np.float32), np.ones((3, 4))
-    for r, row in enumerate(rows):
-        for k, i in enumerate(row):
-            noise[r, k], time[r, k] = arrays["noise"][i], arrays["time"][i]
-    time = jnp.asarray(time, jnp.float32)[..., None]
-    noised, target = flow.interpolate(batch.actions[:, :, None], noise[:, :, None], time)
-
-    @jax.jit
-    def gradient(params):
-        def mean(params):
-            velocity = policy.model.velocity(params, batch, noised, time)
-            losses = ((velocity - target) ** 2)[:, :, 0].mean(-1)
-            return (losses * batch.action_mask[..., 0]).sum() / arrays["loss"].size, losses
-
-        return jax.grad(mean, has_aux=True)(params)
-
-    gradients, losses = gradient(policy.params)
-    for r, row in enumerate(rows):
-        for k, i in enumerate(row):
-            close(losses[r, k], arrays["loss"][i])
-    table = openpi.PI05 if name == "pi05" else openpi.PI0
-    flat = {path: np.asarray(x) for path, x in flatten_dict(gradients, sep="/").items()}
-    outgoing = their_arrays(table, {path: x.shape for path, x in flat.items()}, "the gradients")
-    theirs = {path: array.build(flat) for path, array in outgoing.items()}
+    losses, found = packed_gradients(name, arrays, policy)
+    for i, loss in losses.items():
+        close(loss, arrays["loss"][i])
     recorded = {path[5:]: g for path, g in arrays.items() if path.startswith("grad/")}
-    assert set(theirs) == set(recorded)
-    off = {}
+    assert set(found) == set(recorded)
+    if name == "pi0_lora":
+        with np.load(FIXTURES / name / "exact.npz") as file:
+            exact = dict(file)
+        assert len(exact) == 3
+        for path, g in exact.items():
+            close(recorded[path], g, 1.4e-4)
+        recorded |= exact
     for path, g in recorded.items():
-        if np.abs(g).max() <= 1e-6:
-            np.testing.assert_allclose(theirs[path], g, atol=1e-6, err_msg=path)
-            continue
-        worst = np.abs(theirs[path] - g).max() / np.abs(g).max()
-        if name == "pi0_lora" and 1e-4 < worst < 1.5e-4:
-            off[path] = worst
+        if np.abs(g).max() > 1e-6:
+            close(found[path], g)
         else:
-            close(theirs[path], g)
-    if off:  # seen on a Zen 5: 1.18e-4 in one entry of 384
-        pytest.xfail(f"This CPU rounds further off than 1e-4 of the largest entry: {off}")
+            np.testing.assert_allclose(found[path], g, atol=1e-6, err_msg=path)
 
 
 def test_merged_adapters_compute_the_same():
