@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import jax
@@ -145,6 +145,23 @@ class Acting:
     def warm(self) -> None:
         """Compiles all sizes."""
         self.policy.warm(compute=lambda asked: self.actor.answer(self.params, asked))
+        self.alone  # noqa: B018  measured while nothing else computes
+
+    @cached_property
+    def alone(self) -> dict[int, float]:
+        """Seconds that a batch of each size takes with nothing beside it, the median of nine."""
+        found = {}
+
+        def timed(asked: list[Request]) -> None:
+            seconds = []
+            for _ in range(9):
+                since = time.perf_counter()
+                self.actor.answer(self.params, asked)
+                seconds.append(time.perf_counter() - since)
+            found[len(asked)] = median(seconds)
+
+        self.policy.warm(text=1, compute=timed)
+        return found
 
     @cached_property
     def params(self) -> Any:
@@ -307,7 +324,8 @@ def run_mode(acting: Acting, slots: Slots, mode: Mode, seeds: range = range(1_00
         workload=Workload(
             slots=slots.count,
             latencies=Latencies(Measured(took["act"]), Measured(took["begin"])),
-            inference={size: fmean(times) for size, times in sorted(timed.drawing.items())},
+            inference=acting.alone
+            | {size: fmean(times) for size, times in sorted(timed.drawing.items())},
             gradient=fmean(timed.adding),
             update=fmean(took["update"]),
             prepare=fmean(timed.preparing),
