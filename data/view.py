@@ -22,9 +22,10 @@ from data.frames import ACTION, STATE
 from data.lerobot import Dataset
 from data.page import SCRIPT, STYLE
 from data.stats import numeric_columns
+from data.video import SAME_BYTES
 
 _MARGIN = 0.06
-_ENCODING = {"crf": "22", "preset": "veryfast", "g": "10"}
+_ENCODING = {"crf": "22", "preset": "veryfast", "g": "10"} | SAME_BYTES
 
 
 def write_page(dataset: Dataset, episode: int, path: Path) -> None:

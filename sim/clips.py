@@ -13,6 +13,10 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
+from data.video import SAME_BYTES
+
+_ENCODING = {"crf": "20", "threads": "1"} | SAME_BYTES
+
 
 @dataclass(frozen=True, eq=False)
 class Clip:
@@ -33,15 +37,13 @@ def choose(success: Sequence[bool], groups: Sequence[int], count: int) -> list[i
 
 
 def encode_mp4(frames: UInt8[np.ndarray, "t h w 3"], fps: int) -> bytes:
-    """An H.264 MP4 with exactly these frames; an odd height or width grows by one repeated line.
-
-    One thread encodes: with several the bytes are not always the same.
-    """
+    """An H.264 MP4 with exactly these frames, the same bytes each time; an odd height or width
+    grows by one repeated line."""
     height, width = frames.shape[1:3]
     frames = np.pad(frames, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")
     file = io.BytesIO()
     with av.open(file, "w", format="mp4") as container:
-        stream = container.add_stream("libx264", rate=fps, options={"crf": "20", "threads": "1"})
+        stream = container.add_stream("libx264", rate=fps, options=dict(_ENCODING))
         stream.height, stream.width = frames.shape[1:3]
         stream.pix_fmt = "yuv420p"
         for image in frames:
