@@ -63,6 +63,9 @@ class Workload:
     """Of one observation, on the one thread that hears and tells all slots."""
     tell: float = 0.0
     """Of one slot, to act or to begin, on that thread."""
+    wake: float = 0.0
+    """Until a thread that waits goes on: that of the slots once a batch is drawn, the policy's once
+    a batch is due."""
     execute: int = 4
     chunks: Latency = field(default_factory=lambda: Constant(16))
     """Of an episode, rounded up, at least 1: a distribution of counts, not of seconds."""
@@ -76,13 +79,13 @@ class Workload:
                 f"slots, tickets, group, micro, execute and devices are {counts}, "
                 f"{self.inference_devices} and {self.learner_devices}: expected at least 1 of each."
             )
-        own = self.deadline, self.prepare, self.tell
+        own = self.deadline, self.prepare, self.tell, self.wake
         times = (self.gradient, self.update, *own, *self.inference.values())
         if not self.inference or min(self.inference) < 1 or not min(times) >= 0:
             raise ValueError(
                 f"inference is {dict(self.inference)}, gradient {self.gradient} s, update "
-                f"{self.update} s, deadline, prepare and tell {own} s: expected a batch size of at "
-                "least 1 and no negative times."
+                f"{self.update} s, deadline, prepare, tell and wake {own} s: expected a batch size "
+                "of at least 1 and no negative times."
             )
         if self.staleness < 0:
             raise ValueError(f"staleness is {self.staleness}, expected at least 0.")
@@ -274,12 +277,15 @@ class _Run:
 
     # Inference: batches by the rule of `models.batcher`, or all slots at once.
 
-    def _infer(self) -> None:
+    def _infer(self, awake: bool = False) -> None:
         while self._inference and self._asking:
             if self.mode.by_slot:
                 full = len(self._asking) >= self._sizes[-1]
                 late = self.now >= self._asking[0][0] + self.work.deadline
                 if not (full or late or self._stepping == 0):
+                    return
+                if self.work.wake and not awake:
+                    self._after(self.work.wake, self._infer, True)
                     return
                 self._begin_batch([self._inference.popleft()], self._sizes[-1])
             else:
@@ -315,10 +321,13 @@ class _Run:
             self.timeline.mark(f"inference {device}", None)
         self._inference.extend(devices)
         self._stepping += len(slots)
+        self._after(self.work.wake, self._tell, slots)
+        self._infer(awake=True)
+
+    def _tell(self, slots: list[int]) -> None:
         for slot in slots:
             seconds = self._running[slot].chunks.popleft()
             self._after(self._busy(self.work.tell), self._told, slot, "step", seconds)
-        self._infer()
 
     # Learner: gradients of the current step's complete tickets, then the update.
 

@@ -98,6 +98,15 @@ def test_slots_are_told_one_after_another():
     )
 
 
+def test_threads_wake_for_a_batch_that_is_due_and_for_what_was_drawn():
+    one = replace(ONE, wake=0.01, staleness=0)
+    assert seconds(one, "all three") == pytest.approx(EPISODE + 5 * 2 * 0.01 + LEARN)
+    assert seconds(one, "+ level 2") == pytest.approx(EPISODE + 5 * 0.01 + LEARN)
+    # the second of two that come together finds the policy at work: only what it drew is woken for
+    two = replace(one, slots=2, tickets=2, micro=10, inference={1: DRAW}, chunks=Constant(1))
+    assert seconds(two, "all three") == pytest.approx(RESET + 2 * 0.01 + 2 * DRAW + CHUNK + LEARN)
+
+
 def test_micro_batches_are_spread_over_the_learners_devices():
     split = replace(ONE, micro=2, learner_devices=2)
     assert seconds(split, "synchronous disaggregated") == pytest.approx(
@@ -226,6 +235,7 @@ def test_the_timeline_keeps_spans_for_a_trace_when_asked():
         {"inference": {}},
         {"gradient": -1.0},
         {"tell": -1.0},
+        {"wake": -1.0},
         {"staleness": -1},
         {"micro": 0},
     ],

@@ -182,6 +182,8 @@ class _Timed:
         self._acting, self._learner = acting, learner
         self.preparing: list[float] = []
         self.drawing: dict[int, list[float]] = defaultdict(list)
+        self.drawn: float | None = None
+        """When the last batch was, if none of its slots has been told yet."""
         self.adding: list[float] = []
 
     def forget(self) -> None:
@@ -203,7 +205,8 @@ class _Timed:
         since = time.perf_counter()
         found = self._acting.actor.answer(params, requests)
         size = next(size for size in self.sizes if size >= len(requests))
-        self.drawing[size].append(time.perf_counter() - since)
+        self.drawn = time.perf_counter()
+        self.drawing[size].append(self.drawn - since)
         return found
 
     def batches(self, tickets: Iterator[Ticket], micro: int) -> Iterator[MicroBatch]:
@@ -240,11 +243,18 @@ class _Timed:
 
 
 class _Telling:
-    """Slots that note how long telling them something takes."""
+    """Slots that note how long telling them something takes, and how long after a batch that
+    begins."""
 
-    def __init__(self, slots: Slots) -> None:
-        self._slots = slots
+    def __init__(self, slots: Slots, timed: _Timed) -> None:
+        self._slots, self._timed = slots, timed
         self.telling: list[float] = []
+        self.waking: list[float] = []
+
+    def forget(self) -> None:
+        """All but the last of each."""
+        for times in (self.telling, self.waking):
+            del times[:-1]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._slots, name)
@@ -256,6 +266,9 @@ class _Telling:
 
     def send(self, slot: int, actions: Float[np.ndarray, "t a"]) -> None:
         since = time.perf_counter()
+        if self._timed.drawn is not None:
+            self.waking.append(since - self._timed.drawn)
+            self._timed.drawn = None
         self._slots.send(slot, actions)
         self.telling.append(time.perf_counter() - since)
 
@@ -274,7 +287,7 @@ def run_mode(acting: Acting, slots: Slots, mode: Mode, seeds: range = range(1_00
     steps = load.warm + load.steps + rollout.staleness
     learner = _learner(acting, load, device, steps)
     timed, timeline = _Timed(acting, learner), Timeline(_SPANS)
-    telling: Any = _Telling(slots)
+    telling: Any = _Telling(slots, timed)
     moving = select(optimizer_of(_LEARNER, steps), acting.params)[1]
     weights = Weights(jax.device_put(acting.params, device), trained=moving)
     moments: list[tuple[float, Summary, Learnt]] = []
@@ -289,7 +302,7 @@ def run_mode(acting: Acting, slots: Slots, mode: Mode, seeds: range = range(1_00
         moments.append((time.monotonic(), timeline.summary(), learnt))
         if len(moments) == load.warm:
             timed.forget()
-            telling.telling.clear()
+            telling.forget()
             lengths.clear()
 
     run_host(
@@ -330,6 +343,7 @@ def run_mode(acting: Acting, slots: Slots, mode: Mode, seeds: range = range(1_00
             update=fmean(took["update"]),
             prepare=fmean(timed.preparing),
             tell=fmean(telling.telling),
+            wake=fmean(telling.waking),
             tickets=rollout.tickets,
             group=rollout.group,
             micro=load.micro,
