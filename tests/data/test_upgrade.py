@@ -199,10 +199,18 @@ def test_an_interrupted_upgrade_leaves_nothing(old, tmp_path, error):
     assert [path.name for path in tmp_path.iterdir()] == ["old"]
 
 
+def cut_after(path, frames):
+    """In the middle of the next one."""
+    with av.open(str(path)) as file:
+        packets = [packet for packet in file.demux(video=0) if packet.size]
+    cut = packets[frames]
+    path.write_bytes(path.read_bytes()[: cut.pos + cut.size // 2])
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda p: p.write_bytes(p.read_bytes()[:-600]), "frames: holds 1 whole frames of 5"),
+        (lambda p: cut_after(p, 1), "frames: holds 1 whole frames of 5"),
         (lambda p: p.write_bytes(p.read_bytes()[:200]), "file: cannot be copied"),
         (
             lambda p: shutil.copy(p, p.with_name("episode_000003.mp4")),

@@ -65,7 +65,7 @@ NAN_ROW = [0.0, float("nan"), 0.0]
 DAMAGES = {
     "missing video": (lambda r: (r / VIDEO).unlink(), VIDEO, "missing"),
     "truncated video": (lambda r: cut(r, VIDEO, 0.6), VIDEO, "frames: holds"),
-    "video without index": (lambda r: cut(r, VIDEO, 0.02), VIDEO, "no readable video"),
+    "video without index": (lambda r: cut(r, VIDEO, 0.01), VIDEO, "no readable video"),
     "empty dataset": (empty, INFO, "total_episodes: is 0"),
     "doubles for floats": (
         lambda r: edit_column(r, PARQUET, "action", lambda v, k: (v, pa.list_(pa.float64(), 3))),
