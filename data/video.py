@@ -29,7 +29,7 @@ SAME_BYTES = {"mbtree": "0"}
 """For libx264: its macroblock tree reads memory that nothing has written, so that one frame in
 thousands is coded otherwise (as glibc's MALLOC_PERTURB_ shows)."""
 
-_OPTIONS = {"g": "2", "crf": "15", "preset": "veryfast"} | SAME_BYTES
+_OPTIONS = {"g": "2", "crf": "14", "preset": "veryfast"} | SAME_BYTES
 _SEEK_BACK_SECONDS = (0.0, 2.0, 10.0, 60.0, float("inf"))
 
 
