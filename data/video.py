@@ -5,7 +5,8 @@ Frames are found by their number after the first one, which is the nearest to th
 and a frame that is not in the file is an error, not a neighbour in its place.
 """
 
-from collections.abc import Iterator
+import io
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from pathlib import Path
 from types import TracebackType
@@ -25,12 +26,35 @@ STRICT = {"strict": "strict"}
 """Makes dav1d refuse a frame whose bits do not end where they should, which any flipped one brings
 about. libavcodec's H.264 marks frames it had to mend (`is_corrupt`), but not in several threads."""
 
-SAME_BYTES = {"mbtree": "0"}
+_SAME_BYTES = {"mbtree": "0"}
 """For libx264: its macroblock tree reads memory that nothing has written, so that one frame in
 thousands is coded otherwise (as glibc's MALLOC_PERTURB_ shows)."""
 
-_OPTIONS = {"g": "2", "crf": "14", "preset": "veryfast"} | SAME_BYTES
+_OPTIONS = {"g": "2", "crf": "14", "preset": "veryfast"} | _SAME_BYTES
 _SEEK_BACK_SECONDS = (0.0, 2.0, 10.0, 60.0, float("inf"))
+
+
+def encode_mp4(
+    frames: UInt8[np.ndarray, "t h w 3"], fps: float, options: Mapping[str, str]
+) -> bytes:
+    """An H.264 MP4 with exactly these frames, for a page to show; an odd height or width grows by
+    one repeated line.
+
+    Args:
+      options: libx264's; the bytes are the same each time on as many threads.
+    """
+    height, width = frames.shape[1:3]
+    frames = np.pad(frames, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as container:
+        rate = Fraction(fps).limit_denominator(1001)
+        stream = container.add_stream("libx264", rate=rate, options={**options, **_SAME_BYTES})
+        stream.height, stream.width = frames.shape[1:3]
+        stream.pix_fmt = PIXEL_FORMAT
+        for picture in frames:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        container.mux(stream.encode(None))
+    return file.getvalue()
 
 
 class VideoWriter:

@@ -5,27 +5,24 @@ that are drawn without a script, and a script that lets them follow one slider.
 """
 
 import base64
-import io
 import json
 from collections.abc import Iterator, Mapping
-from fractions import Fraction
 from html import escape
 from pathlib import Path
 from typing import Any
 
-import av
 import numpy as np
-from jaxtyping import Float64, UInt8
+from jaxtyping import Float64
 
 from data.columns import BOOKKEEPING
 from data.frames import ACTION, STATE
 from data.lerobot import Dataset
 from data.page import SCRIPT, STYLE
 from data.stats import numeric_columns
-from data.video import SAME_BYTES
+from data.video import encode_mp4
 
 _MARGIN = 0.06
-_ENCODING = {"crf": "22", "preset": "veryfast", "g": "10"} | SAME_BYTES
+_ENCODING = {"crf": "22", "preset": "veryfast", "g": "10"}
 
 
 def write_page(dataset: Dataset, episode: int, path: Path) -> None:
@@ -145,26 +142,10 @@ def _tasks(dataset: Dataset, episode: int) -> list[tuple[int, str]]:
 def _videos(dataset: Dataset, episode: int) -> dict[str, bytes]:
     """Every camera of the episode as an mp4."""
     return {
-        camera: _encoded(dataset.frames(episode, camera), dataset.fps)
+        camera: encode_mp4(dataset.frames(episode, camera), dataset.fps, _ENCODING)
         for c, camera in enumerate(dataset.cameras)
         if dataset.present[episode, c]
     }
-
-
-def _encoded(frames: UInt8[np.ndarray, "t h w 3"], fps: float) -> bytes:
-    """H.264 in an mp4, frame for frame; an odd height or width grows by one repeated line."""
-    height, width = frames.shape[1:3]
-    frames = np.pad(frames, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")
-    file = io.BytesIO()
-    with av.open(file, "w", format="mp4") as container:
-        rate = Fraction(fps).limit_denominator(1001)
-        stream = container.add_stream("libx264", rate=rate, options=dict(_ENCODING))
-        stream.height, stream.width = frames.shape[1:3]
-        stream.pix_fmt = "yuv420p"
-        for picture in frames:
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
-        container.mux(stream.encode(None))
-    return file.getvalue()
 
 
 def _video(mp4: bytes) -> str:

@@ -1,4 +1,4 @@
-"""Short videos of episodes: which ones are worth showing, and their bytes as H.264 MP4.
+"""Short videos of episodes: which ones are worth showing, and how they are encoded as H.264 MP4.
 
 Browsers play yuv420p H.264 everywhere, and a looping clip of some 40 frames takes 10 to 30 kB, so
 a page can carry a dozen of them inline.
@@ -8,14 +8,12 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import av
 import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-from data.video import SAME_BYTES
-
-_ENCODING = {"crf": "20", "threads": "1"} | SAME_BYTES
+ENCODING = {"crf": "20", "threads": "1"}
+"""How `data.video.encode_mp4` encodes one; its bytes do not depend on the number of cores."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,22 +32,6 @@ def choose(success: Sequence[bool], groups: Sequence[int], count: int) -> list[i
     lost = _take_turns([i for i, ok in enumerate(success) if not ok], groups)
     failures = min(len(lost), max(count // 2, count - len(won)))
     return sorted(won[: count - failures]) + sorted(lost[:failures])
-
-
-def encode_mp4(frames: UInt8[np.ndarray, "t h w 3"], fps: int) -> bytes:
-    """An H.264 MP4 with exactly these frames, the same bytes each time; an odd height or width
-    grows by one repeated line."""
-    height, width = frames.shape[1:3]
-    frames = np.pad(frames, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")
-    file = io.BytesIO()
-    with av.open(file, "w", format="mp4") as container:
-        stream = container.add_stream("libx264", rate=fps, options=dict(_ENCODING))
-        stream.height, stream.width = frames.shape[1:3]
-        stream.pix_fmt = "yuv420p"
-        for image in frames:
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
-        container.mux(stream.encode())
-    return file.getvalue()
 
 
 def encode_jpeg(image: UInt8[np.ndarray, "h w 3"]) -> bytes:

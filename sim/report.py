@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from data.video import encode_mp4
 from sim import charts, tables
-from sim.clips import Clip, encode_jpeg, encode_mp4
+from sim.clips import ENCODING, Clip, encode_jpeg
 from sim.results import Episode, Evaluation
 from sim.statistics import Paired
 from sim.style import STYLE
@@ -132,7 +133,7 @@ def _videos(evaluations: Mapping[str, Evaluation]) -> str:
 
 def _video(clip: Clip, episode: Episode, fps: int) -> str:
     rest = np.repeat(clip.frames[-1:], _HOLD_SECONDS * fps, 0)
-    movie = _base64(encode_mp4(np.concatenate([clip.frames, rest]), fps))
+    movie = _base64(encode_mp4(np.concatenate([clip.frames, rest]), fps, ENCODING))
     poster = _base64(encode_jpeg(clip.frames[0]))
     height, width = clip.frames.shape[1:3]
     good, outcome = _outcome(episode)

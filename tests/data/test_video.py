@@ -62,9 +62,9 @@ ENCODE = """
 import hashlib, sys
 from pathlib import Path
 import numpy as np
-from data.video import VideoWriter
-from data.view import _encoded
-from sim.clips import encode_mp4
+from data import view
+from data.video import VideoWriter, encode_mp4
+from sim import clips
 
 image = np.random.default_rng(0).integers(235, 255, (12, 160, 160, 3), np.uint8)
 for t, picture in enumerate(image):
@@ -74,7 +74,8 @@ writer = VideoWriter(Path(sys.argv[1]), 10, 160, 160)
 for _ in range(3):
     writer.add(image)
 writer.close()
-for made in (Path(sys.argv[1]).read_bytes(), encode_mp4(image, 10), _encoded(image, 10)):
+shown = [encode_mp4(image, 10, options) for options in (clips.ENCODING, view._ENCODING)]
+for made in (Path(sys.argv[1]).read_bytes(), *shown):
     print(hashlib.md5(made).hexdigest())
 """
 

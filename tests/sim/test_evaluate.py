@@ -8,8 +8,9 @@ from functools import partial
 import numpy as np
 import pytest
 
+from data.video import encode_mp4
 from sim.acting import RERUNS
-from sim.clips import choose, encode_mp4
+from sim.clips import ENCODING, choose
 from sim.evaluate import evaluate, evaluate_expert
 from sim.experts import expert as tabletop_expert
 from sim.lanes import Lanes
@@ -364,7 +365,7 @@ def test_an_environment_that_does_not_end_is_named():
 
 
 def test_odd_sized_frames_are_encoded():
-    assert encode_mp4(np.zeros((3, 15, 17, 3), np.uint8), 5)[4:8] == b"ftyp"
+    assert encode_mp4(np.zeros((3, 15, 17, 3), np.uint8), 5, ENCODING)[4:8] == b"ftyp"
 
 
 def _toward_own_goal(starts):

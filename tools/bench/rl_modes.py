@@ -3,8 +3,7 @@ each part cost, from which `rl.events` simulates the same run.
 """
 
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from statistics import fmean, median
@@ -12,14 +11,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float
 
 from models import Embodiment, Normalizer, Pi, Policy, Processor
 from models.policy import Request
 from parallel.mesh import make_mesh
 from parallel.optimizer import select
 from rl import flow_policy
-from rl.actor import Actor, Answer
+from rl.actor import Actor
 from rl.admission import draw_start
 from rl.colocated import Colocated
 from rl.config import (
@@ -30,7 +28,6 @@ from rl.config import (
     RolloutConfig,
 )
 from rl.events import Mode, Workload
-from rl.experience import MicroBatch, micro_batches
 from rl.host import Inference, Learnt, run_host
 from rl.host_placement import batch_sizes
 from rl.latency import Latencies, Measured
@@ -40,7 +37,8 @@ from rl.records import Ticket
 from rl.step import abstract_learner_state, learner_state, optimizer_of
 from rl.timeline import Summary, Timeline
 from rl.weights import Weights
-from sim.protocol import Observation, Slots, Spec, Start
+from sim.protocol import Slots, Spec, Start
+from tools.bench.rl_timed import Timed, TimedSlots
 from tools.presets import TINY
 from tools.rl_presets import TABLETOP_GRPO, TABLETOP_PPO
 
@@ -173,106 +171,6 @@ class Acting:
         return jax.device_put(made, jax.local_devices()[0])
 
 
-class _Timed:
-    """`rl.rollout.Actor` and `rl.host.Learner` that note how long everything takes, if computing
-    is not left to JAX's own threads (`jax_cpu_enable_async_dispatch`)."""
-
-    def __init__(self, acting: Acting, learner: Learner) -> None:
-        self.sizes = acting.sizes
-        self._acting, self._learner = acting, learner
-        self.preparing: list[float] = []
-        self.drawing: dict[int, list[float]] = defaultdict(list)
-        self.drawn: float | None = None
-        """When the last batch was, if none of its slots has been told yet."""
-        self.adding: list[float] = []
-
-    def forget(self) -> None:
-        """All but the last of each."""
-        for times in (self.preparing, self.adding, *self.drawing.values()):
-            del times[:-1]
-
-    @property
-    def params(self) -> Any:
-        return self._learner.state.params
-
-    def prepare(self, observation: Observation, prompt: str, key: tuple[int, int]) -> Request:
-        since, seen = time.perf_counter(), (observation.images[None], observation.state[None])
-        (found,) = self._acting.policy.requests(seen, [prompt], np.array([key], np.uint32))
-        self.preparing.append(time.perf_counter() - since)
-        return found
-
-    def answer(self, params: Any, requests: Sequence[Request]) -> Sequence[Answer]:
-        since = time.perf_counter()
-        found = self._acting.actor.answer(params, requests)
-        size = next(size for size in self.sizes if size >= len(requests))
-        self.drawn = time.perf_counter()
-        self.drawing[size].append(self.drawn - since)
-        return found
-
-    def batches(self, tickets: Iterator[Ticket], micro: int) -> Iterator[MicroBatch]:
-        """`micro_batches`; what packing takes counts for the gradient, waiting for tickets does
-        not."""
-        waited = 0.0
-
-        def waiting() -> Iterator[Ticket]:
-            nonlocal waited
-            since = time.perf_counter()
-            for ticket in tickets:
-                waited += time.perf_counter() - since
-                yield ticket
-                since = time.perf_counter()
-            waited += time.perf_counter() - since
-
-        made = micro_batches(waiting(), self._acting.policy.rows, _OBJECTIVE, micro)
-        while True:
-            since, waited = time.perf_counter(), 0.0
-            part = next(made, None)
-            if part is None:
-                return
-            packing = time.perf_counter() - since - waited
-            yield part
-            self.adding[-1] += packing
-
-    def add(self, part: MicroBatch) -> None:
-        since = time.perf_counter()
-        self._learner.add(part.experience, part.tickets)
-        self.adding.append(time.perf_counter() - since)
-
-    def update(self) -> dict[str, float]:
-        return self._learner.update()
-
-
-class _Telling:
-    """Slots that note how long telling them something takes, and how long after a batch that
-    begins."""
-
-    def __init__(self, slots: Slots, timed: _Timed) -> None:
-        self._slots, self._timed = slots, timed
-        self.telling: list[float] = []
-        self.waking: list[float] = []
-
-    def forget(self) -> None:
-        """All but the last of each."""
-        for times in (self.telling, self.waking):
-            del times[:-1]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._slots, name)
-
-    def begin(self, slot: int, start: Start) -> None:
-        since = time.perf_counter()
-        self._slots.begin(slot, start)
-        self.telling.append(time.perf_counter() - since)
-
-    def send(self, slot: int, actions: Float[np.ndarray, "t a"]) -> None:
-        since = time.perf_counter()
-        if self._timed.drawn is not None:
-            self.waking.append(since - self._timed.drawn)
-            self._timed.drawn = None
-        self._slots.send(slot, actions)
-        self.telling.append(time.perf_counter() - since)
-
-
 _OBJECTIVE = ObjectiveConfig(name="decoupled", advantage="group")
 
 
@@ -286,8 +184,8 @@ def run_mode(acting: Acting, slots: Slots, mode: Mode, seeds: range = range(1_00
     rollout = load.rollout if mode.ahead else replace(load.rollout, staleness=0)
     steps = load.warm + load.steps + rollout.staleness
     learner = _learner(acting, load, device, steps)
-    timed, timeline = _Timed(acting, learner), Timeline(_SPANS)
-    telling: Any = _Telling(slots, timed)
+    timed, timeline = Timed(acting.actor, learner), Timeline(_SPANS)
+    telling: Any = TimedSlots(slots, timed)
     moving = select(optimizer_of(_LEARNER, steps), acting.params)[1]
     weights = Weights(jax.device_put(acting.params, device), trained=moving)
     moments: list[tuple[float, Summary, Learnt]] = []
@@ -312,7 +210,7 @@ def run_mode(acting: Acting, slots: Slots, mode: Mode, seeds: range = range(1_00
         weights,
         rollout,
         starts=lambda ticket: _start(slots, ticket, seeds),
-        batches=lambda tickets: timed.batches(noted(tickets), load.micro),
+        batches=lambda tickets: timed.batches(noted(tickets), _OBJECTIVE, load.micro),
         steps=steps,
         each=mode.by_slot,
         stream=mode.streamed,
