@@ -3,7 +3,6 @@
 What stays unreadable ends the run by the name of its file, or is left out if that was asked for.
 """
 
-import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,8 +11,9 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from data.errors import DatasetError
+from models.terminal import logger
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 class Reader:

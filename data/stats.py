@@ -6,7 +6,6 @@ means of per-episode quantiles, which no longer are quantiles. The scaling is π
 99th percentile becomes -1 to 1.
 """
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -15,6 +14,7 @@ from jaxtyping import Bool, Float64, Shaped
 from data.lerobot import Dataset
 from data.quantiles import OrderStatistics, interpolate, ranks
 from models import Normalizer
+from models.terminal import logger
 
 Stats = dict[str, np.ndarray]
 """min, max, mean, std, q01, q10, q50, q90, q99 per dimension, and count [1]."""
@@ -29,7 +29,7 @@ _NARROW = 0.01
 _SMALLEST_SCALE = 1e-4
 _ROWS = 1 << 16
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 def compute(

@@ -7,7 +7,6 @@ way and 20 to 60 µs through tensorstore, which writes them. Tables of episodes 
 
 import hashlib
 import json
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
@@ -24,6 +23,7 @@ from data.frames import ACTION, STATE
 from data.lerobot import Dataset
 from data.rlds import RldsDataset
 from data.stats import Stats, describe_blocks
+from models.terminal import logger
 
 EPISODES, PROMPTS, STATS = "episodes.npz", "prompts.json", "stats.json"
 FILES = (EPISODES, PROMPTS, STATS)
@@ -34,7 +34,7 @@ Block = dict[str, np.ndarray]
 _SHARD_ROWS, _CHUNK_ROWS = 1 << 20, 1 << 10
 _OPEN_SHARDS = 256
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 def numeric_columns(dataset: AnyDataset) -> dict[str, int]:

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from orbax.checkpoint import v1 as ocp
-from rich.console import Console
 
 from models.checkpoints import digests
 from models.checkpoints.own import check_same, context, find, metadata, refuse, steps
+from models.terminal import Console
 from parallel.agreement import agree
 from parallel.distributed import host_count, host_index
 from parallel.step import TrainState

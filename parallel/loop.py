@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
-from rich.console import Console
 
 from models.inputs import PackedBatch
+from models.terminal import Console
 from parallel import inject
 from parallel.checkpoint import CheckpointWriter
 from parallel.distributed import host_count, host_index, put_batch

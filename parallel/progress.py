@@ -10,9 +10,9 @@ from typing import Any
 
 import jax
 from jax.sharding import Mesh
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 
+from models.terminal import Console, Progress, TextColumn
 from parallel.data_wait import DataWait
 from parallel.goodput import Account
 from parallel.hosts import by_host, told
@@ -32,7 +32,7 @@ class StepBar:
     def __init__(self, console: Console, doing: str, done: int, steps: int) -> None:
         self._console, self._steps, self._spoken = console, steps, time.perf_counter()
         self._bar = Progress(
-            TextColumn(doing),
+            TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
@@ -41,7 +41,7 @@ class StepBar:
             refresh_per_second=2,
             disable=not console.is_terminal,
         )
-        self._task = self._bar.add_task("", total=steps, completed=done, status="compiling")
+        self._task = self._bar.add_task(doing, total=steps, completed=done, status="compiling")
 
     def show(self, done: int, status: str) -> None:
         """After so many steps."""

@@ -24,6 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
+from models.terminal import harmless
 from parallel import exits, job, watchdog
 
 _POLL, _STOPPED_FOR, _TAIL = 0.1, 2.0, 30
@@ -309,7 +310,7 @@ _writing = threading.Lock()
 
 def _say(what: str) -> None:
     with _writing:
-        print(f"launch: {what}", file=sys.stderr, flush=True)
+        print(harmless(f"launch: {what}"), file=sys.stderr, flush=True)
 
 
 def _kill(process: "subprocess.Popen[str]") -> None:

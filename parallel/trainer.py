@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
-from rich.console import Console
 
 from models.checkpoints import own
 from models.inputs import PackedBatch
 from models.sharding import Rules
+from models.terminal import Console
 from parallel import checkpoint
 from parallel.distributed import host_count, host_index
 from parallel.goodput import Ledger

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import jax
 
+from models.terminal import harmless
 from parallel import coordination, exits
 
 PATIENCE = {"preparing": math.inf}
@@ -126,9 +127,10 @@ class Watchdog:
             self._follow(first)
         _report(self._rank, what)
         if isinstance(error, ValueError | FileNotFoundError):
-            print(f"error: {error}", file=sys.stderr, flush=True)
+            print(harmless(f"error: {error}"), file=sys.stderr, flush=True)
         elif not isinstance(error, SystemExit):
-            traceback.print_exception(error)
+            lines = traceback.format_exception(error)
+            print(harmless("".join(lines)), end="", file=sys.stderr, flush=True)
         if alone:
             sys.exit(code)
         self._leave(code)  # the interpreter's own end would wait for the others
@@ -211,10 +213,11 @@ class Watchdog:
         what = verdict["what"] if stalled else f"rank {verdict['rank']} {how}: {verdict['what']}"
         if failed:
             _report(verdict["rank"], verdict["what"])
-        print(f"watchdog at {time.time():.3f}: {what}", file=sys.stderr, flush=True)
+        print(harmless(f"watchdog at {time.time():.3f}: {what}"), file=sys.stderr, flush=True)
         if stalled:
             main = sys._current_frames()[threading.main_thread().ident or 0]
-            print("".join(traceback.format_stack(main, 16)), end="", file=sys.stderr, flush=True)
+            stack = "".join(traceback.format_stack(main, 16))
+            print(harmless(stack), end="", file=sys.stderr, flush=True)
             file = self._folder / "stacks" / f"rank-{self._rank}.txt"
             file.parent.mkdir(parents=True, exist_ok=True)
             with file.open("a") as stream:

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from models.checkpoints import own
 from models.config import to_json
+from models.terminal import Console
 from parallel import checkpoint
 from parallel.stop import StopSignals
 from parallel.trainer import Run, check_folder, write_config

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from rich.console import Console
-
 from models.checkpoints import own
+from models.terminal import Console
 from parallel import checkpoint
 from parallel.metrics import MetricsWriter
 from parallel.progress import StepBar

@@ -18,13 +18,13 @@ import numpy as np
 import tyro
 from huggingface_hub import split_state_dict_into_shards_factory
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Column, Table
+from rich.text import Text
 
 from models.checkpoints import digests, own
 from models.checkpoints.safetensors_format import write_file
 from models.checkpoints.sources import Source, open_orbax
+from models.terminal import Console, guard_tracebacks, harmless
 from parallel.metrics import read_metrics
 
 Where = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_OR_STEP")]
@@ -55,9 +55,11 @@ def ls_command(run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar=
         number = _number(entry)
         if entry.name == str(number) and number in saved:
             found = digests.damage(entry, skip="") if digests.is_sealed(entry) else None
-            status = "no digests" if found is None else "[red]damaged" if found else "complete"
+            sound = "no digests" if found is None else "complete"
+            status = Text("damaged", "red") if found else Text(sound)
         else:
-            status = "[red]set aside" if ".damaged" in entry.name else "[yellow]unfinished"
+            aside = ".damaged" in entry.name
+            status = Text("set aside", "red") if aside else Text("unfinished", "yellow")
         loss = losses.get(number - 1)
         table.add_row(
             entry.name,
@@ -92,10 +94,10 @@ def verify_command(
         damaged += bool(found)
         sizes = [size for _, size in _sizes(at)]
         told = f"{len(sizes)} files, {_bytes(sum(sizes))}, {time.perf_counter() - begin:.1f} s"
-        state = "[red]damaged[/]" if found else "good"
-        console.print(f"{escape(str(at))}: {state} ({told})", soft_wrap=True)
+        state = Text("damaged", "red") if found else Text("good")
+        console.print(f"{at}: ", state, f" ({told})", sep="", soft_wrap=True)
         for sentence in found:
-            console.print(f"  {escape(sentence)}", soft_wrap=True)
+            console.print(f"  {sentence}", soft_wrap=True)
     sys.exit(1 if damaged else 0)
 
 
@@ -130,7 +132,7 @@ def diff_command(
         if configs[0].get(name, "absent") != configs[1].get(name, "absent")
     ]
     for line in lines:
-        console.print(escape(line), soft_wrap=True)
+        console.print(line, soft_wrap=True)
     console.print(
         f"{len(differences)} of {len(names)} arrays and {len(lines)} fields of the config differ."
     )
@@ -215,7 +217,7 @@ def main() -> None:
     try:
         app.cli(prog="python -m tools.checkpoint", description=__doc__)
     except (ValueError, FileNotFoundError) as error:
-        sys.exit(f"error: {error}")
+        sys.exit(harmless(f"error: {error}"))
 
 
 @dataclass(frozen=True)
@@ -307,4 +309,5 @@ def _age(seconds: float) -> str:
 
 
 if __name__ == "__main__":
+    guard_tracebacks()
     main()

@@ -17,9 +17,9 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from rich.console import Console
 
 from models import Policy
+from models.terminal import Console
 from parallel.distributed import host_count, host_index
 from parallel.step import TrainState
 from sim.protocol import Slots, Start

@@ -11,20 +11,18 @@ from typing import Any, Literal
 import jax
 import numpy as np
 from jaxtyping import Float, UInt32
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
-    Progress,
     ProgressColumn,
     Task,
-    TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.text import Text
 
 from models import Policy
+from models.terminal import Console, Progress, TextColumn
 from sim.acting import Control
 from sim.acting import Policy as Acting
 from sim.evaluate import evaluate, evaluate_expert, filmed

@@ -15,7 +15,6 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import tyro
-from rich.console import Console
 
 from models import Policy, load_policy, lora
 from models.checkpoints import groot, lerobot, openpi
@@ -23,6 +22,7 @@ from models.config import to_json
 from models.groot import GrootConfig
 from models.pi import PiConfig
 from models.processor import Embodiment
+from models.terminal import Console, guard_tracebacks, harmless
 from parallel.checkpoint import CheckpointWriter, steps
 
 Format = Literal["chiliad", "openpi", "lerobot", "groot"]
@@ -81,7 +81,7 @@ def main(
         policy = load_policy(source, dtype=dtype, tokenizer=tokenizer, horizon=horizon, robot=robot)
         convert(policy, target, to)
     except (ValueError, FileNotFoundError) as error:
-        sys.exit(f"error: {error}")
+        sys.exit(harmless(f"error: {error}"))
     Console(stderr=True).print(f"Wrote {target} ({to}).", soft_wrap=True)
 
 
@@ -132,4 +132,5 @@ def _write_statistics(target: Path, robot: Embodiment, config: PiConfig) -> None
 
 
 if __name__ == "__main__":
+    guard_tracebacks()
     tyro.cli(main, prog="python -m tools.convert_checkpoint", description=__doc__)

@@ -17,18 +17,15 @@ from typing import Annotated, Literal
 import numpy as np
 import tyro
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
-    Progress,
     ProgressColumn,
-    TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.table import Column, Table
+from rich.text import Text
 
 from data import Dataset, open_dataset
 from data.checksums import CHECKSUMS, write_checksums
@@ -40,6 +37,7 @@ from data.store import Encoding, build_store
 from data.upgrade import upgrade
 from data.validate import validate
 from data.view import dimension_names, write_page, write_recording
+from models.terminal import Console, Progress, TextColumn, guard_tracebacks, harmless
 
 DatasetPath = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")]
 DatasetPaths = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATH …")]
@@ -68,7 +66,7 @@ def validate_command(path: DatasetPath, json_file: JsonFile = None) -> None:
         table = Table("", "Finding", title=path, title_justify="left", show_lines=True)
         for problem in problems:
             colour = "red" if problem.severity == "error" else "yellow"
-            table.add_row(f"[{colour}]{problem.severity}", escape(problem.message))
+            table.add_row(Text(problem.severity, colour), problem.message)
         console.print(table)
     console.print(f"{errors} errors, {len(problems) - errors} warnings in {path}.", soft_wrap=True)
     sys.exit(1 if errors else 0)
@@ -198,14 +196,16 @@ def _absolute(path: str) -> str:
 
 def _show_dataset(console: Console, path: str, dataset: Dataset) -> None:
     console.print(
-        f"[bold]{escape(path)}[/]: {_robot(dataset)}, {dataset.num_episodes} episodes, "
+        Text(path, "bold"),
+        f": {_robot(dataset)}, {dataset.num_episodes} episodes, "
         f"{dataset.num_frames} frames at {dataset.fps} fps, "
         f"cameras {', '.join(dataset.cameras) or 'none'}",
+        sep="",
         soft_wrap=True,
     )
     tasks = _table(Column("Episodes", justify="right"), "Task")
     for task, count in Counter(map(dataset.task, range(dataset.num_episodes))).most_common():
-        tasks.add_row(str(count), escape(task))
+        tasks.add_row(str(count), task)
     console.print(tasks)
     console.print()
 
@@ -220,15 +220,15 @@ def _show_statistics(console: Console, statistics: dict[str, Stats], dataset: Da
         feature = dataset.features[name]
         warnings = narrow(stats) if "float" in feature["dtype"] else {}
         numbers = (Column(key, justify="right", no_wrap=True) for key in shown)
-        table = _table(Column(escape(name), no_wrap=True), *numbers)
+        table = _table(Column(name, no_wrap=True), *numbers)
         for dim, label in enumerate(dimension_names(feature.get("names"), stats["mean"].size)):
             values = (f"{np.ravel(stats[key])[dim]:.3g}" for key in shown)
             style = "yellow" if dim in warnings else None
-            table.add_row(escape(label), *values, style=style)
+            table.add_row(label, *values, style=style)
         console.print(table)
         console.print()
         for dim, why in warnings.items():
-            console.print(f"[yellow]warning[/] {escape(name)}[{dim}]: {why}.")
+            console.print(Text("warning", "yellow"), f"{name}[{dim}]: {why}.")
 
 
 def _table(*columns: Column | str) -> Table:
@@ -285,7 +285,8 @@ def _robot(dataset: Dataset) -> str:
 
 
 if __name__ == "__main__":
+    guard_tracebacks()
     try:
         app.cli(prog="python -m tools.data", description=__doc__)
     except (ValueError, FileNotFoundError) as error:
-        sys.exit(f"error: {error}")
+        sys.exit(harmless(f"error: {error}"))

@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Literal
 
 import tyro
-from rich.console import Console
-from rich.progress import Progress
 
 from models import load_policy
 from models.config import to_json
+from models.terminal import Console, Progress, guard_tracebacks, harmless
 from parallel.mesh import make_mesh
 from parallel.trainer import check_start
 from sim.report import write_report
@@ -143,10 +142,11 @@ def main() -> None:
     try:
         run(tyro.cli(DemoConfig, prog="python -m tools.demo", description=__doc__), Console())
     except (ValueError, FileNotFoundError) as error:
-        sys.exit(f"error: {error}")
+        sys.exit(harmless(f"error: {error}"))
     except KeyboardInterrupt:
         sys.exit("Interrupted. The next demo starts afresh, whatever the trainer offered.")
 
 
 if __name__ == "__main__":
+    guard_tracebacks()
     main()

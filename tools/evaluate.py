@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 import tyro
-from rich.console import Console
 
 from models import Policy, load_policy
 from models.checkpoints import digests, own
 from models.config import to_json
+from models.terminal import Console, guard_tracebacks, harmless
 from parallel.checkpoint import find
 from parallel.metrics import read_metrics
 from sim.journal import Journal
@@ -157,15 +157,18 @@ def main() -> None:
     try:
         run(config, Console())
     except (ValueError, FileNotFoundError) as error:
-        sys.exit(f"error: {error}")
+        sys.exit(harmless(f"error: {error}"))
     except KeyboardInterrupt:
         print(
-            f"Interrupted. {config.out / _JOURNAL} keeps the finished episodes: the same command "
-            "goes on from there.",
+            harmless(
+                f"Interrupted. {config.out / _JOURNAL} keeps the finished episodes: the same "
+                "command goes on from there."
+            ),
             file=sys.stderr,
         )
         sys.exit(130)
 
 
 if __name__ == "__main__":
+    guard_tracebacks()
     main()

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import tyro
-from rich.console import Console
 
+from models.terminal import Console, guard_tracebacks, harmless
 from rl.latency import Measured, measure, write
 from sim.protocol import Start
 from sim.suites import load_suite
@@ -68,7 +68,8 @@ def _said(measured: Measured) -> str:
 
 
 if __name__ == "__main__":
+    guard_tracebacks()
     try:
         main(tyro.cli(LatencyConfig, description=__doc__), Console())
     except (ValueError, FileNotFoundError) as error:
-        sys.exit(f"error: {error}")
+        sys.exit(harmless(f"error: {error}"))

@@ -15,6 +15,7 @@ from typing import Annotated
 
 import tyro
 
+from models.terminal import guard_tracebacks, harmless
 from parallel import exits
 from parallel.supervisor import Plan, supervise
 
@@ -65,9 +66,10 @@ def main() -> None:
     try:
         sys.exit(supervise(plan))
     except (ValueError, FileNotFoundError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(harmless(f"error: {error}"), file=sys.stderr)
         sys.exit(exits.REFUSED)
 
 
 if __name__ == "__main__":
+    guard_tracebacks()
     main()

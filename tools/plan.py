@@ -22,7 +22,6 @@ import jax
 import numpy as np
 import tyro
 from rich.box import SIMPLE
-from rich.console import Console
 from rich.table import Table
 
 from models import Layout, Pi, PiConfig, groot, pi
@@ -30,6 +29,7 @@ from models.attention import compiling_for
 from models.groot import Groot, GrootConfig
 from models.inputs import PackedBatch, pack
 from models.layers import Remat
+from models.terminal import Console, guard_tracebacks, harmless
 from parallel.cluster import Cluster, make_cluster, read_cluster
 from parallel.cost import Stack, seconds
 from parallel.deviceless import compile_step
@@ -384,7 +384,8 @@ def _write(path: Path, rows: Sequence[dict[str, Any]], top: int) -> None:
 
 
 if __name__ == "__main__":
+    guard_tracebacks()
     try:
         tyro.cli(main, prog="python -m tools.plan", description=__doc__)
     except (ValueError, FileNotFoundError, ImportError) as error:
-        sys.exit(f"error: {error}")
+        sys.exit(harmless(f"error: {error}"))

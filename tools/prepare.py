@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.progress import Progress
 
 from data import Dataset, open_dataset
 from data.convert import DESCRIPTION
@@ -28,6 +26,7 @@ from data.tables import numeric_columns
 from data.validate import require_valid
 from models import Embodiment, Processor
 from models.config import to_json
+from models.terminal import Console, Progress
 from models.tokenizer import Tokenizer
 from tools.presets import RunConfig
 

@@ -16,9 +16,9 @@ from typing import Annotated, Any
 import jax
 import numpy as np
 import tyro
-from rich.console import Console
 
 from models import PackedBatch, Pi, Policy, fp8, load_policy
+from models.terminal import Console, guard_tracebacks, harmless
 from tools.bench.fp8 import random_batch
 from tools.convert_checkpoint import convert
 
@@ -86,7 +86,7 @@ def main(
         small = quantize(policy, kernels)
         convert(small, target, "chiliad")
     except (ValueError, FileNotFoundError) as error:
-        sys.exit(f"error: {error}")
+        sys.exit(harmless(f"error: {error}"))
     batch = random_batch(policy.model.config, rows=1, samples=1)
     console.print(
         f"Wrote {target}: {size(policy.params):,} bytes became {size(small.params):,}; on a random "
@@ -96,4 +96,5 @@ def main(
 
 
 if __name__ == "__main__":
+    guard_tracebacks()
     tyro.cli(main, prog="python -m tools.quantize", description=__doc__)

@@ -17,18 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import tyro
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from data.writer import DatasetWriter
 from models import load_policy
+from models.terminal import Console, Progress, TextColumn, guard_tracebacks, harmless
 from parallel.prefetch import Prefetcher
 from sim.demonstrations import Demonstrations
 from sim.protocol import Spec
@@ -188,7 +181,8 @@ def _features(spec: Spec) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    guard_tracebacks()
     try:
         main(tyro.cli(RecordConfig, prog="python -m tools.record", description=__doc__), Console())
     except (ValueError, FileNotFoundError) as error:
-        sys.exit(f"error: {error}")
+        sys.exit(harmless(f"error: {error}"))

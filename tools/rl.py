@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from rich.console import Console
 
 from models import Policy, load_policy
 from models.checkpoints import digests, own
 from models.config import to_json
+from models.terminal import Console, guard_tracebacks, harmless
 from parallel import exits
 from parallel.checkpoint import find
 from parallel.stop import leave_at_once
@@ -177,11 +177,12 @@ def main() -> None:
         with leave_at_once():
             run(paths, config, Console(), population)
     except (ValueError, FileNotFoundError) as error:
-        sys.exit(f"error: {error}")
+        sys.exit(harmless(f"error: {error}"))
     except KeyboardInterrupt:
         print("Interrupted; --resume goes on from the last checkpoint.", file=sys.stderr)
         sys.exit(exits.INTERRUPTED)
 
 
 if __name__ == "__main__":
+    guard_tracebacks()
     main()

@@ -20,6 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from models.terminal import guard_tracebacks, harmless
 from parallel.metrics import read_metrics
 from rl.population import Generation, read_generations
 from tools.closed_loop import read_closed_loop
@@ -241,9 +242,10 @@ def main(
     try:
         write_comparison(runs, out)
     except (ValueError, FileNotFoundError) as error:
-        sys.exit(f"error: {error}")
-    print(f"Figure: {out}")
+        sys.exit(harmless(f"error: {error}"))
+    print(harmless(f"Figure: {out}"))
 
 
 if __name__ == "__main__":
+    guard_tracebacks()
     tyro.cli(main, prog="python -m tools.rl_curves")

@@ -12,9 +12,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from rich.console import Console
 
 from models import Policy
+from models.terminal import Console
 from parallel.trainer import Run
 from rl.config import RlConfig
 from rl.evolution import Evolved, evolve

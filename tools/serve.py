@@ -17,10 +17,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import tyro
-from rich.console import Console
-from rich.progress import Progress
 
 from models import Policy, load_policy
+from models.terminal import Console, Progress, guard_tracebacks, harmless, logger
 from tools.serving.engine import Engine
 from tools.serving.limits import Limits
 from tools.serving.metrics import Metrics
@@ -171,14 +170,17 @@ def main() -> None:
     logging.getLogger("websockets.server").addFilter(
         lambda record: record.msg != "opening handshake failed"
     )
+    for name in ("asyncio", "websockets.server"):
+        logger(name)
     try:
         cut_off = run(
             tyro.cli(ServeConfig, prog="python -m tools.serve", description=__doc__), Console()
         )
     except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+        sys.exit(harmless(f"error: {error}"))
     sys.exit(1 if cut_off else 0)
 
 
 if __name__ == "__main__":
+    guard_tracebacks()
     main()

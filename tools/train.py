@@ -26,7 +26,6 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 from jax.sharding import Mesh
-from rich.console import Console
 
 from data.loader import Loader
 from data.mixture import is_mixture
@@ -37,6 +36,7 @@ from models.config import from_json, to_json
 from models.load import begin_from, look
 from models.pi import SHARDING_RULES
 from models.pipeline import check_pipeline
+from models.terminal import Console, guard_tracebacks, harmless
 from models.tokenizer import SentencePiece
 from parallel import exits, inject
 from parallel.distributed import host_index, put_batch, row_share
@@ -283,7 +283,7 @@ def main() -> None:
         paths, config, process = parse(sys.argv[1:])
         start(process.coordinator, process.num_processes, process.process_id)
     except (ValueError, FileNotFoundError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(harmless(f"error: {error}"), file=sys.stderr)
         sys.exit(exits.REFUSED)
     with Watchdog(paths.folder, process.stall_seconds), leave_at_once():
         inject.arm(process.inject, paths.folder)
@@ -291,4 +291,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    guard_tracebacks()
     main()

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.progress import BarColumn, DownloadColumn, TransferSpeedColumn
 
 from models.checkpoints.layout import read_block
 from models.checkpoints.rename import Leaf, Table, match
 from models.checkpoints.sources import IN_FLIGHT_BYTES, Source
+from models.terminal import Console, Progress, TextColumn
 
 PyTree = Any
 Index = tuple[slice, ...]

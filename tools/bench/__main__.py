@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from rich.console import Console
 
+from models.terminal import Console, guard_tracebacks, harmless
 from tools.bench import (
     attention,
     chunks,
@@ -83,7 +83,8 @@ def main(
 
 
 if __name__ == "__main__":
+    guard_tracebacks()
     try:
         tyro.cli(main, prog="python -m tools.bench", description=__doc__)
     except (ValueError, FileNotFoundError) as error:
-        sys.exit(f"error: {error}")
+        sys.exit(harmless(f"error: {error}"))

@@ -15,10 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
-from rich.console import Console
-from rich.progress import track
 
 from models.attention import Implementation, attend, explain
+from models.terminal import Console, track
 
 _SEGMENTS = (1, 4, 16)
 

@@ -9,9 +9,9 @@ from statistics import median
 from typing import Any
 
 import jax
-from rich.console import Console
 
 from models import Pi
+from models.terminal import Console
 from tools.bench.attention import alternate
 from tools.bench.pi05 import CONFIG, random_batch, rows, trainer
 

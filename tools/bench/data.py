@@ -15,8 +15,6 @@ from pathlib import Path
 from statistics import median, mode
 from typing import Any, Literal, NamedTuple
 
-from rich.console import Console
-
 from data.convert import Encoding
 from data.frames import ACTION, STATE, Feed, Frames
 from data.lerobot import open_dataset
@@ -26,6 +24,7 @@ from data.stats import normalizer
 from data.store import cached_store
 from data.straight import open_straight
 from models import Embodiment, PiConfig, Processor
+from models.terminal import Console
 from models.tokenizer import Tokenizer
 from tools.bench.peer import asking
 

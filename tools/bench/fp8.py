@@ -12,11 +12,10 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
-from rich.console import Console
-from rich.progress import track
 
 from models import PackedBatch, Pi, PiConfig, Sample, pack
 from models.layers import Compute
+from models.terminal import Console, track
 
 _ROWS, _SAMPLES, _CAMERAS, _PROMPT, _ROUNDS = 8, 2, 2, 32, 20
 _HOPPER = 9.0

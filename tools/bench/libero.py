@@ -11,8 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
+from models.terminal import Console
 from sim.interpreters import interpreter
 from sim.libero import INSTALL, SIMULATOR
 

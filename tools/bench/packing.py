@@ -12,12 +12,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from rich.console import Console
-from rich.progress import track
 
 from data.packing import assign_rows, pack_kinds
 from models import Layout, PackedBatch, Pi, Sample, pack
 from models.pi import SHARDING_RULES
+from models.terminal import Console, track
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.step import abstract_state, init_state, make_train_step
 from tools.presets import TINY, row_layout

@@ -19,7 +19,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxtyping import Array, Float
-from rich.console import Console
 
 from models import PackedBatch, Pi, PiConfig, Sample, flow, pack
 from models.gemma import GemmaConfig
@@ -27,6 +26,7 @@ from models.layers import Compute
 from models.load import CAMERAS, like_model, load_params
 from models.pi import SHARDING_RULES
 from models.siglip import SiglipConfig
+from models.terminal import Console
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.optimizer import OptimizerConfig
 from parallel.step import abstract_state, init_state, make_train_step

@@ -15,13 +15,12 @@ from typing import Any
 import grain
 import numpy as np
 from grain.experimental import BestFitPackIterDataset
-from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from data.frames import Runs
 from data.plan import Plan, Source
 from models import Layout
+from models.terminal import Console, track
 from tools.presets import PI05, TINY, RunConfig
 
 _SAMPLES, _PEER_SAMPLES, _BINS = 10_000_000, 50_000, 1024

@@ -14,8 +14,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 from scipy.optimize import nnls
 
@@ -24,6 +22,7 @@ from models.gemma import GemmaConfig
 from models.layers import Compute
 from models.pi import SHARDING_RULES
 from models.siglip import SiglipConfig
+from models.terminal import Console, track
 from parallel.flops import Work, work
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.optimizer import OptimizerConfig

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
+from models.terminal import Console
 from parallel.cluster import make_cluster
 from parallel.cost import Collective, busy
 from parallel.mesh import AXES

@@ -18,9 +18,9 @@ from typing import Any
 
 import jax
 from matplotlib.figure import Figure
-from rich.console import Console
 from rich.table import Table
 
+from models.terminal import Console
 from rl.events import MODES, Mode, Workload, simulate
 from rl.latency import Latencies, LogNormal, Stragglers, measure
 from rl.points import Points

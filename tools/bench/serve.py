@@ -15,10 +15,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from rich.console import Console
 
 from models import Embodiment, Normalizer, Pi, Policy, Processor
 from models.config import to_json
+from models.terminal import Console
 from tools.presets import TINY
 from tools.serving.engine import Engine
 from tools.serving.limits import Limits

@@ -25,9 +25,9 @@ import mujoco
 import numpy as np
 from jaxtyping import Array, Float
 from mujoco.rollout import Rollout
-from rich.console import Console
 from rich.table import Table
 
+from models.terminal import Console
 from sim.protocol import Environment, Slots, Start, State
 from sim.raycast import Camera, Frames, Look, geoms_of, pictures, views
 from sim.simulators.offscreen import choose_renderer

@@ -17,14 +17,16 @@ from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from jaxtyping import Bool
-from rich.console import Console
 from rich.table import Table
+
+if TYPE_CHECKING:  # the measured processes import no models
+    from models.terminal import Console
 
 _SECONDS, _GIGABYTES = 10.0, 2.0
 _EPISODES, _INSTRUCTIONS, _PER_FILE, _PER_GROUP = 1_000_000, 50_000, 20_000, 1000
@@ -213,7 +215,7 @@ def open_metadata(path: Path) -> Report:
     return clock.report()
 
 
-def run(console: Console, episodes: int = _EPISODES) -> dict[str, Any]:
+def run(console: "Console", episodes: int = _EPISODES) -> dict[str, Any]:
     """Seconds to the first batch, of the ten that it may take, and the most memory held."""
     with TemporaryDirectory() as folder, console.status("Making the metadata"):
         dataset = Synthetic(episodes, min(_INSTRUCTIONS, episodes))

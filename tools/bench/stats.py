@@ -13,11 +13,11 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from data import open_dataset
 from data.frames import ACTION, STATE
 from data.stats import Stats, compute
+from models.terminal import Console
 from tools.bench.peer import asking
 
 CACHE = Path.home() / ".cache/chiliad/bench"

@@ -7,7 +7,6 @@ as one batch, and health, metrics, a token, limits and a drain that loses nothin
 
 import asyncio
 import hmac
-import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -22,12 +21,13 @@ from websockets.exceptions import ConnectionClosed
 from websockets.frames import CloseCode
 from websockets.http11 import Request, Response
 
+from models.terminal import logger
 from tools.serving.limits import Allowance, Limits
 from tools.serving.metrics import CONTENT_TYPE, Metrics
 from tools.serving.session import Answer, Session
 from tools.serving.wire import pack, unpack
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 _FRAGMENTS = 256
 

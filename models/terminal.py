@@ -1,0 +1,128 @@
+r"""The terminal as every command writes to it: rich's console and bars, logs and tracebacks.
+
+Names, instructions and messages come out of datasets, checkpoints and clients. Nothing in them is
+read as rich's markup, and their control characters, with which a text moves the cursor, names the
+window or fills the clipboard, are shown as `\x1b`.
+"""
+
+import logging
+import re
+import sys
+import threading
+import traceback
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Any, TypeVar
+
+import rich.console
+import rich.progress
+from rich.segment import Segment
+from rich.status import Status
+from rich.text import Text
+
+Value = TypeVar("Value")
+
+_CONTROLS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 but tab and newline, DEL, C1
+    "\u202a-\u202e\u2066-\u2069"  # overrides of the writing direction
+    "\ud800-\udfff]"  # halves of characters, which no terminal can be sent
+)
+
+
+def harmless(text: str) -> str:
+    r"""The text with its control characters spelled out (`\x1b`), but for tabs and newlines."""
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+class Console(rich.console.Console):
+    """rich's console without markup, emoji codes and highlighting; `options` are rich's own. Style
+    is given as such: `print(text, style="red")`, or a `rich.text.Text`."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, highlight=False, **options)
+
+    def render_str(self, text: str, **how: Any) -> Text:
+        """Any string that is shown: a line, a cell, a title."""
+        return super().render_str(harmless(text), **how)
+
+    def render(
+        self,
+        renderable: rich.console.RenderableType,
+        options: rich.console.ConsoleOptions | None = None,
+    ) -> Iterable[Segment]:
+        """Anything else that is shown, but for the sequences that rich itself sends."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=harmless(segment.text))
+
+    def status(self, status: rich.console.RenderableType, **how: Any) -> Status:
+        """A line beside a spinner."""
+        shown = self.render_str(status) if isinstance(status, str) else status
+        return super().status(shown, **how)
+
+
+class TextColumn(rich.progress.ProgressColumn):
+    """A column of a progress bar: `template`, with `{task.description}` and such filled in."""
+
+    def __init__(self, template: str, style: str = "none") -> None:
+        super().__init__(rich.progress.Column(no_wrap=True))
+        self._template, self._style = template, style
+
+    def render(self, task: rich.progress.Task) -> Text:
+        """The text as it is."""
+        return Text(harmless(self._template.format(task=task)), self._style)
+
+
+class Progress(rich.progress.Progress):
+    """rich's progress bars on a console of ours; `options` are rich's own."""
+
+    def __init__(
+        self, *columns: rich.progress.ProgressColumn, console: Console | None = None, **options: Any
+    ) -> None:
+        super().__init__(*columns, console=console or Console(), **options)
+
+    @classmethod
+    def get_default_columns(cls) -> tuple[rich.progress.ProgressColumn, ...]:
+        """rich's own, with the description as it is."""
+        _, *others = super().get_default_columns()
+        return TextColumn("{task.description}", "progress.description"), *others
+
+
+def track(values: Iterable[Value], doing: str, *, console: Console) -> Iterator[Value]:
+    """The values, with a bar that says how many have been taken."""
+    with Progress(console=console) as progress:
+        yield from progress.track(values, description=doing)
+
+
+class _Harmless(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = harmless(record.getMessage()), ()
+        if record.exc_info and not record.exc_text:
+            record.exc_text = harmless(logging.Formatter().formatException(record.exc_info))
+        return True
+
+
+_HARMLESS = _Harmless()
+
+
+def logger(name: str) -> logging.Logger:
+    """The log of that name, whose lines are harmless in every process and handler."""
+    found = logging.getLogger(name)
+    found.addFilter(_HARMLESS)
+    return found
+
+
+def guard_tracebacks() -> None:
+    """Makes the tracebacks harmless with which Python ends a process or thread of a command."""
+
+    def on_thread(ended: threading.ExceptHookArgs) -> None:
+        if ended.exc_type is not SystemExit:
+            _show(ended.exc_type, ended.exc_value, ended.exc_traceback)
+
+    sys.excepthook, threading.excepthook = _show, on_thread
+
+
+def _show(
+    kind: type[BaseException], error: BaseException | None, trace: TracebackType | None
+) -> None:
+    lines = traceback.format_exception(kind, error, trace)
+    print(harmless("".join(lines)), end="", file=sys.stderr, flush=True)
