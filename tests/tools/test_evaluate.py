@@ -270,3 +270,26 @@ def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys, tmp_path):
     assert exit.value.code == 130
     told = capsys.readouterr().err
     assert "episodes.jsonl keeps the finished episodes: the same command goes on" in told
+
+
+def test_tasks_that_look_like_markup_are_told_as_they_are_written(
+    checkpoint, tmp_path, monkeypatch, capsys
+):
+    """And do nothing to the terminal."""
+    foreign = "reach[/red] \x1b]0;owned\x07"
+    folder = tmp_path / "a[/b]c"
+    folder.mkdir(parents=True)
+    (folder / "mine.py").write_text(
+        SUITES + f"class Foreign(PointWorld):\n    name = {foreign!r}\n"
+        f"WORLDS[{foreign!r}] = Foreign\n"
+        f"FOREIGN = Suite({foreign!r}, ({foreign!r}, 'points'), 1, open_lanes, together=False)\n"
+    )
+    suite, out = f"{folder / 'mine.py'}:FOREIGN", folder / "out"
+    typed = ["--checkpoint", checkpoint(0), "--out", out, "--suite", suite, "--steps", 1]
+    monkeypatch.setattr("sys.argv", ["evaluate", *map(str, typed)])
+    monkeypatch.setenv("COLUMNS", "300")
+    command.main()
+    said = capsys.readouterr().out
+    assert r"trained, reach[/red] \x1b]0;owned\x07: " in said
+    assert f"Report: {out / 'report.html'}" in said
+    assert not set("\x1b\x07") & set(said)

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from data import open_dataset
+from models.terminal import Console
 from sim.tabletop import Tabletop
-from tools.record import RecordConfig, record_dataset
+from tools.record import RecordConfig, main, record_dataset
 
 
 def test_a_recorded_dataset_opens_with_its_episodes_words_and_pictures(tmp_path, monkeypatch):
@@ -68,6 +69,15 @@ def test_noise_that_is_not_given_is_the_suites(tmp_path):
     ]
     np.testing.assert_array_equal(seen[0], seen[1])
     assert not np.array_equal(seen[0][:3], seen[2][:3])
+
+
+def test_a_folder_that_looks_like_markup_is_recorded_into(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "300")
+    file = tmp_path / "mine.py"
+    file.write_text(SUITE)
+    out = tmp_path / "a[/b]c"
+    main(RecordConfig(out, f"{file}:MINE", episodes=1), Console())
+    assert f"{out}: 2 episodes" in capsys.readouterr().out
 
 
 SUITE = """

@@ -64,6 +64,12 @@ def test_resuming_from_an_earlier_checkpoint_repeats_the_losses(finished, datase
     assert losses(out) == losses(finished)
 
 
+def test_a_run_in_a_folder_that_looks_like_markup_resumes(finished, dataset, tmp_path, capsys):
+    out = Path(shutil.copytree(finished, tmp_path / "a[/b]c"))
+    train.run(train.Paths(str(dataset), out, resume=True), SMALL)
+    assert f"{out}" in capsys.readouterr().out.replace("\n", "")
+
+
 def test_eight_devices_give_the_losses_of_one(finished, dataset, tmp_path):
     sharded = replace(SMALL, mesh=MeshConfig(data=4, fsdp=2))
     train.run(train.Paths(str(dataset), tmp_path / "run"), sharded, QUIET)
