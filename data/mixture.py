@@ -16,6 +16,7 @@ import numpy as np
 from data.frames import ACTION, STATE, Frames
 from data.retold import Transform, Wordings, read_wordings
 from data.split import Episodes
+from data.trust import Consent, remembered
 from models.config import from_json
 
 _PREFIX = "observation.images."
@@ -49,7 +50,8 @@ class DatasetConfig:
     end to end. `prompts`: a JSON file with a list of paraphrases for each instruction; `prompt`
     stands for an empty one. `episodes`: ranges [first, last) of those to use; all if empty.
     `transform`: path/to/file.py:function of (state [n, s], actions [n, h, a]), in the dataset's
-    units, to two such arrays. `fps`: frames a second, where the dataset (RLDS) does not tell.
+    units, to two such arrays; `transform_sha256`: of its file, which then runs with no other
+    content. `fps`: frames a second, where the dataset (RLDS) does not tell.
     """
 
     path: str
@@ -62,6 +64,7 @@ class DatasetConfig:
     prompt: str = ""
     episodes: tuple[tuple[int, int], ...] = ()
     transform: str = ""
+    transform_sha256: str = ""
     fps: float | None = None
 
 
@@ -78,13 +81,17 @@ def is_mixture(path: Path) -> bool:
     return path.suffix in (".json", ".toml")
 
 
-def read_mixture(data: str | Path) -> Mixture:
+def read_mixture(data: str | Path, consent: Consent = remembered) -> Mixture:
     """The mixture in a .json or .toml file, whose relative paths begin at its folder; anything else
-    is the path or URL of a dataset, which becomes a mixture of one.
+    is the path or URL of a dataset, which becomes a mixture of one. Nothing that it names runs.
+
+    Args:
+      consent: to the transforms that the file names; `data.trust.always` for a file of one's own.
 
     Raises:
-      FileNotFoundError: there is no such file.
-      ValueError: it is no JSON or TOML, or a field is wrong; names file and field.
+      FileNotFoundError: there is no such file, or no such transform.
+      ValueError: it is no JSON or TOML, or a field is wrong, or there is no consent to a transform;
+        names file and field.
     """
     path = Path(data)
     if not is_mixture(path):
@@ -104,7 +111,25 @@ def read_mixture(data: str | Path) -> Mixture:
         replace(d, path=beside(d.path), prompts=beside(d.prompts), transform=beside(d.transform))
         for d in mixture.datasets
     )
-    return replace(mixture, datasets=tuple(datasets))
+    agreed = (_agreed(path, d, consent) if d.transform else d for d in datasets)
+    return replace(mixture, datasets=tuple(agreed))
+
+
+def _agreed(path: Path, config: DatasetConfig, consent: Consent) -> DatasetConfig:
+    """With the one content of its transform that may run."""
+    found = Transform.find(config.transform)
+    if config.transform_sha256 not in ("", found.content):
+        raise ValueError(
+            f"{path}: transform_sha256 of {found.file} is {config.transform_sha256}, but the file "
+            f"has {found.content}; get the file that the mixture was made with."
+        )
+    if not consent(path, found):
+        raise ValueError(
+            f"{path}: names '{found.function}' of {found.file} as a transform, a program that runs "
+            f"with your rights; look at it, then give --trust (in Python, consent=always of "
+            f"data.trust)."
+        )
+    return replace(config, transform_sha256=found.content)
 
 
 class Known(NamedTuple):
@@ -237,7 +262,9 @@ def _reading(
         prompts=read_wordings(config.prompts, config.prompt, known.prompts),
         increments=increments if step != 1 else {},
         step=step,
-        transform=Transform.read(config.transform) if config.transform else None,
+        transform=(
+            Transform.read(config.transform, config.transform_sha256) if config.transform else None
+        ),
     )
 
 

@@ -7,11 +7,12 @@ mistake in them is found at start and named.
 
 import hashlib
 import json
-import runpy
+import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -70,29 +71,46 @@ class Retold:
 @dataclass(frozen=True)
 class Transform:
     """A user's function of (state [n, s], actions [n, h, a]) that returns two such arrays, by its
-    file's name, so that worker processes find it too. `content` is the file's digest."""
+    file's name, so that worker processes find it too. `content` is the file's SHA-256: nothing else
+    runs, whatever becomes of the file."""
 
     file: str = field(repr=False)
     function: str
     content: str
 
     @classmethod
-    def read(cls, where: str) -> "Transform":
-        """From `path/to/file.py:function`.
+    def find(cls, where: str) -> "Transform":
+        """From `path/to/file.py:function`, of which nothing runs yet.
 
         Raises:
           FileNotFoundError: there is no such file.
-          ValueError: it has no such function.
+          ValueError: that is no file and function.
         """
         file, _, function = where.rpartition(":")
         if not file or not function:
             raise ValueError(f"transform is '{where}'; give path/to/file.py:function.")
         if not Path(file).is_file():
             raise FileNotFoundError(f"{file}: no such file, needed for transform '{where}'.")
-        if not callable(_loaded(file).get(function)):
-            raise ValueError(f"{file} has no function '{function}', needed as a transform.")
-        content = hashlib.sha256(Path(file).read_bytes()).hexdigest()
-        return cls(file, function, content)
+        return cls(file, function, hashlib.sha256(Path(file).read_bytes()).hexdigest())
+
+    @classmethod
+    def read(cls, where: str, content: str = "") -> "Transform":
+        """From `path/to/file.py:function`, whose file runs.
+
+        Args:
+          content: SHA-256 that the file must have; any if empty.
+
+        Raises:
+          FileNotFoundError: there is no such file.
+          ValueError: it has no such function, or another content.
+        """
+        found = cls.find(where)
+        found = replace(found, content=content or found.content)
+        if not callable(_loaded(found.file, found.content).get(found.function)):
+            raise ValueError(
+                f"{found.file} has no function '{found.function}', needed as a transform."
+            )
+        return found
 
     def __call__(
         self, state: Float32[np.ndarray, "n s"], actions: Float32[np.ndarray, "n h a"]
@@ -102,7 +120,7 @@ class Transform:
         Raises:
           ValueError: that is not two arrays for the same samples and steps.
         """
-        function: Callable[..., Any] = _loaded(self.file)[self.function]
+        function: Callable[..., Any] = _loaded(self.file, self.content)[self.function]
         made = tuple(np.asarray(x, np.float32) for x in function(state, actions))
         kept = [x.shape[:-1] for x in made]
         if kept != [state.shape[:-1], actions.shape[:-1]]:
@@ -114,8 +132,18 @@ class Transform:
 
 
 @lru_cache
-def _loaded(file: str) -> dict[str, Any]:
-    return runpy.run_path(file)
+def _loaded(file: str, content: str) -> dict[str, Any]:
+    source = Path(file).read_bytes()
+    if hashlib.sha256(source).hexdigest() != content:
+        raise ValueError(
+            f"{file} has changed: its SHA-256 was {content} when the run began; give it that "
+            "content again, or start another run."
+        )
+    module = ModuleType(f"transform_{content}")
+    module.__file__ = file
+    sys.modules[module.__name__] = module  # where dataclasses and pickle look for it
+    exec(compile(source, file, "exec"), module.__dict__)
+    return module.__dict__
 
 
 def read_wordings(file: str, empty: str, prompts: Wordings) -> Wordings:

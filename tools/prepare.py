@@ -23,6 +23,7 @@ from data.plan import Source
 from data.store import Store, cached_store, open_store
 from data.straight import open_straight
 from data.tables import numeric_columns
+from data.trust import Consent, remembered
 from data.validate import require_valid
 from models import Embodiment, Processor
 from models.config import to_json
@@ -77,7 +78,12 @@ class Prepared:
 
 
 def prepare(
-    data: str | Path, out: Path, config: RunConfig, console: Console, text: Text | None = None
+    data: str | Path,
+    out: Path,
+    config: RunConfig,
+    console: Console,
+    text: Text | None = None,
+    consent: Consent = remembered,
 ) -> Prepared:
     """Opens the dataset or mixture and derives what the model needs of it.
 
@@ -85,12 +91,13 @@ def prepare(
       data: a dataset, a frame store (taken as it is), or a mixture of them.
       out: the run's folder.
       text: how a policy to begin from reads prompts; a word list is made of the datasets' if None.
+      consent: to the transforms that a mixture's file names.
 
     Raises:
       ValueError, FileNotFoundError: something is not fit to train on, or not for this model.
     """
     check_model(config)
-    mixture, cache = read_mixture(data), out / "store"
+    mixture, cache = read_mixture(data, consent), out / "store"
     datasets = [_open(dataset.path) for dataset in mixture.datasets]
     resolve(mixture, [_known(dataset) for dataset in datasets], config.model.horizon)
     frames = [

@@ -47,6 +47,7 @@ from parallel.stop import leave_at_once
 from parallel.trainer import CONFIG_NAME, Run, Trained, check_start, train
 from parallel.watchdog import Watchdog, note
 from tools.closed_loop import ClosedLoop
+from tools.consent import consent
 from tools.prepare import Prepared, Text, prepare
 from tools.presets import RunConfig, check_same, load_preset, take_preset
 
@@ -77,6 +78,8 @@ class Paths:
     """Checkpoint to begin from, of any kind that models.load_policy reads."""
     tokenizer: Path | None = None
     """SentencePiece file, for an --init that came without its tokenizer."""
+    trust: bool = False
+    """Run the transforms, programs in Python, that a mixture's file names."""
 
     @property
     def folder(self) -> Path:
@@ -124,7 +127,10 @@ def run(paths: Paths, config: RunConfig, console: Console | None = None) -> Trai
     if resume:
         saved = from_json(RunConfig, json.loads((out / CONFIG_NAME).read_text()))
         check_same(out / CONFIG_NAME, to_json(saved), to_json(config), _FREE)
-    ready = first_host_first(lambda: prepare(paths.data, out, config, console, _text(paths)))
+    agreed = consent(paths.trust, jax.process_count() == 1, console)
+    ready = first_host_first(
+        lambda: prepare(paths.data, out, config, console, _text(paths), agreed)
+    )
     model, sources = Pi(config.model), ready.sources()
     layout = config.layout(sources)
     plan = Plan(sources, layout, config.rows.number, seed=config.trainer.seed)

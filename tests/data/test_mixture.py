@@ -13,6 +13,7 @@ from data.mixed import mix
 from data.mixture import DatasetConfig, Mixture, RobotConfig, read_mixture
 from data.retold import Retold
 from data.stats import describe, normalizer
+from data.trust import always
 from models import Embodiment, Processor
 from models.config import to_json
 from tests.data.memory_frames import MemoryFrames
@@ -244,7 +245,10 @@ def test_a_mixture_reads_from_json_and_toml_with_paths_beside_it(tmp_path):
     }
     file = tmp_path / "mixture.json"
     file.write_text(json.dumps(value))
-    made = read_mixture(file)
+    with pytest.raises(FileNotFoundError, match=r"mine\.py: no such file, needed for transform"):
+        read_mixture(file, always)
+    (tmp_path / "mine.py").write_text("def f(state, actions): ...")
+    made = read_mixture(file, always)
     assert [d.path for d in made.datasets] == [f"{tmp_path}/sets/a", "hf://me/b", "/data/c"]
     assert made.datasets[0].prompts == f"{tmp_path}/told.json"
     assert made.datasets[1].transform == f"{tmp_path}/mine.py:f"

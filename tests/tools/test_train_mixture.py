@@ -57,7 +57,10 @@ def test_the_guide_on_mixtures_runs(guide, monkeypatch):
 
 def test_an_augmented_mixture_of_two_robots_resumes_and_acts_in_each_ones_units(guide, tmp_path):
     """The guide's mixture, from its file."""
-    out, paths = tmp_path / "run", train.Paths(str(guide / "mixture.json"), tmp_path / "run")
+    out, paths = (
+        tmp_path / "run",
+        train.Paths(str(guide / "mixture.json"), tmp_path / "run", trust=True),
+    )
     varied = replace(SMALL, augment=PRESETS["pi05"].augment)
     train.run(paths, varied, QUIET)
     whole = losses(out)
@@ -88,5 +91,5 @@ def test_a_mistake_in_a_mixture_is_named_before_anything_is_decoded(guide, tmp_p
     broken = guide / "broken.json"
     broken.write_text(json.dumps(value))
     with pytest.raises(ValueError, match=r"hall: cameras is .*'ceiling'"):
-        train.run(train.Paths(str(broken), tmp_path / "run"), SMALL, QUIET)
+        train.run(train.Paths(str(broken), tmp_path / "run", trust=True), SMALL, QUIET)
     assert not (tmp_path / "run").exists()
