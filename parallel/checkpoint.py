@@ -8,8 +8,9 @@ since is known before it is read. `models.checkpoints.own` reads them for acting
 
 import json
 import shutil
+import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -36,14 +37,22 @@ class CheckpointWriter:
     """Saves into `directory`, in the background, and keeps the last `keep` checkpoints.
 
     Remains of a killed writer are removed first, so one directory has one writer at a time. Use as
-    a context manager: leaving it waits for the save under way.
+    a context manager: leaving it waits for the save under way. `on_saved(step)` is called on the
+    first host, in the background, when a checkpoint has got its number.
     """
 
-    def __init__(self, directory: Path, config: Json, assets: Json, keep: int = 3) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        config: Json,
+        assets: Json,
+        keep: int = 3,
+        on_saved: Callable[[int], None] = lambda step: None,
+    ) -> None:
         if keep < 1:
             raise ValueError(f"keep is {keep}, but at least one checkpoint must be kept.")
         self._directory, self._keep = Path(directory).absolute(), keep
-        self._constant = {"config": config, "assets": assets}
+        self._constant, self._on_saved = {"config": config, "assets": assets}, on_saved
         self._background = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[None] | None = None
         if host_index() == 0:
@@ -124,6 +133,10 @@ class CheckpointWriter:
                 _publish(step, saving, self._keep)
             except OSError as error:
                 return _reason(error)
+            try:
+                self._on_saved(step)
+            except OSError as error:  # the checkpoint is whole
+                print(f"warning: step {step} is saved, but {error}", file=sys.stderr, flush=True)
             return ""
 
         failure = agree("saved", json.dumps(digested), decide)

@@ -7,11 +7,16 @@ that passed.
 """
 
 import json
+import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Literal, get_args
+
+from rich.console import Console
+
+from parallel.json_lines import read_lines, set_damage_aside
 
 FILE_NAME = "goodput.jsonl"
 
@@ -80,14 +85,31 @@ class Account:
 
 
 def read_account(directory: Path) -> Account:
-    """The account of the run in `directory`, from its lines that were written whole."""
-    account, path = Account(), Path(directory) / FILE_NAME
-    if path.exists():
-        with path.open() as lines:
-            for line in lines:
-                if line.endswith("\n"):
-                    account.add(json.loads(line))
+    """The account of the run in `directory`, from its lines that were written whole.
+
+    Raises:
+      ValueError: a line is damaged.
+    """
+    account = Account()
+    for line in read_lines(Path(directory) / FILE_NAME, _is_line):
+        account.add(line)
     return account
+
+
+def set_damaged_account_aside(directory: Path, console: Console) -> None:
+    """Before a run goes on: keeps the good lines of a damaged goodput.jsonl."""
+    set_damage_aside(Path(directory) / FILE_NAME, _is_line, console)
+
+
+def _is_line(line: dict[str, Any]) -> bool:
+    known = line["event"] != "begin" or type(line["start"]) is int
+    numbers = (line["time"], *line["seconds"].values())
+    return (
+        known
+        and type(line["step"]) is int
+        and set(line["seconds"]) <= set(get_args(Cause))
+        and all(type(number) in (int, float) for number in numbers)
+    )
 
 
 class Ledger:
@@ -137,6 +159,11 @@ class Ledger:
     def end(self, step: int) -> None:
         """An orderly end: what passes until the next start is not the run's."""
         self._write("end", step)
+
+    def sync(self) -> None:
+        """Returns when all lines are on disk: they survive the machine."""
+        if self._file is not None:
+            os.fsync(self._file.fileno())
 
     def __enter__(self) -> "Ledger":
         return self

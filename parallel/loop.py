@@ -211,7 +211,11 @@ class Loop:
     ) -> None:
         note("saving")
         position = at_data(self.position(done + offset), offset, spikes.record())
-        blocked = self.checkpoints.save(done, state, position)
+        try:
+            log.sync()  # so that metrics never lag a checkpoint
+            self.ledger.sync()
+        finally:  # a log that fails costs no steps
+            blocked = self.checkpoints.save(done, state, position)
         log.noted(done - 1, {"save_blocking_seconds": blocked})
         note("training")
         self.saved = done

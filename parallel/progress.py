@@ -122,6 +122,11 @@ class StepLog:
         if self._writer is not None:
             self._writer.write(step, metrics)
 
+    def sync(self) -> None:
+        """Returns when all that was written is on disk."""
+        if self._writer is not None:
+            self._writer.sync()
+
     def __enter__(self) -> "StepLog":
         self._bar.__enter__()
         return self

@@ -4,12 +4,11 @@ The steps are taken in `parallel.loop`; here is where they begin, again after a 
 the run back, and what is said at their end. Knows no model and no dataset by name.
 """
 
-import json
-import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,20 @@ from models.sharding import Rules
 from models.terminal import Console
 from parallel import checkpoint
 from parallel.distributed import host_count, host_index
-from parallel.goodput import Ledger
+from parallel.goodput import Ledger, set_damaged_account_aside
 from parallel.loop import Loop, TrainerConfig, at_data
 from parallel.mesh import check_rows, make_mesh
+from parallel.metrics import set_damaged_metrics_aside
 from parallel.optimizer import OptimizerConfig, make_schedule
+from parallel.run_folder import (
+    CONFIG_NAME,
+    Run,
+    check_folder,
+    check_saved,
+    note_saved,
+    write_config,
+)
+from parallel.run_lock import locked
 from parallel.spikes import BadStep
 from parallel.step import (
     Model,
@@ -41,17 +50,7 @@ from parallel.watchdog import note
 __all__ = ["CONFIG_NAME", "Run", "Trained", "TrainerConfig", "check_start", "train"]
 
 Json = Any
-CONFIG_NAME = "config.json"
 _ROLLBACKS = 3  # to the same checkpoint
-
-
-@dataclass(frozen=True)
-class Run:
-    """Where a run lives, and what its checkpoints carry besides the state, as JSON values."""
-
-    directory: Path
-    config: Json
-    assets: Json
 
 
 @dataclass(frozen=True)
@@ -91,9 +90,11 @@ def train(
     interrupts at once.
 
     Raises:
-      ValueError: the directory holds checkpoints and `resume` is false; its checkpoint is of
-        another model; parameters, rules, rows and mesh do not fit; a step is bad (BadStep).
-      FileNotFoundError: `resume` is true but the directory holds no run.
+      ValueError: the directory holds checkpoints and `resume` is false; another run is at work in
+        it (InUse); its checkpoint is of another model; parameters, rules, rows and mesh do not fit;
+        a step is bad (BadStep).
+      FileNotFoundError: `resume` is true but the directory holds no run, or its checkpoints are
+        away.
     """
     mesh = make_mesh() if mesh is None else mesh
     optimizer = _until_the_end(optimizer, config)
@@ -114,7 +115,12 @@ def train(
         return init_state(model, optimizer, abstract, np.uint32(config.seed % 2**32)), None
 
     with ExitStack() as stack:
+        stack.enter_context(locked(run.directory, console))
+        check_folder(run.directory, resume)  # another run may have ended there meanwhile
         stop = stack.enter_context(StopSignals())
+        if resume and host_index() == 0:
+            set_damaged_metrics_aside(run.directory, console)
+            set_damaged_account_aside(run.directory, console)
         ledger = stack.enter_context(Ledger(run.directory if host_index() == 0 else None))
         note("loading")
         saved = checkpoint.newest_good(folder, console) if resume else None
@@ -128,8 +134,12 @@ def train(
             return Trained(state, done, finished=True)
         if host_index() == 0:
             write_config(run)
+            if saved is not None:
+                note_saved(run.directory, saved)
         checkpoints = stack.enter_context(
-            checkpoint.CheckpointWriter(folder, run.config, run.assets, config.keep)
+            checkpoint.CheckpointWriter(
+                folder, run.config, run.assets, config.keep, partial(note_saved, run.directory)
+            )
         )
         loop = Loop(
             config=config,
@@ -158,6 +168,7 @@ def train(
                 reason, resumed_at = str(bad), bad.step + 1 + offset
             note("loading")
             checkpoints.wait()
+            check_saved(run.directory)
             loop.saved = checkpoint.newest_good(folder, console)
             done = loop.saved or 0
             console.print(
@@ -204,26 +215,3 @@ def check_start(
 def _until_the_end(optimizer: OptimizerConfig, config: TrainerConfig) -> OptimizerConfig:
     whole = optimizer.decay_steps is None
     return replace(optimizer, decay_steps=config.steps) if whole else optimizer
-
-
-def check_folder(directory: Path, resume: bool) -> None:
-    """Refuses to begin where a run is, and to go on where none is."""
-    saved = checkpoint.latest(directory / "checkpoints")
-    if resume and not (directory / CONFIG_NAME).exists():
-        raise FileNotFoundError(
-            f"{directory} holds no run to resume: it has no {CONFIG_NAME}; check the path or start "
-            f"without --resume."
-        )
-    if saved is not None and not resume:
-        raise ValueError(
-            f"{directory} holds a run already, saved at step {saved}; go on with --resume or name "
-            f"another directory."
-        )
-
-
-def write_config(run: Run) -> None:
-    """Leaves the config in the run's folder, at once or not at all."""
-    run.directory.mkdir(parents=True, exist_ok=True)
-    temporary = run.directory / f"{CONFIG_NAME}.tmp"
-    temporary.write_text(json.dumps(run.config, indent=2) + "\n")
-    os.replace(temporary, run.directory / CONFIG_NAME)

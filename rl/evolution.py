@@ -16,8 +16,9 @@ from models.checkpoints import own
 from models.config import to_json
 from models.terminal import Console
 from parallel import checkpoint
+from parallel.run_folder import Run, check_folder, check_saved, note_saved, write_config
+from parallel.run_lock import locked
 from parallel.stop import StopSignals
-from parallel.trainer import Run, check_folder, write_config
 from rl.config import RlConfig
 from rl.host import Stopped
 from rl.learner import Diverged
@@ -30,6 +31,7 @@ from rl.population import (
     first_generation,
     next_generation,
     read_generations,
+    set_damaged_generations_aside,
     turn_of,
     write_generations,
 )
@@ -87,25 +89,33 @@ def evolve(
     SIGTERM or Ctrl-C end it with the last whole step of the member whose turn it is.
 
     Raises:
-      ValueError: the population makes no sense, or the folder holds one and `resume` is false.
-      FileNotFoundError: `resume` is true but the folder holds no run.
+      ValueError: the population makes no sense, the folder holds one and `resume` is false, or
+        another run is at work in it or a member's (InUse).
+      FileNotFoundError: `resume` is true but the folder holds no run, or its checkpoints or a
+        member's are away.
     """
     check_population(population, config)
     check_folder(run.directory, resume)
-    generations = read_generations(run.directory)
-    if generations and not resume:
-        raise ValueError(
-            f"{run.directory} holds a population already, of {len(generations) - 1} generations; "
-            f"go on with --resume or name another directory."
-        )
     count = population.population
     with ExitStack() as stack:
+        stack.enter_context(locked(run.directory, console))
+        check_folder(run.directory, resume)  # another run may have ended there meanwhile
+        if resume:
+            set_damaged_generations_aside(run.directory, console)
+        generations = read_generations(run.directory)
+        if generations and not resume:
+            raise ValueError(
+                f"{run.directory} holds a population already, of {len(generations) - 1} "
+                f"generations; go on with --resume or name another directory."
+            )
+        folders = [run.directory / "members" / str(k) for k in range(count)]
+        for folder in folders:
+            check_saved(folder)
+            stack.enter_context(locked(folder, console))
         stop = stack.enter_context(StopSignals())
         members = [
-            stack.enter_context(
-                _Member(k, build, Run(run.directory / "members" / str(k), run.config, run.assets))
-            )
-            for k in range(count)
+            stack.enter_context(_Member(k, build, Run(folder, run.config, run.assets)))
+            for k, folder in enumerate(folders)
         ]
         write_config(run)
         try:
@@ -190,6 +200,7 @@ class _Member:
         self.drop()
         path = other.run.directory / "checkpoints" / str(step)
         checkpoint.copy(path, self.run.directory / "checkpoints")
+        note_saved(self.run.directory, step)
 
     def drop(self) -> None:
         """Forgets all but what is saved."""
@@ -213,6 +224,7 @@ def _settle(directory: Path, members: Sequence[_Member], last: Generation) -> No
         if member.number != parent:
             member.copy(members[parent], last.step)
     checkpoint.copy(members[last.best].run.directory / "checkpoints" / str(last.step), best)
+    note_saved(directory, last.step)
 
 
 def _said(generations: Sequence[Generation]) -> str:

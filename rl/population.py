@@ -7,7 +7,6 @@ derives from (seed, generation, member).
 """
 
 import json
-import os
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -15,7 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 
+from parallel.atomic import replace_text
+from parallel.json_lines import read_lines, set_damage_aside
 from parallel.optimizer import make_schedule
 from rl.checks import check_config
 from rl.config import RlConfig
@@ -184,29 +186,41 @@ def explored(
 
 
 def read_generations(directory: Path) -> list[Generation]:
-    """All that a population has been through; none where there is none."""
-    path = directory / FILE_NAME
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [
-        Generation(
-            step=line["step"],
-            success=tuple(line["success"]),
-            parents=tuple(line["parents"]),
-            hyperparameters=tuple(line["hyperparameters"]),
-        )
-        for line in map(json.loads, lines)
-    ]
+    """All that a population has been through; none where there is none.
+
+    Raises:
+      ValueError: a line is damaged.
+    """
+    return [_generation(line) for line in read_lines(directory / FILE_NAME, _generation)]
 
 
 def write_generations(directory: Path, generations: Sequence[Generation]) -> None:
     """Replaces the record as a whole or not at all."""
-    directory.mkdir(parents=True, exist_ok=True)
-    temporary = directory / f"{FILE_NAME}.tmp"
-    with temporary.open("w") as file:
-        file.writelines(json.dumps(asdict(generation)) + "\n" for generation in generations)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, directory / FILE_NAME)
+    lines = (json.dumps(asdict(generation)) + "\n" for generation in generations)
+    replace_text(directory / FILE_NAME, "".join(lines))
+
+
+def set_damaged_generations_aside(directory: Path, console: Console) -> None:
+    """Before a population goes on: keeps the good lines of a damaged record.
+
+    Raises:
+      ValueError: the last generation is damaged.
+    """
+    set_damage_aside(directory / FILE_NAME, _generation, console, last_matters=True)
+
+
+def _generation(line: dict[str, Any]) -> Generation:
+    found = Generation(
+        step=line["step"],
+        success=tuple(line["success"]),
+        parents=tuple(line["parents"]),
+        hyperparameters=tuple(line["hyperparameters"]),
+    )
+    if not len(found.success) == len(found.parents) == len(found.hyperparameters):
+        raise ValueError("the members differ in number")
+    if type(found.step) is not int or not all(isinstance(x, dict) for x in found.hyperparameters):
+        raise TypeError("no generation")
+    return found
 
 
 def _moved(config: RlConfig, tuned: Hyperparameters, name: str, factors: int) -> Hyperparameters:

@@ -8,16 +8,18 @@ evaluation and serving read them; all else that the run needs to go on lies besi
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from models.checkpoints import own
 from models.terminal import Console
 from parallel import checkpoint
-from parallel.metrics import MetricsWriter
+from parallel.metrics import MetricsWriter, set_damaged_metrics_aside
 from parallel.progress import StepBar
+from parallel.run_folder import Run, check_folder, note_saved, write_config
+from parallel.run_lock import locked
 from parallel.stop import StopSignals
-from parallel.trainer import Run, check_folder, write_config
 from rl.config import RlConfig
 
 Params = Any
@@ -72,12 +74,15 @@ def improve(
     interrupts at once.
 
     Raises:
-      ValueError: the folder holds a run and `resume` is false, or its checkpoint is of another.
-      FileNotFoundError: `resume` is true but the folder holds no run.
+      ValueError: the folder holds a run and `resume` is false, another run is at work in it
+        (InUse), or its checkpoint is of another.
+      FileNotFoundError: `resume` is true but the folder holds no run, or its checkpoints are away.
     """
     check_folder(run.directory, resume)
     folder = run.directory / "checkpoints"
     with ExitStack() as stack:
+        stack.enter_context(locked(run.directory, console))
+        check_folder(run.directory, resume)  # another run may have ended there meanwhile
         stop = stack.enter_context(StopSignals())
         place = stack.enter_context(build())
         saved = checkpoint.newest_good(folder, console) if resume else None
@@ -89,6 +94,8 @@ def improve(
                 f"Resuming {run.directory} at step {done} of {config.steps}.", soft_wrap=True
             )
         write_config(run)
+        if saved is not None:
+            note_saved(run.directory, saved)
         if done == 0 and evaluate is not None:
             evaluate(0, place.state()["ema"])
         return advance(
@@ -120,29 +127,44 @@ def advance(
     if done >= until:
         return Improved(place.state()["ema"], done, finished=True)
     with ExitStack() as stack:
-        folder = run.directory / "checkpoints"
-        writer = stack.enter_context(checkpoint.CheckpointWriter(folder, run.config, run.assets))
+        set_damaged_metrics_aside(run.directory, console)
+        writer = stack.enter_context(
+            checkpoint.CheckpointWriter(
+                run.directory / "checkpoints",
+                run.config,
+                run.assets,
+                on_saved=partial(note_saved, run.directory),
+            )
+        )
         metrics = stack.enter_context(MetricsWriter(run.directory, done))
         bar = stack.enter_context(StepBar(console, doing, done, until))
 
+        def save() -> None:
+            nonlocal saved
+            try:
+                metrics.sync()  # so that metrics never lag a checkpoint
+            finally:  # a log that fails costs no steps
+                seconds = writer.save(done, place.state(), place.record())
+            metrics.write(done - 1, {"save_blocking_seconds": seconds})
+            saved = done
+
         def on_step(found: dict[str, float]) -> None:
-            nonlocal done, saved
+            nonlocal done
             writer.check()
             done += 1
             last = done == until
             if evaluate is not None and (last or _due(done, config.eval_every)):
                 found = found | evaluate(done, place.state()["ema"])
-            if last or _due(done, config.save_every):
-                seconds = writer.save(done, place.state(), place.record())
-                found, saved = found | {"save_blocking_seconds": seconds}, done
             metrics.write(done - 1, found)
             metrics.flush()
+            if last or _due(done, config.save_every):
+                save()
             said = [says.format(found[name]) for name, says in _SAID.items() if name in found]
             bar.show(done, ", ".join(said))
 
         place.run(on_step, stop.told, until)
         if done != saved:
-            writer.save(done, place.state(), place.record())
+            save()
         writer.wait()
         return Improved(place.state()["ema"], done, finished=done >= until)
 

@@ -7,6 +7,7 @@ are always evaluated. Of several hosts the first evaluates; all take part in the
 """
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from jax.experimental import multihost_utils
 from models import Policy
 from models.terminal import Console
 from parallel.distributed import host_count, host_index
+from parallel.json_lines import read_lines, set_damage_aside
 from parallel.step import TrainState
 from sim.protocol import Slots, Start
 from sim.results import Evaluation, joined
@@ -63,6 +65,7 @@ class ClosedLoop:
         if host_index() == 0:
             with closing(self._suite.open(self._groups[0], 1, self._size)) as slots:
                 acting_in(policy, slots.spec)
+            set_damaged_evaluations_aside(directory, console)
 
     def begin(self, step: int, state: TrainState, stopping: Callable[[], bool]) -> dict[str, float]:
         """`evaluate` of the averaged parameters, or nothing if the run is stopping."""
@@ -191,14 +194,28 @@ def note(directory: Path, step: int, seconds: float, found: Evaluation) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / FILE_NAME).open("a") as file:
         file.write(json.dumps(line) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def read_closed_loop(directory: Path) -> list[dict[str, Any]]:
-    """Evaluations of a run in the order of their steps; of one made twice, the later."""
-    path = directory / FILE_NAME
-    lines = path.read_text().splitlines() if path.exists() else []
-    found = {line["step"]: line for line in map(json.loads, lines)}
+    """Evaluations of a run in the order of their steps; of one made twice, the later.
+
+    Raises:
+      ValueError: a line is damaged.
+    """
+    found = {line["step"]: line for line in read_lines(directory / FILE_NAME, _is_line)}
     return [found[step] for step in sorted(found)]
+
+
+def set_damaged_evaluations_aside(directory: Path, console: Console) -> None:
+    """Before a run goes on: keeps the good lines of a damaged closed_loop.jsonl."""
+    set_damage_aside(directory / FILE_NAME, _is_line, console)
+
+
+def _is_line(line: dict[str, Any]) -> bool:
+    rates = [line["success"][name] for name in ("rate", "low", "high")]
+    return type(line["step"]) is int and all(type(rate) in (int, float) for rate in rates)
 
 
 def _copied(x: jax.Array) -> np.ndarray | None:

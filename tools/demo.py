@@ -22,6 +22,7 @@ from models import load_policy
 from models.config import to_json
 from models.terminal import Console, Progress, guard_tracebacks, harmless
 from parallel.mesh import make_mesh
+from parallel.run_lock import LOCK_NAME, locked
 from parallel.trainer import check_start
 from sim.report import write_report
 from sim.suites import load_suite
@@ -52,6 +53,11 @@ class DemoConfig:
 
 def run(config: DemoConfig, console: Console) -> dict[str, object]:
     """Runs every stage and returns what summary.json says."""
+    with locked(config.out, console):
+        return _run(config, console)
+
+
+def _run(config: DemoConfig, console: Console) -> dict[str, object]:
     seconds: dict[str, float] = {}
 
     @contextmanager
@@ -129,11 +135,14 @@ def _check(config: DemoConfig, preset: RunConfig, episodes: int) -> None:
 def _make_room(config: DemoConfig) -> None:
     """Removes what an earlier demo left; refuses a folder that is not a demo's."""
     mark = config.out / "demo.json"
-    if config.out.exists() and any(config.out.iterdir()):
-        if not mark.is_file():
-            raise ValueError(f"{config.out} exists and is no earlier demo; choose another --out.")
-        shutil.rmtree(config.out)
-    config.out.mkdir(parents=True, exist_ok=True)
+    there = [path for path in config.out.iterdir() if path.name != LOCK_NAME]
+    if there and not mark.is_file():
+        raise ValueError(f"{config.out} exists and is no earlier demo; choose another --out.")
+    for path in there:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
     mark.write_text(json.dumps({"task": config.task}) + "\n")
 
 

@@ -24,8 +24,10 @@ from models import Policy, load_policy
 from models.checkpoints import digests, own
 from models.config import to_json
 from models.terminal import Console, guard_tracebacks, harmless
+from parallel.atomic import replace_text
 from parallel.checkpoint import find
 from parallel.metrics import read_metrics
+from parallel.run_lock import InUse, locked
 from sim.journal import Journal
 from sim.report import Report, write_report
 from sim.results import Evaluation, compared
@@ -68,8 +70,13 @@ def run(config: EvaluateConfig, console: Console) -> dict[str, Evaluation]:
 
     Raises:
       ValueError, FileNotFoundError: no such suite or checkpoint, they do not fit each other, or
-        the folder holds episodes of another evaluation.
+        the folder holds episodes of another evaluation, or another run is at work in it.
     """
+    with locked(config.out, console):
+        return _run(config, console)
+
+
+def _run(config: EvaluateConfig, console: Console) -> dict[str, Evaluation]:
     suite = load_suite(config.suite)
     policy = load_policy(config.checkpoint, steps=config.steps)
     wanted = conditions(policy, config.controls, _identity(config.checkpoint))
@@ -92,7 +99,7 @@ def run(config: EvaluateConfig, console: Console) -> dict[str, Evaluation]:
         "evaluations": {name: result.to_json() for name, result in results.items()},
         "comparison": pairs.to_json() if pairs else None,
     }
-    (config.out / "evaluation.json").write_text(json.dumps(summary, indent=2) + "\n")
+    replace_text(config.out / "evaluation.json", json.dumps(summary, indent=2) + "\n")
     trained = _config_of(config.checkpoint, policy)
     report = report_of(config.suite, results, _run_folder(config.checkpoint), trained)
     report = replace(report, comparisons={"compared": pairs} if pairs else {})
@@ -156,6 +163,9 @@ def main() -> None:
     config = tyro.cli(EvaluateConfig, prog="python -m tools.evaluate", description=__doc__)
     try:
         run(config, Console())
+    except InUse as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
     except (ValueError, FileNotFoundError) as error:
         sys.exit(harmless(f"error: {error}"))
     except KeyboardInterrupt:

@@ -26,17 +26,25 @@ import tyro
 
 from models import Policy, load_policy
 from models.checkpoints import digests, own
-from models.config import to_json
+from models.config import from_json, to_json
 from models.terminal import Console, guard_tracebacks, harmless
 from parallel import exits
 from parallel.checkpoint import find
+from parallel.run_folder import CONFIG_NAME, Run, check_folder, read_config
+from parallel.run_lock import InUse, locked
 from parallel.stop import leave_at_once
-from parallel.trainer import CONFIG_NAME, Run, check_folder
 from rl.checks import check_config, check_policy, one_group
 from rl.config import RlConfig
 from rl.evolution import Evolved
 from rl.placements import place
-from rl.population import PopulationConfig, check_population, turn_of
+from rl.population import (
+    PopulationConfig,
+    check_population,
+    configured,
+    read_generations,
+    set_damaged_generations_aside,
+    turn_of,
+)
 from rl.run import Improved, improve
 from sim.suites import load_suite
 from tools.closed_loop import ClosedLoop
@@ -78,6 +86,13 @@ def run(
       ValueError, FileNotFoundError: something does not fit; nothing has been written then.
     """
     check_folder(paths.out, paths.resume)
+    with locked(paths.out, console):
+        return _run(paths, config, console, population)
+
+
+def _run(
+    paths: Paths, config: RlConfig, console: Console, population: PopulationConfig
+) -> Improved | Evolved:
     check_config(config)
     together = replace(population, population=0) != ALONE or population.population not in (0, 1)
     if together:
@@ -100,8 +115,12 @@ def run(
         chosen = replace(population, turn=turn_of(population, config))
         content["population"] = to_json(chosen)
     if paths.resume:
-        saved = json.loads((paths.out / CONFIG_NAME).read_text())
-        check_same(paths.out / CONFIG_NAME, saved, json.loads(json.dumps(content)), _FREE)
+        saved = read_config(paths.out, console)
+        if together and saved is not None and "rl" in saved:
+            set_damaged_generations_aside(paths.out, console)
+            saved["rl"] = _before_tuning(saved["rl"], paths.out)
+        if saved is not None:
+            check_same(paths.out / CONFIG_NAME, saved, json.loads(json.dumps(content)), _FREE)
     made = Run(paths.out, content, _assets(paths.checkpoint, policy))
     if together:
         evolved = run_population(
@@ -133,6 +152,16 @@ def run(
     curves = write_curves(paths.out)
     console.print(f"Curves: {curves[0]}", soft_wrap=True)
     return improved
+
+
+def _before_tuning(config: Any, directory: Path) -> Any:
+    """A member's config, if that is what a population's was read from, with the numbers that the
+    population was begun with: those of the first member in the first generation."""
+    generations = read_generations(directory)
+    if not generations:
+        return config
+    begun = generations[0].hyperparameters[0]
+    return json.loads(json.dumps(to_json(configured(from_json(RlConfig, config), begun))))
 
 
 def _say_stopped(ended: Improved | Evolved, config: RlConfig, console: Console) -> None:
@@ -176,6 +205,9 @@ def main() -> None:
         paths, config, population = parse(sys.argv[1:])
         with leave_at_once():
             run(paths, config, Console(), population)
+    except InUse as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
     except (ValueError, FileNotFoundError) as error:
         sys.exit(harmless(f"error: {error}"))
     except KeyboardInterrupt:

@@ -15,7 +15,7 @@ import numpy as np
 
 from models import Policy
 from models.terminal import Console
-from parallel.trainer import Run
+from parallel.run_folder import Run
 from rl.config import RlConfig
 from rl.evolution import Evolved, evolve
 from rl.host import Stopped
@@ -24,7 +24,7 @@ from rl.placements import place
 from rl.population import PopulationConfig
 from sim.protocol import Outcome, Slots, Spec, Start
 from sim.suites import Suite
-from tools.closed_loop import acted, held_out, note
+from tools.closed_loop import acted, held_out, note, set_damaged_evaluations_aside
 from tools.conditions import acting_in, in_batches
 from tools.rl_curves import write_curves, write_population
 
@@ -49,6 +49,8 @@ def run_population(
     rollout, size = config.rollout, policy.model.config.image_size
     most = max(most_episodes(config), config.eval_episodes * len(tasks))
     count = suite.count(rollout.slots, most)
+    for member in range(population.population):
+        set_damaged_evaluations_aside(run.directory / "members" / str(member), console)
     with kept_open(suite, count) as (shared, mend):
         slots = shared.open(tasks, count, size)
         batched = in_batches(policy, slots.count)

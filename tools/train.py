@@ -12,7 +12,6 @@ Any field of the preset can be given as an option; `--preset NAME --help` lists 
 folder holds config.json, metrics.jsonl, TensorBoard events, the frame store and checkpoints.
 """
 
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -42,9 +41,11 @@ from parallel import exits, inject
 from parallel.distributed import host_index, put_batch, row_share
 from parallel.job import first_host_first, restarts, start
 from parallel.mesh import make_mesh, replicated, row_shards
+from parallel.run_folder import CONFIG_NAME, Run, read_config
+from parallel.run_lock import locked
 from parallel.step import TrainState
 from parallel.stop import leave_at_once
-from parallel.trainer import CONFIG_NAME, Run, Trained, check_start, train
+from parallel.trainer import Trained, check_start, train
 from parallel.watchdog import Watchdog, note
 from tools.closed_loop import ClosedLoop
 from tools.consent import consent
@@ -115,7 +116,12 @@ def run(paths: Paths, config: RunConfig, console: Console | None = None) -> Trai
     out, mesh = paths.folder, make_mesh(config.mesh)
     resume = paths.resume or (restarts() > 0 and (out / CONFIG_NAME).exists())
     check_start(out, resume, config.rows.number, mesh, config.trainer, config.optimizer)
-    index, count = row_share(mesh)
+    with locked(out, console):
+        return _run(paths, config, console, mesh, resume)
+
+
+def _run(paths: Paths, config: RunConfig, console: Console, mesh: Mesh, resume: bool) -> Trained:
+    out, (index, count) = paths.folder, row_share(mesh)
     if (stages := mesh.shape["stage"]) > 1:
         pipeline, rows = config.model.compute.pipeline, config.rows.number
         at_once = rows // config.trainer.accumulation
@@ -124,8 +130,9 @@ def run(paths: Paths, config: RunConfig, console: Console | None = None) -> Trai
             f"{stages} stages take {pipeline.on(stages).microbatches} micro-batches through the "
             f"layers, {pipeline.repeats} times around; bubble {pipeline.bubble(stages):.0%}."
         )
-    if resume:
-        saved = from_json(RunConfig, json.loads((out / CONFIG_NAME).read_text()))
+    begun = first_host_first(lambda: read_config(out, console)) if resume else None
+    if begun is not None:
+        saved = from_json(RunConfig, begun)
         check_same(out / CONFIG_NAME, to_json(saved), to_json(config), _FREE)
     agreed = consent(paths.trust, jax.process_count() == 1, console)
     ready = first_host_first(

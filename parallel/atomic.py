@@ -1,0 +1,18 @@
+"""Files that are replaced as a whole or not at all, whenever the process or the machine ends."""
+
+import os
+from pathlib import Path
+
+from models.checkpoints.digests import sync_directory
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Makes `text` the content of a file, on disk on return; its folder is made if need be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    sync_directory(path.parent)
