@@ -14,8 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Literal, get_args
 
-from rich.console import Console
-
+from models.terminal import Console
 from parallel.json_lines import read_lines, set_damage_aside
 
 FILE_NAME = "goodput.jsonl"

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
+from models.terminal import Console
 from parallel.atomic import replace_text
 
 Fits = Callable[[Any], object]

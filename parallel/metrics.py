@@ -10,9 +10,9 @@ import os
 from pathlib import Path
 from typing import IO, Any
 
-from rich.console import Console
 from tensorboardX import SummaryWriter
 
+from models.terminal import Console
 from parallel.atomic import replace_text
 from parallel.json_lines import read_lines, set_damage_aside
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from models.checkpoints import own
+from models.terminal import Console
 from parallel.atomic import replace_text
 from parallel.json_lines import set_aside
 

@@ -18,8 +18,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from rich.console import Console
-
+from models.terminal import Console
 from parallel import exits
 from parallel.agreement import agree
 

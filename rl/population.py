@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
+from models.terminal import Console
 from parallel.atomic import replace_text
 from parallel.json_lines import read_lines, set_damage_aside
 from parallel.optimizer import make_schedule
