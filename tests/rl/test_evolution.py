@@ -19,6 +19,7 @@ from rich.console import Console
 from models.checkpoints import digests, own
 from parallel import checkpoint
 from parallel.metrics import read_metrics
+from parallel.run_lock import LOCK_NAME
 from parallel.trainer import Run
 from rl.evolution import evolve
 from rl.host import Stopped
@@ -326,3 +327,45 @@ def test_the_record_is_one_line_of_json_a_generation(whole):
     lines = [json.loads(line) for line in (whole[0] / FILE_NAME).read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 2, 4, 6]
     assert set(lines[0]) == {"step", "success", "parents", "hyperparameters"}
+
+
+@pytest.mark.parametrize("lost", ["checkpoints", "members/1/checkpoints"])
+def test_a_population_whose_checkpoints_are_away_is_refused(lost, whole, tmp_path):
+    out = shutil.copytree(whole[2]["in a turn at 5"], tmp_path / "out")
+    (out / lost).rename(tmp_path / "elsewhere")
+    with pytest.raises(FileNotFoundError, match=f"{lost} is missing, but .* was saved at step 4"):
+        breed(out, resume=True)
+    (tmp_path / "elsewhere").rename(out / lost)
+    assert breed(out, resume=True).finished
+    assert left(out) == left(whole[0])
+
+
+def test_a_damaged_generation_is_set_aside_but_not_the_last(whole, tmp_path):
+    out = shutil.copytree(whole[2]["in a turn at 5"], tmp_path / "out")
+    path = out / FILE_NAME
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert len(lines) == 3
+    for damage in (b'{"step": 4}\n', lines[2][:-9]):
+        path.write_bytes(b"".join([*lines[:2], damage]))
+        with pytest.raises(ValueError, match=r"population\.jsonl, line 3: damaged, and the last "):
+            breed(out, resume=True)
+    path.write_bytes(b"".join([lines[0], b"\0\0\0\n", lines[2]]))
+    assert breed(out, resume=True).finished
+    assert [generation.step for generation in read_generations(out)] == [0, 4, 6]
+    assert (out / f"{FILE_NAME}.damaged").read_bytes() == b"".join(
+        [lines[0], b"\0\0\0\n", lines[2]]
+    )
+    assert left(out)[1:] == left(whole[0])[1:]
+
+
+def test_members_are_locked_with_their_population(tmp_path):
+    seen = []
+
+    def evaluate(step, params, directories, told):
+        seen.extend((folder / LOCK_NAME).exists() for folder in (tmp_path, *directories))
+        return score(step, params, directories, told)
+
+    breed(tmp_path, evaluate=evaluate)
+    assert len(seen) > 6
+    assert all(seen)
+    assert not list(tmp_path.rglob(LOCK_NAME))

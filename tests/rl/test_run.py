@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from models.checkpoints import own
+from parallel.checkpoint import CheckpointWriter
 from parallel.metrics import read_metrics
 from parallel.trainer import Run
 from rl.config import RlConfig
@@ -133,3 +134,35 @@ def test_a_folder_with_a_run_is_refused_without_resume_and_one_without_is_with_i
         run(whole[0])
     with pytest.raises(FileNotFoundError, match="holds no run to resume"):
         run(tmp_path, resume=True)
+
+
+def test_a_run_whose_checkpoints_are_away_is_refused_and_keeps_its_metrics(tmp_path):
+    run(tmp_path, config=replace(CONFIG, steps=3))
+    (tmp_path / "checkpoints").rename(tmp_path / "elsewhere")
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    for resume in (True, False):
+        with pytest.raises(FileNotFoundError, match=r"checkpoints is missing, but .* at step 3"):
+            run(tmp_path, resume=resume)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    (tmp_path / "elsewhere").rename(tmp_path / "checkpoints")
+    assert run(tmp_path, resume=True).finished
+
+
+def test_a_damaged_line_of_the_metrics_is_set_aside_and_the_run_goes_on(whole, tmp_path):
+    run(tmp_path, config=replace(CONFIG, steps=3))
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": \n' + path.read_bytes())
+    assert run(tmp_path, resume=True).finished
+    assert losses(tmp_path) == losses(whole[0])
+    assert (tmp_path / "metrics.jsonl.damaged").read_bytes().startswith(b'{"step": \n')
+
+
+def test_metrics_are_on_disk_before_the_checkpoint_that_follows_them(tmp_path, monkeypatch):
+    save = CheckpointWriter.save
+
+    def saving(writer, step, *rest):
+        assert [at for at, _ in losses(tmp_path)] == list(range(step))
+        return save(writer, step, *rest)
+
+    monkeypatch.setattr(CheckpointWriter, "save", saving)
+    assert run(tmp_path, config=replace(CONFIG, steps=3)).finished

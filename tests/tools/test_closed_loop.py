@@ -15,7 +15,7 @@ from sim.suites import Suite
 from tests.sim.point_world import PointWorld, expert
 from tests.tools.small_run import SMALL
 from tools import train
-from tools.closed_loop import ClosedLoop, read_closed_loop
+from tools.closed_loop import ClosedLoop, read_closed_loop, set_damaged_evaluations_aside
 from tools.conditions import conditions, evaluate_all
 from tools.presets import ClosedLoopConfig
 from tools.record import RecordConfig, record_dataset
@@ -65,6 +65,19 @@ def test_every_evaluation_is_that_of_the_checkpoint_of_its_step(dataset, config,
         found = evaluate_all(POINTS, conditions(policy, ()), QUIET, tasks=("far",), episodes=4)
         assert line["success"] == found["trained"].success.to_json()
         assert set(line["by_task"]) == {"far"}
+
+
+def test_a_damaged_line_of_an_evaluation_is_named_and_set_aside(tmp_path, capsys):
+    path, good = tmp_path / "closed_loop.jsonl", '{"step": 3, "success": {"rate": 1, '
+    good += '"low": 0.5, "high": 1}}\n'
+    for damage in ("{}\n", '{"step": 3, "success": {"rate": null, "low": 0, "high": 1}}\n', "\0\n"):
+        path.write_text(good + damage + good[:-9])
+        with pytest.raises(ValueError, match=r"closed_loop\.jsonl, line 2: not a line of this log"):
+            read_closed_loop(tmp_path)
+        set_damaged_evaluations_aside(tmp_path, Console(width=300))
+        assert "closed_loop.jsonl, line 2: damaged" in capsys.readouterr().out
+        assert path.read_text().count("\n") == 1
+        assert [line["step"] for line in read_closed_loop(tmp_path)] == [3]
 
 
 def test_the_trainer_never_waits_and_its_last_parameters_are_evaluated(

@@ -241,6 +241,24 @@ def test_only_what_does_not_change_the_learning_may_change_when_it_goes_on(finis
         rl.run(paths, replace(HOST, seed=5), QUIET)
 
 
+def test_a_run_goes_on_with_its_checkpoints_config_where_its_own_was_cut(
+    finished, checkpoint, tmp_path
+):
+    out = shutil.copytree(finished, tmp_path / "out")
+    (out / "closed_loop.jsonl").write_text(
+        '{"step": 0, "success": {"ra\n' + (out / "closed_loop.jsonl").read_text()
+    )
+    paths = rl.Paths(checkpoint, out, resume=True)
+    for cut in ('{"model": {"fam', ""):
+        (out / "config.json").write_text(cut)
+        with pytest.raises(ValueError, match=r"config.json: rl.seed is 0, but 5 was asked for"):
+            rl.run(paths, replace(HOST, seed=5), QUIET)
+    assert rl.run(paths, HOST, QUIET).finished
+    assert (out / "config.json.damaged-2").exists()
+    assert (out / "closed_loop.jsonl.damaged").exists()
+    assert read_closed_loop(out) == read_closed_loop(finished)
+
+
 PAIR = replace(HOST, steps=2, save_every=0)
 
 
@@ -294,6 +312,24 @@ def test_a_population_killed_in_a_turn_goes_on_to_the_same_members(evolved, chec
     for name in ("params", "ema"):
         both = (own.restore_params(folder, name) for folder in (one, other))
         assert jax.tree.all(jax.tree.map(np.array_equal, *both))
+
+
+def test_a_population_goes_on_with_its_members_config_where_its_own_was_cut(
+    evolved, checkpoint, tmp_path
+):
+    whole, ended, _ = evolved
+    out = shutil.copytree(whole, tmp_path / "out")
+    (out / "config.json").write_text('{"rl": ')
+    member = out / "members/1/closed_loop.jsonl"
+    member.write_bytes(b"\0\n" + member.read_bytes())
+    copy(out / "members/1/checkpoints/2", out / "checkpoints")
+    second = own.read_json(out, "config")["rl"]
+    assert second != json.loads((whole / "config.json").read_text())["rl"], "other numbers"
+    paths = rl.Paths(checkpoint, out, resume=True)
+    with pytest.raises(ValueError, match=r"config.json: rl.seed is 0, but 5 was asked for"):
+        rl.run(paths, replace(PAIR, seed=5), QUIET, PopulationConfig(2, turn=1))
+    assert rl.run(paths, PAIR, QUIET, PopulationConfig(2, turn=1)) == ended
+    assert read_closed_loop(out / "members/1") == read_closed_loop(whole / "members/1")
 
 
 @pytest.mark.parametrize(

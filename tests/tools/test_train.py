@@ -101,6 +101,18 @@ def test_resuming_with_another_config_is_refused_by_the_field_that_differs(
         train.run(train.Paths(str(dataset), out, resume=True), wider, QUIET)
 
 
+def test_a_run_whose_config_was_cut_is_held_to_that_of_its_checkpoint(finished, dataset, tmp_path):
+    out = shutil.copytree(finished, tmp_path / "run")
+    (out / "config.json").write_text((finished / "config.json").read_text()[:-40])
+    paths = train.Paths(str(dataset), out, resume=True)
+    wider = replace(SMALL, model=replace(MODEL, vocabulary=600))
+    with pytest.raises(ValueError, match=r"config\.json: model\.vocabulary is 512, but 600"):
+        train.run(paths, wider, QUIET)
+    assert (out / "config.json").read_text() == (finished / "config.json").read_text()
+    assert (out / "config.json.damaged").exists()
+    assert train.run(paths, SMALL, QUIET).finished
+
+
 def test_a_checkpoint_of_another_model_is_refused_by_its_first_difference(
     finished, dataset, tmp_path
 ):
