@@ -17,6 +17,7 @@ from data.errors import DatasetError
 from data.files import Folder
 from data.frames import ACTION, STATE
 from data.lerobot import Dataset
+from data.metadata import file_name
 from data.problem import Problem, error, warning
 from data.stats import QUANTILES, Stats
 
@@ -188,19 +189,14 @@ def _places(
     file: Int64[np.ndarray, "e"],
 ) -> Iterator[Problem]:
     """Looks where the file changes, so at two episodes of each file."""
-    template = dataset.info.get("data_path")
     place = chunk * (int(file.max()) + 1) + file
     changes = np.flatnonzero(np.diff(place))
     edges = np.unique(np.concatenate([[0], changes, changes + 1, [len(place) - 1]]))
     starts = np.cumsum(dataset.lengths) - dataset.lengths
     for episode in edges[dataset.lengths[edges] > 0]:
         actual = str(dataset.data_file(int(starts[episode])))
-        try:
-            named = str(template).format(
-                chunk_index=int(chunk[episode]), file_index=int(file[episode])
-            )
-        except (KeyError, IndexError, ValueError):
-            return
+        at = {"chunk_index": int(chunk[episode]), "file_index": int(file[episode])}
+        named = file_name(folder, dataset.info, "data_path", **at)
         if actual != str(folder.path(named)):
             yield warning(
                 folder.path(_LISTING), "column 'data/file_index'",

@@ -6,7 +6,7 @@ alone, since LeRobot and its users add some with every release.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,8 +14,9 @@ import pyarrow as pa
 from jaxtyping import Bool, Int64
 
 from data.columns import arrow_type
-from data.errors import DatasetError, MissingFileError
+from data.errors import DatasetError, MissingFileError, short
 from data.files import Folder
+from data.names import fill, pattern, plain_name
 
 VISUAL = ("video", "image")
 _INFO = "meta/info.json"
@@ -95,8 +96,17 @@ def read_info(folder: Folder) -> dict[str, Any]:
     ):
         if not good:
             raise DatasetError(
-                path, field, f"is {info.get(field)!r}, expected {what}; record or copy it again."
+                path,
+                field,
+                f"is {short(info.get(field))}, expected {what}; record or copy it again.",
             )
+    for name in info["features"]:
+        try:
+            plain_name(name)
+        except ValueError as error:
+            raise DatasetError(
+                path, "features", f"{error}; rename it there and in the files."
+            ) from None
     return info
 
 
@@ -106,24 +116,22 @@ def file_name(folder: Folder, info: Mapping[str, Any], field: str, **values: str
     Raises:
       DatasetError: it is no template of these values.
     """
-    template = info.get(field)
     try:
-        name = _text(template).format(**values)
-        if not name or name.startswith("/"):
-            raise ValueError
-        return name
-    except (AttributeError, KeyError, IndexError, ValueError, TypeError):
-        raise DatasetError(
-            folder.path(_INFO),
-            field,
-            f"is {template!r}, expected a template of {', '.join(values)}; copy the file again.",
-        ) from None
+        return fill(info.get(field), **values)
+    except ValueError as error:
+        raise _no_template(folder, info, field, values, error) from None
 
 
 def file_pattern(folder: Folder, info: Mapping[str, Any], field: str) -> str:
-    """A glob pattern of all files that the template `field` names."""
-    file_name(folder, info, field, **dict.fromkeys(_PLACES, 0))
-    return re.sub(r"\{[^}]*\}", "*", info[field])
+    """A glob pattern of all files that the template `field` names.
+
+    Raises:
+      DatasetError: it is no template of these files.
+    """
+    try:
+        return pattern(info.get(field), _PLACES, _PLACES[:-1])
+    except ValueError as error:
+        raise _no_template(folder, info, field, _PLACES, error) from None
 
 
 def by_number(name: str) -> list[str | int]:
@@ -151,10 +159,15 @@ def picture_shape(feature: Mapping[str, Any]) -> tuple[int, int] | None:
 _PLACES = ("chunk_index", "file_index", "episode_chunk", "episode_index", "video_key")
 
 
-def _text(template: object) -> str:
-    if not isinstance(template, str):
-        raise TypeError
-    return template
+def _no_template(
+    folder: Folder, info: Mapping[str, Any], field: str, fields: Iterable[str], error: ValueError
+) -> DatasetError:
+    return DatasetError(
+        folder.path(_INFO),
+        field,
+        f"is {short(info.get(field))}, expected a template of {', '.join(fields)} for files inside "
+        f"the dataset ({error}); copy the file again, or leave this dataset alone.",
+    )
 
 
 def _is_positive(value: object) -> bool:

@@ -13,8 +13,9 @@ import pyarrow as pa
 from jaxtyping import Bool, UInt8
 from PIL import Image
 
-from data.errors import DatasetError
+from data.errors import DatasetError, short
 from data.files import Folder
+from data.names import is_within
 
 
 def encoded(folder: Folder, file: Any, camera: str, cells: pa.Array) -> pa.Array:
@@ -89,9 +90,9 @@ def _content(folder: Folder, file: Any, place: str, cell: Any) -> bytes:
         )
     parts = PurePosixPath(path).parts
     names = [path, f"images/{path}", "/".join(parts[-3:]), f"images/{'/'.join(parts[-3:])}"]
-    name = next((n for n in names if ".." not in n and folder.exists(n)), None)
+    name = next((n for n in names if is_within(n) and folder.exists(n)), None)
     if name is None:
         raise DatasetError(
-            file, place, f"names {path!r}, which is not in {folder.url}; copy the dataset again."
+            file, place, f"names {short(path)}, not in {folder.url}; copy the dataset again."
         )
     return folder.local(name).read_bytes()

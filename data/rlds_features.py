@@ -16,6 +16,9 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
+from data.errors import short
+from data.names import plain_name
+
 STEPS = "steps/"
 
 
@@ -58,14 +61,20 @@ class Leaf:
 
 
 def read_leaves(features: Any) -> list[Leaf]:
-    """All features of features.json that can be read, those of the steps under `STEPS`.
+    """All features of features.json that can be read, those of the steps under `STEPS`. Their names
+    become names of files, for which "/" between the parts is a dot.
 
     Raises:
-      ValueError: the JSON is not of TFDS's form; says where.
+      ValueError: the JSON is not of TFDS's form, or a name could be a path; says where.
     """
     found = list(_leaves(features, ""))
     if not any(leaf.key.startswith(STEPS) for leaf in found):
         raise ValueError("has no dataset of 'steps', so this is no RLDS dataset")
+    names = [leaf.name for leaf in found if leaf.key.startswith(STEPS)]
+    for name in names:
+        plain_name(name)
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"has two features that are both called {min(twice)!r} here")
     return found
 
 
@@ -117,7 +126,7 @@ def _picture(leaf: Leaf, step: int, encoded: bytes) -> UInt8[np.ndarray, "h w 3"
 
 def _leaves(node: Any, key: str) -> list[Leaf]:
     if not isinstance(node, Mapping):
-        raise ValueError(f"'{key}' is {node!r}, not a description of a feature")
+        raise ValueError(f"'{key}' is {short(node)}, not a description of a feature")
     try:
         if "featuresDict" in node:
             inner = node["featuresDict"]["features"].items()

@@ -1,0 +1,127 @@
+"""Names that come with a dataset, checked before any of them becomes part of a path.
+
+Whoever made a dataset chose the names of its files, features, cameras and robots and the templates
+of its paths, and may have chosen `../../.bashrc`. Names lead to files inside a folder or are
+refused, on disk as in a bucket; a symbolic link inside a local dataset is its owner's choice.
+"""
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from string import Formatter
+
+from data.errors import short
+
+LONGEST_NAME = 200
+"""UTF-8 bytes of a name, which leaves room for what files add to it."""
+
+_LONGEST_PART, _LONGEST_PATH = 230, 1000
+_UNPRINTABLE = r"\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff"
+_PART = rf"(?!\.\.?(?:/|\Z))[^/\\{_UNPRINTABLE}]+"
+_FILE = re.compile(rf"(?![A-Za-z]:){_PART}(?:/{_PART})*")
+_NAME = re.compile(rf"(?!\.\Z)(?!.*\.\.)[^/\\{_UNPRINTABLE}]+")
+_NUMBER = re.compile(r"0?\d{0,2}d?")
+_GLOB = re.compile(r"[*?\[\]]")
+
+
+def file_within(name: object) -> str:
+    """A name such as "data/chunk-000/file-000.parquet", which no folder is left by.
+
+    Raises:
+      ValueError: it is absolute or has parts that are empty, "." or "..", backslashes, control
+        characters or more bytes than file systems take.
+    """
+    if not is_within(name):
+        raise ValueError(
+            f"{short(name)} is no name of a file inside the folder (absolute, or with '..', empty "
+            "or overlong parts, backslashes or control characters)"
+        )
+    return name
+
+
+def is_within(name: object) -> bool:
+    """Whether `file_within` takes this name."""
+    return isinstance(name, str) and _FILE.fullmatch(name) is not None and not _is_long(name)
+
+
+def plain_name(name: object) -> str:
+    """A name of a feature or camera, which may stand in the name of a file or a folder.
+
+    Raises:
+      ValueError: it is empty or ".", longer than `LONGEST_NAME`, or has "/", a backslash, ".." or
+        control characters.
+    """
+    if (
+        not isinstance(name, str)
+        or not _NAME.fullmatch(name)
+        or (4 * len(name) > LONGEST_NAME and len(name.encode()) > LONGEST_NAME)
+    ):
+        raise ValueError(
+            f"{short(name)} is no name for files to have (empty, over {LONGEST_NAME} bytes, or "
+            "with '/', '\\', '..' or control characters)"
+        )
+    return name
+
+
+def path_within(root: Path, name: str) -> Path:
+    """Where a file of this name lies in `root`.
+
+    Raises:
+      ValueError: the name leads out of it.
+    """
+    return root / file_within(name)
+
+
+def fill(template: object, **values: str | int) -> str:
+    """The name of a file that a template makes, such as "file-{file_index:03d}.parquet".
+
+    Raises:
+      ValueError: it has other fields than `values`, or asks of one for more than a number's width
+        of two digits; or the name leads out of the folder.
+    """
+    numbers = tuple(field for field, value in values.items() if isinstance(value, int))
+    parsed = _parsed(_text(template), tuple(values), numbers)
+    texts = (text + (format(values[field], spec) if field else "") for text, field, spec in parsed)
+    return file_within("".join(texts))
+
+
+def pattern(template: object, fields: Sequence[str], numbers: Sequence[str]) -> str:
+    """A glob pattern of all names that a template makes of these fields.
+
+    Raises:
+      ValueError: as `fill`.
+    """
+    parsed = _parsed(_text(template), tuple(fields), tuple(numbers))
+    return file_within("".join(text + ("*" if field else "") for text, field, _ in parsed))
+
+
+@lru_cache(64)
+def _parsed(
+    template: str, fields: tuple[str, ...], numbers: tuple[str, ...]
+) -> tuple[tuple[str, str, str], ...]:
+    """Text, the field after it ("" for none) and its format, all of them sound."""
+    found = []
+    for text, field, spec, conversion in Formatter().parse(template):
+        known = field is None or (
+            field in fields
+            and conversion is None
+            and (not spec or (field in numbers and _NUMBER.fullmatch(spec)))
+        )
+        if not known or _GLOB.search(text):
+            raise ValueError(f"{short(template)} has more than {', '.join(fields)} to fill in")
+        found.append((text, field or "", spec or ""))
+    return tuple(found)
+
+
+def _text(template: object) -> str:
+    if not isinstance(template, str) or len(template) > _LONGEST_PATH:
+        raise ValueError(f"{short(template)} is no template of a file's name")
+    return template
+
+
+def _is_long(name: str) -> bool:
+    if 4 * len(name) <= _LONGEST_PART:
+        return False
+    encoded = name.encode()
+    return len(encoded) > _LONGEST_PATH or max(map(len, encoded.split(b"/"))) > _LONGEST_PART
