@@ -2,7 +2,7 @@
 
 Everything else works with local paths of single files, which are fetched when first asked for and
 then stay: hub files in huggingface_hub's cache, where its other users find them, files of a bucket
-in this project's, by the version of each. Names come from metadata that anybody may have written, and
+in this project's, by the version of each. Names come from metadata that anybody may have written;
 one that leads out of the folder is refused (data/names.py), wherever the folder is.
 """
 

@@ -18,8 +18,8 @@ LONGEST_NAME = 200
 
 _LONGEST_PART, _LONGEST_PATH = 230, 1000
 _UNPRINTABLE = r"\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff"
-_PART = rf"(?!\.\.?(?:/|\Z))[^/\\{_UNPRINTABLE}]+"
-_FILE = re.compile(rf"(?![A-Za-z]:){_PART}(?:/{_PART})*")
+_NOT_OF_FILES = re.compile(rf"[\\{_UNPRINTABLE}]|\A[A-Za-z]:")
+_PARTS_THAT_LEAD_AWAY = ("//", "/./", "/../")
 _NAME = re.compile(rf"(?!\.\Z)(?!.*\.\.)[^/\\{_UNPRINTABLE}]+")
 _NUMBER = re.compile(r"0?\d{0,2}d?")
 _GLOB = re.compile(r"[*?\[\]]")
@@ -42,7 +42,10 @@ def file_within(name: object) -> str:
 
 def is_within(name: object) -> bool:
     """Whether `file_within` takes this name."""
-    return isinstance(name, str) and _FILE.fullmatch(name) is not None and not _is_long(name)
+    if not isinstance(name, str) or _NOT_OF_FILES.search(name) or _is_long(name):
+        return False
+    framed = f"/{name}/"
+    return not any(part in framed for part in _PARTS_THAT_LEAD_AWAY)
 
 
 def plain_name(name: object) -> str:
@@ -81,9 +84,8 @@ def fill(template: object, **values: str | int) -> str:
         of two digits; or the name leads out of the folder.
     """
     numbers = tuple(field for field, value in values.items() if isinstance(value, int))
-    parsed = _parsed(_text(template), tuple(values), numbers)
-    texts = (text + (format(values[field], spec) if field else "") for text, field, spec in parsed)
-    return file_within("".join(texts))
+    _parsed(template, tuple(values), numbers)
+    return file_within(str(template).format(**values))
 
 
 def pattern(template: object, fields: Sequence[str], numbers: Sequence[str]) -> str:
@@ -92,15 +94,23 @@ def pattern(template: object, fields: Sequence[str], numbers: Sequence[str]) -> 
     Raises:
       ValueError: as `fill`.
     """
-    parsed = _parsed(_text(template), tuple(fields), tuple(numbers))
-    return file_within("".join(text + ("*" if field else "") for text, field, _ in parsed))
+    parsed = _parsed(template, tuple(fields), tuple(numbers))
+    return file_within("".join(text + ("*" if field else "") for text, field in parsed))
+
+
+def _parsed(
+    template: object, fields: tuple[str, ...], numbers: tuple[str, ...]
+) -> tuple[tuple[str, str | None], ...]:
+    if not isinstance(template, str) or len(template) > _LONGEST_PATH:
+        raise ValueError(f"{short(template)} is no template of a file's name")
+    return _parsed_text(template, fields, numbers)
 
 
 @lru_cache(64)
-def _parsed(
+def _parsed_text(
     template: str, fields: tuple[str, ...], numbers: tuple[str, ...]
-) -> tuple[tuple[str, str, str], ...]:
-    """Text, the field after it ("" for none) and its format, all of them sound."""
+) -> tuple[tuple[str, str | None], ...]:
+    """Text and the field after it, each of them known and of a plain format."""
     found = []
     for text, field, spec, conversion in Formatter().parse(template):
         known = field is None or (
@@ -110,18 +120,12 @@ def _parsed(
         )
         if not known or _GLOB.search(text):
             raise ValueError(f"{short(template)} has more than {', '.join(fields)} to fill in")
-        found.append((text, field or "", spec or ""))
+        found.append((text, field))
     return tuple(found)
 
 
-def _text(template: object) -> str:
-    if not isinstance(template, str) or len(template) > _LONGEST_PATH:
-        raise ValueError(f"{short(template)} is no template of a file's name")
-    return template
-
-
 def _is_long(name: str) -> bool:
-    if 4 * len(name) <= _LONGEST_PART:
+    if len(name) <= _LONGEST_PART and name.isascii():
         return False
     encoded = name.encode()
     return len(encoded) > _LONGEST_PATH or max(map(len, encoded.split(b"/"))) > _LONGEST_PART
