@@ -129,7 +129,7 @@ def file_pattern(folder: Folder, info: Mapping[str, Any], field: str) -> str:
       DatasetError: it is no template of these files.
     """
     try:
-        return pattern(info.get(field), _PLACES, _PLACES[:-1])
+        return pattern(info.get(field), **_PLACES)
     except ValueError as error:
         raise _no_template(folder, info, field, _PLACES, error) from None
 
@@ -156,7 +156,8 @@ def picture_shape(feature: Mapping[str, Any]) -> tuple[int, int] | None:
     return shape[0], shape[1]
 
 
-_PLACES = ("chunk_index", "file_index", "episode_chunk", "episode_index", "video_key")
+_NUMBERS = ("chunk_index", "file_index", "episode_chunk", "episode_index")
+_PLACES = {**dict.fromkeys(_NUMBERS, int), "video_key": str}
 
 
 def _no_template(

@@ -6,7 +6,6 @@ refused, on disk as in a bucket; a symbolic link inside a local dataset is its o
 """
 
 import re
-from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from string import Formatter
@@ -83,40 +82,40 @@ def fill(template: object, **values: str | int) -> str:
       ValueError: it has other fields than `values`, or asks of one for more than a number's width
         of two digits; or the name leads out of the folder.
     """
-    numbers = tuple(field for field, value in values.items() if isinstance(value, int))
-    _parsed(template, tuple(values), numbers)
+    _parsed(template, tuple(values), tuple(map(type, values.values())))
     return file_within(str(template).format(**values))
 
 
-def pattern(template: object, fields: Sequence[str], numbers: Sequence[str]) -> str:
-    """A glob pattern of all names that a template makes of these fields.
+def pattern(template: object, **kinds: type) -> str:
+    """A glob pattern of all names that a template makes of fields of these types.
 
     Raises:
       ValueError: as `fill`.
     """
-    parsed = _parsed(template, tuple(fields), tuple(numbers))
+    parsed = _parsed(template, tuple(kinds), tuple(kinds.values()))
     return file_within("".join(text + ("*" if field else "") for text, field in parsed))
 
 
 def _parsed(
-    template: object, fields: tuple[str, ...], numbers: tuple[str, ...]
+    template: object, fields: tuple[str, ...], kinds: tuple[type, ...]
 ) -> tuple[tuple[str, str | None], ...]:
     if not isinstance(template, str) or len(template) > _LONGEST_PATH:
         raise ValueError(f"{short(template)} is no template of a file's name")
-    return _parsed_text(template, fields, numbers)
+    return _parsed_text(template, fields, kinds)
 
 
 @lru_cache(64)
 def _parsed_text(
-    template: str, fields: tuple[str, ...], numbers: tuple[str, ...]
+    template: str, fields: tuple[str, ...], kinds: tuple[type, ...]
 ) -> tuple[tuple[str, str | None], ...]:
     """Text and the field after it, each of them known and of a plain format."""
+    kind_of = dict(zip(fields, kinds, strict=True))
     found = []
     for text, field, spec, conversion in Formatter().parse(template):
         known = field is None or (
-            field in fields
+            field in kind_of
             and conversion is None
-            and (not spec or (field in numbers and _NUMBER.fullmatch(spec)))
+            and (not spec or (kind_of[field] is int and _NUMBER.fullmatch(spec)))
         )
         if not known or _GLOB.search(text):
             raise ValueError(f"{short(template)} has more than {', '.join(fields)} to fill in")

@@ -48,8 +48,8 @@ def test_templates_that_lerobot_writes_are_filled() -> None:
     template = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
     expected = "videos/chunk-000/observation.images.front/episode_000012.mp4"
     assert fill(template, **VALUES) == template.format(**VALUES) == expected
-    numbers = ("episode_chunk", "episode_index")
-    assert pattern(template, [*VALUES], numbers) == "videos/chunk-*/*/episode_*.mp4"
+    kinds = {field: type(value) for field, value in VALUES.items()}
+    assert pattern(template, **kinds) == "videos/chunk-*/*/episode_*.mp4"
     assert fill("{episode_index}-{episode_index:4d}", episode_index=12) == "12-  12"
 
 
