@@ -53,6 +53,13 @@ def _absent(dataset: Dataset, camera: str, present: list[int]) -> Iterator[Probl
     if len(absent) == 0:
         return
     info = getattr(dataset, "info", {})
+    if len(absent) == dataset.num_episodes:
+        yield error(
+            dataset.root, f"camera '{camera}'",
+            "is missing in all episodes, though the metadata declares it; download its videos or "
+            "pictures, or remove the camera there.",
+        )  # fmt: skip
+        return
     videos = sum(dataset.features[name]["dtype"] == "video" for name in dataset.cameras)
     promised = videos and info.get("total_videos") == dataset.num_episodes * videos
     tell, then = (
@@ -141,7 +148,8 @@ def _pictures(
     dataset: Dataset, camera: str, present: list[int], report: Report
 ) -> Iterator[Problem]:
     """A few episodes decode, in the size that is declared, and are as varied as is written."""
-    chosen = sorted({present[int(i)] for i in np.linspace(0, len(present) - 1, _LOOKS)})
+    looks = np.linspace(0, len(present) - 1, _LOOKS) if present else ()
+    chosen = sorted({present[int(i)] for i in looks})
     seen = []
     for done, episode in enumerate(chosen):
         report(f"Pictures of {camera}", done, len(chosen))

@@ -5,7 +5,6 @@ statistics are computed from the rows, so such datasets are read right all the s
 believe them.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,9 +12,10 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from data.columns import open_parquet, reading, to_numpy
-from data.errors import DatasetError
+from data.errors import DatasetError, short
 from data.files import Folder
 from data.frames import ACTION, STATE
+from data.json_file import read_json
 from data.lerobot import Dataset
 from data.metadata import file_name
 from data.problem import Problem, error, warning
@@ -144,15 +144,10 @@ def written_statistics(folder: Folder) -> dict[str, Any]:
     """
     if not folder.exists(_STATISTICS):
         return {}
-    try:
-        written = json.loads(folder.local(_STATISTICS).read_text())
-    except ValueError as broken:
-        written = str(broken)
+    file, remedy = folder.path(_STATISTICS), "delete it, or copy it again"
+    written = read_json(folder.local(_STATISTICS), file, remedy)
     if not isinstance(written, dict):
-        raise DatasetError(
-            folder.path(_STATISTICS), "file",
-            f"is no JSON object ({str(written)[:80]}); delete it, or copy it again.",
-        )  # fmt: skip
+        raise DatasetError(file, "file", f"is no JSON object ({short(written)}); {remedy}.")
     return written
 
 
@@ -160,7 +155,7 @@ def numbers(value: object) -> Float64[np.ndarray, "n"] | None:
     """Nested lists of numbers end to end; None if they hold something else."""
     try:
         return np.asarray(value, np.float64).reshape(-1)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError, RecursionError):
         return None
 
 

@@ -6,6 +6,7 @@ underneath. A column of another type is an error that names the file, because a 
 broken recording.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,12 +32,15 @@ def arrow_type(dtype: str) -> pa.DataType | None:
     """The parquet value type of a feature's dtype; None if it is not a column of plain values."""
     if dtype == "string":
         return pa.string()
-    if dtype in ("image", "video"):
+    if not _NUMBER.fullmatch(dtype):
         return None
     try:
         return pa.from_numpy_dtype(np.dtype(dtype))
     except (TypeError, pa.ArrowNotImplementedError):
         return None
+
+
+_NUMBER = re.compile(r"bool|u?int\d{1,3}|float\d{1,3}")
 
 
 def open_parquet(path: Path, file: Path | str | None = None) -> pq.ParquetFile:

@@ -4,7 +4,7 @@ Files are named by the templates in info.json. Keys and features that nothing he
 alone, since LeRobot and its users add some with every release.
 """
 
-import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
@@ -16,6 +16,7 @@ from jaxtyping import Bool, Int64
 from data.columns import arrow_type
 from data.errors import DatasetError, MissingFileError, short
 from data.files import Folder
+from data.json_file import read_json
 from data.names import fill, pattern, plain_name
 
 VISUAL = ("video", "image")
@@ -70,16 +71,13 @@ def read_info(folder: Folder) -> dict[str, Any]:
             "file",
             f"is missing, so {folder.url} is no LeRobot dataset; give the folder that holds meta/.",
         )
-    try:
-        info = json.loads(folder.local(_INFO).read_text("utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DatasetError(path, "file", f"is no JSON ({error}); copy it again.") from None
+    info = read_json(folder.local(_INFO), path, "copy it again")
     version = info.get("codebase_version") if isinstance(info, dict) else None
     if not isinstance(version, str) or not version.startswith(("v2.", "v3.")):
         raise DatasetError(
             path,
             "codebase_version",
-            f"is {version!r}, but this reader knows v2.0, v2.1 and v3.0; "
+            f"is {short(version)}, but this reader knows v2.0, v2.1 and v3.0; "
             "convert the dataset with the LeRobot that wrote it.",
         )
     storage = info.get("storage_format", "parquet")
@@ -87,7 +85,7 @@ def read_info(folder: Folder) -> dict[str, Any]:
         raise DatasetError(
             path,
             "storage_format",
-            f"is {storage!r}, but only parquet is read; export the dataset with LeRobot.",
+            f"is {short(storage)}, but only parquet is read; export the dataset with LeRobot.",
         )
     for field, good, what in (
         ("fps", _is_positive(info.get("fps")), "a positive number"),
@@ -156,6 +154,8 @@ def picture_shape(feature: Mapping[str, Any]) -> tuple[int, int] | None:
     return shape[0], shape[1]
 
 
+_MOST_AXES, _MOST_VALUES = 16, 1 << 28
+"""Of a feature's shape: a picture of 64 megapixels has fewer values."""
 _NUMBERS = ("chunk_index", "file_index", "episode_chunk", "episode_index")
 _PLACES = {**dict.fromkeys(_NUMBERS, int), "video_key": str}
 
@@ -185,6 +185,7 @@ def _is_feature(feature: object) -> bool:
     if feature["dtype"] not in VISUAL and arrow_type(feature["dtype"]) is None:
         return True  # of a kind that is not read
     shape = feature.get("shape")
-    return isinstance(shape, list | tuple) and all(
+    sizes = isinstance(shape, list | tuple) and all(
         isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 1 << 31 for n in shape
     )
+    return sizes and len(shape) <= _MOST_AXES and math.prod(shape) <= _MOST_VALUES

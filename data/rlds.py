@@ -7,7 +7,6 @@ pictures; all that is read of it is checked against its checksum.
 """
 
 import hashlib
-import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +21,7 @@ from jaxtyping import Bool, Int64, UInt8
 from data.columns import BOOKKEEPING
 from data.errors import DatasetError, MissingFileError, short
 from data.files import Folder, open_folder
+from data.json_file import read_json
 from data.names import fill, plain_name
 from data.rlds_features import STEPS, Leaf, decode_column, decode_pictures, read_leaves
 from data.rlds_index import Index, find_index, read_episode
@@ -353,10 +353,7 @@ def _version(path: str | Path) -> str | Path:
 
 def _json(folder: Folder, name: str) -> dict[str, Any]:
     path = folder.path(name)
-    try:
-        found = json.loads(folder.local(name).read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DatasetError(path, "file", f"is no JSON ({error}); download it again.") from None
+    found = read_json(folder.local(name), path, "download it again")
     if not isinstance(found, dict):
         raise DatasetError(path, "file", "is no JSON object; download it again.")
     return found
