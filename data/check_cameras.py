@@ -18,6 +18,7 @@ from data.check_metadata import numbers, written_statistics
 from data.errors import DatasetError, MissingFileError
 from data.files import open_folder
 from data.lerobot import Dataset
+from data.mp4 import require_index_fits
 from data.problem import Problem, error, from_error, warning
 from data.stats import Report
 
@@ -196,6 +197,7 @@ def _times(path: Path) -> tuple[Float64[np.ndarray, "n"], int]:
     """Times in seconds, ascending, of the frames whose bytes are really there, and how many the
     file's index lists."""
     times = []
+    require_index_fits(path)
     try:
         with av.open(str(path), metadata_errors="replace") as container:
             stream = container.streams.video[0]

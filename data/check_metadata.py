@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from data.columns import open_parquet, reading, to_numpy
+from data.columns import open_parquet, read_columns, to_numpy
 from data.errors import DatasetError, short
 from data.files import Folder
 from data.frames import ACTION, STATE
@@ -208,8 +208,9 @@ def _listing(folder: Folder) -> dict[str, np.ndarray]:
     wanted = ("episode_index", *_PLACE, *_RANGE)
     for name in folder.list(f"{_LISTING}/*/*.parquet"):
         path, file = folder.local(name), folder.path(name)
-        with open_parquet(path, file) as opened, reading(file):
-            table = opened.read([n for n in wanted if n in opened.schema_arrow.names])
+        with open_parquet(path, file) as opened:
+            there = [n for n in wanted if n in opened.schema_arrow.names]
+            table = read_columns(opened, there, file)
         for column in table.column_names:
             values = to_numpy(file, column, table[column], {"dtype": "int64", "shape": (1,)})
             parts.setdefault(column, []).append(values.reshape(-1))

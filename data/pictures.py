@@ -5,6 +5,7 @@ which datasets give from their root, from images/ or by its name alone.
 """
 
 import io
+from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -15,6 +16,7 @@ from PIL import Image
 
 from data.errors import DatasetError, short
 from data.files import Folder
+from data.limits import require_pixels, room_for
 from data.names import is_within
 
 
@@ -52,29 +54,47 @@ def decode(folder: Folder, file: Any, camera: str, cells: pa.Array) -> UInt8[np.
       DatasetError: a picture is missing, damaged or of another size than the first; names the file
         and the frame.
     """
-    pictures: list[np.ndarray] = []
-    for number, cell in enumerate(cells.to_pylist()):
-        content = _content(folder, file, f"column '{camera}', row {number}", cell)
+    pictures = np.zeros((0, 0, 0, 3), np.uint8)
+    for number, cell in enumerate(cells):
+        content = _content(folder, file, f"column '{camera}', row {number}", cell.as_py())
         try:
-            with Image.open(io.BytesIO(content)) as picture:
-                pixels = np.asarray(picture.convert("RGB"))
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            pixels = decode_picture(content, _FORMATS)
+        except ValueError as error:
             raise DatasetError(
                 file,
                 f"column '{camera}'",
-                f"row {number} of the episode holds no readable picture ({reason}); "
+                f"row {number} of the episode holds no readable picture ({error}); "
                 "copy or record the dataset again.",
             ) from None
-        if pictures and pixels.shape != pictures[0].shape:
+        if number == 0:
+            pictures = room_for(file, len(cells), pixels.shape)
+        if pixels.shape != pictures.shape[1:]:
             raise DatasetError(
                 file,
                 f"column '{camera}'",
                 f"row {number} of the episode is a picture of shape {pixels.shape}, expected "
-                f"{pictures[0].shape} as its first; write them in one size.",
+                f"{pictures.shape[1:]} as its first; write them in one size.",
             )
-        pictures.append(pixels)
-    return np.stack(pictures)
+        pictures[number] = pixels
+    return pictures
+
+
+def decode_picture(content: bytes, formats: Sequence[str]) -> UInt8[np.ndarray, "h w 3"]:
+    """An encoded picture of one of Pillow's `formats`: never all that it knows, for it hands
+    PostScript to Ghostscript, which runs it.
+
+    Raises:
+      ValueError: it is damaged, of another format or too large.
+    """
+    try:
+        with Image.open(io.BytesIO(content), formats=formats) as picture:
+            require_pixels(*picture.size)
+            return np.asarray(picture.convert("RGB"))
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, MemoryError) as error:
+        raise ValueError((str(error).splitlines() or [type(error).__name__])[0]) from None
+
+
+_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "PPM")
 
 
 def _content(folder: Folder, file: Any, place: str, cell: Any) -> bytes:

@@ -16,6 +16,7 @@ from av.packet import Packet
 from av.video.stream import VideoStream
 
 from data.errors import DatasetError
+from data.mp4 import require_index_fits
 from data.names import fill
 from data.recording import VIDEO_PATH, next_file
 
@@ -37,6 +38,7 @@ class CopiedVideos:
         Raises:
           DatasetError: it is no video, is damaged, or has fewer than `frames`.
         """
+        require_index_fits(path)
         try:
             with av.open(str(path), metadata_errors="replace") as source:
                 stream = source.streams.video[0]
