@@ -168,7 +168,7 @@ _BATCH_BYTES, _BATCH_ROWS = 1 << 26, 4096
 
 def _leaves_of(schema: pa.Schema, columns: Sequence[str]) -> list[int]:
     """Numbers of the parquet columns that some columns consist of."""
-    found, number = [], 0
+    found, number = list[int](), 0
     for field in schema:
         width = _leaves(field.type)
         if field.name in columns:

@@ -185,7 +185,7 @@ def _is_feature(feature: object) -> bool:
     if feature["dtype"] not in VISUAL and arrow_type(feature["dtype"]) is None:
         return True  # of a kind that is not read
     shape = feature.get("shape")
-    sizes = isinstance(shape, list | tuple) and all(
-        isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 1 << 31 for n in shape
-    )
-    return sizes and len(shape) <= _MOST_AXES and math.prod(shape) <= _MOST_VALUES
+    if not isinstance(shape, list | tuple) or len(shape) > _MOST_AXES:
+        return False
+    counts = (isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in shape)
+    return all(counts) and math.prod(shape) <= _MOST_VALUES

@@ -31,7 +31,7 @@ def file_within(name: object) -> str:
       ValueError: it is absolute or has parts that are empty, "." or "..", backslashes, control
         characters or more bytes than file systems take.
     """
-    if not is_within(name):
+    if not isinstance(name, str) or not is_within(name):
         raise ValueError(
             f"{short(name)} is no name of a file inside the folder (absolute, or with '..', empty "
             "or overlong parts, backslashes or control characters)"
@@ -39,9 +39,9 @@ def file_within(name: object) -> str:
     return name
 
 
-def is_within(name: object) -> bool:
+def is_within(name: str) -> bool:
     """Whether `file_within` takes this name."""
-    if not isinstance(name, str) or _NOT_OF_FILES.search(name) or _is_long(name):
+    if _NOT_OF_FILES.search(name) or _is_long(name):
         return False
     framed = f"/{name}/"
     return not any(part in framed for part in _PARTS_THAT_LEAD_AWAY)

@@ -5,7 +5,6 @@ which datasets give from their root, from images/ or by its name alone.
 """
 
 import io
-from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -79,7 +78,7 @@ def decode(folder: Folder, file: Any, camera: str, cells: pa.Array) -> UInt8[np.
     return pictures
 
 
-def decode_picture(content: bytes, formats: Sequence[str]) -> UInt8[np.ndarray, "h w 3"]:
+def decode_picture(content: bytes, formats: tuple[str, ...]) -> UInt8[np.ndarray, "h w 3"]:
     """An encoded picture of one of Pillow's `formats`: never all that it knows, for it hands
     PostScript to Ghostscript, which runs it.
 

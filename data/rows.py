@@ -286,14 +286,14 @@ def _ranges(path: Any, values: Int64[np.ndarray, "n"], rows: Int64[np.ndarray, "
     if len(full):
         first[rows > 0] = np.minimum.reduceat(values, starts)
         last[rows > 0] = np.maximum.reduceat(values, starts)
-    ordered = bool((np.diff(first) >= 0).all() and (np.diff(last) >= 0).all())
+    ordered = bool((first[1:] >= first[:-1]).all() and (last[1:] >= last[:-1]).all())
     return _Ranges(first, last, rows, ordered)
 
 
 def _sorted(table: pa.Table) -> pa.Table:
     """Rows by episode and frame; as they are, where they are so already."""
     episode, frame = table[_EPISODE].to_numpy(), table[_FRAME].to_numpy()
-    step = np.diff(episode)
-    if ((step > 0) | (step == 0) & (np.diff(frame) >= 0)).all():
+    later, same = episode[1:] > episode[:-1], episode[1:] == episode[:-1]  # a difference may wrap
+    if (later | same & (frame[1:] >= frame[:-1])).all():
         return table
     return table.take(np.lexsort((frame, episode)))

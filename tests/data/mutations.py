@@ -129,7 +129,8 @@ def nest_deep(rng: Random, path: Path) -> str:
 def lengthen_numbers(rng: Random, path: Path) -> str:
     """Thousands of digits behind a number."""
     text = path.read_text()
-    at = _one_of(rng, [found.end() for found in re.finditer(r"\d(?=[\s,}\]])", text)])
+    numbers = list(re.finditer(r"\d(?=[\s,}\]])", text))
+    at = numbers[int(rng.integers(len(numbers)))].end() if numbers else len(text)
     path.write_text(text[:at] + "7" * (digits := _one_of(rng, (19, 400, 5000))) + text[at:])
     return f"by {digits} at {at}"
 
@@ -186,7 +187,8 @@ def empty_cells(rng: Random, path: Path) -> str:
     table = pq.read_table(path)
     name = _one_of(rng, table.column_names)
     kind = table[name].type
-    value = _one_of(rng, (None, math.nan)) if pa.types.is_floating(kind) else None
+    is_place = pa.types.is_floating(kind) and (name in BOOKKEEPING or name.startswith(_PLACES))
+    value = _one_of(rng, (None, math.nan)) if is_place else None
     _write(path, table, name, pa.array([value] * len(table), kind))
     return f"{name} to {value}"
 
