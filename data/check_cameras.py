@@ -18,6 +18,7 @@ from data.check_metadata import numbers, written_statistics
 from data.errors import DatasetError, MissingFileError
 from data.files import open_folder
 from data.lerobot import Dataset
+from data.mp4 import require_index_fits
 from data.problem import Problem, error, from_error, warning
 from data.stats import Report
 
@@ -53,6 +54,13 @@ def _absent(dataset: Dataset, camera: str, present: list[int]) -> Iterator[Probl
     if len(absent) == 0:
         return
     info = getattr(dataset, "info", {})
+    if len(absent) == dataset.num_episodes:
+        yield error(
+            dataset.root, f"camera '{camera}'",
+            "is missing in all episodes, though the metadata declares it; download its videos or "
+            "pictures, or remove the camera there.",
+        )  # fmt: skip
+        return
     videos = sum(dataset.features[name]["dtype"] == "video" for name in dataset.cameras)
     promised = videos and info.get("total_videos") == dataset.num_episodes * videos
     tell, then = (
@@ -141,7 +149,8 @@ def _pictures(
     dataset: Dataset, camera: str, present: list[int], report: Report
 ) -> Iterator[Problem]:
     """A few episodes decode, in the size that is declared, and are as varied as is written."""
-    chosen = sorted({present[int(i)] for i in np.linspace(0, len(present) - 1, _LOOKS)})
+    looks = np.linspace(0, len(present) - 1, _LOOKS) if present else ()
+    chosen = sorted({present[int(i)] for i in looks})
     seen = []
     for done, episode in enumerate(chosen):
         report(f"Pictures of {camera}", done, len(chosen))
@@ -188,6 +197,7 @@ def _times(path: Path) -> tuple[Float64[np.ndarray, "n"], int]:
     """Times in seconds, ascending, of the frames whose bytes are really there, and how many the
     file's index lists."""
     times = []
+    require_index_fits(path)
     try:
         with av.open(str(path), metadata_errors="replace") as container:
             stream = container.streams.video[0]

@@ -5,18 +5,19 @@ statistics are computed from the rows, so such datasets are read right all the s
 believe them.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from data.columns import open_parquet, reading, to_numpy
-from data.errors import DatasetError
+from data.columns import open_parquet, read_columns, to_numpy
+from data.errors import DatasetError, short
 from data.files import Folder
 from data.frames import ACTION, STATE
+from data.json_file import read_json
 from data.lerobot import Dataset
+from data.metadata import file_name
 from data.problem import Problem, error, warning
 from data.stats import QUANTILES, Stats
 
@@ -143,15 +144,10 @@ def written_statistics(folder: Folder) -> dict[str, Any]:
     """
     if not folder.exists(_STATISTICS):
         return {}
-    try:
-        written = json.loads(folder.local(_STATISTICS).read_text())
-    except ValueError as broken:
-        written = str(broken)
+    file, remedy = folder.path(_STATISTICS), "delete it, or copy it again"
+    written = read_json(folder.local(_STATISTICS), file, remedy)
     if not isinstance(written, dict):
-        raise DatasetError(
-            folder.path(_STATISTICS), "file",
-            f"is no JSON object ({str(written)[:80]}); delete it, or copy it again.",
-        )  # fmt: skip
+        raise DatasetError(file, "file", f"is no JSON object ({short(written)}); {remedy}.")
     return written
 
 
@@ -159,7 +155,7 @@ def numbers(value: object) -> Float64[np.ndarray, "n"] | None:
     """Nested lists of numbers end to end; None if they hold something else."""
     try:
         return np.asarray(value, np.float64).reshape(-1)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError, RecursionError):
         return None
 
 
@@ -188,19 +184,14 @@ def _places(
     file: Int64[np.ndarray, "e"],
 ) -> Iterator[Problem]:
     """Looks where the file changes, so at two episodes of each file."""
-    template = dataset.info.get("data_path")
     place = chunk * (int(file.max()) + 1) + file
     changes = np.flatnonzero(np.diff(place))
     edges = np.unique(np.concatenate([[0], changes, changes + 1, [len(place) - 1]]))
     starts = np.cumsum(dataset.lengths) - dataset.lengths
     for episode in edges[dataset.lengths[edges] > 0]:
         actual = str(dataset.data_file(int(starts[episode])))
-        try:
-            named = str(template).format(
-                chunk_index=int(chunk[episode]), file_index=int(file[episode])
-            )
-        except (KeyError, IndexError, ValueError):
-            return
+        at = {"chunk_index": int(chunk[episode]), "file_index": int(file[episode])}
+        named = file_name(folder, dataset.info, "data_path", **at)
         if actual != str(folder.path(named)):
             yield warning(
                 folder.path(_LISTING), "column 'data/file_index'",
@@ -217,8 +208,9 @@ def _listing(folder: Folder) -> dict[str, np.ndarray]:
     wanted = ("episode_index", *_PLACE, *_RANGE)
     for name in folder.list(f"{_LISTING}/*/*.parquet"):
         path, file = folder.local(name), folder.path(name)
-        with open_parquet(path, file) as opened, reading(file):
-            table = opened.read([n for n in wanted if n in opened.schema_arrow.names])
+        with open_parquet(path, file) as opened:
+            there = [n for n in wanted if n in opened.schema_arrow.names]
+            table = read_columns(opened, there, file)
         for column in table.column_names:
             values = to_numpy(file, column, table[column], {"dtype": "int64", "shape": (1,)})
             parts.setdefault(column, []).append(values.reshape(-1))

@@ -67,7 +67,7 @@ def _is_covered(name: str) -> bool:
 def _read(folder: Folder) -> dict[str, Any]:
     try:
         sums = json.loads(folder.local(CHECKSUMS).read_text())["sha256"]
-        if all(len(of) == 2 for of in sums.values()):
+        if all(isinstance(of, list) and len(of) == 2 for of in sums.values()):
             return sums
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass

@@ -6,6 +6,7 @@ underneath. A column of another type is an error that names the file, because a 
 broken recording.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data.errors import DatasetError, MissingFileError
+from data.limits import most_bytes, most_values
 
 BOOKKEEPING: dict[str, dict[str, Any]] = {
     "timestamp": {"dtype": "float32", "shape": (1,), "names": None},
@@ -31,7 +33,7 @@ def arrow_type(dtype: str) -> pa.DataType | None:
     """The parquet value type of a feature's dtype; None if it is not a column of plain values."""
     if dtype == "string":
         return pa.string()
-    if dtype in ("image", "video"):
+    if not _NUMBER.fullmatch(dtype):
         return None
     try:
         return pa.from_numpy_dtype(np.dtype(dtype))
@@ -39,7 +41,16 @@ def arrow_type(dtype: str) -> pa.DataType | None:
         return None
 
 
-def open_parquet(path: Path, file: Path | str | None = None) -> pq.ParquetFile:
+_NUMBER = re.compile(r"bool|u?int\d{1,3}|float\d{1,3}")
+
+
+class ParquetFile(pq.ParquetFile):
+    """An open file that knows its size, against which is held what it says that it unpacks to."""
+
+    file_bytes: int
+
+
+def open_parquet(path: Path, file: Path | str | None = None) -> ParquetFile:
     """Opens a parquet file, whose checksums (where it has any) are verified when it is read.
 
     Args:
@@ -53,7 +64,8 @@ def open_parquet(path: Path, file: Path | str | None = None) -> pq.ParquetFile:
     if not path.is_file():
         raise MissingFileError(file, "file", "is missing; copy or record the dataset again.")
     with reading(file):
-        opened = pq.ParquetFile(path, page_checksum_verification=True)
+        opened = ParquetFile(path, page_checksum_verification=True)
+        opened.file_bytes = path.stat().st_size
         _ = opened.schema_arrow.names
     return opened
 
@@ -63,7 +75,7 @@ def reading(file: Path | str) -> Iterator[None]:
     """Turns pyarrow's errors about a damaged parquet file into one that names it."""
     try:
         yield
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except (pa.ArrowException, OSError, ValueError, MemoryError, RecursionError) as error:
         if isinstance(error, DatasetError):
             raise
         reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -83,12 +95,12 @@ def read_table(path: Path, file: Path | str | None = None) -> pa.Table:
       DatasetError: it is damaged.
     """
     file = file or path
-    with open_parquet(path, file) as opened, reading(file):
-        return opened.read()
+    with open_parquet(path, file) as opened:
+        return read_columns(opened, opened.schema_arrow.names, file)
 
 
 def read_columns(
-    opened: pq.ParquetFile,
+    opened: ParquetFile,
     columns: Sequence[str],
     file: Path | str,
     groups: Iterable[int] | None = None,
@@ -96,7 +108,8 @@ def read_columns(
     """The named columns of an open parquet file, or of some of its row groups.
 
     Raises:
-      DatasetError: it is damaged, or a column is missing or there twice.
+      DatasetError: it is damaged, a column is missing or there twice, or unpacks to far more than
+        such a file can hold.
     """
     there = opened.schema_arrow.names
     missing = [name for name in columns if there.count(name) != 1]
@@ -107,11 +120,94 @@ def read_columns(
             f"is missing or there twice (there are {there}); write the dataset again.",
         )
     with reading(file):
-        if groups is None:
-            table = opened.read(list(columns))
-        else:
-            table = opened.read_row_groups(list(groups), list(columns))
-    return table.select(list(columns))
+        chosen = list(range(opened.num_row_groups) if groups is None else groups)
+        values = _promised(opened, columns, chosen)
+        if values > most_values(opened.file_bytes):
+            raise _unpacks(file, f"{values} values in a column", opened)
+        kinds = {name: opened.schema_arrow.field(name).type for name in columns}
+        long = [name for name, kind in kinds.items() if _has_bytes(kind)]
+        fixed = [name for name in columns if name not in long]
+        tables = [opened.read_row_groups(chosen, fixed)] if fixed or not long else []
+        if long:
+            tables.append(_read_bytes(opened, long, chosen, file))
+        found = {name: table[name] for table in tables for name in table.column_names}
+        return pa.table({name: found[name] for name in columns})
+
+
+def _promised(opened: ParquetFile, columns: Sequence[str], groups: Sequence[int]) -> int:
+    """The most values that one of these columns has in all row groups, as the footer tells."""
+    leaves = _leaves_of(opened.schema_arrow, columns)
+    counts = dict.fromkeys([-1, *leaves], 0)
+    for group in map(opened.metadata.row_group, groups):
+        counts[-1] += group.num_rows
+        for leaf in leaves:
+            counts[leaf] += group.column(leaf).num_values
+    return max(counts.values())
+
+
+def _read_bytes(
+    opened: ParquetFile, columns: Sequence[str], groups: Sequence[int], file: Path | str
+) -> pa.Table:
+    """Columns of texts or pictures. One that the file holds once may stand in all rows, so they are
+    read a few at a time, as long as there are not too many bytes of them."""
+    leaves = _leaves_of(opened.schema_arrow, columns)
+    chunks = [opened.metadata.row_group(group).column(leaf) for group in groups for leaf in leaves]
+    longest = max((chunk.total_uncompressed_size for chunk in chunks), default=1)
+    rows = min(max(1, _BATCH_BYTES // max(1, longest)), _BATCH_ROWS)
+    batches, held = [], 0
+    for batch in opened.iter_batches(rows, groups, list(columns)):
+        batches.append(batch)
+        held += batch.nbytes
+        if held > most_bytes(opened.file_bytes):
+            raise _unpacks(file, f"more than {held} bytes", opened)
+    return pa.Table.from_batches(batches) if batches else opened.read_row_groups([], list(columns))
+
+
+_BATCH_BYTES, _BATCH_ROWS = 1 << 26, 4096
+
+
+def _leaves_of(schema: pa.Schema, columns: Sequence[str]) -> list[int]:
+    """Numbers of the parquet columns that some columns consist of."""
+    found, number = list[int](), 0
+    for field in schema:
+        width = _leaves(field.type)
+        if field.name in columns:
+            found += range(number, number + width)
+        number += width
+    return found
+
+
+def _leaves(kind: pa.DataType) -> int:
+    return sum(_leaves(field.type) for field in _inside(kind)) or 1
+
+
+def _has_bytes(kind: pa.DataType) -> bool:
+    return _is_bytes(kind) or any(_has_bytes(field.type) for field in _inside(kind))
+
+
+def _inside(kind: pa.DataType) -> list[pa.Field]:
+    if isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+    return [kind.field(k) for k in range(kind.num_fields)] if pa.types.is_nested(kind) else []
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    types = pa.types
+    return any(
+        is_of(kind)
+        for is_of in (types.is_string, types.is_large_string, types.is_binary,
+                      types.is_large_binary, types.is_dictionary, types.is_string_view,
+                      types.is_binary_view)
+    )  # fmt: skip
+
+
+def _unpacks(file: Path | str, what: str, opened: ParquetFile) -> DatasetError:
+    return DatasetError(
+        file,
+        "rows",
+        f"unpack to {what} from {opened.file_bytes} bytes, far more than data of a robot does; "
+        "copy or record the dataset again.",
+    )
 
 
 def to_numpy(

@@ -31,6 +31,7 @@ from data import tables
 from data.checksums import sha256
 from data.errors import DatasetError
 from data.files import Folder, LocalFolder
+from data.names import path_within
 from data.tables import AnyDataset
 from models.processor import resize_with_pad
 
@@ -261,7 +262,7 @@ def _write_shard(
 
         def write(camera: str, blocks: list[Future[list[bytes]]]) -> None:
             if camera not in writers:
-                path = folder / shard_file(key, int(number), camera, encoding)
+                path = path_within(folder, shard_file(key, int(number), camera, encoding))
                 writers[camera] = closing.enter_context(_writer(path, encoding))
             for block in blocks:
                 for record in block.result():
@@ -367,8 +368,9 @@ def _write_json(value: Any, scratch: Path, name: str, folder: Folder) -> None:
 
 def _place(scratch: Path, name: str, folder: Folder) -> None:
     if isinstance(folder, LocalFolder):
-        (folder.root / name).parent.mkdir(parents=True, exist_ok=True)
-        os.replace(scratch / name, folder.root / name)
+        place = path_within(folder.root, name)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(scratch / name, place)
     else:
         folder.put(scratch / name, name)
 

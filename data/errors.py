@@ -1,6 +1,7 @@
 """What is wrong with a dataset on disk, always by file and field, so that it can be found and
 mended."""
 
+import reprlib
 from pathlib import Path
 
 
@@ -17,3 +18,12 @@ class DatasetError(ValueError):
 
 class MissingFileError(DatasetError, FileNotFoundError):
     """A file that the dataset's metadata promises is not there."""
+
+
+def short(value: object) -> str:
+    """A value as messages show it, the middle of a long or deep one left out."""
+    return _SHORT.repr(value)
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 200

@@ -2,7 +2,8 @@
 
 Everything else works with local paths of single files, which are fetched when first asked for and
 then stay: hub files in huggingface_hub's cache, where its other users find them, files of a bucket
-in this project's, by the version of each.
+in this project's, by the version of each. Names come from metadata that anybody may have written;
+one that leads out of the folder is refused (data/names.py), wherever the folder is.
 """
 
 import fcntl
@@ -25,15 +26,16 @@ from fsspec.registry import known_implementations
 from fsspec.utils import glob_translate
 from huggingface_hub import errors as hub_errors
 
-from data.errors import DatasetError, MissingFileError
+from data.errors import DatasetError, MissingFileError, short
+from data.names import file_within
 
 _DESCRIPTIONS = ("*meta/info.json", "*dataset_info.json")
 """Files that say what a dataset is: the first ones fetched of a repository."""
 
 
 class Folder(Protocol):
-    """Files by their names within the folder, such as "meta/info.json". Pickles, and serves any
-    number of threads."""
+    """Files by their names within the folder, such as "meta/info.json"; any other name, or a
+    pattern of such, is a DatasetError. Pickles, and serves any number of threads."""
 
     def __hash__(self) -> int: ...
 
@@ -103,27 +105,28 @@ class LocalFolder:
         return str(self.root)
 
     def exists(self, name: str) -> bool:
-        return (self.root / name).is_file()
+        return (self.root / _inside(self.url, name)).is_file()
 
     def list(self, pattern: str) -> list[str]:
-        found = (path for path in self.root.glob(pattern) if path.is_file())
+        inside = _inside(self.url, pattern)
+        found = (path for path in self.root.glob(inside) if path.is_file())
         return sorted(path.relative_to(self.root).as_posix() for path in found)
 
     def size(self, name: str) -> int:
         return self.local(name).stat().st_size
 
     def local(self, name: str) -> Path:
-        path = self.root / name
+        path = self.root / _inside(self.url, name)
         if not path.is_file():
             raise _missing(path)
         return path
 
     def put(self, path: Path, name: str) -> None:
-        with replacing(self.root / name) as partial:
+        with replacing(self.root / _inside(self.url, name)) as partial:
             shutil.copyfile(path, partial)
 
     def path(self, name: str) -> Path | str:
-        return self.root / name
+        return self.root / _inside(self.url, name)
 
 
 @dataclass(frozen=True)
@@ -143,7 +146,7 @@ class HubFolder:
     def list(self, pattern: str) -> list[str]:
         here = self.folder + "/" if self.folder else ""
         inside = (name.removeprefix(here) for name in self.sizes if name.startswith(here))
-        matching = re.compile(glob_translate(pattern))
+        matching = re.compile(glob_translate(_inside(self.url, pattern)))
         return sorted(name for name in inside if matching.fullmatch(name))
 
     def size(self, name: str) -> int:
@@ -173,10 +176,11 @@ class HubFolder:
         )
 
     def path(self, name: str) -> Path | str:
-        return f"{self.url}/{name}"
+        return f"{self.url}/{_inside(self.url, name)}"
 
     def _full(self, name: str) -> str:
-        return f"{self.folder}/{name}" if self.folder else name
+        inside = _inside(self.url, name)
+        return f"{self.folder}/{inside}" if self.folder else inside
 
 
 @dataclass(frozen=True)
@@ -199,17 +203,17 @@ class BucketFolder:
         return BucketFolder, (self.url, self.root, self.cache)
 
     def exists(self, name: str) -> bool:
-        return name in self._fetched or self._files.isfile(f"{self.root}/{name}")
+        return name in self._fetched or self._files.isfile(self._remote(name))
 
     def list(self, pattern: str) -> list[str]:
         with _storage_errors(self.path(pattern)):
-            found = self._files.glob(f"{self.root}/{pattern}", detail=True)
+            found = self._files.glob(self._remote(pattern), detail=True)
         files = (name for name, about in found.items() if about["type"] == "file")
         return sorted(name[len(self.root) :].lstrip("/") for name in files)
 
     def size(self, name: str) -> int:
         with _storage_errors(self.path(name)):
-            return self._files.info(f"{self.root}/{name}")["size"]
+            return self._files.info(self._remote(name))["size"]
 
     def local(self, name: str) -> Path:
         if name not in self._fetched:
@@ -218,17 +222,20 @@ class BucketFolder:
         return self._fetched[name]
 
     def put(self, path: Path, name: str) -> None:
-        remote = f"{self.root}/{name}"
+        remote = self._remote(name)
         with _storage_errors(self.path(name)):
             self._files.makedirs(remote.rpartition("/")[0], exist_ok=True)
             self._files.put_file(str(path), remote)
         self._fetched.pop(name, None)
 
     def path(self, name: str) -> Path | str:
-        return f"{self.url}/{name}"
+        return f"{self.url}/{_inside(self.url, name)}"
+
+    def _remote(self, name: str) -> str:
+        return f"{self.root}/{_inside(self.url, name)}"
 
     def _fetch(self, name: str) -> Path:
-        remote = f"{self.root}/{name}"
+        remote = self._remote(name)
         about = self._files.info(remote)
         if about["type"] != "file":
             raise FileNotFoundError
@@ -307,6 +314,17 @@ def replacing(path: Path) -> Iterator[Path]:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _inside(url: str, name: str) -> str:
+    try:
+        return file_within(name)
+    except ValueError as error:
+        raise DatasetError(
+            url,
+            f"name {short(name)}",
+            f"{error}; correct the file that gives it, or leave this dataset alone.",
+        ) from None
 
 
 def _missing(file: Path | str) -> MissingFileError:

@@ -15,6 +15,7 @@ from jaxtyping import Bool
 
 from data.errors import DatasetError
 from data.files import Folder
+from data.limits import MOST_FRAMES
 from data.metadata import file_name, file_pattern
 
 _BLOCK_BYTES = 1 << 26
@@ -40,11 +41,12 @@ class MetadataV21:
         self.numbers, self.lengths = (
             table[name].to_numpy() for name in ("episode_index", "length")
         )
-        if (np.diff(self.numbers) <= 0).any() or min(self.numbers[0], self.lengths.min()) < 0:
+        least, most = min(self.numbers[0], self.lengths.min()), self.lengths.max()
+        if (np.diff(self.numbers) <= 0).any() or least < 0 or most > MOST_FRAMES:
             raise DatasetError(
                 folder.path(self.listing),
                 "episode_index, length",
-                "are negative, or an episode is listed twice; correct the lines.",
+                "are negative or beyond any episode's, or one is listed twice; correct the lines.",
             )
         self.texts = table["tasks"].combine_chunks()
         self.num_data_files = len(self.numbers)

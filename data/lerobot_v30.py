@@ -16,6 +16,7 @@ from jaxtyping import Bool, Int64
 from data.columns import BOOKKEEPING, open_parquet, read_columns, read_table, to_numpy
 from data.errors import DatasetError, MissingFileError
 from data.files import Folder
+from data.limits import MOST_FRAMES
 from data.metadata import by_number, file_name, file_pattern
 
 _READERS = 2
@@ -158,7 +159,7 @@ def _cast(file: Any, name: str, column: pa.ChunkedArray, kind: pa.DataType) -> p
 def _plain(path: Any, table: pa.Table, name: str) -> Int64[np.ndarray, "e"]:
     values = table[name].to_numpy()
     least = 1 if name == "length" else 0
-    if len(values) == 0 or not least <= values.min() <= values.max() < 1 << 40:
+    if len(values) == 0 or not least <= values.min() <= values.max() < MOST_FRAMES:
         raise DatasetError(
             path,
             f"column '{name}'",

@@ -4,9 +4,9 @@ Files are named by the templates in info.json. Keys and features that nothing he
 alone, since LeRobot and its users add some with every release.
 """
 
-import json
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,8 +14,10 @@ import pyarrow as pa
 from jaxtyping import Bool, Int64
 
 from data.columns import arrow_type
-from data.errors import DatasetError, MissingFileError
+from data.errors import DatasetError, MissingFileError, short
 from data.files import Folder
+from data.json_file import read_json
+from data.names import fill, pattern, plain_name
 
 VISUAL = ("video", "image")
 _INFO = "meta/info.json"
@@ -69,16 +71,13 @@ def read_info(folder: Folder) -> dict[str, Any]:
             "file",
             f"is missing, so {folder.url} is no LeRobot dataset; give the folder that holds meta/.",
         )
-    try:
-        info = json.loads(folder.local(_INFO).read_text("utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DatasetError(path, "file", f"is no JSON ({error}); copy it again.") from None
+    info = read_json(folder.local(_INFO), path, "copy it again")
     version = info.get("codebase_version") if isinstance(info, dict) else None
     if not isinstance(version, str) or not version.startswith(("v2.", "v3.")):
         raise DatasetError(
             path,
             "codebase_version",
-            f"is {version!r}, but this reader knows v2.0, v2.1 and v3.0; "
+            f"is {short(version)}, but this reader knows v2.0, v2.1 and v3.0; "
             "convert the dataset with the LeRobot that wrote it.",
         )
     storage = info.get("storage_format", "parquet")
@@ -86,7 +85,7 @@ def read_info(folder: Folder) -> dict[str, Any]:
         raise DatasetError(
             path,
             "storage_format",
-            f"is {storage!r}, but only parquet is read; export the dataset with LeRobot.",
+            f"is {short(storage)}, but only parquet is read; export the dataset with LeRobot.",
         )
     for field, good, what in (
         ("fps", _is_positive(info.get("fps")), "a positive number"),
@@ -95,8 +94,17 @@ def read_info(folder: Folder) -> dict[str, Any]:
     ):
         if not good:
             raise DatasetError(
-                path, field, f"is {info.get(field)!r}, expected {what}; record or copy it again."
+                path,
+                field,
+                f"is {short(info.get(field))}, expected {what}; record or copy it again.",
             )
+    for name in info["features"]:
+        try:
+            plain_name(name)
+        except ValueError as error:
+            raise DatasetError(
+                path, "features", f"{error}; rename it there and in the files."
+            ) from None
     return info
 
 
@@ -106,24 +114,22 @@ def file_name(folder: Folder, info: Mapping[str, Any], field: str, **values: str
     Raises:
       DatasetError: it is no template of these values.
     """
-    template = info.get(field)
     try:
-        name = _text(template).format(**values)
-        if not name or name.startswith("/"):
-            raise ValueError
-        return name
-    except (AttributeError, KeyError, IndexError, ValueError, TypeError):
-        raise DatasetError(
-            folder.path(_INFO),
-            field,
-            f"is {template!r}, expected a template of {', '.join(values)}; copy the file again.",
-        ) from None
+        return fill(info.get(field), **values)
+    except ValueError as error:
+        raise _no_template(folder, info, field, values, error) from None
 
 
 def file_pattern(folder: Folder, info: Mapping[str, Any], field: str) -> str:
-    """A glob pattern of all files that the template `field` names."""
-    file_name(folder, info, field, **dict.fromkeys(_PLACES, 0))
-    return re.sub(r"\{[^}]*\}", "*", info[field])
+    """A glob pattern of all files that the template `field` names.
+
+    Raises:
+      DatasetError: it is no template of these files.
+    """
+    try:
+        return pattern(info.get(field), **_PLACES)
+    except ValueError as error:
+        raise _no_template(folder, info, field, _PLACES, error) from None
 
 
 def by_number(name: str) -> list[str | int]:
@@ -148,13 +154,21 @@ def picture_shape(feature: Mapping[str, Any]) -> tuple[int, int] | None:
     return shape[0], shape[1]
 
 
-_PLACES = ("chunk_index", "file_index", "episode_chunk", "episode_index", "video_key")
+_MOST_AXES, _MOST_VALUES = 16, 1 << 28
+"""Of a feature's shape: a picture of 64 megapixels has fewer values."""
+_NUMBERS = ("chunk_index", "file_index", "episode_chunk", "episode_index")
+_PLACES = {**dict.fromkeys(_NUMBERS, int), "video_key": str}
 
 
-def _text(template: object) -> str:
-    if not isinstance(template, str):
-        raise TypeError
-    return template
+def _no_template(
+    folder: Folder, info: Mapping[str, Any], field: str, fields: Iterable[str], error: ValueError
+) -> DatasetError:
+    return DatasetError(
+        folder.path(_INFO),
+        field,
+        f"is {short(info.get(field))}, expected a template of {', '.join(fields)} for files inside "
+        f"the dataset ({error}); copy the file again, or leave this dataset alone.",
+    )
 
 
 def _is_positive(value: object) -> bool:
@@ -171,6 +185,7 @@ def _is_feature(feature: object) -> bool:
     if feature["dtype"] not in VISUAL and arrow_type(feature["dtype"]) is None:
         return True  # of a kind that is not read
     shape = feature.get("shape")
-    return isinstance(shape, list | tuple) and all(
-        isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 1 << 31 for n in shape
-    )
+    if not isinstance(shape, list | tuple) or len(shape) > _MOST_AXES:
+        return False
+    counts = (isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in shape)
+    return all(counts) and math.prod(shape) <= _MOST_VALUES

@@ -13,7 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from data.errors import short
 from data.frames import ACTION, STATE, Frames
+from data.names import file_within, plain_name
 from data.retold import Transform, Wordings, read_wordings
 from data.split import Episodes
 from data.trust import Consent, remembered
@@ -228,6 +230,7 @@ def _robots(mixture: Mixture, known: Sequence[Known]) -> dict[str, RobotConfig]:
             )
         robots[name] = robot
     for name, robot in robots.items():
+        _require_names(robot)
         rates = sorted({d.fps for d, own in zip(known, names, strict=True) if own == name})
         if robot.seconds is None and len(rates) > 1:
             raise ValueError(
@@ -236,6 +239,18 @@ def _robots(mixture: Mixture, known: Sequence[Known]) -> dict[str, RobotConfig]:
                 "covers, or two embodiments."
             )
     return robots
+
+
+def _require_names(robot: RobotConfig) -> None:
+    """A dataset's name, and so that of its robot, is organisation/name on the hub."""
+    try:
+        file_within(robot.name)
+        for camera in robot.cameras:
+            plain_name(camera)
+    except ValueError as error:
+        raise ValueError(
+            f"embodiment {short(robot.name)}: {error}; give it and its cameras other names."
+        ) from None
 
 
 def _reading(

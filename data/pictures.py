@@ -13,8 +13,10 @@ import pyarrow as pa
 from jaxtyping import Bool, UInt8
 from PIL import Image
 
-from data.errors import DatasetError
+from data.errors import DatasetError, short
 from data.files import Folder
+from data.limits import require_pixels, room_for
+from data.names import is_within
 
 
 def encoded(folder: Folder, file: Any, camera: str, cells: pa.Array) -> pa.Array:
@@ -51,29 +53,47 @@ def decode(folder: Folder, file: Any, camera: str, cells: pa.Array) -> UInt8[np.
       DatasetError: a picture is missing, damaged or of another size than the first; names the file
         and the frame.
     """
-    pictures: list[np.ndarray] = []
-    for number, cell in enumerate(cells.to_pylist()):
-        content = _content(folder, file, f"column '{camera}', row {number}", cell)
+    pictures = np.zeros((0, 0, 0, 3), np.uint8)
+    for number, cell in enumerate(cells):
+        content = _content(folder, file, f"column '{camera}', row {number}", cell.as_py())
         try:
-            with Image.open(io.BytesIO(content)) as picture:
-                pixels = np.asarray(picture.convert("RGB"))
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            pixels = decode_picture(content, _FORMATS)
+        except ValueError as error:
             raise DatasetError(
                 file,
                 f"column '{camera}'",
-                f"row {number} of the episode holds no readable picture ({reason}); "
+                f"row {number} of the episode holds no readable picture ({error}); "
                 "copy or record the dataset again.",
             ) from None
-        if pictures and pixels.shape != pictures[0].shape:
+        if number == 0:
+            pictures = room_for(file, len(cells), pixels.shape)
+        if pixels.shape != pictures.shape[1:]:
             raise DatasetError(
                 file,
                 f"column '{camera}'",
                 f"row {number} of the episode is a picture of shape {pixels.shape}, expected "
-                f"{pictures[0].shape} as its first; write them in one size.",
+                f"{pictures.shape[1:]} as its first; write them in one size.",
             )
-        pictures.append(pixels)
-    return np.stack(pictures)
+        pictures[number] = pixels
+    return pictures
+
+
+def decode_picture(content: bytes, formats: tuple[str, ...]) -> UInt8[np.ndarray, "h w 3"]:
+    """An encoded picture of one of Pillow's `formats`: never all that it knows, for it hands
+    PostScript to Ghostscript, which runs it.
+
+    Raises:
+      ValueError: it is damaged, of another format or too large.
+    """
+    try:
+        with Image.open(io.BytesIO(content), formats=formats) as picture:
+            require_pixels(*picture.size)
+            return np.asarray(picture.convert("RGB"))
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, MemoryError) as error:
+        raise ValueError((str(error).splitlines() or [type(error).__name__])[0]) from None
+
+
+_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "PPM")
 
 
 def _content(folder: Folder, file: Any, place: str, cell: Any) -> bytes:
@@ -89,9 +109,9 @@ def _content(folder: Folder, file: Any, place: str, cell: Any) -> bytes:
         )
     parts = PurePosixPath(path).parts
     names = [path, f"images/{path}", "/".join(parts[-3:]), f"images/{'/'.join(parts[-3:])}"]
-    name = next((n for n in names if ".." not in n and folder.exists(n)), None)
+    name = next((n for n in names if is_within(n) and folder.exists(n)), None)
     if name is None:
         raise DatasetError(
-            file, place, f"names {path!r}, which is not in {folder.url}; copy the dataset again."
+            file, place, f"names {short(path)}, not in {folder.url}; copy the dataset again."
         )
     return folder.local(name).read_bytes()

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from jaxtyping import UInt8
 
 from data.columns import arrow_type
+from data.names import fill
 from data.video import VideoWriter
 
 FILES_PER_CHUNK = 1000
@@ -67,8 +68,8 @@ class VideoFiles:
         if self.video is None or self.video.size + expected > self.limit:
             self.close()
             self.chunk, self.file = next_file(self.chunk, self.file)
-            name = VIDEO_PATH.format(
-                video_key=self.camera, chunk_index=self.chunk, file_index=self.file
+            name = fill(
+                VIDEO_PATH, video_key=self.camera, chunk_index=self.chunk, file_index=self.file
             )
             self.video = VideoWriter(self.root / name, self.fps, self.height, self.width)
         start = self.video.frames

@@ -16,6 +16,8 @@ from av.packet import Packet
 from av.video.stream import VideoStream
 
 from data.errors import DatasetError
+from data.mp4 import require_index_fits
+from data.names import fill
 from data.recording import VIDEO_PATH, next_file
 
 
@@ -36,6 +38,7 @@ class CopiedVideos:
         Raises:
           DatasetError: it is no video, is damaged, or has fewer than `frames`.
         """
+        require_index_fits(path)
         try:
             with av.open(str(path), metadata_errors="replace") as source:
                 stream = source.streams.video[0]
@@ -87,9 +90,7 @@ class CopiedVideos:
     def _begin(self, stream: VideoStream) -> tuple[OutputContainer, VideoStream]:
         self.close()
         self.chunk, self.file = next_file(self.chunk, self.file)
-        name = VIDEO_PATH.format(
-            video_key=self.camera, chunk_index=self.chunk, file_index=self.file
-        )
+        name = fill(VIDEO_PATH, video_key=self.camera, chunk_index=self.chunk, file_index=self.file)
         path = self.root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         out = av.open(str(path), "w", options={"movflags": "faststart"})

@@ -7,7 +7,6 @@ pictures; all that is read of it is checked against its checksum.
 """
 
 import hashlib
-import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -20,8 +19,10 @@ import numpy as np
 from jaxtyping import Bool, Int64, UInt8
 
 from data.columns import BOOKKEEPING
-from data.errors import DatasetError, MissingFileError
+from data.errors import DatasetError, MissingFileError, short
 from data.files import Folder, open_folder
+from data.json_file import read_json
+from data.names import fill, plain_name
 from data.rlds_features import STEPS, Leaf, decode_column, decode_pictures, read_leaves
 from data.rlds_index import Index, find_index, read_episode
 from data.runs import Runs
@@ -73,7 +74,7 @@ class RldsDataset:
         self.root: Any = Path(path) if isinstance(path, Path) or "://" not in path else path
         self._info_path = self.folder.path(_INFO)
         self._info, self._leaves = _json(self.folder, _INFO), self._read_leaves()
-        self.name: str = self._field("name", self._info.get("name"), str)
+        self.name = self._read_name()
         steps = {leaf.name: leaf for leaf in self._leaves if leaf.key.startswith(STEPS)}
         self._pictures = {name: leaf for name, leaf in steps.items() if leaf.is_camera}
         self._columns = {
@@ -264,16 +265,25 @@ class RldsDataset:
         count = len(self._records)
         template = self._split.get("filepathTemplate") or _TEMPLATE
         template = self._field(f"splits/{self.split}/filepathTemplate", template, str)
+        kind = self._field("fileFormat", self._info.get("fileFormat") or "tfrecord", str)
         names = {"DATASET": self.name, "SPLIT": self.split, "NUM_SHARDS": f"{count:05d}"}
-        names["FILEFORMAT"] = self._info.get("fileFormat") or "tfrecord"
-        shards = []
-        for k in range(count):
-            of = {"SHARD_INDEX": f"{k:05d}", "SHARD_X_OF_Y": f"{k:05d}-of-{count:05d}"}
-            name = template
-            for word, value in {**names, **of}.items():
-                name = name.replace(f"{{{word}}}", str(value))
-            shards.append(name)
-        return shards
+        try:
+            return [
+                fill(
+                    template,
+                    **names,
+                    FILEFORMAT=kind,
+                    SHARD_INDEX=f"{k:05d}",
+                    SHARD_X_OF_Y=f"{k:05d}-of-{count:05d}",
+                )
+                for k in range(count)
+            ]
+        except ValueError as error:
+            raise DatasetError(
+                self._info_path,
+                f"splits/{self.split}/filepathTemplate",
+                f"{error}; download it again, or leave this dataset alone.",
+            ) from None
 
     @cached_property
     def _records(self) -> list[int]:
@@ -281,7 +291,7 @@ class RldsDataset:
         lengths = self._field(field, self._split.get("shardLengths"), list)
         if not lengths or not all(str(n).isdecimal() for n in lengths):
             raise DatasetError(
-                self._info_path, field, f"is {lengths!r}, expected the records of each shard; "
+                self._info_path, field, f"is {short(lengths)}, expected the records of each shard; "
                 "download it again.",
             )  # fmt: skip
         return [int(n) for n in lengths]
@@ -295,6 +305,12 @@ class RldsDataset:
                 self._info_path, "splits", f"has no '{self.split}'; there are {list(named)}."
             )
         return named[self.split]
+
+    def _read_name(self) -> str:
+        try:
+            return plain_name(self._info.get("name"))
+        except ValueError as error:
+            raise DatasetError(self._info_path, "name", f"{error}; download it again.") from None
 
     def _read_leaves(self) -> list[Leaf]:
         features = _json(self.folder, _FEATURES)
@@ -310,7 +326,7 @@ class RldsDataset:
             raise DatasetError(
                 self._info_path,
                 field,
-                f"is {value!r}, expected a {kind.__name__}; download it again.",
+                f"is {short(value)}, expected a {kind.__name__}; download it again.",
             )
         return value
 
@@ -337,10 +353,7 @@ def _version(path: str | Path) -> str | Path:
 
 def _json(folder: Folder, name: str) -> dict[str, Any]:
     path = folder.path(name)
-    try:
-        found = json.loads(folder.local(name).read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DatasetError(path, "file", f"is no JSON ({error}); download it again.") from None
+    found = read_json(folder.local(name), path, "download it again")
     if not isinstance(found, dict):
         raise DatasetError(path, "file", "is no JSON object; download it again.")
     return found

@@ -5,7 +5,6 @@ end to end. Kinds of feature that are neither numbers, pictures nor text are lef
 tensorflow/datasets, core/features and core/example_serializer.py).
 """
 
-import io
 import math
 import zlib
 from collections.abc import Mapping
@@ -14,7 +13,10 @@ from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import UInt8
-from PIL import Image
+
+from data.errors import short
+from data.names import plain_name
+from data.pictures import decode_picture
 
 STEPS = "steps/"
 
@@ -58,14 +60,20 @@ class Leaf:
 
 
 def read_leaves(features: Any) -> list[Leaf]:
-    """All features of features.json that can be read, those of the steps under `STEPS`.
+    """All features of features.json that can be read, those of the steps under `STEPS`. Their names
+    become names of files, for which "/" between the parts is a dot.
 
     Raises:
-      ValueError: the JSON is not of TFDS's form; says where.
+      ValueError: the JSON is not of TFDS's form, or a name could be a path; says where.
     """
     found = list(_leaves(features, ""))
     if not any(leaf.key.startswith(STEPS) for leaf in found):
         raise ValueError("has no dataset of 'steps', so this is no RLDS dataset")
+    names = [leaf.name for leaf in found if leaf.key.startswith(STEPS)]
+    for name in names:
+        plain_name(name)
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"has two features that are both called {min(twice)!r} here")
     return found
 
 
@@ -81,10 +89,8 @@ def decode_column(leaf: Leaf, values: Any, steps: int) -> np.ndarray:
             raise ValueError(f"holds {len(values)} values in {steps} steps")
         if leaf.kind == "text":
             return np.array([text.decode() for text in values], object).reshape(steps, 1)
-        try:
-            raw = [zlib.decompress(v) if leaf.encoding == "zlib" else v for v in values]
-        except zlib.error as error:
-            raise ValueError(f"cannot be unpacked ({error})") from None
+        size = math.prod(shape) * np.dtype(leaf.dtype).itemsize
+        raw = [_unpacked(v, size) if leaf.encoding == "zlib" else v for v in values]
         return np.stack([np.frombuffer(v, leaf.dtype).reshape(shape) for v in raw])
     if (isinstance(values, list) and values) or len(values) != steps * leaf.size:
         raise ValueError(f"holds {len(values)} values in {steps} steps of shape {shape}")
@@ -104,11 +110,18 @@ def decode_pictures(leaf: Leaf, values: Any, steps: int) -> UInt8[np.ndarray, "t
     return np.stack([_picture(leaf, step, value) for step, value in enumerate(values)])
 
 
+def _unpacked(packed: bytes, size: int) -> bytes:
+    """What zlib has packed, and no more of it than there should be."""
+    try:
+        return zlib.decompressobj().decompress(packed, size + 1)
+    except zlib.error as error:
+        raise ValueError(f"cannot be unpacked ({error})") from None
+
+
 def _picture(leaf: Leaf, step: int, encoded: bytes) -> UInt8[np.ndarray, "h w 3"]:
     try:
-        with Image.open(io.BytesIO(encoded), formats=("JPEG", "PNG")) as picture:
-            found = np.asarray(picture.convert("RGB"))
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        found = decode_picture(encoded, ("JPEG", "PNG"))
+    except ValueError as error:
         raise ValueError(f"its picture of step {step} cannot be decoded ({error})") from None
     if any(want not in (None, n) for want, n in zip(leaf.shape[:2], found.shape, strict=False)):
         raise ValueError(f"its picture of step {step} is {found.shape}, not {leaf.shape}")
@@ -117,7 +130,7 @@ def _picture(leaf: Leaf, step: int, encoded: bytes) -> UInt8[np.ndarray, "h w 3"
 
 def _leaves(node: Any, key: str) -> list[Leaf]:
     if not isinstance(node, Mapping):
-        raise ValueError(f"'{key}' is {node!r}, not a description of a feature")
+        raise ValueError(f"'{key}' is {short(node)}, not a description of a feature")
     try:
         if "featuresDict" in node:
             inner = node["featuresDict"]["features"].items()

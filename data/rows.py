@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from jaxtyping import Bool, Int64
 
-from data.columns import BOOKKEEPING, open_parquet, read_columns, reading, to_numpy
+from data.columns import BOOKKEEPING, ParquetFile, open_parquet, read_columns, reading, to_numpy
 from data.errors import DatasetError
 from data.files import Folder
 from data.metadata import Metadata
@@ -62,7 +61,7 @@ class Rows:
         self._folder, self._metadata = folder, metadata
         self._features = {**features, **BOOKKEEPING}
         self._ranges: dict[int, _Ranges] = {}
-        self._open: tuple[int, pq.ParquetFile] | None = None
+        self._open: tuple[int, ParquetFile] | None = None
         self._last: tuple[tuple[Groups, tuple[str, ...]], pa.Table] | None = None
 
     def blocks(
@@ -217,7 +216,7 @@ class Rows:
             self._last = key, _sorted(table)
         return self._last[1]
 
-    def _file(self, number: int) -> pq.ParquetFile:
+    def _file(self, number: int) -> ParquetFile:
         if self._open is None or self._open[0] != number:
             if self._open is not None:
                 self._open[1].close()
@@ -246,8 +245,10 @@ class Rows:
         if kind is None or not pa.types.is_struct(kind) or kind.get_field_index("path") < 0:
             return True
         with reading(path):
-            table = file.read_row_groups(range(groups.start, groups.stop), [f"{name}.path"])
-        return bool(pc.any(pc.is_null(pc.struct_field(table[name], "path"))).as_py())
+            rows = file.iter_batches(
+                row_groups=range(groups.start, groups.stop), columns=[f"{name}.path"]
+            )
+            return any(pc.struct_field(batch[name], "path").null_count for batch in rows)
 
     def _require_only(self, number: int, file: int, ranges: _Ranges) -> None:
         """Raises DatasetError if an episode's own file has rows of another."""
@@ -285,14 +286,14 @@ def _ranges(path: Any, values: Int64[np.ndarray, "n"], rows: Int64[np.ndarray, "
     if len(full):
         first[rows > 0] = np.minimum.reduceat(values, starts)
         last[rows > 0] = np.maximum.reduceat(values, starts)
-    ordered = bool((np.diff(first) >= 0).all() and (np.diff(last) >= 0).all())
+    ordered = bool((first[1:] >= first[:-1]).all() and (last[1:] >= last[:-1]).all())
     return _Ranges(first, last, rows, ordered)
 
 
 def _sorted(table: pa.Table) -> pa.Table:
     """Rows by episode and frame; as they are, where they are so already."""
     episode, frame = table[_EPISODE].to_numpy(), table[_FRAME].to_numpy()
-    step = np.diff(episode)
-    if ((step > 0) | (step == 0) & (np.diff(frame) >= 0)).all():
+    later, same = episode[1:] > episode[:-1], episode[1:] == episode[:-1]  # a difference may wrap
+    if (later | same & (frame[1:] >= frame[:-1])).all():
         return table
     return table.take(np.lexsort((frame, episode)))

@@ -24,12 +24,14 @@ from jaxtyping import Float, Int64
 
 from data.errors import DatasetError, MissingFileError
 from data.files import replacing
+from data.limits import MOST_PIXELS
+from data.mp4 import require_index_fits
 from data.video import STRICT, own_rate
 
 _LONG_GOP = 8
 _KEPT_BYTES = 1 << 30
 _OPEN_TABLES = 256
-_STRICT_PNG = {"err_detect": "crccheck+explode"}
+_STRICT_PNG = {"err_detect": "crccheck+explode", "max_pixels": str(MOST_PIXELS)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,6 +215,7 @@ def _table(path: Path, cache: Path, size: int, time: int) -> SeekTable:
 def _scan(path: Path) -> SeekTable:
     """Reads a whole video's packets, but for those after the place where it was cut off."""
     packets: list[av.Packet] = []
+    require_index_fits(path)
     try:
         with av.open(str(path), metadata_errors="replace") as container:
             stream = next(s for s in container.streams.video if s.codec_context is not None)

@@ -25,6 +25,7 @@ from data.convert import Encoding, Progress, Run, Settings
 from data.episode_tables import EpisodeTables
 from data.errors import DatasetError
 from data.files import Folder, LocalFolder, open_folder
+from data.names import file_within, plain_name
 from data.tables import AnyDataset
 
 _OPEN_FILES = 512
@@ -276,6 +277,14 @@ def _described(folder: Folder) -> dict[str, Any]:
             "sum",
             "does not fit the rest; delete the file and convert again, which keeps the pictures.",
         )
+    try:
+        for name in (*fields["cameras"], *fields["columns"]):
+            plain_name(name)
+        file_within(fields["name"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise DatasetError(
+            path, "cameras, columns, name", f"{error}; delete the store and convert again."
+        ) from None
     return fields
 
 
@@ -295,7 +304,11 @@ def _listed(folder: Folder, digest: str) -> dict[str, tuple[int, str]]:
 def _check_sizes(folder: LocalFolder, digest: str) -> None:
     for name, (size, _) in _listed(folder, digest).items():
         try:
-            actual = os.stat(f"{folder.root}/{name}").st_size
+            actual = os.stat(f"{folder.root}/{file_within(name)}").st_size
+        except ValueError as error:
+            raise DatasetError(
+                folder.path(convert.FILES), "files", f"{error}; convert again."
+            ) from None
         except FileNotFoundError:
             raise _damaged(folder, name, "file", "is missing") from None
         if actual != size:

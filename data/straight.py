@@ -28,6 +28,7 @@ from data.episode_tables import EpisodeTables
 from data.errors import DatasetError
 from data.files import LocalFolder
 from data.lerobot import Dataset
+from data.names import path_within
 from data.seek import SeekTable, read_table, seek_table, write_table
 from models.processor import resize_with_pad
 
@@ -269,4 +270,4 @@ def _copy_pictures(dataset: Dataset, camera: str, path: Path) -> None:
 
 
 def _encoded_file(folder: Path, camera: str) -> Path:
-    return folder / "pictures" / f"{camera}.bin"
+    return path_within(folder, f"pictures/{camera}.bin")

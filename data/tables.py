@@ -21,6 +21,7 @@ from data.errors import DatasetError
 from data.files import Folder, LocalFolder
 from data.frames import ACTION, STATE
 from data.lerobot import Dataset
+from data.names import path_within
 from data.rlds import RldsDataset
 from data.stats import Stats, describe_blocks
 from models.terminal import logger
@@ -183,7 +184,10 @@ def _zarr(folder: Path, name: str, shape: tuple[int, int]) -> dict[str, Any]:
     }
     return {
         "driver": "zarr3",
-        "kvstore": f"file://{(folder / 'columns' / name).absolute()}/",
+        "kvstore": {
+            "driver": "file",
+            "path": f"{path_within(folder, f'columns/{name}').absolute()}/",
+        },
         "store_data_equal_to_fill_value": True,
         "metadata": {
             "shape": shape,

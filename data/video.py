@@ -19,12 +19,15 @@ from av.video.reformatter import VideoReformatter
 from jaxtyping import UInt8
 
 from data.errors import DatasetError, MissingFileError
+from data.limits import MOST_PIXELS, require_pixels, room_for
+from data.mp4 import require_index_fits
 
 CODEC = "h264"
 PIXEL_FORMAT = "yuv420p"
-STRICT = {"strict": "strict"}
-"""Makes dav1d refuse a frame whose bits do not end where they should, which any flipped one brings
-about. libavcodec's H.264 marks frames it had to mend (`is_corrupt`), but not in several threads."""
+STRICT = {"strict": "strict", "max_pixels": str(MOST_PIXELS)}
+"""Refuses pictures beyond any camera's. Makes dav1d refuse a frame whose bits do not end where they
+should, which any flipped one brings about. libavcodec's H.264 marks frames it had to mend
+(`is_corrupt`), but not in several threads."""
 
 _SAME_BYTES = {"mbtree": "0"}
 """For libx264: its macroblock tree reads memory that nothing has written, so that one frame in
@@ -107,9 +110,14 @@ class VideoReader:
         self.path = path
         self._container = _open(path)
         self._stream = self._container.streams.video[0]
+        try:
+            require_pixels(self._stream.width, self._stream.height)
+        except ValueError as error:
+            raise DatasetError(path, "frame size", f"{error}.") from None
         self._stream.thread_type, self._stream.codec_context.options = "NONE", dict(STRICT)
         self._tick = self._stream.time_base or Fraction(1)
         self._to_rgb = VideoReformatter()
+        self._bytes = path.stat().st_size
 
     @property
     def frames(self) -> int:
@@ -124,12 +132,15 @@ class VideoReader:
         """
         if count < 1:
             return np.zeros((0, self._stream.height, self._stream.width, 3), np.uint8)
-        if 0 < self._stream.frames < count:
+        listed = self._stream.frames
+        most = listed or self._bytes  # as a frame has a byte at least
+        if most < count:
+            what = f"file's index lists {most} frames" if listed else f"file has {most} bytes"
             raise DatasetError(
                 self.path,
-                f"frame {self._stream.frames}",
-                f"is asked for, but the file's index lists {self._stream.frames} frames; the video "
-                "is shorter than the metadata tells, copy or record the dataset again.",
+                f"frame {most}",
+                f"is asked for, but the {what}; the video is shorter than the metadata tells, copy "
+                "or record the dataset again.",
             )
         out: np.ndarray | None = None
         apart = np.full(count, np.inf)  # periods between the frame asked for and the one taken
@@ -149,7 +160,7 @@ class VideoReader:
             if number >= 0 and distance < apart[number]:
                 picture = self._to_rgb.reformat(frame, format="rgb24", threads=1).to_ndarray()
                 if out is None:
-                    out = np.empty((count, *picture.shape), np.uint8)
+                    out = room_for(self.path, count, picture.shape)
                 if picture.shape != out.shape[1:]:
                     raise DatasetError(
                         self.path,
@@ -242,6 +253,7 @@ def _open(path: Path) -> InputContainer:
         "is no readable video, its index is missing or damaged; "
         "it was cut off, copy or encode it again.",
     )
+    require_index_fits(path)
     try:
         container = av.open(str(path), metadata_errors="replace")
     except av.error.FFmpegError:

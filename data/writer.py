@@ -18,6 +18,7 @@ from data.checksums import write_checksums
 from data.columns import BOOKKEEPING, arrow_type
 from data.lerobot import VERSION
 from data.meta_writer import EpisodeTable, write_json, write_tasks
+from data.names import plain_name
 from data.pixels import Histogram
 from data.recording import DATA_PATH, FILES_PER_CHUNK, VIDEO_PATH, DataFiles, VideoFiles
 from data.video import CODEC, PIXEL_FORMAT
@@ -201,10 +202,12 @@ class DatasetWriter:
 
 def _checked(name: str, feature: Mapping[str, Any]) -> dict[str, Any]:
     dtype, shape = feature["dtype"], tuple(int(n) for n in feature["shape"])
-    if "/" in name or name in BOOKKEEPING:
-        raise ValueError(
-            f"Feature '{name}' holds '/' or is a column that the writer makes; name it otherwise."
-        )
+    try:
+        plain_name(name)
+    except ValueError as error:
+        raise ValueError(f"Feature {error}; name it otherwise.") from None
+    if name in BOOKKEEPING:
+        raise ValueError(f"Feature '{name}' is a column that the writer makes; name it otherwise.")
     if dtype == "video":
         if len(shape) != 3 or shape[2] != 3 or shape[0] % 2 or shape[1] % 2:
             raise ValueError(

@@ -1,9 +1,10 @@
-"""Damages a copy of a dataset at random, in the ways that disks, killed jobs, careless scripts and
-old converters do. The same seed damages in the same way."""
+"""Damages a copy of a dataset at random, in the ways that disks, killed jobs, careless scripts, old
+converters and attackers do. The same seed damages in the same way."""
 
 import json
 import math
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -112,6 +113,28 @@ def become_folder(_: Random, path: Path, __: Path) -> str:
     return ""
 
 
+def delete_folder(_: Random, path: Path, __: Path) -> str:
+    shutil.rmtree(path.parent)
+    return path.parent.name
+
+
+def nest_deep(rng: Random, path: Path) -> str:
+    """Lists within lists in place of the first value that a key has."""
+    depth, text = int(10 ** rng.uniform(2, 6)), path.read_text()
+    head, colon, rest = text.partition(":")
+    path.write_text(f"{head}{colon}{'[' * depth}{']' * depth}{rest[rest.find(',') :]}")
+    return f"{depth}"
+
+
+def lengthen_numbers(rng: Random, path: Path) -> str:
+    """Thousands of digits behind a number."""
+    text = path.read_text()
+    numbers = list(re.finditer(r"\d(?=[\s,}\]])", text))
+    at = numbers[int(rng.integers(len(numbers)))].end() if numbers else len(text)
+    path.write_text(text[:at] + "7" * (digits := _one_of(rng, (19, 400, 5000))) + text[at:])
+    return f"by {digits} at {at}"
+
+
 def change_json(rng: Random, path: Path) -> str:
     found = json.loads(path.read_text())
     how = _change(rng, found)
@@ -149,14 +172,25 @@ def change_cell(rng: Random, path: Path) -> str:
     name = _one_of(rng, names)
     values = table[name].to_pylist()
     at = int(rng.integers(len(values)))
-    choices: tuple[Any, ...] = (None, -1, 2**31, 0, 1, 7)
+    choices: tuple[Any, ...] = (None, -1, 2**31, 0, 1, 7, 2**40, 2**63 - 1, -(2**63))
     if name == "task_index":  # another task that there is would be none the less right
         choices = choices[:3]
     if not pa.types.is_integer(table[name].type):
-        choices = (None, -1.0, math.nan, 1e300, 0.3)
+        choices = (None, -1.0, math.nan, math.inf, 1e300, 1e15, 0.3)
     values[at] = _one_of(rng, choices)
     _write(path, table, name, pa.array(values, table[name].type))
     return f"{name}[{at}] to {values[at]}"
+
+
+def empty_cells(rng: Random, path: Path) -> str:
+    """Nothing, or no number, in all rows of a column."""
+    table = pq.read_table(path)
+    name = _one_of(rng, table.column_names)
+    kind = table[name].type
+    is_place = pa.types.is_floating(kind) and (name in BOOKKEEPING or name.startswith(_PLACES))
+    value = _one_of(rng, (None, math.nan)) if is_place else None
+    _write(path, table, name, pa.array([value] * len(table), kind))
+    return f"{name} to {value}"
 
 
 def change_type(rng: Random, path: Path) -> str:
@@ -199,15 +233,28 @@ def shuffle_rows(rng: Random, path: Path) -> str:
 
 _PLACES = ("length", "data/", "dataset_", "videos/")
 _BYTES = [flip_bits, zero_block, splice_block, truncate, insert_block, drop_block]
-_FILES: list[Callable[..., str]] = [delete, empty, swap, overwrite, become_folder]
+_FILES: list[Callable[..., str]] = [
+    delete, delete_folder, empty, swap, overwrite, become_folder,
+]  # fmt: skip
 _STRUCTURED: dict[str, list[Callable[..., str]]] = {
-    ".json": [change_json, change_json],
-    ".jsonl": [change_line, drop_line, double_line],
-    ".parquet": [change_cell, change_type, drop_column, drop_rows, double_rows, shuffle_rows],
+    ".json": [change_json, change_json, change_json, nest_deep, lengthen_numbers],
+    ".jsonl": [change_line, change_line, drop_line, double_line, nest_deep, lengthen_numbers],
+    ".parquet": [
+        change_cell,
+        change_cell,
+        change_type,
+        drop_column,
+        drop_rows,
+        double_rows,
+        shuffle_rows,
+        empty_cells,
+    ],
 }
 _VALUES: tuple[Any, ...] = (
-    None, True, 0, -1, 7, 2**31, 2**63, -(2**70), 1e308, math.nan, 0.5, "", "text", "{}", "../x",
-    "{episode_index:d}{no}", [], {}, [1], [[[]]], {"a": 1},
+    None, True, 0, -1, 7, 2**31, 2**63, -(2**70), 10**400, 1e308, math.nan, math.inf, 0.5, "",
+    "text", "{}", "../x", "a/../../x", "a\x00b", "\x1b[31m", "\ud800", "x" * 5000,
+    "{episode_index:d}{no}", "{episode_index:>500000000}", "{video_key.__class__}", "string",
+    "float128", "(2,)f4", [], {}, [1], [None], [2**31 - 1] * 20, [[[]]], {"a": 1}, {"": None},
 )  # fmt: skip
 
 

@@ -65,6 +65,17 @@ def test_an_episode_that_lies_in_two_files_is_put_together(split, episodes):
     assert_same_episodes(open_dataset(split), episodes)
 
 
+def test_a_row_whose_episode_lies_a_whole_integer_away_is_not_mixed_in(split):
+    """The difference of two int64 wraps around and looks like the next row's."""
+    file = sorted((split / "data").rglob("*.parquet"))[1]
+    table = pq.read_table(file)
+    numbers = table["episode_index"].to_pylist()
+    numbers[-1] = -(2**63)
+    set_column(file, "episode_index", numbers, pa.int64())
+    with pytest.raises(DatasetError, match=r"column 'length': episode \d has length"):
+        open_dataset(split).column("action")
+
+
 def test_a_stream_holds_one_file_at_a_time_and_all_of_it_in_order(split, episodes):
     dataset = open_dataset(split)
     blocks = list(dataset.stream(["action", "episode_index", "next.success"]))

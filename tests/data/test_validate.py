@@ -61,6 +61,105 @@ def empty(root):
     edit_info(root, total_episodes=0, total_frames=0)
 
 
+def nothing(values, kind):
+    return [None] * len(values), kind
+
+
+def no_number(values, kind):
+    return [float("nan")] * len(values), kind
+
+
+def replace_text(root, file, old, new):
+    text = (root / file).read_text()
+    assert old in text
+    (root / file).write_text(text.replace(old, new, 1))
+
+
+def declare(root, name, **changes):
+    features = json.loads((root / INFO).read_text())["features"]
+    features[name] |= changes
+    edit_info(root, features=features)
+
+
+HOSTILE = {
+    "no start time of a camera": (
+        lambda r: edit_column(r, EPISODES, TIMES, no_number),
+        f"camera '{WRIST}'",
+        "is missing in all episodes",
+    ),
+    "no place of a camera": (
+        lambda r: edit_column(r, EPISODES, f"videos/{WRIST}/file_index", nothing),
+        f"camera '{WRIST}'",
+        "is missing in all episodes",
+    ),
+    "no videos": (lambda r: shutil.rmtree(r / "videos"), "file", "is missing"),
+    "statistics nested deep": (
+        lambda r: (r / "meta/stats.json").write_text("[" * 10**5),
+        "file",
+        "is no JSON (maximum recursion",
+    ),
+    "statistics beyond numbers": (
+        lambda r: edit_statistics(r, "action", mean=10**400),
+        "'action', 'mean'",
+        "is not 3 numbers",
+    ),
+    "spread beyond numbers": (
+        lambda r: edit_statistics(r, FRONT, std=[10**400]),
+        f"'{FRONT}', 'std'",
+        "holds no 3 numbers",
+    ),
+    "rate of 5000 digits": (
+        lambda r: replace_text(r, INFO, '"fps": 20', f'"fps": 2{"0" * 4999}'),
+        "file",
+        "is no JSON (Exceeds the limit",
+    ),
+    "rate of 4000 digits": (
+        lambda r: replace_text(r, INFO, '"fps": 20', f'"fps": 2{"0" * 3999}'),
+        "fps",
+        "expected a positive number",
+    ),
+    "type that is no text": (
+        lambda r: declare(r, "action", dtype="\ud800"), "feature 'action'", "is missing"
+    ),
+    "type of several numbers": (
+        lambda r: declare(r, "action", dtype="(2,)f4"), "feature 'action'", "is missing"
+    ),
+    "shape beyond memory": (
+        lambda r: declare(r, "action", shape=[2**31 - 1] * 5), "features", "expected features with"
+    ),
+    "shape of a thousand axes": (
+        lambda r: declare(r, "action", shape=[1] * 1000), "features", "expected features with"
+    ),
+    "sums of another form": (
+        lambda r: (r / "meta/checksums.json").write_text(
+            json.dumps({"sha256": {INFO: {"size": 1, "sum": 2}}})
+        ),
+        "sha256",
+        "does not list the files",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_whatever_the_files_hold_the_answer_is_a_list(copy, case):
+    make, field, expected = HOSTILE[case]
+    make(copy)
+    problems = validate(copy)
+    found = [p for p in problems if p.field == field and expected in p.message]
+    assert found, problems
+    assert all(p.message.endswith(".") and len(p.message) < 2000 for p in problems)
+
+
+def test_an_older_dataset_without_any_video_of_a_camera_is_an_error(older):
+    edit_info(older, total_videos=0)
+    shutil.rmtree(older / f"videos/chunk-000/{WRIST}")
+    (problem,) = validate(older)
+    assert problem.severity == "error"
+    assert problem.field == f"camera '{WRIST}'"
+    with pytest.raises(ValueError, match="is missing in all episodes"):
+        require_valid(older)
+
+
 NAN_ROW = [0.0, float("nan"), 0.0]
 DAMAGES = {
     "missing video": (lambda r: (r / VIDEO).unlink(), VIDEO, "missing"),

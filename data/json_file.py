@@ -1,0 +1,24 @@
+"""JSON of a dataset, which may hold anything: nested a million levels deep, a number of 5,000
+digits, bytes that are no text."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from data.errors import DatasetError
+
+
+def read_json(path: Path, file: Path | str, remedy: str) -> Any:
+    """What a file holds.
+
+    Args:
+      file: what error messages call it.
+      remedy: their last words.
+
+    Raises:
+      DatasetError: it is no JSON, or none that Python takes.
+    """
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise DatasetError(file, "file", f"is no JSON ({error}); {remedy}.") from None

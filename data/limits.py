@@ -1,0 +1,57 @@
+"""How much the files of a dataset may unpack to, generous beside real ones and small beside what a
+file of a kilobyte can ask for: a picture of 60,000 by 60,000 pixels, a column of 2^31 rows.
+
+Sizes that files declare are held against these before any memory is taken for them.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import UInt8
+
+from data.errors import DatasetError
+
+MOST_PIXELS = 1 << 26
+"""Of a picture, which is 64 megapixels: 8192 by 8192."""
+MOST_FRAMES = 1 << 31
+"""Of an episode."""
+
+_FREE_VALUES, _VALUES_PER_BYTE = 1 << 24, 16
+_FREE_BYTES, _BYTES_PER_BYTE = 1 << 28, 16
+
+
+def require_pixels(width: int, height: int) -> None:
+    """Raises ValueError if a picture is larger than `MOST_PIXELS`."""
+    if width * height > MOST_PIXELS:
+        raise ValueError(
+            f"it is {width}x{height} pixels, more than the {MOST_PIXELS >> 20} megapixels that are "
+            "read; make it smaller"
+        )
+
+
+def most_values(file_bytes: int) -> int:
+    """Numbers that a column of a file of this size may hold."""
+    return _FREE_VALUES + _VALUES_PER_BYTE * file_bytes
+
+
+def most_bytes(file_bytes: int) -> int:
+    """Bytes of texts and pictures that a column of a file of this size may hold."""
+    return _FREE_BYTES + _BYTES_PER_BYTE * file_bytes
+
+
+def room_for(file: Path | str, count: int, shape: Sequence[int]) -> UInt8[np.ndarray, "t h w 3"]:
+    """Memory for the pictures of an episode.
+
+    Raises:
+      DatasetError: there is not as much.
+    """
+    try:
+        return np.empty((count, *shape), np.uint8)
+    except (MemoryError, ValueError):
+        raise DatasetError(
+            file,
+            "frames",
+            f"{count} pictures of {shape[1]}x{shape[0]} pixels do not fit into memory; leave the "
+            "episode out or make the pictures smaller.",
+        ) from None

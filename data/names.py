@@ -1,0 +1,130 @@
+"""Names that come with a dataset, checked before any of them becomes part of a path.
+
+Whoever made a dataset chose the names of its files, features, cameras and robots and the templates
+of its paths, and may have chosen `../../.bashrc`. Names lead to files inside a folder or are
+refused, on disk as in a bucket; a symbolic link inside a local dataset is its owner's choice.
+"""
+
+import re
+from functools import lru_cache
+from pathlib import Path
+from string import Formatter
+
+from data.errors import short
+
+LONGEST_NAME = 200
+"""UTF-8 bytes of a name, which leaves room for what files add to it."""
+
+_LONGEST_PART, _LONGEST_PATH = 230, 1000
+_UNPRINTABLE = r"\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff"
+_NOT_OF_FILES = re.compile(rf"[\\{_UNPRINTABLE}]|\A[A-Za-z]:")
+_PARTS_THAT_LEAD_AWAY = ("//", "/./", "/../")
+_NAME = re.compile(rf"(?!\.\Z)(?!.*\.\.)[^/\\{_UNPRINTABLE}]+")
+_NUMBER = re.compile(r"0?\d{0,2}d?")
+_GLOB = re.compile(r"[*?\[\]]")
+
+
+def file_within(name: object) -> str:
+    """A name such as "data/chunk-000/file-000.parquet", which no folder is left by.
+
+    Raises:
+      ValueError: it is absolute or has parts that are empty, "." or "..", backslashes, control
+        characters or more bytes than file systems take.
+    """
+    if not isinstance(name, str) or not is_within(name):
+        raise ValueError(
+            f"{short(name)} is no name of a file inside the folder (absolute, or with '..', empty "
+            "or overlong parts, backslashes or control characters)"
+        )
+    return name
+
+
+def is_within(name: str) -> bool:
+    """Whether `file_within` takes this name."""
+    if _NOT_OF_FILES.search(name) or _is_long(name):
+        return False
+    framed = f"/{name}/"
+    return not any(part in framed for part in _PARTS_THAT_LEAD_AWAY)
+
+
+def plain_name(name: object) -> str:
+    """A name of a feature or camera, which may stand in the name of a file or a folder.
+
+    Raises:
+      ValueError: it is empty or ".", longer than `LONGEST_NAME`, or has "/", a backslash, ".." or
+        control characters.
+    """
+    if (
+        not isinstance(name, str)
+        or not _NAME.fullmatch(name)
+        or (4 * len(name) > LONGEST_NAME and len(name.encode()) > LONGEST_NAME)
+    ):
+        raise ValueError(
+            f"{short(name)} is no name for files to have (empty, over {LONGEST_NAME} bytes, or "
+            "with '/', '\\', '..' or control characters)"
+        )
+    return name
+
+
+def path_within(root: Path, name: str) -> Path:
+    """Where a file of this name lies in `root`.
+
+    Raises:
+      ValueError: the name leads out of it.
+    """
+    return root / file_within(name)
+
+
+def fill(template: object, **values: str | int) -> str:
+    """The name of a file that a template makes, such as "file-{file_index:03d}.parquet".
+
+    Raises:
+      ValueError: it has other fields than `values`, or asks of one for more than a number's width
+        of two digits; or the name leads out of the folder.
+    """
+    _parsed(template, tuple(values), tuple(map(type, values.values())))
+    return file_within(str(template).format(**values))
+
+
+def pattern(template: object, **kinds: type) -> str:
+    """A glob pattern of all names that a template makes of fields of these types.
+
+    Raises:
+      ValueError: as `fill`.
+    """
+    parsed = _parsed(template, tuple(kinds), tuple(kinds.values()))
+    return file_within("".join(text + ("*" if field else "") for text, field in parsed))
+
+
+def _parsed(
+    template: object, fields: tuple[str, ...], kinds: tuple[type, ...]
+) -> tuple[tuple[str, str | None], ...]:
+    if not isinstance(template, str) or len(template) > _LONGEST_PATH:
+        raise ValueError(f"{short(template)} is no template of a file's name")
+    return _parsed_text(template, fields, kinds)
+
+
+@lru_cache(64)
+def _parsed_text(
+    template: str, fields: tuple[str, ...], kinds: tuple[type, ...]
+) -> tuple[tuple[str, str | None], ...]:
+    """Text and the field after it, each of them known and of a plain format."""
+    kind_of = dict(zip(fields, kinds, strict=True))
+    found = []
+    for text, field, spec, conversion in Formatter().parse(template):
+        known = field is None or (
+            field in kind_of
+            and conversion is None
+            and (not spec or (kind_of[field] is int and _NUMBER.fullmatch(spec)))
+        )
+        if not known or _GLOB.search(text):
+            raise ValueError(f"{short(template)} has more than {', '.join(fields)} to fill in")
+        found.append((text, field))
+    return tuple(found)
+
+
+def _is_long(name: str) -> bool:
+    if len(name) <= _LONGEST_PART and name.isascii():
+        return False
+    encoded = name.encode()
+    return len(encoded) > _LONGEST_PATH or max(map(len, encoded.split(b"/"))) > _LONGEST_PART
