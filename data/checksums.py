@@ -8,14 +8,30 @@ other can be given it.
 
 import hashlib
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from data.errors import DatasetError
 from data.files import Folder
 
 CHECKSUMS = "meta/checksums.json"
+
+Sums = Mapping[str, tuple[int, str]]
+"""Size and SHA-256 of files, by their names in a folder."""
+Progress = Callable[[int, int], None]
+"""Called with bytes read and bytes in all."""
+
+_THREADS = min(8, os.cpu_count() or 1)
+
+
+class Damage(NamedTuple):
+    """A file that does not hold what it was written with, and what is wrong with it."""
+
+    name: str
+    what: str
 
 
 def write_checksums(root: Path) -> None:
@@ -26,29 +42,36 @@ def write_checksums(root: Path) -> None:
     (root / CHECKSUMS).write_text(json.dumps({"sha256": sums}, indent=1) + "\n")
 
 
-def damaged_files(folder: Folder) -> Iterator[DatasetError]:
+def damaged_files(folder: Folder, progress: Progress | None = None) -> Iterator[DatasetError]:
     """Files that are missing, changed or new since the checksums were written; none, if they never
     were. Reads every file of the dataset."""
     if not folder.exists(CHECKSUMS):
         return
     sums = _read(folder)
     there = {n for top in _FOLDERS for n in folder.list(f"{top}/**/*") if _is_covered(n)}
-    for name in sorted(there | set(sums)):
-        if name not in there:
-            what = "is missing"
-        elif name not in sums:
-            what = "is newer than the checksums"
-        elif folder.size(name) != sums[name][0]:
-            what = f"has {folder.size(name)} bytes of the {sums[name][0]} it was written with"
-        elif sha256(folder.local(name)) != sums[name][1]:
-            what = "does not hold the bytes it was written with"
-        else:
-            continue
+    new = [Damage(name, "is newer than the checksums") for name in there - set(sums)]
+    for name, what in sorted([*new, *compare(folder, sums, progress)]):
         yield DatasetError(
             folder.path(name),
             "checksum",
             f"the file {what}; copy it again or, if it was changed on purpose, delete {CHECKSUMS}.",
         )
+
+
+def compare(folder: Folder, sums: Sums, progress: Progress | None = None) -> Iterator[Damage]:
+    """Files that are missing, or of another size or content than `sums` says. Reads all others."""
+    names, done, total = sorted(sums), 0, sum(size for size, _ in sums.values())
+    pool = ThreadPoolExecutor(_THREADS)
+    try:
+        found = pool.map(lambda name: _damage(folder, name, *sums[name]), names)
+        for name, damage in zip(names, found, strict=True):
+            if damage is not None:
+                yield damage
+            done += sums[name][0]
+            if progress is not None:
+                progress(done, total)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def sha256(path: Path) -> str:
@@ -64,15 +87,27 @@ def _is_covered(name: str) -> bool:
     return name.partition("/")[0] in _FOLDERS and name != CHECKSUMS
 
 
-def _read(folder: Folder) -> dict[str, Any]:
+def _damage(folder: Folder, name: str, size: int, digest: str) -> Damage | None:
+    if not folder.exists(name):
+        return Damage(name, "is missing")
+    try:
+        actual = folder.size(name)
+        if actual != size:
+            return Damage(name, f"has {actual} bytes of the {size} it was written with")
+        if sha256(folder.local(name)) != digest:
+            return Damage(name, "does not hold the bytes it was written with")
+    except OSError as error:
+        return Damage(name, f"cannot be read ({error.strerror or error})")
+    return None
+
+
+def _read(folder: Folder) -> Sums:
     try:
         sums = json.loads(folder.local(CHECKSUMS).read_text())["sha256"]
-        if all(len(of) == 2 for of in sums.values()):
-            return sums
+        return {name: (int(size), str(digest)) for name, (size, digest) in sums.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        pass
-    raise DatasetError(
-        folder.path(CHECKSUMS),
-        "sha256",
-        "does not list the files with their sizes and sums; delete it and write it again.",
-    )
+        raise DatasetError(
+            folder.path(CHECKSUMS),
+            "sha256",
+            "does not list the files with their sizes and sums; delete it and write it again.",
+        ) from None

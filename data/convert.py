@@ -22,6 +22,7 @@ from pathlib import Path
 from threading import Event, Lock, local
 from typing import Any, BinaryIO, Literal, NamedTuple
 
+import google_crc32c
 import numpy as np
 import simplejpeg
 from array_record.python.array_record_module import ArrayRecordWriter
@@ -37,7 +38,7 @@ from models.processor import resize_with_pad
 Encoding = Literal["jpeg", "raw"]
 Progress = Callable[[int, int], None]
 
-FORMAT = 2
+FORMAT = 3
 DESCRIPTION, FILES = "store.json", "files.json"
 SUFFIX = {"jpeg": ".array_record", "raw": ".rgb"}
 
@@ -240,6 +241,11 @@ def shard_file(key: str, shard: int, camera: str, encoding: Encoding) -> str:
     return f"frames/{key}-{shard:05d}/{camera}{SUFFIX[encoding]}"
 
 
+def raw_record(image_size: int) -> np.dtype:
+    """A record of a raw shard: a picture, and the CRC-32C of its bytes."""
+    return np.dtype([("picture", np.uint8, (image_size, image_size, 3)), ("crc", "<u4")])
+
+
 def _write_shard(
     dataset: AnyDataset,
     part: Part,
@@ -292,8 +298,12 @@ def _write_shard(
 def _encoded(frames: UInt8[np.ndarray, "t h w 3"], size: int, encoding: Encoding) -> list[bytes]:
     pictures = (np.ascontiguousarray(resize_with_pad(frame, size)) for frame in frames)
     if encoding == "raw":
-        return [picture.tobytes() for picture in pictures]
+        return [_with_crc(picture.tobytes()) for picture in pictures]
     return [simplejpeg.encode_jpeg(p, _QUALITY, "RGB", _SUBSAMPLING) for p in pictures]
+
+
+def _with_crc(picture: bytes) -> bytes:
+    return picture + google_crc32c.value(picture).to_bytes(4, "little")
 
 
 @contextmanager

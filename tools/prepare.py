@@ -6,6 +6,7 @@ store and statistics.
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,7 @@ def prepare(
     """
     check_model(config)
     mixture, cache = read_mixture(data), out / "store"
-    datasets = [_open(dataset.path) for dataset in mixture.datasets]
+    datasets = [_open(dataset.path, console) for dataset in mixture.datasets]
     resolve(mixture, [_known(dataset) for dataset in datasets], config.model.horizon)
     frames = [
         dataset if isinstance(dataset, Store) else _decoded(own, dataset, cache, config, console)
@@ -132,8 +133,16 @@ def check_model(config: RunConfig) -> None:
         )
 
 
-def _open(path: str) -> Dataset | Store:
-    return open_store(path) if open_folder(path).exists(DESCRIPTION) else open_dataset(path)
+def _open(path: str, console: Console) -> Dataset | Store:
+    if not open_folder(path).exists(DESCRIPTION):
+        return open_dataset(path)
+    with Progress(console=console, transient=True) as progress:
+        return open_store(path, _bar(progress, "Comparing columns"))
+
+
+def _bar(progress: Progress, what: str) -> Callable[[int, int], None]:
+    task = progress.add_task(what, total=None)
+    return lambda done, total: progress.update(task, completed=done, total=total)
 
 
 def _known(dataset: Dataset | Store) -> Known:
@@ -154,12 +163,8 @@ def _decoded(
     if encoding == "none":
         return open_straight(dataset, size, cache)
     with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("Decoding frames", total=dataset.num_frames)
-
-        def report(done: int, total: int) -> None:
-            progress.update(task, completed=done, total=total)
-
-        return cached_store(dataset, size, encoding, cache, progress=report)
+        decoding, comparing = (_bar(progress, w) for w in ("Decoding frames", "Comparing columns"))
+        return cached_store(dataset, size, encoding, cache, decoding, comparing)
 
 
 def _checked(path: str, digest: str, cache: Path, console: Console) -> list[str]:
