@@ -9,7 +9,7 @@ other can be given it.
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -37,8 +37,8 @@ class Damage(NamedTuple):
 def write_checksums(root: Path) -> None:
     """Says in `meta/checksums.json` of the local dataset at `root` what its files hold now."""
     folder = {path.relative_to(root).as_posix(): path for path in sorted(root.rglob("*"))}
-    files = {name: path for name, path in folder.items() if _is_covered(name) and path.is_file()}
-    sums = {name: [path.stat().st_size, sha256(path)] for name, path in files.items()}
+    files = [name for name, path in folder.items() if _is_covered(name) and path.is_file()]
+    sums = sums_of(root, files)
     (root / CHECKSUMS).write_text(json.dumps({"sha256": sums}, indent=1) + "\n")
 
 
@@ -56,6 +56,11 @@ def damaged_files(folder: Folder, progress: Progress | None = None) -> Iterator[
             "checksum",
             f"the file {what}; copy it again or, if it was changed on purpose, delete {CHECKSUMS}.",
         )
+
+
+def sums_of(root: Path, names: Iterable[str]) -> Sums:
+    """Size and SHA-256 of local files."""
+    return {name: ((root / name).stat().st_size, sha256(root / name)) for name in names}
 
 
 def compare(folder: Folder, sums: Sums, progress: Progress | None = None) -> Iterator[Damage]:

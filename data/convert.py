@@ -29,7 +29,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from jaxtyping import Int64, UInt8
 
 from data import tables
-from data.checksums import sha256
+from data.checksums import sums_of
 from data.errors import DatasetError
 from data.files import Folder, LocalFolder
 from data.tables import AnyDataset
@@ -180,9 +180,7 @@ def make_part(
         else:
             tables.write(dataset, scratch)
         names = sorted(p.relative_to(scratch).as_posix() for p in scratch.rglob("*") if p.is_file())
-        manifest = {
-            name: [(scratch / name).stat().st_size, sha256(scratch / name)] for name in names
-        }
+        manifest = sums_of(scratch, names)
         for name in names:
             _place(scratch, name, folder)
         _write_json(manifest, scratch, part.manifest, folder)

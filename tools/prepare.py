@@ -5,7 +5,6 @@ What takes long is done once per content and kept in the run's `store` folder: t
 store and statistics.
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +14,9 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from data import Dataset, open_dataset
+from data import Dataset, cached, open_dataset
 from data.convert import DESCRIPTION
-from data.files import open_folder, replacing
+from data.files import open_folder
 from data.frames import Frames
 from data.loader import plan_source
 from data.mixed import Mixed, mix
@@ -169,14 +168,12 @@ def _decoded(
 
 def _checked(path: str, digest: str, cache: Path, console: Console) -> list[str]:
     """Warnings about a dataset, remembered by its content once it was found fit."""
-    passed = cache / f"checked-{digest[:16]}.json"
+    passed = cache / f"warnings-{digest[:16]}.json"
     if not passed.is_file():
         with Progress(console=console, transient=True) as progress:
             progress.add_task("Validating", total=None)
-            warnings = [warning.message for warning in require_valid(path)]
-        with replacing(passed) as partial:
-            partial.write_text(json.dumps(warnings))
-    return json.loads(passed.read_text())
+            cached.write_json(passed, [warning.message for warning in require_valid(path)])
+    return cached.read_json(passed)
 
 
 def _check_columns(config: DatasetConfig, features: dict[str, Any], run: RunConfig) -> None:

@@ -3,7 +3,6 @@ another number or picture."""
 
 import pickle
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
@@ -14,8 +13,9 @@ from data import checksums, convert, open_dataset
 from data.errors import DatasetError
 from data.files import LocalFolder, open_folder
 from data.frames import ACTION, STATE
-from data.store import Store, _open_jpegs, damaged_store_files, open_store, verify
+from data.store import Store, damaged_store_files, open_store, verify
 from tests.data.conftest import LENGTHS, WRIST
+from tests.data.flips import flips, put
 
 ROWS = np.arange(sum(LENGTHS))
 SETTINGS = {e: convert.Settings(16, e, shard_frames=30) for e in ("raw", "jpeg")}
@@ -39,27 +39,6 @@ def made(recorded: Path, root: Path, encoding: str) -> Path:
     """A store of two shards a camera."""
     convert.convert(open_dataset(recorded), LocalFolder(root), SETTINGS[encoding])
     return root
-
-
-def flips(file: Path, number: int, where: np.ndarray | None = None) -> Iterator[int]:
-    """Places of a file (among those `where` holds), each while one bit of it is flipped."""
-    whole = np.fromfile(file, np.uint8)
-    rng = np.random.default_rng(len(whole))
-    allowed = np.arange(len(whole)) if where is None else np.flatnonzero(where)
-    for at in rng.choice(allowed, min(number, len(allowed)), replace=False).tolist():
-        bit = 1 << int(rng.integers(8))
-        try:
-            write(file, at, whole[at] ^ bit)
-            yield at
-        finally:
-            write(file, at, whole[at])
-
-
-def write(file: Path, at: int, value: int) -> None:
-    with file.open("r+b") as opened:
-        opened.seek(at)
-        opened.write(bytes([value]))
-    _open_jpegs.cache_clear()
 
 
 def everything(root: Path) -> list[object]:
@@ -167,7 +146,7 @@ def test_a_damaged_file_in_the_cache_of_a_bucket_is_refused_too(recorded, tmp_pa
     convert.convert(open_dataset(recorded), open_folder(url), SETTINGS["raw"])
     open_store(url)
     (cached,) = (tmp_path / "cache").rglob(f"columns/{ACTION}/c/0/0")
-    write(cached, 5, cached.read_bytes()[5] ^ 4)
+    put(cached, 5, cached.read_bytes()[5] ^ 4)
     with pytest.raises(DatasetError, match=f"{url}/columns/{ACTION}/c/0/0, checksum: "):
         open_store(url)
 
@@ -176,7 +155,7 @@ def test_all_damaged_files_are_listed_and_the_first_is_raised(raw, tmp_path):
     root = Path(shutil.copytree(raw, tmp_path / "s"))
     store = open_store(root)
     first, last = sorted(root.glob("frames/*/*.rgb"))[::3]
-    write(first, 9, first.read_bytes()[9] ^ 1)
+    put(first, 9, first.read_bytes()[9] ^ 1)
     last.write_bytes(last.read_bytes()[:-1])
     (root / "stats.json").unlink()
     found = [str(error) for error in damaged_store_files(LocalFolder(root))]
