@@ -222,7 +222,7 @@ def _save(index: Index, path: Path) -> None:
 
 
 def _load(path: Path) -> Index:
-    with np.load(io.BytesIO(cached.read_bytes(path))) as arrays:
+    with np.load(io.BytesIO(cached.read_bytes(path).tobytes())) as arrays:
         found = dict(arrays)
     prompts = tuple(tuple(wordings) for wordings in json.loads(found["prompts"].tobytes()))
     return Index(**found | {"runs": Runs(*found["runs"]), "prompts": prompts})
