@@ -8,47 +8,75 @@ other can be given it.
 
 import hashlib
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from data.errors import DatasetError
 from data.files import Folder
 
 CHECKSUMS = "meta/checksums.json"
 
+Sums = Mapping[str, tuple[int, str]]
+"""Size and SHA-256 of files, by their names in a folder."""
+Progress = Callable[[int, int], None]
+"""Called with bytes read and bytes in all."""
+
+_THREADS = min(8, os.cpu_count() or 1)
+
+
+class Damage(NamedTuple):
+    """A file that does not hold what it was written with, and what is wrong with it."""
+
+    name: str
+    what: str
+
 
 def write_checksums(root: Path) -> None:
     """Says in `meta/checksums.json` of the local dataset at `root` what its files hold now."""
     folder = {path.relative_to(root).as_posix(): path for path in sorted(root.rglob("*"))}
-    files = {name: path for name, path in folder.items() if _is_covered(name) and path.is_file()}
-    sums = {name: [path.stat().st_size, sha256(path)] for name, path in files.items()}
+    files = [name for name, path in folder.items() if _is_covered(name) and path.is_file()]
+    sums = sums_of(root, files)
     (root / CHECKSUMS).write_text(json.dumps({"sha256": sums}, indent=1) + "\n")
 
 
-def damaged_files(folder: Folder) -> Iterator[DatasetError]:
+def damaged_files(folder: Folder, progress: Progress | None = None) -> Iterator[DatasetError]:
     """Files that are missing, changed or new since the checksums were written; none, if they never
     were. Reads every file of the dataset."""
     if not folder.exists(CHECKSUMS):
         return
     sums = _read(folder)
     there = {n for top in _FOLDERS for n in folder.list(f"{top}/**/*") if _is_covered(n)}
-    for name in sorted(there | set(sums)):
-        if name not in there:
-            what = "is missing"
-        elif name not in sums:
-            what = "is newer than the checksums"
-        elif folder.size(name) != sums[name][0]:
-            what = f"has {folder.size(name)} bytes of the {sums[name][0]} it was written with"
-        elif sha256(folder.local(name)) != sums[name][1]:
-            what = "does not hold the bytes it was written with"
-        else:
-            continue
+    new = [Damage(name, "is newer than the checksums") for name in there - set(sums)]
+    for name, what in sorted([*new, *compare(folder, sums, progress)]):
         yield DatasetError(
             folder.path(name),
             "checksum",
             f"the file {what}; copy it again or, if it was changed on purpose, delete {CHECKSUMS}.",
         )
+
+
+def sums_of(root: Path, names: Iterable[str]) -> Sums:
+    """Size and SHA-256 of local files."""
+    return {name: ((root / name).stat().st_size, sha256(root / name)) for name in names}
+
+
+def compare(folder: Folder, sums: Sums, progress: Progress | None = None) -> Iterator[Damage]:
+    """Files that are missing, or of another size or content than `sums` says. Reads all others."""
+    names, done, total = sorted(sums), 0, sum(size for size, _ in sums.values())
+    pool = ThreadPoolExecutor(_THREADS)
+    try:
+        found = pool.map(lambda name: _damage(folder, name, *sums[name]), names)
+        for name, damage in zip(names, found, strict=True):
+            if damage is not None:
+                yield damage
+            done += sums[name][0]
+            if progress is not None:
+                progress(done, total)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def sha256(path: Path) -> str:
@@ -64,12 +92,26 @@ def _is_covered(name: str) -> bool:
     return name.partition("/")[0] in _FOLDERS and name != CHECKSUMS
 
 
-def _read(folder: Folder) -> dict[str, Any]:
+def _damage(folder: Folder, name: str, size: int, digest: str) -> Damage | None:
+    if not folder.exists(name):
+        return Damage(name, "is missing")
+    try:
+        actual = folder.size(name)
+        if actual != size:
+            return Damage(name, f"has {actual} bytes of the {size} it was written with")
+        if sha256(folder.local(name)) != digest:
+            return Damage(name, "does not hold the bytes it was written with")
+    except OSError as error:
+        return Damage(name, f"cannot be read ({error.strerror or error})")
+    return None
+
+
+def _read(folder: Folder) -> Sums:
     try:
         sums = json.loads(folder.local(CHECKSUMS).read_text())["sha256"]
         if all(isinstance(of, list) and len(of) == 2 for of in sums.values()):
-            return sums
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return {name: (int(size), str(digest)) for name, (size, digest) in sums.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         pass
     raise DatasetError(
         folder.path(CHECKSUMS),

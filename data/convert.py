@@ -22,13 +22,14 @@ from pathlib import Path
 from threading import Event, Lock, local
 from typing import Any, BinaryIO, Literal, NamedTuple
 
+import google_crc32c
 import numpy as np
 import simplejpeg
 from array_record.python.array_record_module import ArrayRecordWriter
 from jaxtyping import Int64, UInt8
 
 from data import tables
-from data.checksums import sha256
+from data.checksums import sums_of
 from data.errors import DatasetError
 from data.files import Folder, LocalFolder
 from data.names import path_within
@@ -38,7 +39,7 @@ from models.processor import resize_with_pad
 Encoding = Literal["jpeg", "raw"]
 Progress = Callable[[int, int], None]
 
-FORMAT = 2
+FORMAT = 3
 DESCRIPTION, FILES = "store.json", "files.json"
 SUFFIX = {"jpeg": ".array_record", "raw": ".rgb"}
 
@@ -180,9 +181,7 @@ def make_part(
         else:
             tables.write(dataset, scratch)
         names = sorted(p.relative_to(scratch).as_posix() for p in scratch.rglob("*") if p.is_file())
-        manifest = {
-            name: [(scratch / name).stat().st_size, sha256(scratch / name)] for name in names
-        }
+        manifest = sums_of(scratch, names)
         for name in names:
             _place(scratch, name, folder)
         _write_json(manifest, scratch, part.manifest, folder)
@@ -241,6 +240,11 @@ def shard_file(key: str, shard: int, camera: str, encoding: Encoding) -> str:
     return f"frames/{key}-{shard:05d}/{camera}{SUFFIX[encoding]}"
 
 
+def raw_record(image_size: int) -> np.dtype:
+    """A record of a raw shard: a picture, and the CRC-32C of its bytes."""
+    return np.dtype([("picture", np.uint8, (image_size, image_size, 3)), ("crc", "<u4")])
+
+
 def _write_shard(
     dataset: AnyDataset,
     part: Part,
@@ -293,8 +297,12 @@ def _write_shard(
 def _encoded(frames: UInt8[np.ndarray, "t h w 3"], size: int, encoding: Encoding) -> list[bytes]:
     pictures = (np.ascontiguousarray(resize_with_pad(frame, size)) for frame in frames)
     if encoding == "raw":
-        return [picture.tobytes() for picture in pictures]
+        return [_with_crc(picture.tobytes()) for picture in pictures]
     return [simplejpeg.encode_jpeg(p, _QUALITY, "RGB", _SUBSAMPLING) for p in pictures]
+
+
+def _with_crc(picture: bytes) -> bytes:
+    return picture + google_crc32c.value(picture).to_bytes(4, "little")
 
 
 @contextmanager

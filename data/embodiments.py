@@ -7,7 +7,6 @@ a digest of all it depends on, so that only the first start computes it.
 """
 
 import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -15,11 +14,12 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int64
 
-from data.files import replacing
+from data import cached
 from data.frames import Feed
 from data.retold import Retold
 from data.stats import Stats, describe_blocks
 
+_FORMAT = 2
 _ROWS = 1 << 18
 
 
@@ -50,6 +50,7 @@ def embodiment_stats(
 
     Raises:
       ValueError: the feeds' states or actions are of different sizes, or `relative` does not fit.
+      DatasetError: the file in `cache` is damaged.
     """
     if whole and len(feeds) == 1 and not relative and _as_stored(feeds[0]):
         (feed,) = feeds
@@ -167,7 +168,7 @@ def _end_to_end(columns: Sequence[Stats]) -> Stats:
 def _digest(
     feeds: Sequence[Feed], episodes: Sequence[Int64[np.ndarray, "_e"]], relative: Sequence[int]
 ) -> str:
-    digest = hashlib.sha256(repr(tuple(relative)).encode())
+    digest = hashlib.sha256(f"{_FORMAT}: {tuple(relative)}".encode())
     for feed, chosen in zip(feeds, episodes, strict=True):
         digest.update(f"{feed.frames.digest} {_read_as(feed)}".encode())
         digest.update(np.ascontiguousarray(chosen, np.int64).tobytes())
@@ -175,7 +176,7 @@ def _digest(
 
 
 def _read(file: Path) -> RobotStats:
-    state, actions = json.loads(file.read_text())
+    state, actions = cached.read_json(file)
     return RobotStats(
         {name: np.array(values) for name, values in state.items()},
         {name: np.array(values) for name, values in actions.items()},
@@ -183,7 +184,5 @@ def _read(file: Path) -> RobotStats:
 
 
 def _write(file: Path, stats: RobotStats) -> None:
-    """At once, so that a process that is ended leaves no half a file."""
-    text = json.dumps([{n: v.tolist() for n, v in part.items()} for part in stats])
-    with replacing(file) as partial:
-        partial.write_text(text)
+    plain = [{name: values.tolist() for name, values in part.items()} for part in stats]
+    cached.write_json(file, plain)

@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import re
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -22,14 +21,15 @@ import numpy as np
 from array_record.python.array_record_module import ArrayRecordReader
 from jaxtyping import Bool, Int64
 
+from data import cached
 from data.errors import DatasetError
-from data.files import Folder, LocalFolder, replacing
+from data.files import Folder, LocalFolder
 from data.rlds_features import STEPS, Leaf
 from data.runs import Runs
 from data.tf_example import Read, feature_spans, feature_values
 from data.tfrecord import Span, masked_crc, read_record, record_spans
 
-_FORMAT = 1
+_FORMAT = 2
 _INSTRUCTION = re.compile(r"(.*/)?(natural_)?language_instruction(_\d+)?")
 
 _log = logging.getLogger(__name__)
@@ -216,20 +216,16 @@ def _join(shards: Sequence[list[_Episode]]) -> Index:
 def _save(index: Index, path: Path) -> None:
     arrays = index._asdict() | {"runs": np.stack(index.runs)}
     arrays["prompts"] = np.frombuffer(json.dumps(index.prompts).encode(), np.uint8)
-    with replacing(path) as partial, partial.open("wb") as file:
+    with io.BytesIO() as file:
         np.savez(file, **arrays)
+        cached.write_bytes(path, file.getvalue())
 
 
 def _load(path: Path) -> Index:
-    try:
-        with np.load(io.BytesIO(path.read_bytes())) as arrays:
-            found = dict(arrays)
-        prompts = tuple(tuple(wordings) for wordings in json.loads(found["prompts"].tobytes()))
-        return Index(**found | {"runs": Runs(*found["runs"]), "prompts": prompts})
-    except (zipfile.BadZipFile, ValueError, KeyError, TypeError, EOFError) as error:
-        raise DatasetError(
-            path, "file", f"is no index of an RLDS dataset ({error}); delete it."
-        ) from None
+    with np.load(io.BytesIO(cached.read_bytes(path).tobytes())) as arrays:
+        found = dict(arrays)
+    prompts = tuple(tuple(wordings) for wordings in json.loads(found["prompts"].tobytes()))
+    return Index(**found | {"runs": Runs(*found["runs"]), "prompts": prompts})
 
 
 def _is_array_record(path: Path) -> bool:

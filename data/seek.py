@@ -18,16 +18,18 @@ from itertools import groupby
 from pathlib import Path
 
 import av
+import google_crc32c
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Int64, UInt32
 
+from data import cached
 from data.errors import DatasetError, MissingFileError
-from data.files import replacing
 from data.limits import MOST_PIXELS
 from data.mp4 import require_index_fits
 from data.video import STRICT, own_rate
 
+_FORMAT = 2
 _LONG_GOP = 8
 _KEPT_BYTES = 1 << 30
 _OPEN_TABLES = 256
@@ -40,6 +42,7 @@ class SeekTable:
 
     A packet lies at byte `offset` of the file with `size` bytes and has its time `pts` in ticks of
     `tick` seconds; decoding can begin at the packets `keys`. Frame f is that of packet `shown[f]`.
+    `crc` is the packets' CRC-32C, if they were copied to the file.
     """
 
     path: Path
@@ -51,6 +54,7 @@ class SeekTable:
     pts: Int64[np.ndarray, "p"]
     keys: Int64[np.ndarray, "k"]
     shown: Int64[np.ndarray, "f"]
+    crc: UInt32[np.ndarray, "p"] | None = None
 
     def at(
         self, start: Float[np.ndarray, "n"], step: Int64[np.ndarray, "n"], fps: float
@@ -126,7 +130,7 @@ class SeekTable:
         frames: list[av.VideoFrame] = []
         with suppress(av.error.FFmpegError):
             for number in range(first, stop):
-                packet = self._file.packet(int(self.offset[number]), int(self.size[number]))
+                packet = self._packet(number)
                 packet.pts, packet.is_keyframe = int(self.pts[number]), number == first
                 frames += decoder.decode(packet)
             frames += decoder.decode(None)
@@ -138,6 +142,12 @@ class SeekTable:
                 frame = int(np.searchsorted(self._times, time))
                 raise self._unreadable(str(frame), "cannot be decoded")
         return found
+
+    def _packet(self, number: int) -> av.Packet:
+        packet = self._file.packet(int(self.offset[number]), int(self.size[number]))
+        if self.crc is not None and google_crc32c.value(packet) != self.crc[number]:
+            raise self._unreadable(str(number), "does not hold the bytes it was written with")
+        return packet
 
     @cached_property
     def _file(self) -> "_File":
@@ -167,11 +177,13 @@ def seek_table(path: Path, cache: Path) -> SeekTable:
 
 
 def write_table(table: SeekTable, path: Path) -> None:
-    """Writes the numbers of a table, at once."""
+    """Writes the numbers of a table and their checksum, at once."""
     is_key = np.zeros(len(table.pts), bool)
     is_key[table.keys] = True
     shown = np.append(table.shown, np.full(len(table.pts) - len(table.shown), -1))
     columns = {"offset": table.offset, "size": table.size, "pts": table.pts, "shown": shown}
+    if table.crc is not None:
+        columns["crc"] = table.crc
     about = {
         "codec": table.codec,
         "extradata": table.extradata,
@@ -179,15 +191,22 @@ def write_table(table: SeekTable, path: Path) -> None:
         "frames": str(len(table.shown)),
     }
     rows = pa.table({**columns, "key": is_key}).replace_schema_metadata(about)
-    with replacing(path) as partial, pa.ipc.new_file(partial, rows.schema) as file:
+    buffer = pa.BufferOutputStream()
+    with pa.ipc.new_file(buffer, rows.schema) as file:
         file.write_table(rows)
+    cached.write_bytes(path, buffer.getvalue().to_pybytes())
 
 
 def read_table(path: Path, video: Path) -> SeekTable:
-    """What `write_table` wrote for a file, mapped into memory."""
-    rows = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+    """What `write_table` wrote for a file, mapped into memory.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      DatasetError: it is damaged.
+    """
+    rows = pa.ipc.open_file(pa.py_buffer(cached.read_bytes(path))).read_all()
     about = rows.schema.metadata
-    columns = {name: rows[name].to_numpy() for name in ("offset", "size", "pts", "shown", "key")}
+    columns = {name: rows[name].to_numpy() for name in rows.column_names}
     return SeekTable(
         path=video,
         codec=about[b"codec"].decode(),
@@ -198,18 +217,17 @@ def read_table(path: Path, video: Path) -> SeekTable:
         pts=columns["pts"],
         keys=np.flatnonzero(columns["key"]),
         shown=columns["shown"][: int(about[b"frames"])],
+        crc=columns.get("crc"),
     )
 
 
 @lru_cache(_OPEN_TABLES)
 def _table(path: Path, cache: Path, size: int, time: int) -> SeekTable:
-    name = hashlib.sha256(f"{path.absolute()}:{size}:{time}:{av.__version__}".encode()).hexdigest()
-    kept = cache / f"{name[:16]}.arrow"
-    try:
-        return read_table(kept, path)
-    except (FileNotFoundError, pa.ArrowInvalid):
+    looked_at = f"{_FORMAT}:{path.absolute()}:{size}:{time}:{av.__version__}"
+    kept = cache / f"{hashlib.sha256(looked_at.encode()).hexdigest()[:16]}.arrow"
+    if not kept.is_file():
         write_table(_scan(path), kept)
-        return read_table(kept, path)
+    return read_table(kept, path)
 
 
 def _scan(path: Path) -> SeekTable:

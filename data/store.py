@@ -3,25 +3,28 @@
 Decoding video at random costs a hundred times what reading a record costs, so a dataset is decoded
 once (data.convert). Pictures lie in shards of ArrayRecord (JPEG) or flat files (raw uint8), numbers
 in zarr arrays (data.tables); `store.json` says which dataset, by its content, and is written last.
+No damaged byte is read as another: columns and tables are compared with their SHA-256 at opening,
+each picture with a CRC-32C as it is read.
 """
 
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import numpy as np
 import simplejpeg
 from array_record.python.array_record_module import ArrayRecordReader
-from jaxtyping import Float32, Int64, UInt8
+from jaxtyping import Float32, Int64, Shaped, UInt8
 
 from data import convert, tables
-from data.checksums import sha256
-from data.convert import Encoding, Progress, Run, Settings
+from data.checksums import Progress, Sums, compare
+from data.convert import Encoding, Run, Settings
 from data.episode_tables import EpisodeTables
 from data.errors import DatasetError
 from data.files import Folder, LocalFolder, open_folder
@@ -34,11 +37,11 @@ _OPEN_FILES = 512
 @dataclass(frozen=True)
 class Store(EpisodeTables):
     """A frame store on disk or in a bucket: `Frames` for any number of threads and, pickled, for
-    other processes.
+    other processes, which take its columns as compared.
 
     `columns` are the values a row of each has; `key` names the store's content, `digest` the
-    dataset's, and `files` is the checksum of the list of files. Files of a bucket are fetched when
-    first needed, and stay in the local cache.
+    dataset's, and `files` is the checksum of the list of files. Pictures of a bucket are fetched
+    when first needed, and stay in the local cache.
     """
 
     folder: Folder
@@ -91,16 +94,16 @@ class Store(EpisodeTables):
             read = self._read_jpegs if self.encoding == "jpeg" else self._read_raw
             read(file, record[here].tolist(), rows[here].tolist(), [out[i] for i in here.tolist()])
 
-    def __reduce__(self) -> tuple[Callable[[str], "Store"], tuple[str]]:
-        return open_store, (self.path,)
+    def __reduce__(self) -> tuple[Callable[[str, str], "Store"], tuple[str, str]]:
+        return _reopened, (self.path, self.files)
 
     @cached_property
     def _frames(self) -> int:
         return int(self.lengths.sum())
 
     def _kept(self, name: str) -> bytes:
-        """A small file, held against its checksum."""
-        return _held(self.folder, name, _listed(self.folder, self.files)[name][1])
+        """A small file, compared with its checksum."""
+        return _sound(self.folder, name, _listed(self.folder, self.files)[name][1])
 
     @cached_property
     def _shards(self) -> Int64[np.ndarray, "shards+1"]:
@@ -155,31 +158,35 @@ class Store(EpisodeTables):
         out: Sequence[UInt8[np.ndarray, "s s 3"]],
     ) -> None:
         stored = _open_raw(self.folder, self.key, file, self.image_size)
+        pictures, crcs = stored["picture"], stored["crc"]
         for row, record, picture in zip(rows, records, out, strict=True):
             if record >= len(stored):
                 raise _damaged(self.folder, file, f"frame {row}", "is missing")
-            np.copyto(picture, stored[record])
+            np.copyto(picture, pictures[record])
+            if google_crc32c.value(picture) != crcs[record]:
+                what = "does not hold the bytes it was written with"
+                raise _damaged(self.folder, file, f"frame {row}", what)
 
 
-def open_store(path: str | Path) -> Store:
-    """Opens a frame store in a folder or bucket.
+def open_store(path: str | Path, progress: Progress | None = None) -> Store:
+    """Opens a frame store in a folder or bucket, and compares its columns with the SHA-256 taken
+    when they were written: those of a bucket are fetched for it. Pictures are checked as they are
+    read.
+
+    Args:
+      progress: called with bytes of columns compared and bytes in all.
 
     Raises:
       FileNotFoundError: there is none, or it was not completed.
       ValueError: it was written in another format version.
-      DatasetError: a file on disk is missing or was cut off.
+      DatasetError: a file on disk is missing or was cut off, or a column is damaged.
     """
-    folder = open_folder(path)
-    if not folder.exists(convert.DESCRIPTION):
-        raise FileNotFoundError(
-            f"{folder.path(convert.DESCRIPTION)}: missing, so {path} is no finished frame store; "
-            "make one with `python -m tools.data convert`, which goes on where it stopped."
-        )
-    fields = _described(folder)
-    if isinstance(folder, LocalFolder):
-        _check_sizes(folder, fields["files"])
-    fields |= {"cameras": tuple(fields["cameras"])}
-    return Store(folder=folder, **{k: v for k, v in fields.items() if k not in ("format", "sum")})
+    store = _opened(open_folder(path))
+    files = _listed(store.folder, store.files)
+    columns = {name: sums for name, sums in files.items() if name.startswith("columns/")}
+    for name, what in compare(store.folder, columns, progress):
+        raise _damaged(store.folder, name, "checksum", what)
+    return store
 
 
 def verify(store: Store, progress: Progress | None = None) -> None:
@@ -191,14 +198,23 @@ def verify(store: Store, progress: Progress | None = None) -> None:
     Raises:
       DatasetError: one is missing or differs; names the file.
     """
-    files = _listed(store.folder, store.files)
-    done, total = 0, sum(size for size, _ in files.values())
-    for name, (size, digest) in files.items():
-        if sha256(store.folder.local(name)) != digest:
-            raise _damaged(store.folder, name, "checksum", "is not the one taken in writing")
-        done += size
-        if progress is not None:
-            progress(done, total)
+    for error in damaged_store_files(store.folder, progress):
+        raise error
+
+
+def damaged_store_files(folder: Folder, progress: Progress | None = None) -> Iterator[DatasetError]:
+    """All files of a store that are missing or differ from what was written.
+
+    Args:
+      progress: called with bytes read and bytes in all.
+
+    Raises:
+      ValueError: it was written in another format version.
+      DatasetError: the list of files is damaged, so that nothing else can be said.
+    """
+    files = _listed(folder, _described(folder)["files"])
+    for name, what in compare(folder, files, progress):
+        yield _damaged(folder, name, "checksum", what)
 
 
 def build_store(
@@ -206,7 +222,7 @@ def build_store(
     path: str | Path,
     image_size: int,
     encoding: Encoding = "jpeg",
-    progress: Progress | None = None,
+    progress: convert.Progress | None = None,
     run: Run | None = None,
 ) -> Store:
     """Decodes every frame of `dataset` once into a store at `path`, a folder or a bucket's URL.
@@ -232,18 +248,49 @@ def cached_store(
     image_size: int,
     encoding: Encoding,
     cache_dir: str | Path,
-    progress: Progress | None = None,
+    progress: convert.Progress | None = None,
+    opening: Progress | None = None,
 ) -> Store:
     """The store of a dataset's present content, built only if the cache lacks it.
 
     Its folder's name holds the content's digest, so a changed dataset gets a new store; processes
     that ask at once wait for the one that builds.
+
+    Args:
+      progress: called after each episode with frames decoded and frames in all.
+      opening: as `open_store` calls its `progress`.
     """
     settings = Settings(image_size, encoding)
     key = convert.content_key(dataset, settings)
     path = Path(cache_dir) / f"{key}-{image_size}-{encoding}"
     convert.convert(dataset, LocalFolder(path), settings, progress=progress)
-    return open_store(path)
+    return open_store(path, opening)
+
+
+def _opened(folder: Folder) -> Store:
+    """A store whose columns have yet to be compared."""
+    if not folder.exists(convert.DESCRIPTION):
+        raise FileNotFoundError(
+            f"{folder.path(convert.DESCRIPTION)}: missing, so {folder.url} is no finished frame "
+            "store; make one with `python -m tools.data convert`, which goes on where it stopped."
+        )
+    fields = _described(folder)
+    if isinstance(folder, LocalFolder):
+        _check_sizes(folder, fields["files"])
+    fields |= {"cameras": tuple(fields["cameras"])}
+    return Store(folder=folder, **{k: v for k, v in fields.items() if k not in ("format", "sum")})
+
+
+def _reopened(path: str, files: str) -> Store:
+    """The store that another process has opened, whose columns it compared."""
+    store = _opened(open_folder(path))
+    if store.files != files:
+        raise DatasetError(
+            store.folder.path(convert.DESCRIPTION),
+            "files",
+            "has changed since the store was opened; start again.",
+        )
+    return store
 
 
 @lru_cache(_OPEN_FILES)
@@ -252,10 +299,11 @@ def _open_jpegs(folder: Folder, key: str, file: str) -> ArrayRecordReader:
 
 
 @lru_cache(_OPEN_FILES)
-def _open_raw(folder: Folder, key: str, file: str, size: int) -> UInt8[np.ndarray, "n s s 3"]:
-    path = folder.local(file)
-    pictures = path.stat().st_size // (3 * size**2)
-    return np.asarray(np.memmap(path, np.uint8, "r", shape=(pictures, size, size, 3)))
+def _open_raw(folder: Folder, key: str, file: str, size: int) -> Shaped[np.ndarray, "n"]:
+    """Records of `convert.raw_record`."""
+    path, record = folder.local(file), convert.raw_record(size)
+    pictures = path.stat().st_size // record.itemsize
+    return np.asarray(np.memmap(path, record, "r", shape=(pictures,)))
 
 
 def _described(folder: Folder) -> dict[str, Any]:
@@ -288,17 +336,17 @@ def _described(folder: Folder) -> dict[str, Any]:
     return fields
 
 
-def _held(folder: Folder, name: str, digest: str) -> bytes:
+def _sound(folder: Folder, name: str, digest: str) -> bytes:
     """A file's bytes, if they are those that were written."""
     content = folder.local(name).read_bytes()
     if hashlib.sha256(content).hexdigest() != digest:
-        raise _damaged(folder, name, "checksum", "is not the one taken in writing")
+        raise _damaged(folder, name, "checksum", "does not hold the bytes it was written with")
     return content
 
 
-def _listed(folder: Folder, digest: str) -> dict[str, tuple[int, str]]:
+def _listed(folder: Folder, digest: str) -> Sums:
     """Size and SHA-256 of every file of a store; the list has the SHA-256 `digest`."""
-    return json.loads(_held(folder, convert.FILES, digest))
+    return json.loads(_sound(folder, convert.FILES, digest))
 
 
 def _check_sizes(folder: LocalFolder, digest: str) -> None:

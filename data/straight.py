@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import av
+import google_crc32c
 import numpy as np
 from av.video.reformatter import VideoReformatter
 from jaxtyping import Float32, Int64, UInt8
 
-from data import tables
-from data.convert import FORMAT
+from data import cached, tables
+from data.checksums import Sums, compare, sums_of
+from data.convert import FILES, FORMAT
 from data.episode_tables import EpisodeTables
 from data.errors import DatasetError
 from data.files import LocalFolder
@@ -32,6 +34,7 @@ from data.names import path_within
 from data.seek import SeekTable, read_table, seek_table, write_table
 from models.processor import resize_with_pad
 
+_PICTURES = ".bin"
 _SIGNATURES = {b"\x89PN": "png", b"\xff\xd8\xff": "mjpeg"}
 
 
@@ -40,10 +43,11 @@ def open_straight(dataset: Dataset, image_size: int, cache_dir: str | Path) -> "
 
     The first time, its numbers and any pictures in its parquet are copied to `cache_dir`, under a
     name that holds the content's digest. Seek tables of videos join them as frames are read.
+    Numbers are compared with their checksums at each opening, pictures as they are read.
 
     Raises:
       ValueError: the dataset is of another format, or has no camera or no numeric column.
-      DatasetError: a file of it is missing or damaged.
+      DatasetError: a file of it, or of what was copied, is missing or damaged.
     """
     if not isinstance(dataset, Dataset):
         raise ValueError(
@@ -66,6 +70,8 @@ def open_straight(dataset: Dataset, image_size: int, cache_dir: str | Path) -> "
                 made = Path(scratch) / "made"
                 _write(dataset, made)
                 made.rename(folder)
+    for name, what in compare(LocalFolder(folder), _sums(folder)):
+        raise _damaged(folder, name, what)
     return Straight(dataset, image_size, folder, cache / "seek")
 
 
@@ -176,7 +182,8 @@ class Straight(EpisodeTables):
                 raise DatasetError(
                     self.dataset.root,
                     f"camera '{camera}', episode {i}, frame {k}",
-                    "is no readable picture; copy or record the dataset again.",
+                    f"is no readable picture; delete {self.folder}, which is made again, or copy "
+                    "or record the dataset again if that does not help.",
                 ) from None
 
     def _fill(
@@ -203,7 +210,10 @@ class Straight(EpisodeTables):
             return self._tables[camera]
 
     def _kept(self, name: str) -> bytes:
-        return (self.folder / name).read_bytes()
+        content = (self.folder / name).read_bytes()
+        if hashlib.sha256(content).hexdigest() != _sums(self.folder)[name][1]:
+            raise _damaged(self.folder, name, "does not hold the bytes it was written with")
+        return content
 
     @cached_property
     def _dims(self) -> dict[str, int]:
@@ -235,6 +245,25 @@ def _write(dataset: Dataset, folder: Path) -> None:
     for camera in dataset.cameras:
         if dataset.features[camera]["dtype"] == "image":
             _copy_pictures(dataset, camera, _encoded_file(folder, camera))
+    checked = [p for p in sorted(folder.rglob("*")) if p.is_file() and p.suffix != _PICTURES]
+    names = [path.relative_to(folder).as_posix() for path in checked]
+    cached.write_json(folder / FILES, sums_of(folder, names))
+
+
+def _sums(folder: Path) -> Sums:
+    """Size and SHA-256 of all that was copied but pictures, which have theirs in their tables."""
+    try:
+        return cached.read_json(folder / FILES)
+    except FileNotFoundError:
+        raise _damaged(folder, FILES, "is missing") from None
+    except DatasetError:
+        raise _damaged(folder, FILES, "does not hold the bytes it was written with") from None
+
+
+def _damaged(folder: Path, name: str, what: str) -> DatasetError:
+    return DatasetError(
+        folder / name, "checksum", f"{what}; delete {folder}, and it is copied again."
+    )
 
 
 def _copy_pictures(dataset: Dataset, camera: str, path: Path) -> None:
@@ -242,6 +271,7 @@ def _copy_pictures(dataset: Dataset, camera: str, path: Path) -> None:
     them in which a picture's time is the frame's number."""
     path.parent.mkdir(parents=True, exist_ok=True)
     sizes = np.zeros(dataset.num_frames, np.int64)
+    crcs = np.zeros(dataset.num_frames, np.uint32)
     kinds: set[str] = set()
     row = 0
     with path.open("wb") as file:
@@ -250,6 +280,7 @@ def _copy_pictures(dataset: Dataset, camera: str, path: Path) -> None:
                 pictures = dataset.encoded(episode, camera).field("bytes").to_pylist()
                 for number, picture in enumerate(pictures, row):
                     sizes[number] = len(picture)
+                    crcs[number] = google_crc32c.value(picture)
                     kinds.add(_SIGNATURES.get(picture[:3], ""))
                     file.write(picture)
             row += length
@@ -264,10 +295,10 @@ def _copy_pictures(dataset: Dataset, camera: str, path: Path) -> None:
     each = np.arange(len(rows))
     offset = np.cumsum(sizes) - sizes
     table = SeekTable(
-        path, kinds.pop(), b"", Fraction(1), offset[rows], sizes[rows], rows, each, each
+        path, kinds.pop(), b"", Fraction(1), offset[rows], sizes[rows], rows, each, each, crcs[rows]
     )
     write_table(table, path.with_suffix(".arrow"))
 
 
 def _encoded_file(folder: Path, camera: str) -> Path:
-    return path_within(folder, f"pictures/{camera}.bin")
+    return path_within(folder, f"pictures/{camera}{_PICTURES}")

@@ -1,4 +1,4 @@
-"""Datasets at the command line: check one, see its statistics and episodes, convert it.
+"""Datasets at the command line: check one, see its statistics and episodes, convert and verify it.
 
 Conversion happens by itself when training starts; the command is for doing it beforehand, on a
 machine with the disk and the cores for it.
@@ -28,18 +28,20 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from data import Dataset, open_dataset
-from data.checksums import CHECKSUMS, write_checksums
+from data.checksums import CHECKSUMS, damaged_files, write_checksums
 from data.columns import BOOKKEEPING
-from data.convert import in_threads
+from data.convert import DESCRIPTION, in_threads
+from data.files import open_folder
 from data.ray_convert import on_ray
 from data.stats import Report, Stats, compute, compute_together, narrow
-from data.store import Encoding, build_store
+from data.store import Encoding, build_store, damaged_store_files
 from data.upgrade import upgrade
 from data.validate import validate
 from data.view import dimension_names, write_page, write_recording
 from models.terminal import Console, Progress, TextColumn, guard_tracebacks, harmless
 
 DatasetPath = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")]
+StorePath = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="STORE")]
 DatasetPaths = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATH …")]
 Episode = Annotated[int, tyro.conf.Positional, tyro.conf.arg(metavar="EPISODE")]
 Out = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
@@ -83,6 +85,33 @@ def checksums_command(path: DatasetPath) -> None:
     open_dataset(path)
     write_checksums(Path(path))
     Console().print(f"{Path(path) / CHECKSUMS}: written.", soft_wrap=True)
+
+
+@app.command(name="verify")
+def verify_command(path: StorePath) -> None:
+    """Compare every file of a frame store, or of a dataset that has meta/checksums.json, with the
+    SHA-256 taken when it was written; exits with 1 if any is damaged.
+
+    Args:
+        path: Folder of a frame store or dataset, or its URL.
+    """
+    console, folder = Console(), open_folder(path)
+    if folder.exists(DESCRIPTION):
+        damaged = damaged_store_files
+    elif folder.exists(CHECKSUMS):
+        damaged = damaged_files
+    else:
+        raise FileNotFoundError(
+            f"{path}: has neither {DESCRIPTION} nor {CHECKSUMS}, so nothing says what its files "
+            "should hold; finish the conversion, or note a dataset's with "
+            "`python -m tools.data checksums`."
+        )
+    with _progress("Verifying", "MB") as report:
+        found = list(damaged(folder, lambda done, total: report(done // 10**6, total // 10**6)))
+    for error in found:
+        console.print(f"{error}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"{len(found)} damaged files in {path}.", markup=False, soft_wrap=True)
+    sys.exit(1 if found else 0)
 
 
 @app.command(name="stats")
@@ -256,8 +285,8 @@ def _steps() -> Iterator[Report]:
 
 
 @contextmanager
-def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    with Progress(*_bar("{task.fields[rate]:.0f} frames/s")) as progress:
+def _progress(what: str, unit: str = "frames") -> Iterator[Callable[[int, int], None]]:
+    with Progress(*_bar("{task.fields[rate]:.0f} " + f"{unit}/s")) as progress:
         task = progress.add_task(what, total=None, rate=0.0)
 
         def report(done: int, total: int) -> None:

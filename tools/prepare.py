@@ -5,16 +5,16 @@ What takes long is done once per content and kept in the run's `store` folder: t
 store and statistics.
 """
 
-import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from data import Dataset, open_dataset
+from data import Dataset, cached, open_dataset
 from data.convert import DESCRIPTION
-from data.files import open_folder, replacing
+from data.files import open_folder
 from data.frames import Frames
 from data.loader import plan_source
 from data.mixed import Mixed, mix
@@ -98,7 +98,7 @@ def prepare(
     """
     check_model(config)
     mixture, cache = read_mixture(data, consent), out / "store"
-    datasets = [_open(dataset.path) for dataset in mixture.datasets]
+    datasets = [_open(dataset.path, console) for dataset in mixture.datasets]
     resolve(mixture, [_known(dataset) for dataset in datasets], config.model.horizon)
     frames = [
         dataset if isinstance(dataset, Store) else _decoded(own, dataset, cache, config, console)
@@ -138,8 +138,16 @@ def check_model(config: RunConfig) -> None:
         )
 
 
-def _open(path: str) -> Dataset | Store:
-    return open_store(path) if open_folder(path).exists(DESCRIPTION) else open_dataset(path)
+def _open(path: str, console: Console) -> Dataset | Store:
+    if not open_folder(path).exists(DESCRIPTION):
+        return open_dataset(path)
+    with Progress(console=console, transient=True) as progress:
+        return open_store(path, _bar(progress, "Comparing columns"))
+
+
+def _bar(progress: Progress, what: str) -> Callable[[int, int], None]:
+    task = progress.add_task(what, total=None)
+    return lambda done, total: progress.update(task, completed=done, total=total)
 
 
 def _known(dataset: Dataset | Store) -> Known:
@@ -160,24 +168,18 @@ def _decoded(
     if encoding == "none":
         return open_straight(dataset, size, cache)
     with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("Decoding frames", total=dataset.num_frames)
-
-        def report(done: int, total: int) -> None:
-            progress.update(task, completed=done, total=total)
-
-        return cached_store(dataset, size, encoding, cache, progress=report)
+        decoding, comparing = (_bar(progress, w) for w in ("Decoding frames", "Comparing columns"))
+        return cached_store(dataset, size, encoding, cache, decoding, comparing)
 
 
 def _checked(path: str, digest: str, cache: Path, console: Console) -> list[str]:
     """Warnings about a dataset, remembered by its content once it was found fit."""
-    passed = cache / f"checked-{digest[:16]}.json"
+    passed = cache / f"warnings-{digest[:16]}.json"
     if not passed.is_file():
         with Progress(console=console, transient=True) as progress:
             progress.add_task("Validating", total=None)
-            warnings = [warning.message for warning in require_valid(path)]
-        with replacing(passed) as partial:
-            partial.write_text(json.dumps(warnings))
-    return json.loads(passed.read_text())
+            cached.write_json(passed, [warning.message for warning in require_valid(path)])
+    return cached.read_json(passed)
 
 
 def _check_columns(config: DatasetConfig, features: dict[str, Any], run: RunConfig) -> None:

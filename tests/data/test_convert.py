@@ -170,7 +170,7 @@ def test_an_absent_camera_stores_nothing(dataset, tmp_path, encoding):
     assert len(sparse.folder.list(f"frames/*/{WRIST}.*")) == 2
     if encoding == "raw":
         files = (tmp_path / "sparse").glob(f"frames/*/{WRIST}.rgb")
-        assert sum(file.stat().st_size for file in files) == len(there) * 16 * 16 * 3
+        assert sum(file.stat().st_size for file in files) == len(there) * (16 * 16 * 3 + 4)
     with pytest.raises(ValueError, match=f"episode 1 has no '{WRIST}'"):
         sparse.images(np.array([0, LENGTHS[0]]), WRIST, np.zeros((2, 16, 16, 3), np.uint8))
 

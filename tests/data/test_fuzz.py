@@ -29,6 +29,7 @@ SUBJECTS = {
     "tfrecord": "rlds/tfrecord",
     "array_record": "rlds/array_record",
     "store": "",
+    "raw store": "",
 }
 FEW, MANY = 24, 400
 
@@ -52,8 +53,9 @@ def subject(request: pytest.FixtureRequest, tmp_path: Path, episodes: list[Episo
     root = tmp_path / "subject"
     if request.param == "v2.1":
         return write_v21(root, episodes[:4], FEATURES, 20)
-    if request.param == "store":
-        build_store(open_dataset(FIXTURES / "lerobot/chiliad"), root, 32)
+    if request.param.endswith("store"):
+        encoding = "raw" if request.param == "raw store" else "jpeg"
+        build_store(open_dataset(FIXTURES / "lerobot/chiliad"), root, 32, encoding)
         return root
     return Path(shutil.copytree(FIXTURES / SUBJECTS[request.param], root))
 

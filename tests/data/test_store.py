@@ -249,8 +249,8 @@ def test_a_file_that_is_missing_is_found_at_opening(damaged):
 
 def test_a_column_with_a_damaged_index_is_named(damaged, monkeypatch):
     root, damage = damaged
-    file = damage("columns/action/c/0/0", -4 - 16 * tables._SHARD_ROWS // tables._CHUNK_ROWS)
     store = open_store(root)
+    file = damage("columns/action/c/0/0", -4 - 16 * tables._SHARD_ROWS // tables._CHUNK_ROWS)
     tables._kept_open.cache_clear()
     with pytest.raises(DatasetError, match=f"{file}, index: "):
         store.column(ACTION, np.arange(3))
@@ -283,6 +283,6 @@ def test_a_folder_without_description_is_no_store(tmp_path):
 def test_another_format_version_is_refused(recorded, tmp_path):
     store = build_store(open_dataset(recorded), tmp_path / "s", 8, "raw")
     description = tmp_path / "s/store.json"
-    description.write_text(description.read_text().replace('"format": 2', '"format": 1'))
+    description.write_text(description.read_text().replace('"format": 3', '"format": 1'))
     with pytest.raises(ValueError, match="format is 1"):
         open_store(store.path)

@@ -10,7 +10,14 @@ from data import open_dataset
 from data.store import open_store
 from tests.data.conftest import FEATURES, make_episode, write
 from tests.data.v21 import write_v21
-from tools.data import app, convert_command, stats_command, validate_command, view_command
+from tools.data import (
+    app,
+    convert_command,
+    stats_command,
+    validate_command,
+    verify_command,
+    view_command,
+)
 
 RLDS = Path(__file__).parents[1] / "fixtures/rlds/tfrecord"
 
@@ -116,3 +123,54 @@ def test_convert_lets_several_workers_write_to_a_bucket(dataset, tmp_path, monke
     url = f"memory://{tmp_path.name}/s"
     convert_command(str(dataset), url, image_size=16, workers=2)
     assert open_store(url).lengths.tolist() == [5, 6, 7, 8]
+
+
+@pytest.fixture
+def store(dataset, tmp_path):
+    convert_command(str(dataset), str(tmp_path / "s"), image_size=16, encoding="raw")
+    return tmp_path / "s"
+
+
+def test_verify_passes_a_sound_store_and_a_sound_dataset(store, dataset, capsys):
+    for path in (store, dataset):
+        with pytest.raises(SystemExit, match="0"):
+            verify_command(str(path))
+        assert f"0 damaged files in {path}." in capsys.readouterr().out.replace("\n", "")
+
+
+def test_verify_lists_every_damaged_file_of_a_store_that_cannot_be_opened(store, capsys):
+    picture = next(store.glob("frames/*/*.rgb"))
+    column = store / "columns/action/c/0/0"
+    for file in (picture, column):
+        content = bytearray(file.read_bytes())
+        content[7] ^= 1
+        file.write_bytes(content)
+    with pytest.raises(ValueError, match="columns/action"):
+        open_store(store)
+    with pytest.raises(SystemExit, match="1"):
+        verify_command(str(store))
+    shown = capsys.readouterr().out
+    assert all(f"{file}, checksum: does not hold" in shown for file in (picture, column))
+    assert "2 damaged files" in shown
+
+
+def test_verify_lists_damaged_files_of_a_dataset(dataset, capsys):
+    video = next(dataset.glob("videos/*/*/*.mp4"))
+    video.write_bytes(video.read_bytes()[:-1])
+    with pytest.raises(SystemExit, match="1"):
+        verify_command(str(dataset))
+    assert f"{video}, checksum: the file has " in capsys.readouterr().out
+
+
+def test_verify_refuses_what_has_no_sums(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"has neither store\.json nor meta/checksums"):
+        verify_command(str(tmp_path))
+
+
+def test_verify_reads_a_store_in_a_bucket(dataset, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    url = f"memory://{tmp_path.name}/s"
+    convert_command(str(dataset), url, image_size=16, encoding="raw")
+    with pytest.raises(SystemExit, match="0"):
+        verify_command(url)
+    assert f"0 damaged files in {url}." in capsys.readouterr().out

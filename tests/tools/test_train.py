@@ -11,13 +11,16 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from data.errors import DatasetError
 from models import load_policy
 from models.checkpoints import own
 from models.config import from_json, to_json
 from parallel.mesh import MeshConfig
 from parallel.metrics import read_metrics
+from tests.data.flips import flips
 from tests.tools.small_run import MODEL, SMALL, losses, one_device, write_dataset
 from tools import train
+from tools.prepare import prepare
 from tools.presets import PRESETS, TINY, RunConfig, load_preset
 
 QUIET = Console(quiet=True)
@@ -178,6 +181,19 @@ def test_a_frame_store_is_trained_on_as_it_is(finished, tmp_path):
     (store,) = (path.parent for path in (finished / "store").rglob("store.json"))
     train.run(train.Paths(str(store), tmp_path / "run"), SMALL, QUIET)
     assert losses(tmp_path / "run") == losses(finished)
+
+
+@pytest.mark.parametrize(
+    "kept", ["warnings-*.json", "*/stats.json", "*/columns/action/c/0/0", "*/episodes.npz"]
+)
+def test_a_flipped_bit_in_what_a_run_keeps_of_its_data_is_refused_at_the_next_start(
+    kept, finished, dataset
+):
+    (file,) = (finished / "store").glob(kept)
+    for _ in flips(file, 2):
+        with pytest.raises(DatasetError, match=f"{file}, checksum: .*; delete "):
+            prepare(dataset, finished, SMALL, QUIET)
+    assert prepare(dataset, finished, SMALL, QUIET).mixed.names
 
 
 def test_a_robot_with_more_dims_than_the_model_is_refused(dataset, tmp_path):

@@ -1,9 +1,9 @@
 """How long a run on a million episodes takes to its first batch, and how much memory.
 
 The metadata is synthetic: episodes of 8 to 40 frames, 50,000 different instructions, two cameras
-whose pictures are holes in sparse files. A frame store is made of it by the code that makes any
-store; then a fresh process does all that a run of the preset `pi05` does before its first step,
-short of the model. The same metadata as LeRobot v3.0 is opened in another process.
+whose pictures are all black: one shard of them under many names. A frame store is made of it by the
+code that makes any store; then a fresh process does all that a run of the preset `pi05` does before
+its first step, short of the model. The same metadata as LeRobot v3.0 is opened in another process.
 """
 
 import json
@@ -19,6 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+import google_crc32c
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -86,7 +87,7 @@ class Synthetic:
 
 
 def make_store(dataset: Synthetic, path: Path, image_size: int) -> None:
-    """A raw frame store whose pictures take no room on disk."""
+    """A raw frame store whose shards are one file of black pictures."""
     from data import convert
     from data.files import LocalFolder
 
@@ -96,18 +97,19 @@ def make_store(dataset: Synthetic, path: Path, image_size: int) -> None:
                 convert.make_part(dataset, part, settings, folder)  # type: ignore[arg-type]
                 continue
             key, number = part.name.rsplit("-", 1)
-            size = 3 * settings.image_size**2 * part.pictures // len(_CAMERAS)
-            files = {convert.shard_file(key, int(number), c, "raw"): size for c in _CAMERAS}
+            files = [convert.shard_file(key, int(number), c, "raw") for c in _CAMERAS]
             for name in files:
                 (path / name).parent.mkdir(parents=True, exist_ok=True)
-                (path / name).touch()
-                os.truncate(path / name, size)
+                os.link(black, path / name)
             (path / "parts").mkdir(exist_ok=True)
-            manifest = {name: [size, ""] for name, size in files.items()}
+            manifest = {name: [black.stat().st_size, ""] for name in files}
             (path / part.manifest).write_text(json.dumps(manifest))
 
     settings = convert.Settings(image_size, "raw")
+    black = path.with_name("black.rgb")
+    _write_black(black, min(settings.shard_frames, dataset.num_frames), image_size)
     convert.convert(dataset, LocalFolder(path), settings, run)  # type: ignore[arg-type]
+    black.unlink()
 
 
 def make_metadata(dataset: Synthetic, path: Path) -> None:
@@ -266,6 +268,17 @@ def _measured(what: Callable[[Path], Report], path: Path) -> Report:
     command = [sys.executable, "-m", "tools.bench.start", what.__name__, str(path)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def _write_black(path: Path, pictures: int, size: int) -> None:
+    """A raw shard of black pictures, which are holes in the file: only their CRCs take room."""
+    from data import convert
+
+    picture = bytes(3 * size**2)
+    crc, stride = google_crc32c.value(picture).to_bytes(4, "little"), convert.raw_record(size)
+    with path.open("wb") as file:
+        for number in range(pictures):
+            os.pwrite(file.fileno(), crc, (number + 1) * stride.itemsize - len(crc))
 
 
 def _instruction(rng: np.random.Generator) -> str:
