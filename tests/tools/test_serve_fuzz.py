@@ -11,7 +11,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from models import Pi, Policy, Processor
-from tests.tools.served import OBSERVATION, ROBOT, client, observation, serving
+from tests.tools.served import OBSERVATION, ROBOT, UPGRADE, client, observation, serving
 from tests.tools.test_serve import metric
 from tools.presets import TINY
 from tools.serving.engine import Engine
@@ -109,10 +109,7 @@ def break_protocol(port, seed):
     rng = np.random.default_rng(seed)
     with closing(socket.create_connection(("127.0.0.1", port), timeout=300)) as raw:
         if seed % 3:
-            raw.sendall(
-                b"GET / HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-                b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
-            )
+            raw.sendall(UPGRADE)
         if seed % 3 == 1:
             raw.recv(100)
         raw.sendall(rng.bytes(int(rng.integers(1, 500))))
