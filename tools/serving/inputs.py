@@ -123,7 +123,8 @@ def _flat(message: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in message.items():
         path = f"{prefix}{key}"
-        inner = _flat(value, f"{path}/") if isinstance(value, Mapping) else {name(path): value}
+        nested = isinstance(value, Mapping) and value
+        inner = _flat(value, f"{path}/") if nested else {name(path): value}
         twice = sorted(flat.keys() & inner.keys())
         if twice:
             raise ValueError(f"The observation has '{twice[0]!s:.80}' twice.")
