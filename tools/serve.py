@@ -30,6 +30,13 @@ from tools.serving.metrics import Metrics
 from tools.serving.server import Answers, PolicyServer, Report
 from tools.serving.startup import is_preparing
 
+_NOISE = {
+    "opening handshake failed",
+    "socket.send() raised exception.",
+    "SSL connection is closed",
+}
+"""Logged whenever a client vanishes, by the thousand where one wants it."""
+
 
 @dataclass(frozen=True)
 class ServeConfig:
@@ -204,12 +211,16 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
+def silence_vanished() -> None:
+    """Keeps the log free of lines that say only that a client has vanished."""
+    for name in ("websockets.server", "asyncio"):
+        logging.getLogger(name).addFilter(lambda record: record.msg not in _NOISE)
+
+
 def main() -> None:
     """Command line; exits 0 unless a client was cut off."""
     logging.basicConfig(format="%(asctime)s %(name)s %(message)s")
-    logging.getLogger("websockets.server").addFilter(
-        lambda record: record.msg != "opening handshake failed"
-    )
+    silence_vanished()
     try:
         cut_off = run(
             tyro.cli(ServeConfig, prog="python -m tools.serve", description=__doc__), Console()

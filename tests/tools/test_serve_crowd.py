@@ -163,6 +163,33 @@ def test_nobody_with_a_request_in_flight_loses_its_place():
         assert busy.receive()["actions"][0, 0] == 0
 
 
+PING = b"\x89\xfd" + bytes(4 + 125)
+
+
+def test_a_client_that_pings_without_end_and_reads_no_answer_is_not_read_any_more():
+    with serving() as running, client(running.url) as good, closing(socket.socket()) as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        deaf.connect(("127.0.0.1", running.port))
+        deaf.sendall(UPGRADE)
+        deaf.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            flood(deaf, 16 * 2**20)
+        assert good.infer(observation(1))["actions"][0, 0] == 1
+        held = [c.transport.get_write_buffer_size() for c in connections(running)]
+        assert max(held) < 2**18
+
+
+def flood(raw, size):
+    pings = PING * 1000
+    for _ in range(size // len(pings)):
+        raw.sendall(pings)
+
+
+def connections(running):
+    return [session.connection for session in running.server._sessions]
+
+
 SERVER = """
 import asyncio, resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (640, 640))

@@ -2,6 +2,7 @@
 is answered when the policy is ready."""
 
 import json
+import logging
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from websockets.sync.client import connect
 from tests.tools.served import Echo, Running
 from tests.tools.test_serve import get, metric, until
 from tests.tools.test_serve_client import NEEDS_CLIENT, visit
-from tools.serve import ServeConfig, exposed
+from tools.serve import ServeConfig, exposed, silence_vanished
 from tools.serving.server import PolicyServer
 
 
@@ -135,6 +136,16 @@ def test_what_others_could_read_is_said_at_start(mode, options, said, tmp_path):
     assert len(lines) == len(said)
     assert all(part in line for part, line in zip(said, lines, strict=True))
     assert not any(mode == 0o600 and "chmod" in line for line in lines)
+
+
+def test_clients_that_vanish_do_not_fill_the_log(caplog, monkeypatch):
+    logger = logging.getLogger("asyncio")
+    monkeypatch.setattr(logger, "filters", [])
+    monkeypatch.setattr(logging.getLogger("websockets.server"), "filters", [])
+    silence_vanished()
+    logger.warning("socket.send() raised exception.")
+    logger.warning("something else")
+    assert [record.getMessage() for record in caplog.records] == ["something else"]
 
 
 def test_a_server_for_everybody_says_that_it_is(tmp_path):

@@ -23,6 +23,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.frames import CloseCode
 from websockets.http11 import Request, Response
 
+from tools.serving.connection import BoundedConnection
 from tools.serving.limits import Allowance, Limits
 from tools.serving.listener import Listener, listen
 from tools.serving.metrics import CONTENT_TYPE, Metrics
@@ -153,6 +154,7 @@ class PolicyServer:
             max_queue=1,
             close_timeout=_HEARD_SECONDS,
             process_request=self._admit,
+            create_connection=BoundedConnection,
             ssl_handshake_timeout=None if tls is None else _OPENING_SECONDS,
         )
 
