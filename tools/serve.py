@@ -2,17 +2,19 @@
 
     python -m tools.serve --checkpoint runs/mine
 
-Clients that ask at about the same time share one batch. SIGTERM or Ctrl-C finishes what is in
-flight and lets nobody in.
+Clients that ask at about the same time share one batch. Those that come while the policy is loaded
+and compiled wait for it. SIGTERM or Ctrl-C answers what has arrived and lets nobody in.
 """
 
 import asyncio
 import ipaddress
 import logging
+import os
 import signal
-import socket
 import ssl
 import sys
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -22,8 +24,17 @@ from models import Policy, load_policy
 from models.terminal import Console, Progress, guard_tracebacks, harmless, logger
 from tools.serving.engine import Engine
 from tools.serving.limits import Limits
+from tools.serving.listener import reserve_descriptors
 from tools.serving.metrics import Metrics
-from tools.serving.server import PolicyServer
+from tools.serving.server import Answers, PolicyServer, Report
+from tools.serving.startup import is_preparing
+
+_NOISE = {
+    "opening handshake failed",
+    "socket.send() raised exception.",
+    "SSL connection is closed",
+}
+"""Logged whenever a client vanishes, by the thousand where one wants it."""
 
 
 @dataclass(frozen=True)
@@ -90,37 +101,84 @@ def run(config: ServeConfig, console: Console) -> int:
       ValueError, OSError: the checkpoint, token, certificate or address cannot be used.
     """
     token, tls = _token(config), _tls(config)
-    _check_address(config.host, config.port)
-    policy, metrics = load(config), Metrics()
-    with Engine(
-        policy,
+    reserve_descriptors(config.limits)
+    for line in exposed(config):
+        console.print(line, markup=False)
+    metrics = Metrics()
+    server = PolicyServer(None, config.limits, token, metrics)
+    with ExitStack() as opened:
+
+        def prepare(report: Report) -> Engine:
+            engine = opened.enter_context(_engine(config, metrics))
+            with Progress(console=console, transient=True) as progress:
+                task = progress.add_task("Compiling", total=None)
+
+                def show(done: int, of: int) -> None:
+                    progress.update(task, completed=done, total=of)
+                    report(done, of)
+
+                engine.warm(show)
+            return engine
+
+        return asyncio.run(_serve(server, prepare, config, tls, console))
+
+
+def exposed(config: ServeConfig) -> list[str]:
+    """What others could read or use of a server with these settings, in a sentence each."""
+    said = []
+    for file in filter(None, (config.token_file, config.private_key)):
+        mode = file.stat().st_mode & 0o777
+        if mode & 0o077:
+            said.append(f"{file} is open to other users (mode {mode:03o}); chmod 600 {file}")
+    if _is_loopback(config.host):
+        return said
+    if config.token_file is None:
+        said.append("Without --token-file, whoever reaches this address can use the policy.")
+    if config.certificate is None:
+        sent = "pictures and actions" if config.token_file is None else "the token and pictures"
+        said.append(f"Without --certificate, {sent} can be read on their way through the network.")
+    return said
+
+
+def _engine(config: ServeConfig, metrics: Metrics) -> Engine:
+    return Engine(
+        load(config),
         metrics,
         deadline=config.deadline,
         capacity=config.limits.clients,
         pairs=config.inputs,
         chunking=config.chunking,
-    ) as engine:
-        with Progress(console=console, transient=True) as progress:
-            task = progress.add_task("Compiling", total=None)
-            engine.warm(lambda done, of: progress.update(task, completed=done, total=of))
-        if token is None and not _is_loopback(config.host):
-            console.print("Without --token-file, whoever reaches this address can use the policy.")
-        server = PolicyServer(engine, config.limits, token, metrics)
-        return asyncio.run(_serve(server, config, tls, console))
+        state_range=config.limits.state_range,
+    )
 
 
 async def _serve(
-    server: PolicyServer, config: ServeConfig, tls: ssl.SSLContext | None, console: Console
+    server: PolicyServer,
+    prepare: Callable[[Report], Answers],
+    config: ServeConfig,
+    tls: ssl.SSLContext | None,
+    console: Console,
 ) -> int:
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    scheme = "ws" if tls is None else "wss"
 
     def listening(port: int) -> None:
-        scheme, expected = "ws" if tls is None else "wss", server.answers.metadata["inputs"]
-        console.print(f"Serving on {scheme}://{config.host}:{port}; clients send {list(expected)}.")
+        console.print(f"Listening on {scheme}://{config.host}:{port}; clients wait.", markup=False)
 
-    return await server.run(config.host, config.port, stop, tls=tls, listening=listening)
+    def ready(port: int, answers: Answers) -> None:
+        expected = list(answers.metadata["inputs"])
+        line = f"Serving on {scheme}://{config.host}:{port}; clients send {expected}."
+        console.print(line, markup=False)
+
+    return await server.run(
+        *(config.host, config.port, stop),
+        tls=tls,
+        listening=listening,
+        prepare=prepare,
+        ready=ready,
+    )
 
 
 def _token(config: ServeConfig) -> str | None:
@@ -145,18 +203,6 @@ def _tls(config: ServeConfig) -> ssl.SSLContext | None:
     return context
 
 
-def _check_address(host: str, port: int) -> None:
-    """Before what may take minutes: loading and compiling."""
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, _, _, _, address in found:
-            socket.create_server(address[:2], family=family).close()
-    except OSError as error:
-        raise ValueError(
-            f"{host}:{port} cannot be listened on: {error}; choose another --host or --port."
-        ) from None
-
-
 def _is_loopback(host: str) -> bool:
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
@@ -164,12 +210,16 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
+def silence_vanished() -> None:
+    """Keeps the log free of lines that say only that a client has vanished."""
+    for name in ("websockets.server", "asyncio"):
+        logging.getLogger(name).addFilter(lambda record: record.msg not in _NOISE)
+
+
 def main() -> None:
     """Command line; exits 0 unless a client was cut off."""
     logging.basicConfig(format="%(asctime)s %(name)s %(message)s")
-    logging.getLogger("websockets.server").addFilter(
-        lambda record: record.msg != "opening handshake failed"
-    )
+    silence_vanished()
     for name in ("asyncio", "websockets.server"):
         logger(name)
     try:
@@ -178,6 +228,9 @@ def main() -> None:
         )
     except (ValueError, OSError) as error:
         sys.exit(harmless(f"error: {error}"))
+    if is_preparing():
+        sys.stdout.flush()
+        os._exit(0)
     sys.exit(1 if cut_off else 0)
 
 

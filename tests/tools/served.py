@@ -1,12 +1,16 @@
 """A server in a thread, for tests, and a policy that answers with what it was asked."""
 
 import asyncio
+import shutil
+import ssl
+import subprocess
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 from websockets.sync.client import connect
 
 from models.processor import Embodiment, Normalizer
@@ -28,6 +32,10 @@ OBSERVATION = {
     "observation/state": np.zeros(3),
     "prompt": "lift the red block",
 }
+UPGRADE = (
+    b"GET / HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+)
 
 
 def observation(value):
@@ -76,8 +84,8 @@ class Echo:
 class Running:
     """A server that listens; `stop()` is its SIGTERM, `join()` gives how many were cut off."""
 
-    def __init__(self, server: PolicyServer, tls=None):
-        self.server, self._tls = server, tls
+    def __init__(self, server: PolicyServer, tls=None, prepare=None):
+        self.server, self._tls, self._prepare = server, tls, prepare
         self._started = threading.Event()
         self._result: Future = Future()
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -88,10 +96,16 @@ class Running:
         async def main():
             self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
             return await self.server.run(
-                "127.0.0.1", 0, self._stop, tls=self._tls, listening=self._listening
+                *("127.0.0.1", 0, self._stop),
+                tls=self._tls,
+                listening=self._listening,
+                prepare=self._prepare,
             )
 
-        self._result.set_result(asyncio.run(main()))
+        try:
+            self._result.set_result(asyncio.run(main()))
+        except Exception as error:
+            self._result.set_exception(error)
 
     def _listening(self, port):
         self.port = port
@@ -103,6 +117,17 @@ class Running:
 
     def stop(self):
         self._loop.call_soon_threadsafe(self._stop.set)
+
+    @contextmanager
+    def busy_loop(self):
+        """The server's event loop hears nothing meanwhile."""
+        held, let_go = threading.Event(), threading.Event()
+        self._loop.call_soon_threadsafe(lambda: (held.set(), let_go.wait(300)))
+        assert held.wait(300)
+        try:
+            yield
+        finally:
+            let_go.set()
 
     def join(self):
         return self._result.result(300)
@@ -116,6 +141,22 @@ def serving(answers=None, tls=None, **options):
     finally:
         running.stop()
         running.join()
+
+
+def certificate(folder):
+    """What speaks TLS as 127.0.0.1 for a server, and what trusts it for a client."""
+    key, chain = folder / "key.pem", folder / "certificate.pem"
+    subject = "/CN=robot -addext subjectAltName=IP:127.0.0.1"
+    command = f"openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj {subject}".split()
+    subprocess.run([*command, "-keyout", key, "-out", chain], check=True, capture_output=True)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(chain, key)
+    return tls, ssl.create_default_context(cafile=chain)
+
+
+NEEDS_OPENSSL = pytest.mark.skipif(
+    shutil.which("openssl") is None, reason="needs the openssl command"
+)
 
 
 @contextmanager

@@ -2,19 +2,29 @@
 size cost nobody else anything."""
 
 import itertools
-import shutil
+import socket
 import ssl
-import subprocess
 import threading
 import time
 import urllib.error
 import urllib.request
+from contextlib import closing
 
 import numpy as np
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from tests.tools.served import OBSERVATION, Echo, Running, client, observation, serving
+from tests.tools.served import (
+    NEEDS_OPENSSL,
+    OBSERVATION,
+    UPGRADE,
+    Echo,
+    Running,
+    certificate,
+    client,
+    observation,
+    serving,
+)
 from tools.serving.limits import Allowance, Limits
 from tools.serving.server import PolicyServer
 from tools.serving.wire import pack
@@ -131,7 +141,7 @@ def test_a_client_over_the_number_is_refused_until_another_leaves():
             assert robot.infer(observation(1))["actions"][0, 0] == 1
 
 
-@pytest.mark.parametrize("field", ["clients", "message_bytes", "rate"])
+@pytest.mark.parametrize("field", ["clients", "handshakes", "message_bytes", "rate"])
 def test_a_limit_that_lets_nobody_in_is_refused(field):
     with pytest.raises(ValueError, match=field):
         Limits(**{field: 0})
@@ -191,15 +201,9 @@ def test_a_web_page_cannot_reach_the_server_from_a_browser():
         pass
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command")
+@NEEDS_OPENSSL
 def test_messages_are_encrypted_with_a_certificate(tmp_path):
-    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-    subject = "/CN=robot -addext subjectAltName=IP:127.0.0.1"
-    command = f"openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj {subject}".split()
-    subprocess.run([*command, "-keyout", key, "-out", certificate], check=True, capture_output=True)
-    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    tls.load_cert_chain(certificate, key)
-    trusted = ssl.create_default_context(cafile=certificate)
+    tls, trusted = certificate(tmp_path)
     with serving(tls=tls) as running:
         with client(running.url, ssl=trusted) as robot:
             assert robot.infer(observation(1))["actions"][0, 0] == 1
@@ -230,6 +234,32 @@ def test_a_drain_answers_what_is_in_flight_and_lets_nobody_in():
     assert running.join() == 0
     with pytest.raises(ConnectionRefusedError), client(running.url):
         pass
+
+
+def test_what_has_arrived_when_the_server_is_stopped_is_answered():
+    running = Running(PolicyServer(Echo()))
+    with client(running.url) as robot, client(running.url) as hasty, client(running.url) as idle:
+        with running.busy_loop():
+            running.stop()
+            robot.connection.send(pack(observation(1)))
+            for value in range(2, 5):
+                hasty.connection.send(pack(observation(value)))
+        assert robot.receive()["actions"][0, 0] == 1
+        assert [hasty.receive()["actions"][0, 0] for _ in range(3)] == [2, 3, 4]
+        for one in (robot, hasty, idle):
+            with pytest.raises(ConnectionClosed, match=r"1001.*shutting down"):
+                one.receive()
+    assert running.join() == 0
+
+
+def test_a_client_that_hears_nothing_is_not_waited_for_when_the_server_stops(monkeypatch):
+    monkeypatch.setattr("tools.serving.server._HEARD_SECONDS", 0.05)
+    running = Running(PolicyServer(Echo(), limits=Limits(drain_seconds=300)))
+    with closing(socket.create_connection(("127.0.0.1", running.port))) as deaf:
+        deaf.sendall(UPGRADE)
+        until(lambda: metric(running.url, "chiliad_clients"))
+        running.stop()
+        assert running.join() == 0
 
 
 def test_a_drain_cuts_off_who_is_not_done_in_time():

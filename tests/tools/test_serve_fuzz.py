@@ -11,7 +11,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from models import Pi, Policy, Processor
-from tests.tools.served import OBSERVATION, ROBOT, client, observation, serving
+from tests.tools.served import OBSERVATION, ROBOT, UPGRADE, client, observation, serving
 from tests.tools.test_serve import metric
 from tools.presets import TINY
 from tools.serving.engine import Engine
@@ -109,10 +109,7 @@ def break_protocol(port, seed):
     rng = np.random.default_rng(seed)
     with closing(socket.create_connection(("127.0.0.1", port), timeout=300)) as raw:
         if seed % 3:
-            raw.sendall(
-                b"GET / HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-                b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
-            )
+            raw.sendall(UPGRADE)
         if seed % 3 == 1:
             raw.recv(100)
         raw.sendall(rng.bytes(int(rng.integers(1, 500))))
@@ -162,6 +159,79 @@ def test_what_is_read_of_malformed_messages_never_fails_in_the_policys_preparati
                 message = KINDS[rng.integers(len(KINDS) - 1)](rng)
                 read += len(engine.read(unpack(message), session).state) == 3
     assert 10 < read < 200
+
+
+def frame(opcode, data=b"", *, last=True, masked=True, reserved=0, length=None):
+    """A websocket frame that may break the rules."""
+    length = len(data) if length is None else length
+    short = length if length < 126 else 126 if length < 2**16 else 127
+    head = bytes([last << 7 | reserved | opcode, masked << 7 | short])
+    head += length.to_bytes({126: 2, 127: 8}.get(short, 0), "big") if short > 125 else b""
+    return head + bytes(4 * masked) + data
+
+
+HEADERS = UPGRADE[:-2]
+BROKEN = {
+    "a ping in fragments": UPGRADE + frame(9, b"a", last=False),
+    "a ping of 126 bytes": UPGRADE + frame(9, bytes(126)),
+    "a thousand pings": UPGRADE + frame(9, bytes(125)) * 1000,
+    "pongs nobody asked for": UPGRADE + frame(10, b"a") * 1000,
+    "a reserved opcode": UPGRADE + frame(3),
+    "compressed, though none was offered": UPGRADE + frame(2, bytes(20), reserved=0x40),
+    "unmasked": UPGRADE + frame(2, bytes(20), masked=False),
+    "a length of 2**63 - 1": UPGRADE + frame(2, length=2**63 - 1),
+    "a length of 2**64 - 1": UPGRADE + frame(2, length=2**64 - 1),
+    "a continuation of nothing": UPGRADE + frame(0, b"x"),
+    "a message within a message": UPGRADE + frame(2, b"x", last=False) + frame(2, b"y"),
+    "tens of thousands of empty fragments": (
+        UPGRADE + frame(2, last=False) + frame(0, last=False) * 30_000
+    ),
+    "text that is no UTF-8": UPGRADE + frame(1, b"\xff\xfe"),
+    "a closing of one byte": UPGRADE + frame(8, b"x"),
+    "a closing with a code that none may send": UPGRADE + frame(8, b"\x03\xed"),
+    "a closing whose reason is no UTF-8": UPGRADE + frame(8, b"\x03\xe8\xff"),
+    "messages after the closing": UPGRADE + frame(8, b"\x03\xe8") + frame(2, GOOD) * 100,
+    "a request and a reset": UPGRADE + frame(2, GOOD) * 3,
+    "an offer of compression": (
+        HEADERS + b"Sec-WebSocket-Extensions: permessage-deflate; server_max_window_bits=8\r\n\r\n"
+    ),
+    "hundreds of offers": (
+        HEADERS + b"Sec-WebSocket-Extensions: " + b"permessage-deflate," * 400 + b"x\r\n\r\n"
+    ),
+    "a header of 9,000 bytes": HEADERS + b"X: " + b"a" * 9000 + b"\r\n\r\n",
+    "a thousand headers": HEADERS + b"X: a\r\n" * 1000 + b"\r\n",
+    "a header without end": HEADERS + b"X: " + b"a" * 2**20,
+    "a path that leads out": UPGRADE.replace(b"GET /", b"GET /../../../etc/passwd"),
+    "another server's address": UPGRADE.replace(b"GET /", b"GET http://example.org/healthz"),
+    "a request within a request": (
+        HEADERS + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /metrics"
+    ),
+    "two requests at once": b"GET /healthz HTTP/1.1\r\n\r\n" * 2,
+    "lines without returns": UPGRADE.replace(b"\r\n", b"\n"),
+    "another method": UPGRADE.replace(b"GET", b"POST"),
+    "another protocol": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "a null in a header": HEADERS + b"X: a\0b\r\n\r\n",
+    "control sequences in a header": HEADERS + b"Authorization: \x1b[31m\xff\r\n\r\n",
+    "two origins": HEADERS + b"Origin: a\r\nOrigin: b\r\n\r\n",
+    "no origin by name": HEADERS + b"Origin: null\r\n\r\n",
+}
+
+
+def test_broken_frames_and_headers_cost_nobody_else_anything(caplog):
+    with serving() as running, client(running.url) as good:
+        for name, said in BROKEN.items():
+            with closing(socket.create_connection(("127.0.0.1", running.port))) as raw:
+                raw.settimeout(300)
+                with suppress(ConnectionError):
+                    raw.sendall(said)
+                    raw.shutdown(socket.SHUT_WR)
+                    while raw.recv(2**16):
+                        pass
+            assert good.infer(observation(1))["actions"][0, 0] == 1, name
+        assert "failed" not in running.server.metrics.text()
+    assert running.join() == 0
+    assert metric_text(running.server, "chiliad_clients") == 0
+    assert not caplog.records, caplog.text
 
 
 def metric_text(server, name):

@@ -78,6 +78,7 @@ def test_a_policy_that_reads_no_state_expects_none():
         ({"observation/front": PICTURE.astype(np.float32)}, r"float32 \[6, 8, 3\]; expected uint8"),
         ({"observation/front": PICTURE[None]}, r"\[1, 6, 8, 3\]"),
         ({"observation/front": PICTURE[..., :2]}, r"\[6, 8, 2\]"),
+        ({"observation/front": np.zeros((1, 8193, 3), np.uint8)}, "at most 8192 pixels"),
         ({"observation/front": "a picture"}, "str 'a picture'"),
         ({"observation/state": np.zeros(4)}, "4 dims; this policy reads 3"),
         ({"observation/state": np.zeros((1, 3))}, r"\[1, 3\]; expected numbers"),

@@ -2,6 +2,7 @@
 as one batch.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +16,12 @@ from models import Policy
 from models.batcher import Batcher, Statistics
 from models.policy import Request
 from tools.serving.inputs import CONTROLS, Inputs, inputs_of
+from tools.serving.limits import Limits
 from tools.serving.metrics import Metrics
 from tools.serving.session import Answer, Session
+from tools.serving.state_range import UNUSUAL, distances, training_range
+
+log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -27,6 +32,7 @@ class Engine:
       capacity: requests that may wait.
       pairs: how clients spell their observations, see `inputs_of`.
       chunking: whether a client may have its last chunk continued (real-time chunking).
+      state_range: see `Limits`.
 
     Raises:
       ValueError: the policy has no preparation, or `pairs` do not fit it.
@@ -41,6 +47,7 @@ class Engine:
         capacity: int,
         pairs: Sequence[str] = (),
         chunking: bool = False,
+        state_range: float = Limits.state_range,
     ) -> None:
         if policy.processor is None:
             raise ValueError(
@@ -60,6 +67,7 @@ class Engine:
             "chunking": list(CONTROLS) if chunking else [],
         }
         self._policy, self._chunking, self.metrics = policy, chunking, metrics
+        self._scale, self._state_range = robot.state, state_range
         self._lock = threading.Lock()
         self._clients = self._waiting = 0
         self._batcher: Batcher[Request, Answer] = Batcher(
@@ -94,6 +102,8 @@ class Engine:
           ValueError: it does not fit the policy.
         """
         observation = self.inputs.read(message)
+        if "state" in observation:
+            self._check_state(observation["state"], session)
         executed, committed = (observation.pop(name, None) for name in CONTROLS)
         (request,) = self._policy.prepare(
             observation,
@@ -129,6 +139,23 @@ class Engine:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def _check_state(self, state: Float[np.ndarray, "s"], session: Session) -> None:
+        away = distances(self._scale, state)
+        d = int(away.argmax())
+        self.metrics.state_distance.observe(away[d])
+        low, high = training_range(self._scale, d)
+        if self._state_range and away[d] > self._state_range:
+            raise ValueError(
+                f"State dim {d} is {state[d]:g}, {away[d]:.3g} times as far out as the training "
+                f"data, which lie about {low:g}..{high:g}; check its units and order."
+            )
+        if away[d] > UNUSUAL and not session.unusual:
+            session.unusual = True
+            log.warning(
+                *("client %d: state dim %d is %g, training data lie about %g..%g",),
+                *(session.number, d, state[d], low, high),
+            )
 
     def _left(
         self, session: Session, executed: int | None, committed: int | None

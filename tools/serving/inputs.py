@@ -15,6 +15,8 @@ import numpy as np
 from models.processor import Embodiment
 
 _PROMPT_LENGTH = 2000
+_SIDE = 8192
+"""Pixels; pictures of one row of millions cost more to shrink than any camera's."""
 _GROUPS = {"observation", "image", "images"}
 CONTROLS = ("executed", "committed")
 """Steps of the previous chunk: acted when this was observed, and to be acted until the answer."""
@@ -123,7 +125,8 @@ def _flat(message: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in message.items():
         path = f"{prefix}{key}"
-        inner = _flat(value, f"{path}/") if isinstance(value, Mapping) else {name(path): value}
+        nested = isinstance(value, Mapping) and (value or name(path) not in CONTROLS)
+        inner = _flat(value, f"{path}/") if nested else {name(path): value}
         twice = sorted(flat.keys() & inner.keys())
         if twice:
             raise ValueError(f"The observation has '{twice[0]!s:.80}' twice.")
@@ -138,6 +141,8 @@ def _image(key: str, image: Any) -> np.ndarray:
         image = image.transpose(1, 2, 0)
     if image.shape[-1] != 3:
         raise ValueError(f"Image '{key}' is {_kind(image)}; expected uint8 [height, width, 3].")
+    if max(image.shape) > _SIDE:
+        raise ValueError(f"Image '{key}' is {_kind(image)}; sides have at most {_SIDE} pixels.")
     return image
 
 

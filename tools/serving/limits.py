@@ -13,18 +13,28 @@ class Limits:
     """
 
     clients: int = 64
-    """Connected at once; more are refused with HTTP status 503."""
+    """Connected at once; more take the place of idle ones, or are refused with HTTP status 503."""
+    idle_seconds: float = 120.0
+    """Since a client's last answer, after which another may take its place when all are taken."""
+    handshakes: int = 64
+    """Connections that are not open yet; one more ends the oldest of them."""
     message_bytes: int = 16 * 2**20
     """Of one message; a longer one ends its connection with close code 1009."""
     rate: float = 100.0
     """Requests a second of one client; as many may come at once after a pause of a second."""
+    state_range: float = 100.0
+    """Half ranges of the training data (standard deviations, where it is scaled by these) that a
+    state may lie from their middle; others are refused. 0 takes any."""
     drain_seconds: float = 30.0
     """After SIGTERM, for requests in flight."""
 
     def __post_init__(self) -> None:
-        for name in ("clients", "message_bytes", "rate"):
+        for name in ("clients", "handshakes", "message_bytes", "rate"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; give a number above 0.")
+        for name in ("idle_seconds", "state_range", "drain_seconds"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; give 0 or more.")
 
 
 @dataclass

@@ -4,6 +4,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+_DISTANCES = (1, 1.5, 2, 3, 5, 10, 20, 50, 100)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -19,6 +20,9 @@ class Metrics:
         self.refused = Counter(
             "chiliad_refused_connections", "Connections refused, by why.", ["why"], registry=own
         )
+        self.replaced = Counter(
+            "chiliad_replaced_clients", "Idle clients whose place another took.", registry=own
+        )
         self.requests = Counter(
             "chiliad_requests", "Requests, by what came of them.", ["outcome"], registry=own
         )
@@ -30,6 +34,12 @@ class Metrics:
         )
         self.batch_seconds = Histogram(
             "chiliad_batch_seconds", "Of computing one batch.", buckets=_SECONDS, registry=own
+        )
+        self.state_distance = Histogram(
+            "chiliad_state_distance",
+            "Of a state's farthest dim, in half ranges of the training data from their middle.",
+            buckets=_DISTANCES,
+            registry=own,
         )
         self.batch_rows = Histogram(
             "chiliad_batch_rows", "Requests in one batch.", buckets=_ROWS, registry=own

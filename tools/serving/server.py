@@ -10,26 +10,39 @@ import hmac
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from ssl import SSLContext
 from typing import Any, Protocol
 
 import numpy as np
-from websockets.asyncio.server import ServerConnection, serve
+from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import CloseCode
 from websockets.http11 import Request, Response
 
 from models.terminal import logger
+from tools.serving.connection import BoundedConnection
 from tools.serving.limits import Allowance, Limits
+from tools.serving.listener import Listener, listen
 from tools.serving.metrics import CONTENT_TYPE, Metrics
 from tools.serving.session import Answer, Session
+from tools.serving.startup import in_background
 from tools.serving.wire import pack, unpack
 
 log = logger(__name__)
 
 _FRAGMENTS = 256
+_OPENING_SECONDS = 10
+"""For all of a handshake, TLS's and the websocket's each."""
+_HEARD_SECONDS = 2
+"""For a client to answer a ping or a closing when the server shuts down."""
+_SHUTTING_DOWN = (CloseCode.GOING_AWAY, "The server is shutting down.")
+_NOT_STARTED = (CloseCode.INTERNAL_ERROR, "The server could not start; its log says why.")
+
+Report = Callable[[int, int], None]
+"""Told programs compiled, of how many."""
 
 
 class Answers(Protocol):
@@ -56,15 +69,20 @@ class Answers(Protocol):
 
 @dataclass
 class PolicyServer:
-    """`token`: what clients must present, as `Authorization: Bearer …` or openpi's `Api-Key …`."""
+    """`answers`: None if `run` is to prepare it. `token`: what clients must present, as
+    `Authorization: Bearer …` or openpi's `Api-Key …`."""
 
-    answers: Answers
+    answers: Answers | None
     limits: Limits = field(default_factory=Limits)
     token: str | None = None
     metrics: Metrics = field(default_factory=Metrics)
     draining: bool = field(default=False, init=False)
     _sessions: set[Session] = field(default_factory=set, init=False)
     _opened: int = field(default=0, init=False)
+    _listeners: list[Listener] = field(default_factory=list, init=False)
+    _ready: asyncio.Future[Answers] = field(init=False)
+    _compiled: str = field(default="", init=False)
+    _closing: set[asyncio.Task[None]] = field(default_factory=set, init=False)
 
     async def run(
         self,
@@ -74,38 +92,86 @@ class PolicyServer:
         *,
         tls: SSLContext | None = None,
         listening: Callable[[int], None] = lambda port: None,
+        prepare: Callable[[Report], Answers] | None = None,
+        ready: Callable[[int, Answers], None] = lambda port, answers: None,
     ) -> int:
-        """Serves until `stop` is set, then finishes what is in flight and lets nobody in. Returns
+        """Serves until `stop` is set, then answers what has arrived and lets nobody in. Returns
         how many clients were cut off because that took longer than `limits.drain_seconds`.
 
         Args:
           port: 0 for any that is free.
           listening: told the port when clients may come.
+          prepare: makes `answers` in a thread, while clients wait for the server's first message.
+          ready: told the port and the answers, when clients are answered.
 
         Raises:
-          OSError: the address cannot be listened on.
+          ValueError: the address cannot be listened on.
+          Exception: whatever `prepare` raises.
         """
-        async with serve(
+        self._listeners = listen(host, port, self.limits.handshakes)
+        bound = self._listeners[0].getsockname()[1]
+        self._ready = self._prepared(prepare)
+        async with AsyncExitStack() as stack:
+            for listener in self._listeners:
+                await stack.enter_async_context(self._serve(listener, tls))
+            listening(bound)
+            stopped = asyncio.ensure_future(stop.wait())
+            await _first(self._ready, stopped)
+            self.answers = self._result()
+            if self.answers is not None:
+                ready(bound, self.answers)
+                await stopped
+            stopped.cancel()
+            late = await self._drain()
+        if self._ready.done():
+            self._ready.result()
+        return late
+
+    def _prepared(self, prepare: Callable[[Report], Answers] | None) -> asyncio.Future[Answers]:
+        if prepare is not None:
+            return in_background(lambda: prepare(self._report))
+        if self.answers is None:
+            raise ValueError("A server without answers needs `prepare` to make them.")
+        ready: asyncio.Future[Answers] = asyncio.get_running_loop().create_future()
+        ready.set_result(self.answers)
+        return ready
+
+    def _result(self) -> Answers | None:
+        """None while they are prepared, and where that failed."""
+        if not self._ready.done() or self._ready.exception() is not None:
+            return None
+        return self._ready.result()
+
+    def _serve(self, listener: Listener, tls: SSLContext | None) -> Server:
+        return serve(
             self._session,
-            host,
-            port,
+            sock=listener,
             ssl=tls,
             compression=None,
             origins=[None],
+            open_timeout=_OPENING_SECONDS,
             max_size=self.limits.message_bytes,
             max_queue=1,
-            close_timeout=2,
+            close_timeout=_HEARD_SECONDS,
             process_request=self._admit,
-        ) as server:
-            listening(server.sockets[0].getsockname()[1])
-            await stop.wait()
-            return await self._drain()
+            create_connection=BoundedConnection,
+            ssl_handshake_timeout=None if tls is None else _OPENING_SECONDS,
+        )
+
+    def _report(self, done: int, of: int) -> None:
+        self._compiled = f" {done}/{of}"
+
+    def _health(self) -> str:
+        if self.draining:
+            return "draining"
+        return "OK" if self.answers is not None else f"starting{self._compiled}"
 
     def _admit(self, connection: ServerConnection, request: Request) -> Response | None:
         path = request.path.partition("?")[0]
         if path == "/healthz":
-            status = HTTPStatus.SERVICE_UNAVAILABLE if self.draining else HTTPStatus.OK
-            return connection.respond(status, "draining\n" if self.draining else "OK\n")
+            health = self._health()
+            status = HTTPStatus.OK if health == "OK" else HTTPStatus.SERVICE_UNAVAILABLE
+            return connection.respond(status, f"{health}\n")
         if not self._is_trusted(request.headers.get_all("Authorization")):
             self.metrics.refused.labels("token").inc()
             response = connection.respond(HTTPStatus.UNAUTHORIZED, "A valid token is needed.\n")
@@ -133,39 +199,81 @@ class PolicyServer:
         if self.draining:
             self.metrics.refused.labels("draining").inc()
             return "The server is shutting down."
-        if len(self._sessions) >= self.limits.clients:
+        if len(self._sessions) >= self.limits.clients and self._idlest() is None:
             self.metrics.refused.labels("full").inc()
             return f"The server has its {self.limits.clients} clients; try again later."
         return None
 
+    def _idlest(self) -> Session | None:
+        """Whose place another may take."""
+        before = time.monotonic() - self.limits.idle_seconds
+        idle = [s for s in self._sessions if not s.busy and s.since <= before]
+        return min(idle, key=lambda session: session.since, default=None)
+
+    def _make_room(self) -> None:
+        idlest = self._idlest()
+        if len(self._sessions) < self.limits.clients or idlest is None:
+            return
+        self._sessions.remove(idlest)
+        self.metrics.replaced.inc()
+        seconds = time.monotonic() - idlest.since
+        why = f"Idle for {seconds:.0f} s, your place went to another client; connect again."
+        task = asyncio.create_task(idlest.connection.close(CloseCode.TRY_AGAIN_LATER, why))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
     async def _session(self, connection: ServerConnection) -> None:
+        for listener in self._listeners:
+            listener.opened(connection.remote_address)
         refusal = self._refusal()
         if refusal:
             await connection.close(CloseCode.TRY_AGAIN_LATER, refusal)
             return
+        self._make_room()
         self._opened += 1
         session = Session(self._opened, connection, Allowance(self.limits.rate))
+        session.last_call = asyncio.get_running_loop().create_future()
         self._sessions.add(session)
-        self.answers.join()
         self.metrics.clients.inc()
         try:
-            await connection.send(pack(self.answers.metadata))
-            while not self.draining:
-                message = await _receive(connection)
-                if message is None:
-                    return
-                session.busy = True
-                await connection.send(await self._answer(message, session))
-                session.busy = False
-            await connection.close(CloseCode.GOING_AWAY, "The server is shutting down.")
+            answers = await self._answers(session)
+            if answers is not None:
+                await self._converse(session, answers)
+            failed = self._ready.done() and self._ready.exception() is not None
+            await connection.close(*(_NOT_STARTED if failed else _SHUTTING_DOWN))
         except ConnectionClosed:
             log.debug("client %d left", session.number)
         finally:
-            self._sessions.remove(session)
-            self.answers.leave()
+            self._sessions.discard(session)
             self.metrics.clients.dec()
 
-    async def _answer(self, message: bytes | str, session: Session) -> bytes | str:
+    async def _answers(self, session: Session) -> Answers | None:
+        """The policy, as soon as it is ready; None if the client leaves or the server stops."""
+        left = asyncio.ensure_future(session.connection.wait_closed())
+        try:
+            await _first(self._ready, left, session.last_call)
+        finally:
+            left.cancel()
+        return self._result()
+
+    async def _converse(self, session: Session, answers: Answers) -> None:
+        """Answers a client's messages until its last call."""
+        answers.join()
+        try:
+            await session.connection.send(pack(answers.metadata))
+            while True:
+                session.since, session.busy = time.monotonic(), False
+                message = await _receive(session)
+                if message is None:
+                    return
+                session.busy = True
+                await session.connection.send(await self._answer(message, session, answers))
+        finally:
+            answers.leave()
+
+    async def _answer(
+        self, message: bytes | str, session: Session, answers: Answers
+    ) -> bytes | str:
         """Packed actions, or what is wrong as a text."""
         began = time.monotonic()
         if not session.allowance.take(began):
@@ -174,11 +282,11 @@ class PolicyServer:
         with self.metrics.pending.track_inprogress():
             try:
                 try:
-                    request = await asyncio.to_thread(self._read, message, session)
+                    request = await asyncio.to_thread(_read, message, session, answers)
                 except ValueError as error:
                     self.metrics.requests.labels("bad_input").inc()
                     return str(error)
-                answer = await asyncio.wrap_future(self.answers.submit(request))
+                answer = await asyncio.wrap_future(answers.submit(request))
             except Exception:
                 log.exception("a request of client %d failed", session.number)
                 self.metrics.requests.labels("failed").inc()
@@ -204,29 +312,49 @@ class PolicyServer:
         session.total_ms = (time.monotonic() - began) * 1000
         return packed
 
-    def _read(self, message: bytes | str, session: Session) -> Any:
-        if isinstance(message, str):
-            raise ValueError("The message is text; send msgpack in a binary message.")
-        return self.answers.read(unpack(message), session)
-
     async def _drain(self) -> int:
         self.draining = True
-        why = "The server is shutting down."
-        idle = [session.connection for session in self._sessions if not session.busy]
-        closing = [asyncio.create_task(door.close(CloseCode.GOING_AWAY, why)) for door in idle]
-        tasks = {session.task for session in self._sessions if session.task} | set(closing)
-        if not tasks:
-            return 0
-        await asyncio.wait(tasks, timeout=self.limits.drain_seconds)
+        calls = {asyncio.create_task(_call_last(session)) for session in self._sessions}
+        tasks = calls | {session.task for session in self._sessions if session.task}
+        if tasks:
+            await asyncio.wait(tasks, timeout=self.limits.drain_seconds)
         late = [session.task for session in self._sessions if session.task]
         for task in late:
             task.cancel()
         if late:
             log.warning("%d clients were cut off with a request in flight", len(late))
+        for listener in self._listeners:
+            listener.shut_opening()
         return len(late)
 
 
-async def _receive(connection: ServerConnection) -> bytes | str | None:
+async def _first(*futures: asyncio.Future[Any]) -> None:
+    """Returns when one of them is done."""
+    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+
+
+async def _call_last(session: Session) -> None:
+    """Lets a session end when it has answered all that its client had sent before this reached it:
+    its pong comes after that."""
+    with suppress(ConnectionClosed, TimeoutError):
+        async with asyncio.timeout(_HEARD_SECONDS):
+            await (await session.connection.ping())
+    session.last_call.set_result(None)
+
+
+async def _receive(session: Session) -> bytes | str | None:
+    """The next message, or None if the session's last call comes before one."""
+    message = asyncio.ensure_future(_message(session.connection))
+    try:
+        await _first(message, session.last_call)
+        if not message.done():
+            await asyncio.sleep(0)  # what has arrived is taken in one turn of the event loop
+        return message.result() if message.done() else None
+    finally:
+        message.cancel()
+
+
+async def _message(connection: ServerConnection) -> bytes | str | None:
     """The next message. None, and the connection closed, if it comes in too many fragments: empty
     ones count for no limit on size, and would fill the memory."""
     parts: list[Any] = []
@@ -237,3 +365,9 @@ async def _receive(connection: ServerConnection) -> bytes | str | None:
             await connection.close(CloseCode.MESSAGE_TOO_BIG, why)
             return None
     return parts[0] if len(parts) == 1 else type(parts[0])().join(parts)
+
+
+def _read(message: bytes | str, session: Session, answers: Answers) -> Any:
+    if isinstance(message, str):
+        raise ValueError("The message is text; send msgpack in a binary message.")
+    return answers.read(unpack(message), session)

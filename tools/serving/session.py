@@ -14,14 +14,21 @@ from tools.serving.limits import Allowance
 @dataclass(eq=False)
 class Session:
     """`number` tells the client from any before it, `requests` counts its answered requests, and
-    `chunk` is the last that it was given, in the robot's units."""
+    `chunk` is the last that it was given, in the robot's units. `last_call` is done when nothing
+    more is read of it than has arrived."""
 
     number: int
     connection: ServerConnection
     allowance: Allowance
     task: asyncio.Task[Any] | None = field(default_factory=asyncio.current_task)
-    busy: bool = False
+    last_call: asyncio.Future[None] = field(init=False)
+    busy: bool = True
+    """With a request in flight, or not introduced to the policy yet."""
+    since: float = 0.0
+    """When it was last answered."""
     requests: int = 0
+    unusual: bool = False
+    """Whether the log already tells of a state of its that is far from the training data."""
     chunk: Float[np.ndarray, "h a"] | None = None
     total_ms: float | None = None
     """From the last request's arrival until its answer was ready to send."""

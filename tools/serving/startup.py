@@ -1,0 +1,36 @@
+"""A policy that is loaded and compiled on a thread of its own while the server already listens, so
+that a robot started together with its server waits for it instead of failing.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+Ready = TypeVar("Ready")
+
+_THREAD = "startup"
+
+
+def in_background(prepare: Callable[[], Ready]) -> asyncio.Future[Ready]:
+    """What `prepare` returns or raises. Nothing can interrupt a compiler, so its thread is a daemon
+    and may outlive the event loop, see `is_preparing`."""
+    future: Future[Ready] = Future()
+    future.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            ready = prepare()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(ready)
+
+    threading.Thread(target=run, name=_THREAD, daemon=True).start()
+    return asyncio.wrap_future(future)
+
+
+def is_preparing() -> bool:
+    """Whether such a thread still runs: the interpreter must not be torn down below it."""
+    return any(thread.name == _THREAD for thread in threading.enumerate())
