@@ -164,11 +164,7 @@ def look(path: Path, horizon: int | None = None, robot: str | None = None) -> Fo
         return _from_lerobot(path)
     if _is_openpi(path):
         return _from_openpi(path, horizon, robot)
-    model = own.read_json(path, "config")["model"]
-    saved = own.read_json(path, "assets").get("processor")
-    processor = None if saved is None else from_json(Processor, saved)
-    config = from_json(GrootConfig, model) if "dit" in model else from_json(PiConfig, model)
-    return Found(config, processor)
+    return _from_own(own.find(path))
 
 
 def _is_fresh(path: str) -> bool:
@@ -186,6 +182,41 @@ def _is_safetensors(path: Path) -> bool:
 
 def _is_openpi(path: Path) -> bool:
     return any((at / "_METADATA").is_file() for at in (path, path / "params"))
+
+
+def _from_own(path: Path) -> Found:
+    told = own.read_json(path, "config"), own.read_json(path, "assets")
+    if not all(isinstance(values, dict) for values in told) or not isinstance(
+        told[0].get("model"), dict
+    ):
+        raise ValueError(f"{path} has a config without a model; it is no checkpoint of a policy.")
+    model, saved = told[0]["model"], told[1].get("processor")
+    kind: Any = GrootConfig if "dit" in model else PiConfig
+    config = from_json(kind, model, f"{path}: model")
+    processor = None if saved is None else from_json(Processor, saved, f"{path}: processor")
+    if processor is not None:
+        check_fit(config, processor, str(path))
+    return Found(config, processor)
+
+
+def check_fit(config: PiConfig | GrootConfig, processor: Processor, where: str) -> None:
+    """Raises ValueError, naming `where` and the field, unless a processor prepares what the model
+    reads: rows of the same sizes, and no token beyond its vocabulary."""
+    for name in ("image_size", "state_dim", "action_dim", "horizon", "state_input"):
+        wanted = getattr(config, name, None)
+        given = getattr(processor, name)
+        if wanted is not None and given != wanted:
+            raise ValueError(
+                f"{where}: processor.{name} is {given!r} but model.{name} is {wanted!r}; a policy "
+                f"must be prepared for as it was trained."
+            )
+    if processor.words or processor.sentencepiece:
+        size = max(processor.tokenizer.size, processor.fast_top + 1 if processor.fast else 0)
+        if size > config.vocabulary:
+            raise ValueError(
+                f"{where}: the tokenizer has ids up to {size - 1}, but model.vocabulary is "
+                f"{config.vocabulary}; give the tokenizer that the model was trained with."
+            )
 
 
 def _from_openpi(path: Path, horizon: int | None, robot: str | None) -> Found:

@@ -111,6 +111,11 @@ class SentencePiece:
         return self._processor.decode([int(i) for i in ids])
 
     @property
+    def size(self) -> int:
+        """One more than the largest id."""
+        return self._processor.vocab_size()
+
+    @property
     def begin(self) -> int:
         """The id that begins every text."""
         return self._processor.bos_id()
