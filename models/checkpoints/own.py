@@ -60,8 +60,14 @@ def read_json(path: Path, name: str) -> Json:
     """
     path = find(path)
     refuse(path, digests.damage(path, skip=_ARRAYS))
-    with context():
-        return ocp.load_checkpointables(path, {name: None})[name]
+    try:
+        with context():
+            return ocp.load_checkpointables(path, {name: None})[name]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(
+            f"{path / name} holds no JSON that a checkpoint of ours has ({type(error).__name__}: "
+            f"{str(error)[:200]}); save it again, or take another step."
+        ) from error
 
 
 def restore_params(path: Path, which: str = "ema", like: PyTree | None = None) -> PyTree:
