@@ -92,7 +92,7 @@ def train(
 
     Raises:
       ValueError: the directory holds checkpoints and `resume` is false; its checkpoint is of
-        another model; parameters, rules, rows and mesh do not fit; a step is bad (BadStep).
+        another model or has more steps than `config.steps`; parameters, rules, rows and mesh do not fit; a step is bad (BadStep).
       FileNotFoundError: `resume` is true but the directory holds no run.
     """
     mesh = make_mesh() if mesh is None else mesh
@@ -119,6 +119,7 @@ def train(
         note("loading")
         saved = checkpoint.newest_good(folder, console) if resume else None
         done = saved or 0
+        check_steps_made(run.directory, done, config.steps)
         state, record = begin(saved)
         if resume:
             console.print(
@@ -199,6 +200,15 @@ def check_start(
     check_folder(directory, resume)
     check_rows(rows, mesh, config.accumulation)
     make_schedule(_until_the_end(optimizer, config))
+
+
+def check_steps_made(directory: Path, made: int, steps: int) -> None:
+    """Raises ValueError if a run to be resumed has made more steps than it is to make."""
+    if made > steps:
+        raise ValueError(
+            f"{directory} has made {made} steps already, but only {steps} were asked for; give at "
+            f"least {made}, or another directory."
+        )
 
 
 def _until_the_end(optimizer: OptimizerConfig, config: TrainerConfig) -> OptimizerConfig:

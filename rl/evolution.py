@@ -18,7 +18,7 @@ from models.checkpoints import own
 from models.config import to_json
 from parallel import checkpoint
 from parallel.stop import StopSignals
-from parallel.trainer import Run, check_folder, write_config
+from parallel.trainer import Run, check_folder, check_steps_made, write_config
 from rl.config import RlConfig
 from rl.host import Stopped
 from rl.learner import Diverged
@@ -88,7 +88,8 @@ def evolve(
     SIGTERM or Ctrl-C end it with the last whole step of the member whose turn it is.
 
     Raises:
-      ValueError: the population makes no sense, or the folder holds one and `resume` is false.
+      ValueError: the population makes no sense, the folder holds one and `resume` is false, or it
+        has made more than `config.steps` or in another environment.
       FileNotFoundError: `resume` is true but the folder holds no run.
     """
     check_population(population, config)
@@ -99,6 +100,8 @@ def evolve(
             f"{run.directory} holds a population already, of {len(generations) - 1} generations; "
             f"go on with --resume or name another directory."
         )
+    if generations:
+        check_steps_made(run.directory, generations[-1].step, config.steps)
     count = population.population
     with ExitStack() as stack:
         stop = stack.enter_context(StopSignals())
@@ -164,7 +167,7 @@ class _Member:
                 return
             self._place = self._stack.enter_context(self._build(config, self.run.directory))
             if self._done:
-                go_on(self._place, folder / str(self._done))
+                go_on(self._place, folder / str(self._done), console)
             self._config = config
         run = Run(self.run.directory, {**self.run.config, "rl": to_json(config)}, self.run.assets)
         write_config(run)

@@ -18,8 +18,9 @@ from parallel import checkpoint
 from parallel.metrics import MetricsWriter
 from parallel.progress import StepBar
 from parallel.stop import StopSignals
-from parallel.trainer import Run, check_folder, write_config
+from parallel.trainer import Run, check_folder, check_steps_made, write_config
 from rl.config import RlConfig
+from rl.environment import FIELD, check_environment
 
 Params = Any
 Json = Any
@@ -27,7 +28,10 @@ Json = Any
 
 class Placement(Protocol):
     """Who acts and who learns. All arrays that a run needs to go on are its `state`, a dict whose
-    "ema" are the policy's parameters; what else it needs is its `record`."""
+    "ema" are the policy's parameters; what else it needs is its `record`. `environment`: where it
+    acts, as `rl.environment.describe` has it."""
+
+    environment: Json
 
     def run(
         self, on_step: Callable[[dict[str, float]], None], told: Callable[[], bool], until: int
@@ -73,7 +77,8 @@ def improve(
     interrupts at once.
 
     Raises:
-      ValueError: the folder holds a run and `resume` is false, or its checkpoint is of another.
+      ValueError: the folder holds a run and `resume` is false, or its checkpoint is of another, was
+        learned in another environment or has more steps than `config.steps`.
       FileNotFoundError: `resume` is true but the folder holds no run.
     """
     check_folder(run.directory, resume)
@@ -83,8 +88,9 @@ def improve(
         place = stack.enter_context(build())
         saved = checkpoint.newest_good(folder, console) if resume else None
         if saved is not None:
-            go_on(place, folder / str(saved))
+            go_on(place, folder / str(saved), console)
         done = saved or 0
+        check_steps_made(run.directory, done, config.steps)
         if resume:
             console.print(
                 f"Resuming {run.directory} at step {done} of {config.steps}.", soft_wrap=True
@@ -97,8 +103,13 @@ def improve(
         )
 
 
-def go_on(place: Placement, path: Path) -> None:
-    """Restores a placement from a checkpoint that has been verified."""
+def go_on(place: Placement, path: Path, console: Console) -> None:
+    """Restores a placement from a checkpoint that has been verified.
+
+    Raises:
+      ValueError: it was learned in another environment.
+    """
+    check_environment(path, place.environment, console)
     state = checkpoint.restore(path, place.state(), verified=True)
     place.restore(state, own.read_json(path, "position"))
 
@@ -122,7 +133,8 @@ def advance(
         return Improved(place.state()["ema"], done, finished=True)
     with ExitStack() as stack:
         folder = run.directory / "checkpoints"
-        writer = stack.enter_context(checkpoint.CheckpointWriter(folder, run.config, run.assets))
+        config_json = {**run.config, FIELD: place.environment}
+        writer = stack.enter_context(checkpoint.CheckpointWriter(folder, config_json, run.assets))
         metrics = stack.enter_context(MetricsWriter(run.directory, done))
         bar = stack.enter_context(StepBar(console, doing, done, until))
 

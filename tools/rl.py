@@ -40,14 +40,15 @@ from rl.population import PopulationConfig, check_population, turn_of
 from rl.run import Improved, improve
 from sim.suites import load_suite
 from tools.closed_loop import ClosedLoop
-from tools.presets import ClosedLoopConfig, check_same, take_preset
+from tools.presets import ClosedLoopConfig, check_more_steps, check_same, take_preset
 from tools.rl_curves import write_curves
 from tools.rl_population import run_population
 from tools.rl_presets import load_rl_preset
 
 ALONE = PopulationConfig()
 _FREE = {"begun_from", *(f"rl.{name}" for name in ("steps", "eval_every", "save_every"))}
-"""What a resumed run may change: what it learns stays the same."""
+"""What a resumed run may change: what it learns stays the same. Its steps only where the schedule
+does not end with them."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,8 @@ def run(
     if paths.resume:
         saved = json.loads((paths.out / CONFIG_NAME).read_text())
         check_same(paths.out / CONFIG_NAME, saved, json.loads(json.dumps(content)), _FREE)
+        before, optimizer = saved["rl"]["steps"], config.learner.optimizer
+        check_more_steps(paths.out / CONFIG_NAME, before, config.steps, optimizer, "learner.")
     made = Run(paths.out, content, _assets(paths.checkpoint, policy))
     if together:
         evolved = run_population(

@@ -48,7 +48,7 @@ from parallel.trainer import CONFIG_NAME, Run, Trained, check_start, train
 from parallel.watchdog import Watchdog, note
 from tools.closed_loop import ClosedLoop
 from tools.prepare import Prepared, Text, prepare
-from tools.presets import RunConfig, check_same, load_preset, take_preset
+from tools.presets import RunConfig, check_more_steps, check_same, load_preset, take_preset
 
 OnEval = Callable[[int, TrainState, Callable[[], bool]], dict[str, float]]
 
@@ -59,8 +59,10 @@ _FREE = {
     "model.compute.pipeline",
     *(f"data.{n}" for n in ("workers", "threads", "skip_unreadable")),
     *(f"trainer.{n}" for n in ("log_every", "save_every", "keep", "eval_every", "prefetch")),
+    "trainer.steps",
 }
-"""What a resumed run may change: its losses stay the same."""
+"""What a resumed run may change: its losses stay the same. Its steps only where the schedule does
+not end with them."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,8 @@ def run(paths: Paths, config: RunConfig, console: Console | None = None) -> Trai
     if resume:
         saved = from_json(RunConfig, json.loads((out / CONFIG_NAME).read_text()))
         check_same(out / CONFIG_NAME, to_json(saved), to_json(config), _FREE)
+        before, steps = saved.trainer.steps, config.trainer.steps
+        check_more_steps(out / CONFIG_NAME, before, steps, config.optimizer)
     ready = first_host_first(lambda: prepare(paths.data, out, config, console, _text(paths)))
     model, sources = Pi(config.model), ready.sources()
     layout = config.layout(sources)
