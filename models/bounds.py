@@ -53,6 +53,6 @@ def check_name(what: str, name: str, *, nested: bool = False) -> None:
     ):
         kind = "an empty part, '..'" if nested else "'/', '..'"
         raise ValueError(
-            f"{what} is named {name[:_LONGEST_NAME]!r}; a name has 1 to {_LONGEST_NAME} bytes and no "
-            f"{kind}, '\\' or control characters."
+            f"{what} is named {name[:_LONGEST_NAME]!r}; a name has 1 to {_LONGEST_NAME} bytes and "
+            f"no {kind}, '\\' or control characters."
         )

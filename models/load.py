@@ -5,7 +5,6 @@ The kind is told by looking, sizes by the arrays' shapes, and what neither file 
 an argument.
 """
 
-import json
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +22,7 @@ from models.checkpoints.load import read
 from models.checkpoints.rename import Table
 from models.checkpoints.sources import Source, open_orbax
 from models.config import from_json
+from models.foreign_json import read_json, section
 from models.fp8 import HISTORY_LEAF, quantize
 from models.groot import Groot, GrootConfig
 from models.pi import SHARDING_RULES, Pi, PiConfig
@@ -285,18 +285,30 @@ def _unscaled(config: PiConfig, cameras: tuple[str, ...]) -> Embodiment:
 
 def _scaled(embodiment: Embodiment, name: str, file: Path, quantiles: bool) -> Embodiment:
     """With openpi's statistics: z-scores for π0, the range from q01 to q99 for π0.5."""
-    stats = json.loads(file.read_text())["norm_stats"]
+    stats = section(read_json(file), "norm_stats", str(file))
+
+    def numbers(key: str, kind: str) -> list[float]:
+        found = section(stats, key, str(file)).get(kind)
+        if found is None:
+            raise ValueError(
+                f"{file} has no {'quantiles' if quantiles else 'statistics'} of {key} ({kind})."
+            )
+        return list(from_json(tuple[float, ...], found, f"{file}: {key}.{kind}"))
 
     def normalizer(key: str) -> Normalizer:
-        if key not in stats or (quantiles and "q01" not in stats[key]):
-            raise ValueError(
-                f"{file} has no {'quantiles' if quantiles else 'statistics'} of {key}."
-            )
-        if not quantiles:
-            scale = tuple(x + 1e-6 for x in stats[key]["std"])
-            return Normalizer(tuple(stats[key]["mean"]), scale)
-        pairs = list(zip(stats[key]["q01"], stats[key]["q99"], strict=True))
-        half = tuple((high - low + 1e-6) / 2 for low, high in pairs)
-        return Normalizer(tuple(low + h for (low, _), h in zip(pairs, half, strict=True)), half)
+        kinds = ("q01", "q99") if quantiles else ("mean", "std")
+        first, second = (numbers(key, kind) for kind in kinds)
+        if len(first) != len(second):
+            raise ValueError(f"{file}: {key} has {len(first)} and {len(second)} numbers.")
+        pairs = list(zip(first, second, strict=True))
+        if quantiles:
+            half = tuple((high - low + 1e-6) / 2 for low, high in pairs)
+            offset = tuple(low + h for (low, _), h in zip(pairs, half, strict=True))
+        else:
+            offset, half = tuple(first), tuple(std + 1e-6 for std in second)
+        try:
+            return Normalizer(offset, half)
+        except ValueError as error:
+            raise ValueError(f"{file}, {key}: {error}") from error
 
     return replace(embodiment, name=name, state=normalizer("state"), actions=normalizer("actions"))

@@ -273,7 +273,9 @@ def test_steps_may_grow_unless_the_schedule_ends_with_them(finished, checkpoint,
     saved["rl"]["learner"]["optimizer"]["schedule"] = "linear"
     (out / "config.json").write_text(json.dumps(saved))
     paths = rl.Paths(checkpoint, out, resume=True)
-    with pytest.raises(ValueError, match=r"3 steps, but 5 .* its linear schedule falls .*learner\."):
+    with pytest.raises(
+        ValueError, match=r"3 steps, but 5 .* its linear schedule falls .*learner\."
+    ):
         rl.run(paths, replace(config, steps=5), QUIET)
 
 
