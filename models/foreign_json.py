@@ -39,7 +39,7 @@ def parse_json(text: bytes, where: str) -> dict[str, Any]:
         value = json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         why = "nested too deep" if isinstance(error, RecursionError) else str(error)[:200]
-        raise ValueError(f"{where} holds no JSON ({why}); copy or download it again.") from error
+        raise ValueError(f"{where}: not JSON ({why}); copy or download it again.") from error
     if not isinstance(value, dict):
         raise ValueError(f"{where} holds a {type(value).__name__}; expected an object of JSON.")
     return value

@@ -77,6 +77,7 @@ def load_policy(
     if tokenizer is not None and processor is not None:
         pieces = SentencePiece.read(Path(tokenizer))
         processor = replace(processor, words=(), sentencepiece=pieces.model)
+        check_fit(config, processor, str(tokenizer))
     computed = dtype or (config.compute.dtype if found.source is None else "float32")
     config = replace(config, compute=replace(config.compute, dtype=computed))
     if isinstance(config, GrootConfig):
@@ -211,7 +212,15 @@ def check_fit(config: PiConfig | GrootConfig, processor: Processor, where: str) 
                 f"must be prepared for as it was trained."
             )
     if processor.words or processor.sentencepiece:
-        size = max(processor.tokenizer.size, processor.fast_top + 1 if processor.fast else 0)
+        try:
+            size = max(processor.tokenizer.size, processor.fast_top + 1 if processor.fast else 0)
+            tokens = processor.fast.size if processor.fast else 0
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
+        if tokens and tokens > processor.fast_top + 1:
+            raise ValueError(
+                f"{where}: {tokens} FAST tokens from id {processor.fast_top} down reach below 0."
+            )
         if size > config.vocabulary:
             raise ValueError(
                 f"{where}: the tokenizer has ids up to {size - 1}, but model.vocabulary is "

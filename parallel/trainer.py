@@ -92,7 +92,8 @@ def train(
 
     Raises:
       ValueError: the directory holds checkpoints and `resume` is false; its checkpoint is of
-        another model or has more steps than `config.steps`; parameters, rules, rows and mesh do not fit; a step is bad (BadStep).
+        another model or has more steps than `config.steps`; parameters, rules, rows and mesh do
+        not fit; a step is bad (BadStep).
       FileNotFoundError: `resume` is true but the directory holds no run.
     """
     mesh = make_mesh() if mesh is None else mesh

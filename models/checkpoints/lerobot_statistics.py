@@ -39,8 +39,11 @@ def read_normalizers(path: Path) -> dict[str, Normalizer]:
     steps = [step for step in listed if step.get("registry_name") == _STEP]
     if not steps or "state_file" not in steps[0]:
         return {}
-    check_name(f"{file}: state_file", str(steps[0]["state_file"]))
-    statistics, _ = map_file(file.parent / str(steps[0]["state_file"]))
+    state_file = steps[0]["state_file"]
+    if not isinstance(state_file, str):
+        raise ValueError(f"{file}: state_file is {str(state_file)[:80]!r}; expected a file's name.")
+    check_name(f"{file}: state_file", state_file)
+    statistics, _ = map_file(file.parent / state_file)
     config = section(steps[0], "config", where)
     features, modes = (section(config, name, where) for name in ("features", "norm_map"))
     normalizers = {}

@@ -100,7 +100,7 @@ def _entry(file: Path, name: str, entry: object) -> tuple[np.dtype, Shape, int, 
             f"{file} holds {_short(name)}, {kind} of shape {_short(shape)}, at bytes "
             f"{_short(offsets)}; expected two offsets {_short(size)} bytes apart."
         )
-    return _DTYPES[kind], tuple(shape), *offsets
+    return _DTYPES[kind], tuple(shape), offsets[0], offsets[1]
 
 
 def _is_sizes(value: object) -> TypeGuard[list[int]]:

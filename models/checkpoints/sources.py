@@ -18,6 +18,7 @@ import tensorstore as ts
 from jaxtyping import Shaped
 
 from models.bounds import check_name
+from models.checkpoints.declared import check_declared
 from models.checkpoints.rename import Shape
 from models.checkpoints.safetensors_format import map_file
 from models.foreign_json import read_json, section
@@ -27,9 +28,6 @@ IN_FLIGHT_BYTES = 2 * 2**30
 
 _ZARR = {".zarray": "zarr", "zarr.json": "zarr3"}
 _NO_NUMBERS = ("json", "string", "ustring", "char", "byte")
-_COMPRESSED, _SMALL_BYTES = 100, 64 * 2**20
-"""How many times larger arrays may be than their files, and what is always allowed: chunks of zeros
-may be left out, and other weights shrink by a tenth."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +73,7 @@ def open_orbax(path: Path) -> Source:
     if not path.is_dir():
         raise FileNotFoundError(f"{path} is not a directory; give an Orbax checkpoint.")
     directory = path / "params" if (path / "params").is_dir() else path
+    check_declared(directory, {})
     specs = _zarr_specs(directory)
     if not specs:
         raise ValueError(
@@ -82,7 +81,7 @@ def open_orbax(path: Path) -> Source:
             f"give the directory that was saved, or its parent."
         )
     arrays = _open_all(directory, specs, ts.Context())
-    _check_declared(directory, arrays)
+    _check_numbers(directory, arrays)
     # Orbax stores an unsharded array as one compressed chunk, which without a cache each region
     # read of it would decompress anew.
     chunks = map(_chunk_bytes, arrays.values())
@@ -180,28 +179,19 @@ def _named(directory: Path) -> Iterator[None]:
         ) from error
 
 
-def _check_declared(directory: Path, arrays: Mapping[str, ts.TensorStore]) -> None:
-    """Refuses arrays whose sizes, as their metadata has them, would take memory far beyond what
-    files as large as these can hold."""
+def _check_numbers(directory: Path, arrays: Mapping[str, ts.TensorStore]) -> None:
+    """Refuses arrays of other things than numbers, or of far more than the files hold."""
     strange = [name for name, array in arrays.items() if array.dtype.name in _NO_NUMBERS]
     if strange:
         raise ValueError(
             f"{directory} holds {strange[0][:80]!r} of type {arrays[strange[0]].dtype.name}; "
             f"expected numbers."
         )
-    stored = sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
-    most = _COMPRESSED * stored + _SMALL_BYTES
     declared = {
         name: max(_chunk_bytes(x), math.prod(map(int, x.shape)) * x.dtype.numpy_dtype.itemsize)
         for name, x in arrays.items()
     }
-    if sum(declared.values()) > most:
-        name = max(declared, key=lambda name: declared[name])
-        raise ValueError(
-            f"{directory} declares {sum(declared.values()):.3g} bytes of arrays, most of them in "
-            f"{name[:80]!r} of shape {list(arrays[name].shape)}, but its files have {stored:.3g}; "
-            f"no weights are compressed so far, so copy or download it again."
-        )
+    check_declared(directory, declared)
 
 
 def _chunk_bytes(array: ts.TensorStore) -> int:

@@ -133,7 +133,9 @@ def test_sealed_nonsense_is_refused_by_its_checkpoint_and_field(saved, tmp_path,
 
 
 @pytest.mark.parametrize("name", ["config", "assets"])
-@pytest.mark.parametrize("content", ["null", "[]", "3", "", "[" * 100_000, '{"model": ' * 100_000])
+@pytest.mark.parametrize(
+    "content", ["null", "[]", "3", "", "[" * 100_000, '{"model": ' * 100_000], ids=lambda x: x[:20]
+)
 def test_a_file_of_another_kind_is_refused_by_its_checkpoint(saved, tmp_path, name, content):
     path = sealed(saved, tmp_path, name, lambda _: None)
     (file,) = (path / name).iterdir()
