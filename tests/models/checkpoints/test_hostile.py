@@ -1,5 +1,5 @@
 """Checkpoints that strangers made: whatever their files hold, reading ends in one sentence that
-names the file, reads nothing outside its folder and allocates nothing that the files do not hold."""
+names the file, reads nothing outside its folder and allocates nothing that no file holds."""
 
 import io
 import json
