@@ -2,6 +2,8 @@
 alone, and what a user wrote is refused by the field that is wrong."""
 
 import dataclasses
+import reprlib
+import sys
 import types
 import typing
 from typing import Any, TypeVar
@@ -22,7 +24,8 @@ def from_json(kind: type[T], value: Any, where: str = "config") -> T:
     """The inverse of `to_json` for dataclasses, tuples, dicts, optionals, literals and scalars.
 
     Raises:
-      ValueError: a field is unknown, missing or of another type; the message gives its path.
+      ValueError: a field is unknown, missing, of another type, not finite or refused by its
+        dataclass; the message gives its path.
     """
     return _build(kind, value, where)
 
@@ -46,7 +49,11 @@ def _build(kind: Any, value: Any, where: str) -> Any:
                 f"missing fields {missing} (it has {sorted(fields)}); mend it, or read it with the "
                 "version that wrote it."
             )
-        return kind(**{n: _build(hints[n], v, f"{where}.{n}") for n, v in value.items()})
+        built = {n: _build(hints[n], v, f"{where}.{n}") for n, v in value.items()}
+        try:
+            return kind(**built)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
     if origin is tuple:
         _check(isinstance(value, list | tuple), "list", value, where)
         (item, *rest) = arguments
@@ -67,9 +74,11 @@ def _build(kind: Any, value: Any, where: str) -> Any:
     if kind in (bool, int, float, str):
         number = kind is float and isinstance(value, int) and not isinstance(value, bool)
         _check(type(value) is kind or number, kind.__name__, value, where)
+        if kind is float:
+            _check(abs(value) <= sys.float_info.max, "a finite number", value, where)
     return value
 
 
 def _check(holds: bool, expected: str, value: Any, where: str) -> None:
     if not holds:
-        raise ValueError(f"{where} is {value!r}, expected {expected}.")
+        raise ValueError(f"{where} is {reprlib.repr(value)}, expected {expected}.")

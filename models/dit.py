@@ -18,6 +18,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from models.attention import attend, attend_locally
+from models.bounds import LARGEST_DEPTH, check_size, check_sizes
 from models.gemma import Cache
 from models.layers import Compute, Dense, Lora, Remat, feed_forward, scan_layers, stack_layers
 from models.pipeline import apart
@@ -37,6 +38,10 @@ class TransformerConfig:
     head_dim: int
     lora: Lora | None = None
     remat: Remat = "none"
+
+    def __post_init__(self) -> None:
+        check_sizes("transformer", self, "heads", "head_dim")
+        check_size("transformer.depth", self.depth, LARGEST_DEPTH)
 
     @property
     def width(self) -> int:

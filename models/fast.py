@@ -15,7 +15,10 @@ import numpy as np
 from jaxtyping import Float, Int
 from tokenizers import Tokenizer, decoders, models, trainers
 
+from models.foreign_json import read_json
+
 _LAST_CHARACTER = 0xD7FF
+_LARGEST_SCALE = 1e6
 _BROKEN = "\ufffd"
 _HEADROOM = 2.0
 
@@ -28,6 +31,14 @@ class Fast:
     bpe: str
     scale: float = 10.0
     lowest: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.scale <= _LARGEST_SCALE or abs(self.lowest) > _LAST_CHARACTER:
+            raise ValueError(
+                f"FAST has scale {self.scale} and lowest coefficient {self.lowest}; expected a "
+                f"scale above 0 and up to {_LARGEST_SCALE:g}, and no more than {_LAST_CHARACTER} "
+                f"characters."
+            )
 
     @classmethod
     def load(cls, folder: str | Path) -> "Fast":
@@ -45,16 +56,24 @@ class Fast:
                     f"{path}: no such file; a FAST tokenizer is a folder with tokenizer.json and "
                     f"processor_config.json."
                 )
-            try:
-                contents[name] = json.loads(path.read_text())
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path}: not JSON ({error}); download it again.") from error
+            contents[name] = read_json(path)
             if field not in contents[name]:
                 raise ValueError(
                     f"{path}: has no field '{field}', so it is not a FAST tokenizer's."
                 )
         bpe, config = contents["tokenizer.json"], contents["processor_config.json"]
-        return cls(json.dumps(bpe), float(config["scale"]), int(config["min_token"]))
+        scale, lowest = config.get("scale"), config["min_token"]
+        if not isinstance(scale, int | float) or type(lowest) is not int:
+            raise ValueError(
+                f"{path}: scale is {str(scale)[:80]!r} and min_token {str(lowest)[:80]!r}; "
+                f"expected a number and a whole number."
+            )
+        try:
+            found = cls(json.dumps(bpe), float(scale), lowest)
+            _ = found.size
+        except (ValueError, OverflowError) as error:
+            raise ValueError(f"{folder}: {error}") from error
+        return found
 
     @classmethod
     def train(
@@ -141,7 +160,10 @@ class Fast:
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
-        return Tokenizer.from_str(self.bpe)
+        try:
+            return Tokenizer.from_str(self.bpe)
+        except Exception as error:  # of no other class, whatever is wrong
+            raise ValueError(f"This is no FAST tokenizer ({str(error)[:200]}).") from error
 
 
 def _dct(length: int) -> Float[np.ndarray, "k t"]:

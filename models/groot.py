@@ -19,6 +19,15 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from models import flow
+from models.bounds import (
+    LARGEST_DIMS,
+    LARGEST_DRAWS,
+    LARGEST_HORIZON,
+    LARGEST_IMAGE,
+    LARGEST_VOCABULARY,
+    check_size,
+    check_sizes,
+)
 from models.chunking import Guidance
 from models.dit import LOG_10000, Adapter, DiT, TransformerConfig, sinusoid
 from models.functional import Functional, Params
@@ -69,6 +78,13 @@ class GrootConfig:
     compute: Compute = field(default_factory=Compute)
 
     def __post_init__(self) -> None:
+        check_size("model.image_size", self.image_size, LARGEST_IMAGE)
+        check_size("model.vocabulary", self.vocabulary, LARGEST_VOCABULARY)
+        check_size("model.image_token", self.image_token, LARGEST_VOCABULARY, least=0)
+        check_sizes("model", self, "embodiments", "future_tokens", "hidden", "positions")
+        check_sizes("model", self, "state_dim", "action_dim", most=LARGEST_DIMS)
+        check_size("model.horizon", self.horizon, LARGEST_HORIZON)
+        check_sizes("model", self, "chunks", "steps", most=LARGEST_DRAWS)
         if self.adapter.width != self.language.width:
             raise ValueError(
                 f"model.adapter is {self.adapter.heads} heads of {self.adapter.head_dim}, "

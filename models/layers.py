@@ -5,6 +5,7 @@ stored as its distance from 1, tanh GELU, rotary halves split, base 10,000.
 """
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast
@@ -18,6 +19,7 @@ from jaxtyping import Array, Float, Int
 
 from models import fp8
 from models.attention import Implementation
+from models.bounds import check_size
 from models.chunks import in_chunks
 from models.partial import ATTENTION
 from models.pipeline import Pipeline, circulate
@@ -32,6 +34,7 @@ feed-forward layer to be computed again; of attention alone, the dearest to repe
 
 Module = TypeVar("Module", bound=nnx.Module)
 _UNROLLED = 4
+_DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,17 @@ class Compute:
     pipeline: Pipeline = field(default_factory=Pipeline)
     chunk: int = 0
 
+    def __post_init__(self) -> None:
+        if self.dtype not in _DTYPES:
+            raise ValueError(f"compute.dtype is '{self.dtype}'; expected one of {list(_DTYPES)}.")
+        check_size("compute.chunk", self.chunk, least=0)
+        try:
+            re.compile(self.quantized)
+        except re.error as error:
+            raise ValueError(
+                f"compute.quantized is {self.quantized!r}, no regex: {error}."
+            ) from error
+
 
 @dataclass(frozen=True)
 class Lora:
@@ -60,6 +74,7 @@ class Lora:
     def __post_init__(self) -> None:
         if self.rank < 1:
             raise ValueError(f"lora.rank is {self.rank}; it must be at least 1 (or lora None).")
+        check_size("lora.rank", self.rank)
 
 
 class Dense(nnx.Module):

@@ -5,7 +5,6 @@ The kind is told by looking, sizes by the arrays' shapes, and what neither file 
 an argument.
 """
 
-import json
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +22,7 @@ from models.checkpoints.load import read
 from models.checkpoints.rename import Table
 from models.checkpoints.sources import Source, open_orbax
 from models.config import from_json
+from models.foreign_json import read_json, section
 from models.fp8 import HISTORY_LEAF, quantize
 from models.groot import Groot, GrootConfig
 from models.pi import SHARDING_RULES, Pi, PiConfig
@@ -77,6 +77,7 @@ def load_policy(
     if tokenizer is not None and processor is not None:
         pieces = SentencePiece.read(Path(tokenizer))
         processor = replace(processor, words=(), sentencepiece=pieces.model)
+        check_fit(config, processor, str(tokenizer))
     computed = dtype or (config.compute.dtype if found.source is None else "float32")
     config = replace(config, compute=replace(config.compute, dtype=computed))
     if isinstance(config, GrootConfig):
@@ -164,11 +165,7 @@ def look(path: Path, horizon: int | None = None, robot: str | None = None) -> Fo
         return _from_lerobot(path)
     if _is_openpi(path):
         return _from_openpi(path, horizon, robot)
-    model = own.read_json(path, "config")["model"]
-    saved = own.read_json(path, "assets").get("processor")
-    processor = None if saved is None else from_json(Processor, saved)
-    config = from_json(GrootConfig, model) if "dit" in model else from_json(PiConfig, model)
-    return Found(config, processor)
+    return _from_own(own.find(path))
 
 
 def _is_fresh(path: str) -> bool:
@@ -186,6 +183,49 @@ def _is_safetensors(path: Path) -> bool:
 
 def _is_openpi(path: Path) -> bool:
     return any((at / "_METADATA").is_file() for at in (path, path / "params"))
+
+
+def _from_own(path: Path) -> Found:
+    told = own.read_json(path, "config"), own.read_json(path, "assets")
+    if not all(isinstance(values, dict) for values in told) or not isinstance(
+        told[0].get("model"), dict
+    ):
+        raise ValueError(f"{path} has a config without a model; it is no checkpoint of a policy.")
+    model, saved = told[0]["model"], told[1].get("processor")
+    kind: Any = GrootConfig if "dit" in model else PiConfig
+    config = from_json(kind, model, f"{path}: model")
+    processor = None if saved is None else from_json(Processor, saved, f"{path}: processor")
+    if processor is not None:
+        check_fit(config, processor, str(path))
+    return Found(config, processor)
+
+
+def check_fit(config: PiConfig | GrootConfig, processor: Processor, where: str) -> None:
+    """Raises ValueError, naming `where` and the field, unless a processor prepares what the model
+    reads: rows of the same sizes, and no token beyond its vocabulary."""
+    for name in ("image_size", "state_dim", "action_dim", "horizon", "state_input"):
+        wanted = getattr(config, name, None)
+        given = getattr(processor, name)
+        if wanted is not None and given != wanted:
+            raise ValueError(
+                f"{where}: processor.{name} is {given!r} but model.{name} is {wanted!r}; a policy "
+                f"must be prepared for as it was trained."
+            )
+    if processor.words or processor.sentencepiece:
+        try:
+            size = max(processor.tokenizer.size, processor.fast_top + 1 if processor.fast else 0)
+            tokens = processor.fast.size if processor.fast else 0
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
+        if tokens and tokens > processor.fast_top + 1:
+            raise ValueError(
+                f"{where}: {tokens} FAST tokens from id {processor.fast_top} down reach below 0."
+            )
+        if size > config.vocabulary:
+            raise ValueError(
+                f"{where}: the tokenizer has ids up to {size - 1}, but model.vocabulary is "
+                f"{config.vocabulary}; give the tokenizer that the model was trained with."
+            )
 
 
 def _from_openpi(path: Path, horizon: int | None, robot: str | None) -> Found:
@@ -254,18 +294,30 @@ def _unscaled(config: PiConfig, cameras: tuple[str, ...]) -> Embodiment:
 
 def _scaled(embodiment: Embodiment, name: str, file: Path, quantiles: bool) -> Embodiment:
     """With openpi's statistics: z-scores for π0, the range from q01 to q99 for π0.5."""
-    stats = json.loads(file.read_text())["norm_stats"]
+    stats = section(read_json(file), "norm_stats", str(file))
+
+    def numbers(key: str, kind: str) -> list[float]:
+        found = section(stats, key, str(file)).get(kind)
+        if found is None:
+            raise ValueError(
+                f"{file} has no {'quantiles' if quantiles else 'statistics'} of {key} ({kind})."
+            )
+        return list(from_json(tuple[float, ...], found, f"{file}: {key}.{kind}"))
 
     def normalizer(key: str) -> Normalizer:
-        if key not in stats or (quantiles and "q01" not in stats[key]):
-            raise ValueError(
-                f"{file} has no {'quantiles' if quantiles else 'statistics'} of {key}."
-            )
-        if not quantiles:
-            scale = tuple(x + 1e-6 for x in stats[key]["std"])
-            return Normalizer(tuple(stats[key]["mean"]), scale)
-        pairs = list(zip(stats[key]["q01"], stats[key]["q99"], strict=True))
-        half = tuple((high - low + 1e-6) / 2 for low, high in pairs)
-        return Normalizer(tuple(low + h for (low, _), h in zip(pairs, half, strict=True)), half)
+        kinds = ("q01", "q99") if quantiles else ("mean", "std")
+        first, second = (numbers(key, kind) for kind in kinds)
+        if len(first) != len(second):
+            raise ValueError(f"{file}: {key} has {len(first)} and {len(second)} numbers.")
+        pairs = list(zip(first, second, strict=True))
+        if quantiles:
+            half = tuple((high - low + 1e-6) / 2 for low, high in pairs)
+            offset = tuple(low + h for (low, _), h in zip(pairs, half, strict=True))
+        else:
+            offset, half = tuple(first), tuple(std + 1e-6 for std in second)
+        try:
+            return Normalizer(offset, half)
+        except ValueError as error:
+            raise ValueError(f"{file}, {key}: {error}") from error
 
     return replace(embodiment, name=name, state=normalizer("state"), actions=normalizer("actions"))

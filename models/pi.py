@@ -17,6 +17,15 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from models import flow, targets
+from models.bounds import (
+    LARGEST_DIMS,
+    LARGEST_DRAWS,
+    LARGEST_HORIZON,
+    LARGEST_IMAGE,
+    LARGEST_VOCABULARY,
+    check_size,
+    check_sizes,
+)
 from models.chunking import Guidance
 from models.functional import Functional, Params
 from models.gemma import GEMMA_2B, GEMMA_300M, Cache, Expert, GemmaConfig, Prefix
@@ -67,6 +76,12 @@ class PiConfig:
     compute: Compute = field(default_factory=Compute)
 
     def __post_init__(self) -> None:
+        check_size("model.image_size", self.image_size, LARGEST_IMAGE)
+        check_size("model.vocabulary", self.vocabulary, LARGEST_VOCABULARY)
+        check_sizes("model", self, "state_dim", "action_dim", most=LARGEST_DIMS)
+        check_size("model.horizon", self.horizon, LARGEST_HORIZON)
+        check_sizes("model", self, "chunks", "steps", most=LARGEST_DRAWS)
+        check_size("model.targets", self.targets, least=0)
         language, expert = self.language, self.expert
         for name in ("depth", "heads", "kv_heads", "head_dim"):
             if getattr(language, name) != getattr(expert, name):

@@ -15,6 +15,13 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped, UInt8
 from PIL import Image
 
+from models.bounds import (
+    LARGEST_DIMS,
+    LARGEST_HORIZON,
+    LARGEST_IMAGE,
+    check_name,
+    check_size,
+)
 from models.fast import Fast
 from models.inputs import Sample
 from models.tokenizer import SentencePiece, Tokenizer
@@ -22,15 +29,40 @@ from models.tokenizer import SentencePiece, Tokenizer
 StateInput = Literal["text", "token", "suffix", "none"]
 
 _STATE_BINS = np.linspace(-1, 1, 257)[:-1]
+_SMALLEST_SCALE, _LARGEST_SCALE = 1e-12, 1e12
+"""A dimension that never changes is scaled by 1e-4 (ours), 5e-7 (openpi) or 5e-9 (LeRobot)."""
 
 
 @dataclass(frozen=True)
 class Normalizer:
     """x ↦ (x − offset) / scale, per dimension; z-scores and quantile ranges are both of this
-    form."""
+    form.
+
+    Raises:
+      ValueError: an offset is not finite or beyond ±1e12, a scale not within 1e-12 to 1e12, or
+        there are more of one than of the other.
+    """
 
     offset: tuple[float, ...]
     scale: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.offset) != len(self.scale):
+            raise ValueError(
+                f"A normalizer has {len(self.offset)} offsets but {len(self.scale)} scales; "
+                f"expected one of each for every dimension."
+            )
+        for d, (offset, scale) in enumerate(zip(self.offset, self.scale, strict=True)):
+            if not abs(offset) <= _LARGEST_SCALE:
+                raise ValueError(
+                    f"offset[{d}] is {offset}; expected a finite number up to "
+                    f"±{_LARGEST_SCALE:g}, so compute the statistics again."
+                )
+            if not _SMALLEST_SCALE <= scale <= _LARGEST_SCALE:
+                raise ValueError(
+                    f"scale[{d}] is {scale}; expected a number from {_SMALLEST_SCALE:g} to "
+                    f"{_LARGEST_SCALE:g}, so compute the statistics again."
+                )
 
     def __call__(self, x: Float[np.ndarray, "*b d"]) -> Float[np.ndarray, "*b d"]:
         return ((x - np.asarray(self.offset)) / np.asarray(self.scale)).astype(np.float32)
@@ -50,7 +82,8 @@ class Embodiment:
     is true.)
 
     Raises:
-      ValueError: `relative` does not name a state dim for each action dim.
+      ValueError: `relative` does not name a state dim for each action dim, there are none of these,
+        or a name is a path, cannot be printed or stands twice.
     """
 
     name: str
@@ -60,7 +93,16 @@ class Embodiment:
     relative: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        check_name("An embodiment", self.name, nested=True)
+        for camera in self.cameras:
+            check_name(f"A camera of embodiment '{self.name}'", camera)
+        if len(set(self.cameras)) < len(self.cameras):
+            raise ValueError(
+                f"Embodiment '{self.name}' has cameras {list(self.cameras)}; name each only once."
+            )
         states, dims = len(self.state.offset), len(self.actions.offset)
+        if not dims:
+            raise ValueError(f"Embodiment '{self.name}' has no action dims; it needs at least one.")
         wrong = [d for d in self.relative if not -1 <= d < states]
         if self.relative and (wrong or len(self.relative) != dims):
             raise ValueError(
@@ -86,6 +128,10 @@ class Processor:
     With `fast`, samples carry their action chunk as tokens too: FAST's token i has the id
     `fast_top` − i, so that they take the rare words at the vocabulary's end. In PaliGemma's,
     whose last 128 are special, openpi's `fast_top` is 257152 − 1 − 128.
+
+    Raises:
+      ValueError: a size is out of bounds, there are no embodiments, two have one name, one has more
+        dims than the model, or FAST's tokens reach into the words'.
     """
 
     image_size: int
@@ -102,6 +148,24 @@ class Processor:
     fast_top: int = 0
 
     def __post_init__(self) -> None:
+        check_size("image_size", self.image_size, LARGEST_IMAGE)
+        check_size("state_dim", self.state_dim, LARGEST_DIMS)
+        check_size("action_dim", self.action_dim, LARGEST_DIMS)
+        check_size("horizon", self.horizon, LARGEST_HORIZON)
+        check_size("text_limit", self.text_limit)
+        names = [robot.name for robot in self.embodiments]
+        if not names or len(set(names)) < len(names):
+            raise ValueError(
+                f"A processor's embodiments are {names}; expected at least one, each with a name "
+                f"of its own."
+            )
+        for robot in self.embodiments:
+            dims = len(robot.state.offset), len(robot.actions.offset)
+            if dims[0] > self.state_dim or dims[1] > self.action_dim:
+                raise ValueError(
+                    f"Embodiment '{robot.name}' has {dims[0]} state and {dims[1]} action dims, but "
+                    f"the model takes up to {self.state_dim} and {self.action_dim}."
+                )
         if self.fast is not None and isinstance(self.tokenizer, Tokenizer):
             lowest, words = self.fast_top - self.fast.size + 1, self.tokenizer.size
             if lowest < words:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, UInt8
 
+from models.bounds import LARGEST_DEPTH, check_size, check_sizes
 from models.layers import Compute, Dense, Remat, feed_forward, scan_layers, stack_layers
 from models.sharding import ROWS, constrain, dividing
 
@@ -28,6 +29,15 @@ class SiglipConfig:
     heads: int = 16
     patch: int = 14
     remat: Remat = "none"
+
+    def __post_init__(self) -> None:
+        check_sizes("vision", self, "width", "hidden", "heads", "patch")
+        check_size("vision.depth", self.depth, LARGEST_DEPTH)
+        if self.width % self.heads:
+            raise ValueError(
+                f"vision.width is {self.width}, which {self.heads} heads (vision.heads) do not "
+                f"divide; change one of them."
+            )
 
     def tokens(self, image_size: int) -> int:
         """Tokens of one square picture."""

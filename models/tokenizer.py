@@ -24,6 +24,7 @@ PAD, BOS = 0, 1
 _FIRST_BYTE = 2
 _FIRST_WORD = _FIRST_BYTE + 256
 SMALLEST_VOCABULARY = _FIRST_WORD
+_LARGEST_MODEL = 64 * 2**20
 _PIECES = re.compile(r"\w+|[^\w\s]|\n")
 
 
@@ -93,14 +94,34 @@ class SentencePiece:
 
         Raises:
           FileNotFoundError: it is not there.
+          ValueError: it is no SentencePiece model.
         """
         if not Path(path).is_file():
             raise FileNotFoundError(f"{path}: no such tokenizer file.")
-        return cls(base64.b64encode(Path(path).read_bytes()).decode())
+        if (size := Path(path).stat().st_size) > _LARGEST_MODEL:
+            raise ValueError(
+                f"{path} has {size} bytes; a SentencePiece model has at most {_LARGEST_MODEL}."
+            )
+        found = cls(base64.b64encode(Path(path).read_bytes()).decode())
+        try:
+            _ = found.size
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+        return found
 
     @cached_property
     def _processor(self) -> SentencePieceProcessor:
-        return SentencePieceProcessor(model_proto=base64.b64decode(self.model))
+        try:
+            proto = base64.b64decode(self.model, validate=True)
+            found = SentencePieceProcessor(model_proto=proto)
+            size = found.vocab_size() if proto else 0
+        except (ValueError, RuntimeError) as error:
+            raise ValueError(f"This is no SentencePiece model ({str(error)[:200]}).") from error
+        if not (0 <= found.bos_id() < size and 0 <= found.eos_id() < size):
+            raise ValueError(
+                "This SentencePiece model is empty or has no ids that begin and end a text."
+            )
+        return found
 
     def encode(self, text: str) -> Int[np.ndarray, "t"]:
         """Token ids of `text`, int32, beginning with BOS."""
@@ -109,6 +130,11 @@ class SentencePiece:
     def decode(self, ids: Int[np.ndarray, "t"]) -> str:
         """The text of such ids."""
         return self._processor.decode([int(i) for i in ids])
+
+    @property
+    def size(self) -> int:
+        """One more than the largest id."""
+        return self._processor.vocab_size()
 
     @property
     def begin(self) -> int:

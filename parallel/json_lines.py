@@ -54,7 +54,6 @@ def set_damage_aside(
             f"{path}, line {damaged[0]}{more}: damaged; the file was set aside as {copy.name}, its "
             f"{len(lines)} good lines are kept.",
             soft_wrap=True,
-            markup=False,
         )
     if damaged or torn:
         replace_text(path, "".join(json.dumps(line) + "\n" for line in lines))

@@ -80,6 +80,12 @@ def make_schedule(config: OptimizerConfig) -> optax.Schedule:
     return optax.join_schedules([rise, after], [warmup])
 
 
+def ends_with_the_run(config: OptimizerConfig) -> bool:
+    """Whether the learning rate falls until the run's last step, so that a run of another number of
+    steps has another schedule from the first on."""
+    return config.decay_steps is None and config.schedule in ("cosine", "linear")
+
+
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
     """Clipping, then the method on the schedule; raises ValueError as `make_schedule` does."""
     schedule = make_schedule(config)

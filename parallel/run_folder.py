@@ -71,6 +71,15 @@ def check_saved(directory: Path) -> None:
     )
 
 
+def check_steps_made(directory: Path, made: int, steps: int) -> None:
+    """Raises ValueError if a run to be resumed has made more steps than it is to make."""
+    if made > steps:
+        raise ValueError(
+            f"{directory} has made {made} steps already, but only {steps} were asked for; give at "
+            f"least {made}, or another directory."
+        )
+
+
 def note_saved(directory: Path, step: int) -> None:
     """Notes beside the checkpoints that one of `step` is there."""
     replace_text(directory / SAVED_NAME, json.dumps({"step": step}) + "\n")
@@ -101,7 +110,6 @@ def read_config(directory: Path, console: Console) -> Json | None:
     console.print(
         f"{path} is damaged and was set aside as {copy.name}; going on with {instead}.",
         soft_wrap=True,
-        markup=False,
     )
     return found
 

@@ -140,7 +140,6 @@ def _lock(folder: Path, console: Console) -> str:
             console.print(
                 f"{folder} was left by {left}, which did not come to its end; taking over.",
                 soft_wrap=True,
-                markup=False,
             )
         return ""
 

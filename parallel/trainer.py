@@ -31,6 +31,7 @@ from parallel.run_folder import (
     Run,
     check_folder,
     check_saved,
+    check_steps_made,
     note_saved,
     write_config,
 )
@@ -91,8 +92,8 @@ def train(
 
     Raises:
       ValueError: the directory holds checkpoints and `resume` is false; another run is at work in
-        it (InUse); its checkpoint is of another model; parameters, rules, rows and mesh do not fit;
-        a step is bad (BadStep).
+        it (InUse); its checkpoint is of another model or has more steps than `config.steps`;
+        parameters, rules, rows and mesh do not fit; a step is bad (BadStep).
       FileNotFoundError: `resume` is true but the directory holds no run, or its checkpoints are
         away.
     """
@@ -125,6 +126,7 @@ def train(
         note("loading")
         saved = checkpoint.newest_good(folder, console) if resume else None
         done = saved or 0
+        check_steps_made(run.directory, done, config.steps)
         state, record = begin(saved)
         if resume:
             console.print(

@@ -11,6 +11,8 @@ from models import Policy
 from rl import flow_policy
 from rl.colocated import Colocated
 from rl.config import RlConfig
+from rl.environment import describe
+from sim.lanes import spec_of
 from sim.protocol import TRAIN_SEEDS
 from sim.suites import Suite
 
@@ -47,6 +49,8 @@ class OnDevice:
                 f"cannot be traced for placement 'colocated'; add them as sim.tabletop.Tabletop "
                 f"has them, or set placement to 'host'."
             )
+        size = policy.model.config.image_size
+        self.environment = describe(spec_of(env, (size, size)), suite)
         self._program = Colocated(policy, env, config)
         self._decisions = config.colocated.lanes * config.colocated.fragment
         key = jax.random.fold_in(jax.random.key(config.seed), 1)

@@ -16,7 +16,14 @@ from models.checkpoints import own
 from models.config import to_json
 from models.terminal import Console
 from parallel import checkpoint
-from parallel.run_folder import Run, check_folder, check_saved, note_saved, write_config
+from parallel.run_folder import (
+    Run,
+    check_folder,
+    check_saved,
+    check_steps_made,
+    note_saved,
+    write_config,
+)
 from parallel.run_lock import locked
 from parallel.stop import StopSignals
 from rl.config import RlConfig
@@ -89,8 +96,9 @@ def evolve(
     SIGTERM or Ctrl-C end it with the last whole step of the member whose turn it is.
 
     Raises:
-      ValueError: the population makes no sense, the folder holds one and `resume` is false, or
-        another run is at work in it or a member's (InUse).
+      ValueError: the population makes no sense, the folder holds one and `resume` is false, it has
+        made more than `config.steps` or in another environment, or another run is at work in it
+        or a member's (InUse).
       FileNotFoundError: `resume` is true but the folder holds no run, or its checkpoints or a
         member's are away.
     """
@@ -108,6 +116,8 @@ def evolve(
                 f"{run.directory} holds a population already, of {len(generations) - 1} "
                 f"generations; go on with --resume or name another directory."
             )
+        if generations:
+            check_steps_made(run.directory, generations[-1].step, config.steps)
         folders = [run.directory / "members" / str(k) for k in range(count)]
         for folder in folders:
             check_saved(folder)
@@ -173,7 +183,7 @@ class _Member:
                 return
             self._place = self._stack.enter_context(self._build(config, self.run.directory))
             if self._done:
-                go_on(self._place, folder / str(self._done))
+                go_on(self._place, folder / str(self._done), console)
             self._config = config
         run = Run(self.run.directory, {**self.run.config, "rl": to_json(config)}, self.run.assets)
         write_config(run)

@@ -24,6 +24,7 @@ from rl.actor import Actor, Answer
 from rl.admission import draw_start
 from rl.checks import check_kept
 from rl.config import FlowConfig, RlConfig
+from rl.environment import describe
 from rl.experience import MicroBatch, micro_batches
 from rl.host import Inference, Learnt, Stopped, run_host
 from rl.learner import Learner
@@ -90,6 +91,7 @@ class OnHost:
         model, mesh = policy.model, make_mesh(devices=learning)
         check_rows(config.learner.micro, mesh)
         self._config, self._slots, self._workers = config, slots, workers
+        self.environment = describe(slots[0].spec, suite)
         self._acting_on = acting
         self._optimizer = optimizer_of(config.learner, config.steps)
         self._values = config.objective.advantage == "gae"

@@ -17,10 +17,11 @@ from models.terminal import Console
 from parallel import checkpoint
 from parallel.metrics import MetricsWriter, set_damaged_metrics_aside
 from parallel.progress import StepBar
-from parallel.run_folder import Run, check_folder, note_saved, write_config
+from parallel.run_folder import Run, check_folder, check_steps_made, note_saved, write_config
 from parallel.run_lock import locked
 from parallel.stop import StopSignals
 from rl.config import RlConfig
+from rl.environment import FIELD, check_environment
 
 Params = Any
 Json = Any
@@ -28,7 +29,10 @@ Json = Any
 
 class Placement(Protocol):
     """Who acts and who learns. All arrays that a run needs to go on are its `state`, a dict whose
-    "ema" are the policy's parameters; what else it needs is its `record`."""
+    "ema" are the policy's parameters; what else it needs is its `record`. `environment`: where it
+    acts, as `rl.environment.describe` has it."""
+
+    environment: Json
 
     def run(
         self, on_step: Callable[[dict[str, float]], None], told: Callable[[], bool], until: int
@@ -75,7 +79,8 @@ def improve(
 
     Raises:
       ValueError: the folder holds a run and `resume` is false, another run is at work in it
-        (InUse), or its checkpoint is of another.
+        (InUse), or its checkpoint is of another, was learned in another environment or has more
+        steps than `config.steps`.
       FileNotFoundError: `resume` is true but the folder holds no run, or its checkpoints are away.
     """
     check_folder(run.directory, resume)
@@ -87,8 +92,9 @@ def improve(
         place = stack.enter_context(build())
         saved = checkpoint.newest_good(folder, console) if resume else None
         if saved is not None:
-            go_on(place, folder / str(saved))
+            go_on(place, folder / str(saved), console)
         done = saved or 0
+        check_steps_made(run.directory, done, config.steps)
         if resume:
             console.print(
                 f"Resuming {run.directory} at step {done} of {config.steps}.", soft_wrap=True
@@ -103,8 +109,13 @@ def improve(
         )
 
 
-def go_on(place: Placement, path: Path) -> None:
-    """Restores a placement from a checkpoint that has been verified."""
+def go_on(place: Placement, path: Path, console: Console) -> None:
+    """Restores a placement from a checkpoint that has been verified.
+
+    Raises:
+      ValueError: it was learned in another environment.
+    """
+    check_environment(path, place.environment, console)
     state = checkpoint.restore(path, place.state(), verified=True)
     place.restore(state, own.read_json(path, "position"))
 
@@ -128,10 +139,11 @@ def advance(
         return Improved(place.state()["ema"], done, finished=True)
     with ExitStack() as stack:
         set_damaged_metrics_aside(run.directory, console)
+        config_json = {**run.config, FIELD: place.environment}
         writer = stack.enter_context(
             checkpoint.CheckpointWriter(
                 run.directory / "checkpoints",
-                run.config,
+                config_json,
                 run.assets,
                 on_saved=partial(note_saved, run.directory),
             )

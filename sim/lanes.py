@@ -32,6 +32,23 @@ class _Chunk(NamedTuple):
     noise: float = 0.0
 
 
+def spec_of(env: Environment, picture: tuple[int, int], expert: bool = False) -> Spec:
+    """What all episodes of an environment have in common."""
+    return Spec(
+        name=env.name,
+        tasks=(env.name,),
+        cameras=tuple(env.cameras),
+        picture=picture,
+        state_names=tuple(env.state_names),
+        action_names=tuple(env.action_names),
+        fps=env.fps,
+        max_steps=env.max_steps,
+        goals=tuple(env.goals),
+        prompts=tuple(env.prompts),
+        expert=expert,
+    )
+
+
 class Lanes:
     """`sim.protocol.Slots`; a poll does all the work and never times out.
 
@@ -50,19 +67,7 @@ class Lanes:
         self._env, self._expert = env, expert
         self._state = env.reset(np.zeros(count, np.int64))
         height, width = np.shape(env.observe(self._state).images)[2:4]
-        self.spec = Spec(
-            name=env.name,
-            tasks=(env.name,),
-            cameras=tuple(env.cameras),
-            picture=(height, width),
-            state_names=tuple(env.state_names),
-            action_names=tuple(env.action_names),
-            fps=env.fps,
-            max_steps=env.max_steps,
-            goals=tuple(env.goals),
-            prompts=tuple(env.prompts),
-            expert=expert is not None,
-        )
+        self.spec = spec_of(env, (height, width), expert is not None)
         self._begun: dict[int, int] = {}
         self._told: dict[int, _Chunk] = {}
         self._running = np.zeros(count, bool)

@@ -4,6 +4,7 @@ A user's own suite is a `Suite` in a file of theirs (`--suite path/to/file.py:NA
 point of the group "chiliad.suites" in a package of theirs, as presets are.
 """
 
+import hashlib
 import os
 import re
 import runpy
@@ -40,6 +41,9 @@ class Suite:
     """How many at a time suit it; one for each core if None."""
     environment: Callable[[str, int], Environment] | None = None
     """(task, size) -> what `open` makes slots of, where that is an environment on a device."""
+    source: str = ""
+    """What brought a suite that is not ours: SHA-256 of its file, or name and version of its
+    package; `load_suite` fills it in."""
 
     def groups(self, tasks: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
         """Those of these tasks (all, if none are named) that share slots together.
@@ -78,13 +82,14 @@ def load_suite(name: str) -> Suite:
 def _from_file(path: Path, variable: str) -> Suite:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file, needed for its suite '{variable}'.")
+    content = path.read_bytes()
     found = runpy.run_path(str(path)).get(variable)
     if not isinstance(found, Suite):
         raise ValueError(
             f"{path} has no Suite named '{variable}', it has {type(found).__name__}; name a "
             "variable that holds a sim.suites.Suite."
         )
-    return found
+    return replace(found, source=f"sha256:{hashlib.sha256(content).hexdigest()}")
 
 
 def _installed(name: str) -> Suite:
@@ -109,7 +114,8 @@ def _installed(name: str) -> Suite:
             f"Entry point '{name}' of {ENTRY_POINTS}, {named[0].value}, is no Suite, it is "
             f"{type(found).__name__}; let it name a variable that holds a sim.suites.Suite."
         )
-    return found
+    package = named[0].dist
+    return found if package is None else replace(found, source=f"{package.name} {package.version}")
 
 
 def _tabletop(name: str) -> Suite:

@@ -109,8 +109,8 @@ def verify_command(path: StorePath) -> None:
     with _progress("Verifying", "MB") as report:
         found = list(damaged(folder, lambda done, total: report(done // 10**6, total // 10**6)))
     for error in found:
-        console.print(f"{error}", markup=False, highlight=False, soft_wrap=True)
-    console.print(f"{len(found)} damaged files in {path}.", markup=False, soft_wrap=True)
+        console.print(f"{error}", soft_wrap=True)
+    console.print(f"{len(found)} damaged files in {path}.", soft_wrap=True)
     sys.exit(1 if found else 0)
 
 

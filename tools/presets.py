@@ -22,7 +22,7 @@ from models.layers import Compute
 from models.ring import RUN
 from models.siglip import SiglipConfig
 from parallel.mesh import MeshConfig
-from parallel.optimizer import OptimizerConfig
+from parallel.optimizer import OptimizerConfig, ends_with_the_run
 from parallel.trainer import TrainerConfig
 
 Preset = TypeVar("Preset")
@@ -226,6 +226,28 @@ def check_same(path: Path, saved: Any, config: Any, free: Set[str], where: str =
         raise ValueError(
             f"{path}: {where[:-1]} is {saved}, but {config} was asked for; resume with the same "
             f"preset and options, or start a new run in another folder."
+        )
+
+
+def check_more_steps(
+    path: Path, saved: int, steps: int, optimizer: OptimizerConfig, prefix: str = ""
+) -> None:
+    """Refuses to resume with another number of steps than the one saved at `path` where that would
+    change the learning rate of steps that were made.
+
+    Args:
+      prefix: of the names of the optimizer's options.
+
+    Raises:
+      ValueError: the schedule ends with the run.
+    """
+    if steps != saved and ends_with_the_run(optimizer):
+        raise ValueError(
+            f"{path}: the run has {saved} steps, but {steps} were asked for, and its "
+            f"{optimizer.schedule} schedule falls until the last, so the steps made so far would "
+            f"have had other learning rates; resume with {saved}, or begin a new run with --init "
+            f"or --checkpoint. A run whose --{prefix}optimizer.decay-steps is given from the "
+            f"start, or whose schedule is constant or rsqrt, can be resumed with more steps."
         )
 
 

@@ -35,6 +35,7 @@ from parallel.run_lock import InUse, locked
 from parallel.stop import leave_at_once
 from rl.checks import check_config, check_policy, one_group
 from rl.config import RlConfig
+from rl.environment import FIELD
 from rl.evolution import Evolved
 from rl.placements import place
 from rl.population import (
@@ -48,14 +49,15 @@ from rl.population import (
 from rl.run import Improved, improve
 from sim.suites import load_suite
 from tools.closed_loop import ClosedLoop
-from tools.presets import ClosedLoopConfig, check_same, take_preset
+from tools.presets import ClosedLoopConfig, check_more_steps, check_same, take_preset
 from tools.rl_curves import write_curves
 from tools.rl_population import run_population
 from tools.rl_presets import load_rl_preset
 
 ALONE = PopulationConfig()
 _FREE = {"begun_from", *(f"rl.{name}" for name in ("steps", "eval_every", "save_every"))}
-"""What a resumed run may change: what it learns stays the same."""
+"""What a resumed run may change: what it learns stays the same. Its steps only where the schedule
+does not end with them."""
 
 
 @dataclass(frozen=True)
@@ -116,11 +118,14 @@ def _run(
         content["population"] = to_json(chosen)
     if paths.resume:
         saved = read_config(paths.out, console)
-        if together and saved is not None and "rl" in saved:
-            set_damaged_generations_aside(paths.out, console)
-            saved["rl"] = _before_tuning(saved["rl"], paths.out)
         if saved is not None:
+            saved.pop(FIELD, None)  # in the config of a checkpoint
+            if together and "rl" in saved:
+                set_damaged_generations_aside(paths.out, console)
+                saved["rl"] = _before_tuning(saved["rl"], paths.out)
             check_same(paths.out / CONFIG_NAME, saved, json.loads(json.dumps(content)), _FREE)
+            before, optimizer = saved["rl"]["steps"], config.learner.optimizer
+            check_more_steps(paths.out / CONFIG_NAME, before, config.steps, optimizer, "learner.")
     made = Run(paths.out, content, _assets(paths.checkpoint, policy))
     if together:
         evolved = run_population(

@@ -103,7 +103,7 @@ def run(config: ServeConfig, console: Console) -> int:
     token, tls = _token(config), _tls(config)
     reserve_descriptors(config.limits)
     for line in exposed(config):
-        console.print(line, markup=False)
+        console.print(line)
     metrics = Metrics()
     server = PolicyServer(None, config.limits, token, metrics)
     with ExitStack() as opened:
@@ -165,12 +165,12 @@ async def _serve(
     scheme = "ws" if tls is None else "wss"
 
     def listening(port: int) -> None:
-        console.print(f"Listening on {scheme}://{config.host}:{port}; clients wait.", markup=False)
+        console.print(f"Listening on {scheme}://{config.host}:{port}; clients wait.")
 
     def ready(port: int, answers: Answers) -> None:
         expected = list(answers.metadata["inputs"])
         line = f"Serving on {scheme}://{config.host}:{port}; clients send {expected}."
-        console.print(line, markup=False)
+        console.print(line)
 
     return await server.run(
         *(config.host, config.port, stop),

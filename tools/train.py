@@ -50,7 +50,7 @@ from parallel.watchdog import Watchdog, note
 from tools.closed_loop import ClosedLoop
 from tools.consent import consent
 from tools.prepare import Prepared, Text, prepare
-from tools.presets import RunConfig, check_same, load_preset, take_preset
+from tools.presets import RunConfig, check_more_steps, check_same, load_preset, take_preset
 
 OnEval = Callable[[int, TrainState, Callable[[], bool]], dict[str, float]]
 
@@ -61,8 +61,10 @@ _FREE = {
     "model.compute.pipeline",
     *(f"data.{n}" for n in ("workers", "threads", "skip_unreadable")),
     *(f"trainer.{n}" for n in ("log_every", "save_every", "keep", "eval_every", "prefetch")),
+    "trainer.steps",
 }
-"""What a resumed run may change: its losses stay the same."""
+"""What a resumed run may change: its losses stay the same. Its steps only where the schedule does
+not end with them."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,8 @@ def _run(paths: Paths, config: RunConfig, console: Console, mesh: Mesh, resume: 
     if begun is not None:
         saved = from_json(RunConfig, begun)
         check_same(out / CONFIG_NAME, to_json(saved), to_json(config), _FREE)
+        before, steps = saved.trainer.steps, config.trainer.steps
+        check_more_steps(out / CONFIG_NAME, before, steps, config.optimizer)
     agreed = consent(paths.trust, jax.process_count() == 1, console)
     ready = first_host_first(
         lambda: prepare(paths.data, out, config, console, _text(paths), agreed)

@@ -20,6 +20,8 @@ from typing import BinaryIO
 
 import google_crc32c
 
+from models.checkpoints.declared import check_regular
+
 NAME = "digests.json"
 Digests = dict[str, tuple[int, str]]
 """Size in bytes and digest (16 hexadecimal digits) of every file, by its path in the folder."""
@@ -39,6 +41,7 @@ def digest_files(folder: Path, files: Iterable[str]) -> Digests:
 
     Raises:
       OSError: a file cannot be read or written to the disk.
+      ValueError: one is no regular file.
     """
 
     def one(name: str) -> tuple[int, str]:
@@ -47,6 +50,8 @@ def digest_files(folder: Path, files: Iterable[str]) -> Digests:
             return _digest(file)
 
     files = list(files)
+    for name in files:
+        check_regular(folder / name)
     with ThreadPoolExecutor(_THREADS) as pool:
         return dict(zip(files, pool.map(one, files), strict=True))
 
@@ -104,6 +109,8 @@ def damage(folder: Path, *, skip: str | None = None, index: int = 0, count: int 
     def compare(name: str) -> str | None:
         expected_size, expected = saved[name]
         file = folder / name
+        if not file.is_file():
+            return f"{file} is no regular file."
         try:
             size, found = file.stat().st_size, expected
             if size == expected_size and name in read:

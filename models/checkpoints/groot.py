@@ -19,6 +19,7 @@ from models.checkpoints.rename import Shape, our_shapes
 from models.checkpoints.safetensors_format import write_file
 from models.checkpoints.sources import Source, open_safetensors
 from models.dit import TransformerConfig
+from models.foreign_json import read_json, section, whole
 from models.groot import GrootConfig
 from models.qwen3 import QwenConfig
 from models.siglip import SiglipConfig
@@ -47,7 +48,7 @@ def open_groot(path: Path) -> Source:
     return open_safetensors(path).renamed(canonical)
 
 
-def config(source: Source, values: Mapping[str, Any]) -> GrootConfig:
+def config(source: Source, values: dict[str, Any]) -> GrootConfig:
     """The architecture of a checkpoint.
 
     Args:
@@ -58,11 +59,11 @@ def config(source: Source, values: Mapping[str, Any]) -> GrootConfig:
       are read from are missing, or head counts do not divide widths.
     """
     _check_variant(values, source.where)
-    head, eagle = values.get("action_head_cfg") or {}, values.get("eagle_cfg") or {}
-    released = GrootConfig()
+    where, released = f"{source.where}: config.json", GrootConfig()
+    head, eagle = (section(values, name, where) for name in ("action_head_cfg", "eagle_cfg"))
 
-    def heads(width: int, section: Mapping[str, Any], default: int, name: str) -> int:
-        count = section.get("num_attention_heads", default)
+    def heads(width: int, settings: dict[str, Any], default: int, name: str) -> int:
+        count = whole(settings, "num_attention_heads", default, f"{where}, {name}")
         if width % count:
             raise ValueError(
                 f"{source.where}: {count} attention heads do not divide the {name}'s width of "
@@ -71,9 +72,9 @@ def config(source: Source, values: Mapping[str, Any]) -> GrootConfig:
         return count
 
     def transformer(
-        depth: int, width: int, section: Mapping[str, Any], default: int, name: str
+        depth: int, width: int, settings: dict[str, Any], default: int, name: str
     ) -> TransformerConfig:
-        count = heads(width, section, default, name)
+        count = heads(width, settings, default, name)
         return TransformerConfig(depth=depth, heads=count, head_dim=width // count)
 
     shapes = _sized(source)
@@ -93,7 +94,7 @@ def config(source: Source, values: Mapping[str, Any]) -> GrootConfig:
             hidden=shapes["vision/blocks/up/bias"][1],
             heads=heads(
                 vision_width,
-                eagle.get("vision_config") or {},
+                section(eagle, "vision_config", where),
                 released.vision.heads,
                 "vision tower",
             ),
@@ -110,28 +111,28 @@ def config(source: Source, values: Mapping[str, Any]) -> GrootConfig:
         adapter=transformer(
             adapter_depth,
             adapter_width,
-            head.get("vl_self_attention_cfg") or {},
+            section(head, "vl_self_attention_cfg", where),
             released.adapter.heads,
             "VL self-attention",
         ),
         dit=transformer(
             2 * pairs,
             action_width,
-            head.get("diffusion_model_cfg") or {},
+            section(head, "diffusion_model_cfg", where),
             released.dit.heads,
             "diffusion transformer",
         ),
         image_size=patch * math.isqrt(tokens),
         vocabulary=vocabulary,
-        image_token=eagle.get("image_token_index", released.image_token),
+        image_token=whole(eagle, "image_token_index", released.image_token, where),
         embodiments=kinds,
         state_dim=state_dim,
         action_dim=action_dim,
-        horizon=values.get("action_horizon", released.horizon),
+        horizon=whole(values, "action_horizon", released.horizon, where),
         future_tokens=shapes["future_tokens"][0],
         positions=shapes["positions"][0],
         hidden=hidden,
-        steps=head.get("num_inference_timesteps", released.steps),
+        steps=whole(head, "num_inference_timesteps", released.steps, where),
     )
 
 
@@ -140,7 +141,7 @@ def read_values(path: Path) -> dict[str, Any]:
     release's settings then hold for what shapes do not tell."""
     path = Path(path)
     file = (path if path.is_dir() else path.parent) / "config.json"
-    return json.loads(file.read_text()) if file.is_file() else {}
+    return read_json(file) if file.exists() else {}
 
 
 def export(params: PyTree, config: GrootConfig, path: Path, dtype: str = "float32") -> None:

@@ -20,6 +20,7 @@ from models.checkpoints.layout import exported
 from models.checkpoints.rename import Rule, Table
 from models.checkpoints.safetensors_format import Entry, write_file
 from models.checkpoints.sources import Source, open_safetensors
+from models.foreign_json import read_json, section, whole
 from models.pi import PiConfig
 
 PyTree = Any
@@ -198,11 +199,11 @@ def config(source: Source, horizon: int) -> PiConfig:
     Gemma's (one key-value head) and So400m's (16).
     """
     known = {
-        "g": int(source.metadata.get("kv_heads", 1)),
-        "h": int(source.metadata.get("vision_heads", _VISION_HEADS)),
+        axis: _heads(source, name, default)
+        for axis, name, default in (("g", "kv_heads", 1), ("h", "vision_heads", _VISION_HEADS))
     }
     key = source.shapes.get(f"{_LANGUAGE}.layers.0.self_attn.k_proj.weight")
-    if key is not None:
+    if key:
         known["d"] = key[0] // known["g"]
     return pi_config(source, table(source), horizon, known)
 
@@ -218,21 +219,26 @@ def read_config(path: Path) -> LerobotConfig:
     file = (path if path.is_dir() else path.parent) / "config.json"
     if not file.is_file():
         raise FileNotFoundError(f"{file} does not exist; it tells the horizon of the policy.")
-    values = json.loads(file.read_text())
+    values, where = read_json(file), str(file)
     kind = values.get("type", "pi05")
-    horizon = values.get("chunk_size", values.get("action_horizon"))
+    horizons = [name for name in ("chunk_size", "action_horizon") if values.get(name) is not None]
     if kind not in ("pi0", "pi05"):
-        raise ValueError(f"{file} describes a policy of type '{kind}', expected 'pi0' or 'pi05'.")
-    if horizon is None:
+        raise ValueError(
+            f"{file} describes a policy of type {str(kind)[:80]!r}, expected 'pi0' or 'pi05'."
+        )
+    if not horizons:
         raise ValueError(f"{file} has neither chunk_size nor action_horizon; add one.")
-    inputs, outputs = values.get("input_features") or {}, values.get("output_features") or {}
+    inputs, outputs = (section(values, f"{x}_features", where) for x in ("input", "output"))
+    text = 48 if kind == "pi0" else 200
     return LerobotConfig(
-        horizon=horizon,
-        text=values.get("tokenizer_max_length", 48 if kind == "pi0" else 200),
-        state_dim=values.get("max_state_dim", 32),
-        cameras=tuple(name for name, value in inputs.items() if value["type"] == "VISUAL"),
-        robot_state=_dim(inputs, "observation.state"),
-        robot_action=_dim(outputs, "action"),
+        horizon=whole(values, horizons[0], 0, where),
+        text=whole(values, "tokenizer_max_length", text, where),
+        state_dim=whole(values, "max_state_dim", 32, where),
+        cameras=tuple(
+            name for name in inputs if section(inputs, name, where).get("type") == "VISUAL"
+        ),
+        robot_state=_dim(inputs, "observation.state", where),
+        robot_action=_dim(outputs, "action", where),
     )
 
 
@@ -269,8 +275,22 @@ def export(params: PyTree, config: LerobotConfig, path: Path, dtype: str = "floa
     (path / "config.json").write_text(json.dumps(values, indent=2) + "\n")
 
 
-def _dim(features: dict[str, Any], name: str) -> int | None:
-    return features[name]["shape"][0] if name in features else None
+def _dim(features: dict[str, Any], name: str, where: str) -> int | None:
+    if name not in features:
+        return None
+    shape = section(features, name, where).get("shape")
+    if not isinstance(shape, list) or len(shape) != 1:
+        raise ValueError(f"{where}: {name} has shape {str(shape)[:80]}; expected one size.")
+    return whole({name: shape[0]}, name, 0, where)
+
+
+def _heads(source: Source, name: str, default: int) -> int:
+    told = source.metadata.get(name, str(default))
+    if not (told.isascii() and told.isdigit() and len(told) < 6 and int(told)):
+        raise ValueError(
+            f"{source.where}: {name} of its metadata is {told[:80]!r}; expected a number of heads."
+        )
+    return int(told)
 
 
 def _json(config: LerobotConfig, flat: dict[str, Any], kind: str, dtype: str) -> dict[str, Any]:

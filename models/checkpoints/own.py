@@ -5,13 +5,16 @@ checkpoint alone. The latest one is always looked up on disk, and what is read o
 its digests first.
 """
 
+import math
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from models.checkpoints import digests
+from models.checkpoints.declared import check_declared
 from models.sharding import path_name
 
 Json = Any
@@ -60,8 +63,14 @@ def read_json(path: Path, name: str) -> Json:
     """
     path = find(path)
     refuse(path, digests.damage(path, skip=_ARRAYS))
-    with context():
-        return ocp.load_checkpointables(path, {name: None})[name]
+    try:
+        with context():
+            return ocp.load_checkpointables(path, {name: None})[name]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(
+            f"{path / name} holds no JSON that a checkpoint of ours has ({type(error).__name__}: "
+            f"{str(error)[:200]}); save it again, or take another step."
+        ) from error
 
 
 def restore_params(path: Path, which: str = "ema", like: PyTree | None = None) -> PyTree:
@@ -84,6 +93,7 @@ def restore_params(path: Path, which: str = "ema", like: PyTree | None = None) -
     saved = metadata(path)[which]
     if like is not None:
         check_same(path, saved, like)
+    check_declared(path / "state", _bytes(saved))
     wanted = jax.tree.map(_placed, saved if like is None else like)
     with context(partial=True):
         return ocp.load_checkpointables(path, {"state": {which: wanted}})["state"][which]
@@ -170,6 +180,14 @@ def _placed(leaf: Any) -> jax.ShapeDtypeStruct:
 def _shapes(tree: PyTree) -> dict[str, tuple[int, ...]]:
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {path_name(path): tuple(leaf.shape) for path, leaf in leaves}
+
+
+def _bytes(tree: PyTree) -> dict[str, int]:
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {
+        path_name(path): math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
+        for path, leaf in leaves
+    }
 
 
 def _params_first(name: str) -> tuple[bool, str]:

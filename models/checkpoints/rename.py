@@ -233,7 +233,7 @@ def _settle(group: tuple[str, ...], size: int, sizes: Sizes) -> bool:
     """Adds the size of a group's unknown axis, or of its unknown axes that are equally long."""
     unknown = [axis for axis in group if axis not in sizes]
     rest = math.prod(sizes[axis] for axis in group if axis in sizes)
-    if not unknown:
+    if not unknown or not rest:
         return rest == size
     if len({axis.rstrip("'") for axis in unknown}) == 1:
         root = round((size / rest) ** (1 / len(unknown)))

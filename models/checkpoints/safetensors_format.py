@@ -5,14 +5,18 @@ specification is the README of huggingface/safetensors), so a map of the file re
 """
 
 import json
+import math
+import reprlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeGuard
 
 import ml_dtypes
 import numpy as np
 
 from models.checkpoints.rename import Shape
 from models.checkpoints.transpose import copy_into
+from models.foreign_json import LARGEST_BYTES, parse_json
 
 _DTYPES: dict[str, np.dtype] = {
     "F64": np.dtype(np.float64),
@@ -32,6 +36,7 @@ Entry = tuple[Shape, Callable[[], np.ndarray]]
 """An array to be written: its shape, and how to make it or what broadcasts to it."""
 
 _LENGTH = 8
+_LARGEST_RANK = 8
 _METADATA = "__metadata__"
 
 
@@ -40,7 +45,9 @@ def map_file(file: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: it is damaged, or holds a data type that is not known.
+      ValueError: it is damaged, holds a data type that is not known, or its header is not as the
+        format's specification has it: arrays end to end that fill the file, each as long as its
+        shape and dtype say.
     """
     if not file.is_file():
         raise FileNotFoundError(f"{file} does not exist; the checkpoint is incomplete.")
@@ -48,19 +55,63 @@ def map_file(file: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     begin = _LENGTH + int.from_bytes(raw[:_LENGTH].tobytes(), "little")
     if len(raw) < begin or len(raw) < _LENGTH:
         raise ValueError(f"{file} is no safetensors file or was cut off: it ends in its header.")
-    header = json.loads(raw[_LENGTH:begin].tobytes())
+    length = min(begin, _LENGTH + LARGEST_BYTES + 1)
+    header = parse_json(raw[_LENGTH:length].tobytes(), f"The header of {file}")
     metadata = header.pop(_METADATA, {})
-    arrays = {}
-    for name, entry in header.items():
-        start, stop = (begin + offset for offset in entry["data_offsets"])
-        if stop > len(raw):
-            raise ValueError(f"{file} ends within its array {name}; copy or download it again.")
-        if entry["dtype"] not in _DTYPES:
+    if not isinstance(metadata, dict) or not all(isinstance(x, str) for x in metadata.values()):
+        raise ValueError(f"{file} has a header whose {_METADATA} is no table of strings.")
+    entries = {name: _entry(file, name, entry) for name, entry in header.items()}
+    arrays, end = {}, 0
+    for name, (dtype, shape, start, stop) in sorted(entries.items(), key=lambda x: x[1][2:]):
+        if begin + stop > len(raw):
             raise ValueError(
-                f"{file} holds {name} as {entry['dtype']}; known are {', '.join(_DTYPES)}."
+                f"{file} ends within its array {_short(name)}; copy or download it again."
             )
-        arrays[name] = raw[start:stop].view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
-    return arrays, metadata
+        if start != end:
+            raise ValueError(
+                f"{file} has its array {_short(name)} at byte {start} where the one before it ends "
+                f"at {end}; expected arrays end to end, so copy or download it again."
+            )
+        arrays[name], end = raw[begin + start : begin + stop].view(dtype).reshape(shape), stop
+    if begin + end != len(raw):
+        raise ValueError(
+            f"{file} has {len(raw) - begin - end} bytes behind its last array; copy or download it "
+            f"again."
+        )
+    return {name: arrays[name] for name in header}, metadata
+
+
+def _entry(file: Path, name: str, entry: object) -> tuple[np.dtype, Shape, int, int]:
+    """Dtype, shape and both ends of an array's bytes, as a header tells them."""
+    told = entry if isinstance(entry, dict) else {}
+    kind, shape, offsets = (told.get(key) for key in ("dtype", "shape", "data_offsets"))
+    if not _is_sizes(shape) or len(shape) > _LARGEST_RANK:
+        raise ValueError(
+            f"{file} holds {_short(name)} with shape {_short(shape)}; expected a list of at most "
+            f"{_LARGEST_RANK} sizes."
+        )
+    if not isinstance(kind, str) or kind not in _DTYPES:
+        raise ValueError(
+            f"{file} holds {_short(name)} as {_short(kind)}; known are {', '.join(_DTYPES)}."
+        )
+    size = math.prod(shape) * _DTYPES[kind].itemsize
+    if not _is_sizes(offsets) or len(offsets) != 2 or offsets[1] - offsets[0] != size:
+        raise ValueError(
+            f"{file} holds {_short(name)}, {kind} of shape {_short(shape)}, at bytes "
+            f"{_short(offsets)}; expected two offsets {_short(size)} bytes apart."
+        )
+    return _DTYPES[kind], tuple(shape), offsets[0], offsets[1]
+
+
+def _is_sizes(value: object) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(type(x) is int and 0 <= x < 2**48 for x in value)
+
+
+def _short(value: object) -> str:
+    """At most 100 characters of a value, printable."""
+    if isinstance(value, str):
+        return "".join(c if c.isprintable() else "�" for c in value[:100])
+    return reprlib.repr(value)
 
 
 def write_file(

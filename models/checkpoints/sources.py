@@ -4,9 +4,9 @@ Orbax's library restores whole trees of one topology; here its arrays are opened
 (OCDBT or one directory per array, zarr 2 or 3), whose every region can be read by any thread.
 """
 
-import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,13 +17,17 @@ import numpy as np
 import tensorstore as ts
 from jaxtyping import Shaped
 
+from models.bounds import check_name
+from models.checkpoints.declared import check_declared
 from models.checkpoints.rename import Shape
 from models.checkpoints.safetensors_format import map_file
+from models.foreign_json import read_json, section
 
 IN_FLIGHT_BYTES = 2 * 2**30
 """What is held of a checkpoint while it is read, if no chunk of it is larger."""
 
 _ZARR = {".zarray": "zarr", "zarr.json": "zarr3"}
+_NO_NUMBERS = ("json", "string", "ustring", "char", "byte")
 
 
 @dataclass(frozen=True)
@@ -62,24 +66,28 @@ def open_orbax(path: Path) -> Source:
 
     Raises:
       FileNotFoundError: there is no such directory.
-      ValueError: no Orbax arrays are in it.
+      ValueError: no Orbax arrays are in it, they cannot be opened, or they declare far more than
+        the files hold.
     """
     path = Path(path).absolute()
     if not path.is_dir():
         raise FileNotFoundError(f"{path} is not a directory; give an Orbax checkpoint.")
     directory = path / "params" if (path / "params").is_dir() else path
+    check_declared(directory, {})
     specs = _zarr_specs(directory)
     if not specs:
         raise ValueError(
             f"{directory} holds no Orbax arrays (no manifest.ocdbt, no .zarray, no zarr.json); "
             f"give the directory that was saved, or its parent."
         )
+    arrays = _open_all(directory, specs, ts.Context())
+    _check_numbers(directory, arrays)
     # Orbax stores an unsharded array as one compressed chunk, which without a cache each region
     # read of it would decompress anew.
-    chunks = map(_chunk_bytes, _open_all(specs, ts.Context()).values())
+    chunks = map(_chunk_bytes, arrays.values())
     limit = max(IN_FLIGHT_BYTES, *chunks)
     context = ts.Context({"cache_pool": {"total_bytes_limit": limit}})
-    return Source(str(path), _open_all(specs, context))
+    return Source(str(path), _open_all(directory, specs, context))
 
 
 def open_safetensors(path: Path) -> Source:
@@ -100,10 +108,20 @@ def open_safetensors(path: Path) -> Source:
         file = path
     if file.suffix != ".json":
         return Source(str(path), *map_file(file))
-    shards = sorted(set(json.loads(file.read_text())["weight_map"].values()))
-    arrays: dict[str, np.ndarray] = {}
+    shards = section(read_json(file), "weight_map", str(file)).values()
     for shard in shards:
-        arrays |= map_file(file.parent / shard)[0]
+        if not isinstance(shard, str):
+            raise ValueError(f"{file}: weight_map names {str(shard)[:80]!r}; expected a file.")
+        check_name(f"{file}: a file of weight_map", shard)
+    arrays: dict[str, np.ndarray] = {}
+    for shard in sorted(set(shards)):
+        found = map_file(file.parent / shard)[0]
+        if twice := set(found) & set(arrays):
+            raise ValueError(
+                f"{file.parent / shard} holds {min(twice)[:80]!r}, which another file of {file} "
+                f"holds too; download them again."
+            )
+        arrays |= found
     return Source(str(path), arrays)
 
 
@@ -112,12 +130,13 @@ def _zarr_specs(directory: Path) -> dict[str, dict[str, Any]]:
     base = f"file://{quote(str(directory))}/"
     if (directory / "manifest.ocdbt").is_file():
         kvstore = {"driver": "ocdbt", "base": base}
-        keys = [key.decode() for key in ts.KvStore.open(kvstore).result().list().result()]
+        with _named(directory):
+            keys = [key.decode() for key in ts.KvStore.open(kvstore).result().list().result()]
     else:
         kvstore = {"driver": "file", "path": f"{directory}/"}
         keys = [f"{file.parent.name}/{file.name}" for file in directory.glob("*/*zarr*")]
     file = directory / "_METADATA"
-    described = json.loads(file.read_text()) if file.is_file() else {}
+    described = read_json(file) if file.exists() else {}
     # Orbax once left out chunks of zeros; where it says it did not, an absent one is a loss.
     filled = not described.get("store_array_data_equal_to_fill_value", False)
     specs = {}
@@ -140,9 +159,39 @@ def _plain_names(specs: dict[str, Any]) -> dict[str, Any]:
     return specs
 
 
-def _open_all(specs: dict[str, dict[str, Any]], context: ts.Context) -> dict[str, ts.TensorStore]:
-    opening = {name: ts.open(spec, open=True, context=context) for name, spec in specs.items()}
-    return {name: future.result() for name, future in opening.items()}
+def _open_all(
+    directory: Path, specs: dict[str, dict[str, Any]], context: ts.Context
+) -> dict[str, ts.TensorStore]:
+    with _named(directory):
+        opening = {name: ts.open(spec, open=True, context=context) for name, spec in specs.items()}
+        return {name: future.result() for name, future in opening.items()}
+
+
+@contextmanager
+def _named(directory: Path) -> Iterator[None]:
+    """Errors of the storage library as ValueErrors that name the directory."""
+    try:
+        yield
+    except (ValueError, KeyError, IndexError, OSError, RuntimeError, NotImplementedError) as error:
+        raise ValueError(
+            f"{directory} is damaged or no Orbax directory: {str(error)[:400]}; copy or download "
+            f"it again."
+        ) from error
+
+
+def _check_numbers(directory: Path, arrays: Mapping[str, ts.TensorStore]) -> None:
+    """Refuses arrays of other things than numbers, or of far more than the files hold."""
+    strange = [name for name, array in arrays.items() if array.dtype.name in _NO_NUMBERS]
+    if strange:
+        raise ValueError(
+            f"{directory} holds {strange[0][:80]!r} of type {arrays[strange[0]].dtype.name}; "
+            f"expected numbers."
+        )
+    declared = {
+        name: max(_chunk_bytes(x), math.prod(map(int, x.shape)) * x.dtype.numpy_dtype.itemsize)
+        for name, x in arrays.items()
+    }
+    check_declared(directory, declared)
 
 
 def _chunk_bytes(array: ts.TensorStore) -> int:

@@ -9,6 +9,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +42,8 @@ BEGIN = {"w": jnp.zeros(3)}
 
 class Descent:
     """`rl.run.Placement`: gradient descent with momentum."""
+
+    environment: ClassVar = {"name": "slope"}
 
     def __init__(self, config, at=lambda step: None):
         self.rate, self.at = config.learner.optimizer.learning_rate, at

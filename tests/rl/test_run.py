@@ -4,6 +4,8 @@ import os
 import signal
 from contextlib import nullcontext
 from dataclasses import replace
+from io import StringIO
+from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -24,6 +26,8 @@ CONFIG = RlConfig(steps=7, eval_every=3, save_every=2)
 class Counting:
     """A placement whose steps multiply and add, so that order and number of them show. It gives up
     a step where `at(step, told)` says so."""
+
+    environment: ClassVar = {"name": "counting", "source": "sha256:1", "max_steps": 7}
 
     def __init__(self, at=lambda step, told: False):
         self.ema, self.moment, self.number, self.at = jnp.float32(1), jnp.float32(0), 0, at
@@ -99,6 +103,43 @@ def test_a_signal_ends_a_run_with_its_last_whole_step_saved(whole, number, given
     assert own.steps(tmp_path / "checkpoints")[-1] == made
     assert run(tmp_path, resume=True).finished
     assert losses(tmp_path) == losses(whole[0])
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"source": "sha256:2"}, "its source was 'sha256:1' and is 'sha256:2' now"),
+        ({"max_steps": 9}, "its max_steps was 7 and is 9 now"),
+        ({"fps": 10}, "its fps was None and is 10 now"),
+    ],
+)
+def test_a_run_is_not_resumed_in_a_changed_environment(changed, why, tmp_path):
+    run(tmp_path, config=replace(CONFIG, steps=2))
+    other = Counting()
+    other.environment = Counting.environment | changed
+    with pytest.raises(ValueError, match=why + r".*--checkpoint .*/checkpoints/2 with another --"):
+        run(tmp_path, other, resume=True)
+    assert own.steps(tmp_path / "checkpoints") == [2]
+
+
+def test_a_checkpoint_that_records_no_environment_is_resumed_and_that_is_said(whole, tmp_path):
+    """As those of early versions."""
+    with CheckpointWriter(tmp_path / "checkpoints", {"rl": "a test"}, {}) as writer:
+        place = Counting()
+        place.run(lambda found: None, lambda: False, 2)
+        writer.save(2, place.state(), place.record())
+    (tmp_path / "config.json").write_text("{}")
+    console = Console(record=True, file=StringIO())
+    at = Run(tmp_path, {"rl": "a test"}, {})
+    assert improve(lambda: nullcontext(Counting()), at, CONFIG, console, resume=True).finished
+    assert "does not record its environment" in console.export_text()
+    assert own.read_json(tmp_path, "config")["environment"] == Counting.environment
+
+
+def test_a_run_is_not_resumed_for_fewer_steps_than_it_has_made(tmp_path):
+    run(tmp_path, config=replace(CONFIG, steps=4))
+    with pytest.raises(ValueError, match="has made 4 steps already, but only 3 were asked for"):
+        run(tmp_path, config=replace(CONFIG, steps=3), resume=True)
 
 
 def test_an_error_ends_the_run_and_the_steps_saved_before_it_are_gone_on_from(whole, tmp_path):

@@ -1,5 +1,6 @@
 """Suites are found by name, in a user's file and in installed packages."""
 
+import hashlib
 import sys
 
 import pytest
@@ -44,9 +45,21 @@ def test_a_users_file_holds_a_suite(tmp_path):
         load_suite(str(tmp_path / "nowhere.py:MINE"))
 
 
+def test_a_suite_tells_what_brought_it_and_a_changed_file_shows(tmp_path):
+    file = tmp_path / "mine.py"
+    sources = []
+    for text in (SUITE, SUITE, SUITE + "# another\n"):
+        file.write_text(text)
+        sources.append(load_suite(f"{file}:MINE").source)
+    assert sources[0] == sources[1] == f"sha256:{hashlib.sha256(SUITE.encode()).hexdigest()}"
+    assert sources[2] != sources[0]
+    assert load_suite("tabletop-lift").source == ""
+
+
 def test_installed_packages_offer_suites(package):
     package("their_suites", "theirs = their_suites:MINE\nbroken = their_suites:OTHER")
     assert load_suite("theirs").tasks == ("one", "two")
+    assert load_suite("theirs").source == "their_suites 1.0"
     with pytest.raises(ValueError, match=r"'broken' .* is no Suite, it is int"):
         load_suite("broken")
     with pytest.raises(ValueError, match=r"Unknown suite 'thiers'.*tabletop.*'theirs'.*\.py:NAME"):

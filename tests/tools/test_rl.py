@@ -259,6 +259,44 @@ def test_a_run_goes_on_with_its_checkpoints_config_where_its_own_was_cut(
     assert read_closed_loop(out) == read_closed_loop(finished)
 
 
+def test_a_run_is_not_resumed_in_another_environment_of_the_same_name(
+    finished, checkpoint, tmp_path, monkeypatch
+):
+    """A suite whose file has changed, and slots that differ in one field of their spec."""
+    out = shutil.copytree(finished, tmp_path / "out")
+    paths, more = rl.Paths(checkpoint, out, resume=True), replace(HOST, steps=4)
+
+    def longer(tasks, count, size):
+        slots = Noted(Eager(), count)
+        slots.spec = replace(slots.spec, max_steps=99)
+        return slots
+
+    saved = own.read_json(out, "config")["environment"]
+    assert (saved["suite"], saved["state_names"]) == ("points", ["x", "y"])
+    for other, why in (
+        (replace(POINTS, source="sha256:2"), "its source was '' and is 'sha256:2' now"),
+        (replace(POINTS, open=longer), r"its max_steps was \d+ and is 99 now"),
+    ):
+        monkeypatch.setattr("tools.rl.load_suite", lambda name, other=other: other)
+        with pytest.raises(ValueError, match=why):
+            rl.run(paths, more, QUIET)
+    assert own.steps(out / "checkpoints") == own.steps(finished / "checkpoints")
+
+
+def test_steps_may_grow_unless_the_schedule_ends_with_them(finished, checkpoint, tmp_path):
+    out = shutil.copytree(finished, tmp_path / "out")
+    falling = replace(HOST.learner.optimizer, schedule="linear")
+    config = replace(HOST, learner=replace(HOST.learner, optimizer=falling))
+    saved = json.loads((out / "config.json").read_text())
+    saved["rl"]["learner"]["optimizer"]["schedule"] = "linear"
+    (out / "config.json").write_text(json.dumps(saved))
+    paths = rl.Paths(checkpoint, out, resume=True)
+    with pytest.raises(
+        ValueError, match=r"3 steps, but 5 .* its linear schedule falls .*learner\."
+    ):
+        rl.run(paths, replace(config, steps=5), QUIET)
+
+
 PAIR = replace(HOST, steps=2, save_every=0)
 
 

@@ -116,6 +116,30 @@ def test_a_run_whose_config_was_cut_is_held_to_that_of_its_checkpoint(finished, 
     assert train.run(paths, SMALL, QUIET).finished
 
 
+def test_steps_may_grow_where_the_schedule_does_not_end_with_them(finished, dataset, tmp_path):
+    """`decay_steps` of eight is what a run of eight steps decays over, so losses are the same."""
+    optimizer = replace(SMALL.optimizer, decay_steps=8)
+    short = replace(SMALL, optimizer=optimizer, trainer=replace(SMALL.trainer, steps=3))
+    paths = train.Paths(str(dataset), tmp_path / "run")
+    assert train.run(paths, short, QUIET).step == 3
+    grown = replace(short, trainer=SMALL.trainer)
+    assert train.run(replace(paths, resume=True), grown, QUIET).step == 8
+    assert losses(tmp_path / "run") == losses(finished)
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["trainer"]["steps"] == 8
+    with pytest.raises(ValueError, match="has made 8 steps already, but only 3 were asked for"):
+        train.run(replace(paths, resume=True), short, QUIET)
+
+
+@pytest.mark.parametrize("steps", [12, 6])
+def test_other_steps_are_refused_where_the_schedule_ends_with_them(
+    finished, dataset, steps, tmp_path
+):
+    out = shutil.copytree(finished, tmp_path / "run")
+    other = replace(SMALL, trainer=replace(SMALL.trainer, steps=steps))
+    with pytest.raises(ValueError, match=rf"8 steps, but {steps} .* cosine schedule .*decay-steps"):
+        train.run(train.Paths(str(dataset), out, resume=True), other, QUIET)
+
+
 def test_a_checkpoint_of_another_model_is_refused_by_its_first_difference(
     finished, dataset, tmp_path
 ):

@@ -1,0 +1,58 @@
+"""Bounds of the sizes and names that describe a policy.
+
+A checkpoint whose digests fit can still hold nonsense, written by a broken script or a stranger: a
+size of 0 or a billion, a robot named as a path. Configs and processors refuse it as they are made,
+before an array is allocated or a file is opened by such a name.
+"""
+
+import numbers
+
+LARGEST_SIZE = 2**20
+"""Of a width, a vocabulary's share or another axis, unless said otherwise."""
+LARGEST_DEPTH = 2**12
+LARGEST_VOCABULARY = 2**24
+LARGEST_IMAGE = 2**13
+LARGEST_HORIZON = 2**14
+LARGEST_DIMS = 2**12
+LARGEST_DRAWS = 2**10
+"""Of noised chunks per observation, and of Euler steps."""
+
+_LONGEST_NAME = 200
+
+
+def check_size(name: str, value: int, most: int = LARGEST_SIZE, *, least: int = 1) -> None:
+    """Raises ValueError unless a size is a whole number from `least` to `most`."""
+    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not whole or not least <= value <= most:
+        raise ValueError(f"{name} is {value}; expected a whole number from {least} to {most}.")
+
+
+def check_sizes(where: str, config: object, *names: str, most: int = LARGEST_SIZE) -> None:
+    """`check_size` of several fields of a config that is called `where`."""
+    for name in names:
+        check_size(f"{where}.{name}", getattr(config, name), most)
+
+
+def check_name(what: str, name: str, *, nested: bool = False) -> None:
+    """Raises ValueError unless a name can stand for a file or folder inside another and be printed:
+    not empty, no path, no control characters, at most 200 bytes of UTF-8.
+
+    Args:
+      nested: it may have parts joined by "/", as "organisation/robot" has.
+    """
+    parts = name.split("/") if nested else [name]
+    try:
+        long = len(name.encode()) > _LONGEST_NAME
+    except UnicodeEncodeError:
+        long = True
+    if (
+        long
+        or any(part.strip() in ("", ".", "..") for part in parts)
+        or any(character in "\\" or not character.isprintable() for character in name)
+        or (not nested and "/" in name)
+    ):
+        kind = "an empty part, '..'" if nested else "'/', '..'"
+        raise ValueError(
+            f"{what} is named {name[:_LONGEST_NAME]!r}; a name has 1 to {_LONGEST_NAME} bytes and "
+            f"no {kind}, '\\' or control characters."
+        )

@@ -1,0 +1,36 @@
+"""What a checkpoint may declare, held against what its files hold.
+
+Shapes lie in metadata of a few bytes. Arrays of terabytes without the data for them end a process
+by its memory, in libraries that abort; real weights shrink by a tenth when compressed.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+_COMPRESSED = 100
+_SMALL_BYTES = 64 * 2**20
+
+
+def check_declared(directory: Path, declared: Mapping[str, int]) -> None:
+    """Raises ValueError if arrays of so many bytes, by name, are over a hundred times as large as
+    the directory's files (64 MiB are always allowed), or one of these is no regular file."""
+    stored = 0
+    for file in directory.rglob("*"):
+        if not file.is_dir():
+            check_regular(file)
+            stored += file.stat().st_size
+    total = sum(declared.values())
+    if total > _COMPRESSED * stored + _SMALL_BYTES:
+        name = max(declared, key=lambda name: declared[name])
+        raise ValueError(
+            f"{directory} declares {total:.3g} bytes of arrays, most of them in {name[:80]!r}, but "
+            f"its files have {stored:.3g}; no weights are compressed so far, so copy or download "
+            f"it again."
+        )
+
+
+def check_regular(file: Path) -> None:
+    """Raises ValueError unless a file, or what it links to, is a regular file: reading a pipe or a
+    device may never end."""
+    if not file.is_file():
+        raise ValueError(f"{file} is no regular file; copy or download the checkpoint again.")

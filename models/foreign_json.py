@@ -1,0 +1,80 @@
+"""JSON that others wrote, read as an object or refused by the name of its file.
+
+A parser takes what it is given: 30 bytes of memory for a byte of `[[],[],…`, the recursion limit
+for a deep nesting, one of two entries with the same name. No file that a tool wrote has these.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+LARGEST_BYTES = 32 * 2**20
+"""Of a file: PaliGemma's tokenizer.json has 17 MB, an index of 10,000 shards 10 MB."""
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: it is no regular file, too large, no JSON, or no object.
+    """
+    if not file.exists():
+        raise FileNotFoundError(f"{file} does not exist; the checkpoint is incomplete.")
+    if not file.is_file():
+        raise ValueError(f"{file} is no regular file; copy or download it again.")
+    with file.open("rb") as opened:
+        return parse_json(opened.read(LARGEST_BYTES + 1), str(file))
+
+
+def parse_json(text: bytes, where: str) -> dict[str, Any]:
+    """The object in a JSON text.
+
+    Raises:
+      ValueError: as `read_json`; the message begins with `where`.
+    """
+    if len(text) > LARGEST_BYTES:
+        raise ValueError(f"{where} has more than {LARGEST_BYTES} bytes of JSON; expected a few kB.")
+    try:
+        value = json.loads(text, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        why = "nested too deep" if isinstance(error, RecursionError) else str(error)[:200]
+        raise ValueError(f"{where}: not JSON ({why}); copy or download it again.") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{where} holds a {type(value).__name__}; expected an object of JSON.")
+    return value
+
+
+def section(values: dict[str, Any], name: str, where: str) -> dict[str, Any]:
+    """The object at `name` in another, {} where it is absent or null.
+
+    Raises:
+      ValueError: it is something else.
+    """
+    found = values.get(name)
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise ValueError(f"{where}: {name} is {str(found)[:80]!r}; expected an object of JSON.")
+    return found
+
+
+def whole(values: dict[str, Any], name: str, default: int, where: str) -> int:
+    """The whole number at `name`, the default where it is absent.
+
+    Raises:
+      ValueError: it is something else, or not positive.
+    """
+    found = values.get(name, default)
+    if type(found) is not int or found < 1:
+        raise ValueError(f"{where}: {name} is {str(found)[:80]!r}; expected a number of 1 or more.")
+    return found
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the name {twice[:80]!r} stands twice in one object")
+    return values

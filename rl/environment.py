@@ -1,0 +1,56 @@
+"""The environment that a run of RL learns in, as its checkpoints record it: every field of the
+slots' `Spec`, and the digest of the file or the version of the package that brought the suite.
+
+A run resumed in another environment of the same name would go on with advantages, optimizer moments
+and curves of the first, and nothing would look wrong.
+"""
+
+import json
+import reprlib
+from pathlib import Path
+from typing import Any
+
+from models.checkpoints import own
+from models.config import to_json
+from models.terminal import Console
+from sim.protocol import Spec
+from sim.suites import Suite
+
+Json = Any
+FIELD = "environment"
+"""Its name in the config that checkpoints hold."""
+
+
+def describe(spec: Spec, suite: Suite) -> Json:
+    """What a resumed run must find again, as JSON."""
+    return json.loads(json.dumps({"suite": suite.name, "source": suite.source} | to_json(spec)))
+
+
+def check_environment(path: Path, found: Json, console: Console) -> None:
+    """Refuses to go on from the checkpoint at `path` in another environment than its own.
+
+    Checkpoints of early versions do not tell theirs; that is said, and the run goes on.
+
+    Raises:
+      ValueError: a field differs; the message has both values.
+    """
+    saved = own.read_json(path, "config").get(FIELD)
+    if saved is None:
+        console.print(
+            f"{path} does not record its environment (early versions did not), so nothing tells "
+            f"whether it has changed since.",
+            soft_wrap=True,
+        )
+        return
+    for name in sorted(set(saved) | set(found)):
+        if saved.get(name) != found.get(name):
+            raise ValueError(
+                f"{path} was learned in another environment: its {name} was "
+                f"{_short.repr(saved.get(name))} and is {_short.repr(found.get(name))} now. Bring "
+                f"the environment back as it was, or begin a new run from this one: --checkpoint "
+                f"{path} with another --out, without --resume."
+            )
+
+
+_short = reprlib.Repr()
+_short.maxstring, _short.maxother = 200, 200

@@ -1,0 +1,177 @@
+"""Checkpoints whose digests fit and whose contents are nonsense are refused in one sentence that
+names checkpoint and field, before an array is allocated."""
+
+import json
+import shutil
+
+import jax
+import pytest
+
+from models import load_policy
+from models.bounds import check_name
+from models.checkpoints import digests
+from models.config import to_json
+from models.load import look
+from models.processor import Embodiment, Normalizer
+from parallel.checkpoint import CheckpointWriter
+from tests.models.tiny_policy import ARM, CONFIG, PROCESSOR, tiny_policy
+
+BILLION = 10**9
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    out = tmp_path_factory.mktemp("sealed")
+    assets = {"processor": to_json(PROCESSOR)}
+    with CheckpointWriter(out / "checkpoints", {"model": to_json(CONFIG)}, assets) as writer:
+        writer.save(1, {"ema": jax.device_put(tiny_policy().params)}, {})
+    return out / "checkpoints" / "1"
+
+
+def sealed(saved, out, name, change):
+    """A copy whose JSON file `name` was changed, with digests that fit."""
+    path = shutil.copytree(saved, out / "checkpoints" / "1")
+    (file,) = (path / name).iterdir()
+    content = json.loads(file.read_text())
+    file.unlink()
+    file.write_text(json.dumps(change(content)))
+    (path / digests.NAME).unlink()
+    digests.write_digests(path, digests.digest_files(path, digests.names(path)))
+    assert not digests.damage(path)
+    return path
+
+
+def put(content, where, value):
+    """`content` with the entry at "a.0.b" replaced, or removed if the value is `put`."""
+    *parents, last = (int(key) if key.isdigit() else key for key in where.split("."))
+    inner = content
+    for key in parents:
+        inner = inner[key]
+    if value is put:
+        del inner[last]
+    else:
+        inner[last] = value
+    return content
+
+
+ROBOT = to_json(ARM)
+NONSENSE = [
+    *(
+        (f"assets.processor.embodiments.0.{which}.{part}.1", value, rf"{which}[:.] ?{part}\[1\] is")
+        for which in ("state", "actions")
+        for part, values in {
+            "scale": (0.0, -1.0, float("nan"), float("inf"), 1e30, 1e-30),
+            "offset": (float("nan"), float("-inf"), 1e30),
+        }.items()
+        for value in values
+    ),
+    ("assets.processor.embodiments.0.actions.scale", [1.0], "2 offsets but 1 scales"),
+    ("assets.processor.embodiments.0.actions.scale.0", "1.0", r"scale\[0\] is '1.0', expected flo"),
+    ("assets.processor.embodiments.0.actions.scale.0", 10**400, r"scale\[0\] is 1000.* finite"),
+    ("assets.processor.embodiments.0.actions", {"offset": [], "scale": []}, "has no action dims"),
+    ("assets.processor.embodiments.0.relative", [0, 7], "a state dim below 3, or -1"),
+    ("assets.processor.embodiments.0.relative", [-2, -2], "a state dim below 3, or -1"),
+    ("assets.processor.embodiments.0.cameras", ["a", "a"], "name each only once"),
+    ("assets.processor.embodiments.0.cameras", "front", "cameras is 'front', expected list"),
+    ("assets.processor.embodiments.0.name", "../../victim", r"named '../../victim'; a name has"),
+    ("assets.processor.embodiments.0.name", "", "is named ''"),
+    ("assets.processor.embodiments.0.cameras", ["../x"], "A camera of embodiment 'arm' is named"),
+    ("assets.processor.embodiments", [], r"embodiments are \[\]; expected at least one"),
+    ("assets.processor.embodiments", [ROBOT, ROBOT], r"embodiments are \['arm', 'arm'\]"),
+    ("assets.processor.embodiments", {"arm": ROBOT}, "embodiments is .*, expected list"),
+    ("assets.processor.embodiments", put, r"missing fields \['embodiments'\]"),
+    ("assets.processor.action_dim", 1, "2 action dims, but the model takes up to 3 and 1"),
+    ("assets.processor.state_dim", 1, "3 state and 2 action dims"),
+    ("assets.processor.text_limit", 0, "text_limit is 0; expected"),
+    ("assets.processor.words", ["a"] * 100, r"ids up to 357, but model.vocabulary is 320"),
+    ("assets.processor.state_input", "suffix", "state_input is 'suffix' but model.state_input is"),
+    ("assets.processor.horizon", 5, "processor.horizon is 5 but model.horizon is 6"),
+    ("assets.processor.image_size", 16, "processor.image_size is 16 but model.image_size is 8"),
+    *(
+        (f"{where}.{name}", value, f"{name} is {value}; expected a whole number")
+        for where in ("assets.processor", "config.model")
+        for name in ("horizon", "action_dim", "state_dim", "image_size")
+        for value in (0, -1, BILLION)
+    ),
+    *(
+        (f"config.model.{stack}.{name}", value, f"{name} is {value}; expected a whole number")
+        for stack, names in {
+            "vision": ("width", "depth", "heads", "patch"),
+            "language": ("width", "depth", "heads", "kv_heads"),
+            "expert": ("width", "hidden"),
+        }.items()
+        for name in names
+        for value in (0, -1, BILLION)
+    ),
+    ("config.model.steps", 0, "model.steps is 0"),
+    ("config.model.chunks", BILLION, "model.chunks is 1000000000"),
+    ("config.model.vocabulary", BILLION, "model.vocabulary is 1000000000"),
+    ("config.model.vision.heads", 3, "vision.width is 16, which 3 heads .* do not divide"),
+    ("config.model.language.heads", True, "heads is True, expected int"),
+    ("config.model.expert.head_dim", 7.5, "head_dim is 7.5, expected int"),
+    ("config.model.text_loss", float("nan"), "text_loss is nan, expected a finite number"),
+    ("config.model.compute.dtype", "object", "compute.dtype is 'object'"),
+    ("config.model.compute.quantized", "(", r"compute.quantized is '\(', no regex"),
+    ("config.model.compute.chunk", -1, "compute.chunk is -1"),
+    ("config.model", [], "has a config without a model"),
+    ("config.model", {}, "image_size is 8 but model.image_size is 224"),
+    ("config.model", put, "has a config without a model"),
+    ("config.model.dit", {}, "does not describe a GrootConfig"),
+    ("assets.processor", 5, "processor is 5, expected Processor"),
+    ("assets.processor", {}, "does not describe a Processor"),
+]
+
+
+@pytest.mark.parametrize(("where", "value", "why"), NONSENSE)
+def test_sealed_nonsense_is_refused_by_its_checkpoint_and_field(saved, tmp_path, where, value, why):
+    name, _, inner = where.partition(".")
+    path = sealed(saved, tmp_path, name, lambda content: put(content, inner, value))
+    with pytest.raises(ValueError, match=why) as refused:
+        look(path)
+    assert str(path) in str(refused.value)
+    assert len(str(refused.value)) < 2000
+
+
+@pytest.mark.parametrize("name", ["config", "assets"])
+@pytest.mark.parametrize(
+    "content", ["null", "[]", "3", "", "[" * 100_000, '{"model": ' * 100_000], ids=lambda x: x[:20]
+)
+def test_a_file_of_another_kind_is_refused_by_its_checkpoint(saved, tmp_path, name, content):
+    path = sealed(saved, tmp_path, name, lambda _: None)
+    (file,) = (path / name).iterdir()
+    file.write_text(content)
+    digests.write_digests(path, digests.digest_files(path, digests.names(path)))
+    with pytest.raises(ValueError, match=str(path)):
+        look(path)
+
+
+def test_a_policy_of_the_unchanged_copy_loads(saved, tmp_path):
+    path = sealed(saved, tmp_path, "config", lambda content: content)
+    assert load_policy(path).processor == PROCESSOR
+
+
+def test_weights_of_other_shapes_than_a_sealed_config_tells_are_refused_unallocated(
+    saved, tmp_path
+):
+    path = sealed(saved, tmp_path, "config", lambda c: put(c, "model.language.hidden", 2**20))
+    with pytest.raises(ValueError, match=r"another model: .* has shape"):
+        load_policy(path)
+
+
+def test_constant_dimensions_of_every_writer_stay_allowed():
+    for scale in (1e-4, 1e-6, 5e-7, 1e-8, 5e-9, 1e9):
+        Normalizer((0.0, -1e9), (scale, 1.0))
+
+
+@pytest.mark.parametrize("name", ["so100", "physical-intelligence/libero", "model units", "机器人"])
+def test_robots_keep_the_names_that_codes_give_them(name):
+    Embodiment(name, ("observation.images.front",), ARM.state, ARM.actions)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", ".", "..", "/etc", "a/../b", "a//b", "a\\b", "a\nb", "\x1b[2J", "a\0", "x" * 201],
+)
+def test_names_that_are_paths_or_controls_are_refused(name):
+    with pytest.raises(ValueError, match="a name has 1 to 200 bytes"):
+        check_name("A robot", name, nested=True)

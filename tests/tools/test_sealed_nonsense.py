@@ -1,0 +1,42 @@
+"""Every command that takes a checkpoint refuses sealed nonsense in one sentence."""
+
+import pytest
+from rich.console import Console
+
+from rl.config import RlConfig
+from tests.models.test_sealed import put, saved, sealed
+from tools import convert_checkpoint, evaluate, rl, serve, train
+
+__all__ = ["saved"]
+QUIET = Console(quiet=True)
+
+
+COMMANDS = {
+    "serve": lambda path, out: serve.load(serve.ServeConfig(path)),
+    "rl": lambda path, out: rl.run(rl.Paths(path, out / "run"), RlConfig(), QUIET),
+    "evaluate": lambda path, out: evaluate.run(
+        evaluate.EvaluateConfig(path, suite="tabletop-lift", out=out / "run"), QUIET
+    ),
+    "convert": lambda path, out: convert_checkpoint.main(path, out / "run", "openpi"),
+    "train --init": lambda path, out: train._text(train.Paths("data", out / "run", init=path)),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    ("where", "value", "why"),
+    [
+        ("embodiments.0.actions.scale.0", 0.0, r"actions: scale\[0\] is 0.0"),
+        ("embodiments.0.name", "../../../victim", "is named '../../../victim'"),
+    ],
+)
+def test_a_command_refuses_a_sealed_checkpoint_of_nonsense(
+    command, where, value, why, saved, tmp_path
+):
+    path = sealed(saved, tmp_path, "assets", lambda c: put(c, f"processor.{where}", value))
+    out = tmp_path / "a" / "b" / "c" / "d"
+    out.mkdir(parents=True)
+    with pytest.raises((ValueError, SystemExit), match=why):
+        COMMANDS[command](path, out)
+    assert not list(out.iterdir())
+    assert not (tmp_path / "victim").exists()
