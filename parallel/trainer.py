@@ -129,7 +129,7 @@ def train(
         if host_index() == 0:
             write_config(run)
         checkpoints = stack.enter_context(
-            checkpoint.CheckpointWriter(folder, run.config, run.assets, config.keep)
+            checkpoint.CheckpointWriter(folder, run.config, run.assets, config.keep, console)
         )
         loop = Loop(
             config=config,

@@ -122,7 +122,9 @@ def advance(
         return Improved(place.state()["ema"], done, finished=True)
     with ExitStack() as stack:
         folder = run.directory / "checkpoints"
-        writer = stack.enter_context(checkpoint.CheckpointWriter(folder, run.config, run.assets))
+        writer = stack.enter_context(
+            checkpoint.CheckpointWriter(folder, run.config, run.assets, console=console)
+        )
         metrics = stack.enter_context(MetricsWriter(run.directory, done))
         bar = stack.enter_context(StepBar(console, doing, done, until))
 
