@@ -130,6 +130,7 @@ class DatasetWriter:
             if kind is None:
                 self._finish()
         finally:
+            self._data.abandon()
             for video in self._videos.values():
                 video.abandon()
             shutil.rmtree(self._partial, ignore_errors=True)

@@ -8,10 +8,13 @@ that passed.
 
 import json
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Literal, get_args
+
+from parallel.log_failure import naming
 
 FILE_NAME = "goodput.jsonl"
 
@@ -148,7 +151,8 @@ class Ledger:
         trace: TracebackType | None,
     ) -> None:
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):  # `_write` has raised it, and its line is still in the buffer
+                self._file.close()
 
     def _write(self, event: str, step: int, at: float | None = None, **more: int) -> None:
         spent, self._seconds = ({}, self._seconds) if event == "begin" else (self._seconds, {})
@@ -156,8 +160,9 @@ class Ledger:
         line = {"event": event, "step": step, "time": at, "seconds": spent, **more}
         self.account.add(line)
         if self._file is not None:
-            self._file.write(json.dumps(line) + "\n")
-            self._file.flush()
+            with naming(Path(self._file.name)):
+                self._file.write(json.dumps(line) + "\n")
+                self._file.flush()
 
 
 def _cut(path: Path) -> None:

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from models.checkpoints import own
 from parallel import checkpoint
+from parallel.log_failure import LogFailure
 from parallel.metrics import MetricsWriter
 from parallel.progress import StepBar
 from parallel.stop import StopSignals
@@ -116,8 +117,12 @@ def advance(
     doing: str = "improving",
 ) -> Improved:
     """Lets a placement that has made `done` steps, which are saved, make them `until` so many;
-    otherwise as `improve`."""
-    saved = done
+    otherwise as `improve`.
+
+    Raises:
+      OSError: a save failed, or the logs could not be written, and then the last step is saved.
+    """
+    saved, failure = done, LogFailure()
     if done >= until:
         return Improved(place.state()["ema"], done, finished=True)
     with ExitStack() as stack:
@@ -134,19 +139,30 @@ def advance(
             done += 1
             last = done == until
             if evaluate is not None and (last or _due(done, config.eval_every)):
-                found = found | evaluate(done, place.state()["ema"])
+                with failure.kept():
+                    found = found | evaluate(done, place.state()["ema"])
             if last or _due(done, config.save_every):
                 seconds = writer.save(done, place.state(), place.record())
                 found, saved = found | {"save_blocking_seconds": seconds}, done
-            metrics.write(done - 1, found)
-            metrics.flush()
+            with failure.kept():
+                metrics.write(done - 1, found)
             said = [says.format(found[name]) for name, says in _SAID.items() if name in found]
             bar.show(done, ", ".join(said))
 
-        place.run(on_step, stop.told, until)
-        if done != saved:
-            writer.save(done, place.state(), place.record())
-        writer.wait()
+        place.run(on_step, lambda: stop.told() or failure.error is not None, until)
+        try:
+            if done != saved:
+                writer.save(done, place.state(), place.record())
+            writer.wait()
+        except OSError as error:
+            if failure.error is None:
+                raise
+            raise failure.final(str(error)) from error
+        if failure.error is not None:
+            raise failure.final(
+                f"The run was stopped after step {done} of {config.steps}, saved in {folder}; "
+                f"--resume then goes on from there."
+            )
         return Improved(place.state()["ema"], done, finished=done >= until)
 
 

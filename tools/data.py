@@ -40,6 +40,7 @@ from data.store import Encoding, build_store
 from data.upgrade import upgrade
 from data.validate import validate
 from data.view import dimension_names, write_page, write_recording
+from tools.ending import in_a_line
 
 DatasetPath = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")]
 DatasetPaths = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATH …")]
@@ -176,7 +177,7 @@ def convert_command(
     """
     console, run = Console(), None
     if to == "v3.0":
-        with _progress("Copying") as report:
+        with in_a_line(writing=out), _progress("Copying") as report:
             upgraded = upgrade(path, out, progress=report)
         console.print(f"{out}: LeRobot v3.0, {upgraded.num_frames} frames.", soft_wrap=True)
         return
@@ -184,7 +185,8 @@ def convert_command(
         run = on_ray(ray_address or "local")
     elif workers:
         run = partial(in_threads, workers=workers)
-    with _progress("Decoding") as report:
+    kept = "What is finished of the store is kept; the same command goes on from there."
+    with in_a_line(kept, writing=out), _progress("Decoding") as report:
         store = build_store(open_dataset(_absolute(path)), out, image_size, encoding, report, run)
     console.print(
         f"{out}: {store.lengths.sum()} frames of {len(store.cameras)} cameras.", soft_wrap=True
@@ -285,7 +287,5 @@ def _robot(dataset: Dataset) -> str:
 
 
 if __name__ == "__main__":
-    try:
+    with in_a_line():
         app.cli(prog="python -m tools.data", description=__doc__)
-    except (ValueError, FileNotFoundError) as error:
-        sys.exit(f"error: {error}")

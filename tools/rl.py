@@ -28,7 +28,6 @@ from rich.console import Console
 from models import Policy, load_policy
 from models.checkpoints import digests, own
 from models.config import to_json
-from parallel import exits
 from parallel.checkpoint import find
 from parallel.stop import leave_at_once
 from parallel.trainer import CONFIG_NAME, Run, check_folder
@@ -40,6 +39,7 @@ from rl.population import PopulationConfig, check_population, turn_of
 from rl.run import Improved, improve
 from sim.suites import load_suite
 from tools.closed_loop import ClosedLoop
+from tools.ending import in_a_line
 from tools.presets import ClosedLoopConfig, check_same, take_preset
 from tools.rl_curves import write_curves
 from tools.rl_population import run_population
@@ -172,15 +172,13 @@ def parse(arguments: Sequence[str]) -> tuple[Paths, RlConfig, PopulationConfig]:
 
 def main() -> None:
     """Command line."""
-    try:
+    with in_a_line():
         paths, config, population = parse(sys.argv[1:])
-        with leave_at_once():
-            run(paths, config, Console(), population)
-    except (ValueError, FileNotFoundError) as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        print("Interrupted; --resume goes on from the last checkpoint.", file=sys.stderr)
-        sys.exit(exits.INTERRUPTED)
+    with (
+        in_a_line("--resume goes on from the last checkpoint, if there is one.", writing=paths.out),
+        leave_at_once(),
+    ):
+        run(paths, config, Console(), population)
 
 
 if __name__ == "__main__":
