@@ -58,9 +58,9 @@ def sentence(error: BaseException, where: str | Path | None = None) -> str | Non
     Args:
       where: the file or folder that was being written, for errors that name none.
     """
-    number, file = _of_the_disk(error)
+    number, named = _of_the_disk(error)
     if number in _REMEDIES and number is not None:
-        file = file or where
+        file = named or where
         place = "" if file is None else f"{file}: "
         return f"{place}{os.strerror(number)}; {_REMEDIES[number]}."
     stated = isinstance(error, OSError) and number is None

@@ -31,5 +31,7 @@ def in_a_line(kept: str = "", writing: str | Path | None = None) -> Iterator[Non
 
 
 def _end(line: str, code: int) -> None:
+    if code == exits.FAILED:
+        sys.exit(line.rstrip())
     print(line.rstrip(), file=sys.stderr)
     sys.exit(code)
