@@ -6,6 +6,7 @@ A part's manifest comes after its files and `store.json` after all parts, so wha
 before a crash is kept, and what was not is made again.
 """
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -314,9 +315,20 @@ def _writer(path: Path, encoding: Encoding) -> Iterator[ArrayRecordWriter | Bina
         return
     writer = ArrayRecordWriter(str(path), "group_size:1,uncompressed")
     try:
-        yield writer
-    finally:
-        writer.close()
+        try:
+            yield writer
+        finally:
+            writer.close()
+    except RuntimeError as error:
+        raise _of_the_disk(error, path) from error
+
+
+def _of_the_disk(error: RuntimeError, path: Path) -> Exception:
+    """The system's error that ArrayRecord puts into words."""
+    for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE):
+        if os.strerror(number) in str(error):
+            return OSError(number, os.strerror(number), str(path))
+    return error
 
 
 def _require_ours(folder: Folder, parts: Sequence[Part]) -> None:

@@ -5,6 +5,7 @@ episode's metadata columns.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,13 @@ class DataFiles:
     def close(self) -> None:
         if self.writer is not None:
             self.writer.close()
+
+    def abandon(self) -> None:
+        """Leaves what was written; a disk that is full must not be met again at the end."""
+        if self.writer is not None and self.writer.is_open:
+            with suppress(OSError):
+                self.writer.close()
+            self.writer.is_open = False
 
 
 class VideoFiles:

@@ -7,6 +7,7 @@ failed recording leaves nothing that could be mistaken for a dataset.
 
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -131,8 +132,10 @@ class DatasetWriter:
             if kind is None:
                 self._finish()
         finally:
+            self._data.abandon()
             for video in self._videos.values():
-                video.abandon()
+                with suppress(OSError):  # of a full disk, which ended the recording
+                    video.abandon()
             shutil.rmtree(self._partial, ignore_errors=True)
 
     def _finish(self) -> None:

@@ -7,11 +7,14 @@ since is known before it is read. `models.checkpoints.own` reads them for acting
 """
 
 import json
+import logging
+import os
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,9 +39,10 @@ _UNFINISHED = (".orbax-checkpoint-tmp", _DELETED, _SAVING)
 class CheckpointWriter:
     """Saves into `directory`, in the background, and keeps the last `keep` checkpoints.
 
-    Remains of a killed writer are removed first, so one directory has one writer at a time. Use as
-    a context manager: leaving it waits for the save under way. `on_saved(step)` is called on the
-    first host, in the background, when a checkpoint has got its number.
+    Remains of a killed writer are removed first, so one directory has one writer at a time. What
+    cannot be removed is named on `console`, once, and tried again at every save. Use as a context
+    manager: leaving it waits for the save under way. `on_saved(step)` is called on the first host,
+    in the background, when a checkpoint has got its number.
     """
 
     def __init__(
@@ -48,15 +52,18 @@ class CheckpointWriter:
         assets: Json,
         keep: int = 3,
         on_saved: Callable[[int], None] = lambda step: None,
+        console: Console | None = None,
     ) -> None:
         if keep < 1:
             raise ValueError(f"keep is {keep}, but at least one checkpoint must be kept.")
         self._directory, self._keep = Path(directory).absolute(), keep
         self._constant, self._on_saved = {"config": config, "assets": assets}, on_saved
+        self._console, self._named = console or Console(quiet=True), set[Path]()
+        logging.getLogger("absl").addFilter(_is_said_here)
         self._background = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[None] | None = None
         if host_index() == 0:
-            _tidy(self._directory)
+            _tidy(self._directory, self._say_left)
 
     def save(self, step: int, state: TrainState | dict[str, Any], position: Json) -> float:
         """Copies the state (or {"ema": parameters}, enough to act) to the host and returns; writing
@@ -77,7 +84,7 @@ class CheckpointWriter:
                 response = ocp.save_checkpointables_async(
                     saving, {"state": state, "position": position, **self._constant}
                 )
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise self._failed(step, _reason(error)) from error
         self._pending = self._background.submit(self._commit, step, response)
         return time.perf_counter() - begin
@@ -121,16 +128,19 @@ class CheckpointWriter:
             response.result()
             sizes = {name: (saving / name).stat().st_size for name in digests.names(saving)}
             mine = digests.share(sizes, host_index(), host_count())
-            digested = digests.digest_files(saving, mine)
+            seen = {"files": list(sizes), "digests": digests.digest_files(saving, mine)}
         except Exception as error:  # orbax passes on what tensorstore raises, ValueError too
             raise self._failed(step, _reason(error)) from error
 
         def decide(all_brought: list[str]) -> str:
-            found = {name: of for one in all_brought for name, of in json.loads(one).items()}
+            hosts = [json.loads(one) for one in all_brought]
+            found = {name: of for host in hosts for name, of in host["digests"].items()}
+            listed = {name for host in hosts for name in host["files"]}
             try:
-                unseen = set(digests.names(saving)) - set(found)  # by hosts with a stale listing
+                # a network folder may show hosts different listings for a while
+                unseen = (listed | set(digests.names(saving))) - set(found)
                 digests.write_digests(saving, found | digests.digest_files(saving, unseen))
-                _publish(step, saving, self._keep)
+                _publish(step, saving, self._keep, self._say_left)
             except OSError as error:
                 return _reason(error)
             try:
@@ -139,27 +149,34 @@ class CheckpointWriter:
                 print(f"warning: step {step} is saved, but {error}", file=sys.stderr, flush=True)
             return ""
 
-        failure = agree("saved", json.dumps(digested), decide)
+        failure = agree("saved", json.dumps(seen), decide)
         if failure:
             raise self._failed(step, failure)
 
     def _failed(self, step: int, reason: str) -> OSError:
         if host_index() == 0:
             end = time.monotonic() + _TIDY_SECONDS  # other threads may not have given up yet
-            while (remains := list(self._directory.glob(f".{step}{_SAVING}*"))) and (
-                time.monotonic() < end
-            ):
-                for directory in remains:
-                    shutil.rmtree(directory, ignore_errors=True)
-                time.sleep(0.1)
-        whole = steps(self._directory)
-        free = shutil.disk_usage(_existing(self._directory)).free / 1e9
+            with suppress(OSError):  # of the folder itself, which the error says
+                while (remains := list(self._directory.glob(f".{step}{_SAVING}*"))) and (
+                    time.monotonic() < end
+                ):
+                    for directory in remains:
+                        shutil.rmtree(directory, ignore_errors=True)
+                    time.sleep(0.1)
         return OSError(
-            f"Step {step} could not be saved in {self._directory}: {reason} "
-            f"({free:.1f} GB are free there). "
-            + (f"Checkpoints of steps {whole} are whole; " if whole else "None was saved before; ")
-            + "make room or repair the disk, then resume."
+            f"Step {step} could not be saved in {self._directory}: {reason}. "
+            f"{_standing(self._directory)}"
         )
+
+    def _say_left(self, path: Path, error: OSError) -> None:
+        if path not in self._named:
+            self._named.add(path)
+            self._console.print(
+                f"{path} could not be removed ({error.strerror or error}); the next save tries "
+                f"again.",
+                soft_wrap=True,
+                markup=False,
+            )
 
 
 def copy(path: Path, directory: Path) -> None:
@@ -172,7 +189,7 @@ def copy(path: Path, directory: Path) -> None:
     path, directory = Path(path).absolute(), Path(directory).absolute()
     saving = directory / f".{path.name}{_SAVING}"
     _tidy(directory)
-    shutil.copytree(path, saving)
+    shutil.copytree(path, saving, ignore=shutil.ignore_patterns(".nfs*"))
     refuse(path, digests.damage(saving))
     digests.digest_files(saving, digests.names(saving))  # so that they are on disk
     _publish(int(path.name), saving, keep=1)
@@ -240,19 +257,29 @@ def restore(path: Path, abstract: State, verified: bool = False) -> State:
         return ocp.load_checkpointables(path, {"state": abstract})["state"]
 
 
-def _publish(step: int, saving: Path, keep: int) -> None:
-    """Gives a complete directory its number; the last `keep` up to it stay."""
+Left = Callable[[Path, OSError], None]
+"""Takes what could not be removed, and why."""
+
+
+def _publish(step: int, saving: Path, keep: int, left: Left = lambda path, error: None) -> None:
+    """Gives a complete directory its number; the last `keep` up to it stay. Once it has it, only a
+    later step that stays would be wrong: the run would go on from that."""
     directory = saving.parent
     final = directory / str(step)
-    if final.exists():
-        final.rename(directory / f"{step}{_DELETED}")
+    if os.path.lexists(final):
+        _mark(final, _DELETED)
     saving.rename(final)
     digests.sync_directory(directory)
-    kept = [saved for saved in steps(directory) if saved <= step][-keep:]
-    for old in steps(directory):
-        if old not in kept:
-            (directory / str(old)).rename(directory / f"{old}{_DELETED}")
-    _remove(directory.glob(f"*{_DELETED}"))
+    saved = steps(directory)
+    kept = [number for number in saved if number <= step][-keep:]
+    for old in (directory / str(number) for number in saved if number not in kept):
+        try:
+            _mark(old, _DELETED)
+        except OSError as error:
+            if int(old.name) > step:
+                raise
+            left(old, error)
+    _remove(directory.glob(f"*{_DELETED}*"), left)
 
 
 def _damage(path: Path) -> list[str]:
@@ -273,28 +300,58 @@ def _listing(directory: Path) -> tuple[list[int], bool, list[str]]:
 
 
 def _set_aside(path: Path, _: object) -> str:
-    aside = path.with_name(path.name + _DAMAGED)
-    number = 1
-    while aside.exists():
+    return _mark(path, _DAMAGED).name
+
+
+def _mark(path: Path, mark: str) -> Path:
+    """Renames a checkpoint so that it is none; returns where it is."""
+    marked, number = path.with_name(path.name + mark), 1
+    while os.path.lexists(marked):
         number += 1
-        aside = path.with_name(f"{path.name}{_DAMAGED}-{number}")
-    path.rename(aside)
-    return aside.name
+        marked = path.with_name(f"{path.name}{mark}-{number}")
+    return path.rename(marked)
 
 
-def _tidy(directory: Path) -> None:
+def _tidy(directory: Path, left: Left = lambda path, error: None) -> None:
     """Removes what a killed writer left."""
     for mark in _UNFINISHED:
-        _remove(directory.glob(f"*{mark}*"))
+        _remove(directory.glob(f"*{mark}*"), left)
 
 
-def _remove(directories: Iterable[Path]) -> None:
-    for directory in list(directories):
-        shutil.rmtree(directory)
+def _remove(paths: Iterable[Path], left: Left) -> None:
+    """Removes all of them that can be, of a link only the link. NFS keeps files that somebody still
+    reads, and their folder: all else in it goes."""
+    for path in list(paths):
+        try:
+            if path.is_symlink() or not path.is_dir():
+                path.unlink(missing_ok=True)
+                continue
+            shutil.rmtree(path, ignore_errors=True)
+            if path.exists():
+                shutil.rmtree(path)
+        except FileNotFoundError:
+            continue  # it is gone, which NFS may say late
+        except OSError as error:
+            left(path, error)
 
 
-def _existing(path: Path) -> Path:
-    return next(at for at in (path, *path.parents) if at.exists())
+def _standing(directory: Path) -> str:
+    """What is left to resume from, and what to do first."""
+    try:
+        if not directory.is_dir():
+            return (
+                f"{directory} is no folder: mount it or remove what is in its place, then resume."
+            )
+        whole, free = steps(directory), shutil.disk_usage(directory).free / 1e9
+    except OSError as error:
+        return f"{directory} cannot be read ({error.strerror}): repair the disk, then resume."
+    kept = f"Checkpoints of steps {whole} are whole" if whole else "None was saved before"
+    return f"{kept}; make room ({free:.1f} GB are free there) or repair the disk, then resume."
+
+
+def _is_said_here(record: logging.LogRecord) -> bool:
+    """Drops the tracebacks that orbax logs of what it also raises, for `save` or `wait` to say."""
+    return not (record.levelno >= logging.ERROR and "orbax" in record.pathname)
 
 
 def _reason(error: BaseException) -> str:

@@ -1,4 +1,10 @@
-"""How a process of a job ended, as its exit code; docs/multihost.md explains them."""
+"""How a process of a job ended, as its exit code and in a sentence; docs/multihost.md explains the
+codes."""
+
+import errno
+import os
+import re
+from pathlib import Path
 
 FAILED = 1
 """An error with its traceback."""
@@ -11,7 +17,27 @@ PEER_LOST = 43
 NON_FINITE = 44
 """A loss was not finite, and the run was not told to go on."""
 INTERRUPTED = 130
-"""Ctrl-C, the second time."""
+"""Ctrl-C: the second time, or while nothing was trained yet."""
+
+_REMEDIES = {
+    errno.ENOSPC: "make room",
+    errno.EDQUOT: "make room, or have the quota raised",
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
+    errno.EROFS: "mount it for writing, or choose another place",
+    errno.EACCES: "change its permissions, or choose another place",
+    errno.EPERM: "change its permissions, or choose another place",
+    errno.ENOTDIR: "remove what is in the place of its folder, or choose another place",
+    errno.EISDIR: "remove the folder in its place, or choose another place",
+    errno.EEXIST: "remove what is in its place, or choose another place",
+    errno.ELOOP: "remove the links that lead in a circle, or choose another place",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.EIO: "repair the disk, or choose another place",
+    errno.ESTALE: "mount its folder again",
+    errno.ENODEV: "mount its folder again",
+    errno.ENOTCONN: "mount its folder again",
+    errno.ETIMEDOUT: "see whether its server can be reached",
+}
+"""What helps against the errors that a disk, a file system or its permissions cause."""
 
 
 def code(error: BaseException, begun: bool) -> int:
@@ -23,3 +49,34 @@ def code(error: BaseException, begun: bool) -> int:
         return error.code if isinstance(error.code, int) else FAILED if error.code else 0
     refused = not begun and isinstance(error, ValueError | FileNotFoundError)
     return getattr(error, "exit_code", REFUSED if refused else FAILED)
+
+
+def sentence(error: BaseException, where: str | Path | None = None) -> str | None:
+    """What to say of an error whose cause lies outside of the code, with a remedy; None of any
+    other, whose traceback is needed.
+
+    Args:
+      where: the file or folder that was being written, for errors that name none.
+    """
+    number, named = _of_the_disk(error)
+    if number in _REMEDIES and number is not None:
+        file = named or where
+        place = "" if file is None else f"{file}: "
+        return f"{place}{os.strerror(number)}; {_REMEDIES[number]}."
+    stated = isinstance(error, OSError) and number is None
+    return str(error) if stated or isinstance(error, ValueError | FileNotFoundError) else None
+
+
+def is_of_the_disk(error: BaseException) -> bool:
+    """Whether a disk, a file system or its permissions are at fault."""
+    return _of_the_disk(error)[0] in _REMEDIES
+
+
+def _of_the_disk(error: BaseException) -> tuple[int | None, str | None]:
+    """The number of the system's error and the file that it names; tensorstore puts both into the
+    words of a ValueError."""
+    if isinstance(error, OSError):
+        return error.errno, None if error.filename is None else str(error.filename)
+    number = re.search(r"os_error_code='(\d+)'", str(error))
+    file = re.search(r'local file "([^"]+)"', str(error))
+    return int(number[1]) if number else None, file[1] if file else None

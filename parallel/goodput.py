@@ -9,6 +9,7 @@ that passed.
 import json
 import os
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +17,7 @@ from typing import IO, Any, Literal, get_args
 
 from models.terminal import Console
 from parallel.json_lines import read_lines, set_damage_aside
+from parallel.log_failure import naming
 
 FILE_NAME = "goodput.jsonl"
 
@@ -174,7 +176,8 @@ class Ledger:
         trace: TracebackType | None,
     ) -> None:
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):  # `_write` has raised it, and its line is still in the buffer
+                self._file.close()
 
     def _write(self, event: str, step: int, at: float | None = None, **more: int) -> None:
         spent, self._seconds = ({}, self._seconds) if event == "begin" else (self._seconds, {})
@@ -182,8 +185,9 @@ class Ledger:
         line = {"event": event, "step": step, "time": at, "seconds": spent, **more}
         self.account.add(line)
         if self._file is not None:
-            self._file.write(json.dumps(line) + "\n")
-            self._file.flush()
+            with naming(Path(self._file.name)):
+                self._file.write(json.dumps(line) + "\n")
+                self._file.flush()
 
 
 def _cut(path: Path) -> None:

@@ -21,12 +21,13 @@ from parallel.checkpoint import CheckpointWriter
 from parallel.distributed import host_count, host_index, put_batch
 from parallel.goodput import Ledger
 from parallel.hosts import HostFacts, any_host, put_facts
+from parallel.log_failure import LogFailure
 from parallel.metrics import MetricsWriter
 from parallel.prefetch import GivenUp, Prefetcher
 from parallel.progress import StepLog
 from parallel.spikes import Policy, Spikes
 from parallel.step import TrainState
-from parallel.stop import StopSignals
+from parallel.stop import UNLOGGED, StopSignals
 from parallel.watchdog import note
 
 Json = Any
@@ -62,7 +63,8 @@ class Loop:
     """What the steps of a run need, whichever state they go on from.
 
     `saved` is the step of the last checkpoint; `stopped` the host that was told to stop and the
-    signal's number, once all know it.
+    signal's number, once all know it. A host whose logs cannot be written, which `failure` keeps,
+    is told to stop by `UNLOGGED`.
     """
 
     config: TrainerConfig
@@ -76,6 +78,7 @@ class Loop:
     stop: StopSignals
     checkpoints: CheckpointWriter
     ledger: Ledger
+    failure: LogFailure
     saved: int | None
     stopped: tuple[int, int] | None = None
     _compiled: Any = field(default=None, init=False)
@@ -111,6 +114,7 @@ class Loop:
                     self.mesh,
                     spikes,
                     self.ledger.account,
+                    self.failure,
                 )
             )
             begin = time.perf_counter()
@@ -189,7 +193,9 @@ class Loop:
         if self.stopped:
             return
         note("evaluating")
-        found = self.on_eval(done, state, self._stopping)
+        found: dict[str, float] = {}
+        with self.failure.kept():
+            found = self.on_eval(done, state, self._stopping)
         note("training")
         self.ledger.spend("evaluation")
         if not self.stopped:
@@ -204,18 +210,20 @@ class Loop:
         """Takes over what `log` has read."""
         self.stopped = self.stopped or log.stopped
         self.ledger.spend("step")
-        self.ledger.made(log.made)
+        with self.failure.kept():
+            self.ledger.made(log.made)
+        if self.failure.error is not None:
+            self.stop.number = self.stop.number or UNLOGGED
 
     def _save(
         self, done: int, state: TrainState, offset: int, spikes: Spikes, log: StepLog
     ) -> None:
         note("saving")
         position = at_data(self.position(done + offset), offset, spikes.record())
-        try:
-            log.sync()  # so that metrics never lag a checkpoint
+        log.sync()  # so that metrics never lag a checkpoint
+        with self.failure.kept():
             self.ledger.sync()
-        finally:  # a log that fails costs no steps
-            blocked = self.checkpoints.save(done, state, position)
+        blocked = self.checkpoints.save(done, state, position)
         log.noted(done - 1, {"save_blocking_seconds": blocked})
         note("training")
         self.saved = done

@@ -7,60 +7,91 @@ and loses nothing to a run that makes none.
 
 import json
 import os
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from tensorboardX import SummaryWriter
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.summary import scalar
 
 from models.terminal import Console
 from parallel.atomic import replace_text
 from parallel.json_lines import read_lines, set_damage_aside
+from parallel.log_failure import naming
 
 FILE_NAME = "metrics.jsonl"
 
 
 class MetricsWriter:
     """Appends metrics of `start_step` and later, which drop what is there of these steps when the
-    first is written; use as a context manager."""
+    first is written; use as a context manager. Every line is handed to the operating system at
+    once, so it survives this process, and what cannot be written is raised here: TensorBoard's own
+    writer would stop in a thread and block for good.
+    """
 
     def __init__(self, directory: Path, start_step: int = 0) -> None:
-        self._directory, self._start = Path(directory), start_step
-        self._opened: tuple[IO[str], SummaryWriter] | None = None
+        self._path, self._start = Path(directory) / FILE_NAME, start_step
+        self._board_path = Path(directory) / "tensorboard"
+        self._opened: tuple[IO[str], EventsWriter] | None = None
+        self._failed = False
 
     def write(self, step: int, metrics: dict[str, float], board: bool = True) -> None:
-        """Writes one line; `board` also sends it to TensorBoard."""
+        """Writes one line; `board` also sends it to TensorBoard.
+
+        Raises:
+          OSError: a file cannot be written; names it.
+        """
+        self._failed = True
         if self._opened is None:
             self._opened = self._open()
-        file, writer = self._opened
-        file.write(json.dumps({"step": step, **metrics}) + "\n")
+        file, events = self._opened
+        with naming(self._path):
+            file.write(json.dumps({"step": step, **metrics}) + "\n")
+            file.flush()
         if board:
-            for name, value in metrics.items():
-                writer.add_scalar(name, value, step)
-
-    def flush(self) -> None:
-        """Hands all lines to the operating system: they survive this process."""
-        if self._opened is not None:
-            self._opened[0].flush()
+            with naming(self._board_path):
+                for name, value in metrics.items():
+                    events.write_event(
+                        Event(wall_time=time.time(), step=step, summary=scalar(name, value))
+                    )
+                events.flush()
+        self._failed = False
 
     def sync(self) -> None:
-        """Returns when all lines are on disk: they survive the machine."""
+        """Returns when all lines are on disk: they survive the machine.
+
+        Raises:
+          OSError: the file cannot be written; names it.
+        """
         if self._opened is not None:
-            self._opened[0].flush()
-            os.fsync(self._opened[0].fileno())
+            with naming(self._path):
+                os.fsync(self._opened[0].fileno())
 
     def __enter__(self) -> "MetricsWriter":
         return self
 
     def __exit__(self, *exception: object) -> None:
         if self._opened is not None:
-            for opened in self._opened:
-                opened.close()
+            for opened, path in zip(self._opened, (self._path, self._board_path), strict=True):
+                with suppress(OSError) if self._failed else naming(path):
+                    opened.close()
 
-    def _open(self) -> tuple[IO[str], SummaryWriter]:
-        path = self._directory / FILE_NAME
-        _truncate(path, self._start)
-        board = str(self._directory / "tensorboard")
-        return path.open("a"), SummaryWriter(board, purge_step=self._start, write_to_disk=True)
+    def _open(self) -> tuple[IO[str], EventsWriter]:
+        with naming(self._path):
+            _truncate(self._path, self._start)
+            file = self._path.open("a")
+        with naming(self._board_path):
+            self._board_path.mkdir(exist_ok=True)
+            events = EventsWriter(str(self._board_path / "events"))
+            for what in (
+                {"file_version": "brain.Event:2"},
+                {"session_log": SessionLog(status=SessionLog.START)},  # hides later steps before it
+            ):
+                events.write_event(Event(step=self._start, **what))
+            events.flush()
+        return file, events
 
 
 def read_metrics(directory: Path) -> list[dict[str, float]]:

@@ -16,6 +16,7 @@ from models.terminal import Console, Progress, TextColumn
 from parallel.data_wait import DataWait
 from parallel.goodput import Account
 from parallel.hosts import by_host, told
+from parallel.log_failure import LogFailure
 from parallel.metrics import MetricsWriter
 from parallel.spikes import IN_FLIGHT, Spikes
 from parallel.step import Metrics
@@ -64,9 +65,10 @@ class StepLog:
     """Takes the metrics of steps as they are dispatched and writes them as they are done.
 
     Use as a context manager. `writer` None (all hosts but the first) writes nothing and draws
-    nothing. `made` counts the steps that are done; `stopped` is, once a step was entered by a host
-    that was told to stop, that host and the signal's number: that step and those after it were not
-    made. Both are the same on all hosts at the same point of the loop.
+    nothing; what it cannot write, `failure` keeps. `made` counts the steps that are done; `stopped`
+    is, once a step was entered by a host that was told to stop, that host and the signal's number:
+    that step and those after it were not made. Both are the same on all hosts at the same point of
+    the loop.
     """
 
     def __init__(
@@ -79,8 +81,10 @@ class StepLog:
         mesh: Mesh,
         spikes: Spikes,
         account: Account,
+        failure: LogFailure,
     ) -> None:
         self._writer, self._console, self._board_every = writer, console, board_every
+        self._failure = failure
         self._account = account
         self._mesh, self._spikes, self._stragglers = mesh, spikes, Stragglers()
         self.made = start
@@ -107,25 +111,23 @@ class StepLog:
             self._finish()
 
     def drain(self) -> None:
-        """Waits for all steps under way and hands their lines to the operating system.
+        """Waits for all steps under way and writes their lines.
 
         Raises:
           BadStep: one of them was bad and is not skipped.
         """
         while self._pending:
             self._finish()
-        if self._writer is not None:
-            self._writer.flush()
 
     def noted(self, step: int, metrics: dict[str, float]) -> None:
         """Writes what was found after the update of `step`, by an evaluation or a save."""
-        if self._writer is not None:
-            self._writer.write(step, metrics)
+        self._write(step, metrics)
 
     def sync(self) -> None:
         """Returns when all that was written is on disk."""
         if self._writer is not None:
-            self._writer.sync()
+            with self._failure.kept():
+                self._writer.sync()
 
     def __enter__(self) -> "StepLog":
         self._bar.__enter__()
@@ -161,13 +163,17 @@ class StepLog:
         board = step % self._board_every == 0
         if board:
             metrics |= {f"seconds/{cause}": s for cause, s in self._account.seconds.items() if s}
-        if self._writer is not None:
-            self._writer.write(step, metrics, board)
+        self._write(step, metrics, board)
         for said in (line, self._data_wait.after(seconds, facts)):
             if said is not None:
                 self._console.print(said, soft_wrap=True)
         self._recent.append((seconds, facts["data_wait"], now - asked))
         self._show(step, metrics["loss"])
+
+    def _write(self, step: int, metrics: dict[str, Any], board: bool = True) -> None:
+        if self._writer is not None:
+            with self._failure.kept():
+                self._writer.write(step, metrics, board)
 
     def _show(self, step: int, loss: float) -> None:
         seconds, data, device = (sum(parts) for parts in zip(*self._recent, strict=True))

@@ -13,6 +13,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+UNLOGGED = 1000
+"""The `number` of a run that stops because its logs cannot be written; no signal has it."""
+
 
 class StopSignals:
     """While entered, SIGTERM and Ctrl-C leave their number here; a second Ctrl-C interrupts."""
@@ -35,7 +38,7 @@ class StopSignals:
         return self.number != 0
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.number and number == signal.SIGINT:
+        if self.number not in (0, UNLOGGED) and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.number = number
         os.write(2, b"\nSaving what was learnt and stopping; Ctrl-C aborts instead.\n")

@@ -20,8 +20,10 @@ from models.inputs import PackedBatch
 from models.sharding import Rules
 from models.terminal import Console
 from parallel import checkpoint
+from parallel.agreement import agree
 from parallel.distributed import host_count, host_index
 from parallel.goodput import Ledger, set_damaged_account_aside
+from parallel.log_failure import LogFailure
 from parallel.loop import Loop, TrainerConfig, at_data
 from parallel.mesh import check_rows, make_mesh
 from parallel.metrics import set_damaged_metrics_aside
@@ -45,7 +47,7 @@ from parallel.step import (
     make_train_step,
     state_from,
 )
-from parallel.stop import StopSignals
+from parallel.stop import UNLOGGED, StopSignals
 from parallel.watchdog import note
 
 __all__ = ["CONFIG_NAME", "Run", "Trained", "TrainerConfig", "check_start", "train"]
@@ -96,6 +98,7 @@ def train(
         parameters, rules, rows and mesh do not fit; a step is bad (BadStep).
       FileNotFoundError: `resume` is true but the directory holds no run, or its checkpoints are
         away.
+      OSError: a save failed, or the logs could not be written, and then the last step is saved.
     """
     mesh = make_mesh() if mesh is None else mesh
     optimizer = _until_the_end(optimizer, config)
@@ -138,11 +141,15 @@ def train(
             write_config(run)
             if saved is not None:
                 note_saved(run.directory, saved)
-        checkpoints = stack.enter_context(
-            checkpoint.CheckpointWriter(
-                folder, run.config, run.assets, config.keep, partial(note_saved, run.directory)
-            )
+        writer = checkpoint.CheckpointWriter(
+            folder,
+            run.config,
+            run.assets,
+            config.keep,
+            on_saved=partial(note_saved, run.directory),
+            console=console,
         )
+        checkpoints = stack.enter_context(writer)
         loop = Loop(
             config=config,
             directory=run.directory,
@@ -155,6 +162,7 @@ def train(
             stop=stop,
             checkpoints=checkpoints,
             ledger=ledger,
+            failure=(failure := LogFailure()),
             saved=saved,
         )
         rollbacks: list[int | None] = []
@@ -168,6 +176,10 @@ def train(
                 if config.on_bad_step != "rollback" or rollbacks.count(loop.saved) > _ROLLBACKS:
                     raise
                 reason, resumed_at = str(bad), bad.step + 1 + offset
+            except OSError as error:
+                if failure.error is None:
+                    raise
+                raise failure.final(str(error)) from error
             note("loading")
             checkpoints.wait()
             check_saved(run.directory)
@@ -180,20 +192,33 @@ def train(
             state, record = begin(loop.saved)
             bad_steps = record["bad_steps"] if record else None
             record = at_data(position(resumed_at), resumed_at - done, bad_steps)
-        ledger.end(done)
+        with failure.kept():
+            ledger.end(done)
+        kept = f"saved in {folder}" if loop.saved == done else "nothing to save yet"
+        outcome = f"after step {done} of {config.steps}, {kept}; the same command with --resume"
+        _raise_unlogged(loop, f"The run was stopped {outcome} then goes on from there.")
         if skipped:
             console.print(f"{skipped} of {done} steps were bad, and skipped.")
         if loop.stopped:
             host, number = loop.stopped
             where = f" on host {host}" if host_count() > 1 else ""
-            kept = f"saved in {folder}" if loop.saved == done else "nothing to save yet"
             console.print(
-                f"Stopped by {signal.Signals(number).name}{where} after step {done} of "
-                f"{config.steps}, {kept}; the same command with --resume goes on from there.",
+                f"Stopped by {signal.Signals(number).name}{where} {outcome} goes on from there.",
                 soft_wrap=True,
             )
         console.print(ledger.account.report(), soft_wrap=True, highlight=False)
     return Trained(state, done, finished=done == config.steps)
+
+
+def _raise_unlogged(loop: Loop, outcome: str) -> None:
+    """Ends a run whose logs could not be written, on all hosts with the words of the one at fault
+    if all stopped for it."""
+    final = loop.failure.final(outcome) if loop.failure.error else None
+    if loop.stopped and loop.stopped[1] == UNLOGGED:
+        told = agree("unlogged", str(final or ""), lambda all_told: max(all_told, key=len))
+        raise final or OSError(told)
+    if final is not None:
+        raise final
 
 
 def check_start(

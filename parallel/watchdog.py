@@ -126,8 +126,10 @@ class Watchdog:
         if first["rank"] != self._rank:  # what this process met is an echo
             self._follow(first)
         _report(self._rank, what)
-        if isinstance(error, ValueError | FileNotFoundError):
-            print(harmless(f"error: {error}"), file=sys.stderr, flush=True)
+        if isinstance(error, KeyboardInterrupt):
+            print(_interrupted(_now.phase), file=sys.stderr, flush=True)
+        elif (said := exits.sentence(error)) is not None:
+            print(harmless(f"error: {said}"), file=sys.stderr, flush=True)
         elif not isinstance(error, SystemExit):
             lines = traceback.format_exception(error)
             print(harmless("".join(lines)), end="", file=sys.stderr, flush=True)
@@ -231,6 +233,12 @@ class Watchdog:
         if self._processes > 1:  # the others must still read why, from what rank 0 holds
             time.sleep((4 if self._rank == 0 else 2) * self._interval)
         os._exit(code)
+
+
+def _interrupted(phase: str) -> str:
+    if phase in ("starting", "preparing"):
+        return "Interrupted while preparing; what is finished of the frame store is kept."
+    return f"Interrupted while {phase}; --resume goes on from the last checkpoint."
 
 
 def _report(rank: int, what: str) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from models.checkpoints import own
 from models.terminal import Console
 from parallel import checkpoint
+from parallel.log_failure import LogFailure
 from parallel.metrics import MetricsWriter, set_damaged_metrics_aside
 from parallel.progress import StepBar
 from parallel.run_folder import Run, check_folder, check_steps_made, note_saved, write_config
@@ -133,19 +134,24 @@ def advance(
     doing: str = "improving",
 ) -> Improved:
     """Lets a placement that has made `done` steps, which are saved, make them `until` so many;
-    otherwise as `improve`."""
-    saved = done
+    otherwise as `improve`.
+
+    Raises:
+      OSError: a save failed, or the logs could not be written, and then the last step is saved.
+    """
+    saved, failure = done, LogFailure()
     if done >= until:
         return Improved(place.state()["ema"], done, finished=True)
     with ExitStack() as stack:
+        folder = run.directory / "checkpoints"
         set_damaged_metrics_aside(run.directory, console)
-        config_json = {**run.config, FIELD: place.environment}
         writer = stack.enter_context(
             checkpoint.CheckpointWriter(
-                run.directory / "checkpoints",
-                config_json,
+                folder,
+                {**run.config, FIELD: place.environment},
                 run.assets,
                 on_saved=partial(note_saved, run.directory),
+                console=console,
             )
         )
         metrics = stack.enter_context(MetricsWriter(run.directory, done))
@@ -153,12 +159,12 @@ def advance(
 
         def save() -> None:
             nonlocal saved
-            try:
+            with failure.kept():
                 metrics.sync()  # so that metrics never lag a checkpoint
-            finally:  # a log that fails costs no steps
-                seconds = writer.save(done, place.state(), place.record())
-            metrics.write(done - 1, {"save_blocking_seconds": seconds})
+            seconds = writer.save(done, place.state(), place.record())
             saved = done
+            with failure.kept():
+                metrics.write(done - 1, {"save_blocking_seconds": seconds})
 
         def on_step(found: dict[str, float]) -> None:
             nonlocal done
@@ -166,18 +172,29 @@ def advance(
             done += 1
             last = done == until
             if evaluate is not None and (last or _due(done, config.eval_every)):
-                found = found | evaluate(done, place.state()["ema"])
-            metrics.write(done - 1, found)
-            metrics.flush()
+                with failure.kept():
+                    found = found | evaluate(done, place.state()["ema"])
+            with failure.kept():
+                metrics.write(done - 1, found)
             if last or _due(done, config.save_every):
                 save()
             said = [says.format(found[name]) for name, says in _SAID.items() if name in found]
             bar.show(done, ", ".join(said))
 
-        place.run(on_step, stop.told, until)
-        if done != saved:
-            save()
-        writer.wait()
+        place.run(on_step, lambda: stop.told() or failure.error is not None, until)
+        try:
+            if done != saved:
+                save()
+            writer.wait()
+        except OSError as error:
+            if failure.error is None:
+                raise
+            raise failure.final(str(error)) from error
+        if failure.error is not None:
+            raise failure.final(
+                f"The run was stopped after step {done} of {config.steps}, saved in {folder}; "
+                f"--resume then goes on from there."
+            )
         return Improved(place.state()["ema"], done, finished=done >= until)
 
 

@@ -4,11 +4,14 @@ Settings that must stand before JAX starts are made here, once for all commands:
 times slower with XLA's CPU fusion emitters; programs over several forced devices deadlock unless
 the thread pool is large, which slows all others; and a compiled loop, such as a simulator's, holds
 a thread of the pool, so that with only one for each core what computes beside it starves. Compiled
-programs are kept between commands.
+programs are kept between commands. Ctrl-C while a command still imports what it needs is said in a
+word, without a traceback.
 """
 
 import os
+import sys
 from pathlib import Path
+from types import TracebackType
 
 _EMITTERS = "--xla_cpu_use_fusion_emitters"
 _FORCED = "--xla_force_host_platform_device_count"
@@ -19,3 +22,14 @@ _FORCES = _FORCED in os.environ["XLA_FLAGS"]
 os.environ.setdefault("NPROC", "32" if _FORCES else str(2 * (os.cpu_count() or 1)))
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path.home() / ".cache/chiliad/jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
+
+
+def _end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        print("Interrupted.", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
+
+
+if sys.argv[0] == "-m":  # Python looks for the command's module
+    sys.excepthook = _end

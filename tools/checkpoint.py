@@ -24,8 +24,9 @@ from rich.text import Text
 from models.checkpoints import digests, own
 from models.checkpoints.safetensors_format import write_file
 from models.checkpoints.sources import Source, open_orbax
-from models.terminal import Console, guard_tracebacks, harmless
+from models.terminal import Console, guard_tracebacks
 from parallel.metrics import read_metrics
+from tools.ending import in_a_line
 
 Where = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_OR_STEP")]
 Out = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
@@ -214,10 +215,8 @@ def seal_command(path: Where) -> None:
 
 def main() -> None:
     """Command line."""
-    try:
+    with in_a_line():
         app.cli(prog="python -m tools.checkpoint", description=__doc__)
-    except (ValueError, FileNotFoundError) as error:
-        sys.exit(harmless(f"error: {error}"))
 
 
 @dataclass(frozen=True)

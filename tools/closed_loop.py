@@ -23,6 +23,7 @@ from models import Policy
 from models.terminal import Console
 from parallel.distributed import host_count, host_index
 from parallel.json_lines import read_lines, set_damage_aside
+from parallel.log_failure import naming
 from parallel.step import TrainState
 from sim.protocol import Slots, Start
 from sim.results import Evaluation, joined
@@ -81,11 +82,11 @@ class ClosedLoop:
         Raises:
           Exception: what an earlier evaluation failed of.
         """
-        if self._error is not None:
-            raise self._error
         start = time.perf_counter()
         copied = jax.tree.map(_copied, params)
         seconds = time.perf_counter() - start
+        if self._error is not None:  # raised once no other host waits for this one's part
+            raise self._error
         if host_index() == 0:
             self._put(step, copied)
         return {"closed_loop_copy_seconds": seconds}
@@ -192,7 +193,8 @@ def note(directory: Path, step: int, seconds: float, found: Evaluation) -> None:
         "by_task": {task: part.success.to_json() for task, part in found.by_task.items()},
     }
     directory.mkdir(parents=True, exist_ok=True)
-    with (directory / FILE_NAME).open("a") as file:
+    path = directory / FILE_NAME
+    with naming(path), path.open("a") as file:
         file.write(json.dumps(line) + "\n")
         file.flush()
         os.fsync(file.fileno())

@@ -9,7 +9,6 @@ LeRobot's pi0 and pi05 or of GR00T-N1.5. What a format cannot hold is refused, n
 """
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,8 +21,9 @@ from models.config import to_json
 from models.groot import GrootConfig
 from models.pi import PiConfig
 from models.processor import Embodiment
-from models.terminal import Console, guard_tracebacks, harmless
+from models.terminal import Console, guard_tracebacks
 from parallel.checkpoint import CheckpointWriter, steps
+from tools.ending import in_a_line
 
 Format = Literal["chiliad", "openpi", "lerobot", "groot"]
 
@@ -77,11 +77,9 @@ def main(
       horizon: steps of a chunk, which openpi's checkpoints do not tell.
       robot: which of several statistics of an openpi checkpoint to take.
     """
-    try:
+    with in_a_line(writing=target):
         policy = load_policy(source, dtype=dtype, tokenizer=tokenizer, horizon=horizon, robot=robot)
         convert(policy, target, to)
-    except (ValueError, FileNotFoundError) as error:
-        sys.exit(harmless(f"error: {error}"))
     Console(stderr=True).print(f"Wrote {target} ({to}).", soft_wrap=True)
 
 

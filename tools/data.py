@@ -38,7 +38,8 @@ from data.store import Encoding, build_store, damaged_store_files
 from data.upgrade import upgrade
 from data.validate import validate
 from data.view import dimension_names, write_page, write_recording
-from models.terminal import Console, Progress, TextColumn, guard_tracebacks, harmless
+from models.terminal import Console, Progress, TextColumn, guard_tracebacks
+from tools.ending import in_a_line
 
 DatasetPath = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")]
 StorePath = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="STORE")]
@@ -203,7 +204,7 @@ def convert_command(
     """
     console, run = Console(), None
     if to == "v3.0":
-        with _progress("Copying") as report:
+        with in_a_line(writing=out), _progress("Copying") as report:
             upgraded = upgrade(path, out, progress=report)
         console.print(f"{out}: LeRobot v3.0, {upgraded.num_frames} frames.", soft_wrap=True)
         return
@@ -211,7 +212,8 @@ def convert_command(
         run = on_ray(ray_address or "local")
     elif workers:
         run = partial(in_threads, workers=workers)
-    with _progress("Decoding") as report:
+    kept = "What is finished of the store is kept; the same command goes on from there."
+    with in_a_line(kept, writing=out), _progress("Decoding") as report:
         store = build_store(open_dataset(_absolute(path)), out, image_size, encoding, report, run)
     console.print(
         f"{out}: {store.lengths.sum()} frames of {len(store.cameras)} cameras.", soft_wrap=True
@@ -315,7 +317,5 @@ def _robot(dataset: Dataset) -> str:
 
 if __name__ == "__main__":
     guard_tracebacks()
-    try:
+    with in_a_line():
         app.cli(prog="python -m tools.data", description=__doc__)
-    except (ValueError, FileNotFoundError) as error:
-        sys.exit(harmless(f"error: {error}"))

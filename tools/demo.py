@@ -8,7 +8,6 @@ Each stage is also a command of its own; this only strings them together and tim
 
 import json
 import shutil
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ import tyro
 
 from models import load_policy
 from models.config import to_json
-from models.terminal import Console, Progress, guard_tracebacks, harmless
+from models.terminal import Console, Progress, guard_tracebacks
 from parallel.mesh import make_mesh
 from parallel.run_lock import LOCK_NAME, locked
 from parallel.trainer import check_start
@@ -28,6 +27,7 @@ from sim.report import write_report
 from sim.suites import load_suite
 from tools import train
 from tools.conditions import BESIDE, conditions, evaluate_all
+from tools.ending import in_a_line
 from tools.evaluate import report_of
 from tools.presets import RunConfig, load_preset
 from tools.record import RecordConfig, record_dataset
@@ -148,12 +148,9 @@ def _make_room(config: DemoConfig) -> None:
 
 def main() -> None:
     """Command line."""
-    try:
-        run(tyro.cli(DemoConfig, prog="python -m tools.demo", description=__doc__), Console())
-    except (ValueError, FileNotFoundError) as error:
-        sys.exit(harmless(f"error: {error}"))
-    except KeyboardInterrupt:
-        sys.exit("Interrupted. The next demo starts afresh, whatever the trainer offered.")
+    config = tyro.cli(DemoConfig, prog="python -m tools.demo", description=__doc__)
+    with in_a_line("The next demo starts afresh, whatever the trainer offered.", config.out):
+        run(config, Console())
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ and more --episodes add to those that are there.
 """
 
 import json
-import sys
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -23,16 +22,17 @@ import tyro
 from models import Policy, load_policy
 from models.checkpoints import digests, own
 from models.config import to_json
-from models.terminal import Console, guard_tracebacks, harmless
+from models.terminal import Console, guard_tracebacks
 from parallel.atomic import replace_text
 from parallel.checkpoint import find
 from parallel.metrics import read_metrics
-from parallel.run_lock import InUse, locked
+from parallel.run_lock import locked
 from sim.journal import Journal
 from sim.report import Report, write_report
 from sim.results import Evaluation, compared
 from sim.suites import load_suite
 from tools.conditions import Beside, Condition, conditions, evaluate_all
+from tools.ending import in_a_line
 from tools.runs import versions
 
 _JOURNAL = "episodes.jsonl"
@@ -161,22 +161,10 @@ def _config_of(checkpoint: Path, policy: Policy) -> Mapping[str, Any]:
 def main() -> None:
     """Command line."""
     config = tyro.cli(EvaluateConfig, prog="python -m tools.evaluate", description=__doc__)
-    try:
+    journal = config.out / _JOURNAL
+    kept = f"{journal} keeps the finished episodes: the same command goes on from there."
+    with in_a_line(kept, writing=config.out):
         run(config, Console())
-    except InUse as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except (ValueError, FileNotFoundError) as error:
-        sys.exit(harmless(f"error: {error}"))
-    except KeyboardInterrupt:
-        print(
-            harmless(
-                f"Interrupted. {config.out / _JOURNAL} keeps the finished episodes: the same "
-                "command goes on from there."
-            ),
-            file=sys.stderr,
-        )
-        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ One slot at a time acts at random, so that nothing else shares the machine with 
 """
 
 import os
-import sys
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,10 +14,11 @@ from pathlib import Path
 import numpy as np
 import tyro
 
-from models.terminal import Console, guard_tracebacks, harmless
+from models.terminal import Console, guard_tracebacks
 from rl.latency import Measured, measure, write
 from sim.protocol import Start
 from sim.suites import load_suite
+from tools.ending import in_a_line
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,6 @@ def _said(measured: Measured) -> str:
 
 if __name__ == "__main__":
     guard_tracebacks()
-    try:
-        main(tyro.cli(LatencyConfig, description=__doc__), Console())
-    except (ValueError, FileNotFoundError) as error:
-        sys.exit(harmless(f"error: {error}"))
+    config = tyro.cli(LatencyConfig, description=__doc__)
+    with in_a_line(writing=config.out):
+        main(config, Console())

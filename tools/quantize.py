@@ -8,7 +8,6 @@ SOURCE is anything that Chiliad reads. What is written is a checkpoint of Chilia
 SOURCE's are printed.
 """
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,9 +17,10 @@ import numpy as np
 import tyro
 
 from models import PackedBatch, Pi, Policy, fp8, load_policy
-from models.terminal import Console, guard_tracebacks, harmless
+from models.terminal import Console, guard_tracebacks
 from tools.bench.fp8 import random_batch
 from tools.convert_checkpoint import convert
+from tools.ending import in_a_line
 
 LANGUAGE = r"^language/layers/(attention|mlp)/"
 
@@ -79,14 +79,12 @@ def main(
       horizon: steps of a chunk, which openpi's checkpoints do not tell.
     """
     console = Console(stderr=True)
-    try:
+    with in_a_line(writing=target):
         policy = load_policy(source, dtype=dtype, tokenizer=tokenizer, horizon=horizon)
         if not isinstance(policy.model, Pi):
             raise ValueError(f"{source} is a GR00T policy; π0 and π0.5 can be quantised.")
         small = quantize(policy, kernels)
         convert(small, target, "chiliad")
-    except (ValueError, FileNotFoundError) as error:
-        sys.exit(harmless(f"error: {error}"))
     batch = random_batch(policy.model.config, rows=1, samples=1)
     console.print(
         f"Wrote {target}: {size(policy.params):,} bytes became {size(small.params):,}; on a random "

@@ -8,7 +8,6 @@ LeRobot v3.0 dataset.
 Of each task the first episodes that succeed are kept, by their seeds; the others are counted.
 """
 
-import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -21,12 +20,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn, Time
 
 from data.writer import DatasetWriter
 from models import load_policy
-from models.terminal import Console, Progress, TextColumn, guard_tracebacks, harmless
+from models.terminal import Console, Progress, TextColumn, guard_tracebacks
 from parallel.prefetch import Prefetcher
 from sim.demonstrations import Demonstrations
 from sim.protocol import Spec
 from sim.suites import load_suite
 from tools.conditions import acting_in
+from tools.ending import in_a_line
 
 SEEDS_PER_RECORDING = 1_000_000
 _RECORDINGS = 1000
@@ -141,7 +141,8 @@ def main(config: RecordConfig, console: Console) -> None:
             rate = done / elapsed if elapsed else 0.0
             bar.update(task, completed=done, total=total, description="Recording", rate=rate)
 
-        summary = record_dataset(config, progress)
+        with in_a_line("An unfinished recording begins again.", writing=config.out):
+            summary = record_dataset(config, progress)
     lost = summary["tried"] - summary["kept"] - summary["failed"]
     console.print(
         f"{config.out}: {summary['kept']} episodes, {summary['frames']} frames; of "
@@ -182,7 +183,5 @@ def _features(spec: Spec) -> dict[str, Any]:
 
 if __name__ == "__main__":
     guard_tracebacks()
-    try:
+    with in_a_line():
         main(tyro.cli(RecordConfig, prog="python -m tools.record", description=__doc__), Console())
-    except (ValueError, FileNotFoundError) as error:
-        sys.exit(harmless(f"error: {error}"))

@@ -27,11 +27,10 @@ import tyro
 from models import Policy, load_policy
 from models.checkpoints import digests, own
 from models.config import from_json, to_json
-from models.terminal import Console, guard_tracebacks, harmless
-from parallel import exits
+from models.terminal import Console, guard_tracebacks
 from parallel.checkpoint import find
 from parallel.run_folder import CONFIG_NAME, Run, check_folder, read_config
-from parallel.run_lock import InUse, locked
+from parallel.run_lock import locked
 from parallel.stop import leave_at_once
 from rl.checks import check_config, check_policy, one_group
 from rl.config import RlConfig
@@ -49,6 +48,7 @@ from rl.population import (
 from rl.run import Improved, improve
 from sim.suites import load_suite
 from tools.closed_loop import ClosedLoop
+from tools.ending import in_a_line
 from tools.presets import ClosedLoopConfig, check_more_steps, check_same, take_preset
 from tools.rl_curves import write_curves
 from tools.rl_population import run_population
@@ -206,18 +206,13 @@ def parse(arguments: Sequence[str]) -> tuple[Paths, RlConfig, PopulationConfig]:
 
 def main() -> None:
     """Command line."""
-    try:
+    with in_a_line():
         paths, config, population = parse(sys.argv[1:])
-        with leave_at_once():
-            run(paths, config, Console(), population)
-    except InUse as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except (ValueError, FileNotFoundError) as error:
-        sys.exit(harmless(f"error: {error}"))
-    except KeyboardInterrupt:
-        print("Interrupted; --resume goes on from the last checkpoint.", file=sys.stderr)
-        sys.exit(exits.INTERRUPTED)
+    with (
+        in_a_line("--resume goes on from the last checkpoint, if there is one.", writing=paths.out),
+        leave_at_once(),
+    ):
+        run(paths, config, Console(), population)
 
 
 if __name__ == "__main__":

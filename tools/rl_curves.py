@@ -8,7 +8,6 @@ compares runs. All is read from the run's metrics.jsonl, closed_loop.jsonl and p
 it can be drawn at any time.
 """
 
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -24,6 +23,7 @@ from models.terminal import guard_tracebacks, harmless
 from parallel.metrics import read_metrics
 from rl.population import Generation, read_generations
 from tools.closed_loop import read_closed_loop
+from tools.ending import in_a_line
 
 LAG, IDLE = "lag/", "idle/"
 """What metrics of one lag (decisions of this age) and one cause of waiting (seconds) begin with."""
@@ -239,10 +239,8 @@ def main(
     out: Path = Path("comparison.svg"),
 ) -> None:
     """Compares runs of tools.rl by their success on held-out starts, in one figure."""
-    try:
+    with in_a_line(writing=out):
         write_comparison(runs, out)
-    except (ValueError, FileNotFoundError) as error:
-        sys.exit(harmless(f"error: {error}"))
     print(harmless(f"Figure: {out}"))
 
 

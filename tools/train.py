@@ -302,6 +302,9 @@ def main() -> None:
     except (ValueError, FileNotFoundError) as error:
         print(harmless(f"error: {error}"), file=sys.stderr)
         sys.exit(exits.REFUSED)
+    except KeyboardInterrupt:
+        print("Interrupted while starting.", file=sys.stderr)
+        sys.exit(exits.INTERRUPTED)
     with Watchdog(paths.folder, process.stall_seconds), leave_at_once():
         inject.arm(process.inject, paths.folder)
         run(paths, config)

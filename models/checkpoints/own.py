@@ -126,6 +126,7 @@ def context(partial: bool = False) -> ocp.Context:
         registry.add(ocp.handlers.JsonHandler, checkpointable_name=name)
     found = ocp.Context()
     found.checkpointables.registry = registry
+    found.async_options.create_directories_asynchronously = False  # a failure leaves no thread
     saving = found.array.saving
     saving.use_compression = False  # weights shrink by 8 %, for five times the processor's time
     saving.storage_options.chunk_byte_size = _CHUNK_BYTES

@@ -1,8 +1,11 @@
 """Saves that fail, as on a full disk: said where the run can act on it, and nothing lost."""
 
 import errno
+import json
+import os
 import re
 import resource
+import shutil
 import subprocess
 import sys
 import time
@@ -101,6 +104,46 @@ def overrun(directory):
     print("then saved", checkpoint.newest_good(directory))
 
 
+def test_a_process_whose_checkpoint_folder_is_lost_says_so_and_ends(tmp_path):
+    """Orbax's threads would keep it for five minutes."""
+    program = "import sys; from tests.parallel import test_failed_save as t; t.lose(sys.argv[1])"
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)],
+        env=environment(1),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    for way in ("file", "dangling"):
+        folder = tmp_path / way
+        assert re.search(
+            f"Step 2 could not be saved in {folder}: .*{folder} is no folder: mount it", done.stdout
+        )
+    assert "Step 2 could not be saved in " + str(tmp_path / "removed") in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def lose(directory):
+    for way in ("file", "dangling", "removed"):
+        folder = digests.Path(directory) / way
+        host.save(folder, MESH, (1,))
+        with checkpoint.CheckpointWriter(folder, {}, {}) as writer:
+            if way == "removed":
+                save(writer, 2)
+            shutil.rmtree(folder, ignore_errors=True)
+            if way == "file":
+                folder.touch()
+            if way == "dangling":
+                folder.symlink_to("nowhere")
+            try:
+                if way != "removed":
+                    save(writer, 2)
+                writer.wait()
+            except OSError as error:
+                print(error, flush=True)
+
+
 @pytest.mark.slow
 def test_a_host_whose_disk_is_full_says_so_while_the_others_wait_for_it(tmp_path):
     others, full = host.start("overrun", tmp_path, 2, 2, "fsdp=4")
@@ -124,3 +167,130 @@ def test_a_step_saved_again_replaces_it_and_ends_what_came_later(tmp_path):
     assert checkpoint.steps(tmp_path) == [1, 2]
     restored = checkpoint.restore(tmp_path / "2", host.abstract(MESH))
     assert host.differing(restored, MESH, 7) == []
+
+
+class Said:
+    """A console, for its lines."""
+
+    def __init__(self):
+        self.lines = []
+
+    def print(self, line, **_):
+        self.lines.append(line)
+
+
+def rotating(directory, console):
+    return checkpoint.CheckpointWriter(directory, {}, {}, keep=1, console=console)
+
+
+def test_of_a_linked_checkpoint_only_the_link_is_removed(tmp_path):
+    folder, elsewhere = tmp_path / "checkpoints", tmp_path / "elsewhere"
+    host.save(folder, MESH, (1,))
+    (folder / "1").rename(elsewhere)
+    (folder / "1").symlink_to(elsewhere)
+    (folder / "0.deleted").symlink_to(elsewhere)  # left by an earlier rotation
+    with rotating(folder, said := Said()) as writer:
+        save(writer, 2)
+    assert [path.name for path in folder.iterdir()] == ["2"]
+    assert said.lines == []
+    assert digests.damage(elsewhere) == []
+
+
+@pytest.mark.parametrize("reason", [errno.ENOTEMPTY, errno.EACCES, errno.EBUSY])
+def test_what_cannot_be_removed_fails_no_save_and_goes_later(tmp_path, monkeypatch, reason):
+    host.save(tmp_path, MESH, (1,))
+    with rotating(tmp_path, said := Said()) as writer:
+        with monkeypatch.context() as patch:
+
+            def refuse(path, ignore_errors=False):
+                if not ignore_errors:
+                    raise OSError(reason, os.strerror(reason), str(path))
+
+            patch.setattr(shutil, "rmtree", refuse)
+            for step in (2, 3):
+                save(writer, step)
+                writer.wait()
+        assert checkpoint.steps(tmp_path) == [3]
+        assert [line.split(" (")[0] for line in said.lines] == [
+            f"{tmp_path / name} could not be removed" for name in ("1.deleted", "2.deleted")
+        ]
+        assert os.strerror(reason) in said.lines[0]
+        save(writer, 4)
+    assert [path.name for path in tmp_path.iterdir()] == ["4"]
+
+
+def test_a_step_saved_again_beside_its_remains_fails_no_save(tmp_path):
+    """A rollback saves a step again whose first checkpoint somebody on NFS still reads."""
+    with rotating(tmp_path, None) as writer:
+        kept = tmp_path / "1.deleted" / ".nfs000000000001a2b300000001"
+        kept.parent.mkdir()
+        kept.touch()
+        save(writer, 1)
+        save(writer, 1)
+    assert checkpoint.newest_good(tmp_path) == 1
+
+
+def test_a_later_step_that_cannot_be_renamed_fails_the_save(tmp_path, monkeypatch):
+    """The run would go on from it, though it is of a history that was given up."""
+    host.save(tmp_path, MESH, (1, 5))
+    rename = digests.Path.rename
+
+    def refuse(path, target):
+        if path.name == "5":
+            raise OSError(errno.EBUSY, "Device or resource busy")
+        return rename(path, target)
+
+    monkeypatch.setattr(digests.Path, "rename", refuse)
+    with checkpoint.CheckpointWriter(tmp_path, {}, {}) as writer:
+        save(writer, 2)
+        with pytest.raises(OSError, match=r"Step 2 could not be saved .*busy"):
+            writer.wait()
+
+
+def test_files_that_nfs_keeps_for_their_readers_are_no_damage(tmp_path):
+    host.save(tmp_path, MESH, (1,))
+    (tmp_path / "1" / "state" / ".nfs000000000001a2b300000001").write_bytes(b"gone")
+    assert checkpoint.newest_good(tmp_path) == 1
+    checkpoint.copy(tmp_path / "1", tmp_path / "copied")
+    assert not list((tmp_path / "copied").rglob(".nfs*"))
+    (tmp_path / "1" / "state" / ".nfsbox").write_bytes(b"somebody's")
+    assert "was not saved with it" in digests.damage(tmp_path / "1")[0]
+
+
+def test_a_stale_handle_is_read_again_and_is_damage_only_if_it_stays(tmp_path, monkeypatch):
+    host.save(tmp_path, MESH, (1,))
+    opened, left = digests.Path.open, [1]
+
+    def stale(path, mode="r"):
+        if path.name == "manifest.ocdbt" and left[0]:
+            left[0] -= 1
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return opened(path, mode)
+
+    monkeypatch.setattr(digests.Path, "open", stale)
+    assert digests.damage(tmp_path / "1") == []
+    left[0] = 1000
+    assert all("Stale file handle" in found for found in digests.damage(tmp_path / "1"))
+    assert digests.damage(tmp_path / "1")
+
+
+def test_files_missing_from_the_first_hosts_listing_are_digested_too(tmp_path, monkeypatch):
+    """On NFS the others' files may show up late; each host digests a share of those it sees."""
+    names, late = digests.names, "state/late"
+
+    def stale(folder):
+        return [name for name in names(folder) if name != late]
+
+    def agreed(name, mine, decide):
+        if name != "saved":
+            return decide([mine])
+        (tmp_path / ".1.saving" / late).write_bytes(b"of the other host")
+        other = {"files": [*json.loads(mine)["files"], late], "digests": {}}
+        return decide([mine, json.dumps(other)])
+
+    monkeypatch.setattr(digests, "names", stale)
+    monkeypatch.setattr(checkpoint, "agree", agreed)
+    with checkpoint.CheckpointWriter(tmp_path, {}, {}) as writer:
+        save(writer, 1)
+    monkeypatch.undo()
+    assert digests.damage(tmp_path / "1") == []

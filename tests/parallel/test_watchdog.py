@@ -66,8 +66,12 @@ def test_a_long_phase_that_is_not_a_step_is_waited_for(tmp_path):
         ("note('training', 1); raise ValueError('full')", exits.FAILED, "error: full"),
         ("raise RuntimeError('broken')", exits.FAILED, "RuntimeError: broken"),
         ("sys.exit(5)", 5, ""),
+        ("raise KeyboardInterrupt", exits.INTERRUPTED, "Interrupted while preparing"),
+        ("note('training', 1); raise KeyboardInterrupt", exits.INTERRUPTED, "while training; --r"),
+        ("raise OSError(30, 'x', 'runs')", exits.FAILED, "error: runs: Read-only file system"),
     ],
 )
 def test_an_error_is_said_and_gives_the_exit_code(tmp_path, body, code, says):
     done = run(body, tmp_path, patience=300.0)
     assert (done.returncode, says in done.stderr) == (code, True), done.stderr
+    assert ("Traceback" in done.stderr) == ("RuntimeError" in body)

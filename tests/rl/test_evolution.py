@@ -143,7 +143,7 @@ def whole(tmp_path_factory):
         copy(path, directory)
         within.clear()
 
-    def copytree(path, to):
+    def copytree(path, to, **options):
         copying(path, to)
         (to / digests.NAME).unlink()
         moment(f"copying to {within[0]}")
