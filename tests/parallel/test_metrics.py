@@ -43,7 +43,6 @@ def test_a_run_that_makes_no_step_drops_none(tmp_path):
     write(tmp_path, range(3))
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with MetricsWriter(tmp_path, start_step=0) as writer:
-        writer.flush()
         writer.sync()
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
