@@ -308,7 +308,7 @@ def test_a_pipe_or_device_in_a_checkpoint_is_refused_and_not_waited_for(name, sa
         with pytest.raises(ValueError, match="is no regular file"):
             digests.digest_files(path, digests.names(path))
         digests.write_digests(path, dict.fromkeys(digests.names(path), (0, "0" * 16)))
-        assert f"{path / name} is no regular file." in digests.damage(path)
+        assert f"{path / name} cannot be read: it is no regular file." in digests.damage(path)
 
 
 def test_a_manifest_of_damaged_bytes_is_refused_by_its_folder(saved, tmp_path):
