@@ -39,6 +39,6 @@ def naming(path: Path | None) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.filename is None and path is not None:
+        if error.errno is not None and error.filename is None and path is not None:
             error.filename = str(path)
         raise
