@@ -23,7 +23,7 @@ from orbax.checkpoint import v1 as ocp
 
 from models.checkpoints import digests
 from models.checkpoints.own import check_same, context, find, metadata, refuse, steps
-from models.terminal import Console
+from models.terminal import Console, harmless, logger
 from parallel.agreement import agree
 from parallel.distributed import host_count, host_index
 from parallel.step import TrainState
@@ -59,7 +59,7 @@ class CheckpointWriter:
         self._directory, self._keep = Path(directory).absolute(), keep
         self._constant, self._on_saved = {"config": config, "assets": assets}, on_saved
         self._console, self._named = console or Console(quiet=True), set[Path]()
-        logging.getLogger("absl").addFilter(_is_said_here)
+        logger("absl").addFilter(_is_said_here)
         self._background = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[None] | None = None
         if host_index() == 0:
@@ -146,7 +146,8 @@ class CheckpointWriter:
             try:
                 self._on_saved(step)
             except OSError as error:  # the checkpoint is whole
-                print(f"warning: step {step} is saved, but {error}", file=sys.stderr, flush=True)
+                said = f"warning: step {step} is saved, but {error}"
+                print(harmless(said), file=sys.stderr, flush=True)
             return ""
 
         failure = agree("saved", json.dumps(seen), decide)

@@ -127,7 +127,7 @@ class Watchdog:
             self._follow(first)
         _report(self._rank, what)
         if isinstance(error, KeyboardInterrupt):
-            print(_interrupted(_now.phase), file=sys.stderr, flush=True)
+            print(harmless(_interrupted(_now.phase)), file=sys.stderr, flush=True)
         elif (said := exits.sentence(error)) is not None:
             print(harmless(f"error: {said}"), file=sys.stderr, flush=True)
         elif not isinstance(error, SystemExit):

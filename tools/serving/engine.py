@@ -2,7 +2,6 @@
 as one batch.
 """
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,13 +14,14 @@ from jaxtyping import Float
 from models import Policy
 from models.batcher import Batcher, Statistics
 from models.policy import Request
+from models.terminal import logger
 from tools.serving.inputs import CONTROLS, Inputs, inputs_of
 from tools.serving.limits import Limits
 from tools.serving.metrics import Metrics
 from tools.serving.session import Answer, Session
 from tools.serving.state_range import UNUSUAL, distances, training_range
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 class Engine:

@@ -6,16 +6,16 @@ descriptors for all that may be open are reserved at start.
 """
 
 import errno
-import logging
 import resource
 import socket
 import time
 from contextlib import suppress
 from typing import Any
 
+from models.terminal import logger
 from tools.serving.limits import Limits
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _OWN_FILES = 384
