@@ -1,6 +1,7 @@
 # Two commands: `make demo` (record, train, evaluate, report) and `make test` (lint, types, tests).
 # `make fuzz` reads thousands of damaged datasets: an error or the right data, never a wrong frame;
-# and sends thousands of malformed messages to a policy server, whose good client must not notice.
+# a hundred thousand damaged headers of checkpoints; and sends thousands of malformed messages, and
+# a thousand silent connections, to a policy server, whose good clients must not notice.
 # `make drill` kills runs at random moments until they have all come through.
 # `make test-h100` compiles for an H100 without one (0.6 GB of NVIDIA's compiler, no driver, no GPU);
 # `make test EXTRAS=dev,plan` installs that compiler from the start, and its tests are not skipped.
