@@ -176,7 +176,6 @@ class CheckpointWriter:
                 f"{path} could not be removed ({error.strerror or error}); the next save tries "
                 f"again.",
                 soft_wrap=True,
-                markup=False,
             )
 
 
