@@ -17,7 +17,7 @@ from data.columns import arrow_type
 from data.errors import DatasetError, MissingFileError, short
 from data.files import Folder
 from data.json_file import read_json
-from data.names import fill, pattern, plain_name
+from data.names import LONGEST_NAME, fill, pattern, plain_name
 
 VISUAL = ("video", "image")
 _INFO = "meta/info.json"
@@ -152,6 +152,14 @@ def picture_shape(feature: Mapping[str, Any]) -> tuple[int, int] | None:
     if not isinstance(names, list) and shape[0] in (1, 3) and shape[2] not in (1, 3):
         return shape[1], shape[2]
     return shape[0], shape[1]
+
+
+def robot_type(info: Mapping[str, Any]) -> str | None:
+    """What info.json calls the robot; None where that is no text, empty or over `LONGEST_NAME`
+    bytes."""
+    name = info.get("robot_type")
+    fits = isinstance(name, str) and 0 < len(name.encode(errors="replace")) <= LONGEST_NAME
+    return name if fits else None
 
 
 def is_fps(value: object) -> bool:
