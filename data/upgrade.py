@@ -13,7 +13,7 @@ import numpy as np
 
 from data.checksums import write_checksums
 from data.columns import BOOKKEEPING
-from data.errors import DatasetError, short
+from data.errors import DatasetError
 from data.lerobot import VERSION, Dataset
 from data.meta_writer import EpisodeTable, write_json, write_tasks
 from data.pixels import Histogram
@@ -53,7 +53,7 @@ def upgrade(
         raise ValueError(f"{out}: already exists and is not empty; choose another path.")
     if not dataset.info["codebase_version"].startswith("v2."):
         raise ValueError(
-            f"{path}: is {short(dataset.info['codebase_version'])} already; there is nothing to "
+            f"{path}: is {dataset.info['codebase_version'][:80]} already; there is nothing to "
             "upgrade."
         )
     partial = out.with_name(out.name + ".partial")
