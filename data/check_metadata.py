@@ -17,7 +17,8 @@ from data.files import Folder
 from data.frames import ACTION, STATE
 from data.json_file import read_json
 from data.lerobot import Dataset
-from data.metadata import file_name
+from data.metadata import file_name, robot_type
+from data.names import LONGEST_NAME
 from data.problem import Problem, error, warning
 from data.stats import QUANTILES, Stats
 
@@ -38,13 +39,19 @@ def check_info(dataset: Dataset) -> Iterator[Problem]:
     ):
         if dataset.info.get(field) != value:
             yield error(
-                info, field, f"is {dataset.info.get(field)!r}, but {listing} lists {value}; "
+                info, field, f"is {short(dataset.info.get(field))}, but {listing} lists {value}; "
                 "the dataset is incomplete or the number wrong, copy the dataset again.",
             )  # fmt: skip
     if not np.array_equal(dataset.episode_numbers, np.arange(dataset.num_episodes)):
         yield error(
             listing, "column 'episode_index'",
             f"is not 0 to {dataset.num_episodes - 1} without gaps; renumber the episodes.",
+        )  # fmt: skip
+    if dataset.info.get("robot_type") and robot_type(dataset.info) is None:
+        yield warning(
+            info, "robot_type",
+            f"is {short(dataset.info['robot_type'])}, expected a name of at most {LONGEST_NAME} "
+            "bytes; the robot counts as unknown, write its name there.",
         )  # fmt: skip
     empty = np.flatnonzero(dataset.lengths < 1)
     if len(empty):

@@ -9,13 +9,15 @@ other can be given it.
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from data.errors import DatasetError
+from data.errors import DatasetError, short
 from data.files import Folder
+from data.names import file_within
 
 CHECKSUMS = "meta/checksums.json"
 
@@ -63,6 +65,27 @@ def sums_of(root: Path, names: Iterable[str]) -> Sums:
     return {name: ((root / name).stat().st_size, sha256(root / name)) for name in names}
 
 
+def as_sums(found: object) -> Sums:
+    """What a JSON file says of sizes and sums of files inside its folder.
+
+    Raises:
+      ValueError: it is something else; names the entry.
+    """
+    if not isinstance(found, dict):
+        raise ValueError(f"{short(found)} is no list of files")
+    for name, said in found.items():
+        file_within(name)
+        pair = isinstance(said, list) and len(said) == 2
+        if not pair or type(said[0]) is not int or said[0] < 0 or not is_sha256(said[1]):
+            raise ValueError(f"{short(said)} is no size and SHA-256 of {short(name)}")
+    return {name: (size, digest) for name, (size, digest) in found.items()}
+
+
+def is_sha256(digest: object) -> bool:
+    """Whether it is one in hexadecimal."""
+    return isinstance(digest, str) and re.fullmatch("[0-9a-f]{64}", digest) is not None
+
+
 def compare(folder: Folder, sums: Sums, progress: Progress | None = None) -> Iterator[Damage]:
     """Files that are missing, or of another size or content than `sums` says. Reads all others."""
     names, done, total = sorted(sums), 0, sum(size for size, _ in sums.values())
@@ -108,10 +131,8 @@ def _damage(folder: Folder, name: str, size: int, digest: str) -> Damage | None:
 
 def _read(folder: Folder) -> Sums:
     try:
-        sums = json.loads(folder.local(CHECKSUMS).read_text())["sha256"]
-        if all(isinstance(of, list) and len(of) == 2 for of in sums.values()):
-            return {name: (int(size), str(digest)) for name, (size, digest) in sums.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
+        return as_sums(json.loads(folder.local(CHECKSUMS).read_text())["sha256"])
+    except (ValueError, KeyError, TypeError, RecursionError):
         pass
     raise DatasetError(
         folder.path(CHECKSUMS),

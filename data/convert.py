@@ -30,7 +30,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from jaxtyping import Int64, UInt8
 
 from data import tables
-from data.checksums import sums_of
+from data.checksums import as_sums, sums_of
 from data.errors import DatasetError
 from data.files import Folder, LocalFolder
 from data.names import path_within
@@ -348,11 +348,11 @@ def _describe(
     dataset: AnyDataset, folder: Folder, settings: Settings, parts: Sequence[Part]
 ) -> None:
     """Writes which files the store has and, last, what it is."""
-    files: dict[str, list[Any]] = {}
+    files: dict[str, tuple[int, str]] = {}
     for part in parts:
         try:
-            files |= json.loads(folder.local(part.manifest).read_text())
-        except (ValueError, TypeError):
+            files |= as_sums(json.loads(folder.local(part.manifest).read_text()))
+        except (ValueError, RecursionError):
             raise DatasetError(
                 folder.path(part.manifest), "file", "is damaged; delete it and convert again."
             ) from None

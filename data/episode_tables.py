@@ -4,15 +4,14 @@ A frame store and a dataset read without one have these tables in common; they d
 files come from.
 """
 
-import io
-import json
 from functools import cached_property
 
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from data import tables
-from data.frames import Runs
+from data import kept_tables, tables
+from data.kept_tables import Kept
+from data.runs import Prompts, Runs
 from data.stats import Stats
 
 
@@ -42,23 +41,22 @@ class EpisodeTables:
     @cached_property
     def runs(self) -> Runs:
         """Consecutive frames of an episode with the same task."""
-        return Runs(*(self._episodes[f"run_{field}"] for field in Runs._fields))
+        return Runs(*(self._episodes[name] for name in kept_tables.RUNS))
 
     @cached_property
-    def prompts(self) -> tuple[tuple[str, ...], ...]:
+    def prompts(self) -> Prompts:
         """The wordings of each task."""
-        return tuple(map(tuple, json.loads(self._kept(tables.PROMPTS))))
+        return kept_tables.read_prompts(self._kept(tables.PROMPTS))
 
     @cached_property
     def stats(self) -> dict[str, Stats]:
         """Statistics of every column over all frames."""
-        return tables.read_stats(self._kept(tables.STATS))
+        return kept_tables.read_stats(self._kept(tables.STATS))
 
     @cached_property
     def _episodes(self) -> dict[str, np.ndarray]:
-        with np.load(io.BytesIO(self._kept(tables.EPISODES))) as file:
-            return dict(file)
+        return kept_tables.read_episodes(self._kept(tables.EPISODES), len(self.prompts))
 
-    def _kept(self, name: str) -> bytes:
+    def _kept(self, name: str) -> Kept:
         """What one of `data.tables.FILES` holds."""
         raise NotImplementedError

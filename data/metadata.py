@@ -17,7 +17,7 @@ from data.columns import arrow_type
 from data.errors import DatasetError, MissingFileError, short
 from data.files import Folder
 from data.json_file import read_json
-from data.names import fill, pattern, plain_name
+from data.names import LONGEST_NAME, fill, pattern, plain_name
 
 VISUAL = ("video", "image")
 _INFO = "meta/info.json"
@@ -88,7 +88,7 @@ def read_info(folder: Folder) -> dict[str, Any]:
             f"is {short(storage)}, but only parquet is read; export the dataset with LeRobot.",
         )
     for field, good, what in (
-        ("fps", _is_positive(info.get("fps")), "a positive number"),
+        ("fps", is_fps(info.get("fps")), "a positive number"),
         ("features", _are_features(info.get("features")), "features with a dtype and a shape"),
         ("total_episodes", info.get("total_episodes") != 0, "not 0, for the dataset is empty"),
     ):
@@ -154,6 +154,19 @@ def picture_shape(feature: Mapping[str, Any]) -> tuple[int, int] | None:
     return shape[0], shape[1]
 
 
+def robot_type(info: Mapping[str, Any]) -> str | None:
+    """What info.json calls the robot; None where that is no text, empty or over `LONGEST_NAME`
+    bytes."""
+    name = info.get("robot_type")
+    fits = isinstance(name, str) and 0 < len(name.encode(errors="replace")) <= LONGEST_NAME
+    return name if fits else None
+
+
+def is_fps(value: object) -> bool:
+    """Whether it is a number of frames a second."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e6
+
+
 _MOST_AXES, _MOST_VALUES = 16, 1 << 28
 """Of a feature's shape: a picture of 64 megapixels has fewer values."""
 _NUMBERS = ("chunk_index", "file_index", "episode_chunk", "episode_index")
@@ -169,10 +182,6 @@ def _no_template(
         f"is {short(info.get(field))}, expected a template of {', '.join(fields)} for files inside "
         f"the dataset ({error}); copy the file again, or leave this dataset alone.",
     )
-
-
-def _is_positive(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e6
 
 
 def _are_features(features: object) -> bool:

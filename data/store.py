@@ -7,14 +7,11 @@ No damaged byte is read as another: columns and tables are compared with their S
 each picture with a CRC-32C as it is read.
 """
 
-import hashlib
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -23,12 +20,13 @@ from array_record.python.array_record_module import ArrayRecordReader
 from jaxtyping import Float32, Int64, Shaped, UInt8
 
 from data import convert, tables
-from data.checksums import Progress, Sums, compare
+from data.checksums import Progress, compare
 from data.convert import Encoding, Run, Settings
+from data.description import damaged, described, kept, listed
 from data.episode_tables import EpisodeTables
 from data.errors import DatasetError
 from data.files import Folder, LocalFolder, open_folder
-from data.names import file_within, plain_name
+from data.kept_tables import Kept
 from data.tables import AnyDataset
 
 _OPEN_FILES = 512
@@ -101,9 +99,9 @@ class Store(EpisodeTables):
     def _frames(self) -> int:
         return int(self.lengths.sum())
 
-    def _kept(self, name: str) -> bytes:
-        """A small file, compared with its checksum."""
-        return _sound(self.folder, name, _listed(self.folder, self.files)[name][1])
+    def _kept(self, name: str) -> Kept:
+        content = kept(self.folder, name, self.files)
+        return Kept(content, self.folder.path(name), len(self.cameras), self.columns)
 
     @cached_property
     def _shards(self) -> Int64[np.ndarray, "shards+1"]:
@@ -148,7 +146,7 @@ class Store(EpisodeTables):
             except (RuntimeError, IndexError, ValueError) as error:
                 _open_jpegs.cache_clear()
                 what = f"cannot be read ({error})"
-                raise _damaged(self.folder, file, f"frame {row}", what) from None
+                raise damaged(self.folder, file, f"frame {row}", what) from None
 
     def _read_raw(
         self,
@@ -161,11 +159,11 @@ class Store(EpisodeTables):
         pictures, crcs = stored["picture"], stored["crc"]
         for row, record, picture in zip(rows, records, out, strict=True):
             if record >= len(stored):
-                raise _damaged(self.folder, file, f"frame {row}", "is missing")
+                raise damaged(self.folder, file, f"frame {row}", "is missing")
             np.copyto(picture, pictures[record])
             if google_crc32c.value(picture) != crcs[record]:
                 what = "does not hold the bytes it was written with"
-                raise _damaged(self.folder, file, f"frame {row}", what)
+                raise damaged(self.folder, file, f"frame {row}", what)
 
 
 def open_store(path: str | Path, progress: Progress | None = None) -> Store:
@@ -182,10 +180,10 @@ def open_store(path: str | Path, progress: Progress | None = None) -> Store:
       DatasetError: a file on disk is missing or was cut off, or a column is damaged.
     """
     store = _opened(open_folder(path))
-    files = _listed(store.folder, store.files)
+    files = listed(store.folder, store.files)
     columns = {name: sums for name, sums in files.items() if name.startswith("columns/")}
     for name, what in compare(store.folder, columns, progress):
-        raise _damaged(store.folder, name, "checksum", what)
+        raise damaged(store.folder, name, "checksum", what)
     return store
 
 
@@ -212,9 +210,9 @@ def damaged_store_files(folder: Folder, progress: Progress | None = None) -> Ite
       ValueError: it was written in another format version.
       DatasetError: the list of files is damaged, so that nothing else can be said.
     """
-    files = _listed(folder, _described(folder)["files"])
+    files = listed(folder, described(folder)["files"])
     for name, what in compare(folder, files, progress):
-        yield _damaged(folder, name, "checksum", what)
+        yield damaged(folder, name, "checksum", what)
 
 
 def build_store(
@@ -274,11 +272,10 @@ def _opened(folder: Folder) -> Store:
             f"{folder.path(convert.DESCRIPTION)}: missing, so {folder.url} is no finished frame "
             "store; make one with `python -m tools.data convert`, which goes on where it stopped."
         )
-    fields = _described(folder)
+    fields = described(folder)
     if isinstance(folder, LocalFolder):
         _check_sizes(folder, fields["files"])
-    fields |= {"cameras": tuple(fields["cameras"])}
-    return Store(folder=folder, **{k: v for k, v in fields.items() if k not in ("format", "sum")})
+    return Store(folder=folder, **fields | {"cameras": tuple(fields["cameras"])})
 
 
 def _reopened(path: str, files: str) -> Store:
@@ -306,68 +303,11 @@ def _open_raw(folder: Folder, key: str, file: str, size: int) -> Shaped[np.ndarr
     return np.asarray(np.memmap(path, record, "r", shape=(pictures,)))
 
 
-def _described(folder: Folder) -> dict[str, Any]:
-    """What store.json says, if it says what was written."""
-    path = folder.path(convert.DESCRIPTION)
-    try:
-        fields = json.loads(folder.local(convert.DESCRIPTION).read_text())
-        version, summed = fields["format"], fields.get("sum")
-    except (ValueError, TypeError, KeyError, RecursionError):
-        version, summed, fields = convert.FORMAT, None, {}
-    if version != convert.FORMAT:
-        raise ValueError(
-            f"{path}: format is {version}, this version reads {convert.FORMAT}; delete the store "
-            "and convert the dataset again."
-        )
-    if summed != convert.checksum(fields):
-        raise DatasetError(
-            path,
-            "sum",
-            "does not fit the rest; delete the file and convert again, which keeps the pictures.",
-        )
-    try:
-        for name in (*fields["cameras"], *fields["columns"]):
-            plain_name(name)
-        file_within(fields["name"])
-    except (ValueError, TypeError, KeyError) as error:
-        raise DatasetError(
-            path, "cameras, columns, name", f"{error}; delete the store and convert again."
-        ) from None
-    return fields
-
-
-def _sound(folder: Folder, name: str, digest: str) -> bytes:
-    """A file's bytes, if they are those that were written."""
-    content = folder.local(name).read_bytes()
-    if hashlib.sha256(content).hexdigest() != digest:
-        raise _damaged(folder, name, "checksum", "does not hold the bytes it was written with")
-    return content
-
-
-def _listed(folder: Folder, digest: str) -> Sums:
-    """Size and SHA-256 of every file of a store; the list has the SHA-256 `digest`."""
-    return json.loads(_sound(folder, convert.FILES, digest))
-
-
 def _check_sizes(folder: LocalFolder, digest: str) -> None:
-    for name, (size, _) in _listed(folder, digest).items():
+    for name, (size, _) in listed(folder, digest).items():
         try:
-            actual = os.stat(f"{folder.root}/{file_within(name)}").st_size
-        except ValueError as error:
-            raise DatasetError(
-                folder.path(convert.FILES), "files", f"{error}; convert again."
-            ) from None
+            actual = os.stat(f"{folder.root}/{name}").st_size
         except FileNotFoundError:
-            raise _damaged(folder, name, "file", "is missing") from None
+            raise damaged(folder, name, "file", "is missing") from None
         if actual != size:
-            raise _damaged(folder, name, "size", f"is {actual} bytes, expected {size}")
-
-
-def _damaged(folder: Folder, name: str, field: str, what: str) -> DatasetError:
-    part = name.split("/")[1] if name.startswith("frames/") else "*-tables"
-    return DatasetError(
-        folder.path(name),
-        field,
-        f"{what}; delete parts/{part}.json and {convert.DESCRIPTION} there and convert again, "
-        "which makes only this part anew.",
-    )
+            raise damaged(folder, name, "size", f"is {actual} bytes, expected {size}")

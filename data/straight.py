@@ -29,6 +29,7 @@ from data.convert import FILES, FORMAT
 from data.episode_tables import EpisodeTables
 from data.errors import DatasetError
 from data.files import LocalFolder
+from data.kept_tables import Kept
 from data.lerobot import Dataset
 from data.names import path_within
 from data.seek import SeekTable, read_table, seek_table, write_table
@@ -209,11 +210,12 @@ class Straight(EpisodeTables):
                 self._tables[camera] = read_table(encoded.with_suffix(".arrow"), encoded)
             return self._tables[camera]
 
-    def _kept(self, name: str) -> bytes:
-        content = (self.folder / name).read_bytes()
+    def _kept(self, name: str) -> Kept:
+        file = self.folder / name
+        content = file.read_bytes()
         if hashlib.sha256(content).hexdigest() != _sums(self.folder)[name][1]:
             raise _damaged(self.folder, name, "does not hold the bytes it was written with")
-        return content
+        return Kept(content, file, len(self.cameras), self._dims)
 
     @cached_property
     def _dims(self) -> dict[str, int]:

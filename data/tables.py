@@ -23,7 +23,7 @@ from data.frames import ACTION, STATE
 from data.lerobot import Dataset
 from data.names import path_within
 from data.rlds import RldsDataset
-from data.stats import Stats, describe_blocks
+from data.stats import describe_blocks
 from models.terminal import logger
 
 EPISODES, PROMPTS, STATS = "episodes.npz", "prompts.json", "stats.json"
@@ -84,12 +84,6 @@ def write(dataset: AnyDataset, folder: Path) -> None:
     (folder / STATS).write_text(json.dumps(plain, indent=1))
 
 
-def read_stats(content: bytes) -> dict[str, Stats]:
-    """Statistics as `write` left them in a file of this content."""
-    plain = json.loads(content)
-    return {name: {k: np.array(v) for k, v in of.items()} for name, of in plain.items()}
-
-
 def read_rows(
     folder: Folder, key: str, name: str, shape: tuple[int, int], rows: Int64[np.ndarray, "*n"]
 ) -> Float32[np.ndarray, "*n d"]:
@@ -136,7 +130,9 @@ def _map(
     entries = _SHARD_ROWS // _CHUNK_ROWS
     start = path.stat().st_size - 16 * entries - 4
     expected = np.stack([np.arange(chunks) * chunk, np.full(chunks, chunk)], axis=1).ravel()
-    if start < 0 or not np.array_equal(np.fromfile(path, "<u8", 2 * chunks, "", start), expected):
+    if start < chunks * chunk or not np.array_equal(
+        np.fromfile(path, "<u8", 2 * chunks, "", start), expected
+    ):
         raise DatasetError(path, "index", "is damaged; delete the store and convert again.")
     return np.asarray(np.memmap(path, "<f4", "r", shape=(held, width)))
 

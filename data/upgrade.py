@@ -53,7 +53,8 @@ def upgrade(
         raise ValueError(f"{out}: already exists and is not empty; choose another path.")
     if not dataset.info["codebase_version"].startswith("v2."):
         raise ValueError(
-            f"{path}: is {dataset.info['codebase_version']} already; there is nothing to upgrade."
+            f"{path}: is {dataset.info['codebase_version'][:80]} already; there is nothing to "
+            "upgrade."
         )
     partial = out.with_name(out.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)

@@ -15,8 +15,11 @@ import numpy as np
 from jaxtyping import Float64
 
 from data.columns import BOOKKEEPING
+from data.errors import short
 from data.frames import ACTION, STATE
 from data.lerobot import Dataset
+from data.metadata import robot_type
+from data.names import LONGEST_NAME
 from data.page import SCRIPT, STYLE
 from data.stats import numeric_columns
 from data.video import encode_mp4
@@ -114,7 +117,7 @@ def dimension_names(names: object, size: int) -> list[str]:
     if isinstance(names, dict):
         names = next(iter(names.values()), None)
     if isinstance(names, list) and len(names) == size:
-        return [str(name) for name in names]
+        return [(name if isinstance(name, str) else short(name))[:LONGEST_NAME] for name in names]
     return [str(dim) for dim in range(size)]
 
 
@@ -154,13 +157,13 @@ def _video(mp4: bytes) -> str:
 
 
 def _facts(dataset: Dataset, episode: int) -> str:
-    robot = getattr(dataset, "info", {}).get("robot_type")
+    robot = robot_type(getattr(dataset, "info", {}))
     length = int(dataset.lengths[episode])
     facts = [
         f"<b>{length}</b> frames",
         f"<b>{length / dataset.fps:.1f}</b> s at {dataset.fps:g} fps",
         f"episode <b>{episode}</b> of {dataset.num_episodes}",
-        *([f"robot <b>{escape(str(robot))}</b>"] if robot else []),
+        *([f"robot <b>{escape(robot)}</b>"] if robot else []),
     ]
     return "".join(f"<li>{fact}</li>" for fact in facts)
 

@@ -23,6 +23,7 @@ from parallel.goodput import Ledger
 from parallel.hosts import HostFacts, any_host, put_facts
 from parallel.log_failure import LogFailure
 from parallel.metrics import MetricsWriter
+from parallel.position import at_data
 from parallel.prefetch import GivenUp, Prefetcher
 from parallel.progress import StepLog
 from parallel.spikes import Policy, Spikes
@@ -228,12 +229,6 @@ class Loop:
         note("training")
         self.saved = done
         self.ledger.spend("checkpoint")
-
-
-def at_data(data: Json, offset: int, bad_steps: Json) -> Json:
-    """Where a run stands besides its state, as its checkpoints hold it: the data's own position,
-    how many batches it is ahead of the steps, and the record of `Spikes`."""
-    return {"data": data, "offset": offset, "bad_steps": bad_steps}
 
 
 def _due(done: int, every: int) -> bool:

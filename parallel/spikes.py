@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from parallel import exits
+from parallel.position import LARGEST, count, entry, shown
 
 Policy = Literal["stop", "skip", "rollback"]
 IN_FLIGHT = 2
@@ -31,6 +32,21 @@ class BadStep(ValueError):
     def __init__(self, step: int, message: str) -> None:
         super().__init__(message)
         self.step = step
+
+
+def check_record(found: Any) -> None:
+    """Raises ValueError, with the field, unless `Spikes.record` made it."""
+    norms = entry(found, "norms")
+    if not isinstance(norms, list) or len(norms) > _WINDOW + IN_FLIGHT:
+        raise ValueError(f"bad_steps.norms is {shown(norms)}, expected a list of the last steps'")
+    for norm in norms:
+        pair = isinstance(norm, list) and [type(part) for part in norm] in (
+            [int, int],
+            [int, float],
+        )
+        if not pair or not 0 <= norm[0] <= LARGEST or not 0 <= norm[1] < math.inf:
+            raise ValueError(f"bad_steps.norms has {shown(norm)}, expected a step and its norm")
+    count(found, "in_a_row", count(found, "skipped"))
 
 
 class Spikes:

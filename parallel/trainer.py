@@ -24,10 +24,11 @@ from parallel.agreement import agree
 from parallel.distributed import host_count, host_index
 from parallel.goodput import Ledger, set_damaged_account_aside
 from parallel.log_failure import LogFailure
-from parallel.loop import Loop, TrainerConfig, at_data
+from parallel.loop import Loop, TrainerConfig
 from parallel.mesh import check_rows, make_mesh
 from parallel.metrics import set_damaged_metrics_aside
 from parallel.optimizer import OptimizerConfig, make_schedule
+from parallel.position import NoPosition, at_data, check_at_data
 from parallel.run_folder import (
     CONFIG_NAME,
     Run,
@@ -38,7 +39,7 @@ from parallel.run_folder import (
     write_config,
 )
 from parallel.run_lock import locked
-from parallel.spikes import BadStep
+from parallel.spikes import BadStep, check_record
 from parallel.step import (
     Model,
     TrainState,
@@ -112,8 +113,13 @@ def train(
         position."""
         if saved is not None:
             path = folder / str(saved)
-            state = checkpoint.restore(path, abstract, verified=True)
-            return state, own.read_json(path, "position")
+            record = own.read_json(path, "position")
+            try:
+                check_at_data(record)
+                check_record(record["bad_steps"])
+            except ValueError as error:
+                raise NoPosition(path, error) from None
+            return checkpoint.restore(path, abstract, verified=True), record
         if initial is not None:
             return state_from(initial(abstract.params), optimizer, abstract), None
         return init_state(model, optimizer, abstract, np.uint32(config.seed % 2**32)), None

@@ -10,13 +10,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from models.batcher import Batcher, Statistics
 from models.functional import fill
+from parallel.position import count, entry, shown
 from rl.admission import Admission
 from rl.arrivals import Arrivals, Counts
 from rl.config import RolloutConfig
@@ -82,6 +83,23 @@ class Learnt:
     """Of each place where the policy acts."""
     state: dict[str, Any]
     """What `run_host` needs to go on from here, as JSON; besides the learner's."""
+
+
+def check_state(found: Any, version: int) -> None:
+    """Raises ValueError, with the field, unless `found` can be `Learnt.state` after so many
+    updates."""
+    admission, counts = entry(found, "admission"), entry(found, "counts")
+    waited = entry(admission, "waited")
+    if count(admission, "version") != version:
+        raise ValueError(
+            f"admission.version is {admission['version']}, but its learner has had {version} "
+            f"updates"
+        )
+    if type(waited) not in (int, float) or not 0 <= waited < np.inf:
+        raise ValueError(f"admission.waited is {shown(waited)}, expected seconds")
+    numbers = Counts(**{one.name: count(counts, one.name) for one in fields(Counts)})
+    if numbers.learnt > numbers.finished or numbers.finished + numbers.dropped > numbers.begun:
+        raise ValueError(f"counts is {shown(counts)}, which do not add up")
 
 
 def run_host(

@@ -26,7 +26,7 @@ from rl.checks import check_kept
 from rl.config import FlowConfig, RlConfig
 from rl.environment import describe
 from rl.experience import MicroBatch, micro_batches
-from rl.host import Inference, Learnt, Stopped, run_host
+from rl.host import Inference, Learnt, Stopped, check_state, run_host
 from rl.learner import Learner
 from rl.remote_actor import RemoteActor, store
 from rl.remote_slots import RemoteSlots
@@ -194,6 +194,7 @@ class OnHost:
             ema={"policy": state["ema"], **rest.ema},
         )
         self._learner = self._learner_from(state=whole)
+        check_state(record, self._learner.version)
         self._record = record
 
     def _replaced(self) -> dict[str, float]:

@@ -17,6 +17,7 @@ from models.terminal import Console
 from parallel import checkpoint
 from parallel.log_failure import LogFailure
 from parallel.metrics import MetricsWriter, set_damaged_metrics_aside
+from parallel.position import NoPosition
 from parallel.progress import StepBar
 from parallel.run_folder import Run, check_folder, check_steps_made, note_saved, write_config
 from parallel.run_lock import locked
@@ -49,7 +50,8 @@ class Placement(Protocol):
         """Where the run stands besides its state, as JSON."""
 
     def restore(self, state: dict[str, Any], record: Json) -> None:
-        """Goes on from what a checkpoint holds, before it runs."""
+        """Goes on from what a checkpoint holds, before it runs; raises ValueError, with the field,
+        where the record is none of its own."""
 
 
 @dataclass(frozen=True)
@@ -114,11 +116,15 @@ def go_on(place: Placement, path: Path, console: Console) -> None:
     """Restores a placement from a checkpoint that has been verified.
 
     Raises:
-      ValueError: it was learned in another environment.
+      ValueError: it was learned in another environment, or its record is none (NoPosition).
     """
     check_environment(path, place.environment, console)
+    record = own.read_json(path, "position")
     state = checkpoint.restore(path, place.state(), verified=True)
-    place.restore(state, own.read_json(path, "position"))
+    try:
+        place.restore(state, record)
+    except ValueError as error:
+        raise NoPosition(path, error) from None
 
 
 def advance(

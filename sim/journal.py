@@ -8,6 +8,7 @@ little-endian float32 [steps, dims]: clips are made by repeating them.
 
 import base64
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,18 +67,19 @@ class Journal:
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
+    def _take(self, row: dict[str, Any]) -> None:
+        if "evaluates" in row:
+            self._headers[row["condition"]] = dict(row["evaluates"])
+        else:
+            self._episodes.setdefault(row["condition"], []).append(_episode(row["episode"]))
+
     def _read(self) -> None:
         data = self._path.read_bytes()
         whole = data.rfind(b"\n") + 1
         for number, line in enumerate(data[:whole].splitlines(), 1):
             try:
-                row = json.loads(line)
-                if "evaluates" in row:
-                    self._headers[row["condition"]] = row["evaluates"]
-                else:
-                    done = self._episodes.setdefault(row["condition"], [])
-                    done.append(_episode(row["episode"]))
-            except (ValueError, KeyError, TypeError) as error:
+                self._take(json.loads(line))
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise ValueError(
                     f"{self._path}, line {number}: not a line of an evaluation ({error}); remove "
                     "the line, and its episode is acted again."
@@ -85,6 +87,23 @@ class Journal:
         if whole < len(data):
             with self._path.open("r+b") as file:
                 file.truncate(whole)
+
+
+def in_order() -> Callable[[Any], bool]:
+    """Tells of a journal's lines, asked one after the other, which are good; it raises KeyError,
+    TypeError or ValueError of some that are not. Episodes are not without the line that says what
+    their condition evaluates."""
+    begun = set()
+
+    def fits(row: Any) -> bool:
+        if "evaluates" in row:
+            dict(row["evaluates"])
+            begun.add(row["condition"])
+        else:
+            _episode(row["episode"])
+        return row["condition"] in begun
+
+    return fits
 
 
 def _episode(row: dict[str, Any]) -> Episode:

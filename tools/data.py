@@ -32,6 +32,7 @@ from data.checksums import CHECKSUMS, damaged_files, write_checksums
 from data.columns import BOOKKEEPING
 from data.convert import DESCRIPTION, in_threads
 from data.files import open_folder
+from data.metadata import robot_type
 from data.ray_convert import on_ray
 from data.stats import Report, Stats, compute, compute_together, narrow
 from data.store import Encoding, build_store, damaged_store_files
@@ -49,6 +50,9 @@ Out = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
 JsonFile = Annotated[Path | None, tyro.conf.arg(name="json", metavar="FILE")]
 
 app = tyro.extras.SubcommandApp()
+
+_MOST_SHOWN = 1000
+"""Characters of a task."""
 
 
 @app.command(name="validate")
@@ -236,7 +240,8 @@ def _show_dataset(console: Console, path: str, dataset: Dataset) -> None:
     )
     tasks = _table(Column("Episodes", justify="right"), "Task")
     for task, count in Counter(map(dataset.task, range(dataset.num_episodes))).most_common():
-        tasks.add_row(str(count), task)
+        more = "…" if len(task) > _MOST_SHOWN else ""
+        tasks.add_row(str(count), task[:_MOST_SHOWN] + more)
     console.print(tasks)
     console.print()
 
@@ -312,7 +317,7 @@ def _bar(rate: str) -> tuple[ProgressColumn, ...]:
 
 def _robot(dataset: Dataset) -> str:
     """What is scaled alike: the robot type, or the dataset where that is not known."""
-    return getattr(dataset, "info", {}).get("robot_type") or str(dataset.root)
+    return robot_type(getattr(dataset, "info", {})) or str(dataset.root)
 
 
 if __name__ == "__main__":

@@ -25,9 +25,10 @@ from models.config import to_json
 from models.terminal import Console, guard_tracebacks
 from parallel.atomic import replace_text
 from parallel.checkpoint import find
+from parallel.json_lines import set_damage_aside
 from parallel.metrics import read_metrics
 from parallel.run_lock import locked
-from sim.journal import Journal
+from sim.journal import Journal, in_order
 from sim.report import Report, write_report
 from sim.results import Evaluation, compared
 from sim.suites import load_suite
@@ -83,6 +84,7 @@ def _run(config: EvaluateConfig, console: Console) -> dict[str, Evaluation]:
     if config.compare is not None:
         other = load_policy(config.compare, steps=config.steps)
         wanted.append(Condition("compared", other, checkpoint=_identity(config.compare)))
+    set_damage_aside(config.out / _JOURNAL, in_order(), console)
     results = evaluate_all(
         suite,
         wanted,

@@ -10,7 +10,7 @@ import pytest
 
 from rl import host
 from rl.admission import Place
-from rl.host import Inference, run_host
+from rl.host import Inference, check_state, run_host
 from rl.rollout import key_of
 from rl.weights import Weights
 from sim.lanes import Lanes
@@ -253,3 +253,29 @@ def test_a_run_that_goes_on_accounts_for_what_the_first_gave_up():
     assert counts.dropped == state["counts"]["begun"] - 12
     with pytest.raises(ValueError, match="had had 2 updates, its weights 0"):
         run([Restless(1)], resume=state)
+
+
+@pytest.mark.parametrize(
+    ("found", "name"),
+    [
+        (None, "admission is missing"),
+        ({"admission": {"version": 2, "waited": 0.0}}, "counts is missing"),
+        ({"admission": {"version": 3}}, "version is 3, but its learner has had 2"),
+        *(({"admission": {"version": x}}, "version is ") for x in ("2", -1, 2.0, 10**30, None)),
+        *(({"admission": {"waited": x}}, "waited is ") for x in ("2", -1, float("nan"), None, [])),
+        *(({"counts": {"begun": x}}, "begun is ") for x in ("2", -1, 2.0, 10**30, None)),
+        ({"counts": {"learnt": 9}}, "counts is .* do not add up"),
+        ({"counts": {"dropped": 9}}, "counts is .* do not add up"),
+        ({"counts": 7}, "begun is missing from 7"),
+    ],
+)
+def test_a_state_that_no_run_left_is_refused_by_its_field(found, name):
+    counts = {"begun": 8, "finished": 6, "learnt": 6, "dropped": 1, "reruns": 0}
+    sound = {"admission": {"version": 2, "waited": 0.5}, "counts": counts}
+    check_state(sound, 2)
+    if found and isinstance(found.get("counts", {}), dict) and name != "counts is missing":
+        found = {k: sound[k] | found.get(k, {}) for k in sound}
+    elif found and "counts" in found:
+        found = sound | found
+    with pytest.raises(ValueError, match=name):
+        check_state(found, 2)

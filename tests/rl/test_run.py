@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from models.checkpoints import own
+from parallel import exits
 from parallel.checkpoint import CheckpointWriter
 from parallel.metrics import read_metrics
 from parallel.trainer import Run
@@ -207,3 +208,16 @@ def test_metrics_are_on_disk_before_the_checkpoint_that_follows_them(tmp_path, m
 
     monkeypatch.setattr(CheckpointWriter, "save", saving)
     assert run(tmp_path, config=replace(CONFIG, steps=3)).finished
+
+
+def test_a_record_that_no_placement_left_is_refused_by_checkpoint_and_field(tmp_path):
+    class Strict(Counting):
+        def restore(self, state, record):
+            raise ValueError("number is 'seven', expected a whole number from 0 to 2147483648")
+
+    run(tmp_path, config=replace(CONFIG, steps=2))
+    with pytest.raises(
+        ValueError, match=r"checkpoints/2, position: number is 'seven'.*; copy"
+    ) as no:
+        run(tmp_path, Strict(), resume=True)
+    assert no.value.exit_code == exits.REFUSED

@@ -1,12 +1,15 @@
 """What an evaluation wrote down it finds again, whole, and never under another's name."""
 
 import json
+from io import StringIO
 
 import numpy as np
 import pytest
 
+from models.terminal import Console
+from parallel.json_lines import set_damage_aside
 from sim.evaluate import evaluate
-from sim.journal import Journal
+from sim.journal import Journal, in_order
 from sim.lanes import Lanes
 from sim.protocol import Start
 from tests.sim.point_world import PointWorld, noisy_policy
@@ -85,3 +88,37 @@ def test_every_line_is_json(tmp_path, episodes):
     header, row = map(json.loads, (tmp_path / "episodes.jsonl").read_text().splitlines())
     assert header["evaluates"]["execute"] == 4
     assert row["episode"]["seed"] == 0
+
+
+@pytest.mark.parametrize(
+    "damage", [b"[]", b"{}", b"[" * 10**5, b'{"condition": "t", "episode": 1}']
+)
+def test_a_damaged_line_costs_its_episode_and_the_file_is_set_aside(damage, tmp_path, episodes):
+    path, console = tmp_path / "episodes.jsonl", Console(file=StringIO(), width=1000)
+    journal = Journal(path)
+    journal.begin("trained", HEADER)
+    for episode in episodes[:3]:
+        journal.add("trained", episode)
+    set_damage_aside(path, in_order(), console)
+    assert console.file.getvalue() == ""
+    lines = path.read_bytes().splitlines()
+    damaged = b"\n".join([*lines[:2], damage, lines[3], b""])
+    path.write_bytes(damaged)
+    set_damage_aside(path, in_order(), console)
+    assert f"{path}, line 3: damaged; the file was set aside as" in console.file.getvalue()
+    assert console.file.getvalue().count("\n") == 1
+    assert path.with_name("episodes.jsonl.damaged").read_bytes() == damaged
+    assert Journal(path).begin("trained", HEADER) == [episodes[0], episodes[2]]
+
+
+def test_episodes_whose_condition_lost_its_line_are_acted_again(tmp_path, episodes):
+    path, console = tmp_path / "episodes.jsonl", Console(file=StringIO(), width=1000)
+    journal = Journal(path)
+    for name, episode in (("trained", episodes[0]), ("expert", episodes[1])):
+        journal.begin(name, HEADER)
+        journal.add(name, episode)
+    path.write_bytes(b"{" + path.read_bytes())
+    set_damage_aside(path, in_order(), console)
+    assert "line 1 and 1 more: damaged" in console.file.getvalue()
+    assert Journal(path).begin("trained", HEADER | {"execute": 8}) == []
+    assert Journal(path).begin("expert", HEADER) == [episodes[1]]

@@ -148,8 +148,12 @@ def test_an_interrupted_evaluation_goes_on_to_the_same_result(
         for one, other in zip(result.clips, results[name].clips, strict=True):
             assert np.array_equal(one.frames, other.frames)
 
+    journal = tmp_path / "parts" / "episodes.jsonl"
+    begins, *lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(begins + lines[0].replace(b'"seed": 1', b'"seed" 1') + b"".join(lines[1:]))
     run(replace(config, episodes=8, controls=(), compare=None))
-    assert len(added) == 3 * 14 + 2, "only the new starts of the policy are acted"
+    assert len(added) == 3 * 14 + 2 + 1, "only the new starts and the damaged line's are acted"
+    assert b'"seed" 1' in journal.with_name("episodes.jsonl.damaged").read_bytes()
     with pytest.raises(ValueError, match=r"'trained' whose execute is 4, but now it is 2; choose"):
         run(replace(config, execute=2))
     with pytest.raises(ValueError, match=r"'trained' whose checkpoint is \"step 1, .*but now"):

@@ -1,6 +1,7 @@
 """Commands on datasets and runs whose texts and folders look like markup and hold sequences for the
 terminal: nothing ends by it, and none of them arrives."""
 
+import json
 import shutil
 import sys
 
@@ -92,6 +93,36 @@ def test_an_episode_is_viewed_and_a_dataset_converted(dataset, tmp_path, typed):
     assert f"{page}: open it" in typed(data, "view", dataset, 0, "--out", page)[1]
     told = typed(data, "convert", dataset, store, "--image-size", 16, "--encoding", "raw")[1]
     assert f"{store}: 10 frames of 1 cameras." in told
+
+
+def deep(levels):
+    value = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("robot", [["arm"], {"a": 1}, 7, True, "x" * 10**6, "é" * 150, deep(300)])
+def test_a_robot_or_dimensions_whose_names_are_none_are_shown_as_unknown(
+    robot, dataset, tmp_path, typed
+):
+    changed = tmp_path / "changed"
+    shutil.copytree(dataset, changed)
+    info = json.loads((changed / "meta/info.json").read_text())
+    info |= {"robot_type": robot, "total_frames": robot}
+    for feature, size in (("observation.state", 2), ("action", 1)):
+        info["features"][feature]["names"] = [robot] * size
+    (changed / "meta/info.json").write_text(json.dumps(info))
+    status, said = typed(data, "stats", changed, changed)
+    assert status == 0
+    assert f"{changed}: {changed}, 2 episodes" in said
+    status, shown = typed(data, "validate", changed)
+    assert status == 1
+    assert "robot_type: is " in shown
+    page = tmp_path / "page.html"
+    typed(data, "view", changed, 0, "--out", page)
+    assert "robot <b>" not in page.read_text()
+    assert max(len(said), len(shown), page.stat().st_size) < 100_000
 
 
 @pytest.fixture
