@@ -140,10 +140,17 @@ def write_file(
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % _LENGTH)
     unfinished = file.with_name(file.name + ".unfinished")
-    with unfinished.open("wb") as out:
-        out.write(len(text).to_bytes(_LENGTH, "little") + text)
-        for name, (shape, make) in arrays.items():
-            array = np.empty(shape, dtypes[name])
-            copy_into(array, np.broadcast_to(make(), shape))
-            array.tofile(out)
-    unfinished.rename(file)
+    try:
+        with unfinished.open("wb") as out:
+            out.write(len(text).to_bytes(_LENGTH, "little") + text)
+            for name, (shape, make) in arrays.items():
+                array = np.empty(shape, dtypes[name])
+                copy_into(array, np.broadcast_to(make(), shape))
+                out.write(array.reshape(-1).view(np.uint8).data)
+        unfinished.rename(file)
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(file)
+        raise
+    finally:
+        unfinished.unlink(missing_ok=True)

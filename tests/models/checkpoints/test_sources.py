@@ -1,6 +1,9 @@
 """Every layout that Orbax and safetensors write is read by region, lazily and in its own dtype."""
 
+import errno
 import json
+import resource
+from contextlib import contextmanager
 
 import ml_dtypes
 import numpy as np
@@ -92,6 +95,26 @@ def test_what_is_written_is_read_and_aligned(tmp_path):
     np.testing.assert_array_equal(source.arrays["zeros"], np.zeros(5))
     assert int.from_bytes(file.read_bytes()[:8], "little") % 8 == 0
     assert [p.name for p in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+@contextmanager
+def files_at_most(size):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_disk_that_fills_is_named_with_its_file_and_leaves_nothing(tmp_path):
+    """As under `ulimit -f`: `ndarray.tofile` says only how many bytes were asked for."""
+    large = np.zeros(100_000, np.float32)
+    with files_at_most(65_536), pytest.raises(OSError, match="File too large") as error:
+        write_file(tmp_path / "model", {"a": (large.shape, lambda: large)}, large.dtype, {})
+    assert error.value.errno == errno.EFBIG
+    assert error.value.filename == str(tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_shards_named_by_an_index_are_one_source(tmp_path):
