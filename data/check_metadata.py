@@ -18,7 +18,6 @@ from data.frames import ACTION, STATE
 from data.json_file import read_json
 from data.lerobot import Dataset
 from data.metadata import file_name, robot_type
-from data.names import LONGEST_NAME
 from data.problem import Problem, error, warning
 from data.stats import QUANTILES, Stats
 
@@ -50,8 +49,8 @@ def check_info(dataset: Dataset) -> Iterator[Problem]:
     if dataset.info.get("robot_type") and robot_type(dataset.info) is None:
         yield warning(
             info, "robot_type",
-            f"is {short(dataset.info['robot_type'])}, expected a name of at most {LONGEST_NAME} "
-            "bytes; the robot counts as unknown, write its name there.",
+            f"is {short(dataset.info['robot_type'])}, expected a name; the robot counts as "
+            "unknown, write its name there.",
         )  # fmt: skip
     empty = np.flatnonzero(dataset.lengths < 1)
     if len(empty):

@@ -21,4 +21,5 @@ def read_json(path: Path, file: Path | str, remedy: str) -> Any:
     try:
         return json.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise DatasetError(file, "file", f"is no JSON ({error}); {remedy}.") from None
+        reason = str(error).partition(";")[0]  # what follows is advice to programmers
+        raise DatasetError(file, "file", f"is no JSON ({reason}); {remedy}.") from None

@@ -7,6 +7,7 @@ alone, since LeRobot and its users add some with every release.
 import math
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +18,7 @@ from data.columns import arrow_type
 from data.errors import DatasetError, MissingFileError, short
 from data.files import Folder
 from data.json_file import read_json
-from data.names import LONGEST_NAME, fill, pattern, plain_name
+from data.names import fill, pattern, plain_name
 
 VISUAL = ("video", "image")
 _INFO = "meta/info.json"
@@ -99,12 +100,9 @@ def read_info(folder: Folder) -> dict[str, Any]:
                 f"is {short(info.get(field))}, expected {what}; record or copy it again.",
             )
     for name in info["features"]:
-        try:
-            plain_name(name)
-        except ValueError as error:
-            raise DatasetError(
-                path, "features", f"{error}; rename it there and in the files."
-            ) from None
+        _require_plain(path, "features", name, "rename it there and in the files")
+    if robot := robot_type(info):
+        _require_plain(path, "robot_type", robot, "write the robot's name there")
     return info
 
 
@@ -155,11 +153,9 @@ def picture_shape(feature: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def robot_type(info: Mapping[str, Any]) -> str | None:
-    """What info.json calls the robot; None where that is no text, empty or over `LONGEST_NAME`
-    bytes."""
+    """The robot's name in info.json; None where that is empty or no text."""
     name = info.get("robot_type")
-    fits = isinstance(name, str) and 0 < len(name.encode(errors="replace")) <= LONGEST_NAME
-    return name if fits else None
+    return name if isinstance(name, str) and name else None
 
 
 def is_fps(value: object) -> bool:
@@ -171,6 +167,13 @@ _MOST_AXES, _MOST_VALUES = 16, 1 << 28
 """Of a feature's shape: a picture of 64 megapixels has fewer values."""
 _NUMBERS = ("chunk_index", "file_index", "episode_chunk", "episode_index")
 _PLACES = {**dict.fromkeys(_NUMBERS, int), "video_key": str}
+
+
+def _require_plain(path: Path | str, field: str, name: str, remedy: str) -> None:
+    try:
+        plain_name(name)
+    except ValueError as error:
+        raise DatasetError(path, field, f"{error}; {remedy}.") from None
 
 
 def _no_template(

@@ -229,6 +229,15 @@ def test_a_feature_whose_name_could_be_a_path_is_refused_at_opening(copy: Path, 
         open_dataset(copy)
 
 
+@pytest.mark.parametrize("name", [n for n in HOSTILE if n])
+def test_a_robot_whose_name_could_be_a_path_is_refused_at_opening(copy: Path, name: str) -> None:
+    edit(copy / "meta/info.json", lambda info: info.update(robot_type=name))
+    (problem,) = validate(copy)
+    assert problem.field == "robot_type"
+    with pytest.raises(DatasetError, match="is no name for files to have"):
+        open_dataset(copy)
+
+
 @pytest.mark.parametrize("name", ["../../../x", "a\\b", "a\x00b", "é" * 101, "observation/pose"])
 def test_an_rlds_feature_whose_name_could_be_a_path_is_refused(tmp_path: Path, name: str) -> None:
     root = shutil.copytree(RLDS, tmp_path / "robot/1.0.0")
