@@ -29,7 +29,7 @@ _REMEDIES = {
     errno.ENOTDIR: "remove what is in the place of its folder, or choose another place",
     errno.EISDIR: "remove the folder in its place, or choose another place",
     errno.EEXIST: "remove what is in its place, or choose another place",
-    errno.ELOOP: "remove the links that lead in a circle, or choose another place",
+    errno.ELOOP: "remove the link in its place, or choose another place",
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.EIO: "repair the disk, or choose another place",
     errno.ESTALE: "mount its folder again",

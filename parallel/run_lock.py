@@ -100,9 +100,8 @@ def _take(folder: Path, console: Console, _: object) -> str:
     try:
         return _lock(folder, console)
     except OSError as error:
-        return (
-            f"{folder} cannot be written ({error.strerror}); make room, or choose another folder."
-        )
+        said = exits.sentence(error, folder)
+        return said or f"{folder}: {error.strerror}; choose another folder."
 
 
 def _lock(folder: Path, console: Console) -> str:

@@ -88,7 +88,7 @@ def test_an_unusual_state_is_logged_once_for_a_client_and_counted(caplog):
 
 def test_distances_are_in_half_ranges_and_narrow_dims_count_as_wider():
     np.testing.assert_allclose(distances(SCALE, np.array([3.0, 0.7, 1.15])), [2, 1, 1])
-    still = Normalizer((1.0,), (0.0,))
+    still = Normalizer((1.0,), (1e-12,))
     np.testing.assert_allclose(distances(still, np.array([1.01])), [1])
     assert training_range(SCALE, 1) == pytest.approx((0.3, 0.7))
 

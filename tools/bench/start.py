@@ -6,6 +6,7 @@ code that makes any store; then a fresh process does all that a run of the prese
 its first step, short of the model. The same metadata as LeRobot v3.0 is opened in another process.
 """
 
+import hashlib
 import json
 import os
 import resource
@@ -50,7 +51,8 @@ class Synthetic:
         self.tasks = rng.integers(0, instructions, episodes)
         self.instructions = [_instruction(rng) + f" {number}" for number in range(instructions)]
         self.num_episodes, self.num_frames = episodes, int(self.lengths.sum())
-        self.digest = f"synthetic {episodes} {instructions}"
+        named = f"synthetic {episodes} {instructions}"
+        self.digest = hashlib.sha256(named.encode()).hexdigest()
 
     @property
     def features(self) -> dict[str, dict[str, Any]]:
@@ -102,7 +104,7 @@ def make_store(dataset: Synthetic, path: Path, image_size: int) -> None:
                 (path / name).parent.mkdir(parents=True, exist_ok=True)
                 os.link(black, path / name)
             (path / "parts").mkdir(exist_ok=True)
-            manifest = {name: [black.stat().st_size, ""] for name in files}
+            manifest = {name: [black.stat().st_size, "0" * 64] for name in files}
             (path / part.manifest).write_text(json.dumps(manifest))
 
     settings = convert.Settings(image_size, "raw")
