@@ -287,9 +287,8 @@ def _open_hub(url: str) -> HubFolder:
 
 def _open_bucket(url: str) -> BucketFolder:
     protocol = url.partition("://")[0]
-    if (
-        "::" in url or protocol == "reference"
-    ):  # those name files with templates, which are programs
+    # chains and references name files with templates, which are programs
+    if "::" in url or protocol == "reference":
         raise ValueError(f"{url}: is a chain of fsspec's; give the URL of one folder.")
     try:
         _, root = fsspec.core.url_to_fs(url)

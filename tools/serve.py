@@ -211,17 +211,15 @@ def _is_loopback(host: str) -> bool:
 
 
 def silence_vanished() -> None:
-    """Keeps the log free of lines that say only that a client has vanished."""
+    """Keeps the log free of lines that say only that a client has vanished, and of controls."""
     for name in ("websockets.server", "asyncio"):
-        logging.getLogger(name).addFilter(lambda record: record.msg not in _NOISE)
+        logger(name).addFilter(lambda record: record.msg not in _NOISE)
 
 
 def main() -> None:
     """Command line; exits 0 unless a client was cut off."""
     logging.basicConfig(format="%(asctime)s %(name)s %(message)s")
     silence_vanished()
-    for name in ("asyncio", "websockets.server"):
-        logger(name)
     try:
         cut_off = run(
             tyro.cli(ServeConfig, prog="python -m tools.serve", description=__doc__), Console()
