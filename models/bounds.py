@@ -6,6 +6,7 @@ before an array is allocated or a file is opened by such a name.
 """
 
 import numbers
+from typing import Any
 
 LARGEST_SIZE = 2**20
 """Of a width, a vocabulary's share or another axis, unless said otherwise."""
@@ -31,6 +32,18 @@ def check_sizes(where: str, config: object, *names: str, most: int = LARGEST_SIZ
     """`check_size` of several fields of a config that is called `where`."""
     for name in names:
         check_size(f"{where}.{name}", getattr(config, name), most)
+
+
+def check_decoder(where: str, config: Any) -> None:
+    """Raises ValueError unless a decoder's sizes are sane, its key-value heads divide its heads,
+    and rotary embeddings can halve a head."""
+    check_sizes(where, config, "width", "hidden", "heads", "kv_heads", "head_dim")
+    check_size(f"{where}.depth", config.depth, LARGEST_DEPTH)
+    if config.heads % config.kv_heads or config.head_dim % 2:
+        raise ValueError(
+            f"{where}.heads is {config.heads}, kv_heads {config.kv_heads} and head_dim "
+            f"{config.head_dim}; heads must be a multiple of kv_heads, and head_dim even."
+        )
 
 
 def check_name(what: str, name: str, *, nested: bool = False) -> None:

@@ -17,7 +17,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from models.attention import attend, attend_locally, merge
-from models.bounds import LARGEST_DEPTH, check_size, check_sizes
+from models.bounds import check_decoder
 from models.layers import (
     AdaRMSNorm,
     Compute,
@@ -49,13 +49,7 @@ class GemmaConfig:
     remat: Remat = "none"
 
     def __post_init__(self) -> None:
-        check_sizes("stack", self, "width", "hidden", "heads", "kv_heads", "head_dim")
-        check_size("stack.depth", self.depth, LARGEST_DEPTH)
-        if self.heads % self.kv_heads or self.head_dim % 2:
-            raise ValueError(
-                f"stack.heads is {self.heads}, kv_heads {self.kv_heads} and head_dim "
-                f"{self.head_dim}; heads must be a multiple of kv_heads, and head_dim even."
-            )
+        check_decoder("stack", self)
 
 
 GEMMA_2B = GemmaConfig(2048, 18, 16384, 8, 1, 256)

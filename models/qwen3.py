@@ -15,7 +15,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from models.attention import attend
-from models.bounds import LARGEST_DEPTH, check_size, check_sizes
+from models.bounds import check_decoder
 from models.layers import (
     Compute,
     Dense,
@@ -45,13 +45,7 @@ class QwenConfig:
     remat: Remat = "none"
 
     def __post_init__(self) -> None:
-        check_sizes("language", self, "width", "hidden", "heads", "kv_heads", "head_dim")
-        check_size("language.depth", self.depth, LARGEST_DEPTH)
-        if self.heads % self.kv_heads or self.head_dim % 2:
-            raise ValueError(
-                f"language.heads is {self.heads}, kv_heads {self.kv_heads} and head_dim "
-                f"{self.head_dim}; heads must be a multiple of kv_heads, and head_dim even."
-            )
+        check_decoder("language", self)
 
 
 class Qwen(nnx.Module):
