@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data.errors import DatasetError, MissingFileError
-from data.limits import most_bytes, most_values
+from data.files.limits import most_bytes, most_values
 
 BOOKKEEPING: dict[str, dict[str, Any]] = {
     "timestamp": {"dtype": "float32", "shape": (1,), "names": None},

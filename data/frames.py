@@ -11,8 +11,8 @@ from typing import Protocol
 import numpy as np
 from jaxtyping import Bool, Float32, Int64, UInt8
 
-from data.runs import Runs
-from data.stats import Stats
+from data.statistics.stats import Stats
+from data.task_runs import Runs
 
 __all__ = ["ACTION", "STATE", "Feed", "Frames", "Runs"]
 

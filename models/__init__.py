@@ -1,11 +1,11 @@
 """What computes: attention, flow-matching policies and what they take in. Knows no dataset, no
 mesh."""
 
-from models.inputs import Layout, PackedBatch, Sample, pack
+from models.inputs.packed_batch import Layout, PackedBatch, Sample, pack
+from models.inputs.processor import Embodiment, Normalizer, Processor
 from models.load import load_policy
-from models.pi import Pi, PiConfig
+from models.pi.model import Pi, PiConfig
 from models.policy import Policy
-from models.processor import Embodiment, Normalizer, Processor
 
 __all__ = [
     "Embodiment",

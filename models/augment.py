@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt8
 
-from models.inputs import PackedBatch
-from models.pi import Pi
+from models.inputs.packed_batch import PackedBatch
+from models.pi.model import Pi
 
 _STREAM = 2**32 - 1
 _TO_YIQ = np.array([[0.299, 0.587, 0.114], [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])

@@ -15,21 +15,23 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh
 
-from models import groot as groot_model
-from models.checkpoints import groot, lerobot, openpi, own
-from models.checkpoints.lerobot_statistics import read_normalizers
+from models.checkpoints import own
 from models.checkpoints.load import read
 from models.checkpoints.rename import Table
 from models.checkpoints.sources import Source, open_orbax
-from models.config import from_json
-from models.foreign_json import read_json, section
-from models.fp8 import HISTORY_LEAF, quantize
-from models.groot import Groot, GrootConfig
-from models.pi import SHARDING_RULES, Pi, PiConfig
+from models.config.as_json import from_json
+from models.config.foreign_json import read_json, section
+from models.groot import checkpoint as groot
+from models.groot import model as groot_model
+from models.groot.model import Groot, GrootConfig
+from models.inputs.processor import Embodiment, Normalizer, Processor
+from models.inputs.tokenizer import SentencePiece
+from models.layers.fp8 import HISTORY_LEAF, quantize
+from models.pi import lerobot, openpi
+from models.pi.lerobot_statistics import read_normalizers
+from models.pi.model import SHARDING_RULES, Pi, PiConfig
 from models.policy import Policy
-from models.processor import Embodiment, Normalizer, Processor
 from models.sharding import shardings
-from models.tokenizer import SentencePiece
 
 PyTree = Any
 

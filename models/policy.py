@@ -18,13 +18,13 @@ from jax.typing import ArrayLike
 from jaxtyping import Bool, Float, Int, UInt8, UInt32
 
 from models import flow
-from models.chunking import LIMIT, Guidance, Left, left_over
-from models.groot import Groot
-from models.groot_inputs import groot_batch
-from models.inputs import PackedBatch, Sample, pack
-from models.observation import read_observation
-from models.pi import Pi
-from models.processor import Processor
+from models.groot.inputs import groot_batch
+from models.groot.model import Groot
+from models.inputs.observation import read_observation
+from models.inputs.packed_batch import PackedBatch, Sample, pack
+from models.inputs.processor import Processor
+from models.pi.model import Pi
+from models.realtime_chunking import LIMIT, Guidance, Left, left_over
 
 _BUCKET = 16
 
@@ -307,7 +307,7 @@ class Policy:
         if self.processor is None:
             raise ValueError(
                 "This policy came without its preparation (scales, tokenizer); give infer and loss "
-                "the model's own inputs, as models.groot_inputs.groot_batch describes them."
+                "the model's own inputs, as models.groot.inputs.groot_batch describes them."
             )
         return self.processor
 

@@ -24,8 +24,8 @@ from orbax.checkpoint import v1 as ocp
 from models.checkpoints import digests
 from models.checkpoints.own import check_same, context, find, metadata, refuse, steps
 from models.terminal import Console, harmless, logger
-from parallel.agreement import agree
-from parallel.distributed import host_count, host_index
+from parallel.hosts.agreement import agree
+from parallel.hosts.distributed import host_count, host_index
 from parallel.step import TrainState
 
 Json = Any

@@ -14,22 +14,22 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from models.inputs import PackedBatch
+from models.inputs.packed_batch import PackedBatch
 from models.terminal import Console
-from parallel import inject
 from parallel.checkpoint import CheckpointWriter
-from parallel.distributed import host_count, host_index, put_batch
-from parallel.goodput import Ledger
-from parallel.hosts import HostFacts, any_host, put_facts
-from parallel.log_failure import LogFailure
-from parallel.metrics import MetricsWriter
-from parallel.position import at_data
+from parallel.hosts import inject
+from parallel.hosts.distributed import host_count, host_index, put_batch
+from parallel.hosts.facts import HostFacts, any_host, put_facts
+from parallel.hosts.stop import UNLOGGED, StopSignals
+from parallel.hosts.watchdog import note
+from parallel.monitor.goodput import Ledger
+from parallel.monitor.metrics import MetricsWriter
+from parallel.monitor.progress import StepLog
+from parallel.monitor.spikes import Policy, Spikes
 from parallel.prefetch import GivenUp, Prefetcher
-from parallel.progress import StepLog
-from parallel.spikes import Policy, Spikes
+from parallel.runs.log_failure import LogFailure
+from parallel.runs.position import at_data
 from parallel.step import TrainState
-from parallel.stop import UNLOGGED, StopSignals
-from parallel.watchdog import note
 
 Json = Any
 Fed = tuple[PackedBatch, Mapping[str, float]]

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from models.fp8 import is_history
+from models.layers.fp8 import is_history
 from models.sharding import axes_of, path_name
 from parallel import moments
 

@@ -14,11 +14,11 @@ import optax
 from jax.sharding import Mesh, use_abstract_mesh
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from models import fp8
-from models.functional import fill, only
-from models.inputs import PackedBatch
+from models.inputs.packed_batch import PackedBatch
+from models.layers import fp8
+from models.layers.functional import fill, only
 from models.sharding import ROWS, Rules, constrain, shardings
-from parallel.hosts import facts_sharding, settle
+from parallel.hosts.facts import facts_sharding, settle
 from parallel.mesh import check_rows, replicated, rows_sharding
 from parallel.optimizer import (
     OptimizerConfig,
@@ -130,7 +130,7 @@ def make_train_step(
     false if loss or gradient is not; that state must then not be kept.
 
     With `hosts` the step takes a fourth argument, `put_facts` of every host, and settles its state
-    by them (`parallel.hosts`); metrics then hold `good`, whether its update was sound and
+    by them (`parallel.hosts.facts`); metrics then hold `good`, whether its update was sound and
     within the limit, and the facts of all, `hosts` f32 [devices, 4].
 
     Raises:

@@ -16,20 +16,23 @@ import numpy as np
 from jax.sharding import Mesh
 
 from models.checkpoints import own
-from models.inputs import PackedBatch
+from models.inputs.packed_batch import PackedBatch
 from models.sharding import Rules
 from models.terminal import Console
 from parallel import checkpoint
-from parallel.agreement import agree
-from parallel.distributed import host_count, host_index
-from parallel.goodput import Ledger, set_damaged_account_aside
-from parallel.log_failure import LogFailure
+from parallel.hosts.agreement import agree
+from parallel.hosts.distributed import host_count, host_index
+from parallel.hosts.stop import UNLOGGED, StopSignals
+from parallel.hosts.watchdog import note
 from parallel.loop import Loop, TrainerConfig
 from parallel.mesh import check_rows, make_mesh
-from parallel.metrics import set_damaged_metrics_aside
+from parallel.monitor.goodput import Ledger, set_damaged_account_aside
+from parallel.monitor.metrics import set_damaged_metrics_aside
+from parallel.monitor.spikes import BadStep, check_record
 from parallel.optimizer import OptimizerConfig, make_schedule
-from parallel.position import NoPosition, at_data, check_at_data
-from parallel.run_folder import (
+from parallel.runs.log_failure import LogFailure
+from parallel.runs.position import NoPosition, at_data, check_at_data
+from parallel.runs.run_folder import (
     CONFIG_NAME,
     Run,
     check_folder,
@@ -38,8 +41,7 @@ from parallel.run_folder import (
     note_saved,
     write_config,
 )
-from parallel.run_lock import locked
-from parallel.spikes import BadStep, check_record
+from parallel.runs.run_lock import locked
 from parallel.step import (
     Model,
     TrainState,
@@ -48,8 +50,6 @@ from parallel.step import (
     make_train_step,
     state_from,
 )
-from parallel.stop import UNLOGGED, StopSignals
-from parallel.watchdog import note
 
 __all__ = ["CONFIG_NAME", "Run", "Trained", "TrainerConfig", "check_start", "train"]
 

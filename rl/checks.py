@@ -6,8 +6,8 @@ import re
 import jax
 
 from models import Pi, Policy
-from models.functional import Params
-from models.groot import Groot
+from models.groot.model import Groot
+from models.layers.functional import Params
 from models.sharding import path_name
 from parallel.optimizer import select
 from rl.config import LearnerConfig, RlConfig

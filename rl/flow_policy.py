@@ -16,10 +16,10 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
 from models import flow
-from models.functional import Params
-from models.groot import Groot
-from models.inputs import PackedBatch
-from models.pi import Pi
+from models.groot.model import Groot
+from models.inputs.packed_batch import PackedBatch
+from models.layers.functional import Params
+from models.pi.model import Pi
 from rl.config import FlowConfig
 from rl.records import Drawn
 

@@ -16,10 +16,10 @@ import numpy as np
 from jax.sharding import Mesh, use_abstract_mesh
 from jaxtyping import Array, Bool, Float
 
-from models.functional import only
-from models.inputs import PackedBatch
-from parallel.agreement import agree
-from parallel.distributed import host_count, put_batch
+from models.inputs.packed_batch import PackedBatch
+from models.layers.functional import only
+from parallel.hosts.agreement import agree
+from parallel.hosts.distributed import host_count, put_batch
 from parallel.mesh import make_mesh, replicated, rows_sharding
 from parallel.optimizer import OptimizerConfig, select
 from parallel.step import OVERLAP

@@ -25,7 +25,7 @@ def place(
       ValueError: policy, suite and config do not fit the placement, or it knows no Ray.
     """
     if config.placement == "disaggregated":
-        from rl.disaggregated_placement import on_cluster
+        from rl.remote.placement import on_cluster
 
         with on_cluster(policy, suite, tasks, config, directory, ray_address) as made:
             yield made
@@ -36,11 +36,11 @@ def place(
             f"'{config.placement}'; give --placement disaggregated, or leave the address out."
         )
     if config.placement == "colocated":
-        from rl.colocated_placement import OnDevice
+        from rl.device.placement import OnDevice
 
         yield OnDevice(policy, suite, tasks, config)
         return
-    from rl.host_placement import on_host
+    from rl.host.placement import on_host
 
     with on_host(policy, suite, tasks, config, directory) as made:
         yield made

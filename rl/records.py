@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from models.inputs import PackedBatch, Sample
+from models.inputs.packed_batch import PackedBatch, Sample
 from sim.protocol import Start
 
 

@@ -15,13 +15,13 @@ from typing import Any, Protocol
 from models.checkpoints import own
 from models.terminal import Console
 from parallel import checkpoint
-from parallel.log_failure import LogFailure
-from parallel.metrics import MetricsWriter, set_damaged_metrics_aside
-from parallel.position import NoPosition
-from parallel.progress import StepBar
-from parallel.run_folder import Run, check_folder, check_steps_made, note_saved, write_config
-from parallel.run_lock import locked
-from parallel.stop import StopSignals
+from parallel.hosts.stop import StopSignals
+from parallel.monitor.metrics import MetricsWriter, set_damaged_metrics_aside
+from parallel.monitor.progress import StepBar
+from parallel.runs.log_failure import LogFailure
+from parallel.runs.position import NoPosition
+from parallel.runs.run_folder import Run, check_folder, check_steps_made, note_saved, write_config
+from parallel.runs.run_lock import locked
 from rl.config import RlConfig
 from rl.environment import FIELD, check_environment
 

@@ -16,9 +16,9 @@ import optax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from models import fp8
-from models.functional import fill, only
-from models.inputs import PackedBatch
+from models.inputs.packed_batch import PackedBatch
+from models.layers import fp8
+from models.layers.functional import fill, only
 from models.sharding import Rules
 from parallel.mesh import make_mesh, replicated
 from parallel.optimizer import OptimizerConfig, select

@@ -119,10 +119,10 @@ def _installed(name: str) -> Suite:
 
 
 def _tabletop(name: str) -> Suite:
-    from sim.experts import expert
-    from sim.scenery import CAMERAS, VARIED
-    from sim.tabletop import Tabletop
-    from sim.tasks import TASKS
+    from sim.environments.experts import expert
+    from sim.environments.scenery import CAMERAS, VARIED
+    from sim.environments.tabletop import Tabletop
+    from sim.environments.tasks import TASKS
 
     usual = {f"tabletop-{task}": partial(Tabletop, task) for task in TASKS}
     varied = {
@@ -134,9 +134,9 @@ def _tabletop(name: str) -> Suite:
 
 
 def _arm(name: str) -> Suite:
-    from sim.arm import Arm, named
-    from sim.arm_physics import CONTROLS
-    from sim.arm_tasks import TASKS
+    from sim.environments.arm import Arm, named
+    from sim.environments.arm_physics import CONTROLS
+    from sim.environments.arm_tasks import TASKS
 
     made = {named(t, c): partial(Arm, t, control=c) for c in CONTROLS for t in TASKS}
     suite = _on_device(name, {"arm": tuple(named(t) for t in TASKS)}, made, Arm.expert)
@@ -161,7 +161,7 @@ def _on_device(
         return env
 
     def open_lanes(chosen: tuple[str, ...], count: int, size: int) -> Slots:
-        from sim.lanes import Lanes
+        from sim.environments.device_slots import Lanes
 
         return Lanes(environment(chosen[0], size), count, expert)
 
@@ -180,7 +180,7 @@ def _on_device(
 def _metaworld(name: str) -> Suite:
     if name != "metaworld":
         raise ValueError(f"Unknown suite '{name}'; choose metaworld, which has all 50 tasks.")
-    from sim.metaworld import suite
+    from sim.benchmarks.metaworld import suite
 
     return suite()
 
@@ -189,13 +189,13 @@ def _gym(name: str) -> Suite:
     _, _, environment = name.partition(":")
     if not environment:
         raise ValueError(f"Unknown suite '{name}'; give gym:ID, such as gym:CartPole-v1.")
-    from sim.gym import suite
+    from sim.benchmarks.gym import suite
 
     return suite(environment)
 
 
 def _libero(name: str) -> Suite:
-    from sim.libero import suite
+    from sim.benchmarks.libero import suite
 
     return suite(name)
 

@@ -25,8 +25,8 @@ from models.checkpoints import digests, own
 from models.checkpoints.safetensors_format import write_file
 from models.checkpoints.sources import Source, open_orbax
 from models.terminal import Console, guard_tracebacks
-from parallel.metrics import read_metrics
-from tools.ending import in_a_line
+from parallel.monitor.metrics import read_metrics
+from tools.command_line.ending import in_a_line
 
 Where = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_OR_STEP")]
 Out = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]

@@ -15,15 +15,16 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import tyro
 
-from models import Policy, load_policy, lora
-from models.checkpoints import groot, lerobot, openpi
-from models.config import to_json
-from models.groot import GrootConfig
-from models.pi import PiConfig
-from models.processor import Embodiment
+from models import Policy, load_policy
+from models.config.as_json import to_json
+from models.groot import checkpoint as groot
+from models.groot.model import GrootConfig
+from models.inputs.processor import Embodiment
+from models.pi import lerobot, lora, openpi
+from models.pi.model import PiConfig
 from models.terminal import Console, guard_tracebacks
 from parallel.checkpoint import CheckpointWriter, steps
-from tools.ending import in_a_line
+from tools.command_line.ending import in_a_line
 
 Format = Literal["chiliad", "openpi", "lerobot", "groot"]
 

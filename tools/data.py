@@ -28,19 +28,19 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from data import Dataset, open_dataset
-from data.checksums import CHECKSUMS, damaged_files, write_checksums
 from data.columns import BOOKKEEPING
-from data.convert import DESCRIPTION, in_threads
-from data.files import open_folder
-from data.metadata import robot_type
-from data.ray_convert import on_ray
-from data.stats import Report, Stats, compute, compute_together, narrow
-from data.store import Encoding, build_store, damaged_store_files
-from data.upgrade import upgrade
-from data.validate import validate
-from data.view import dimension_names, write_page, write_recording
+from data.files.checksums import CHECKSUMS, damaged_files, write_checksums
+from data.files.folder import open_folder
+from data.lerobot.metadata import robot_type
+from data.lerobot.upgrade import upgrade
+from data.statistics.stats import Report, Stats, compute, compute_together, narrow
+from data.store.convert import DESCRIPTION, in_threads
+from data.store.ray_convert import on_ray
+from data.store.store import Encoding, build_store, damaged_store_files
+from data.validation.validate import validate
+from data.view.view import dimension_names, write_page, write_recording
 from models.terminal import Console, Progress, TextColumn, guard_tracebacks
-from tools.ending import in_a_line
+from tools.command_line.ending import in_a_line
 
 DatasetPath = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")]
 StorePath = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="STORE")]

@@ -18,18 +18,18 @@ from typing import Literal
 import tyro
 
 from models import load_policy
-from models.config import to_json
+from models.config.as_json import to_json
 from models.terminal import Console, Progress, guard_tracebacks
 from parallel.mesh import make_mesh
-from parallel.run_lock import LOCK_NAME, locked
+from parallel.runs.run_lock import LOCK_NAME, locked
 from parallel.trainer import check_start
-from sim.report import write_report
+from sim.report.report import write_report
 from sim.suites import load_suite
 from tools import train
-from tools.conditions import BESIDE, conditions, evaluate_all
-from tools.ending import in_a_line
+from tools.command_line.ending import in_a_line
 from tools.evaluate import report_of
-from tools.presets import RunConfig, load_preset
+from tools.recipes.conditions import BESIDE, conditions, evaluate_all
+from tools.recipes.presets import RunConfig, load_preset
 from tools.record import RecordConfig, record_dataset
 
 _SCALE = {"lift": (2048, 3200), "reach": (1024, 1200), "push": (2048, 4000)}

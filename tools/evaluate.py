@@ -21,20 +21,20 @@ import tyro
 
 from models import Policy, load_policy
 from models.checkpoints import digests, own
-from models.config import to_json
+from models.config.as_json import to_json
 from models.terminal import Console, guard_tracebacks
-from parallel.atomic import replace_text
 from parallel.checkpoint import find
-from parallel.json_lines import set_damage_aside
-from parallel.metrics import read_metrics
-from parallel.run_lock import locked
+from parallel.monitor.metrics import read_metrics
+from parallel.runs.atomic import replace_text
+from parallel.runs.json_lines import set_damage_aside
+from parallel.runs.run_lock import locked
 from sim.journal import Journal, in_order
-from sim.report import Report, write_report
+from sim.report.report import Report, write_report
 from sim.results import Evaluation, compared
 from sim.suites import load_suite
-from tools.conditions import Beside, Condition, conditions, evaluate_all
-from tools.ending import in_a_line
-from tools.runs import versions
+from tools.command_line.ending import in_a_line
+from tools.command_line.versions import versions
+from tools.recipes.conditions import Beside, Condition, conditions, evaluate_all
 
 _JOURNAL = "episodes.jsonl"
 

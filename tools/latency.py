@@ -15,10 +15,10 @@ import numpy as np
 import tyro
 
 from models.terminal import Console, guard_tracebacks
-from rl.latency import Measured, measure, write
+from rl.simulated.latency import Measured, measure, write
 from sim.protocol import Start
 from sim.suites import load_suite
-from tools.ending import in_a_line
+from tools.command_line.ending import in_a_line
 
 
 @dataclass(frozen=True)

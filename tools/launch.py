@@ -16,8 +16,8 @@ from typing import Annotated
 import tyro
 
 from models.terminal import guard_tracebacks, harmless
-from parallel import exits
-from parallel.supervisor import Plan, supervise
+from parallel.hosts import exits
+from parallel.hosts.supervisor import Plan, supervise
 
 
 @dataclass(frozen=True)

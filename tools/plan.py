@@ -24,22 +24,24 @@ import tyro
 from rich.box import SIMPLE
 from rich.table import Table
 
-from models import Layout, Pi, PiConfig, groot, pi
-from models.attention import compiling_for
-from models.groot import Groot, GrootConfig
-from models.inputs import PackedBatch, pack
-from models.layers import Remat
+from models import Layout, Pi, PiConfig
+from models.attention.attention import compiling_for
+from models.groot import model as groot
+from models.groot.model import Groot, GrootConfig
+from models.inputs.packed_batch import PackedBatch, pack
+from models.layers.layers import Remat
+from models.pi import model as pi
 from models.terminal import Console, guard_tracebacks, harmless
-from parallel.cluster import Cluster, make_cluster, read_cluster
-from parallel.cost import Stack, seconds
-from parallel.deviceless import compile_step
 from parallel.mesh import MeshConfig
 from parallel.optimizer import OptimizerConfig
-from parallel.predict import Choice, Precision, Prediction, Task, search
-from parallel.reliability import Recovery, daly, goodput, mean_time_between_failures
-from parallel.scaling import curve
-from tools.presets import PI05, load_preset, row_layout
-from tools.scaling import SIZES, markdown, write
+from parallel.planning.cluster import Cluster, make_cluster, read_cluster
+from parallel.planning.cost import Stack, seconds
+from parallel.planning.deviceless import compile_step
+from parallel.planning.predict import Choice, Precision, Prediction, Task, search
+from parallel.planning.reliability import Recovery, daly, goodput, mean_time_between_failures
+from parallel.planning.scaling import curve
+from tools.recipes.presets import PI05, load_preset, row_layout
+from tools.recipes.scaling import SIZES, markdown, write
 
 _KEYS = 64
 """Keys of a block that attention visits or skips as one."""
@@ -81,7 +83,7 @@ class Machines:
     """Of each GPU."""
     price_per_gpu_hour: float | None = None
     cluster: Path | None = None
-    """JSON of a `parallel.cluster.Cluster`, instead of the options above."""
+    """JSON of a `parallel.planning.cluster.Cluster`, instead of the options above."""
 
     def read(self) -> Cluster:
         """The cluster described; raises ValueError or FileNotFoundError."""

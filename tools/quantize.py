@@ -16,11 +16,12 @@ import jax
 import numpy as np
 import tyro
 
-from models import PackedBatch, Pi, Policy, fp8, load_policy
+from models import PackedBatch, Pi, Policy, load_policy
+from models.layers import fp8
 from models.terminal import Console, guard_tracebacks
-from tools.bench.fp8 import random_batch
+from tools.bench.models.fp8 import random_batch
+from tools.command_line.ending import in_a_line
 from tools.convert_checkpoint import convert
-from tools.ending import in_a_line
 
 LANGUAGE = r"^language/layers/(attention|mlp)/"
 

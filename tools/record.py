@@ -18,15 +18,15 @@ from typing import Any
 import tyro
 from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from data.writer import DatasetWriter
+from data.lerobot.writer import DatasetWriter
 from models import load_policy
 from models.terminal import Console, Progress, TextColumn, guard_tracebacks
 from parallel.prefetch import Prefetcher
 from sim.demonstrations import Demonstrations
 from sim.protocol import Spec
 from sim.suites import load_suite
-from tools.conditions import acting_in
-from tools.ending import in_a_line
+from tools.command_line.ending import in_a_line
+from tools.recipes.conditions import acting_in
 
 SEEDS_PER_RECORDING = 1_000_000
 _RECORDINGS = 1000

@@ -26,18 +26,18 @@ import tyro
 
 from models import Policy, load_policy
 from models.checkpoints import digests, own
-from models.config import from_json, to_json
+from models.config.as_json import from_json, to_json
 from models.terminal import Console, guard_tracebacks
 from parallel.checkpoint import find
-from parallel.run_folder import CONFIG_NAME, Run, check_folder, read_config
-from parallel.run_lock import locked
-from parallel.stop import leave_at_once
+from parallel.hosts.stop import leave_at_once
+from parallel.runs.run_folder import CONFIG_NAME, Run, check_folder, read_config
+from parallel.runs.run_lock import locked
 from rl.checks import check_config, check_policy, one_group
 from rl.config import RlConfig
 from rl.environment import FIELD
-from rl.evolution import Evolved
 from rl.placements import place
-from rl.population import (
+from rl.population.evolution import Evolved
+from rl.population.population import (
     PopulationConfig,
     check_population,
     configured,
@@ -47,12 +47,12 @@ from rl.population import (
 )
 from rl.run import Improved, improve
 from sim.suites import load_suite
-from tools.closed_loop import ClosedLoop
-from tools.ending import in_a_line
-from tools.presets import ClosedLoopConfig, check_more_steps, check_same, take_preset
+from tools.command_line.ending import in_a_line
+from tools.recipes.closed_loop import ClosedLoop
+from tools.recipes.presets import ClosedLoopConfig, check_more_steps, check_same, take_preset
+from tools.recipes.rl_population import run_population
+from tools.recipes.rl_presets import load_rl_preset
 from tools.rl_curves import write_curves
-from tools.rl_population import run_population
-from tools.rl_presets import load_rl_preset
 
 ALONE = PopulationConfig()
 _FREE = {"begun_from", *(f"rl.{name}" for name in ("steps", "eval_every", "save_every"))}

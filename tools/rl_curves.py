@@ -20,10 +20,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from models.terminal import guard_tracebacks, harmless
-from parallel.metrics import read_metrics
-from rl.population import Generation, read_generations
-from tools.closed_loop import read_closed_loop
-from tools.ending import in_a_line
+from parallel.monitor.metrics import read_metrics
+from rl.population.population import Generation, read_generations
+from tools.command_line.ending import in_a_line
+from tools.recipes.closed_loop import read_closed_loop
 
 LAG, IDLE = "lag/", "idle/"
 """What metrics of one lag (decisions of this age) and one cause of waiting (seconds) begin with."""

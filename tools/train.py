@@ -26,31 +26,31 @@ import numpy as np
 import tyro
 from jax.sharding import Mesh
 
-from data.loader import Loader
-from data.mixture import is_mixture
-from data.plan import Plan
+from data.loader.loader import Loader
+from data.mixture.mixture import is_mixture
+from data.packing.plan import Plan
 from models import PackedBatch, Pi, Policy, flow
 from models.augment import Augmented
-from models.config import from_json, to_json
+from models.config.as_json import from_json, to_json
+from models.inputs.tokenizer import SentencePiece
+from models.layers.pipeline import check_pipeline
 from models.load import begin_from, look
-from models.pi import SHARDING_RULES
-from models.pipeline import check_pipeline
+from models.pi.model import SHARDING_RULES
 from models.terminal import Console, guard_tracebacks, harmless
-from models.tokenizer import SentencePiece
-from parallel import exits, inject
-from parallel.distributed import host_index, put_batch, row_share
-from parallel.job import first_host_first, restarts, start
+from parallel.hosts import exits, inject
+from parallel.hosts.distributed import host_index, put_batch, row_share
+from parallel.hosts.job import first_host_first, restarts, start
+from parallel.hosts.stop import leave_at_once
+from parallel.hosts.watchdog import Watchdog, note
 from parallel.mesh import make_mesh, replicated, row_shards
-from parallel.run_folder import CONFIG_NAME, Run, read_config
-from parallel.run_lock import locked
+from parallel.runs.run_folder import CONFIG_NAME, Run, read_config
+from parallel.runs.run_lock import locked
 from parallel.step import TrainState
-from parallel.stop import leave_at_once
 from parallel.trainer import Trained, check_start, train
-from parallel.watchdog import Watchdog, note
-from tools.closed_loop import ClosedLoop
-from tools.consent import consent
-from tools.prepare import Prepared, Text, prepare
-from tools.presets import RunConfig, check_more_steps, check_same, load_preset, take_preset
+from tools.command_line.consent import consent
+from tools.recipes.closed_loop import ClosedLoop
+from tools.recipes.prepare import Prepared, Text, prepare
+from tools.recipes.presets import RunConfig, check_more_steps, check_same, load_preset, take_preset
 
 OnEval = Callable[[int, TrainState, Callable[[], bool]], dict[str, float]]
 

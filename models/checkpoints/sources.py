@@ -17,11 +17,11 @@ import numpy as np
 import tensorstore as ts
 from jaxtyping import Shaped
 
-from models.bounds import check_name
 from models.checkpoints.declared import check_declared
 from models.checkpoints.rename import Shape
 from models.checkpoints.safetensors_format import map_file
-from models.foreign_json import read_json, section
+from models.config.bounds import check_name
+from models.config.foreign_json import read_json, section
 
 IN_FLIGHT_BYTES = 2 * 2**30
 """What is held of a checkpoint while it is read, if no chunk of it is larger."""

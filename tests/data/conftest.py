@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from data.checksums import CHECKSUMS
-from data.writer import DatasetWriter
+from data.files.checksums import CHECKSUMS
+from data.lerobot.writer import DatasetWriter
 
 SHARED = Path(__file__).parents[2].parent / "shared"
 LENGTHS = (7, 12, 5, 9, 12, 8)

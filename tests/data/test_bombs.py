@@ -19,15 +19,15 @@ import pytest
 from PIL import Image
 
 from data.errors import DatasetError
-from data.lerobot import open_dataset
-from data.mp4 import require_index_fits
-from data.pictures import decode
-from data.rlds_features import Leaf, decode_column, decode_pictures
-from data.seek import seek_table
-from data.tf_example import feature_spans, feature_values
-from data.tfrecord import masked_crc, record_spans
-from data.validate import validate
-from data.video import VideoReader, encode_mp4
+from data.lerobot.dataset import open_dataset
+from data.rlds.features import Leaf, decode_column, decode_pictures
+from data.rlds.tf_example import feature_spans, feature_values
+from data.rlds.tfrecord import masked_crc, record_spans
+from data.validation.validate import validate
+from data.video.mp4 import require_index_fits
+from data.video.pictures import decode
+from data.video.seek import seek_table
+from data.video.video import VideoReader, encode_mp4
 from tests.data.conftest import FRONT
 
 PARQUET = "data/chunk-000/file-000.parquet"
@@ -164,7 +164,7 @@ def test_boxes_that_make_no_sense_are_left_to_the_decoder(
 def test_a_video_of_enormous_frames_is_refused_at_opening(video: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.mp4").write_bytes(video)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("data.limits.MOST_PIXELS", 48 * 64 - 1)
+        patch.setattr("data.files.limits.MOST_PIXELS", 48 * 64 - 1)
         refuses(r"a\.mp4, frame size: it is 64x48", lambda: VideoReader(tmp_path / "a.mp4"))
 
 

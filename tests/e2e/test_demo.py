@@ -8,7 +8,7 @@ from rich.console import Console
 
 from data import open_dataset
 from models import load_policy
-from parallel.metrics import read_metrics
+from parallel.monitor.metrics import read_metrics
 from tests.e2e.shipped import command
 from tools import demo
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from parallel.metrics import read_metrics
+from parallel.monitor.metrics import read_metrics
 from tests.e2e.shipped import ROOT, command
 
 METAWORLD = ROOT.parent / "shared/data/metaworld_v30"

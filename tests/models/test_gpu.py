@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from models import Pi
-from models.layers import Compute
-from tools.bench.packing import mixture, packed
-from tools.presets import TINY
+from models.layers.layers import Compute
+from tools.bench.data.packing import mixture, packed
+from tools.recipes.presets import TINY
 
 
 @pytest.fixture(scope="module")

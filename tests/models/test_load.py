@@ -12,10 +12,10 @@ from jax.sharding import Mesh
 from safetensors.numpy import load_file, save_file
 
 from models import load_policy
-from models.checkpoints import lerobot, openpi
 from models.load import CAMERAS, like_model
-from tests.models.test_openpi_parity import FIXTURES as OPENPI
-from tests.models.test_openpi_parity import close, observation
+from models.pi import lerobot, openpi
+from tests.models.pi.test_openpi_parity import FIXTURES as OPENPI
+from tests.models.pi.test_openpi_parity import close, observation
 
 GROOT = Path(__file__).parents[1] / "fixtures" / "groot"
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from models import flow
-from tests.models.tiny_policy import (
+from tests.helpers.models.tiny_policy import (
     KEYS,
     PROMPTS,
     openpi,

@@ -8,13 +8,13 @@ import jax
 import pytest
 
 from models import load_policy
-from models.bounds import check_name
 from models.checkpoints import digests
-from models.config import to_json
+from models.config.as_json import to_json
+from models.config.bounds import check_name
+from models.inputs.processor import Embodiment, Normalizer
 from models.load import look
-from models.processor import Embodiment, Normalizer
 from parallel.checkpoint import CheckpointWriter
-from tests.models.tiny_policy import ARM, CONFIG, PROCESSOR, tiny_policy
+from tests.helpers.models.tiny_policy import ARM, CONFIG, PROCESSOR, tiny_policy
 
 BILLION = 10**9
 

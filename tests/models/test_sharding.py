@@ -6,7 +6,7 @@ from jax.sharding import PartitionSpec as P
 from models.sharding import shardings
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.step import abstract_state, init_state
-from tests.parallel.toy import OPTIMIZER, RULES, Denoiser
+from tests.helpers.parallel.toy import OPTIMIZER, RULES, Denoiser
 
 SHAPES = {"a": {"kernel": jnp.zeros((4, 6)), "bias": jnp.zeros(6)}, "layers": [jnp.zeros(2)]}
 

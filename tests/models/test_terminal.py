@@ -158,8 +158,13 @@ def test_what_goes_around_the_console_is_harmless_too():
     """`print`, the sentence that a command ends with, and logs: constants, JSON or `harmless`.
 
     Left out: a launcher passes its processes' lines on; the other logs hold what the user typed."""
-    prints = {"parallel/supervisor.py", "parallel/inject.py"}
-    logs = {"data/rlds.py", "data/rlds_index.py", "data/ray_convert.py", "tools/serve.py"}
+    prints = {"parallel/hosts/supervisor.py", "parallel/hosts/inject.py"}
+    logs = {
+        "data/rlds/dataset.py",
+        "data/rlds/index.py",
+        "data/store/ray_convert.py",
+        "tools/serve.py",
+    }
     found = []
     for name, tree in sources():
         for node in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
@@ -195,5 +200,5 @@ def test_every_command_guards_its_tracebacks():
         if name.startswith("tools/") and "__name__ == '__main__'" in ast.unparse(tree)
     }
     assert len(commands) > 12
-    left = {"tools/bench/start.py", "tools/serving/robots.py"}
+    left = {"tools/bench/data/start.py", "tools/serving/robots.py"}
     assert {n for n, text in commands.items() if "guard_tracebacks()" not in text} == left

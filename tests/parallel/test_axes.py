@@ -8,16 +8,16 @@ import jax
 import numpy as np
 import pytest
 
-from models.groot import SHARDING_RULES as GROOT_RULES
-from models.layers import Lora
-from models.pi import SHARDING_RULES as PI_RULES
+from models.groot.model import SHARDING_RULES as GROOT_RULES
+from models.layers.layers import Lora
+from models.pi.model import SHARDING_RULES as PI_RULES
 from models.sharding import shardings
-from parallel.distributed import row_share
-from parallel.hlo import Program
+from parallel.hosts.distributed import row_share
 from parallel.mesh import AXES, MeshConfig, make_mesh
-from tests.parallel import small_pi
-from tests.parallel.small_pi import CONFIG, losses, train
-from tests.parallel.toy import together
+from parallel.planning.hlo import Program
+from tests.helpers.parallel import small_pi
+from tests.helpers.parallel.small_pi import CONFIG, losses, train
+from tests.helpers.parallel.toy import together
 
 PAIRS = [
     pytest.param(MeshConfig(**{"data": 1, a: 2, b: 4}), id=f"{a}2-{b}4")
@@ -146,7 +146,7 @@ def test_one_process_brings_all_rows():
 @pytest.mark.parametrize("processes", [2, 4])
 def test_several_processes_give_the_losses_of_one(processes):
     """2 × 4 and 4 × 2 devices; of four processes, pairs along "context" bring the same rows."""
-    outputs = together("tests.parallel.pi_host", processes, 8 // processes)
+    outputs = together("tests.helpers.parallel.pi_host", processes, 8 // processes)
     printed = [
         [float(line.split()[1]) for line in output.splitlines() if line.startswith("loss ")]
         for output in outputs

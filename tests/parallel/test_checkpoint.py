@@ -4,10 +4,10 @@ import pytest
 
 from models.checkpoints import own
 from parallel import checkpoint
-from parallel.distributed import put_batch
+from parallel.hosts.distributed import put_batch
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.step import abstract_state, init_state, make_train_step
-from tests.parallel.toy import OPTIMIZER, RULES, Denoiser, batch
+from tests.helpers.parallel.toy import OPTIMIZER, RULES, Denoiser, batch
 
 MESH = make_mesh(MeshConfig(data=4, fsdp=2))
 ABSTRACT = abstract_state(Denoiser(), OPTIMIZER, RULES, MESH)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from parallel.mesh import MeshConfig, make_mesh
-from tests.parallel import small_pi
+from tests.helpers.parallel import small_pi
 
 STEPS = 4
 

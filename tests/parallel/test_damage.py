@@ -11,7 +11,7 @@ from rich.console import Console
 from models.checkpoints import digests, own
 from parallel import checkpoint
 from parallel.mesh import make_mesh
-from tests.parallel import checkpoint_host as host
+from tests.helpers.parallel import checkpoint_host as host
 
 MESH = make_mesh(devices=jax.devices()[:1])
 

@@ -16,8 +16,8 @@ import pytest
 from models.checkpoints import digests
 from parallel import checkpoint
 from parallel.mesh import make_mesh
-from tests.parallel import checkpoint_host as host
-from tests.parallel.toy import environment
+from tests.helpers.parallel import checkpoint_host as host
+from tests.helpers.parallel.toy import environment
 
 MESH = make_mesh(devices=jax.devices()[:1])
 

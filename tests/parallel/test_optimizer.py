@@ -10,14 +10,14 @@ import tyro
 from jax.sharding import PartitionSpec
 
 from models import Pi
-from models.config import from_json, to_json
-from models.pi import SHARDING_RULES
-from parallel.distributed import put_batch
+from models.config.as_json import from_json, to_json
+from models.pi.model import SHARDING_RULES
+from parallel.hosts.distributed import put_batch
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.optimizer import OptimizerConfig, make_optimizer, make_schedule, select
 from parallel.step import abstract_state, init_state, make_train_step
-from tests.parallel.toy import OPTIMIZER, Denoiser, batch
-from tools.presets import PI05
+from tests.helpers.parallel.toy import OPTIMIZER, Denoiser, batch
+from tools.recipes.presets import PI05
 
 MODEL = Denoiser(hidden=512)
 RULES = (

@@ -9,7 +9,7 @@ import pytest
 from models.checkpoints import own
 from parallel import checkpoint
 from parallel.mesh import MeshConfig, make_mesh
-from tests.parallel import checkpoint_host as host
+from tests.helpers.parallel import checkpoint_host as host
 
 
 def run(*arguments):

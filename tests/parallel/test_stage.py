@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec, use_abstract_mesh
 
-from models.dit import TransformerConfig
-from models.fp8 import is_history
-from models.groot import SHARDING_RULES, Groot, GrootConfig
-from models.inputs import Sample, pack
-from models.layers import Compute, Lora
-from models.pipeline import Pipeline
-from models.qwen3 import QwenConfig
+from models.groot.model import SHARDING_RULES, Groot, GrootConfig
+from models.inputs.packed_batch import Sample, pack
+from models.layers.dit import TransformerConfig
+from models.layers.fp8 import is_history
+from models.layers.layers import Compute, Lora
+from models.layers.pipeline import Pipeline
+from models.layers.qwen3 import QwenConfig
+from models.layers.siglip import SiglipConfig
 from models.sharding import shardings
-from models.siglip import SiglipConfig
 from parallel.mesh import MeshConfig, make_mesh, rows_sharding
-from tests.parallel import small_pi
+from tests.helpers.parallel import small_pi
 
 GROOT = GrootConfig(
     vision=SiglipConfig(width=16, depth=1, hidden=32, heads=2, patch=4),

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from models import fp8
-from parallel.distributed import put_batch
+from models.layers import fp8
+from parallel.hosts.distributed import put_batch
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.optimizer import OptimizerConfig, make_optimizer, make_schedule
 from parallel.step import abstract_state, init_state, make_train_step, state_from
-from tests.parallel.toy import OPTIMIZER, RULES, Denoiser, batch
+from tests.helpers.parallel.toy import OPTIMIZER, RULES, Denoiser, batch
 
 MODEL = Denoiser()
 

@@ -10,10 +10,10 @@ import pytest
 
 from parallel import checkpoint
 from parallel.mesh import MeshConfig, make_mesh
-from parallel.metrics import read_metrics
+from parallel.monitor.metrics import read_metrics
 from parallel.prefetch import Prefetcher
 from parallel.trainer import Run, TrainerConfig, train
-from tests.parallel.toy import OPTIMIZER, RULES, Denoiser, batches, fed, losses, position
+from tests.helpers.parallel.toy import OPTIMIZER, RULES, Denoiser, batches, fed, losses, position
 
 MESH = make_mesh(MeshConfig(data=4, fsdp=2))
 CONFIG = TrainerConfig(steps=12, save_every=4, log_every=3)

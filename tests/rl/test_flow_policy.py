@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from models import Pi, flow
-from models.layers import Compute
+from models.layers.layers import Compute
 from rl import flow_policy
 from rl.config import FlowConfig
-from tests.models.tiny_policy import CONFIG, KEYS, PROMPTS, seen, tiny_policy
+from tests.helpers.models.tiny_policy import CONFIG, KEYS, PROMPTS, seen, tiny_policy
 
 MODEL = Pi(CONFIG)
 EVERY = [

@@ -10,13 +10,13 @@ from parallel.mesh import MeshConfig, make_mesh
 from parallel.optimizer import make_optimizer
 from parallel.step import TrainState, apply_gradients
 from rl.config import LearnerConfig, ObjectiveConfig
-from rl.experience import micro_batches
+from rl.host.experience import micro_batches
 from rl.learner import Diverged, Learner
 from rl.objectives import objective, value_loss
 from rl.step import Scale, abstract_learner_state, learner_state, optimizer_of, scale_of
-from tests.parallel.toy import together
-from tests.rl import learner_host
-from tests.rl.gaussian import OPTIMIZER, RULES, log_prob, observe, packed, params, ticket
+from tests.helpers.parallel.toy import together
+from tests.helpers.rl import learner_host
+from tests.helpers.rl.gaussian import OPTIMIZER, RULES, log_prob, observe, packed, params, ticket
 
 ONE = make_mesh(devices=jax.devices()[:1])
 PPO = ObjectiveConfig(entropy_weight=0.01)
@@ -349,7 +349,7 @@ def test_an_open_schedule_ends_with_the_run():
 
 @pytest.mark.slow
 def test_two_processes_with_unlike_shares_learn_as_one_does():
-    outputs = together("tests.rl.learner_host", 2, 2)
+    outputs = together("tests.helpers.rl.learner_host", 2, 2)
     lines = [
         [list(map(float, line.split()[1:])) for line in output.splitlines() if "learnt" in line]
         for output in outputs

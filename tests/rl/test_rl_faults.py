@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from models.checkpoints import digests, own
-from parallel import checkpoint, exits
-from parallel.metrics import read_metrics
-from tests.parallel.test_log_failure import fill
-from tests.parallel.toy import environment
-from tests.rl import struck
+from parallel import checkpoint
+from parallel.hosts import exits
+from parallel.monitor.metrics import read_metrics
+from tests.helpers.parallel.toy import environment
+from tests.helpers.rl import struck
+from tests.parallel.runs.test_log_failure import fill
 from tests.rl.test_run import Counting, losses, run
 
 
@@ -57,7 +58,7 @@ def test_checkpoints_that_are_taken_away_end_the_run_and_come_back(tmp_path):
 
 def start(out, *options):
     return subprocess.run(
-        [sys.executable, "-m", "tests.rl.struck", str(out), *options],
+        [sys.executable, "-m", "tests.helpers.rl.struck", str(out), *options],
         env=environment(1),
         capture_output=True,
         text=True,

@@ -13,9 +13,9 @@ import pytest
 from rich.console import Console
 
 from models.checkpoints import own
-from parallel import exits
 from parallel.checkpoint import CheckpointWriter
-from parallel.metrics import read_metrics
+from parallel.hosts import exits
+from parallel.monitor.metrics import read_metrics
 from parallel.trainer import Run
 from rl.config import RlConfig
 from rl.run import improve

@@ -2,8 +2,8 @@
 
 import pytest
 
-from sim.tabletop import Tabletop
-from sim.tasks import TASKS
+from sim.environments.tabletop import Tabletop
+from sim.environments.tasks import TASKS
 
 
 @pytest.fixture(scope="session")

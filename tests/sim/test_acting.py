@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from sim.acting import RERUNS, Run, act, plan
-from sim.lanes import Lanes
+from sim.environments.device_slots import Lanes
 from sim.protocol import Start
-from tests.sim.point_world import PointWorld, Shuffled, expert, seeing_policy
+from tests.helpers.sim.point_world import PointWorld, Shuffled, expert, seeing_policy
 
 
 def ended(slots, runs):

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from sim.demonstrations import Demonstrations
-from sim.lanes import Lanes
+from sim.environments.device_slots import Lanes
 from sim.protocol import Start
-from tests.sim.point_world import PointWorld, Shuffled, expert, idle_policy, noisy_policy
+from tests.helpers.sim.point_world import PointWorld, Shuffled, expert, idle_policy, noisy_policy
 
 TASK = PointWorld.name
 

@@ -8,16 +8,16 @@ from functools import partial
 import numpy as np
 import pytest
 
-from data.video import encode_mp4
+from data.video.video import encode_mp4
 from sim.acting import RERUNS
 from sim.clips import ENCODING, choose
+from sim.environments.device_slots import Lanes
+from sim.environments.experts import expert as tabletop_expert
 from sim.evaluate import evaluate, evaluate_expert
-from sim.experts import expert as tabletop_expert
-from sim.lanes import Lanes
 from sim.protocol import Start
 from sim.results import Failure, compared, joined
 from sim.statistics import Rate
-from tests.sim.point_world import (
+from tests.helpers.sim.point_world import (
     PointWorld,
     Shuffled,
     expert,

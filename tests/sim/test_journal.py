@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from models.terminal import Console
-from parallel.json_lines import set_damage_aside
+from parallel.runs.json_lines import set_damage_aside
+from sim.environments.device_slots import Lanes
 from sim.evaluate import evaluate
 from sim.journal import Journal, in_order
-from sim.lanes import Lanes
 from sim.protocol import Start
-from tests.sim.point_world import PointWorld, noisy_policy
+from tests.helpers.sim.point_world import PointWorld, noisy_policy
 
 HEADER = {"suite": "points", "tasks": ("points",), "execute": 4}
 

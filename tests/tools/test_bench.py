@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from models import Pi
-from tools.bench.packing import mixture, packed, padded
-from tools.presets import TINY
+from tools.bench.data.packing import mixture, packed, padded
+from tools.recipes.presets import TINY
 
 
 def test_both_forms_hold_the_same_samples_and_packed_rows_are_fuller():

@@ -12,7 +12,7 @@ from models.checkpoints import digests, own
 from models.checkpoints.sources import open_safetensors
 from parallel import checkpoint
 from parallel.mesh import make_mesh
-from parallel.metrics import MetricsWriter
+from parallel.monitor.metrics import MetricsWriter
 from tools.checkpoint import main
 
 MESH = make_mesh(devices=jax.devices()[:1])

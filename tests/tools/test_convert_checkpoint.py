@@ -10,13 +10,13 @@ import pytest
 import tyro
 
 from models import Pi, load_policy
-from models.checkpoints import openpi
 from models.checkpoints.layout import exported
-from models.layers import Lora
+from models.layers.layers import Lora
 from models.load import begin_from, like_model
-from tests.models.test_openpi_parity import FIXTURES, observation
+from models.pi import openpi
+from tests.models.pi.test_openpi_parity import FIXTURES, observation
 from tools import convert_checkpoint
-from tools.presets import PRESETS
+from tools.recipes.presets import PRESETS
 
 
 def convert(*arguments: str, monkeypatch) -> None:

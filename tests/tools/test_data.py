@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from data import open_dataset
-from data.store import open_store
+from data.store.store import open_store
 from tests.data.conftest import FEATURES, make_episode, write
-from tests.data.v21 import write_v21
+from tests.helpers.data.v21 import write_v21
 from tools.data import (
     app,
     convert_command,

@@ -13,21 +13,21 @@ import pytest
 from rich.console import Console
 
 from models import Embodiment, Normalizer, Pi, Processor
-from models.config import to_json
+from models.config.as_json import to_json
 from parallel.checkpoint import CheckpointWriter
-from sim.interpreters import interpreter
+from sim.environments.tabletop import Tabletop
 from sim.journal import Journal
-from sim.tabletop import Tabletop
+from sim.processes.interpreters import interpreter
 from tools import evaluate as command
 from tools.evaluate import EvaluateConfig
-from tools.presets import TINY
+from tools.recipes.presets import TINY
 
 BOWL = "pick_up_the_black_bowl_between_the_plate_and_the_ramekin_and_place_it_on_the_plate"
 SUITES = """
 from functools import partial
-from sim.lanes import Lanes
+from sim.environments.device_slots import Lanes
 from sim.suites import Suite
-from tests.sim.point_world import PointWorld, Shuffled, expert
+from tests.helpers.sim.point_world import PointWorld, Shuffled, expert
 
 class Others(PointWorld):
     name = "others"
@@ -234,7 +234,7 @@ def test_a_policy_whose_cameras_a_suite_lacks_is_refused_with_both_their_names(
     suite, package, task, dims, theirs, cameras, checkpoint, tmp_path, monkeypatch
 ):
     """The robot is the suite's own but for the names that another dataset gives its cameras."""
-    monkeypatch.setattr("sim.tabletop.Tabletop", partial(Tabletop, lanes=1))
+    monkeypatch.setattr("sim.environments.tabletop.Tabletop", partial(Tabletop, lanes=1))
     if package is not None:
         try:
             interpreter(suite.split("_")[0], package, f"make {suite}")

@@ -13,20 +13,20 @@ import pytest
 from data import open_dataset
 from models import Embodiment, Normalizer, Pi, Processor, load_policy
 from models.checkpoints import digests
-from models.config import to_json
+from models.config.as_json import to_json
 from parallel.checkpoint import CheckpointWriter
-from tests.tools.small_run import MODEL
+from tests.helpers.tools.small_run import MODEL
 
 ROOT = Path(__file__).parents[2]
 RUNS = {
-    "data/retold.py": "a transform, by its digest (data/trust.py)",
-    "tools/presets.py": "--preset path/to/file.py:NAME",
+    "data/mixture/relabelled.py": "a transform, by its digest (data/mixture/trust.py)",
+    "tools/recipes/presets.py": "--preset path/to/file.py:NAME",
     "sim/suites.py": "--suite path/to/file.py:NAME, and entry points of installed packages",
-    "sim/child.py": "a simulator's script of ours or of the user's suite",
-    "data/convert.py": "pickles of this process, for its threads",
-    "data/ray_convert.py": "pickles of this job, in its own Ray",
-    "rl/remote_slots.py": "pickles of this job, in its own Ray",
-    "rl/remote_actor.py": "pickles of this job, in its own Ray",
+    "sim/processes/child.py": "a simulator's script of ours or of the user's suite",
+    "data/store/convert.py": "pickles of this process, for its threads",
+    "data/store/ray_convert.py": "pickles of this job, in its own Ray",
+    "rl/remote/slots.py": "pickles of this job, in its own Ray",
+    "rl/remote/actor.py": "pickles of this job, in its own Ray",
 }
 """All files that can run what they read, and why they do."""
 _MODULES = {"runpy", "importlib.util", "pickle", "marshal", "dill", "cloudpickle", "joblib"}

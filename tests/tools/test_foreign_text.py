@@ -8,10 +8,10 @@ import sys
 import numpy as np
 import pytest
 
-from data.writer import DatasetWriter
+from data.lerobot.writer import DatasetWriter
 from models.terminal import harmless
 from parallel import checkpoint
-from parallel.metrics import MetricsWriter
+from parallel.monitor.metrics import MetricsWriter
 from tools import checkpoint as checkpoint_command
 from tools import data as data_command
 from tools import plan as plan_command
@@ -165,7 +165,7 @@ def test_a_command_ends_with_a_harmless_sentence(tmp_path, typed):
 def test_a_plan_is_titled_by_its_preset_as_it_is_written(tmp_path, typed):
     file = tmp_path / FOLDER / "mine.py"
     file.parent.mkdir(parents=True)
-    file.write_text("from tools.presets import TINY as MINE\n")
+    file.write_text("from tools.recipes.presets import TINY as MINE\n")
     options = plan_command.Run(preset=f"{file}:MINE", rows=16), plan_command.Machines(gpus=1)
     status, said = typed(lambda: plan_command.main(*options, remats=("none",)))
     assert status == 0

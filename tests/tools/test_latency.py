@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from rl.latency import Constant, Latencies, read
-from rl.points import Points
-from rl.synthetic import Synthetic
+from rl.simulated.latency import Constant, Latencies, read
+from rl.simulated.points import Points
+from rl.simulated.synthetic import Synthetic
 from sim.suites import Suite
 from tools import latency
 from tools.latency import LatencyConfig

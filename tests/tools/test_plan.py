@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from parallel.cluster import CHIPS, make_cluster
-from parallel.predict import (
+from parallel.planning.cluster import CHIPS, make_cluster
+from parallel.planning.predict import (
     Choice,
     Line,
     Profile,
@@ -17,10 +17,10 @@ from parallel.predict import (
     search,
     slowest,
 )
-from parallel.reliability import Recovery
-from parallel.scaling import curve
+from parallel.planning.reliability import Recovery
+from parallel.planning.scaling import curve
 from tools.plan import _HEADINGS, Machines, Run, _write, cells, describe, main, make_task
-from tools.scaling import write
+from tools.recipes.scaling import write
 
 RUN = Run(preset="pi05", rows=8192)
 H100 = make_cluster("h100", 1024, price=2.5)

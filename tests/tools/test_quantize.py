@@ -11,9 +11,9 @@ import tyro
 from models import load_policy
 from models.load import like_model
 from parallel.mesh import MeshConfig, make_mesh
-from tests.models.test_openpi_parity import FIXTURES
+from tests.models.pi.test_openpi_parity import FIXTURES
 from tools import quantize
-from tools.bench.fp8 import random_batch
+from tools.bench.models.fp8 import random_batch
 
 
 def run(*arguments, monkeypatch) -> None:

@@ -8,12 +8,12 @@ import pytest
 
 from data import open_dataset
 from models.terminal import Console
-from sim.tabletop import Tabletop
+from sim.environments.tabletop import Tabletop
 from tools.record import RecordConfig, main, record_dataset
 
 
 def test_a_recorded_dataset_opens_with_its_episodes_words_and_pictures(tmp_path, monkeypatch):
-    monkeypatch.setattr("sim.tabletop.Tabletop", partial(Tabletop, lanes=16))
+    monkeypatch.setattr("sim.environments.tabletop.Tabletop", partial(Tabletop, lanes=16))
     calls = []
     config = RecordConfig(tmp_path / "demos", suite="tabletop-reach", episodes=6, seed=2)
     summary = record_dataset(config, lambda done, total: calls.append((done, total)))
@@ -81,9 +81,9 @@ def test_a_folder_that_looks_like_markup_is_recorded_into(tmp_path, monkeypatch,
 
 
 SUITE = """
-from sim.lanes import Lanes
+from sim.environments.device_slots import Lanes
 from sim.suites import Suite
-from tests.sim.point_world import PointWorld, expert
+from tests.helpers.sim.point_world import PointWorld, expert
 
 
 def slots(tasks, count, size):

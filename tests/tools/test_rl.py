@@ -17,24 +17,24 @@ from rich.console import Console
 
 from models import Embodiment, Normalizer, Pi, Processor, load_policy
 from models.checkpoints import own
-from models.config import to_json
+from models.config.as_json import to_json
 from parallel.checkpoint import CheckpointWriter, copy
-from parallel.metrics import read_metrics
-from parallel.stop import StopSignals
-from rl.admission import Place, draw_start
+from parallel.hosts.stop import StopSignals
+from parallel.monitor.metrics import read_metrics
 from rl.config import FlowConfig, LearnerConfig, ObjectiveConfig, RlConfig, RolloutConfig
-from rl.experience import micro_batches
-from rl.host_placement import OnHost
-from rl.population import PopulationConfig, write_generations
+from rl.host.experience import micro_batches
+from rl.host.placement import OnHost
+from rl.host.rollout import key_of
+from rl.host.staleness import Place, draw_start
+from rl.population.population import PopulationConfig, write_generations
 from rl.records import Decision, Ticket, Trajectory
-from rl.rollout import key_of
-from sim.lanes import Lanes
+from sim.environments.device_slots import Lanes
 from sim.suites import Suite
-from tests.sim.point_world import PointWorld
+from tests.helpers.sim.point_world import PointWorld
 from tests.tools.test_train import MODEL
 from tools import rl, rl_curves
-from tools.closed_loop import read_closed_loop
-from tools.rl_presets import RL_PRESETS
+from tools.recipes.closed_loop import read_closed_loop
+from tools.recipes.rl_presets import RL_PRESETS
 
 QUIET = Console(quiet=True)
 HOST = RlConfig(
@@ -78,10 +78,10 @@ POINTS = Suite("points", ("points",), 4, open_slots, first_seed=500, together=Fa
 @pytest.fixture(scope="module", autouse=True)
 def points():
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("tools.rl", "tools.closed_loop"):
+        for module in ("tools.rl", "tools.recipes.closed_loop"):
             patch.setattr(f"{module}.load_suite", lambda name: POINTS)
         one_device = jax.devices()[:1]
-        patch.setattr("rl.host_placement.split_devices", lambda acting: (one_device, one_device))
+        patch.setattr("rl.host.placement.split_devices", lambda acting: (one_device, one_device))
         yield
 
 

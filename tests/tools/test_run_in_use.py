@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from parallel import exits
-from parallel.run_lock import InUse
-from rl.population import PopulationConfig
-from tests.parallel.toy import environment
-from tests.tools.small_run import HOSTS
+from parallel.hosts import exits
+from parallel.runs.run_lock import InUse
+from rl.population.population import PopulationConfig
+from tests.helpers.parallel.toy import environment
+from tests.helpers.tools.small_run import HOSTS
 from tools import demo, evaluate, rl, train
-from tools.rl_presets import RL_PRESETS
+from tools.recipes.rl_presets import RL_PRESETS
 
 QUIET = Console(quiet=True)
 NOWHERE = Path("/nowhere/at/all")
@@ -27,7 +27,7 @@ def held(tmp_path_factory):
     folder = tmp_path_factory.mktemp("held")
     (folder / "metrics.jsonl").write_text('{"step": 0, "loss": 1.0}\n')
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.parallel.lock_holder", str(folder)],
+        [sys.executable, "-m", "tests.helpers.parallel.lock_holder", str(folder)],
         env=environment(1),
         text=True,
         stdin=subprocess.PIPE,

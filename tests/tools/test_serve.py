@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from tests.tools.served import (
+from tests.helpers.tools.served import (
     NEEDS_OPENSSL,
     OBSERVATION,
     UPGRADE,

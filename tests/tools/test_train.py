@@ -14,14 +14,14 @@ from rich.console import Console
 from data.errors import DatasetError
 from models import load_policy
 from models.checkpoints import own
-from models.config import from_json, to_json
+from models.config.as_json import from_json, to_json
 from parallel.mesh import MeshConfig
-from parallel.metrics import read_metrics
-from tests.data.flips import flips
-from tests.tools.small_run import MODEL, SMALL, losses, one_device, write_dataset
+from parallel.monitor.metrics import read_metrics
+from tests.helpers.data.flips import flips
+from tests.helpers.tools.small_run import MODEL, SMALL, losses, one_device, write_dataset
 from tools import train
-from tools.prepare import prepare
-from tools.presets import PRESETS, TINY, RunConfig, load_preset
+from tools.recipes.prepare import prepare
+from tools.recipes.presets import PRESETS, TINY, RunConfig, load_preset
 
 QUIET = Console(quiet=True)
 
@@ -234,7 +234,7 @@ def test_unknown_presets_are_refused_and_a_users_file_is_read(tmp_path):
         load_preset(str(tmp_path / "nowhere.py:MINE"))
     mine = tmp_path / "mine.py"
     mine.write_text(
-        "from dataclasses import replace\nfrom tools.presets import TINY\n"
+        "from dataclasses import replace\nfrom tools.recipes.presets import TINY\n"
         "MINE = replace(TINY, rows=replace(TINY.rows, number=2))\nOTHER = 3\n"
     )
     assert load_preset(f"{mine}:MINE").rows.number == 2
@@ -267,7 +267,7 @@ def test_a_config_of_another_version_is_refused_by_its_field():
 @pytest.mark.slow
 def test_two_launched_processes_give_the_losses_of_one(finished, dataset, tmp_path):
     preset, out = tmp_path / "mine.py", tmp_path / "run"
-    preset.write_text("from tests.tools.small_run import HOSTS as MINE\n")
+    preset.write_text("from tests.helpers.tools.small_run import HOSTS as MINE\n")
     command = [sys.executable, "-m", "tools.launch", "-n", "2", "--", "python", "-m", "tools.train"]
     command += [f"--preset={preset}:MINE", "--data", str(dataset), "--out", str(out)]
     launched = subprocess.run(

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.parallel.toy import environment
-from tests.tools.small_run import LONG, losses, write_dataset
+from tests.helpers.parallel.toy import environment
+from tests.helpers.tools.small_run import LONG, losses, write_dataset
 
 
 @pytest.mark.slow
 def test_a_run_killed_while_it_trains_resumes_with_the_same_losses(tmp_path):
     dataset, preset = write_dataset(tmp_path / "set"), tmp_path / "mine.py"
-    preset.write_text("from tests.tools.small_run import LONG as MINE\n")
+    preset.write_text("from tests.helpers.tools.small_run import LONG as MINE\n")
 
     def start(out: Path, *more: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "tools.train", f"--preset={preset}:MINE"]

@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 
 from models import load_policy
-from tests.tools.small_run import SMALL, losses, one_device, write_dataset
+from tests.helpers.tools.small_run import SMALL, losses, one_device, write_dataset
 from tools import train
-from tools.presets import PRESETS
+from tools.recipes.presets import PRESETS
 
 QUIET = Console(quiet=True)
 GUIDE = (Path(__file__).parents[2] / "docs" / "mixtures.md").read_text()

@@ -16,24 +16,13 @@ from typing import Annotated, Any
 import tyro
 
 from models.terminal import Console, guard_tracebacks, harmless
-from tools.bench import (
-    attention,
-    chunks,
-    data,
-    fp8,
-    libero,
-    packing,
-    pi05,
-    plan,
-    predict,
-    recipe,
-    rl,
-    serve,
-    sim,
-    start,
-    stats,
-)
-from tools.runs import versions
+from tools.bench import serve
+from tools.bench.data import data, packing, plan, start, stats
+from tools.bench.models import attention, chunks, fp8, pi05
+from tools.bench.parallel import predict, recipe
+from tools.bench.rl import rl
+from tools.bench.sim import libero, sim
+from tools.command_line.versions import versions
 
 BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
     "attention": attention.run,

@@ -20,13 +20,15 @@ import pytest
 import sentencepiece
 from safetensors.numpy import save
 
-from models.checkpoints import digests, groot, lerobot
-from models.checkpoints.lerobot_statistics import read_normalizers
+from models.checkpoints import digests
 from models.checkpoints.safetensors_format import map_file
 from models.checkpoints.sources import open_orbax, open_safetensors
-from models.fast import Fast
-from models.foreign_json import LARGEST_BYTES, read_json
-from models.tokenizer import SentencePiece
+from models.config.foreign_json import LARGEST_BYTES, read_json
+from models.groot import checkpoint as groot
+from models.inputs.fast import Fast
+from models.inputs.tokenizer import SentencePiece
+from models.pi import lerobot
+from models.pi.lerobot_statistics import read_normalizers
 
 A = np.arange(12, dtype=np.float32).reshape(3, 4)
 ENTRY = {"dtype": "F32", "shape": [3, 4], "data_offsets": [0, 48]}
@@ -393,7 +395,7 @@ def test_mutated_tokenizers_end_no_process(pieces, tmp_path):
     (tmp_path / "pieces").write_bytes(pieces)
     code = """
         import base64, random, sys
-        from models.tokenizer import SentencePiece
+        from models.inputs.tokenizer import SentencePiece
         whole, rng, refused = open(sys.argv[1], "rb").read(), random.Random(0), 0
         for _ in range(300):
             damaged = bytearray(whole)

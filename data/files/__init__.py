@@ -1,0 +1,1 @@
+"""Folders, local or remote: names that stay inside, checksums, limits, cached results."""

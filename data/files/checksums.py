@@ -1,0 +1,141 @@
+"""Sums that tell a damaged dataset from a sound one.
+
+Videos and most parquet files carry no checksums, so a flipped bit may read as another picture or
+number and nothing in the format can tell. `meta/checksums.json` says size and SHA-256 of every
+file; readers that do not know it ignore it. Datasets that this project writes have it, and any
+other can be given it.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from data.errors import DatasetError, short
+from data.files.folder import Folder
+from data.files.names import file_within
+
+CHECKSUMS = "meta/checksums.json"
+
+Sums = Mapping[str, tuple[int, str]]
+"""Size and SHA-256 of files, by their names in a folder."""
+Progress = Callable[[int, int], None]
+"""Called with bytes read and bytes in all."""
+
+_THREADS = min(8, os.cpu_count() or 1)
+
+
+class Damage(NamedTuple):
+    """A file that does not hold what it was written with, and what is wrong with it."""
+
+    name: str
+    what: str
+
+
+def write_checksums(root: Path) -> None:
+    """Says in `meta/checksums.json` of the local dataset at `root` what its files hold now."""
+    folder = {path.relative_to(root).as_posix(): path for path in sorted(root.rglob("*"))}
+    files = [name for name, path in folder.items() if _is_covered(name) and path.is_file()]
+    sums = sums_of(root, files)
+    (root / CHECKSUMS).write_text(json.dumps({"sha256": sums}, indent=1) + "\n")
+
+
+def damaged_files(folder: Folder, progress: Progress | None = None) -> Iterator[DatasetError]:
+    """Files that are missing, changed or new since the checksums were written; none, if they never
+    were. Reads every file of the dataset."""
+    if not folder.exists(CHECKSUMS):
+        return
+    sums = _read(folder)
+    there = {n for top in _FOLDERS for n in folder.list(f"{top}/**/*") if _is_covered(n)}
+    new = [Damage(name, "is newer than the checksums") for name in there - set(sums)]
+    for name, what in sorted([*new, *compare(folder, sums, progress)]):
+        yield DatasetError(
+            folder.path(name),
+            "checksum",
+            f"the file {what}; copy it again or, if it was changed on purpose, delete {CHECKSUMS}.",
+        )
+
+
+def sums_of(root: Path, names: Iterable[str]) -> Sums:
+    """Size and SHA-256 of local files."""
+    return {name: ((root / name).stat().st_size, sha256(root / name)) for name in names}
+
+
+def as_sums(found: object) -> Sums:
+    """What a JSON file says of sizes and sums of files inside its folder.
+
+    Raises:
+      ValueError: it is something else; names the entry.
+    """
+    if not isinstance(found, dict):
+        raise ValueError(f"{short(found)} is no list of files")
+    for name, said in found.items():
+        file_within(name)
+        pair = isinstance(said, list) and len(said) == 2
+        if not pair or type(said[0]) is not int or said[0] < 0 or not is_sha256(said[1]):
+            raise ValueError(f"{short(said)} is no size and SHA-256 of {short(name)}")
+    return {name: (size, digest) for name, (size, digest) in found.items()}
+
+
+def is_sha256(digest: object) -> bool:
+    """Whether it is one in hexadecimal."""
+    return isinstance(digest, str) and re.fullmatch("[0-9a-f]{64}", digest) is not None
+
+
+def compare(folder: Folder, sums: Sums, progress: Progress | None = None) -> Iterator[Damage]:
+    """Files that are missing, or of another size or content than `sums` says. Reads all others."""
+    names, done, total = sorted(sums), 0, sum(size for size, _ in sums.values())
+    pool = ThreadPoolExecutor(_THREADS)
+    try:
+        found = pool.map(lambda name: _damage(folder, name, *sums[name]), names)
+        for name, damage in zip(names, found, strict=True):
+            if damage is not None:
+                yield damage
+            done += sums[name][0]
+            if progress is not None:
+                progress(done, total)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file, hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+_FOLDERS = ("meta", "data", "videos", "images")
+
+
+def _is_covered(name: str) -> bool:
+    return name.partition("/")[0] in _FOLDERS and name != CHECKSUMS
+
+
+def _damage(folder: Folder, name: str, size: int, digest: str) -> Damage | None:
+    if not folder.exists(name):
+        return Damage(name, "is missing")
+    try:
+        actual = folder.size(name)
+        if actual != size:
+            return Damage(name, f"has {actual} bytes of the {size} it was written with")
+        if sha256(folder.local(name)) != digest:
+            return Damage(name, "does not hold the bytes it was written with")
+    except OSError as error:
+        return Damage(name, f"cannot be read ({error.strerror or error})")
+    return None
+
+
+def _read(folder: Folder) -> Sums:
+    try:
+        return as_sums(json.loads(folder.local(CHECKSUMS).read_text())["sha256"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass
+    raise DatasetError(
+        folder.path(CHECKSUMS),
+        "sha256",
+        "does not list the files with their sizes and sums; delete it and write it again.",
+    )

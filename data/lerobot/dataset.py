@@ -1,0 +1,366 @@
+"""Reads LeRobot datasets, v2.0 to v3.0, with pyarrow and PyAV alone, from disk, hub or bucket.
+
+Opening reads what meta/ says; parquet and video files are fetched and read when asked for. Rows are
+found by the `episode_index` they carry and video frames by their number after the episode's start,
+because the places and times that metadata tells are wrong often enough. Statistics in the files
+are never used, for those of images and all quantiles are wrong in what LeRobot up to 0.5 wrote
+(a standard deviation of 0, means of quantiles); data/statistics/stats.py computes them.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Bool, Int64, UInt8
+
+from data.columns import arrow_type
+from data.errors import MissingFileError
+from data.files.folder import Folder, open_folder
+from data.lerobot.metadata import VISUAL, Metadata, file_pattern, read_info
+from data.lerobot.rows import Rows
+from data.lerobot.v21 import MetadataV21
+from data.lerobot.v30 import MetadataV30
+from data.task_runs import Prompts, Runs, runs_and_prompts
+from data.video.pictures import decode, encoded
+from data.video.video import VideoReader
+
+VERSION = "v3.0"
+
+
+def open_dataset(path: str | Path, episodes: Sequence[int] | None = None) -> Any:
+    """Opens a LeRobot dataset (v2.0, v2.1, v3.0), or an RLDS one: a TFDS directory, or the folder
+    of its versions. No data is read yet.
+
+    Args:
+      path: its folder, `hf://org/name[@revision][/folder]`, or a URL that fsspec knows.
+      episodes: LeRobot only: the `episode_index` of those to keep; files of others stay untouched.
+
+    Returns:
+      A `Dataset` or a data.rlds.dataset.RldsDataset, which have the attributes in common that training,
+      statistics and conversion need.
+
+    Raises:
+      MissingFileError: there is no dataset, or a file of it is missing.
+      DatasetError: an unknown version, or broken metadata; names the file and field.
+      ValueError: an episode is asked for that the dataset does not have.
+    """
+    if not _is_rlds(open_folder(path)):
+        return Dataset(path, episodes)
+    if episodes is not None:
+        raise ValueError(
+            f"{path}: is an RLDS dataset, of which no single episodes are selected; "
+            "leave `episodes` out."
+        )
+    from data.rlds.dataset import open_rlds
+
+    return open_rlds(path)
+
+
+class Dataset:
+    """A LeRobot dataset: episodes 0..e-1, whose `episode_numbers` are LeRobot's `episode_index`.
+
+    `root` is the path it was opened with, or the URL; `path(name)` what a message calls a file.
+    `cameras` have their full names, `features` are as info.json has them, `present` tells which
+    episodes have which cameras, `runs` which frames have which of `prompts`. For one thread at a
+    time; pickles by its place.
+    """
+
+    def __init__(self, path: str | Path, episodes: Sequence[int] | None = None) -> None:
+        self.folder: Folder = open_folder(path)
+        self.root: Any = Path(path) if isinstance(path, Path) or "://" not in path else path
+        self.name = _name(self.folder.url)
+        self.info = read_info(self.folder)
+        self.fps: float = self.info["fps"]
+        self.features: dict[str, dict[str, Any]] = self.info["features"]
+        self.cameras = tuple(n for n, f in self.features.items() if f["dtype"] in VISUAL)
+        videos = tuple(c for c in self.cameras if self.features[c]["dtype"] == "video")
+        metadata = MetadataV30 if self.info["codebase_version"].startswith("v3.") else MetadataV21
+        self.metadata: Metadata = metadata(self.folder, self.info, videos)
+        self._rows = Rows(self.folder, self.metadata, self.features)
+        self._selected = None if episodes is None else tuple(sorted({int(n) for n in episodes}))
+        self._chosen = self._places()
+        self._columns: dict[str, np.ndarray] = {}
+        self._seen: dict[str, np.ndarray] = {}
+        self._readers: dict[str, VideoReader] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Dataset, (self.root, self._selected)
+
+    def path(self, name: str) -> Path | str:
+        """Path or URL of one of its files, for messages."""
+        return self.folder.path(name)
+
+    @cached_property
+    def lengths(self) -> Int64[np.ndarray, "e"]:
+        """Frames of each episode."""
+        return self.metadata.lengths[self._chosen]
+
+    @property
+    def num_episodes(self) -> int:
+        """Episodes listed, or of the selection."""
+        return len(self._chosen)
+
+    @cached_property
+    def episode_numbers(self) -> Int64[np.ndarray, "e"]:
+        """The `episode_index` of each episode, which is its position in a sound dataset."""
+        return self.metadata.numbers[self._chosen]
+
+    @property
+    def num_frames(self) -> int:
+        """Frames of all episodes together."""
+        return int(self.lengths.sum())
+
+    @cached_property
+    def tasks(self) -> dict[int, str]:
+        """Prompt by task index."""
+        return self.metadata.tasks()
+
+    @property
+    def runs(self) -> Runs:
+        """Runs of frames with one task. Of an episode that lists a single instruction the metadata
+        is believed; the frames of any other are read."""
+        return self._told[0]
+
+    @property
+    def prompts(self) -> Prompts:
+        """Wordings of each task of `runs`: its text, then instructions that its episodes list and
+        no frame of theirs refers to."""
+        return self._told[1]
+
+    @cached_property
+    def present(self) -> Bool[np.ndarray, "e c"]:
+        """Which episodes have which of `cameras`."""
+        present = np.ones((self.num_episodes, len(self.cameras)), bool)
+        for c, camera in enumerate(self.cameras):
+            present[:, c] = self._present(camera)
+        return present
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over the bytes of metadata and parquet and the sizes of pictures, hexadecimal.
+
+        Raises:
+          DatasetError: a file cannot be fetched or read.
+        """
+        digest = hashlib.sha256()
+        if self._selected is not None:
+            digest.update(f"episodes {self._selected}\n".encode())
+        for name in self._files():
+            digest.update(f"{name}:{self.folder.size(name)}\n".encode())
+            if name.endswith((".parquet", ".json", ".jsonl")):
+                with self.folder.local(name).open("rb") as content:
+                    while block := content.read(1 << 20):
+                        digest.update(block)
+        return digest.hexdigest()
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """Features that are columns of values (not pictures, nor kinds this reader ignores)."""
+        return tuple(n for n, f in self.features.items() if arrow_type(f["dtype"]) is not None)
+
+    def stream(
+        self, names: Sequence[str], episodes: Sequence[int] | np.ndarray | None = None
+    ) -> Iterator[dict[str, np.ndarray]]:
+        """Columns by name, each [n, *shape] (bookkeeping: [n]): some whole episodes at a time, in
+        their order, a few row groups of one file at once.
+
+        Raises:
+          MissingFileError, DatasetError: a file is missing or damaged, a column is missing or of
+            another type or shape than declared, or an episode's rows are not all there.
+        """
+        if episodes is None:
+            yield from self._rows.blocks(names, self._chosen)
+            if self._selected is None:
+                self._rows.require_no_strays()
+        else:
+            yield from self._rows.blocks(names, [self._place(i) for i in episodes])
+
+    def column(self, name: str, episodes: Sequence[int] | None = None) -> np.ndarray:
+        """One column of all frames (or of the given episodes), in episode order, [N, *shape]; that
+        of all frames is kept in memory.
+
+        Raises:
+          DatasetError: as `stream` does.
+        """
+        if name in self._columns and episodes is not None:
+            spans = [slice(self._ends[i] - self.lengths[i], self._ends[i]) for i in episodes]
+            return np.concatenate([self._columns[name][span] for span in spans])
+        if name not in self._columns:
+            values = np.concatenate([block[name] for block in self.stream([name], episodes)])
+            if episodes is not None:
+                return values
+            self._columns[name] = values
+        return self._columns[name]
+
+    def columns(self, i: int) -> dict[str, np.ndarray]:
+        """Episode i's columns by LeRobot name, each [T, *shape] (bookkeeping: [T]); no frames."""
+        (block,) = self.stream(self.column_names, [i])
+        return block
+
+    def task(self, i: int) -> str:
+        """Episode i's prompt, that of its first frame.
+
+        Raises:
+          DatasetError: its task index has no text.
+        """
+        self._place(i)
+        first = int(np.searchsorted(self.runs.episode, i))
+        return self.prompts[self.runs.task[first]][0]
+
+    def instructions(self, i: int) -> list[str]:
+        """What episode i lists as its instructions; its prompt, if it lists none."""
+        texts = self.metadata.texts
+        listed = None if texts is None else texts[self._place(i)].as_py()
+        return [text for text in listed or () if text] or [self.task(i)]
+
+    def encoded(self, i: int, camera: str) -> pa.Array:
+        """Episode i's pictures of a camera of dtype image as they are stored, struct<bytes, path>;
+        nulls if it has none.
+
+        Raises:
+          DatasetError: a picture is missing.
+        """
+        return encoded(self.folder, *self._cells(i, camera))
+
+    def locate(self, frame: int) -> tuple[int, int]:
+        """Episode and step of a frame counted through the whole dataset."""
+        episode = int(np.searchsorted(self._ends, frame, "right"))
+        return episode, int(frame - self._ends[episode] + self.lengths[episode])
+
+    def frames(self, i: int, camera: str) -> UInt8[np.ndarray, "t h w 3"]:
+        """Episode i as seen by `camera`.
+
+        Raises:
+          MissingFileError: its video is missing, or the episode lacks this camera.
+          DatasetError: frames are missing or damaged.
+        """
+        if camera not in self.cameras:
+            raise ValueError(f"{self.root}: no camera '{camera}'; there are {list(self.cameras)}.")
+        place = self._place(i)
+        if self.features[camera]["dtype"] == "image":
+            return decode(self.folder, *self._cells(i, camera))
+        path, start = self.video(i, camera)
+        reader = self._readers.get(camera)
+        if reader is None or reader.path != path:
+            if reader is not None:
+                reader.close()
+            reader = self._readers[camera] = VideoReader(path)
+        return reader.read(start, int(self.metadata.lengths[place]), self.fps)
+
+    def episode(self, i: int) -> dict[str, Any]:
+        """Episode i whole: its columns, every camera's frames uint8 [T, H, W, 3] and "task"."""
+        seen = [c for c, there in zip(self.cameras, self.present[i], strict=True) if there]
+        frames = {camera: self.frames(i, camera) for camera in seen}
+        return {**self.columns(i), **frames, "task": self.task(i)}
+
+    def video(self, i: int, camera: str) -> tuple[Path, float]:
+        """The mp4 that holds episode i of `camera`, fetched if it is far away, and the second at
+        which the episode starts there.
+
+        Raises:
+          MissingFileError: the episode lacks this camera, or the file is missing.
+        """
+        place = self._place(i)
+        if not self._present(camera)[i]:
+            number = self.metadata.numbers[place]
+            raise MissingFileError(
+                self.folder.path(self.metadata.listing),
+                f"camera '{camera}'",
+                f"episode {number} has no video of it; leave the camera or the episode out.",
+            )
+        name, start = self.metadata.video(place, camera)
+        return self.folder.local(name), start
+
+    def _cells(self, i: int, camera: str) -> tuple[Any, str, pa.Array]:
+        """File and column of episode i's stored pictures, and its cells."""
+        file, cells = self._rows.cells(self._place(i), camera)
+        return file, camera, cells
+
+    @property
+    def data_files(self) -> list[Path | str]:
+        """The parquet files of the frames, in order."""
+        return [self._rows.path(file) for file in range(self.metadata.num_data_files)]
+
+    def data_file(self, frame: int) -> Path | str:
+        """The parquet file that holds a frame counted through the whole dataset."""
+        return self._rows.path(self._rows.place(self._place(self.locate(frame)[0])).file)
+
+    @cached_property
+    def _ends(self) -> Int64[np.ndarray, "e"]:
+        return np.cumsum(self.lengths)
+
+    def _present(self, camera: str) -> Bool[np.ndarray, "e"]:
+        """Which episodes have this camera."""
+        if camera not in self._seen:
+            is_video = self.features[camera]["dtype"] == "video"
+            rows, metadata = self._rows, self.metadata
+            there = metadata.has_video(camera) if is_video else rows.filled(camera, self._chosen)
+            self._seen[camera] = there[self._chosen]
+        return self._seen[camera]
+
+    @cached_property
+    def _told(self) -> tuple[Runs, Prompts]:
+        texts = self.metadata.texts
+        return runs_and_prompts(
+            self.lengths,
+            texts if texts is None or self._selected is None else texts.take(self._chosen),
+            self.tasks,
+            self.folder.path(self.metadata.tasks_file),
+            lambda k: (block["task_index"] for block in self.stream(["task_index"], k)),
+        )
+
+    def _files(self) -> list[str]:
+        """Names of the files that the digest is of."""
+        names = self.folder.list("meta/**/*")
+        if self._selected is None:
+            names += map(self.metadata.data_file, range(self.metadata.num_data_files))
+            if self.info.get("video_path"):
+                names += self.folder.list(file_pattern(self.folder, self.info, "video_path"))
+            images = any(f["dtype"] == "image" for f in self.features.values())
+            return names + self.folder.list("images/**/*") if images else names
+        files = {self._rows.place(int(k)).file for k in self._chosen}
+        names += sorted({self.metadata.data_file(file) for file in files})
+        seen = np.argwhere(self.present)
+        videos = [(i, self.cameras[c]) for i, c in seen.tolist()]
+        return names + sorted(
+            {
+                self.metadata.video(int(self._chosen[i]), camera)[0]
+                for i, camera in videos
+                if self.features[camera]["dtype"] == "video"
+            }
+        )
+
+    def _places(self) -> Int64[np.ndarray, "e"]:
+        """Where the selected episodes stand in the metadata."""
+        numbers = self.metadata.numbers
+        if self._selected is None:
+            return np.arange(len(numbers))
+        wanted = np.array(self._selected, np.int64)
+        missing = wanted[~np.isin(wanted, numbers)]
+        if len(missing) or not len(wanted):
+            raise ValueError(
+                f"{self.root}: no episode {missing[0] if len(missing) else 'is selected'}; "
+                f"there are {len(numbers)}, numbered {numbers[0]} to {numbers[-1]}."
+            )
+        return np.searchsorted(numbers, wanted)
+
+    def _place(self, i: int) -> int:
+        if not 0 <= i < self.num_episodes:
+            raise IndexError(f"{self.root}: no episode {i}; there are {self.num_episodes}.")
+        return int(self._chosen[i])
+
+
+def _is_rlds(folder: Folder) -> bool:
+    files = ("features.json", "dataset_info.json")
+    described = (all(folder.list(top + file) for file in files) for top in ("", "*/"))
+    return not folder.exists("meta/info.json") and any(described)
+
+
+def _name(url: str) -> str:
+    """The last part of a path, organisation and name of a repository."""
+    parts = url.partition("@")[0].rstrip("/").split("/")
+    return "/".join(parts[-2:]) if url.startswith("hf://") else Path(url).resolve().name

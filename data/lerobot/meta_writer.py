@@ -1,0 +1,174 @@
+"""The meta/ folder of a LeRobot v3.0 dataset while it is written: episodes, tasks, info and
+statistics, in the forms that LeRobot's own reader depends on.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from data.lerobot.dataset import Dataset
+from data.statistics import stats
+from data.statistics.pixels import Histogram
+
+VIDEO_FIELDS = {
+    "chunk_index": pa.int64(),
+    "file_index": pa.int64(),
+    "from_timestamp": pa.float64(),
+    "to_timestamp": pa.float64(),
+}
+"""Where an episode lies in the videos of a camera."""
+
+_PATH = "meta/episodes/chunk-000/file-000.parquet"
+_EPISODES_PER_ROW_GROUP = 500
+_NAMES = ("min", "max", "mean", "std", *stats.QUANTILES)
+_INT, _FLOAT = pa.int64(), pa.float64()
+
+
+class EpisodeTable:
+    """meta/episodes, which grows by `add` and is whole after `close`. Counts what it was given.
+
+    Args:
+      root: the dataset's folder.
+      features: those of the episodes, bookkeeping included; dtype "video" or "image" for pictures.
+    """
+
+    def __init__(self, root: Path, features: Mapping[str, Mapping[str, Any]]) -> None:
+        self.root, self.num_episodes, self.num_frames = root, 0, 0
+        self._numeric = [n for n, f in features.items() if f["dtype"] not in _NOT_NUMERIC]
+        self._schema = _schema(features)
+        self._pixels: dict[str, Histogram] = {}
+        self._rows: list[dict[str, Any]] = []
+        self._file: pq.ParquetWriter | None = None
+
+    def add(
+        self,
+        tasks: Sequence[str],
+        values: Mapping[str, np.ndarray],
+        pixels: Mapping[str, Histogram],
+        places: Mapping[str, int | float],
+    ) -> None:
+        """The next episode.
+
+        Args:
+          tasks: its instructions.
+          values: its numeric columns, each [T, *shape], for their statistics.
+          pixels: how often each level occurs in the pictures of each camera it has.
+          places: the columns that tell where its rows and pictures lie.
+        """
+        length = len(values["index"])
+        row: dict[str, Any] = {"episode_index": self.num_episodes, "tasks": list(tasks)}
+        row |= {
+            "length": length,
+            "dataset_from_index": self.num_frames,
+            "dataset_to_index": self.num_frames + length,
+            "meta/episodes/chunk_index": 0,
+            "meta/episodes/file_index": 0,
+        }
+        for camera, seen in pixels.items():
+            self._pixels[camera] = self._pixels.get(camera, Histogram()) + seen
+            row |= _flat(camera, seen.stats(length))
+        self._rows.append(row | dict(places) | _statistics(values, self._numeric))
+        self.num_episodes += 1
+        self.num_frames += length
+        if len(self._rows) == _EPISODES_PER_ROW_GROUP:
+            self._write()
+
+    def close(self) -> None:
+        """Writes what is held back, and the footer."""
+        if self._rows:
+            self._write()
+        if self._file is not None:
+            self._file.close()
+
+    def write_statistics(self) -> None:
+        """Writes meta/stats.json, exact over all frames, when all other files are there."""
+        written = {c: p.stats(self.num_frames) for c, p in self._pixels.items()}
+        written |= stats.compute(Dataset(self.root))
+        plain = {n: {k: v.tolist() for k, v in s.items()} for n, s in written.items()}
+        write_json(self.root / "meta/stats.json", plain)
+
+    def _write(self) -> None:
+        if self._file is None:
+            path = self.root / _PATH
+            path.parent.mkdir(parents=True)
+            self._file = pq.ParquetWriter(path, self._schema, write_page_checksum=True)
+        self._file.write_table(pa.Table.from_pylist(self._rows, schema=self._schema))
+        self._rows = []
+
+
+def write_tasks(root: Path, tasks: Sequence[str]) -> None:
+    """meta/tasks.parquet as pandas writes a frame indexed by the instructions, which is how LeRobot
+    looks them up."""
+    index = "__index_level_0__"
+    table = pa.table({"task_index": pa.array(range(len(tasks)), pa.int64()), index: list(tasks)})
+
+    def described(name: str | None, field: str, pandas: str, numpy: str) -> dict[str, Any]:
+        kinds = {"pandas_type": pandas, "numpy_type": numpy, "metadata": None}
+        return {"name": name, "field_name": field, **kinds}
+
+    pandas = {
+        "index_columns": [index],
+        "column_indexes": [],
+        "columns": [
+            described("task_index", "task_index", "int64", "int64"),
+            described(None, index, "unicode", "object"),
+        ],
+        "creator": {"library": "pyarrow", "version": pa.__version__},
+        "pandas_version": "2.0.0",
+    }
+    table = table.replace_schema_metadata({"pandas": json.dumps(pandas)})
+    pq.write_table(table, root / "meta/tasks.parquet", write_page_checksum=True)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """A JSON file as LeRobot writes them."""
+    path.write_text(json.dumps(content, indent=4, ensure_ascii=False))
+
+
+_NOT_NUMERIC = ("string", "video", "image")
+
+
+def _schema(features: Mapping[str, Mapping[str, Any]]) -> pa.Schema:
+    fields = {"episode_index": _INT, "tasks": pa.list_(pa.string()), "length": _INT}
+    fields |= {f"data/{name}": _INT for name in ("chunk_index", "file_index")}
+    fields |= {"dataset_from_index": _INT, "dataset_to_index": _INT}
+    for camera, feature in features.items():
+        if feature["dtype"] == "video":
+            fields |= {f"videos/{camera}/{name}": kind for name, kind in VIDEO_FIELDS.items()}
+    for name, feature in features.items():
+        dtype = feature["dtype"]
+        if dtype != "string":
+            kinds = dict.fromkeys(_NAMES, pa.list_(_FLOAT))
+            if dtype in ("video", "image"):
+                kinds = dict.fromkeys(_NAMES, pa.list_(pa.list_(pa.list_(_FLOAT))))
+            elif np.dtype(dtype).kind != "f":
+                extreme = pa.list_(pa.bool_() if dtype == "bool" else _INT)
+                kinds |= {"min": extreme, "max": extreme}
+            kinds["count"] = pa.list_(_INT)
+            fields |= {f"stats/{name}/{key}": kind for key, kind in kinds.items()}
+    fields |= {f"meta/episodes/{name}": _INT for name in ("chunk_index", "file_index")}
+    return pa.schema(fields.items())
+
+
+def _statistics(values: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, list]:
+    """Statistics of all numeric columns of an episode at once: one call for many small columns."""
+    parts = [values[name].reshape(len(values[name]), -1) for name in names]
+    described = stats.describe(np.concatenate([p.astype(np.float64) for p in parts], axis=1))
+    flat: dict[str, list] = {}
+    first = 0
+    for name, part in zip(names, parts, strict=True):
+        piece = {k: v[first : first + part.shape[1]] for k, v in described.items() if k != "count"}
+        if part.dtype.kind != "f":
+            piece |= {k: piece[k].astype(part.dtype) for k in ("min", "max")}
+        flat |= _flat(name, piece | {"count": described["count"]})
+        first += part.shape[1]
+    return flat
+
+
+def _flat(name: str, feature_stats: Mapping[str, np.ndarray]) -> dict[str, list]:
+    return {f"stats/{name}/{key}": value.tolist() for key, value in feature_stats.items()}

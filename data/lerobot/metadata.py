@@ -1,0 +1,203 @@
+"""What the meta/ folder of a LeRobot dataset says, whatever the version that wrote it.
+
+Files are named by the templates in info.json. Keys and features that nothing here knows are left
+alone, since LeRobot and its users add some with every release.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Bool, Int64
+
+from data.columns import arrow_type
+from data.errors import DatasetError, MissingFileError, short
+from data.files.folder import Folder
+from data.files.json_file import read_json
+from data.files.names import fill, pattern, plain_name
+
+VISUAL = ("video", "image")
+_INFO = "meta/info.json"
+
+
+class Metadata(Protocol):
+    """Episodes 0..e-1 as meta/ lists them, by ascending `numbers` (their `episode_index`).
+
+    `texts` are the instructions listed for each episode (list<string>, None if there are none),
+    `hints` the data file that is said to hold it, of `num_data_files`; with `wanders` the episode
+    may lie in another one all the same. `listing` is the file that all this comes from.
+    """
+
+    listing: str
+    tasks_file: str
+    numbers: Int64[np.ndarray, "e"]
+    lengths: Int64[np.ndarray, "e"]
+    texts: pa.ListArray | None
+    hints: Int64[np.ndarray, "e"]
+    num_data_files: int
+    wanders: bool
+
+    def data_file(self, file: int) -> str:
+        """Name of a parquet file."""
+        ...
+
+    def video(self, episode: int, camera: str) -> tuple[str, float]:
+        """Name of the mp4 that holds an episode, and the second at which it starts there."""
+        ...
+
+    def has_video(self, camera: str) -> Bool[np.ndarray, "e"]:
+        """Which episodes a camera of dtype video has."""
+        ...
+
+    def tasks(self) -> dict[int, str]:
+        """Instruction by task index."""
+        ...
+
+
+def read_info(folder: Folder) -> dict[str, Any]:
+    """info.json, with what reading depends on checked.
+
+    Raises:
+      MissingFileError: it is missing, so there is no dataset.
+      DatasetError: it is no JSON, of an unknown version or storage, or lacks fps or features.
+    """
+    path = folder.path(_INFO)
+    if not folder.exists(_INFO):
+        raise MissingFileError(
+            path,
+            "file",
+            f"is missing, so {folder.url} is no LeRobot dataset; give the folder that holds meta/.",
+        )
+    info = read_json(folder.local(_INFO), path, "copy it again")
+    version = info.get("codebase_version") if isinstance(info, dict) else None
+    if not isinstance(version, str) or not version.startswith(("v2.", "v3.")):
+        raise DatasetError(
+            path,
+            "codebase_version",
+            f"is {short(version)}, but this reader knows v2.0, v2.1 and v3.0; "
+            "convert the dataset with the LeRobot that wrote it.",
+        )
+    storage = info.get("storage_format", "parquet")
+    if storage != "parquet":
+        raise DatasetError(
+            path,
+            "storage_format",
+            f"is {short(storage)}, but only parquet is read; export the dataset with LeRobot.",
+        )
+    for field, good, what in (
+        ("fps", is_fps(info.get("fps")), "a positive number"),
+        ("features", _are_features(info.get("features")), "features with a dtype and a shape"),
+        ("total_episodes", info.get("total_episodes") != 0, "not 0, for the dataset is empty"),
+    ):
+        if not good:
+            raise DatasetError(
+                path,
+                field,
+                f"is {short(info.get(field))}, expected {what}; record or copy it again.",
+            )
+    for name in info["features"]:
+        _require_plain(path, "features", name, "rename it there and in the files")
+    if robot := robot_type(info):
+        _require_plain(path, "robot_type", robot, "write the robot's name there")
+    return info
+
+
+def file_name(folder: Folder, info: Mapping[str, Any], field: str, **values: str | int) -> str:
+    """The template `field` of info.json filled in.
+
+    Raises:
+      DatasetError: it is no template of these values.
+    """
+    try:
+        return fill(info.get(field), **values)
+    except ValueError as error:
+        raise _no_template(folder, info, field, values, error) from None
+
+
+def file_pattern(folder: Folder, info: Mapping[str, Any], field: str) -> str:
+    """A glob pattern of all files that the template `field` names.
+
+    Raises:
+      DatasetError: it is no template of these files.
+    """
+    try:
+        return pattern(info.get(field), **_PLACES)
+    except ValueError as error:
+        raise _no_template(folder, info, field, _PLACES, error) from None
+
+
+def by_number(name: str) -> list[str | int]:
+    """Sorts file-1000 behind file-999."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+
+
+def picture_shape(feature: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Height and width of a camera's pictures, whose shape may begin or end with the channels; None
+    if the feature does not say."""
+    about = feature.get("info") or feature.get("video_info") or {}
+    height, width = about.get("video.height"), about.get("video.width")
+    if isinstance(height, int) and isinstance(width, int):
+        return height, width
+    shape, names = feature["shape"], feature.get("names")
+    if len(shape) != 3:
+        return None
+    if isinstance(names, list) and names and str(names[0]).startswith("c"):
+        return shape[1], shape[2]
+    if not isinstance(names, list) and shape[0] in (1, 3) and shape[2] not in (1, 3):
+        return shape[1], shape[2]
+    return shape[0], shape[1]
+
+
+def robot_type(info: Mapping[str, Any]) -> str | None:
+    """The robot's name in info.json; None where that is empty or no text."""
+    name = info.get("robot_type")
+    return name if isinstance(name, str) and name else None
+
+
+def is_fps(value: object) -> bool:
+    """Whether it is a number of frames a second."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e6
+
+
+_MOST_AXES, _MOST_VALUES = 16, 1 << 28
+"""Of a feature's shape: a picture of 64 megapixels has fewer values."""
+_NUMBERS = ("chunk_index", "file_index", "episode_chunk", "episode_index")
+_PLACES = {**dict.fromkeys(_NUMBERS, int), "video_key": str}
+
+
+def _require_plain(path: Path | str, field: str, name: str, remedy: str) -> None:
+    try:
+        plain_name(name)
+    except ValueError as error:
+        raise DatasetError(path, field, f"{error}; {remedy}.") from None
+
+
+def _no_template(
+    folder: Folder, info: Mapping[str, Any], field: str, fields: Iterable[str], error: ValueError
+) -> DatasetError:
+    return DatasetError(
+        folder.path(_INFO),
+        field,
+        f"is {short(info.get(field))}, expected a template of {', '.join(fields)} for files inside "
+        f"the dataset ({error}); copy the file again, or leave this dataset alone.",
+    )
+
+
+def _are_features(features: object) -> bool:
+    return isinstance(features, dict) and all(map(_is_feature, features.values()))
+
+
+def _is_feature(feature: object) -> bool:
+    if not isinstance(feature, dict) or not isinstance(feature.get("dtype"), str):
+        return False
+    if feature["dtype"] not in VISUAL and arrow_type(feature["dtype"]) is None:
+        return True  # of a kind that is not read
+    shape = feature.get("shape")
+    if not isinstance(shape, list | tuple) or len(shape) > _MOST_AXES:
+        return False
+    counts = (isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in shape)
+    return all(counts) and math.prod(shape) <= _MOST_VALUES

@@ -1,0 +1,127 @@
+"""The files that a recording fills: parquet and mp4 that grow by episodes until the next is begun.
+
+Names, numbering and sizes are LeRobot v3.0's; each `add` returns where the episode went, as the
+episode's metadata columns.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from jaxtyping import UInt8
+
+from data.columns import arrow_type
+from data.files.names import fill
+from data.video.video import VideoWriter
+
+FILES_PER_CHUNK = 1000
+DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+
+
+class DataFiles:
+    """The parquet files of the frames: one row group per episode, a new file past the limit."""
+
+    def __init__(
+        self, root: Path, columns: Mapping[str, Mapping[str, Any]], megabytes: float
+    ) -> None:
+        self.root, self.limit = root, megabytes * 2**20
+        self.chunk, self.file, self.size = 0, -1, 0
+        self.schema = pa.schema([(name, _column_type(f)) for name, f in columns.items()])
+        self.writer: pq.ParquetWriter | None = None
+
+    def add(self, values: Mapping[str, np.ndarray | pa.Array]) -> dict[str, int]:
+        size = sum(value.nbytes for value in values.values())
+        if self.writer is None or self.size + size > self.limit:
+            self.close()
+            self.chunk, self.file, self.size = *next_file(self.chunk, self.file), 0
+            path = self.root / DATA_PATH.format(chunk_index=self.chunk, file_index=self.file)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self.writer = pq.ParquetWriter(path, self.schema, write_page_checksum=True)
+        arrays = [_arrow(values[field.name], field.type) for field in self.schema]
+        self.writer.write_table(pa.Table.from_arrays(arrays, schema=self.schema))
+        self.size += size
+        return {"data/chunk_index": self.chunk, "data/file_index": self.file}
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
+
+    def abandon(self) -> None:
+        """Leaves what was written; a disk that is full must not be met again at the end."""
+        if self.writer is not None and self.writer.is_open:
+            with suppress(OSError):
+                self.writer.close()
+            self.writer.is_open = False
+
+
+class VideoFiles:
+    """The mp4 files of one camera: episodes end to end, a new file past the limit."""
+
+    def __init__(
+        self, root: Path, camera: str, fps: int, shape: Sequence[int], megabytes: float
+    ) -> None:
+        self.root, self.camera, self.fps, self.limit = root, camera, fps, megabytes * 2**20
+        self.height, self.width, _ = shape
+        self.chunk, self.file = 0, -1
+        self.video: VideoWriter | None = None
+
+    def add(self, frames: UInt8[np.ndarray, "t h w 3"]) -> dict[str, int | float]:
+        per_frame = self.video.size / self.video.frames if self.video else 0
+        expected = per_frame * len(frames)
+        if self.video is None or self.video.size + expected > self.limit:
+            self.close()
+            self.chunk, self.file = next_file(self.chunk, self.file)
+            name = fill(
+                VIDEO_PATH, video_key=self.camera, chunk_index=self.chunk, file_index=self.file
+            )
+            self.video = VideoWriter(self.root / name, self.fps, self.height, self.width)
+        start = self.video.frames
+        self.video.add(frames)
+        where = {
+            "chunk_index": self.chunk,
+            "file_index": self.file,
+            "from_timestamp": start / self.fps,
+            "to_timestamp": self.video.frames / self.fps,
+        }
+        return {f"videos/{self.camera}/{key}": value for key, value in where.items()}
+
+    def close(self) -> None:
+        if self.video is not None:
+            self.video.close()
+            self.video = None
+
+    def abandon(self) -> None:
+        if self.video is not None:
+            self.video.abandon()
+
+
+def next_file(chunk: int, file: int) -> tuple[int, int]:
+    """Chunk and number of the file after this one."""
+    return (chunk + 1, 0) if file == FILES_PER_CHUNK - 1 else (chunk, file + 1)
+
+
+def _column_type(feature: Mapping[str, Any]) -> pa.DataType:
+    if feature["dtype"] == "image":
+        return pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    kind, (*outer, n) = arrow_type(feature["dtype"]), tuple(feature["shape"]) or (1,)
+    if outer:
+        for _ in (*outer, n):
+            kind = pa.list_(kind)
+        return kind
+    return kind if n == 1 else pa.list_(pa.field("element", kind), n)
+
+
+def _arrow(values: np.ndarray | pa.Array, kind: pa.DataType) -> pa.Array:
+    if isinstance(values, pa.Array):
+        return values.cast(kind)
+    if not pa.types.is_nested(kind):
+        return pa.array(values.reshape(-1), kind)
+    if not pa.types.is_fixed_size_list(kind):
+        return pa.array(values.tolist(), kind)
+    flat = pa.array(values.reshape(-1), kind.value_type)
+    return pa.FixedSizeListArray.from_arrays(flat, type=kind)

@@ -1,0 +1,157 @@
+"""LeRobot v2.1 (and v2.0) to v3.0: the same rows and the same encoded frames in fewer files.
+
+Video packets are copied, so no quality is lost and frames decode to the same bits; statistics are
+computed anew from all rows and decoded frames, which also finds videos that are damaged before they
+are in the new dataset. Everything lies in `<out>.partial` until it is complete.
+"""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from data.columns import BOOKKEEPING
+from data.errors import DatasetError
+from data.files.checksums import write_checksums
+from data.lerobot.dataset import VERSION, Dataset
+from data.lerobot.meta_writer import EpisodeTable, write_json, write_tasks
+from data.lerobot.recording import DATA_PATH, FILES_PER_CHUNK, VIDEO_PATH, DataFiles
+from data.lerobot.remux import CopiedVideos
+from data.statistics.pixels import Histogram
+
+Progress = Callable[[int, int], None]
+
+_V21_ONLY = ("total_videos", "total_chunks")
+
+
+def upgrade(
+    path: str | Path,
+    out: str | Path,
+    *,
+    data_megabytes: float = 100,
+    video_megabytes: float = 200,
+    progress: Progress | None = None,
+) -> Dataset:
+    """Writes the v2.0 or v2.1 dataset at `path` as v3.0 to the folder `out`.
+
+    Episodes are numbered from 0 without gaps, as v3.0 needs them; a camera that an episode lacks
+    has no place in its metadata.
+
+    Args:
+      data_megabytes: size at which a new parquet file is begun.
+      video_megabytes: size at which a new mp4 is begun.
+      progress: called after each episode with frames done and frames in all.
+
+    Raises:
+      ValueError: `out` is not empty, or the dataset is v3.0 already.
+      MissingFileError, DatasetError: a file of the dataset is missing or damaged. Nothing is left
+        at `out` then.
+    """
+    dataset, out = Dataset(path), Path(out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"{out}: already exists and is not empty; choose another path.")
+    if not dataset.info["codebase_version"].startswith("v2."):
+        raise ValueError(
+            f"{path}: is {dataset.info['codebase_version'][:80]} already; there is nothing to "
+            "upgrade."
+        )
+    partial = out.with_name(out.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        _write(dataset, partial, data_megabytes, video_megabytes, progress)
+        partial.rename(out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return Dataset(out)
+
+
+def _write(
+    dataset: Dataset,
+    root: Path,
+    data_megabytes: float,
+    video_megabytes: float,
+    progress: Progress | None,
+) -> None:
+    features = {n: f for n, f in dataset.features.items() if n not in BOOKKEEPING} | BOOKKEEPING
+    read = {*dataset.column_names, *dataset.cameras, *BOOKKEEPING}
+    unknown = [name for name in features if name not in read]
+    if unknown:
+        raise DatasetError(
+            dataset.path("meta/info.json"),
+            f"feature '{unknown[0]}'",
+            f"is of dtype '{features[unknown[0]]['dtype']}', which is not converted; "
+            "remove it from info.json to leave it out.",
+        )
+    episodes = EpisodeTable(root, features)
+    stored = {n: f for n, f in features.items() if f["dtype"] != "video"}
+    data = DataFiles(root, stored, data_megabytes)
+    videos = {
+        camera: CopiedVideos(root, camera, video_megabytes)
+        for camera in dataset.cameras
+        if features[camera]["dtype"] == "video"
+    }
+    tasks = dict(sorted(dataset.tasks.items()))
+    try:
+        for i in range(dataset.num_episodes):
+            columns = _columns(dataset, i, list(tasks), episodes.num_frames)
+            pixels = {}
+            there = [c for c, seen in zip(dataset.cameras, dataset.present[i], strict=True) if seen]
+            places: dict[str, int | float] = {}
+            for camera in there:
+                if camera in videos:
+                    path, length = dataset.video(i, camera)[0], int(dataset.lengths[i])
+                    places |= videos[camera].add(path, length, dataset.fps)
+                pixels[camera] = Histogram.of(dataset.frames(i, camera))
+            pictures = {c: dataset.encoded(i, c) for c in dataset.cameras if c not in videos}
+            places |= data.add({**columns, **pictures})
+            episodes.add(dataset.instructions(i), columns, pixels, places)
+            if progress is not None:
+                progress(episodes.num_frames, dataset.num_frames)
+    finally:
+        data.close()
+        for video in videos.values():
+            video.close()
+    episodes.close()
+    write_tasks(root, list(tasks.values()))
+    write_json(
+        root / "meta/info.json",
+        {k: v for k, v in dataset.info.items() if k not in _V21_ONLY}
+        | {
+            "codebase_version": VERSION,
+            "total_episodes": episodes.num_episodes,
+            "total_frames": episodes.num_frames,
+            "total_tasks": len(tasks),
+            "chunks_size": FILES_PER_CHUNK,
+            "data_files_size_in_mb": data_megabytes,
+            "video_files_size_in_mb": video_megabytes,
+            "splits": {"train": f"0:{episodes.num_episodes}"},
+            "data_path": DATA_PATH,
+            "video_path": VIDEO_PATH if videos else None,
+            "features": features,
+        },
+    )
+    episodes.write_statistics()
+    write_checksums(root)
+
+
+def _columns(dataset: Dataset, i: int, tasks: list[int], first: int) -> dict[str, np.ndarray]:
+    """Episode i's columns, numbered anew: its first frame is number `first` of the dataset."""
+    columns = dataset.columns(i)
+    (told,) = (block["task_index"] for block in dataset.stream(["task_index"], [i]))
+    steps = np.arange(len(told))
+    unknown = told[~np.isin(told, tasks)]
+    if len(unknown):
+        raise DatasetError(
+            dataset.path(dataset.metadata.tasks_file),
+            f"task_index {unknown[0]}",
+            f"of episode {dataset.episode_numbers[i]} has no text; add the line.",
+        )
+    return columns | {
+        "timestamp": (steps / dataset.fps).astype(np.float32),
+        "frame_index": steps,
+        "episode_index": np.full(len(told), i),
+        "index": first + steps,
+        "task_index": np.searchsorted(tasks, told),
+    }

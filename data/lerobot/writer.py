@@ -1,0 +1,264 @@
+"""Writes LeRobot v3.0 datasets that LeRobot's own reader opens: parquet, mp4 and their metadata.
+
+All episodes of a camera go through one encoder into one continuous mp4, so recording costs no
+temporary pictures and no second pass. Everything lies in `<path>.partial` until it is complete: a
+failed recording leaves nothing that could be mistaken for a dataset.
+"""
+
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from jaxtyping import UInt8
+
+from data.columns import BOOKKEEPING, arrow_type
+from data.files.checksums import write_checksums
+from data.files.names import plain_name
+from data.lerobot.dataset import VERSION
+from data.lerobot.meta_writer import EpisodeTable, write_json, write_tasks
+from data.lerobot.recording import DATA_PATH, FILES_PER_CHUNK, VIDEO_PATH, DataFiles, VideoFiles
+from data.statistics.pixels import Histogram
+from data.video.video import CODEC, PIXEL_FORMAT
+
+
+class DatasetWriter:
+    """Use as a context manager; the dataset appears at `path` when the block ends without error.
+
+    Args:
+      path: the folder to make; must not exist, or be empty.
+      fps: frames per second, the same in every episode.
+      features: per feature name its `dtype`, `shape` and `names` as in info.json; dtype "video"
+        for cameras (shape (H, W, 3)), a numpy type for columns of shape (n,).
+      robot_type: goes into info.json.
+      data_megabytes: size at which a new parquet file is begun.
+      video_megabytes: size at which a new mp4 is begun.
+
+    Raises:
+      ValueError: `path` is not empty, or a feature cannot be written.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        fps: int,
+        features: Mapping[str, Mapping[str, Any]],
+        robot_type: str | None = None,
+        data_megabytes: float = 100,
+        video_megabytes: float = 200,
+    ) -> None:
+        self.path = Path(path)
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise ValueError(
+                f"{self.path}: already exists and is not empty; choose another path or delete it."
+            )
+        self.fps, self.robot_type = fps, robot_type
+        self.features = {name: _checked(name, f) for name, f in features.items()}
+        self._cameras = [n for n, f in self.features.items() if f["dtype"] == "video"]
+        self._given = [n for n in self.features if n not in self._cameras]
+        self._columns = {n: self.features[n] for n in self._given} | BOOKKEEPING
+        self._limits = {"data": data_megabytes, "video": video_megabytes}
+        self._tasks: dict[str, int] = {}
+        self._partial = self.path.with_name(self.path.name + ".partial")
+        if self._partial.exists():
+            shutil.rmtree(self._partial)
+        self._partial.mkdir(parents=True)
+        self._episodes = EpisodeTable(self._partial, self.features | BOOKKEEPING)
+        self._data = DataFiles(self._partial, self._columns, data_megabytes)
+        self._videos = {
+            camera: VideoFiles(
+                self._partial, camera, fps, self.features[camera]["shape"], video_megabytes
+            )
+            for camera in self._cameras
+        }
+
+    @property
+    def num_episodes(self) -> int:
+        """Episodes added so far."""
+        return self._episodes.num_episodes
+
+    @property
+    def num_frames(self) -> int:
+        """Frames added so far."""
+        return self._episodes.num_frames
+
+    def add_episode(
+        self,
+        columns: Mapping[str, np.ndarray],
+        frames: Mapping[str, UInt8[np.ndarray, "t h w 3"]],
+        task: str,
+    ) -> None:
+        """Appends an episode of T frames.
+
+        Args:
+          columns: every feature that is no camera, [T, *shape]; bookkeeping columns are made here.
+          frames: every camera's frames.
+          task: what the robot is told to do.
+
+        Raises:
+          ValueError: a column or camera is missing, of a wrong shape or type, or not finite; names
+            the episode, the column and the step. Nothing of the episode is written then.
+        """
+        values = self._check(columns, frames, task)
+        length = len(next(iter(values.values())))
+        steps = np.arange(length)
+        values |= {
+            "timestamp": (steps / self.fps).astype(np.float32),
+            "frame_index": steps,
+            "episode_index": np.full(length, self.num_episodes),
+            "index": self.num_frames + steps,
+            "task_index": np.full(length, self._tasks.setdefault(task, len(self._tasks))),
+        }
+        places: dict[str, int | float] = dict(self._data.add(values))
+        for camera, file in self._videos.items():
+            places |= file.add(frames[camera])
+        pixels = {camera: Histogram.of(frames[camera]) for camera in self._cameras}
+        self._episodes.add([task], values, pixels, places)
+
+    def __enter__(self) -> "DatasetWriter":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None:
+                self._finish()
+        finally:
+            self._data.abandon()
+            for video in self._videos.values():
+                with suppress(OSError):  # of a full disk, which ended the recording
+                    video.abandon()
+            shutil.rmtree(self._partial, ignore_errors=True)
+
+    def _finish(self) -> None:
+        if self.num_episodes == 0:
+            raise ValueError(f"{self.path}: no episode was added, so there is no dataset to write.")
+        self._data.close()
+        for video in self._videos.values():
+            video.close()
+        self._episodes.close()
+        write_tasks(self._partial, list(self._tasks))
+        write_json(self._partial / "meta/info.json", self._info())
+        self._episodes.write_statistics()
+        write_checksums(self._partial)
+        self._partial.rename(self.path)
+
+    def _info(self) -> dict[str, Any]:
+        return {
+            "codebase_version": VERSION,
+            "robot_type": self.robot_type,
+            "total_episodes": self.num_episodes,
+            "total_frames": self.num_frames,
+            "total_tasks": len(self._tasks),
+            "chunks_size": FILES_PER_CHUNK,
+            "data_files_size_in_mb": self._limits["data"],
+            "video_files_size_in_mb": self._limits["video"],
+            "fps": self.fps,
+            "splits": {"train": f"0:{self.num_episodes}"},
+            "data_path": DATA_PATH,
+            "video_path": VIDEO_PATH if self._cameras else None,
+            "features": {
+                name: f | {"info": _video_info(f, self.fps)} if f["dtype"] == "video" else f
+                for name, f in (self.features | BOOKKEEPING).items()
+            },
+        }
+
+    def _check(
+        self, columns: Mapping[str, np.ndarray], frames: Mapping[str, np.ndarray], task: str
+    ) -> dict[str, np.ndarray]:
+        where = f"Episode {self.num_episodes}"
+        if not isinstance(task, str) or not task.strip():
+            raise ValueError(f"{where} has task {task!r}; give the robot's instruction as text.")
+        for what, given, expected in (
+            ("columns", set(columns), set(self._given)),
+            ("cameras", set(frames), set(self._cameras)),
+        ):
+            if given != expected:
+                raise ValueError(
+                    f"{where} has {what} {sorted(given)}, but the features declare "
+                    f"{sorted(expected)}; give each of them and no other."
+                )
+        length = len(next(iter({**columns, **frames}.values()), ()))
+        if length == 0:
+            raise ValueError(f"{where} has no frames; leave it out.")
+        values = {
+            name: _checked_column(where, name, columns[name], length, self.features[name])
+            for name in self._given
+        }
+        for camera in self._cameras:
+            picture, shape = frames[camera], (length, *self.features[camera]["shape"])
+            if picture.dtype != np.uint8 or picture.shape != shape:
+                raise ValueError(
+                    f"{where}, camera '{camera}': frames are {picture.dtype} {picture.shape}, "
+                    f"expected uint8 {shape}."
+                )
+        return values
+
+
+def _checked(name: str, feature: Mapping[str, Any]) -> dict[str, Any]:
+    dtype, shape = feature["dtype"], tuple(int(n) for n in feature["shape"])
+    try:
+        plain_name(name)
+    except ValueError as error:
+        raise ValueError(f"Feature {error}; name it otherwise.") from None
+    if name in BOOKKEEPING:
+        raise ValueError(f"Feature '{name}' is a column that the writer makes; name it otherwise.")
+    if dtype == "video":
+        if len(shape) != 3 or shape[2] != 3 or shape[0] % 2 or shape[1] % 2:
+            raise ValueError(
+                f"Feature '{name}' has shape {shape}; a {CODEC} video needs (height, width, 3) "
+                "with even height and width."
+            )
+    elif arrow_type(dtype) is None or len(shape) != 1 or shape[0] < 1:
+        raise ValueError(
+            f"Feature '{name}' has dtype '{dtype}' and shape {shape}; give 'video' or a numpy "
+            "type, and for the latter a shape (n,)."
+        )
+    return {"dtype": dtype, "shape": shape, "names": feature.get("names")}
+
+
+def _checked_column(
+    where: str, name: str, given: np.ndarray, length: int, feature: Mapping[str, Any]
+) -> np.ndarray:
+    value, shape = np.asarray(given), (length, *feature["shape"])
+    if value.shape == (length,) and shape == (length, 1):
+        value = value[:, None]
+    if value.shape != shape:
+        raise ValueError(f"{where}, column '{name}': shape is {value.shape}, expected {shape}.")
+    if feature["dtype"] == "string":
+        return value
+    if not np.can_cast(value.dtype, feature["dtype"], "same_kind"):
+        raise ValueError(
+            f"{where}, column '{name}': type is {value.dtype}, expected {feature['dtype']}."
+        )
+    value = value.astype(feature["dtype"])
+    bad = ~np.isfinite(value).all(axis=1)
+    if bad.any():
+        step = int(np.argmax(bad))
+        raise ValueError(
+            f"{where}, column '{name}', step {step}: value {value[step].tolist()} is not finite; "
+            "leave the episode out or repair the recording."
+        )
+    return value
+
+
+def _video_info(feature: Mapping[str, Any], fps: int) -> dict[str, Any]:
+    height, width, channels = feature["shape"]
+    return {
+        "video.height": height,
+        "video.width": width,
+        "video.codec": CODEC,
+        "video.pix_fmt": PIXEL_FORMAT,
+        "video.is_depth_map": False,
+        "video.fps": fps,
+        "video.channels": channels,
+        "has_audio": False,
+    }

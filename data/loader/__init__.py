@@ -1,0 +1,1 @@
+"""Loaders: rows of the plan as batches in memory."""

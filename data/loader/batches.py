@@ -1,0 +1,249 @@
+"""The batch of a step: a host's rows of the plan, read by columns and laid out.
+
+Whatever is not a picture is gathered for all samples of a feed at once; pictures are decoded
+straight into the batch. A batch depends on nothing but the plan and its step, so any process may
+make it.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float32, Int, Int64, UInt8
+
+from data.frames import Feed, Frames
+from data.loader.memory import Memory
+from data.loader.reading import Reader
+from data.packing.plan import Plan, Rows
+from models import PackedBatch, Processor
+from models.inputs.packed_batch import lay_out, put_targets
+
+_NO_TOKENS = np.zeros(0, np.int32)
+
+
+class BatchInfo(NamedTuple):
+    """Which batch this is, and what this host's part of it took to make.
+
+    `samples` of each source by name; `fill`, the part of the prefix places that is used; `skipped`
+    samples that could not be read. `cpu_seconds` are those of the thread that made it,
+    `decode_seconds` the part of them that reading pictures took, and `wait_seconds` went by in
+    reading without any.
+    """
+
+    step: int
+    samples: dict[str, int]
+    fill: float
+    skipped: int
+    cpu_seconds: float
+    decode_seconds: float
+    wait_seconds: float
+
+    def facts(self, hosts: int = 1) -> dict[str, float]:
+        """All but the step for a run's log, where each of `hosts` loads as many samples as this."""
+        return {
+            "samples": sum(self.samples.values()) * hosts,
+            **{f"samples/{name}": number * hosts for name, number in self.samples.items()},
+            "fill": self.fill,
+            "skipped": self.skipped * hosts,
+            "load_cpu_seconds": self.cpu_seconds,
+            "load_decode_seconds": self.decode_seconds,
+            "load_decode_share": self.decode_seconds / self.cpu_seconds,
+            "load_wait_seconds": self.wait_seconds,
+        }
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Makes the batch of any step out of rows `share[0]`..`share[1]` of the plan; serves any number
+    of threads.
+
+    A sample that `reader` leaves out stays in its place, with weight 0, nothing to learn from and
+    zeros for what could not be read.
+    """
+
+    feeds: tuple[Feed, ...]
+    processor: Processor
+    plan: Plan
+    share: tuple[int, int]
+    reader: Reader
+
+    def __call__(self, step: int) -> tuple[PackedBatch, BatchInfo]:
+        begin = time.thread_time()
+        columns, pictures = _Watch(), _Watch()
+        drawn, lay = self.plan.draws(step, *self.share), self.plan.layout
+        parts = []
+        for source in np.unique(drawn.source).tolist():
+            with columns.running():
+                parts.append(self._part(drawn, source))
+        images = np.zeros(len(drawn.id), np.int64)
+        text: list[Any] = [None] * len(drawn.id)
+        for part in parts:
+            images[part.draws] = part.shown.sum(axis=1)
+            for draw, ids in zip(part.draws.tolist(), self._text(part), strict=True):
+                text[draw] = ids
+        arrays, at = lay_out(
+            np.diff(drawn.offsets), images, text, lay, pictures=self._memory.lend()
+        )
+        arrays["sample_id"][at.row, at.slot] = drawn.id.astype(np.int32)
+        for part in parts:
+            row, slot = at.row[part.draws], at.slot[part.draws]
+            with pictures.running():
+                self._read_images(part, arrays, row * lay.images + at.image[part.draws])
+            arrays["state"][row, slot] = part.state
+            arrays["actions"][row, slot] = part.actions
+            arrays["action_mask"][row, slot] = part.mask & ~part.lost[:, None, None]
+            arrays["embodiment"][row, slot] = part.feed.embodiment
+            arrays["weight"][row, slot] = ~part.lost
+            if self.processor.fast is not None:
+                for place, chunk, mask in zip(
+                    zip(row, slot, strict=True), part.actions, part.mask, strict=True
+                ):
+                    tokens = self.processor.chunk_tokens(chunk, mask, part.feed.embodiment)
+                    put_targets(arrays, place, _NO_TOKENS, tokens)
+        counts = np.bincount(drawn.source, minlength=len(self.feeds)).tolist()
+        names = [source.name for source in self.plan.sources]
+        info = BatchInfo(
+            step,
+            samples=dict(zip(names, counts, strict=True)),
+            fill=float(np.mean(arrays["prefix_segment"] > 0)),
+            skipped=int(sum(part.lost.sum() for part in parts)),
+            cpu_seconds=time.thread_time() - begin,
+            decode_seconds=pictures.cpu,
+            wait_seconds=columns.wait + pictures.wait,
+        )
+        return PackedBatch(**arrays), info
+
+    def _part(self, drawn: Rows, source: int) -> "_Part":
+        """All of a source's draws but their pictures."""
+        feed, draws = self.feeds[source], np.flatnonzero(drawn.source == source)
+        frames, episode, frame = feed.frames, drawn.episode[draws], drawn.frame[draws]
+        start, length = frames.starts[episode, None], frames.lengths[episode, None]
+        steps = frame[:, None] + np.array(feed.ahead)
+        rows = start[:, 0] + frame
+        states, lost = self._columns(feed, feed.state, rows)
+        chunks, cut = self._columns(feed, feed.actions, start + np.minimum(steps, length - 1))
+        if feed.transform is not None:
+            states, chunks = feed.transform(states, chunks)
+        numbers = self.processor.numbers(states, chunks, steps < length, embodiment=feed.embodiment)
+        for array in numbers:
+            array[lost | cut] = 0
+        shown = shown_cameras(feed, episode)
+        told = drawn.task[draws], drawn.wording[draws]
+        return _Part(source, feed, draws, rows, *told, shown, *numbers, lost | cut)
+
+    def _columns(
+        self, feed: Feed, names: tuple[str, ...], rows: Int64[np.ndarray, "n *h"]
+    ) -> tuple[Float32[np.ndarray, "n *h d"], Bool[np.ndarray, "n"]]:
+        """Columns end to end, and which of the n the reader left out (zeros)."""
+        ends = np.cumsum([feed.frames.stats[name]["mean"].size for name in names])
+        values = np.zeros((*rows.shape, ends[-1]), np.float32)
+        parts = dict(zip(names, np.split(values, ends[:-1], axis=-1), strict=True))
+        return values, self.reader(partial(_read_columns, feed.frames, rows, parts), len(rows))
+
+    def _text(self, part: "_Part") -> Iterator[Int[np.ndarray, "_t"]]:
+        """Token ids of each sample; of a wording they are kept, but not where a state follows."""
+        processor, prompts = self.processor, part.feed.frames.prompts
+        dims = len(processor.embodiments[part.feed.embodiment].state.offset)
+        spelt = part.state if processor.spells_padding else part.state[:, :dims]
+        for draw, told in enumerate(zip(part.task.tolist(), part.wording.tolist(), strict=True)):
+            key = (part.source, *told)
+            if key not in self._tokens:
+                task, wording = told
+                tokens = processor.tokens(prompts[task][wording], spelt[draw])
+                if processor.state_input == "text":
+                    yield tokens
+                    continue
+                self._tokens[key] = tokens
+            yield self._tokens[key]
+
+    def _read_images(
+        self, part: "_Part", arrays: dict[str, Any], first: Int64[np.ndarray, "n"]
+    ) -> None:
+        """Reads a part's pictures into slots of the batch, a sample's from slot `first` on."""
+        frames, size = part.feed.frames, self.plan.layout.image_size
+        slots, shows = arrays["images"].reshape(-1, size, size, 3), arrays["image_camera"].ravel()
+        for number, camera in enumerate(part.feed.cameras):
+            seen = np.flatnonzero(part.shown[:, number])
+            if camera is None or not len(seen):
+                continue
+            at = first[seen] + part.shown[seen, :number].sum(axis=1)
+            shows[at] = number
+            read = partial(_read_pictures, frames, camera, part.rows[seen], slots, at)
+            lost = self.reader(read, len(seen))
+            slots[at[lost]] = 0
+            part.lost[seen] |= lost
+
+    @cached_property
+    def _tokens(self) -> dict[tuple[int, ...], Int[np.ndarray, "_t"]]:
+        return {}
+
+    @cached_property
+    def _memory(self) -> Memory:
+        lay, size = self.plan.layout, self.plan.layout.image_size
+        return Memory((self.share[1] - self.share[0], lay.images, size, size, 3))
+
+
+def shown_cameras(feed: Feed, episode: Int64[np.ndarray, "n"]) -> Bool[np.ndarray, "n c"]:
+    """Which of the embodiment's cameras there are in those episodes."""
+    frames = feed.frames
+    shown = np.zeros((len(episode), len(feed.cameras)), bool)
+    for number, camera in enumerate(feed.cameras):
+        if camera is not None:
+            shown[:, number] = frames.present[episode, frames.cameras.index(camera)]
+    return shown
+
+
+def _read_columns(
+    frames: Frames,
+    rows: Int64[np.ndarray, "n *h"],
+    into: dict[str, Float32[np.ndarray, "n *h _d"]],
+    items: Int64[np.ndarray, "m"],
+) -> None:
+    for name, values in into.items():
+        values[items] = frames.column(name, rows[items])
+
+
+def _read_pictures(
+    frames: Frames,
+    camera: str,
+    rows: Int64[np.ndarray, "n"],
+    slots: UInt8[np.ndarray, "_i s s 3"],
+    at: Int64[np.ndarray, "n"],
+    items: Int64[np.ndarray, "m"],
+) -> None:
+    frames.images(rows[items], camera, [slots[i] for i in at[items].tolist()])
+
+
+class _Part(NamedTuple):
+    """The draws of a batch that are one source's; their numbers are in the model's units."""
+
+    source: int
+    feed: Feed
+    draws: Int64[np.ndarray, "n"]
+    rows: Int64[np.ndarray, "n"]
+    task: Int64[np.ndarray, "n"]
+    wording: Int64[np.ndarray, "n"]
+    shown: Bool[np.ndarray, "n c"]
+    state: Float32[np.ndarray, "n s"]
+    actions: Float32[np.ndarray, "n h a"]
+    mask: Bool[np.ndarray, "n h a"]
+    lost: Bool[np.ndarray, "n"]
+
+
+class _Watch:
+    """Seconds of this thread: on the processor, and of waiting."""
+
+    def __init__(self) -> None:
+        self.cpu = self.wait = 0.0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        wall, cpu = time.perf_counter(), time.thread_time()
+        yield
+        cpu = time.thread_time() - cpu
+        self.cpu += cpu
+        self.wait += max(0.0, time.perf_counter() - wall - cpu)

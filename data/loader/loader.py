@@ -1,0 +1,182 @@
+"""Batches for training: steps of the plan, read ahead by grain's threads and processes.
+
+A batch depends on nothing but the plan and its step, so any number of hosts and workers share the
+same stream and it can begin anywhere.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+
+import grain
+import numpy as np
+from absl import flags
+
+from data.frames import Feed, Runs
+from data.loader.batches import Batches, BatchInfo, shown_cameras
+from data.loader.reading import Reader
+from data.packing.plan import Plan, Source
+from models import PackedBatch, Processor
+
+_ENDLESS = 1 << 40
+_STATE_BINS = np.linspace(-1 - 1 / 128, 1 + 1 / 128, 259)
+
+
+class Loader:
+    """Iterator over (`PackedBatch` of numpy arrays, `BatchInfo`): this host's rows of one step
+    after the other.
+
+    Host h of n gets rows h·R/n to (h+1)·R/n of every global batch, so the hosts' shares end to end
+    are the batch of a single host. A batch stays as it is for as long as it is kept; written to, it
+    may change the device's copy too. Close it, or use it as a context manager, to end its workers.
+
+    Args:
+      feeds: how each of the plan's sources is read.
+      start_step: the step that comes first.
+      workers: processes that prepare batches, each a step of its own; 0: this process does.
+      threads: of each such process, each at a step of its own; 0 prepares a batch only when it is
+        asked for; None: one for every core there is, at most 8.
+      ahead: batches prepared in advance, of each such process; at least one for each thread.
+      tries: how often reading is tried, with waits that double from `retry_seconds` on.
+      skip_unreadable: what then cannot be read is left out, with weight 0, and counted; else it
+        ends the iteration with its `DatasetError` or `OSError`.
+
+    Raises:
+      ValueError: the feeds do not fit the plan or the processor, or the rows do not divide among
+        the hosts.
+    """
+
+    def __init__(
+        self,
+        feeds: Sequence[Feed],
+        processor: Processor,
+        plan: Plan,
+        *,
+        start_step: int = 0,
+        host_index: int = 0,
+        host_count: int = 1,
+        workers: int = 0,
+        threads: int | None = None,
+        ahead: int = 4,
+        tries: int = 3,
+        retry_seconds: float = 1.0,
+        skip_unreadable: bool = False,
+    ) -> None:
+        if plan.rows_per_step % host_count:
+            raise ValueError(
+                f"{plan.rows_per_step} rows a step do not divide among {host_count} hosts; "
+                "choose a multiple of the host count."
+            )
+        if len(feeds) != len(plan.sources):
+            raise ValueError(
+                f"The plan has {len(plan.sources)} sources, but there are {len(feeds)} feeds; give "
+                "one for each source."
+            )
+        names = [source.name for source in plan.sources]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"Two sources are called '{name}'; give each its own name.")
+        for feed in feeds:
+            _check(feed, processor)
+        share = plan.rows_per_step // host_count
+        rows = (host_index * share, (host_index + 1) * share)
+        reader = Reader(tries, retry_seconds, skip_unreadable)
+        load = Batches(tuple(feeds), processor, plan, rows, reader)
+        steps = grain.MapDataset.source(range(start_step, _ENDLESS)).map(load)
+        if threads is None:
+            threads = min(max(len(os.sched_getaffinity(0)) // max(workers, 1), 1), 8)
+        options = grain.ReadOptions(threads, prefetch_buffer_size=max(ahead, threads))
+        batches = steps.to_iter_dataset(options)
+        if workers:
+            if not flags.FLAGS.is_parsed():
+                flags.FLAGS.mark_as_parsed()
+            batches = batches.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers))
+        self._iterator: grain.DatasetIterator | Iterator = iter(batches)
+
+    def __iter__(self) -> Iterator[tuple[PackedBatch, BatchInfo]]:
+        return self
+
+    def __next__(self) -> tuple[PackedBatch, BatchInfo]:
+        return next(self._iterator)
+
+    def close(self) -> None:
+        """Ends read-ahead and workers; the iterator is then exhausted."""
+        if isinstance(self._iterator, grain.DatasetIterator):
+            self._iterator.close()
+        self._iterator = iter(())
+
+    def __enter__(self) -> "Loader":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def plan_source(
+    feed: Feed,
+    processor: Processor,
+    *,
+    episodes: Sequence[int] | None = None,
+    weight: float = 1.0,
+    name: str | None = None,
+) -> Source:
+    """What the plan needs to know of a feed: its runs of frames and what their samples cost.
+
+    Where the model reads the state as text, its length varies from frame to frame; the longest that
+    it can be is planned for.
+
+    Args:
+      episodes: those to draw from, so that others are held out; all, if None.
+
+    Raises:
+      ValueError: a prompt is longer than the processor's `text_limit`.
+    """
+    frames, runs = feed.frames, feed.frames.runs
+    if episodes is not None:
+        chosen = np.zeros(len(frames.lengths), bool)
+        chosen[np.asarray(episodes, np.int64)] = True
+        runs = Runs(*(column[chosen[runs.episode]] for column in runs))
+    dims = len(processor.embodiments[feed.embodiment].state.offset)
+    states = np.zeros((1, processor.state_dim if processor.spells_padding else dims))
+    if processor.state_input == "text":
+        states = np.repeat(_STATE_BINS[:, None], states.shape[1], axis=1)
+    used = np.unique(runs.task).tolist()
+    first = frames.prompts[used[0]][0]
+    longest = max(states, key=lambda state: len(processor.tokens(first, state)))
+    text = np.zeros((len(frames.prompts), max(map(len, frames.prompts))), np.int64)
+    for task in used:
+        for wording, prompt in enumerate(frames.prompts[task]):
+            text[task, wording] = len(processor.tokens(prompt, longest))
+    return Source(
+        name=name or frames.name,
+        weight=weight,
+        runs=runs,
+        images=shown_cameras(feed, runs.episode).sum(axis=1),
+        text=text,
+    )
+
+
+def _check(feed: Feed, processor: Processor) -> None:
+    frames, robot = feed.frames, processor.embodiments[feed.embodiment]
+    unknown = [name for name in feed.cameras if name is not None and name not in frames.cameras]
+    absent = [name for name in (*feed.state, *feed.actions) if name not in frames.stats]
+    if unknown or len(feed.cameras) != len(robot.cameras):
+        raise ValueError(
+            f"{frames.name}: its cameras are {list(frames.cameras)}, but the feed asks for "
+            f"{list(feed.cameras)}; name one, or None, for each camera of embodiment "
+            f"'{robot.name}' ({', '.join(robot.cameras)})."
+        )
+    if frames.image_size != processor.image_size:
+        raise ValueError(
+            f"{frames.name}: its pictures have {frames.image_size} pixels a side, but the model "
+            f"takes {processor.image_size}; convert the dataset at that size."
+        )
+    if absent:
+        raise ValueError(
+            f"{frames.name}: it has no column {', '.join(absent)}, only "
+            f"{', '.join(frames.stats)}; name others in the feed."
+        )
+    if len(feed.ahead) != processor.horizon or min(feed.ahead) < 0:
+        raise ValueError(
+            f"{frames.name}: the feed's action steps lie {list(feed.ahead)} frames ahead; give "
+            f"{processor.horizon} numbers, none negative."
+        )

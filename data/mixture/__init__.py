@@ -1,0 +1,1 @@
+"""Mixtures of datasets: transforms, robots' shared statistics, held-out episodes."""

@@ -1,0 +1,188 @@
+"""Statistics of a robot over all datasets that show it, of what the model is given: after the
+transforms, and of differences where actions are relative to the state.
+
+Exact, over every frame: absolute dims once per frame, relative ones at every step of every chunk.
+What a store keeps since its conversion is used where it says the same; else the result is kept by
+a digest of all it depends on, so that only the first start computes it.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int64
+
+from data.files import cached
+from data.frames import Feed
+from data.mixture.relabelled import Retold
+from data.statistics.stats import Stats, describe_blocks
+
+_FORMAT = 2
+_ROWS = 1 << 18
+
+
+class RobotStats(NamedTuple):
+    """Of states and actions, end to end where they are several columns."""
+
+    state: Stats
+    actions: Stats
+
+
+def embodiment_stats(
+    feeds: Sequence[Feed],
+    episodes: Sequence[Int64[np.ndarray, "_e"]],
+    relative: Sequence[int] = (),
+    *,
+    whole: bool = False,
+    cache: Path | None = None,
+) -> RobotStats:
+    """Statistics of the frames of all feeds together, each frame counting once.
+
+    Args:
+      feeds: the datasets of one robot.
+      episodes: those of each feed to count.
+      relative: for each action dim the state dim that it is measured from, or -1; empty, none is.
+      whole: a single dataset whose values are used as they are may count all its episodes, as its
+        store already did.
+      cache: folder that keeps what had to be computed.
+
+    Raises:
+      ValueError: the feeds' states or actions are of different sizes, or `relative` does not fit.
+      DatasetError: the file in `cache` is damaged.
+    """
+    if whole and len(feeds) == 1 and not relative and _as_stored(feeds[0]):
+        (feed,) = feeds
+        kept = feed.frames.stats
+        return RobotStats(*(_end_to_end([kept[n] for n in c]) for c in (feed.state, feed.actions)))
+    if cache is None:
+        return _computed(feeds, episodes, relative)
+    file = cache / f"statistics-{_digest(feeds, episodes, relative)}.json"
+    if not file.is_file():
+        _write(file, _computed(feeds, episodes, relative))
+    return _read(file)
+
+
+def _computed(
+    feeds: Sequence[Feed], episodes: Sequence[Int64[np.ndarray, "_e"]], relative: Sequence[int]
+) -> RobotStats:
+    _check_sizes(feeds, episodes, relative)
+
+    def states() -> Iterator[Float[np.ndarray, "_n s"]]:
+        return (state for state, _, _ in _blocks(feeds, episodes, steps=1))
+
+    def actions() -> Iterator[Float[np.ndarray, "_n a"]]:
+        return (chunk[:, 0] for _, chunk, _ in _blocks(feeds, episodes, steps=1))
+
+    found = describe_blocks(actions, "action")
+    moving = [d for d, origin in enumerate(relative) if origin >= 0]
+    if moving:
+        origin = [relative[d] for d in moving]
+
+        def differences() -> Iterator[Float[np.ndarray, "_n m"]]:
+            for state, chunk, valid in _blocks(feeds, episodes, steps=None):
+                yield (chunk[..., moving] - state[:, None, origin])[valid]
+
+        for name, values in describe_blocks(differences, "relative action").items():
+            if name != "count":
+                found[name][moving] = values
+    return RobotStats(describe_blocks(states, "state"), found)
+
+
+def _blocks(
+    feeds: Sequence[Feed], episodes: Sequence[Int64[np.ndarray, "_e"]], steps: int | None
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """States [n, s], chunks [n, h, a] and which of their steps are within the episode [n, h], as
+    the processor is given them; of the first `steps` steps alone, where that makes no difference.
+    """
+    for feed, chosen in zip(feeds, episodes, strict=True):
+        frames = feed.frames
+        ahead = np.array(feed.ahead if steps is None or feed.transform else feed.ahead[:steps])
+        starts, ends = frames.starts[chosen], frames.starts[chosen] + frames.lengths[chosen]
+        total = int((ends - starts).sum())
+        before = np.cumsum(ends - starts) - (ends - starts)
+        size = max(1, _ROWS // len(ahead))
+        for low in range(0, total, size):
+            place = np.arange(low, min(low + size, total))
+            own = np.searchsorted(before, place, "right") - 1
+            rows = starts[own] + place - before[own]
+            wanted = rows[:, None] + ahead
+            valid = wanted < ends[own, None]
+            wanted = np.minimum(wanted, ends[own, None] - 1)
+            state = _columns(feed, feed.state, rows)
+            chunk = _columns(feed, feed.actions, wanted)
+            if feed.transform is not None:
+                state, chunk = feed.transform(state, chunk)
+            yield state, chunk, valid
+
+
+def _columns(
+    feed: Feed, names: Sequence[str], rows: Int64[np.ndarray, "*n"]
+) -> Float[np.ndarray, "*n _d"]:
+    return np.concatenate([feed.frames.column(name, rows) for name in names], axis=-1)
+
+
+def _check_sizes(
+    feeds: Sequence[Feed], episodes: Sequence[Int64[np.ndarray, "_e"]], relative: Sequence[int]
+) -> None:
+    found = {}
+    for feed, chosen in zip(feeds, episodes, strict=True):
+        state, chunk, _ = next(_blocks([feed], [chosen[:1]], steps=1))
+        found[feed.frames.name] = (state.shape[1], chunk.shape[2])
+    if len(set(found.values())) > 1:
+        sizes = ", ".join(f"{name} has {s} and {a}" for name, (s, a) in found.items())
+        raise ValueError(
+            f"Datasets of one embodiment differ in their state and action dims: {sizes}; choose "
+            "columns, give a transform, or name another embodiment."
+        )
+    states, actions = next(iter(found.values()))
+    if relative and (len(relative) != actions or not all(-1 <= d < states for d in relative)):
+        raise ValueError(
+            f"An embodiment's relative is {list(relative)}, but its datasets ({', '.join(found)}) "
+            f"have {actions} action dims; give for each a state dim below {states}, or -1."
+        )
+
+
+def _read_as(feed: Feed) -> str:
+    """What decides the feed's numbers besides its content."""
+    return repr((feed.state, feed.actions, feed.ahead, feed.transform, _summed(feed)))
+
+
+def _summed(feed: Feed) -> tuple[object, ...]:
+    frames = feed.frames
+    if isinstance(frames, Retold) and frames.increments:
+        return sorted(frames.increments.items()), frames.step
+    return ()
+
+
+def _as_stored(feed: Feed) -> bool:
+    return feed.transform is None and not _summed(feed)
+
+
+def _end_to_end(columns: Sequence[Stats]) -> Stats:
+    whole = {n: np.concatenate([np.ravel(c[n]) for c in columns]) for n in columns[0]}
+    return whole | {"count": columns[0]["count"]}
+
+
+def _digest(
+    feeds: Sequence[Feed], episodes: Sequence[Int64[np.ndarray, "_e"]], relative: Sequence[int]
+) -> str:
+    digest = hashlib.sha256(f"{_FORMAT}: {tuple(relative)}".encode())
+    for feed, chosen in zip(feeds, episodes, strict=True):
+        digest.update(f"{feed.frames.digest} {_read_as(feed)}".encode())
+        digest.update(np.ascontiguousarray(chosen, np.int64).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _read(file: Path) -> RobotStats:
+    state, actions = cached.read_json(file)
+    return RobotStats(
+        {name: np.array(values) for name, values in state.items()},
+        {name: np.array(values) for name, values in actions.items()},
+    )
+
+
+def _write(file: Path, stats: RobotStats) -> None:
+    plain = [{name: values.tolist() for name, values in part.items()} for part in stats]
+    cached.write_json(file, plain)

@@ -1,0 +1,148 @@
+"""A mixture with its datasets opened: the feeds that plan and loader take, the held-out episodes,
+and each robot's embodiment with its statistics.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from data.frames import Feed, Frames
+from data.mixture.embodiments import RobotStats, embodiment_stats
+from data.mixture.mixture import DatasetConfig, Known, Mixture, Reading, resolve
+from data.mixture.relabelled import Retold
+from data.mixture.split import Episodes, split_episodes
+from data.statistics.stats import normalizer
+from models import Embodiment
+from models.config.as_json import to_json
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """A mixture opened: the n-th of `names`, `feeds`, `weights`, `training` and `held_out`
+    (episodes) are the n-th dataset's, the n-th of `embodiments` and `stats` the n-th robot's.
+    `digest` names all content and settings."""
+
+    names: tuple[str, ...]
+    feeds: tuple[Feed, ...]
+    weights: tuple[float, ...]
+    training: tuple[Episodes, ...]
+    held_out: tuple[Episodes, ...]
+    embodiments: tuple[Embodiment, ...]
+    stats: tuple[RobotStats, ...]
+    digest: str
+
+
+def mix(
+    mixture: Mixture,
+    frames: Sequence[Frames],
+    horizon: int,
+    *,
+    holdout: float = 0.0,
+    seed: int = 0,
+    cache: Path | None = None,
+) -> Mixed:
+    """Makes a mixture ready for planning and loading.
+
+    Args:
+      frames: each dataset opened, in the mixture's order.
+      horizon: steps of an action chunk.
+      holdout: share of each dataset's episodes that is held out; 0 holds none out.
+      seed: of that choice.
+      cache: folder that keeps statistics which had to be computed.
+
+    Raises:
+      ValueError, FileNotFoundError: as `resolve`, or a dataset has too few episodes to hold any
+        out, or those of one robot differ in their dims.
+    """
+    robots, readings = resolve(mixture, [Known.of(shown) for shown in frames], horizon)
+    feeds = tuple(map(_feed, mixture.datasets, frames, readings))
+    splits = [
+        _split(config.path, shown, reading.episodes, holdout, seed)
+        for config, shown, reading in zip(mixture.datasets, frames, readings, strict=True)
+    ]
+    training, held_out = (tuple(part) for part in zip(*splits, strict=True))
+    stats, embodiments = [], []
+    for number, robot in enumerate(robots):
+        own = [n for n, feed in enumerate(feeds) if feed.embodiment == number]
+        found = embodiment_stats(
+            [feeds[n] for n in own],
+            [training[n] for n in own],
+            robot.relative,
+            whole=not any(mixture.datasets[n].episodes for n in own),
+            cache=cache,
+        )
+        stats.append(found)
+        embodiments.append(
+            Embodiment(
+                name=robot.name,
+                cameras=robot.cameras,
+                state=normalizer(found.state, f"{robot.name}, state"),
+                actions=normalizer(found.actions, f"{robot.name}, action"),
+                relative=robot.relative,
+            )
+        )
+    return Mixed(
+        names=tuple(_unlike([shown.name for shown in frames])),
+        feeds=feeds,
+        weights=tuple(config.weight for config in mixture.datasets),
+        training=training,
+        held_out=held_out,
+        embodiments=tuple(embodiments),
+        stats=tuple(stats),
+        digest=_digest(mixture, feeds, (*training, *held_out)),
+    )
+
+
+def _unlike(names: list[str]) -> Iterator[str]:
+    """The names, but numbered where several are the same."""
+    for n, name in enumerate(names):
+        yield name if names.count(name) == 1 else f"{name} {names[:n].count(name) + 1}"
+
+
+def _feed(config: DatasetConfig, frames: Frames, reading: Reading) -> Feed:
+    shown = frames
+    if reading.increments or reading.prompts != frames.prompts:
+        told = Retold(frames, reading.prompts, reading.increments, reading.step)
+        shown = cast(Frames, told)
+    return Feed(
+        frames=shown,
+        embodiment=reading.embodiment,
+        cameras=reading.cameras,
+        ahead=reading.ahead,
+        state=config.state,
+        actions=config.actions,
+        transform=reading.transform,
+    )
+
+
+def _split(
+    path: str, frames: Frames, chosen: Episodes, holdout: float, seed: int
+) -> tuple[Episodes, Episodes]:
+    """Chosen episodes to train on and to hold out."""
+    if not holdout:
+        return chosen, np.zeros(0, np.int64)
+    training, held_out = (np.intersect1d(x, chosen) for x in split_episodes(frames, holdout, seed))
+    if not len(training) or not len(held_out):
+        raise ValueError(
+            f"{path}: of the {len(chosen)} episodes chosen {len(held_out)} would be held out; "
+            "choose more episodes, another data.holdout, or 0 to hold none out."
+        )
+    return training, held_out
+
+
+def _digest(mixture: Mixture, feeds: Sequence[Feed], episodes: Sequence[Episodes]) -> str:
+    """Where a dataset lies does not matter, only what it holds."""
+    settings: Any = to_json(replace(mixture, datasets=()))
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    for feed, config in zip(feeds, mixture.datasets, strict=True):
+        digest.update(feed.frames.digest.encode())
+        digest.update(repr((feed.cameras, feed.ahead, feed.state, feed.actions)).encode())
+        digest.update(repr((config.weight, feed.transform, feed.frames.prompts)).encode())
+    for array in episodes:
+        digest.update(np.ascontiguousarray(array, np.int64).tobytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,336 @@
+"""Several datasets as one stream: which robot each shows, how it is read and how often it is drawn.
+
+A `Mixture` is what a user writes (JSON, TOML or Python); `resolve` finds its mistakes by metadata
+alone, before any frame is read. A single dataset is a mixture of one. `data.mixture.mixed` opens it.
+"""
+
+import json
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from data.errors import short
+from data.files.names import file_within, plain_name
+from data.frames import ACTION, STATE, Frames
+from data.mixture.relabelled import Transform, Wordings, read_wordings
+from data.mixture.split import Episodes
+from data.mixture.trust import Consent, remembered
+from models.config.as_json import from_json
+
+_PREFIX = "observation.images."
+
+
+@dataclass(frozen=True)
+class RobotConfig:
+    """What all datasets of one robot share.
+
+    `cameras`: its own names for them, in the order that the model sees; those of its first dataset
+    if none are given. `relative`: for each action dim the state dim that the model measures it
+    from, -1 where it is taken as it is. `seconds`: the time that an action chunk covers, at any
+    fps; if None a step is a frame. `increments`: action dims that tell a movement since the last
+    frame; over longer or shorter steps they are summed instead of picked.
+    """
+
+    name: str
+    cameras: tuple[str, ...] = ()
+    relative: tuple[int, ...] = ()
+    seconds: float | None = None
+    increments: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class DatasetConfig:
+    """How one dataset is read, and its share of the draws (`weight` relative to the others').
+
+    `path`: a folder or URL. `embodiment`: the robot's name; the mixture's only one, or else the
+    dataset's own name, if empty. `cameras`: the robot's name for a camera to the dataset's; those
+    it lacks are left out, and if None they have the same names. `state` and `actions`: columns,
+    end to end. `prompts`: a JSON file with a list of paraphrases for each instruction; `prompt`
+    stands for an empty one. `episodes`: ranges [first, last) of those to use; all if empty.
+    `transform`: path/to/file.py:function of (state [n, s], actions [n, h, a]), in the dataset's
+    units, to two such arrays; `transform_sha256`: of its file, which then runs with no other
+    content. `fps`: frames a second, where the dataset (RLDS) does not tell.
+    """
+
+    path: str
+    embodiment: str = ""
+    weight: float = 1.0
+    cameras: dict[str, str] | None = None
+    state: tuple[str, ...] = (STATE,)
+    actions: tuple[str, ...] = (ACTION,)
+    prompts: str = ""
+    prompt: str = ""
+    episodes: tuple[tuple[int, int], ...] = ()
+    transform: str = ""
+    transform_sha256: str = ""
+    fps: float | None = None
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """What to train on; robots that need no settings need not be listed."""
+
+    datasets: tuple[DatasetConfig, ...]
+    embodiments: tuple[RobotConfig, ...] = field(default=())
+
+
+def is_mixture(path: Path) -> bool:
+    """Whether this names a mixture's file, and not a dataset."""
+    return path.suffix in (".json", ".toml")
+
+
+def read_mixture(data: str | Path, consent: Consent = remembered) -> Mixture:
+    """The mixture in a .json or .toml file, whose relative paths begin at its folder; anything else
+    is the path or URL of a dataset, which becomes a mixture of one. Nothing that it names runs.
+
+    Args:
+      consent: to the transforms that the file names; `data.mixture.trust.always` for a file of one's own.
+
+    Raises:
+      FileNotFoundError: there is no such file, or no such transform.
+      ValueError: it is no JSON or TOML, or a field is wrong, or there is no consent to a transform;
+        names file and field.
+    """
+    path = Path(data)
+    if not is_mixture(path):
+        return Mixture((DatasetConfig(str(data)),))
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file; give a mixture or a dataset's folder.")
+    try:
+        value = (json.loads if path.suffix == ".json" else tomllib.loads)(path.read_text())
+    except (json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ValueError(f"{path}: is no {path.suffix[1:].upper()} ({error}); mend it.") from None
+    mixture = from_json(Mixture, value, str(path))
+
+    def beside(name: str) -> str:
+        return name if not name or "://" in name else str(path.parent / name)
+
+    datasets = (
+        replace(d, path=beside(d.path), prompts=beside(d.prompts), transform=beside(d.transform))
+        for d in mixture.datasets
+    )
+    agreed = (_agreed(path, d, consent) if d.transform else d for d in datasets)
+    return replace(mixture, datasets=tuple(agreed))
+
+
+def _agreed(path: Path, config: DatasetConfig, consent: Consent) -> DatasetConfig:
+    """With the one content of its transform that may run."""
+    found = Transform.find(config.transform)
+    if config.transform_sha256 not in ("", found.content):
+        raise ValueError(
+            f"{path}: transform_sha256 of {found.file} is {config.transform_sha256}, but the file "
+            f"has {found.content}; get the file that the mixture was made with."
+        )
+    if not consent(path, found):
+        raise ValueError(
+            f"{path}: names '{found.function}' of {found.file} as a transform, a program that runs "
+            f"with your rights; look at it, then give --trust (in Python, consent=always of "
+            f"data.mixture.trust)."
+        )
+    return replace(config, transform_sha256=found.content)
+
+
+class Known(NamedTuple):
+    """What a dataset's metadata tells of it: `columns` by name with their sizes, the number of its
+    `episodes`, and the wordings of each of its tasks."""
+
+    name: str
+    fps: float
+    cameras: tuple[str, ...]
+    columns: dict[str, int]
+    episodes: int
+    prompts: Wordings
+
+    @classmethod
+    def of(cls, frames: Frames) -> "Known":
+        """Of what is opened for training."""
+        columns = {name: int(stats["mean"].size) for name, stats in frames.stats.items()}
+        episodes = len(frames.lengths)
+        return cls(frames.name, frames.fps, frames.cameras, columns, episodes, frames.prompts)
+
+
+class Reading(NamedTuple):
+    """How one dataset is read: all of a `Feed` but its frames, and what changes those. `step` is
+    how many frames a step of a chunk takes, `increments` the dims of a column summed over them."""
+
+    embodiment: int
+    cameras: tuple[str | None, ...]
+    ahead: tuple[int, ...]
+    episodes: Episodes
+    prompts: Wordings
+    increments: dict[str, tuple[int, ...]]
+    step: float
+    transform: Transform | None
+
+
+def resolve(
+    mixture: Mixture, known: Sequence[Known], horizon: int
+) -> tuple[tuple[RobotConfig, ...], tuple[Reading, ...]]:
+    """The robots, with their cameras, and how each dataset is read; no frame is needed for it.
+
+    Args:
+      known: each dataset, in the mixture's order.
+      horizon: steps of an action chunk.
+
+    Raises:
+      ValueError: settings and datasets do not go together; names the dataset and the field.
+      FileNotFoundError: a file of prompts or of a transform is missing.
+    """
+    known = [
+        dataset if config.fps is None else dataset._replace(fps=config.fps)
+        for config, dataset in zip(mixture.datasets, known, strict=True)
+    ]
+    robots = _robots(mixture, known)
+    numbers = {name: number for number, name in enumerate(robots)}
+    readings = (
+        _reading(config, dataset, robots[name], numbers[name], horizon)
+        for config, dataset, name in zip(
+            mixture.datasets, known, _names(mixture, known), strict=True
+        )
+    )
+    return tuple(robots.values()), tuple(readings)
+
+
+def _names(mixture: Mixture, known: Sequence[Known]) -> list[str]:
+    """The robot of each dataset."""
+    only = mixture.embodiments[0].name if len(mixture.embodiments) == 1 else ""
+    return [
+        config.embodiment or only or dataset.name
+        for config, dataset in zip(mixture.datasets, known, strict=True)
+    ]
+
+
+def _robots(mixture: Mixture, known: Sequence[Known]) -> dict[str, RobotConfig]:
+    """Every robot by name, in the order listed and then met, with its cameras."""
+    if not mixture.datasets:
+        raise ValueError("The mixture has no datasets; list at least one.")
+    names = _names(mixture, known)
+    robots = {robot.name: robot for robot in mixture.embodiments}
+    if not set(robots) <= set(names) or len(robots) < len(mixture.embodiments):
+        raise ValueError(
+            f"embodiments lists {[robot.name for robot in mixture.embodiments]}, but the datasets "
+            f"show {sorted(set(names))}; list each of them at most once and no other."
+        )
+    for config, dataset, name in zip(mixture.datasets, known, names, strict=True):
+        robot = robots.get(name, RobotConfig(name))
+        if not robot.cameras:
+            cameras = dataset.cameras if config.cameras is None else tuple(config.cameras)
+            robot = replace(robot, cameras=cameras)
+        if robot.seconds is not None and not robot.seconds > 0:
+            raise ValueError(f"embodiment '{name}': seconds is {robot.seconds}; give more than 0.")
+        relative = [d for d, origin in enumerate(robot.relative) if origin >= 0]
+        if set(relative) & set(robot.increments):
+            raise ValueError(
+                f"embodiment '{name}': action dims {list(robot.increments)} are increments, and "
+                f"dims {relative} relative to the state; no dim can be both."
+            )
+        robots[name] = robot
+    for name, robot in robots.items():
+        _require_names(robot)
+        rates = sorted({d.fps for d, own in zip(known, names, strict=True) if own == name})
+        if robot.seconds is None and len(rates) > 1:
+            raise ValueError(
+                f"embodiment '{name}': its datasets have {', '.join(f'{r:g}' for r in rates)} fps, "
+                "so a step of a chunk would mean different times; give the 'seconds' that a chunk "
+                "covers, or two embodiments."
+            )
+    return robots
+
+
+def _require_names(robot: RobotConfig) -> None:
+    """A dataset's name, and so that of its robot, is organisation/name on the hub."""
+    try:
+        file_within(robot.name)
+        for camera in robot.cameras:
+            plain_name(camera)
+    except ValueError as error:
+        raise ValueError(
+            f"embodiment {short(robot.name)}: {error}; give it and its cameras other names."
+        ) from None
+
+
+def _reading(
+    config: DatasetConfig, known: Known, robot: RobotConfig, number: int, horizon: int
+) -> Reading:
+    if not (config.weight > 0 and np.isfinite(config.weight)):
+        raise ValueError(
+            f"{config.path}: weight is {config.weight}; give a positive number, or leave the "
+            "dataset out."
+        )
+    absent = [name for name in (*config.state, *config.actions) if name not in known.columns]
+    if absent or not config.state or not config.actions:
+        raise ValueError(
+            f"{config.path}: state is {list(config.state)} and actions {list(config.actions)}, "
+            f"but its columns are {list(known.columns)}; name some of those in a mixture."
+        )
+    step = 1.0 if robot.seconds is None else robot.seconds / horizon * known.fps
+    increments = _by_column(config, known, robot)
+    return Reading(
+        embodiment=number,
+        cameras=_cameras(config, known, robot),
+        ahead=tuple(int(np.floor(k * step + 0.5)) for k in range(horizon)),
+        episodes=_chosen(config, known),
+        prompts=read_wordings(config.prompts, config.prompt, known.prompts),
+        increments=increments if step != 1 else {},
+        step=step,
+        transform=(
+            Transform.read(config.transform, config.transform_sha256) if config.transform else None
+        ),
+    )
+
+
+def _cameras(config: DatasetConfig, known: Known, robot: RobotConfig) -> tuple[str | None, ...]:
+    """The dataset's name of each of the robot's cameras."""
+    given = config.cameras
+    if given is None:
+        given = {name: name for name in robot.cameras if _full(name, known) is not None}
+    found = {name: _full(own, known) for name, own in given.items()}
+    wrong = sorted(set(given) - set(robot.cameras))
+    wrong += [own for name, own in given.items() if found[name] is None]
+    if wrong or not found:
+        raise ValueError(
+            f"{config.path}: cameras is {given}, where {wrong or 'all'} are unknown or missing; "
+            f"give for cameras of embodiment '{robot.name}' ({', '.join(robot.cameras)}) those of "
+            f"the dataset ({', '.join(known.cameras)})."
+        )
+    return tuple(found.get(name) for name in robot.cameras)
+
+
+def _full(name: str, known: Known) -> str | None:
+    """A camera by its full name or by the last part of it."""
+    return next((full for full in (name, _PREFIX + name) if full in known.cameras), None)
+
+
+def _by_column(
+    config: DatasetConfig, known: Known, robot: RobotConfig
+) -> dict[str, tuple[int, ...]]:
+    """Increments by action column, each counted within it."""
+    sizes = [known.columns[name] for name in config.actions]
+    if not all(0 <= d < sum(sizes) for d in robot.increments):
+        raise ValueError(
+            f"embodiment '{robot.name}': increments is {list(robot.increments)}, but {config.path} "
+            f"has action dims 0 to {sum(sizes) - 1}."
+        )
+    first = 0
+    found: dict[str, tuple[int, ...]] = {}
+    for name, size in zip(config.actions, sizes, strict=True):
+        own = tuple(d - first for d in robot.increments if first <= d < first + size)
+        found |= {name: own} if own else {}
+        first += size
+    return found
+
+
+def _chosen(config: DatasetConfig, known: Known) -> Episodes:
+    kept = np.full(known.episodes, not config.episodes)
+    for first, last in config.episodes:
+        if not 0 <= first < last <= known.episodes:
+            raise ValueError(
+                f"{config.path}: episodes has the range [{first}, {last}]; there are episodes "
+                f"0 to {known.episodes - 1}, and the last of a range is not included."
+            )
+        kept[first:last] = True
+    return np.flatnonzero(kept)

@@ -1,0 +1,52 @@
+"""Which episodes are held out: some of every task, and never the double of one that is trained on.
+
+Real datasets hold the same episode twice (five of thirty in one of LeRobot's own Meta-World
+recordings); a random split would then measure memory and call it generalisation.
+"""
+
+import numpy as np
+from jaxtyping import Int64
+
+from data.frames import Frames
+from data.packing.permutation import fold, grouped
+
+_FEW = 64
+
+Episodes = Int64[np.ndarray, "e"]
+
+
+def split_episodes(frames: Frames, fraction: float, seed: int = 0) -> tuple[Episodes, Episodes]:
+    """Training and held-out episodes, both sorted; about `fraction` of each task's episodes is held
+    out, at least one and not all where a task has several different ones.
+
+    Where very many tasks have few episodes each, or all have but one, this would hold out far too
+    many or none: the episodes of such tasks are then held out as if they had one task, and some of
+    these tasks are not trained at all. An episode's task is that of its first frame.
+
+    Raises:
+      ValueError: `fraction` is not in 0..1, or there are no two different episodes.
+    """
+    if not 0 < fraction < 1:
+        raise ValueError(f"The held-out fraction is {fraction}, expected a number between 0 and 1.")
+    different, which = np.unique(frames.alike, return_inverse=True)
+    if len(different) < 2:
+        raise ValueError(
+            f"{frames.name}: has no two different episodes, so none can be held out; record more, "
+            "or train without holding any out."
+        )
+    runs = frames.runs
+    begin = np.flatnonzero(np.diff(runs.episode, prepend=-1))
+    tasks = np.zeros(len(frames.lengths), np.int64)
+    tasks[runs.episode[begin]] = runs.task[begin]
+    task = np.unique(tasks[different], return_inverse=True)[1]
+    number = np.bincount(task)
+    small = number * fraction < 0.5
+    if number.max() == 1 or small.sum() > max(_FEW, fraction * len(different)):
+        task = np.where(small[task], 0, task + 1)
+        number = np.bincount(task)
+    held = np.minimum(np.maximum(1, np.round(fraction * number)), number - 1)
+    order = grouped(task, fold(seed))
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order)) - (np.cumsum(number) - number)[task[order]]
+    held_out = (rank < held[task])[which]
+    return np.flatnonzero(~held_out), np.flatnonzero(held_out)

@@ -1,0 +1,1 @@
+"""RLDS datasets, read without TensorFlow."""

@@ -1,0 +1,1 @@
+"""Exact statistics of a dataset's features and pixels."""

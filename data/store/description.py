@@ -1,0 +1,171 @@
+"""What a frame store says of itself: `store.json` and the list of its files, checked when read.
+
+Sums tell damage from what was written, and nothing of who wrote it: a store from a bucket may name
+any type and any number where training takes a size, so every field is held against its range too.
+"""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from data.errors import DatasetError, short
+from data.files.checksums import Sums, as_sums, is_sha256
+from data.files.folder import Folder
+from data.files.limits import MOST_FRAMES, MOST_PIXELS
+from data.files.names import file_within, plain_name
+from data.lerobot.metadata import is_fps
+from data.store import convert
+
+_MOST_WIDTH = 1 << 28
+"""Values in a row of a column."""
+
+
+def described(folder: Folder) -> dict[str, Any]:
+    """The fields of `store.json` but for its format and sum.
+
+    Raises:
+      ValueError: it was written in another format version.
+      DatasetError: it is damaged, or a field is none that a conversion writes; names it.
+    """
+    path = folder.path(convert.DESCRIPTION)
+    try:
+        fields = json.loads(folder.local(convert.DESCRIPTION).read_text())
+        version, summed = fields["format"], fields.get("sum")
+        sound = summed == convert.checksum(fields)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        version, sound, fields = convert.FORMAT, False, {}
+    if version != convert.FORMAT:
+        raise ValueError(
+            f"{path}: format is {short(version)}, this version reads {convert.FORMAT}; delete the "
+            "store and convert the dataset again."
+        )
+    if not sound:
+        raise DatasetError(
+            path,
+            "sum",
+            "does not fit the rest; delete the file and convert again, which keeps the pictures.",
+        )
+    for name, check in _CHECKS.items():
+        try:
+            check(fields.get(name))
+        except (ValueError, TypeError) as error:
+            raise DatasetError(
+                path,
+                name,
+                f"is {short(fields.get(name))}, {error}; delete the store and convert again.",
+            ) from None
+    return {name: fields[name] for name in _CHECKS}
+
+
+def listed(folder: Folder, digest: str) -> Sums:
+    """Size and SHA-256 of every file of a store; the list has the SHA-256 `digest`.
+
+    Raises:
+      DatasetError: the list is damaged or none.
+    """
+    content = sound(folder, convert.FILES, digest)
+    try:
+        return as_sums(json.loads(content))
+    except (ValueError, RecursionError) as error:
+        raise DatasetError(
+            folder.path(convert.FILES),
+            "files",
+            f"{error}; delete the store and convert again.",
+        ) from None
+
+
+def kept(folder: Folder, name: str, digest: str) -> bytes:
+    """A small file of a store, compared with what the list of files, which has the SHA-256
+    `digest`, says of it.
+
+    Raises:
+      DatasetError: it is damaged or not listed.
+    """
+    files = listed(folder, digest)
+    if name not in files:
+        raise DatasetError(
+            folder.path(convert.FILES),
+            "files",
+            f"does not list {name}; delete the store and convert again.",
+        )
+    return sound(folder, name, files[name][1])
+
+
+def sound(folder: Folder, name: str, digest: str) -> bytes:
+    """A file's bytes, if they have this SHA-256.
+
+    Raises:
+      DatasetError: they have another.
+    """
+    content = folder.local(name).read_bytes()
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise damaged(folder, name, "checksum", "does not hold the bytes it was written with")
+    return content
+
+
+def damaged(folder: Folder, name: str, field: str, what: str) -> DatasetError:
+    """An error about one of a store's files that says which part to make again."""
+    part = name.split("/")[1] if name.startswith("frames/") else "*-tables"
+    return DatasetError(
+        folder.path(name),
+        field,
+        f"{what}; delete parts/{part}.json and {convert.DESCRIPTION} there and convert again, "
+        "which makes only this part anew.",
+    )
+
+
+def _check_key(key: object) -> None:
+    if not isinstance(key, str) or not re.fullmatch("[0-9a-f]{16}", key):
+        raise ValueError("expected 16 hexadecimal digits")
+
+
+def _check_digest(digest: object) -> None:
+    if not is_sha256(digest):
+        raise ValueError("expected a SHA-256")
+
+
+def _check_fps(fps: object) -> None:
+    if not is_fps(fps):
+        raise ValueError("expected a positive number")
+
+
+def _check_cameras(cameras: object) -> None:
+    if not isinstance(cameras, list) or not cameras:
+        raise ValueError("expected names of cameras")
+    if len(set(map(plain_name, cameras))) < len(cameras):
+        raise ValueError("in which a name stands twice")
+
+
+def _check_columns(columns: object) -> None:
+    if not isinstance(columns, Mapping) or not columns:
+        raise ValueError("expected columns and their numbers of values")
+    for name, width in columns.items():
+        _check_number(width, _MOST_WIDTH, f"of {plain_name(name)} ")
+
+
+def _check_encoding(encoding: object) -> None:
+    if encoding not in get_args(convert.Encoding):
+        raise ValueError(f"expected one of {get_args(convert.Encoding)}")
+
+
+def _check_number(number: object, most: int, of: str = "") -> None:
+    if type(number) is not int or not 1 <= number <= most:
+        raise ValueError(f"expected {of}a whole number from 1 to {most}")
+
+
+_CHECKS = {
+    "key": _check_key,
+    "name": file_within,
+    "digest": _check_digest,
+    "fps": _check_fps,
+    "cameras": _check_cameras,
+    "columns": _check_columns,
+    "image_size": lambda number: _check_number(number, math.isqrt(MOST_PIXELS)),
+    "encoding": _check_encoding,
+    "shard_frames": lambda number: _check_number(number, MOST_FRAMES),
+    "files": _check_digest,
+}
+"""What each field must be."""

@@ -1,0 +1,307 @@
+"""A dataset to train on as it is: pictures are decoded when a batch needs them, without a store.
+
+Worth it for a first look or where disk is short, as training from a frame store costs a fraction.
+Numbers lie beside seek tables in a cache; encoded pictures that the parquet holds are copied there,
+because reading one of them from parquet means reading hundreds (LeRobot v2 and v3 layouts).
+"""
+
+import fcntl
+import hashlib
+import tempfile
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import av
+import google_crc32c
+import numpy as np
+from av.video.reformatter import VideoReformatter
+from jaxtyping import Float32, Int64, UInt8
+
+from data.errors import DatasetError
+from data.files import cached
+from data.files.checksums import Sums, compare, sums_of
+from data.files.folder import LocalFolder
+from data.files.names import path_within
+from data.lerobot.dataset import Dataset
+from data.store import tables
+from data.store.convert import FILES, FORMAT
+from data.store.episode_tables import EpisodeTables
+from data.store.kept_tables import Kept
+from data.video.seek import SeekTable, read_table, seek_table, write_table
+from models.inputs.processor import resize_with_pad
+
+_PICTURES = ".bin"
+_SIGNATURES = {b"\x89PN": "png", b"\xff\xd8\xff": "mjpeg"}
+
+
+def open_straight(dataset: Dataset, image_size: int, cache_dir: str | Path) -> "Straight":
+    """Opens a LeRobot dataset for training without decoding it first.
+
+    The first time, its numbers and any pictures in its parquet are copied to `cache_dir`, under a
+    name that holds the content's digest. Seek tables of videos join them as frames are read.
+    Numbers are compared with their checksums at each opening, pictures as they are read.
+
+    Raises:
+      ValueError: the dataset is of another format, or has no camera or no numeric column.
+      DatasetError: a file of it, or of what was copied, is missing or damaged.
+    """
+    if not isinstance(dataset, Dataset):
+        raise ValueError(
+            f"{dataset.name}: only LeRobot datasets are read without a frame store; "
+            "make one with `python -m tools.data convert`."
+        )
+    if not dataset.cameras or not tables.numeric_columns(dataset):
+        raise ValueError(
+            f"{dataset.root}: has no {'numeric column' if dataset.cameras else 'camera'}; a policy "
+            "learns from pictures and from numbers, record both."
+        )
+    cache = Path(cache_dir)
+    key = hashlib.sha256(f"{FORMAT} {dataset.digest}".encode()).hexdigest()[:16]
+    folder = cache / f"{key}-straight"
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            with tempfile.TemporaryDirectory(dir=cache, prefix=".making-") as scratch:
+                made = Path(scratch) / "made"
+                _write(dataset, made)
+                made.rename(folder)
+    for name, what in compare(LocalFolder(folder), _sums(folder)):
+        raise _damaged(folder, name, what)
+    return Straight(dataset, image_size, folder, cache / "seek")
+
+
+@dataclass(frozen=True)
+class Straight(EpisodeTables):
+    """`Frames` of a dataset's own videos and pictures; make it with `open_straight`.
+
+    `folder` has its numbers and pictures, `seek` the seek tables of videos.
+    """
+
+    dataset: Dataset
+    image_size: int
+    folder: Path
+    seek: Path
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    @property
+    def name(self) -> str:
+        """The dataset's."""
+        return self.dataset.name
+
+    @property
+    def digest(self) -> str:
+        """The dataset's."""
+        return self.dataset.digest
+
+    @property
+    def fps(self) -> float:
+        """Frames a second."""
+        return self.dataset.fps
+
+    @property
+    def cameras(self) -> tuple[str, ...]:
+        """Full LeRobot names."""
+        return self.dataset.cameras
+
+    def column(self, name: str, rows: Int64[np.ndarray, "*n"]) -> Float32[np.ndarray, "*n d"]:
+        """Values of a column at these frames, in the dataset's units.
+
+        Raises:
+          ValueError: there is no such column.
+        """
+        if name not in self._dims:
+            raise ValueError(f"{self.name}: no column '{name}'; there are {list(self._dims)}.")
+        shape = (int(self.lengths.sum()), self._dims[name])
+        return tables.read_rows(LocalFolder(self.folder), self.folder.name, name, shape, rows)
+
+    def images(
+        self,
+        rows: Int64[np.ndarray, "n"],
+        camera: str,
+        out: Sequence[UInt8[np.ndarray, "s s 3"]],
+    ) -> None:
+        """Fills each of `out` with a frame's picture, a black-padded square of `image_size`.
+
+        Raises:
+          ValueError: there is no such camera, or an episode lacks it.
+          MissingFileError: a video is missing.
+          DatasetError: a picture cannot be decoded; names the file and the frame.
+        """
+        if camera not in self.cameras:
+            raise ValueError(f"{self.name}: no camera '{camera}'; there are {list(self.cameras)}.")
+        rows = np.asarray(rows)
+        episode = np.searchsorted(self.starts, rows, "right") - 1
+        absent = ~self.present[episode, self.cameras.index(camera)]
+        if absent.any():
+            raise ValueError(f"{self.name}: episode {episode[absent][0]} has no '{camera}'.")
+        read = self._read_stored if self._is_stored(camera) else self._read_videos
+        read(camera, episode, rows - self.starts[episode], out)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Straight, (self.dataset, self.image_size, self.folder, self.seek)
+
+    def _is_stored(self, camera: str) -> bool:
+        return self.dataset.features[camera]["dtype"] == "image"
+
+    def _read_videos(
+        self,
+        camera: str,
+        episode: Int64[np.ndarray, "n"],
+        step: Int64[np.ndarray, "n"],
+        out: Sequence[UInt8[np.ndarray, "s s 3"]],
+    ) -> None:
+        wanted: dict[Path, list[tuple[float, int]]] = defaultdict(list)
+        for number, i in enumerate(episode.tolist()):
+            with self._lock:
+                path, start = self.dataset.video(i, camera)
+            wanted[path].append((start, number))
+        for path, places in wanted.items():
+            starts, numbers = (np.array(values) for values in zip(*places, strict=True))
+            table = seek_table(path, self.seek)
+            frames = table.at(starts, step[numbers], self.fps)
+            self._fill(table, frames, [out[k] for k in numbers.tolist()])
+
+    def _read_stored(
+        self,
+        camera: str,
+        episode: Int64[np.ndarray, "n"],
+        step: Int64[np.ndarray, "n"],
+        out: Sequence[UInt8[np.ndarray, "s s 3"]],
+    ) -> None:
+        table = self._pictures(camera)
+        for i, k, square in zip(episode.tolist(), step.tolist(), out, strict=True):
+            frame = np.searchsorted(table.pts, [self.starts[i] + k])
+            try:
+                self._fill(table, frame, [square])
+            except DatasetError:
+                raise DatasetError(
+                    self.dataset.root,
+                    f"camera '{camera}', episode {i}, frame {k}",
+                    f"is no readable picture; delete {self.folder}, which is made again, or copy "
+                    "or record the dataset again if that does not help.",
+                ) from None
+
+    def _fill(
+        self,
+        table: SeekTable,
+        frames: Int64[np.ndarray, "n"],
+        out: Sequence[UInt8[np.ndarray, "s s 3"]],
+    ) -> None:
+        """Decodes frames of a file, each once, into the squares that are for them."""
+        squares = defaultdict(list)
+        for frame, square in zip(frames.tolist(), out, strict=True):
+            squares[frame].append(square)
+        for frame, picture in table.decode(sorted(squares)):
+            fitted = resize_with_pad(_rgb(picture), self.image_size)
+            for square in squares[frame]:
+                np.copyto(square, fitted)
+
+    def _pictures(self, camera: str) -> SeekTable:
+        """Where the encoded pictures of a camera lie that the parquet holds."""
+        with self._lock:
+            if camera not in self._tables:
+                encoded = _encoded_file(self.folder, camera)
+                self._tables[camera] = read_table(encoded.with_suffix(".arrow"), encoded)
+            return self._tables[camera]
+
+    def _kept(self, name: str) -> Kept:
+        file = self.folder / name
+        content = file.read_bytes()
+        if hashlib.sha256(content).hexdigest() != _sums(self.folder)[name][1]:
+            raise _damaged(self.folder, name, "does not hold the bytes it was written with")
+        return Kept(content, file, len(self.cameras), self._dims)
+
+    @cached_property
+    def _dims(self) -> dict[str, int]:
+        return tables.numeric_columns(self.dataset)
+
+    @cached_property
+    def _tables(self) -> dict[str, SeekTable]:
+        return {}
+
+
+def _rgb(frame: av.VideoFrame) -> UInt8[np.ndarray, "h w 3"]:
+    """A decoded frame's pixels. Converters are kept, as making one costs more than using it."""
+    converters = _local.__dict__.setdefault("converters", {})
+    kind = (frame.format.name, frame.width, frame.height)
+    if kind not in converters:
+        converters[kind] = VideoReformatter()
+    rgb = converters[kind].reformat(frame, format="rgb24", threads=1)
+    lines = np.frombuffer(rgb.planes[0], np.uint8).reshape(rgb.height, -1)
+    return lines[:, : 3 * rgb.width].reshape(rgb.height, rgb.width, 3)
+
+
+_local = threading.local()
+
+
+def _write(dataset: Dataset, folder: Path) -> None:
+    """Everything that is read but videos."""
+    folder.mkdir()
+    tables.write(dataset, folder)
+    for camera in dataset.cameras:
+        if dataset.features[camera]["dtype"] == "image":
+            _copy_pictures(dataset, camera, _encoded_file(folder, camera))
+    checked = [p for p in sorted(folder.rglob("*")) if p.is_file() and p.suffix != _PICTURES]
+    names = [path.relative_to(folder).as_posix() for path in checked]
+    cached.write_json(folder / FILES, sums_of(folder, names))
+
+
+def _sums(folder: Path) -> Sums:
+    """Size and SHA-256 of all that was copied but pictures, which have theirs in their tables."""
+    try:
+        return cached.read_json(folder / FILES)
+    except FileNotFoundError:
+        raise _damaged(folder, FILES, "is missing") from None
+    except DatasetError:
+        raise _damaged(folder, FILES, "does not hold the bytes it was written with") from None
+
+
+def _damaged(folder: Path, name: str, what: str) -> DatasetError:
+    return DatasetError(
+        folder / name, "checksum", f"{what}; delete {folder}, and it is copied again."
+    )
+
+
+def _copy_pictures(dataset: Dataset, camera: str, path: Path) -> None:
+    """Copies the encoded pictures of a camera end to end into a file, and writes a seek table of
+    them in which a picture's time is the frame's number."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sizes = np.zeros(dataset.num_frames, np.int64)
+    crcs = np.zeros(dataset.num_frames, np.uint32)
+    kinds: set[str] = set()
+    row = 0
+    with path.open("wb") as file:
+        for episode, length in enumerate(dataset.lengths.tolist()):
+            if dataset.present[episode, dataset.cameras.index(camera)]:
+                pictures = dataset.encoded(episode, camera).field("bytes").to_pylist()
+                for number, picture in enumerate(pictures, row):
+                    sizes[number] = len(picture)
+                    crcs[number] = google_crc32c.value(picture)
+                    kinds.add(_SIGNATURES.get(picture[:3], ""))
+                    file.write(picture)
+            row += length
+    if len(kinds) != 1 or "" in kinds:
+        raise DatasetError(
+            dataset.root,
+            f"camera '{camera}'",
+            "holds other pictures than PNG or JPEG, or both; make a frame store instead, with "
+            "`python -m tools.data convert`.",
+        )
+    rows = np.flatnonzero(sizes)
+    each = np.arange(len(rows))
+    offset = np.cumsum(sizes) - sizes
+    table = SeekTable(
+        path, kinds.pop(), b"", Fraction(1), offset[rows], sizes[rows], rows, each, each, crcs[rows]
+    )
+    write_table(table, path.with_suffix(".arrow"))
+
+
+def _encoded_file(folder: Path, camera: str) -> Path:
+    return path_within(folder, f"pictures/{camera}{_PICTURES}")

@@ -1,0 +1,62 @@
+"""What is known of every episode and of every column, as `data.store.tables.write` left it.
+
+A frame store and a dataset read without one have these tables in common; they differ in where the
+files come from.
+"""
+
+from functools import cached_property
+
+import numpy as np
+from jaxtyping import Bool, Int64
+
+from data.statistics.stats import Stats
+from data.store import kept_tables, tables
+from data.store.kept_tables import Kept
+from data.task_runs import Prompts, Runs
+
+
+class EpisodeTables:
+    """The part of `Frames` that is read once, from files that `_kept` gives."""
+
+    @cached_property
+    def lengths(self) -> Int64[np.ndarray, "e"]:
+        """Frames of each episode."""
+        return self._episodes["lengths"]
+
+    @cached_property
+    def starts(self) -> Int64[np.ndarray, "e"]:
+        """Number of each episode's first frame; frames are numbered through all episodes."""
+        return np.cumsum(self.lengths) - self.lengths
+
+    @cached_property
+    def present(self) -> Bool[np.ndarray, "e c"]:
+        """Which episodes have pictures of which camera."""
+        return self._episodes["present"]
+
+    @cached_property
+    def alike(self) -> Int64[np.ndarray, "e"]:
+        """For each episode the first one with the same states and actions."""
+        return self._episodes["alike"]
+
+    @cached_property
+    def runs(self) -> Runs:
+        """Consecutive frames of an episode with the same task."""
+        return Runs(*(self._episodes[name] for name in kept_tables.RUNS))
+
+    @cached_property
+    def prompts(self) -> Prompts:
+        """The wordings of each task."""
+        return kept_tables.read_prompts(self._kept(tables.PROMPTS))
+
+    @cached_property
+    def stats(self) -> dict[str, Stats]:
+        """Statistics of every column over all frames."""
+        return kept_tables.read_stats(self._kept(tables.STATS))
+
+    @cached_property
+    def _episodes(self) -> dict[str, np.ndarray]:
+        return kept_tables.read_episodes(self._kept(tables.EPISODES), len(self.prompts))
+
+    def _kept(self, name: str) -> Kept:
+        """What one of `data.store.tables.FILES` holds."""
+        raise NotImplementedError

@@ -1,0 +1,196 @@
+"""Tables of a frame store as they are read, with every value held against what can be one.
+
+Whoever can write a store can write its sums too, so these say nothing of a stranger's: arrays may
+declare more than memory holds, runs may point outside of their episodes, JSON may hold anything.
+"""
+
+import io
+import json
+import math
+import re
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Int64
+
+from data.errors import DatasetError, short
+from data.files.limits import MOST_FRAMES
+from data.statistics.stats import QUANTILES, Stats
+from data.task_runs import Prompts, Runs
+
+RUNS = tuple(f"run_{field}" for field in Runs._fields)
+"""Names of the arrays that `Runs` are kept as."""
+
+_EPISODES = ("lengths", "present", "alike", *RUNS)
+_STATISTICS = ("min", "max", "mean", "std", *QUANTILES, "count")
+
+
+class Kept(NamedTuple):
+    """What a table's file holds, what messages call it, how many cameras the dataset has, and how
+    many values a row of each of its columns."""
+
+    content: bytes
+    file: Path | str
+    cameras: int
+    columns: Mapping[str, int]
+
+
+def read_episodes(kept: Kept, tasks: int) -> dict[str, np.ndarray]:
+    """The arrays of `episodes.npz`, whose runs are of so many tasks.
+
+    Raises:
+      DatasetError: one is missing, or no such array of such values.
+    """
+    file, arrays = kept.file, _read_arrays(kept.content, kept.file)
+    for name in _EPISODES:
+        kind, axes = (np.bool_, 2) if name == "present" else (np.int64, 1)
+        what = f"is {arrays[name].dtype}{list(arrays[name].shape)}"
+        good = arrays[name].dtype == kind and arrays[name].ndim == axes
+        _require(good, file, name, f"{what}, expected {np.dtype(kind)} of {axes} axes")
+    lengths, present, alike = (arrays[name] for name in ("lengths", "present", "alike"))
+    _require(len(lengths) > 0, file, "lengths", "has no episode")
+    _require_range(lengths, 0, MOST_FRAMES, file, "lengths")
+    shape = (len(lengths), kept.cameras)
+    _require(present.shape == shape, file, "present", f"is {present.shape}, expected {shape}")
+    _require(alike.shape == lengths.shape, file, "alike", f"has {alike.size} episodes")
+    _require_range(alike, 0, np.arange(len(alike)), file, "alike")
+    _require_tiled(Runs(*(arrays[name] for name in RUNS)), lengths, file)
+    _require_range(arrays["run_task"], 0, tasks - 1, file, "run_task")
+    return arrays
+
+
+def read_prompts(kept: Kept) -> Prompts:
+    """The wordings of each task, from `prompts.json`.
+
+    Raises:
+      DatasetError: they are no lists of texts.
+    """
+    found, file = read_json(kept.content, kept.file), kept.file
+    _require(isinstance(found, list), file, "prompts", f"are {short(found)}, expected a list")
+    for task, wordings in enumerate(found):
+        texts = isinstance(wordings, list) and all(isinstance(text, str) for text in wordings)
+        if not texts or not wordings:
+            raise damaged(file, f"task {task}", f"is {short(wordings)}, expected its wordings")
+    return tuple(map(tuple, found))
+
+
+def read_stats(kept: Kept) -> dict[str, Stats]:
+    """Statistics of columns, from `stats.json`.
+
+    Raises:
+      DatasetError: they are no finite numbers, or of other columns.
+    """
+    found, file = read_json(kept.content, kept.file), kept.file
+    _require(isinstance(found, dict), file, "stats", f"are {short(found)}, expected an object")
+    for name, stats in found.items():
+        about = short(name)
+        _require(name in kept.columns, file, about, "is no column of the store")
+        _require(isinstance(stats, dict), file, about, f"is {short(stats)}, expected statistics")
+        for key in _STATISTICS:
+            values, size = stats.get(key), 1 if key == "count" else kept.columns[name]
+            what = f"is {short(values)}, expected {size} finite numbers"
+            _require(_are_numbers(values, size), file, f"{about}, {key}", what)
+    return {
+        name: {key: np.array(stats[key]) for key in _STATISTICS} for name, stats in found.items()
+    }
+
+
+def read_json(content: bytes, file: Path | str) -> Any:
+    """What a JSON file of a store holds.
+
+    Raises:
+      DatasetError: it is no JSON, or none that Python takes.
+    """
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise damaged(file, "file", f"is no JSON ({short(str(error))})") from None
+
+
+def damaged(file: Path | str, field: str, what: str) -> DatasetError:
+    """An error about a file that no conversion writes so."""
+    return DatasetError(file, field, f"{what}; delete the folder and convert the dataset again.")
+
+
+def _read_arrays(content: bytes, file: Path | str) -> dict[str, np.ndarray]:
+    """Arrays whose headers declare as many bytes as follow: so no array is larger than the file."""
+    arrays = {}
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            for name in _EPISODES:
+                info = archive.getinfo(f"{name}.npy")
+                if info.compress_type != zipfile.ZIP_STORED or info.file_size > len(content):
+                    raise ValueError(f"{name} is compressed")
+                arrays[name] = _read_array(archive.read(info), name)
+    except (zipfile.BadZipFile, ValueError, KeyError, EOFError, OSError, RuntimeError) as error:
+        what = f"does not hold the arrays of a store ({short(str(error))})"
+        raise damaged(file, "arrays", what) from None
+    return arrays
+
+
+def _read_array(content: bytes, name: str) -> np.ndarray:
+    """An array as np.save writes it: its header is matched, not evaluated."""
+    size = int.from_bytes(content[8:10], "little")
+    header = _HEADER.fullmatch(content[10 : 10 + size])
+    if content[:8] != _MAGIC or header is None:
+        raise ValueError(f"{name} has another header")
+    kind, fortran, axes = (part.decode() for part in header.groups())
+    shape = tuple(map(int, axes.replace(",", " ").split()))
+    values = np.frombuffer(content, np.dtype(kind), offset=10 + size)
+    if math.prod(shape) != values.size:
+        raise ValueError(f"{name} declares {list(shape)} values but holds {values.size}")
+    return values.reshape(shape, order="F" if fortran == "True" else "C")
+
+
+_MAGIC = b"\x93NUMPY\x01\x00"
+_HEADER = re.compile(
+    rb"\{'descr': '(<i8|\|b1)', 'fortran_order': (True|False), "
+    rb"'shape': \((\d{1,18}, ?(?:\d{1,18})?)\), \} *\n"
+)
+
+
+def _require_tiled(runs: Runs, lengths: Int64[np.ndarray, "e"], file: Path | str) -> None:
+    """Raises DatasetError unless the runs, one after the other, are all frames of all episodes."""
+    for name, values in zip(RUNS, runs, strict=True):
+        _require(values.shape == runs.episode.shape, file, name, f"has {values.size} runs")
+    _require_range(runs.episode, 0, len(lengths) - 1, file, "run_episode")
+    within = lengths[runs.episode]
+    _require_range(runs.first, 0, within, file, "run_first")
+    _require_range(runs.length, 0, within - runs.first, file, "run_length")
+    starts, ends = np.cumsum(lengths) - lengths, np.cumsum(runs.length)
+    follow = np.array_equal(starts[runs.episode] + runs.first, ends - runs.length)
+    whole = follow and int(runs.length.sum()) == int(lengths.sum())
+    _require(whole, file, "run_first", "does not go through all frames of all episodes in order")
+
+
+def _require_range(
+    values: Int64[np.ndarray, "n"],
+    least: int,
+    most: int | Int64[np.ndarray, "n"],
+    file: Path | str,
+    field: str,
+) -> None:
+    wrong = np.flatnonzero((values < least) | (values > most))
+    if len(wrong):
+        at, limit = int(wrong[0]), np.broadcast_to(most, values.shape)
+        what = f"is {values[at]} at {at}, expected {least} to {limit[at]}"
+        raise damaged(file, field, what)
+
+
+def _require(good: bool, file: Path | str, field: str, what: str) -> None:
+    if not good:
+        raise damaged(file, field, what)
+
+
+def _are_numbers(values: object, size: int) -> bool:
+    return (
+        isinstance(values, list)
+        and len(values) == size
+        and all(type(x) in (int, float) and abs(x) <= _LARGEST for x in values)
+    )
+
+
+_LARGEST = float(np.finfo(np.float64).max)

@@ -1,0 +1,313 @@
+"""The frame store that training reads: pictures at the model's size, each a record of its own.
+
+Decoding video at random costs a hundred times what reading a record costs, so a dataset is decoded
+once (data.store.convert). Pictures lie in shards of ArrayRecord (JPEG) or flat files (raw uint8), numbers
+in zarr arrays (data.store.tables); `store.json` says which dataset, by its content, and is written last.
+No damaged byte is read as another: columns and tables are compared with their SHA-256 at opening,
+each picture with a CRC-32C as it is read.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+import simplejpeg
+from array_record.python.array_record_module import ArrayRecordReader
+from jaxtyping import Float32, Int64, Shaped, UInt8
+
+from data.errors import DatasetError
+from data.files.checksums import Progress, compare
+from data.files.folder import Folder, LocalFolder, open_folder
+from data.store import convert, tables
+from data.store.convert import Encoding, Run, Settings
+from data.store.description import damaged, described, kept, listed
+from data.store.episode_tables import EpisodeTables
+from data.store.kept_tables import Kept
+from data.store.tables import AnyDataset
+
+_OPEN_FILES = 512
+
+
+@dataclass(frozen=True)
+class Store(EpisodeTables):
+    """A frame store on disk or in a bucket: `Frames` for any number of threads and, pickled, for
+    other processes, which take its columns as compared.
+
+    `columns` are the values a row of each has; `key` names the store's content, `digest` the
+    dataset's, and `files` is the checksum of the list of files. Pictures of a bucket are fetched
+    when first needed, and stay in the local cache.
+    """
+
+    folder: Folder
+    key: str
+    name: str
+    digest: str
+    fps: float
+    cameras: tuple[str, ...]
+    columns: dict[str, int]
+    image_size: int
+    encoding: Encoding
+    shard_frames: int
+    files: str
+
+    @property
+    def path(self) -> str:
+        """Its folder or URL."""
+        return self.folder.url
+
+    def column(self, name: str, rows: Int64[np.ndarray, "*n"]) -> Float32[np.ndarray, "*n d"]:
+        """Values of a column at these frames, in the dataset's units.
+
+        Raises:
+          ValueError: there is no such column.
+          DatasetError: its file is damaged.
+        """
+        if name not in self.columns:
+            raise ValueError(f"{self.path}: no column '{name}'; there are {list(self.columns)}.")
+        shape = (self._frames, self.columns[name])
+        return tables.read_rows(self.folder, self.key, name, shape, rows)
+
+    def images(
+        self,
+        rows: Int64[np.ndarray, "n"],
+        camera: str,
+        out: Sequence[UInt8[np.ndarray, "s s 3"]],
+    ) -> None:
+        """Fills each of `out` (C-contiguous) with a frame's picture, a black-padded square of
+        `image_size`.
+
+        Raises:
+          ValueError: there is no such camera, or an episode lacks it.
+          DatasetError: a picture is damaged; names the shard's file and the frame.
+        """
+        rows = np.asarray(rows)
+        shard, record = self._locate(rows, camera)
+        for number in np.unique(shard).tolist():
+            here = np.flatnonzero(shard == number)
+            file = convert.shard_file(self.key, number, camera, self.encoding)
+            read = self._read_jpegs if self.encoding == "jpeg" else self._read_raw
+            read(file, record[here].tolist(), rows[here].tolist(), [out[i] for i in here.tolist()])
+
+    def __reduce__(self) -> tuple[Callable[[str, str], "Store"], tuple[str, str]]:
+        return _reopened, (self.path, self.files)
+
+    @cached_property
+    def _frames(self) -> int:
+        return int(self.lengths.sum())
+
+    def _kept(self, name: str) -> Kept:
+        content = kept(self.folder, name, self.files)
+        return Kept(content, self.folder.path(name), len(self.cameras), self.columns)
+
+    @cached_property
+    def _shards(self) -> Int64[np.ndarray, "shards+1"]:
+        return convert.shard_episodes(self.lengths, self.shard_frames)
+
+    @cached_property
+    def _before(self) -> Int64[np.ndarray, "c e+1"]:
+        """Pictures of each camera before each episode."""
+        counts = np.cumsum(self.lengths[:, None] * self.present, axis=0).T
+        return np.pad(counts, ((0, 0), (1, 0)))
+
+    def _locate(
+        self, rows: Int64[np.ndarray, "n"], camera: str
+    ) -> tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "n"]]:
+        """The shard that has each frame's picture, and its number in that shard's file."""
+        if camera not in self.cameras:
+            raise ValueError(f"{self.path}: no camera '{camera}'; there are {list(self.cameras)}.")
+        if rows.size and not 0 <= rows.min() <= rows.max() < self._frames:
+            raise IndexError(f"{self.path}: frames {rows} are not all in 0..{self._frames - 1}.")
+        at = self.cameras.index(camera)
+        episode = np.searchsorted(self.starts, rows, "right") - 1
+        absent = ~self.present[episode, at]
+        if absent.any():
+            raise ValueError(f"{self.path}: episode {episode[absent][0]} has no '{camera}'.")
+        shard = np.searchsorted(self._shards, episode, "right") - 1
+        before = self._before[at]
+        record = before[episode] - before[self._shards[shard]] + rows - self.starts[episode]
+        return shard, record
+
+    def _read_jpegs(
+        self,
+        file: str,
+        records: list[int],
+        rows: list[int],
+        out: Sequence[UInt8[np.ndarray, "s s 3"]],
+    ) -> None:
+        reader = _open_jpegs(self.folder, self.key, file)
+        for row, record, picture in zip(rows, records, out, strict=True):
+            try:
+                (encoded,) = reader.read(record, record + 1)  # a list costs four times as much
+                simplejpeg.decode_jpeg(encoded, "RGB", buffer=picture)
+            except (RuntimeError, IndexError, ValueError) as error:
+                _open_jpegs.cache_clear()
+                what = f"cannot be read ({error})"
+                raise damaged(self.folder, file, f"frame {row}", what) from None
+
+    def _read_raw(
+        self,
+        file: str,
+        records: list[int],
+        rows: list[int],
+        out: Sequence[UInt8[np.ndarray, "s s 3"]],
+    ) -> None:
+        stored = _open_raw(self.folder, self.key, file, self.image_size)
+        pictures, crcs = stored["picture"], stored["crc"]
+        for row, record, picture in zip(rows, records, out, strict=True):
+            if record >= len(stored):
+                raise damaged(self.folder, file, f"frame {row}", "is missing")
+            np.copyto(picture, pictures[record])
+            if google_crc32c.value(picture) != crcs[record]:
+                what = "does not hold the bytes it was written with"
+                raise damaged(self.folder, file, f"frame {row}", what)
+
+
+def open_store(path: str | Path, progress: Progress | None = None) -> Store:
+    """Opens a frame store in a folder or bucket, and compares its columns with the SHA-256 taken
+    when they were written: those of a bucket are fetched for it. Pictures are checked as they are
+    read.
+
+    Args:
+      progress: called with bytes of columns compared and bytes in all.
+
+    Raises:
+      FileNotFoundError: there is none, or it was not completed.
+      ValueError: it was written in another format version.
+      DatasetError: a file on disk is missing or was cut off, or a column is damaged.
+    """
+    store = _opened(open_folder(path))
+    files = listed(store.folder, store.files)
+    columns = {name: sums for name, sums in files.items() if name.startswith("columns/")}
+    for name, what in compare(store.folder, columns, progress):
+        raise damaged(store.folder, name, "checksum", what)
+    return store
+
+
+def verify(store: Store, progress: Progress | None = None) -> None:
+    """Compares every file of a store with the SHA-256 taken when it was written.
+
+    Args:
+      progress: called with bytes read and bytes in all.
+
+    Raises:
+      DatasetError: one is missing or differs; names the file.
+    """
+    for error in damaged_store_files(store.folder, progress):
+        raise error
+
+
+def damaged_store_files(folder: Folder, progress: Progress | None = None) -> Iterator[DatasetError]:
+    """All files of a store that are missing or differ from what was written.
+
+    Args:
+      progress: called with bytes read and bytes in all.
+
+    Raises:
+      ValueError: it was written in another format version.
+      DatasetError: the list of files is damaged, so that nothing else can be said.
+    """
+    files = listed(folder, described(folder)["files"])
+    for name, what in compare(folder, files, progress):
+        yield damaged(folder, name, "checksum", what)
+
+
+def build_store(
+    dataset: AnyDataset,
+    path: str | Path,
+    image_size: int,
+    encoding: Encoding = "jpeg",
+    progress: convert.Progress | None = None,
+    run: Run | None = None,
+) -> Store:
+    """Decodes every frame of `dataset` once into a store at `path`, a folder or a bucket's URL.
+    What an earlier call has finished there is kept.
+
+    Args:
+      progress: called after each episode with frames done and frames in all.
+      run: makes the parts, as `data.store.ray_convert` does on a cluster; threads here if None.
+
+    Raises:
+      ValueError: `path` holds a store or something else, the dataset has no camera or numeric
+        column, or a frame cannot be decoded.
+    """
+    folder = open_folder(path)
+    if folder.exists(convert.DESCRIPTION):
+        raise ValueError(f"{path}: already exists; delete it or choose another path.")
+    convert.convert(dataset, folder, Settings(image_size, encoding), run, progress)
+    return open_store(path)
+
+
+def cached_store(
+    dataset: AnyDataset,
+    image_size: int,
+    encoding: Encoding,
+    cache_dir: str | Path,
+    progress: convert.Progress | None = None,
+    opening: Progress | None = None,
+) -> Store:
+    """The store of a dataset's present content, built only if the cache lacks it.
+
+    Its folder's name holds the content's digest, so a changed dataset gets a new store; processes
+    that ask at once wait for the one that builds.
+
+    Args:
+      progress: called after each episode with frames decoded and frames in all.
+      opening: as `open_store` calls its `progress`.
+    """
+    settings = Settings(image_size, encoding)
+    key = convert.content_key(dataset, settings)
+    path = Path(cache_dir) / f"{key}-{image_size}-{encoding}"
+    convert.convert(dataset, LocalFolder(path), settings, progress=progress)
+    return open_store(path, opening)
+
+
+def _opened(folder: Folder) -> Store:
+    """A store whose columns have yet to be compared."""
+    if not folder.exists(convert.DESCRIPTION):
+        raise FileNotFoundError(
+            f"{folder.path(convert.DESCRIPTION)}: missing, so {folder.url} is no finished frame "
+            "store; make one with `python -m tools.data convert`, which goes on where it stopped."
+        )
+    fields = described(folder)
+    if isinstance(folder, LocalFolder):
+        _check_sizes(folder, fields["files"])
+    return Store(folder=folder, **fields | {"cameras": tuple(fields["cameras"])})
+
+
+def _reopened(path: str, files: str) -> Store:
+    """The store that another process has opened, whose columns it compared."""
+    store = _opened(open_folder(path))
+    if store.files != files:
+        raise DatasetError(
+            store.folder.path(convert.DESCRIPTION),
+            "files",
+            "has changed since the store was opened; start again.",
+        )
+    return store
+
+
+@lru_cache(_OPEN_FILES)
+def _open_jpegs(folder: Folder, key: str, file: str) -> ArrayRecordReader:
+    return ArrayRecordReader(str(folder.local(file)), "readahead_buffer_size:0")
+
+
+@lru_cache(_OPEN_FILES)
+def _open_raw(folder: Folder, key: str, file: str, size: int) -> Shaped[np.ndarray, "n"]:
+    """Records of `convert.raw_record`."""
+    path, record = folder.local(file), convert.raw_record(size)
+    pictures = path.stat().st_size // record.itemsize
+    return np.asarray(np.memmap(path, record, "r", shape=(pictures,)))
+
+
+def _check_sizes(folder: LocalFolder, digest: str) -> None:
+    for name, (size, _) in listed(folder, digest).items():
+        try:
+            actual = os.stat(f"{folder.root}/{name}").st_size
+        except FileNotFoundError:
+            raise damaged(folder, name, "file", "is missing") from None
+        if actual != size:
+            raise damaged(folder, name, "size", f"is {actual} bytes, expected {size}")

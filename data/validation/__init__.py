@@ -1,0 +1,1 @@
+"""Checks of a dataset before hours are spent on it."""

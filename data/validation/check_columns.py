@@ -1,0 +1,368 @@
+"""What a dataset's columns must hold to be learnt from, checked in passes over blocks of them.
+
+The first pass looks for gaps in the numbering, values that are not finite and doubled episodes. The
+next take exact statistics of values, of their changes from step to step and of their spread in each
+episode, and a last one finds the places where a value is far outside those. Thresholds are ratios
+of quantiles, which a few wrong values do not move.
+"""
+
+import hashlib
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float64, Int64, Shaped
+
+from data.columns import BOOKKEEPING
+from data.errors import DatasetError
+from data.frames import ACTION, STATE
+from data.lerobot.dataset import Dataset
+from data.statistics.stats import Report, Stats, describe_columns, numeric_columns
+from data.validation.problem import Problem, error, from_error, warning
+
+_EXPLODED, _BROKEN, _LEAST_SIZE = 1e3, 1e6, 1e-3
+"""How many times their usual size values may be away from the median: a warning, and an error."""
+_JUMP, _LEAST_CHANGE = 20.0, 1e-3
+"""Times the 99th percentile of changes; changes below this part of the range are noise."""
+_SPREAD, _SIZE = 30.0, 10.0
+"""Times what nine of ten episodes spread at most, and times the median's size."""
+
+
+def check_columns(
+    dataset: Dataset, report: Report
+) -> tuple[list[Problem], dict[str, Stats], dict[int, int]]:
+    """Problems of the columns, exact statistics of those that are sound, and the first episode of
+    every task index."""
+    names = list(dict.fromkeys([*numeric_columns(dataset), *BOOKKEEPING]))
+    scan, problems = _scan(dataset, names, report)
+    if scan is None:
+        return problems, {}, {}
+    problems += scan.problems()
+    sound = [n for n in scan.names if n not in BOOKKEEPING and not scan.holes.get(n)]
+    passes = itertools.count(1)
+    stats = describe_columns(
+        lambda wanted: _told(dataset, wanted, report, f"Statistics, pass {next(passes)}"), sound
+    )
+    moving = [name for name in (STATE, ACTION) if name in sound]
+    if moving:
+        problems += _constant(dataset, stats, moving)
+        problems += _outside(dataset, stats, moving, report)
+    return problems, stats, scan.tasks
+
+
+class _Scan:
+    """What one pass over all columns finds."""
+
+    def __init__(self, dataset: Dataset, names: Sequence[str]) -> None:
+        self.dataset, self.names = dataset, list(names)
+        self.holes: dict[str, tuple[int, int]] = {}
+        self.wrong: dict[str, tuple[int, float, float]] = {}
+        self.tasks: dict[int, int] = {}
+        self._seen: dict[bytes, int] = {}
+        self._doubled: list[tuple[int, int]] = []
+        self._ends = np.cumsum(dataset.lengths)
+        self._frames = self._episodes = 0
+
+    def add(self, block: Mapping[str, np.ndarray]) -> None:
+        """Looks at some whole episodes."""
+        count = len(block[self.names[0]])
+        last = int(np.searchsorted(self._ends, self._frames + count, "right"))
+        episodes = slice(self._episodes, last)
+        lengths = self.dataset.lengths[episodes]
+        starts = np.cumsum(lengths) - lengths
+        step = np.arange(count) - np.repeat(starts, lengths)
+        self._expect("frame_index", block, step)
+        self._expect("index", block, self._frames + np.arange(count))
+        self._expect("timestamp", block, step / self.dataset.fps, 0.5 / self.dataset.fps)
+        for name, values in block.items():
+            if values.dtype.kind == "f" and name not in BOOKKEEPING:
+                self._finite(name, values)
+        if "task_index" in block:
+            tasks, first = np.unique(block["task_index"], return_index=True)
+            for task, frame in zip(tasks.tolist(), first.tolist(), strict=True):
+                of = self._episodes + int(np.searchsorted(starts, frame, "right")) - 1
+                self.tasks.setdefault(task, of)
+        self._compare([block[n] for n in (STATE, ACTION) if n in block], starts, lengths)
+        self._frames, self._episodes = self._frames + count, last
+
+    def problems(self) -> Iterator[Problem]:
+        """All findings of the pass."""
+        for name, (at, actual, expected) in self.wrong.items():
+            file, (episode, step) = _file(self.dataset, at), locate(self.dataset, at)
+            if name == "timestamp":
+                yield error(
+                    file, "column 'timestamp'",
+                    f"is {actual:g} s at frame {step} of an episode ({episode}), expected "
+                    f"{expected:g} s at {self.dataset.fps} fps; correct fps or resample.",
+                )  # fmt: skip
+            else:
+                yield error(
+                    file, f"column '{name}'",
+                    f"is {actual:g} where {expected:g} should follow (frame {at} of the dataset); "
+                    "rows are missing or doubled, record or convert it again.",
+                )  # fmt: skip
+        for name, (at, count) in self.holes.items():
+            episode, step = locate(self.dataset, at)
+            tell = error if name in (STATE, ACTION) else warning
+            yield tell(
+                _file(self.dataset, at), f"column '{name}'",
+                f"is not finite (NaN or infinite) at step {step} of episode {episode} and in "
+                f"{count} frames in all; repair or remove those episodes.",
+            )  # fmt: skip
+        if self._doubled:
+            first, again = self._doubled[0]
+            yield warning(
+                _file(self.dataset, int(self._ends[again]) - 1), "columns of state and action",
+                f"are the same in episodes {first} and {again} ({len(self._doubled)} "
+                "doubled episodes in all); they count twice, hold out both or none.",
+            )  # fmt: skip
+
+    def _expect(
+        self,
+        name: str,
+        block: Mapping[str, np.ndarray],
+        expected: Shaped[np.ndarray, "n"],
+        tolerance: float = 0.5,
+    ) -> None:
+        if name in block and name not in self.wrong:
+            bad = ~(np.abs(block[name] - expected) < tolerance)
+            if bad.any():
+                at = int(np.argmax(bad))
+                found = float(block[name][at]), float(expected[at])
+                self.wrong[name] = (self._frames + at, *found)
+
+    def _finite(self, name: str, values: Shaped[np.ndarray, "n *shape"]) -> None:
+        bad = ~np.isfinite(values).reshape(len(values), -1).all(axis=1)
+        if bad.any():
+            first, count = self.holes.get(name, (self._frames + int(np.argmax(bad)), 0))
+            self.holes[name] = (first, count + int(bad.sum()))
+
+    def _compare(
+        self,
+        columns: Sequence[Shaped[np.ndarray, "n *shape"]],
+        starts: Int64[np.ndarray, "e"],
+        lengths: Int64[np.ndarray, "e"],
+    ) -> None:
+        for i, (start, length) in enumerate(zip(starts, lengths, strict=True) if columns else ()):
+            content = hashlib.blake2b(digest_size=16)
+            for column in columns:
+                content.update(column[start : start + length].tobytes())
+            number = self._episodes + i
+            first = self._seen.setdefault(content.digest(), number)
+            if first != number:
+                self._doubled.append((first, number))
+
+
+def locate(dataset: Dataset, frame: int) -> tuple[int, int]:
+    """Episode and step of a frame counted through the whole dataset."""
+    ends = np.cumsum(dataset.lengths)
+    episode = int(np.searchsorted(ends, frame, "right"))
+    return episode, int(frame - ends[episode] + dataset.lengths[episode])
+
+
+def _scan(dataset: Dataset, names: list[str], report: Report) -> tuple[_Scan | None, list[Problem]]:
+    """A pass over the columns that can be read; the others are problems."""
+    problems: list[Problem] = []
+    while names:
+        scan = _Scan(dataset, names)
+        try:
+            for block in _told(dataset, names, report, "Values and numbering"):
+                scan.add(block)
+        except DatasetError as raised:
+            problems.append(from_error(raised))
+            left = [name for name in names if raised.field != f"column '{name}'"]
+            if left == names:
+                break
+            names = left
+        else:
+            return scan, problems
+    return None, problems
+
+
+def _constant(
+    dataset: Dataset, stats: Mapping[str, Stats], names: Sequence[str]
+) -> Iterator[Problem]:
+    for name in names:
+        still = np.flatnonzero(np.ravel(stats[name]["min"] == stats[name]["max"]))
+        if len(still):
+            yield warning(
+                _file(dataset, 0), f"column '{name}'",
+                f"never changes in dimension {', '.join(map(str, still))}; "
+                "nothing can be learnt of it.",
+            )  # fmt: skip
+
+
+class _Worst:
+    """The place furthest beyond a limit, and how many places are beyond it."""
+
+    def __init__(self, limit: Float64[np.ndarray, "d"]) -> None:
+        self.limit, self.count, self.ratio = limit, 0, 1.0
+        self.place = self.dim = 0
+        self.value = 0.0
+
+    def add(self, values: Float64[np.ndarray, "n d"], places: Int64[np.ndarray, "n"]) -> None:
+        """Looks at values, of any sign, of these frames or episodes."""
+        ratio = np.abs(values) / self.limit
+        self.count += int((ratio > 1).any(axis=1).sum())
+        if ratio.size and ratio.max() > self.ratio:
+            row, self.dim = map(int, np.unravel_index(int(ratio.argmax()), ratio.shape))
+            self.ratio, self.place = float(ratio.max()), int(places[row])
+            self.value = float(values[row, self.dim])
+
+
+def _outside(
+    dataset: Dataset, stats: Mapping[str, Stats], names: Sequence[str], report: Report
+) -> Iterator[Problem]:
+    """Values, changes from step to step and episodes far outside the usual."""
+
+    passes = itertools.count(1)
+
+    def derived(wanted: Sequence[str]) -> Iterator[dict[str, np.ndarray]]:
+        for episodes in _episodes(dataset, names, report, f"Changes, pass {next(passes)}"):
+            for name in names:
+                found = {
+                    f"changes of {name}": np.abs(episodes.changes(name)[0]),
+                    f"spreads of {name}": episodes.spreads(name),
+                }
+                yield {what: values for what, values in found.items() if what in wanted}
+
+    changing = bool((dataset.lengths > 1).any())
+    kinds = ("changes", "spreads") if changing else ("spreads",)
+    usual = describe_columns(derived, [f"{kind} of {name}" for name in names for kind in kinds])
+    worst: dict[str, dict[str, _Worst]] = {}
+    for name in names:
+        values, spreads = (_flat(s) for s in (stats[name], usual[f"spreads of {name}"]))
+        middle, extent = np.abs(values["q50"]), values["q99"] - values["q01"]
+        size = np.maximum(np.maximum(extent, middle), _LEAST_SIZE)
+        furthest = np.maximum(values["max"] - values["q50"], values["q50"] - values["min"])
+        spread = np.maximum(_SPREAD * spreads["q90"], _SIZE * np.maximum(middle, 1))
+        suspects = {
+            "values": (furthest, _EXPLODED * size),
+            "spreads": (spreads["max"], spread),
+        }
+        if changing:
+            changes = _flat(usual[f"changes of {name}"])
+            steady = (changes["q50"] > 0) & (changes["q99"] > _LEAST_CHANGE * extent)
+            limit = np.where(steady, _JUMP * changes["q99"], np.inf)
+            suspects["changes"] = (changes["max"], limit)
+        found = {k: _Worst(limit) for k, (most, limit) in suspects.items() if (most > limit).any()}
+        if found:
+            worst[name] = found
+    if worst:
+        _look(dataset, worst, stats, report)
+    for name, found in worst.items():
+        yield from _tell(dataset, name, found)
+
+
+def _look(
+    dataset: Dataset,
+    worst: Mapping[str, Mapping[str, _Worst]],
+    stats: Mapping[str, Stats],
+    report: Report,
+) -> None:
+    """A pass for the places of what is known to be somewhere."""
+    for episodes in _episodes(dataset, list(worst), report, "Values far outside"):
+        for name, found in worst.items():
+            if "values" in found:
+                frames = episodes.first + np.arange(int(episodes.lengths.sum()))
+                found["values"].add(episodes.values(name) - np.ravel(stats[name]["q50"]), frames)
+            if "changes" in found:
+                changes, steps = episodes.changes(name)
+                found["changes"].add(changes, episodes.first + steps)
+            if "spreads" in found:
+                found["spreads"].add(episodes.spreads(name), episodes.numbers)
+
+
+def _tell(dataset: Dataset, name: str, found: Mapping[str, _Worst]) -> Iterator[Problem]:
+    """One sentence for the most serious kind of finding, since one wrong value is all of them."""
+    field = f"column '{name}'"
+    if worst := found.get("values"):
+        episode, step = locate(dataset, worst.place)
+        size = worst.ratio * _EXPLODED
+        tell = error if size > _BROKEN else warning
+        yield tell(
+            _file(dataset, worst.place), field,
+            f"is {worst.value:+.3g} from its median in dimension {worst.dim} at step {step} of "
+            f"episode {episode}, {size:.0e} times its usual size ({worst.count} such frames in "
+            "all); repair or remove those episodes.",
+        )  # fmt: skip
+    elif worst := found.get("spreads"):
+        frame = int(dataset.lengths[: worst.place].sum())
+        yield warning(
+            _file(dataset, frame), field,
+            f"spreads by {worst.value:.3g} in dimension {worst.dim} of episode {worst.place}, "
+            f"{worst.ratio * _SPREAD:.0f} times what it does in nine of ten episodes "
+            f"({worst.count} such episodes in all); is it in another unit?",
+        )  # fmt: skip
+    elif worst := found.get("changes"):
+        episode, step = locate(dataset, worst.place)
+        yield warning(
+            _file(dataset, worst.place), field,
+            f"jumps by {worst.value:+.3g} in dimension {worst.dim} at step {step} of episode "
+            f"{episode}, {worst.ratio * _JUMP:.0f} times what 99 % of its steps change at most "
+            f"({worst.count} such steps in all); see it with tools.data view, and remove the "
+            "episode if frames are lost there.",
+        )  # fmt: skip
+
+
+class _Episodes(NamedTuple):
+    """Some whole episodes end to end; `first` is their first frame's number in the dataset."""
+
+    numbers: Int64[np.ndarray, "e"]
+    lengths: Int64[np.ndarray, "e"]
+    first: int
+    columns: Mapping[str, np.ndarray]
+
+    def values(self, name: str) -> Float64[np.ndarray, "n d"]:
+        return self.columns[name].reshape(int(self.lengths.sum()), -1).astype(np.float64)
+
+    def changes(self, name: str) -> tuple[Float64[np.ndarray, "m d"], Int64[np.ndarray, "m"]]:
+        """Changes within episodes, and the frames (counted from `first`) that have them."""
+        inside = np.ones(int(self.lengths.sum()), bool)
+        inside[np.cumsum(self.lengths) - self.lengths] = False
+        frames = np.flatnonzero(inside)
+        values = self.values(name)
+        return values[frames] - values[frames - 1], frames
+
+    def spreads(self, name: str) -> Float64[np.ndarray, "e d"]:
+        """Standard deviation in each episode."""
+        starts, lengths = np.cumsum(self.lengths) - self.lengths, self.lengths[:, None]
+        values = self.values(name)
+        values -= np.repeat(np.add.reduceat(values, starts) / lengths, self.lengths, axis=0)
+        return np.sqrt(np.add.reduceat(values**2, starts) / lengths)
+
+
+def _episodes(
+    dataset: Dataset, names: Sequence[str], report: Report, what: str
+) -> Iterator[_Episodes]:
+    """The columns by whole episodes, those without frames left out."""
+    ends = np.cumsum(dataset.lengths)
+    first = episode = 0
+    for block in _told(dataset, names, report, what):
+        count = len(block[names[0]])
+        last = int(np.searchsorted(ends, first + count, "right"))
+        numbers = np.arange(episode, last)[dataset.lengths[episode:last] > 0]
+        yield _Episodes(numbers, dataset.lengths[numbers], first, block)
+        first, episode = first + count, last
+
+
+def _told(
+    dataset: Dataset, names: Sequence[str], report: Report, what: str
+) -> Iterator[Mapping[str, np.ndarray]]:
+    done = 0
+    report(what, 0, dataset.num_frames)
+    for block in dataset.stream(names):
+        yield block
+        done += len(block[names[0]])
+        report(what, done, dataset.num_frames)
+
+
+def _flat(stats: Stats) -> Stats:
+    return {key: np.ravel(value) for key, value in stats.items()}
+
+
+def _file(dataset: Dataset, frame: int) -> Path | str:
+    """Where a frame's values are; RLDS datasets do not tell."""
+    return dataset.data_file(frame) if hasattr(dataset, "data_file") else dataset.root

@@ -1,0 +1,225 @@
+"""What meta/ must say of a LeRobot dataset, and what real files say there that is wrong.
+
+Wrong places, ranges and statistics are warnings: rows are found by their own `episode_index` and
+statistics are computed from the rows, so such datasets are read right all the same. Other readers
+believe them.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from data.columns import open_parquet, read_columns, to_numpy
+from data.errors import DatasetError, short
+from data.files.folder import Folder
+from data.files.json_file import read_json
+from data.frames import ACTION, STATE
+from data.lerobot.dataset import Dataset
+from data.lerobot.metadata import file_name, robot_type
+from data.statistics.stats import QUANTILES, Stats
+from data.validation.problem import Problem, error, warning
+
+_STATISTICS = "meta/stats.json"
+_LISTING = "meta/episodes"
+_PLACE = ("data/chunk_index", "data/file_index")
+_RANGE = ("dataset_from_index", "dataset_to_index")
+_MOMENTS = ("min", "max", "mean", "std")
+_TOLERANCE, _QUANTILE_TOLERANCE = 1e-2, 5e-2
+
+
+def check_info(dataset: Dataset) -> Iterator[Problem]:
+    """The numbers of episodes and frames, and that there is something to learn from."""
+    info, listing = (dataset.path(name) for name in ("meta/info.json", dataset.metadata.listing))
+    for field, value in (
+        ("total_episodes", dataset.num_episodes),
+        ("total_frames", dataset.num_frames),
+    ):
+        if dataset.info.get(field) != value:
+            yield error(
+                info, field, f"is {short(dataset.info.get(field))}, but {listing} lists {value}; "
+                "the dataset is incomplete or the number wrong, copy the dataset again.",
+            )  # fmt: skip
+    if not np.array_equal(dataset.episode_numbers, np.arange(dataset.num_episodes)):
+        yield error(
+            listing, "column 'episode_index'",
+            f"is not 0 to {dataset.num_episodes - 1} without gaps; renumber the episodes.",
+        )  # fmt: skip
+    if dataset.info.get("robot_type") and robot_type(dataset.info) is None:
+        yield warning(
+            info, "robot_type",
+            f"is {short(dataset.info['robot_type'])}, expected a name; the robot counts as "
+            "unknown, write its name there.",
+        )  # fmt: skip
+    empty = np.flatnonzero(dataset.lengths < 1)
+    if len(empty):
+        yield error(
+            listing, "column 'length'",
+            f"is {dataset.lengths[empty[0]]} for episode {empty[0]}; leave empty episodes out.",
+        )  # fmt: skip
+    for name in (STATE, ACTION):
+        if name not in dataset.column_names:
+            yield error(
+                info, f"feature '{name}'", "is missing; rename the robot's own accordingly."
+            )
+    if not dataset.cameras:
+        yield error(info, "features", "hold no camera (dtype video or image); a policy needs one.")
+
+
+def check_tasks(dataset: Dataset, tasks: Mapping[int, int]) -> Iterator[Problem]:
+    """Every task has a text; `tasks` are the indices that frames have, with an episode of each."""
+    known = dataset.tasks
+    for index, episode in tasks.items():
+        text = known.get(index)
+        if not isinstance(text, str) or not text.strip():
+            yield error(
+                dataset.path(dataset.metadata.tasks_file), f"task_index {index}",
+                f"has no text, but episode {episode} is of this task; add the instruction.",
+            )  # fmt: skip
+
+
+def check_prompts(dataset: Any) -> Iterator[Problem]:
+    """Frames have an instruction, for datasets that have no table of tasks."""
+    wordless = [i for i, texts in enumerate(dataset.prompts) if not any(map(str.strip, texts))]
+    without = np.flatnonzero(np.isin(dataset.runs.task, wordless))
+    if len(without):
+        every = len(without) == len(dataset.runs.task)
+        yield (error if every else warning)(
+            dataset.root, "instructions",
+            f"are empty in {len(without)} of {len(dataset.runs.task)} runs of frames, the first in "
+            f"episode {dataset.runs.episode[without[0]]}; leave those episodes out, for what they "
+            "show cannot be asked for.",
+        )  # fmt: skip
+
+
+def check_listing(dataset: Dataset) -> Iterator[Problem]:
+    """Files and rows that v3.0's list of episodes gives for each episode."""
+    folder = dataset.folder
+    try:
+        columns = _listing(folder)
+    except DatasetError as unread:
+        yield warning(unread.file, unread.field, unread.sentence)
+        return
+    if len(columns.get("episode_index", ())) != dataset.num_episodes:
+        return
+    ends = np.cumsum(dataset.lengths)
+    for name, expected in zip(_RANGE, (ends - dataset.lengths, ends), strict=True):
+        wrong = np.flatnonzero(columns.get(name, expected) != expected)
+        if len(wrong):
+            at = wrong[0]
+            yield warning(
+                folder.path(_LISTING), f"column '{name}'",
+                f"is {columns[name][at]} for episode {at}, whose rows say {expected[at]} "
+                f"({len(wrong)} such episodes); rows are found by their own episode_index here, "
+                "other readers mix up episodes.",
+            )  # fmt: skip
+    if all(name in columns for name in _PLACE):
+        yield from _places(dataset, folder, *(columns[name] for name in _PLACE))
+
+
+def check_statistics(dataset: Dataset, stats: Mapping[str, Stats]) -> Iterator[Problem]:
+    """meta/stats.json says of each column what `stats`, which are exact, say."""
+    folder = dataset.folder
+    written = written_statistics(folder)
+    moments, quantiles = [], []
+    for name, exact in stats.items():
+        of_name = written.get(name)
+        if isinstance(of_name, Mapping) and "float" in dataset.features[name]["dtype"]:
+            moments += _differing(name, of_name, exact, _MOMENTS, _TOLERANCE)
+            quantiles += _differing(name, of_name, exact, list(QUANTILES), _QUANTILE_TOLERANCE)
+    for differing, why in (
+        (moments, "they are of other rows"),
+        (quantiles, "LeRobot up to 0.5 averages those of the episodes"),
+    ):
+        if differing:
+            (name, key, sentence), others = differing[0], len(differing) - 1
+            more = f", as in {others} more column{'s' * (others > 1)}" if others else ""
+            yield warning(
+                folder.path(_STATISTICS), f"'{name}', '{key}'",
+                f"{sentence}{more} ({why}); statistics are computed from the rows here, other "
+                "codes scale by these.",
+            )  # fmt: skip
+
+
+def written_statistics(folder: Folder) -> dict[str, Any]:
+    """meta/stats.json as it is, empty if there is none.
+
+    Raises:
+      DatasetError: it is no JSON object.
+    """
+    if not folder.exists(_STATISTICS):
+        return {}
+    file, remedy = folder.path(_STATISTICS), "delete it, or copy it again"
+    written = read_json(folder.local(_STATISTICS), file, remedy)
+    if not isinstance(written, dict):
+        raise DatasetError(file, "file", f"is no JSON object ({short(written)}); {remedy}.")
+    return written
+
+
+def numbers(value: object) -> Float64[np.ndarray, "n"] | None:
+    """Nested lists of numbers end to end; None if they hold something else."""
+    try:
+        return np.asarray(value, np.float64).reshape(-1)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return None
+
+
+def _differing(
+    name: str, written: Mapping[str, Any], exact: Stats, keys: Sequence[str], tolerance: float
+) -> list[tuple[str, str, str]]:
+    """The first of `keys` that is further off than `tolerance` standard deviations, and how."""
+    size = np.maximum(np.abs(exact["min"]), np.abs(exact["max"])).reshape(-1)
+    allowed = tolerance * np.maximum(exact["std"].reshape(-1), 1e-5 * size + 1e-12)
+    for key in (key for key in keys if key in written):
+        value, right = numbers(written[key]), exact[key].reshape(-1)
+        if value is None or value.shape != right.shape:
+            return [(name, key, f"is not {len(right)} numbers")]
+        off = np.abs(value - right) / allowed
+        if not (off <= 1).all():
+            dim = int(np.argmax(np.nan_to_num(off, nan=np.inf)))
+            found = f"is {value[dim]:.4g} in dimension {dim} where the rows have {right[dim]:.4g}"
+            return [(name, key, found)]
+    return []
+
+
+def _places(
+    dataset: Dataset,
+    folder: Folder,
+    chunk: Int64[np.ndarray, "e"],
+    file: Int64[np.ndarray, "e"],
+) -> Iterator[Problem]:
+    """Looks where the file changes, so at two episodes of each file."""
+    place = chunk * (int(file.max()) + 1) + file
+    changes = np.flatnonzero(np.diff(place))
+    edges = np.unique(np.concatenate([[0], changes, changes + 1, [len(place) - 1]]))
+    starts = np.cumsum(dataset.lengths) - dataset.lengths
+    for episode in edges[dataset.lengths[edges] > 0]:
+        actual = str(dataset.data_file(int(starts[episode])))
+        at = {"chunk_index": int(chunk[episode]), "file_index": int(file[episode])}
+        named = file_name(folder, dataset.info, "data_path", **at)
+        if actual != str(folder.path(named)):
+            yield warning(
+                folder.path(_LISTING), "column 'data/file_index'",
+                f"says {named} for episode {episode}, whose rows are in {actual}, as LeRobot's "
+                "converter writes it; rows are found by their own episode_index here, other "
+                "readers fail.",
+            )  # fmt: skip
+            return
+
+
+def _listing(folder: Folder) -> dict[str, np.ndarray]:
+    """The integer columns of the list of episodes that are to be checked, as far as there are."""
+    parts: dict[str, list[np.ndarray]] = {}
+    wanted = ("episode_index", *_PLACE, *_RANGE)
+    for name in folder.list(f"{_LISTING}/*/*.parquet"):
+        path, file = folder.local(name), folder.path(name)
+        with open_parquet(path, file) as opened:
+            there = [n for n in wanted if n in opened.schema_arrow.names]
+            table = read_columns(opened, there, file)
+        for column in table.column_names:
+            values = to_numpy(file, column, table[column], {"dtype": "int64", "shape": (1,)})
+            parts.setdefault(column, []).append(values.reshape(-1))
+    columns = {name: np.concatenate(arrays) for name, arrays in parts.items()}
+    order = np.argsort(columns.get("episode_index", np.zeros(0)), kind="stable")
+    return {n: values[order] for n, values in columns.items() if len(values) == len(order)}

@@ -1,0 +1,1 @@
+"""Frames of videos and pictures, decoded and sought exactly."""

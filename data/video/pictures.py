@@ -1,0 +1,117 @@
+"""Pictures that a LeRobot dataset keeps outside of videos: encoded in the parquet, or as files.
+
+A cell of such a column is a struct of `bytes` and `path`; without bytes the path names a file,
+which datasets give from their root, from images/ or by its name alone.
+"""
+
+import io
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Bool, UInt8
+from PIL import Image
+
+from data.errors import DatasetError, short
+from data.files.folder import Folder
+from data.files.limits import require_pixels, room_for
+from data.files.names import is_within
+
+
+def encoded(folder: Folder, file: Any, camera: str, cells: pa.Array) -> pa.Array:
+    """The cells with the bytes of every picture in them; without any, where an episode has none.
+
+    Raises:
+      DatasetError: a picture is missing; names the file and the frame.
+    """
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    if not given(cells).any():
+        return pa.nulls(len(cells), kind)
+    contents = [
+        _content(folder, file, f"column '{camera}', row {number}", cell)
+        for number, cell in enumerate(cells.to_pylist())
+    ]
+    return pa.array([{"bytes": content, "path": None} for content in contents], kind)
+
+
+def given(cells: pa.Array) -> Bool[np.ndarray, "n"]:
+    """Which cells of a column of pictures hold bytes or a path."""
+    if not pa.types.is_struct(cells.type):
+        return np.asarray(cells.is_valid())
+    fields = [cells.field(k) for k in range(cells.type.num_fields)]
+    return np.asarray(cells.is_valid()) & np.any([np.asarray(f.is_valid()) for f in fields], axis=0)
+
+
+def decode(folder: Folder, file: Any, camera: str, cells: pa.Array) -> UInt8[np.ndarray, "t h w 3"]:
+    """Decodes the cells of a column of pictures.
+
+    Args:
+      file: the parquet file that holds them, for messages.
+
+    Raises:
+      DatasetError: a picture is missing, damaged or of another size than the first; names the file
+        and the frame.
+    """
+    pictures = np.zeros((0, 0, 0, 3), np.uint8)
+    for number, cell in enumerate(cells):
+        content = _content(folder, file, f"column '{camera}', row {number}", cell.as_py())
+        try:
+            pixels = decode_picture(content, _FORMATS)
+        except ValueError as error:
+            raise DatasetError(
+                file,
+                f"column '{camera}'",
+                f"row {number} of the episode holds no readable picture ({error}); "
+                "copy or record the dataset again.",
+            ) from None
+        if number == 0:
+            pictures = room_for(file, len(cells), pixels.shape)
+        if pixels.shape != pictures.shape[1:]:
+            raise DatasetError(
+                file,
+                f"column '{camera}'",
+                f"row {number} of the episode is a picture of shape {pixels.shape}, expected "
+                f"{pictures.shape[1:]} as its first; write them in one size.",
+            )
+        pictures[number] = pixels
+    return pictures
+
+
+def decode_picture(content: bytes, formats: tuple[str, ...]) -> UInt8[np.ndarray, "h w 3"]:
+    """An encoded picture of one of Pillow's `formats`: never all that it knows, for it hands
+    PostScript to Ghostscript, which runs it.
+
+    Raises:
+      ValueError: it is damaged, of another format or too large.
+    """
+    try:
+        with Image.open(io.BytesIO(content), formats=formats) as picture:
+            require_pixels(*picture.size)
+            return np.asarray(picture.convert("RGB"))
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, MemoryError) as error:
+        raise ValueError((str(error).splitlines() or [type(error).__name__])[0]) from None
+
+
+_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "PPM")
+
+
+def _content(folder: Folder, file: Any, place: str, cell: Any) -> bytes:
+    """Encoded bytes of a cell."""
+    if isinstance(cell, bytes):
+        return cell
+    content, path = (cell or {}).get("bytes"), (cell or {}).get("path")
+    if isinstance(content, bytes):
+        return content
+    if not isinstance(path, str):
+        raise DatasetError(
+            file, place, "holds neither bytes nor a path; leave the episode or the camera out."
+        )
+    parts = PurePosixPath(path).parts
+    names = [path, f"images/{path}", "/".join(parts[-3:]), f"images/{'/'.join(parts[-3:])}"]
+    name = next((n for n in names if is_within(n) and folder.exists(n)), None)
+    if name is None:
+        raise DatasetError(
+            file, place, f"names {short(path)}, not in {folder.url}; copy the dataset again."
+        )
+    return folder.local(name).read_bytes()

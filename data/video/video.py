@@ -1,0 +1,264 @@
+"""Frames to mp4 and back: written as h264 with a keyframe every second frame, so any frame is cheap
+to reach, and read whatever the codec and its groups of pictures (PyAV).
+
+Frames are found by their number after the first one, which is the nearest to the episode's start,
+and a frame that is not in the file is an error, not a neighbour in its place.
+"""
+
+import io
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from pathlib import Path
+from types import TracebackType
+
+import av
+import numpy as np
+from av.container import InputContainer
+from av.video.frame import PictureType
+from av.video.reformatter import VideoReformatter
+from jaxtyping import UInt8
+
+from data.errors import DatasetError, MissingFileError
+from data.files.limits import MOST_PIXELS, require_pixels, room_for
+from data.video.mp4 import require_index_fits
+
+CODEC = "h264"
+PIXEL_FORMAT = "yuv420p"
+STRICT = {"strict": "strict", "max_pixels": str(MOST_PIXELS)}
+"""Refuses pictures beyond any camera's. Makes dav1d refuse a frame whose bits do not end where they
+should, which any flipped one brings about. libavcodec's H.264 marks frames it had to mend
+(`is_corrupt`), but not in several threads."""
+
+_SAME_BYTES = {"mbtree": "0"}
+"""For libx264: its macroblock tree reads memory that nothing has written, so that one frame in
+thousands is coded otherwise (as glibc's MALLOC_PERTURB_ shows)."""
+
+_OPTIONS = {"g": "2", "crf": "14", "preset": "veryfast"} | _SAME_BYTES
+_SEEK_BACK_SECONDS = (0.0, 2.0, 10.0, 60.0, float("inf"))
+
+
+def encode_mp4(
+    frames: UInt8[np.ndarray, "t h w 3"], fps: float, options: Mapping[str, str]
+) -> bytes:
+    """An H.264 MP4 with exactly these frames, for a page to show; an odd height or width grows by
+    one repeated line.
+
+    Args:
+      options: libx264's; the bytes are the same each time on as many threads.
+    """
+    height, width = frames.shape[1:3]
+    frames = np.pad(frames, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as container:
+        rate = Fraction(fps).limit_denominator(1001)
+        stream = container.add_stream("libx264", rate=rate, options={**options, **_SAME_BYTES})
+        stream.height, stream.width = frames.shape[1:3]
+        stream.pix_fmt = PIXEL_FORMAT
+        for picture in frames:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        container.mux(stream.encode(None))
+    return file.getvalue()
+
+
+class VideoWriter:
+    """One mp4 that grows by `add`; `frames` and `size` say how many frames and bytes it has."""
+
+    def __init__(self, path: Path, fps: int, height: int, width: int) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path, self.frames, self.size = path, 0, 0
+        self._container = av.open(str(path), "w", options={"movflags": "faststart"})
+        self._stream = self._container.add_stream("libx264", rate=fps, options=dict(_OPTIONS))
+        self._stream.width, self._stream.height = width, height
+        self._stream.pix_fmt = PIXEL_FORMAT
+        self._stream.codec_context.time_base = Fraction(1, fps)
+        self._to_yuv = VideoReformatter()
+
+    def add(self, frames: UInt8[np.ndarray, "t h w 3"]) -> None:
+        """Appends frames, the first of them as a keyframe."""
+        for number, picture in enumerate(np.ascontiguousarray(frames)):
+            rgb = av.VideoFrame.from_ndarray(picture, format="rgb24")
+            frame = self._to_yuv.reformat(rgb, format=PIXEL_FORMAT, threads=1)
+            frame.pts = self.frames
+            if number == 0:
+                frame.pict_type = PictureType.I
+            self._mux(frame)
+            self.frames += 1
+
+    def close(self) -> None:
+        """Writes what the encoder holds back and the index; the file is whole only after this."""
+        self._mux(None)
+        self._container.close()
+
+    def abandon(self) -> None:
+        """Closes the file as it is, for a recording that failed."""
+        self._container.close()
+
+    def _mux(self, frame: av.VideoFrame | None) -> None:
+        for packet in self._stream.encode(frame):
+            self.size += packet.size
+            self._container.mux(packet)
+
+
+class VideoReader:
+    """An open video file, kept open because parsing the index costs more than decoding an
+    episode. For one thread at a time."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises MissingFileError or DatasetError if the file is missing or no video."""
+        if not path.is_file():
+            raise MissingFileError(path, "file", "the video is missing; copy the dataset again.")
+        self.path = path
+        self._container = _open(path)
+        self._stream = self._container.streams.video[0]
+        try:
+            require_pixels(self._stream.width, self._stream.height)
+        except ValueError as error:
+            raise DatasetError(path, "frame size", f"{error}.") from None
+        self._stream.thread_type, self._stream.codec_context.options = "NONE", dict(STRICT)
+        self._tick = self._stream.time_base or Fraction(1)
+        self._to_rgb = VideoReformatter()
+        self._bytes = path.stat().st_size
+
+    @property
+    def frames(self) -> int:
+        """Frames that the container's index lists."""
+        return self._stream.frames
+
+    def read(self, start: float, count: int, fps: float) -> UInt8[np.ndarray, "t h w 3"]:
+        """`count` frames at `fps`, the first of them `start` seconds into the file.
+
+        Raises:
+          DatasetError: one of them is not in the file, which is truncated or damaged.
+        """
+        if count < 1:
+            return np.zeros((0, self._stream.height, self._stream.width, 3), np.uint8)
+        listed = self._stream.frames
+        most = listed or self._bytes  # as a frame has a byte at least
+        if most < count:
+            what = f"file's index lists {most} frames" if listed else f"file has {most} bytes"
+            raise DatasetError(
+                self.path,
+                f"frame {most}",
+                f"is asked for, but the {what}; the video is shorter than the metadata tells, copy "
+                "or record the dataset again.",
+            )
+        out: np.ndarray | None = None
+        apart = np.full(count, np.inf)  # periods between the frame asked for and the one taken
+        if start == 0:  # the beginning of the file, where its first frame need not be at 0
+            start = float((self._stream.start_time or 0) * self._tick)
+        first, rate = None, fps
+        for time, frame in self._decode_from(start, 0.5 / fps):
+            if first is None and (time - start) * fps >= -0.5:
+                first = time if (time - start) * fps <= 0.5 else start
+                rate = own_rate(float((frame.duration or 0) * self._tick), fps)
+            if first is None:
+                continue
+            number = round((time - first) * rate)
+            distance = abs((time - first) * rate - number)
+            if number >= count:
+                break
+            if number >= 0 and distance < apart[number]:
+                picture = self._to_rgb.reformat(frame, format="rgb24", threads=1).to_ndarray()
+                if out is None:
+                    out = room_for(self.path, count, picture.shape)
+                if picture.shape != out.shape[1:]:
+                    raise DatasetError(
+                        self.path,
+                        f"frame {round(time * fps)}",
+                        f"has shape {picture.shape}, expected {out.shape[1:]} like the rest; "
+                        "encode the video again.",
+                    )
+                out[number], apart[number] = picture, distance
+                if number == count - 1 and distance < 0.25:
+                    break
+        found = np.isfinite(apart)
+        if out is None or not found.all():
+            first = int(np.argmin(found))
+            raise DatasetError(
+                self.path,
+                f"frame {round(start * fps) + first}",
+                f"cannot be decoded ({int(found.sum())} of the {count} frames asked for are "
+                "there); the file is truncated or damaged, copy it again.",
+            )
+        return out
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._container.close()
+
+    def __enter__(self) -> "VideoReader":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _decode_from(self, start: float, tolerance: float) -> Iterator[tuple[float, av.VideoFrame]]:
+        """Frames with their times from the keyframe at or before `start`; ends early on damage.
+
+        Open-GOP files (HEVC by default) seek past the frame asked for: then it starts further back.
+        """
+        for back in _SEEK_BACK_SECONDS:
+            target = max(0.0, start - back)
+            frames = self._decode(target)
+            first = next(frames, None)
+            if first is None and target > 0:
+                continue
+            if first is None:
+                return
+            if first[0] <= start + tolerance or target == 0:
+                yield first
+                yield from frames
+                return
+
+    def _decode(self, start: float) -> Iterator[tuple[float, av.VideoFrame]]:
+        try:
+            self._container.seek(int(start / self._tick), stream=self._stream)
+            for frame in self._container.decode(self._stream):
+                if frame.pts is not None and not frame.is_corrupt:
+                    yield float(frame.pts * self._tick), frame
+        except av.error.FFmpegError:
+            return
+
+
+def own_rate(period: float, fps: float) -> float:
+    """Frames per second at which the frames of an episode follow each other in its video.
+
+    Cameras of 29.97 fps are listed as 30: frame k of an episode is the k-th after its first, though
+    k / 30 seconds is half a frame off after 17 seconds. So where a frame lasts `period` seconds and
+    that is `fps` but for two thousandths, it is the period that counts.
+    """
+    return 1 / period if abs(period * fps - 1) < 2e-3 else fps
+
+
+def count_packets(path: Path) -> int:
+    """Frames whose bytes are really in the file, which is fewer than its index says if it was
+    cut."""
+    with _open(path) as container:
+        try:
+            packets = container.demux(container.streams.video[0])
+            return sum(packet.size > 0 and not packet.is_corrupt for packet in packets)
+        except av.error.FFmpegError:
+            return 0
+
+
+def _open(path: Path) -> InputContainer:
+    damaged = DatasetError(
+        path,
+        "file",
+        "is no readable video, its index is missing or damaged; "
+        "it was cut off, copy or encode it again.",
+    )
+    require_index_fits(path)
+    try:
+        container = av.open(str(path), metadata_errors="replace")
+    except av.error.FFmpegError:
+        raise damaged from None
+    if not container.streams.video or container.streams.video[0].codec_context is None:
+        container.close()
+        raise damaged
+    return container

@@ -1,0 +1,1 @@
+"""Viewing a dataset as a page or in Rerun."""

@@ -1,0 +1,1 @@
+"""Attention over segments: one function, `attend`, and its implementations."""

@@ -1,0 +1,270 @@
+"""One attention for everything: a query sees a key iff their segment ids are equal and not 0.
+
+Implementations are rows of one table. Each says which shapes and backends it can serve, returns the
+log-sum-exp that `merge` joins parts by, and differentiates it; `explain` tells which one "auto"
+takes and why not the others. On a mesh each device runs it on its own rows and heads, and where
+places are split too, `models.attention.ring` joins them.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from models.attention.blocked import blocked, blocked_gradients
+from models.attention.flash import flash, flash_gradients, head_problem
+from models.attention.partial import MASKED, Partial, merge
+from models.attention.ring import Kernel, is_split, spread
+from models.sharding import axis_size
+
+__all__ = [
+    "MASKED", "Implementation", "Partial", "Target", "attend", "attend_locally", "compiling_for",
+    "explain", "merge",
+]  # fmt: skip
+
+Implementation = Literal["auto", "pallas", "dense", "blocked"]
+
+_FEW, _MANY = 32 * 1024, 1024 * 1024
+"""Query-key pairs of a row up to which dense is preferred: measured on a CPU; bounded by memory on
+an accelerator that the kernels cannot serve."""
+
+
+class Target(NamedTuple):
+    """What programs are made for: JAX's platform, and CUDA's compute capability (0 elsewhere)."""
+
+    platform: str
+    capability: float = 0.0
+
+
+def attend(
+    q: Float[Array, "b q n d"],
+    k: Float[Array, "b k g d"],
+    v: Float[Array, "b k g d"],
+    q_segment: Int[Array, "b q"],
+    kv_segment: Int[Array, "b k"],
+    *,
+    q_position: Int[Array, "b q"] | None = None,
+    kv_position: Int[Array, "b k"] | None = None,
+    causal: bool = False,
+    implementation: Implementation = "auto",
+    split_queries: bool = True,
+) -> Partial:
+    """Segment-masked scaled dot-product attention with grouped key-value heads (n a multiple of g).
+
+    Logits and softmax are f32 whatever the inputs. A query that sees no key gets output 0. With
+    `causal` a key is also hidden where its position is past the query's. "auto" takes the first row
+    of `explain` without an objection; a row that is named runs, or says why it cannot.
+
+    Under a mesh, rows are split over `ROWS`, heads over "tensor" and keys over "context"; so are
+    queries, unless `split_queries` is false: then all devices along that axis have them all.
+
+    Raises:
+      ValueError: unknown implementation or one that cannot serve these inputs, heads that do not
+        divide, `causal` without positions, or heads or places that the mesh does not divide.
+    """
+    if q.shape[2] % k.shape[2]:
+        raise ValueError(f"{q.shape[2]} query heads cannot share {k.shape[2]} key-value heads.")
+    if causal and (q_position is None or kv_position is None):
+        raise ValueError("causal attention needs q_position and kv_position.")
+    if not causal:
+        q_position = kv_position = None
+    case = _case(q, k)
+    if not is_split():
+        kernel = _TABLE[_choose(implementation, case)].kernel
+        return kernel.run(q, k, v, q_segment, kv_segment, q_position, kv_position)
+    context = axis_size("context")
+    queries = case.queries // context if split_queries else case.queries
+    local = case._replace(queries=queries, keys=case.keys // context)
+    kernel = _TABLE[_choose(implementation, local)].kernel
+    arrays = (q, k, v, q_segment, kv_segment, q_position, kv_position)
+    return spread(kernel, arrays, split_queries)
+
+
+def attend_locally(
+    q: Float[Array, "b q n d"],
+    k: Float[Array, "b k g d"],
+    v: Float[Array, "b k g d"],
+    q_segment: Int[Array, "b q"],
+    kv_segment: Int[Array, "b k"],
+    *,
+    q_position: Int[Array, "b q"] | None = None,
+    kv_position: Int[Array, "b k"] | None = None,
+) -> Partial:
+    """As `attend`, by plain products of all pairs, which the compiler cuts as their inputs are:
+    for the few places of a chunk, which no mesh axis splits. Causal where positions are given."""
+    return _dense(q, k, v, q_segment, kv_segment, q_position, kv_position)
+
+
+def explain(q: Any, k: Any) -> list[tuple[str, str | None]]:
+    """Every implementation in the order "auto" tries them, each with what speaks against it for
+    these queries and keys (arrays or ShapeDtypeStructs); None where nothing does. "auto" takes the
+    first of those.
+    """
+    case = _case(q, k)
+    return [
+        *((name, row.cannot(case) or row.slower(case)) for name, row in _TABLE.items()),
+        *_LEFT_OUT.items(),
+    ]
+
+
+@contextmanager
+def compiling_for(platform: str, capability: float = 0.0) -> Iterator[None]:
+    """Implementations are chosen for this target instead of this process's devices, in programs
+    that are traced within (such as those compiled for a GPU that is not there)."""
+    token = _target.set(Target(platform, capability))
+    try:
+        yield
+    finally:
+        _target.reset(token)
+
+
+class _Case(NamedTuple):
+    queries: int
+    keys: int
+    head_dim: int
+    dtype: jnp.dtype
+    target: Target
+
+
+class _Row(NamedTuple):
+    """An implementation, why it cannot serve a case, and why another is faster there."""
+
+    kernel: Kernel
+    cannot: Callable[[_Case], str | None] = lambda case: None
+    slower: Callable[[_Case], str | None] = lambda case: None
+
+
+_target: ContextVar[Target | None] = ContextVar("target", default=None)
+
+
+def _case(q: Any, k: Any) -> _Case:
+    target = _target.get()
+    if target is None:
+        device = jax.devices()[0]
+        on_cuda = device.platform == "gpu" and "NVIDIA" in device.device_kind
+        capability = float(getattr(device, "compute_capability", 0)) if on_cuda else 0.0
+        target = Target(device.platform, capability)
+    return _Case(q.shape[1], k.shape[1], q.shape[3], jnp.dtype(q.dtype), target)
+
+
+def _choose(implementation: str, case: _Case) -> str:
+    if implementation == "auto":
+        fits = (name for name, row in _TABLE.items() if not (row.cannot(case) or row.slower(case)))
+        return next(fits)
+    if implementation in _LEFT_OUT:
+        raise ValueError(
+            f"Attention '{implementation}' is left out: {_LEFT_OUT[implementation]}; "
+            f"choose one of {['auto', *_TABLE]}."
+        )
+    if implementation not in _TABLE:
+        raise ValueError(
+            f"Unknown attention implementation '{implementation}'; "
+            f"choose one of {['auto', *_TABLE]}."
+        )
+    if reason := _TABLE[implementation].cannot(case):
+        raise ValueError(f"Attention '{implementation}' cannot serve this: {reason}; use 'auto'.")
+    return implementation
+
+
+def _dense_is_slower(case: _Case) -> str | None:
+    pairs, limit = case.queries * case.keys, _FEW if case.target.platform == "cpu" else _MANY
+    if pairs > limit:
+        return f"computes all {pairs:,} query-key pairs of a row, worth it up to {limit:,}"
+    return None
+
+
+def _pallas_is_slower(case: _Case) -> str | None:
+    pairs = case.queries * case.keys
+    return f"no block of {pairs:,} query-key pairs is worth skipping" if pairs <= _FEW else None
+
+
+def _pallas_cannot(case: _Case) -> str | None:
+    platform, capability = case.target
+    if capability < 8:
+        return f"needs an NVIDIA GPU of compute capability 8.0, not {platform} ({capability})"
+    return head_problem(case.head_dim, case.dtype)
+
+
+def _visible(
+    q_segment: Int[Array, "b q"],
+    kv_segment: Int[Array, "b k"],
+    q_position: Int[Array, "b q"] | None,
+    kv_position: Int[Array, "b k"] | None,
+) -> Bool[Array, "b 1 1 q k"]:
+    seen = (q_segment[:, :, None] == kv_segment[:, None, :]) & (q_segment[:, :, None] != 0)
+    if q_position is not None and kv_position is not None:
+        seen &= kv_position[:, None, :] <= q_position[:, :, None]
+    return seen[:, None, None]
+
+
+def _dense(q, k, v, q_segment, kv_segment, q_position=None, kv_position=None) -> Partial:
+    """All query-key pairs at once, differentiated by JAX: what the others are tested against."""
+    logits = _logits(q, k, q_segment, kv_segment, q_position, kv_position)
+    top = jax.lax.stop_gradient(jnp.maximum(logits.max(-1), MASKED / 2))
+    weights = jnp.exp(logits - top[..., None])
+    total = weights.sum(-1)
+    safe = jnp.where(total > 0, total, 1)
+    out = jnp.einsum(
+        "bghqk,bkgd->bghqd", weights.astype(v.dtype), v, preferred_element_type=jnp.float32
+    )
+    out = jnp.moveaxis(out / safe[..., None], 3, 1).reshape(q.shape).astype(q.dtype)
+    lse = jnp.where(total > 0, top + jnp.log(safe), MASKED)
+    return Partial(out, jnp.moveaxis(lse, 3, 1).reshape(q.shape[:3]))
+
+
+def _dense_gradients(
+    q, k, v, q_segment, kv_segment, q_position, kv_position, d_out, lse, shift
+) -> tuple[Array, Array, Array]:
+    """Those of `_dense` where the keys are some of many, see `Kernel`."""
+    product = partial(jnp.einsum, preferred_element_type=jnp.float32)
+    q_heads, d_heads = _grouped(q, k), _grouped(d_out, k)
+    lse, shift = (jnp.moveaxis(_grouped(x, k), 1, -1)[..., None] for x in (lse, shift))
+    logits = _logits(q, k, q_segment, kv_segment, q_position, kv_position)
+    weights = jnp.exp(logits - lse)
+    d_weights = product("bqghd,bkgd->bghqk", d_heads, v)
+    d_logits = (weights * (d_weights - shift) * q.shape[3] ** -0.5).astype(q.dtype)
+    d_q = product("bghqk,bkgd->bqghd", d_logits, k).reshape(q.shape)
+    d_k = product("bghqk,bqghd->bkgd", d_logits, q_heads)
+    d_v = product("bghqk,bqghd->bkgd", weights.astype(v.dtype), d_heads)
+    return d_q.astype(q.dtype), d_k.astype(k.dtype), d_v.astype(v.dtype)
+
+
+def _logits(q, k, q_segment, kv_segment, q_position, kv_position) -> Float[Array, "b g h q k"]:
+    """Scaled, `MASKED` where the key is hidden."""
+    visible = _visible(q_segment, kv_segment, q_position, kv_position)
+    scores = jnp.einsum("bqghd,bkgd->bghqk", _grouped(q, k), k, preferred_element_type=jnp.float32)
+    return jnp.where(visible, scores * q.shape[3] ** -0.5, MASKED)
+
+
+def _grouped(x: Array, k: Array) -> Float[Array, "b q g h *d"]:
+    """Queries beside the others that share their key-value head."""
+    return x.reshape(*x.shape[:2], k.shape[2], -1, *x.shape[3:])
+
+
+_TABLE = {
+    "pallas": _Row(Kernel(flash, flash_gradients), _pallas_cannot, _pallas_is_slower),
+    "dense": _Row(Kernel(_dense, _dense_gradients), slower=_dense_is_slower),
+    "blocked": _Row(Kernel(blocked, blocked_gradients)),
+}
+"""In the order of preference; the last serves everything."""
+
+_LEFT_OUT = {
+    "pallas.ops.gpu": "its backward refuses the log-sum-exp, and it has no grouped key-value heads",
+    "tokamax": (
+        "its backward forms rowsum(d_out · out) itself, so the log-sum-exp that merge needs has no "
+        "gradient, and its range mask, a private interface, takes keys that lie end to end only"
+    ),
+    "cudnn": (
+        "JAX's wrapper drops the gradient of the log-sum-exp that merge needs, and its packed "
+        "layout is a private interface that nothing checks without a GPU"
+    ),
+    "transformer_engine": (
+        "its fused_attn returns no log-sum-exp, and it is built from source with nvcc and cuDNN"
+    ),
+}
+"""Known kernels that are not rows, and why."""

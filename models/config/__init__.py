@@ -1,0 +1,1 @@
+"""Configs as JSON, and bounds on what a file may declare."""

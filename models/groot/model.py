@@ -1,0 +1,393 @@
+"""GR00T-N1.5 (arXiv 2503.14734): a vision-language model, an adapter over its features, and a
+flow-matching transformer with encoders and decoders of each embodiment's own.
+
+The released model and its PyTorch port, on packed rows: a sample pays for the views and tokens it
+has, padding is seen by nobody, and what the actions read of the observation is computed once. There
+is no dropout (the release trains its adapter and transformer with 0.2). The release's clock runs
+from noise at 0 to data at 1; it is turned around in one place, `time_bucket`.
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from models import flow
+from models.attention.ring import deal
+from models.config.bounds import (
+    LARGEST_DIMS,
+    LARGEST_DRAWS,
+    LARGEST_HORIZON,
+    LARGEST_IMAGE,
+    LARGEST_VOCABULARY,
+    check_size,
+    check_sizes,
+)
+from models.inputs.packed_batch import Layout, PackedBatch
+from models.layers.dit import LOG_10000, Adapter, DiT, TransformerConfig, sinusoid
+from models.layers.functional import Functional, Params
+from models.layers.gemma import Cache
+from models.layers.layers import Compute
+from models.layers.pipeline import staged
+from models.layers.qwen3 import Qwen, QwenConfig
+from models.layers.siglip import Siglip, SiglipConfig
+from models.realtime_chunking import Guidance
+from models.sharding import ROWS, constrain, look_up
+
+_BUCKETS = 1000
+_ADAPTER = TransformerConfig(depth=4, heads=32, head_dim=64)
+_DIT = TransformerConfig(depth=16, heads=32, head_dim=48)
+
+
+@dataclass(frozen=True)
+class GrootConfig:
+    """Architecture; the defaults are the released 3B. `future_tokens`: learned tokens between state
+    and actions. `positions`: rows of the table of action positions. `hidden`: width of the
+    embodiments' state encoder and action decoder. `image_token`: the id that stands for image
+    features in a prompt. `chunks`: noised chunks per observation in training. `steps`: Euler
+    steps of the sampler.
+
+    `padding`: "masked" hides it. "released" does what the release does, where adapter and
+    cross-attention see padded places, so that an action depends on how far its sample was padded;
+    a row then holds one sample, and its padding has the tokens that `prefix_source` names.
+    """
+
+    vision: SiglipConfig = field(default_factory=SiglipConfig)
+    language: QwenConfig = field(default_factory=QwenConfig)
+    adapter: TransformerConfig = _ADAPTER
+    dit: TransformerConfig = _DIT
+    image_size: int = 224
+    vocabulary: int = 151_680
+    image_token: int = 151_669
+    embodiments: int = 32
+    state_dim: int = 64
+    action_dim: int = 32
+    horizon: int = 16
+    future_tokens: int = 32
+    positions: int = 1024
+    hidden: int = 1024
+    chunks: int = 1
+    steps: int = 4
+    padding: Literal["masked", "released"] = "masked"
+    compute: Compute = field(default_factory=Compute)
+
+    def __post_init__(self) -> None:
+        check_size("model.image_size", self.image_size, LARGEST_IMAGE)
+        check_size("model.vocabulary", self.vocabulary, LARGEST_VOCABULARY)
+        check_size("model.image_token", self.image_token, LARGEST_VOCABULARY, least=0)
+        check_sizes("model", self, "embodiments", "future_tokens", "hidden", "positions")
+        check_sizes("model", self, "state_dim", "action_dim", most=LARGEST_DIMS)
+        check_size("model.horizon", self.horizon, LARGEST_HORIZON)
+        check_sizes("model", self, "chunks", "steps", most=LARGEST_DRAWS)
+        if self.adapter.width != self.language.width:
+            raise ValueError(
+                f"model.adapter is {self.adapter.heads} heads of {self.adapter.head_dim}, "
+                f"{self.adapter.width} in all, but model.language.width is {self.language.width}; "
+                f"they must be equal."
+            )
+        if self.dit.depth % 2:
+            raise ValueError(
+                f"model.dit.depth is {self.dit.depth}; cross- and self-attention alternate, so it "
+                f"must be even."
+            )
+        if self.horizon > self.positions:
+            raise ValueError(
+                f"model.horizon is {self.horizon} but there are {self.positions} action positions "
+                f"(model.positions); shorten the horizon."
+            )
+        if self.image_size % self.vision.patch:
+            raise ValueError(
+                f"model.image_size is {self.image_size}, which patches of "
+                f"{self.vision.patch} (model.vision.patch) do not divide; change one of them."
+            )
+
+    @property
+    def tokens_per_image(self) -> int:
+        """Places that one view fills."""
+        return self.vision.tokens(self.image_size)
+
+    def layout(self, *, prefix: int, samples: int, images: int, text: int | None = None) -> Layout:
+        """Row sizes for this model; text fills at most the whole prefix unless said otherwise."""
+        return Layout(
+            prefix=prefix,
+            images=images,
+            samples=samples,
+            text=prefix if text is None else text,
+            image_size=self.image_size,
+            tokens_per_image=self.tokens_per_image,
+            state_tokens=0,
+            state_dim=self.state_dim,
+            horizon=self.horizon,
+            action_dim=self.action_dim,
+        )
+
+
+@dataclass(frozen=True)
+class Groot:
+    """The model as functions of (parameters, batch, key)."""
+
+    config: GrootConfig
+
+    def init(self, key: PRNGKeyArray) -> Params:
+        """Random parameters, f32, as a nested dict."""
+        return self._modules.init(key)
+
+    def loss(
+        self, params: Params, batch: PackedBatch, key: PRNGKeyArray
+    ) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        """Summed squared velocity error over valid action entries (averaged over a sample's chunks,
+        weighted), and the weighted count of those entries; their ratio is the mean loss.
+
+        Times have the release's density: t = s / 0.999 with s ~ Beta(1.5, 1), so a little past 1.
+        """
+        config = self.config
+        shape = (config.horizon, config.action_dim)
+        time, noise = flow.draw(key, batch.sample_id, config.chunks, shape)
+        time = (time - 0.001) / 0.999**2  # `draw` gives 0.999 s + 0.001
+        noised, target = flow.interpolate(batch.actions[:, :, None], noise, time)
+        error = (self.velocity(params, batch, noised, time) - target) ** 2
+        weight = batch.action_mask * batch.weight[..., None, None]
+        return jnp.sum(error.mean(2) * weight), jnp.sum(weight)
+
+    def velocity(
+        self,
+        params: Params,
+        batch: PackedBatch,
+        noised: Float[Array, "r k c h a"],
+        time: Float[Array, "r k c"],
+    ) -> Float[Array, "r k c h a"]:
+        """Velocity of C noised chunks per sample at their own flow times, f32."""
+        return self.field(params, batch)(noised, time).velocity
+
+    def observe(self, params: Params, batch: PackedBatch) -> Float[Array, "r p w"]:
+        """What the language model makes of the prefix, for `field`. Depends on parameters that
+        `observing` names alone."""
+        return self._modules.bind(params).features(deal(batch))
+
+    observing = r"^(vision|embedding|language)(/|$)"
+    """A regex, found in the paths of the parameters that `observe` reads."""
+
+    def field(
+        self, params: Params, batch: PackedBatch, observed: Float[Array, "r p w"] | None = None
+    ) -> flow.Field:
+        """The batch's velocity field; what is not `observed` yet is read once, here."""
+        modules = self._modules.bind(params)
+        seen = modules.observe(batch, observed)
+        return partial(modules.act, observed=seen, embodiment=batch.embodiment)
+
+    @property
+    def feature_width(self) -> int:
+        """Of the field's features."""
+        return self.config.hidden
+
+    def sample_actions(
+        self,
+        params: Params,
+        batch: PackedBatch,
+        noise: Float[Array, "r k h a"],
+        steps: int = 4,
+        guidance: Guidance | None = None,
+    ) -> Float[Array, "r k h a"]:
+        """Normalised action chunks by Euler integration; `guidance` draws them towards given
+        actions."""
+        return flow.sample(self.field(params, batch), noise, steps, guidance)
+
+    def features(self, params: Params, batch: PackedBatch) -> Float[Array, "r p w"]:
+        """What the language model makes of the prefix, before the adapter."""
+        return self._modules.bind(params).features(batch)
+
+    @cached_property
+    def _modules(self) -> "Functional[_Modules]":
+        return Functional(partial(_Modules, self.config))
+
+
+def time_bucket(time: Float[Array, "*b"]) -> Int[Array, "*b"]:
+    """Thousandths of the release's clock (1 − time), truncated towards zero; −1 to 1000.
+
+    A time within rounding of a bucket's edge is on the edge, because 1 − (1 − t) may fall short
+    of t in f32.
+    """
+    thousandths = (1 - time) * _BUCKETS
+    edge = jnp.round(thousandths)
+    on_edge = jnp.abs(thousandths - edge) < 1e-4
+    return jnp.where(on_edge, edge, jnp.trunc(thousandths)).astype(jnp.int32)
+
+
+class _Observed(NamedTuple):
+    """All that the actions read of an observation."""
+
+    cache: Cache
+    state: Float[Array, "r k 1 w"]
+
+
+class _Modules(nnx.Module):
+    def __init__(self, config: GrootConfig, rngs: nnx.Rngs):
+        self.config = config
+        compute, width, action_width = config.compute, config.language.width, config.dit.width
+        dtype = self.dtype = jnp.dtype(compute.dtype)
+
+        def table(rows: int, width: int, scale: float = 0.02) -> nnx.Param:
+            return nnx.Param(nnx.initializers.normal(scale)(rngs.params(), (rows, width)))
+
+        self.vision = Siglip(
+            config.vision, config.image_size, width, film_width=None, compute=compute, rngs=rngs
+        )
+        self.embedding = table(config.vocabulary, width, width**-0.5)
+        self.language = Qwen(config.language, compute, rngs)
+        self.adapter = Adapter(config.adapter, compute, rngs)
+        self.future_tokens = table(config.future_tokens, action_width)
+        self.positions = table(config.positions, action_width)
+        kinds, hidden = config.embodiments, config.hidden
+        self.state_encoder = EmbodimentMLP(
+            kinds, config.state_dim, hidden, action_width, dtype, rngs
+        )
+        self.action_encoder = ActionEncoder(kinds, config.action_dim, action_width, dtype, rngs)
+        self.action_decoder = EmbodimentMLP(kinds, hidden, hidden, config.action_dim, dtype, rngs)
+        self.dit = DiT(config.dit, width, hidden, compute, rngs)
+
+    def features(self, batch: PackedBatch) -> Float[Array, "r p w"]:
+        rows = batch.images.shape[0]
+        images = self.vision(batch.images.reshape(-1, *batch.images.shape[2:]))
+        text = look_up(self.embedding[...], batch.text).astype(self.dtype)
+        every = jnp.concatenate([images.reshape(rows, -1, text.shape[-1]), text], axis=1)
+        x = jnp.take_along_axis(every, batch.prefix_source[..., None], axis=1)
+        x = constrain(x, ROWS, "context")
+        return self.language(x, batch.prefix_segment, batch.prefix_position)
+
+    def observe(
+        self, batch: PackedBatch, features: Float[Array, "r p w"] | None = None
+    ) -> _Observed:
+        """Runs everything that does not depend on the actions."""
+        batch = deal(batch)
+        features = self.features(batch) if features is None else features
+        segment = batch.prefix_segment
+        if self.config.padding == "released":
+            if batch.state.shape[1] != 1:
+                raise ValueError(
+                    f"model.padding is 'released', which needs one sample a row, but the batch has "
+                    f"{batch.state.shape[1]} slots; use 'masked' for packed rows."
+                )
+            segment = jnp.ones_like(segment)
+        cache = self.dit.observe(self.adapter(features, segment), segment)
+        state = batch.state[:, :, None].astype(self.dtype)
+        return _Observed(cache, self.state_encoder(state, batch.embodiment))
+
+    def act(
+        self,
+        noised: Float[Array, "r k c h a"],
+        time: Float[Array, "r k c"],
+        observed: _Observed,
+        embodiment: Int[Array, "r k"],
+    ) -> flow.Predicted:
+        horizon, bucket = self.config.horizon, time_bucket(time)
+        actions = self.action_encoder(noised.astype(self.dtype), bucket, embodiment)
+        actions = actions + self.positions[:horizon].astype(self.dtype)
+        shared = (observed.state[:, :, None], self.future_tokens[...].astype(self.dtype))
+        spread = [jnp.broadcast_to(x, (*time.shape, *x.shape[-2:])) for x in shared]
+        x = self.dit(jnp.concatenate([*spread, actions], -2), bucket, observed.cache, horizon)
+        velocity = -self.action_decoder(x, embodiment).astype(jnp.float32)
+        return flow.Predicted(velocity, x.astype(jnp.float32))
+
+
+class EmbodimentLinear(nnx.Module):
+    """A linear layer with weights of each embodiment's own."""
+
+    def __init__(self, kinds: int, inner: int, outer: int, dtype: jnp.dtype, rngs: nnx.Rngs):
+        self.dtype = dtype
+        self.kernel = nnx.Param(nnx.initializers.normal(0.02)(rngs.params(), (kinds, inner, outer)))
+        self.bias = nnx.Param(jnp.zeros((kinds, outer)))
+
+    def __call__(
+        self, x: Float[Array, "r k *b i"], embodiment: Int[Array, "r k"]
+    ) -> Float[Array, "r k *b o"]:
+        kernel, bias = self.of(embodiment)
+        return _project(x, kernel) + bias.reshape(*bias.shape[:2], *[1] * (x.ndim - 3), -1)
+
+    def of(
+        self, embodiment: Int[Array, "r k"]
+    ) -> tuple[Float[Array, "r k i o"], Float[Array, "r k o"]]:
+        """The kernel and the bias of each sample."""
+        kernel, bias = self.kernel[...][embodiment], self.bias[...][embodiment]
+        return kernel.astype(self.dtype), bias.astype(self.dtype)
+
+
+class EmbodimentMLP(nnx.Module):
+    """Two such layers with a ReLU between."""
+
+    def __init__(
+        self, kinds: int, inner: int, hidden: int, outer: int, dtype: jnp.dtype, rngs: nnx.Rngs
+    ):
+        self.hidden = EmbodimentLinear(kinds, inner, hidden, dtype, rngs)
+        self.out = EmbodimentLinear(kinds, hidden, outer, dtype, rngs)
+
+    def __call__(
+        self, x: Float[Array, "r k *b i"], embodiment: Int[Array, "r k"]
+    ) -> Float[Array, "r k *b o"]:
+        return self.out(jax.nn.relu(self.hidden(x, embodiment)), embodiment)
+
+
+class ActionEncoder(nnx.Module):
+    """Noised actions and their time to tokens."""
+
+    def __init__(self, kinds: int, inner: int, width: int, dtype: jnp.dtype, rngs: nnx.Rngs):
+        self.action = EmbodimentLinear(kinds, inner, width, dtype, rngs)
+        self.mix = EmbodimentLinear(kinds, 2 * width, width, dtype, rngs)
+        self.out = EmbodimentLinear(kinds, width, width, dtype, rngs)
+
+    def __call__(
+        self,
+        x: Float[Array, "r k c h a"],
+        bucket: Int[Array, "r k c"],
+        embodiment: Int[Array, "r k"],
+    ) -> Float[Array, "r k c h w"]:
+        """`mix` reads [action, time]; the half that reads time runs once a chunk."""
+        kernel, bias = self.mix.of(embodiment)
+        from_action, from_time = jnp.split(kernel, 2, axis=-2)
+        width = bias.shape[-1]
+        decay = np.arange(width // 2, dtype=np.float32) * (LOG_10000 / np.float32(width // 2))
+        time = sinusoid(bucket, decay).astype(kernel.dtype)
+        time = _project(time, from_time) + bias[:, :, None]
+        x = _project(self.action(x, embodiment), from_action) + time[..., None, :]
+        return self.out(jax.nn.silu(x), embodiment)
+
+
+def _project(
+    x: Float[Array, "r k *b i"], kernel: Float[Array, "r k i o"]
+) -> Float[Array, "r k *b o"]:
+    return jnp.einsum("rk...i,rkio->rk...o", x, kernel)
+
+
+_STACK = r"^(vision/blocks|language/layers/(attention|mlp)|adapter/blocks|dit/(cross|self)_blocks)/"
+
+_RULES = (
+    (r"^embedding$", PartitionSpec(("tensor", "fsdp"))),
+    (r"/(scale|fp8_history)$|^vision/position$|^positions$|^future_tokens$", PartitionSpec()),
+    (_STACK + r"(q|k|v|up|gate)/kernel$", PartitionSpec(None, "fsdp", "tensor")),
+    (_STACK + r"out/kernel$", PartitionSpec(None, "tensor", None, "fsdp")),
+    (_STACK + r"down/kernel$", PartitionSpec(None, "tensor", "fsdp")),
+    (
+        _STACK + r"((q|k|v|out)/lora_[ab]|down/lora_a|(q|k|v|up)/bias)$",
+        PartitionSpec(None, "tensor"),
+    ),
+    (_STACK + r"(up|gate)/lora_b$", PartitionSpec(None, None, "tensor")),
+    (_STACK + r"((up|gate)/lora_a|down/lora_b)$", PartitionSpec()),
+    (r"_blocks/modulation/kernel$", PartitionSpec(None, "fsdp")),
+    (r"^vision/(embed|head)/kernel$", PartitionSpec(None, "fsdp")),
+    (r"^dit/(time_in|time_out|out)/kernel$", PartitionSpec(None, "fsdp")),
+    (r"^dit/modulation/kernel$", PartitionSpec("fsdp")),
+    (
+        r"^(state_encoder/.*|action_encoder/.*|action_decoder/hidden)/kernel$",
+        PartitionSpec(None, None, "fsdp"),
+    ),
+    (r"^action_decoder/out/kernel$", PartitionSpec(None, "fsdp")),
+    (rf"^(?!({_STACK[1:]})(q|k|v|up)/).*bias$", PartitionSpec()),
+)
+SHARDING_RULES = staged(_RULES, r"(language/layers|adapter/blocks|dit/(cross|self)_blocks)/")
+"""Where each parameter is cut; every parameter matches exactly one rule. Heads and hidden units are
+split over "tensor"."""

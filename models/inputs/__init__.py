@@ -1,0 +1,1 @@
+"""Inputs of a model: packed batches, and how observations and prompts become samples."""

@@ -1,0 +1,407 @@
+"""The same preparation for training and for acting: observation in, `Sample` out, and actions back
+to units.
+
+A policy trained with one cleaning of prompts, scaling of states or resizing of images and run with
+another fails without an error, so both sides call `Processor.sample`. It is JSON and travels in the
+checkpoint. Prompt format and 256-bin state text follow π0.5 (openpi; arXiv 2504.16054).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Bool, Float, Int, Shaped, UInt8
+from PIL import Image
+
+from models.config.bounds import (
+    LARGEST_DIMS,
+    LARGEST_HORIZON,
+    LARGEST_IMAGE,
+    check_name,
+    check_size,
+)
+from models.inputs.fast import Fast
+from models.inputs.packed_batch import Sample
+from models.inputs.tokenizer import SentencePiece, Tokenizer
+
+StateInput = Literal["text", "token", "suffix", "none"]
+
+_STATE_BINS = np.linspace(-1, 1, 257)[:-1]
+_SMALLEST_SCALE, _LARGEST_SCALE = 1e-12, 1e12
+"""A dimension that never changes is scaled by 1e-4 (ours), 5e-7 (openpi) or 5e-9 (LeRobot)."""
+
+
+@dataclass(frozen=True)
+class Normalizer:
+    """x ↦ (x − offset) / scale, per dimension; z-scores and quantile ranges are both of this
+    form.
+
+    Raises:
+      ValueError: an offset is not finite or beyond ±1e12, a scale not within 1e-12 to 1e12, or
+        there are more of one than of the other.
+    """
+
+    offset: tuple[float, ...]
+    scale: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.offset) != len(self.scale):
+            raise ValueError(
+                f"A normalizer has {len(self.offset)} offsets but {len(self.scale)} scales; "
+                f"expected one of each for every dimension."
+            )
+        for d, (offset, scale) in enumerate(zip(self.offset, self.scale, strict=True)):
+            if not abs(offset) <= _LARGEST_SCALE:
+                raise ValueError(
+                    f"offset[{d}] is {offset}; expected a finite number up to "
+                    f"±{_LARGEST_SCALE:g}, so compute the statistics again."
+                )
+            if not _SMALLEST_SCALE <= scale <= _LARGEST_SCALE:
+                raise ValueError(
+                    f"scale[{d}] is {scale}; expected a number from {_SMALLEST_SCALE:g} to "
+                    f"{_LARGEST_SCALE:g}, so compute the statistics again."
+                )
+
+    def __call__(self, x: Float[np.ndarray, "*b d"]) -> Float[np.ndarray, "*b d"]:
+        return ((x - np.asarray(self.offset)) / np.asarray(self.scale)).astype(np.float32)
+
+    def inverse(self, x: Float[np.ndarray, "*b d"]) -> Float[np.ndarray, "*b d"]:
+        return (x * np.asarray(self.scale) + np.asarray(self.offset)).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Embodiment:
+    """A robot as a dataset describes it: camera names in the order the model sees them, and its
+    scales.
+
+    `relative` tells for each action dim the state dim that the model measures it from, at the
+    moment of the observation, and -1 where it is taken as it is; empty, all are. The scales of
+    actions are those of the differences. (openpi's DeltaActions is `relative[d]` = d where its mask
+    is true.)
+
+    Raises:
+      ValueError: `relative` does not name a state dim for each action dim, there are none of these,
+        or a name is a path, cannot be printed or stands twice.
+    """
+
+    name: str
+    cameras: tuple[str, ...]
+    state: Normalizer
+    actions: Normalizer
+    relative: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_name("An embodiment", self.name, nested=True)
+        for camera in self.cameras:
+            check_name(f"A camera of embodiment '{self.name}'", camera)
+        if len(set(self.cameras)) < len(self.cameras):
+            raise ValueError(
+                f"Embodiment '{self.name}' has cameras {list(self.cameras)}; name each only once."
+            )
+        states, dims = len(self.state.offset), len(self.actions.offset)
+        if not dims:
+            raise ValueError(f"Embodiment '{self.name}' has no action dims; it needs at least one.")
+        wrong = [d for d in self.relative if not -1 <= d < states]
+        if self.relative and (wrong or len(self.relative) != dims):
+            raise ValueError(
+                f"Embodiment '{self.name}': relative is {list(self.relative)}; give for each of "
+                f"{dims} action dims a state dim below {states}, or -1."
+            )
+
+    def origin(self, state: Float[np.ndarray, "*b _s"]) -> Float[np.ndarray, "*b 1 _a"]:
+        """What every step of a chunk is measured from, in the robot's units; 0 where absolute."""
+        from_state = np.asarray(self.relative)
+        values = np.where(from_state >= 0, np.asarray(state, np.float64)[..., from_state], 0)
+        return values[..., None, :]
+
+
+@dataclass(frozen=True)
+class Processor:
+    """Everything between a dataset's or robot's units and the model's.
+
+    Text is read with `sentencepiece` (a SentencePiece model file, base64) where there is one, else
+    with the word list; prompts of more than `text_limit` tokens are refused. A state spelt as text
+    is the robot's dims, or all of the model's where `spells_padding` (LeRobot's π0.5).
+
+    With `fast`, samples carry their action chunk as tokens too: FAST's token i has the id
+    `fast_top` − i, so that they take the rare words at the vocabulary's end. In PaliGemma's,
+    whose last 128 are special, openpi's `fast_top` is 257152 − 1 − 128.
+
+    Raises:
+      ValueError: a size is out of bounds, there are no embodiments, two have one name, one has more
+        dims than the model, or FAST's tokens reach into the words'.
+    """
+
+    image_size: int
+    state_dim: int
+    action_dim: int
+    horizon: int
+    state_input: StateInput
+    words: tuple[str, ...]
+    embodiments: tuple[Embodiment, ...]
+    sentencepiece: str = ""
+    text_limit: int = 200
+    spells_padding: bool = False
+    fast: Fast | None = None
+    fast_top: int = 0
+
+    def __post_init__(self) -> None:
+        check_size("image_size", self.image_size, LARGEST_IMAGE)
+        check_size("state_dim", self.state_dim, LARGEST_DIMS)
+        check_size("action_dim", self.action_dim, LARGEST_DIMS)
+        check_size("horizon", self.horizon, LARGEST_HORIZON)
+        check_size("text_limit", self.text_limit)
+        names = [robot.name for robot in self.embodiments]
+        if not names or len(set(names)) < len(names):
+            raise ValueError(
+                f"A processor's embodiments are {names}; expected at least one, each with a name "
+                f"of its own."
+            )
+        for robot in self.embodiments:
+            dims = len(robot.state.offset), len(robot.actions.offset)
+            if dims[0] > self.state_dim or dims[1] > self.action_dim:
+                raise ValueError(
+                    f"Embodiment '{robot.name}' has {dims[0]} state and {dims[1]} action dims, but "
+                    f"the model takes up to {self.state_dim} and {self.action_dim}."
+                )
+        if self.fast is not None and isinstance(self.tokenizer, Tokenizer):
+            lowest, words = self.fast_top - self.fast.size + 1, self.tokenizer.size
+            if lowest < words:
+                raise ValueError(
+                    f"{self.fast.size} FAST tokens from id {self.fast_top} down reach {lowest}, "
+                    f"but ids below {words} are text; raise the vocabulary or keep fewer words."
+                )
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer | SentencePiece:
+        """Reads prompts.
+
+        Raises:
+          ValueError: the policy came without a tokenizer.
+        """
+        if self.sentencepiece:
+            return SentencePiece(self.sentencepiece)
+        if not self.words:
+            raise ValueError(
+                "This policy came without a tokenizer, so it cannot read a prompt as text: give "
+                "load_policy(tokenizer='…/paligemma_tokenizer.model'), or 'tokenized_prompt'."
+            )
+        return Tokenizer(self.words)
+
+    def tokens(self, prompt: str, state: Float[np.ndarray, "s"]) -> Int[np.ndarray, "t"]:
+        """Token ids of a prompt, with the normalised state spelt as text if the model reads it so.
+
+        Raises:
+          ValueError: they are more than `text_limit`.
+        """
+        text = _clean(prompt)
+        if self.state_input != "text":
+            tokens = np.append(self.tokenizer.encode(text), self.tokenizer.encode("\n")[1:])
+            return self._checked(tokens, prompt)
+        bins = np.digitize(state, _STATE_BINS) - 1
+        spelt = " ".join(map(str, bins.tolist()))
+        whole = f"Task: {text}, State: {spelt};\nAction: "
+        return self._checked(self.tokenizer.encode(whole), prompt)
+
+    def _checked(self, tokens: Int[np.ndarray, "t"], prompt: str) -> Int[np.ndarray, "t"]:
+        if len(tokens) > self.text_limit:
+            raise ValueError(
+                f"The prompt ({prompt[:40]!r}) is {len(tokens)} tokens long, but the model reads "
+                f"at most {self.text_limit}; shorten it."
+            )
+        return tokens
+
+    def subtask_tokens(self, subtask: str) -> Int[np.ndarray, "t"]:
+        """Token ids of a subtask for the language model to predict, from begin to end."""
+        tokens = self.tokenizer.encode(_clean(subtask))
+        return np.append(tokens, np.int32(self.tokenizer.end))
+
+    def subtask_text(self, tokens: Int[np.ndarray, "t"]) -> str:
+        """The text of predicted tokens, as far as the end."""
+        return self.tokenizer.decode(self._until_end(tokens))
+
+    def action_tokens(self, chunk: Float[np.ndarray, "h d"]) -> Int[np.ndarray, "t"]:
+        """Token ids of a normalised chunk for the language model to predict, between two ends.
+
+        Raises:
+          ValueError: there is no `fast`, or it cannot spell the chunk.
+        """
+        ids, end = self.fast_top - self._fast.encode(chunk), self.tokenizer.end
+        return np.array([end, *ids, end], np.int32)
+
+    def chunk_tokens(
+        self, chunk: Float[np.ndarray, "h a"], mask: Bool[np.ndarray, "h a"], embodiment: int = 0
+    ) -> Int[np.ndarray, "t"]:
+        """`action_tokens` of a sample's chunk, whose last step in the episode is held; none without
+        `fast` or where no step counts."""
+        if self.fast is None or not mask.any():
+            return np.zeros(0, np.int32)
+        steps = np.where(mask[:, 0], np.arange(self.horizon), 0)
+        dims = len(self.embodiments[embodiment].actions.offset)
+        return self.action_tokens(chunk[np.maximum.accumulate(steps), :dims])
+
+    def predicted_actions(
+        self,
+        tokens: Int[np.ndarray, "t"],
+        embodiment: int = 0,
+        state: Float[np.ndarray, "_s"] | None = None,
+    ) -> Float[np.ndarray, "h d"]:
+        """The chunk, in the robot's units, of predicted action tokens, as far as the end.
+
+        Raises:
+          ValueError: there is no `fast`, the tokens do not spell a chunk, or as `actions`.
+        """
+        dims = len(self.embodiments[embodiment].actions.offset)
+        ids = self.fast_top - self._until_end(tokens)
+        return self.actions(self._fast.decode(ids, self.horizon, dims), embodiment, state)
+
+    @property
+    def _fast(self) -> Fast:
+        if self.fast is None:
+            raise ValueError("The processor has no FAST tokenizer; give it one as `fast`.")
+        return self.fast
+
+    def _until_end(self, tokens: Int[np.ndarray, "t"]) -> Int[np.ndarray, "t"]:
+        tokens = np.asarray(tokens)
+        ends = np.flatnonzero(tokens == self.tokenizer.end)
+        return tokens[: ends[0]] if len(ends) else tokens
+
+    def sample(
+        self,
+        images: Sequence[UInt8[np.ndarray, "_h _w 3"] | None],
+        state: Float[np.ndarray, "_s"],
+        prompt: str | Int[np.ndarray, "_t"],
+        *,
+        embodiment: int = 0,
+        actions: Float[np.ndarray, "_h _a"] | None = None,
+        valid: Bool[np.ndarray, "_h"] | None = None,
+        subtask: str | None = None,
+        id: int = 0,
+    ) -> Sample:
+        """A sample in the model's units from one in the robot's.
+
+        Args:
+          images: one per camera of the embodiment, in its order; any size; None where absent.
+          state: in the dataset's units, at most `state_dim` long.
+          prompt: text, or token ids that stand for all of it.
+          actions: the chunk that follows, `horizon` steps in the dataset's units; None when acting.
+          valid: which of those steps lie within the episode; in action tokens the others repeat
+            the last that does.
+          subtask: what to do next, in words: to be predicted in training, to be done when acting.
+
+        Raises:
+          ValueError: the number of images, of state dims or of action dims is not the embodiment's,
+            the prompt is longer than `text_limit`, or FAST cannot spell the actions.
+        """
+        robot = self.embodiments[embodiment]
+        if len(images) != len(robot.cameras):
+            raise ValueError(
+                f"Embodiment '{robot.name}' has cameras {list(robot.cameras)}, "
+                f"got {len(images)} images."
+            )
+        (padded,), (chunk,), (mask,) = self.numbers(
+            np.asarray(state)[None],
+            None if actions is None else actions[None],
+            None if valid is None else valid[None],
+            embodiment=embodiment,
+        )
+        normal = padded[: len(robot.state.offset)]
+        spelt = padded if self.spells_padding else normal
+        if isinstance(prompt, str):
+            text = self.tokens(prompt, spelt)
+        else:
+            text = self._checked(prompt, "given as tokens")
+        return Sample(
+            images=tuple(resize_with_pad(x, self.image_size) for x in images if x is not None),
+            text=text,
+            state=padded,
+            actions=chunk,
+            action_mask=mask,
+            embodiment=embodiment,
+            id=id,
+            subtask=np.zeros(0, np.int32) if subtask is None else self.subtask_tokens(subtask),
+            action_tokens=self.chunk_tokens(chunk, mask, embodiment),
+            cameras=tuple(i for i, x in enumerate(images) if x is not None),
+        )
+
+    def numbers(
+        self,
+        state: Float[np.ndarray, "n _s"],
+        actions: Float[np.ndarray, "n _h _a"] | None = None,
+        valid: Bool[np.ndarray, "n _h"] | None = None,
+        *,
+        embodiment: int = 0,
+    ) -> tuple[Float[np.ndarray, "n s"], Float[np.ndarray, "n h a"], Bool[np.ndarray, "n h a"]]:
+        """States, chunks and masks of n samples in the model's units and dims, as in `sample`.
+
+        Raises:
+          ValueError: the number of state dims, or the shape of the chunks, is not the embodiment's.
+        """
+        robot, n = self.embodiments[embodiment], len(state)
+        if state.shape[1] != len(robot.state.offset):
+            raise ValueError(
+                f"Embodiment '{robot.name}' has {len(robot.state.offset)} state dims, "
+                f"got {state.shape[1]}."
+            )
+        padded = np.zeros((n, self.state_dim), np.float32)
+        padded[:, : state.shape[1]] = robot.state(np.asarray(state, np.float32))
+        chunk = np.zeros((n, self.horizon, self.action_dim), np.float32)
+        mask = np.zeros(chunk.shape, bool)
+        if actions is not None:
+            dims = len(robot.actions.offset)
+            if actions.shape[1:] != (self.horizon, dims):
+                raise ValueError(
+                    f"Embodiment '{robot.name}' has action chunks of shape {(self.horizon, dims)}, "
+                    f"got {actions.shape[1:]}."
+                )
+            if robot.relative:
+                actions = actions - robot.origin(state)
+            chunk[:, :, :dims] = robot.actions(actions)
+            mask[:, :, :dims] = True if valid is None else valid[:, :, None]
+            chunk[~mask] = 0
+        return padded, chunk, mask
+
+    def actions(
+        self,
+        chunk: Float[np.ndarray, "*b h _a"],
+        embodiment: int = 0,
+        state: Float[np.ndarray, "*b _s"] | None = None,
+    ) -> Float[np.ndarray, "*b h _d"]:
+        """A model's chunk in the robot's units and dims.
+
+        Args:
+          state: the robot's at the observation, in its units; for relative actions.
+
+        Raises:
+          ValueError: the embodiment's actions are relative to the state, and none is given.
+        """
+        robot = self.embodiments[embodiment]
+        chunk = robot.actions.inverse(np.asarray(chunk)[..., : len(robot.actions.offset)])
+        if not robot.relative:
+            return chunk
+        if state is None:
+            raise ValueError(
+                f"Embodiment '{robot.name}' has actions relative to the robot's state; give the "
+                "state of the observation too."
+            )
+        return (chunk + robot.origin(state)).astype(np.float32)
+
+
+def _clean(text: str) -> str:
+    return text.strip().replace("_", " ").replace("\n", " ")
+
+
+def resize_with_pad(image: Shaped[np.ndarray, "_h _w 3"], size: int) -> UInt8[np.ndarray, "s s 3"]:
+    """Bilinear resize to fit a black square of `size`, keeping the aspect (as openpi does)."""
+    height, width = image.shape[:2]
+    if (height, width) == (size, size):
+        return image
+    ratio = size / max(height, width)
+    new_h, new_w = max(1, round(height * ratio)), max(1, round(width * ratio))
+    small = np.asarray(Image.fromarray(image).resize((new_w, new_h), Image.Resampling.BILINEAR))
+    out = np.zeros((size, size, 3), np.uint8)
+    top, left = (size - new_h) // 2, (size - new_w) // 2
+    out[top : top + new_h, left : left + new_w] = small
+    return out

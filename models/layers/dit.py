@@ -1,0 +1,253 @@
+"""Diffusion transformer of GR00T-N1.5 (arXiv 2503.14734) and the blocks it shares with the adapter
+before it.
+
+Layers alternate between cross-attention to the observation and self-attention; flow time enters by
+adaptive layer norm (arXiv 2212.09748). What the cross-attention reads does not depend on time or
+actions, so its keys and values are computed once per observation and serve every denoising step and
+every noised chunk.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from models.attention.attention import attend, attend_locally
+from models.config.bounds import LARGEST_DEPTH, check_size, check_sizes
+from models.layers.gemma import Cache
+from models.layers.layers import (
+    Compute,
+    Dense,
+    Lora,
+    Remat,
+    feed_forward,
+    scan_layers,
+    stack_layers,
+)
+from models.layers.pipeline import apart
+from models.sharding import ROWS, axis_size, constrain, dividing
+
+LOG_10000 = np.log(np.float32(10_000))
+_TIME_WIDTH = 256
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """Sizes of a stack of blocks; a block is `heads` · `head_dim` wide and its MLP four times
+    that."""
+
+    depth: int
+    heads: int
+    head_dim: int
+    lora: Lora | None = None
+    remat: Remat = "none"
+
+    def __post_init__(self) -> None:
+        check_sizes("transformer", self, "heads", "head_dim")
+        check_size("transformer.depth", self.depth, LARGEST_DEPTH)
+
+    @property
+    def width(self) -> int:
+        """Width of a token."""
+        return self.heads * self.head_dim
+
+
+class Adapter(nnx.Module):
+    """Layer norm, then blocks in which every place sees its whole sample."""
+
+    def __init__(self, config: TransformerConfig, compute: Compute, rngs: nnx.Rngs):
+        self.compute, self.remat = compute, config.remat
+        self.norm = _norm(config.width, compute, rngs)
+        self.blocks = stack_layers(
+            lambda r: Block(config, config.width, False, compute, r), config.depth, rngs
+        )
+
+    def __call__(
+        self, x: Float[Array, "r p w"], segment: Int[Array, "r p"]
+    ) -> Float[Array, "r p w"]:
+        graph, weights = nnx.split(self.blocks)
+
+        def layer(x: Array, weights: Any, segment: Array) -> tuple[Array, None]:
+            block = nnx.merge(graph, weights)
+            x = constrain(x, ROWS, "context")
+            y = block.norm1(x)
+            seen = attend(
+                block.q(y),
+                block.k(y),
+                block.v(y),
+                segment,
+                segment,
+                implementation=self.compute.attention,
+            )
+            return block.mlp(x + block.out(seen.out)), None
+
+        pipeline = self.compute.pipeline
+        return scan_layers(
+            layer, self.norm(x), weights, self.remat, rows=(segment,), pipeline=pipeline
+        )[0]
+
+
+class DiT(nnx.Module):
+    """C noised chunks of each of K samples, each seeing its sample's observation and itself."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        observed_width: int,
+        out_width: int,
+        compute: Compute,
+        rngs: nnx.Rngs,
+    ):
+        self.compute, self.remat = compute, config.remat
+        dtype, width, pairs = jnp.dtype(compute.dtype), config.width, config.depth // 2
+        self.time_in = nnx.Linear(_TIME_WIDTH, width, dtype=dtype, rngs=rngs)
+        self.time_out = nnx.Linear(width, width, dtype=dtype, rngs=rngs)
+        self.cross_blocks = stack_layers(
+            lambda r: Block(config, observed_width, True, compute, r), pairs, rngs
+        )
+        self.self_blocks = stack_layers(
+            lambda r: Block(config, width, True, compute, r), pairs, rngs
+        )
+        self.norm = _norm(width, compute, rngs, affine=False, epsilon=1e-6)
+        self.modulation = nnx.Linear(width, 2 * width, dtype=dtype, rngs=rngs)
+        self.out = nnx.Linear(width, out_width, dtype=dtype, rngs=rngs)
+
+    def observe(self, x: Float[Array, "r p w"], segment: Int[Array, "r p"]) -> Cache:
+        """Keys and values of the observation in every cross-attention."""
+        graph, weights = nnx.split(self.cross_blocks)
+
+        def layer(x: Array, weights: Any) -> tuple[Array, tuple[Array, Array]]:
+            block = nnx.merge(graph, weights)
+            return x, (block.k(x), block.v(x))
+
+        k, v = apart(lambda x, weights: scan_layers(layer, x, weights)[1], x, weights)
+        return Cache(k, v, segment)
+
+    def __call__(
+        self,
+        x: Float[Array, "r k c n w"],
+        bucket: Int[Array, "r k c"],
+        cache: Cache,
+        read: int,
+    ) -> Float[Array, "r k c h o"]:
+        """The last `read` tokens of each chunk; of the last layer only these are computed, but the
+        last of several stages computes all, in the time that the others take for theirs."""
+        half = _TIME_WIDTH // 2
+        time = sinusoid(bucket, LOG_10000 * np.arange(half, dtype=np.float32) / (half - 1))
+        time = jnp.roll(time, half, axis=-1).astype(jnp.dtype(self.compute.dtype))
+        time = jax.nn.silu(self.time_out(jax.nn.silu(self.time_in(time))))[..., None, :]
+        r, samples, chunks, tokens, _ = x.shape
+        segment = jnp.repeat(jnp.arange(1, samples + 1), chunks * tokens)
+        segment = jnp.broadcast_to(segment, (r, segment.size))
+        over = dividing(samples, "context")
+        (cross_graph, cross_weights), (self_graph, self_weights) = (
+            nnx.split(blocks) for blocks in (self.cross_blocks, self.self_blocks)
+        )
+
+        def pair(
+            x: Array, weights: Any, k: Array, v: Array, *rows: Array, read: int = tokens
+        ) -> tuple[Array, None]:
+            cross, among = nnx.merge(cross_graph, weights[0]), nnx.merge(self_graph, weights[1])
+            x = constrain(x, ROWS, over)
+            time, segment, cached_segment = rows
+            own = jnp.ones((len(x), samples * chunks, tokens), jnp.int32)
+            q = cross.q(cross.modulated(x, time))
+            seen = attend(
+                q.reshape(len(x), -1, *q.shape[4:]),
+                k,
+                v,
+                segment,
+                cached_segment,
+                implementation=self.compute.attention,
+                split_queries=bool(over),
+            )
+            x = cross.mlp(x + cross.out(seen.out.reshape(q.shape)))
+            y = among.modulated(x, time)
+            q, k, v = among.q(y[..., -read:, :]), among.k(y), among.v(y)
+            q, k, v = (z.reshape(len(x), -1, *z.shape[3:]) for z in (q, k, v))
+            seen = jax.vmap(attend_locally)(q, k, v, own[..., -read:], own)
+            x = x[..., -read:, :]
+            out = among.out(seen.out.reshape(*x.shape[:-1], *seen.out.shape[3:]))
+            return among.mlp(x + out), None
+
+        rows, stacked = (time, segment, cache.segment), (cross_weights, self_weights)
+        cached, pipeline = (cache.k, cache.v), self.compute.pipeline
+        if axis_size("stage") > 1:
+            x, _ = scan_layers(pair, x, stacked, self.remat, rows, cached, pipeline)
+            x = x[..., -read:, :]
+        else:
+            before, last = (
+                jax.tree.map(lambda z, at=at: z[at], (stacked, *cached))
+                for at in (slice(None, -1), -1)
+            )
+            x, _ = scan_layers(pair, x, before[0], self.remat, rows, before[1:])
+            x, _ = pair(x, *last, *rows, read=read)
+        shift, scale = jnp.split(self.modulation(time), 2, axis=-1)
+        return self.out(self.norm(x) * (1 + scale) + shift)
+
+
+class Block(nnx.Module):
+    """Pre-norm attention with biases, then a GELU MLP. In a modulated block flow time scales and
+    shifts the first norm, and neither norm has parameters."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        kv_width: int,
+        modulated: bool,
+        compute: Compute,
+        rngs: nnx.Rngs,
+    ):
+        self.chunk = compute.chunk
+        width, heads = config.width, (config.heads, config.head_dim)
+        dense = partial(Dense, bias=True, compute=compute, rngs=rngs, lora=config.lora)
+        self.norm1 = _norm(width, compute, rngs, affine=not modulated)
+        self.norm2 = _norm(width, compute, rngs, affine=not modulated)
+        if modulated:
+            dtype = jnp.dtype(compute.dtype)
+            self.modulation = nnx.Linear(width, 2 * width, dtype=dtype, rngs=rngs)
+        self.q, self.k, self.v = dense(width, heads), dense(kv_width, heads), dense(kv_width, heads)
+        self.out = dense(heads, width)
+        self.up, self.down = dense(width, 4 * width), dense(4 * width, width)
+
+    def modulated(
+        self, x: Float[Array, "*b n w"], time: Float[Array, "*b 1 w"]
+    ) -> Float[Array, "*b n w"]:
+        """The first norm, scaled and shifted by the embedded time."""
+        scale, shift = jnp.split(self.modulation(time), 2, axis=-1)
+        return self.norm1(x) * (1 + scale) + shift
+
+    def mlp(self, x: Float[Array, "*b w"]) -> Float[Array, "*b w"]:
+        """The second half of the block, residual included."""
+        return x + feed_forward(self.up, self.down, self.norm2(x), self.chunk)
+
+
+def sinusoid(value: Int[Array, "*b"], decay: Float[np.ndarray, "i"]) -> Float[Array, "*b 2*i"]:
+    """[sin, cos] of value · e^−decay, f32. A thousand times a frequency tells its last bit, so
+    `decay` is to be computed in f32 in the release's order of operations."""
+    frequency = np.exp(-decay.astype(np.float64)).astype(np.float32)
+    angle = value[..., None].astype(jnp.float32) * frequency
+    return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
+
+
+def _norm(
+    width: int,
+    compute: Compute,
+    rngs: nnx.Rngs,
+    *,
+    affine: bool = True,
+    epsilon: float = 1e-5,
+) -> nnx.LayerNorm:
+    return nnx.LayerNorm(
+        width,
+        epsilon=epsilon,
+        use_bias=affine,
+        use_scale=affine,
+        dtype=jnp.dtype(compute.dtype),
+        rngs=rngs,
+    )

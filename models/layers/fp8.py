@@ -1,0 +1,261 @@
+"""Matrix products in float8: e4m3 operands forward, e5m2 gradients backward, f32 accumulation, and
+master weights that stay f32 (Micikevicius et al., arXiv 2209.05433).
+
+Every scale is a power of two, so scaling rounds nothing: what a float8 tensor core computes equals
+what a CPU computes on the same quantised numbers. XLA's GEMM rewriter turns each product of a
+per-tensor recipe into one float8 cuBLAS call with the scale folded in; `block` (DeepSeek-V3, arXiv
+2412.19437) is rounded likewise, but XLA multiplies its dequantised operands in the activations'
+dtype.
+"""
+
+import math
+import operator
+import re
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from models.layers.functional import only
+
+Recipe = Literal["current", "delayed", "block"]
+"""Scales from the tensor at hand; from the largest of the last `HISTORY` steps; or one for every
+1×128 block of an activation or gradient, along the contraction, and 128×128 block of a kernel."""
+
+HISTORY = 16
+HISTORY_LEAF = "fp8_history"
+BLOCK = 128
+
+_MANTISSA = 0x7FFFFF
+_FORWARD, _BACKWARD = jnp.float8_e4m3fn, jnp.float8_e5m2
+
+
+def dot(
+    x: Float[Array, "*b i"],
+    kernel: Float[Array, "i o"],
+    recipe: Recipe,
+    history: Float[Array, "3 n"] | None = None,
+) -> Float[Array, "*b o"]:
+    """x @ kernel in float8; the result has x's dtype, the kernel's gradient the kernel's.
+
+    Args:
+      history: for "delayed", largest magnitudes of x, kernel and the result's gradient in earlier
+        steps, newest first. Its "gradient" holds this step's in column 0, which `advance` enters.
+        An all-zero row, as at first, means scale 1; magnitudes above the largest are clipped.
+
+    Raises:
+      ValueError: "delayed" has no history, or another recipe has one.
+    """
+    if (history is None) == (recipe == "delayed"):
+        raise ValueError(
+            f"fp8 recipe {recipe!r} was given {'no' if history is None else 'a'} history; "
+            f"'delayed' needs one and no other recipe takes one."
+        )
+    rows = x.reshape(-1, x.shape[-1])
+    y = _block_dot(rows, kernel) if recipe == "block" else _tensor_dot(rows, kernel, history)
+    return y.reshape(*x.shape[:-1], kernel.shape[-1])
+
+
+def add(total: Any, gradients: Any) -> Any:
+    """Sum of two gradient trees, of whose histories the larger magnitudes stay."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, a, b: jnp.maximum(a, b) if is_history(path) else a + b, total, gradients
+    )
+
+
+def without_history(gradients: Any) -> Any:
+    """Gradients that an optimizer may see: zero where the leaf is a history."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, g: jnp.zeros_like(g) if is_history(path) else g, gradients
+    )
+
+
+def advance(updated: Any, params: Any, gradients: Any) -> Any:
+    """`updated`, its histories replaced by those of `params` with this step's magnitudes (in
+    `gradients`, neither divided nor clipped) entered in front and the oldest dropped."""
+
+    def leaf(path: Any, new: Array, old: Array, gradient: Array) -> Array:
+        if not is_history(path):
+            return new
+        return jnp.concatenate([gradient[..., :1], old[..., :-1]], axis=-1).astype(old.dtype)
+
+    return jax.tree_util.tree_map_with_path(leaf, updated, params, gradients)
+
+
+def split_histories(weights: Any) -> tuple[Any, Any]:
+    """The tree with its histories alone, and with all else; None for the others. `fill` of
+    `models.layers.functional` joins them."""
+    chosen = jax.tree_util.tree_map_with_path(lambda path, _: is_history(path), weights)
+    return only(weights, chosen), only(weights, jax.tree.map(operator.not_, chosen))
+
+
+def copies(histories: Any, count: int) -> Any:
+    """A copy [count, ...] of each for several users in one step, of whose "gradients" the largest
+    stay."""
+    return jax.tree.map(lambda h: _repeated(h, count), histories)
+
+
+def is_history(path: tuple[Any, ...]) -> bool:
+    """Whether a key path of `jax.tree_util` leads to a history."""
+    return HISTORY_LEAF in jax.tree_util.keystr(path, simple=True, separator="/").split("/")
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Quantized:
+    """A kernel kept in float8 with one f32 scale for every 128×128 block of its matrix."""
+
+    q: Float[Array, "*l i o"]
+    scale: Float[Array, "*l p r"]
+
+    def kernel(self, inner: int) -> Float[Array, "i o"]:
+        """The matrix of one layer, f32."""
+        flat = self.q.reshape(inner, -1).astype(jnp.float32)
+        return flat * _spread(self.scale, (BLOCK, BLOCK), flat.shape)
+
+
+def quantize(params: Any, pattern: str) -> Any:
+    """`params` with the stacked kernels whose path `pattern` matches (`re.search`) as `Quantized`:
+    a quarter of f32's bytes, half of bf16's, for serving. Deterministic and free of calibration.
+
+    Raises:
+      ValueError: no kernel matches.
+    """
+    found = []
+
+    def leaf(path: tuple[Any, ...], kernel: Array) -> Any:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        if not name.endswith("/kernel") or not re.search(pattern, name):
+            return kernel
+        found.append(name)
+        heads_in = name.split("/")[-2] == "out" and kernel.ndim == 4
+        inner = math.prod(kernel.shape[1 : 3 if heads_in else 2])
+        flat = kernel.reshape(len(kernel), inner, -1).astype(jnp.float32)
+        scale = jax.vmap(lambda k: block_scales(k, (BLOCK, BLOCK)))(flat)
+        spread = jax.vmap(lambda s: _spread(s, (BLOCK, BLOCK), flat.shape[1:]))(scale)
+        return Quantized(_quantise(flat, spread, _FORWARD).reshape(kernel.shape), scale)
+
+    quantized = jax.tree_util.tree_map_with_path(leaf, params)
+    if not found:
+        raise ValueError(f"No kernel's path matches {pattern!r}, so nothing would be quantised.")
+    return quantized
+
+
+@jax.custom_vjp
+def _tensor_dot(
+    x: Float[Array, "m k"], kernel: Float[Array, "k n"], history: Float[Array, "3 h"] | None
+) -> Float[Array, "m n"]:
+    return _tensor_forward(x, kernel, history)[0]
+
+
+def _tensor_forward(x: Array, kernel: Array, history: Array | None) -> tuple[Array, Any]:
+    amax_x, amax_k = _amax(x), _amax(kernel)
+    scale_x = _scale(amax_x if history is None else history[0].max(), _FORWARD)
+    scale_k = _scale(amax_k if history is None else history[1].max(), _FORWARD)
+    qx, qk = _quantise(x, scale_x, _FORWARD), _quantise(kernel, scale_k, _FORWARD)
+    y = _product(qx, qk, (1, 0), scale_x * scale_k, x.dtype)
+    return y, (qx, scale_x, kernel, scale_k, (amax_x, amax_k), history)
+
+
+def _tensor_backward(saved: Any, g: Float[Array, "m n"]) -> tuple[Array, Array, Array | None]:
+    qx, scale_x, kernel, scale_k, amax, history = saved
+    amax_g = _amax(g)
+    scale_g = _scale(amax_g if history is None else history[2].max(), _BACKWARD)
+    qg, qk = _quantise(g, scale_g, _BACKWARD), _quantise(kernel, scale_k, _FORWARD)
+    dx = _product(qg, qk, (1, 1), scale_g * scale_k, g.dtype)
+    dk = _product(qx, qg, (0, 0), scale_x * scale_g, g.dtype).astype(kernel.dtype)
+    if history is None:
+        return dx, dk, None
+    return dx, dk, jnp.zeros_like(history).at[:, 0].set(jnp.stack([*amax, amax_g]))
+
+
+_tensor_dot.defvjp(_tensor_forward, _tensor_backward)
+
+
+@jax.custom_vjp
+def _block_dot(x: Float[Array, "m k"], kernel: Float[Array, "k n"]) -> Float[Array, "m n"]:
+    return _block_forward(x, kernel)[0]
+
+
+def _block_forward(x: Array, kernel: Array) -> tuple[Array, Any]:
+    rounded = _round(x, (1, BLOCK), _FORWARD), _round(kernel, (BLOCK, BLOCK), _FORWARD)
+    y = _product(rounded[0], rounded[1].astype(x.dtype), (1, 0), None, x.dtype)
+    return y, (x, kernel)
+
+
+def _block_backward(saved: Any, g: Float[Array, "m n"]) -> tuple[Array, Array]:
+    x, kernel = saved
+    rounded = _round(kernel, (BLOCK, BLOCK), _FORWARD).astype(g.dtype)
+    dx = _product(_round(g, (1, BLOCK), _BACKWARD), rounded, (1, 1), None, g.dtype)
+    tokens = (BLOCK, 1)
+    dk = _product(_round(x, tokens, _FORWARD), _round(g, tokens, _BACKWARD), (0, 0), None, g.dtype)
+    return dx, dk.astype(kernel.dtype)
+
+
+_block_dot.defvjp(_block_forward, _block_backward)
+
+
+def _product(
+    a: Array, b: Array, contract: tuple[int, int], scale: Array | None, dtype: Any
+) -> Array:
+    """The spelling that the GEMM rewriter knows: a product of bare operands, then a scalar."""
+    dims = (((contract[0],), (contract[1],)), ((), ()))
+    y = jax.lax.dot_general(a, b, dims, preferred_element_type=dtype)
+    return y if scale is None else y * scale.astype(dtype)
+
+
+def _round(x: Float[Array, "m n"], block: tuple[int, int], kind: Any) -> Float[Array, "m n"]:
+    """x as float8 under one scale a block would hold it, in x's dtype."""
+    scale = _spread(block_scales(x, block, kind), block, x.shape)
+    return _quantise(x, scale, kind).astype(x.dtype) * scale.astype(x.dtype)
+
+
+def block_scales(
+    x: Float[Array, "m n"], block: tuple[int, int], kind: Any = _FORWARD
+) -> Float[Array, "p q"]:
+    """One scale for every block, the last of a dimension may be short."""
+    (m, n), (rows, columns) = x.shape, block
+    padded = jnp.pad(x, ((0, -m % rows), (0, -n % columns)))
+    tiles = padded.reshape(-1, rows, padded.shape[1] // columns, columns)
+    return _scale(jnp.abs(tiles).max((1, 3)).astype(jnp.float32), kind)
+
+
+def _spread(
+    scale: Float[Array, "p q"], block: tuple[int, int], shape: tuple[int, ...]
+) -> Float[Array, "m n"]:
+    tall = jnp.repeat(scale, block[0], axis=0)[: shape[0]]
+    return jnp.repeat(tall, block[1], axis=1)[:, : shape[1]]
+
+
+def _amax(x: Array) -> Float[Array, ""]:
+    return jnp.abs(x).max().astype(jnp.float32)
+
+
+def _scale(amax: Float[Array, "*s"], kind: Any) -> Float[Array, "*s"]:
+    """The least power of two by which amax divided fits `kind`; 1 for no or no finite amax."""
+    needed = jnp.maximum(amax / float(jnp.finfo(kind).max), jnp.finfo(jnp.float32).tiny)
+    bits = jax.lax.bitcast_convert_type(needed, jnp.int32)
+    scale = jax.lax.bitcast_convert_type((bits + _MANTISSA) & ~_MANTISSA, jnp.float32)
+    return jnp.where((amax > 0) & jnp.isfinite(amax), scale, 1.0)
+
+
+def _quantise(x: Array, scale: Array, kind: Any) -> Array:
+    """x / scale, clipped to what `kind` holds; NaN stays, and infinity becomes NaN, so that a
+    diverged step still shows."""
+    largest = float(jnp.finfo(kind).max)
+    clipped = jnp.clip(x.astype(jnp.float32) / scale, -largest, largest)
+    return jnp.where(jnp.isfinite(x), clipped, jnp.nan).astype(kind)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _repeated(history: Float[Array, "*h"], count: int) -> Float[Array, "c *h"]:
+    return jnp.broadcast_to(history, (count, *history.shape))
+
+
+_repeated.defvjp(
+    lambda history, count: (_repeated(history, count), None),
+    lambda count, _, g: (g.max(0),),
+)

@@ -1,0 +1,300 @@
+"""Layers shared by the towers: projections, norms, feed-forward, rotary and sinusoidal positions.
+
+Arithmetic is Gemma's and π0.5's (openpi; Gemma report arXiv 2403.08295): norms in f32, RMS scale
+stored as its distance from 1, tanh GELU, rotary halves split, base 10,000.
+"""
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Float, Int
+
+from models.attention.attention import Implementation
+from models.attention.partial import ATTENTION
+from models.config.bounds import check_size
+from models.layers import fp8
+from models.layers.pipeline import Pipeline, circulate
+from models.layers.token_chunks import in_chunks
+from models.sharding import ROWS, axis_size, keep_rows
+
+Carry = TypeVar("Carry")
+Remat = Literal["none", "dots", "qkv", "attention", "full"]
+"""What a stack keeps of each layer for backward, the most first: everything; the results of all
+products with weights and of attention; of attention and its projections, which leaves the wide
+feed-forward layer to be computed again; of attention alone, the dearest to repeat in a long row
+(the dense implementation keeps nothing); or the layer's input, which the others keep too."""
+
+Module = TypeVar("Module", bound=nnx.Module)
+_UNROLLED = 4
+_DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+@dataclass(frozen=True)
+class Compute:
+    """How a model computes: dtype of activations (parameters stay f32), attention kernel, the
+    scaling under which the blocks' projections multiply in float8, a pattern for paths of kernels
+    that are kept in float8 (`fp8.quantize`), for serving alone, and how rows pass the stages of a
+    mesh that has some. Feed-forward layers take `chunk` tokens at a time on each device (0: all at
+    once), see `models.layers.token_chunks`."""
+
+    dtype: str = "bfloat16"
+    attention: Implementation = "auto"
+    fp8: Literal["none", "current", "delayed", "block"] = "none"
+    quantized: str = ""
+    pipeline: Pipeline = field(default_factory=Pipeline)
+    chunk: int = 0
+
+    def __post_init__(self) -> None:
+        if self.dtype not in _DTYPES:
+            raise ValueError(f"compute.dtype is '{self.dtype}'; expected one of {list(_DTYPES)}.")
+        check_size("compute.chunk", self.chunk, least=0)
+        try:
+            re.compile(self.quantized)
+        except re.error as error:
+            raise ValueError(
+                f"compute.quantized is {self.quantized!r}, no regex: {error}."
+            ) from error
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Low-rank adaptation (arXiv 2106.09685): every projection of a stack gains B·A·alpha/rank."""
+
+    rank: int
+    alpha: float
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ValueError(f"lora.rank is {self.rank}; it must be at least 1 (or lora None).")
+        check_size("lora.rank", self.rank)
+
+
+class Dense(nnx.Module):
+    """The projection of every block: `inner` dims to `outer` dims, each one or a (heads, dim) pair.
+
+    `kernel` is [*inner, *outer]. LoRA leaves have openpi's shapes, one pair a head: `lora_a`
+    [heads, in, r] and `lora_b` [heads, r, out], without the heads where there are none; B is zero
+    at first, so an adapter begins as the identity. Where heads come in, what they give to the rank
+    is added up, and so are their Bs, as openpi has it.
+    """
+
+    def __init__(
+        self,
+        inner: int | tuple[int, int],
+        outer: int | tuple[int, int],
+        *,
+        compute: Compute,
+        rngs: nnx.Rngs,
+        bias: bool = False,
+        lora: Lora | None = None,
+    ):
+        self.inner = (inner,) if isinstance(inner, int) else inner
+        self.outer = (outer,) if isinstance(outer, int) else outer
+        self.dtype, self.fp8 = jnp.dtype(compute.dtype), compute.fp8
+        flat = (math.prod(self.inner), math.prod(self.outer))
+        kernel = nnx.initializers.lecun_normal()(rngs.params(), flat)
+        self.kernel = nnx.Param(kernel.reshape(*self.inner, *self.outer))
+        if compute.fp8 == "delayed":
+            self.fp8_history = nnx.Param(jnp.zeros((3, fp8.HISTORY)))
+        if bias:
+            self.bias = nnx.Param(jnp.zeros(self.outer))
+        if lora is not None:
+            self.lora_scale = lora.alpha / lora.rank
+            heads = (*self.inner, *self.outer)[1:-1] if len(self.outer) > 1 else self.inner[:-1]
+            narrow = (*heads, self.inner[-1], lora.rank)
+            normal = nnx.initializers.normal(self.inner[-1] ** -0.5)
+            self.lora_a = nnx.Param(normal(rngs.params(), narrow))
+            self.lora_b = nnx.Param(jnp.zeros((*heads, lora.rank, self.outer[-1])))
+
+    def __call__(self, x: Float[Array, "*b i"]) -> Float[Array, "*b o"]:
+        x = x.astype(self.dtype)
+        batch = x.shape[: x.ndim - len(self.inner)]
+        y = self._product(x.reshape(*batch, -1)).reshape(*batch, *self.outer)
+        if hasattr(self, "lora_a"):
+            y = y + self._adapter(x) * self.lora_scale
+        if hasattr(self, "bias"):
+            y = y + self.bias[...].astype(self.dtype)
+        of_attention = len(self.inner) + len(self.outer) > 2
+        return checkpoint_name(y, _QKV) if of_attention else y
+
+    def _product(self, x: Float[Array, "*b i"]) -> Float[Array, "*b o"]:
+        inner, kernel = math.prod(self.inner), cast(Any, self.kernel.get_value())
+        quantized = isinstance(kernel, fp8.Quantized)
+        kernel = kernel.kernel(inner) if quantized else kernel.reshape(inner, -1)
+        if self.fp8 == "none":
+            return x @ kernel.astype(self.dtype)
+        history = self.fp8_history[...] if self.fp8 == "delayed" else None
+        return fp8.dot(x, kernel, self.fp8, history)
+
+    def _adapter(self, x: Float[Array, "*b i"]) -> Float[Array, "*b o"]:
+        a, b = self.lora_a[...].astype(self.dtype), self.lora_b[...].astype(self.dtype)
+        if len(self.outer) > 1:
+            return jnp.einsum("...i,nir,nro->...no", x, a, b)
+        if len(self.inner) > 1:
+            return jnp.einsum("...ni,nir->...r", x, a) @ b.sum(0)
+        return x @ a @ b
+
+
+class RMSNorm(nnx.Module):
+    """x / rms(x) · (1 + scale); statistics in f32."""
+
+    def __init__(self, width: int):
+        self.scale = nnx.Param(jnp.zeros(width))
+
+    def __call__(self, x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
+        return (normalise(x) * (1 + self.scale[...])).astype(x.dtype)
+
+
+class AdaRMSNorm(nnx.Module):
+    """RMS norm whose scale and shift, and the gate of the residual that follows, come from a
+    condition.
+
+    The projection is zero-initialised as in π0.5, so every block begins closed (gate 0).
+    """
+
+    def __init__(self, width: int, compute: Compute, rngs: nnx.Rngs):
+        self.modulation = nnx.Linear(
+            width,
+            3 * width,
+            kernel_init=nnx.initializers.zeros,
+            dtype=jnp.dtype(compute.dtype),
+            rngs=rngs,
+        )
+
+    def __call__(
+        self, x: Float[Array, "*b d"], condition: Float[Array, "*c d"]
+    ) -> tuple[Float[Array, "*b d"], Float[Array, "*c d"]]:
+        """The modulated norm and the gate; `condition` broadcasts against `x`."""
+        scale, shift, gate = jnp.split(self.modulation(condition), 3, axis=-1)
+        return (normalise(x) * (1 + scale) + shift).astype(x.dtype), gate
+
+
+class GatedMLP(nnx.Module):
+    """GeGLU: gelu(x·gate) ⊙ (x·up), projected down."""
+
+    def __init__(
+        self, width: int, hidden: int, compute: Compute, rngs: nnx.Rngs, lora: Lora | None = None
+    ):
+        self.chunk = compute.chunk
+        self.gate = Dense(width, hidden, compute=compute, rngs=rngs, lora=lora)
+        self.up = Dense(width, hidden, compute=compute, rngs=rngs, lora=lora)
+        self.down = Dense(hidden, width, compute=compute, rngs=rngs, lora=lora)
+
+    def __call__(self, x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
+        def tokens(gate: Dense, up: Dense, down: Dense, x: Array) -> Array:
+            return down(self.activation(gate(x)) * up(x))
+
+        return in_chunks(tokens, (self.gate, self.up, self.down), x, self.chunk)
+
+    @staticmethod
+    def activation(x: Float[Array, "*b h"]) -> Float[Array, "*b h"]:
+        return jax.nn.gelu(x, approximate=True)
+
+
+def feed_forward(
+    up: Dense, down: Dense, x: Float[Array, "*b d"], chunk: int
+) -> Float[Array, "*b d"]:
+    """gelu(x·up), projected down, `chunk` tokens at a time (`models.layers.token_chunks`)."""
+
+    def tokens(up: Dense, down: Dense, x: Array) -> Array:
+        return down(jax.nn.gelu(up(x), approximate=True))
+
+    return in_chunks(tokens, (up, down), x, chunk)
+
+
+def stack_layers(make: Callable[[nnx.Rngs], Module], depth: int, rngs: nnx.Rngs) -> Module:
+    """`depth` layers as one module whose parameters have a leading axis of that length."""
+    return nnx.split_rngs(splits=depth)(nnx.vmap(make))(rngs)
+
+
+def scan_layers(
+    layer: Callable[..., tuple[Carry, Any]],
+    x: Carry,
+    stacked: Any,
+    remat: Remat = "none",
+    rows: tuple[Any, ...] = (),
+    cached: tuple[Any, ...] = (),
+    pipeline: Pipeline | None = None,
+    axes: tuple[str, ...] = ROWS,
+) -> tuple[Carry, Any]:
+    """`x, left = layer(x, weights, *cached, *rows)` from layer to layer; returns the last x and
+    what all layers left, stacked.
+
+    For backward is kept what `remat` says. `stacked` [L, ...] are weights, `rows` [R, ...] what
+    every layer reads of its rows, `cached` [L, R, ...] what each layer reads of its own; a layer
+    takes nothing else that has rows. So on a mesh with stages the layers run as a `pipeline` (None:
+    on all stages alike), whose repeats take "none" for "dots". The rows of x are split over `axes`.
+
+    A few layers are unrolled, which spares a fifth of a small model's step (no copies of what
+    backward needs); many are not, for the sake of compile time.
+    """
+    pipeline = pipeline if axis_size("stage") > 1 else None
+    if pipeline is not None and remat == "none" and pipeline.repeats > 1:
+        remat = "dots"
+
+    def scan(layer: Any, x: Carry, stacked: Any, cached: Any, rows: Any) -> tuple[Carry, Any]:
+        def step(x: Carry, xs: Any) -> tuple[Carry, Any]:
+            x, left = layer(keep_rows(x, axes), xs[0], *xs[1], *rows)
+            return keep_rows(x, axes), left
+
+        if remat != "none":
+            step = jax.checkpoint(step, policy=_POLICIES[remat], prevent_cse=False)
+        unroll = remat == "none" and len(jax.tree.leaves(stacked)[0]) <= _UNROLLED
+        return jax.lax.scan(step, x, (stacked, cached), unroll=unroll)
+
+    if pipeline is not None:
+        return circulate(scan, layer, x, stacked, cached, rows, pipeline)
+    return scan(layer, x, stacked, cached, rows)
+
+
+_QKV = "qkv"
+_names = jax.checkpoint_policies.save_only_these_names
+_POLICIES = {
+    "dots": jax.checkpoint_policies.save_from_both_policies(
+        jax.checkpoint_policies.dots_with_no_batch_dims_saveable, _names(ATTENTION)
+    ),
+    "qkv": _names(_QKV, ATTENTION),
+    "attention": _names(ATTENTION),
+    "full": jax.checkpoint_policies.nothing_saveable,
+}
+
+
+def normalise(x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
+    """x / sqrt(mean(x²) + 1e-6), in f32."""
+    x = x.astype(jnp.float32)
+    return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6)
+
+
+def rotary(
+    x: Float[Array, "*b t n d"], position: Int[Array, "*b t"], base: float = 10_000.0
+) -> Float[Array, "*b t n d"]:
+    """Rotates the two halves of each head by its position (RoPE, arXiv 2104.09864)."""
+    half = x.shape[-1] // 2
+    angle = position[..., None, None] / base ** (jnp.arange(half) / half)
+    first, second = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return turned.astype(x.dtype)
+
+
+def sincos_embedding(
+    value: Float[Array, "*b"], width: int, min_period: float = 4e-3, max_period: float = 4.0
+) -> Float[Array, "*b d"]:
+    """[sin, cos] of `value` at log-spaced periods; π0's embedding of flow time.
+
+    Angles reach 1,570, so frequencies are made here, once: compiled, their last bit and with it the
+    fourth decimal of an angle would depend on the shapes of the program.
+    """
+    half = width // 2
+    fraction = np.linspace(0, 1, half, dtype=np.float32)
+    period = np.float32(min_period) * np.float32(max_period / min_period) ** fraction
+    angle = value[..., None] * (1 / period * np.float32(2 * np.pi))
+    return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)

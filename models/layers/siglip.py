@@ -1,0 +1,113 @@
+"""Vision tower: a SigLIP ViT from pictures to tokens of the language model's width.
+
+Architecture as in So400m/14 of PaliGemma (big_vision; arXiv 2303.15343): learned positions,
+pre-norm blocks, no pooling, a linear head. Optionally the prompt enters at the stem by FiLM (arXiv
+1709.07871), which lets a small model bind a word to pixels in a few hundred steps where attention
+alone needs thousands.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, UInt8
+
+from models.config.bounds import LARGEST_DEPTH, check_size, check_sizes
+from models.layers.layers import Compute, Dense, Remat, feed_forward, scan_layers, stack_layers
+from models.sharding import ROWS, constrain, dividing
+
+
+@dataclass(frozen=True)
+class SiglipConfig:
+    """Sizes of the tower; the defaults are So400m/14."""
+
+    width: int = 1152
+    depth: int = 27
+    hidden: int = 4304
+    heads: int = 16
+    patch: int = 14
+    remat: Remat = "none"
+
+    def __post_init__(self) -> None:
+        check_sizes("vision", self, "width", "hidden", "heads", "patch")
+        check_size("vision.depth", self.depth, LARGEST_DEPTH)
+        if self.width % self.heads:
+            raise ValueError(
+                f"vision.width is {self.width}, which {self.heads} heads (vision.heads) do not "
+                f"divide; change one of them."
+            )
+
+    def tokens(self, image_size: int) -> int:
+        """Tokens of one square picture."""
+        return (image_size // self.patch) ** 2
+
+
+class Siglip(nnx.Module):
+    """uint8 pictures to `out_width`-wide tokens, patches in row order."""
+
+    def __init__(
+        self,
+        config: SiglipConfig,
+        image_size: int,
+        out_width: int,
+        *,
+        film_width: int | None,
+        compute: Compute,
+        rngs: nnx.Rngs,
+    ):
+        dtype = self.dtype = jnp.dtype(compute.dtype)
+        self.patch, self.remat = config.patch, config.remat
+        width, tokens = config.width, config.tokens(image_size)
+        self.embed = nnx.Linear(3 * config.patch**2, width, dtype=dtype, rngs=rngs)
+        self.position = nnx.Param(
+            nnx.initializers.normal(width**-0.5)(rngs.params(), (tokens, width))
+        )
+        if film_width is not None:
+            self.film = nnx.Linear(film_width, 2 * width, dtype=dtype, rngs=rngs)
+        self.blocks = stack_layers(lambda r: Block(config, compute, r), config.depth, rngs)
+        self.norm = nnx.LayerNorm(width, epsilon=1e-6, dtype=dtype, rngs=rngs)
+        self.head = nnx.Linear(width, out_width, dtype=dtype, rngs=rngs)
+
+    def __call__(
+        self, images: UInt8[Array, "b h w 3"], text: Float[Array, "b e"] | None = None
+    ) -> Float[Array, "b n d"]:
+        """Tokens [b, n, out_width]; `text` conditions the stem of a tower that was built with
+        FiLM. Devices that work on the same rows share out their pictures."""
+        b, h, w, _ = images.shape
+        axes = dividing(b, *ROWS, "context", "stage")
+        images = constrain(images, axes)
+        p = self.patch
+        pixels = (images.astype(jnp.float32) / 255 * 2 - 1).astype(self.dtype)
+        patches = pixels.reshape(b, h // p, p, w // p, p, 3).transpose(0, 1, 3, 2, 4, 5)
+        x = self.embed(patches.reshape(b, -1, 3 * p * p))
+        if text is not None:
+            scale, shift = jnp.split(self.film(text)[:, None], 2, axis=-1)
+            x = jax.nn.relu(x * (1 + scale) + shift)
+        x = x + self.position[...].astype(x.dtype)
+        graph, weights = nnx.split(self.blocks)
+        layer = lambda x, w: (nnx.merge(graph, w)(x), None)  # noqa: E731
+        x, _ = scan_layers(layer, x, weights, self.remat, axes=axes)
+        return constrain(self.head(self.norm(x)), dividing(b, *ROWS))
+
+
+class Block(nnx.Module):
+    """Pre-norm ViT block: full self-attention, then a GELU MLP."""
+
+    def __init__(self, config: SiglipConfig, compute: Compute, rngs: nnx.Rngs):
+        width, heads = config.width, (config.heads, config.width // config.heads)
+        dense = partial(Dense, bias=True, compute=compute, rngs=rngs)
+        norm = partial(
+            nnx.LayerNorm, width, epsilon=1e-6, dtype=jnp.dtype(compute.dtype), rngs=rngs
+        )
+        self.norm1, self.norm2 = norm(), norm()
+        self.chunk = compute.chunk
+        self.q, self.k, self.v = dense(width, heads), dense(width, heads), dense(width, heads)
+        self.out = dense(heads, width)
+        self.up, self.down = dense(width, config.hidden), dense(config.hidden, width)
+
+    def __call__(self, x: Float[Array, "b n d"]) -> Float[Array, "b n d"]:
+        y = self.norm1(x)
+        x = x + self.out(jax.nn.dot_product_attention(self.q(y), self.k(y), self.v(y)))
+        return x + feed_forward(self.up, self.down, self.norm2(x), self.chunk)

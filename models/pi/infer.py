@@ -1,0 +1,91 @@
+"""The config of a π0 or π0.5 model from the shapes of its parameters."""
+
+import math
+from collections.abc import Mapping
+
+from models.checkpoints.rename import Shape, Table, our_shapes
+from models.checkpoints.sources import Source
+from models.layers.gemma import GemmaConfig
+from models.layers.layers import Lora
+from models.layers.siglip import SiglipConfig
+from models.pi.model import PiConfig
+
+_NEEDED = (
+    "vision/embed/kernel",
+    "vision/position",
+    "vision/blocks/q/kernel",
+    "vision/blocks/up/kernel",
+    "embedding",
+    "action_in/kernel",
+    *(
+        f"{stack}/layers/{path}/kernel"
+        for stack in ("language", "expert")
+        for path in ("attention/q", "attention/k", "mlp/gate")
+    ),
+)
+
+
+def pi_config(
+    source: Source, table: Table, horizon: int, known: Mapping[str, int] | None = None
+) -> PiConfig:
+    """Reads a config off the checkpoint's shapes by the rules of `table`.
+
+    What shapes do not tell is openpi's: state as text in π0.5 and as the expert's token in π0, LoRA
+    scaled by 1 (alpha equal to the rank, as in openpi's variants).
+
+    Args:
+      horizon: steps of a chunk, which no shape tells.
+      known: sizes of axes that the checkpoint merges.
+
+    Raises:
+      ValueError: parameters are missing without which sizes cannot be told (all such are listed),
+      or the sizes contradict each other.
+    """
+    shapes = our_shapes(table, source.shapes, known)
+    reads_state = "state_in/kernel" in table.by_path
+    needed = (*_NEEDED, *(["state_in/kernel"] if reads_state else []))
+    missing = [f"{path} ({table.by_path[path].theirs})" for path in needed if path not in shapes]
+    if missing:
+        raise ValueError(
+            f"{source.where} is not a whole π0 or π0.5 checkpoint; without these its sizes cannot "
+            f"be told: {', '.join(missing)}."
+        )
+    blocks, (tokens, width) = shapes["vision/blocks/q/kernel"], shapes["vision/position"]
+    patch = math.isqrt(shapes["vision/embed/kernel"][0] // 3)
+    action_dim = shapes["action_in/kernel"][0]
+    return PiConfig(
+        vision=SiglipConfig(
+            width=width,
+            depth=blocks[0],
+            hidden=shapes["vision/blocks/up/kernel"][2],
+            heads=blocks[2],
+            patch=patch,
+        ),
+        language=_stack(shapes, "language"),
+        expert=_stack(shapes, "expert"),
+        image_size=math.isqrt(tokens) * patch,
+        vocabulary=shapes["embedding"][0],
+        state_dim=shapes["state_in/kernel"][0] if reads_state else action_dim,
+        action_dim=action_dim,
+        horizon=horizon,
+        state_input="suffix" if reads_state else "text",
+        time="input" if reads_state else "modulation",
+    )
+
+
+def _stack(shapes: Mapping[str, Shape], name: str) -> GemmaConfig:
+    depth, width, heads, head_dim = shapes[f"{name}/layers/attention/q/kernel"]
+    return GemmaConfig(
+        width=width,
+        depth=depth,
+        hidden=shapes[f"{name}/layers/mlp/gate/kernel"][2],
+        heads=heads,
+        kv_heads=shapes[f"{name}/layers/attention/k/kernel"][2],
+        head_dim=head_dim,
+        attention_lora=_lora(shapes, f"{name}/layers/attention/q/lora_a"),
+        mlp_lora=_lora(shapes, f"{name}/layers/mlp/gate/lora_a"),
+    )
+
+
+def _lora(shapes: Mapping[str, Shape], path: str) -> Lora | None:
+    return Lora(shapes[path][-1], float(shapes[path][-1])) if path in shapes else None

@@ -1,0 +1,380 @@
+"""π0 (arXiv 2410.24164) and π0.5 (arXiv 2504.16054): a vision tower and a language model for the
+prefix, a flow-matching action expert.
+
+Everything runs on packed rows: a sample pays for the images and tokens it has, and several noised
+chunks of it share one prefix (Mini-Diffuser's level-2 minibatch, arXiv 2505.09430). `Pi` is pure
+functions over a nested dict of parameters; the layers behind it are Flax nnx modules.
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from models import flow
+from models.attention.ring import deal
+from models.config.bounds import (
+    LARGEST_DIMS,
+    LARGEST_DRAWS,
+    LARGEST_HORIZON,
+    LARGEST_IMAGE,
+    LARGEST_VOCABULARY,
+    check_size,
+    check_sizes,
+)
+from models.inputs.packed_batch import ACTION_TOKENS, SUBTASK, Layout, PackedBatch
+from models.inputs.processor import StateInput
+from models.inputs.tokenizer import SMALLEST_VOCABULARY
+from models.layers.functional import Functional, Params
+from models.layers.gemma import GEMMA_2B, GEMMA_300M, Cache, Expert, GemmaConfig, Prefix
+from models.layers.layers import Compute, sincos_embedding
+from models.layers.pipeline import staged
+from models.layers.siglip import Siglip, SiglipConfig
+from models.pi import targets
+from models.realtime_chunking import Guidance
+from models.sharding import ROWS, constrain, look_up
+
+_KINDS = {"text": SUBTASK, "action_tokens": ACTION_TOKENS}
+
+
+@dataclass(frozen=True)
+class PiConfig:
+    """Architecture; the defaults are π0.5's, `PI0` is π0's.
+
+    `state_input`: spelt as text (π0.5), as a token that the expert reads (π0, "suffix"), as a token
+    in the prefix ("token"), or not at all. `time`: flow time modulates the expert's norms (π0.5) or
+    is joined to its input (π0). `film`: the prompt also enters the vision stem. `chunks`: noised
+    chunks per observation in training. `steps`: Euler steps of the sampler.
+
+    Knowledge insulation (arXiv 2505.23705): with `insulate` no gradient passes from the expert into
+    what it reads, and the language model learns from cross-entropies beside flow matching, of
+    subtask text by weight `text_loss` and of FAST action tokens by weight `action_token_loss`;
+    `targets` is the room that a sample has for both.
+    """
+
+    vision: SiglipConfig = field(default_factory=SiglipConfig)
+    language: GemmaConfig = GEMMA_2B
+    expert: GemmaConfig = GEMMA_300M
+    image_size: int = 224
+    vocabulary: int = 257_152
+    state_dim: int = 32
+    action_dim: int = 32
+    horizon: int = 50
+    state_input: StateInput = "text"
+    time: Literal["modulation", "input"] = "modulation"
+    film: bool = False
+    chunks: int = 1
+    steps: int = 10
+    insulate: bool = False
+    text_loss: float = 0.0
+    action_token_loss: float = 0.0
+    targets: int = 0
+    compute: Compute = field(default_factory=Compute)
+
+    def __post_init__(self) -> None:
+        check_size("model.image_size", self.image_size, LARGEST_IMAGE)
+        check_size("model.vocabulary", self.vocabulary, LARGEST_VOCABULARY)
+        check_sizes("model", self, "state_dim", "action_dim", most=LARGEST_DIMS)
+        check_size("model.horizon", self.horizon, LARGEST_HORIZON)
+        check_sizes("model", self, "chunks", "steps", most=LARGEST_DRAWS)
+        check_size("model.targets", self.targets, least=0)
+        language, expert = self.language, self.expert
+        for name in ("depth", "heads", "kv_heads", "head_dim"):
+            if getattr(language, name) != getattr(expert, name):
+                raise ValueError(
+                    f"model.language.{name} is {getattr(language, name)} but model.expert.{name} "
+                    f"is {getattr(expert, name)}; the expert attends to the language model's keys, "
+                    f"so they must be equal."
+                )
+        if self.image_size % self.vision.patch:
+            raise ValueError(
+                f"model.image_size is {self.image_size}, which patches of "
+                f"{self.vision.patch} (model.vision.patch) do not divide; change one of them."
+            )
+        if self.vocabulary < SMALLEST_VOCABULARY:
+            raise ValueError(
+                f"model.vocabulary is {self.vocabulary}; bytes and special tokens alone need "
+                f"{SMALLEST_VOCABULARY}."
+            )
+        for name in ("text_loss", "action_token_loss"):
+            weight = getattr(self, name)
+            if weight < 0 or (weight > 0 and self.targets < 2):
+                raise ValueError(
+                    f"model.{name} is {weight} with model.targets {self.targets}; a weight is at "
+                    f"least 0, and one above 0 needs places for the tokens to predict (2 or more)."
+                )
+
+    @property
+    def cross_entropies(self) -> dict[str, float]:
+        """Weights of the losses of targets, where not 0."""
+        weights = {"text": self.text_loss, "action_tokens": self.action_token_loss}
+        return {name: weight for name, weight in weights.items() if weight}
+
+    def layout(
+        self, *, prefix: int, samples: int, images: int, text: int | None = None, targets: int = 0
+    ) -> Layout:
+        """Row sizes for this model; text fills at most the whole prefix unless said otherwise.
+
+        Training with cross-entropies takes `targets=config.targets`.
+        """
+        return Layout(
+            prefix=prefix,
+            images=images,
+            samples=samples,
+            text=prefix if text is None else text,
+            image_size=self.image_size,
+            tokens_per_image=self.vision.tokens(self.image_size),
+            state_tokens=int(self.state_input == "token"),
+            state_dim=self.state_dim,
+            horizon=self.horizon,
+            action_dim=self.action_dim,
+            targets=targets,
+        )
+
+
+@dataclass(frozen=True)
+class Pi:
+    """The model as functions of (parameters, batch, key)."""
+
+    config: PiConfig
+
+    def init(self, key: PRNGKeyArray) -> Params:
+        """Random parameters, f32, as a nested dict."""
+        return self._modules.init(key)
+
+    def loss(
+        self, params: Params, batch: PackedBatch, key: PRNGKeyArray
+    ) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        """The weighted sum of `terms`, and the weighted count of valid action entries; their ratio
+        is the mean loss."""
+        terms, count = self.terms(params, batch, key)
+        total = terms["flow"]
+        for name, weight in self.config.cross_entropies.items():
+            total += weight * terms[name]
+        return total, count
+
+    def terms(
+        self, params: Params, batch: PackedBatch, key: PRNGKeyArray
+    ) -> tuple[dict[str, Float[Array, ""]], Float[Array, ""]]:
+        """The loss's terms, each as a sum, and the count that divides them.
+
+        "flow": squared velocity error over valid action entries, averaged over a sample's chunks.
+        "text" and "action_tokens", where their weight is not 0: a sample's cross-entropy, in nats
+        per token, times its valid action entries. So each term over the count is a mean over
+        samples in which a sample weighs as much as in the others, whatever it is packed with.
+
+        Raises:
+          ValueError: a cross-entropy has a weight, but the batch's layout no targets.
+        """
+        config = self.config
+        modules = self._modules.bind(params)
+        hidden, cache = modules.read(batch)
+        shape = (config.horizon, config.action_dim)
+        time, noise = flow.draw(key, batch.sample_id, config.chunks, shape)
+        noised, target = flow.interpolate(batch.actions[:, :, None], noise, time)
+        velocity = modules.act(noised, time, modules.shown(batch, cache)).velocity
+        weight = batch.action_mask * batch.weight[..., None, None]
+        terms = {"flow": jnp.sum(((velocity - target) ** 2).mean(2) * weight)}
+        if config.cross_entropies:
+            kinds = {name: _KINDS[name] for name in config.cross_entropies}
+            means = targets.cross_entropies(hidden, modules.embedding[...], batch, kinds)
+            terms |= {name: jnp.sum(mean * weight.sum((2, 3))) for name, mean in means.items()}
+        return terms, jnp.sum(weight)
+
+    def velocity(
+        self,
+        params: Params,
+        batch: PackedBatch,
+        noised: Float[Array, "r k c h a"],
+        time: Float[Array, "r k c"],
+    ) -> Float[Array, "r k c h a"]:
+        """Velocity of C noised chunks per sample at their own flow times, f32."""
+        return self.field(params, batch)(noised, time).velocity
+
+    def observe(self, params: Params, batch: PackedBatch) -> Cache:
+        """What the language model leaves of the prefix, and of the subtask if the batch has one,
+        for `field`; rows come before layers. Depends on parameters that `observing` names alone."""
+        return self._modules.bind(params).read(batch)[1].swapped()
+
+    @property
+    def observing(self) -> str:
+        """A regex, found in the paths of the parameters that `observe` reads."""
+        state = "|state_in" if self.config.state_input == "token" else ""
+        return rf"^(vision|embedding|language{state})(/|$)"
+
+    def field(
+        self, params: Params, batch: PackedBatch, observed: Cache | None = None
+    ) -> flow.Field:
+        """The batch's velocity field; what is not `observed` yet is read once, here."""
+        modules = self._modules.bind(params)
+        cache = modules.read(batch)[1] if observed is None else observed.swapped()
+        return partial(modules.act, cache=modules.shown(batch, cache))
+
+    @property
+    def feature_width(self) -> int:
+        """Of the field's features."""
+        return self.config.expert.width
+
+    def predict_text(
+        self, params: Params, batch: PackedBatch, length: int, begin: int, end: int
+    ) -> Int[Array, "r k length"]:
+        """The likeliest next tokens after `begin`, one by one (greedy), as far as `length` tokens.
+
+        They end at `end`, which fills the rest. `begin=tokenizer.begin` asks for the subtask,
+        `begin=tokenizer.end` for FAST action tokens, which see the subtask if the batch has one.
+        """
+        modules = self._modules.bind(params)
+        _, cache = modules.read(batch)
+        return targets.greedy(
+            modules.language, modules.embedded, modules.embedding[...], cache,
+            slots=batch.state.shape[1], length=length, begin=begin, end=end,
+        )  # fmt: skip
+
+    def sample_actions(
+        self,
+        params: Params,
+        batch: PackedBatch,
+        noise: Float[Array, "r k h a"],
+        steps: int = 10,
+        guidance: Guidance | None = None,
+    ) -> Float[Array, "r k h a"]:
+        """Normalised action chunks by Euler integration; `guidance` draws them towards given
+        actions."""
+        return flow.sample(self.field(params, batch), noise, steps, guidance)
+
+    @cached_property
+    def _modules(self) -> "Functional[_Modules]":
+        return Functional(partial(_Modules, self.config))
+
+
+class _Modules(nnx.Module):
+    def __init__(self, config: PiConfig, rngs: nnx.Rngs):
+        self.config = config
+        compute = config.compute
+        self.dtype = jnp.dtype(compute.dtype)
+        width, action_width = config.language.width, config.expert.width
+        self.vision = Siglip(
+            config.vision,
+            config.image_size,
+            width,
+            film_width=width if config.film else None,
+            compute=compute,
+            rngs=rngs,
+        )
+        self.embedding = nnx.Param(
+            nnx.initializers.normal(width**-0.5)(rngs.params(), (config.vocabulary, width))
+        )
+        if config.state_input in ("token", "suffix"):
+            state_width = width if config.state_input == "token" else action_width
+            self.state_in = nnx.Linear(config.state_dim, state_width, rngs=rngs)
+        self.language = Prefix(config.language, compute, rngs)
+        time_width = action_width * (2 if config.time == "input" else 1)
+        self.action_in = nnx.Linear(config.action_dim, action_width, rngs=rngs)
+        self.time_in = nnx.Linear(time_width, action_width, rngs=rngs)
+        self.time_out = nnx.Linear(action_width, action_width, rngs=rngs)
+        self.expert = Expert(config.expert, config.time == "modulation", compute, rngs)
+        self.action_out = nnx.Linear(action_width, config.action_dim, rngs=rngs)
+
+    def read(self, batch: PackedBatch) -> tuple[Float[Array, "r k l w"] | None, Cache]:
+        """The language model over prefix and targets: the targets' last hidden states, and the keys
+        and values of the prefix and, of the targets, the subtask."""
+        config, batch = self.config, deal(batch)
+        rows, slots = batch.images.shape[:2]
+        places = config.vision.tokens(config.image_size)
+        text = self.embedded(batch.text)
+        condition = self._image_text(batch, text) if config.film else None
+        images = self.vision(batch.images.reshape(-1, *batch.images.shape[2:]), condition)
+        tokens = [images.reshape(rows, slots * places, -1), text]
+        if config.state_input == "token":
+            tokens.append(self.state_in(batch.state).astype(self.dtype))
+        every = jnp.concatenate(tokens, axis=1)
+        x = jnp.take_along_axis(every, batch.prefix_source[..., None], axis=1)
+        x = constrain(x, ROWS, "context")
+        cache = self.language(x, batch.prefix_segment, batch.prefix_position)
+        if not batch.targets.shape[2]:
+            return None, cache
+        hidden, (k, v) = self.language.read(self.embedded(batch.targets), cache)
+        slot = jnp.arange(1, batch.targets.shape[1] + 1)[:, None]
+        segment = jnp.where(batch.target_kind == SUBTASK, slot, 0).reshape(rows, -1)
+        k, v = (z.reshape(*z.shape[:2], -1, *z.shape[4:]) for z in (k, v))
+        return hidden, cache.extend(Cache(k, v, segment))
+
+    def shown(self, batch: PackedBatch, cache: Cache) -> Cache:
+        """What the expert reads: the language model's cache, and π0's state token."""
+        if self.config.insulate:
+            cache = jax.lax.stop_gradient(cache)
+        if self.config.state_input == "suffix":
+            state = self.state_in(batch.state).astype(self.dtype)[:, :, None, None]
+            cache = cache.extend(self.expert(state, None, cache)[1])
+        return cache
+
+    def embedded(self, tokens: Int[Array, "*b t"]) -> Float[Array, "*b t w"]:
+        x = look_up(self.embedding[...], tokens) * self.config.language.width**0.5
+        return x.astype(self.dtype)
+
+    def act(
+        self, noised: Float[Array, "r k c h a"], time: Float[Array, "r k c"], cache: Cache
+    ) -> flow.Predicted:
+        embedded = sincos_embedding(time, self.config.expert.width)[..., None, :]
+        x, condition = self.action_in(noised), None
+        if self.config.time == "modulation":
+            hidden = self.time_out(jax.nn.swish(self.time_in(embedded)))
+            condition = jax.nn.swish(hidden).astype(self.dtype)
+        else:
+            joined = jnp.concatenate([x, jnp.broadcast_to(embedded, x.shape)], axis=-1)
+            x = self.time_out(jax.nn.swish(self.time_in(joined)))
+        x, _ = self.expert(x.astype(self.dtype), condition, cache)
+        features = x.astype(jnp.float32)
+        return flow.Predicted(self.action_out(features), features)
+
+    def _image_text(self, batch: PackedBatch, text: Float[Array, "r t w"]) -> Float[Array, "b w"]:
+        """Mean embedding of the prompt of the sample that each image slot belongs to."""
+        slots, samples = batch.images.shape[1], batch.state.shape[1]
+        places = self.config.vision.tokens(self.config.image_size)
+        total = slots * places + text.shape[1] + samples
+        owner = jnp.zeros((text.shape[0], total), jnp.int32)
+        row = jnp.arange(text.shape[0])[:, None]
+        owner = owner.at[row, batch.prefix_source].max(batch.prefix_segment)
+        image_owner = owner[:, : slots * places : places]
+        text_owner = owner[:, slots * places : slots * places + text.shape[1]]
+        same = (image_owner[:, :, None] == text_owner[:, None]) & (image_owner[:, :, None] > 0)
+        share = same / jnp.maximum(same.sum(-1, keepdims=True), 1)
+        return jnp.einsum("rit,rtw->riw", share.astype(text.dtype), text).reshape(
+            -1, text.shape[-1]
+        )
+
+
+_VISION, _LAYERS = r"^vision/blocks/", r"^(language|expert)/layers/(attention|mlp)/"
+
+_RULES = (
+    (r"^embedding$", PartitionSpec(("tensor", "fsdp"))),
+    (r"/(scale|fp8_history)$|^vision/position$", PartitionSpec()),
+    (
+        rf"({_VISION}(q|k|v|up)|{_LAYERS}(q|up|gate))/kernel(/q)?$",
+        PartitionSpec(None, "fsdp", "tensor"),
+    ),
+    (rf"{_LAYERS}(k|v)/kernel(/q)?$|/norm[12]/modulation/kernel$", PartitionSpec(None, "fsdp")),
+    (rf"({_VISION}|{_LAYERS})out/kernel(/q)?$", PartitionSpec(None, "tensor", None, "fsdp")),
+    (rf"({_VISION}|{_LAYERS})down/kernel(/q)?$", PartitionSpec(None, "tensor", "fsdp")),
+    (
+        rf"{_LAYERS}((q|out)/lora_[ab]|down/lora_a)$|{_VISION}(q|k|v|up)/bias$",
+        PartitionSpec(None, "tensor"),
+    ),
+    (rf"{_LAYERS}(up|gate)/lora_b$", PartitionSpec(None, None, "tensor")),
+    (rf"{_LAYERS}((k|v)/lora_[ab]|(up|gate)/lora_a|down/lora_b)$", PartitionSpec()),
+    (r"^vision/(embed|head)/kernel$", PartitionSpec(None, "fsdp")),
+    (r"^vision/film/kernel$|^expert/norm/.*kernel$", PartitionSpec("fsdp")),
+    (r"^(action_in|action_out|time_in|time_out|state_in)/kernel$", PartitionSpec()),
+    (rf"^(?!{_VISION[1:]}(q|k|v|up)/).*bias$", PartitionSpec()),
+)
+SHARDING_RULES = staged(_RULES, r"(language|expert)/layers/")
+"""Where each parameter is cut; every parameter matches exactly one rule. Heads and hidden units are
+split over "tensor", but for the one key-value head that all queries share."""
+
+PI0 = PiConfig(state_input="suffix", time="input")
+"""π0's architecture at its released sizes."""

@@ -1,0 +1,1 @@
+"""Processes of a job: how they start, agree, are watched, and end."""

@@ -1,0 +1,38 @@
+"""One decision for all hosts, made by the first from what each of them found.
+
+It goes over the coordination service, not the devices, so a background thread may use it while the
+devices train, and a host that does not come is named instead of waited for in vain.
+"""
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+from parallel.hosts import coordination
+from parallel.hosts.distributed import host_count, host_index
+
+_rounds: dict[str, Iterator[int]] = defaultdict(itertools.count)
+
+
+def agree(name: str, mine: str, decide: Callable[[list[str]], str], seconds: float = 3600.0) -> str:
+    """What `decide` makes, on host 0 alone, of what all hosts bring as `mine`, in their order.
+
+    All hosts call it equally often with the same `name`, from one thread each. `decide` must not
+    raise: the others would wait for it.
+
+    Raises:
+      TimeoutError: some hosts did not come within `seconds`; names them.
+    """
+    client = coordination.client()
+    if client is None or host_count() == 1:
+        return decide([mine])
+    folder, turn = f"agree/{name}", next(_rounds[name])
+    client.put(f"{folder}/{host_index()}", mine)
+    client.barrier(f"{folder}/brought/{turn}", seconds)
+    if host_index() == 0:
+        brought = client.list(folder)
+        client.put(f"{folder}/answer", decide([brought[str(i)] for i in range(host_count())]))
+    client.barrier(f"{folder}/decided/{turn}", seconds)
+    answer = client.get(f"{folder}/answer")
+    assert answer is not None
+    return answer

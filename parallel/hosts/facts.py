@@ -1,0 +1,90 @@
+"""What hosts tell each other once a step, through the step itself, and what the step makes of it.
+
+Every host brings a row of facts; the step gathers them, and every host reads the same table at the
+same point of its loop. So all stop, skip or go back together, with no clock and no further message.
+"""
+
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Bool, Float
+
+from parallel.hosts.agreement import agree
+from parallel.mesh import AXES
+
+State = TypeVar("State")
+
+
+class HostFacts(NamedTuple):
+    """A host's row, f32.
+
+    `told` is the number of the signal that told this host to stop, 0 if none did; a step that any
+    host enters so told changes nothing. An update whose gradient norm is above `limit` (the least
+    of all hosts') is not made. `busy` are the seconds between this host's turning to the step and
+    entering it, `data_wait` those of them that it waited for data.
+    """
+
+    told: float
+    limit: float
+    busy: float
+    data_wait: float
+
+
+def facts_sharding(mesh: Mesh) -> NamedSharding:
+    """Sharding of facts [devices, 4]: a row per device."""
+    return NamedSharding(mesh, PartitionSpec(AXES))
+
+
+def put_facts(facts: HostFacts, mesh: Mesh) -> Float[Array, "d 4"]:
+    """This host's facts at each of its devices, as one array over all devices of the mesh."""
+    row = np.array([facts], np.float32)
+    shape = (mesh.size, len(facts))
+    return jax.make_array_from_callback(shape, facts_sharding(mesh), lambda _: row)
+
+
+def by_host(table: Float[np.ndarray, "d 4"], mesh: Mesh) -> dict[int, HostFacts]:
+    """The facts of every host, by its index."""
+    owners = [device.process_index for device in mesh.devices.flat]
+    return {host: HostFacts(*map(float, row)) for host, row in zip(owners, table, strict=True)}
+
+
+def told(hosts: dict[int, HostFacts]) -> tuple[int, int] | None:
+    """The first host that was told to stop and the signal's number, None if none was."""
+    return next(((host, int(f.told)) for host, f in sorted(hosts.items()) if f.told), None)
+
+
+def settle(
+    old: State, new: State, sound: Bool[Array, ""], norm: Float[Array, ""], facts: Any
+) -> tuple[State, Bool[Array, ""]]:
+    """The state that a step leaves (in a traced program), and whether it was a good step.
+
+    A step that a host enters told to stop leaves `old`. One that is not `sound`, or whose gradient
+    `norm` is above the limit, leaves `old` but for its counts (integers of no dimension), which go
+    on: the schedule and the data do too.
+    """
+    table = jax.lax.with_sharding_constraint(facts, PartitionSpec())
+    goes_on = table[:, HostFacts._fields.index("told")].max() == 0
+    good = sound & (norm <= table[:, HostFacts._fields.index("limit")].min())
+
+    def choose(after: Array, before: Array) -> Array:
+        count = after.ndim == 0 and jnp.issubdtype(after.dtype, jnp.integer)
+        return jnp.where(goes_on if count else goes_on & good, after, before)
+
+    return jax.tree.map(choose, new, old), good
+
+
+def any_host(number: int) -> tuple[int, int] | None:
+    """As `told`, of what each host gives: a signal's number or 0.
+
+    It goes not over the devices, so hosts may come minutes apart, as they do after compiling.
+    All hosts must call it at the same point of the program, and each waits for the others.
+    """
+
+    def first(numbers: list[str]) -> str:
+        return next((f"{host} {n}" for host, n in enumerate(numbers) if n != "0"), "")
+
+    found = agree("told", str(int(number)), first).split()
+    return (int(found[0]), int(found[1])) if found else None

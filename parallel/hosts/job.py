@@ -1,0 +1,158 @@
+"""How the processes of one run find each other: by options, by `tools.launch`, or by the cluster
+that started them (SLURM, MPI, a Kubernetes Job, a TPU pod)."""
+
+import atexit
+import ipaddress
+import itertools
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import jax
+
+from parallel.hosts import coordination
+
+COORDINATOR, PROCESSES, RANK = "CHILIAD_COORDINATOR", "CHILIAD_PROCESSES", "CHILIAD_RANK"
+"""How `tools.launch` tells a process its place."""
+RESTARTS = "CHILIAD_RESTARTS"
+"""How often `tools.launch` has begun this run anew."""
+
+_CONNECT, _WORK = 300, 7 * 86400
+_HEARTBEAT, _LAUNCHED = 10, 300
+"""Seconds without a sign of life after which JAX ends a job. Where `tools.launch` sees all of its
+processes it knows at once which has died or was stopped, and a busy machine must not be taken for
+that."""
+_turns = itertools.count()
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A process's place among several: rank 0 listens at `coordinator` (HOST:PORT); `device` is
+    its own of the machine's accelerators, None for all that it sees."""
+
+    coordinator: str
+    processes: int
+    rank: int
+    device: int | None = None
+
+    @property
+    def bind(self) -> str | None:
+        """What rank 0 binds: the loopback if the coordinator is there, else JAX's default."""
+        return self.coordinator if _is_loopback(_host(self.coordinator)) else None
+
+
+def start(
+    coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None
+) -> None:
+    """Joins this process to its job, and returns when all have come. To be called once, before any
+    device is touched; a process that is alone goes on as it is.
+
+    Raises:
+      ValueError: as `find_job`.
+    """
+    job = find_job(coordinator, num_processes, process_id)
+    if job is None:
+        return
+    jax.config.update("jax_enable_preemption_service", False)  # it would swallow SIGTERM
+    jax.distributed.initialize(
+        job.coordinator,
+        job.processes,
+        job.rank,
+        local_device_ids=None if job.device is None else [job.device],
+        cluster_detection_method="deactivate",
+        coordinator_bind_address=job.bind,
+        initialization_timeout=_CONNECT,
+        heartbeat_timeout_seconds=_LAUNCHED if RESTARTS in os.environ and job.bind else _HEARTBEAT,
+    )
+    atexit.register(jax.distributed.shutdown)
+
+
+def find_job(
+    coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None
+) -> Job | None:
+    """The job that this process belongs to, None if it is alone.
+
+    If none of the three is given, they are what `tools.launch` set; what is missing then is asked
+    of the cluster. `num_processes` 1 asks nobody.
+
+    Raises:
+      ValueError: some are missing, or they do not fit each other.
+    """
+    given = (coordinator, num_processes, process_id)
+    if given == (None, None, None):
+        given = (os.environ.get(COORDINATOR), _number(PROCESSES), _number(RANK))
+    if given[1:] in ((1, None), (1, 0)):
+        return None
+    place = coordination.detect() if None in given else None
+    if place is None and given == (None, None, None):
+        return None
+    if place is not None:
+        where, processes, rank = given
+        given = (
+            place.coordinator if where is None else where,
+            place.processes if processes is None else processes,
+            place.rank if rank is None else rank,
+        )
+    where, processes, rank = given
+    if processes == 1:
+        return None
+    names = ("--coordinator", "--num-processes", "--process-id")
+    missing = [name for name, value in zip(names, given, strict=True) if value is None]
+    if missing or where is None or processes is None or rank is None:
+        by = "the other options do" if place is None else f"{place.cluster} does"
+        raise ValueError(
+            f"{' and '.join(missing)}: missing, and {by} not tell; give --coordinator HOST:PORT "
+            f"(where process 0 runs), --num-processes N and --process-id I, or --num-processes 1 "
+            f"to run alone."
+        )
+    if not 0 <= rank < processes:
+        raise ValueError(
+            f"--process-id is {rank} and --num-processes {processes}; ids go from 0 to one less "
+            f"than there are processes."
+        )
+    if not _host(where) or not where.rpartition(":")[2].isdecimal():
+        raise ValueError(
+            f"--coordinator is {where!r}; expected HOST:PORT, such as 10.0.0.1:9000, where process "
+            f"0 runs."
+        )
+    return Job(where, processes, rank, None if place is None else place.device)
+
+
+def restarts() -> int:
+    """How often `tools.launch` has begun this run anew; a restarted run goes on where it was."""
+    return _number(RESTARTS) or 0
+
+
+def first_host_first(work: Callable[[], T]) -> T:
+    """What `work` returns in each process; process 0 does it before the others, who then find the
+    files that it left. All processes must call it equally often."""
+    client = coordination.client()
+    if client is None:
+        return work()
+    name = f"first-host/{next(_turns)}"
+    if jax.process_index() == 0:
+        result = work()
+        client.barrier(name, _WORK)
+        return result
+    client.barrier(name, _WORK)
+    return work()
+
+
+def _number(name: str) -> int | None:
+    value = os.environ.get(name)
+    if value is not None and not value.isdecimal():
+        raise ValueError(f"{name} is {value!r} in the environment; expected a number, or unset it.")
+    return None if value is None else int(value)
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0].strip("[]")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

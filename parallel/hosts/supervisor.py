@@ -1,0 +1,363 @@
+"""Keeps a job of several processes on one machine going: starts them, merges what they say, and
+when one is dead, stopped or stuck, ends all and begins anew.
+
+Each attempt is a job of its own with a new port (as torchelastic re-forms a group), so nothing of a
+broken one is left to wait for; what was trained comes back from the last checkpoint. The first
+cause is kept apart from the errors of the processes that only lost their peer.
+"""
+
+import ctypes
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+
+from models.terminal import harmless
+from parallel.hosts import exits, job, watchdog
+
+_POLL, _STOPPED_FOR, _TAIL = 0.1, 2.0, 30
+_ECHO = 0.5
+"""Seconds after a failure in which an earlier one may still become known."""
+_STACKS = 6.0
+"""Seconds that the others have, after the first ends by its watchdog, to write their stacks."""
+_PR_SET_PDEATHSIG = 1
+_FORCED = "--xla_force_host_platform_device_count"
+_libc = ctypes.CDLL(None)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run: `processes` on each of `nodes` machines, this one being `node`, rank 0 at
+    `coordinator` (a free port of the loopback if None); each gets `devices` of its own (forced CPU
+    devices, or accelerators; an even share if None).
+
+    After a failure the job begins anew up to `max_restarts` times, with as many processes, or,
+    with `min_processes`, without the one at fault: with the largest divisor of `processes` that is
+    left, since rows that divide over n processes divide over its divisors.
+    """
+
+    command: Sequence[str]
+    processes: int
+    devices: int | None = None
+    max_restarts: int = 0
+    min_processes: int | None = None
+    nodes: int = 1
+    node: int = 0
+    coordinator: str | None = None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The first cause: which rank, what it did, and the exit code that stands for it."""
+
+    rank: int
+    what: str
+    code: int
+
+
+def supervise(plan: Plan) -> int:
+    """Runs the job to its end; returns its exit code, that of the first cause if it failed.
+
+    SIGTERM and Ctrl-C go to all processes, which then save and end; a second Ctrl-C kills them.
+
+    Raises:
+      ValueError: the numbers do not fit each other or this machine.
+    """
+    _check(plan)
+    accelerators = _accelerators()
+    slots = list(range(plan.processes))
+    with _Forwarded() as signals:
+        for attempt in range(plan.max_restarts + 1):
+            failure = _Attempt(plan, slots, attempt, accelerators, signals).run()
+            if failure is None:
+                return 0
+            hopeless = failure.code in (exits.REFUSED, exits.NON_FINITE, exits.INTERRUPTED)
+            if signals.count or hopeless or attempt == plan.max_restarts:
+                return failure.code
+            slots = _next_slots(plan, slots, failure.rank)
+            _say(
+                f"beginning anew with {len(slots)} processes, restart {attempt + 1} of "
+                f"{plan.max_restarts}"
+            )
+    raise AssertionError("unreachable")
+
+
+def _check(plan: Plan) -> None:
+    for name, value, least in (
+        ("-n", plan.processes, 1),
+        ("--devices-per-process", plan.devices, 1),
+        ("--max-restarts", plan.max_restarts, 0),
+        ("--min-processes", plan.min_processes, 1),
+    ):
+        if value is not None and value < least:
+            raise ValueError(f"{name} is {value}; expected {least} or more.")
+    if plan.min_processes is not None and plan.min_processes > plan.processes:
+        raise ValueError(
+            f"--min-processes is {plan.min_processes}, more than the {plan.processes} of -n."
+        )
+    if not 0 <= plan.node < plan.nodes:
+        raise ValueError(f"--node-rank is {plan.node}; expected 0 to {plan.nodes - 1} of --nodes.")
+    if plan.nodes > 1 and (plan.coordinator is None or plan.min_processes is not None):
+        raise ValueError(
+            "--nodes: several machines need --coordinator HOST:PORT of the first, alike on all, "
+            "and begin anew with as many processes (no --min-processes)."
+        )
+
+
+def _next_slots(plan: Plan, slots: list[int], failed: int) -> list[int]:
+    if plan.min_processes is None:
+        return slots
+    rest = [slot for rank, slot in enumerate(slots) if rank != failed]
+    sizes = range(len(rest), plan.min_processes - 1, -1)
+    size = next((n for n in sizes if plan.processes % n == 0), None)
+    return slots if size is None else rest[:size]
+
+
+class _Attempt:
+    """One job from its start to its end; rank r has the devices of `slots[r]`."""
+
+    def __init__(
+        self, plan: Plan, slots: list[int], attempt: int, accelerators: int, signals: "_Forwarded"
+    ) -> None:
+        self._plan, self._slots, self._attempt = plan, slots, attempt
+        self._accelerators, self._signals = accelerators, signals
+        self._first = plan.node * plan.processes
+        self._tails = [deque[str](maxlen=_TAIL) for _ in slots]
+        self._ended: queue.Queue[int] = queue.Queue()
+
+    def run(self) -> Failure | None:
+        """None if all ended well."""
+        with tempfile.TemporaryDirectory(prefix="launch-") as scratch, socket.socket() as holder:
+            self._report = Path(scratch) / "first-cause.json"
+            where = self._coordinator(holder)
+            self._processes = [self._start(i, where) for i in range(len(self._slots))]
+            self._signals.processes = self._processes
+            readers = [
+                threading.Thread(target=self._relay, args=(i, stream, out), daemon=True)
+                for i, process in enumerate(self._processes)
+                for stream, out in ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
+            ]
+            waiters = [
+                threading.Thread(target=self._wait, args=(i,), daemon=True)
+                for i in range(len(self._processes))
+            ]
+            for thread in (*readers, *waiters):
+                thread.start()
+            try:
+                failed, stopped = self._watch()
+                if failed is not None:
+                    detected = time.time()
+                    failed = self._settled(failed, stopped)
+            finally:
+                for process in self._processes:
+                    _kill(process)
+            for thread in (*readers, *waiters):
+                thread.join(timeout=10)
+            return None if failed is None else self._explained(failed, stopped, detected)
+
+    def _coordinator(self, holder: socket.socket) -> str:
+        """Rank 0's address, another port in every attempt; one of the loopback stays bound to
+        `holder`, so that nobody takes it before rank 0 listens (gRPC shares it, SO_REUSEPORT)."""
+        if self._plan.coordinator is not None:
+            host, _, port = self._plan.coordinator.rpartition(":")
+            return f"{host}:{int(port) + self._attempt}"
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        holder.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{holder.getsockname()[1]}"
+
+    def _start(self, index: int, where: str) -> "subprocess.Popen[str]":
+        world = self._plan.nodes * len(self._slots)
+        told = {
+            job.COORDINATOR: where,
+            job.PROCESSES: str(world),
+            job.RANK: str(self._first + index),
+            job.RESTARTS: str(self._attempt),
+            watchdog.REPORT: str(self._report),
+            "PYTHONUNBUFFERED": "1",
+        }
+        share = _devices(self._plan, self._slots[index], self._accelerators, os.environ)
+        return subprocess.Popen(
+            self._plan.command,
+            env={**os.environ, **told, **share},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # so that it is killed with its own children
+            preexec_fn=_die_with_parent,
+        )
+
+    def _relay(self, index: int, stream: IO[str], out: IO[str]) -> None:
+        for line in stream:
+            line = line if line.endswith("\n") else line + "\n"
+            if out is sys.stderr:
+                self._tails[index].append(line)
+            with _writing:
+                out.write(f"[{self._first + index}] {line}")
+                out.flush()
+
+    def _wait(self, index: int) -> None:
+        self._processes[index].wait()
+        self._ended.put(index)
+
+    def _watch(self) -> tuple[int | None, bool]:
+        """Which process failed first, and whether it is one that was stopped; None if all ended
+        well."""
+        running, stopped_since = set(range(len(self._processes))), dict[int, float]()
+        while running:
+            try:
+                index = self._ended.get(timeout=_POLL)
+                running.discard(index)
+                if self._processes[index].returncode:
+                    return index, False
+            except queue.Empty:
+                pass
+            for index in running:
+                if _is_stopped(self._processes[index].pid):
+                    since = stopped_since.setdefault(index, time.monotonic())
+                    if time.monotonic() - since > _STOPPED_FOR:
+                        return index, True
+                else:
+                    stopped_since.pop(index, None)
+        return None, False
+
+    def _settled(self, failed: int, stopped: bool) -> int:
+        """The first cause, once those that failed with it are known: a process that JAX aborted
+        (SIGABRT) or that says it lost a peer is an echo if another did not."""
+        watched = self._processes[failed].returncode in (exits.STALLED, exits.PEER_LOST)
+        until = time.monotonic() + (_STACKS if watched else 0.0 if stopped else _ECHO)
+        while time.monotonic() < until and any(p.poll() is None for p in self._processes):
+            time.sleep(0.02)
+        ended = [failed]
+        while not self._ended.empty():
+            ended.append(self._ended.get())
+        echoes = (0, -signal.SIGABRT, exits.PEER_LOST)
+        own = [i for i in ended if self._processes[i].returncode not in echoes]
+        reported = self._reported().get("rank", -1) - self._first
+        if stopped or not own:
+            return failed
+        return reported if reported in own else own[0]
+
+    def _reported(self) -> dict[str, Any]:
+        """What the first process to fail said of it."""
+        try:
+            return json.loads(self._report.read_text())
+        except (FileNotFoundError, json.JSONDecodeError):  # a full disk takes no report
+            return {}
+
+    def _explained(self, index: int, stopped: bool, detected: float) -> Failure:
+        rank, code = self._first + index, self._processes[index].returncode
+        report = self._reported()
+        if stopped:
+            what, code = f"rank {rank} was stopped (SIGSTOP or a debugger)", exits.STALLED
+        elif code == exits.STALLED and report:
+            what, rank = report["what"], report["rank"]
+        elif code < 0:
+            what, code = f"rank {rank} was killed by {signal.Signals(-code).name}", 128 - code
+        else:
+            what = f"rank {rank} ended with exit code {code}"
+            what += f": {report['what']}" if report.get("rank") == rank else ""
+        _say(f"detected at {detected:.3f}: {what}; all processes were ended")
+        tail = self._tails[index]
+        if code != exits.STALLED and len(self._processes) > 1:
+            for line in tail:
+                print(f"    [{self._first + index}] {line}", end="", file=sys.stderr)
+        return Failure(rank - self._first, what, code)
+
+
+class _Forwarded:
+    """While entered, SIGTERM and SIGINT go to `processes`; the second Ctrl-C kills them."""
+
+    def __init__(self) -> None:
+        self.processes: list[subprocess.Popen[str]] = []
+        self.count = 0
+
+    def __enter__(self) -> "_Forwarded":
+        self._previous = {
+            number: signal.signal(number, self._forward)
+            for number in (signal.SIGTERM, signal.SIGINT)
+        }
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _forward(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        for process in self.processes:
+            if self.count > 1 and number == signal.SIGINT:
+                _kill(process)
+            elif process.poll() is None:
+                process.send_signal(number)
+
+
+_writing = threading.Lock()
+
+
+def _say(what: str) -> None:
+    with _writing:
+        print(harmless(f"launch: {what}"), file=sys.stderr, flush=True)
+
+
+def _kill(process: "subprocess.Popen[str]") -> None:
+    """The process and all that it started."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _is_stopped(pid: int) -> bool:
+    """Linux only; elsewhere the heartbeats of JAX notice."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] in ("T", "t")
+
+
+def _accelerators() -> int:
+    """NVIDIA GPUs that this process may use."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
+    return len(list(Path("/dev").glob("nvidia[0-9]*")))
+
+
+def _devices(
+    plan: Plan, slot: int, accelerators: int, environment: Mapping[str, str]
+) -> dict[str, str]:
+    """What gives the process of a slot its own devices."""
+    if not accelerators or environment.get("JAX_PLATFORMS") == "cpu":
+        flags = [f for f in environment.get("XLA_FLAGS", "").split() if _FORCED not in f]
+        flags.append(f"{_FORCED}={plan.devices or 1}")
+        # fewer threads deadlock in collectives
+        pool = max(32, 4 * (plan.devices or 1), int(environment.get("NPROC", 0)))
+        return {"XLA_FLAGS": " ".join(flags), "NPROC": str(pool)}
+    each = plan.devices or accelerators // plan.processes
+    if each < 1 or each * plan.processes > accelerators:
+        raise ValueError(
+            f"-n is {plan.processes} with {max(each, 1)} devices each, but this machine has "
+            f"{accelerators}; start fewer, or set JAX_PLATFORMS=cpu."
+        )
+    own = range(slot * each, (slot + 1) * each)
+    return {"JAX_LOCAL_DEVICE_IDS": ",".join(map(str, own))}

@@ -1,0 +1,1 @@
+"""Metrics of a run: progress, goodput, spikes, stragglers, waits for data."""

@@ -1,0 +1,198 @@
+"""Where the time of a run went, over all its starts: how much of it made steps that count.
+
+goodput.jsonl in the run's folder only grows: a line per step with the seconds since the line before
+by cause, so that a killed run loses the account of one step at most, and what it must repeat is
+known. Causes are those of the main thread of the first host, one at a time, so they sum to the time
+that passed.
+"""
+
+import json
+import os
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Literal, get_args
+
+from models.terminal import Console
+from parallel.runs.json_lines import read_lines, set_damage_aside
+from parallel.runs.log_failure import naming
+
+FILE_NAME = "goodput.jsonl"
+
+Cause = Literal[
+    "step", "data", "evaluation", "checkpoint", "compile", "start", "restart", "stopped", "wasted"
+]
+_MEANING = {
+    "step": "steps that count",
+    "data": "waiting for data",
+    "evaluation": "evaluating",
+    "checkpoint": "saving (while steps wait)",
+    "compile": "compiling",
+    "start": "starting, up to the first step",
+    "restart": "from an interruption to the next step",
+    "stopped": "stopped, until resumed",
+    "wasted": "steps that were lost and made again",
+}
+
+
+@dataclass
+class Account:
+    """What the lines of a goodput.jsonl add up to: seconds by cause, steps made that count, steps
+    that were lost, starts."""
+
+    seconds: dict[Cause, float] = field(default_factory=lambda: dict.fromkeys(get_args(Cause), 0.0))
+    steps: int = 0
+    lost_steps: int = 0
+    starts: int = 0
+    _last: dict[str, Any] | None = None
+    _made: list[tuple[int, float]] = field(default_factory=list)
+
+    def add(self, line: dict[str, Any]) -> None:
+        """Takes in the next line."""
+        for cause, seconds in line["seconds"].items():
+            self.seconds[cause] += seconds
+        if line["event"] == "begin":
+            if self._last is not None:
+                gap: Cause = "stopped" if self._last["event"] == "end" else "restart"
+                self.seconds[gap] += line["time"] - self._last["time"]
+            self.lost_steps += max(self.steps - line["step"], 0)
+            while self._made and self._made[-1][0] > line["step"]:
+                seconds = self._made.pop()[1]
+                self.seconds["step"] -= seconds
+                self.seconds["wasted"] += seconds
+            self.starts += line["start"]
+        elif "step" in line["seconds"]:
+            self._made.append((line["step"], line["seconds"]["step"]))
+        self.steps, self._last = line["step"], line
+
+    @property
+    def goodput(self) -> float:
+        """The share of steps that count in the time that the run was not stopped."""
+        passed = sum(self.seconds.values()) - self.seconds["stopped"]
+        return self.seconds["step"] / passed if passed > 0 else 0.0
+
+    def report(self) -> str:
+        """A headline and a line per cause, for the end of a run."""
+        starts = f"{self.starts} start" + "s" * (self.starts != 1)
+        lost = f", {self.lost_steps} lost and made again" if self.lost_steps else ""
+        lines = [f"Goodput {self.goodput:.1%}: {self.steps} steps in {starts}{lost}"]
+        total = sum(self.seconds.values())
+        for cause, seconds in self.seconds.items():
+            if seconds > 0:
+                lines.append(f"{seconds:12.1f} s {seconds / total:6.1%}  {_MEANING[cause]}")
+        return "\n".join(lines)
+
+
+def read_account(directory: Path) -> Account:
+    """The account of the run in `directory`, from its lines that were written whole.
+
+    Raises:
+      ValueError: a line is damaged.
+    """
+    account = Account()
+    for line in read_lines(Path(directory) / FILE_NAME, _is_line):
+        account.add(line)
+    return account
+
+
+def set_damaged_account_aside(directory: Path, console: Console) -> None:
+    """Before a run goes on: keeps the good lines of a damaged goodput.jsonl."""
+    set_damage_aside(Path(directory) / FILE_NAME, _is_line, console)
+
+
+def _is_line(line: dict[str, Any]) -> bool:
+    known = line["event"] != "begin" or type(line["start"]) is int
+    numbers = (line["time"], *line["seconds"].values())
+    return (
+        known
+        and type(line["step"]) is int
+        and set(line["seconds"]) <= set(get_args(Cause))
+        and all(type(number) in (int, float) for number in numbers)
+    )
+
+
+class Ledger:
+    """Keeps the account of a run as it goes; use as a context manager, in the main thread.
+
+    Nothing is written before the first `begin`, nor where `directory` is None (on all hosts but the
+    first).
+    """
+
+    def __init__(self, directory: Path | None) -> None:
+        self._directory = directory
+        self._file: IO[str] | None = None
+        self.account = Account() if directory is None else read_account(directory)
+        self._began = self._until = time.time()
+        self._seconds: dict[str, float] = {}
+        self._starting: Cause | None = "restart" if self.account.starts else "start"
+
+    def begin(self, step: int) -> None:
+        """Steps go on from `step`: what was made past it is lost. First called at a start, then
+        after every going back to a checkpoint."""
+        first = self._file is None
+        if first and self._directory is not None:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            path = self._directory / FILE_NAME
+            _cut(path)
+            self._file = path.open("a")
+        if not first:
+            self._starting = "restart"
+        self._write("begin", step, start=int(first), at=self._began if first else self._until)
+
+    def spend(self, cause: Cause) -> None:
+        """Puts the time since the last call down to `cause`; up to the first step of a start, all
+        but compiling is put down to starting."""
+        now = max(time.time(), self._until)
+        if self._starting is not None and cause != "compile":
+            if cause == "step":
+                self._starting = None
+            else:
+                cause = self._starting
+        self._seconds[cause] = self._seconds.get(cause, 0.0) + now - self._until
+        self._until = now
+
+    def made(self, step: int) -> None:
+        """So many steps are made: writes what was spent since the last line."""
+        self._write("made", step)
+
+    def end(self, step: int) -> None:
+        """An orderly end: what passes until the next start is not the run's."""
+        self._write("end", step)
+
+    def sync(self) -> None:
+        """Returns when all lines are on disk: they survive the machine."""
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+
+    def __enter__(self) -> "Ledger":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._file is not None:
+            with suppress(OSError):  # `_write` has raised it, and its line is still in the buffer
+                self._file.close()
+
+    def _write(self, event: str, step: int, at: float | None = None, **more: int) -> None:
+        spent, self._seconds = ({}, self._seconds) if event == "begin" else (self._seconds, {})
+        at = self._until if at is None else at
+        line = {"event": event, "step": step, "time": at, "seconds": spent, **more}
+        self.account.add(line)
+        if self._file is not None:
+            with naming(Path(self._file.name)):
+                self._file.write(json.dumps(line) + "\n")
+                self._file.flush()
+
+
+def _cut(path: Path) -> None:
+    """Drops a last line that a kill cut short."""
+    if path.exists():
+        with path.open("rb+") as file:
+            content = file.read()
+            file.truncate(content.rfind(b"\n") + 1)

@@ -1,0 +1,118 @@
+"""Metrics of a run: one JSON object per line in metrics.jsonl, and the same for TensorBoard.
+
+Each line has `step`, counted from 0: the metrics of the update that step made. A resumed run drops
+what was written past its checkpoint once it has made a step, so the file always holds one sequence
+and loses nothing to a run that makes none.
+"""
+
+import json
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.summary import scalar
+
+from models.terminal import Console
+from parallel.runs.atomic import replace_text
+from parallel.runs.json_lines import read_lines, set_damage_aside
+from parallel.runs.log_failure import naming
+
+FILE_NAME = "metrics.jsonl"
+
+
+class MetricsWriter:
+    """Appends metrics of `start_step` and later, which drop what is there of these steps when the
+    first is written; use as a context manager. Every line is handed to the operating system at
+    once, so it survives this process, and what cannot be written is raised here: TensorBoard's own
+    writer would stop in a thread and block for good.
+    """
+
+    def __init__(self, directory: Path, start_step: int = 0) -> None:
+        self._path, self._start = Path(directory) / FILE_NAME, start_step
+        self._board_path = Path(directory) / "tensorboard"
+        self._opened: tuple[IO[str], EventsWriter] | None = None
+        self._failed = False
+
+    def write(self, step: int, metrics: dict[str, float], board: bool = True) -> None:
+        """Writes one line; `board` also sends it to TensorBoard.
+
+        Raises:
+          OSError: a file cannot be written; names it.
+        """
+        self._failed = True
+        if self._opened is None:
+            self._opened = self._open()
+        file, events = self._opened
+        with naming(self._path):
+            file.write(json.dumps({"step": step, **metrics}) + "\n")
+            file.flush()
+        if board:
+            with naming(self._board_path):
+                for name, value in metrics.items():
+                    events.write_event(
+                        Event(wall_time=time.time(), step=step, summary=scalar(name, value))
+                    )
+                events.flush()
+        self._failed = False
+
+    def sync(self) -> None:
+        """Returns when all lines are on disk: they survive the machine.
+
+        Raises:
+          OSError: the file cannot be written; names it.
+        """
+        if self._opened is not None:
+            with naming(self._path):
+                os.fsync(self._opened[0].fileno())
+
+    def __enter__(self) -> "MetricsWriter":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._opened is not None:
+            for opened, path in zip(self._opened, (self._path, self._board_path), strict=True):
+                with suppress(OSError) if self._failed else naming(path):
+                    opened.close()
+
+    def _open(self) -> tuple[IO[str], EventsWriter]:
+        with naming(self._path):
+            _truncate(self._path, self._start)
+            file = self._path.open("a")
+        with naming(self._board_path):
+            self._board_path.mkdir(exist_ok=True)
+            events = EventsWriter(str(self._board_path / "events"))
+            for what in (
+                {"file_version": "brain.Event:2"},
+                {"session_log": SessionLog(status=SessionLog.START)},  # hides later steps before it
+            ):
+                events.write_event(Event(step=self._start, **what))
+            events.flush()
+        return file, events
+
+
+def read_metrics(directory: Path) -> list[dict[str, float]]:
+    """All lines of a run's metrics.jsonl that were written whole, in order.
+
+    Raises:
+      ValueError: a line is damaged.
+    """
+    return read_lines(Path(directory) / FILE_NAME, _is_line)
+
+
+def set_damaged_metrics_aside(directory: Path, console: Console) -> None:
+    """Before a run goes on: keeps the good lines of a damaged metrics.jsonl."""
+    set_damage_aside(Path(directory) / FILE_NAME, _is_line, console)
+
+
+def _is_line(line: dict[str, Any]) -> bool:
+    return type(line["step"]) is int
+
+
+def _truncate(path: Path, start_step: int) -> None:
+    """Drops lines of `start_step` and later; the file is replaced as a whole or not at all."""
+    kept = [line for line in read_metrics(path.parent) if line["step"] < start_step]
+    replace_text(path, "".join(json.dumps(line) + "\n" for line in kept))

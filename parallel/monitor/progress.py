@@ -1,0 +1,184 @@
+"""What a run says while it trains: every step's metrics to the log, and a progress bar.
+
+A step's metrics are read once a later step is under way, which bounds how far the host runs ahead
+of the device, and makes plain which of the two waits for the other.
+"""
+
+import time
+from collections import deque
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
+
+from models.terminal import Console, Progress, TextColumn
+from parallel.hosts.facts import by_host, told
+from parallel.monitor.data_wait import DataWait
+from parallel.monitor.goodput import Account
+from parallel.monitor.metrics import MetricsWriter
+from parallel.monitor.spikes import IN_FLIGHT, Spikes
+from parallel.monitor.stragglers import Stragglers
+from parallel.runs.log_failure import LogFailure
+from parallel.step import Metrics
+
+_WINDOW = 50  # steps the progress bar averages over
+_SPOKEN_SECONDS = 30.0  # between lines where there is no terminal to draw a bar on
+
+
+class StepBar:
+    """A progress bar over steps, or a line now and then where there is no terminal. Use as a
+    context manager."""
+
+    def __init__(self, console: Console, doing: str, done: int, steps: int) -> None:
+        self._console, self._steps, self._spoken = console, steps, time.perf_counter()
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[status]}"),
+            console=console,
+            refresh_per_second=2,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task(doing, total=steps, completed=done, status="compiling")
+
+    def show(self, done: int, status: str) -> None:
+        """After so many steps."""
+        self._bar.update(self._task, completed=done, status=status)
+        now = time.perf_counter()
+        last = done == self._steps
+        if not self._console.is_terminal and (last or now - self._spoken > _SPOKEN_SECONDS):
+            self._spoken = now
+            self._console.print(f"step {done} of {self._steps}: {status}", soft_wrap=True)
+
+    def __enter__(self) -> "StepBar":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.stop()
+
+
+class StepLog:
+    """Takes the metrics of steps as they are dispatched and writes them as they are done.
+
+    Use as a context manager. `writer` None (all hosts but the first) writes nothing and draws
+    nothing; what it cannot write, `failure` keeps. `made` counts the steps that are done; `stopped`
+    is, once a step was entered by a host that was told to stop, that host and the signal's number:
+    that step and those after it were not made. Both are the same on all hosts at the same point of
+    the loop.
+    """
+
+    def __init__(
+        self,
+        writer: MetricsWriter | None,
+        console: Console,
+        start: int,
+        steps: int,
+        board_every: int,
+        mesh: Mesh,
+        spikes: Spikes,
+        account: Account,
+        failure: LogFailure,
+    ) -> None:
+        self._writer, self._console, self._board_every = writer, console, board_every
+        self._failure = failure
+        self._account = account
+        self._mesh, self._spikes, self._stragglers = mesh, spikes, Stragglers()
+        self.made = start
+        self.stopped: tuple[int, int] | None = None
+        self._pending: deque[tuple[int, Metrics, dict[str, float]]] = deque()
+        self._recent: deque[tuple[float, float, float]] = deque(maxlen=_WINDOW)
+        self._clock = 0.0
+        self._data_wait = DataWait()
+        self._bar = StepBar(console, "training", start, steps)
+
+    def started(self, step: int, begin: float, metrics: Metrics, facts: dict[str, float]) -> None:
+        """Notes that `step` was dispatched, its data asked for at `begin` (perf_counter seconds).
+
+        `facts` are what the host knows of it: `data_wait` (seconds), `samples` and whatever else is
+        to be logged. Reads the metrics of earlier steps until at most two are under way.
+
+        Raises:
+          BadStep: such a step was bad and is not skipped.
+        """
+        if not self._pending:
+            self._clock = begin
+        self._pending.append((step, metrics, facts))
+        while len(self._pending) > IN_FLIGHT:
+            self._finish()
+
+    def drain(self) -> None:
+        """Waits for all steps under way and writes their lines.
+
+        Raises:
+          BadStep: one of them was bad and is not skipped.
+        """
+        while self._pending:
+            self._finish()
+
+    def noted(self, step: int, metrics: dict[str, float]) -> None:
+        """Writes what was found after the update of `step`, by an evaluation or a save."""
+        self._write(step, metrics)
+
+    def sync(self) -> None:
+        """Returns when all that was written is on disk."""
+        if self._writer is not None:
+            with self._failure.kept():
+                self._writer.sync()
+
+    def __enter__(self) -> "StepLog":
+        self._bar.__enter__()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.__exit__(*exception)
+
+    def _finish(self) -> None:
+        step, on_device, facts = self._pending.popleft()
+        asked = time.perf_counter()
+        read = jax.device_get(on_device)
+        now = time.perf_counter()
+        seconds, self._clock = now - self._clock, now
+        hosts = by_host(read.pop("hosts"), self._mesh)
+        self.stopped = self.stopped or told(hosts)
+        if self.stopped:
+            return
+        metrics: dict[str, Any] = {name: value.item() for name, value in read.items()}
+        good, _ = metrics.pop("good"), metrics.pop("finite")
+        limit = min(host.limit for host in hosts.values())
+        self._spikes.after(step, good, metrics, limit)
+        self.made = step + 1
+        slow_host, line = self._stragglers.after(seconds, hosts)
+        metrics |= facts | slow_host
+        metrics |= {
+            "skipped": float(not good),
+            "goodput": self._account.goodput,
+            "step_seconds": seconds,
+            "samples_per_second": facts["samples"] / seconds,
+            "data_wait_share": facts["data_wait"] / seconds,
+        }
+        board = step % self._board_every == 0
+        if board:
+            metrics |= {f"seconds/{cause}": s for cause, s in self._account.seconds.items() if s}
+        self._write(step, metrics, board)
+        for said in (line, self._data_wait.after(seconds, facts)):
+            if said is not None:
+                self._console.print(said, soft_wrap=True)
+        self._recent.append((seconds, facts["data_wait"], now - asked))
+        self._show(step, metrics["loss"])
+
+    def _write(self, step: int, metrics: dict[str, Any], board: bool = True) -> None:
+        if self._writer is not None:
+            with self._failure.kept():
+                self._writer.write(step, metrics, board)
+
+    def _show(self, step: int, loss: float) -> None:
+        seconds, data, device = (sum(parts) for parts in zip(*self._recent, strict=True))
+        status = (
+            f"loss {loss:.4f}, {len(self._recent) / seconds:.1f} steps/s, "
+            f"waits {data / seconds:.0%} for data, {device / seconds:.0%} for the device"
+        )
+        self._bar.show(step + 1, status)

@@ -1,0 +1,1 @@
+"""Planning for machines one does not have: memory, cost, FLOPs, reliability, scaling."""

@@ -1,0 +1,386 @@
+"""How long a training step takes, what it holds in memory, and the mesh that is fastest: before
+anything is rented.
+
+A step is a roofline over the products and bytes of its jaxpr, plus the collectives that no compute
+hides, the pipeline's bubble, the update, and the wait for the slowest device. The assumed shares
+are those of `cluster.Chip` and `OVERLAP`.
+"""
+
+import itertools
+import math
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from statistics import NormalDist
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh, AxisType
+
+from models.inputs.packed_batch import PackedBatch
+from models.layers.functional import fill, only
+from models.layers.layers import Remat
+from models.sharding import ROWS, Rules, axes_of
+from parallel.mesh import AXES
+from parallel.optimizer import OptimizerConfig, select
+from parallel.planning.cluster import Chip, Cluster
+from parallel.planning.cost import Collective, Sizes, Stack, Step, busy, collectives
+from parallel.planning.flops import Work, work
+from parallel.step import Model, TrainState, abstract_state
+
+OVERLAP = 0.5
+"""Share of a step's compute behind which collectives of weights, gradients and keys can hide."""
+LEAST_EXPOSED = 0.1
+"""Share of those that nothing hides: the first layer's gather, the last one's gradients."""
+
+Precision = Literal["bf16", "fp8", "f32"]
+_PROBES = (8, 16)
+_LEVEL = 1.01
+_PIPELINE = 4
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One way to run a step."""
+
+    mesh: tuple[int, ...]
+    """Devices along each of `AXES`."""
+    accumulation: int = 1
+    remat: Remat = "full"
+    precision: Precision = "bf16"
+
+    @property
+    def sizes(self) -> Sizes:
+        """Devices by axis."""
+        return dict(zip(AXES, self.mesh, strict=True))
+
+    def __str__(self) -> str:
+        axes = "×".join(f"{a}={n}" for a, n in self.sizes.items() if n > 1) or "one device"
+        return f"{axes}, accumulation {self.accumulation}, remat {self.remat}, {self.precision}"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained: `model(remat, precision)`, `batch(rows)` as ShapeDtypeStructs, and how.
+
+    `rows`: of the global batch. `samples`: in a row on average. `trips`: how often a loop whose
+    length is data runs (blocks of keys that a block of queries sees).
+    """
+
+    model: Callable[[Remat, Precision], Model]
+    batch: Callable[[int], PackedBatch]
+    optimizer: OptimizerConfig
+    rules: Rules
+    stacks: tuple[Stack, ...]
+    rows: int
+    samples: float = 1.0
+    trips: float = 1.0
+
+    @cached_property
+    def state(self) -> TrainState:
+        """Every array of the state with the spec it is split by, over no devices."""
+        mesh: Any = AbstractMesh((1,) * len(AXES), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+        return abstract_state(self.model("full", "bf16"), self.optimizer, self.rules, mesh)
+
+    @cached_property
+    def trained(self) -> list[Any]:
+        """The parameters that the optimizer moves."""
+        moves = jax.tree.leaves(select(self.optimizer, self.state.params)[1])
+        leaves = jax.tree.leaves(self.state.params)
+        return [leaf for leaf, move in zip(leaves, moves, strict=True) if move]
+
+    @property
+    def split_axes(self) -> set[str]:
+        """The axes that some parameter is split over."""
+        return {a for leaf in jax.tree.leaves(self.state) for a in axes_of(*leaf.sharding.spec)}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A quantity that grows with rows: fixed + slope · rows."""
+
+    fixed: float
+    slope: float
+
+    def at(self, rows: float) -> float:
+        """Its value, not below 0."""
+        return max(self.fixed + self.slope * rows, 0.0)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Loss and gradient of some rows on one device that holds all parameters: FLOPs, seconds of a
+    chip, and bytes alive at once."""
+
+    flops: Line
+    compute: Line
+    peak: Line
+
+
+Profiles = Callable[[Remat, Precision], Profile]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a choice would cost; bytes and FLOPs are one device's, in one step.
+
+    `memory`: bytes by what they hold. `parts`: seconds by what they are spent on, whose sum is
+    `step`. `crossing`: seconds that its NIC is busy. `mfu`: the model's own FLOPs (nothing
+    recomputed) over what all chips could do in bf16 (f32 where the choice computes in it).
+    """
+
+    choice: Choice
+    memory: dict[str, float]
+    flops: float
+    collectives: tuple[Collective, ...]
+    parts: dict[str, float]
+    crossing: float
+    mfu: float
+    samples_per_second: float
+
+    @property
+    def step(self) -> float:
+        """Seconds."""
+        return sum(self.parts.values())
+
+    @property
+    def bytes(self) -> float:
+        """Held at once."""
+        return sum(self.memory.values())
+
+
+def profile(task: Task, remat: Remat, precision: Precision, chip: Chip) -> Profile:
+    """Traces loss and gradient at two numbers of rows; what depends on rows is linear in them."""
+    few, many = (_gradient_work(task, remat, precision, rows) for rows in _PROBES)
+
+    def line(of: Callable[[Work], float]) -> Line:
+        slope = (of(many) - of(few)) / (_PROBES[1] - _PROBES[0])
+        return Line(of(few) - slope * _PROBES[0], slope)
+
+    return Profile(
+        flops=line(lambda w: w.flops),
+        compute=line(lambda w: compute_seconds(w, chip)),
+        peak=line(lambda w: w.peak),
+    )
+
+
+def profiler(task: Task, chip: Chip) -> Profiles:
+    """`profile` of this task and chip as a function of (remat, precision), each made once."""
+    return lru_cache(lambda remat, precision: profile(task, remat, precision, chip))
+
+
+def compute_seconds(work: Work, chip: Chip) -> float:
+    """Roofline of a chip: a product takes its FLOPs or its bytes, whichever is slower; all else its
+    bytes; every kernel its start."""
+    rate = chip.bandwidth * chip.bandwidth_share
+    products = sum(
+        times * max(m.flops / (chip.peak(m.dtype) * chip.matmul_share), m.bytes / rate)
+        for m, times in work.matmuls.items()
+    )
+    inner = sum(f / (chip.peak(d) * chip.matmul_share) for d, f in work.inner.items())
+    return products + inner + work.bytes / rate + work.kernels * chip.kernel_seconds
+
+
+def slowest(devices: int, jitter: float) -> float:
+    """How much longer than the median the slowest of `devices` takes, whose times are lognormal
+    with this deviation: exp(jitter · z), z the expected largest of so many normals (Blom 1958)."""
+    if devices == 1:
+        return 1.0
+    return math.exp(jitter * NormalDist().inv_cdf((devices - 0.375) / (devices + 0.25)))
+
+
+def predict(task: Task, choice: Choice, cluster: Cluster, profiles: Profiles) -> Prediction:
+    """Memory and time of one choice.
+
+    Args:
+      profiles: as `profiler` makes them.
+    """
+    chip, sizes = cluster.chip, choice.sizes
+    own, plain = profiles(choice.remat, choice.precision), profiles("none", choice.precision)
+    width = 4 if choice.precision == "f32" else 2
+    shards = math.prod(sizes[a] for a in ROWS)
+    rows = task.rows / shards / choice.accumulation
+    microbatches = min(_PIPELINE * sizes["stage"], int(rows)) if sizes["stage"] > 1 else 1
+    step = Step(
+        sizes, rows, choice.accumulation, width, 1 if choice.precision == "fp8" else width,
+        choice.remat != "none", max(microbatches, 1),
+    )  # fmt: skip
+    sent = collectives(task.trained, task.stacks, step)
+    memory = _memory(task, choice, own, rows, width)
+    weights = sizes["tensor"] * sizes["stage"]
+    compute = choice.accumulation * own.compute.at(rows / sizes["context"]) / weights
+    bubble = compute * (sizes["stage"] - 1) / step.microbatches
+    rate = chip.bandwidth * chip.bandwidth_share
+    update = (2 * memory["state"] + 3 * memory["gradients"]) / rate
+    hiding = [busy(c, sizes, cluster) for c in sent if _hides(c)]
+    longest = max(sum(b.inside for b in hiding), sum(b.across for b in hiding))
+    exposed = max(longest - OVERLAP * compute, LEAST_EXPOSED * longest)
+    exposed += sum(max(busy(c, sizes, cluster)) for c in sent if not _hides(c))
+    parts = {
+        "compute": compute,
+        "bubble": bubble,
+        "exposed communication": exposed,
+        "update": update,
+        "host": chip.step_seconds,
+    }
+    parts["slowest device"] = sum(parts.values()) * (slowest(cluster.devices, cluster.jitter) - 1)
+    total = sum(parts.values())
+    dtype = "float32" if choice.precision == "f32" else "bfloat16"
+    useful = shards * choice.accumulation * plain.flops.at(rows)
+    return Prediction(
+        choice=choice,
+        memory=memory,
+        flops=choice.accumulation * own.flops.at(rows / sizes["context"]) / weights,
+        collectives=tuple(sent),
+        parts=parts,
+        crossing=sum(busy(c, sizes, cluster).across for c in sent),
+        mfu=useful / (total * cluster.devices * chip.peak(dtype)),
+        samples_per_second=task.rows * task.samples / total,
+    )
+
+
+def search(
+    task: Task,
+    cluster: Cluster,
+    remats: Sequence[Remat] = ("none", "dots", "full"),
+    precisions: Sequence[Precision] = ("bf16",),
+    profiles: Profiles | None = None,
+) -> list[Prediction]:
+    """All choices that fit, fastest first; of those within a hundredth of the fastest, which no
+    model of this kind can tell apart, first the one that sends least between nodes.
+
+    Args:
+      profiles: those of this task and chip, where they have been made before.
+
+    Raises:
+      ValueError: rows do not divide over any mesh of the cluster, or nothing fits its memory; the
+        sentence says what would.
+    """
+    profiles = profiles or profiler(task, cluster.chip)
+    ways = list(choices(task, cluster.devices, remats, precisions))
+    if not ways:
+        raise ValueError(
+            f"A batch of {task.rows} rows does not divide over {cluster.devices} devices; use a "
+            f"multiple of {cluster.devices} rows (--rows)."
+        )
+    made = [predict(task, way, cluster, profiles) for way in ways]
+    limit = cluster.chip.memory * cluster.chip.memory_share
+    fitting = [p for p in made if p.bytes <= limit]
+    if not fitting:
+        raise ValueError(_refusal(task, cluster, made, limit, profiles))
+    level = _LEVEL * min(p.step for p in fitting)
+    return sorted(fitting, key=lambda p: (max(p.step, level), p.crossing, p.step, p.bytes))
+
+
+def choices(
+    task: Task, devices: int, remats: Sequence[Remat], precisions: Sequence[Precision]
+) -> Iterator[Choice]:
+    """Every mesh and accumulation that divides rows, layers and parameters evenly."""
+    free = task.split_axes
+    for mesh in _meshes(devices):
+        sizes = dict(zip(AXES, mesh, strict=True))
+        if any(sizes[axis] > 1 and axis not in free for axis in ("fsdp", "tensor", "stage")):
+            continue
+        if any(stack.depth % sizes["stage"] for stack in task.stacks):
+            continue
+        if sizes["context"] > 1 and any(s.places % sizes["context"] for s in task.stacks if s.keys):
+            continue
+        if not all(_divides(leaf, sizes) for leaf in jax.tree.leaves(task.state.params)):
+            continue
+        each, left = divmod(task.rows, math.prod(sizes[a] for a in ROWS))
+        if left or not each:
+            continue
+        parts = [n for n in range(1, each + 1) if each % n == 0 and each // n >= sizes["stage"]]
+        for accumulation, remat, precision in itertools.product(parts, remats, precisions):
+            yield Choice(mesh, accumulation, remat, precision)
+
+
+def _meshes(devices: int) -> Iterator[tuple[int, ...]]:
+    """Sizes along AXES; the inner axes stay within a node's eight."""
+    for inner in itertools.product((1, 2, 4, 8), repeat=3):
+        rest, left = divmod(devices, math.prod(inner))
+        if left or math.prod(inner) > 8 or not rest:
+            continue
+        for fsdp in (n for n in range(1, rest + 1) if rest % n == 0):
+            yield (rest // fsdp, fsdp, *inner)
+
+
+def _divides(leaf: Any, sizes: Sizes) -> bool:
+    for size, entry in zip(leaf.shape, leaf.sharding.spec, strict=False):
+        if size % math.prod(sizes[a] for a in axes_of(entry)):
+            return False
+    return True
+
+
+def _gradient_work(task: Task, remat: Remat, precision: Precision, rows: int) -> Work:
+    model = task.model(remat, precision)
+    params = jax.eval_shape(lambda: model.init(jax.random.key(0)))
+    moving = select(task.optimizer, params)[0]
+    trained, fixed = only(params, moving), only(params, jax.tree.map(operator.not_, moving))
+
+    def loss(trained: Any, fixed: Any, batch: PackedBatch) -> Any:
+        return model.loss(fill(trained, fixed), batch, jax.random.key(0))
+
+    gradient = jax.value_and_grad(loss, has_aux=True)
+    return work(gradient, trained, fixed, task.batch(rows), trips=task.trips)
+
+
+def _memory(task: Task, choice: Choice, own: Profile, rows: float, width: int) -> dict[str, float]:
+    """Bytes on one device. The state is exact. Gradients are f32 and split as their parameters,
+    twice where they are added up over micro-batches. Weights in the dtype of compute: a copy split
+    likewise, and two layers gathered. Activations follow the rows; what `tensor` halves of them is
+    not subtracted."""
+    sizes = choice.sizes
+    trained = sum(_held(leaf, sizes) * 4 / leaf.dtype.itemsize for leaf in task.trained)
+    layers = max((stack.depth for stack in task.stacks), default=1)
+    cast = (
+        0.0
+        if choice.precision == "f32"
+        else sum(
+            _held(leaf, sizes) * width / leaf.dtype.itemsize
+            for leaf in jax.tree.leaves(task.state.params)
+        )
+    )
+    gathered = sum(
+        leaf.size * width / sizes["tensor"] for leaf in task.trained if len(leaf.shape) > 2
+    )
+    return {
+        "state": sum(_held(leaf, sizes) for leaf in jax.tree.leaves(task.state)),
+        "gradients": trained * (1 if choice.accumulation == 1 else 2),
+        "weights": cast + 2 * gathered / layers * (sizes["fsdp"] > 1),
+        "activations": own.peak.slope * rows / (sizes["context"] * sizes["stage"]),
+    }
+
+
+def _held(leaf: Any, sizes: Sizes) -> float:
+    over = math.prod(sizes[a] for a in axes_of(*leaf.sharding.spec))
+    return leaf.size * jnp.dtype(leaf.dtype).itemsize / over
+
+
+def _hides(collective: Collective) -> bool:
+    return collective.axis in (*ROWS, "context")
+
+
+def _refusal(
+    task: Task,
+    cluster: Cluster,
+    made: Sequence[Prediction],
+    limit: float,
+    profiles: Profiles,
+) -> str:
+    least = min(made, key=lambda p: p.bytes)
+    held = ", ".join(f"{what} {size / 2**30:.1f}" for what, size in least.memory.items())
+    sentence = (
+        f"Nothing fits {cluster.devices} {cluster.chip.name} of {limit / 2**30:.1f} usable GiB: "
+        f"the leanest choice ({least.choice}) needs {least.bytes / 2**30:.1f} GiB a device ({held})"
+    )
+    for times in (2, 4, 8, 16, 32, 64, 128):
+        remats, precisions = ({getattr(p.choice, n) for p in made} for n in ("remat", "precision"))
+        for way in choices(task, cluster.devices * times, sorted(remats), sorted(precisions)):
+            if predict(task, way, cluster, profiles).bytes <= limit:
+                return f"{sentence}; it fits {cluster.devices * times} devices as {way}."
+    if least.memory["activations"] > least.bytes / 2:
+        return f"{sentence}; shorten the rows (fewer --samples)."
+    return f"{sentence}; freeze parameters (optimizer.rates, LoRA) or take chips with more memory."

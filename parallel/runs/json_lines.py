@@ -1,0 +1,86 @@
+"""Logs of one JSON object a line: a last line that a kill tore is dropped, any other that cannot be
+read is damage, which is named by its line and set aside when a run goes on.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from models.terminal import Console
+from parallel.runs.atomic import replace_text
+
+Fits = Callable[[Any], object]
+"""Whether a line is one of the log's: false, or raises KeyError, TypeError, ValueError or
+AttributeError, if not."""
+
+
+def read_lines(path: Path, fits: Fits) -> list[dict[str, Any]]:
+    """All whole lines of a log in order; none if there is no file.
+
+    Raises:
+      ValueError: a line is damaged.
+    """
+    lines, damaged, _ = _scan(path, fits)
+    if damaged:
+        raise ValueError(
+            f"{path}, line {damaged[0]}: not a line of this log; resuming the run sets the file "
+            f"aside and keeps the others, or remove the line."
+        )
+    return lines
+
+
+def set_damage_aside(
+    path: Path, fits: Fits, console: Console, *, last_matters: bool = False
+) -> None:
+    """Makes a log whole before a run goes on with it: keeps its good lines, and of one with damaged
+    lines a copy as it was, with a line on `console`.
+
+    Raises:
+      ValueError: the last line is damaged, and it matters, as a run goes on from what it says.
+    """
+    lines, damaged, torn = _scan(path, fits)
+    count = len(lines) + len(damaged) + torn
+    if last_matters and count and (torn or count in damaged):
+        raise ValueError(
+            f"{path}, line {count}: damaged, and the last line says how the run goes on; put a "
+            f"sound copy of the file in its place, or begin in another folder."
+        )
+    if damaged:
+        copy = set_aside(path)
+        more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
+        console.print(
+            f"{path}, line {damaged[0]}{more}: damaged; the file was set aside as {copy.name}, its "
+            f"{len(lines)} good lines are kept.",
+            soft_wrap=True,
+        )
+    if damaged or torn:
+        replace_text(path, "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def set_aside(path: Path) -> Path:
+    """A copy of a damaged file under a name of its own, `NAME.damaged`, `NAME.damaged-2`, …"""
+    copy, number = path.with_name(f"{path.name}.damaged"), 1
+    while copy.exists():
+        number += 1
+        copy = path.with_name(f"{path.name}.damaged-{number}")
+    shutil.copyfile(path, copy)
+    return copy
+
+
+def _scan(path: Path, fits: Fits) -> tuple[list[dict[str, Any]], list[int], bool]:
+    """Good lines, the numbers of damaged ones, and whether the last line was torn."""
+    good, damaged = [], []
+    *whole, torn = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    for number, text in enumerate(whole, 1):
+        try:
+            line = json.loads(text)
+            fit = isinstance(line, dict) and fits(line)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            fit = False
+        if fit:
+            good.append(line)
+        else:
+            damaged.append(number)
+    return good, damaged, bool(torn)

@@ -1,0 +1,121 @@
+"""The folder of a run besides its checkpoints and logs: its config, and whether anything was ever
+saved, so that checkpoints that are away are not taken for a run that has none yet.
+"""
+
+import json
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from models.checkpoints import own
+from models.terminal import Console
+from parallel.runs.atomic import replace_text
+from parallel.runs.json_lines import set_aside
+
+Json = Any
+CONFIG_NAME, SAVED_NAME = "config.json", "saved.json"
+
+
+@dataclass(frozen=True)
+class Run:
+    """Where a run lives, and what its checkpoints carry besides the state, as JSON values."""
+
+    directory: Path
+    config: Json
+    assets: Json
+
+
+def check_folder(directory: Path, resume: bool) -> None:
+    """Refuses to begin where a run is, and to go on where none is, or where its checkpoints are
+    away.
+
+    Raises:
+      ValueError, FileNotFoundError: it is so.
+    """
+    if resume and not (directory / CONFIG_NAME).exists():
+        raise FileNotFoundError(
+            f"{directory} holds no run to resume: it has no {CONFIG_NAME}; check the path or start "
+            f"without --resume."
+        )
+    check_saved(directory)
+    steps, saved = own.steps(directory / "checkpoints"), directory / SAVED_NAME
+    if not resume and (steps or saved.exists()):
+        at = f" at step {steps[-1]}" if steps else _at(saved)
+        raise ValueError(
+            f"{directory} holds a run already, saved{at}; go on with --resume or name another "
+            f"directory."
+        )
+
+
+def check_saved(directory: Path) -> None:
+    """Refuses a run whose checkpoints were there once and are not now.
+
+    Raises:
+      ValueError, FileNotFoundError: `checkpoints` is no folder, a link to nothing, or has none
+        though some were saved.
+    """
+    folder, saved = directory / "checkpoints", directory / SAVED_NAME
+    if folder.is_symlink() and not folder.exists():
+        raise FileNotFoundError(
+            f"{folder} is a link to {folder.readlink()}, which does not exist; mount or make it."
+        )
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is no folder; move it away and put the run's checkpoints back.")
+    if not saved.exists() or own.steps(folder) or any(folder.glob("*.damaged*")):
+        return
+    raise FileNotFoundError(
+        f"{folder} {'holds no checkpoint' if folder.exists() else 'is missing'}, but {saved} says "
+        f"that the run was saved{_at(saved)}; mount or restore it, name another directory, or "
+        f"remove {SAVED_NAME} to begin at step 0, without what was learnt."
+    )
+
+
+def check_steps_made(directory: Path, made: int, steps: int) -> None:
+    """Raises ValueError if a run to be resumed has made more steps than it is to make."""
+    if made > steps:
+        raise ValueError(
+            f"{directory} has made {made} steps already, but only {steps} were asked for; give at "
+            f"least {made}, or another directory."
+        )
+
+
+def note_saved(directory: Path, step: int) -> None:
+    """Notes beside the checkpoints that one of `step` is there."""
+    replace_text(directory / SAVED_NAME, json.dumps({"step": step}) + "\n")
+
+
+def write_config(run: Run) -> None:
+    """Leaves the config in the run's folder, at once or not at all."""
+    replace_text(run.directory / CONFIG_NAME, json.dumps(run.config, indent=2) + "\n")
+
+
+def read_config(directory: Path, console: Console) -> Json | None:
+    """The config that a run was begun with. A damaged file is set aside, with a line on `console`,
+    and made again from the newest checkpoint that has it; None if there is none.
+    """
+    path = directory / CONFIG_NAME
+    with suppress(ValueError, RecursionError):
+        config = json.loads(path.read_bytes())
+        if isinstance(config, dict):
+            return config
+    copy, found = set_aside(path), None
+    for step in reversed(own.steps(directory / "checkpoints")):
+        with suppress(ValueError, FileNotFoundError):
+            found = own.read_json(directory / "checkpoints" / str(step), "config")
+            break
+    if found is not None:
+        replace_text(path, json.dumps(found, indent=2) + "\n")
+    instead = "that of this command" if found is None else f"that of checkpoint {step}"
+    console.print(
+        f"{path} is damaged and was set aside as {copy.name}; going on with {instead}.",
+        soft_wrap=True,
+    )
+    return found
+
+
+def _at(saved: Path) -> str:
+    """Which step the note names, if it can still be read."""
+    with suppress(ValueError, RecursionError, KeyError, TypeError):
+        return f" at step {int(json.loads(saved.read_bytes())['step'])}"
+    return ""

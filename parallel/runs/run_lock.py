@@ -1,0 +1,271 @@
+"""One writer to a folder: a run holds `.lock` in it from before its data is read until its end.
+
+The lock is flock's, so the kernel frees it at death, on NFS too (there Linux makes byte-range locks
+of it), and reading or copying the file in the process that holds it costs nothing, as it would with
+POSIX locks; a forked child closes the file it inherits, so it cannot keep the lock of a dead parent
+alive. The file says who holds it, and that alone decides where a filesystem has no locks.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+
+from models.terminal import Console
+from parallel.hosts import exits
+from parallel.hosts.agreement import agree
+
+LOCK_NAME = ".lock"
+
+_MOUNTS = Path("/proc/self/mountinfo")
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
+
+
+class InUse(ValueError):
+    """Another run has the folder, or nobody may write there."""
+
+    exit_code = exits.REFUSED
+
+
+@contextmanager
+def locked(folder: Path, console: Console | None = None) -> Iterator[None]:
+    """Keeps other runs out of the folder, which is made if need be and removed if nothing came of
+    it. The first process holds the lock for its job; all call it. A process may lock a folder again
+    that it has locked.
+
+    Raises:
+      InUse: another run is at work there, and nothing was touched; all processes raise the same.
+    """
+    folder = Path(folder).resolve()
+    refusal = agree("lock", "", partial(_take, folder, console or Console(quiet=True)))
+    if refusal:
+        raise InUse(refusal)
+    try:
+        yield
+    finally:
+        _release(folder)
+
+
+@dataclass(frozen=True)
+class _Holder:
+    """Who wrote a lock file: `since` for people, `began` the start of the process by the kernel's
+    clock, so that another process with its number is not taken for it."""
+
+    host: str
+    pid: int
+    since: str
+    began: int | None
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}, since {self.since}"
+
+    @property
+    def is_here(self) -> bool:
+        return self.host == socket.gethostname()
+
+    @property
+    def is_alive(self) -> bool:
+        """Of a process on this machine."""
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass
+        return self.began in (None, _began(self.pid))
+
+
+@dataclass
+class _Held:
+    handle: int
+    depth: int
+    made: list[Path]
+
+
+_held: dict[Path, _Held] = {}
+
+
+def _take(folder: Path, console: Console, _: object) -> str:
+    """Empty if this process has the folder now, else why not."""
+    if folder in _held:
+        _held[folder].depth += 1
+        return ""
+    try:
+        return _lock(folder, console)
+    except OSError as error:
+        said = exits.sentence(error, folder)
+        return said or f"{folder}: {error.strerror}; choose another folder."
+
+
+def _lock(folder: Path, console: Console) -> str:
+    path, made = folder / LOCK_NAME, [at for at in (folder, *folder.parents) if not at.exists()]
+    left: _Holder | None = None
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            handle, created = _open(path)
+        except FileNotFoundError:  # its holder removed it, or the folder that it had made
+            continue
+        try:
+            free, holder = _try_flock(handle), _read(handle)
+            refusal, there = _refusal(path, free, holder, created), _is_at(handle, path)
+        except OSError:
+            os.close(handle)
+            raise
+        left = holder or left
+        if refusal or not there:
+            os.close(handle)
+            if refusal:
+                return refusal
+            continue
+        if free is None and not created:  # one that was left: only who makes it has it
+            os.close(handle)
+            path.unlink(missing_ok=True)
+            continue
+        _held[folder] = _Held(handle, 1, made)
+        try:
+            _describe(handle)
+        except OSError:
+            _release(folder)
+            raise
+        if left is not None and not (left.is_here and left.is_alive):  # else a copied folder
+            console.print(
+                f"{folder} was left by {left}, which did not come to its end; taking over.",
+                soft_wrap=True,
+            )
+        return ""
+
+
+def _describe(handle: int) -> None:
+    pid = os.getpid()
+    since = datetime.now().astimezone().isoformat(" ", "seconds")
+    mine = _Holder(socket.gethostname(), pid, since, _began(pid))
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, json.dumps(asdict(mine)).encode() + b"\n", 0)
+    os.fsync(handle)
+
+
+def _release(folder: Path) -> None:
+    held = _held.get(folder)
+    if held is None:  # another process of the job holds it, or this is a forked child
+        return
+    held.depth -= 1
+    if held.depth:
+        return
+    del _held[folder]
+    with suppress(OSError):
+        if _is_at(held.handle, folder / LOCK_NAME):
+            (folder / LOCK_NAME).unlink()
+    os.close(held.handle)
+    for directory in held.made:
+        with suppress(OSError):  # something came of it
+            directory.rmdir()
+
+
+def _refusal(path: Path, free: bool | None, holder: _Holder | None, created: bool) -> str:
+    """Why the lock is not to be had: `free` is what the kernel says of it, None if it has no locks
+    there."""
+    if free is False:
+        return _in_use(path, holder)
+    if free:
+        elsewhere = holder is not None and not holder.is_here and _is_local_only(path)
+        return _in_use(path, holder) if elsewhere else ""
+    if created or (holder is not None and holder.is_here and not holder.is_alive):
+        return ""
+    return _in_use(path, holder)
+
+
+def _in_use(path: Path, holder: _Holder | None) -> str:
+    who = "another run that has just begun" if holder is None else str(holder)
+    remedy = (
+        "" if holder is not None and holder.is_here else f"; if it is surely gone, remove {path}"
+    )
+    return (
+        f"{path.parent} is in use by {who}: two runs in one folder would destroy each other's "
+        f"checkpoints. Wait for it, stop it, or choose another folder{remedy}."
+    )
+
+
+def _open(path: Path) -> tuple[int, bool]:
+    flags = os.O_RDWR | os.O_NOFOLLOW
+    try:
+        return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666), True
+    except FileExistsError:
+        return os.open(path, flags), False
+
+
+def _try_flock(handle: int) -> bool | None:
+    """Whether the lock was free and is now held; None where there are no locks."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        return None
+    return True
+
+
+def _read(handle: int) -> _Holder | None:
+    """What an open lock file says; None if it says nothing yet, or was cut."""
+    try:
+        said = json.loads(os.pread(handle, 4096, 0))
+        host, pid, since, began = (said[name] for name in ("host", "pid", "since", "began"))
+        began = began if began is None else int(began)
+        holder = _Holder(str(host), int(pid), str(since), began)
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return None
+    sane = f"{holder}".isprintable() and 0 < holder.pid < 2**31
+    return holder if sane else None
+
+
+def _is_at(handle: int, path: Path) -> bool:
+    """Whether the open file is still the one at `path`: its holder removes it at its end."""
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _began(pid: int) -> int | None:
+    """When a process began, in the kernel's ticks; None where the kernel does not say."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    return int(stat.rpartition(")")[2].split()[19])
+
+
+def _is_local_only(path: Path) -> bool:
+    """Whether the filesystem is shared, but its locks are not seen by other machines."""
+    try:
+        mounts = _MOUNTS.read_text()
+    except OSError:
+        return False
+    at, kind, options = Path("/"), "", set[str]()
+    for line in mounts.splitlines():
+        before, _, after = line.partition(" - ")
+        point = Path(before.split()[4].replace("\\040", " "))
+        if path.is_relative_to(point) and len(point.parts) >= len(at.parts):
+            at, (kind, _, found) = point, after.split()[:3]
+            options = set(found.split(","))
+    return kind == "fuse.sshfs" or bool(
+        options & {"local_lock=all", "local_lock=flock", "nolock", "localflock"}
+    )
+
+
+def _forget() -> None:
+    for held in _held.values():
+        os.close(held.handle)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,1 @@
+"""RL with environments and learner in one program on the device."""

@@ -1,0 +1,233 @@
+"""Placement "colocated": environments, policy and learner in one device program.
+
+Lanes of a traceable environment act a fragment of chunks, and the policy learns from all of it by
+PPO with nothing leaving the device: the synchronous system that asynchrony is measured against, and
+the fastest where the simulator runs on the accelerator. All that a run carries from one step to the
+next is one tree, so that it resumes exactly.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, Int, UInt32
+
+from models import Policy
+from models.layers.functional import Params, fill, only
+from parallel.optimizer import make_optimizer, select
+from rl import flow_policy
+from rl.checks import check_kept
+from rl.config import RlConfig
+from rl.device.preparation import Traceable
+from rl.device.unroll import Fragment, Lanes
+from rl.objectives import Terms, check
+from rl.records import Experience
+from rl.step import loss_terms
+from sim.protocol import TRAIN_SEEDS, State
+
+_SHUFFLE = 2
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class ColocatedState:
+    """All that a run carries; `step` counts the learner's steps. Draws derive from it and from what
+    `lanes` says of each episode, so there is nothing else to keep."""
+
+    step: Int[Array, ""]
+    params: Params
+    """As `rl.flow_policy.init` makes them."""
+    opt_state: Any
+    lanes: State
+
+
+class Colocated:
+    """One run's program.
+
+    Raises:
+      ValueError: the policy does not fit the environment, or the configuration asks for what this
+        placement has not: group advantages, fragments that are too long or minibatches that do not
+        divide them.
+    """
+
+    def __init__(self, policy: Policy, env: Traceable, config: RlConfig) -> None:
+        _check(config)
+        self._env, self._model, self._config = env, policy.model, config
+        self._lanes = Lanes(env, policy, config)
+        updates = config.steps * config.learner.epochs * config.learner.minibatches
+        optimizer = config.learner.optimizer
+        self._optimizer = replace(optimizer, decay_steps=optimizer.decay_steps or updates)
+        self._transformation = make_optimizer(self._optimizer)
+
+    def init(self, params: Params) -> ColocatedState:
+        """The beginning of a run with these parameters, which it does not consume.
+
+        Raises:
+          ValueError: as `check_kept`.
+        """
+        check_kept(self._model, params, self._config.learner)
+        params = jax.tree.map(jnp.array, params)
+        trained = only(params, select(self._optimizer, params)[1])
+        lanes = jax.jit(self._env.pure_reset)(lane_seeds(self._config))
+        return ColocatedState(jnp.int32(0), params, self._transformation.init(trained), lanes)
+
+    def step(self, state: ColocatedState) -> tuple[ColocatedState, dict[str, Array]]:
+        """A fragment and what is learnt from it; the state given is consumed.
+
+        One program on accelerators; on CPUs `stepwise`. Metrics are scalars: of the updates, their
+        mean (`ratio`, `clip_fraction`, `kl`, `loss`, `value_loss`, `grad_norm`), and of the
+        fragment `episodes` that ended, their `successes`, control `steps` acted, `advantage_rms`
+        and the part of the returns' variance that the value head `explained`.
+        """
+        return self.stepwise(state) if jax.default_backend() == "cpu" else self.whole(state)
+
+    def whole(self, state: ColocatedState) -> tuple[ColocatedState, dict[str, Array]]:
+        """`step` as one program."""
+        return self._whole(state)
+
+    def stepwise(self, state: ColocatedState) -> tuple[ColocatedState, dict[str, Array]]:
+        """`step` as one program that learns, after others that act."""
+        lanes, fragment = self._lanes.act_stepwise(state.params, state.lanes)
+        return self._learn(replace(state, lanes=lanes), fragment)
+
+    @cached_property
+    def _whole(self) -> Any:
+        def step(state: ColocatedState) -> tuple[ColocatedState, dict[str, Array]]:
+            lanes, fragment = self._lanes.act(state.params, state.lanes)
+            return self._learnt(replace(state, lanes=lanes), fragment)
+
+        return jax.jit(step, donate_argnums=0)
+
+    @cached_property
+    def _learn(self) -> Any:
+        return jax.jit(self._learnt, donate_argnums=0)
+
+    def _learnt(
+        self, state: ColocatedState, fragment: Fragment
+    ) -> tuple[ColocatedState, dict[str, Array]]:
+        config = self._config
+        experience = self._experience(state, fragment)
+        key = jax.random.fold_in(jax.random.key(config.seed), _SHUFFLE)
+        key = jax.random.fold_in(key, state.step)
+
+        def update(carry: Any, rows: Int[Array, "b"]) -> tuple[Any, dict[str, Array]]:
+            params, opt_state = carry
+            return self._update(params, opt_state, jax.tree.map(lambda x: x[rows], experience))
+
+        def epoch(carry: Any, number: Int[Array, ""]) -> tuple[Any, dict[str, Array]]:
+            order = jax.random.permutation(
+                jax.random.fold_in(key, number), len(experience.advantage)
+            )
+            rows = order.reshape(config.learner.minibatches, -1)
+            return jax.lax.scan(update, carry, rows)
+
+        (params, opt_state), metrics = jax.lax.scan(
+            epoch, (state.params, state.opt_state), jnp.arange(config.learner.epochs)
+        )
+        after = ColocatedState(state.step + 1, params, opt_state, state.lanes)
+        return after, jax.tree.map(jnp.mean, metrics) | _outcomes(fragment, experience)
+
+    def _experience(self, state: ColocatedState, fragment: Fragment) -> Experience:
+        """Decisions in one row, advantages in units of their root mean square."""
+        chosen = self._config.objective
+        advantage = advantages(fragment, chosen.discount, chosen.trace)
+        scale = jnp.sqrt(jnp.mean(advantage**2)) + 1e-8
+        learns = state.step >= self._config.colocated.warmup
+
+        def flat(x: Array) -> Array:
+            return x.reshape(advantage.size, *x.shape[2:])
+
+        return Experience(
+            batch=jax.tree.map(flat, fragment.batch),
+            drawn=jax.tree.map(flat, fragment.drawn),
+            advantage=flat(advantage / scale * learns),
+            target=flat(advantage + fragment.drawn.value),
+            version=jnp.full(advantage.size, state.step),
+            weight=jnp.ones(advantage.size),
+            observed=jax.tree.map(flat, fragment.observed),
+        )
+
+    def _update(
+        self, params: Params, opt_state: Any, part: Experience
+    ) -> tuple[tuple[Params, Any], dict[str, Array]]:
+        moving, trained = select(self._optimizer, params)
+
+        def loss(wanted: Params) -> tuple[Array, Terms]:
+            found = flow_policy.log_prob(
+                self._model,
+                fill(wanted, params),
+                part.batch,
+                part.drawn,
+                part.observed,
+                self._config.flow,
+            )
+            # who acted is also the proximal policy: the step began with it
+            behaviour = jnp.asarray(part.drawn.log_prob)
+            terms = loss_terms(self._config.objective, found, part, part.version, behaviour)
+            return terms.loss / terms.weight, terms
+
+        (total, terms), gradient = jax.value_and_grad(loss, has_aux=True)(only(params, moving))
+        gradient, old = only(gradient, trained), only(params, trained)
+        updates, opt_state = self._transformation.update(gradient, opt_state, old)
+        metrics = {
+            "loss": total,
+            "value_loss": terms.sums["value_loss"] / terms.weight,
+            "ratio": terms.sums["importance"] / terms.sums["ratios"],
+            "clip_fraction": terms.sums["clipped"] / terms.sums["ratios"],
+            "kl": terms.sums["behaviour_kl"] / terms.sums["ratios"],
+            "grad_norm": optax.tree_utils.tree_norm(gradient),
+        }
+        return (fill(optax.apply_updates(old, updates), params), opt_state), metrics
+
+
+def advantages(fragment: Fragment, discount: float, trace: float) -> Float[Array, "t n"]:
+    """Of each chunk: A = δ + γλ A' within an episode, δ = R + γ V' - V (generalized advantage
+    estimation, Schulman et al., arXiv 1506.02438), where V' is `fragment.following`."""
+    delta = fragment.reward + discount * fragment.following - fragment.drawn.value
+    decay = discount * trace * ~(fragment.terminated | fragment.truncated)
+
+    def back(later: Array, chunk: tuple[Array, Array]) -> tuple[Array, Array]:
+        advantage = chunk[0] + chunk[1] * later
+        return advantage, advantage
+
+    return jax.lax.scan(back, jnp.zeros_like(delta[0]), (delta, decay), reverse=True)[1]
+
+
+def lane_seeds(config: RlConfig) -> UInt32[np.ndarray, "n"]:
+    """Whose episodes each lane acts; none is one that a policy is judged by."""
+    lanes = range(config.colocated.lanes)
+    seeds = [np.random.default_rng((config.seed, i)).integers(TRAIN_SEEDS.stop) for i in lanes]
+    return np.array(seeds, np.uint32)
+
+
+def _outcomes(fragment: Fragment, experience: Experience) -> dict[str, Array]:
+    value, target = fragment.drawn.value.reshape(-1), experience.target
+    surprise = target - value
+    return {
+        "episodes": jnp.sum(fragment.terminated | fragment.truncated),
+        "successes": jnp.sum(fragment.terminated),
+        "steps": jnp.sum(experience.acted.any(-1)),
+        "advantage_rms": jnp.sqrt(jnp.mean(surprise**2)),
+        "explained": 1 - jnp.var(surprise) / (jnp.var(target) + 1e-8),
+    }
+
+
+def _check(config: RlConfig) -> None:
+    own, parts = config.colocated, config.learner.minibatches
+    check(config.objective)
+    if config.objective.advantage != "gae" or config.objective.name == "vtrace":
+        raise ValueError(
+            f"objective.name is '{config.objective.name}' with advantage "
+            f"'{config.objective.advantage}', but colocated lanes go from episode to episode under "
+            f"the newest policy: take 'ppo' with 'gae', or placement 'host'."
+        )
+    decisions = own.lanes * own.fragment
+    if own.lanes < 1 or parts < 1 or decisions % parts:
+        raise ValueError(
+            f"colocated.lanes × fragment is {decisions} decisions, which cannot be cut into "
+            f"{parts} equal learner.minibatches; change one of the three."
+        )

@@ -1,0 +1,217 @@
+"""Lanes of a traceable environment act a fragment of chunks, on the device.
+
+An episode that ends within a chunk leaves the rest of it unacted, and the lane's next chunk begins
+a fresh one. What was seen when time ran out is kept, so that its value can stand for what would
+have come (Pardo et al., arXiv 1712.00378).
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from models import Policy
+from models.inputs.packed_batch import PackedBatch
+from models.layers.functional import Params
+from rl import flow_policy
+from rl.config import RlConfig
+from rl.device.preparation import Preparation, Traceable
+from rl.records import Drawn
+from sim.environments.grouped import restarted
+from sim.protocol import Observation, State, Transition
+
+_WORDING, _NOISE = 0, 1
+
+
+class Fragment(NamedTuple):
+    """What n lanes did in T chunks."""
+
+    batch: PackedBatch
+    """What was seen, [T, n, ...]; `action_mask` says which numbers were acted."""
+    drawn: Drawn
+    reward: Float[Array, "t n"]
+    """Of the steps acted of each chunk."""
+    terminated: Bool[Array, "t n"]
+    """The episode ended in this chunk."""
+    truncated: Bool[Array, "t n"]
+    """Its time ran out in this chunk; never both."""
+    following: Float[Array, "t n"]
+    """Value of what was seen after each chunk: 0 where the episode ended, that of the last sight
+    of it where time ran out."""
+    observed: Any
+    """As `Experience.observed`."""
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """A policy in an environment's lanes. Every draw derives from (seed, the lane's seed, episode,
+    step) alone, so that a lane does the same beside any others.
+
+    Raises:
+      ValueError: the policy does not fit the environment, or a fragment has so many chunks that a
+        lane could run out of time twice in it.
+    """
+
+    env: Traceable
+    policy: Policy
+    config: RlConfig
+
+    def __post_init__(self) -> None:
+        execute, chunks = self.config.rollout.execute, self.config.colocated.fragment
+        horizon, most = self.policy.model.config.horizon, -(-self.env.max_steps // max(execute, 1))
+        if not 1 <= execute <= horizon:
+            raise ValueError(
+                f"rollout.execute is {execute}, but the policy's chunks have {horizon} steps; give "
+                f"1 to {horizon}."
+            )
+        if not 1 <= chunks <= most:
+            raise ValueError(
+                f"colocated.fragment is {chunks}, but an episode of {self.env.name} has at most "
+                f"{most} chunks of {execute} steps; give 1 to {most}."
+            )
+        self._preparation  # noqa: B018  refuses before anything is compiled
+
+    def act(self, params: Params, state: State) -> tuple[State, Fragment]:
+        """A fragment, to trace: scans over chunks and their steps."""
+
+        def step(carry: Any, action: Float[Array, "n a"]) -> tuple[Any, Any]:
+            return _held(carry, *self.env.pure_step(carry[0], action[:, None]))
+
+        return self._acted(params, state, jax.lax.scan, self._look, step, self._settle)
+
+    def act_stepwise(self, params: Params, state: State) -> tuple[State, Fragment]:
+        """The same, not to trace but a compiled step at a time: a loop around it costs nothing on
+        CPUs, where environments then advance in groups on threads."""
+        look, held, settle = self._compiled
+
+        def step(carry: Any, action: Float[Array, "n a"]) -> tuple[Any, Any]:
+            return held(carry, *self.env.step_chunk(carry[0], action[:, None]))
+
+        return self._acted(params, state, _looped, look, step, settle)
+
+    def _acted(
+        self, params: Params, state: State, loop: Any, look: Any, step: Any, settle: Any
+    ) -> tuple[State, Fragment]:
+        def chunk(state: State, _: Any) -> tuple[State, Any]:
+            told, drawn, observed, actions = look(params, state)
+            running = (state, jnp.zeros(len(actions), bool))
+            (state, _), steps = loop(step, running, jnp.swapaxes(actions, 0, 1))
+            return state, (told, drawn, observed, steps)
+
+        state, done = loop(chunk, state, jnp.arange(self.config.colocated.fragment))
+        return state, settle(params, state, *done)
+
+    def _look(
+        self, params: Params, state: State
+    ) -> tuple["_Told", Drawn, Any, Float[Array, "n t a"]]:
+        """What the lanes see, and what the policy makes of it, in its own and the robot's units."""
+        seen, told = self._see(state)
+        model, observed = self.policy.model, None
+        if self.config.learner.keep_observed:
+            observed = flow_policy.observe(model, params, told.batch)
+        keys = jax.vmap(jax.random.fold_in)(self._key(_NOISE, state), state.step)
+        words = jax.random.key_data(keys)
+        drawn = flow_policy.draw(model, params, told.batch, words, self.config.flow, observed)
+        chunks = jnp.asarray(drawn.actions), jnp.asarray(seen.state)
+        actions = self._preparation.actions(*chunks)
+        return told, drawn, observed, actions[:, : self.config.rollout.execute]
+
+    def _settle(
+        self,
+        params: Params,
+        state: State,
+        told: "_Told",
+        drawn: Drawn,
+        observed: Any,
+        steps: "_Steps",
+    ) -> Fragment:
+        """From what happened in T chunks, and what it has led to."""
+        chunks, _, lanes = steps.live.shape
+        acted = steps.live.sum(1)
+        place = (np.arange(chunks)[:, None], acted - 1, np.arange(lanes))
+        last: Transition = jax.tree.map(lambda x: x[place], steps.happened)
+        late = (last.truncated.argmax(0), np.arange(lanes))
+        scene, felt, goal, wording = jax.tree.map(
+            lambda x: x[late], (last.scene, last.state, told.goal, told.wording)
+        )
+        past = Observation(self.env.pure_pictures(scene), felt)
+        sights = self._preparation.batch(past, goal, wording), self._see(state)[1].batch
+        both = jax.tree.map(lambda *x: jnp.concatenate(x), *sights)
+        final, coming = jnp.split(flow_policy.value(self.policy.model, params, both), 2)
+        following = jnp.concatenate([drawn.value[1:], coming[None]])
+        following = jnp.where(last.truncated, final, following)
+        mask = self._preparation.acted(acted, drawn.actions.shape[2:])
+        sparse = self.config.rollout.reward == "success"
+        earned = steps.happened.terminated * 1.0 if sparse else steps.happened.reward
+        return Fragment(
+            batch=replace(told.batch, action_mask=mask[:, :, None]),
+            drawn=drawn,
+            reward=(earned * steps.live).sum(1),
+            terminated=last.terminated,
+            truncated=last.truncated,
+            following=jnp.where(last.terminated, 0, following),
+            observed=observed,
+        )
+
+    def _see(self, state: State) -> tuple[Observation, "_Told"]:
+        seen, goal = self.env.pure_observe(state), self.env.goal(state)
+        wording = jax.vmap(jax.random.uniform)(self._key(_WORDING, state))
+        return seen, _Told(self._preparation.batch(seen, goal, wording), goal, wording)
+
+    def _key(self, what: int, state: State) -> PRNGKeyArray:
+        """Of each lane's running episode."""
+        key = jax.random.fold_in(jax.random.key(self.config.seed), what)
+
+        def one(seed: Array, episode: Array) -> Array:
+            return jax.random.fold_in(jax.random.fold_in(key, seed), episode)
+
+        return jax.vmap(one)(state.seed, state.episode)
+
+    @cached_property
+    def _preparation(self) -> Preparation:
+        return Preparation(self.policy, self.env)
+
+    @cached_property
+    def _compiled(self) -> tuple[Any, Any, Any]:
+        return jax.jit(self._look), jax.jit(_held), jax.jit(self._settle)
+
+
+class _Told(NamedTuple):
+    """What the policy knew when it drew a chunk; `wording` in [0, 1) is its prompt's."""
+
+    batch: PackedBatch
+    goal: Int[Array, "n"]
+    wording: Float[Array, "n"]
+
+
+class _Steps(NamedTuple):
+    """Steps of a chunk: which counted (the episode had not ended before), and what happened."""
+
+    live: Bool[Array, "n"]
+    happened: Transition
+
+
+def _held(
+    before: tuple[State, Bool[Array, "n"]], after: State, happened: Transition
+) -> tuple[tuple[State, Bool[Array, "n"]], _Steps]:
+    """Takes a step, except in lanes whose episode is over: they wait where the next one begins."""
+    state, over = before
+    happened = jax.tree.map(lambda x: x[:, 0], happened)
+    ended = happened.terminated | happened.truncated
+    return (restarted(over, state, after), over | ended), _Steps(~over, happened)
+
+
+def _looped(
+    step: Callable[[Any, Any], tuple[Any, Any]], carry: Any, each: Iterable[Any]
+) -> tuple[Any, Any]:
+    """`jax.lax.scan` without a program."""
+    parts = []
+    for x in each:
+        carry, part = step(carry, x)
+        parts.append(part)
+    return carry, jax.tree.map(lambda *part: np.stack(part), *parts)

@@ -1,0 +1,1 @@
+"""RL with environments and learner joined on the host, asynchronously."""

@@ -1,0 +1,97 @@
+"""What acts in RL: prepared observations in, random chunks with the record of how they were drawn
+out, under parameters given with every call, so that the caller knows which version acted.
+
+Batches are `models.policy`'s: few sizes, few text lengths, and a row answers to its own observation
+and key alone. `partial(actor.answer, params)` is what a `Batcher` runs.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Float, PRNGKeyArray
+
+from models.layers.functional import Params
+from models.policy import Policy, Request
+from rl import flow_policy
+from rl.config import FlowConfig
+from rl.records import Drawn
+
+
+class Answer(NamedTuple):
+    """A chunk to act, in the robot's units, and how it was drawn (numpy, one row)."""
+
+    actions: Float[np.ndarray, "h a"]
+    drawn: Drawn
+
+
+@dataclass(frozen=True)
+class Actor:
+    """`policy` gives the model, the preparation and the sizes of batches; its parameters and steps
+    are not used. Parameters, as `flow_policy.init` makes them, come with each call: arrays on the
+    device, of one dtype and sharding from call to call, as each other kind is compiled anew.
+    """
+
+    policy: Policy
+    flow: FlowConfig
+
+    def init(self, policy: Params, key: PRNGKeyArray, *, value: bool = True) -> Params:
+        """`flow_policy.init` around the policy's parameters."""
+        return flow_policy.init(self.policy.model, policy, key, self.flow, value=value)
+
+    def answer(self, params: Params, requests: Sequence[Request]) -> list[Answer]:
+        """One for each request; with a single size of batches, a request's answer depends on it and
+        its key alone, to the bit.
+
+        Raises:
+          ValueError: a request continues a chunk.
+        """
+        if any(request.left is not None for request in requests):
+            raise ValueError(
+                "A request continues a chunk (Request.left), which has no log-probability; leave "
+                "out 'previous' when preparing requests for RL."
+            )
+        keys = np.stack([request.key for request in requests])
+        rows: list[Any] = [None] * len(requests)
+        for at, count, batch in self.policy.batches(requests):
+            drawn = jax.device_get(self._draw(params, batch, keys[at]))
+            for row, i in enumerate(at[:count]):
+                rows[i] = Drawn(*(x[row] for x in drawn))
+        states = np.stack([request.state for request in requests])
+        actions = self.policy.robot_actions(np.stack([row.actions for row in rows]), states)
+        return [Answer(*pair) for pair in zip(actions, rows, strict=True)]
+
+    def values(self, params: Params, requests: Sequence[Request]) -> Float[np.ndarray, "n"]:
+        """What the value head expects of observations, such as terminal ones."""
+        found = np.empty(len(requests), np.float32)
+        for at, count, batch in self.policy.batches(requests):
+            found[at[:count]] = np.asarray(self._value(params, batch))[:count]
+        return found
+
+    def warm(
+        self,
+        params: Params,
+        sizes: Sequence[int] | None = None,
+        text: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Compiles `answer` and `values` ahead, as `Policy.warm` does."""
+
+        def compute(requests: list[Request]) -> None:
+            self.answer(params, requests)
+            self.values(params, requests)
+
+        self.policy.warm(sizes, text, progress=progress, compute=compute)
+
+    @cached_property
+    def _draw(self) -> Any:
+        model, config = self.policy.model, self.flow
+        return jax.jit(lambda p, batch, keys: flow_policy.draw(model, p, batch, keys, config))
+
+    @cached_property
+    def _value(self) -> Any:
+        model = self.policy.model
+        return jax.jit(lambda params, batch: flow_policy.value(model, params, batch))

@@ -1,0 +1,171 @@
+"""From tickets, as they are completed, to micro-batches of a fixed number of rows, with what each
+decision was worth: nothing waits for a step's last ticket.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Array, Float
+
+from models.inputs.packed_batch import PackedBatch, Sample
+from rl.advantages import Worth, gae, group, vtrace
+from rl.config import ObjectiveConfig
+from rl.objectives import LIMIT, check
+from rl.records import Decision, Drawn, Experience, Ticket, Trajectory
+
+Pack = Callable[[list[Sample]], PackedBatch]
+"""Lays samples out, one a row, in one of few shapes, such as a policy does."""
+Evaluate = Callable[
+    [Experience],
+    tuple[Float[Array | np.ndarray, "n h a"], Float[Array | np.ndarray, "n"]],
+]
+"""log π and value that the learner's policy gives to what others drew."""
+
+
+class MicroBatch(NamedTuple):
+    """What `Learner.add` takes."""
+
+    experience: Experience
+    tickets: tuple[int, ...]
+    """Whose decisions are in it."""
+
+
+class _Row(NamedTuple):
+    ticket: int
+    decision: Decision
+    advantage: float = 0.0
+    target: float = 0.0
+    weight: float = 1.0
+
+
+def micro_batches(
+    tickets: Iterable[Ticket],
+    pack: Pack,
+    config: ObjectiveConfig,
+    size: int,
+    evaluate: Evaluate | None = None,
+) -> Iterator[MicroBatch]:
+    """A step's decisions in the order of the tickets given, `size` rows at a time, each batch as
+    soon as it is full; the last one is filled up with rows of weight 0.
+
+    Rows of padding repeat a real one, so that no model meets an empty observation. Decisions count
+    alike, but with advantages of groups episodes do (the 1/|o| of GRPO's objective, arXiv
+    2402.03300, equation 3): what fails goes on to the end, and its many decisions would drown the
+    few that made another succeed.
+
+    Args:
+      tickets: of one step, perhaps waiting for each.
+      evaluate: for V-trace, of the policy at the beginning of the step.
+
+    Raises:
+      ValueError: the configuration makes no sense, or a reward, value or log-probability is not
+        finite; names ticket, episode and decision.
+    """
+    check(config)
+    waiting: list[_Row] = []
+    for ticket in tickets:
+        waiting += _assessed(ticket, pack, config, size, evaluate)
+        while len(waiting) >= size:
+            yield _batch(waiting[:size], pack, size)
+            waiting = waiting[size:]
+    if waiting:
+        yield _batch(waiting, pack, size)
+
+
+def _assessed(
+    ticket: Ticket, pack: Pack, config: ObjectiveConfig, size: int, evaluate: Evaluate | None
+) -> list[_Row]:
+    _check_finite(ticket)
+    if config.advantage == "group":
+        returns = [sum(float(d.reward.sum()) for d in t.decisions) for t in ticket.trajectories]
+        lengths = [len(t.decisions) for t in ticket.trajectories]
+        against = group(np.array(returns))
+        worths = [Worth(np.full(n, a), np.zeros(n)) for n, a in zip(lengths, against, strict=True)]
+        weights = [1 / n for n in lengths]
+    else:
+        worths = [
+            _worth(ticket.number, t, pack, config, size, evaluate) for t in ticket.trajectories
+        ]
+        weights = [1.0] * len(worths)
+    return [
+        _Row(ticket.number, decision, float(advantage), float(target), weight)
+        for trajectory, worth, weight in zip(ticket.trajectories, worths, weights, strict=True)
+        for decision, advantage, target in zip(trajectory.decisions, *worth, strict=True)
+    ]
+
+
+def _worth(
+    number: int,
+    trajectory: Trajectory,
+    pack: Pack,
+    config: ObjectiveConfig,
+    size: int,
+    evaluate: Evaluate | None,
+) -> Worth:
+    decisions = trajectory.decisions
+    rewards = np.array([float(d.reward.sum()) for d in decisions])
+    final = 0.0 if trajectory.terminated else trajectory.final_value
+    if config.name != "vtrace":
+        values = np.array([float(d.drawn.value) for d in decisions])
+        return gae(rewards, values, final, config.discount, config.trace)
+    if evaluate is None:
+        raise ValueError(
+            "objective.name is 'vtrace', whose advantages need the learner's policy; give "
+            "micro_batches its Learner.evaluate."
+        )
+    rows = [_Row(number, d) for d in decisions]
+    values, ratios = _evaluated(rows, pack, size, evaluate)
+    bounds = config.discount, config.trace, config.truncation
+    return vtrace(rewards, values, final, ratios, *bounds)
+
+
+def _evaluated(
+    rows: Sequence[_Row], pack: Pack, size: int, evaluate: Evaluate
+) -> tuple[Float[np.ndarray, "n"], Float[np.ndarray, "n"]]:
+    """Values and whole chunks' ratios of the learner's policy."""
+    values, ratios = [], []
+    for first in range(0, len(rows), size):
+        experience = _batch(rows[first : first + size], pack, size).experience
+        log_prob, value = (np.asarray(x, np.float64) for x in evaluate(experience))
+        gap = np.where(experience.acted, log_prob - experience.drawn.log_prob, 0).sum((1, 2))
+        values.append(value)
+        ratios.append(np.exp(np.clip(gap, -LIMIT, LIMIT)))
+    return np.concatenate(values)[: len(rows)], np.concatenate(ratios)[: len(rows)]
+
+
+def _batch(rows: Sequence[_Row], pack: Pack, size: int) -> MicroBatch:
+    filled = [*rows, *[rows[-1]] * (size - len(rows))]
+    decisions = [row.decision for row in filled]
+    experience = Experience(
+        batch=pack([d.sample for d in decisions]),
+        drawn=Drawn(*(np.stack(x) for x in zip(*(d.drawn for d in decisions), strict=True))),
+        advantage=np.array([row.advantage for row in filled], np.float32),
+        target=np.array([row.target for row in filled], np.float32),
+        version=np.array([d.version for d in decisions], np.int32),
+        weight=np.array([row.weight for row in rows] + [0.0] * (size - len(rows)), np.float32),
+    )
+    return MicroBatch(experience, tuple(dict.fromkeys(row.ticket for row in rows)))
+
+
+def _check_finite(ticket: Ticket) -> None:
+    for trajectory in ticket.trajectories:
+        where = f"Ticket {ticket.number}, episode {trajectory.member} of {trajectory.start.task}"
+        if not trajectory.terminated and not np.isfinite(trajectory.final_value):
+            raise ValueError(
+                f"{where} (seed {trajectory.start.seed}) ended with the value "
+                f"{trajectory.final_value}; expected a finite number, so look at the value head."
+            )
+        for i, decision in enumerate(trajectory.decisions):
+            found = {
+                "reward": decision.reward,
+                "value": decision.drawn.value,
+                "log_prob": decision.drawn.log_prob[decision.sample.action_mask],
+            }
+            bad = next((k for k, x in found.items() if not np.isfinite(x).all()), None)
+            if bad is not None:
+                raise ValueError(
+                    f"{where} (seed {trajectory.start.seed}), decision {i}, has {bad} "
+                    f"{np.asarray(found[bad]).ravel()[:8]}; expected finite numbers, so look at "
+                    f"{'the environment' if bad == 'reward' else 'the policy that acted'}."
+                )

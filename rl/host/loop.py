@@ -1,0 +1,373 @@
+"""The host-asynchronous runtime: slots act, the policy answers and the learner learns, each on
+threads of its own, none waiting for more than it needs.
+
+Asynchrony has three levels (RL-VLA3, arXiv 2602.05765), each of which can be left out: slots that
+wait for no other slot, acting that runs ahead of learning, learning that begins before a step is
+complete. The first error of any thread ends the run.
+"""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from models.batcher import Batcher, Statistics
+from models.layers.functional import fill
+from parallel.runs.position import count, entry, shown
+from rl.config import RolloutConfig
+from rl.host.rollout import Actor, Answered, Asked, Rollout, Timeline, Untimed
+from rl.host.staleness import Admission
+from rl.host.trajectory_buffer import Arrivals, Counts
+from rl.host.weights import Reader, Weights
+from rl.records import Ticket
+from sim.protocol import Slots, Start
+
+_ENDING = 8.0
+"""Seconds in which threads are to end after an error; what computes longer is left to itself."""
+
+
+class Stopped(Exception):
+    """A run was told to stop."""
+
+
+class Learner(Protocol):
+    """Adds up gradients, then updates."""
+
+    @property
+    def params(self) -> Any:
+        """What `update` left; only `Weights.publish` reads them before the next one."""
+
+    def add(self, experience: Any) -> None:
+        """The gradient of a part of the step."""
+
+    def update(self) -> dict[str, float]:
+        """Ends the step; metrics."""
+
+
+class Inference(NamedTuple):
+    """Where the policy acts: what answers, and how versions get there, see `Weights.reader`."""
+
+    actor: Actor
+    place: Callable[[Any], Any] = lambda params: params
+    join: Callable[[Any, Any], Any] = fill
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """A learner's step."""
+
+    step: int
+    metrics: dict[str, float]
+    """The learner's own."""
+    lags: dict[int, int]
+    """Decisions by how many updates the policy that drew them was behind the one that learnt."""
+    episodes: int
+    successes: int
+    returns: float
+    """Mean over the episodes."""
+    acted: int
+    """Environment steps learnt from."""
+    seconds: float
+    """Since the last step ended."""
+    counts: Counts
+    waited: float
+    """Seconds that slots were held back by the bound on staleness, all together, so far."""
+    latency: float
+    """Seconds from publishing the last version that was taken until it was ready to act; 0 if none
+    was."""
+    batches: tuple[Statistics, ...]
+    """Of each place where the policy acts."""
+    state: dict[str, Any]
+    """What `run_host` needs to go on from here, as JSON; besides the learner's."""
+
+
+def check_state(found: Any, version: int) -> None:
+    """Raises ValueError, with the field, unless `found` can be `Learnt.state` after so many
+    updates."""
+    admission, counts = entry(found, "admission"), entry(found, "counts")
+    waited = entry(admission, "waited")
+    if count(admission, "version") != version:
+        raise ValueError(
+            f"admission.version is {admission['version']}, but its learner has had {version} "
+            f"updates"
+        )
+    if type(waited) not in (int, float) or not 0 <= waited < np.inf:
+        raise ValueError(f"admission.waited is {shown(waited)}, expected seconds")
+    numbers = Counts(**{one.name: count(counts, one.name) for one in fields(Counts)})
+    if numbers.learnt > numbers.finished or numbers.finished + numbers.dropped > numbers.begun:
+        raise ValueError(f"counts is {shown(counts)}, which do not add up")
+
+
+def run_host(
+    slots: Sequence[Slots],
+    inference: Sequence[Inference],
+    learner: Learner,
+    weights: Weights,
+    config: RolloutConfig,
+    *,
+    starts: Callable[[int], Start],
+    batches: Callable[[Iterator[Ticket]], Iterable[Any]],
+    steps: int,
+    values: bool = False,
+    each: bool = True,
+    stream: bool = True,
+    resume: dict[str, Any] | None = None,
+    on_step: Callable[[Learnt], None] | None = None,
+    timeline: Timeline | None = None,
+    told: Callable[[], bool] = lambda: False,
+) -> None:
+    """Learns until the policy has had `steps` updates, from the version that `weights` holds.
+
+    JAX's settings that hold for one thread (a mesh, a default device) do not reach the threads that
+    this starts. The slots can be used again afterwards, but if it fails they are closed.
+
+    Args:
+      slots: one thread each.
+      inference: one thread each, of which number i answers the slots i, i + n, …, counted over all
+        of `slots`. They take a new version over one after the other.
+      config: `tickets`, `group`, `staleness`, `execute` and `deadline` count. Without the second
+        level of asynchrony, `staleness` is 0.
+      starts: ticket -> where its episodes start, a matter of its number alone.
+      batches: a step's tickets, as they complete -> what `learner.add` takes.
+      values: the policy has a value head.
+      each: first level: no slot waits for another.
+      stream: third level: the learner gets tickets as they complete, and not once all have.
+      resume: `Learnt.state` of the step that the learner and the weights were restored from.
+      on_step: called after each step, on the learner's thread, while the slots act.
+      told: whether to stop, asked on this thread twice a second.
+
+    Raises:
+      ValueError: a start's task is in none of the slots, or `resume` is of another version.
+      RuntimeError: an episode was lost or learnt from twice, or a decision is older than allowed.
+      Stopped: as told; the learner may still be at an update.
+      BaseException: the first that any thread raised, or KeyboardInterrupt, within 10 s.
+    """
+    state = resume or {"admission": {"version": weights.version}, "counts": {}}
+    if state["admission"]["version"] != weights.version:
+        raise ValueError(
+            f"The run to go on with had had {state['admission']['version']} updates, its weights "
+            f"{weights.version}; restore both from one checkpoint."
+        )
+    clock = timeline or Untimed()
+    tasks = {task for some in slots for task in some.spec.tasks}
+
+    def known(ticket: int) -> Start:
+        start = starts(ticket)
+        if start.task not in tasks:
+            raise ValueError(
+                f"Ticket {ticket} starts in task '{start.task}', expected one that the slots have: "
+                f"{sorted(tasks)}."
+            )
+        return start
+
+    admission = Admission(
+        known,
+        tickets=config.tickets,
+        group=config.group,
+        staleness=config.staleness,
+        steps=steps,
+        **state["admission"],
+    )
+    arrivals = Arrivals(config.tickets, config.group, Counts(**state["counts"]))
+    count = sum(some.count for some in slots)
+    rollouts: list[Rollout] = []
+
+    def batcher_of(number: int, actor: Actor, reader: Reader) -> Batcher[Asked, Answered]:
+        lane = "inference" if len(inference) == 1 else f"inference {number}"
+
+        def answer(asked: list[Asked]) -> list[Answered]:
+            with clock.span(lane, "compute"):
+                snapshot = reader.read(max(one.oldest for one in asked))
+                drawn = actor.answer(snapshot.params, [one.request for one in asked])
+                return [Answered(*row, snapshot.version) for row in drawn]
+
+        return Batcher(
+            answer,
+            sizes=actor.sizes,
+            deadline=config.deadline,
+            capacity=max(2 * count, *actor.sizes),
+            outstanding=lambda: sum(rollout.coming(number) for rollout in rollouts),
+        )
+
+    readers = [weights.reader(one.place, one.join) for one in inference]
+    batchers = [
+        batcher_of(number, one.actor, reader)
+        for number, (one, reader) in enumerate(zip(inference, readers, strict=True))
+    ]
+    first = 0
+    for some in slots:
+        rollout = Rollout(
+            some,
+            batchers,
+            inference[0].actor.prepare,
+            admission,
+            arrivals,
+            execute=config.execute,
+            sparse=config.reward == "success",
+            values=values,
+            together=not each,
+            timeline=clock,
+            first=first,
+        )
+        rollouts.append(rollout)
+        first += some.count
+
+    def learn() -> None:
+        ended = time.monotonic()
+        for step in range(weights.version, steps):
+            tally = _Tally(step, config.staleness)
+            tickets = tally.noting(arrivals.step(step))
+            if not stream:
+                tickets = iter(sorted(tickets, key=lambda ticket: ticket.number))
+            for part in batches(tickets):
+                with clock.span("learner", "add"):
+                    learner.add(part)
+            if next(tickets, None) is not None or tally.tickets < config.tickets:
+                raise RuntimeError(f"Not all tickets of step {step} were made batches of.")
+            with clock.span("learner", "update"):
+                metrics = learner.update()
+                weights.publish(learner.params, step + 1)
+            admission.advance(step + 1)
+            for rollout in rollouts:
+                rollout.wake()
+            begun, ended = ended, time.monotonic()
+            counts = arrivals.counts()
+            learnt = Learnt(
+                step=step,
+                metrics=metrics,
+                lags=dict(sorted(tally.lags.items())),
+                episodes=tally.episodes,
+                successes=tally.successes,
+                returns=tally.returns / tally.episodes,
+                acted=tally.acted,
+                seconds=ended - begun,
+                counts=counts,
+                waited=admission.waited,
+                latency=(weights.latencies or (0.0,))[-1],
+                batches=tuple(batcher.statistics() for batcher in batchers),
+                state={"admission": admission.state(), "counts": asdict(counts)},
+            )
+            if on_step is not None:
+                on_step(learnt)
+
+    try:
+        _conduct(learn, rollouts, batchers, admission, arrivals, told)
+    except BaseException:
+        for some in slots:
+            some.close()
+        raise
+
+
+@dataclass
+class _Tally:
+    """Of a step's tickets, as they pass."""
+
+    step: int
+    staleness: int
+    lags: Counter[int] = field(default_factory=Counter)
+    tickets: int = 0
+    episodes: int = 0
+    successes: int = 0
+    returns: float = 0.0
+    acted: int = 0
+
+    def noting(self, tickets: Iterable[Ticket]) -> Iterator[Ticket]:
+        """The same tickets."""
+        for ticket in tickets:
+            if self.step - ticket.oldest > self.staleness:
+                raise RuntimeError(
+                    f"Step {self.step} has ticket {ticket.number}, in which version "
+                    f"{ticket.oldest} acted; the bound on staleness is {self.staleness}."
+                )
+            self.tickets += 1
+            for trajectory in ticket.trajectories:
+                self.episodes += 1
+                self.successes += trajectory.success
+                for decision in trajectory.decisions:
+                    self.lags[self.step - decision.version] += 1
+                    self.returns += float(decision.reward.sum(dtype=np.float64))
+                    self.acted += len(decision.reward)
+            yield ticket
+
+
+def _conduct(
+    learn: Callable[[], None],
+    rollouts: Sequence[Rollout],
+    batchers: Sequence[Batcher[Asked, Answered]],
+    admission: Admission,
+    arrivals: Arrivals,
+    told: Callable[[], bool],
+) -> None:
+    """Runs all until the learner is done or somebody fails, and ends all in any case."""
+    errors: list[BaseException] = []
+    over = threading.Event()
+
+    def fail(error: BaseException) -> None:
+        errors.append(error)
+        admission.close(errors[0])
+        arrivals.close(errors[0])
+        over.set()
+
+    def guarded(work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:  # raised again below
+            fail(error)
+
+    def learn_all() -> None:
+        learn()
+        over.set()
+
+    works = {f"slots {i}": rollout.run for i, rollout in enumerate(rollouts)}
+    threads = [
+        threading.Thread(target=guarded, args=(work,), name=name, daemon=True)
+        for name, work in {"learner": learn_all, **works}.items()
+    ]
+    try:
+        for thread in threads:
+            thread.start()
+        while not over.wait(0.5):  # not forever: only between waits is a signal sure to be seen
+            if told():
+                raise Stopped
+    except BaseException as error:  # Ctrl-C
+        fail(error)
+    try:
+        left = _end(rollouts, batchers, threads)
+    except KeyboardInterrupt as error:
+        fail(error)
+        left = _end(rollouts, batchers, threads)
+    if not errors:
+        arrivals.check(at_rest=True)
+        return
+    if left:
+        errors[0].add_note(f"Still computing, and left to themselves: {', '.join(left)}.")
+    else:
+        try:
+            arrivals.check(at_rest=True)
+        except RuntimeError as lost:
+            errors[0].add_note(str(lost))
+    raise errors[0]
+
+
+def _end(
+    rollouts: Sequence[Rollout],
+    batchers: Sequence[Batcher[Asked, Answered]],
+    threads: Sequence[threading.Thread],
+) -> list[str]:
+    """Names of the threads that do not end in time."""
+    for rollout in rollouts:
+        rollout.stop()
+    closing = [
+        threading.Thread(target=batcher.close, args=(False,), name="policy", daemon=True)
+        for batcher in batchers
+    ]
+    for thread in closing:
+        thread.start()
+    until = time.monotonic() + _ENDING
+    for thread in (started := [t for t in (*threads, *closing) if t.ident is not None]):
+        thread.join(max(0.0, until - time.monotonic()))
+    return [thread.name for thread in started if thread.is_alive()]

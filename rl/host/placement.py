@@ -1,0 +1,323 @@
+"""Placement "host" as a run: simulators, the policy and the learner on threads of their own
+(`rl.host.loop`), around one device or a mesh of them; simulators and policy may be those of workers
+elsewhere."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from models import Policy
+from models.inputs.packed_batch import PackedBatch
+from models.policy import Request
+from parallel.mesh import check_rows, make_mesh
+from parallel.optimizer import select
+from rl import flow_policy
+from rl.checks import check_kept
+from rl.config import FlowConfig, RlConfig
+from rl.environment import describe
+from rl.host.actor import Actor, Answer
+from rl.host.experience import MicroBatch, micro_batches
+from rl.host.loop import Inference, Learnt, Stopped, check_state, run_host
+from rl.host.staleness import draw_start
+from rl.host.starts import training_seeds
+from rl.host.timeline import Summary, Timeline
+from rl.host.weights import Weights
+from rl.learner import Learner
+from rl.remote.actor import RemoteActor, store
+from rl.remote.slots import RemoteSlots
+from rl.step import abstract_learner_state, learner_state, optimizer_of
+from sim.protocol import Observation, Slots, Spec
+from sim.suites import Suite
+
+_LARGEST = 64
+"""Rows of the largest batch that the policy computes."""
+_PATIENCE = 600.0
+"""Seconds that an update under way may take when a run is told to stop."""
+
+
+@contextmanager
+def on_host(
+    policy: Policy, suite: Suite, tasks: tuple[str, ...], config: RlConfig, directory: Path
+) -> Iterator["OnHost"]:
+    """Opens the slots, which close with the block; leaves timeline.json in the directory."""
+    count = suite.count(config.rollout.slots, most_episodes(config))
+    with (
+        closing(suite.open(tasks, count, policy.model.config.image_size)) as slots,
+        traced(OnHost(policy, suite, tasks, [slots], config), directory) as made,
+    ):
+        yield made
+
+
+def most_episodes(config: RlConfig) -> int:
+    """How many can be under way at a time."""
+    return (config.rollout.staleness + 1) * config.rollout.tickets * config.rollout.group
+
+
+@contextmanager
+def traced(made: "OnHost", directory: Path) -> Iterator["OnHost"]:
+    """Leaves its timeline.json in the directory."""
+    try:
+        yield made
+    finally:
+        if directory.is_dir():
+            made.timeline.write(directory / "timeline.json")
+
+
+class OnHost:
+    """See `rl.run.Placement`.
+
+    Args:
+      workers: what acts, on other hosts; if none, devices of this process do.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        suite: Suite,
+        tasks: tuple[str, ...],
+        slots: Sequence[Slots],
+        config: RlConfig,
+        workers: Sequence[RemoteActor] = (),
+    ) -> None:
+        learning, acting = split_devices(0 if workers else config.rollout.inference_devices)
+        model, mesh = policy.model, make_mesh(devices=learning)
+        check_rows(config.learner.micro, mesh)
+        self._config, self._slots, self._workers = config, slots, workers
+        self.environment = describe(slots[0].spec, suite)
+        self._acting_on = acting
+        self._optimizer = optimizer_of(config.learner, config.steps)
+        self._values = config.objective.advantage == "gae"
+        key = jax.random.fold_in(jax.random.key(config.seed), 1)
+        params = flow_policy.init(model, policy.params, key, config.flow, value=self._values)
+        check_kept(model, params, config.learner)
+        abstract = abstract_learner_state(params, self._optimizer, mesh=mesh)
+        self._learner_from = partial(
+            Learner,
+            partial(flow_policy.log_prob, model, config=config.flow),
+            optimizer=self._optimizer,
+            objective=config.objective,
+            epochs=config.learner.epochs,
+            minibatches=config.learner.minibatches,
+            mesh=mesh,
+            observe=partial(flow_policy.observe, model) if config.learner.keep_observed else None,
+        )
+        params = jax.device_put(params, jax.tree.map(lambda x: x.sharding, abstract.params))
+        begun = learner_state(params, self._optimizer, abstract)
+        self._learner = self._learner_from(state=begun)
+        count = sum(some.count for some in slots)
+        shared = policy.varied(sizes=batch_sizes(-(-count // (len(workers) or len(acting)))))
+        self._actor = Acting(shared, slots[0].spec, config.flow)
+        for worker in workers:
+            worker.start(partial(Acting, _bare(shared), slots[0].spec, config.flow), self._actor)
+        self._starts = partial(
+            draw_start, config.seed, tasks=tasks, seeds=training_seeds(suite, config.eval_episodes)
+        )
+        self._pack: Callable[..., PackedBatch] = policy.rows
+        self._record: Any = None
+        self.timeline = Timeline()
+
+    def run(
+        self, on_step: Callable[[dict[str, float]], None], told: Callable[[], bool], until: int
+    ) -> None:
+        learner = _Learning(self._learner)
+        params = jax.tree.map(jnp.copy, self._learner.state.params)
+        if self._workers:
+            inference = [Inference(worker, join=worker.hold) for worker in self._workers]
+        else:
+            inference = [
+                Inference(self._actor, partial(jax.device_put, device=device))
+                for device in self._acting_on
+            ]
+        kept = self._config.rollout.snapshots
+        summary = self.timeline.summary()
+
+        def learnt(found: Learnt) -> None:
+            nonlocal summary
+            before, summary = summary, self.timeline.summary()
+            self._record = found.state
+            try:
+                on_step(_metrics(found, summary.since(before)) | self._replaced())
+            finally:
+                learner.whole.set()
+
+        try:
+            run_host(
+                self._slots,
+                inference,
+                learner,
+                Weights(
+                    params,
+                    trained=select(self._optimizer, params)[1],
+                    dtype=None if kept == "float32" else kept,
+                    version=self._learner.version,
+                    **({"stage": store} if self._workers else {}),
+                ),
+                self._config.rollout,
+                starts=self._starts,
+                batches=self._batches,
+                steps=until,
+                values=self._values,
+                resume=self._record,
+                on_step=learnt,
+                timeline=self.timeline,
+                told=told,
+            )
+        except Stopped:
+            if not learner.whole.wait(_PATIENCE):
+                raise
+
+    def state(self) -> dict[str, Any]:
+        state = self._learner.state
+        heads = [
+            {name: x for name, x in tree.items() if name != "policy"}
+            for tree in (state.params, state.ema)
+        ]
+        rest = replace(state, params=heads[0], ema=heads[1])
+        return {"ema": state.ema["policy"], "params": state.params["policy"], "rl": rest}
+
+    def record(self) -> Any:
+        return self._record
+
+    def restore(self, state: dict[str, Any], record: Any) -> None:
+        rest = state["rl"]
+        whole = replace(
+            rest,
+            params={"policy": state["params"], **rest.params},
+            ema={"policy": state["ema"], **rest.ema},
+        )
+        self._learner = self._learner_from(state=whole)
+        check_state(record, self._learner.version)
+        self._record = record
+
+    def _replaced(self) -> dict[str, float]:
+        """How many workers were so far, where there are any."""
+        there = [
+            x for x in (*self._slots, *self._workers) if isinstance(x, (RemoteSlots, RemoteActor))
+        ]
+        return {"workers_replaced": sum(x.restarts for x in there)} if there else {}
+
+    def _batches(self, tickets: Any) -> Iterator[MicroBatch]:
+        objective, size = self._config.objective, self._config.learner.micro
+        return micro_batches(tickets, self._pack, objective, size, self._learner.evaluate)
+
+
+class Acting:
+    """`rl.host.rollout.Actor` of a policy, which sees its own cameras of those that the slots have."""
+
+    def __init__(self, policy: Policy, spec: Spec, flow: FlowConfig) -> None:
+        assert policy.processor is not None
+        robot = policy.processor.embodiments[policy.embodiment]
+        self._cameras = [spec.cameras.index(camera) for camera in robot.cameras]
+        self._policy, self._spec, self._actor = policy, spec, Actor(policy, flow)
+        self.sizes = policy.sizes
+
+    def prepare(self, observation: Observation, prompt: str, key: tuple[int, int]) -> Request:
+        seen = observation.images[self._cameras][None], observation.state[None]
+        return self._policy.requests(seen, [prompt], np.array([key], np.uint32))[0]
+
+    def answer(self, params: Any, requests: Sequence[Request]) -> Sequence[Answer]:
+        return self._actor.answer(params, requests)
+
+    def warm(self, params: Any) -> None:
+        """Compiles ahead what the slots' prompts need."""
+        processor = self._policy.processor
+        assert processor is not None
+        wordings = [wording for wordings in self._spec.prompts for wording in wordings]
+        robot = processor.embodiments[self._policy.embodiment]
+        dims = processor.state_dim if processor.spells_padding else len(robot.state.offset)
+        longest = np.ones(dims)  # where a state is spelt, no bin takes more letters than the last
+        text = max(len(processor.tokens(wording, longest)) for wording in wordings)
+        self._actor.warm(params, text=text)
+
+
+class _Learning:
+    """`rl.host.loop.Learner` of a learner; `whole` is set while no update is under way."""
+
+    def __init__(self, learner: Learner) -> None:
+        self._learner, self.whole = learner, threading.Event()
+        self.whole.set()
+
+    @property
+    def params(self) -> Any:
+        return self._learner.state.params
+
+    def add(self, part: MicroBatch) -> None:
+        self._learner.add(part.experience, part.tickets)
+
+    def update(self) -> dict[str, float]:
+        self.whole.clear()
+        try:
+            metrics = self._learner.update()
+            del metrics["lags"]  # counted by `run_host` too
+            return metrics
+        except BaseException:
+            self.whole.set()
+            raise
+
+
+def split_devices(acting: int) -> tuple[list[jax.Device], list[jax.Device]]:
+    """Those that learn, of all processes, and those of this process that act: its last so many, or
+    for 0 its first, which learns too.
+
+    Raises:
+      ValueError: none are left to learn.
+    """
+    if acting == 0:
+        return jax.devices(), jax.local_devices()[:1]
+    if acting >= len(jax.local_devices()):
+        raise ValueError(
+            f"rollout.inference_devices is {acting}, but there are {len(jax.local_devices())} "
+            f"devices here, of which one has to learn; give fewer, or 0 to share the first."
+        )
+    learning = [
+        device
+        for process in range(jax.process_count())
+        for device in jax.local_devices(process)[:-acting]
+    ]
+    return learning, jax.local_devices()[-acting:]
+
+
+def _bare(policy: Policy) -> Policy:
+    """Without parameters and what was compiled or read, to be sent elsewhere."""
+    assert policy.processor is not None
+    model = type(policy.model)(policy.model.config)  # type: ignore[arg-type]
+    return replace(policy, model=model, params=None, processor=replace(policy.processor))
+
+
+def batch_sizes(count: int) -> tuple[int, ...]:
+    """Powers of two up to as many as can wait at a time."""
+    most = min(count, _LARGEST)
+    return (*(2**k for k in range(most.bit_length()) if 2**k < most), most)
+
+
+def _metrics(found: Learnt, spent: Summary) -> dict[str, float]:
+    decisions = sum(found.lags.values())
+    learner = spent.kinds().get("learner")
+    idle = learner.idle if learner else {}
+    return {
+        **found.metrics,
+        "success": found.successes / found.episodes,
+        "return": found.returns,
+        "episodes": found.episodes,
+        "lag": sum(lag * count for lag, count in found.lags.items()) / decisions,
+        **{f"lag/{lag}": count for lag, count in found.lags.items()},
+        "decisions": decisions,
+        "env_steps": found.acted,
+        "step_seconds": found.seconds,
+        "env_steps_per_second": found.acted / found.seconds,
+        "decisions_per_second": decisions / found.seconds,
+        "batch_fill": sum(x.items for x in found.batches) / sum(x.rows for x in found.batches),
+        "publish_seconds": found.latency,
+        "slots_held_back_seconds": found.waited,
+        "reruns": found.counts.reruns,
+        "learner_busy": learner.utilisation if learner else 0.0,
+        **{f"idle/{cause}": seconds for cause, seconds in idle.items()},
+    }

@@ -1,0 +1,369 @@
+"""Acting over `Slots` without a barrier: each slot's observation goes to the policy when it comes,
+its chunk to the slot when it is there, and the next episode begins when admission lets it.
+
+What RL-VLA3 (arXiv 2602.05765) does with a thread for each slot, one thread does for all slots of a
+`Slots`, which only one may tell and poll. Everything drawn derives from an episode's start, ticket
+and member, so its trajectory is the same in any slot, beside any others, for equal weights.
+"""
+
+import threading
+import zlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from jaxtyping import Float
+
+from models.batcher import Batcher
+from models.policy import Request
+from rl.host.staleness import Admission, Place
+from rl.host.trajectory_buffer import Arrivals
+from rl.records import Decision, Drawn, Trajectory
+from sim.acting import NotFinite
+from sim.protocol import Observation, Outcome, Slots, Spec
+
+RERUNS = 3
+"""How often an episode is begun again whose simulator failed."""
+
+
+class Actor(Protocol):
+    """A policy that draws chunks at random."""
+
+    sizes: tuple[int, ...]
+    """Of the batches that it computes."""
+
+    def prepare(self, observation: Observation, prompt: str, key: tuple[int, int]) -> Request:
+        """One observation ([c h w 3] and [s]); all that is random about its chunk derives from the
+        key."""
+
+    def answer(
+        self, params: Any, requests: Sequence[Request]
+    ) -> Sequence[tuple[Float[np.ndarray, "h a"], Drawn]]:
+        """For each request a chunk in the robot's units, and how it was drawn (without a batch
+        axis)."""
+
+
+class Timeline(Protocol):
+    """Who does what when; without a cause it is work."""
+
+    def mark(self, lane: str, what: str | None, cause: Any = None) -> None: ...
+
+    def span(self, lane: str, what: str, cause: Any = None) -> AbstractContextManager[None]: ...
+
+
+class Untimed:
+    """A `Timeline` that keeps nothing."""
+
+    def mark(self, lane: str, what: str | None, cause: Any = None) -> None:
+        """Nothing."""
+
+    def span(self, lane: str, what: str, cause: Any = None) -> AbstractContextManager[None]:
+        """Nothing."""
+        return nullcontext()
+
+
+class Asked(NamedTuple):
+    """What the batcher is given: an observation, and the oldest version that may answer it."""
+
+    request: Request
+    oldest: int
+
+
+class Answered(NamedTuple):
+    """What it gives: a chunk in the robot's units, how it was drawn, and by which version."""
+
+    actions: Float[np.ndarray, "h a"]
+    drawn: Drawn
+    version: int
+
+
+def key_of(place: Place, step: int) -> tuple[int, int]:
+    """Of a policy's draws at a step of an episode, 32 bits each: as `Start.key`, but members of a
+    group differ, and so do tickets that share a start."""
+    start = place.start
+    name = f"{start.seed} {start.task} {place.ticket} {place.member}"
+    return zlib.crc32(name.encode()), step
+
+
+class Rollout:
+    """Acts in all slots of one `Slots`, on the thread that calls `run`.
+
+    Args:
+      slots: told by that thread alone.
+      batchers: what answers, each the slots whose number modulo theirs is its own; they may serve
+        other rollouts too.
+      prepare: `Actor.prepare`.
+      execute: steps acted of each chunk.
+      sparse: the only reward is 1, for the step at which the goal is first reached.
+      values: the policy has a value head, which is asked about the last observation where time ran
+        out.
+      together: no slot goes on before all have reported and been answered, as in synchronous RL;
+        slots that move in lockstep always do.
+      first: number of the first slot in the timeline.
+    """
+
+    def __init__(
+        self,
+        slots: Slots,
+        batchers: Sequence[Batcher[Asked, Answered]],
+        prepare: Callable[[Observation, str, tuple[int, int]], Request],
+        admission: Admission,
+        arrivals: Arrivals,
+        *,
+        execute: int,
+        sparse: bool,
+        values: bool = False,
+        together: bool = False,
+        timeline: Timeline | None = None,
+        first: int = 0,
+    ) -> None:
+        self._slots, self._batchers, self._prepare = slots, batchers, prepare
+        self._admission, self._arrivals = admission, arrivals
+        self._execute, self._sparse, self._values = execute, sparse, values
+        self._together = together or slots.lockstep
+        self._timeline, self._first = timeline or Untimed(), first
+        self._free = deque(range(slots.count))
+        self._acting: dict[int, _Episode] = {}
+        self._working = 0
+        self._coming = [0] * len(batchers)
+        self._asking: list[int] = []
+        self._waiting = 0
+        self._answered: list[tuple[int, Answered]] = []
+        self._valuing: list[tuple[_Episode, Outcome, Future[Answered]]] = []
+        self._inbox: deque[tuple[int, Future[Answered]]] = deque()
+        self._news = threading.Event()
+        self._stopped = self._over = False
+
+    def coming(self, batcher: int) -> int:
+        """Slots that may ask this batcher something before they are answered; from any thread."""
+        return self._coming[batcher]
+
+    def run(self) -> None:
+        """Acts until no ticket is left or `stop` is called, which drops the episodes under way.
+
+        Raises:
+          ValueError: a reward, an observation or an action is not finite, an episode is longer than
+            the slots' `max_steps`, a simulator fails again and again, or what the slots raise.
+          BaseException: what the policy raises, or what admission was closed with.
+        """
+        try:
+            while not self._stopped:
+                self._news.clear()
+                self._collect()
+                if not (self._together and self._waiting):
+                    self._send()
+                self._admit()
+                if not (self._together and self._working):
+                    self._ask()
+                if self._working:
+                    for outcome in self._slots.poll():
+                        self._take(outcome)
+                elif self._over and not self._acting and not self._valuing:
+                    return
+                else:
+                    self._news.wait()
+        finally:
+            left = [*self._acting.values(), *(episode for episode, _, _ in self._valuing)]
+            self._coming = [0] * len(self._batchers)
+            for episode in left:
+                self._arrivals.drop(episode.place)
+
+    def wake(self) -> None:
+        """There is news: a version, or an answer; from any thread."""
+        self._news.set()
+        self._slots.wake()
+
+    def stop(self) -> None:
+        """Ends `run`; from any thread."""
+        self._stopped = True
+        self.wake()
+
+    def _collect(self) -> None:
+        """Answers that have come since."""
+        while self._inbox:
+            slot, future = self._inbox.popleft()
+            self._waiting -= 1
+            self._answered.append((slot, future.result()))
+        valued = [entry for entry in self._valuing if entry[2].done()]
+        self._valuing = [entry for entry in self._valuing if entry not in valued]
+        for episode, outcome, future in valued:
+            self._finish(episode, outcome, float(future.result().drawn.value))
+
+    def _send(self) -> None:
+        for slot, answered in self._answered:
+            episode = self._acting[slot]
+            actions = np.asarray(answered.actions)[: self._execute]
+            if len(actions) < self._execute or not np.isfinite(actions).all():
+                raise NotFinite(
+                    f"{episode.where}: version {answered.version} of the policy drew actions of "
+                    f"shape {np.shape(answered.actions)} that are not all finite or fewer than "
+                    f"execute = {self._execute}; see what it learnt from."
+                )
+            episode.answered = answered
+            self._tell(slot, "act")
+            self._slots.send(slot, actions)
+        self._answered = []
+
+    def _admit(self) -> None:
+        """Begins episodes in slots that are free."""
+        ended = self._admission.ended
+        for _ in range(len(self._free)):
+            slot = self._free.popleft()
+            place = self._admission.take(self._first + slot, self._slots.spec.tasks)
+            if place is not None:
+                self._arrivals.begin(place)
+                self._begin(slot, _Episode(place))
+                continue
+            self._free.append(slot)
+            self._over = ended
+            if not ended:
+                self._mark(slot, "wait for the learner", "staleness")
+
+    def _begin(self, slot: int, episode: "_Episode") -> None:
+        self._acting[slot] = episode
+        self._tell(slot, "begin")
+        self._slots.begin(slot, episode.place.start)
+
+    def _tell(self, slot: int, what: str) -> None:
+        self._working += 1
+        self._coming[self._whose(slot)] += 1
+        self._mark(slot, what)
+
+    def _ask(self) -> None:
+        """What has been seen goes to the policy. A slot counts as coming until the batcher has its
+        observation, so that no batch leaves without those that come at once."""
+        for slot in self._asking:
+            episode = self._acting[slot]
+            self._mark(slot, "wait for the policy", "inference")
+            self._waiting += 1
+            future = self._submit(slot, episode)
+            future.add_done_callback(partial(self._hear, slot))
+            self._coming[self._whose(slot)] -= 1
+        self._asking = []
+        for batcher in self._batchers:
+            batcher.recheck()
+
+    def _whose(self, slot: int) -> int:
+        """Which batcher's."""
+        return (self._first + slot) % len(self._batchers)
+
+    def _submit(self, slot: int, episode: "_Episode") -> "Future[Answered]":
+        assert episode.seen is not None
+        key = key_of(episode.place, episode.steps)
+        episode.request = self._prepare(episode.seen, episode.prompt, key)
+        oldest = self._admission.oldest(episode.place.ticket)
+        return self._batchers[self._whose(slot)].submit(Asked(episode.request, oldest))
+
+    def _hear(self, slot: int, future: "Future[Answered]") -> None:
+        """On the batcher's thread."""
+        self._inbox.append((slot, future))
+        self.wake()
+
+    def _take(self, outcome: Outcome) -> None:
+        slot, spec = outcome.slot, self._slots.spec
+        episode = self._acting[slot]
+        self._working -= 1
+        if outcome.error is not None:
+            self._coming[self._whose(slot)] -= 1
+            if episode.reruns == RERUNS:
+                raise ValueError(
+                    f"{episode.where}: the simulator failed {RERUNS + 1} times in this episode, "
+                    f"expected it to run; at last it said: {outcome.error}"
+                )
+            self._arrivals.rerun(episode.place)
+            self._begin(slot, _Episode(episode.place, episode.reruns + 1))
+            return
+        episode.add(outcome, spec, self._sparse)
+        if not episode.prompt:
+            episode.prompt = spec.wording(outcome.goal, episode.place.start.seed)
+        if not outcome.ended:
+            if episode.steps >= spec.max_steps:
+                raise ValueError(
+                    f"{episode.where}: '{spec.name}' did not end the episode within its max_steps "
+                    f"= {spec.max_steps}."
+                )
+            self._asking.append(slot)
+            self._mark(slot, "wait for the slots", "environment")
+            return
+        del self._acting[slot]
+        self._free.append(slot)
+        self._coming[self._whose(slot)] -= 1
+        self._mark(slot, None)
+        if outcome.truncated and self._values:
+            future = self._submit(slot, episode)
+            self._valuing.append((episode, outcome, future))
+            future.add_done_callback(lambda _: self.wake())
+        else:
+            self._finish(episode, outcome, 0.0)
+
+    def _finish(self, episode: "_Episode", outcome: Outcome, value: float) -> None:
+        trajectory = Trajectory(
+            start=episode.place.start,
+            member=episode.place.member,
+            decisions=tuple(episode.decisions),
+            terminated=outcome.terminated,
+            final_value=value,
+            success=episode.success,
+        )
+        self._arrivals.finish(episode.place, trajectory)
+
+    def _mark(self, slot: int, what: str | None, cause: str | None = None) -> None:
+        self._timeline.mark(f"slot {self._first + slot}", what, cause)
+
+
+@dataclass
+class _Episode:
+    """An episode under way."""
+
+    place: Place
+    reruns: int = 0
+    prompt: str = ""
+    steps: int = 0
+    success: bool = False
+    seen: Observation | None = None
+    request: Request | None = None
+    """What the policy was asked last."""
+    answered: Answered | None = None
+    """What it said, while that is acted."""
+    decisions: list[Decision] = field(default_factory=list)
+
+    @property
+    def where(self) -> str:
+        """For errors."""
+        return f"Task '{self.place.start.task}', seed {self.place.start.seed}, step {self.steps}"
+
+    def add(self, outcome: Outcome, spec: Spec, sparse: bool) -> None:
+        """Takes note of what came of the last chunk, or of the beginning."""
+        for what, found in (("reward", outcome.reward), ("state", outcome.observation.state)):
+            if not np.isfinite(found).all():
+                raise ValueError(
+                    f"{self.where}: '{spec.name}' gave the {what} {np.asarray(found).tolist()} "
+                    f"after this step, expected finite numbers; see how the task computes it."
+                )
+        self.seen = outcome.observation
+        reward = np.asarray(outcome.reward, np.float32)
+        if sparse:
+            reward = np.zeros_like(reward)
+            reward[-1:] = outcome.success and not self.success
+        self.success |= outcome.success
+        if self.answered is None:
+            return
+        assert self.request is not None
+        count, sample = len(outcome.reward), self.request.sample
+        acted = np.zeros(sample.action_mask.shape, bool)
+        acted[:count, : len(spec.action_names)] = True
+        self.decisions.append(
+            Decision(
+                sample=replace(sample, action_mask=acted),
+                drawn=self.answered.drawn,
+                version=self.answered.version,
+                reward=reward,
+            )
+        )
+        self.steps += count
+        self.answered = None

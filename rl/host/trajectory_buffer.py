@@ -1,0 +1,175 @@
+"""What was acted, on its way to the learner: trajectories become tickets, tickets become steps.
+
+A step's tickets are known by number before anyone acts, so groups complete by id, not by the order
+of arrival (which RL-VLA3's streaming GRPO groups by), and nothing is dropped at a step's end. Every
+episode is accounted for.
+"""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rl.host.staleness import Place
+from rl.records import Ticket, Trajectory
+
+
+@dataclass
+class Counts:
+    """Episodes so far: what was begun has finished, was dropped or is being acted, and what has
+    finished was learnt from or is held for its step."""
+
+    begun: int = 0
+    finished: int = 0
+    learnt: int = 0
+    dropped: int = 0
+    """Given up when a run stopped, finished or not; they begin anew when it goes on."""
+    reruns: int = 0
+    """How often an episode began again because its simulator failed."""
+
+
+class Arrivals:
+    """Gathers finished trajectories, from any thread, for the one that learns.
+
+    Holds no more than `Admission` lets begin.
+
+    Args:
+      tickets: of a learner's step.
+      group: episodes of a ticket.
+      counts: of the run that this continues. What it had begun and not learnt from is dropped.
+    """
+
+    def __init__(self, tickets: int, group: int = 1, counts: Counts | None = None) -> None:
+        self._tickets, self._group = tickets, group
+        self._changed = threading.Condition()  # guards all that follows
+        self._counts = Counts(**asdict(counts)) if counts else Counts()
+        self._counts.finished = self._counts.learnt
+        self._counts.dropped = self._counts.begun - self._counts.learnt
+        self._acting: set[tuple[int, int]] = set()
+        self._held: dict[int, dict[int, Trajectory]] = {}
+        self._learnt: set[int] = set()
+        self._past = 0
+        self._error: BaseException | None = None
+
+    def begin(self, place: Place) -> None:
+        """An episode has begun.
+
+        Raises:
+          RuntimeError: it had begun before.
+        """
+        with self._changed:
+            if self._key(place) in self._acting or self._known(place):
+                raise RuntimeError(f"Member {place.member} of ticket {place.ticket} began twice.")
+            self._acting.add(self._key(place))
+            self._counts.begun += 1
+
+    def rerun(self, place: Place) -> None:
+        """Its simulator failed, and it begins again."""
+        with self._changed:
+            self._counts.reruns += 1
+
+    def drop(self, place: Place) -> None:
+        """An episode is given up, as the run stops."""
+        with self._changed:
+            self._acting.remove(self._key(place))
+            self._counts.dropped += 1
+
+    def finish(self, place: Place, trajectory: Trajectory) -> None:
+        """An episode has ended.
+
+        Raises:
+          RuntimeError: it had not begun, or had ended before.
+        """
+        with self._changed:
+            if self._key(place) not in self._acting:
+                raise RuntimeError(
+                    f"Member {place.member} of ticket {place.ticket} ended, but was not under way."
+                )
+            self._acting.remove(self._key(place))
+            self._held.setdefault(place.ticket, {})[place.member] = trajectory
+            self._counts.finished += 1
+            self._changed.notify_all()
+
+    def step(self, number: int) -> Iterator[Ticket]:
+        """The tickets of a learner's step, each once, as they complete; the caller learns from all
+        of them. Waits for the next.
+
+        Raises:
+          RuntimeError: an episode was lost or counted twice, or the step was learnt from before.
+          BaseException: that which it was closed with.
+        """
+        first = number * self._tickets
+        missing = set(range(first, first + self._tickets))
+        with self._changed:
+            if number < self._past or self._learnt & missing:
+                raise RuntimeError(f"Step {number} was learnt from before.")
+            before = self._counts.learnt
+        while missing:
+            yield self._next(missing)
+        with self._changed:
+            self._past = number + 1
+            self._learnt -= set(range(first, first + self._tickets))
+            learnt = self._counts.learnt - before
+        if learnt != self._tickets * self._group:
+            raise RuntimeError(
+                f"Step {number} has {self._tickets} tickets of {self._group} episodes, but "
+                f"{learnt} were learnt from."
+            )
+        self.check()
+
+    def check(self, at_rest: bool = False) -> None:
+        """Whether every episode is accounted for; `at_rest`, when nobody acts any more.
+
+        Raises:
+          RuntimeError: one is not.
+        """
+        with self._changed:
+            counts, acting = self._counts, len(self._acting)
+            held = sum(map(len, self._held.values()))
+            lost = counts.begun != counts.finished + counts.dropped + acting
+            if lost or counts.finished != counts.learnt + held or (at_rest and acting):
+                raise RuntimeError(
+                    f"Episodes were lost or counted twice: of {counts.begun} begun, "
+                    f"{counts.finished} finished and {counts.dropped} were dropped, {acting} are "
+                    f"being acted; {counts.learnt} were learnt from, {held} are held."
+                )
+
+    def counts(self) -> Counts:
+        """A snapshot."""
+        with self._changed:
+            return Counts(**asdict(self._counts))
+
+    def close(self, error: BaseException) -> None:
+        """Nothing more will come: who waits is told the error, the first one."""
+        with self._changed:
+            self._error = self._error or error
+            self._changed.notify_all()
+
+    def state(self) -> dict[str, Any]:
+        """Fields of `Counts`."""
+        return asdict(self.counts())
+
+    def _next(self, missing: set[int]) -> Ticket:
+        with self._changed:
+            while True:
+                if self._error is not None:
+                    raise self._error
+                whole = [i for i in missing if len(self._held.get(i, ())) == self._group]
+                if whole:
+                    break
+                self._changed.wait()
+            number = min(whole)
+            missing.remove(number)
+            members = self._held.pop(number)
+            self._learnt.add(number)
+            self._counts.learnt += len(members)
+            return Ticket(number, tuple(members[i] for i in range(self._group)))
+
+    def _known(self, place: Place) -> bool:
+        held = self._held.get(place.ticket, {})
+        past = place.ticket < self._past * self._tickets
+        return place.member in held or place.ticket in self._learnt or past
+
+    @staticmethod
+    def _key(place: Place) -> tuple[int, int]:
+        return place.ticket, place.member

@@ -1,0 +1,1 @@
+"""Populations of RL runs, bred by their success."""

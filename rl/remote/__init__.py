@@ -1,0 +1,1 @@
+"""RL with environments and actors on other machines, by Ray."""

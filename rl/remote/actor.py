@@ -1,0 +1,163 @@
+"""A policy that acts on another host, as if it were here.
+
+Versions go through Ray's object store: what is not trained once, what is trained once for all
+workers, and each worker fetches them from there. An answer derives from parameters, observation and
+key alone, so a worker that dies or hangs is replaced and asked again.
+"""
+
+import os
+import pickle
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+
+from models.layers.functional import fill
+from models.policy import Request
+from rl.host import rollout
+from rl.remote.cluster import STARTING, Lost, Worker, load_ray
+from sim.protocol import Observation
+
+ATTEMPTS = 4
+"""How often a worker is asked the same before the run ends."""
+
+
+class Actor(rollout.Actor, Protocol):
+    """One that can get ready before it is asked."""
+
+    def warm(self, params: Any) -> None:
+        """Compiles what `answer` needs."""
+
+
+class Stored(NamedTuple):
+    """Parameters in Ray's store: leaves that are not trained, and a version's others."""
+
+    base: Any
+    moving: Any
+
+
+def store(params: Any) -> Any:
+    """Parameters into Ray's store; `Weights` calls this its `stage`."""
+    return load_ray().put(jax.device_get(params))
+
+
+class Answerer:
+    """The end on the other host."""
+
+    def __init__(self) -> None:
+        self._base: Any = None
+        self._params: Any = None
+        self._held = ("", "")
+
+    def start(self, make: Callable[[], Actor]) -> tuple[str, int]:
+        """Builds what answers; where it is."""
+        self._actor = make()
+        return socket.gethostname(), os.getpid()
+
+    def hold(self, stored: Stored) -> None:
+        """Takes a version over; before the first, compiles for it."""
+        base, moving = (ref.hex() for ref in stored)
+        if (base, moving) == self._held:
+            return
+        ray, fresh = load_ray(), self._params is None
+        if base != self._held[0]:
+            self._base = jax.device_put(ray.get(stored.base))
+        self._params = None
+        self._params = fill(jax.device_put(ray.get(stored.moving)), self._base)
+        self._held = base, moving
+        if fresh:
+            self._actor.warm(self._params)
+
+    def answer(self, stored: Stored, requests: bytes) -> bytes:
+        """As `rl.host.rollout.Actor`, pickled, so that who keeps an answer does not keep Ray's
+        memory."""
+        self.hold(stored)
+        return pickle.dumps(self._actor.answer(self._params, pickle.loads(requests)))
+
+
+class RemoteActor:
+    """`rl.host.rollout.Actor` of a worker on whichever host has room; its parameters are `Stored`.
+
+    `start` begins to make what answers there, and `ready` waits for it; nothing waits for the first
+    `hold`, so several workers start and compile at the same time.
+
+    Args:
+      patience: seconds in which it must answer.
+
+    Attributes:
+      restarts: how often the worker was replaced.
+    """
+
+    def __init__(
+        self, name: str, *, cpus: float = 1.0, gpus: float = 0.0, patience: float = 300.0
+    ) -> None:
+        self.restarts = 0
+        self._name, self._patience = name, patience
+        self._worker = Worker(name, Answerer, cpus=cpus, gpus=gpus)
+
+    def start(self, make: Callable[[], Actor], local: rollout.Actor) -> None:
+        """Args:
+        make: what answers there, called there.
+        local: what prepares here; its sizes are the other's too.
+        """
+        self._make, self.sizes, self._local = make, local.sizes, local
+        self._starting = self._worker.start(make)
+        self._up = False
+
+    def ready(self) -> None:
+        """Waits until the worker is there.
+
+        Raises:
+          ValueError: there is no room for it, or it does not start.
+        """
+        host, self.process = self._worker.started(self._starting)
+        self._worker.name = f"{self._name} ({host}, process {self.process})"
+
+    def prepare(self, observation: Observation, prompt: str, key: tuple[int, int]) -> Request:
+        """Here."""
+        return self._local.prepare(observation, prompt, key)
+
+    def hold(self, moving: Any, base: Any) -> Stored:
+        """A version in Ray's store becomes one at the worker; `Reader` calls this `join`.
+
+        Raises:
+          ValueError: there is no worker in time.
+          BaseException: what was raised there, see `Worker.result`.
+        """
+        stored = Stored(base, moving)
+        if self._up:
+            self._ask("hold", STARTING, stored)
+        else:
+            self._worker.call("hold", stored)
+        return stored
+
+    def answer(self, params: Stored, requests: Sequence[Request]) -> Sequence[Any]:
+        """As `rl.host.rollout.Actor`.
+
+        Raises:
+          BaseException: as `hold`.
+        """
+        return pickle.loads(self._ask("answer", self._patience, params, pickle.dumps(requests)))
+
+    def close(self) -> None:
+        """Ends the worker."""
+        self._worker.close()
+
+    def _ask(self, method: str, seconds: float, stored: Stored, *given: bytes) -> Any:
+        worker = self._worker
+        for _ in range(ATTEMPTS):
+            try:
+                if not self._up:
+                    self.ready()
+                    worker.result(worker.call("hold", stored), STARTING)
+                    self._up = True
+                return worker.result(worker.call(method, stored, *given), seconds)
+            except Lost as lost:
+                why = lost
+                self._up = False
+                self._starting = worker.start(self._make)
+                self.restarts += 1
+        raise ValueError(
+            f"{worker.name} {why}, as {ATTEMPTS} times in a row; see its log in Ray's session."
+        )

@@ -1,0 +1,89 @@
+"""Placement "disaggregated" as a run: simulators and the policy that acts in processes on other
+hosts, which Ray starts and watches, and the learner here; otherwise placement "host"."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from pathlib import Path
+
+import jax
+
+from models import Policy
+from rl.config import RlConfig
+from rl.host.placement import OnHost, most_episodes, traced
+from rl.remote.actor import RemoteActor
+from rl.remote.cluster import cluster
+from rl.remote.slots import RemoteSlots
+from sim.suites import Suite
+
+
+@contextmanager
+def on_cluster(
+    policy: Policy,
+    suite: Suite,
+    tasks: tuple[str, ...],
+    config: RlConfig,
+    directory: Path,
+    address: str | None,
+) -> Iterator[OnHost]:
+    """Starts the workers, which end with the block; leaves timeline.json in the directory.
+
+    Raises:
+      ValueError: there is no Ray, or no room for the workers, or they do not start.
+    """
+    spread = config.disaggregated
+    counts = shares(suite, config)
+    gpus = spread.inference_gpus
+    if gpus is None:
+        gpus = float(jax.default_backend() == "gpu")
+    cpus = spread.simulators * spread.simulator_cpus + spread.inference * spread.inference_cpus
+    with cluster(address, cpus), ExitStack() as stack:
+        workers = [
+            RemoteActor(
+                f"inference worker {i}",
+                cpus=spread.inference_cpus,
+                gpus=gpus,
+                patience=spread.patience,
+            )
+            for i in range(spread.inference)
+        ]
+        slots = [
+            RemoteSlots(
+                f"simulator {i}",
+                partial(suite.open, tasks, count, policy.model.config.image_size),
+                cpus=spread.simulator_cpus,
+                gpus=spread.simulator_gpus,
+                patience=spread.patience,
+            )
+            for i, count in enumerate(counts)
+        ]
+        for worker in workers:
+            stack.enter_context(closing(worker))
+        for some in slots:
+            stack.enter_context(closing(some))
+        for some in slots:
+            some.ready()
+        made = OnHost(policy, suite, tasks, slots, config, workers)
+        for worker in workers:
+            worker.ready()
+        yield stack.enter_context(traced(made, directory))
+
+
+def shares(suite: Suite, config: RlConfig) -> list[int]:
+    """Slots of each simulator: as many as were asked for or suit the suite, shared; if neither
+    says, one for each of their CPUs.
+
+    Raises:
+      ValueError: some would have none.
+    """
+    simulators = config.disaggregated.simulators
+    cores = simulators * max(int(config.disaggregated.simulator_cpus), 1)
+    asked = config.rollout.slots or suite.slots or cores
+    count = suite.count(asked, most_episodes(config))
+    if count < simulators:
+        raise ValueError(
+            f"disaggregated.simulators is {simulators}, but there are only {count} slots to share "
+            f"(rollout.slots, and no more than (staleness + 1)·tickets·group episodes at a time); "
+            f"take fewer simulators."
+        )
+    return [count // simulators + (i < count % simulators) for i in range(simulators)]

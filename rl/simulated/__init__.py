@@ -1,0 +1,1 @@
+"""RL's schedule simulated: latencies, events and environments that only wait."""

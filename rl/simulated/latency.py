@@ -1,0 +1,206 @@
+"""How long environments take: distributions that a user names or measures, so that a run can be
+tried, or simulated (`rl.simulated.events`), with the waiting of simulators that one does not have.
+
+Every draw derives from a generator that the caller seeds. `measure` times a real suite's slots.
+"""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from jaxtyping import Float
+
+from sim.protocol import Outcome, Slots, Start
+
+
+class Latency(Protocol):
+    """A distribution of seconds."""
+
+    @property
+    def mean(self) -> float:
+        """Seconds."""
+
+    def draw(self, rng: np.random.Generator, n: int) -> Float[np.ndarray, "n"]:
+        """So many of them, seconds; the first are the same however many are drawn."""
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Always the same."""
+
+    seconds: float
+
+    @property
+    def mean(self) -> float:
+        return self.seconds
+
+    def draw(self, rng: np.random.Generator, n: int) -> Float[np.ndarray, "n"]:
+        return np.full(n, self.seconds)
+
+
+@dataclass(frozen=True)
+class LogNormal:
+    """`median` seconds; `spread` is the standard deviation of their logarithm."""
+
+    median: float
+    spread: float
+
+    @property
+    def mean(self) -> float:
+        return self.median * float(np.exp(self.spread**2 / 2))
+
+    def draw(self, rng: np.random.Generator, n: int) -> Float[np.ndarray, "n"]:
+        return self.median * np.exp(self.spread * rng.standard_normal(n))
+
+
+@dataclass(frozen=True)
+class Stragglers:
+    """As `usual`, but a `share` of them `slower` times as long."""
+
+    usual: Latency
+    share: float = 0.05
+    slower: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1 or not self.slower > 0:
+            raise ValueError(
+                f"Stragglers of share {self.share}, {self.slower} times as slow: expected a share "
+                "of 0 to 1 and a positive factor."
+            )
+
+    @property
+    def mean(self) -> float:
+        return self.usual.mean * (1 + self.share * (self.slower - 1))
+
+    def draw(self, rng: np.random.Generator, n: int) -> Float[np.ndarray, "n"]:
+        late, usual = rng.spawn(2)
+        factor = np.where(late.random(n) < self.share, self.slower, 1.0)
+        return factor * self.usual.draw(usual, n)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Some of these, each as likely."""
+
+    seconds: tuple[float, ...] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.seconds or not min(self.seconds) >= 0:
+            raise ValueError(
+                f"Measured latencies must be at least one, none negative; got {len(self.seconds)}, "
+                f"the least {min(self.seconds, default=None)} s."
+            )
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.seconds))
+
+    def draw(self, rng: np.random.Generator, n: int) -> Float[np.ndarray, "n"]:
+        return np.asarray(self.seconds)[(rng.random(n) * len(self.seconds)).astype(int)]
+
+
+@dataclass(frozen=True)
+class Latencies:
+    """What a slot takes to act one chunk, pictures of its end included, and to begin an episode."""
+
+    chunk: Latency
+    reset: Latency
+
+
+class Timed(NamedTuple):
+    """What `measure` found."""
+
+    chunk: Measured
+    reset: Measured
+
+
+def measure(
+    slots: Slots, starts: Sequence[Start], *, execute: int, each: int = 10, seed: int = 0
+) -> Timed:
+    """Times a suite's first slot, so that nothing has to share the machine with it.
+
+    Actions are at random, standard normal times 0.3. A chunk that an episode's end cut short is
+    left out.
+
+    Args:
+      starts: acted one after another; the first is acted for one chunk before anything is timed.
+      execute: control steps a chunk.
+      each: chunks an episode, if it is that long.
+
+    Raises:
+      ValueError: a simulator failed, or no chunk was whole.
+    """
+    rng, dims = np.random.default_rng(seed), len(slots.spec.action_names)
+    chunks: list[float] = []
+
+    def answered(since: float) -> tuple[Outcome, float]:
+        while not (outcomes := slots.poll()):
+            pass
+        seconds = time.perf_counter() - since
+        if outcomes[0].error is not None:
+            raise ValueError(f"{slots.spec.name}: {outcomes[0].error}")
+        return outcomes[0], seconds
+
+    def begin(start: Start) -> float:
+        since = time.perf_counter()
+        slots.begin(0, start)
+        return answered(since)[1]
+
+    def act() -> tuple[Outcome, float]:
+        actions = np.clip(0.3 * rng.standard_normal((execute, dims)), -1, 1).astype(np.float32)
+        since = time.perf_counter()
+        slots.send(0, actions)
+        return answered(since)
+
+    def episode(start: Start) -> float:
+        reset = begin(start)
+        for _ in range(each):
+            outcome, seconds = act()
+            if len(outcome.reward) == execute:
+                chunks.append(seconds)
+            if outcome.ended:
+                break
+        return reset
+
+    begin(starts[0])
+    act()
+    resets = [episode(start) for start in starts]
+    if not chunks:
+        raise ValueError(
+            f"{slots.spec.name} ended every episode within its first {execute} steps; choose a "
+            "smaller `execute`."
+        )
+    return Timed(Measured(tuple(chunks)), Measured(tuple(resets)))
+
+
+def write(path: Path, chunk: Measured, reset: Measured, about: dict[str, Any]) -> None:
+    """Measured latencies as JSON: lists of seconds, `chunk` and `reset`, and what they are
+    `about`."""
+    lists = {
+        name: [round(seconds, 6) for seconds in measured.seconds]
+        for name, measured in (("chunk", chunk), ("reset", reset))
+    }
+    path.write_text(json.dumps({**lists, "about": about}) + "\n")
+
+
+def read(path: Path) -> Latencies:
+    """What `write` wrote, or a file of one's own with lists of seconds `chunk` and `reset`.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: it has no such lists.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file; measure one with python -m tools.latency.")
+    try:
+        found = json.loads(path.read_text())
+        chunk, reset = (tuple(map(float, found[name])) for name in ("chunk", "reset"))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path}: expected JSON with lists of seconds 'chunk' and 'reset', got {error!r}."
+        ) from error
+    return Latencies(Measured(chunk), Measured(reset))

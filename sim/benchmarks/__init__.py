@@ -1,0 +1,1 @@
+"""Benchmark suites whose simulators run in an environment of their own."""

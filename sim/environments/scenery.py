@@ -1,0 +1,127 @@
+"""What the tabletop's cameras see, and how far one episode may look unlike another.
+
+Everything that is random derives from the episode's seed and number, so a scene holds only those
+and where its bodies are. Domain randomisation as Tobin et al. (2017) have it: colours, light,
+cameras and things that are none of the task's business.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, UInt8, UInt32
+
+from sim.environments.bodies import Bodies
+from sim.environments.grouped import episode_key
+from sim.rendering.raycast import Camera, Frames, Geom, Look, Views, look_at, pictures
+
+FRONT = Camera((0.0, -0.42, 0.62), (0.0, 0.06, 0.02), 32.0)
+WRIST = Camera((0.0, -0.09, 0.02), (0.0, 0.01, -0.06), 60.0, on=0)
+"""On the palm, with which it moves."""
+CAMERAS = {"observation.images.front": FRONT, "observation.images.wrist": WRIST}
+MOST_DISTRACTORS = 3
+
+_LIGHT, _AMBIENT = np.array((-0.35, -0.5, 0.79), np.float32), 0.45
+_PALM, _FINGER, _TABLE = (0.30, 0.30, 0.33), (0.16, 0.16, 0.18), (0.80, 0.77, 0.72)
+_CABINET, _HANDLE, _INSIDE = (0.55, 0.42, 0.30), (0.25, 0.25, 0.27), (0.20, 0.16, 0.13)
+_COLOURED = ((0.90, 0.16, 0.12), (0.12, 0.72, 0.20), (0.13, 0.28, 0.95))
+_DISTRACTORS = ((0.85, 0.75, 0.10), (0.55, 0.20, 0.65), (0.10, 0.65, 0.70))
+
+
+@dataclass(frozen=True)
+class Randomisation:
+    """What differs from episode to episode besides the task itself; by default nothing does.
+
+    Raises:
+      ValueError: a number is out of its range.
+    """
+
+    distractors: int = 0
+    """Blocks of other colours on the table, at most three."""
+    colours: float = 0.0
+    """By how much each channel of every colour (0 to 1) may differ; at most 0.3, or one could not
+    tell what a prompt names."""
+    camera: float = 0.0
+    """By how many metres an axis a camera may be off its place, and the wrist's by a quarter of
+    that; at most 0.1."""
+    light: float = 0.0
+    """How far the light may turn aside (1 is 45°), and shadows lighten or darken; at most 0.5."""
+    shadows: bool = False
+    """Bodies cast shadows."""
+
+    def __post_init__(self) -> None:
+        ranges = {"distractors": MOST_DISTRACTORS, "colours": 0.3, "camera": 0.1, "light": 0.5}
+        for name, most in ranges.items():
+            if not 0 <= getattr(self, name) <= most:
+                raise ValueError(
+                    f"Randomisation.{name} is {getattr(self, name)}, expected 0 … {most}."
+                )
+
+
+VARIED = Randomisation(distractors=2, colours=0.1, camera=0.02, light=0.3, shadows=True)
+"""Of the suite `tabletop_varied`."""
+
+
+class Scene(NamedTuple):
+    """All that pictures show."""
+
+    poses: Float[Array, "*n b 7"]
+    """As `sim.environments.bodies.Bodies` orders them."""
+    seed: UInt32[Array, "*n"]
+    episode: Int[Array, "*n"]
+
+
+def draw(
+    scene: Scene,
+    bodies: Bodies,
+    cameras: tuple[str, ...],
+    random: Randomisation,
+    size: int,
+    samples: int,
+) -> UInt8[Array, "n c size size 3"]:
+    """Pictures of N scenes from the named cameras, samples² rays a pixel; to trace."""
+    geoms = (*(Geom("box", tuple(size)) for size in bodies.sizes.tolist()), Geom("plane", (0, 0)))
+    frames = Frames.of(scene.poses).join(Frames.of(np.array([(0, 0, 0, 1.0, 0, 0, 0)])))
+    keys = jax.vmap(episode_key)(scene.seed, scene.episode)
+    seen = jax.vmap(lambda key, palm: _views(key, palm, cameras, random.camera))(
+        keys, scene.poses[:, 0, :3]
+    )
+    look = jax.vmap(lambda key: _look(key, _colours(bodies), random))(keys)
+    return pictures(geoms, frames, seen, look, size, samples, random.shadows)
+
+
+def _views(key: Array, palm: Float[Array, "3"], cameras: tuple[str, ...], jitter: float) -> Views:
+    seen = [CAMERAS[name] for name in cameras]
+    moving = np.array([camera.on is not None for camera in seen])[:, None]
+    position = np.array([camera.position for camera in seen], np.float32) + moving * palm
+    target = np.array([camera.target for camera in seen], np.float32) + moving * palm
+    if jitter:
+        reach = jitter * np.where(moving, 0.25, 1.0)
+        draws = 2 * jax.random.uniform(jax.random.fold_in(key, 2), (2, len(CAMERAS), 3)) - 1
+        draws = draws[:, np.array([list(CAMERAS).index(name) for name in cameras])]
+        position, target = position + reach * draws[0], target + reach * draws[1] / 2
+    return Views(look_at(position, target), np.array([c.fovy for c in seen], np.float32))
+
+
+def _look(key: Array, colours: Float[np.ndarray, "g 3"], random: Randomisation) -> Look:
+    def draws(number: int, *shape: int) -> Float[Array, "..."]:
+        return 2 * jax.random.uniform(jax.random.fold_in(key, number), shape) - 1
+
+    light, ambient = jnp.asarray(_LIGHT), jnp.float32(_AMBIENT)
+    painted = jnp.asarray(colours)
+    if random.light:
+        light = light + random.light * draws(3, 3)
+        light = light / jnp.linalg.norm(light)
+        ambient = ambient + random.light / 2 * draws(4)
+    if random.colours:
+        painted = jnp.clip(painted + random.colours * draws(5, *colours.shape), 0, 1)
+    return Look(painted, light, ambient)
+
+
+def _colours(bodies: Bodies) -> Float[np.ndarray, "g 3"]:
+    """Of the boxes and, last, the table."""
+    drawn = (_CABINET, *_COLOURED, *[_HANDLE] * 3, *[_INSIDE] * 3) if bodies.drawers else _COLOURED
+    others = _DISTRACTORS[: bodies.distractors]
+    return np.array((_PALM, _FINGER, _FINGER, *drawn, *others, _TABLE), np.float32)

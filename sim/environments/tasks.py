@@ -1,0 +1,242 @@
+"""What the tabletop robot can be told: reach, lift or push a block of one colour, stack it on
+another, open or close a drawer.
+
+A task is what stands on the table and where, which goals it has and how they are worded, and when
+each is achieved. Blocks lie in bands far enough apart that the gripper can work at one without
+touching another, and distractors where no expert's way leads.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import permutations
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from sim.environments.bodies import (
+    BLOCK,
+    COLOURS,
+    DRAWER_PITCH,
+    DRAWER_TRAVEL,
+    Bodies,
+    blocks,
+    drawers,
+)
+from sim.environments.physics import Physics
+
+HOVER = 0.065
+"""How far above a block's centre the tip is to come to reach it, metres."""
+DIRECTIONS = {"left": -1.0, "right": 1.0}
+"""Sign of x, as the camera sees it."""
+PAIRS = tuple(permutations(range(3), 2))
+"""Of colours: which block is to stand on which."""
+
+Start = Float[Array, "3 2"]
+"""Of each colour at the episode's start: where the block lay, or x of the drawer and how far out it
+was, metres."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A goal is achieved where `achieved(physics, start)` [goals] says so."""
+
+    goals: tuple[str, ...]
+    prompts: tuple[tuple[str, ...], ...]
+    max_steps: int
+    place: Callable[[Float[Array, "7"]], Start]
+    """How an episode starts, from draws in [0, 1)."""
+    aside: Callable[[Start, Float[Array, "3 3"]], Float[Array, "3 3"]]
+    """Where (x, y, yaw) distractors lie, at most three, from draws in [0, 1)."""
+    achieved: Callable[[Physics, Start], Bool[Array, "g"]]
+    bodies: Bodies = field(default_factory=Bodies)
+
+
+def _in_columns(draws: Float[Array, "7"]) -> Float[Array, "3 2"]:
+    """Side by side, so that the fingers, which close along x, find room."""
+    x = _shuffled((-0.12, 0.0, 0.12), draws[0]) + 0.04 * (draws[1:4] - 0.5)
+    return jnp.stack((x, -0.10 + 0.24 * draws[4:]), 1)
+
+
+def _in_rows(draws: Float[Array, "7"]) -> Float[Array, "3 2"]:
+    """One behind another, so that a block can slide along x."""
+    y = _shuffled((-0.08, 0.02, 0.12), draws[0]) + 0.03 * (draws[1:4] - 0.5)
+    return jnp.stack((-0.07 + 0.14 * draws[4:], y), 1)
+
+
+def _drawn(draws: Float[Array, "7"]) -> Start:
+    """Drawers in any order, each out by about half, so that it can be opened or closed."""
+    x = _shuffled((-DRAWER_PITCH, 0.0, DRAWER_PITCH), draws[0])
+    return jnp.stack((x, 0.03 + 0.04 * draws[1:4]), 1)
+
+
+def _before_or_behind(start: Start, draws: Float[Array, "3 3"]) -> Float[Array, "3 3"]:
+    """In the blocks' columns, 7.5 cm from each and more."""
+    y, room = start[:, 1], 0.075
+    low, high = jnp.where(y > 0.02, -0.12, y + room), jnp.where(y > 0.02, y - room, 0.16)
+    return _turned(
+        start[:, 0] + 0.03 * (draws[:, 0] - 0.5), low + (high - low) * draws[:, 1], draws
+    )
+
+
+def _at_row_ends(start: Start, draws: Float[Array, "3 3"]) -> Float[Array, "3 3"]:
+    """To the left or right of the blocks' rows, beyond where a block is pushed."""
+    side = jnp.where(draws[:, 0] < 0.5, -1.0, 1.0)
+    return _turned(side * (0.18 + 0.01 * draws[:, 1]), start[:, 1], draws)
+
+
+def _in_front(start: Start, draws: Float[Array, "3 3"]) -> Float[Array, "3 3"]:
+    """Before the drawers, out of their way."""
+    return _turned(start[:, 0] + 0.04 * (draws[:, 0] - 0.5), -0.12 + 0.07 * draws[:, 1], draws)
+
+
+def _turned(
+    x: Float[Array, "3"], y: Float[Array, "3"], draws: Float[Array, "3 3"]
+) -> Float[Array, "3 3"]:
+    return jnp.stack((x, y, jnp.pi / 2 * draws[:, 2]), 1)
+
+
+def _shuffled(bands: tuple[float, ...], draw: Float[Array, ""]) -> Float[Array, "3"]:
+    orders = jnp.array(list(permutations(bands)))
+    return orders[jnp.int32(draw * len(orders))]
+
+
+def _reached(physics: Physics, start: Start) -> Bool[Array, "3"]:
+    """The tip has come to rest within 3 cm of the point above the block, not just passed it."""
+    above = blocks(physics.position)[:, :3] + jnp.array((0.0, 0.0, HOVER))
+    resting = jnp.linalg.norm(physics.velocity[:3]) < 0.15
+    return resting & (jnp.linalg.norm(physics.position[:3] - above, axis=-1) < 0.03)
+
+
+def _lifted(physics: Physics, start: Start) -> Bool[Array, "3"]:
+    """The block's centre is above 6 cm."""
+    return blocks(physics.position)[:, 2] > 0.06
+
+
+def _pushed(physics: Physics, start: Start) -> Bool[Array, "6"]:
+    """The block went 5 cm in the direction, less than 3 cm sideways, and no other moved 2 cm."""
+    moved = blocks(physics.position)[:, :2] - start
+    still = jnp.linalg.norm(moved, axis=-1) < 0.02
+    alone = still[jnp.array(((1, 2), (0, 2), (0, 1)))].all(1)
+    along = moved[:, :1] * jnp.array(tuple(DIRECTIONS.values())) > 0.05
+    return (along & (alone & (jnp.abs(moved[:, 1]) < 0.03))[:, None]).ravel()
+
+
+def _stacked(physics: Physics, start: Start) -> Bool[Array, "6"]:
+    """The block stands on the other, at rest, and no finger holds it."""
+    place = blocks(physics.position)[:, :3]
+    upper, lower = (jnp.array(side) for side in zip(*PAIRS, strict=True))
+    apart = place[upper] - place[lower]
+    above = jnp.linalg.norm(apart[:, :2], axis=-1) < BLOCK
+    above &= jnp.abs(apart[:, 2] - 2 * BLOCK) < 0.008
+    speed = jnp.linalg.norm(physics.velocity[5:23].reshape(3, 6)[upper, :3], axis=-1)
+    left = physics.position[2] > place[upper, 2] + BLOCK
+    open_wide = physics.position[3:5].min() > 0.03
+    return above & (speed < 0.03) & (left | open_wide)
+
+
+def _slid(physics: Physics, start: Start) -> Bool[Array, "6"]:
+    """The drawer is out by 9 cm of its 10, or by less than one."""
+    out = drawers(physics.position, start)
+    return jnp.stack((out > 0.9 * DRAWER_TRAVEL, out < 0.1 * DRAWER_TRAVEL), 1).ravel()
+
+
+def _worded(*wordings: str) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(w.format(colour=c) for w in wordings) for c in COLOURS)
+
+
+TASKS = {
+    "reach": Task(
+        goals=COLOURS,
+        prompts=_worded(
+            "reach the {colour} block",
+            "go to the {colour} cube",
+            "move over the {colour} block",
+            "hover above the {colour} one",
+            "point at the {colour} cube",
+        ),
+        max_steps=16,
+        place=_in_columns,
+        aside=_before_or_behind,
+        achieved=_reached,
+    ),
+    "lift": Task(
+        goals=COLOURS,
+        prompts=_worded(
+            "lift the {colour} block",
+            "pick up the {colour} cube",
+            "raise the {colour} one",
+            "grasp the {colour} block and lift it",
+            "take the {colour} cube off the table",
+        ),
+        max_steps=36,
+        place=_in_columns,
+        aside=_before_or_behind,
+        achieved=_lifted,
+    ),
+    "push": Task(
+        goals=tuple(f"{c} {d}" for c in COLOURS for d in DIRECTIONS),
+        prompts=tuple(
+            tuple(
+                w.format(colour=c, direction=d)
+                for w in (
+                    "push the {colour} block to the {direction}",
+                    "move the {colour} cube {direction}",
+                    "slide the {colour} block {direction}",
+                    "shove the {colour} one to the {direction}",
+                )
+            )
+            for c in COLOURS
+            for d in DIRECTIONS
+        ),
+        max_steps=40,
+        place=_in_rows,
+        aside=_at_row_ends,
+        achieved=_pushed,
+    ),
+    "stack": Task(
+        goals=tuple(f"{COLOURS[a]} on {COLOURS[b]}" for a, b in PAIRS),
+        prompts=tuple(
+            tuple(
+                w.format(upper=COLOURS[a], lower=COLOURS[b])
+                for w in (
+                    "stack the {upper} block on the {lower} block",
+                    "put the {upper} cube on top of the {lower} one",
+                    "place the {upper} block on the {lower} cube",
+                    "set the {upper} one down on the {lower} block",
+                )
+            )
+            for a, b in PAIRS
+        ),
+        max_steps=64,
+        place=_in_columns,
+        aside=_before_or_behind,
+        achieved=_stacked,
+        bodies=Bodies(stacking=True),
+    ),
+    "drawer": Task(
+        goals=tuple(f"{verb} {c}" for c in COLOURS for verb in ("open", "close")),
+        prompts=tuple(
+            tuple(w.format(colour=c) for w in wordings)
+            for c in COLOURS
+            for wordings in (
+                (
+                    "open the {colour} drawer",
+                    "pull the {colour} drawer open",
+                    "slide the {colour} drawer open",
+                    "draw the {colour} one open",
+                ),
+                (
+                    "close the {colour} drawer",
+                    "push the {colour} drawer to close it",
+                    "slide the {colour} drawer in to close it",
+                    "close the {colour} one",
+                ),
+            )
+        ),
+        max_steps=40,
+        place=_drawn,
+        aside=_in_front,
+        achieved=_slid,
+        bodies=Bodies(drawers=True),
+    ),
+}

@@ -1,0 +1,1 @@
+"""Simulators in processes of their own."""

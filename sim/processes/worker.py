@@ -1,0 +1,132 @@
+"""One simulator's process as its parent holds it: two pipes that never block, its stderr, its end.
+
+`sim.processes.child` is what runs in it.
+"""
+
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from contextlib import suppress
+from typing import IO, Any, cast
+
+from sim.processes import child
+
+_LOG = 1 << 20
+"""Bytes of stderr that are kept at most, until the next reply."""
+_PART = 1 << 20
+"""Bytes that are read at once at most; a damaged length may be anything."""
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "LP_NUM_THREADS": "0"}
+"""Of numpy and of Mesa's rasteriser (0: none besides the caller's); simulators share the cores."""
+
+
+class Worker:
+    """A simulator's process, what it has yet to read and what it wrote so far.
+
+    Attributes:
+      starting: whether it has said nothing yet.
+      deadline: when it counts as hung, by `time.monotonic`.
+    """
+
+    def __init__(self, command: tuple[str, ...], patience: float) -> None:
+        """Starts it, which raises an OSError if there is no such Python."""
+        lifeline, self._lifeline = os.pipe()
+        self._log = tempfile.TemporaryFile("a+b")  # noqa: SIM115
+        try:
+            self._child = subprocess.Popen(
+                (*command, str(lifeline)),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                bufsize=0,
+                pass_fds=(lifeline,),
+                env=_ONE_THREAD | os.environ,
+                start_new_session=True,
+            )
+        except OSError:
+            self._log.close()
+            os.close(self._lifeline)
+            raise
+        finally:
+            os.close(lifeline)
+        self.requests = cast(IO[bytes], self._child.stdin)
+        self.replies = cast(IO[bytes], self._child.stdout)
+        os.set_blocking(self.requests.fileno(), False)
+        os.set_blocking(self.replies.fileno(), False)
+        self.starting = True
+        self.deadline = time.monotonic() + patience
+        self.outbox = bytearray()
+        self._inbox = bytearray()
+
+    def write(self) -> bool:
+        """Hands over as much as the pipe takes; whether that was all."""
+        try:
+            while self.outbox:
+                del self.outbox[: os.write(self.requests.fileno(), self.outbox)]
+        except BlockingIOError:
+            return False
+        except BrokenPipeError:  # it died, as the end of its replies will tell
+            self.outbox.clear()
+        return True
+
+    def read(self) -> dict[str, Any] | None:
+        """The message that is whole now, if one is.
+
+        Raises:
+          EOFError: the process ended.
+          ValueError: what it wrote is no message.
+        """
+        with suppress(BlockingIOError):
+            while (needed := child.missing(self._inbox)) > 0:
+                part = os.read(self.replies.fileno(), min(needed, _PART))
+                if not part:
+                    raise EOFError
+                self._inbox += part
+            message = child.unpack(self._inbox)
+            self._inbox = bytearray()
+            if os.fstat(self._log.fileno()).st_size > _LOG:
+                os.ftruncate(self._log.fileno(), 0)
+            return message
+        return None
+
+    def abort(self) -> None:
+        """Lets it write to stderr where it is, and end."""
+        os.kill(self._child.pid, signal.SIGABRT)
+
+    def end(self, what: str, grace: float) -> str:
+        """Makes sure that it is dead; says what became of it, with the end of its stderr."""
+        ended = self._ends(within=grace)
+        self.kill()
+        code = self._child.wait()
+        size = os.fstat(self._log.fileno()).st_size
+        tail = os.pread(self._log.fileno(), 4000, max(0, size - 4000)).decode(errors="replace")
+        self.bury()
+        if ended:
+            died = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+            what = f"{what} ({died})"
+        lines = [line for line in tail.splitlines() if line and line[:17] != "Extension modules"]
+        return "\n".join((f"{what}; the end of its stderr:", *lines[-12:])) if lines else f"{what}."
+
+    def kill(self) -> None:
+        """It and what it may have started itself."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._child.pid, signal.SIGKILL)
+
+    def bury(self) -> None:
+        """Takes its exit code and closes all pipes to it."""
+        self._child.wait()
+        self.requests.close()
+        self.replies.close()
+        self._log.close()
+        os.close(self._lifeline)
+
+    def _ends(self, within: float) -> bool:
+        """Leaves it a zombie, so that its number stays its own until `kill`."""
+        until = time.monotonic() + within
+        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        while os.waitid(os.P_PID, self._child.pid, flags) is None:
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.01)
+        return True

@@ -1,0 +1,1 @@
+"""Ray-cast pictures of simulated scenes."""

@@ -1,0 +1,1 @@
+"""Reports of evaluations: pages, charts and tables."""

@@ -1,0 +1,227 @@
+"""One HTML file that says what a run came to: success against its controls, videos, training, time.
+
+It needs no network, no script and no second file, so it can be mailed and still opens in ten years;
+it follows the reader's light or dark theme. Everything a user wrote (prompts, names, configuration)
+is escaped.
+"""
+
+import base64
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data.video.video import encode_mp4
+from sim.clips import ENCODING, Clip, encode_jpeg
+from sim.report import charts, tables
+from sim.report.style import STYLE
+from sim.results import Episode, Evaluation
+from sim.statistics import Paired
+
+_HOLD_SECONDS = 1
+"""How long a video rests on its last picture before it starts over."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Plain data about one run."""
+
+    title: str
+    task: str
+    evaluations: Mapping[str, Evaluation]
+    """By name ("trained", "untrained", "expert", "wrong prompt", "blank image"); the first is the
+    one the report is about."""
+    metrics: Sequence[Mapping[str, float]]
+    """Rows of metrics.jsonl; those with `step` and `loss` make the loss curve, those with `step`,
+    `data_wait` and `step_seconds` (both in seconds, the wait being part of the step) the other."""
+    fill: Mapping[str, float]
+    """Share of the packed batches' places that held data, 0..1, by budget."""
+    seconds: Mapping[str, float]
+    """Wall time by stage, in the order they ran."""
+    config: Mapping[str, Any]
+    versions: Mapping[str, str]
+    """Of libraries, and the hardware."""
+    comparisons: Mapping[str, Paired] = field(default_factory=dict)
+    """The first evaluation against others on the same starts, by their names."""
+
+
+def write_report(path: str | Path, report: Report) -> None:
+    """Writes the page at once or not at all, creating its folder if need be.
+
+    Raises:
+      ValueError: the report holds no evaluation.
+    """
+    path, page = Path(path), render(report)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.part")
+    try:
+        part.write_text(page, encoding="utf-8")
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def render(report: Report) -> str:
+    """The page as text."""
+    if not report.evaluations:
+        raise ValueError("Report.evaluations is empty, expected at least the trained policy's.")
+    name, main = next(iter(report.evaluations.items()))
+    body = [
+        _header(report, main),
+        _section("Success", tables.success(report.evaluations) + tables.lost(report.evaluations)),
+        _section("Paired comparison", tables.compared(name, report.comparisons)),
+        _section("By task", tables.by_task(report.evaluations)),
+        _section(
+            "By goal and wording", tables.by_goal(report.evaluations) + tables.by_prompt(name, main)
+        ),
+        _section("Episodes", _videos(report.evaluations)),
+        _section("Training", _training(report.metrics) + _fill(report.fill)),
+        _section("Time", _time(report.seconds)),
+        _section("To repeat this", _details(name, main, report)),
+    ]
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(report.title)}</title>\n<style>{STYLE}</style>\n</head>\n"
+        f"<body>\n{''.join(body)}</body>\n</html>\n"
+    )
+
+
+def _section(title: str, content: str) -> str:
+    return f"<section>\n<h2>{escape(title)}</h2>\n{content}\n</section>\n" if content else ""
+
+
+def _header(report: Report, main: Evaluation) -> str:
+    facts = []
+    for name, other in list(report.evaluations.items())[1:]:
+        text = f"{escape(name)} <b>{tables.percent(other.success.value)}</b>"
+        if tables.redirected(other):
+            text += f", named goal instead <b>{tables.percent(other.named.value)}</b>"
+        facts.append(f"<li>{text}</li>")
+    return (
+        f'<header>\n<p class="eyebrow">Chiliad · task {escape(report.task)}</p>\n'
+        f"<h1>{escape(report.title)}</h1>\n"
+        f'<p class="headline"><strong>{tables.percent(main.success.value)}</strong> success'
+        f"<span>{main.success.successes} of {main.success.trials} episodes, 95 % confidence "
+        f"interval {main.success.interval_text}</span></p>\n"
+        f'<ul class="facts">{"".join(facts)}</ul>\n</header>\n'
+    )
+
+
+def _videos(evaluations: Mapping[str, Evaluation]) -> str:
+    groups = []
+    for name, evaluation in evaluations.items():
+        if evaluation.clips:
+            cards = "".join(
+                _video(clip, evaluation.episodes[clip.episode], evaluation.fps)
+                for clip in evaluation.clips
+            )
+            groups.append(f'<h3>{escape(name)}</h3>\n<div class="clips">{cards}</div>\n')
+    if groups:
+        groups.append(
+            '<p class="note">Chosen to show every goal, and failures wherever there are any, so '
+            "their proportion here is not the success rate.</p>"
+        )
+    return "".join(groups)
+
+
+def _video(clip: Clip, episode: Episode, fps: int) -> str:
+    rest = np.repeat(clip.frames[-1:], _HOLD_SECONDS * fps, 0)
+    movie = _base64(encode_mp4(np.concatenate([clip.frames, rest]), fps, ENCODING))
+    poster = _base64(encode_jpeg(clip.frames[0]))
+    height, width = clip.frames.shape[1:3]
+    good, outcome = _outcome(episode)
+    text = escape(f"Video of the robot told “{episode.prompt}”: {outcome}")
+    return (
+        f'<figure class="clip"><video autoplay loop muted playsinline '
+        f'width="{width}" height="{height}" aria-label="{text}" '
+        f'poster="data:image/jpeg;base64,{poster}" src="data:video/mp4;base64,{movie}">{text}'
+        f"</video><figcaption>“{escape(episode.prompt)}”"
+        f'<span class="{"good" if good else "bad"}">{"✓" if good else "✗"} {escape(outcome)}</span>'
+        f"<small>{episode.length} steps · seed {episode.seed}</small></figcaption></figure>\n"
+    )
+
+
+def _outcome(e: Episode) -> tuple[bool, str]:
+    """Whether the robot did what it was told, and in words."""
+    if e.goal == e.named_goal:
+        return e.success, "success" if e.success else "failure"
+    if e.named_achieved:
+        return True, f"{e.named_goal}, as told"
+    return False, f"{e.goal} instead" if e.success else f"neither {e.named_goal} nor {e.goal}"
+
+
+def _training(metrics: Sequence[Mapping[str, float]]) -> str:
+    figures = []
+    losses = [(row["step"], row["loss"]) for row in metrics if {"step", "loss"} <= row.keys()]
+    usable = [(step, loss) for step, loss in losses if math.isfinite(loss) and loss > 0]
+    if usable:
+        step, loss = np.array(usable, np.float64).T
+        tail = loss[-max(1, len(loss) // 20) :].mean()
+        lost = len(losses) - len(usable)
+        caption = f"<b>Loss</b> by step, logarithmic; {loss[0]:.3g} at first, {tail:.3g} at last"
+        caption += f"; left out: {lost} not finite or not positive." if lost else "."
+        figures.append((charts.curve(step, loss, name="Loss", log=True), caption))
+    waits = [
+        (row["step"], row["data_wait"], row["step_seconds"])
+        for row in metrics
+        if {"step", "data_wait", "step_seconds"} <= row.keys() and row["step_seconds"] > 0
+    ]
+    if waits:
+        step, wait, whole = np.array(waits, np.float64).T
+        share = 100 * wait / whole
+        caption = (
+            f"<b>Waiting for data</b>, percent of each step's time; "
+            f"{100 * wait.sum() / whole.sum():.1f} % of all training time, "
+            f"median step {1000 * np.median(whole):.0f} ms."
+        )
+        chart = charts.curve(step, share, name="Data wait", unit=" %", bounds=(0, 100))
+        figures.append((chart, caption))
+    drawn = "".join(
+        f'<figure class="chart">{chart}<figcaption>{caption}</figcaption></figure>\n'
+        for chart, caption in figures
+    )
+    return f'<div class="pair">{drawn}</div>\n' if drawn else ""
+
+
+def _fill(fill: Mapping[str, float]) -> str:
+    rows = [
+        [
+            escape(budget),
+            tables.percent(share),
+            f'<span class="meter"><span style="width:{100 * min(max(share, 0), 1):.1f}%">'
+            "</span></span>",
+        ]
+        for budget, share in fill.items()
+    ]
+    return tables.table("Packing: places that held data", ["Budget", "Filled", ""], rows)
+
+
+def _time(seconds: Mapping[str, float]) -> str:
+    if not seconds:
+        return ""
+    return (
+        f'<figure class="chart">{charts.timeline(seconds)}<figcaption>Wall time by stage, '
+        f"{charts.duration(sum(seconds.values()))} in all.</figcaption></figure>"
+    )
+
+
+def _details(name: str, main: Evaluation, report: Report) -> str:
+    versions = [[escape(str(k)), escape(str(v))] for k, v in report.versions.items()]
+    config = json.dumps(report.config, indent=2, ensure_ascii=False, default=str)
+    return (
+        tables.table("Versions and hardware", ["What", "Which"], versions)
+        + f"<details><summary>Configuration</summary><pre>{escape(config)}</pre></details>\n"
+        + f"<details><summary>All {len(main.episodes)} episodes, {escape(name)}</summary>"
+        + f"{tables.episodes(main)}</details>"
+    )
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")

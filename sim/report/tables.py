@@ -1,0 +1,198 @@
+"""What evaluations came to, as tables of HTML: success by condition, task, goal and wording, pairs
+on the same starts, and every episode.
+
+Everything a user wrote is escaped.
+"""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from statistics import median
+
+from sim.report import charts
+from sim.results import Evaluation
+from sim.statistics import Paired, Rate
+
+_ABOUT = {
+    "trained": "the policy of this run",
+    "untrained": "the same network before training",
+    "expert": "the script that recorded the data; it sees the physics",
+    "wrong prompt": "told another goal than the episode's own",
+    "blank image": "shown images of zeros",
+    "compared": "the policy of another checkpoint",
+}
+
+
+def success(evaluations: Mapping[str, Evaluation]) -> str:
+    """A chart and a table of all conditions."""
+    bars, rows = [], []
+    for i, (name, e) in enumerate(evaluations.items()):
+        kind = "main" if i == 0 else "plain"
+        if redirected(e):
+            bars.append(charts.Bar(f"{name}: original goal", e.success, kind))
+            bars.append(charts.Bar(f"{name}: named goal", e.named, "control"))
+        else:
+            bars.append(charts.Bar(name, e.success, kind))
+        about = f"<small>{escape(_ABOUT[name])}</small>" if name in _ABOUT else ""
+        rows.append(
+            [
+                f"{escape(name)}{about}",
+                f"{e.success.successes}/{e.success.trials}",
+                percent(e.success.value),
+                e.success.interval_text,
+                f"{percent(e.named.value)}<small>{e.named.interval_text}</small>"
+                if redirected(e)
+                else "",
+                f"{median(x.length for x in e.episodes):g}",
+                f"{e.roughness:.3g}",
+                f"{1000 * e.latency.p50:.1f} / {1000 * e.latency.p99:.1f}" if e.latency else "",
+            ]
+        )
+    heads = ["Policy", "Episodes", "Success", "95 % CI", "Named goal", "Median steps"]
+    heads += ["Roughness", "Call p50 / p99, ms"]
+    return (
+        f'<figure class="chart">{charts.rates(bars)}<figcaption>Share of episodes that reached '
+        "their goal; whiskers are 95 % Wilson intervals.</figcaption></figure>\n"
+        + table("All conditions", heads, rows)
+        + '<p class="note">Roughness is the mean absolute second difference of the executed '
+        "actions. A call computes a chunk for every episode that waits; the first call, which "
+        "compiles, is left out.</p>"
+    )
+
+
+def lost(evaluations: Mapping[str, Evaluation]) -> str:
+    """What was begun again or given up because a simulator failed, and clips left out."""
+    notes = []
+    for name, e in evaluations.items():
+        if e.reruns:
+            notes.append(f"{name}: {e.reruns} reruns after failures of the simulator.")
+        notes += [
+            f"{name}: {f.task}, seed {f.seed}, was given up and is not counted: {f.error}"
+            for f in e.failures
+        ]
+        if e.unrepeatable:
+            notes.append(
+                f"{name}: {e.unrepeatable} videos are left out, as the episode came out otherwise "
+                "when its actions were repeated."
+            )
+    return "".join(f'<p class="note">{escape(note)}</p>\n' for note in notes)
+
+
+def compared(name: str, comparisons: Mapping[str, Paired]) -> str:
+    """One policy against others on the same starts."""
+    rows = [
+        [
+            f"{escape(name)} − {escape(other)}",
+            f"{p.trials}",
+            f"{100 * p.difference:+.1f}",
+            " to ".join(f"{100 * end:+.1f}" for end in p.interval),
+            f"{p.first_only}",
+            f"{p.second_only}",
+            f"{p.p_value:.3g}",
+        ]
+        for other, p in comparisons.items()
+    ]
+    heads = ["Policies", "Same starts", "Difference, points", "95 % CI", "Won", "Lost", "p"]
+    note = (
+        '<p class="note">Won and lost are the starts on which only one of both succeeded; p is of '
+        "McNemar’s exact two-sided test, the interval is Newcombe’s for paired rates.</p>"
+    )
+    return table("Success on the same starts", heads, rows) + note if rows else ""
+
+
+def by_task(evaluations: Mapping[str, Evaluation]) -> str:
+    """Success by task; nothing if there is a single one."""
+    parts = {name: e.by_task for name, e in evaluations.items()}
+    tasks = list(dict.fromkeys(task for part in parts.values() for task in part))
+    if len(tasks) < 2:
+        return ""
+    rows = [
+        [
+            escape(task),
+            *(
+                _cell(part[task].success, f", {part[task].mean_length:.0f} steps")
+                if task in part
+                else ""
+                for part in parts.values()
+            ),
+        ]
+        for task in tasks
+    ]
+    note = '<p class="note">Below each rate: episodes, 95 % interval, mean steps.</p>'
+    return table("Success by task", ["Task", *map(escape, parts)], rows) + note
+
+
+def by_goal(evaluations: Mapping[str, Evaluation]) -> str:
+    """Success by the episode's own goal."""
+    parts = {name: e.by_goal for name, e in evaluations.items()}
+    goals = list(dict.fromkeys(goal for e in evaluations.values() for goal in e.goals))
+    rows = [
+        [escape(goal), *(_cell(part[goal]) if goal in part else "" for part in parts.values())]
+        for goal in goals
+    ]
+    return table("Success by the episode's own goal", ["Goal", *map(escape, parts)], rows)
+
+
+def by_prompt(name: str, main: Evaluation) -> str:
+    """Success by wording."""
+    rows = [
+        [
+            f"“{escape(prompt)}”",
+            f"{rate.successes}/{rate.trials}",
+            percent(rate.value),
+            rate.interval_text,
+            charts.strip(rate),
+        ]
+        for prompt, rate in main.by_prompt.items()
+    ]
+    heads = ["Prompt", "Episodes", "Success", "95 % CI", ""]
+    return table(f"Success by wording, {name}", heads, rows)
+
+
+def episodes(evaluation: Evaluation) -> str:
+    """Every episode once."""
+    rows = [
+        [
+            escape(e.task),
+            f"{e.seed}",
+            escape(e.goal),
+            f"“{escape(e.prompt)}”",
+            "✓ success" if e.success else "✗ failure",
+            f"{e.length}",
+            f"{e.reward:.3g}",
+        ]
+        for e in evaluation.episodes
+    ]
+    heads = ["Task", "Seed", "Goal", "Prompt", "Outcome", "Steps", "Return"]
+    return table("Every episode once", heads, rows)
+
+
+def table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """`heads` and cells are HTML, the caption is text; the first cell of a row is its head."""
+    if not rows:
+        return ""
+    top = "".join(f'<th scope="col">{h}</th>' if h else "<td></td>" for h in heads)
+    body = "".join(
+        f'<tr><th scope="row">{row[0]}</th>{"".join(f"<td>{cell}</td>" for cell in row[1:])}</tr>\n'
+        for row in rows
+    )
+    return (
+        f'<div class="scroll"><table><caption>{escape(caption)}</caption>'
+        f"<thead><tr>{top}</tr></thead>\n<tbody>{body}</tbody></table></div>\n"
+    )
+
+
+def redirected(evaluation: Evaluation) -> bool:
+    """Whether a prompt names another goal than the episode's own."""
+    return any(e.goal != e.named_goal for e in evaluation.episodes)
+
+
+def percent(share: float) -> str:
+    """With a space that does not break."""
+    return f"{100 * share:.1f}\u00a0%"
+
+
+def _cell(rate: Rate, more: str = "") -> str:
+    return (
+        f"{percent(rate.value)}<small>{rate.successes}/{rate.trials}, {rate.interval_text}{more}"
+        "</small>"
+    )

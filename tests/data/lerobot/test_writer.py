@@ -1,0 +1,194 @@
+import gc
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from data.lerobot.writer import DatasetWriter
+from tests.data.conftest import FEATURES, FRONT, WRIST, make_episode, write
+
+STATS = ("min", "max", "mean", "std", "count", "q01", "q10", "q50", "q90", "q99")
+
+
+def test_the_layout_is_lerobots(recorded, episodes):
+    files = {str(p.relative_to(recorded)) for p in recorded.rglob("*") if p.is_file()}
+    assert files == {
+        "meta/checksums.json",
+        "meta/info.json",
+        "meta/stats.json",
+        "meta/tasks.parquet",
+        "meta/episodes/chunk-000/file-000.parquet",
+        "data/chunk-000/file-000.parquet",
+        f"videos/{FRONT}/chunk-000/file-000.mp4",
+        f"videos/{WRIST}/chunk-000/file-000.mp4",
+    }
+    data = pq.ParquetFile(recorded / "data/chunk-000/file-000.parquet")
+    assert data.num_row_groups == len(episodes)
+    types = {field.name: str(field.type) for field in data.schema_arrow}
+    assert types == {
+        "observation.state": "fixed_size_list<element: float>[4]",
+        "action": "fixed_size_list<element: float>[3]",
+        "next.success": "bool",
+        "timestamp": "float",
+        "frame_index": "int64",
+        "episode_index": "int64",
+        "index": "int64",
+        "task_index": "int64",
+    }
+    tasks = pq.read_schema(recorded / "meta/tasks.parquet")
+    assert tasks.names == ["task_index", "__index_level_0__"]
+    assert json.loads(tasks.metadata[b"pandas"])["index_columns"] == ["__index_level_0__"]
+
+
+def test_episode_metadata_has_every_column_of_a_recording_of_lerobot(recorded, metaworld):
+    name = "meta/episodes/chunk-000/file-000.parquet"
+    ours, theirs = pq.read_schema(recorded / name), pq.read_schema(metaworld / name)
+
+    def types(schema, cameras, features):
+        names = {c: f"camera{i}" for i, c in enumerate(cameras)}
+        found = {}
+        for field in schema:
+            kind, _, rest = field.name.partition("/")
+            feature = rest.partition("/")[0]
+            if kind == "stats" and feature not in features and feature not in names:
+                continue
+            text = field.name.replace(feature, names.get(feature, feature))
+            found[text] = str(field.type)
+        return found
+
+    shared = ("observation.state", "action", "timestamp", "index", "task_index")
+    corner, wrist = "observation.images.corner", "observation.images.wrist"
+    assert types(ours, (FRONT, WRIST), shared) == types(theirs, (corner, wrist), shared)
+
+
+def test_info_counts_and_video_ranges_are_right(recorded, episodes):
+    info = json.loads((recorded / "meta/info.json").read_text())
+    assert info["codebase_version"] == "v3.0"
+    assert info["total_episodes"] == len(episodes)
+    assert info["total_frames"] == sum(len(e.columns["action"]) for e in episodes)
+    assert info["splits"] == {"train": f"0:{len(episodes)}"}
+    assert info["features"][FRONT]["info"]["video.codec"] == "h264"
+    table = pq.read_table(recorded / "meta/episodes/chunk-000/file-000.parquet").to_pydict()
+    ends = np.cumsum(table["length"])
+    assert table["dataset_to_index"] == ends.tolist()
+    assert table[f"videos/{WRIST}/to_timestamp"] == (ends / 20).tolist()
+    assert table["tasks"] == [[episode.task] for episode in episodes]
+
+
+def test_episode_statistics_are_those_of_the_episode(recorded, episodes):
+    table = pq.read_table(recorded / "meta/episodes/chunk-000/file-000.parquet").to_pydict()
+    for i, (columns, frames, _) in enumerate(episodes):
+        action = columns["action"].astype(float)
+        expected = [action.min(0), action.max(0), action.mean(0), action.std(0), [len(action)]]
+        expected += [np.quantile(action, q, axis=0) for q in (0.01, 0.1, 0.5, 0.9, 0.99)]
+        for key, value in zip(STATS, expected, strict=True):
+            assert np.allclose(table[f"stats/action/{key}"][i], value)
+        pixels = frames[WRIST].reshape(-1, 3) / 255
+        for key, value in (
+            ("mean", pixels.mean(0)),
+            ("std", pixels.std(0)),
+            ("max", pixels.max(0)),
+        ):
+            assert np.allclose(np.ravel(table[f"stats/{WRIST}/{key}"][i]), value)
+
+
+def test_a_failed_recording_leaves_nothing(tmp_path, episodes):
+    def record():
+        with DatasetWriter(tmp_path / "a", fps=20, features=FEATURES) as writer:
+            writer.add_episode(*episodes[0])
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        record()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_recording_left_is_replaced(tmp_path, episodes):
+    (tmp_path / "a.partial/videos").mkdir(parents=True)
+    write(tmp_path / "a", episodes[:1])
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+def test_an_existing_dataset_is_not_overwritten(recorded):
+    with pytest.raises(ValueError, match="already exists and is not empty"):
+        DatasetWriter(recorded, fps=20, features=FEATURES)
+
+
+def test_a_recording_without_episodes_is_no_dataset(tmp_path):
+    with (
+        pytest.raises(ValueError, match="no episode was added"),
+        DatasetWriter(tmp_path / "a", fps=20, features=FEATURES),
+    ):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda c, f: c["action"].__setitem__((3, 1), np.nan),
+            "Episode 1, column 'action', step 3",
+        ),
+        (
+            lambda c, f: c["action"].__setitem__((0, 0), np.inf),
+            "Episode 1, column 'action', step 0",
+        ),
+        (lambda c, f: c.update(action=c["action"][:, :2]), r"column 'action': shape is \(8, 2\)"),
+        (lambda c, f: c.update(action=np.full((8, 3), "a")), "column 'action': type is <U1"),
+        (lambda c, f: c.pop("action"), "Episode 1 has columns"),
+        (lambda c, f: f.pop(WRIST), "Episode 1 has cameras"),
+        (lambda c, f: f.update({WRIST: f[WRIST][:5]}), f"camera '{WRIST}': frames are uint8"),
+    ],
+)
+def test_a_bad_episode_is_refused_and_the_rest_is_kept(tmp_path, change, message):
+    good, bad = make_episode(0, 6), make_episode(1, 8)
+    with DatasetWriter(tmp_path / "a", fps=20, features=FEATURES) as writer:
+        writer.add_episode(*good)
+        change(bad.columns, bad.frames)
+        with pytest.raises(ValueError, match=message):
+            writer.add_episode(*bad)
+    info = json.loads((tmp_path / "a/meta/info.json").read_text())
+    assert info["total_frames"] == 6
+
+
+@pytest.mark.parametrize(
+    ("feature", "message"),
+    [
+        ({"dtype": "video", "shape": (47, 48, 3)}, "even height and width"),
+        ({"dtype": "float32", "shape": (2, 2)}, r"a shape \(n,\)"),
+        ({"dtype": "image", "shape": (48, 48, 3)}, "dtype 'image'"),
+    ],
+)
+def test_a_feature_that_cannot_be_written_is_refused(tmp_path, feature, message):
+    with pytest.raises(ValueError, match=message):
+        DatasetWriter(tmp_path / "a", fps=20, features={"x": feature})
+    assert list(tmp_path.iterdir()) == []
+
+
+def record_on_a_full_disk(path, episode):
+    with DatasetWriter(path, fps=10, features=FEATURES) as writer:
+        writer.add_episode(*episode)
+        for opened in Path("/proc/self/fd").iterdir():
+            if opened.exists() and str(opened.readlink()).startswith(str(path)):
+                with open("/dev/full", "w") as full:
+                    os.dup2(full.fileno(), int(opened.name))
+        for _ in range(1000):
+            writer.add_episode(*episode)
+
+
+def test_a_recording_on_a_full_disk_ends_with_the_one_error_and_leaves_nothing(
+    tmp_path, episodes, monkeypatch
+):
+    """The writers of videos and of parquet would meet the disk again when they are closed."""
+    later = []
+    monkeypatch.setattr(sys, "unraisablehook", later.append)
+    with pytest.raises(OSError, match="No space left"):
+        record_on_a_full_disk(tmp_path / "out", episodes[0])
+    gc.collect()
+    assert later == []
+    assert list(tmp_path.iterdir()) == []

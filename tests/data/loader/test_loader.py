@@ -1,0 +1,251 @@
+"""Batches of a mixture: the planned samples, whatever the hosts, workers and threads."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from data import open_dataset
+from data.frames import STATE, Feed
+from data.loader.loader import Loader, plan_source
+from data.packing.packing import fit_layout
+from data.packing.plan import Plan
+from data.store.store import build_store
+from models import Embodiment, Normalizer, pack
+from models.inputs.fast import Fast
+from models.inputs.packed_batch import ACTION_TOKENS
+from tests.data.conftest import FRONT, WRIST
+from tests.data.packing.test_packing import layout
+from tests.helpers.data.two_feeds import (
+    FEEDS,
+    HORIZON,
+    PLAN,
+    PROCESSOR,
+    ROWS,
+    SIZE,
+    STEPS,
+    TWO,
+    assert_equal,
+    batches,
+    expected,
+    make_plan,
+)
+
+
+def sample(processor, draw):
+    """A draw's sample, prepared as a robot's observation would be."""
+    feed = FEEDS[draw.source]
+    frames, start = feed.frames, int(feed.frames.starts[draw.episode])
+    steps = draw.frame + np.array(feed.ahead)
+    last = int(frames.lengths[draw.episode]) - 1
+    state = np.hstack([frames.columns[name][start + draw.frame] for name in feed.state])
+    rows = start + np.minimum(steps, last)
+    actions = np.hstack([frames.columns[name][rows] for name in feed.actions])
+    if feed.transform is not None:
+        (state,), (actions,) = feed.transform(state[None], actions[None])
+    seen = [
+        camera is not None and (draw.episode, camera) not in frames.absent
+        for camera in feed.cameras
+    ]
+    return processor.sample(
+        [
+            frames.picture(start + draw.frame, camera) if there else None
+            for camera, there in zip(feed.cameras, seen, strict=True)
+        ],
+        state,
+        frames.prompts[draw.task][draw.wording],
+        embodiment=feed.embodiment,
+        actions=actions,
+        valid=steps <= last,
+        id=draw.id,
+    )
+
+
+def reference(processor, plan, step):
+    rows = [[sample(processor, draw) for draw in row] for row in plan.rows(step)]
+    return pack(rows, plan.layout)
+
+
+def test_a_batch_holds_the_planned_samples_prepared_as_for_acting():
+    for step, batch in enumerate(expected()):
+        assert_equal(batch, reference(PROCESSOR, PLAN, step))
+    draws = [draw for step in range(STEPS) for row in PLAN.rows(step) for draw in row]
+    assert {(draw.source, draw.task, draw.wording) for draw in draws} == {
+        (0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0), (1, 0, 1), (1, 1, 0)
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("padding", [False, True])
+def test_a_state_read_as_text_is_spelt_as_for_acting(padding):
+    spelt = replace(PROCESSOR, state_input="text", spells_padding=padding)
+    budget = replace(PLAN.layout, prefix=600, text=560, samples=4)
+    sources = [plan_source(feed, spelt) for feed in FEEDS]
+    plan = Plan(sources, budget, ROWS, window=256)
+    for step, batch in enumerate(batches(2, spelt, plan)):
+        assert_equal(batch, reference(spelt, plan, step))
+
+
+def test_action_chunks_are_spelt_in_tokens_as_for_acting():
+    chunks = np.random.default_rng(0).uniform(-9, 9, (200, HORIZON, 5))
+    fast = replace(PROCESSOR, fast=Fast.train(chunks, 900), fast_top=2000)
+    plan = Plan(PLAN.sources, replace(PLAN.layout, targets=80), ROWS, window=256)
+    for step, batch in enumerate(batches(2, fast, plan)):
+        assert_equal(batch, reference(fast, plan, step))
+        assert (batch.target_kind[batch.weight > 0] == ACTION_TOKENS).any(axis=-1).all()
+
+
+@pytest.mark.parametrize("encoding", ["raw", "jpeg"])
+def test_a_frame_store_is_read_like_any_other_frames(recorded, tmp_path, encoding):
+    store = build_store(open_dataset(recorded), tmp_path / "s", SIZE, encoding)
+    same = Normalizer((0.0,) * 4, (1.0,) * 4), Normalizer((0.0,) * 3, (1.0,) * 3)
+    robot = Embodiment("arm", ("wrist", "front"), *same)
+    processor = replace(PROCESSOR, embodiments=(robot,))
+    feed = Feed(store, 0, (WRIST, FRONT), tuple(range(HORIZON)))
+    plan = Plan([plan_source(feed, processor)], PLAN.layout, ROWS, window=256)
+    for step, batch in enumerate(batches(2, processor, plan, [feed])):
+        for r, row in enumerate(plan.rows(step)):
+            for k, draw in enumerate(row):
+                rows = store.starts[draw.episode] + draw.frame
+                pictures = np.zeros((2, SIZE, SIZE, 3), np.uint8)
+                for camera, picture in zip((WRIST, FRONT), pictures, strict=True):
+                    store.images(np.array([rows]), camera, [picture])
+                np.testing.assert_array_equal(batch.images[r, 2 * k : 2 * k + 2], pictures)
+                np.testing.assert_array_equal(batch.state[r, k, :4], store.column(STATE, rows))
+
+
+@pytest.mark.parametrize("hosts", [2, 4])
+def test_hosts_shares_put_together_are_the_batch_of_one(hosts):
+    shares = [batches(host_index=h, host_count=hosts) for h in range(hosts)]
+    for step in range(STEPS):
+        together = jax.tree.map(lambda *x: np.concatenate(x), *(share[step] for share in shares))
+        assert_equal(together, expected()[step])
+
+
+@pytest.mark.parametrize("options", [{"threads": 0}, {"threads": 3}, {"workers": 2}])
+def test_batches_do_not_depend_on_workers_or_threads(options):
+    for actual, batch in zip(batches(**options), expected(), strict=True):
+        assert_equal(actual, batch)
+
+
+@pytest.mark.parametrize("start", [1, 3])
+def test_a_start_at_any_step_gives_the_batches_from_there(start):
+    later = batches(STEPS - start, plan=make_plan(), start_step=start)
+    for actual, batch in zip(later, expected()[start:], strict=True):
+        assert_equal(actual, batch)
+
+
+def test_hosts_and_workers_may_change_where_a_run_resumes():
+    batches(2, host_index=1, host_count=4, threads=2)
+    resumed = make_plan()
+    common = {"number": 2, "plan": resumed, "start_step": 2, "host_count": 2}
+    shares = [batches(host_index=0, workers=1, **common), batches(host_index=1, **common)]
+    for step in range(2):
+        together = jax.tree.map(lambda *x: np.concatenate(x), *(share[step] for share in shares))
+        assert_equal(together, expected()[2 + step])
+
+
+@pytest.mark.parametrize("options", [{"threads": 2}, {"workers": 1}])
+def test_batches_that_are_kept_never_change(options):
+    with Loader(FEEDS, PROCESSOR, PLAN, **options) as loader:
+        kept = [next(loader)[0] for _ in range(STEPS)]
+        on_device = [jax.device_put(batch) for batch in kept]
+        slices = [batch.images[2:3, 1:] for batch in kept]
+        del kept
+        for _ in range(40):
+            next(loader)
+    for step, batch in enumerate(expected()):
+        assert_equal(jax.tree.map(np.asarray, on_device[step]), batch)
+        np.testing.assert_array_equal(slices[step], batch.images[2:3, 1:])
+
+
+def test_action_chunks_are_masked_past_the_end_of_the_episode():
+    for step, batch in enumerate(expected()):
+        for r, row in enumerate(PLAN.rows(step)):
+            for k, draw in enumerate(row):
+                feed = FEEDS[draw.source]
+                last = feed.frames.lengths[draw.episode] - 1
+                inside = [draw.frame + ahead <= last for ahead in feed.ahead]
+                dims = (2, 5)[draw.source]
+                np.testing.assert_array_equal(batch.action_mask[r, k, :, :dims].all(1), inside)
+                assert not batch.action_mask[r, k, :, dims:].any()
+
+
+def test_held_out_episodes_are_never_drawn():
+    for step in range(40):
+        for row in PLAN.rows(step):
+            assert all(draw.episode in (0, 1) for draw in row if draw.source == 1)
+
+
+def test_info_counts_the_samples_of_each_source_and_the_fill():
+    with Loader(FEEDS, PROCESSOR, PLAN, start_step=2) as loader:
+        _, info = next(loader)
+    drawn = [draw.source for row in PLAN.rows(2) for draw in row]
+    assert info.step == 2
+    assert info.samples == {"two": drawn.count(0), "one": drawn.count(1)}
+    assert info.fill == pytest.approx((expected()[2].prefix_segment > 0).mean())
+    assert info.fill == pytest.approx(PLAN.fill([2]).prefix)
+    assert 0 < info.decode_seconds < info.cpu_seconds
+    assert info.skipped == 0
+    facts = info.facts(hosts=2)
+    assert facts["samples"] == 2 * len(drawn)
+    assert facts["samples/one"] == 2 * drawn.count(1)
+    assert facts["fill"] == info.fill
+    assert facts["load_decode_seconds"] == info.decode_seconds
+
+
+def test_states_read_as_text_never_take_more_places_than_planned():
+    spelt = replace(PROCESSOR, state_input="text")
+    planned = plan_source(FEEDS[0], spelt).text
+    states = np.random.default_rng(0).normal(scale=1.5, size=(50, 3))
+    for task, wordings in enumerate(TWO.prompts):
+        for wording, prompt in enumerate(wordings):
+            longest = max(len(spelt.tokens(prompt, state)) for state in states)
+            assert longest <= planned[task, wording]
+        assert not planned[task, len(wordings) :].any()
+
+
+def test_a_run_costs_the_cameras_that_its_episode_has():
+    assert plan_source(FEEDS[0], PROCESSOR).images.tolist() == [2, 1, 2, 2]
+    assert plan_source(FEEDS[1], PROCESSOR).images.tolist() == [1, 1, 1, 1]
+
+
+def test_a_fitted_layout_serves_the_loader():
+    source = plan_source(FEEDS[0], PROCESSOR)
+    images = np.repeat(source.images, source.runs.length)
+    text = np.repeat(source.text[source.runs.task].max(axis=1), source.runs.length)
+    budget = replace(layout(80, 0, 9, 0, 4, 1), image_size=SIZE, state_dim=6, action_dim=5)
+    fitted = fit_layout(images, text, replace(budget, horizon=HORIZON))
+    with Loader(FEEDS[:1], PROCESSOR, Plan([source], fitted, 4)) as loader:
+        batch, info = next(loader)
+    assert batch.prefix_segment.shape == (4, fitted.prefix)
+    assert info.fill > 0.7
+
+
+def test_rows_that_do_not_divide_among_hosts_are_refused():
+    with pytest.raises(ValueError, match="8 rows a step do not divide among 3 hosts"):
+        Loader(FEEDS, PROCESSOR, PLAN, host_count=3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"frames": replace(TWO, image_size=16)}, "two: its pictures have 16 pixels a side"),
+        ({"cameras": ("wrist", "side")}, r"the feed asks for \['wrist', 'side'\]"),
+        ({"cameras": ("wrist",)}, r"for each camera of embodiment 'both' \(wrist, front\)"),
+        ({"actions": ("torque",)}, "has no column torque, only observation.state, action"),
+        ({"ahead": (0, 1, 2)}, "give 4 numbers, none negative"),
+        ({"ahead": (-1, 0, 1, 2)}, "give 4 numbers, none negative"),
+    ],
+)
+def test_a_feed_that_does_not_fit_the_model_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        Loader([replace(FEEDS[0], **changes), FEEDS[1]], PROCESSOR, PLAN)
+
+
+def test_feeds_must_be_those_of_the_plan_and_told_apart_by_name():
+    with pytest.raises(ValueError, match="The plan has 2 sources, but there are 1 feeds"):
+        Loader(FEEDS[:1], PROCESSOR, PLAN)
+    sources = [replace(source, name="same") for source in PLAN.sources]
+    with pytest.raises(ValueError, match="Two sources are called 'same'"):
+        Loader(FEEDS, PROCESSOR, Plan(sources, PLAN.layout, ROWS))

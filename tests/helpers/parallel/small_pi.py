@@ -1,0 +1,139 @@
+"""A small π0.5 whose sizes every mesh axis divides, batches for it as a pure function of the step,
+and runs of it on a mesh: what one device computes, every mesh must."""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from models.inputs.packed_batch import PackedBatch, Sample, pack
+from models.layers.fp8 import is_history
+from models.layers.gemma import GemmaConfig
+from models.layers.layers import Compute
+from models.layers.siglip import SiglipConfig
+from models.pi.model import SHARDING_RULES, Pi, PiConfig
+from parallel.hosts.distributed import put_batch, row_share
+from parallel.optimizer import OptimizerConfig
+from parallel.step import TrainState, abstract_state, make_train_step, state_from
+
+CONFIG = PiConfig(
+    vision=SiglipConfig(width=32, depth=1, hidden=64, heads=4, patch=4),
+    language=GemmaConfig(32, depth=4, hidden=64, heads=4, kv_heads=1, head_dim=8, remat="full"),
+    expert=GemmaConfig(32, depth=4, hidden=64, heads=4, kv_heads=1, head_dim=8, remat="full"),
+    image_size=8,
+    vocabulary=264,
+    state_dim=8,
+    action_dim=8,
+    horizon=4,
+    state_input="token",
+    compute=Compute(dtype="float32"),
+)
+LAYOUT = CONFIG.layout(prefix=32, samples=3, images=4)
+OPTIMIZER = OptimizerConfig(learning_rate=1e-3, warmup_steps=2, decay_steps=40, ema_decay=0.9)
+ROWS = 16
+"""Of a batch: two micro-batches of one row for each of eight devices."""
+_SEED = 3
+_QUICK = {"xla_backend_optimization_level": 0}
+"""Compiles in a fraction of the time; every mesh of a comparison is compiled so."""
+
+
+class Run(NamedTuple):
+    """The mean loss of each step, and the state after the last."""
+
+    losses: np.ndarray
+    state: TrainState
+
+
+def losses(mesh: Mesh, accumulation: int = 1, steps: int = 20) -> np.ndarray:
+    """Mean loss of each step, [steps]."""
+    return train(mesh, accumulation, steps).losses
+
+
+def train(
+    mesh: Mesh,
+    accumulation: int = 1,
+    steps: int = 20,
+    config: PiConfig = CONFIG,
+    optimizer: OptimizerConfig = OPTIMIZER,
+) -> Run:
+    """A run from `parameters(config)`; of several processes each brings its share of the rows."""
+    step, state = compiled(mesh, accumulation, config, optimizer)
+    found = []
+    for i in range(steps):
+        state, metrics = step(state, placed(i, mesh), _SEED)
+        found.append(metrics["loss"])
+    return Run(np.array([float(x) for x in found]), state)
+
+
+def compiled(
+    mesh: Mesh,
+    accumulation: int = 1,
+    config: PiConfig = CONFIG,
+    optimizer: OptimizerConfig = OPTIMIZER,
+) -> tuple[Any, TrainState]:
+    """The train step, compiled once, and the state it begins with."""
+    step, abstract = _compiled(mesh, accumulation, config, optimizer)
+    return step, state_from(parameters(config), optimizer, abstract)
+
+
+@functools.cache
+def _compiled(
+    mesh: Mesh, accumulation: int, config: PiConfig, optimizer: OptimizerConfig
+) -> tuple[Any, Any]:
+    model = Pi(config)
+    abstract = abstract_state(model, optimizer, SHARDING_RULES, mesh)
+    step = make_train_step(model, optimizer, mesh, abstract, accumulation)
+    state = state_from(parameters(config), optimizer, abstract)
+    lowered = step.lower(state, placed(0, mesh), _SEED)
+    return lowered.compile(compiler_options=_QUICK), abstract
+
+
+def placed(step: int, mesh: Mesh) -> PackedBatch:
+    """The batch of a step, on the mesh's devices."""
+    index, count = row_share(mesh)
+    mine = slice(index * ROWS // count, (index + 1) * ROWS // count)
+    return put_batch(jax.tree.map(lambda x: x[mine], batch(step)), mesh)
+
+
+@functools.cache
+def batch(step: int) -> PackedBatch:
+    """Rows of one to three samples with one or two pictures and texts of unlike lengths (numpy);
+    what is predicted follows from the state."""
+    rng = np.random.default_rng(step)
+    shape = (CONFIG.horizon, CONFIG.action_dim)
+    rows = []
+    for row in range(ROWS):
+        samples = []
+        for slot in range(1 + row % 3):
+            images = rng.integers(0, 256, (1 + (row + slot) % 2, 8, 8, 3), dtype=np.uint8)
+            state = rng.normal(size=CONFIG.state_dim).astype(np.float32)
+            mask = np.zeros(shape, bool)
+            mask[: rng.integers(1, CONFIG.horizon + 1)] = True
+            samples.append(
+                Sample(
+                    images=tuple(images)[: 1 if slot == 2 else 2],
+                    text=rng.integers(1, 260, rng.integers(1, 5)).astype(np.int32),
+                    state=state,
+                    actions=np.tile(state, (CONFIG.horizon, 1)),
+                    action_mask=mask,
+                    id=(step * ROWS + row) * LAYOUT.samples + slot,
+                )
+            )
+        rows.append(samples)
+    return pack(rows, LAYOUT)
+
+
+def parameters(config: PiConfig) -> Any:
+    """Random everywhere (numpy, f32): π0.5 begins with closed gates, behind which an error of the
+    expert would not show; only histories of float8 scales are empty."""
+    rng = np.random.default_rng(0)
+
+    def leaf(path: Any, x: Any) -> np.ndarray:
+        drawn = rng.normal(scale=0.15, size=x.shape).astype(np.float32)
+        return np.zeros_like(drawn) if is_history(path) else drawn
+
+    return jax.tree_util.tree_map_with_path(
+        leaf, jax.eval_shape(Pi(config).init, jax.random.key(0))
+    )

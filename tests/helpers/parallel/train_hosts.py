@@ -1,0 +1,48 @@
+"""`python -m tests.helpers.parallel.train_hosts RUN [--resume] [--inject FAULTS] [--patience SECONDS]`: the
+toy's run as one of several processes that `tools.launch` or a test started."""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from parallel.hosts import inject
+from parallel.hosts.distributed import row_share
+from parallel.hosts.job import restarts, start
+from parallel.hosts.watchdog import Watchdog
+from parallel.mesh import make_mesh
+from parallel.trainer import CONFIG_NAME, Run, TrainerConfig, train
+from tests.helpers.parallel.toy import OPTIMIZER, RULES, Denoiser, Fed, batches, position
+
+CONFIG = TrainerConfig(steps=32, save_every=4, keep=2)
+
+
+def shares(start: int, where: Any) -> Iterator[Fed]:
+    """This host's rows of the toy's batches."""
+    index, count = row_share(make_mesh())
+    for batch, facts in batches(start, where):
+        rows = len(batch.state) // count
+        mine = slice(index * rows, (index + 1) * rows)
+        yield jax.tree.map(lambda x, m=mine: x[m], batch), facts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--inject", default="")
+    parser.add_argument("--patience", type=float, default=60.0)
+    options = parser.parse_args()
+    start()
+    with Watchdog(options.run, options.patience):
+        inject.arm(options.inject, options.run)
+        resume = options.resume or (restarts() > 0 and (options.run / CONFIG_NAME).exists())
+        run = Run(options.run, config={"model": "toy"}, assets={})
+        result = train(Denoiser(), RULES, shares, position, run, CONFIG, OPTIMIZER, resume=resume)
+    print("finished" if result.finished else "stopped", "at", result.step, flush=True)
+
+
+if __name__ == "__main__":
+    main()

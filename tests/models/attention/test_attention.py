@@ -1,0 +1,332 @@
+"""Every implementation of `attend` against a plain softmax, forward, residual and backward."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from models.attention import blocked, flash
+from models.attention.attention import MASKED, attend, compiling_for, explain, merge
+
+RUN = {
+    "dense": functools.partial(attend, implementation="dense"),
+    "blocked": functools.partial(attend, implementation="blocked"),
+    "pallas": lambda *inputs, causal=False, q_position=None, kv_position=None: flash.flash(
+        *inputs, *((q_position, kv_position) if causal else ()), interpret=True
+    ),
+}
+every = pytest.mark.parametrize("implementation", RUN)
+causal_or_not = pytest.mark.parametrize("causal", [False, True])
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """Several blocks on both sides of small cases."""
+    monkeypatch.setattr(blocked, "_SMALLEST", 8)
+    monkeypatch.setattr(blocked, "_LARGEST", 16)
+    for tile in ("_Q_TILE", "_K_TILE"):
+        monkeypatch.setattr(flash, tile, 32)
+
+
+def case(seed: int, queries: int = 40, keys: int = 56, heads: int = 4, groups: int = 2):
+    rng = np.random.default_rng(seed)
+    q = rng.normal(size=(2, queries, heads, 8))
+    k, v = rng.normal(size=(2, 2, keys, groups, 8))
+    q_segment = np.sort(rng.integers(0, 5, (2, queries)), axis=1)
+    kv_segment = np.sort(rng.integers(0, 5, (2, keys)), axis=1)
+    q_segment[0, 3], kv_segment[1, :2] = 9, 0  # a query that sees nothing, and padding
+    arrays = (jnp.asarray(x, jnp.float32) for x in (q, k, v))
+    return *arrays, jnp.asarray(q_segment), jnp.asarray(kv_segment)
+
+
+def positions(q, k):
+    return {
+        "q_position": jnp.tile(jnp.arange(q.shape[1]), (len(q), 1)),
+        "kv_position": jnp.tile(jnp.arange(k.shape[1]), (len(k), 1)),
+    }
+
+
+def reference(q, k, v, q_segment, kv_segment, causal=False):
+    """Softmax written out per query in float64; no code shared with the implementations."""
+    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+    out, lse = np.zeros_like(q), np.full(q.shape[:3], MASKED)
+    for b, i, n in np.ndindex(q.shape[:3]):
+        seen = (kv_segment[b] == q_segment[b, i]) & (q_segment[b, i] != 0)
+        if causal:
+            seen = seen & (np.arange(k.shape[1]) <= i)
+        if not seen.any():
+            continue
+        g = n // (q.shape[2] // k.shape[2])
+        logits = k[b, seen, g] @ q[b, i, n] / np.sqrt(q.shape[3])
+        weights = np.exp(logits - logits.max())
+        out[b, i, n] = weights @ v[b, seen, g] / weights.sum()
+        lse[b, i, n] = logits.max() + np.log(weights.sum())
+    return out, lse
+
+
+def outputs_and_gradients(run, q, k, v, *segments, mix, **options):
+    """Output, log-sum-exp and the gradients of a mixture of both."""
+
+    def scalar(q, k, v):
+        got = run(q, k, v, *segments, **options)
+        lse = jnp.where(got.lse > MASKED / 2, got.lse, 0)
+        return jnp.sum(got.out * mix[..., :-1]) + jnp.sum(lse * mix[..., -1]), got
+
+    gradients, got = jax.jit(jax.grad(scalar, (0, 1, 2), has_aux=True))(q, k, v)
+    return [np.asarray(x) for x in (*got, *gradients)]
+
+
+def mixture(q):
+    return np.random.default_rng(2).normal(size=(*q.shape[:3], q.shape[3] + 1))
+
+
+@every
+@causal_or_not
+def test_implementations_equal_a_softmax_over_the_visible_keys(implementation, causal):
+    q, k, v, q_segment, kv_segment = case(0)
+    got = RUN[implementation](q, k, v, q_segment, kv_segment, causal=causal, **positions(q, k))
+    out, lse = reference(q, k, v, np.asarray(q_segment), np.asarray(kv_segment), causal)
+    np.testing.assert_allclose(got.out, out, atol=1e-5)
+    np.testing.assert_allclose(got.lse, lse, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("implementation", ["blocked", "pallas"])
+@pytest.mark.parametrize("groups", [1, 2])
+@causal_or_not
+def test_gradients_of_output_and_residual_are_those_of_dense(implementation, groups, causal):
+    q, *rest = case(1, groups=groups)
+    options = dict(mix=mixture(q), causal=causal, **positions(q, rest[0]))
+    ours = outputs_and_gradients(RUN[implementation], q, *rest, **options)
+    dense = outputs_and_gradients(RUN["dense"], q, *rest, **options)
+    for a, b in zip(dense[2:], ours[2:], strict=True):
+        scale = float(np.abs(a).max())
+        assert scale > 0.1
+        np.testing.assert_allclose(a / scale, b / scale, atol=1e-5)
+
+
+@every
+def test_bfloat16_inputs_keep_an_f32_softmax(implementation):
+    q, k, v, q_segment, kv_segment = case(5)
+    low = [x.astype(jnp.bfloat16) for x in (q, k, v)]
+    got = RUN[implementation](*low, q_segment, kv_segment)
+    exact = [np.asarray(x, np.float32) for x in low]
+    out, lse = reference(*exact, np.asarray(q_segment), np.asarray(kv_segment))
+    assert got.out.dtype == jnp.bfloat16
+    np.testing.assert_allclose(got.lse, lse, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(np.asarray(got.out, np.float32), out, atol=2**-7)
+
+
+@every
+def test_merged_parts_equal_attention_over_all_keys(implementation):
+    q, k, v, q_segment, kv_segment = case(3)
+
+    def part(s: slice):
+        return RUN[implementation](q, k[:, s], v[:, s], q_segment, kv_segment[:, s])
+
+    whole = part(slice(None))
+    joined = merge(part(slice(0, 28)), part(slice(28, None)))
+    np.testing.assert_allclose(joined.out, whole.out, atol=1e-6)
+    np.testing.assert_allclose(joined.lse, whole.lse, rtol=1e-6)
+
+
+@every
+def test_a_sample_leaks_into_no_other_ones_output_or_gradient(implementation):
+    q, k, v, q_segment, kv_segment = case(4)
+    mine, theirs = (np.asarray(s == 2)[..., None, None] for s in (q_segment, kv_segment))
+    changed = jnp.where(mine, 7.0, q), jnp.where(theirs, 5.0, k), jnp.where(theirs, -5.0, v)
+    before, after = (
+        outputs_and_gradients(RUN[implementation], *x, q_segment, kv_segment, mix=mixture(q))
+        for x in ((q, k, v), changed)
+    )
+    own = [mine, mine[..., 0], mine, theirs, theirs]
+    for a, b, of_sample in zip(before, after, own, strict=True):
+        others = np.broadcast_to(~of_sample, a.shape)
+        np.testing.assert_array_equal(a[others], b[others])
+        assert np.abs(a - b)[~others].max() > 0.1
+
+
+@every
+def test_padding_and_queries_without_keys_get_zero_output_and_zero_gradient(implementation):
+    q, k, v, q_segment, kv_segment = case(6)
+    q_segment, kv_segment = q_segment.at[0].set(0), kv_segment.at[1, -20:].set(0)
+    mix = np.ones((*q.shape[:3], q.shape[3] + 1))
+
+    def scalar(q, k, v):
+        got = RUN[implementation](q, k, v, q_segment, kv_segment)
+        return jnp.sum(got.out * mix[..., :-1]) + jnp.sum(got.lse * mix[..., -1]), got.out
+
+    (d_q, d_k, d_v), out = jax.grad(scalar, (0, 1, 2), has_aux=True)(q, k, v)
+    assert not np.any(out[0])
+    for x in (d_q[0], d_k[0], d_v[0], d_k[1, -20:], d_v[1, -20:]):
+        np.testing.assert_array_equal(x, 0)
+    assert all(np.isfinite(x).all() and np.abs(x[1]).max() > 0.1 for x in (d_q, d_k, d_v))
+
+
+def test_cost_follows_the_sum_of_squared_segment_lengths():
+    pairs = []
+    for segments in (1, 4, 16):
+        blocks = jnp.repeat(jnp.arange(1, segments + 1), 256 // segments).reshape(1, 16, 16)
+        pairs.append(int(blocked.visits(blocked.meets(blocks, blocks))[1].sum()))
+    assert pairs == [256, 64, 16]
+
+
+@pytest.mark.parametrize("implementation", ["blocked", "pallas"])
+def test_blocks_that_no_query_may_see_are_not_read(implementation):
+    segment = jnp.repeat(jnp.array([1, 2, 3, 1]), 32)[None]
+    x = jnp.ones((1, 128, 1, 16))
+    k = jnp.where((segment == 2)[..., None, None], jnp.nan, x)
+    out = RUN[implementation](x, k, k, segment, segment).out
+    np.testing.assert_array_equal(np.isnan(out[0, :, 0, 0]), np.asarray(segment[0] == 2))
+
+
+def test_a_block_visits_only_the_blocks_it_needs():
+    """Segments 1 to 4, then 2 again, as where the keys of several parts stand one after another."""
+    segment = jnp.repeat(jnp.array([1, 2, 3, 4, 2]), 16).reshape(1, 5, 16)
+    order, count = blocked.visits(blocked.meets(segment, segment))
+    np.testing.assert_array_equal(count, [[1, 2, 1, 1, 2]])
+    assert order[0, 1, :2].tolist() == order[0, 4, :2].tolist() == [1, 4]
+
+
+def test_causal_blocks_skip_later_keys():
+    segment, position = jnp.ones((1, 4, 16), jnp.int32), jnp.arange(64).reshape(1, 4, 16)
+    order, count = blocked.visits(blocked.meets(segment, segment, position, position))
+    np.testing.assert_array_equal(count, [[1, 2, 3, 4]])
+    np.testing.assert_array_equal(order[0, 2], [0, 1, 2, 3])
+
+
+@pytest.mark.parametrize("implementation", ["blocked", "pallas"])
+def test_rows_stay_on_their_devices(implementation):
+    """A partitioner that does not know that rows are independent gathers all of them."""
+    mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
+    inputs = case(7)
+    placed = [jax.device_put(x, NamedSharding(mesh, PartitionSpec("data"))) for x in inputs]
+    mix = mixture(inputs[0])
+
+    def loss(run, q, k, v, *segments):
+        return jnp.sum(run(q, k, v, *segments).out * mix[..., :-1])
+
+    ours, dense = (
+        jax.jit(jax.grad(functools.partial(loss, RUN[name]), (0, 1, 2)))
+        for name in (implementation, "dense")
+    )
+    compiled = ours.lower(*placed).compile()
+    assert "all-gather" not in compiled.as_text()
+    assert "all-reduce" not in compiled.as_text()
+    for a, b in zip(dense(*inputs), compiled(*placed), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_blocks_pad_a_row_little(monkeypatch):
+    monkeypatch.undo()
+    blocks = {96: 96, 192: 96, 200: 40, 512: 64, 520: 40, 4096: 64}
+    assert {length: blocked.block_length(length) for length in blocks} == blocks
+
+
+def shapes(length, dtype=jnp.bfloat16, head_dim=256):
+    return [jax.ShapeDtypeStruct((2, length, n, head_dim), dtype) for n in (8, 1)]
+
+
+def chosen(q, k):
+    return next(name for name, objection in explain(q, k) if objection is None)
+
+
+def test_auto_is_the_first_row_without_an_objection():
+    assert chosen(*shapes(64)) == "dense"
+    assert chosen(*shapes(1024)) == "blocked"
+    with compiling_for("cuda", 9.0):
+        assert chosen(*shapes(64)) == "dense"
+        assert chosen(*shapes(2048)) == "pallas"
+        assert chosen(*shapes(1024, jnp.float32)) == "dense"
+        assert chosen(*shapes(2048, jnp.float32)) == "blocked"
+        assert chosen(*shapes(2048, head_dim=288)) == "blocked"
+    with compiling_for("cuda", 7.5):
+        assert chosen(*shapes(2048)) == "blocked"
+
+
+def test_every_row_says_what_speaks_against_it():
+    said = dict(explain(*shapes(1024)))
+    assert "1,048,576" in said["dense"]
+    assert "cpu" in said["pallas"]
+    assert said["blocked"] is None
+    for kernel in ("tokamax", "cudnn", "transformer_engine", "pallas.ops.gpu"):
+        assert "log-sum-exp" in said[kernel]
+    with compiling_for("cuda", 9.0):
+        assert "float32" in dict(explain(*shapes(1024, jnp.float32)))["pallas"]
+        assert "288" in dict(explain(*shapes(1024, head_dim=288)))["pallas"]
+
+
+def test_a_named_row_that_cannot_serve_says_why_instead_of_another_running():
+    with pytest.raises(ValueError, match=r"'pallas' cannot serve this: needs an NVIDIA GPU.*cpu"):
+        attend(*case(0), implementation="pallas")
+    with pytest.raises(ValueError, match=r"'cudnn' is left out: .*log-sum-exp"):
+        attend(*case(0), implementation="cudnn")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"'flash3'.*dense"):
+        attend(*case(0), implementation="flash3")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("implementation", "queries", "heads", "groups", "head_dim", "causal"),
+    [
+        ("auto", 1032, 8, 1, 256, False),
+        ("auto", 1032, 8, 1, 256, True),
+        ("auto", 400, 8, 1, 256, False),
+        ("auto", 1032, 4, 4, 72, False),
+        ("blocked", 1032, 8, 1, 256, True),
+        ("dense", 400, 8, 1, 256, True),
+    ],
+)
+def test_rows_compile_for_an_h100_without_one(
+    monkeypatch, implementation, queries, heads, groups, head_dim, causal
+):
+    pytest.importorskip("jax_cuda12_plugin", reason="pip install 'chiliad[plan]'")
+    deviceless = pytest.importorskip("parallel.planning.deviceless")
+    monkeypatch.undo()
+    (device,) = deviceless.devices()
+    q_segment, segment = (jax.ShapeDtypeStruct((2, t), jnp.int32) for t in (queries, 1032))
+    q = jax.ShapeDtypeStruct((2, queries, heads, head_dim), jnp.bfloat16)
+    k = jax.ShapeDtypeStruct((2, 1032, groups, head_dim), jnp.bfloat16)
+    dense = 4 * 2 * heads * queries * 1032
+
+    def loss(q, k, v, q_segment, segment):
+        got = attend(
+            q, k, v, q_segment, segment,
+            causal=causal, q_position=q_segment, kv_position=segment,
+            implementation=implementation,
+        )  # fmt: skip
+        return got.out.astype(jnp.float32).sum() + got.lse.sum()
+
+    with compiling_for("cuda", 9.0):
+        compiled = deviceless.compile_for(
+            device, jax.grad(loss, (0, 1, 2)), q, k, k, q_segment, segment
+        )
+    kernels = compiled.as_text().count('__gpu$xla.gpu.triton"')
+    assert kernels == (3 if implementation == "auto" else 0)
+    assert (compiled.memory_analysis().temp_size_in_bytes < dense) == (implementation != "dense")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("heads", "groups", "head_dim"), [(8, 1, 256), (8, 2, 64), (4, 4, 72)])
+@causal_or_not
+def test_pallas_on_the_gpu_equals_dense(monkeypatch, heads, groups, head_dim, causal):
+    monkeypatch.undo()
+    if jax.default_backend() != "gpu":
+        pytest.skip("no NVIDIA GPU here")
+    rng = np.random.default_rng(8)
+    segment = jnp.asarray(np.sort(rng.integers(0, 6, (2, 1000)), axis=1))
+    q, k, v = (
+        jnp.asarray(rng.normal(size=(2, 1000, n, head_dim)), jnp.bfloat16)
+        for n in (heads, groups, groups)
+    )
+    options = dict(mix=mixture(q), causal=causal, **positions(q, k))
+    ours = functools.partial(attend, implementation="pallas")
+    exact = [x.astype(jnp.float32) for x in (q, k, v)]
+    with jax.default_matmul_precision("float32"):
+        dense = outputs_and_gradients(RUN["dense"], *exact, segment, segment, **options)
+    for a, b in zip(
+        dense, outputs_and_gradients(ours, q, k, v, segment, segment, **options), strict=True
+    ):
+        scale = np.abs(np.where(a > MASKED / 2, a, 0)).max()
+        np.testing.assert_allclose(a / scale, b.astype(np.float32) / scale, atol=2e-2)

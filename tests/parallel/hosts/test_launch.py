@@ -1,0 +1,213 @@
+"""The launcher with processes that compute nothing: what is printed, what fails, what is left."""
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from parallel.hosts import exits
+from parallel.hosts.supervisor import Plan, _devices, _next_slots, supervise
+from tests.helpers.parallel.toy import environment
+
+RANK = "import os, sys, time, signal; rank = int(os.environ['CHILIAD_RANK']); "
+
+
+def python(body: str) -> list[str]:
+    return [sys.executable, "-c", RANK + body]
+
+
+def test_every_line_comes_whole_with_its_rank(capfd):
+    body = "print(f'out {rank}', end='' if rank else '\\n'); print('err', file=sys.stderr)"
+    assert supervise(Plan(python(body), 3)) == 0
+    out, err = capfd.readouterr()
+    assert sorted(out.splitlines()) == ["[0] out 0", "[1] out 1", "[2] out 2"]
+    assert sorted(err.splitlines()) == ["[0] err", "[1] err", "[2] err"]
+
+
+def test_the_first_to_fail_ends_all_and_its_error_comes_last(capfd):
+    body = "time.sleep(0 if rank == 1 else 1000); sys.exit('no such thing')"
+    begin = time.monotonic()
+    assert supervise(Plan(python(body), 3)) == 1
+    assert time.monotonic() - begin < 500
+    lines = capfd.readouterr().err.splitlines()
+    assert "rank 1 ended with exit code 1; all processes were ended" in lines[-2]
+    assert lines[-1] == "    [1] no such thing"
+
+
+def test_a_process_that_only_lost_its_peer_is_not_the_cause(capfd):
+    """Rank 0 ends first, but as JAX ends a process whose peer died."""
+    body = "time.sleep(0.2) if rank else os.abort(); sys.exit(7)"
+    assert supervise(Plan(python(body), 2)) == 7
+    assert "rank 1 ended with exit code 7" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "says"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "was killed by SIGKILL"),
+        ("os.abort()", 134, "was killed by SIGABRT"),
+        ("os.kill(os.getpid(), signal.SIGSTOP)", exits.STALLED, "was stopped"),
+    ],
+)
+def test_how_a_process_died_is_named_and_gives_the_exit_code(capfd, body, code, says):
+    assert supervise(Plan(python(f"time.sleep(1000) if rank else {body}"), 2)) == code
+    assert f"rank 0 {says}" in capfd.readouterr().err
+
+
+def test_a_job_begins_anew_on_another_port_and_is_told_so(capfd):
+    body = "print(os.environ['CHILIAD_COORDINATOR'], os.environ['CHILIAD_RESTARTS']); "
+    body += "sys.exit(int(os.environ['CHILIAD_RESTARTS']) < 2)"
+    assert supervise(Plan(python(body), 1, max_restarts=2)) == 0
+    out, err = capfd.readouterr()
+    found = [line.split()[1:] for line in out.splitlines()]
+    assert [restarts for _, restarts in found] == ["0", "1", "2"]
+    assert all(where.startswith("127.0.0.1:") for where, _ in found)
+    assert len({where for where, _ in found}) > 1
+    assert "beginning anew with 1 processes, restart 2 of 2" in err
+
+
+@pytest.mark.parametrize("code", [exits.REFUSED, exits.NON_FINITE])
+def test_what_would_fail_again_is_not_begun_anew(capfd, code):
+    assert supervise(Plan(python(f"sys.exit({code})"), 1, max_restarts=5)) == code
+    assert "beginning anew" not in capfd.readouterr().err
+
+
+def test_a_smaller_job_leaves_out_the_process_at_fault(capfd):
+    body = "size = int(os.environ['CHILIAD_PROCESSES']); print(size); "
+    body += "time.sleep(1000) if size > 2 and rank != 1 else sys.exit(size > 2)"
+    assert supervise(Plan(python(body), 4, max_restarts=1, min_processes=1)) == 0
+    assert capfd.readouterr().out.splitlines()[-2:] in (["[0] 2", "[1] 2"], ["[1] 2", "[0] 2"])
+
+
+def test_smaller_jobs_keep_to_divisors_and_to_the_least():
+    plan = Plan((), 8, min_processes=2)
+    assert _next_slots(plan, list(range(8)), 0) == [1, 2, 3, 4]
+    assert _next_slots(plan, [1, 2, 3, 4], 1) == [1, 3]
+    assert _next_slots(plan, [1, 3], 1) == [1, 3]
+    assert _next_slots(Plan((), 8), list(range(8)), 0) == list(range(8))
+
+
+def test_each_process_has_its_own_devices():
+    plan = Plan((), 2)
+    forced = "--xla_force_host_platform_device_count"
+    assert _devices(plan, 1, 8, {}) == {"JAX_LOCAL_DEVICE_IDS": "4,5,6,7"}
+    cpu = _devices(Plan((), 2, devices=16), 1, 0, {"XLA_FLAGS": f"--a=1 {forced}=8"})
+    assert cpu == {"XLA_FLAGS": f"--a=1 {forced}=16", "NPROC": "64"}
+    assert _devices(plan, 0, 8, {"JAX_PLATFORMS": "cpu"})["XLA_FLAGS"] == f"{forced}=1"
+    assert _devices(plan, 0, 0, {"NPROC": "4"})["NPROC"] == "32"  # the launcher's own is too small
+    with pytest.raises(ValueError, match="-n is 2 with 1 devices each, but this machine has 1"):
+        _devices(plan, 0, 1, {})
+
+
+@pytest.mark.parametrize(
+    ("plan", "named"),
+    [
+        (Plan((), 0), "-n is 0"),
+        (Plan((), 2, max_restarts=-1), "--max-restarts is -1"),
+        (Plan((), 2, min_processes=3), "--min-processes is 3, more than the 2 of -n"),
+        (Plan((), 2, nodes=2, node=2, coordinator="a:1"), "--node-rank is 2; expected 0 to 1"),
+        (Plan((), 2, nodes=2), "--nodes: several machines need --coordinator"),
+    ],
+)
+def test_numbers_that_do_not_fit_are_refused(plan, named):
+    with pytest.raises(ValueError, match=named):
+        supervise(plan)
+
+
+def test_several_machines_share_an_address_and_count_their_ranks_on(capfd):
+    body = "print(os.environ['CHILIAD_COORDINATOR'], os.environ['CHILIAD_PROCESSES'])"
+    plan = Plan(python(body), 2, nodes=3, node=1, coordinator="host0:9000")
+    assert supervise(plan) == 0
+    assert sorted(capfd.readouterr().out.splitlines()) == [
+        "[2] host0:9000 6",
+        "[3] host0:9000 6",
+    ]
+
+
+def launch(body: str, *options: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "tools.launch", *options, "--", *python(body)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(command, env=environment(), text=True, **pipes)
+
+
+def heard(process: "subprocess.Popen[str]", pattern: str, count: int) -> list[str]:
+    """Waits for lines that match, and returns what they matched."""
+    found: list[str] = []
+    assert process.stdout is not None
+    for line in process.stdout:
+        found += re.findall(pattern, line)
+        if len(found) == count:
+            return found
+    pytest.fail(f"{count} lines of {pattern!r} were expected, but only {found} came")
+
+
+def gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def wait_until_gone(pids: list[int]) -> None:
+    until = time.monotonic() + 120
+    while not all(gone(pid) for pid in pids):
+        assert time.monotonic() < until, f"some of {pids} are still there"
+        time.sleep(0.05)
+
+
+CHILD = "import subprocess; c = subprocess.Popen(['sleep', '1000']); print('pid', c.pid); "
+
+
+def test_nothing_is_left_when_one_fails_not_even_their_children():
+    process = launch(CHILD + "print('pid', os.getpid()); sys.exit(3) if rank else c.wait()", "-n=2")
+    pids = [int(pid) for pid in heard(process, r"pid (\d+)", 4)]
+    output = process.communicate(timeout=240)[0]
+    assert process.returncode == 3, output
+    wait_until_gone(pids)
+
+
+def test_processes_do_not_outlive_a_launcher_that_is_killed():
+    process = launch("print('pid', os.getpid()); time.sleep(1000)", "-n", "2")
+    pids = [int(pid) for pid in heard(process, r"pid (\d+)", 2)]
+    process.kill()
+    process.wait()
+    wait_until_gone(pids)
+
+
+def test_sigterm_reaches_all_and_a_clean_end_is_one():
+    body = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(print('saved'))); print('ready'); "
+    process = launch(body + "time.sleep(1000)", "-n", "2", "--max-restarts", "3")
+    heard(process, "ready", 2)
+    process.send_signal(signal.SIGTERM)
+    output = process.communicate(timeout=240)[0]
+    assert (process.returncode, output.count("saved")) == (0, 2), output
+
+
+def test_a_second_ctrl_c_kills():
+    process = launch(
+        "signal.signal(signal.SIGINT, lambda *_: print('asked')); print('ready')\n"
+        "while True: time.sleep(1)",
+        "-n=2",
+    )
+    heard(process, "ready", 2)
+    process.send_signal(signal.SIGINT)
+    heard(process, "asked", 2)
+    process.send_signal(signal.SIGINT)
+    output = process.communicate(timeout=240)[0]
+    assert process.returncode == 128 + signal.SIGKILL, output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [(["-n", "2"], "give the command to run"), (["-n", "0", "--", "true"], "-n is 0")],
+)
+def test_a_wrong_command_line_is_refused_in_a_sentence(arguments, says):
+    command = [sys.executable, "-m", "tools.launch", *arguments]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=240)
+    assert done.returncode == exits.REFUSED
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr

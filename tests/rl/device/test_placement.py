@@ -1,0 +1,87 @@
+"""A run that acts and learns on the device, from its beginning and from a checkpoint."""
+
+from contextlib import nullcontext
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+from rich.console import Console
+
+from models.checkpoints import own
+from parallel.monitor.metrics import read_metrics
+from parallel.trainer import Run
+from rl.config import ColocatedConfig, FlowConfig, RlConfig, RolloutConfig
+from rl.device.placement import OnDevice
+from rl.run import improve
+from sim.protocol import TRAIN_SEEDS
+from sim.suites import Suite
+from tests.helpers.models.tiny_policy import tiny_policy
+from tests.helpers.rl.point import Point
+from tests.helpers.sim.point_world import PointWorld
+
+POINT = Suite(
+    "point",
+    ("point",),
+    4,
+    open=None,
+    first_seed=TRAIN_SEEDS.stop,
+    environment=lambda task, size: Point(),
+)
+CONFIG = RlConfig(
+    steps=4,
+    flow=FlowConfig(steps=2),
+    rollout=RolloutConfig(execute=3),
+    colocated=ColocatedConfig(lanes=4, fragment=2),
+    save_every=2,
+)
+
+
+def test_a_resumed_run_learns_what_the_whole_one_did(tmp_path):
+    place = OnDevice(tiny_policy(), POINT, ("point",), CONFIG)
+    begun = jax.device_get(place.state()["ema"])
+    beginning = jax.tree.map(np.array, place.state()), place.record()
+
+    def run(out, steps, resume=False):
+        made = Run(out, {}, {})
+        config = replace(CONFIG, steps=steps)
+        return improve(lambda: nullcontext(place), made, config, Console(quiet=True), resume=resume)
+
+    assert run(tmp_path / "whole", 4).finished
+    place.restore(*beginning)
+    assert run(tmp_path / "parts", 2).finished
+    place.restore(*beginning)
+    assert run(tmp_path / "parts", 4, resume=True).finished
+    whole, parts = (learnt(tmp_path / name) for name in ("whole", "parts"))
+    assert [row["step"] for row in whole] == [0, 1, 2, 3]
+    assert parts == whole
+    one, other = (own.restore_params(tmp_path / name) for name in ("whole", "parts"))
+    assert jax.tree.all(jax.tree.map(np.array_equal, one, other))
+    assert jax.tree.structure(one) == jax.tree.structure(begun)
+    assert not jax.tree.all(jax.tree.map(np.array_equal, one, begun))
+    place.restore(*beginning)
+
+
+def learnt(out):
+    timed = ("step_seconds", "env_steps_per_second")
+    steps = [row for row in read_metrics(out) if "loss" in row]
+    return [{k: v for k, v in row.items() if k not in timed} for row in steps]
+
+
+@pytest.mark.parametrize(
+    ("suite", "tasks"), [(POINT, ("a", "b")), (replace(POINT, environment=None), ("point",))]
+)
+def test_what_is_not_one_task_on_a_device_is_refused(suite, tasks):
+    with pytest.raises(ValueError, match="takes one task that is simulated on the device"):
+        OnDevice(tiny_policy(), suite, tasks, CONFIG)
+
+
+def test_seeds_that_a_suite_is_evaluated_on_are_not_learnt_from():
+    with pytest.raises(ValueError, match=r"is evaluated on seeds from 5, but .*'colocated' learns"):
+        OnDevice(tiny_policy(), replace(POINT, first_seed=5), ("point",), CONFIG)
+
+
+def test_an_environment_that_cannot_be_traced_is_refused():
+    opaque = replace(POINT, environment=lambda task, size: PointWorld())
+    with pytest.raises(ValueError, match="has no pure_reset, pure_observe, pure_pictures, pure_st"):
+        OnDevice(tiny_policy(), opaque, ("point",), CONFIG)

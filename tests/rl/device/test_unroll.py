@@ -1,0 +1,137 @@
+"""What lanes do on the device: one by one, to each episode's end, and what follows it."""
+
+from dataclasses import replace
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rl import flow_policy
+from rl.config import ColocatedConfig, RlConfig, RolloutConfig
+from rl.device.preparation import Preparation
+from rl.device.unroll import Fragment, Lanes
+from sim.protocol import Observation
+from tests.helpers.models.tiny_policy import tiny_policy
+from tests.helpers.rl.point import Point
+
+CONFIG = RlConfig(
+    seed=3, rollout=RolloutConfig(execute=3), colocated=ColocatedConfig(lanes=12, fragment=4)
+)
+POINT = Point(max_steps=10, speed=0.25)
+SEEDS = np.arange(40, 52, dtype=np.uint32)
+
+
+@cache
+def params():
+    made = flow_policy.init(
+        tiny_policy().model, tiny_policy().params, jax.random.key(0), CONFIG.flow
+    )
+    keys = iter(jax.random.split(jax.random.key(1), 99))
+    heads = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(next(keys), x.shape), made["value"])
+    return jax.tree.map(jnp.asarray, {**made, "value": heads})
+
+
+LANES = Lanes(POINT, tiny_policy(), CONFIG)
+ACT = jax.jit(LANES.act)
+STEP = jax.jit(POINT.pure_step)
+
+
+@cache
+def begun():
+    """Lanes that stand at different steps of their episodes."""
+    return jax.device_get(ACT(params(), POINT.pure_reset(SEEDS))[0])
+
+
+@cache
+def fragment() -> Fragment:
+    return jax.device_get(ACT(params(), begun())[1])
+
+
+@cache
+def by_hand() -> list[list[dict]]:
+    """Of each lane its chunks, from the actions that were drawn and steps one by one."""
+    drawn = fragment().drawn.actions[:, :, : CONFIG.rollout.execute, :2]
+    lanes = []
+    for lane in range(len(SEEDS)):
+        state = jax.tree.map(lambda x, lane=lane: x[lane : lane + 1], begun())
+        chunks = []
+        for chunk in drawn[:, lane]:
+            before, rewards = state, []
+            for action in chunk:
+                robot = tiny_policy().processor.actions(action)
+                state, happened = jax.device_get(STEP(state, robot[None, None]))
+                rewards.append(happened.reward[0, 0])
+                if happened.terminated[0, 0] or happened.truncated[0, 0]:
+                    break
+            chunks.append({"before": before, "rewards": rewards, "last": happened})
+        lanes.append(chunks)
+    return lanes
+
+
+def test_a_chunk_is_acted_to_the_episodes_end_and_the_next_begins_a_fresh_one():
+    found, cut = fragment(), 0
+    for lane, chunks in enumerate(by_hand()):
+        for t, chunk in enumerate(chunks):
+            mask, steps = found.batch.action_mask[t, lane, 0], len(chunk["rewards"])
+            assert mask.sum() == 2 * steps, "real dims of acted steps"
+            assert mask[:steps, :2].all()
+            seen = POINT.pure_observe(chunk["before"]).state[0]
+            assert np.allclose(found.batch.state[t, lane, 0], seen, atol=1e-5)
+            assert found.reward[t, lane] == sum(chunk["rewards"])
+            assert found.terminated[t, lane] == chunk["last"].terminated[0, 0]
+            assert found.truncated[t, lane] == chunk["last"].truncated[0, 0]
+            cut += steps < CONFIG.rollout.execute
+    assert cut > 2, "episodes end within chunks, too"
+    assert found.terminated.any()
+    assert found.truncated[:-1].any()
+
+
+def test_values_that_follow_are_none_at_the_end_and_the_last_sights_where_time_ran_out():
+    found, preparation = fragment(), Preparation(tiny_policy(), POINT)
+    ended, late = found.terminated[:-1], found.truncated[:-1]
+    assert np.all(found.following[:-1][ended] == 0)
+    goes_on = ~ended & ~late
+    assert np.array_equal(found.following[:-1][goes_on], found.drawn.value[1:][goes_on])
+    value = jax.jit(lambda batch: flow_policy.value(tiny_policy().model, params(), batch))
+    for t, lane in np.argwhere(late):
+        chunk = by_hand()[lane][t]
+        scene, felt = chunk["last"].scene[:, 0], chunk["last"].state[:, 0]
+        rows = preparation.batch(
+            Observation(POINT.pure_pictures(scene), felt), chunk["before"].aim, jnp.zeros(1)
+        )
+        # the prompt is the episode's, whichever its wording
+        own = jax.tree.map(lambda x, at=(t, lane): x[at][None], found.batch)
+        expected = value(replace(own, images=rows.images, state=rows.state))[0]
+        assert abs(found.following[t, lane] - expected) < 1e-5
+        assert abs(expected - found.drawn.value[t + 1, lane]) > 1e-4, "not the fresh episode's"
+
+
+def test_a_lane_does_the_same_beside_any_others():
+    some = [7, 2, 11]
+    begin = jax.tree.map(lambda x: x[np.array(some)], begun())
+    state, alone = ACT(params(), begin)
+    for name in ("reward", "terminated", "truncated"):
+        assert np.array_equal(getattr(alone, name), getattr(fragment(), name)[:, some]), name
+    pairs = zip(jax.tree.leaves(alone), jax.tree.leaves(fragment()), strict=True)
+    assert all(np.allclose(a, b[:, some], atol=1e-5) for a, b in pairs)
+    assert np.array_equal(state.seed, SEEDS[some])
+
+
+def test_step_by_step_is_the_same_as_traced():
+    state, stepped = LANES.act_stepwise(params(), begun())
+    traced = ACT(params(), begun())
+    pairs = zip(jax.tree.leaves((state, stepped)), jax.tree.leaves(traced), strict=True)
+    assert all(np.allclose(a, b, atol=1e-5) for a, b in pairs)
+
+
+@pytest.mark.parametrize(("execute", "chunks"), [(3, 5), (3, 0), (0, 1), (7, 1)])
+def test_fragments_in_which_time_could_run_out_twice_are_refused(execute, chunks):
+    config = replace(
+        CONFIG,
+        rollout=RolloutConfig(execute=execute),
+        colocated=ColocatedConfig(lanes=2, fragment=chunks),
+    )
+    with pytest.raises(ValueError, match="give 1 to"):
+        Lanes(POINT, tiny_policy(), config)

@@ -1,0 +1,104 @@
+"""The actor's answers: one for each request, of its own alone, in the robot's units."""
+
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+
+from models.batcher import Batcher
+from rl import flow_policy
+from rl.config import FlowConfig
+from rl.host.actor import Actor
+from tests.helpers.models.tiny_policy import KEYS, PROMPTS, openpi, seen, tiny_policy
+
+POLICY = tiny_policy().varied(sizes=(4,))
+LONG = " ".join(["push"] * 40)
+
+
+@pytest.fixture(scope="module")
+def actor():
+    return Actor(POLICY, FlowConfig(steps=2))
+
+
+@pytest.fixture(scope="module")
+def params(actor):
+    return jax.jit(actor.init)(POLICY.params, jax.random.key(5))
+
+
+def requests():
+    return POLICY.requests(seen(), [*PROMPTS[:4], LONG], KEYS)
+
+
+def assert_same(one, other):
+    for x, y in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_a_requests_answer_is_its_own_to_the_bit_whatever_it_is_asked_with(actor, params):
+    asked = requests()
+    whole = actor.answer(params, asked)
+    assert [answer.actions.shape for answer in whole] == [(6, 2)] * 5
+    assert whole[0].drawn.before.shape == (1, 6, 4)
+    for order in ([4, 0], [2], [3, 4, 1, 0, 2]):
+        answers = actor.answer(params, [asked[i] for i in order])
+        for i, answer in zip(order, answers, strict=True):
+            assert_same(answer, whole[i])
+    assert len({answer.actions.tobytes() for answer in whole}) == 5
+
+
+def test_answers_are_draws_in_the_robots_units(actor, params):
+    asked = requests()
+    answers = actor.answer(params, asked)
+    ((at, count, batch), *_) = POLICY.batches(asked)
+    assert (at.tolist(), count) == ([0, 1, 2, 3], 4)
+    draw = jax.jit(partial(flow_policy.draw, POLICY.model, config=actor.flow))
+    drawn = jax.device_get(draw(params, batch, KEYS[:4]))
+    for i in range(4):
+        robot = drawn.actions[i, :, :2] * (2.0, 0.5) + (0.5, -1.0)
+        np.testing.assert_allclose(answers[i].actions, robot, atol=1e-5)
+        np.testing.assert_allclose(answers[i].drawn.log_prob, drawn.log_prob[i], atol=1e-5)
+
+
+def test_without_noise_answers_are_the_policys(params):
+    asked = requests()
+    calm = Actor(POLICY, FlowConfig(level=0.0, steps=2))
+    chunks = np.stack([answer.actions for answer in calm.answer(params, asked)])
+    np.testing.assert_allclose(chunks, POLICY.answer(asked), atol=2e-6)
+
+
+def test_the_values_of_observations_are_those_recorded_with_their_chunks(actor, params):
+    head = jax.tree.map(lambda x: x + 0.1, params["value"])
+    asked, moved = requests(), params | {"value": head}
+    recorded = [answer.drawn.value for answer in actor.answer(moved, asked)]
+    assert np.ptp(recorded) > 0
+    np.testing.assert_allclose(actor.values(moved, asked), recorded, rtol=1e-5)
+
+
+def test_a_warm_actor_compiles_nothing_more(params):
+    fresh, done = Actor(POLICY.varied(), FlowConfig(steps=2)), []
+    fresh.warm(params, text=40, progress=lambda *count: done.append(count))
+    assert done == [(1, 3), (2, 3), (3, 3)]  # 16, 32 and 64 words
+    assert (fresh._draw._cache_size(), fresh._value._cache_size()) == (3, 3)
+    asked = requests()
+    for count in (1, 3, 5):
+        fresh.answer(params, asked[:count])
+        fresh.values(params, asked[:count])
+    assert (fresh._draw._cache_size(), fresh._value._cache_size()) == (3, 3)
+
+
+def test_a_batcher_runs_it(actor, params):
+    asked = requests()
+    run = partial(actor.answer, params)
+    with Batcher(run, sizes=POLICY.sizes, deadline=60.0, capacity=8) as batcher:
+        futures = [batcher.submit(request) for request in asked[:4]]
+        answers = [future.result(120) for future in futures]
+    for one, other in zip(answers, actor.answer(params, asked), strict=False):
+        assert_same(one, other)
+
+
+def test_a_request_that_continues_a_chunk_is_refused(actor, params):
+    one = openpi(1)
+    (request,) = POLICY.prepare(one, KEYS[:1], previous=[np.zeros((2, 2))])
+    with pytest.raises(ValueError, match="continues a chunk"):
+        actor.answer(params, [requests()[0], request])

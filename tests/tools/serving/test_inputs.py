@@ -1,0 +1,99 @@
+"""Which spellings of an observation the policy server reads, and what it says of others."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.helpers.tools.served import OBSERVATION, PICTURE, ROBOT
+from tools.serving.inputs import inputs_of
+
+INPUTS = inputs_of(ROBOT, reads_state=True)
+FRONT, WRIST = ROBOT.cameras
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        OBSERVATION,
+        {"image": {FRONT: PICTURE, WRIST: PICTURE}, "state": np.zeros(3), "prompt": "go"},
+        {"images": {"front": PICTURE, "wrist": PICTURE}, "state": [0, 0, 0.5], "prompt": "go"},
+        {FRONT: PICTURE, WRIST: PICTURE, "observation.state": np.zeros(3, "f4"), "prompt": "go"},
+        {**OBSERVATION, "observation/front": PICTURE.transpose(2, 0, 1)},
+    ],
+)
+def test_flat_nested_and_dataset_spellings_are_the_same_observation(message):
+    read = INPUTS.read(message)
+    assert set(read) == {"image", "state", "prompt"}
+    np.testing.assert_array_equal(read["image"][FRONT], PICTURE)
+    assert read["state"].shape == (3,)
+
+
+def test_pairs_name_what_an_openpi_client_sends():
+    pairs = ["observation/image=front", "joint_position=state", "gripper_position=state"]
+    inputs = inputs_of(ROBOT, True, pairs)
+    joints = {"observation/joint_position": np.array([1.0, 2.0]), "observation/gripper_position": 3}
+    read = inputs.read({"observation/image": PICTURE, **joints, "prompt": "go"})
+    assert list(read["image"]) == [FRONT]
+    np.testing.assert_array_equal(read["state"], [1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("pairs", "why"),
+    [
+        (["image=back"], "not KEY=CAMERA"),
+        (["image"], "not KEY=CAMERA"),
+        (["a=front", "b=front"], "repeats"),
+        (["a=front", "observation/a=wrist"], "repeats"),
+    ],
+)
+def test_pairs_that_name_no_camera_or_one_twice_are_refused(pairs, why):
+    with pytest.raises(ValueError, match=why):
+        inputs_of(ROBOT, True, pairs)
+
+
+def test_cameras_of_one_short_name_need_names_from_the_user():
+    twins = replace(ROBOT, cameras=("observation.images.front", "front"))
+    with pytest.raises(ValueError, match="--inputs"):
+        inputs_of(twins, reads_state=True)
+    pairs = ["left=observation.images.front", "right=front"]
+    assert inputs_of(twins, True, pairs).cameras == {
+        "left": "observation.images.front",
+        "right": "front",
+    }
+
+
+def test_a_policy_that_reads_no_state_expects_none():
+    assert not any("state" in key for key in inputs_of(ROBOT, reads_state=False).expected)
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"observation/wrist": None}, r"lacks \['wrist'\]"),
+        ({"prompt": None}, r"lacks \['prompt'\]"),
+        ({"observation/state": None}, r"lacks \['state'\]"),
+        ({"observation/elbow": PICTURE}, "unknown entries.*elbow"),
+        ({"front": PICTURE}, "'front' twice"),
+        ({"observation/front": PICTURE.astype(np.float32)}, r"float32 \[6, 8, 3\]; expected uint8"),
+        ({"observation/front": PICTURE[None]}, r"\[1, 6, 8, 3\]"),
+        ({"observation/front": PICTURE[..., :2]}, r"\[6, 8, 2\]"),
+        ({"observation/front": np.zeros((1, 8193, 3), np.uint8)}, "at most 8192 pixels"),
+        ({"observation/front": "a picture"}, "str 'a picture'"),
+        ({"observation/state": np.zeros(4)}, "4 dims; this policy reads 3"),
+        ({"observation/state": np.zeros((1, 3))}, r"\[1, 3\]; expected numbers"),
+        ({"observation/state": np.zeros(3, bool)}, "bool"),
+        ({"observation/state": [1, [2], 3]}, "expected numbers"),
+        ({"observation/state": np.array([0, np.nan, 0])}, "NaN"),
+        ({"observation/state": np.full(3, 1e300)}, "infinity"),
+        ({"prompt": 3}, "int 3; expected text"),
+        ({"prompt": "a" * 2001}, "2001 characters"),
+        ({"executed": -1}, "'executed'.*steps"),
+        ({"executed": True}, "'executed'.*steps"),
+        ({"committed": 1.5}, "'committed'.*steps"),
+    ],
+)
+def test_what_is_wrong_with_an_observation_is_named(changed, why):
+    message = {k: v for k, v in {**OBSERVATION, **changed}.items() if v is not None}
+    with pytest.raises(ValueError, match=why):
+        INPUTS.read(message)

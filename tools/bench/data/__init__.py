@@ -1,0 +1,1 @@
+"""Benchmarks of datasets, loaders and plans."""

@@ -1,0 +1,275 @@
+"""π0.5 beside openpi's own, with the same weights, sizes and batch: a training step, and sampling.
+
+openpi's half (tools/bench/peers/openpi.py) runs under a Python that has it and answers line by
+line, so that its steps and ours alternate. Three camera slots of which two are real and prompts of
+about 25 of 200 tokens are what its users' robots have; ours packs the rows and so never sees the
+rest. Losses, gradient and sampled actions are compared first.
+"""
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float
+
+from models import PackedBatch, Pi, PiConfig, Sample, flow, pack
+from models.layers.gemma import GemmaConfig
+from models.layers.layers import Compute
+from models.layers.siglip import SiglipConfig
+from models.load import CAMERAS, like_model, load_params
+from models.pi.model import SHARDING_RULES
+from models.terminal import Console
+from parallel.mesh import MeshConfig, make_mesh
+from parallel.optimizer import OptimizerConfig
+from parallel.step import abstract_state, init_state, make_train_step
+from tools.bench.models.attention import alternate
+from tools.bench.peer import asking
+
+CONFIG = PiConfig(
+    vision=SiglipConfig(width=256, depth=4, hidden=1024, heads=4),
+    language=GemmaConfig(256, 4, 1024, heads=8, kv_heads=1, head_dim=32),
+    expert=GemmaConfig(128, 4, 512, heads=8, kv_heads=1, head_dim=32),
+    vocabulary=1024,
+    compute=Compute("float32"),
+)
+"""π0.5 with pictures, horizon and action dims as released, in widths that two cores can train."""
+_PROMPT, _PROMPTS, _REAL_CAMERAS = 200, (22, 28), 2
+_SEED, _ROUNDS, _TOLERANCE = 0, 8, 1e-4
+_OPTIMIZER = OptimizerConfig(
+    learning_rate=2.5e-5, weight_decay=1e-10, warmup_steps=1000, decay_steps=30_000, ema_decay=0.0
+)
+"""openpi's defaults. Our step always averages the weights too, which openpi's half does not."""
+
+Arrays = dict[str, np.ndarray]
+
+
+def run(console: Console, peer: Path | None = None) -> dict[str, Any]:
+    """Samples per second of a training step and of sampling, over openpi's.
+
+    `ratio` is that of training, `sampling_ratio` that of sampling, and `remat_ratio` that of a
+    training step that recomputes every layer in backward, as openpi's always does.
+
+    Args:
+      peer: a Python that has openpi.
+
+    Raises:
+      ValueError: no peer is given, or losses, gradient or actions differ from openpi's.
+      FileNotFoundError: there is no such Python.
+    """
+    if peer is None:
+        raise ValueError(
+            "The pi05 benchmark needs --peer PYTHON, the Python of an environment that has openpi; "
+            "the first lines of tests/fixtures/openpi/make.py say how to make one."
+        )
+    model, arrays = Pi(CONFIG), random_batch(CONFIG)
+    with tempfile.TemporaryDirectory() as folder, asking(peer, "openpi") as ask:
+        at = Path(folder)
+        np.savez(at / "batch.npz", **arrays)  # type: ignore[arg-type]
+        console.print("openpi draws weights; then both compute the same batch")
+        about = ask(
+            config=their_config(CONFIG),
+            batch=str(at / "batch.npz"),
+            params=str(at / "params"),
+            seed=_SEED,
+            steps=CONFIG.steps,
+        )
+        gradient = ask(run="check", out=str(at / "check.npz"))["gradient"]
+        params = load_params(at / "params", like_model(model))
+        with np.load(at / "check.npz") as recorded:
+            errors = deviations(model, params, arrays, dict(recorded), gradient)
+        batch = rows(CONFIG, arrays)
+        console.print(f"They agree within {max(errors.values()):.0e}. Training steps alternate")
+        training = alternate(
+            {
+                "ours": trainer(model, params, batch),
+                "remat": trainer(Pi(recomputing(CONFIG)), params, batch),
+                "openpi": partial(ask, run="train"),
+            },
+            _ROUNDS,
+        )
+        console.print("Samplings alternate")
+        ours = sampler(model, params, batch, arrays["sample_noise"])
+        sampling = alternate({"ours": ours, "openpi": partial(ask, run="sample")}, _ROUNDS)
+    trained, sampled = (rates(took) for took in (training, sampling))
+    return {
+        "ratio": trained["ours"]["ratio"],
+        "remat_ratio": trained["remat"]["ratio"],
+        "sampling_ratio": sampled["ours"]["ratio"],
+        "ours": f"{trained['ours']['samples/s']:.2f} samples/s trained",
+        "other": f"{trained['openpi']['samples/s']:.2f} by openpi; sampling "
+        f"{sampled['ours']['ratio']:.2f} times",
+        "unit": "samples/s",
+        "training": trained,
+        "sampling": sampled,
+        "fill": fill(arrays, batch),
+        "errors": errors,
+        "openpi": about,
+    }
+
+
+def random_batch(config: PiConfig) -> Arrays:
+    """Two observations with their chunks, as openpi's half reads them."""
+    draw, b = np.random.default_rng(_SEED), len(_PROMPTS)
+    slots, chunk = len(CAMERAS), (config.horizon, config.action_dim)
+    token_mask = np.arange(_PROMPT) < np.array(_PROMPTS)[:, None]
+    tokens = draw.integers(1, config.vocabulary, (b, _PROMPT)) * token_mask
+    image_mask = np.broadcast_to(np.arange(slots) < _REAL_CAMERAS, (b, slots))
+    picture = (config.image_size, config.image_size, 3)
+    return {
+        "images": draw.integers(0, 256, (b, slots, *picture), dtype=np.uint8),
+        "image_mask": image_mask,
+        "tokens": tokens.astype(np.int32),
+        "token_mask": token_mask,
+        "state": draw.normal(size=(b, config.action_dim)).astype(np.float32),
+        "actions": draw.normal(size=(b, *chunk)).astype(np.float32),
+        "sample_noise": draw.normal(size=(b, *chunk)).astype(np.float32),
+    }
+
+
+def their_config(config: PiConfig) -> dict[str, Any]:
+    """The same sizes in openpi's words."""
+
+    def stack(stack: GemmaConfig) -> dict[str, int]:
+        return {
+            "width": stack.width, "depth": stack.depth, "mlp_dim": stack.hidden,
+            "num_heads": stack.heads, "num_kv_heads": stack.kv_heads, "head_dim": stack.head_dim,
+        }  # fmt: skip
+
+    vision = config.vision
+    return {
+        "pi05": config.time == "modulation",
+        "vision": {
+            "width": vision.width, "depth": vision.depth, "mlp_dim": vision.hidden,
+            "num_heads": vision.heads, "patch": vision.patch,
+        },
+        "language": stack(config.language),
+        "expert": stack(config.expert),
+        "vocabulary": config.vocabulary,
+        "image_size": config.image_size,
+        "horizon": config.horizon,
+        "action_dim": config.action_dim,
+        "prompt": _PROMPT,
+    }  # fmt: skip
+
+
+def rows(config: PiConfig, arrays: Arrays) -> PackedBatch:
+    """The batch without masked cameras and padded text, one sample a row, on the device."""
+    samples = [
+        Sample(
+            images=tuple(arrays["images"][i][arrays["image_mask"][i]]),
+            text=arrays["tokens"][i][arrays["token_mask"][i]],
+            state=arrays["state"][i],
+            actions=arrays["actions"][i],
+            action_mask=np.ones(arrays["actions"][i].shape, bool),
+            id=i,
+        )
+        for i in range(len(arrays["state"]))
+    ]
+    images, text = (
+        max(len(getattr(sample, name)) for sample in samples) for name in ("images", "text")
+    )
+    prefix = images * config.vision.tokens(config.image_size) + text
+    layout = config.layout(prefix=prefix, samples=1, images=images, text=text)
+    return jax.device_put(pack([[sample] for sample in samples], layout))
+
+
+def deviations(
+    model: Pi, params: Any, arrays: Arrays, recorded: Arrays, gradient: float
+) -> dict[str, float]:
+    """How far losses, the gradient's global norm and sampled actions are from the recorded ones,
+    relative to their largest entry.
+
+    Raises:
+      ValueError: one is further than 1e-4.
+    """
+    batch = rows(model.config, arrays)
+    chunk = jnp.asarray(recorded["noise"])[:, None, None]
+    time = jnp.asarray(recorded["time"])[:, None, None]
+
+    @jax.jit
+    @partial(jax.value_and_grad, has_aux=True)
+    def loss(params: Any) -> tuple[Float[Array, ""], Float[Array, "b h"]]:
+        noised, target = flow.interpolate(batch.actions[:, :, None], chunk, time)
+        error = (model.velocity(params, batch, noised, time) - target)[:, 0, 0] ** 2
+        return error.mean(), error.mean(-1)
+
+    (_, losses), gradients = loss(params)
+    sampled = sampler(model, params, batch, arrays["sample_noise"])()[:, 0]
+    found = {
+        "loss": (losses, recorded["loss"]),
+        "gradient": (optax.tree_utils.tree_norm(gradients), np.asarray(gradient)),
+        "actions": (sampled, recorded["sampled"]),
+    }
+    errors = {
+        name: float(np.abs(np.asarray(ours) - theirs).max() / np.abs(theirs).max())
+        for name, (ours, theirs) in found.items()
+    }
+    far = {name: error for name, error in errors.items() if not error <= _TOLERANCE}
+    if far:
+        raise ValueError(
+            f"Ours and openpi's differ by {far} of their largest entry, expected at most "
+            f"{_TOLERANCE}; speeds of two different computations are not compared."
+        )
+    return errors
+
+
+def rates(took: dict[str, list[float]]) -> dict[str, dict[str, float]]:
+    """Samples per second, and the median over the rounds of each one's ratio to openpi's."""
+    return {
+        name: {
+            "samples/s": len(_PROMPTS) / median(times),
+            "ratio": median(b / a for a, b in zip(times, took["openpi"], strict=True)),
+        }
+        for name, times in took.items()
+    }
+
+
+def fill(arrays: Arrays, batch: PackedBatch) -> dict[str, float]:
+    """Share of the prefix places that hold a real image or text token."""
+    real = np.asarray(batch.prefix_segment > 0)
+    slots, tokens = arrays["image_mask"].shape[1], CONFIG.vision.tokens(CONFIG.image_size)
+    theirs = len(arrays["state"]) * (slots * tokens + arrays["tokens"].shape[1])
+    return {"ours": float(real.mean()), "openpi": float(real.sum() / theirs)}
+
+
+def recomputing(config: PiConfig) -> PiConfig:
+    """Keeping each layer's input alone for backward, as openpi does."""
+    stacks: dict[str, Any] = {
+        name: replace(getattr(config, name), remat="full")
+        for name in ("vision", "language", "expert")
+    }
+    return replace(config, **stacks)
+
+
+def trainer(model: Pi, params: Any, batch: PackedBatch) -> Callable[[], Any]:
+    """A training step to call again and again, from these parameters on."""
+    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
+    abstract = abstract_state(model, _OPTIMIZER, SHARDING_RULES, mesh)
+    step = make_train_step(model, _OPTIMIZER, mesh, abstract)
+    placed = jax.tree.map(lambda x: x.sharding, abstract.params)
+    own, average = (jax.device_put(params, placed, may_alias=False) for _ in range(2))
+    state = replace(init_state(model, _OPTIMIZER, abstract, _SEED), params=own, ema=average)
+
+    def call() -> Any:
+        nonlocal state
+        state, metrics = step(state, batch, _SEED)
+        return metrics
+
+    return call
+
+
+def sampler(
+    model: Pi, params: Any, batch: PackedBatch, noise: Float[np.ndarray, "b h a"]
+) -> Callable[[], Float[Array, "r k h a"]]:
+    """The sampler from this noise, as often as it is called."""
+    start = jnp.asarray(noise).reshape(*batch.state.shape[:2], *noise.shape[1:])
+    sample = jax.jit(partial(model.sample_actions, steps=model.config.steps))
+    return partial(sample, params, batch, start)

@@ -1,0 +1,307 @@
+"""One RL run on real threads for each mode of asynchrony: rates, what everyone waited for, and what
+each part cost, from which `rl.simulated.events` simulates the same run.
+"""
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from statistics import fmean, median
+from typing import Any
+
+import jax
+import numpy as np
+
+from models import Embodiment, Normalizer, Pi, Policy, Processor
+from models.policy import Request
+from parallel.mesh import make_mesh
+from parallel.optimizer import select
+from rl import flow_policy
+from rl.config import (
+    ColocatedConfig,
+    FlowConfig,
+    ObjectiveConfig,
+    RlConfig,
+    RolloutConfig,
+)
+from rl.device.colocated import Colocated
+from rl.device.preparation import Traceable
+from rl.host.actor import Actor
+from rl.host.loop import Inference, Learnt, run_host
+from rl.host.placement import batch_sizes
+from rl.host.staleness import draw_start
+from rl.host.timeline import Summary, Timeline
+from rl.host.weights import Weights
+from rl.learner import Learner
+from rl.records import Ticket
+from rl.simulated.events import Mode, Workload
+from rl.simulated.latency import Latencies, Measured
+from rl.step import abstract_learner_state, learner_state, optimizer_of
+from sim.protocol import Slots, Spec, Start
+from tools.bench.rl.rl_timed import Timed, TimedSlots
+from tools.recipes.presets import TINY
+from tools.recipes.rl_presets import TABLETOP_GRPO, TABLETOP_PPO
+
+MODEL = TINY.model
+_SPANS = 200_000
+
+
+@dataclass(frozen=True)
+class Load:
+    """A run that is repeated in every mode."""
+
+    rollout: RolloutConfig = field(
+        default_factory=lambda: RolloutConfig(tickets=8, group=4, slots=16, deadline=0.001)
+    )
+    micro: int = 64
+    steps: int = 12
+    """Of the learner, that count."""
+    warm: int = 3
+    """More before these, in which programs are compiled and what was acted meanwhile is learnt
+    from, and `staleness` more after; neither count."""
+    horizon: int = 8
+    picture: int = 48
+    max_steps: int = 32
+    """Of an episode where environments only wait."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A mode's run, of the steps that count."""
+
+    steps_per_second: float
+    """Control steps learnt from."""
+    samples_per_second: float
+    """Decisions learnt from."""
+    lag: int
+    use: Summary
+    workload: Workload
+    """What it took, as measured during these very steps."""
+
+    def row(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "env-steps/s": self.steps_per_second,
+            "samples/s": self.samples_per_second,
+            "lag": self.lag,
+            **attributed(self.use),
+        }
+
+
+def attributed(use: Summary) -> dict[str, Any]:
+    """Shares of each kind of lane's time: busy, and idle by cause; and what would help."""
+    return {
+        "idle": {
+            kind: {"busy": used.utilisation}
+            | {cause: spent / used.seconds for cause, spent in used.idle.items()}
+            for kind, used in use.kinds().items()
+            if used.seconds
+        },
+        "advice": use.advice(),
+    }
+
+
+@dataclass(frozen=True)
+class Acting:
+    """A policy of random weights for what some slots show, and what draws from it. It serves all
+    modes, so that each program is compiled once."""
+
+    spec: Spec
+    load: Load
+
+    @cached_property
+    def policy(self) -> Policy:
+        spec, load = self.spec, self.load
+        robot = Embodiment(
+            "bench", spec.cameras, _unit(len(spec.state_names)), _unit(len(spec.action_names))
+        )
+        model = replace(MODEL, chunks=1, horizon=load.horizon, image_size=load.picture)
+        words = sorted({word for texts in spec.prompts for text in texts for word in text.split()})
+        processor = Processor(
+            image_size=model.image_size,
+            state_dim=model.state_dim,
+            action_dim=model.action_dim,
+            horizon=model.horizon,
+            state_input=model.state_input,
+            words=tuple(words),
+            embodiments=(robot,),
+            text_limit=32,
+        )
+        rng, shapes = np.random.default_rng(0), jax.eval_shape(Pi(model).init, jax.random.key(0))
+        params = jax.tree.map(lambda x: rng.normal(0, 0.05, x.shape).astype(x.dtype), shapes)
+        return Policy(Pi(model), params, processor, sizes=self.sizes)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """As a run has them."""
+        return batch_sizes(self.load.rollout.slots or 1)
+
+    @cached_property
+    def actor(self) -> Actor:
+        return Actor(self.policy, FlowConfig())
+
+    def warm(self) -> None:
+        """Compiles all sizes."""
+        self.policy.warm(compute=lambda asked: self.actor.answer(self.params, asked))
+        self.alone  # noqa: B018  measured while nothing else computes
+
+    @cached_property
+    def alone(self) -> dict[int, float]:
+        """Seconds that a batch of each size takes with nothing beside it, the median of nine."""
+        found = {}
+
+        def timed(asked: list[Request]) -> None:
+            seconds = []
+            for _ in range(9):
+                since = time.perf_counter()
+                self.actor.answer(self.params, asked)
+                seconds.append(time.perf_counter() - since)
+            found[len(asked)] = median(seconds)
+
+        self.policy.warm(text=1, compute=timed)
+        return found
+
+    @cached_property
+    def params(self) -> Any:
+        """With the heads that RL adds."""
+        key = jax.random.key(1)
+        made = flow_policy.init(
+            self.policy.model, self.policy.params, key, FlowConfig(), value=False
+        )
+        return jax.device_put(made, jax.local_devices()[0])
+
+
+_OBJECTIVE = ObjectiveConfig(name="decoupled", advantage="group")
+
+
+def run_mode(acting: Acting, slots: Slots, mode: Mode, seeds: range = range(1_000_000)) -> Ran:
+    """Learns on real threads with some of the levels of asynchrony.
+
+    Colocated, policy and learner take turns on the first device; disaggregated, the learner has the
+    second, if there is one.
+    """
+    load, device = acting.load, jax.local_devices()[-1 if mode.disaggregated else 0]
+    rollout = load.rollout if mode.ahead else replace(load.rollout, staleness=0)
+    steps = load.warm + load.steps + rollout.staleness
+    learner = _learner(acting, load, device, steps)
+    timed, timeline = Timed(acting.actor, learner), Timeline(_SPANS)
+    telling: Any = TimedSlots(slots, timed)
+    moving = select(optimizer_of(_LEARNER, steps), acting.params)[1]
+    weights = Weights(jax.device_put(acting.params, device), trained=moving)
+    moments: list[tuple[float, Summary, Learnt]] = []
+    lengths: list[int] = []
+
+    def noted(tickets: Iterable[Ticket]) -> Iterator[Ticket]:
+        for ticket in tickets:
+            lengths.extend(len(t.decisions) for t in ticket.trajectories)
+            yield ticket
+
+    def on_step(learnt: Learnt) -> None:
+        moments.append((time.monotonic(), timeline.summary(), learnt))
+        if len(moments) == load.warm:
+            timed.forget()
+            telling.forget()
+            lengths.clear()
+
+    run_host(
+        [telling],
+        [Inference(timed, partial(jax.device_put, device=jax.local_devices()[0]))],
+        timed,
+        weights,
+        rollout,
+        starts=lambda ticket: _start(slots, ticket, seeds),
+        batches=lambda tickets: timed.batches(noted(tickets), _OBJECTIVE, load.micro),
+        steps=steps,
+        each=mode.by_slot,
+        stream=mode.streamed,
+        on_step=on_step,
+        timeline=timeline,
+    )
+    (begun, before, _), (ended, after, _) = moments[load.warm - 1], moments[-1 - rollout.staleness]
+    counted = [learnt for _, _, learnt in moments[load.warm : len(moments) - rollout.staleness]]
+    took = {
+        what: tuple(
+            span.end - span.begin
+            for span in timeline.spans()
+            if span.what == what and begun <= span.begin and span.end <= ended
+        )
+        for what in ("act", "begin", "update")
+    }
+    return Ran(
+        steps_per_second=sum(learnt.acted for learnt in counted) / (ended - begun),
+        samples_per_second=sum(sum(x.lags.values()) for x in counted) / (ended - begun),
+        lag=max(max(learnt.lags) for learnt in counted),
+        use=after.since(before),
+        workload=Workload(
+            slots=slots.count,
+            latencies=Latencies(Measured(took["act"]), Measured(took["begin"])),
+            inference=acting.alone
+            | {size: fmean(times) for size, times in sorted(timed.drawing.items())},
+            gradient=fmean(timed.adding),
+            update=fmean(took["update"]),
+            prepare=fmean(timed.preparing),
+            tell=fmean(telling.telling),
+            wake=fmean(telling.waking),
+            tickets=rollout.tickets,
+            group=rollout.group,
+            micro=load.micro,
+            staleness=rollout.staleness,
+            deadline=rollout.deadline,
+            execute=rollout.execute,
+            chunks=Measured(tuple(map(float, lengths))),
+        ),
+    )
+
+
+def run_colocated(acting: Acting, env: Traceable) -> dict[str, Any]:
+    """As `Ran.row`, of `rl.device.colocated`: in a step each lane acts as many chunks as an episode has at
+    most."""
+    load, policy = acting.load, acting.policy
+    execute, lanes = load.rollout.execute, load.rollout.slots or 1
+    fragment = -(-env.max_steps // execute)
+    config = RlConfig(
+        rollout=RolloutConfig(execute=execute),
+        learner=TABLETOP_PPO.learner,
+        colocated=ColocatedConfig(lanes=lanes, fragment=fragment),
+    )
+    program = Colocated(policy, env, config)
+    key = jax.random.key(1)
+    state = program.init(flow_policy.init(policy.model, policy.params, key, config.flow))
+    for _ in range(load.warm):
+        state, _ = jax.block_until_ready(program.step(state))
+    begun, acted = time.perf_counter(), 0
+    for _ in range(load.steps):
+        state, metrics = jax.block_until_ready(program.step(state))
+        acted += int(metrics["steps"])
+    seconds = time.perf_counter() - begun
+    return {
+        "env-steps/s": acted / seconds,
+        "samples/s": load.steps * lanes * fragment / seconds,
+        "lag": 0,
+        "idle": {"device": {"busy": 1.0}},
+        "advice": "",
+    }
+
+
+_LEARNER = TABLETOP_GRPO.learner
+"""As users have it: the action expert learns, in several epochs."""
+
+
+def _learner(acting: Acting, load: Load, device: Any, steps: int) -> Learner:
+    optimizer = optimizer_of(_LEARNER, steps)
+    mesh = make_mesh(devices=[device])
+    params = jax.device_put(acting.params, device)
+    abstract = abstract_learner_state(params, optimizer, mesh=mesh)
+    state = learner_state(jax.tree.map(jax.numpy.copy, params), optimizer, abstract)
+    log_prob = partial(flow_policy.log_prob, acting.policy.model, config=FlowConfig())
+    observe = partial(flow_policy.observe, acting.policy.model)
+    epochs, parts = _LEARNER.epochs, _LEARNER.minibatches
+    return Learner(log_prob, state, optimizer, _OBJECTIVE, epochs, parts, mesh, observe)
+
+
+def _start(slots: Slots, ticket: int, seeds: range) -> Start:
+    return draw_start(0, ticket, slots.spec.tasks, seeds)
+
+
+def _unit(dims: int) -> Normalizer:
+    return Normalizer((0.0,) * dims, (1.0,) * dims)

@@ -1,0 +1,293 @@
+"""Steps and pictures a second of every simulation backend, beside C MuJoCo (`mujoco.rollout`) and
+its renderer on the same models at the same picture size.
+
+A step is a control step of the environment, of several of the simulator's; C MuJoCo is counted in
+the same. Everything holds still where it starts. Our pictures are an observation's, 2 x 2 rays a
+pixel; MuJoCo's are of the first camera alone, 4 samples a pixel, with a sun besides its headlight
+and a shadow map of 512 x 512.
+`caster` is our ray caster on that camera, without shadows and with. Rates by the clock are of the
+whole machine (C's rollout has a thread for each core, and its renderer but one), those per
+CPU-second of one core of it; a benchmark suite's processes are clocked alone.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import mujoco
+import numpy as np
+from jaxtyping import Array, Float
+from mujoco.rollout import Rollout
+from rich.table import Table
+
+from models.terminal import Console
+from sim.protocol import Environment, Slots, Start, State
+from sim.rendering.raycast import Camera, Frames, Look, geoms_of, pictures, views
+from sim.simulators.offscreen import choose_renderer
+from sim.suites import load_suite
+from tools.bench.peer import asking
+
+_BATCHES = (1, 16, 256, 1024)
+_SLOTS = (1, 16)
+"""Of suites that take a process each."""
+_LANES = 128
+_CHUNK = 8
+_SIZE = 48
+_SECONDS = 1.5
+"""How long each figure is measured."""
+
+Rates = dict[str, float]
+
+
+class Backend(NamedTuple):
+    """An environment on a device, and what C MuJoCo needs to do the same."""
+
+    make: Callable[[int], Environment]
+    """With so many lanes."""
+    hold: Callable[[State], Float[Array, "n a"]]
+    """Actions that change nothing."""
+    model: Callable[[], mujoco.MjModel]
+    """The first actuators are position servos of the first joints."""
+    substeps: int
+    camera: Camera
+
+
+def run(console: Console, batches: Sequence[int] = _BATCHES) -> dict[str, Any]:
+    """Steps and frames per second; `ratio` is how many more control steps with a picture each the
+    tabletop does in a second than C MuJoCo and its renderer.
+
+    Raises:
+      FileNotFoundError: MuJoCo cannot draw here.
+    """
+    environment = dict(os.environ)
+    choose_renderer(environment)
+    figures: dict[str, dict[str, Any]] = {}
+    for name, load in (("tabletop", _tabletop), ("arm", _arm)):
+        backend = load()
+        console.print(f"{name}, its batches of {list(batches)}")
+        found, qpos = ours(backend, batches)
+        figures[name] = {
+            "ours": found,
+            "rollout": rollouts(backend, qpos, batches),
+            **drawings(backend, qpos, environment),
+        }
+    try:
+        console.print("metaworld, a process for each of its slots")
+        figures["metaworld"] = {"ours": slots("metaworld", _SLOTS)}
+    except FileNotFoundError as missing:
+        console.print(f"left out: {missing}")
+        figures["metaworld"] = {"left out": str(missing)}
+    console.print(_table(figures))
+    figure = figures["tabletop"]
+    at = str(max(batch for batch in batches if batch <= 256))
+    ways = (figure["ours"][at], figure["rollout"][at] | figure["renderer"]["plain"])
+    (clock, other), (cpu, other_cpu) = (
+        [1 / (1 / way[f"steps/{unit}"] + 1 / way[f"frames/{unit}"]) for way in ways]
+        for unit in ("s", "CPU-s")
+    )
+    return {
+        "ratio": clock / other,
+        "cpu_ratio": cpu / other_cpu,
+        "ours": f"{clock:,.0f} tabletop steps with a picture each a second, batch {at}",
+        "other": f"{other:,.0f} by C MuJoCo and its renderer",
+        "unit": "steps with a picture/s",
+        "picture": _SIZE,
+        "figures": figures,
+        "cores": os.cpu_count(),
+        "load": os.getloadavg()[0],
+    }
+
+
+def ours(
+    backend: Backend, batches: Sequence[int]
+) -> tuple[dict[str, Any], Float[np.ndarray, "n nq"]]:
+    """Rates of the environment by batch size, and where everything was in the last batch."""
+    envs = {lanes: backend.make(lanes) for lanes in {min(batch, _LANES) for batch in batches}}
+    found: dict[str, Any] = {}
+    for batch in batches:
+        env = envs[min(batch, _LANES)]
+        state = env.reset(np.arange(batch))
+        actions = jnp.repeat(backend.hold(state)[:, None], _CHUNK, axis=1)
+        found[str(batch)] = {
+            **rates("steps", batch * _CHUNK, partial(env.step_chunk, state, actions)),
+            **rates("frames", batch * len(env.cameras), partial(env.observe, state)),
+        }
+    return found, np.asarray(state.physics.position)
+
+
+def rollouts(
+    backend: Backend, qpos: Float[np.ndarray, "n nq"], batches: Sequence[int]
+) -> dict[str, Rates]:
+    """Rates of C MuJoCo by batch size."""
+    model, threads = backend.model(), os.cpu_count() or 1
+    full = mujoco.mjtState.mjSTATE_FULLPHYSICS
+    states = np.zeros((len(qpos), mujoco.mj_stateSize(model, full)))
+    for state, placed in zip(states, _placed(model, qpos), strict=True):
+        mujoco.mj_getState(model, placed, state, full)
+    found = {}
+    with Rollout(nthread=threads) as pool:
+        data = [mujoco.MjData(model) for _ in range(threads)]
+        for batch in batches:
+            some = np.arange(batch) % len(qpos)
+            hold = qpos[some, None, : model.nu].astype(float)
+            roll = partial(
+                pool.rollout, model, data, states[some], hold, nstep=_CHUNK * backend.substeps
+            )
+            found[str(batch)] = rates("steps", batch * _CHUNK, roll)
+    return found
+
+
+def drawings(
+    backend: Backend, qpos: Float[np.ndarray, "n nq"], environment: dict[str, str]
+) -> dict[str, dict[str, Rates]]:
+    """Rates of our ray caster and of MuJoCo's renderer, without shadows and with."""
+    model, qpos = backend.model(), qpos[:_LANES]
+    placed = _placed(model, qpos)
+    frames = Frames(
+        np.stack([data.geom_xpos for data in placed]).astype(np.float32),
+        np.stack([data.geom_xmat.reshape(-1, 3, 3) for data in placed]).astype(np.float32),
+    )
+    seen, look = views([backend.camera]), Look(model.geom_rgba[:, :3])
+    away = np.subtract(backend.camera.target, backend.camera.position)
+    camera = {
+        "lookat": list(backend.camera.target),
+        "distance": float(np.linalg.norm(away)),
+        "azimuth": float(np.degrees(np.arctan2(away[1], away[0]))),
+        "elevation": float(np.degrees(np.arcsin(away[2] / np.linalg.norm(away)))),
+    }
+    own = {key: value for key, value in environment.items() if key not in os.environ}
+    own["LP_NUM_THREADS"] = "0"  # Mesa's rasteriser, in the caller's thread
+    found: dict[str, dict[str, Rates]] = {"caster": {}, "renderer": {}}
+    with (
+        TemporaryDirectory() as folder,
+        asking(Path(sys.executable), "mujoco_renderer", own) as ask,
+    ):
+        file = str(Path(folder, "model.mjb"))
+        mujoco.mj_saveModel(model, file, None)
+        for name, shadows in (("plain", False), ("shadows", True)):
+            draw = partial(pictures, geoms_of(model), size=_SIZE, samples=2, shadows=shadows)
+            cast = partial(jax.jit(draw), frames, seen, look)
+            found["caster"][name] = rates("frames", len(qpos), cast)
+            found["renderer"][name] = ask(
+                model=file,
+                qpos=qpos.tolist(),
+                camera=camera,
+                fovy=backend.camera.fovy,
+                size=_SIZE,
+                shadows=shadows,
+                seconds=_SECONDS,
+            )
+    return found
+
+
+def slots(suite: str, counts: Sequence[int]) -> dict[str, Rates]:
+    """Rates by the clock of a suite's first task in so many processes: steps in chunks without
+    pictures in between, and pictures where every step is observed.
+
+    Raises:
+      FileNotFoundError: the suite is not installed.
+    """
+    found = load_suite(suite)
+    rated: dict[str, Rates] = {}
+    for count in counts:
+        opened = found.open(found.tasks[:1], count, _SIZE)
+        still = np.zeros((2 * _CHUNK, len(opened.spec.action_names)), np.float32)
+        try:
+            for slot in range(count):
+                opened.begin(slot, Start(found.tasks[0], slot))
+            _answers(opened)
+            seconds = {}
+            for steps, rounds in ((len(still), 4), (1, 30)):
+                start = time.perf_counter()
+                for _ in range(rounds):
+                    for slot in range(count):
+                        opened.send(slot, still[:steps])
+                    _answers(opened)
+                seconds[steps] = (time.perf_counter() - start) / rounds
+        finally:
+            opened.close()
+        rated[str(count)] = {
+            "steps/s": count * len(still) / seconds[len(still)],
+            "frames/s": count * len(opened.spec.cameras) / seconds[1],
+        }
+    return rated
+
+
+def rates(what: str, count: int, call: Callable[[], Any], seconds: float = _SECONDS) -> Rates:
+    """So many of them a call, per second and per CPU-second; the first call is to compile."""
+    jax.block_until_ready(call())
+    calls, start, cpu = 0, time.perf_counter(), time.process_time()
+    while calls < 2 or time.perf_counter() - start < seconds:
+        jax.block_until_ready(call())
+        calls += 1
+    wall, cpu = time.perf_counter() - start, time.process_time() - cpu
+    return {f"{what}/s": count * calls / wall, f"{what}/CPU-s": count * calls / cpu}
+
+
+def _answers(opened: Slots) -> None:
+    """Waits until every slot has answered."""
+    waiting = set(range(opened.count))
+    while waiting:
+        for outcome in opened.poll():
+            if outcome.error:
+                raise ValueError(f"{opened.spec.name}: slot {outcome.slot} failed: {outcome.error}")
+            waiting.discard(outcome.slot)
+
+
+def _placed(model: mujoco.MjModel, qpos: Float[np.ndarray, "n nq"]) -> list[mujoco.MjData]:
+    found = []
+    for position in qpos:
+        data = mujoco.MjData(model)
+        data.qpos[:] = position
+        mujoco.mj_forward(model, data)
+        found.append(data)
+    return found
+
+
+def _table(figures: dict[str, dict[str, Any]]) -> Table:
+    units = ("steps/s", "steps/CPU-s", "frames/s", "frames/CPU-s")
+    table = Table("backend", "", "batch or shading", *units)
+    for backend, kinds in figures.items():
+        for kind, rows in kinds.items():
+            if isinstance(rows, str):
+                table.add_row(backend, kind, rows)
+                continue
+            for row, rated in rows.items():
+                cells = (f"{rated[unit]:,.0f}" if unit in rated else "" for unit in units)
+                table.add_row(backend, kind, row, *cells)
+    return table
+
+
+def _tabletop() -> Backend:
+    from sim.environments.bodies import SUBSTEPS, Bodies
+    from sim.environments.physics import model
+    from sim.environments.scenery import FRONT
+    from sim.environments.tabletop import Tabletop
+
+    return Backend(
+        make=lambda lanes: Tabletop("lift", image_size=_SIZE, lanes=lanes),
+        hold=lambda state: state.physics.setpoint,
+        model=partial(model, Bodies()),
+        substeps=SUBSTEPS,
+        camera=FRONT,
+    )
+
+
+def _arm() -> Backend:
+    from sim.environments.arm import FRONT, Arm
+    from sim.environments.arm_model import SUBSTEPS, model
+
+    return Backend(
+        make=lambda lanes: Arm("lift", image_size=_SIZE, lanes=lanes, control="joint"),
+        hold=lambda state: state.physics.setpoint,
+        model=model,
+        substeps=SUBSTEPS,
+        camera=FRONT,
+    )

@@ -1,0 +1,1 @@
+"""Shared by the commands: how they end, ask for consent, and say versions."""

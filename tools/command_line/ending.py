@@ -1,0 +1,38 @@
+"""How a command ends that cannot go on: where the cause lies outside of the code, such as a full
+disk or Ctrl-C, with a line on stderr and an exit code, and no traceback.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from models.terminal import harmless
+from parallel.hosts import exits
+
+
+@contextmanager
+def in_a_line(kept: str = "", writing: str | Path | None = None) -> Iterator[None]:
+    """Ends the program so where the block fails; errors that may be faults of the code are raised.
+
+    Args:
+      kept: what is not lost to Ctrl-C or to a disk that fails, and how to go on.
+      writing: what the block writes, for errors that do not name their file.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        _end(f"Interrupted. {kept}", exits.INTERRUPTED)
+    except Exception as error:
+        said = exits.sentence(error, writing)
+        if said is None:
+            raise
+        more = f" {kept}" if exits.is_of_the_disk(error) else ""
+        _end(f"error: {said}{more}", getattr(error, "exit_code", exits.FAILED))
+
+
+def _end(line: str, code: int) -> None:
+    if code == exits.FAILED:
+        sys.exit(harmless(line.rstrip()))
+    print(harmless(line.rstrip()), file=sys.stderr)
+    sys.exit(code)

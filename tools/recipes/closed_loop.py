@@ -1,0 +1,228 @@
+"""Evaluation in simulation while training goes on: the trainer stops for a copy of the averaged
+parameters, and a thread lets them act on the suite's starts.
+
+Every evaluation leaves a line in closed_loop.jsonl. One that is due while another runs waits for
+it, and is left out if the next comes meanwhile: the trainer never waits, and its last parameters
+are always evaluated. Of several hosts the first evaluates; all take part in the copy.
+"""
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from models import Policy
+from models.terminal import Console
+from parallel.hosts.distributed import host_count, host_index
+from parallel.runs.json_lines import read_lines, set_damage_aside
+from parallel.runs.log_failure import naming
+from parallel.step import TrainState
+from sim.protocol import Slots, Start
+from sim.results import Evaluation, joined
+from sim.suites import Suite, load_suite
+from tools.recipes.conditions import Condition, acting_in, in_batches
+from tools.recipes.presets import ClosedLoopConfig
+
+FILE_NAME = "closed_loop.jsonl"
+
+
+class _Abandoned(Exception):
+    pass
+
+
+class ClosedLoop:
+    """Use as a context manager: the end of the block waits for the last evaluation, an error or
+    `abandon` ends it with the episode that it is at.
+
+    Args:
+      policy: the model with its preparation; its parameters are not looked at.
+
+    Raises:
+      ValueError, FileNotFoundError: no such suite or task, or the policy does not fit it.
+    """
+
+    def __init__(
+        self, config: ClosedLoopConfig, policy: Policy, directory: Path, console: Console
+    ) -> None:
+        self._config = config
+        self._directory, self._console = directory, console
+        self._lock = threading.Lock()
+        self._waiting: tuple[int, Any] | None = None
+        self._thread: threading.Thread | None = None
+        self._abandoned = threading.Event()
+        self._error: BaseException | None = None
+        self._suite = load_suite(config.suite)
+        self._groups = self._suite.groups(config.tasks)
+        self._count = self._suite.count(config.slots, config.episodes * len(self._groups[0]))
+        self._policy = in_batches(policy, self._count)
+        if host_index() == 0:
+            with closing(self._suite.open(self._groups[0], 1, self._size)) as slots:
+                acting_in(policy, slots.spec)
+            set_damaged_evaluations_aside(directory, console)
+
+    def begin(self, step: int, state: TrainState, stopping: Callable[[], bool]) -> dict[str, float]:
+        """`evaluate` of the averaged parameters, or nothing if the run is stopping."""
+        return {} if stopping() else self.evaluate(step, state.ema)
+
+    def evaluate(self, step: int, params: Any) -> dict[str, float]:
+        """Evaluates a copy of the policy's parameters after `step` updates, once the evaluation
+        before is done; all hosts must call it alike.
+
+        Returns:
+          How many seconds the copy took.
+
+        Raises:
+          Exception: what an earlier evaluation failed of.
+        """
+        start = time.perf_counter()
+        copied = jax.tree.map(_copied, params)
+        seconds = time.perf_counter() - start
+        if self._error is not None:  # raised once no other host waits for this one's part
+            raise self._error
+        if host_index() == 0:
+            self._put(step, copied)
+        return {"closed_loop_copy_seconds": seconds}
+
+    def abandon(self) -> None:
+        """Does not wait for the evaluation that runs."""
+        self._abandoned.set()
+
+    def __enter__(self) -> "ClosedLoop":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.abandon()
+        thread = self._thread
+        if thread is not None:
+            if thread.is_alive() and not self._abandoned.is_set():
+                self._console.print(f"Waiting for the last evaluation in '{self._suite.name}'.")
+            thread.join()
+        if kind is None and self._error is not None:
+            raise self._error
+
+    @property
+    def _size(self) -> int:
+        return self._policy.model.config.image_size
+
+    def _put(self, step: int, params: Any) -> None:
+        with self._lock:
+            if self._waiting is not None:
+                self._console.print(
+                    f"Step {self._waiting[0]} was not evaluated in '{self._suite.name}', as the "
+                    "evaluation before took too long; evaluate less often or on fewer episodes."
+                )
+            self._waiting = step, params
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="closed loop", daemon=True)
+                self._thread.start()
+
+    def _work(self) -> None:
+        try:
+            while waiting := self._take():
+                start = time.perf_counter()
+                step, found = waiting[0], self._evaluate(waiting[1])
+                note(self._directory, step, time.perf_counter() - start, found)
+                self._console.print(f"After step {step}, '{self._suite.name}': {found.success}")
+        except _Abandoned:
+            pass
+        except BaseException as error:  # raised by `begin` or the block's end
+            self._error = error
+
+    def _take(self) -> tuple[int, Any] | None:
+        with self._lock:
+            taken, self._waiting = self._waiting, None
+            if taken is None:
+                self._thread = None
+            return taken
+
+    def _evaluate(self, params: Any) -> Evaluation:
+        config, suite = self._config, self._suite
+        parts = []
+        for tasks in self._groups:
+            starts = held_out(suite, tasks, config.episodes)
+            with closing(suite.open(tasks, self._count, self._size)) as slots:
+                parts.append(
+                    acted(self._policy, params, slots, starts, config.execute, self._go_on)
+                )
+        return joined(parts, suite.name)
+
+    def _go_on(self, ended: int, episodes: int) -> None:
+        if self._abandoned.is_set():
+            raise _Abandoned
+
+
+def held_out(suite: Suite, tasks: Sequence[str], episodes: int) -> list[Start]:
+    """So many starts of each task that are not learnt from."""
+    seeds = range(suite.first_seed, suite.first_seed + episodes)
+    return [Start(task, seed) for task in tasks for seed in seeds]
+
+
+def acted(
+    policy: Policy,
+    params: Any,
+    slots: Slots,
+    starts: Sequence[Start],
+    execute: int,
+    go_on: Callable[[int, int], None],
+) -> Evaluation:
+    """How the policy does with these parameters (on the host), on this process's first device.
+
+    Args:
+      go_on: called with how many episodes of how many have ended; what it raises ends the rest.
+    """
+    placed = jax.device_put(params, jax.local_devices()[0])
+    acting = Condition("training", policy.varied(params=placed))
+    return acting.evaluate(slots, starts, execute, clips=0, progress=go_on)
+
+
+def note(directory: Path, step: int, seconds: float, found: Evaluation) -> None:
+    """Adds an evaluation after `step` updates to a run's closed_loop.jsonl."""
+    line = {
+        "step": step,
+        "seconds": round(seconds, 1),
+        "success": found.success.to_json(),
+        "by_task": {task: part.success.to_json() for task, part in found.by_task.items()},
+    }
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / FILE_NAME
+    with naming(path), path.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_closed_loop(directory: Path) -> list[dict[str, Any]]:
+    """Evaluations of a run in the order of their steps; of one made twice, the later.
+
+    Raises:
+      ValueError: a line is damaged.
+    """
+    found = {line["step"]: line for line in read_lines(directory / FILE_NAME, _is_line)}
+    return [found[step] for step in sorted(found)]
+
+
+def set_damaged_evaluations_aside(directory: Path, console: Console) -> None:
+    """Before a run goes on: keeps the good lines of a damaged closed_loop.jsonl."""
+    set_damage_aside(directory / FILE_NAME, _is_line, console)
+
+
+def _is_line(line: dict[str, Any]) -> bool:
+    rates = [line["success"][name] for name in ("rate", "low", "high")]
+    return type(line["step"]) is int and all(type(rate) in (int, float) for rate in rates)
+
+
+def _copied(x: jax.Array) -> np.ndarray | None:
+    """The whole array on the first host; None on others."""
+    if host_count() == 1:
+        return np.array(x)
+    whole = multihost_utils.process_allgather(x, tiled=True)
+    return whole if host_index() == 0 else None

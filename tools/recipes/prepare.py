@@ -1,0 +1,228 @@
+"""Data made ready for a run: each dataset of a mixture checked and opened, and the processor that
+fits them all.
+
+What takes long is done once per content and kept in the run's `store` folder: the check, the frame
+store and statistics.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data import Dataset, open_dataset
+from data.files import cached
+from data.files.folder import open_folder
+from data.frames import Frames
+from data.loader.loader import plan_source
+from data.mixture.mixed import Mixed, mix
+from data.mixture.mixture import DatasetConfig, Known, read_mixture, resolve
+from data.mixture.trust import Consent, remembered
+from data.packing.plan import Source
+from data.store.convert import DESCRIPTION
+from data.store.direct import open_straight
+from data.store.store import Store, cached_store, open_store
+from data.store.tables import numeric_columns
+from data.validation.validate import require_valid
+from models import Embodiment, Processor
+from models.config.as_json import to_json
+from models.inputs.tokenizer import Tokenizer
+from models.terminal import Console, Progress
+from tools.recipes.presets import RunConfig
+
+
+@dataclass(frozen=True)
+class Text:
+    """How prompts are read: see `Processor`."""
+
+    words: tuple[str, ...] = ()
+    sentencepiece: str = ""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A mixture made ready for one run, and how the model is shown it."""
+
+    mixed: Mixed
+    processor: Processor
+
+    def sources(self, *, held_out: bool = False) -> list[Source]:
+        """What the plan needs to know of each dataset's training (or held-out) episodes."""
+        mixed = self.mixed
+        episodes = mixed.held_out if held_out else mixed.training
+        return [
+            plan_source(feed, self.processor, episodes=chosen.tolist(), weight=weight, name=name)
+            for feed, chosen, weight, name in zip(
+                mixed.feeds, episodes, mixed.weights, mixed.names, strict=True
+            )
+        ]
+
+    @property
+    def assets(self) -> dict[str, Any]:
+        """What a checkpoint carries besides the state, as JSON: the processor, and every robot's
+        statistics by its name."""
+        statistics = {
+            robot.name: {
+                what: {name: values.tolist() for name, values in part.items()}
+                for what, part in stats._asdict().items()
+            }
+            for robot, stats in zip(self.mixed.embodiments, self.mixed.stats, strict=True)
+        }
+        return {"processor": to_json(self.processor), "statistics": statistics}
+
+    @property
+    def episodes(self) -> tuple[int, int]:
+        """How many to train on, and how many held out."""
+        return sum(map(len, self.mixed.training)), sum(map(len, self.mixed.held_out))
+
+
+def prepare(
+    data: str | Path,
+    out: Path,
+    config: RunConfig,
+    console: Console,
+    text: Text | None = None,
+    consent: Consent = remembered,
+) -> Prepared:
+    """Opens the dataset or mixture and derives what the model needs of it.
+
+    Args:
+      data: a dataset, a frame store (taken as it is), or a mixture of them.
+      out: the run's folder.
+      text: how a policy to begin from reads prompts; a word list is made of the datasets' if None.
+      consent: to the transforms that a mixture's file names.
+
+    Raises:
+      ValueError, FileNotFoundError: something is not fit to train on, or not for this model.
+    """
+    check_model(config)
+    mixture, cache = read_mixture(data, consent), out / "store"
+    datasets = [_open(dataset.path, console) for dataset in mixture.datasets]
+    resolve(mixture, [_known(dataset) for dataset in datasets], config.model.horizon)
+    frames = [
+        dataset if isinstance(dataset, Store) else _decoded(own, dataset, cache, config, console)
+        for own, dataset in zip(mixture.datasets, datasets, strict=True)
+    ]
+    with Progress(console=console, transient=True) as progress:
+        progress.add_task("Taking statistics", total=None)
+        mixed = mix(
+            mixture,
+            frames,
+            config.model.horizon,
+            holdout=config.data.holdout,
+            seed=config.trainer.seed,
+            cache=cache,
+        )
+    for robot in mixed.embodiments:
+        _check_dims(robot, config)
+    return Prepared(mixed, _processor(mixed, config, text))
+
+
+def check_model(config: RunConfig) -> None:
+    """Refuses what this command cannot train.
+
+    Raises:
+      ValueError: the model's kernels are in float8, or it learns from targets.
+    """
+    if config.model.compute.quantized:
+        raise ValueError(
+            f"model.compute.quantized is {config.model.compute.quantized!r}; kernels kept in "
+            f"float8 serve a policy and cannot be trained, leave it empty."
+        )
+    if config.model.cross_entropies:
+        raise ValueError(
+            f"model.text_loss is {config.model.text_loss} and model.action_token_loss "
+            f"{config.model.action_token_loss}, but this command prepares neither subtasks nor "
+            f"FAST tokens; set both to 0, or train as docs/insulation.md shows."
+        )
+
+
+def _open(path: str, console: Console) -> Dataset | Store:
+    if not open_folder(path).exists(DESCRIPTION):
+        return open_dataset(path)
+    with Progress(console=console, transient=True) as progress:
+        return open_store(path, _bar(progress, "Comparing columns"))
+
+
+def _bar(progress: Progress, what: str) -> Callable[[int, int], None]:
+    task = progress.add_task(what, total=None)
+    return lambda done, total: progress.update(task, completed=done, total=total)
+
+
+def _known(dataset: Dataset | Store) -> Known:
+    if isinstance(dataset, Store):
+        return Known.of(dataset)
+    columns, episodes = numeric_columns(dataset), len(dataset.lengths)
+    return Known(dataset.name, dataset.fps, dataset.cameras, columns, episodes, dataset.prompts)
+
+
+def _decoded(
+    config: DatasetConfig, dataset: Dataset, cache: Path, run: RunConfig, console: Console
+) -> Frames:
+    """A dataset that is fit to train on, with the numbers and pictures of its store."""
+    _check_columns(config, dataset.features, run)
+    for warning in _checked(config.path, dataset.digest, cache, console):
+        console.print(f"warning: {warning}", highlight=False)
+    size, encoding = run.model.image_size, run.data.encoding
+    if encoding == "none":
+        return open_straight(dataset, size, cache)
+    with Progress(console=console, transient=True) as progress:
+        decoding, comparing = (_bar(progress, w) for w in ("Decoding frames", "Comparing columns"))
+        return cached_store(dataset, size, encoding, cache, decoding, comparing)
+
+
+def _checked(path: str, digest: str, cache: Path, console: Console) -> list[str]:
+    """Warnings about a dataset, remembered by its content once it was found fit."""
+    passed = cache / f"warnings-{digest[:16]}.json"
+    if not passed.is_file():
+        with Progress(console=console, transient=True) as progress:
+            progress.add_task("Validating", total=None)
+            cached.write_json(passed, [warning.message for warning in require_valid(path)])
+    return cached.read_json(passed)
+
+
+def _check_columns(config: DatasetConfig, features: dict[str, Any], run: RunConfig) -> None:
+    """Before anything is decoded: what no transform changes is not too wide for the model."""
+    limits = {"state": run.model.state_dim, "action": run.model.action_dim}
+    for what, names in (("state", config.state), ("action", config.actions)):
+        size = sum(int(np.prod(features[name]["shape"])) for name in names)
+        if size > limits[what] and not config.transform:
+            raise ValueError(
+                f"{config.path}/meta/info.json: the {what} {list(names)} has {size} dims, but the "
+                f"model takes up to {limits[what]}; choose columns or raise the model's dims."
+            )
+
+
+def _check_dims(robot: Embodiment, config: RunConfig) -> None:
+    model = config.model
+    for what, size, limit in (
+        ("state", len(robot.state.offset), model.state_dim),
+        ("action", len(robot.actions.offset), model.action_dim),
+    ):
+        if size > limit:
+            raise ValueError(
+                f"embodiment '{robot.name}' has {size} {what} dims, but the model takes up to "
+                f"{limit}; choose columns or raise the model's dims."
+            )
+
+
+def _processor(mixed: Mixed, config: RunConfig, text: Text | None) -> Processor:
+    model = config.model
+    if text is None:
+        tasks = (wordings for feed in mixed.feeds for wordings in feed.frames.prompts)
+        texts = list(dict.fromkeys(wording for wordings in tasks for wording in wordings))
+        if model.state_input == "text":
+            texts += [f"Task: , State: {number};\nAction: " for number in range(256)]
+        text = Text(words=Tokenizer.build(texts, model.vocabulary).words)
+    return Processor(
+        image_size=model.image_size,
+        state_dim=model.state_dim,
+        action_dim=model.action_dim,
+        horizon=model.horizon,
+        state_input=model.state_input,
+        words=text.words,
+        sentencepiece=text.sentencepiece,
+        embodiments=mixed.embodiments,
+    )

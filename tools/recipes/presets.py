@@ -1,0 +1,256 @@
+"""What a run is made of, and the presets the project ships.
+
+A preset is one `RunConfig`. Users keep theirs in a file of their own, `--preset
+path/to/file.py:NAME`; any field can be changed on the command line.
+"""
+
+import runpy
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+from jaxtyping import Int
+
+from data.packing.packing import fit_layout
+from data.packing.plan import Source, typical_costs
+from models import Layout, PiConfig
+from models.attention.ring import RUN
+from models.augment import AugmentConfig
+from models.layers.gemma import GEMMA_2B, GEMMA_300M, GemmaConfig
+from models.layers.layers import Compute
+from models.layers.siglip import SiglipConfig
+from parallel.mesh import MeshConfig
+from parallel.optimizer import OptimizerConfig, ends_with_the_run
+from parallel.trainer import TrainerConfig
+
+Preset = TypeVar("Preset")
+
+_SLACK = 1.2
+
+
+@dataclass(frozen=True)
+class RowsConfig:
+    """`number` rows make a batch; each has room for `samples` samples of average length."""
+
+    number: int = 8
+    samples: int = 4
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """How data is read.
+
+    `encoding`: of the pictures in the frame store; "none" makes no store and decodes the dataset's
+    own at every step. `holdout`: share of episodes kept for validation, never trained on.
+    `workers`: processes that prepare batches, with `threads` each (None: one
+    for every core, up to 8); 0 for those of this process.
+    `skip_unreadable`: what cannot be read is left out and counted, instead of ending the run.
+    """
+
+    encoding: Literal["jpeg", "raw", "none"] = "jpeg"
+    holdout: float = 0.1
+    workers: int = 0
+    threads: int | None = None
+    skip_unreadable: bool = False
+
+
+@dataclass(frozen=True)
+class ClosedLoopConfig:
+    """What to act in while training, every `trainer.eval_every` steps; nothing without a suite.
+
+    `episodes` starts of each of the suite's `tasks` (all, if none are named), `slots` at a time
+    (as many as suit the suite, if not given), `execute` steps of each chunk.
+    """
+
+    suite: str = ""
+    tasks: tuple[str, ...] = ()
+    episodes: int = 16
+    slots: int | None = None
+    execute: int = 4
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that decides a training run besides its data."""
+
+    model: PiConfig
+    rows: RowsConfig = field(default_factory=RowsConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    closed_loop: ClosedLoopConfig = field(default_factory=ClosedLoopConfig)
+
+    def layout(self, sources: Sequence[Source]) -> Layout:
+        """Row sizes for about `rows.samples` average samples of the mixture, filled best."""
+        images, text = typical_costs(sources)
+        return row_layout(self.model, self.rows.samples, images, text, self.mesh.context)
+
+
+def row_layout(
+    model: PiConfig,
+    samples: int,
+    images: Int[np.ndarray, "n"],
+    text: Int[np.ndarray, "n"],
+    context: int = 1,
+) -> Layout:
+    """Row sizes that about `samples` of such samples fill best.
+
+    Args:
+      images, text: images and text tokens of typical samples, each as often as it is drawn.
+      context: devices that share a row's prefix, each in whole runs of places.
+    """
+    costs = model.layout(prefix=0, samples=0, images=0).prefix_length(images, text)
+    prefix = max(int(costs.max()), round(samples * float(costs.mean()) * _SLACK))
+    slots = samples + max(1, samples // 4)
+    largest = model.layout(prefix=prefix, samples=slots, images=prefix, targets=model.targets)
+    fitted = fit_layout(images, text, largest)
+    whole = RUN * context if context > 1 else 1
+    return replace(fitted, prefix=fitted.prefix + -fitted.prefix % whole)
+
+
+TINY = RunConfig(
+    model=PiConfig(
+        vision=SiglipConfig(width=64, depth=1, hidden=128, heads=4, patch=8),
+        language=GemmaConfig(width=64, depth=3, hidden=128, heads=2, kv_heads=1, head_dim=32),
+        expert=GemmaConfig(width=32, depth=3, hidden=64, heads=2, kv_heads=1, head_dim=32),
+        image_size=48,
+        vocabulary=512,
+        state_dim=8,
+        action_dim=8,
+        horizon=8,
+        state_input="token",
+        film=True,
+        chunks=3,
+        compute=Compute(dtype="float32"),
+    ),
+    rows=RowsConfig(number=16, samples=2),
+    data=DataConfig(encoding="raw"),
+    optimizer=OptimizerConfig(
+        learning_rate=1.5e-3, b2=0.98, weight_decay=1e-3, warmup_steps=100, ema_decay=0.98
+    ),
+    trainer=TrainerConfig(steps=3000, save_every=500, eval_every=500),
+)
+"""π0.5's architecture with small numbers: learns from pixels on two CPU cores in minutes."""
+
+METAWORLD = replace(
+    TINY,
+    model=replace(TINY.model, image_size=64, horizon=16),
+    optimizer=replace(TINY.optimizer, learning_rate=1e-3),
+    trainer=replace(TINY.trainer, steps=5000, save_every=1000, eval_every=1000),
+)
+"""`TINY` for some of Meta-World's tasks at once: larger pictures, longer chunks
+(docs/results/metaworld.md)."""
+
+PI05 = RunConfig(
+    model=PiConfig(
+        vision=SiglipConfig(remat="full"),
+        language=replace(GEMMA_2B, remat="full"),
+        expert=replace(GEMMA_300M, remat="full"),
+    ),
+    rows=RowsConfig(number=16, samples=4),
+    augment=AugmentConfig(crop=0.95, rotation=5, brightness=0.3, contrast=0.4, saturation=0.5),
+    optimizer=OptimizerConfig(learning_rate=2.5e-5, weight_decay=1e-10, warmup_steps=1000),
+    trainer=TrainerConfig(steps=30_000, eval_every=1000),
+)
+"""π0.5 as released, to fine-tune: `--init` takes the released weights."""
+
+PI0 = replace(PI05, model=replace(PI05.model, state_input="suffix", time="input"))
+"""π0 as released, to fine-tune."""
+
+PRESETS = {"tiny": TINY, "metaworld": METAWORLD, "pi05": PI05, "pi0": PI0}
+
+
+def load_preset(name: str) -> RunConfig:
+    """A shipped preset by name, or `path/to/file.py:NAME` for a `RunConfig` in a user's file.
+
+    Raises:
+      ValueError: there is no preset of that name, or the name in the file is no RunConfig.
+      FileNotFoundError: the file is missing.
+    """
+    return find_preset(name, PRESETS, RunConfig)
+
+
+def find_preset(name: str, shipped: Mapping[str, Preset], kind: type[Preset]) -> Preset:
+    """One of the shipped presets, or `path/to/file.py:NAME`; raises as `load_preset`."""
+    if name in shipped:
+        return shipped[name]
+    path, _, variable = name.rpartition(":")
+    if not path:
+        raise ValueError(
+            f"Unknown preset '{name}'; choose one of {sorted(shipped)} or give "
+            f"path/to/file.py:NAME of a {kind.__name__} of yours."
+        )
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{path}: no such file, needed for preset '{name}'.")
+    found = runpy.run_path(path).get(variable)
+    if not isinstance(found, kind):
+        raise ValueError(
+            f"{path} has no {kind.__name__} named '{variable}', it has {type(found).__name__}."
+        )
+    return found
+
+
+def take_preset(arguments: Sequence[str], default: str) -> tuple[str, list[str]]:
+    """The name after --preset, and the other arguments.
+
+    Raises:
+      ValueError: there is no name after it.
+    """
+    left = [part for argument in arguments for part in _split(argument)]
+    if "--preset" not in left:
+        return default, left
+    at = left.index("--preset")
+    if at + 1 == len(left):
+        raise ValueError(f"--preset needs a name, such as {default}.")
+    name = left[at + 1]
+    del left[at : at + 2]
+    return name, left
+
+
+def check_same(path: Path, saved: Any, config: Any, free: Set[str], where: str = "") -> None:
+    """Refuses to resume with another config (JSON) than the one saved at `path`, but for the fields
+    in `free`, which do not change what is learnt.
+
+    Raises:
+      ValueError: another field differs.
+    """
+    if isinstance(saved, dict) and isinstance(config, dict):
+        for name in sorted(set(saved) | set(config)):
+            if f"{where}{name}" not in free:
+                check_same(path, saved.get(name), config.get(name), free, f"{where}{name}.")
+    elif saved != config:
+        raise ValueError(
+            f"{path}: {where[:-1]} is {saved}, but {config} was asked for; resume with the same "
+            f"preset and options, or start a new run in another folder."
+        )
+
+
+def check_more_steps(
+    path: Path, saved: int, steps: int, optimizer: OptimizerConfig, prefix: str = ""
+) -> None:
+    """Refuses to resume with another number of steps than the one saved at `path` where that would
+    change the learning rate of steps that were made.
+
+    Args:
+      prefix: of the names of the optimizer's options.
+
+    Raises:
+      ValueError: the schedule ends with the run.
+    """
+    if steps != saved and ends_with_the_run(optimizer):
+        raise ValueError(
+            f"{path}: the run has {saved} steps, but {steps} were asked for, and its "
+            f"{optimizer.schedule} schedule falls until the last, so the steps made so far would "
+            f"have had other learning rates; resume with {saved}, or begin a new run with --init "
+            f"or --checkpoint. A run whose --{prefix}optimizer.decay-steps is given from the "
+            f"start, or whose schedule is constant or rsqrt, can be resumed with more steps."
+        )
+
+
+def _split(argument: str) -> list[str]:
+    name, equals, value = argument.partition("=")
+    return [name, value] if name == "--preset" and equals else [argument]

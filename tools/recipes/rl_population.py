@@ -1,0 +1,161 @@
+"""A population of RL runs (`tools.rl --population n`): what its members share, which is one set of
+simulators, opened once, and how they are evaluated in it.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from models import Policy
+from models.terminal import Console
+from parallel.runs.run_folder import Run
+from rl.config import RlConfig
+from rl.host.loop import Stopped
+from rl.host.placement import most_episodes
+from rl.placements import place
+from rl.population.evolution import Evolved, evolve
+from rl.population.population import PopulationConfig
+from sim.protocol import Outcome, Slots, Spec, Start
+from sim.suites import Suite
+from tools.recipes.closed_loop import acted, held_out, note, set_damaged_evaluations_aside
+from tools.recipes.conditions import acting_in, in_batches
+from tools.rl_curves import write_curves, write_population
+
+Params = Any
+
+
+def run_population(
+    policy: Policy,
+    suite: Suite,
+    tasks: tuple[str, ...],
+    run: Run,
+    config: RlConfig,
+    population: PopulationConfig,
+    console: Console,
+    resume: bool,
+) -> Evolved:
+    """`rl.population.evolution.evolve` in a suite, with a figure of all members and one of each.
+
+    Raises:
+      ValueError, FileNotFoundError: as `evolve`, or policy, suite and config do not fit.
+    """
+    rollout, size = config.rollout, policy.model.config.image_size
+    most = max(most_episodes(config), config.eval_episodes * len(tasks))
+    count = suite.count(rollout.slots, most)
+    for member in range(population.population):
+        set_damaged_evaluations_aside(run.directory / "members" / str(member), console)
+    with kept_open(suite, count) as (shared, mend):
+        slots = shared.open(tasks, count, size)
+        batched = in_batches(policy, slots.count)
+        acting_in(policy, slots.spec)
+
+        def evaluate(
+            step: int, params: Params, directories: Sequence[Path], told: Callable[[], bool]
+        ) -> float:
+            def go_on(ended: int, episodes: int) -> None:
+                if told():
+                    raise Stopped
+
+            start = time.perf_counter()
+            copied = jax.tree.map(np.asarray, params)
+            starts = held_out(suite, tasks, config.eval_episodes)
+            found = acted(batched, copied, slots, starts, rollout.execute, go_on)
+            for directory in directories:
+                note(directory, step, time.perf_counter() - start, found)
+            return found.success.value
+
+        evolved = evolve(
+            lambda chosen, directory: place(policy, shared, tasks, chosen, directory),
+            policy.params,
+            run,
+            config,
+            population,
+            console,
+            evaluate=evaluate,
+            mend=mend,
+            resume=resume,
+        )
+    for member in range(population.population):
+        write_curves(run.directory / "members" / str(member))
+    path = write_population(run.directory)[0]
+    console.print(f"Generations: {path}", soft_wrap=True)
+    if evolved.finished:
+        best = run.directory / "members" / str(evolved.best)
+        console.print(
+            f"Member {evolved.best} is the best; {run.directory / 'checkpoints'} holds a copy of "
+            f"its last checkpoint, all else of it is in {best}.",
+            soft_wrap=True,
+        )
+    return evolved
+
+
+@contextmanager
+def kept_open(suite: Suite, count: int) -> Iterator[tuple[Suite, Callable[[], None]]]:
+    """The suite, in which whoever opens the slots of some tasks gets the same `count` of them, and
+    the same environment on a device; they close with the block. The function closes them at once:
+    they are opened anew when they are next used."""
+    opened: list[_Kept] = []
+
+    @cache
+    def slots(tasks: tuple[str, ...], size: int) -> Slots:
+        opened.append(_Kept(lambda: suite.open(tasks, count, size)))
+        return opened[-1]
+
+    def close() -> None:
+        for one in opened:
+            one.end()
+
+    same = suite.environment and cache(suite.environment)
+    try:
+        yield (
+            replace(suite, open=lambda tasks, _, size: slots(tasks, size), environment=same),
+            close,
+        )
+    finally:
+        close()
+
+
+class _Kept:
+    """`sim.protocol.Slots` that stay open when they are closed, until their end."""
+
+    def __init__(self, make: Callable[[], Slots]) -> None:
+        self._make = make
+        self._slots: Slots | None = None
+        self.spec: Spec = self._live.spec
+        self.count, self.lockstep = self._live.count, self._live.lockstep
+
+    def begin(self, slot: int, start: Start) -> None:
+        self._live.begin(slot, start)
+
+    def send(self, slot: int, actions: Any, film: bool = False) -> None:
+        self._live.send(slot, actions, film)
+
+    def demonstrate(self, slot: int, steps: int, noise: float = 0.0) -> None:
+        self._live.demonstrate(slot, steps, noise)
+
+    def poll(self, timeout: float | None = None) -> list[Outcome]:
+        return self._live.poll(timeout)
+
+    def wake(self) -> None:
+        self._live.wake()
+
+    def close(self) -> None:
+        """Others go on with them."""
+
+    def end(self) -> None:
+        slots, self._slots = self._slots, None
+        if slots is not None:
+            slots.close()
+
+    @property
+    def _live(self) -> Slots:
+        if self._slots is None:
+            self._slots = self._make()
+        return self._slots

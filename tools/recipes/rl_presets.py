@@ -1,0 +1,76 @@
+"""The RL runs that the project ships as presets; `tools.rl` takes one by name, or
+`path/to/file.py:NAME` of an `RlConfig` of the user's.
+"""
+
+from dataclasses import replace
+
+from rl.config import (
+    ColocatedConfig,
+    FlowConfig,
+    LearnerConfig,
+    ObjectiveConfig,
+    RlConfig,
+    RolloutConfig,
+)
+from tools.recipes.presets import find_preset
+
+_EXPERT = (("^policy/(expert|action|time)", 1.0), (".", 0.0))
+"""Trains what draws chunks, and leaves all that is read before as it is, so that no gradient has to
+pass through it."""
+
+_LEARNER = LearnerConfig(epochs=4, minibatches=4, keep_observed=True)
+_OPTIMIZER = replace(_LEARNER.optimizer, learning_rate=2e-4)
+
+TABLETOP_PPO = RlConfig(
+    steps=100,
+    placement="colocated",
+    flow=FlowConfig(level=0.35, random="all"),
+    objective=ObjectiveConfig(name="ppo", advantage="gae", discount=0.9, trace=0.9),
+    rollout=RolloutConfig(suite="tabletop-lift"),
+    learner=replace(_LEARNER, optimizer=replace(_OPTIMIZER, rates=(("^value/", 10.0), *_EXPERT))),
+    colocated=ColocatedConfig(lanes=128, fragment=9, warmup=2),
+    eval_every=20,
+    save_every=20,
+)
+"""PPO with a value head in MJX: environments, policy and learner in one device program."""
+
+TABLETOP_GRPO = RlConfig(
+    steps=250,
+    placement="host",
+    objective=ObjectiveConfig(name="decoupled", advantage="group"),
+    rollout=RolloutConfig(suite="tabletop-lift", tickets=16, group=8, staleness=1, slots=128),
+    learner=replace(_LEARNER, optimizer=replace(_OPTIMIZER, schedule="linear", rates=_EXPERT)),
+    eval_every=20,
+    save_every=20,
+)
+"""GRPO with threads for acting and learning; no value head."""
+
+METAWORLD_GRPO = RlConfig(
+    steps=100,
+    placement="host",
+    objective=ObjectiveConfig(name="decoupled", advantage="group"),
+    rollout=RolloutConfig(
+        suite="metaworld", tasks=("reach-v3",), tickets=8, group=8, staleness=1, execute=8
+    ),
+    learner=TABLETOP_GRPO.learner,
+    eval_every=10,
+    eval_episodes=50,
+    save_every=10,
+)
+"""GRPO on Meta-World's own success signal, each simulator in a process."""
+
+RL_PRESETS = {
+    "tabletop-ppo": TABLETOP_PPO,
+    "tabletop-grpo": TABLETOP_GRPO,
+    "metaworld-grpo": METAWORLD_GRPO,
+}
+
+
+def load_rl_preset(name: str) -> RlConfig:
+    """A shipped preset by name, or `path/to/file.py:NAME` for an `RlConfig` in a user's file.
+
+    Raises:
+      ValueError: there is no preset of that name, or the name in the file is no RlConfig.
+      FileNotFoundError: the file is missing.
+    """
+    return find_preset(name, RL_PRESETS, RlConfig)
