@@ -12,7 +12,7 @@ from models.sharding import path_name
 from parallel.optimizer import select
 from rl.config import LearnerConfig, RlConfig
 from rl.objectives import check
-from sim.suites import Suite
+from sim.suite import Suite
 
 
 def check_config(config: RlConfig) -> None:

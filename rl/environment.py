@@ -14,7 +14,7 @@ from models.checkpoints import own
 from models.config.as_json import to_json
 from models.terminal import Console
 from sim.protocol import Spec
-from sim.suites import Suite
+from sim.suite import Suite
 
 Json = Any
 FIELD = "environment"

@@ -7,7 +7,7 @@ from pathlib import Path
 from models import Policy
 from rl.config import RlConfig
 from rl.run import Placement
-from sim.suites import Suite
+from sim.suite import Suite
 
 
 @contextmanager

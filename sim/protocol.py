@@ -2,9 +2,10 @@
 `Slots`, N places for episodes that report as they finish, whatever simulates them.
 
 Recording, evaluation and RL that waits for nothing (EnvPool's send and receive, Weng et al. 2022)
-need only `Slots`; `sim.environments.device_slots` makes them of an `Environment`, `sim.processes.processes` of simulators in
-processes of their own. Goals are what a task can be told to do (here: which block); `achieved`
-reports every goal, so a control can see what a policy did when it was told another.
+need only `Slots`; `sim.environments.device_slots` makes them of an `Environment`,
+`sim.processes.processes` of simulators in processes of their own. Goals are what a task can be told
+to do (here: which block); `achieved` reports every goal, so a control can see what a policy did
+when it was told another.
 """
 
 import zlib

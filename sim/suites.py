@@ -1,64 +1,24 @@
-"""Benchmark suites by name: their tasks, and how to open slots in which to act them.
+"""Benchmark suites by name.
 
 A user's own suite is a `Suite` in a file of theirs (`--suite path/to/file.py:NAME`) or an entry
 point of the group "chiliad.suites" in a package of theirs, as presets are.
 """
 
 import hashlib
-import os
 import re
 import runpy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from sim.protocol import EVAL_SEEDS, Environment, Slots
+from sim.suite import Suite
 
 ENTRY_POINTS = "chiliad.suites"
 """Group in which an installed package offers suites by name."""
-
-
-@dataclass(frozen=True)
-class Suite:
-    """`open(tasks, count, size)` makes so many slots for some of its tasks, whose observed pictures
-    have `size` pixels an edge. Tasks that cannot share slots (`together` is false) are opened one
-    at a time."""
-
-    name: str
-    tasks: tuple[str, ...]
-    episodes: int
-    """Starts a task, as the suite's authors count them: seeds 0 … episodes - 1 of `first_seed`."""
-    open: Callable[[tuple[str, ...], int, int], Slots]
-    first_seed: int = 0
-    noise: float = 0.015
-    """What recordings add to its expert's actions as they are executed, unless told otherwise:
-    standard deviations in parts of each action's range."""
-    together: bool = True
-    slots: int | None = None
-    """How many at a time suit it; one for each core if None."""
-    environment: Callable[[str, int], Environment] | None = None
-    """(task, size) -> what `open` makes slots of, where that is an environment on a device."""
-    source: str = ""
-    """What brought a suite that is not ours: SHA-256 of its file, or name and version of its
-    package; `load_suite` fills it in."""
-
-    def groups(self, tasks: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-        """Those of these tasks (all, if none are named) that share slots together.
-
-        Raises:
-          ValueError: there is no such task.
-        """
-        if unknown := [task for task in tasks if task not in self.tasks]:
-            raise ValueError(f"Suite '{self.name}' has no task {unknown}, only {list(self.tasks)}.")
-        tasks = tasks or self.tasks
-        return [tasks] if self.together else [(task,) for task in tasks]
-
-    def count(self, asked: int | None, episodes: int) -> int:
-        """Slots to open for so many episodes, if the user asked for so many or for none."""
-        return min(asked or self.slots or os.cpu_count() or 1, episodes)
 
 
 def load_suite(name: str) -> Suite:
@@ -87,7 +47,7 @@ def _from_file(path: Path, variable: str) -> Suite:
     if not isinstance(found, Suite):
         raise ValueError(
             f"{path} has no Suite named '{variable}', it has {type(found).__name__}; name a "
-            "variable that holds a sim.suites.Suite."
+            "variable that holds a sim.suite.Suite."
         )
     return replace(found, source=f"sha256:{hashlib.sha256(content).hexdigest()}")
 
@@ -112,7 +72,7 @@ def _installed(name: str) -> Suite:
     if not isinstance(found, Suite):
         raise ValueError(
             f"Entry point '{name}' of {ENTRY_POINTS}, {named[0].value}, is no Suite, it is "
-            f"{type(found).__name__}; let it name a variable that holds a sim.suites.Suite."
+            f"{type(found).__name__}; let it name a variable that holds a sim.suite.Suite."
         )
     package = named[0].dist
     return found if package is None else replace(found, source=f"{package.name} {package.version}")

@@ -40,8 +40,8 @@ def open_dataset(path: str | Path, episodes: Sequence[int] | None = None) -> Any
       episodes: LeRobot only: the `episode_index` of those to keep; files of others stay untouched.
 
     Returns:
-      A `Dataset` or a data.rlds.dataset.RldsDataset, which have the attributes in common that training,
-      statistics and conversion need.
+      A `Dataset` or a data.rlds.dataset.RldsDataset, which have the attributes in common that
+      training, statistics and conversion need.
 
     Raises:
       MissingFileError: there is no dataset, or a file of it is missing.

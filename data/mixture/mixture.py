@@ -1,7 +1,8 @@
 """Several datasets as one stream: which robot each shows, how it is read and how often it is drawn.
 
 A `Mixture` is what a user writes (JSON, TOML or Python); `resolve` finds its mistakes by metadata
-alone, before any frame is read. A single dataset is a mixture of one. `data.mixture.mixed` opens it.
+alone, before any frame is read. A single dataset is a mixture of one. `data.mixture.mixed` opens
+it.
 """
 
 import json
@@ -88,7 +89,8 @@ def read_mixture(data: str | Path, consent: Consent = remembered) -> Mixture:
     is the path or URL of a dataset, which becomes a mixture of one. Nothing that it names runs.
 
     Args:
-      consent: to the transforms that the file names; `data.mixture.trust.always` for a file of one's own.
+      consent: to the transforms that the file names; `data.mixture.trust.always` for a file of
+        one's own.
 
     Raises:
       FileNotFoundError: there is no such file, or no such transform.

@@ -1,9 +1,9 @@
 """Reads RLDS datasets (Open X-Embodiment, DROID, BridgeData) as TFDS keeps them on disk, without
 TensorFlow.
 
-A dataset is what `data.lerobot.dataset.Dataset` is: columns are named by their keys within a step, joined
-by dots, and LeRobot's bookkeeping columns are made up. A record holds a whole episode with its
-pictures; all that is read of it is checked against its checksum.
+A dataset is what `data.lerobot.dataset.Dataset` is: columns are named by their keys within a step,
+joined by dots, and LeRobot's bookkeeping columns are made up. A record holds a whole episode with
+its pictures; all that is read of it is checked against its checksum.
 """
 
 import hashlib
@@ -44,7 +44,8 @@ def open_rlds(
     """Opens the RLDS dataset in `path`, the folder with features.json or the one above it.
 
     Args:
-      path: on disk, or a URL as `data.files.folder.open_folder` takes; files of a URL are fetched first.
+      path: on disk, or a URL as `data.files.folder.open_folder` takes; files of a URL are fetched
+        first.
       fps: steps a second, which RLDS does not know; 10 with a warning, if None.
       cache_dir: where is kept what the first opening finds out about the episodes;
         ~/.cache/chiliad/rlds, if None.

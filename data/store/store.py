@@ -1,10 +1,10 @@
 """The frame store that training reads: pictures at the model's size, each a record of its own.
 
 Decoding video at random costs a hundred times what reading a record costs, so a dataset is decoded
-once (data.store.convert). Pictures lie in shards of ArrayRecord (JPEG) or flat files (raw uint8), numbers
-in zarr arrays (data.store.tables); `store.json` says which dataset, by its content, and is written last.
-No damaged byte is read as another: columns and tables are compared with their SHA-256 at opening,
-each picture with a CRC-32C as it is read.
+once (data.store.convert). Pictures lie in shards of ArrayRecord (JPEG) or flat files (raw uint8),
+numbers in zarr arrays (data.store.tables); `store.json` says which dataset, by its content, and is
+written last. No damaged byte is read as another: columns and tables are compared with their SHA-256
+at opening, each picture with a CRC-32C as it is read.
 """
 
 import os

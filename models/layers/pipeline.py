@@ -102,9 +102,9 @@ def circulate(
     a permutation takes its share of weights, of cached arrays and of what layers leave there (and
     gradients back), once a call.
 
-    Gradients of weights are summed over micro-batches; of a float8 history (`models.layers.fp8`) the
-    largest magnitudes stay. A stage that has nothing to do computes on what comes along (zeros, or
-    old rows), and nobody reads it.
+    Gradients of weights are summed over micro-batches; of a float8 history (`models.layers.fp8`)
+    the largest magnitudes stay. A stage that has nothing to do computes on what comes along (zeros,
+    or old rows), and nobody reads it.
 
     Raises:
       ValueError: as `check_pipeline`.

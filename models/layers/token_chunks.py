@@ -50,8 +50,8 @@ def chunked(
 ) -> Array:
     """`function(weights, tokens)`, arrays [n, ...], `size` tokens at a time; padded with zeros.
 
-    Gradients of weights are summed over chunks; of the float8 histories among them (`models.layers.fp8`)
-    the largest magnitudes stay.
+    Gradients of weights are summed over chunks; of the float8 histories among them
+    (`models.layers.fp8`) the largest magnitudes stay.
     """
     length = len(jax.tree.leaves(tokens)[0])
     count = -(-length // size)

@@ -14,7 +14,7 @@ from rl.device.colocated import Colocated
 from rl.environment import describe
 from sim.environments.device_slots import spec_of
 from sim.protocol import TRAIN_SEEDS
-from sim.suites import Suite
+from sim.suite import Suite
 
 _TRACED = ("pure_reset", "pure_observe", "pure_pictures", "pure_step")
 
@@ -46,8 +46,8 @@ class OnDevice:
         if missing := [name for name in _TRACED if not hasattr(env, name)]:
             raise ValueError(
                 f"The environment of suite '{suite.name}' has no {', '.join(missing)}, so it "
-                f"cannot be traced for placement 'colocated'; add them as sim.environments.tabletop.Tabletop "
-                f"has them, or set placement to 'host'."
+                f"cannot be traced for placement 'colocated'; add them as "
+                f"sim.environments.tabletop.Tabletop has them, or set placement to 'host'."
             )
         size = policy.model.config.image_size
         self.environment = describe(spec_of(env, (size, size)), suite)

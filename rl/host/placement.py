@@ -35,7 +35,7 @@ from rl.remote.actor import RemoteActor, store
 from rl.remote.slots import RemoteSlots
 from rl.step import abstract_learner_state, learner_state, optimizer_of
 from sim.protocol import Observation, Slots, Spec
-from sim.suites import Suite
+from sim.suite import Suite
 
 _LARGEST = 64
 """Rows of the largest batch that the policy computes."""
@@ -210,7 +210,8 @@ class OnHost:
 
 
 class Acting:
-    """`rl.host.rollout.Actor` of a policy, which sees its own cameras of those that the slots have."""
+    """`rl.host.rollout.Actor` of a policy, which sees its own cameras of those that the slots
+    have."""
 
     def __init__(self, policy: Policy, spec: Spec, flow: FlowConfig) -> None:
         assert policy.processor is not None

@@ -3,7 +3,7 @@ that a benchmark evaluates is a known leak of RL for VLAs (SimpleVLA-RL's issue 
 ranges are disjoint by construction.
 """
 
-from sim.suites import Suite
+from sim.suite import Suite
 
 
 def training_seeds(suite: Suite, evaluated: int) -> range:

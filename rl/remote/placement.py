@@ -14,7 +14,7 @@ from rl.host.placement import OnHost, most_episodes, traced
 from rl.remote.actor import RemoteActor
 from rl.remote.cluster import cluster
 from rl.remote.slots import RemoteSlots
-from sim.suites import Suite
+from sim.suite import Suite
 
 
 @contextmanager

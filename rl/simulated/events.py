@@ -1,9 +1,9 @@
 """An RL run in simulated time: how fast it would be with hundreds of workers that one does not
 have, and what they would wait for.
 
-A discrete-event model of what `rl.host.loop` does: the same tickets, admission, batching and streaming,
-with costs and latencies that the user gives or measures. The modes are those of RL-VLA3's ablation
-(arXiv 2602.05765, Table 1).
+A discrete-event model of what `rl.host.loop` does: the same tickets, admission, batching and
+streaming, with costs and latencies that the user gives or measures. The modes are those of
+RL-VLA3's ablation (arXiv 2602.05765, Table 1).
 """
 
 import heapq

@@ -1,8 +1,8 @@
 """A task that costs next to nothing to simulate and can be learnt: a point goes to the disc that
 the prompt names, and only the picture shows where that is.
 
-For trying a run whose environments only wait (`rl.simulated.synthetic`): episodes have a success and real
-lengths, observations and actions the sizes that a policy expects.
+For trying a run whose environments only wait (`rl.simulated.synthetic`): episodes have a success
+and real lengths, observations and actions the sizes that a policy expects.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
 """Slots that wait instead of computing, as if their environments stood on machines of their own.
 
-What happens in them is `rl.simulated.points`; how long it takes is drawn from the latencies that the user
-gives or has measured (`rl.simulated.latency`). No thread is spent on a slot: outcomes lie in a heap until
-their time has come.
+What happens in them is `rl.simulated.points`; how long it takes is drawn from the latencies that
+the user gives or has measured (`rl.simulated.latency`). No thread is spent on a slot: outcomes lie
+in a heap until their time has come.
 """
 
 import heapq

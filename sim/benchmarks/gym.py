@@ -10,10 +10,10 @@ from typing import Any
 from sim.processes.interpreters import interpreter
 from sim.processes.processes import Processes
 from sim.protocol import EVAL_SEEDS, Slots
-from sim.suites import Suite
+from sim.suite import Suite
 
 INSTALL = "make gym"
-SIMULATOR = Path(__file__).parent / "simulators" / "gym.py"
+SIMULATOR = Path(__file__).parents[1] / "simulators" / "gym.py"
 
 
 def suite(

@@ -12,10 +12,10 @@ from pathlib import Path
 from sim.processes.interpreters import interpreter
 from sim.processes.processes import Processes
 from sim.protocol import Slots
-from sim.suites import Suite
+from sim.suite import Suite
 
 INSTALL = "make libero"
-SIMULATOR = Path(__file__).parent / "simulators" / "libero.py"
+SIMULATOR = Path(__file__).parents[1] / "simulators" / "libero.py"
 
 _PATIENCE = 300.0
 """Seconds for one request: loading a scene takes several, and more on a busy machine."""

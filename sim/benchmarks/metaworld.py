@@ -12,10 +12,10 @@ from sim.processes.interpreters import interpreter
 from sim.processes.processes import Processes
 from sim.protocol import EVAL_SEEDS, Slots
 from sim.simulators.metaworld_prompts import PROMPTS
-from sim.suites import Suite
+from sim.suite import Suite
 
 INSTALL = "make metaworld"
-SIMULATOR = Path(__file__).parent / "simulators" / "metaworld.py"
+SIMULATOR = Path(__file__).parents[1] / "simulators" / "metaworld.py"
 TASKS = tuple(PROMPTS)
 
 

@@ -1,8 +1,9 @@
 """A 7-joint arm over a red, a green and a blue block, simulated by MJX and seen by two ray-cast
 cameras: one in front of it and one on its wrist.
 
-The robot is `sim.environments.arm_model`, its controls are `sim.environments.arm_physics.commanded`, and what it can be told
-is in `sim.environments.arm_tasks`.
+The robot is `sim.environments.arm_model`, its controls are
+`sim.environments.arm_physics.commanded`, and what it can be told is in
+`sim.environments.arm_tasks`.
 """
 
 import math
@@ -57,8 +58,8 @@ class ArmState(NamedTuple):
 class Arm(Grouped):
     """`sim.protocol.Environment` for `task` "reach" or "lift".
 
-    Actions are what `sim.environments.arm_physics.commanded` takes. A scene is the poses [*b, 16, 7] that
-    `sim.environments.arm_physics.poses` gives.
+    Actions are what `sim.environments.arm_physics.commanded` takes. A scene is the poses [*b, 16,
+    7] that `sim.environments.arm_physics.poses` gives.
 
     Args:
       control: "pose" (absolute) or "delta" of the tip, or "joint" targets.

@@ -145,8 +145,8 @@ def compiled_move() -> Callable[[ArmPhysics, Float[Array, "n 8"]], ArmPhysics]:
 
 
 def poses(position: Float[Array, "30"]) -> Float[Array, "16 7"]:
-    """Centre and quaternion of `sim.environments.arm_model.SHAPES`, left and right finger and the three blocks,
-    of one arm."""
+    """Centre and quaternion of `sim.environments.arm_model.SHAPES`, left and right finger and the
+    three blocks, of one arm."""
     links = arm_control.links(position[:7])
     base = jnp.array((0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0))
     side = jnp.array((1.0, -1.0))

@@ -1,8 +1,8 @@
 """A gripper over a table with a red, a green and a blue block or drawer, simulated by MJX and seen
 by ray-cast cameras.
 
-Environments run in groups of a fixed number of lanes (`sim.environments.grouped`), so that recording, evaluation
-and learning share one compiled program whatever their batch and chunk.
+Environments run in groups of a fixed number of lanes (`sim.environments.grouped`), so that
+recording, evaluation and learning share one compiled program whatever their batch and chunk.
 """
 
 import math

@@ -1,8 +1,9 @@
 """A simulator in a process of its own: reads requests from stdin, acts, answers on stdout.
 
-Run by `sim.processes.processes` as `python sim/processes/child.py SIMULATOR.py OPTIONS [LIFELINE]`, often with another
-Python than ours, so it needs the standard library (3.10) and numpy alone. What the simulator prints
-goes to stderr. Its file has a class `Simulator(**options)` with the methods of the one below.
+Run by `sim.processes.processes` as `python sim/processes/child.py SIMULATOR.py OPTIONS [LIFELINE]`,
+often with another Python than ours, so it needs the standard library (3.10) and numpy alone. What
+the simulator prints goes to stderr. Its file has a class `Simulator(**options)` with the methods of
+the one below.
 """
 
 import sys

@@ -1,8 +1,9 @@
 """Slots whose simulators run in processes of their own, one each: a simulator that crashes, hangs
 or writes nonsense costs its own episode alone and is replaced.
 
-They may run another Python with other versions than ours (`sim.processes.interpreters`), all at once, while
-the policy computes; `sim.processes.child` is their end. The parent waits for none of them in particular.
+They may run another Python with other versions than ours (`sim.processes.interpreters`), all at
+once, while the policy computes; `sim.processes.child` is their end. The parent waits for none of
+them in particular.
 """
 
 import json

@@ -1,5 +1,6 @@
 """Where geoms and cameras are: frames, cameras that stand still or ride on a body, and poses for
-cameras that differ from environment to environment. `sim.rendering.raycast` shows how they are used."""
+cameras that differ from environment to environment. `sim.rendering.raycast` shows how they are
+used."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

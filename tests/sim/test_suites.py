@@ -8,7 +8,7 @@ import pytest
 from sim.suites import load_suite
 
 SUITE = """
-from sim.suites import Suite
+from sim.suite import Suite
 MINE = Suite("mine", ("one", "two"), 5, lambda tasks, count, size: (tasks, count, size))
 OTHER = 3
 """

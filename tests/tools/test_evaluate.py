@@ -26,7 +26,7 @@ BOWL = "pick_up_the_black_bowl_between_the_plate_and_the_ramekin_and_place_it_on
 SUITES = """
 from functools import partial
 from sim.environments.device_slots import Lanes
-from sim.suites import Suite
+from sim.suite import Suite
 from tests.helpers.sim.point_world import PointWorld, Shuffled, expert
 
 class Others(PointWorld):

@@ -8,7 +8,7 @@ from rich.console import Console
 from rl.simulated.latency import Constant, Latencies, read
 from rl.simulated.points import Points
 from rl.simulated.synthetic import Synthetic
-from sim.suites import Suite
+from sim.suite import Suite
 from tools import latency
 from tools.latency import LatencyConfig
 

@@ -82,7 +82,7 @@ def test_a_folder_that_looks_like_markup_is_recorded_into(tmp_path, monkeypatch,
 
 SUITE = """
 from sim.environments.device_slots import Lanes
-from sim.suites import Suite
+from sim.suite import Suite
 from tests.helpers.sim.point_world import PointWorld, expert
 
 

@@ -29,7 +29,7 @@ from rl.host.staleness import Place, draw_start
 from rl.population.population import PopulationConfig, write_generations
 from rl.records import Decision, Ticket, Trajectory
 from sim.environments.device_slots import Lanes
-from sim.suites import Suite
+from sim.suite import Suite
 from tests.helpers.sim.point_world import PointWorld
 from tests.tools.test_train import MODEL
 from tools import rl, rl_curves

@@ -29,7 +29,7 @@ from sim.evaluate import evaluate, evaluate_expert, filmed
 from sim.journal import Journal
 from sim.protocol import Observation, Slots, Spec, Start
 from sim.results import Evaluation, joined
-from sim.suites import Suite
+from sim.suite import Suite
 
 Beside = Literal["untrained", "expert", "wrong-prompt", "blank-image"]
 BESIDE: tuple[Beside, ...] = ("untrained", "expert", "wrong-prompt", "blank-image")

@@ -23,7 +23,7 @@ from rl.placements import place
 from rl.population.evolution import Evolved, evolve
 from rl.population.population import PopulationConfig
 from sim.protocol import Outcome, Slots, Spec, Start
-from sim.suites import Suite
+from sim.suite import Suite
 from tools.recipes.closed_loop import acted, held_out, note, set_damaged_evaluations_aside
 from tools.recipes.conditions import acting_in, in_batches
 from tools.rl_curves import write_curves, write_population

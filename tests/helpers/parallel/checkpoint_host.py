@@ -1,5 +1,6 @@
-"""`python -m tests.helpers.parallel.checkpoint_host save|restore|overrun DIR INDEX COUNT PORT AXIS=SIZE…`
-is one of several processes that save or restore arrays of every kind, and train nothing."""
+"""`python -m tests.helpers.parallel.checkpoint_host save|restore|overrun DIR INDEX COUNT PORT
+AXIS=SIZE…` is one of several processes that save or restore arrays of every kind, and train
+nothing."""
 
 import os
 import resource

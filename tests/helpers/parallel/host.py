@@ -1,4 +1,5 @@
-"""`python -m tests.helpers.parallel.host INDEX COUNT PORT`: one of several processes of the toy's run."""
+"""`python -m tests.helpers.parallel.host INDEX COUNT PORT`: one of several processes of the toy's
+run."""
 
 import sys
 

@@ -1,4 +1,5 @@
-"""`python -m tests.helpers.parallel.lock_holder FOLDER [fork | exec]`: holds a folder until its input ends.
+"""`python -m tests.helpers.parallel.lock_holder FOLDER [fork | exec]`: holds a folder until its
+input ends.
 
 With "fork" or "exec" it starts a child that lives as long, says so, and kills itself.
 """

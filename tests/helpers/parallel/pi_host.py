@@ -1,5 +1,5 @@
-"""`python -m tests.helpers.parallel.pi_host INDEX COUNT PORT`: one of several processes of the small π0.5's
-run on eight devices, half of them along "context" and half of those along "tensor"."""
+"""`python -m tests.helpers.parallel.pi_host INDEX COUNT PORT`: one of several processes of the
+small π0.5's run on eight devices, half of them along "context" and half of those along "tensor"."""
 
 import sys
 

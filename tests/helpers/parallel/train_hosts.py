@@ -1,5 +1,5 @@
-"""`python -m tests.helpers.parallel.train_hosts RUN [--resume] [--inject FAULTS] [--patience SECONDS]`: the
-toy's run as one of several processes that `tools.launch` or a test started."""
+"""`python -m tests.helpers.parallel.train_hosts RUN [--resume] [--inject FAULTS] [--patience
+SECONDS]`: the toy's run as one of several processes that `tools.launch` or a test started."""
 
 import argparse
 from collections.abc import Iterator

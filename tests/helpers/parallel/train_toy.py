@@ -1,5 +1,5 @@
-"""`python -m tests.helpers.parallel.train_toy RUN [--resume] [--slow]`: the toy's run as a process to be
-stopped or killed, alone or one of several; with --slow it takes a minute to prepare.
+"""`python -m tests.helpers.parallel.train_toy RUN [--resume] [--slow]`: the toy's run as a process
+to be stopped or killed, alone or one of several; with --slow it takes a minute to prepare.
 
 Prints what it begins, so that a test can strike at a chosen moment. One batch has a NaN, in the
 first process's rows alone.

@@ -1,5 +1,5 @@
-"""`python -m tests.helpers.rl.learner_host INDEX COUNT PORT`: one of several processes that learn together,
-each from tickets of its own, so that they have different numbers of micro-batches."""
+"""`python -m tests.helpers.rl.learner_host INDEX COUNT PORT`: one of several processes that learn
+together, each from tickets of its own, so that they have different numbers of micro-batches."""
 
 import sys
 

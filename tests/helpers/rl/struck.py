@@ -1,5 +1,5 @@
-"""`python -m tests.helpers.rl.struck RUN colocated|population [FAULT STEPS]`: a run of RL that begins or
-goes on, and that a fault befalls once this process has made so many steps.
+"""`python -m tests.helpers.rl.struck RUN colocated|population [FAULT STEPS]`: a run of RL that
+begins or goes on, and that a fault befalls once this process has made so many steps.
 
 `log`: the metrics are on a full disk from then on. `full`: no file takes another byte. `unmounted`:
 the checkpoints of one member are elsewhere, a file in their place. `kill`: the process dies.

@@ -22,8 +22,8 @@ def starts(ticket: int) -> Start:
 
 
 class Policy:
-    """`rl.host.rollout.Actor`: goes where the prompt says, plus noise of the key and the parameters'
-    bias. `pause` is called before each batch."""
+    """`rl.host.rollout.Actor`: goes where the prompt says, plus noise of the key and the
+    parameters' bias. `pause` is called before each batch."""
 
     sizes = (1, 2, 4)
 

@@ -15,7 +15,7 @@ from rl.config import ColocatedConfig, FlowConfig, RlConfig, RolloutConfig
 from rl.device.placement import OnDevice
 from rl.run import improve
 from sim.protocol import TRAIN_SEEDS
-from sim.suites import Suite
+from sim.suite import Suite
 from tests.helpers.models.tiny_policy import tiny_policy
 from tests.helpers.rl.point import Point
 from tests.helpers.sim.point_world import PointWorld

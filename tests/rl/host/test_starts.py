@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from rl.host.starts import training_seeds
-from sim.suites import Suite, load_suite
+from sim.suite import Suite
+from sim.suites import load_suite
 
 FIXED = Suite("fixed", ("a",), 50, open=None)
 

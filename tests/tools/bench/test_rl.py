@@ -12,7 +12,7 @@ from rl.simulated.events import MODES, Workload
 from rl.simulated.latency import Constant, Latencies, LogNormal
 from sim.environments.device_slots import Lanes
 from sim.protocol import TRAIN_SEEDS
-from sim.suites import Suite
+from sim.suite import Suite
 from tests.helpers.rl.point import Point
 from tools.bench.rl import rl, rl_modes
 from tools.bench.rl.rl_modes import Load

@@ -10,7 +10,7 @@ from sim.environments.bodies import SUBSTEPS, Bodies
 from sim.environments.scenery import FRONT
 from sim.protocol import Observation, Outcome, Spec
 from sim.simulators.offscreen import choose_renderer
-from sim.suites import Suite
+from sim.suite import Suite
 from tools.bench.sim import sim
 from tools.bench.sim.sim import Backend
 

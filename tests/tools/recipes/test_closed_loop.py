@@ -11,7 +11,7 @@ from rich.console import Console
 from models import load_policy
 from parallel.mesh import make_mesh
 from sim.environments.device_slots import Lanes
-from sim.suites import Suite
+from sim.suite import Suite
 from tests.helpers.sim.point_world import PointWorld, expert
 from tests.helpers.tools.small_run import SMALL
 from tools import train

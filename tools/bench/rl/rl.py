@@ -132,7 +132,8 @@ def in_suite(
 
 def on_device(console: Console, name: str, load: Load) -> dict[str, dict[str, Any]]:
     """All modes where environments are simulated on the device, in as many lanes as suit it.
-    Synchronous and colocated is then `rl.device.colocated`: no threads, and nothing leaves the device."""
+    Synchronous and colocated is then `rl.device.colocated`: no threads, and nothing leaves the
+    device."""
     suite = load_suite(name)
     lanes = suite.slots or 1
     tickets = lanes // load.rollout.group

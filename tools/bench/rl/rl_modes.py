@@ -254,8 +254,8 @@ def run_mode(acting: Acting, slots: Slots, mode: Mode, seeds: range = range(1_00
 
 
 def run_colocated(acting: Acting, env: Traceable) -> dict[str, Any]:
-    """As `Ran.row`, of `rl.device.colocated`: in a step each lane acts as many chunks as an episode has at
-    most."""
+    """As `Ran.row`, of `rl.device.colocated`: in a step each lane acts as many chunks as an episode
+    has at most."""
     load, policy = acting.load, acting.policy
     execute, lanes = load.rollout.execute, load.rollout.slots or 1
     fragment = -(-env.max_steps // execute)

@@ -1,5 +1,5 @@
-"""What the parts of an RL run take, noted while it runs on real threads: from this `rl.simulated.events`
-simulates the same run.
+"""What the parts of an RL run take, noted while it runs on real threads: from this
+`rl.simulated.events` simulates the same run.
 """
 
 import time
@@ -20,8 +20,8 @@ from sim.protocol import Observation, Slots, Start
 
 
 class Timed:
-    """`rl.host.rollout.Actor` and `rl.host.loop.Learner` that note how long everything takes, if computing
-    is not left to JAX's own threads (`jax_cpu_enable_async_dispatch`)."""
+    """`rl.host.rollout.Actor` and `rl.host.loop.Learner` that note how long everything takes, if
+    computing is not left to JAX's own threads (`jax_cpu_enable_async_dispatch`)."""
 
     def __init__(self, actor: Actor, learner: Learner) -> None:
         self.sizes = actor.policy.sizes

@@ -15,7 +15,7 @@ from models.terminal import Console
 from sim.benchmarks.libero import INSTALL, SIMULATOR
 from sim.processes.interpreters import interpreter
 
-_BARE = Path(__file__).parent / "peers" / "libero.py"
+_BARE = Path(__file__).parents[1] / "peers" / "libero.py"
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "LP_NUM_THREADS": "0"}
 
 

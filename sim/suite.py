@@ -1,0 +1,50 @@
+"""A benchmark suite: its tasks, and how to open slots in which to act them.
+
+A user's own suite is one of these in a file of theirs; `sim.suites` finds it by name.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sim.protocol import Environment, Slots
+
+
+@dataclass(frozen=True)
+class Suite:
+    """`open(tasks, count, size)` makes so many slots for some of its tasks, whose observed pictures
+    have `size` pixels an edge. Tasks that cannot share slots (`together` is false) are opened one
+    at a time."""
+
+    name: str
+    tasks: tuple[str, ...]
+    episodes: int
+    """Starts a task, as the suite's authors count them: seeds 0 … episodes - 1 of `first_seed`."""
+    open: Callable[[tuple[str, ...], int, int], Slots]
+    first_seed: int = 0
+    noise: float = 0.015
+    """What recordings add to its expert's actions as they are executed, unless told otherwise:
+    standard deviations in parts of each action's range."""
+    together: bool = True
+    slots: int | None = None
+    """How many at a time suit it; one for each core if None."""
+    environment: Callable[[str, int], Environment] | None = None
+    """(task, size) -> what `open` makes slots of, where that is an environment on a device."""
+    source: str = ""
+    """What brought a suite that is not ours: SHA-256 of its file, or name and version of its
+    package; `load_suite` fills it in."""
+
+    def groups(self, tasks: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+        """Those of these tasks (all, if none are named) that share slots together.
+
+        Raises:
+          ValueError: there is no such task.
+        """
+        if unknown := [task for task in tasks if task not in self.tasks]:
+            raise ValueError(f"Suite '{self.name}' has no task {unknown}, only {list(self.tasks)}.")
+        tasks = tasks or self.tasks
+        return [tasks] if self.together else [(task,) for task in tasks]
+
+    def count(self, asked: int | None, episodes: int) -> int:
+        """Slots to open for so many episodes, if the user asked for so many or for none."""
+        return min(asked or self.slots or os.cpu_count() or 1, episodes)
