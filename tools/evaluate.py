@@ -13,12 +13,14 @@ import json
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tyro
 
+from data.video.video import encode_mp4
 from models import Policy, load_policy
 from models.checkpoints import digests, own
 from models.config.as_json import to_json
@@ -28,6 +30,7 @@ from parallel.monitor.metrics import read_metrics
 from parallel.runs.atomic import replace_text
 from parallel.runs.json_lines import set_damage_aside
 from parallel.runs.run_lock import locked
+from sim.clips import ENCODING
 from sim.journal import Journal, in_order
 from sim.report.report import Report, write_report
 from sim.results import Evaluation, compared
@@ -132,6 +135,7 @@ def report_of(
         seconds=seconds or {},
         config=config,
         versions=versions(),
+        encode=partial(encode_mp4, options=ENCODING),
     )
 
 

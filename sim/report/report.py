@@ -9,16 +9,16 @@ import base64
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import UInt8
 
-from data.video.video import encode_mp4
-from sim.clips import ENCODING, Clip, encode_jpeg
+from sim.clips import Clip, encode_jpeg
 from sim.report import charts, tables
 from sim.report.style import STYLE
 from sim.results import Episode, Evaluation
@@ -47,6 +47,8 @@ class Report:
     config: Mapping[str, Any]
     versions: Mapping[str, str]
     """Of libraries, and the hardware."""
+    encode: Callable[[UInt8[np.ndarray, "t h w 3"], float], bytes]
+    """Frames and frames a second to an MP4 that a page can show."""
     comparisons: Mapping[str, Paired] = field(default_factory=dict)
     """The first evaluation against others on the same starts, by their names."""
 
@@ -80,7 +82,7 @@ def render(report: Report) -> str:
         _section(
             "By goal and wording", tables.by_goal(report.evaluations) + tables.by_prompt(name, main)
         ),
-        _section("Episodes", _videos(report.evaluations)),
+        _section("Episodes", _videos(report)),
         _section("Training", _training(report.metrics) + _fill(report.fill)),
         _section("Time", _time(report.seconds)),
         _section("To repeat this", _details(name, main, report)),
@@ -114,12 +116,12 @@ def _header(report: Report, main: Evaluation) -> str:
     )
 
 
-def _videos(evaluations: Mapping[str, Evaluation]) -> str:
+def _videos(report: Report) -> str:
     groups = []
-    for name, evaluation in evaluations.items():
+    for name, evaluation in report.evaluations.items():
         if evaluation.clips:
             cards = "".join(
-                _video(clip, evaluation.episodes[clip.episode], evaluation.fps)
+                _video(clip, evaluation.episodes[clip.episode], evaluation.fps, report)
                 for clip in evaluation.clips
             )
             groups.append(f'<h3>{escape(name)}</h3>\n<div class="clips">{cards}</div>\n')
@@ -131,9 +133,9 @@ def _videos(evaluations: Mapping[str, Evaluation]) -> str:
     return "".join(groups)
 
 
-def _video(clip: Clip, episode: Episode, fps: int) -> str:
+def _video(clip: Clip, episode: Episode, fps: int, report: Report) -> str:
     rest = np.repeat(clip.frames[-1:], _HOLD_SECONDS * fps, 0)
-    movie = _base64(encode_mp4(np.concatenate([clip.frames, rest]), fps, ENCODING))
+    movie = _base64(report.encode(np.concatenate([clip.frames, rest]), fps))
     poster = _base64(encode_jpeg(clip.frames[0]))
     height, width = clip.frames.shape[1:3]
     good, outcome = _outcome(episode)

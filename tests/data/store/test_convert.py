@@ -84,7 +84,8 @@ def test_only_parts_that_are_missing_are_made(dataset, expected, tmp_path):
 
 _SLOW = """
 import sys, time
-from data import Dataset, convert, open_dataset
+from data import Dataset, open_dataset
+from data.store import convert
 from data.files.folder import LocalFolder
 
 frames = Dataset.frames

@@ -62,7 +62,7 @@ ENCODE = """
 import hashlib, sys
 from pathlib import Path
 import numpy as np
-from data import view
+from data.view import view
 from data.video.video import VideoWriter, encode_mp4
 from sim import clips
 

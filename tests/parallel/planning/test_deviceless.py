@@ -68,7 +68,7 @@ def test_a_plugin_that_jax_left_out_is_explained():
         "import os; os.environ.pop('JAX_PLATFORMS', None);"
         "os.environ.pop('JAX_SKIP_CUDA_CONSTRAINTS_CHECK', None);"
         "import jax; jax.devices('cpu');"
-        "from parallel import deviceless\n"
+        "from parallel.planning import deviceless\n"
         "try: print(len(deviceless.devices()))\n"
         "except ImportError as error: print(error)"
     )

@@ -6,6 +6,7 @@ import io
 import json
 import re
 from dataclasses import replace
+from functools import partial
 from html import unescape
 from html.parser import HTMLParser
 
@@ -13,6 +14,8 @@ import av
 import numpy as np
 import pytest
 
+from data.video.video import encode_mp4
+from sim.clips import ENCODING
 from sim.environments.device_slots import Lanes
 from sim.evaluate import evaluate, evaluate_expert
 from sim.protocol import Start
@@ -94,6 +97,7 @@ def report():
         seconds={"record": 40.0, "train & validate": 200.0},
         config={"model": {"width": 128}, "note": "</pre><script>"},
         versions={"jax": "0.10.2", "hardware": "2 × <CPU>"},
+        encode=partial(encode_mp4, options=ENCODING),
     )
 
 
