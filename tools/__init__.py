@@ -5,11 +5,13 @@ times slower with XLA's CPU fusion emitters; programs over several forced device
 the thread pool is large, which slows all others; and a compiled loop, such as a simulator's, holds
 a thread of the pool, so that with only one for each core what computes beside it starves. Compiled
 programs are kept between commands. Ctrl-C while a command still imports what it needs is said in a
-word, without a traceback.
+word, without a traceback. A folder of the user's own that hides one of our packages, as `python -m`
+looks in the working directory first, is named before anything of it is imported.
 """
 
 import os
 import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import TracebackType
 
@@ -33,3 +35,19 @@ def _end(kind: type[BaseException], error: BaseException, trace: TracebackType |
 
 if sys.argv[0] == "-m":  # Python looks for the command's module
     sys.excepthook = _end
+
+
+def _refuse_shadows() -> None:
+    root = Path(__file__).resolve().parents[1]
+    for package in ("models", "data", "parallel", "sim", "rl"):
+        found = PathFinder.find_spec(package)
+        origin = None if found is None or found.origin is None else Path(found.origin).resolve()
+        if origin not in (None, root / package / "__init__.py"):
+            sys.exit(
+                f"error: {origin} hides Chiliad's own package '{package}', as `python -m` looks in "
+                f"the working directory first; type `python -P -m tools.…`, or run the command from "
+                f"another folder."
+            )
+
+
+_refuse_shadows()
