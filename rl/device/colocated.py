@@ -22,8 +22,7 @@ from parallel.optimizer import make_optimizer, select
 from rl import flow_policy
 from rl.checks import check_kept
 from rl.config import RlConfig
-from rl.device.preparation import Traceable
-from rl.device.unroll import Fragment, Lanes
+from rl.device.unroll import Fragment, Lanes, Traceable
 from rl.objectives import Terms, check
 from rl.records import Experience
 from rl.step import loss_terms

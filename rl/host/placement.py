@@ -12,18 +12,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from models import Policy
 from models.inputs.packed_batch import PackedBatch
-from models.policy import Request
+from models.robot_policy import RobotPolicy
 from parallel.mesh import check_rows, make_mesh
 from parallel.optimizer import select
 from rl import flow_policy
 from rl.checks import check_kept
-from rl.config import FlowConfig, RlConfig
+from rl.config import RlConfig
 from rl.environment import describe
-from rl.host.actor import Actor, Answer
+from rl.host.actor import Actor
 from rl.host.experience import MicroBatch, micro_batches
 from rl.host.loop import Inference, Learnt, Stopped, check_state, run_host
 from rl.host.staleness import draw_start
@@ -34,7 +33,7 @@ from rl.learner import Learner
 from rl.remote.actor import RemoteActor, store
 from rl.remote.slots import RemoteSlots
 from rl.step import abstract_learner_state, learner_state, optimizer_of
-from sim.protocol import Observation, Slots, Spec
+from sim.protocol import Slots
 from sim.suites import Suite
 
 _LARGEST = 64
@@ -114,9 +113,10 @@ class OnHost:
         self._learner = self._learner_from(state=begun)
         count = sum(some.count for some in slots)
         shared = policy.varied(sizes=batch_sizes(-(-count // (len(workers) or len(acting)))))
-        self._actor = Acting(shared, slots[0].spec, config.flow)
+        robot = RobotPolicy.in_suite(shared, slots[0].spec)
+        self._actor = Actor(robot, config.flow)
         for worker in workers:
-            worker.start(partial(Acting, _bare(shared), slots[0].spec, config.flow), self._actor)
+            worker.start(partial(Actor, _bare(robot), config.flow), self._actor)
         self._starts = partial(
             draw_start, config.seed, tasks=tasks, seeds=training_seeds(suite, config.eval_episodes)
         )
@@ -209,35 +209,6 @@ class OnHost:
         return micro_batches(tickets, self._pack, objective, size, self._learner.evaluate)
 
 
-class Acting:
-    """`rl.host.rollout.Actor` of a policy, which sees its own cameras of those that the slots have."""
-
-    def __init__(self, policy: Policy, spec: Spec, flow: FlowConfig) -> None:
-        assert policy.processor is not None
-        robot = policy.processor.embodiments[policy.embodiment]
-        self._cameras = [spec.cameras.index(camera) for camera in robot.cameras]
-        self._policy, self._spec, self._actor = policy, spec, Actor(policy, flow)
-        self.sizes = policy.sizes
-
-    def prepare(self, observation: Observation, prompt: str, key: tuple[int, int]) -> Request:
-        seen = observation.images[self._cameras][None], observation.state[None]
-        return self._policy.requests(seen, [prompt], np.array([key], np.uint32))[0]
-
-    def answer(self, params: Any, requests: Sequence[Request]) -> Sequence[Answer]:
-        return self._actor.answer(params, requests)
-
-    def warm(self, params: Any) -> None:
-        """Compiles ahead what the slots' prompts need."""
-        processor = self._policy.processor
-        assert processor is not None
-        wordings = [wording for wordings in self._spec.prompts for wording in wordings]
-        robot = processor.embodiments[self._policy.embodiment]
-        dims = processor.state_dim if processor.spells_padding else len(robot.state.offset)
-        longest = np.ones(dims)  # where a state is spelt, no bin takes more letters than the last
-        text = max(len(processor.tokens(wording, longest)) for wording in wordings)
-        self._actor.warm(params, text=text)
-
-
 class _Learning:
     """`rl.host.loop.Learner` of a learner; `whole` is set while no update is under way."""
 
@@ -285,11 +256,11 @@ def split_devices(acting: int) -> tuple[list[jax.Device], list[jax.Device]]:
     return learning, jax.local_devices()[-acting:]
 
 
-def _bare(policy: Policy) -> Policy:
+def _bare(robot: RobotPolicy) -> RobotPolicy:
     """Without parameters and what was compiled or read, to be sent elsewhere."""
-    assert policy.processor is not None
+    policy, processor = robot.policy, replace(robot.processor)
     model = type(policy.model)(policy.model.config)  # type: ignore[arg-type]
-    return replace(policy, model=model, params=None, processor=replace(policy.processor))
+    return replace(robot, policy=replace(policy, model=model, params=None, processor=processor))
 
 
 def batch_sizes(count: int) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from models import Embodiment, Normalizer, Pi, Policy, Processor
 from models.policy import Request
+from models.robot_policy import RobotPolicy
 from parallel.mesh import make_mesh
 from parallel.optimizer import select
 from rl import flow_policy
@@ -25,7 +26,7 @@ from rl.config import (
     RolloutConfig,
 )
 from rl.device.colocated import Colocated
-from rl.device.preparation import Traceable
+from rl.device.unroll import Traceable
 from rl.host.actor import Actor
 from rl.host.loop import Inference, Learnt, run_host
 from rl.host.placement import batch_sizes
@@ -138,7 +139,7 @@ class Acting:
 
     @cached_property
     def actor(self) -> Actor:
-        return Actor(self.policy, FlowConfig())
+        return Actor(RobotPolicy.in_suite(self.policy, self.spec), FlowConfig())
 
     def warm(self) -> None:
         """Compiles all sizes."""
