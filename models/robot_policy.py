@@ -21,11 +21,11 @@ from models.inputs.processor import Embodiment, Normalizer, Processor
 from models.policy import Policy, Request
 
 Pictures = UInt8[Array | np.ndarray, "c h w 3"] | Sequence[UInt8[np.ndarray, "_h _w 3"]]
-"""What a robot's cameras show at a time, in their order."""
+"""A robot's pictures of one moment, in the order of its cameras."""
 
 
 class RobotSpec(Protocol):
-    """What a robot shows and takes; `sim.protocol.Spec` is one."""
+    """Cameras, state and actions of a robot; `sim.protocol.Spec` is one."""
 
     @property
     def name(self) -> str:
@@ -116,7 +116,7 @@ class RobotPolicy:
 
     @property
     def reads_state(self) -> bool:
-        """Whether the model or its action units need the state."""
+        """True if the model or its action units need the state."""
         return self.processor.state_input != "none" or bool(self.embodiment.relative)
 
     @property
@@ -237,14 +237,15 @@ class RobotPolicy:
         return found + origin[:, None]
 
     def acted(self, steps: Int[Array, "*b"], shape: tuple[int, ...]) -> Bool[Array, "*b h a"]:
-        """Which numbers of chunks of `shape` [..., h, a] were acted, if so many steps were."""
+        """Mask of the numbers of chunks of `shape` [..., h, a] that were acted, if so many steps
+        were."""
         horizon, width = shape[-2:]
         early = jnp.arange(horizon) < steps[..., None]
         return early[..., None] & (jnp.arange(width) < self._dims[1])
 
     @property
     def _dims(self) -> tuple[int, int]:
-        """Of the robot's state and actions; the model may have more of each."""
+        """Dims of the robot's state and actions; the model may have more of each."""
         return len(self.embodiment.state.offset), len(self.embodiment.actions.offset)
 
     @property

@@ -104,7 +104,7 @@ def check_state(found: Any, version: int) -> None:
 
 @dataclass(frozen=True)
 class HostSystem:
-    """What acts, answers and learns in `run_host`.
+    """Simulators, policy and learner of a `run_host`.
 
     `slots`: one thread each. `inference`: one thread each, of which number i answers the slots
     i, i + n, …, counted over all of `slots`; they take a new version over one after the other.
@@ -122,7 +122,7 @@ class HostSystem:
 
 @dataclass(frozen=True)
 class HostConfig:
-    """How long a `HostSystem` runs, and with which levels of asynchrony.
+    """Length of a `HostSystem`'s run, and its levels of asynchrony.
 
     `rollout`: its `tickets`, `group`, `staleness`, `execute`, `reward` and `deadline` count;
     without the second level of asynchrony, `staleness` is 0. `steps`: updates that the policy has
@@ -213,7 +213,7 @@ class _Tally:
 
 
 class _Host:
-    """What `run_host` makes of a system: who begins episodes, who answers and who is answered."""
+    """A system at work: admission of episodes, batchers that answer, rollouts that ask."""
 
     def __init__(
         self,

@@ -36,7 +36,7 @@ class Actor(Protocol):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Of the batches that it computes."""
+        """Rows of the batches that it computes."""
 
     def prepare(self, observation: Observation, prompt: str, key: tuple[int, int]) -> Request:
         """One observation ([c h w 3] and [s]); all that is random about its chunk derives from the

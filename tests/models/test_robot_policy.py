@@ -96,9 +96,11 @@ def test_clients_may_leave_cameras_out_and_send_pictures_of_any_size():
     (expected,) = policy.prepare(
         {"image": {"side": picture}, "state": state, "prompt": "push"}, np.array([[5, 1]])
     )
-    for one, other in zip(jax.tree.leaves(request), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_array_equal(one, other)
-    assert request.sample.cameras == (1,)
+    assert request.sample.cameras == expected.sample.cameras == (1,)
+    for name in ("images", "text", "state"):
+        mine, theirs = getattr(request.sample, name), getattr(expected.sample, name)
+        np.testing.assert_array_equal(mine, theirs)
+    assert request.key.tolist() == [5, 1]
 
 
 def test_the_longest_text_is_that_of_the_prompts_and_the_limit_where_they_are_unknown():
