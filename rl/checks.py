@@ -8,6 +8,7 @@ import jax
 from models import Pi, Policy
 from models.groot.model import Groot
 from models.layers.functional import Params
+from models.robot_policy import processor_of
 from models.sharding import path_name
 from parallel.optimizer import select
 from rl.config import LearnerConfig, RlConfig
@@ -65,11 +66,7 @@ def check_policy(policy: Policy, config: RlConfig) -> None:
             "checkpoints come without a processor; begin from a π0 or π0.5 checkpoint, or from one "
             "of yours."
         )
-    if policy.processor is None:
-        raise ValueError(
-            "The checkpoint came without a processor (scales and tokenizer), so it cannot act in "
-            "a suite; train it on the suite's data first."
-        )
+    processor_of(policy, config.rollout.suite)
     if model.config.compute.quantized:
         raise ValueError(
             "The checkpoint's weights are quantised and cannot be trained; begin from the one that "

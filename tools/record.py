@@ -20,13 +20,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn, Time
 
 from data.lerobot.writer import DatasetWriter
 from models import load_policy
+from models.robot_policy import RobotPolicy
 from models.terminal import Console, Progress, TextColumn, guard_tracebacks
 from parallel.prefetch import Prefetcher
 from sim.demonstrations import Demonstrations
 from sim.protocol import Spec
 from sim.suites import load_suite
 from tools.command_line.ending import in_a_line
-from tools.recipes.conditions import acting_in
 
 SEEDS_PER_RECORDING = 1_000_000
 _RECORDINGS = 1000
@@ -84,16 +84,18 @@ def record_dataset(
         count = suite.count(config.slots, config.episodes * len(groups[0]))
         for group in groups:
             with closing(suite.open(group, count, size)) as slots:
+                spec = slots.spec
+                robot = None if policy is None else RobotPolicy.in_suite(policy, spec)
                 made = Demonstrations(
                     slots,
                     group,
                     config.episodes,
                     first_seed=config.seed * SEEDS_PER_RECORDING,
                     noise=suite.noise if config.noise is None else config.noise,
-                    policy=None if policy is None else acting_in(policy, slots.spec),
+                    policy=None if robot is None else robot.act,
                     execute=config.execute,
                 )
-                spec, theirs = slots.spec, _features(slots.spec)
+                theirs = _features(spec)
                 if writer is None:
                     features = theirs
                     writer = stack.enter_context(

@@ -22,14 +22,18 @@ from parallel.optimizer import make_optimizer, select
 from rl import flow_policy
 from rl.checks import check_kept
 from rl.config import RlConfig
-from rl.device.preparation import Traceable
-from rl.device.unroll import Fragment, Lanes
+from rl.device.unroll import Fragment, Lanes, Traceable
 from rl.objectives import Terms, check
 from rl.records import Experience
 from rl.step import loss_terms
 from sim.protocol import TRAIN_SEEDS, State
 
 _SHUFFLE = 2
+_IGNORED = {
+    "rollout": ("tickets", "group", "staleness", "deadline", "inference_devices", "snapshots"),
+    "learner": ("micro",),
+}
+"""Settings of who acts and learns on the host."""
 
 
 @jax.tree_util.register_dataclass
@@ -50,8 +54,8 @@ class Colocated:
 
     Raises:
       ValueError: the policy does not fit the environment, or the configuration asks for what this
-        placement has not: group advantages, fragments that are too long or minibatches that do not
-        divide them.
+        placement has not: group advantages, averaged parameters, tickets, staleness and micro-
+        batches, fragments that are too long or minibatches that do not divide them.
     """
 
     def __init__(self, policy: Policy, env: Traceable, config: RlConfig) -> None:
@@ -79,9 +83,9 @@ class Colocated:
         """A fragment and what is learnt from it; the state given is consumed.
 
         One program on accelerators; on CPUs `stepwise`. Metrics are scalars: of the updates, their
-        mean (`ratio`, `clip_fraction`, `kl`, `loss`, `value_loss`, `grad_norm`), and of the
-        fragment `episodes` that ended, their `successes`, control `steps` acted, `advantage_rms`
-        and the part of the returns' variance that the value head `explained`.
+        mean (`weight_mean`, `clip_fraction`, `behaviour_kl`, `loss`, `value_loss`, `grad_norm`),
+        and of the fragment `episodes` that ended, their `successes`, control `steps` acted,
+        `advantage_rms` and `explained_variance`. What placement "host" has too is named as there.
         """
         return self.stepwise(state) if jax.default_backend() == "cpu" else self.whole(state)
 
@@ -176,9 +180,9 @@ class Colocated:
         metrics = {
             "loss": total,
             "value_loss": terms.sums["value_loss"] / terms.weight,
-            "ratio": terms.sums["importance"] / terms.sums["ratios"],
+            "weight_mean": terms.sums["importance"] / terms.sums["ratios"],
             "clip_fraction": terms.sums["clipped"] / terms.sums["ratios"],
-            "kl": terms.sums["behaviour_kl"] / terms.sums["ratios"],
+            "behaviour_kl": terms.sums["behaviour_kl"] / terms.sums["ratios"],
             "grad_norm": optax.tree_utils.tree_norm(gradient),
         }
         return (fill(optax.apply_updates(old, updates), params), opt_state), metrics
@@ -212,7 +216,7 @@ def _outcomes(fragment: Fragment, experience: Experience) -> dict[str, Array]:
         "successes": jnp.sum(fragment.terminated),
         "steps": jnp.sum(experience.acted.any(-1)),
         "advantage_rms": jnp.sqrt(jnp.mean(surprise**2)),
-        "explained": 1 - jnp.var(surprise) / (jnp.var(target) + 1e-8),
+        "explained_variance": 1 - jnp.var(surprise) / (jnp.var(target) + 1e-8),
     }
 
 
@@ -224,6 +228,21 @@ def _check(config: RlConfig) -> None:
             f"objective.name is '{config.objective.name}' with advantage "
             f"'{config.objective.advantage}', but colocated lanes go from episode to episode under "
             f"the newest policy: take 'ppo' with 'gae', or placement 'host'."
+        )
+    usual = RlConfig()
+    unread = [
+        f"{part}.{name} = {getattr(getattr(config, part), name)}"
+        for part, names in _IGNORED.items()
+        for name in names
+        if getattr(getattr(config, part), name) != getattr(getattr(usual, part), name)
+    ]
+    if config.learner.optimizer.ema_decay:
+        unread.append(f"learner.optimizer.ema_decay = {config.learner.optimizer.ema_decay}")
+    if unread:
+        raise ValueError(
+            f"placement 'colocated' acts and learns in one program, where {', '.join(unread)} "
+            f"would count for nothing; leave out what is not the default, or set placement to "
+            f"'host'."
         )
     decisions = own.lanes * own.fragment
     if own.lanes < 1 or parts < 1 or decisions % parts:

@@ -8,24 +8,45 @@ have come (Pardo et al., arXiv 1712.00378).
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
 from models import Policy
 from models.inputs.packed_batch import PackedBatch
 from models.layers.functional import Params
+from models.robot_policy import RobotPolicy
 from rl import flow_policy
 from rl.config import RlConfig
-from rl.device.preparation import Preparation, Traceable
 from rl.records import Drawn
+from sim.environments.device_slots import spec_of
 from sim.environments.grouped import restarted
-from sim.protocol import Observation, State, Transition
+from sim.protocol import Environment, Observation, Scene, State, Transition
 
 _WORDING, _NOISE = 0, 1
+
+
+class Traceable(Environment, Protocol):
+    """An `Environment` whose methods can be traced too; its state names the episodes by `seed` [n]
+    and `episode` [n], and tells `step` [n], how many steps they have had."""
+
+    image_size: int
+    """Edge of observed pictures, pixels."""
+
+    def pure_reset(self, seeds: UInt32[Array, "n"]) -> State:
+        """`reset`, to trace."""
+
+    def pure_observe(self, state: State) -> Observation:
+        """`observe`, to trace."""
+
+    def pure_pictures(self, scene: Scene) -> Array:
+        """`pictures`, to trace."""
+
+    def pure_step(self, state: State, actions: Float[Array, "n t a"]) -> tuple[State, Transition]:
+        """`step_chunk`, to trace."""
 
 
 class Fragment(NamedTuple):
@@ -74,7 +95,7 @@ class Lanes:
                 f"colocated.fragment is {chunks}, but an episode of {self.env.name} has at most "
                 f"{most} chunks of {execute} steps; give 1 to {most}."
             )
-        self._preparation  # noqa: B018  refuses before anything is compiled
+        self._robot.check_traced()
 
     def act(self, params: Params, state: State) -> tuple[State, Fragment]:
         """A fragment, to trace: scans over chunks and their steps."""
@@ -118,7 +139,7 @@ class Lanes:
         words = jax.random.key_data(keys)
         drawn = flow_policy.draw(model, params, told.batch, words, self.config.flow, observed)
         chunks = jnp.asarray(drawn.actions), jnp.asarray(seen.state)
-        actions = self._preparation.actions(*chunks)
+        actions = self._robot.actions(*chunks)
         return told, drawn, observed, actions[:, : self.config.rollout.execute]
 
     def _settle(
@@ -140,12 +161,12 @@ class Lanes:
             lambda x: x[late], (last.scene, last.state, told.goal, told.wording)
         )
         past = Observation(self.env.pure_pictures(scene), felt)
-        sights = self._preparation.batch(past, goal, wording), self._see(state)[1].batch
+        sights = self._robot.batch(past, goal, wording), self._see(state)[1].batch
         both = jax.tree.map(lambda *x: jnp.concatenate(x), *sights)
         final, coming = jnp.split(flow_policy.value(self.policy.model, params, both), 2)
         following = jnp.concatenate([drawn.value[1:], coming[None]])
         following = jnp.where(last.truncated, final, following)
-        mask = self._preparation.acted(acted, drawn.actions.shape[2:])
+        mask = self._robot.acted(acted, drawn.actions.shape[2:])
         sparse = self.config.rollout.reward == "success"
         earned = steps.happened.terminated * 1.0 if sparse else steps.happened.reward
         return Fragment(
@@ -161,7 +182,7 @@ class Lanes:
     def _see(self, state: State) -> tuple[Observation, "_Told"]:
         seen, goal = self.env.pure_observe(state), self.env.goal(state)
         wording = jax.vmap(jax.random.uniform)(self._key(_WORDING, state))
-        return seen, _Told(self._preparation.batch(seen, goal, wording), goal, wording)
+        return seen, _Told(self._robot.batch(seen, goal, wording), goal, wording)
 
     def _key(self, what: int, state: State) -> PRNGKeyArray:
         """Of each lane's running episode."""
@@ -173,8 +194,9 @@ class Lanes:
         return jax.vmap(one)(state.seed, state.episode)
 
     @cached_property
-    def _preparation(self) -> Preparation:
-        return Preparation(self.policy, self.env)
+    def _robot(self) -> RobotPolicy:
+        size = self.env.image_size
+        return RobotPolicy.in_suite(self.policy, spec_of(self.env, (size, size)))
 
     @cached_property
     def _compiled(self) -> tuple[Any, Any, Any]:

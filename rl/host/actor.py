@@ -1,8 +1,9 @@
 """What acts in RL: prepared observations in, random chunks with the record of how they were drawn
 out, under parameters given with every call, so that the caller knows which version acted.
 
-Batches are `models.policy`'s: few sizes, few text lengths, and a row answers to its own observation
-and key alone. `partial(actor.answer, params)` is what a `Batcher` runs.
+Observations are prepared by `models.robot_policy` and batches are `models.policy`'s: few sizes, few
+text lengths, and a row answers to its own observation and key alone. `partial(actor.answer,
+params)` is what a `Batcher` runs.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,9 +17,11 @@ from jaxtyping import Float, PRNGKeyArray
 
 from models.layers.functional import Params
 from models.policy import Policy, Request
+from models.robot_policy import RobotPolicy
 from rl import flow_policy
 from rl.config import FlowConfig
 from rl.records import Drawn
+from sim.protocol import Observation
 
 
 class Answer(NamedTuple):
@@ -30,13 +33,27 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Actor:
-    """`policy` gives the model, the preparation and the sizes of batches; its parameters and steps
+    """`robot` gives the model, the preparation and the sizes of batches; its parameters and steps
     are not used. Parameters, as `flow_policy.init` makes them, come with each call: arrays on the
     device, of one dtype and sharding from call to call, as each other kind is compiled anew.
     """
 
-    policy: Policy
+    robot: RobotPolicy
     flow: FlowConfig
+
+    @property
+    def policy(self) -> Policy:
+        """The robot's."""
+        return self.robot.policy
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Rows of the batches that are computed."""
+        return self.policy.sizes
+
+    def prepare(self, observation: Observation, prompt: str, key: tuple[int, int]) -> Request:
+        """See `rl.host.rollout.Actor`."""
+        return self.robot.request(observation, prompt, key)
 
     def init(self, policy: Params, key: PRNGKeyArray, *, value: bool = True) -> Params:
         """`flow_policy.init` around the policy's parameters."""
@@ -78,12 +95,14 @@ class Actor:
         text: int | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Compiles `answer` and `values` ahead, as `Policy.warm` does."""
+        """Compiles `answer` and `values` ahead, as `Policy.warm` does, for texts as long as the
+        robot's prompts need if `text` is None."""
 
         def compute(requests: list[Request]) -> None:
             self.answer(params, requests)
             self.values(params, requests)
 
+        text = self.robot.longest_text if text is None else text
         self.policy.warm(sizes, text, progress=progress, compute=compute)
 
     @cached_property

@@ -102,40 +102,58 @@ def check_state(found: Any, version: int) -> None:
         raise ValueError(f"counts is {shown(counts)}, which do not add up")
 
 
+@dataclass(frozen=True)
+class HostSystem:
+    """Simulators, policy and learner of a `run_host`.
+
+    `slots`: one thread each. `inference`: one thread each, of which number i answers the slots
+    i, i + n, …, counted over all of `slots`; they take a new version over one after the other.
+    `starts`: ticket -> where its episodes start, a matter of its number alone. `batches`: a step's
+    tickets, as they complete -> what `learner.add` takes.
+    """
+
+    slots: Sequence[Slots]
+    inference: Sequence[Inference]
+    learner: Learner
+    weights: Weights
+    starts: Callable[[int], Start]
+    batches: Callable[[Iterator[Ticket]], Iterable[Any]]
+
+
+@dataclass(frozen=True)
+class HostConfig:
+    """Length of a `HostSystem`'s run, and its levels of asynchrony.
+
+    `rollout`: its `tickets`, `group`, `staleness`, `execute`, `reward` and `deadline` count;
+    without the second level of asynchrony, `staleness` is 0. `steps`: updates that the policy has
+    had at the end. `values`: the policy has a value head. `each`: first level, no slot waits for
+    another. `stream`: third level, the learner gets tickets as they complete, and not once all
+    have.
+    """
+
+    rollout: RolloutConfig
+    steps: int
+    values: bool = False
+    each: bool = True
+    stream: bool = True
+
+
 def run_host(
-    slots: Sequence[Slots],
-    inference: Sequence[Inference],
-    learner: Learner,
-    weights: Weights,
-    config: RolloutConfig,
+    system: HostSystem,
+    config: HostConfig,
     *,
-    starts: Callable[[int], Start],
-    batches: Callable[[Iterator[Ticket]], Iterable[Any]],
-    steps: int,
-    values: bool = False,
-    each: bool = True,
-    stream: bool = True,
     resume: dict[str, Any] | None = None,
-    on_step: Callable[[Learnt], None] | None = None,
+    on_step: Callable[[Learnt], None] = lambda learnt: None,
     timeline: Timeline | None = None,
     told: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Learns until the policy has had `steps` updates, from the version that `weights` holds.
+    """Learns until the policy has had `config.steps` updates, from the version that the system's
+    weights hold.
 
     JAX's settings that hold for one thread (a mesh, a default device) do not reach the threads that
     this starts. The slots can be used again afterwards, but if it fails they are closed.
 
     Args:
-      slots: one thread each.
-      inference: one thread each, of which number i answers the slots i, i + n, …, counted over all
-        of `slots`. They take a new version over one after the other.
-      config: `tickets`, `group`, `staleness`, `execute` and `deadline` count. Without the second
-        level of asynchrony, `staleness` is 0.
-      starts: ticket -> where its episodes start, a matter of its number alone.
-      batches: a step's tickets, as they complete -> what `learner.add` takes.
-      values: the policy has a value head.
-      each: first level: no slot waits for another.
-      stream: third level: the learner gets tickets as they complete, and not once all have.
       resume: `Learnt.state` of the step that the learner and the weights were restored from.
       on_step: called after each step, on the learner's thread, while the slots act.
       told: whether to stop, asked on this thread twice a second.
@@ -146,118 +164,18 @@ def run_host(
       Stopped: as told; the learner may still be at an update.
       BaseException: the first that any thread raised, or KeyboardInterrupt, within 10 s.
     """
-    state = resume or {"admission": {"version": weights.version}, "counts": {}}
-    if state["admission"]["version"] != weights.version:
-        raise ValueError(
-            f"The run to go on with had had {state['admission']['version']} updates, its weights "
-            f"{weights.version}; restore both from one checkpoint."
-        )
-    clock = timeline or Untimed()
-    tasks = {task for some in slots for task in some.spec.tasks}
-
-    def known(ticket: int) -> Start:
-        start = starts(ticket)
-        if start.task not in tasks:
-            raise ValueError(
-                f"Ticket {ticket} starts in task '{start.task}', expected one that the slots have: "
-                f"{sorted(tasks)}."
-            )
-        return start
-
-    admission = Admission(
-        known,
-        tickets=config.tickets,
-        group=config.group,
-        staleness=config.staleness,
-        steps=steps,
-        **state["admission"],
-    )
-    arrivals = Arrivals(config.tickets, config.group, Counts(**state["counts"]))
-    count = sum(some.count for some in slots)
-    rollouts: list[Rollout] = []
-
-    def batcher_of(number: int, actor: Actor, reader: Reader) -> Batcher[Asked, Answered]:
-        lane = "inference" if len(inference) == 1 else f"inference {number}"
-
-        def answer(asked: list[Asked]) -> list[Answered]:
-            with clock.span(lane, "compute"):
-                snapshot = reader.read(max(one.oldest for one in asked))
-                drawn = actor.answer(snapshot.params, [one.request for one in asked])
-                return [Answered(*row, snapshot.version) for row in drawn]
-
-        return Batcher(
-            answer,
-            sizes=actor.sizes,
-            deadline=config.deadline,
-            capacity=max(2 * count, *actor.sizes),
-            outstanding=lambda: sum(rollout.coming(number) for rollout in rollouts),
-        )
-
-    readers = [weights.reader(one.place, one.join) for one in inference]
-    batchers = [
-        batcher_of(number, one.actor, reader)
-        for number, (one, reader) in enumerate(zip(inference, readers, strict=True))
-    ]
-    first = 0
-    for some in slots:
-        rollout = Rollout(
-            some,
-            batchers,
-            inference[0].actor.prepare,
-            admission,
-            arrivals,
-            execute=config.execute,
-            sparse=config.reward == "success",
-            values=values,
-            together=not each,
-            timeline=clock,
-            first=first,
-        )
-        rollouts.append(rollout)
-        first += some.count
-
-    def learn() -> None:
-        ended = time.monotonic()
-        for step in range(weights.version, steps):
-            tally = _Tally(step, config.staleness)
-            tickets = tally.noting(arrivals.step(step))
-            if not stream:
-                tickets = iter(sorted(tickets, key=lambda ticket: ticket.number))
-            for part in batches(tickets):
-                with clock.span("learner", "add"):
-                    learner.add(part)
-            if next(tickets, None) is not None or tally.tickets < config.tickets:
-                raise RuntimeError(f"Not all tickets of step {step} were made batches of.")
-            with clock.span("learner", "update"):
-                metrics = learner.update()
-                weights.publish(learner.params, step + 1)
-            admission.advance(step + 1)
-            for rollout in rollouts:
-                rollout.wake()
-            begun, ended = ended, time.monotonic()
-            counts = arrivals.counts()
-            learnt = Learnt(
-                step=step,
-                metrics=metrics,
-                lags=dict(sorted(tally.lags.items())),
-                episodes=tally.episodes,
-                successes=tally.successes,
-                returns=tally.returns / tally.episodes,
-                acted=tally.acted,
-                seconds=ended - begun,
-                counts=counts,
-                waited=admission.waited,
-                latency=(weights.latencies or (0.0,))[-1],
-                batches=tuple(batcher.statistics() for batcher in batchers),
-                state={"admission": admission.state(), "counts": asdict(counts)},
-            )
-            if on_step is not None:
-                on_step(learnt)
-
+    host = _Host(system, config, resume, timeline or Untimed())
     try:
-        _conduct(learn, rollouts, batchers, admission, arrivals, told)
+        _conduct(
+            lambda: host.learn(on_step),
+            host.rollouts,
+            host.batchers,
+            host.admission,
+            host.arrivals,
+            told,
+        )
     except BaseException:
-        for some in slots:
+        for some in system.slots:
             some.close()
         raise
 
@@ -292,6 +210,140 @@ class _Tally:
                     self.returns += float(decision.reward.sum(dtype=np.float64))
                     self.acted += len(decision.reward)
             yield ticket
+
+
+class _Host:
+    """A system at work: admission of episodes, batchers that answer, rollouts that ask."""
+
+    def __init__(
+        self,
+        system: HostSystem,
+        config: HostConfig,
+        resume: dict[str, Any] | None,
+        clock: Timeline,
+    ) -> None:
+        self._system, self._config, self._clock = system, config, clock
+        rollout, version = config.rollout, system.weights.version
+        state = resume or {"admission": {"version": version}, "counts": {}}
+        if state["admission"]["version"] != version:
+            raise ValueError(
+                f"The run to go on with had had {state['admission']['version']} updates, its "
+                f"weights {version}; restore both from one checkpoint."
+            )
+        self.admission = Admission(
+            _known(system),
+            tickets=rollout.tickets,
+            group=rollout.group,
+            staleness=rollout.staleness,
+            steps=config.steps,
+            **state["admission"],
+        )
+        self.arrivals = Arrivals(rollout.tickets, rollout.group, Counts(**state["counts"]))
+        self.rollouts: list[Rollout] = []
+        readers = [system.weights.reader(one.place, one.join) for one in system.inference]
+        self.batchers = [
+            self._batcher(number, one.actor, reader)
+            for number, (one, reader) in enumerate(zip(system.inference, readers, strict=True))
+        ]
+        first = 0
+        for some in system.slots:
+            self.rollouts.append(self._rollout(some, first))
+            first += some.count
+
+    def learn(self, on_step: Callable[[Learnt], None]) -> None:
+        """All steps that are left."""
+        ended = time.monotonic()
+        for step in range(self._system.weights.version, self._config.steps):
+            tally = _Tally(step, self._config.rollout.staleness)
+            metrics = self._learn_step(tally)
+            begun, ended = ended, time.monotonic()
+            on_step(self._learnt(tally, metrics, ended - begun))
+
+    def _learn_step(self, tally: _Tally) -> dict[str, float]:
+        system, step = self._system, tally.step
+        tickets = tally.noting(self.arrivals.step(step))
+        if not self._config.stream:
+            tickets = iter(sorted(tickets, key=lambda ticket: ticket.number))
+        for part in system.batches(tickets):
+            with self._clock.span("learner", "add"):
+                system.learner.add(part)
+        if next(tickets, None) is not None or tally.tickets < self._config.rollout.tickets:
+            raise RuntimeError(f"Not all tickets of step {step} were made batches of.")
+        with self._clock.span("learner", "update"):
+            metrics = system.learner.update()
+            system.weights.publish(system.learner.params, step + 1)
+        self.admission.advance(step + 1)
+        for rollout in self.rollouts:
+            rollout.wake()
+        return metrics
+
+    def _learnt(self, tally: _Tally, metrics: dict[str, float], seconds: float) -> Learnt:
+        counts = self.arrivals.counts()
+        return Learnt(
+            step=tally.step,
+            metrics=metrics,
+            lags=dict(sorted(tally.lags.items())),
+            episodes=tally.episodes,
+            successes=tally.successes,
+            returns=tally.returns / tally.episodes,
+            acted=tally.acted,
+            seconds=seconds,
+            counts=counts,
+            waited=self.admission.waited,
+            latency=(self._system.weights.latencies or (0.0,))[-1],
+            batches=tuple(batcher.statistics() for batcher in self.batchers),
+            state={"admission": self.admission.state(), "counts": asdict(counts)},
+        )
+
+    def _batcher(self, number: int, actor: Actor, reader: Reader) -> Batcher[Asked, Answered]:
+        lane = "inference" if len(self._system.inference) == 1 else f"inference {number}"
+        count = sum(some.count for some in self._system.slots)
+
+        def answer(asked: list[Asked]) -> list[Answered]:
+            with self._clock.span(lane, "compute"):
+                snapshot = reader.read(max(one.oldest for one in asked))
+                drawn = actor.answer(snapshot.params, [one.request for one in asked])
+                return [Answered(*row, snapshot.version) for row in drawn]
+
+        return Batcher(
+            answer,
+            sizes=actor.sizes,
+            deadline=self._config.rollout.deadline,
+            capacity=max(2 * count, *actor.sizes),
+            outstanding=lambda: sum(rollout.coming(number) for rollout in self.rollouts),
+        )
+
+    def _rollout(self, slots: Slots, first: int) -> Rollout:
+        config = self._config
+        return Rollout(
+            slots,
+            self.batchers,
+            self._system.inference[0].actor.prepare,
+            self.admission,
+            self.arrivals,
+            execute=config.rollout.execute,
+            sparse=config.rollout.reward == "success",
+            values=config.values,
+            together=not config.each,
+            timeline=self._clock,
+            first=first,
+        )
+
+
+def _known(system: HostSystem) -> Callable[[int], Start]:
+    """The system's starts, of which each must be in a task that its slots have."""
+    tasks = {task for some in system.slots for task in some.spec.tasks}
+
+    def known(ticket: int) -> Start:
+        start = system.starts(ticket)
+        if start.task not in tasks:
+            raise ValueError(
+                f"Ticket {ticket} starts in task '{start.task}', expected one that the slots have: "
+                f"{sorted(tasks)}."
+            )
+        return start
+
+    return known
 
 
 def _conduct(

@@ -5,37 +5,35 @@ elsewhere."""
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from models import Policy
 from models.inputs.packed_batch import PackedBatch
-from models.policy import Request
+from models.robot_policy import RobotPolicy
 from parallel.mesh import check_rows, make_mesh
 from parallel.optimizer import select
 from rl import flow_policy
 from rl.checks import check_kept
-from rl.config import FlowConfig, RlConfig
+from rl.config import RlConfig
 from rl.environment import describe
-from rl.host.actor import Actor, Answer
+from rl.host import rollout
+from rl.host.actor import Actor
 from rl.host.experience import MicroBatch, micro_batches
-from rl.host.loop import Inference, Learnt, Stopped, check_state, run_host
+from rl.host.loop import HostConfig, HostSystem, Inference, Learnt, Stopped, check_state, run_host
 from rl.host.staleness import draw_start
 from rl.host.starts import training_seeds
 from rl.host.timeline import Summary, Timeline
 from rl.host.weights import Weights
 from rl.learner import Learner
-from rl.remote.actor import RemoteActor, store
-from rl.remote.slots import RemoteSlots
 from rl.step import abstract_learner_state, learner_state, optimizer_of
-from sim.protocol import Observation, Slots, Spec
-from sim.suite import Suite
+from sim.protocol import Slots
+from sim.suites import Suite
 
 _LARGEST = 64
 """Rows of the largest batch that the policy computes."""
@@ -71,12 +69,29 @@ def traced(made: "OnHost", directory: Path) -> Iterator["OnHost"]:
             made.timeline.write(directory / "timeline.json")
 
 
-class OnHost:
-    """See `rl.run.Placement`.
+class Worker(rollout.Actor, Protocol):
+    """A policy that acts in another process."""
 
-    Args:
-      workers: what acts, on other hosts; if none, devices of this process do.
-    """
+    def start(self, make: Callable[[], Actor], local: Actor) -> None:
+        """Begins to make what answers there; `local` prepares here."""
+
+    def hold(self, moving: Any, base: Any) -> Any:
+        """A version of the parameters, as `Elsewhere.stage` left it, becomes one there."""
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """Other processes that take part: `workers` act (devices of this process if there are none),
+    `stage` hands parameters to them, see `Weights`, and `replaced` counts those of all kinds that
+    were replaced so far."""
+
+    workers: Sequence[Worker]
+    stage: Callable[[Any], Any]
+    replaced: Callable[[], int]
+
+
+class OnHost:
+    """See `rl.run.Placement`."""
 
     def __init__(
         self,
@@ -85,12 +100,13 @@ class OnHost:
         tasks: tuple[str, ...],
         slots: Sequence[Slots],
         config: RlConfig,
-        workers: Sequence[RemoteActor] = (),
+        elsewhere: Elsewhere | None = None,
     ) -> None:
+        workers = elsewhere.workers if elsewhere else ()
         learning, acting = split_devices(0 if workers else config.rollout.inference_devices)
         model, mesh = policy.model, make_mesh(devices=learning)
         check_rows(config.learner.micro, mesh)
-        self._config, self._slots, self._workers = config, slots, workers
+        self._config, self._slots, self._elsewhere = config, slots, elsewhere
         self.environment = describe(slots[0].spec, suite)
         self._acting_on = acting
         self._optimizer = optimizer_of(config.learner, config.steps)
@@ -114,9 +130,10 @@ class OnHost:
         self._learner = self._learner_from(state=begun)
         count = sum(some.count for some in slots)
         shared = policy.varied(sizes=batch_sizes(-(-count // (len(workers) or len(acting)))))
-        self._actor = Acting(shared, slots[0].spec, config.flow)
+        robot = RobotPolicy.in_suite(shared, slots[0].spec)
+        self._actor = Actor(robot, config.flow)
         for worker in workers:
-            worker.start(partial(Acting, _bare(shared), slots[0].spec, config.flow), self._actor)
+            worker.start(partial(Actor, _bare(robot), config.flow), self._actor)
         self._starts = partial(
             draw_start, config.seed, tasks=tasks, seeds=training_seeds(suite, config.eval_episodes)
         )
@@ -129,14 +146,24 @@ class OnHost:
     ) -> None:
         learner = _Learning(self._learner)
         params = jax.tree.map(jnp.copy, self._learner.state.params)
-        if self._workers:
-            inference = [Inference(worker, join=worker.hold) for worker in self._workers]
+        there = self._elsewhere
+        if there and there.workers:
+            inference = [Inference(worker, join=worker.hold) for worker in there.workers]
+            stage = there.stage
         else:
             inference = [
                 Inference(self._actor, partial(jax.device_put, device=device))
                 for device in self._acting_on
             ]
+            stage = _unstaged
         kept = self._config.rollout.snapshots
+        weights = Weights(
+            params,
+            trained=select(self._optimizer, params)[1],
+            dtype=None if kept == "float32" else kept,
+            version=self._learner.version,
+            stage=stage,
+        )
         summary = self.timeline.summary()
 
         def learnt(found: Learnt) -> None:
@@ -144,27 +171,15 @@ class OnHost:
             before, summary = summary, self.timeline.summary()
             self._record = found.state
             try:
-                on_step(_metrics(found, summary.since(before)) | self._replaced())
+                replaced = {"workers_replaced": there.replaced()} if there else {}
+                on_step(_metrics(found, summary.since(before)) | replaced)
             finally:
                 learner.whole.set()
 
         try:
             run_host(
-                self._slots,
-                inference,
-                learner,
-                Weights(
-                    params,
-                    trained=select(self._optimizer, params)[1],
-                    dtype=None if kept == "float32" else kept,
-                    version=self._learner.version,
-                    **({"stage": store} if self._workers else {}),
-                ),
-                self._config.rollout,
-                starts=self._starts,
-                batches=self._batches,
-                steps=until,
-                values=self._values,
+                HostSystem(self._slots, inference, learner, weights, self._starts, self._batches),
+                HostConfig(self._config.rollout, until, self._values),
                 resume=self._record,
                 on_step=learnt,
                 timeline=self.timeline,
@@ -197,46 +212,9 @@ class OnHost:
         check_state(record, self._learner.version)
         self._record = record
 
-    def _replaced(self) -> dict[str, float]:
-        """How many workers were so far, where there are any."""
-        there = [
-            x for x in (*self._slots, *self._workers) if isinstance(x, (RemoteSlots, RemoteActor))
-        ]
-        return {"workers_replaced": sum(x.restarts for x in there)} if there else {}
-
     def _batches(self, tickets: Any) -> Iterator[MicroBatch]:
         objective, size = self._config.objective, self._config.learner.micro
         return micro_batches(tickets, self._pack, objective, size, self._learner.evaluate)
-
-
-class Acting:
-    """`rl.host.rollout.Actor` of a policy, which sees its own cameras of those that the slots
-    have."""
-
-    def __init__(self, policy: Policy, spec: Spec, flow: FlowConfig) -> None:
-        assert policy.processor is not None
-        robot = policy.processor.embodiments[policy.embodiment]
-        self._cameras = [spec.cameras.index(camera) for camera in robot.cameras]
-        self._policy, self._spec, self._actor = policy, spec, Actor(policy, flow)
-        self.sizes = policy.sizes
-
-    def prepare(self, observation: Observation, prompt: str, key: tuple[int, int]) -> Request:
-        seen = observation.images[self._cameras][None], observation.state[None]
-        return self._policy.requests(seen, [prompt], np.array([key], np.uint32))[0]
-
-    def answer(self, params: Any, requests: Sequence[Request]) -> Sequence[Answer]:
-        return self._actor.answer(params, requests)
-
-    def warm(self, params: Any) -> None:
-        """Compiles ahead what the slots' prompts need."""
-        processor = self._policy.processor
-        assert processor is not None
-        wordings = [wording for wordings in self._spec.prompts for wording in wordings]
-        robot = processor.embodiments[self._policy.embodiment]
-        dims = processor.state_dim if processor.spells_padding else len(robot.state.offset)
-        longest = np.ones(dims)  # where a state is spelt, no bin takes more letters than the last
-        text = max(len(processor.tokens(wording, longest)) for wording in wordings)
-        self._actor.warm(params, text=text)
 
 
 class _Learning:
@@ -286,11 +264,16 @@ def split_devices(acting: int) -> tuple[list[jax.Device], list[jax.Device]]:
     return learning, jax.local_devices()[-acting:]
 
 
-def _bare(policy: Policy) -> Policy:
+def _unstaged(params: Any) -> Any:
+    """Parameters as they are, for who acts in this process."""
+    return params
+
+
+def _bare(robot: RobotPolicy) -> RobotPolicy:
     """Without parameters and what was compiled or read, to be sent elsewhere."""
-    assert policy.processor is not None
+    policy, processor = robot.policy, replace(robot.processor)
     model = type(policy.model)(policy.model.config)  # type: ignore[arg-type]
-    return replace(policy, model=model, params=None, processor=replace(policy.processor))
+    return replace(robot, policy=replace(policy, model=model, params=None, processor=processor))
 
 
 def batch_sizes(count: int) -> tuple[int, ...]:

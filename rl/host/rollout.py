@@ -34,8 +34,9 @@ RERUNS = 3
 class Actor(Protocol):
     """A policy that draws chunks at random."""
 
-    sizes: tuple[int, ...]
-    """Of the batches that it computes."""
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Rows of the batches that it computes."""
 
     def prepare(self, observation: Observation, prompt: str, key: tuple[int, int]) -> Request:
         """One observation ([c h w 3] and [s]); all that is random about its chunk derives from the

@@ -10,8 +10,8 @@ import jax
 
 from models import Policy
 from rl.config import RlConfig
-from rl.host.placement import OnHost, most_episodes, traced
-from rl.remote.actor import RemoteActor
+from rl.host.placement import Elsewhere, OnHost, most_episodes, traced
+from rl.remote.actor import RemoteActor, store
 from rl.remote.cluster import cluster
 from rl.remote.slots import RemoteSlots
 from sim.suite import Suite
@@ -63,7 +63,12 @@ def on_cluster(
             stack.enter_context(closing(some))
         for some in slots:
             some.ready()
-        made = OnHost(policy, suite, tasks, slots, config, workers)
+
+        def replaced() -> int:
+            return sum(x.restarts for x in slots) + sum(x.restarts for x in workers)
+
+        elsewhere = Elsewhere(workers, store, replaced)
+        made = OnHost(policy, suite, tasks, slots, config, elsewhere)
         for worker in workers:
             worker.ready()
         yield stack.enter_context(traced(made, directory))

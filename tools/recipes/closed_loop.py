@@ -20,6 +20,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from models import Policy
+from models.robot_policy import RobotPolicy
 from models.terminal import Console
 from parallel.hosts.distributed import host_count, host_index
 from parallel.runs.json_lines import read_lines, set_damage_aside
@@ -27,9 +28,8 @@ from parallel.runs.log_failure import naming
 from parallel.step import TrainState
 from sim.protocol import Slots, Start
 from sim.results import Evaluation, joined
-from sim.suite import Suite
-from sim.suites import load_suite
-from tools.recipes.conditions import Condition, acting_in, in_batches
+from sim.suites import Suite, load_suite
+from tools.recipes.conditions import Condition, in_batches
 from tools.recipes.presets import ClosedLoopConfig
 
 FILE_NAME = "closed_loop.jsonl"
@@ -66,7 +66,7 @@ class ClosedLoop:
         self._policy = in_batches(policy, self._count)
         if host_index() == 0:
             with closing(self._suite.open(self._groups[0], 1, self._size)) as slots:
-                acting_in(policy, slots.spec)
+                RobotPolicy.in_suite(policy, slots.spec)
             set_damaged_evaluations_aside(directory, console)
 
     def begin(self, step: int, state: TrainState, stopping: Callable[[], bool]) -> dict[str, float]:

@@ -9,8 +9,6 @@ from functools import partial
 from typing import Any, Literal
 
 import jax
-import numpy as np
-from jaxtyping import Float, UInt32
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -22,12 +20,12 @@ from rich.progress import (
 from rich.text import Text
 
 from models import Policy
+from models.robot_policy import RobotPolicy
 from models.terminal import Console, Progress, TextColumn
 from sim.acting import Control
-from sim.acting import Policy as Acting
 from sim.evaluate import evaluate, evaluate_expert, filmed
 from sim.journal import Journal
-from sim.protocol import Observation, Slots, Spec, Start
+from sim.protocol import Slots, Spec, Start
 from sim.results import Evaluation, joined
 from sim.suite import Suite
 
@@ -59,7 +57,7 @@ class Condition:
                 "out of --controls."
             )
         if self.policy is not None:
-            _check_fits(self.policy, spec)
+            RobotPolicy.in_suite(self.policy, spec)
         elif not spec.expert:
             raise ValueError(
                 f"{spec.name} has no scripted expert; leave 'expert' out of --controls."
@@ -81,25 +79,8 @@ class Condition:
         """See `sim.evaluate`."""
         if self.policy is None:
             return evaluate_expert(slots, starts, **how)
-        act = acting_in(self.policy, slots.spec)
-        return evaluate(slots, act, starts, execute=execute, control=self.control, **how)
-
-
-def acting_in(policy: Policy, spec: Spec) -> Acting:
-    """A policy as simulation knows it; of several cameras it sees its own, in its own order.
-
-    Raises:
-      ValueError: it was trained on another robot.
-    """
-    _check_fits(policy, spec)
-    cameras = [spec.cameras.index(camera) for camera in _cameras(policy)]
-
-    def act(
-        observation: Observation, prompts: list[str], keys: UInt32[np.ndarray, "n 2"]
-    ) -> Float[np.ndarray, "n h a"]:
-        return policy.act((observation.images[:, cameras], observation.state), prompts, keys)
-
-    return act
+        robot = RobotPolicy.in_suite(self.policy, slots.spec)
+        return evaluate(slots, robot.act, starts, execute=execute, control=self.control, **how)
 
 
 def conditions(policy: Policy, beside: Sequence[Beside], checkpoint: str = "") -> list[Condition]:
@@ -219,29 +200,6 @@ def _lost(found: Evaluation) -> str:
             f"seed {first.seed}: {first.error}"
         )
     return text
-
-
-def _cameras(policy: Policy) -> tuple[str, ...]:
-    return policy.processor.embodiments[policy.embodiment].cameras if policy.processor else ()
-
-
-def _check_fits(policy: Policy, spec: Spec) -> None:
-    if policy.processor is None:
-        raise ValueError(
-            "The checkpoint came without a processor (scales and tokenizer), so it cannot act in "
-            "a suite; train it on the suite's data first."
-        )
-    robot = policy.processor.embodiments[policy.embodiment]
-    missing = [camera for camera in robot.cameras if camera not in spec.cameras]
-    ours = len(robot.state.offset), len(robot.actions.offset)
-    theirs = len(spec.state_names), len(spec.action_names)
-    if missing or ours != theirs:
-        raise ValueError(
-            f"The policy was trained on '{robot.name}' with cameras {list(robot.cameras)}, "
-            f"{ours[0]} state and {ours[1]} action dims, but {spec.name} has cameras "
-            f"{list(spec.cameras)}, {theirs[0]} state and {theirs[1]} action dims; take a suite of "
-            "its own robot, or train on data whose cameras have the suite's names."
-        )
 
 
 class _Rate(ProgressColumn):

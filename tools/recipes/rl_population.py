@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from models import Policy
+from models.robot_policy import RobotPolicy
 from models.terminal import Console
 from parallel.runs.run_folder import Run
 from rl.config import RlConfig
@@ -25,7 +26,7 @@ from rl.population.population import PopulationConfig
 from sim.protocol import Outcome, Slots, Spec, Start
 from sim.suite import Suite
 from tools.recipes.closed_loop import acted, held_out, note, set_damaged_evaluations_aside
-from tools.recipes.conditions import acting_in, in_batches
+from tools.recipes.conditions import in_batches
 from tools.rl_curves import write_curves, write_population
 
 Params = Any
@@ -54,7 +55,7 @@ def run_population(
     with kept_open(suite, count) as (shared, mend):
         slots = shared.open(tasks, count, size)
         batched = in_batches(policy, slots.count)
-        acting_in(policy, slots.spec)
+        RobotPolicy.in_suite(policy, slots.spec)
 
         def evaluate(
             step: int, params: Params, directories: Sequence[Path], told: Callable[[], bool]

@@ -14,6 +14,7 @@ from jaxtyping import Float
 from models import Policy
 from models.batcher import Batcher, Statistics
 from models.policy import Request
+from models.robot_policy import RobotPolicy
 from models.terminal import logger
 from tools.serving.inputs import CONTROLS, Inputs, inputs_of
 from tools.serving.limits import Limits
@@ -49,25 +50,17 @@ class Engine:
         chunking: bool = False,
         state_range: float = Limits.state_range,
     ) -> None:
-        if policy.processor is None:
-            raise ValueError(
-                "The checkpoint came without a processor (scales and tokenizer), so it cannot be "
-                "asked in a robot's units; serve one that was trained or converted here."
-            )
-        robot = policy.processor.embodiments[policy.embodiment]
-        reads_state = policy.processor.state_input != "none" or bool(robot.relative)
-        self.inputs: Inputs = inputs_of(robot, reads_state, pairs)
+        robot = RobotPolicy.for_clients(policy)
+        self.inputs: Inputs = inputs_of(robot.embodiment, robot.reads_state, pairs)
+        self._robot = RobotPolicy.for_clients(policy, tuple(self.inputs.cameras.values()))
         self.metadata: Mapping[str, Any] = {
-            "robot": robot.name,
+            "robot": self._robot.name,
             "inputs": self.inputs.expected,
-            "actions": {
-                "dtype": "float32",
-                "shape": [policy.processor.horizon, len(robot.actions.offset)],
-            },
+            "actions": {"dtype": "float32", "shape": list(self._robot.chunk)},
             "chunking": list(CONTROLS) if chunking else [],
         }
         self._policy, self._chunking, self.metrics = policy, chunking, metrics
-        self._scale, self._state_range = robot.state, state_range
+        self._scale, self._state_range = self._robot.embodiment.state, state_range
         self._lock = threading.Lock()
         self._clients = self._waiting = 0
         self._batcher: Batcher[Request, Answer] = Batcher(
@@ -104,14 +97,14 @@ class Engine:
         observation = self.inputs.read(message)
         if "state" in observation:
             self._check_state(observation["state"], session)
-        executed, committed = (observation.pop(name, None) for name in CONTROLS)
-        (request,) = self._policy.prepare(
-            observation,
-            np.array([[session.number, session.requests]]),
-            previous=[self._left(session, executed, committed)],
+        executed, committed = (observation.get(name) for name in CONTROLS)
+        return self._robot.request(
+            (list(observation["image"].values()), observation.get("state")),
+            observation["prompt"],
+            (session.number, session.requests),
+            previous=self._left(session, executed, committed),
             committed=committed or 0,
         )
-        return request
 
     def submit(self, request: Request) -> Future[Answer]:
         """The answer, when the request's batch has run."""

@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 from rl.config import RolloutConfig
-from rl.host.loop import Inference, run_host
+from rl.host.loop import HostConfig, HostSystem, Inference, run_host
 from rl.host.weights import Weights
 from tests.helpers.rl.toy import Learner, Policy, starts
 
@@ -27,19 +27,23 @@ def nothing_lives_on():
 def run(slots, config=CONFIG, *, steps=4, actor=None, actors=(), learner=None, **options):
     learner = learner or Learner()
     done = []
-    run_host(
+    system = HostSystem(
         slots,
         [Inference(one) for one in actors or [actor or Policy()]],
         learner,
         Weights({"bias": learner.params["bias"].copy()}),
-        config,
-        starts=options.pop("starts", starts),
-        batches=options.pop("batches", iter),
-        steps=steps,
-        on_step=options.pop("on_step", done.append),
-        **options,
+        options.pop("starts", starts),
+        options.pop("batches", iter),
     )
+    how = how_long(config, steps, options)
+    run_host(system, how, on_step=options.pop("on_step", done.append), **options)
     return learner, done
+
+
+def how_long(config, steps, options):
+    """The run's config, with fields of its own taken out of the options."""
+    names = [name for name in ("values", "each", "stream") if name in options]
+    return HostConfig(config, steps, **{name: options.pop(name) for name in names})
 
 
 def described(ticket):

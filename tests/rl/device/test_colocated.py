@@ -22,7 +22,12 @@ from tests.helpers.rl.point import Point
 
 def configured(rate=1e-3, minibatches=2, rates=(), **own) -> RlConfig:
     optimizer = OptimizerConfig(
-        learning_rate=rate, schedule="constant", warmup_steps=0, weight_decay=0.0, rates=rates
+        learning_rate=rate,
+        schedule="constant",
+        warmup_steps=0,
+        weight_decay=0.0,
+        rates=rates,
+        ema_decay=0.0,
     )
     return RlConfig(
         steps=4,
@@ -97,15 +102,15 @@ def test_only_the_value_head_learns_at_first(made):
     assert not equal(state.params["value"], begin["value"])
     state, metrics = made.whole(state)
     assert not equal(state.params["policy"], begin["policy"])
-    assert metrics["kl"] > 1e-6
+    assert metrics["behaviour_kl"] > 1e-6
 
 
 def test_without_learning_ratios_are_1_and_nothing_is_clipped():
     still = program(configured(rate=1e-30))
     state, metrics = still.stepwise(beginning(still))
-    assert np.allclose(metrics["ratio"], 1, atol=1e-5)
+    assert np.allclose(metrics["weight_mean"], 1, atol=1e-5)
     assert metrics["clip_fraction"] == 0
-    assert abs(metrics["kl"]) < 1e-6
+    assert abs(metrics["behaviour_kl"]) < 1e-6
     assert metrics["advantage_rms"] > 0.01
     assert equal(state.params["policy"], beginning(still).params["policy"])
 
@@ -171,6 +176,15 @@ def test_lanes_act_training_episodes_that_do_not_depend_on_their_number():
         ({"objective": ObjectiveConfig(advantage="group")}, "no groups|placement 'host'"),
         ({"objective": ObjectiveConfig(name="vtrace")}, "newest policy"),
         ({"colocated": ColocatedConfig(lanes=7, fragment=3)}, "21 decisions"),
+        (
+            {"rollout": RolloutConfig(execute=3, tickets=8, snapshots="bfloat16")},
+            "rollout.tickets = 8, rollout.snapshots = bfloat16 would count for nothing",
+        ),
+        ({"learner": LearnerConfig(micro=8)}, "learner.micro = 8 would"),
+        (
+            {"learner": LearnerConfig(optimizer=OptimizerConfig(ema_decay=0.5))},
+            "ema_decay = 0.5 would",
+        ),
     ],
 )
 def test_what_the_placement_has_not_is_refused(changed, says):

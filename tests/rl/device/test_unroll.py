@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from models.robot_policy import RobotPolicy
 from rl import flow_policy
 from rl.config import ColocatedConfig, RlConfig, RolloutConfig
-from rl.device.preparation import Preparation
 from rl.device.unroll import Fragment, Lanes
+from sim.environments.device_slots import spec_of
 from sim.protocol import Observation
 from tests.helpers.models.tiny_policy import tiny_policy
 from tests.helpers.rl.point import Point
@@ -89,7 +90,7 @@ def test_a_chunk_is_acted_to_the_episodes_end_and_the_next_begins_a_fresh_one():
 
 
 def test_values_that_follow_are_none_at_the_end_and_the_last_sights_where_time_ran_out():
-    found, preparation = fragment(), Preparation(tiny_policy(), POINT)
+    found, robot = fragment(), RobotPolicy.in_suite(tiny_policy(), spec_of(POINT, (8, 8)))
     ended, late = found.terminated[:-1], found.truncated[:-1]
     assert np.all(found.following[:-1][ended] == 0)
     goes_on = ~ended & ~late
@@ -98,7 +99,7 @@ def test_values_that_follow_are_none_at_the_end_and_the_last_sights_where_time_r
     for t, lane in np.argwhere(late):
         chunk = by_hand()[lane][t]
         scene, felt = chunk["last"].scene[:, 0], chunk["last"].state[:, 0]
-        rows = preparation.batch(
+        rows = robot.batch(
             Observation(POINT.pure_pictures(scene), felt), chunk["before"].aim, jnp.zeros(1)
         )
         # the prompt is the episode's, whichever its wording

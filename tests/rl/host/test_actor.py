@@ -1,5 +1,6 @@
 """The actor's answers: one for each request, of its own alone, in the robot's units."""
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -7,18 +8,20 @@ import numpy as np
 import pytest
 
 from models.batcher import Batcher
+from models.robot_policy import RobotPolicy
 from rl import flow_policy
 from rl.config import FlowConfig
 from rl.host.actor import Actor
 from tests.helpers.models.tiny_policy import KEYS, PROMPTS, openpi, seen, tiny_policy
 
 POLICY = tiny_policy().varied(sizes=(4,))
+ROBOT = RobotPolicy(POLICY, "arm", (0,))
 LONG = " ".join(["push"] * 40)
 
 
 @pytest.fixture(scope="module")
 def actor():
-    return Actor(POLICY, FlowConfig(steps=2))
+    return Actor(ROBOT, FlowConfig(steps=2))
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +65,7 @@ def test_answers_are_draws_in_the_robots_units(actor, params):
 
 def test_without_noise_answers_are_the_policys(params):
     asked = requests()
-    calm = Actor(POLICY, FlowConfig(level=0.0, steps=2))
+    calm = Actor(ROBOT, FlowConfig(level=0.0, steps=2))
     chunks = np.stack([answer.actions for answer in calm.answer(params, asked)])
     np.testing.assert_allclose(chunks, POLICY.answer(asked), atol=2e-6)
 
@@ -76,7 +79,7 @@ def test_the_values_of_observations_are_those_recorded_with_their_chunks(actor, 
 
 
 def test_a_warm_actor_compiles_nothing_more(params):
-    fresh, done = Actor(POLICY.varied(), FlowConfig(steps=2)), []
+    fresh, done = Actor(replace(ROBOT, policy=POLICY.varied()), FlowConfig(steps=2)), []
     fresh.warm(params, text=40, progress=lambda *count: done.append(count))
     assert done == [(1, 3), (2, 3), (3, 3)]  # 16, 32 and 64 words
     assert (fresh._draw._cache_size(), fresh._value._cache_size()) == (3, 3)

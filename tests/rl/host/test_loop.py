@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rl.host import loop as host
-from rl.host.loop import Inference, check_state, run_host
+from rl.host.loop import HostConfig, HostSystem, Inference, check_state, run_host
 from rl.host.rollout import key_of
 from rl.host.staleness import Place
 from rl.host.weights import Weights
@@ -239,9 +239,9 @@ def test_a_run_that_goes_on_accounts_for_what_the_first_gave_up():
         run([Restless(4)], learner=learner, steps=4, on_step=stop)
     state, bias = saved[-1]
     done, second = [], Learner(rate=0, params={"bias": bias})
-    options = {"starts": starts, "batches": iter, "steps": 4, "on_step": done.append}
     weights = Weights(second.params, version=2)
-    run_host([Restless(4)], [Inference(Policy())], second, weights, CONFIG, resume=state, **options)
+    system = HostSystem([Restless(4)], [Inference(Policy())], second, weights, starts, iter)
+    run_host(system, HostConfig(CONFIG, steps=4), resume=state, on_step=done.append)
     whole, _ = run([Restless(2)], learner=Learner(rate=0))
     numbers = [sorted(t.number for t in step) for step in second.tickets]
     assert numbers == [[6, 7, 8], [9, 10, 11], []]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from rl.host.loop import Inference, run_host
+from rl.host.loop import HostConfig, HostSystem, Inference, run_host
 from rl.host.rollout import key_of
 from rl.host.staleness import Place
 from rl.host.weights import Weights
@@ -37,8 +37,8 @@ def acted(slots, timeline=None, **options):
     """The learner, which has seen all."""
     learner = Learner(rate=0)
     weights = Weights({"bias": learner.params["bias"].copy()})
-    given = {"starts": starts, "batches": iter, "steps": 3, "timeline": timeline}
-    run_host(slots, [Inference(Blind())], learner, weights, replace(CONFIG, **options), **given)
+    system = HostSystem(slots, [Inference(Blind())], learner, weights, starts, iter)
+    run_host(system, HostConfig(replace(CONFIG, **options), steps=3), timeline=timeline)
     return learner
 
 

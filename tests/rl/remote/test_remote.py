@@ -18,12 +18,12 @@ from rich.console import Console
 import tools.rl
 from models.checkpoints import own
 from rl.config import DisaggregatedConfig
-from rl.host.loop import Inference, run_host
+from rl.host.loop import HostSystem, Inference, run_host
 from rl.host.weights import Weights
 from rl.remote.actor import RemoteActor, store
 from rl.remote.cluster import cluster
 from rl.remote.slots import RemoteSlots
-from tests.helpers.rl.hosted import CONFIG, described, pauses
+from tests.helpers.rl.hosted import CONFIG, described, how_long, pauses
 from tests.helpers.rl.toy import Learner, Policy, Restless, starts
 from tests.tools.test_rl import HOST, POINTS, save_policy
 from tools.rl import Paths
@@ -70,18 +70,10 @@ def run(slots, acting, config=CONFIG, *, steps=4, learner=None, **options):
     learner, done = learner or Learner(), []
     start = {"bias": learner.params["bias"].copy()}
     inference = [Inference(one, join=one.hold) for one in acting] or [Inference(Policy())]
-    run_host(
-        slots,
-        inference,
-        learner,
-        Weights(start, **({"stage": store} if acting else {})),
-        config,
-        starts=starts,
-        batches=iter,
-        steps=steps,
-        on_step=options.pop("on_step", done.append),
-        **options,
-    )
+    weights = Weights(start, **({"stage": store} if acting else {}))
+    system = HostSystem(slots, inference, learner, weights, starts, iter)
+    how = how_long(config, steps, options)
+    run_host(system, how, on_step=options.pop("on_step", done.append), **options)
     return learner, done
 
 

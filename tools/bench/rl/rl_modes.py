@@ -14,6 +14,7 @@ import numpy as np
 
 from models import Embodiment, Normalizer, Pi, Policy, Processor
 from models.policy import Request
+from models.robot_policy import RobotPolicy
 from parallel.mesh import make_mesh
 from parallel.optimizer import select
 from rl import flow_policy
@@ -25,9 +26,9 @@ from rl.config import (
     RolloutConfig,
 )
 from rl.device.colocated import Colocated
-from rl.device.preparation import Traceable
+from rl.device.unroll import Traceable
 from rl.host.actor import Actor
-from rl.host.loop import Inference, Learnt, run_host
+from rl.host.loop import HostConfig, HostSystem, Inference, Learnt, run_host
 from rl.host.placement import batch_sizes
 from rl.host.staleness import draw_start
 from rl.host.timeline import Summary, Timeline
@@ -138,7 +139,7 @@ class Acting:
 
     @cached_property
     def actor(self) -> Actor:
-        return Actor(self.policy, FlowConfig())
+        return Actor(RobotPolicy.in_suite(self.policy, self.spec), FlowConfig())
 
     def warm(self) -> None:
         """Compiles all sizes."""
@@ -204,16 +205,15 @@ def run_mode(acting: Acting, slots: Slots, mode: Mode, seeds: range = range(1_00
             lengths.clear()
 
     run_host(
-        [telling],
-        [Inference(timed, partial(jax.device_put, device=jax.local_devices()[0]))],
-        timed,
-        weights,
-        rollout,
-        starts=lambda ticket: _start(slots, ticket, seeds),
-        batches=lambda tickets: timed.batches(noted(tickets), _OBJECTIVE, load.micro),
-        steps=steps,
-        each=mode.by_slot,
-        stream=mode.streamed,
+        HostSystem(
+            [telling],
+            [Inference(timed, partial(jax.device_put, device=jax.local_devices()[0]))],
+            timed,
+            weights,
+            lambda ticket: _start(slots, ticket, seeds),
+            lambda tickets: timed.batches(noted(tickets), _OBJECTIVE, load.micro),
+        ),
+        HostConfig(rollout, steps, each=mode.by_slot, stream=mode.streamed),
         on_step=on_step,
         timeline=timeline,
     )

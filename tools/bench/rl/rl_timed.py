@@ -24,7 +24,7 @@ class Timed:
     computing is not left to JAX's own threads (`jax_cpu_enable_async_dispatch`)."""
 
     def __init__(self, actor: Actor, learner: Learner) -> None:
-        self.sizes = actor.policy.sizes
+        self.sizes = actor.sizes
         self._actor, self._learner = actor, learner
         self.preparing: list[float] = []
         self.drawing: dict[int, list[float]] = defaultdict(list)
@@ -42,8 +42,8 @@ class Timed:
         return self._learner.state.params
 
     def prepare(self, observation: Observation, prompt: str, key: tuple[int, int]) -> Request:
-        since, seen = time.perf_counter(), (observation.images[None], observation.state[None])
-        (found,) = self._actor.policy.requests(seen, [prompt], np.array([key], np.uint32))
+        since = time.perf_counter()
+        found = self._actor.prepare(observation, prompt, key)
         self.preparing.append(time.perf_counter() - since)
         return found
 

@@ -1,0 +1,292 @@
+"""A policy bound to the robot that it acts for: a simulated one of a suite, or that of a server's
+clients. Evaluation, recordings, RL and serving prepare observations and read actions here alone.
+
+On the host `Processor.sample` prepares each row. Inside a traced program the same numbers come of
+tables: prompts are few, so they are tokenised and laid out once, and a row gathers its own.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float, Int, UInt8, UInt32
+
+from models.inputs.packed_batch import PackedBatch, pack
+from models.inputs.processor import Embodiment, Normalizer, Processor
+from models.policy import Policy, Request
+
+Pictures = UInt8[Array | np.ndarray, "c h w 3"] | Sequence[UInt8[np.ndarray, "_h _w 3"]]
+"""A robot's pictures of one moment, in the order of its cameras."""
+
+
+class RobotSpec(Protocol):
+    """Cameras, state and actions of a robot; `sim.protocol.Spec` is one."""
+
+    @property
+    def name(self) -> str:
+        """The suite's, for messages."""
+
+    @property
+    def cameras(self) -> tuple[str, ...]:
+        """In the order of observed pictures."""
+
+    @property
+    def picture(self) -> tuple[int, int]:
+        """Height and width of observed pictures, pixels."""
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """One for each dim of the state."""
+
+    @property
+    def action_names(self) -> tuple[str, ...]:
+        """One for each dim of an action."""
+
+    @property
+    def prompts(self) -> tuple[tuple[str, ...], ...]:
+        """Wordings of each goal."""
+
+
+@dataclass(frozen=True)
+class RobotPolicy:
+    """Made by `in_suite` or `for_clients`, which check that policy and robot fit.
+
+    `cameras`: for each of the policy's cameras, in its order, the place of its picture among those
+    observed; None where the robot has none, which costs nothing. `picture`: height and width of
+    those observed, if they are all alike. `prompts`: wordings of each goal, if they are known.
+    """
+
+    policy: Policy
+    name: str
+    cameras: tuple[int | None, ...]
+    picture: tuple[int, int] | None = None
+    prompts: tuple[tuple[str, ...], ...] = ()
+
+    @classmethod
+    def in_suite(cls, policy: Policy, spec: RobotSpec) -> "RobotPolicy":
+        """A policy in a suite, of whose cameras it sees its own.
+
+        Raises:
+          ValueError: it was trained on another robot, or came without its processor.
+        """
+        processor = processor_of(policy, spec.name)
+        robot = processor.embodiments[policy.embodiment]
+        ours = len(robot.state.offset), len(robot.actions.offset)
+        theirs = len(spec.state_names), len(spec.action_names)
+        if ours != theirs or not set(robot.cameras) <= set(spec.cameras):
+            height, width = spec.picture
+            raise ValueError(
+                f"The policy was trained on '{robot.name}' with cameras {list(robot.cameras)}, "
+                f"{ours[0]} state and {ours[1]} action dims, but {spec.name} has cameras "
+                f"{list(spec.cameras)}, {theirs[0]} state and {theirs[1]} action dims; its "
+                f"pictures of {height} × {width} pixels would be seen as "
+                f"{processor.image_size} × {processor.image_size}. Take a suite of the policy's "
+                "own robot, or train on data whose cameras have the suite's names."
+            )
+        cameras = tuple(spec.cameras.index(camera) for camera in robot.cameras)
+        return cls(policy, spec.name, cameras, spec.picture, spec.prompts)
+
+    @classmethod
+    def for_clients(cls, policy: Policy, sent: tuple[str, ...] | None = None) -> "RobotPolicy":
+        """A policy for clients that send pictures of these of its cameras (all if None), of any
+        size, in this order.
+
+        Raises:
+          ValueError: it came without its processor.
+        """
+        robot = processor_of(policy, "its clients' robots").embodiments[policy.embodiment]
+        sent = robot.cameras if sent is None else sent
+        places = [sent.index(camera) if camera in sent else None for camera in robot.cameras]
+        return cls(policy, robot.name, tuple(places))
+
+    @property
+    def processor(self) -> Processor:
+        """The policy's."""
+        return processor_of(self.policy, self.name)
+
+    @property
+    def embodiment(self) -> Embodiment:
+        """Cameras and scales of the robot that the policy was trained on."""
+        return self.processor.embodiments[self.policy.embodiment]
+
+    @property
+    def reads_state(self) -> bool:
+        """True if the model or its action units need the state."""
+        return self.processor.state_input != "none" or bool(self.embodiment.relative)
+
+    @property
+    def chunk(self) -> tuple[int, int]:
+        """Steps and dims of an action chunk in the robot's units."""
+        return self.processor.horizon, len(self.embodiment.actions.offset)
+
+    def act(
+        self,
+        observation: tuple[UInt8[ArrayLike, "n c h w 3"], Float[ArrayLike, "n s"]],
+        prompts: Sequence[str],
+        keys: UInt32[np.ndarray, "n 2"],
+    ) -> Float[np.ndarray, "n h a"]:
+        """Chunks in the robot's units for N observations (`sim.acting.Policy`).
+
+        Args:
+          keys: any two words for each row, such as (episode, step); all that its noise depends on.
+        """
+        images, states = (np.asarray(x) for x in observation)
+        rows = zip(images, states, prompts, keys, strict=True)
+        return self.policy.answer(
+            [self.request((shown, state), prompt, key) for shown, state, prompt, key in rows]
+        )
+
+    def request(
+        self,
+        observation: tuple[Pictures, Float[ArrayLike, "s"] | None],
+        prompt: str,
+        key: Sequence[int] | UInt32[np.ndarray, "2"],
+        *,
+        previous: Float[np.ndarray, "_t a"] | None = None,
+        committed: int = 0,
+    ) -> Request:
+        """One observation, ready for `Policy.answer`: pictures as the robot orders its cameras, and
+        the state, in its units.
+
+        Args:
+          previous, committed: a chunk to continue, see `Policy.infer`.
+
+        Raises:
+          ValueError: the observation is not one that the policy reads.
+        """
+        pictures, state = observation
+        shown = zip(self.embodiment.cameras, self.cameras, strict=True)
+        seen: dict[str, Any] = {
+            "image": {camera: pictures[at] for camera, at in shown if at is not None},
+            "prompt": prompt,
+        }
+        if state is not None:
+            seen["state"] = state
+        (request,) = self.policy.prepare(
+            seen, np.asarray([key]), previous=[previous], committed=committed
+        )
+        return request
+
+    @cached_property
+    def longest_text(self) -> int:
+        """Tokens of the longest prompt to expect, with the state where it is spelt."""
+        processor = self.processor
+        if not self.prompts:
+            return processor.text_limit
+        dims = processor.state_dim if processor.spells_padding else self._dims[0]
+        longest = np.ones(dims)  # where a state is spelt, no bin takes more letters than the last
+        return max(len(processor.tokens(wording, longest)) for wording in self._wordings)
+
+    def check_traced(self) -> None:
+        """Raises ValueError unless `batch` and `actions` can stand for what the host prepares."""
+        size = self.processor.image_size
+        if self.picture != (size, size):
+            raise ValueError(
+                f"{self.name} draws pictures of {self.picture} pixels, but the policy sees "
+                f"{(size, size)}, and a device does not resize them; give the environment "
+                f"image_size={size}."
+            )
+        if self.processor.state_input == "text":
+            raise ValueError(
+                "The policy reads its state as text, which a device cannot spell; choose placement "
+                "'host', or a model whose state_input is 'token' or 'suffix'."
+            )
+
+    def batch(
+        self,
+        observation: tuple[
+            UInt8[Array | np.ndarray, "n c h w 3"], Float[Array | np.ndarray, "n s"]
+        ],
+        goal: Int[Array, "n"],
+        wording: Float[Array, "n"],
+    ) -> PackedBatch:
+        """A row for each observation, to trace; nothing of `action_mask` is true.
+
+        Args:
+          wording: a draw in [0, 1), which of the goal's wordings the prompt has.
+        """
+        images, state = observation
+        counts = jnp.array([len(wordings) for wordings in self.prompts])
+        first = jnp.cumsum(counts) - counts
+        at = first[goal] + jnp.int32(wording * counts[goal])
+        rows = jax.tree.map(lambda x: jnp.asarray(x)[at], self._table)
+        scaled = _exactly(jnp.asarray(state), self.embodiment.state)
+        padding = rows.state.shape[-1] - scaled.shape[-1]
+        changed = {
+            "images": images[:, jnp.array(self.cameras)],
+            "state": jnp.pad(scaled, ((0, 0), (0, padding)))[:, None],
+        }
+        return PackedBatch(**{**vars(rows), **changed})
+
+    def actions(
+        self, chunk: Float[Array, "n h _a"], state: Float[Array, "n _s"]
+    ) -> Float[Array, "n h _d"]:
+        """A model's chunks in the robot's units and dims, to trace; `state` is what was
+        observed."""
+        robot = self.embodiment
+        found = _exactly(chunk[..., : self._dims[1]], robot.actions, inverse=True)
+        relative = np.asarray(robot.relative)
+        if not relative.size:
+            return found
+        origin = jnp.where(relative >= 0, state[:, relative], 0)
+        return found + origin[:, None]
+
+    def acted(self, steps: Int[Array, "*b"], shape: tuple[int, ...]) -> Bool[Array, "*b h a"]:
+        """Mask of the numbers of chunks of `shape` [..., h, a] that were acted, if so many steps
+        were."""
+        horizon, width = shape[-2:]
+        early = jnp.arange(horizon) < steps[..., None]
+        return early[..., None] & (jnp.arange(width) < self._dims[1])
+
+    @property
+    def _dims(self) -> tuple[int, int]:
+        """Dims of the robot's state and actions; the model may have more of each."""
+        return len(self.embodiment.state.offset), len(self.embodiment.actions.offset)
+
+    @property
+    def _wordings(self) -> list[str]:
+        return [wording for wordings in self.prompts for wording in wordings]
+
+    @cached_property
+    def _table(self) -> PackedBatch:
+        """A row for each wording, with blank pictures."""
+        processor, config = self.processor, self.policy.model.config
+        images = len(self.cameras)
+        black = np.zeros((processor.image_size, processor.image_size, 3), np.uint8)
+        still = np.zeros(self._dims[0], np.float32)
+        samples = [
+            processor.sample([black] * images, still, prompt, embodiment=self.policy.embodiment)
+            for prompt in self._wordings
+        ]
+        text = max(len(sample.text) for sample in samples)
+        prefix = config.layout(prefix=0, samples=1, images=images).prefix_length(images, text)
+        layout = config.layout(prefix=prefix, samples=1, images=images, text=text)
+        return pack([[sample] for sample in samples], layout)
+
+
+def processor_of(policy: Policy, where: str) -> Processor:
+    """The policy's processor.
+
+    Raises:
+      ValueError: it came without one, so it cannot act for a robot, there or anywhere.
+    """
+    if policy.processor is None:
+        raise ValueError(
+            f"The checkpoint came without a processor (scales and tokenizer), so it cannot act in "
+            f"a robot's units, as {where} needs; take one that was trained or converted here."
+        )
+    return policy.processor
+
+
+def _exactly(x: Float[Array, "*b d"], scaling: Normalizer, inverse: bool = False) -> Any:
+    """In 64 bits and rounded once, as numpy does on the host."""
+    offset, scale = np.asarray(scaling.offset), np.asarray(scaling.scale)
+    with jax.enable_x64(True):
+        wide = x.astype(jnp.float64)
+        scaled = wide * scale + offset if inverse else (wide - offset) / scale
+        return scaled.astype(jnp.float32)
