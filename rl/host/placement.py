@@ -33,7 +33,7 @@ from rl.host.weights import Weights
 from rl.learner import Learner
 from rl.step import abstract_learner_state, learner_state, optimizer_of
 from sim.protocol import Slots
-from sim.suites import Suite
+from sim.suite import Suite
 
 _LARGEST = 64
 """Rows of the largest batch that the policy computes."""

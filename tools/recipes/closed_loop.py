@@ -28,7 +28,8 @@ from parallel.runs.log_failure import naming
 from parallel.step import TrainState
 from sim.protocol import Slots, Start
 from sim.results import Evaluation, joined
-from sim.suites import Suite, load_suite
+from sim.suite import Suite
+from sim.suites import load_suite
 from tools.recipes.conditions import Condition, in_batches
 from tools.recipes.presets import ClosedLoopConfig
 
