@@ -1,5 +1,5 @@
-"""What a dataset of any format must hold: tables that fit together, columns that can be learnt
-from, instructions, and pictures that decode.
+"""Checks of a dataset of any format: tables that fit together, columns that can be learnt from,
+instructions, and pictures that decode.
 
 A format's own checks begin with these or replace them (`Format.validate`).
 """

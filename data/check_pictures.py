@@ -1,4 +1,4 @@
-"""What a dataset's cameras must hold: pictures that decode, in the size that is declared.
+"""Checks of cameras: pictures that decode, in the size that is declared.
 
 Of each camera a few episodes are decoded, of a dataset of any format; data/validation/check_cameras.py also
 looks into LeRobot's videos.

@@ -1,5 +1,5 @@
-"""What the cameras of a LeRobot dataset must hold: every frame that the metadata promises, where it
-promises it.
+"""Checks of a LeRobot dataset's cameras: every frame that the metadata promises, where it promises
+it.
 
 A video's packets are counted and their times read without decoding; of each camera a few episodes
 are decoded, which also tells whether the written statistics of its pictures can be true.
