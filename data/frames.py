@@ -11,12 +11,14 @@ from typing import Protocol
 import numpy as np
 from jaxtyping import Bool, Float32, Int64, UInt8
 
-from data.statistics.stats import Stats
-from data.task_runs import Runs
+from data.dataset import Prompts, Runs
 
-__all__ = ["ACTION", "STATE", "Feed", "Frames", "Runs"]
+__all__ = ["ACTION", "STATE", "Feed", "Frames", "Runs", "Stats"]
 
 STATE, ACTION = "observation.state", "action"
+
+Stats = dict[str, np.ndarray]
+"""min, max, mean, std, q01, q10, q50, q90, q99 per dimension, and count [1]."""
 
 
 class Frames(Protocol):
@@ -39,7 +41,7 @@ class Frames(Protocol):
     @property
     def cameras(self) -> tuple[str, ...]: ...
     @property
-    def prompts(self) -> tuple[tuple[str, ...], ...]: ...
+    def prompts(self) -> Prompts: ...
     @property
     def lengths(self) -> Int64[np.ndarray, "e"]: ...
     @property

@@ -5,29 +5,14 @@ instruction that is listed but that no frame refers to is another wording of tho
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from jaxtyping import Bool, Int64
 
+from data.dataset import Prompts, Runs
 from data.errors import DatasetError
-
-
-class Runs(NamedTuple):
-    """Runs of frames of one episode with one task, in order: `first` is counted in the episode.
-
-    Most episodes are a single run; `task` indexes `Frames.prompts`.
-    """
-
-    episode: Int64[np.ndarray, "r"]
-    first: Int64[np.ndarray, "r"]
-    length: Int64[np.ndarray, "r"]
-    task: Int64[np.ndarray, "r"]
-
-
-Prompts = tuple[tuple[str, ...], ...]
 
 
 def runs_and_prompts(

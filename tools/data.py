@@ -29,9 +29,9 @@ from rich.text import Text
 
 from data import Dataset, open_dataset
 from data.columns import BOOKKEEPING
+from data.dataset import use_format
 from data.files.checksums import CHECKSUMS, damaged_files, write_checksums
 from data.files.folder import open_folder
-from data.lerobot.metadata import robot_type
 from data.lerobot.upgrade import upgrade
 from data.statistics.stats import Report, Stats, compute, compute_together, narrow
 from data.store.convert import DESCRIPTION, in_threads
@@ -47,6 +47,7 @@ StorePath = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="STORE")]
 DatasetPaths = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATH …")]
 Episode = Annotated[int, tyro.conf.Positional, tyro.conf.arg(metavar="EPISODE")]
 Out = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
+DataFormat = Annotated[str, tyro.conf.arg(metavar="FILE.py:NAME")]
 JsonFile = Annotated[Path | None, tyro.conf.arg(name="json", metavar="FILE")]
 
 app = tyro.extras.SubcommandApp()
@@ -56,14 +57,17 @@ _MOST_SHOWN = 1000
 
 
 @app.command(name="validate")
-def validate_command(path: DatasetPath, json_file: JsonFile = None) -> None:
+def validate_command(
+    path: DatasetPath, json_file: JsonFile = None, data_format: DataFormat = ""
+) -> None:
     """Check a dataset; exits with 1 if it has errors.
 
     Args:
         path: Folder of the dataset (the one that holds meta/), hf://OWNER/NAME or a bucket's URL.
         json_file: File to write the findings to.
+        data_format: Format of yours to read it by; the file's Python runs (docs/own_dataset.md).
     """
-    console = Console()
+    console = _console(data_format)
     with _steps() as report:
         problems = validate(path, report)
     if json_file is not None:
@@ -120,15 +124,18 @@ def verify_command(path: StorePath) -> None:
 
 
 @app.command(name="stats")
-def stats_command(paths: DatasetPaths, json_file: JsonFile = None) -> None:
+def stats_command(
+    paths: DatasetPaths, json_file: JsonFile = None, data_format: DataFormat = ""
+) -> None:
     """Show a dataset's size, tasks and exact statistics; of several datasets also those of each
     robot's frames together, as in a mixture.
 
     Args:
         paths: Folder of the dataset (the one that holds meta/), hf://OWNER/NAME or a bucket's URL.
         json_file: File to write the statistics to.
+        data_format: Format of yours to read them by; the file's Python runs (docs/own_dataset.md).
     """
-    console = Console()
+    console = _console(data_format)
     datasets = {path: open_dataset(path) for path in paths}
     robots: dict[str, list[str]] = {}
     for path, dataset in datasets.items():
@@ -163,6 +170,7 @@ def view_command(
     episode: Episode,
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE.html")] = None,
     rerun: Annotated[Path | None, tyro.conf.arg(metavar="FILE.rrd")] = None,
+    data_format: DataFormat = "",
 ) -> None:
     """Make a page of an episode to open in a browser: its videos, state and actions.
 
@@ -171,8 +179,10 @@ def view_command(
         episode: Number of the episode, from 0.
         out: The page; episode-NUMBER.html if neither this nor a recording is asked for.
         rerun: A recording for rerun's viewer (needs `pip install 'chiliad[view]'`).
+        data_format: Format of yours to read it by; the file's Python runs (docs/own_dataset.md).
     """
-    console, dataset = Console(), open_dataset(path)
+    console = _console(data_format)
+    dataset = open_dataset(path)
     if out is not None or rerun is None:
         out = out or Path(f"episode-{episode}.html")
         write_page(dataset, episode, out)
@@ -192,6 +202,7 @@ def convert_command(
     workers: int | None = None,
     ray: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     ray_address: str | None = None,
+    data_format: DataFormat = "",
 ) -> None:
     """Decode a dataset once into a frame store that training reads; goes on where it stopped. Or
     turn a LeRobot v2.1 dataset into v3.0, with the same videos.
@@ -205,8 +216,14 @@ def convert_command(
         workers: Shards made at a time; one for every four cores, if not given.
         ray: Make the shards with a Ray of this machine's own.
         ray_address: Make the shards on this Ray cluster ("auto": the one this machine is in).
+        data_format: Format of yours to read it by; the file's Python runs (docs/own_dataset.md).
     """
-    console, run = Console(), None
+    if data_format and (to == "v3.0" or ray or ray_address):
+        raise ValueError(
+            f"--data-format is {data_format}, but only LeRobot v2.1 is turned into v3.0, and a "
+            "cluster's workers do not have your file; make a frame store, without Ray."
+        )
+    console, run = _console(data_format), None
     if to == "v3.0":
         with in_a_line(writing=out), _progress("Copying") as report:
             upgraded = upgrade(path, out, progress=report)
@@ -224,6 +241,13 @@ def convert_command(
     )
 
 
+def _console(data_format: str) -> Console:
+    """The terminal of a command that opens datasets, those of a user's format too."""
+    if data_format:
+        use_format(data_format)
+    return Console()
+
+
 def _absolute(path: str) -> str:
     """A path that other processes understand; a URL stays."""
     return path if "://" in path else str(Path(path).absolute())
@@ -232,14 +256,17 @@ def _absolute(path: str) -> str:
 def _show_dataset(console: Console, path: str, dataset: Dataset) -> None:
     console.print(
         Text(path, "bold"),
-        f": {_robot(dataset)}, {dataset.num_episodes} episodes, "
-        f"{dataset.num_frames} frames at {dataset.fps} fps, "
+        f": {_robot(dataset)}, {len(dataset.lengths)} episodes, "
+        f"{dataset.lengths.sum()} frames at {dataset.fps} fps, "
         f"cameras {', '.join(dataset.cameras) or 'none'}",
         sep="",
         soft_wrap=True,
     )
     tasks = _table(Column("Episodes", justify="right"), "Task")
-    for task, count in Counter(map(dataset.task, range(dataset.num_episodes))).most_common():
+    runs = dataset.runs
+    begin = np.searchsorted(runs.episode, np.arange(len(dataset.lengths)))
+    shown = (dataset.prompts[task][0] for task in runs.task[begin].tolist())
+    for task, count in Counter(shown).most_common():
         more = "…" if len(task) > _MOST_SHOWN else ""
         tasks.add_row(str(count), task[:_MOST_SHOWN] + more)
     console.print(tasks)
@@ -317,7 +344,7 @@ def _bar(rate: str) -> tuple[ProgressColumn, ...]:
 
 def _robot(dataset: Dataset) -> str:
     """What is scaled alike: the robot type, or the dataset where that is not known."""
-    return robot_type(getattr(dataset, "info", {})) or str(dataset.root)
+    return dataset.robot_type or str(dataset.root)
 
 
 if __name__ == "__main__":

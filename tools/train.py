@@ -26,6 +26,7 @@ import numpy as np
 import tyro
 from jax.sharding import Mesh
 
+from data.dataset import use_format
 from data.loader.loader import Loader
 from data.mixture.mixture import is_mixture
 from data.packing.plan import Plan
@@ -83,6 +84,8 @@ class Paths:
     """SentencePiece file, for an --init that came without its tokenizer."""
     trust: bool = False
     """Run the transforms, programs in Python, that a mixture's file names."""
+    data_format: str = ""
+    """path/to/file.py:NAME of a Format of yours to read datasets by; see docs/own_dataset.md."""
 
     @property
     def folder(self) -> Path:
@@ -138,6 +141,8 @@ def _run(paths: Paths, config: RunConfig, console: Console, mesh: Mesh, resume: 
         check_same(out / CONFIG_NAME, to_json(saved), to_json(config), _FREE)
         before, steps = saved.trainer.steps, config.trainer.steps
         check_more_steps(out / CONFIG_NAME, before, steps, config.optimizer)
+    if paths.data_format:
+        use_format(paths.data_format)
     agreed = consent(paths.trust, jax.process_count() == 1, console)
     ready = first_host_first(
         lambda: prepare(paths.data, out, config, console, _text(paths), agreed)

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from data.errors import DatasetError, short
 from data.files.folder import Folder
 from data.files.names import file_within
+from data.validation.problem import Problem, caught, from_error
 
 CHECKSUMS = "meta/checksums.json"
 
@@ -58,6 +59,20 @@ def damaged_files(folder: Folder, progress: Progress | None = None) -> Iterator[
             "checksum",
             f"the file {what}; copy it again or, if it was changed on purpose, delete {CHECKSUMS}.",
         )
+
+
+def check_sums(
+    folder: Folder, problems: Iterable[Problem], report: Callable[[str, int, int], None]
+) -> Iterator[Problem]:
+    """The same problems, and then those files that differ from their checksums and that no error
+    has named."""
+    named = set()
+    for problem in caught(problems):
+        yield problem
+        if problem.severity == "error":
+            named.add(problem.file)
+    report("Checksums", 0, 1)
+    yield from caught(from_error(e) for e in damaged_files(folder) if str(e.file) not in named)
 
 
 def sums_of(root: Path, names: Iterable[str]) -> Sums:

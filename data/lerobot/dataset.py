@@ -20,7 +20,7 @@ from jaxtyping import Bool, Int64, UInt8
 from data.columns import arrow_type
 from data.errors import MissingFileError
 from data.files.folder import Folder, open_folder
-from data.lerobot.metadata import VISUAL, Metadata, file_pattern, read_info
+from data.lerobot.metadata import VISUAL, Metadata, file_pattern, read_info, robot_type
 from data.lerobot.rows import Rows
 from data.lerobot.v21 import MetadataV21
 from data.lerobot.v30 import MetadataV30
@@ -31,36 +31,7 @@ from data.video.video import VideoReader
 VERSION = "v3.0"
 
 
-def open_dataset(path: str | Path, episodes: Sequence[int] | None = None) -> Any:
-    """Opens a LeRobot dataset (v2.0, v2.1, v3.0), or an RLDS one: a TFDS directory, or the folder
-    of its versions. No data is read yet.
-
-    Args:
-      path: its folder, `hf://org/name[@revision][/folder]`, or a URL that fsspec knows.
-      episodes: LeRobot only: the `episode_index` of those to keep; files of others stay untouched.
-
-    Returns:
-      A `Dataset` or a data.rlds.dataset.RldsDataset, which have the attributes in common that
-      training, statistics and conversion need.
-
-    Raises:
-      MissingFileError: there is no dataset, or a file of it is missing.
-      DatasetError: an unknown version, or broken metadata; names the file and field.
-      ValueError: an episode is asked for that the dataset does not have.
-    """
-    if not _is_rlds(open_folder(path)):
-        return Dataset(path, episodes)
-    if episodes is not None:
-        raise ValueError(
-            f"{path}: is an RLDS dataset, of which no single episodes are selected; "
-            "leave `episodes` out."
-        )
-    from data.rlds.dataset import open_rlds
-
-    return open_rlds(path)
-
-
-class Dataset:
+class LeRobotDataset:
     """A LeRobot dataset: episodes 0..e-1, whose `episode_numbers` are LeRobot's `episode_index`.
 
     `root` is the path it was opened with, or the URL; `path(name)` what a message calls a file.
@@ -88,7 +59,7 @@ class Dataset:
         self._readers: dict[str, VideoReader] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Dataset, (self.root, self._selected)
+        return LeRobotDataset, (self.root, self._selected)
 
     def path(self, name: str) -> Path | str:
         """Path or URL of one of its files, for messages."""
@@ -98,6 +69,11 @@ class Dataset:
     def lengths(self) -> Int64[np.ndarray, "e"]:
         """Frames of each episode."""
         return self.metadata.lengths[self._chosen]
+
+    @property
+    def robot_type(self) -> str | None:
+        """What info.json calls the robot."""
+        return robot_type(self.info)
 
     @property
     def num_episodes(self) -> int:
@@ -226,11 +202,6 @@ class Dataset:
         """
         return encoded(self.folder, *self._cells(i, camera))
 
-    def locate(self, frame: int) -> tuple[int, int]:
-        """Episode and step of a frame counted through the whole dataset."""
-        episode = int(np.searchsorted(self._ends, frame, "right"))
-        return episode, int(frame - self._ends[episode] + self.lengths[episode])
-
     def frames(self, i: int, camera: str) -> UInt8[np.ndarray, "t h w 3"]:
         """Episode i as seen by `camera`.
 
@@ -285,9 +256,9 @@ class Dataset:
         """The parquet files of the frames, in order."""
         return [self._rows.path(file) for file in range(self.metadata.num_data_files)]
 
-    def data_file(self, frame: int) -> Path | str:
-        """The parquet file that holds a frame counted through the whole dataset."""
-        return self._rows.path(self._rows.place(self._place(self.locate(frame)[0])).file)
+    def file(self, i: int) -> Path | str:
+        """The parquet file that holds episode i's rows."""
+        return self._rows.path(self._rows.place(self._place(i)).file)
 
     @cached_property
     def _ends(self) -> Int64[np.ndarray, "e"]:
@@ -352,12 +323,6 @@ class Dataset:
         if not 0 <= i < self.num_episodes:
             raise IndexError(f"{self.root}: no episode {i}; there are {self.num_episodes}.")
         return int(self._chosen[i])
-
-
-def _is_rlds(folder: Folder) -> bool:
-    files = ("features.json", "dataset_info.json")
-    described = (all(folder.list(top + file) for file in files) for top in ("", "*/"))
-    return not folder.exists("meta/info.json") and any(described)
 
 
 def _name(url: str) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data.lerobot.dataset import Dataset
+from data.lerobot.dataset import LeRobotDataset
 from data.statistics import stats
 from data.statistics.pixels import Histogram
 
@@ -88,7 +88,7 @@ class EpisodeTable:
     def write_statistics(self) -> None:
         """Writes meta/stats.json, exact over all frames, when all other files are there."""
         written = {c: p.stats(self.num_frames) for c, p in self._pixels.items()}
-        written |= stats.compute(Dataset(self.root))
+        written |= stats.compute(LeRobotDataset(self.root))
         plain = {n: {k: v.tolist() for k, v in s.items()} for n, s in written.items()}
         write_json(self.root / "meta/stats.json", plain)
 

@@ -14,7 +14,7 @@ import numpy as np
 from data.columns import BOOKKEEPING
 from data.errors import DatasetError
 from data.files.checksums import write_checksums
-from data.lerobot.dataset import VERSION, Dataset
+from data.lerobot.dataset import VERSION, LeRobotDataset
 from data.lerobot.meta_writer import EpisodeTable, write_json, write_tasks
 from data.lerobot.recording import DATA_PATH, FILES_PER_CHUNK, VIDEO_PATH, DataFiles
 from data.lerobot.remux import CopiedVideos
@@ -32,7 +32,7 @@ def upgrade(
     data_megabytes: float = 100,
     video_megabytes: float = 200,
     progress: Progress | None = None,
-) -> Dataset:
+) -> LeRobotDataset:
     """Writes the v2.0 or v2.1 dataset at `path` as v3.0 to the folder `out`.
 
     Episodes are numbered from 0 without gaps, as v3.0 needs them; a camera that an episode lacks
@@ -48,7 +48,7 @@ def upgrade(
       MissingFileError, DatasetError: a file of the dataset is missing or damaged. Nothing is left
         at `out` then.
     """
-    dataset, out = Dataset(path), Path(out)
+    dataset, out = LeRobotDataset(path), Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out}: already exists and is not empty; choose another path.")
     if not dataset.info["codebase_version"].startswith("v2."):
@@ -64,11 +64,11 @@ def upgrade(
         partial.rename(out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return Dataset(out)
+    return LeRobotDataset(out)
 
 
 def _write(
-    dataset: Dataset,
+    dataset: LeRobotDataset,
     root: Path,
     data_megabytes: float,
     video_megabytes: float,
@@ -136,7 +136,9 @@ def _write(
     write_checksums(root)
 
 
-def _columns(dataset: Dataset, i: int, tasks: list[int], first: int) -> dict[str, np.ndarray]:
+def _columns(
+    dataset: LeRobotDataset, i: int, tasks: list[int], first: int
+) -> dict[str, np.ndarray]:
     """Episode i's columns, numbered anew: its first frame is number `first` of the dataset."""
     columns = dataset.columns(i)
     (told,) = (block["task_index"] for block in dataset.stream(["task_index"], [i]))

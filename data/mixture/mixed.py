@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -107,8 +107,7 @@ def _unlike(names: list[str]) -> Iterator[str]:
 def _feed(config: DatasetConfig, frames: Frames, reading: Reading) -> Feed:
     shown = frames
     if reading.increments or reading.prompts != frames.prompts:
-        told = Retold(frames, reading.prompts, reading.increments, reading.step)
-        shown = cast(Frames, told)
+        shown = Retold(frames, reading.prompts, reading.increments, reading.step)
     return Feed(
         frames=shown,
         embodiment=reading.embodiment,

@@ -5,24 +5,23 @@ The wordings of an instruction and the transform of states and actions are read 
 mistake in them is found at start and named.
 """
 
-import hashlib
 import json
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32, Int64
+from jaxtyping import Bool, Float32, Int64, UInt8
 
-from data.frames import Frames
+from data import user_file
+from data.dataset import Prompts, Runs
+from data.frames import Frames, Stats
 
-Wordings = tuple[tuple[str, ...], ...]
+Wordings = Prompts
 
 
+@dataclass(frozen=True, eq=False)
 class Retold:
     """`frames` with other wordings, and with increments that reach over a whole step.
 
@@ -35,18 +34,68 @@ class Retold:
       step: frames, not necessarily whole.
     """
 
-    def __init__(
-        self,
-        frames: Frames,
-        prompts: Wordings,
-        increments: Mapping[str, tuple[int, ...]],
-        step: float,
-    ) -> None:
-        self.frames, self.prompts = frames, prompts
-        self.increments, self.step = dict(increments), step
+    frames: Frames
+    prompts: Prompts
+    increments: Mapping[str, tuple[int, ...]]
+    step: float
+
+    @property
+    def name(self) -> str:
+        """The dataset's."""
+        return self.frames.name
+
+    @property
+    def digest(self) -> str:
+        """The dataset's."""
+        return self.frames.digest
+
+    @property
+    def fps(self) -> float:
+        """Frames a second."""
+        return self.frames.fps
+
+    @property
+    def image_size(self) -> int:
+        """Side of the pictures in pixels."""
+        return self.frames.image_size
+
+    @property
+    def cameras(self) -> tuple[str, ...]:
+        """Full names."""
+        return self.frames.cameras
+
+    @property
+    def lengths(self) -> Int64[np.ndarray, "e"]:
+        """Frames of each episode."""
+        return self.frames.lengths
+
+    @property
+    def starts(self) -> Int64[np.ndarray, "e"]:
+        """Number of each episode's first frame."""
+        return self.frames.starts
+
+    @property
+    def runs(self) -> Runs:
+        """Runs of frames with one task."""
+        return self.frames.runs
+
+    @property
+    def present(self) -> Bool[np.ndarray, "e c"]:
+        """Which episodes have which cameras."""
+        return self.frames.present
+
+    @property
+    def alike(self) -> Int64[np.ndarray, "e"]:
+        """For each episode the first one with the same states and actions."""
+        return self.frames.alike
+
+    @property
+    def stats(self) -> dict[str, Stats]:
+        """Statistics of the columns as the dataset has them, increments of single frames."""
+        return self.frames.stats
 
     def column(self, name: str, rows: Int64[np.ndarray, "*n"]) -> Float32[np.ndarray, "*n d"]:
-        """As the dataset has it, but for increments."""
+        """Values of a column at these frames, as the dataset has them but for increments."""
         values = self.frames.column(name, rows)
         if name not in self.increments:
             return values
@@ -62,10 +111,14 @@ class Retold:
         values[..., dims] = moved
         return values
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "frames":
-            raise AttributeError(name)
-        return getattr(self.frames, name)
+    def images(
+        self,
+        rows: Int64[np.ndarray, "n"],
+        camera: str,
+        out: Sequence[UInt8[np.ndarray, "s s 3"]],
+    ) -> None:
+        """Fills each of `out` with a frame's picture, as `Frames` does."""
+        self.frames.images(rows, camera, out)
 
 
 @dataclass(frozen=True)
@@ -91,7 +144,7 @@ class Transform:
             raise ValueError(f"transform is '{where}'; give path/to/file.py:function.")
         if not Path(file).is_file():
             raise FileNotFoundError(f"{file}: no such file, needed for transform '{where}'.")
-        return cls(file, function, hashlib.sha256(Path(file).read_bytes()).hexdigest())
+        return cls(file, function, user_file.digest(file))
 
     @classmethod
     def read(cls, where: str, content: str = "") -> "Transform":
@@ -106,7 +159,7 @@ class Transform:
         """
         found = cls.find(where)
         found = replace(found, content=content or found.content)
-        if not callable(_loaded(found.file, found.content).get(found.function)):
+        if not callable(user_file.run(found.file, found.content).get(found.function)):
             raise ValueError(
                 f"{found.file} has no function '{found.function}', needed as a transform."
             )
@@ -120,7 +173,7 @@ class Transform:
         Raises:
           ValueError: that is not two arrays for the same samples and steps.
         """
-        function: Callable[..., Any] = _loaded(self.file, self.content)[self.function]
+        function: Callable[..., Any] = user_file.run(self.file, self.content)[self.function]
         made = tuple(np.asarray(x, np.float32) for x in function(state, actions))
         kept = [x.shape[:-1] for x in made]
         if kept != [state.shape[:-1], actions.shape[:-1]]:
@@ -129,21 +182,6 @@ class Transform:
                 f"state {state.shape} and actions {actions.shape}; only the last axis may change."
             )
         return made[0], made[1]
-
-
-@lru_cache
-def _loaded(file: str, content: str) -> dict[str, Any]:
-    source = Path(file).read_bytes()
-    if hashlib.sha256(source).hexdigest() != content:
-        raise ValueError(
-            f"{file} has changed: its SHA-256 was {content} when the run began; give it that "
-            "content again, or start another run."
-        )
-    module = ModuleType(f"transform_{content}")
-    module.__file__ = file
-    sys.modules[module.__name__] = module  # where dataclasses and pickle look for it
-    exec(compile(source, file, "exec"), module.__dict__)
-    return module.__dict__
 
 
 def read_wordings(file: str, empty: str, prompts: Wordings) -> Wordings:

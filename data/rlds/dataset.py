@@ -1,9 +1,9 @@
 """Reads RLDS datasets (Open X-Embodiment, DROID, BridgeData) as TFDS keeps them on disk, without
 TensorFlow.
 
-A dataset is what `data.lerobot.dataset.Dataset` is: columns are named by their keys within a step,
-joined by dots, and LeRobot's bookkeeping columns are made up. A record holds a whole episode with
-its pictures; all that is read of it is checked against its checksum.
+A dataset is a data.dataset.Dataset: columns are named by their keys within a step, joined by dots,
+and LeRobot's bookkeeping columns are made up. A record holds a whole episode with its pictures; all
+that is read of it is checked against its checksum.
 """
 
 import hashlib
@@ -109,6 +109,11 @@ class RldsDataset:
         return self._index.lengths
 
     @property
+    def robot_type(self) -> str | None:
+        """None, as RLDS does not know it."""
+        return None
+
+    @property
     def num_episodes(self) -> int:
         """Records of the split."""
         return len(self.lengths)
@@ -167,6 +172,10 @@ class RldsDataset:
         """The named columns of all (or of the given) episodes, one episode at a time."""
         for i in range(self.num_episodes) if episodes is None else episodes:
             yield {name: self._column(i, name) for name in names}
+
+    def file(self, i: int) -> Path | str:
+        """The dataset's folder: which record holds an episode is no help to find what is wrong."""
+        return self.root
 
     def task(self, i: int) -> str:
         """Episode i's prompt: the first wording at its first step."""

@@ -11,17 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 from jaxtyping import Bool, Float64, Shaped
 
-from data.lerobot.dataset import Dataset
+from data.dataset import Dataset, Report
+from data.frames import Stats
 from data.statistics.quantiles import OrderStatistics, interpolate, ranks
 from models import Normalizer
 from models.terminal import logger
 
-Stats = dict[str, np.ndarray]
-"""min, max, mean, std, q01, q10, q50, q90, q99 per dimension, and count [1]."""
 Block = Shaped[np.ndarray, "_n *shape"]
 Blocks = Callable[[Sequence[str]], Iterable[Mapping[str, Block]]]
-Report = Callable[[str, int, int], None]
-"""Called with what is being done, how many frames of it are, and how many there are."""
 
 QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
 
@@ -46,9 +43,10 @@ def compute(
     Raises:
       ValueError: a column is missing, of another type than declared or not finite; no frames.
     """
-    if dataset.num_frames == 0 or (episodes is not None and len(episodes) == 0):
+    frames = int(dataset.lengths.sum())
+    if frames == 0 or (episodes is not None and len(episodes) == 0):
         raise ValueError(f"{dataset.root}: no frames to take statistics of; record episodes first.")
-    total = dataset.num_frames if episodes is None else int(dataset.lengths[list(episodes)].sum())
+    total = frames if episodes is None else int(dataset.lengths[list(episodes)].sum())
     blocks = _told(lambda wanted: dataset.stream(wanted, episodes), total, progress)
     if names is not None:
         return describe_columns(blocks, names)
@@ -65,7 +63,7 @@ def compute_together(
         for dataset in datasets
     ]
     names = [n for n, shape in shapes[0].items() if all(s.get(n) == shape for s in shapes)]
-    total = sum(dataset.num_frames for dataset in datasets)
+    total = sum(int(dataset.lengths.sum()) for dataset in datasets)
     blocks = _told(
         lambda wanted: (block for d in datasets for block in d.stream(wanted)),
         total,

@@ -29,12 +29,12 @@ import simplejpeg
 from array_record.python.array_record_module import ArrayRecordWriter
 from jaxtyping import Int64, UInt8
 
+from data.dataset import Dataset
 from data.errors import DatasetError
 from data.files.checksums import as_sums, sums_of
 from data.files.folder import Folder, LocalFolder
 from data.files.names import path_within
 from data.store import tables
-from data.store.tables import AnyDataset
 from models.inputs.processor import resize_with_pad
 
 Encoding = Literal["jpeg", "raw"]
@@ -76,11 +76,11 @@ class Part(NamedTuple):
 
 Done = Callable[[int], None]
 """Told how many more pictures have been made."""
-Run = Callable[[AnyDataset, Sequence[Part], Settings, Folder, Done], None]
+Run = Callable[[Dataset, Sequence[Part], Settings, Folder, Done], None]
 """Makes parts: in this process (`in_threads`) or on a cluster (`data.store.ray_convert.on_ray`)."""
 
 
-def content_key(dataset: AnyDataset, settings: Settings) -> str:
+def content_key(dataset: Dataset, settings: Settings) -> str:
     """Names a store by what is in it: 16 hexadecimal digits of a SHA-256 over the dataset's digest
     and all that decides the bytes made of it."""
     content = [FORMAT, _QUALITY, _SUBSAMPLING, dataset.digest, *asdict(settings).values()]
@@ -102,7 +102,7 @@ def shard_episodes(
     return np.array(firsts, np.int64)
 
 
-def parts_of(dataset: AnyDataset, settings: Settings) -> list[Part]:
+def parts_of(dataset: Dataset, settings: Settings) -> list[Part]:
     """All parts of a store: its tables and its shards."""
     key = content_key(dataset, settings)
     pictures = np.pad(np.cumsum(dataset.lengths * dataset.present.sum(axis=1)), (1, 0))
@@ -115,7 +115,7 @@ def parts_of(dataset: AnyDataset, settings: Settings) -> list[Part]:
 
 
 def convert(
-    dataset: AnyDataset,
+    dataset: Dataset,
     folder: Folder,
     settings: Settings,
     run: Run | None = None,
@@ -142,7 +142,7 @@ def convert(
         if folder.exists(DESCRIPTION):
             return
         finished = folder.list("parts/*.json")
-        total = sum(part.pictures for part in parts)
+        total, frames = sum(part.pictures for part in parts), int(dataset.lengths.sum())
         done, lock = sum(part.pictures for part in parts if part.manifest in finished), Lock()
 
         def report(pictures: int) -> None:
@@ -150,7 +150,7 @@ def convert(
             with lock:
                 done += pictures
                 if progress is not None:
-                    progress(dataset.num_frames * done // max(total, 1), dataset.num_frames)
+                    progress(frames * done // max(total, 1), frames)
 
         report(0)
         todo = [part for part in parts if part.manifest not in finished]
@@ -159,7 +159,7 @@ def convert(
 
 
 def make_part(
-    dataset: AnyDataset,
+    dataset: Dataset,
     part: Part,
     settings: Settings,
     folder: Folder,
@@ -189,7 +189,7 @@ def make_part(
 
 
 def in_threads(
-    dataset: AnyDataset,
+    dataset: Dataset,
     parts: Sequence[Part],
     settings: Settings,
     folder: Folder,
@@ -247,7 +247,7 @@ def raw_record(image_size: int) -> np.dtype:
 
 
 def _write_shard(
-    dataset: AnyDataset,
+    dataset: Dataset,
     part: Part,
     settings: Settings,
     folder: Path,
@@ -344,9 +344,7 @@ def _require_ours(folder: Folder, parts: Sequence[Part]) -> None:
         )
 
 
-def _describe(
-    dataset: AnyDataset, folder: Folder, settings: Settings, parts: Sequence[Part]
-) -> None:
+def _describe(dataset: Dataset, folder: Folder, settings: Settings, parts: Sequence[Part]) -> None:
     """Writes which files the store has and, last, what it is."""
     files: dict[str, tuple[int, str]] = {}
     for part in parts:

@@ -23,12 +23,13 @@ import numpy as np
 from av.video.reformatter import VideoReformatter
 from jaxtyping import Float32, Int64, UInt8
 
+from data.dataset import Dataset
 from data.errors import DatasetError
 from data.files import cached
 from data.files.checksums import Sums, compare, sums_of
 from data.files.folder import LocalFolder
 from data.files.names import path_within
-from data.lerobot.dataset import Dataset
+from data.lerobot.dataset import LeRobotDataset
 from data.store import tables
 from data.store.convert import FILES, FORMAT
 from data.store.episode_tables import EpisodeTables
@@ -51,7 +52,7 @@ def open_straight(dataset: Dataset, image_size: int, cache_dir: str | Path) -> "
       ValueError: the dataset is of another format, or has no camera or no numeric column.
       DatasetError: a file of it, or of what was copied, is missing or damaged.
     """
-    if not isinstance(dataset, Dataset):
+    if not isinstance(dataset, LeRobotDataset):
         raise ValueError(
             f"{dataset.name}: only LeRobot datasets are read without a frame store; "
             "make one with `python -m tools.data convert`."
@@ -84,7 +85,7 @@ class Straight(EpisodeTables):
     `folder` has its numbers and pictures, `seek` the seek tables of videos.
     """
 
-    dataset: Dataset
+    dataset: LeRobotDataset
     image_size: int
     folder: Path
     seek: Path
@@ -241,7 +242,7 @@ def _rgb(frame: av.VideoFrame) -> UInt8[np.ndarray, "h w 3"]:
 _local = threading.local()
 
 
-def _write(dataset: Dataset, folder: Path) -> None:
+def _write(dataset: LeRobotDataset, folder: Path) -> None:
     """Everything that is read but videos."""
     folder.mkdir()
     tables.write(dataset, folder)
@@ -269,7 +270,7 @@ def _damaged(folder: Path, name: str, what: str) -> DatasetError:
     )
 
 
-def _copy_pictures(dataset: Dataset, camera: str, path: Path) -> None:
+def _copy_pictures(dataset: LeRobotDataset, camera: str, path: Path) -> None:
     """Copies the encoded pictures of a camera end to end into a file, and writes a seek table of
     them in which a picture's time is the frame's number."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -15,10 +15,10 @@ from typing import Any
 
 import data
 import models
+from data.dataset import Dataset
 from data.errors import DatasetError
 from data.files.folder import Folder, LocalFolder
 from data.store.convert import Done, Part, Run, Settings, make_part
-from data.store.tables import AnyDataset
 
 _CORES = 2
 _ATTEMPTS = 3
@@ -37,7 +37,7 @@ def on_ray(address: str = "local") -> Run:
     ray = _ray()
 
     def run(
-        dataset: AnyDataset, parts: Sequence[Part], settings: Settings, folder: Folder, done: Done
+        dataset: Dataset, parts: Sequence[Part], settings: Settings, folder: Folder, done: Done
     ) -> None:
         if not parts:
             return
@@ -97,7 +97,7 @@ def _make(
 
 
 @lru_cache(1)
-def _opened(dataset: bytes) -> AnyDataset:
+def _opened(dataset: bytes) -> Dataset:
     return pickle.loads(dataset)
 
 

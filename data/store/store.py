@@ -19,6 +19,7 @@ import simplejpeg
 from array_record.python.array_record_module import ArrayRecordReader
 from jaxtyping import Float32, Int64, Shaped, UInt8
 
+from data.dataset import Dataset
 from data.errors import DatasetError
 from data.files.checksums import Progress, compare
 from data.files.folder import Folder, LocalFolder, open_folder
@@ -27,7 +28,6 @@ from data.store.convert import Encoding, Run, Settings
 from data.store.description import damaged, described, kept, listed
 from data.store.episode_tables import EpisodeTables
 from data.store.kept_tables import Kept
-from data.store.tables import AnyDataset
 
 _OPEN_FILES = 512
 
@@ -216,7 +216,7 @@ def damaged_store_files(folder: Folder, progress: Progress | None = None) -> Ite
 
 
 def build_store(
-    dataset: AnyDataset,
+    dataset: Dataset,
     path: str | Path,
     image_size: int,
     encoding: Encoding = "jpeg",
@@ -242,7 +242,7 @@ def build_store(
 
 
 def cached_store(
-    dataset: AnyDataset,
+    dataset: Dataset,
     image_size: int,
     encoding: Encoding,
     cache_dir: str | Path,

@@ -17,19 +17,17 @@ import tensorstore as ts
 from jaxtyping import Float32, Int64
 
 from data.columns import BOOKKEEPING
+from data.dataset import Dataset
 from data.errors import DatasetError
 from data.files.folder import Folder, LocalFolder
 from data.files.names import path_within
 from data.frames import ACTION, STATE
-from data.lerobot.dataset import Dataset
-from data.rlds.dataset import RldsDataset
 from data.statistics.stats import describe_blocks
 from models.terminal import logger
 
 EPISODES, PROMPTS, STATS = "episodes.npz", "prompts.json", "stats.json"
 FILES = (EPISODES, PROMPTS, STATS)
 
-AnyDataset = Dataset | RldsDataset
 Block = dict[str, np.ndarray]
 
 _SHARD_ROWS, _CHUNK_ROWS = 1 << 20, 1 << 10
@@ -38,7 +36,7 @@ _OPEN_SHARDS = 256
 _log = logger(__name__)
 
 
-def numeric_columns(dataset: AnyDataset) -> dict[str, int]:
+def numeric_columns(dataset: Dataset) -> dict[str, int]:
     """The columns that a store keeps, with the number of values in a row of each: all of numbers,
     but for LeRobot's bookkeeping."""
     kept = (n for n in dataset.column_names if n not in BOOKKEEPING)
@@ -46,14 +44,14 @@ def numeric_columns(dataset: AnyDataset) -> dict[str, int]:
     return {n: int(np.prod(f["shape"])) for n, f in features.items() if f["dtype"] != "string"}
 
 
-def write(dataset: AnyDataset, folder: Path) -> None:
+def write(dataset: Dataset, folder: Path) -> None:
     """Writes columns, tables of episodes, prompts and statistics, a block of rows at a time. A
     warning names columns that are not finite and so have no statistics.
 
     Raises:
       DatasetError: a column is missing or of another type than declared.
     """
-    dims = numeric_columns(dataset)
+    dims, rows = numeric_columns(dataset), int(dataset.lengths.sum())
     alike = _Alike(dataset.lengths, [name for name in (STATE, ACTION) if name in dims] or [*dims])
     finite = dict.fromkeys(dims, True)
 
@@ -64,7 +62,7 @@ def write(dataset: AnyDataset, folder: Path) -> None:
                 finite[name] &= bool(np.isfinite(values).all())
             yield block
 
-    _write_columns(passing(), dims, dataset.num_frames, folder)
+    _write_columns(passing(), dims, rows, folder)
     np.savez(
         folder / EPISODES,
         lengths=dataset.lengths,
@@ -73,8 +71,7 @@ def write(dataset: AnyDataset, folder: Path) -> None:
         **{f"run_{field}": values for field, values in dataset.runs._asdict().items()},
     )
     (folder / PROMPTS).write_text(json.dumps(dataset.prompts, indent=0, ensure_ascii=False))
-    written, rows = LocalFolder(folder), dataset.num_frames
-    stats = {}
+    written, stats = LocalFolder(folder), {}
     for name, width in dims.items():
         if finite[name]:
             stats[name] = describe_blocks(partial(_shards, written, name, (rows, width)), name)
@@ -137,9 +134,17 @@ def _map(
     return np.asarray(np.memmap(path, "<f4", "r", shape=(held, width)))
 
 
-def _numbers(dataset: AnyDataset, dims: Mapping[str, int]) -> Iterator[Block]:
+def _numbers(dataset: Dataset, dims: Mapping[str, int]) -> Iterator[Block]:
+    rows, frames = 0, int(dataset.lengths.sum())
     for block in dataset.stream(list(dims)):
         yield {n: v.reshape(len(v), dims[n]).astype(np.float32) for n, v in block.items()}
+        rows += len(next(iter(block.values())))
+    if rows != frames:
+        raise DatasetError(
+            dataset.root,
+            "columns",
+            f"have {rows} rows where the episodes have {frames} frames; correct the reader.",
+        )
 
 
 def _write_columns(

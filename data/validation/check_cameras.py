@@ -1,10 +1,10 @@
-"""What a dataset's cameras must hold: every frame that the metadata promises, where it promises it.
+"""Checks of a LeRobot dataset's cameras: every frame that the metadata promises, where it promises
+it.
 
 A video's packets are counted and their times read without decoding; of each camera a few episodes
 are decoded, which also tells whether the written statistics of its pictures can be true.
 """
 
-from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
@@ -14,15 +14,14 @@ import av
 import numpy as np
 from jaxtyping import Float64
 
+from data.check_pictures import check_pictures, check_presence
+from data.dataset import Report
 from data.errors import DatasetError, MissingFileError
-from data.files.folder import open_folder
-from data.lerobot.dataset import Dataset
-from data.statistics.stats import Report
+from data.lerobot.dataset import LeRobotDataset
 from data.validation.check_metadata import numbers, written_statistics
 from data.validation.problem import Problem, error, from_error, warning
 from data.video.mp4 import require_index_fits
 
-_LOOKS, _FRAMES, _PIXELS = 3, 10, 4
 _SMALLEST_SPREAD = 0.5
 _DRIFT = 0.1
 
@@ -36,46 +35,25 @@ class _Span(NamedTuple):
     episode: int
 
 
-def check_camera(dataset: Dataset, camera: str, report: Report) -> Iterator[Problem]:
+def check_camera(dataset: LeRobotDataset, camera: str, report: Report) -> Iterator[Problem]:
     """All problems of one camera."""
     present = np.flatnonzero(dataset.present[:, dataset.cameras.index(camera)]).tolist()
-    yield from _absent(dataset, camera, present)
+    videos = sum(dataset.features[name]["dtype"] == "video" for name in dataset.cameras)
+    counted = dataset.info.get("total_videos") == dataset.num_episodes * videos
+    yield from check_presence(dataset, camera, present, promised=videos > 0 and counted)
     problems = []
     if dataset.features[camera]["dtype"] == "video":
         problems = list(_videos(dataset, camera, present, report))
         yield from problems
     if not any(problem.severity == "error" for problem in problems):
-        yield from _pictures(dataset, camera, present, report)
+        seen = yield from check_pictures(dataset, camera, present, report)
+        if seen is not None:
+            yield from _spread(dataset, camera, seen)
 
 
-def _absent(dataset: Dataset, camera: str, present: list[int]) -> Iterator[Problem]:
-    """A camera may be absent, but not where v2.1's number of videos says that all are there."""
-    absent = np.setdiff1d(np.arange(dataset.num_episodes), present)
-    if len(absent) == 0:
-        return
-    info = getattr(dataset, "info", {})
-    if len(absent) == dataset.num_episodes:
-        yield error(
-            dataset.root, f"camera '{camera}'",
-            "is missing in all episodes, though the metadata declares it; download its videos or "
-            "pictures, or remove the camera there.",
-        )  # fmt: skip
-        return
-    videos = sum(dataset.features[name]["dtype"] == "video" for name in dataset.cameras)
-    promised = videos and info.get("total_videos") == dataset.num_episodes * videos
-    tell, then = (
-        (error, "though meta/info.json counts all videos; copy the dataset again.")
-        if promised
-        else (warning, "which are trained without it.")
-    )
-    yield tell(
-        dataset.root, f"camera '{camera}'",
-        f"is missing in {len(absent)} of {dataset.num_episodes} episodes, the first of them "
-        f"{absent[0]}, {then}",
-    )  # fmt: skip
-
-
-def _videos(dataset: Dataset, camera: str, present: list[int], report: Report) -> Iterator[Problem]:
+def _videos(
+    dataset: LeRobotDataset, camera: str, present: list[int], report: Report
+) -> Iterator[Problem]:
     spans = []
     for episode in present:
         try:
@@ -145,35 +123,10 @@ def _video(path: Path, spans: list[_Span], fps: float) -> Iterator[Problem]:
             return
 
 
-def _pictures(
-    dataset: Dataset, camera: str, present: list[int], report: Report
+def _spread(
+    dataset: LeRobotDataset, camera: str, seen: Float64[np.ndarray, "3"]
 ) -> Iterator[Problem]:
-    """A few episodes decode, in the size that is declared, and are as varied as is written."""
-    looks = np.linspace(0, len(present) - 1, _LOOKS) if present else ()
-    chosen = sorted({present[int(i)] for i in looks})
-    seen = []
-    for done, episode in enumerate(chosen):
-        report(f"Pictures of {camera}", done, len(chosen))
-        try:
-            frames = dataset.frames(episode, camera)
-        except DatasetError as raised:
-            yield from_error(raised)
-            return
-        seen.append(frames[:: max(1, len(frames) // _FRAMES), ::_PIXELS, ::_PIXELS])
-        height, width = frames.shape[1:3]
-        shape = dataset.features[camera]["shape"]
-        if Counter((height, width)) - Counter(shape):
-            yield error(
-                dataset.root, f"feature '{camera}'",
-                f"declares {list(shape)}, but the frames are {height}x{width}; correct the shape.",
-            )  # fmt: skip
-            return
-    if seen:
-        yield from _spread(dataset, camera, np.concatenate(seen).reshape(-1, 3).std(axis=0) / 255)
-
-
-def _spread(dataset: Dataset, camera: str, seen: Float64[np.ndarray, "3"]) -> Iterator[Problem]:
-    folder = open_folder(dataset.root)
+    folder = dataset.folder
     written: Any = written_statistics(folder).get(camera)
     if not isinstance(written, dict):
         return

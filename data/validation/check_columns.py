@@ -8,7 +8,8 @@ of quantiles, which a few wrong values do not move.
 
 import hashlib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,10 +17,10 @@ import numpy as np
 from jaxtyping import Float64, Int64, Shaped
 
 from data.columns import BOOKKEEPING
+from data.dataset import Dataset, Report
 from data.errors import DatasetError
 from data.frames import ACTION, STATE
-from data.lerobot.dataset import Dataset
-from data.statistics.stats import Report, Stats, describe_columns, numeric_columns
+from data.statistics.stats import Stats, describe_columns, numeric_columns
 from data.validation.problem import Problem, error, from_error, warning
 
 _EXPLODED, _BROKEN, _LEAST_SIZE = 1e3, 1e6, 1e-3
@@ -31,11 +32,15 @@ _SPREAD, _SIZE = 30.0, 10.0
 
 
 def check_columns(
-    dataset: Dataset, report: Report
+    dataset: Dataset, report: Report, further: Iterable[str] = ()
 ) -> tuple[list[Problem], dict[str, Stats], dict[int, int]]:
     """Problems of the columns, exact statistics of those that are sound, and the first episode of
-    every task index."""
-    names = list(dict.fromkeys([*numeric_columns(dataset), *BOOKKEEPING]))
+    every task index.
+
+    Args:
+      further: columns to look at besides those of numbers that the dataset lists.
+    """
+    names = list(dict.fromkeys([*numeric_columns(dataset), *further]))
     scan, problems = _scan(dataset, names, report)
     if scan is None:
         return problems, {}, {}
@@ -351,12 +356,37 @@ def _episodes(
 def _told(
     dataset: Dataset, names: Sequence[str], report: Report, what: str
 ) -> Iterator[Mapping[str, np.ndarray]]:
-    done = 0
-    report(what, 0, dataset.num_frames)
+    ends = np.cumsum(dataset.lengths)
+    done, total = 0, int(dataset.lengths.sum())
+    report(what, 0, total)
     for block in dataset.stream(names):
+        rows = _rows(dataset, names, block)
+        done += rows
+        last = int(np.searchsorted(ends, done))
+        if rows and done not in ends[last : last + 1]:
+            raise _broken(dataset, names[0], f"come in blocks, one of which ends at frame {done}, "
+                "within an episode")  # fmt: skip
         yield block
-        done += len(block[names[0]])
-        report(what, done, dataset.num_frames)
+        report(what, done, total)
+    if done != total:
+        raise _broken(dataset, names[0], f"are {done}, where the episodes have {total} frames")
+
+
+def _rows(dataset: Dataset, names: Sequence[str], block: Mapping[str, np.ndarray]) -> int:
+    """Rows of a block, whose columns all have as many, in the shape that is declared."""
+    rows = len(block[names[0]])
+    for name in names:
+        shape = dataset.features.get(name, {}).get("shape", (1,))
+        if len(block[name]) != rows or block[name].size != rows * math.prod(shape):
+            found = f"have shape {list(block[name].shape)}, expected {[rows, *shape]}"
+            raise _broken(dataset, name, found)
+    return rows
+
+
+def _broken(dataset: Dataset, name: str, what: str) -> DatasetError:
+    return DatasetError(
+        dataset.root, f"column '{name}'", f"values {what}; correct the files or the reader."
+    )
 
 
 def _flat(stats: Stats) -> Stats:
@@ -364,5 +394,5 @@ def _flat(stats: Stats) -> Stats:
 
 
 def _file(dataset: Dataset, frame: int) -> Path | str:
-    """Where a frame's values are; RLDS datasets do not tell."""
-    return dataset.data_file(frame) if hasattr(dataset, "data_file") else dataset.root
+    """Where a frame's values are."""
+    return dataset.file(locate(dataset, frame)[0])

@@ -16,7 +16,7 @@ from data.errors import DatasetError, short
 from data.files.folder import Folder
 from data.files.json_file import read_json
 from data.frames import ACTION, STATE
-from data.lerobot.dataset import Dataset
+from data.lerobot.dataset import LeRobotDataset
 from data.lerobot.metadata import file_name, robot_type
 from data.statistics.stats import QUANTILES, Stats
 from data.validation.problem import Problem, error, warning
@@ -29,7 +29,7 @@ _MOMENTS = ("min", "max", "mean", "std")
 _TOLERANCE, _QUANTILE_TOLERANCE = 1e-2, 5e-2
 
 
-def check_info(dataset: Dataset) -> Iterator[Problem]:
+def check_info(dataset: LeRobotDataset) -> Iterator[Problem]:
     """The numbers of episodes and frames, and that there is something to learn from."""
     info, listing = (dataset.path(name) for name in ("meta/info.json", dataset.metadata.listing))
     for field, value in (
@@ -67,7 +67,7 @@ def check_info(dataset: Dataset) -> Iterator[Problem]:
         yield error(info, "features", "hold no camera (dtype video or image); a policy needs one.")
 
 
-def check_tasks(dataset: Dataset, tasks: Mapping[int, int]) -> Iterator[Problem]:
+def check_tasks(dataset: LeRobotDataset, tasks: Mapping[int, int]) -> Iterator[Problem]:
     """Every task has a text; `tasks` are the indices that frames have, with an episode of each."""
     known = dataset.tasks
     for index, episode in tasks.items():
@@ -79,21 +79,7 @@ def check_tasks(dataset: Dataset, tasks: Mapping[int, int]) -> Iterator[Problem]
             )  # fmt: skip
 
 
-def check_prompts(dataset: Any) -> Iterator[Problem]:
-    """Frames have an instruction, for datasets that have no table of tasks."""
-    wordless = [i for i, texts in enumerate(dataset.prompts) if not any(map(str.strip, texts))]
-    without = np.flatnonzero(np.isin(dataset.runs.task, wordless))
-    if len(without):
-        every = len(without) == len(dataset.runs.task)
-        yield (error if every else warning)(
-            dataset.root, "instructions",
-            f"are empty in {len(without)} of {len(dataset.runs.task)} runs of frames, the first in "
-            f"episode {dataset.runs.episode[without[0]]}; leave those episodes out, for what they "
-            "show cannot be asked for.",
-        )  # fmt: skip
-
-
-def check_listing(dataset: Dataset) -> Iterator[Problem]:
+def check_listing(dataset: LeRobotDataset) -> Iterator[Problem]:
     """Files and rows that v3.0's list of episodes gives for each episode."""
     folder = dataset.folder
     try:
@@ -118,7 +104,7 @@ def check_listing(dataset: Dataset) -> Iterator[Problem]:
         yield from _places(dataset, folder, *(columns[name] for name in _PLACE))
 
 
-def check_statistics(dataset: Dataset, stats: Mapping[str, Stats]) -> Iterator[Problem]:
+def check_statistics(dataset: LeRobotDataset, stats: Mapping[str, Stats]) -> Iterator[Problem]:
     """meta/stats.json says of each column what `stats`, which are exact, say."""
     folder = dataset.folder
     written = written_statistics(folder)
@@ -184,7 +170,7 @@ def _differing(
 
 
 def _places(
-    dataset: Dataset,
+    dataset: LeRobotDataset,
     folder: Folder,
     chunk: Int64[np.ndarray, "e"],
     file: Int64[np.ndarray, "e"],
@@ -193,9 +179,8 @@ def _places(
     place = chunk * (int(file.max()) + 1) + file
     changes = np.flatnonzero(np.diff(place))
     edges = np.unique(np.concatenate([[0], changes, changes + 1, [len(place) - 1]]))
-    starts = np.cumsum(dataset.lengths) - dataset.lengths
     for episode in edges[dataset.lengths[edges] > 0]:
-        actual = str(dataset.data_file(int(starts[episode])))
+        actual = str(dataset.file(int(episode)))
         at = {"chunk_index": int(chunk[episode]), "file_index": int(file[episode])}
         named = file_name(folder, dataset.info, "data_path", **at)
         if actual != str(folder.path(named)):

@@ -1,5 +1,6 @@
 """A finding about a dataset: how bad it is, where it is, and one sentence with the remedy."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -32,3 +33,11 @@ def warning(file: Path | str, field: str, sentence: str) -> Problem:
 def from_error(raised: DatasetError) -> Problem:
     """What reading a file raised."""
     return error(raised.file, raised.field, raised.sentence)
+
+
+def caught(check: Iterable[Problem]) -> Iterator[Problem]:
+    """The same problems, with an error that ends the check as the last of them."""
+    try:
+        yield from check
+    except DatasetError as raised:
+        yield from_error(raised)

@@ -15,11 +15,10 @@ import numpy as np
 from jaxtyping import Float64
 
 from data.columns import BOOKKEEPING
+from data.dataset import Dataset
 from data.errors import short
 from data.files.names import LONGEST_NAME
 from data.frames import ACTION, STATE
-from data.lerobot.dataset import Dataset
-from data.lerobot.metadata import robot_type
 from data.statistics.stats import numeric_columns
 from data.video.video import encode_mp4
 from data.view.page import SCRIPT, STYLE
@@ -123,15 +122,15 @@ def dimension_names(names: object, size: int) -> list[str]:
 
 def _columns(dataset: Dataset, episode: int) -> dict[str, Float64[np.ndarray, "t d"]]:
     """State, action and then the other columns of numbers."""
-    if not 0 <= episode < dataset.num_episodes:
+    if not 0 <= episode < len(dataset.lengths):
         raise ValueError(
             f"{dataset.root}: there is no episode {episode}; give one of 0 to "
-            f"{dataset.num_episodes - 1}."
+            f"{len(dataset.lengths) - 1}."
         )
-    rows = dataset.columns(episode)
     names = [n for n in numeric_columns(dataset) if n not in BOOKKEEPING]
     first = [name for name in (STATE, ACTION) if name in names]
     names = list(dict.fromkeys([*first, *names]))
+    rows = next(iter(dataset.stream(names, [episode])))
     return {name: rows[name].reshape(len(rows[name]), -1).astype(np.float64) for name in names}
 
 
@@ -157,12 +156,12 @@ def _video(mp4: bytes) -> str:
 
 
 def _facts(dataset: Dataset, episode: int) -> str:
-    robot = robot_type(getattr(dataset, "info", {}))
+    robot = dataset.robot_type
     length = int(dataset.lengths[episode])
     facts = [
         f"<b>{length}</b> frames",
         f"<b>{length / dataset.fps:.1f}</b> s at {dataset.fps:g} fps",
-        f"episode <b>{episode}</b> of {dataset.num_episodes}",
+        f"episode <b>{episode}</b> of {len(dataset.lengths)}",
         *([f"robot <b>{escape(robot)}</b>"] if robot else []),
     ]
     return "".join(f"<li>{fact}</li>" for fact in facts)

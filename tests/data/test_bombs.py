@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from data import open_dataset
 from data.errors import DatasetError
-from data.lerobot.dataset import open_dataset
 from data.rlds.features import Leaf, decode_column, decode_pictures
 from data.rlds.tf_example import feature_spans, feature_values
 from data.rlds.tfrecord import masked_crc, record_spans

@@ -5,7 +5,7 @@ What takes long is done once per content and kept in the run's `store` folder: t
 store and statistics.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -183,14 +183,16 @@ def _checked(path: str, digest: str, cache: Path, console: Console) -> list[str]
     return cached.read_json(passed)
 
 
-def _check_columns(config: DatasetConfig, features: dict[str, Any], run: RunConfig) -> None:
+def _check_columns(
+    config: DatasetConfig, features: Mapping[str, Mapping[str, Any]], run: RunConfig
+) -> None:
     """Before anything is decoded: what no transform changes is not too wide for the model."""
     limits = {"state": run.model.state_dim, "action": run.model.action_dim}
     for what, names in (("state", config.state), ("action", config.actions)):
         size = sum(int(np.prod(features[name]["shape"])) for name in names)
         if size > limits[what] and not config.transform:
             raise ValueError(
-                f"{config.path}/meta/info.json: the {what} {list(names)} has {size} dims, but the "
+                f"{config.path}: the {what} {list(names)} has {size} dims, but the "
                 f"model takes up to {limits[what]}; choose columns or raise the model's dims."
             )
 

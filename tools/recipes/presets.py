@@ -4,7 +4,6 @@ A preset is one `RunConfig`. Users keep theirs in a file of their own, `--preset
 path/to/file.py:NAME`; any field can be changed on the command line.
 """
 
-import runpy
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from jaxtyping import Int
 
+from data import user_file
 from data.packing.packing import fit_layout
 from data.packing.plan import Source, typical_costs
 from models import Layout, PiConfig
@@ -178,20 +178,12 @@ def find_preset(name: str, shipped: Mapping[str, Preset], kind: type[Preset]) ->
     """One of the shipped presets, or `path/to/file.py:NAME`; raises as `load_preset`."""
     if name in shipped:
         return shipped[name]
-    path, _, variable = name.rpartition(":")
-    if not path:
+    if not name.rpartition(":")[0]:
         raise ValueError(
             f"Unknown preset '{name}'; choose one of {sorted(shipped)} or give "
             f"path/to/file.py:NAME of a {kind.__name__} of yours."
         )
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"{path}: no such file, needed for preset '{name}'.")
-    found = runpy.run_path(path).get(variable)
-    if not isinstance(found, kind):
-        raise ValueError(
-            f"{path} has no {kind.__name__} named '{variable}', it has {type(found).__name__}."
-        )
-    return found
+    return user_file.load(name, kind, "preset")
 
 
 def take_preset(arguments: Sequence[str], default: str) -> tuple[str, list[str]]:

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from data import open_dataset
 from data.errors import DatasetError
 from data.files import cached
 from data.frames import ACTION, STATE
-from data.lerobot.dataset import open_dataset
 from data.mixture.mixed import mix
 from data.mixture.mixture import DatasetConfig, Mixture, RobotConfig
 from data.rlds.dataset import open_rlds

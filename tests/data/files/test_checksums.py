@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from data import open_dataset
 from data.errors import DatasetError
 from data.files.checksums import CHECKSUMS, damaged_files, write_checksums
 from data.files.folder import LocalFolder
-from data.lerobot.dataset import open_dataset
 from tests.data.conftest import WRIST
 
 VIDEO = f"videos/{WRIST}/chunk-000/file-000.mp4"

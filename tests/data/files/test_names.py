@@ -15,10 +15,10 @@ import fsspec
 import numpy as np
 import pytest
 
+from data import open_dataset
 from data.errors import DatasetError
 from data.files.folder import LocalFolder, open_folder
 from data.files.names import file_within, fill, pattern, plain_name
-from data.lerobot.dataset import open_dataset
 from data.mixture.mixture import DatasetConfig, Known, Mixture, RobotConfig, resolve
 from data.store import convert, tables
 from data.store.convert import checksum

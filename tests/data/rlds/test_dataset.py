@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import data.rlds.index
+from data import open_dataset
 from data.errors import DatasetError, MissingFileError
-from data.lerobot.dataset import open_dataset
 from data.rlds.dataset import RldsDataset, open_rlds
 from data.rlds.tf_example import feature_values
 from data.store.store import build_store

@@ -84,18 +84,18 @@ def test_only_parts_that_are_missing_are_made(dataset, expected, tmp_path):
 
 _SLOW = """
 import sys, time
-from data import Dataset, open_dataset
-from data.store import convert
+from data import convert, open_dataset
 from data.files.folder import LocalFolder
+from data.lerobot.dataset import LeRobotDataset
 
-frames = Dataset.frames
+frames = LeRobotDataset.frames
 
 def slow(dataset, i, camera):
     if i > 2:
         time.sleep(1000)
     return frames(dataset, i, camera)
 
-Dataset.frames = slow
+LeRobotDataset.frames = slow
 settings = convert.Settings(16, "jpeg", shard_frames=15)
 convert.convert(open_dataset(sys.argv[1]), LocalFolder(convert.Path(sys.argv[2])), settings)
 """

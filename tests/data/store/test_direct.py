@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from data import open_dataset
 from data.errors import DatasetError, MissingFileError
 from data.frames import ACTION, STATE
-from data.lerobot.dataset import open_dataset
 from data.store.direct import open_straight
 from data.store.store import build_store
 from data.video import seek

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from data import open_dataset
 from data.files.checksums import CHECKSUMS, write_checksums
-from data.lerobot.dataset import open_dataset
 from data.store.store import build_store
 from tests.data.conftest import FEATURES, Episode
 from tests.helpers.data.judge import Judges

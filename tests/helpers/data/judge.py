@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from data import open_dataset
 from data.columns import BOOKKEEPING
-from data.lerobot.dataset import open_dataset
 from data.rlds.dataset import RldsDataset
 from data.store.store import open_store, verify
 from data.validation.validate import validate

@@ -15,8 +15,8 @@ from pathlib import Path
 from statistics import median, mode
 from typing import Any, Literal, NamedTuple
 
+from data import open_dataset
 from data.frames import ACTION, STATE, Feed, Frames
-from data.lerobot.dataset import open_dataset
 from data.loader.loader import Loader, plan_source
 from data.packing.plan import Plan
 from data.statistics.stats import normalizer

@@ -76,7 +76,7 @@ def measure(root: Path) -> tuple[dict[str, float], dict[str, Stats]]:
         stats = compute(dataset, names=(STATE, ACTION))
         took.append((time.perf_counter() - start, time.process_time() - cpu))
     seconds, cpu_seconds = (median(times) for times in zip(*took, strict=True))
-    frames = dataset.num_frames
+    frames = int(dataset.lengths.sum())
     return {"frames/s": frames / seconds, "frames/CPU-s": frames / cpu_seconds}, stats
 
 

@@ -1,0 +1,78 @@
+"""Checks of a dataset of any format: tables that fit together, columns that can be learnt from,
+instructions, and pictures that decode.
+
+A format's own checks begin with these or replace them (`Format.validate`).
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from data.check_pictures import check_pictures, check_presence
+from data.dataset import Dataset, Report
+from data.validation.check_columns import check_columns
+from data.validation.problem import Problem, caught, error, warning
+
+
+def check_dataset(dataset: Dataset, report: Report) -> Iterator[Problem]:
+    """All problems of a dataset that any format can have."""
+    wrong = list(_check_tables(dataset))
+    yield from wrong
+    if wrong:
+        return
+    found, _, _ = check_columns(dataset, report)
+    yield from found
+    yield from check_prompts(dataset)
+    for c, camera in enumerate(dataset.cameras):
+        present = np.flatnonzero(dataset.present[:, c]).tolist()
+        yield from check_presence(dataset, camera, present)
+        yield from caught(check_pictures(dataset, camera, present, report))
+
+
+def check_prompts(dataset: Dataset) -> Iterator[Problem]:
+    """Frames have an instruction, for datasets that have no table of tasks."""
+    wordless = [i for i, texts in enumerate(dataset.prompts) if not any(map(str.strip, texts))]
+    without = np.flatnonzero(np.isin(dataset.runs.task, wordless))
+    if len(without):
+        every = len(without) == len(dataset.runs.task)
+        yield (error if every else warning)(
+            dataset.root, "instructions",
+            f"are empty in {len(without)} of {len(dataset.runs.task)} runs of frames, the first in "
+            f"episode {dataset.runs.episode[without[0]]}; leave those episodes out, for what they "
+            "show cannot be asked for.",
+        )  # fmt: skip
+
+
+def _check_tables(dataset: Dataset) -> Iterator[Problem]:
+    """Tables of episodes, of features and of tasks say the same."""
+    lengths, runs = dataset.lengths, dataset.runs
+    missing = [n for n in (*dataset.column_names, *dataset.cameras) if n not in dataset.features]
+    if missing:
+        yield error(dataset.root, f"feature '{missing[0]}'", "is not described; add its shape.")
+    empty = np.flatnonzero(lengths < 1)
+    if len(empty) or not len(lengths):
+        what = f"episode {empty[0]} has no frames" if len(empty) else "there is no episode"
+        yield error(dataset.root, "episodes", f"{what}; leave out empty ones, or record some.")
+        return
+    expected = len(lengths), len(dataset.cameras)
+    if dataset.present.shape != expected:
+        yield error(
+            dataset.root, "present",
+            f"has shape {list(dataset.present.shape)}, expected {list(expected)}: whether an "
+            "episode has a camera; correct the reader.",
+        )  # fmt: skip
+    starts, ends = np.cumsum(lengths) - lengths, np.cumsum(runs.length)
+    known = np.isin(runs.episode, np.arange(len(lengths))) & (runs.length > 0)
+    begin = starts[np.where(known, runs.episode, 0)] + runs.first
+    if not known.all() or ends[-1:] != lengths.sum() or (begin != ends - runs.length).any():
+        yield error(
+            dataset.root, "runs",
+            "do not cover the frames of all episodes one after the other; correct the reader.",
+        )  # fmt: skip
+    named = np.isin(runs.task, [i for i, texts in enumerate(dataset.prompts) if texts])
+    if not named.all():
+        yield error(
+            dataset.root, "runs",
+            f"name task {runs.task[~named][0]}, but prompts have wordings of "
+            f"{len(dataset.prompts)} tasks; correct the reader.",
+        )  # fmt: skip

@@ -1,0 +1,87 @@
+"""Checks of cameras: pictures that decode, in the size that is declared.
+
+Of each camera a few episodes are decoded, of a dataset of any format; data/validation/check_cameras.py also
+looks into LeRobot's videos.
+"""
+
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
+
+import numpy as np
+from jaxtyping import Float64
+
+from data.dataset import Dataset, Report
+from data.errors import DatasetError
+from data.validation.problem import Problem, error, from_error, warning
+
+_LOOKS, _FRAMES, _PIXELS = 3, 10, 4
+
+
+def check_presence(
+    dataset: Dataset, camera: str, present: Sequence[int], promised: bool = False
+) -> Iterator[Problem]:
+    """A camera may be absent, but not in all episodes.
+
+    Args:
+      present: episodes that have it.
+      promised: all should, as v2.1's number of videos says.
+    """
+    episodes = len(dataset.lengths)
+    absent = np.setdiff1d(np.arange(episodes), present)
+    if len(absent) == 0:
+        return
+    if len(absent) == episodes:
+        yield error(
+            dataset.root, f"camera '{camera}'",
+            "is missing in all episodes, though the metadata declares it; download its videos or "
+            "pictures, or remove the camera there.",
+        )  # fmt: skip
+        return
+    tell, then = (
+        (error, "though meta/info.json counts all videos; copy the dataset again.")
+        if promised
+        else (warning, "which are trained without it.")
+    )
+    yield tell(
+        dataset.root, f"camera '{camera}'",
+        f"is missing in {len(absent)} of {episodes} episodes, the first of them "
+        f"{absent[0]}, {then}",
+    )  # fmt: skip
+
+
+def check_pictures(
+    dataset: Dataset, camera: str, present: Sequence[int], report: Report
+) -> Generator[Problem, None, Float64[np.ndarray, "3"] | None]:
+    """A few episodes decode, in the size that is declared.
+
+    Returns:
+      The standard deviation of their channels, of 0 to 1; None if none is as it should be.
+    """
+    looks = np.linspace(0, len(present) - 1, _LOOKS) if present else ()
+    chosen = sorted({present[int(i)] for i in looks})
+    seen = []
+    for done, episode in enumerate(chosen):
+        report(f"Pictures of {camera}", done, len(chosen))
+        try:
+            frames = dataset.frames(episode, camera)
+        except DatasetError as raised:
+            yield from_error(raised)
+            return None
+        expected = (int(dataset.lengths[episode]), *frames.shape[1:3], 3)
+        if frames.dtype != np.uint8 or frames.shape != expected:
+            yield error(
+                dataset.file(episode), f"camera '{camera}'",
+                f"has {frames.dtype} {list(frames.shape)} in episode {episode}, expected uint8 "
+                "[frames, height, width, 3]; correct the files or the reader.",
+            )  # fmt: skip
+            return None
+        seen.append(frames[:: max(1, len(frames) // _FRAMES), ::_PIXELS, ::_PIXELS])
+        height, width = frames.shape[1:3]
+        shape = dataset.features[camera]["shape"]
+        if Counter((height, width)) - Counter(shape):
+            yield error(
+                dataset.root, f"feature '{camera}'",
+                f"declares {list(shape)}, but the frames are {height}x{width}; correct the shape.",
+            )  # fmt: skip
+            return None
+    return np.concatenate(seen).reshape(-1, 3).std(axis=0) / 255 if seen else None

@@ -1,0 +1,244 @@
+"""A dataset as the rest of the project knows it, and the table of formats that are read as one.
+
+Statistics, conversion, validation and viewing need a `Dataset` and no more, and training reads what
+conversion makes of it. A `Format` says how a folder is recognised, opened and checked; the shipped
+ones are imported when the first dataset is opened, and a user's file can bring one
+(docs/own_dataset.md).
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from jaxtyping import Bool, Int64, UInt8
+
+from data import user_file
+from data.errors import MissingFileError
+from data.files.folder import Folder, open_folder
+from data.validation.problem import Problem
+
+Prompts = tuple[tuple[str, ...], ...]
+"""The wordings of each task, at least one."""
+Report = Callable[[str, int, int], None]
+"""Called with what is being done, how many frames of it are, and how many there are."""
+
+
+class Runs(NamedTuple):
+    """Runs of frames of one episode with one task, in order: `first` is counted in the episode.
+
+    Most episodes are a single run; `task` indexes `Dataset.prompts`.
+    """
+
+    episode: Int64[np.ndarray, "r"]
+    first: Int64[np.ndarray, "r"]
+    length: Int64[np.ndarray, "r"]
+    task: Int64[np.ndarray, "r"]
+
+
+class Dataset(Protocol):
+    """Episodes 0..e-1 of frames at a steady rate, with columns of values and pictures of cameras.
+
+    For one thread at a time; pickles, so that other threads and processes open their own. What is
+    not known without reading data may be found out when it is first asked for.
+    """
+
+    @property
+    def root(self) -> Path | str:
+        """Path or URL it was opened with, for messages."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """A plain name, or organisation/name."""
+        ...
+
+    @property
+    def robot_type(self) -> str | None:
+        """The robot that it shows; datasets of one robot are scaled alike. None if not known."""
+        ...
+
+    @property
+    def fps(self) -> float:
+        """Frames a second, the same in all episodes."""
+        ...
+
+    @property
+    def cameras(self) -> tuple[str, ...]:
+        """Full names, as in "observation.images.front"."""
+        ...
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """Names of the columns of values, in the robot's units: "observation.state" and "action",
+        where a mixture does not name others. LeRobot's bookkeeping (`timestamp`, `frame_index`, …,
+        data/columns.py) may be among them."""
+        ...
+
+    @property
+    def features(self) -> Mapping[str, Mapping[str, Any]]:
+        """Of each column its "dtype" (a numpy type's name, or "string"), "shape" of one frame's
+        value ([1] for a scalar) and, if they have some, "names" of its dimensions; of each camera
+        "dtype" "image" or "video" and "shape" [height, width, 3]."""
+        ...
+
+    @property
+    def lengths(self) -> Int64[np.ndarray, "e"]:
+        """Frames of each episode."""
+        ...
+
+    @property
+    def present(self) -> Bool[np.ndarray, "e c"]:
+        """Which episodes have pictures of which of `cameras`."""
+        ...
+
+    @property
+    def runs(self) -> Runs:
+        """Runs of frames with one task, end to end through all episodes."""
+        ...
+
+    @property
+    def prompts(self) -> Prompts:
+        """The wordings of each task that `runs` names."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """Hexadecimal SHA-256 of all content: what is derived from a dataset is kept by it."""
+        ...
+
+    def stream(
+        self, names: Sequence[str], episodes: Sequence[int] | None = None
+    ) -> Iterator[Mapping[str, np.ndarray]]:
+        """Columns by name, each [n, *shape] (scalars also [n]) of its dtype: some whole episodes at
+        a time, of all or of the given ones, in their order.
+
+        Raises:
+          DatasetError: a file is missing or damaged, or a column of another type than declared.
+        """
+        ...
+
+    def frames(self, i: int, camera: str) -> UInt8[np.ndarray, "t h w 3"]:
+        """RGB pictures of episode i as `camera` saw it.
+
+        Raises:
+          DatasetError: they are missing or damaged; names the file.
+        """
+        ...
+
+    def file(self, i: int) -> Path | str:
+        """Path or URL of the file that holds episode i's columns, for messages."""
+        ...
+
+
+@dataclass(frozen=True)
+class Format:
+    """One kind of dataset: how a folder is recognised by its files, opened and checked.
+
+    Opening reads no more than metadata. `select` opens some episodes alone; None where that cannot
+    be done. `validate` gives all problems of an opened dataset; None for those that a dataset of
+    any format can have (data/check_dataset.py).
+    """
+
+    name: str
+    recognises: Callable[[Folder], bool]
+    open: Callable[[str | Path], Dataset]
+    select: Callable[[str | Path, Sequence[int]], Dataset] | None = None
+    validate: Callable[[Any, Report], Iterable[Problem]] | None = None
+
+
+_SHIPPED = (("data.lerobot_format", "LEROBOT"), ("data.rlds_format", "RLDS"))
+"""Module and name of each `Format`; what no format recognises is opened as the first."""
+
+_own: dict[str, Format] = {}
+
+
+def register(own: Format) -> None:
+    """Adds a format to the table of this process, before all others; one that was registered under
+    the same name is replaced."""
+    _own.pop(own.name, None)
+    _own[own.name] = own
+
+
+def use_format(where: str) -> None:
+    """Registers the `Format` at path/to/file.py:NAME. The file's Python runs.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: it has no `Format` of that name.
+    """
+    register(user_file.load(where, Format, "format"))
+
+
+def formats() -> tuple[Format, ...]:
+    """All formats, in the order in which they are asked: the last registered first."""
+    shipped = (getattr(import_module(module), name) for module, name in _SHIPPED)
+    return (*reversed(_own.values()), *shipped)
+
+
+def find_format(path: str | Path) -> Format:
+    """The format of the dataset at `path`.
+
+    Raises:
+      MissingFileError: it is of none, and there are others than the shipped ones.
+    """
+    folder, known = open_folder(path), formats()
+    for kind in known:
+        if kind.recognises(folder):
+            return kind
+    if _own:
+        raise MissingFileError(
+            folder.url,
+            "files",
+            f"are of none of the formats known here ({', '.join(kind.name for kind in known)}); "
+            "give the folder of a dataset, or correct `recognises` of your format.",
+        )
+    return known[0]
+
+
+def open_dataset(path: str | Path, episodes: Sequence[int] | None = None) -> Dataset:
+    """Opens a LeRobot dataset (v2.0, v2.1, v3.0), an RLDS one (a TFDS directory, or the folder of
+    its versions) or one of a registered format. No data is read yet.
+
+    Args:
+      path: its folder, `hf://org/name[@revision][/folder]`, or a URL that fsspec knows.
+      episodes: LeRobot only: the `episode_index` of those to keep; files of others stay untouched.
+
+    Returns:
+      The format's own class, which may have more than a `Dataset` (data.lerobot.dataset.LeRobotDataset).
+
+    Raises:
+      MissingFileError: there is no dataset, or a file of it is missing.
+      DatasetError: an unknown version, or broken metadata; names the file and field.
+      ValueError: an episode is asked for that the dataset does not have, or its format cannot open
+        some episodes alone.
+    """
+    kind = find_format(path)
+    if episodes is None:
+        return open_as(kind, path)
+    if kind.select is None:
+        raise ValueError(
+            f"{path}: is a dataset of format {kind.name}, of which no single episodes are "
+            "selected; leave `episodes` out."
+        )
+    return kind.select(path, episodes)
+
+
+def open_as(kind: Format, path: str | Path) -> Dataset:
+    """Opens a dataset of a known format.
+
+    Raises:
+      MissingFileError, DatasetError: as `open_dataset`.
+      ValueError: what the format opens lacks something that a `Dataset` has.
+    """
+    dataset = kind.open(path)
+    given = (*vars(dataset), *dir(type(dataset)))
+    lacking = [name for name in vars(Dataset) if name[0] != "_" and name not in given]
+    if lacking:
+        raise ValueError(
+            f"{path}: format {kind.name} opens a {type(dataset).__name__}, which lacks "
+            f"{', '.join(lacking)}; data/dataset.py says what a Dataset has."
+        )
+    return dataset

@@ -1,0 +1,37 @@
+"""LeRobot's entry in the table of formats: v2.0, v2.1 and v3.0."""
+
+from collections.abc import Iterator
+
+from data.columns import BOOKKEEPING
+from data.dataset import Format, Report
+from data.files.checksums import check_sums
+from data.lerobot.dataset import LeRobotDataset
+from data.validation.check_cameras import check_camera
+from data.validation.check_columns import check_columns
+from data.validation.check_metadata import check_info, check_listing, check_statistics, check_tasks
+from data.validation.problem import Problem, caught
+
+
+def _validate(dataset: LeRobotDataset, report: Report) -> Iterator[Problem]:
+    return check_sums(dataset.folder, _check(dataset, report), report)
+
+
+def _check(dataset: LeRobotDataset, report: Report) -> Iterator[Problem]:
+    found, stats, tasks = check_columns(dataset, report, BOOKKEEPING)
+    yield from found
+    report("Metadata", 0, 1)
+    yield from caught(check_info(dataset))
+    yield from caught(check_tasks(dataset, tasks))
+    yield from caught(check_listing(dataset))
+    yield from caught(check_statistics(dataset, stats))
+    for camera in dataset.cameras:
+        yield from caught(check_camera(dataset, camera, report))
+
+
+LEROBOT = Format(
+    "LeRobot",
+    recognises=lambda folder: folder.exists("meta/info.json"),
+    open=LeRobotDataset,
+    select=LeRobotDataset,
+    validate=_validate,
+)

@@ -1,0 +1,24 @@
+"""The entry of RLDS in the table of formats."""
+
+from collections.abc import Iterator
+
+from data.check_dataset import check_dataset
+from data.dataset import Format, Report
+from data.files.checksums import check_sums
+from data.files.folder import Folder
+from data.rlds.dataset import RldsDataset, open_rlds
+from data.validation.problem import Problem
+
+_FILES = ("features.json", "dataset_info.json")
+
+
+def _recognises(folder: Folder) -> bool:
+    """The folder of one version, or the one above it."""
+    return any(all(folder.list(top + file) for file in _FILES) for top in ("", "*/"))
+
+
+def _validate(dataset: RldsDataset, report: Report) -> Iterator[Problem]:
+    return check_sums(dataset.folder, check_dataset(dataset, report), report)
+
+
+RLDS = Format("RLDS", _recognises, open_rlds, validate=_validate)
