@@ -15,10 +15,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from jaxtyping import Bool, Int64, UInt8
 
-from data import user_file
-from data.errors import MissingFileError
+from data.errors import MissingFileError, Problem
+from data.files import user_file
 from data.files.folder import Folder, open_folder
-from data.validation.problem import Problem
 
 Prompts = tuple[tuple[str, ...], ...]
 """The wordings of each task, at least one."""
@@ -139,7 +138,7 @@ class Format:
 
     Opening reads no more than metadata. `select` opens some episodes alone; None where that cannot
     be done. `validate` gives all problems of an opened dataset; None for those that a dataset of
-    any format can have (data/check_dataset.py).
+    any format can have (data/validation/check_dataset.py).
     """
 
     name: str
@@ -149,7 +148,7 @@ class Format:
     validate: Callable[[Any, Report], Iterable[Problem]] | None = None
 
 
-_SHIPPED = (("data.lerobot_format", "LEROBOT"), ("data.rlds_format", "RLDS"))
+_SHIPPED = (("data.lerobot.format", "LEROBOT"), ("data.rlds.format", "RLDS"))
 """Module and name of each `Format`; what no format recognises is opened as the first."""
 
 _own: dict[str, Format] = {}
@@ -207,7 +206,8 @@ def open_dataset(path: str | Path, episodes: Sequence[int] | None = None) -> Dat
       episodes: LeRobot only: the `episode_index` of those to keep; files of others stay untouched.
 
     Returns:
-      The format's own class, which may have more than a `Dataset` (data.lerobot.dataset.LeRobotDataset).
+      The format's own class, which may have more than a `Dataset`
+      (data.lerobot.dataset.LeRobotDataset).
 
     Raises:
       MissingFileError: there is no dataset, or a file of it is missing.

@@ -1,8 +1,11 @@
-"""What is wrong with a dataset on disk, always by file and field, so that it can be found and
-mended."""
+"""Errors of a dataset on disk, and problems that a check finds in one: always by file and field, so
+that they can be found and corrected."""
 
 import reprlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 
 class DatasetError(ValueError):
@@ -18,6 +21,42 @@ class DatasetError(ValueError):
 
 class MissingFileError(DatasetError, FileNotFoundError):
     """A file that the dataset's metadata promises is not there."""
+
+
+Severity = Literal["error", "warning"]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One finding; `message` is a sentence that begins with the file and the field."""
+
+    severity: Severity
+    file: str
+    field: str
+    message: str
+
+
+def error(file: Path | str, field: str, sentence: str) -> Problem:
+    """What makes training wrong or impossible."""
+    return Problem("error", str(file), field, str(DatasetError(file, field, sentence)))
+
+
+def warning(file: Path | str, field: str, sentence: str) -> Problem:
+    """What is read right anyway, or may be meant so."""
+    return Problem("warning", str(file), field, str(DatasetError(file, field, sentence)))
+
+
+def from_error(raised: DatasetError) -> Problem:
+    """What reading a file raised."""
+    return error(raised.file, raised.field, raised.sentence)
+
+
+def caught(check: Iterable[Problem]) -> Iterator[Problem]:
+    """The same problems, with an error that ends the check as the last of them."""
+    try:
+        yield from check
+    except DatasetError as raised:
+        yield from_error(raised)
 
 
 def short(value: object) -> str:

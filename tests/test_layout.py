@@ -90,6 +90,11 @@ def test_imports_of_a_package_point_down(package: str) -> None:
     assert not wrong
 
 
+def test_rooms_close_no_circle() -> None:
+    assert len(rooms()) > 90
+    assert not circle(rooms())
+
+
 def test_a_circle_would_be_found() -> None:
     assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == ["a", "b", "c"]
 

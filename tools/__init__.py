@@ -45,8 +45,8 @@ def _refuse_shadows() -> None:
         if origin not in (None, root / package / "__init__.py"):
             sys.exit(
                 f"error: {origin} hides Chiliad's own package '{package}', as `python -m` looks in "
-                f"the working directory first; type `python -P -m tools.…`, or run the command from "
-                f"another folder."
+                f"the working directory first; type `python -P -m tools.…`, or run the command "
+                f"from another folder."
             )
 
 

@@ -50,9 +50,9 @@ from sim.suites import load_suite
 from tools.command_line.ending import in_a_line
 from tools.recipes.closed_loop import ClosedLoop
 from tools.recipes.presets import ClosedLoopConfig, check_more_steps, check_same, take_preset
+from tools.recipes.rl_figures import write_curves
 from tools.recipes.rl_population import run_population
 from tools.recipes.rl_presets import load_rl_preset
-from tools.rl_curves import write_curves
 
 ALONE = PopulationConfig()
 _FREE = {"begun_from", *(f"rl.{name}" for name in ("steps", "eval_every", "save_every"))}

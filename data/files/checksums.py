@@ -15,10 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from data.errors import DatasetError, short
+from data.errors import DatasetError, Problem, caught, from_error, short
 from data.files.folder import Folder
 from data.files.names import file_within
-from data.validation.problem import Problem, caught, from_error
 
 CHECKSUMS = "meta/checksums.json"
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float32, Int64, UInt8
 
-from data import user_file
 from data.dataset import Prompts, Runs
+from data.files import user_file
 from data.frames import Frames, Stats
 
 Wordings = Prompts

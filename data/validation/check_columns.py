@@ -18,10 +18,9 @@ from jaxtyping import Float64, Int64, Shaped
 
 from data.columns import BOOKKEEPING
 from data.dataset import Dataset, Report
-from data.errors import DatasetError
+from data.errors import DatasetError, Problem, error, from_error, warning
 from data.frames import ACTION, STATE
 from data.statistics.stats import Stats, describe_columns, numeric_columns
-from data.validation.problem import Problem, error, from_error, warning
 
 _EXPLODED, _BROKEN, _LEAST_SIZE = 1e3, 1e6, 1e-3
 """How many times their usual size values may be away from the median: a warning, and an error."""

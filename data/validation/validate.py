@@ -7,10 +7,9 @@ files hold, the answer is a list. Memory does not depend on the number of frames
 
 from pathlib import Path
 
-from data.check_dataset import check_dataset
 from data.dataset import Report, find_format, open_as
-from data.errors import DatasetError
-from data.validation.problem import Problem, caught, from_error
+from data.errors import DatasetError, Problem, caught, from_error
+from data.validation.check_dataset import check_dataset
 
 __all__ = ["Problem", "require_valid", "validate"]
 

@@ -34,7 +34,7 @@ def current(kind: type, value: dict[str, Any], where: str) -> dict[str, Any]:
 def old_paths(kind: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
     """Old and new path (`rollout.execute`, `rollout.replan_steps`) of each field in a tree of
     configs that has been renamed."""
-    if not dataclasses.is_dataclass(kind):
+    if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
         return
     old = {new: before for (owner, before), new in RENAMED.items() if owner == kind.__name__}
     hints = typing.get_type_hints(kind)

@@ -10,13 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data import Format, open_dataset, user_file
-from data.check_dataset import check_dataset
+from data import Format, open_dataset
 from data.dataset import Dataset, Runs, find_format, register, use_format
 from data.errors import DatasetError, MissingFileError
+from data.files import user_file
 from data.frames import Frames
 from data.mixture.relabelled import Retold
 from data.store import tables
+from data.validation.check_dataset import check_dataset
 from data.validation.validate import validate
 from tests.helpers.data.memory_frames import MemoryFrames
 from tests.helpers.data.npz_episodes import write_episodes
@@ -70,7 +71,8 @@ def test_what_serves_every_format_imports_none():
 def test_a_format_is_imported_when_the_first_dataset_is_opened():
     program = (
         "import sys, data, data.packing.plan, data.mixture.mixture\n"
-        "early = {'data.lerobot.dataset', 'data.rlds.dataset', 'av', 'pyarrow'} & set(sys.modules)\n"
+        "lazy = {'data.lerobot.dataset', 'data.rlds.dataset', 'av', 'pyarrow'}\n"
+        "early = lazy & set(sys.modules)\n"
         "assert not early, early\n"
         f"data.open_dataset({str(SHIPPED['LeRobot'])!r})\n"
         "assert 'data.lerobot.dataset' in sys.modules\n"

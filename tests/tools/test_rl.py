@@ -33,6 +33,7 @@ from sim.suite import Suite
 from tests.helpers.sim.point_world import PointWorld
 from tests.tools.test_train import MODEL
 from tools import rl, rl_curves
+from tools.recipes import rl_figures
 from tools.recipes.closed_loop import read_closed_loop
 from tools.recipes.rl_presets import RL_PRESETS
 
@@ -134,7 +135,7 @@ def test_runs_are_compared_in_one_figure(finished, tmp_path):
     assert finished.name in drawn
     assert "minutes of acting and learning" in drawn
     with pytest.raises(ValueError, match=r"has no closed_loop\.jsonl"):
-        rl_curves.write_comparison([tmp_path], tmp_path / "d.svg")
+        rl_figures.write_comparison([tmp_path], tmp_path / "d.svg")
 
 
 def test_a_run_leaves_metrics_curves_evaluations_and_a_policy_that_acts(finished, checkpoint):

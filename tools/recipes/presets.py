@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from jaxtyping import Int
 
-from data import user_file
+from data.files import user_file
 from data.packing.packing import fit_layout
 from data.packing.plan import Source, typical_costs
 from models import Layout, PiConfig

@@ -27,7 +27,7 @@ from sim.protocol import Outcome, Slots, Spec, Start
 from sim.suite import Suite
 from tools.recipes.closed_loop import acted, held_out, note, set_damaged_evaluations_aside
 from tools.recipes.conditions import in_batches
-from tools.rl_curves import write_curves, write_population
+from tools.recipes.rl_figures import write_curves, write_population
 
 Params = Any
 

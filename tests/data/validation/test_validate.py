@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from data import open_dataset
-from data.check_dataset import check_prompts
 from data.frames import Runs
+from data.validation.check_dataset import check_prompts
 from data.validation.validate import require_valid, validate
 from data.video.video import VideoWriter
 from tests.data import conftest

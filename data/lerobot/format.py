@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 from data.columns import BOOKKEEPING
 from data.dataset import Format, Report
+from data.errors import Problem, caught
 from data.files.checksums import check_sums
+from data.lerobot.check_cameras import check_camera
+from data.lerobot.check_metadata import check_info, check_listing, check_statistics, check_tasks
 from data.lerobot.dataset import LeRobotDataset
-from data.validation.check_cameras import check_camera
 from data.validation.check_columns import check_columns
-from data.validation.check_metadata import check_info, check_listing, check_statistics, check_tasks
-from data.validation.problem import Problem, caught
 
 
 def _validate(dataset: LeRobotDataset, report: Report) -> Iterator[Problem]:

@@ -14,12 +14,11 @@ import av
 import numpy as np
 from jaxtyping import Float64
 
-from data.check_pictures import check_pictures, check_presence
 from data.dataset import Report
-from data.errors import DatasetError, MissingFileError
+from data.errors import DatasetError, MissingFileError, Problem, error, from_error, warning
+from data.lerobot.check_metadata import numbers, written_statistics
 from data.lerobot.dataset import LeRobotDataset
-from data.validation.check_metadata import numbers, written_statistics
-from data.validation.problem import Problem, error, from_error, warning
+from data.validation.check_pictures import check_pictures, check_presence
 from data.video.mp4 import require_index_fits
 
 _SMALLEST_SPREAD = 0.5

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from data.check_dataset import check_dataset
 from data.dataset import Format, Report
+from data.errors import Problem
 from data.files.checksums import check_sums
 from data.files.folder import Folder
 from data.rlds.dataset import RldsDataset, open_rlds
-from data.validation.problem import Problem
+from data.validation.check_dataset import check_dataset
 
 _FILES = ("features.json", "dataset_info.json")
 

@@ -1,8 +1,8 @@
 """Python from a file of the user's: run once for each content, as a module that pickle finds.
 
 For files that the user names on the command line or in a program, which run with the user's rights
-as `python file.py` would. What is named by data, which may be anybody's, goes through data/mixture/trust.py
-before.
+as `python file.py` would. What is named by data, which may be anybody's, goes through
+data/mixture/trust.py before.
 """
 
 import hashlib

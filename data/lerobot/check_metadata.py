@@ -12,14 +12,13 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from data.columns import open_parquet, read_columns, to_numpy
-from data.errors import DatasetError, short
+from data.errors import DatasetError, Problem, error, short, warning
 from data.files.folder import Folder
 from data.files.json_file import read_json
 from data.frames import ACTION, STATE
 from data.lerobot.dataset import LeRobotDataset
 from data.lerobot.metadata import file_name, robot_type
 from data.statistics.stats import QUANTILES, Stats
-from data.validation.problem import Problem, error, warning
 
 _STATISTICS = "meta/stats.json"
 _LISTING = "meta/episodes"

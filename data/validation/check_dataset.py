@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from data.check_pictures import check_pictures, check_presence
 from data.dataset import Dataset, Report
+from data.errors import Problem, caught, error, warning
 from data.validation.check_columns import check_columns
-from data.validation.problem import Problem, caught, error, warning
+from data.validation.check_pictures import check_pictures, check_presence
 
 
 def check_dataset(dataset: Dataset, report: Report) -> Iterator[Problem]:

@@ -1,7 +1,7 @@
 """Checks of cameras: pictures that decode, in the size that is declared.
 
-Of each camera a few episodes are decoded, of a dataset of any format; data/validation/check_cameras.py also
-looks into LeRobot's videos.
+Of each camera a few episodes are decoded, of a dataset of any format;
+data/lerobot/check_cameras.py also looks into LeRobot's videos.
 """
 
 from collections import Counter
@@ -11,8 +11,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from data.dataset import Dataset, Report
-from data.errors import DatasetError
-from data.validation.problem import Problem, error, from_error, warning
+from data.errors import DatasetError, Problem, error, from_error, warning
 
 _LOOKS, _FRAMES, _PIXELS = 3, 10, 4
 

@@ -1,0 +1,225 @@
+"""Figures of RL runs: success on held-out starts and in training, what the learner says, how old
+what it learnt from was, and what everybody waited for. Of a population, another: how its members
+did, with which numbers, and who copied whom."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from parallel.monitor.metrics import read_metrics
+from rl.population.population import Generation, read_generations
+from tools.recipes.closed_loop import read_closed_loop
+
+LAG, IDLE = "lag/", "idle/"
+"""What metrics of one lag (decisions of this age) and one cause of waiting (seconds) begin with."""
+
+Rows = Sequence[Mapping[str, float]]
+
+
+def write_curves(directory: Path) -> list[Path]:
+    """Draws curves.svg and curves.png in a run's folder; returns their paths."""
+    rows = [row for row in read_metrics(directory) if "loss" in row]
+    figure = Figure(figsize=(10, 6.4), layout="constrained")
+    axes = figure.subplots(2, 2).flat
+    _success(axes[0], read_closed_loop(directory), rows)
+    _learner(axes[1], rows)
+    _lags(axes[2], rows)
+    _idle(axes[3], rows)
+    paths = [directory / "curves.svg", directory / "curves.png"]
+    figure.savefig(paths[0], metadata={"Date": None})
+    figure.savefig(paths[1], dpi=120)
+    return paths
+
+
+def write_population(directory: Path) -> list[Path]:
+    """Draws population.svg and population.png in a population's folder; returns their paths.
+
+    A member keeps its colour; where it copies another, an arrow comes from that one, and from then
+    on its line in the panel of who goes on from whom has the colour of the member whose parameters
+    it has, back to the beginning.
+    """
+    generations = read_generations(directory)
+    tuned = list(generations[0].hyperparameters[0]) if generations else []
+    rows = -(-(2 + len(tuned)) // 2)
+    figure = Figure(figsize=(10, 3.2 * rows), layout="constrained")
+    axes = list(figure.subplots(rows, 2).flat)
+    _members(axes[0], generations)
+    _lineage(axes[1], generations)
+    for panel, name in zip(axes[2:], tuned, strict=False):
+        _tuned(panel, generations, name)
+    for panel in axes:
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for panel in axes[2 + len(tuned) :]:
+        panel.set_axis_off()
+    paths = [directory / "population.svg", directory / "population.png"]
+    figure.savefig(paths[0], metadata={"Date": None})
+    figure.savefig(paths[1], dpi=120)
+    return paths
+
+
+def write_comparison(runs: Sequence[Path], path: Path) -> None:
+    """Draws success on held-out starts of several runs, over the learner's steps and over the
+    minutes that these took (compiling included, evaluations on the way not).
+
+    Raises:
+      ValueError: a run has no evaluation.
+    """
+    figure = Figure(figsize=(10, 3.6), layout="constrained")
+    by_step, by_time = figure.subplots(1, 2, sharey=True)
+    for k, run in enumerate(runs):
+        evaluations = read_closed_loop(run)
+        if not evaluations:
+            raise ValueError(
+                f"{run} has no closed_loop.jsonl with an evaluation; give the folder of a run of "
+                f"tools.rl whose eval_every is not 0."
+            )
+        took = {row["step"]: row["step_seconds"] for row in read_metrics(run) if "loss" in row}
+        steps = [line["step"] for line in evaluations]
+        minutes = [sum(s for at, s in took.items() if at < step) / 60 for step in steps]
+        rates = [line["success"]["rate"] for line in evaluations]
+        low, high = ([line["success"][end] for line in evaluations] for end in ("low", "high"))
+        for axes, x in ((by_step, steps), (by_time, minutes)):
+            axes.plot(x, rates, "o-", color=_colour(k), label=run.name, markersize=4)
+            axes.fill_between(x, low, high, color=_colour(k), alpha=0.1)
+    by_step.set(xlabel="learner's steps", ylabel="success on held-out starts, 95 %", ylim=(0, 1.02))
+    by_time.set(xlabel="minutes of acting and learning")
+    for axes in (by_step, by_time):
+        _finish(axes)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def total(rows: Rows, prefix: str) -> dict[str, float]:
+    """Sums over all steps of the metrics that begin so, by the rest of their names."""
+    sums: Counter[str] = Counter()
+    for row in rows:
+        for name, value in row.items():
+            if name.startswith(prefix):
+                sums[name.removeprefix(prefix)] += value  # type: ignore[assignment]
+    return dict(sums)
+
+
+def _success(axes: Axes, evaluations: Sequence[Mapping[str, Any]], rows: Rows) -> None:
+    shown = [(row["step"] + 1, row["success"]) for row in rows if "success" in row]
+    if shown:
+        axes.plot(*zip(*shown, strict=True), color="C0", alpha=0.4, label="in training")
+    if evaluations:
+        steps = [line["step"] for line in evaluations]
+        rates = [line["success"]["rate"] for line in evaluations]
+        low, high = ([line["success"][end] for line in evaluations] for end in ("low", "high"))
+        axes.plot(steps, rates, "o-", color="C1", label="held-out starts, 95 %")
+        axes.fill_between(steps, low, high, color="C1", alpha=0.2)
+    axes.set(title="Success", xlabel="learner's steps", ylim=(-0.02, 1.02))
+    _finish(axes)
+
+
+def _learner(axes: Axes, rows: Rows) -> None:
+    for name, says in (
+        ("ess", "effective sample size, share"),
+        ("clip_fraction", "clipped, share"),
+        ("truncated_fraction", "importance weights truncated, share"),
+    ):
+        shown = [(row["step"] + 1, row[name]) for row in rows if name in row]
+        if shown:
+            axes.plot(*zip(*shown, strict=True), label=says)
+    axes.set(title="Learner", xlabel="learner's steps", ylim=(-0.02, 1.05))
+    _finish(axes)
+
+
+def _lags(axes: Axes, rows: Rows) -> None:
+    lags = {int(lag): count for lag, count in total(rows, LAG).items()}
+    if lags:
+        every = range(max(lags) + 1)
+        share = [lags.get(lag, 0) / sum(lags.values()) for lag in every]
+        axes.bar([str(lag) for lag in every], share)
+    axes.set(title="Age of what was learnt from", xlabel="policy versions", ylabel="share")
+    axes.grid(alpha=0.3)
+
+
+def _idle(axes: Axes, rows: Rows) -> None:
+    seconds = total(rows, IDLE)
+    if seconds:
+        names = sorted(seconds, key=lambda name: seconds[name])
+        axes.barh(names, [seconds[name] for name in names])
+    axes.set(title="What the learner waited for", xlabel="seconds")
+    axes.grid(alpha=0.3)
+
+
+def _members(axes: Axes, generations: Sequence[Generation]) -> None:
+    """Success of each; one that failed has none and is marked at the bottom."""
+    for k in range(len(generations[0].success) if generations else 0):
+        points = [(g.step, g.success[k]) for g in generations]
+        rates = [float("nan") if rate is None else rate for _, rate in points]
+        size = max(4, 9 - 2 * k)  # so that equals show
+        steps = [step for step, _ in points]
+        axes.plot(steps, rates, "o-", ms=size, color=_colour(k), label=f"member {k}")
+        failed = [step for step, rate in points if rate is None]
+        axes.plot(failed, [0] * len(failed), "x", color=_colour(k))
+    for generation in generations:
+        for k, parent in _copies(generation):
+            _arrow(
+                axes,
+                (generation.step, generation.success[parent] or 0),
+                (generation.step, generation.success[k] or 0),
+                k,
+            )
+    axes.set(title="Success on held-out starts", xlabel="learner's steps", ylim=(-0.02, 1.02))
+    _finish(axes)
+
+
+def _lineage(axes: Axes, generations: Sequence[Generation]) -> None:
+    count = len(generations[0].success) if generations else 0
+    roots = list(range(count))
+    for one, following in pairwise(generations):
+        roots = [roots[parent] for parent in one.parents]
+        for k, root in enumerate(roots):
+            axes.plot([one.step, following.step], [k, k], color=_colour(root), lw=4, alpha=0.7)
+        for k, parent in _copies(one):
+            _arrow(axes, (one.step, parent), (one.step, k), roots[k])
+    if generations:
+        axes.plot(generations[-1].step, generations[-1].best, "*", color="black", ms=12)
+    axes.set(title="Who goes on from whom (★ best)", xlabel="learner's steps", ylabel="member")
+    axes.set_yticks(range(count))
+    axes.invert_yaxis()
+    axes.grid(alpha=0.3)
+
+
+def _tuned(axes: Axes, generations: Sequence[Generation], name: str) -> None:
+    for k in range(len(generations[0].success)):
+        steps = [generation.step for generation in generations]
+        values = [generation.hyperparameters[k][name] for generation in generations]
+        axes.step(steps, values, where="post", color=_colour(k))
+        axes.plot(steps[:-1] or steps, values[:-1] or values, "o", color=_colour(k), ms=4)
+    for before, after in pairwise(generations):
+        for k, parent in _copies(after):
+            come_from = before.hyperparameters[parent][name]
+            _arrow(axes, (after.step, come_from), (after.step, after.hyperparameters[k][name]), k)
+    axes.set(title=name, xlabel="learner's steps", yscale="log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
+    axes.grid(alpha=0.3, which="both")
+
+
+def _copies(generation: Generation) -> list[tuple[int, int]]:
+    """Who goes on from another, and from whom."""
+    return [(k, parent) for k, parent in enumerate(generation.parents) if k != parent]
+
+
+def _arrow(axes: Axes, begin: tuple[float, float], end: tuple[float, float], member: int) -> None:
+    how = {"arrowstyle": "-|>", "color": _colour(member), "lw": 1.5, "shrinkA": 4, "shrinkB": 4}
+    axes.annotate("", xy=end, xytext=begin, arrowprops=how)
+
+
+def _colour(member: int) -> str:
+    return f"C{member % 10}"
+
+
+def _finish(axes: Axes) -> None:
+    axes.grid(alpha=0.3)
+    if axes.has_data():
+        axes.legend(frameon=False)
