@@ -110,12 +110,12 @@ class Learner:
 
     @property
     def version(self) -> int:
-        """How many steps the policy has learnt."""
+        """Number of steps that the policy has learnt."""
         return self._version
 
     @property
     def added(self) -> int:
-        """How many decisions it has been given."""
+        """Number of decisions added."""
         return self.learnt + self.pending
 
     def add(self, experience: Experience, tickets: Sequence[int] = ()) -> None:

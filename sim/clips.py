@@ -13,7 +13,7 @@ from jaxtyping import UInt8
 from PIL import Image
 
 ENCODING = {"crf": "20", "threads": "1"}
-"""How `data.video.video.encode_mp4` encodes one; its bytes do not depend on the number of cores."""
+"""Options of `encode_mp4` for a clip; its bytes do not depend on the number of cores."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -128,7 +128,7 @@ class _Quota:
         return run
 
     def starts(self) -> Iterator[Run]:
-        """Those that may be begun now."""
+        """Yields the runs that may be started now."""
         while len(self.runs) < self.missing:
             self.runs.append(Run(Start(self.task, self.seed)))
             self.seed += 1

@@ -316,7 +316,7 @@ def _bar(rate: str) -> tuple[ProgressColumn, ...]:
 
 
 def _robot(dataset: Dataset) -> str:
-    """What is scaled alike: the robot type, or the dataset where that is not known."""
+    """Key of datasets scaled alike: the robot type, or the dataset where that is not known."""
     return robot_type(getattr(dataset, "info", {})) or str(dataset.root)
 
 

@@ -1,6 +1,6 @@
-"""What an RL run came to so far, as one figure: success on held-out starts and in training, what
-the learner says, how old what it learnt from was, and what everybody waited for. Of a population,
-another: how its members did, with which numbers, and who copied whom.
+"""Figure of an RL run so far: success on held-out starts and in training, what the learner says,
+how old what it learnt from was, and what everybody waited for. Of a population, another: how its
+members did, with which numbers, and who copied whom.
 
     python -m tools.rl_curves runs/seed0 runs/seed1 runs/seed2 --out seeds.svg
 
@@ -26,7 +26,7 @@ from tools.command_line.ending import in_a_line
 from tools.recipes.closed_loop import read_closed_loop
 
 LAG, IDLE = "lag/", "idle/"
-"""What metrics of one lag (decisions of this age) and one cause of waiting (seconds) begin with."""
+"""Prefixes of metrics of one lag (decisions of this age) and one cause of waiting (seconds)."""
 
 Rows = Sequence[Mapping[str, float]]
 
@@ -215,7 +215,7 @@ def _tuned(axes: Axes, generations: Sequence[Generation], name: str) -> None:
 
 
 def _copies(generation: Generation) -> list[tuple[int, int]]:
-    """Who goes on from another, and from whom."""
+    """Members that go on from another, each with that other."""
     return [(k, parent) for k, parent in enumerate(generation.parents) if k != parent]
 
 

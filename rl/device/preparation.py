@@ -49,7 +49,7 @@ class Traceable(Protocol):
 
 
 class Preparation:
-    """What a policy's processor does for one environment, to trace.
+    """A policy's processor for one environment, to trace.
 
     Raises:
       ValueError: the policy was trained on another robot or on pictures of another size, reads its
@@ -121,7 +121,7 @@ class Preparation:
         return found + origin[:, None]
 
     def acted(self, steps: Int[Array, "*b"], shape: tuple[int, ...]) -> Bool[Array, "*b h a"]:
-        """Which numbers of chunks of `shape` [..., h, a] were acted, if so many steps were."""
+        """Mask of the numbers that the first `steps` of chunks of `shape` [..., h, a] use."""
         horizon, width = shape[-2:]
         early = jnp.arange(horizon) < steps[..., None]
         return early[..., None] & (jnp.arange(width) < self.dims)

@@ -29,13 +29,13 @@ _WORDING, _NOISE = 0, 1
 
 
 class Fragment(NamedTuple):
-    """What n lanes did in T chunks."""
+    """Experience of n lanes in T chunks."""
 
     batch: PackedBatch
-    """What was seen, [T, n, ...]; `action_mask` says which numbers were acted."""
+    """Observations, [T, n, ...]; `action_mask` says which numbers were executed."""
     drawn: Drawn
     reward: Float[Array, "t n"]
-    """Of the steps acted of each chunk."""
+    """Sum over the executed steps of each chunk."""
     terminated: Bool[Array, "t n"]
     """The episode ended in this chunk."""
     truncated: Bool[Array, "t n"]
@@ -109,7 +109,7 @@ class Lanes:
     def _look(
         self, params: Params, state: State
     ) -> tuple["_Told", Drawn, Any, Float[Array, "n t a"]]:
-        """What the lanes see, and what the policy makes of it, in its own and the robot's units."""
+        """Observes the lanes and draws the policy's chunks, in its own and the robot's units."""
         seen, told = self._see(state)
         model, observed = self.policy.model, None
         if self.config.learner.keep_observed:
@@ -164,7 +164,7 @@ class Lanes:
         return seen, _Told(self._preparation.batch(seen, goal, wording), goal, wording)
 
     def _key(self, what: int, state: State) -> PRNGKeyArray:
-        """Of each lane's running episode."""
+        """Key of each lane's running episode."""
         key = jax.random.fold_in(jax.random.key(self.config.seed), what)
 
         def one(seed: Array, episode: Array) -> Array:
@@ -182,7 +182,7 @@ class Lanes:
 
 
 class _Told(NamedTuple):
-    """What the policy knew when it drew a chunk; `wording` in [0, 1) is its prompt's."""
+    """The policy's inputs when it drew a chunk; `wording` in [0, 1) is its prompt's."""
 
     batch: PackedBatch
     goal: Int[Array, "n"]

@@ -1,5 +1,5 @@
-"""What acts in RL: prepared observations in, random chunks with the record of how they were drawn
-out, under parameters given with every call, so that the caller knows which version acted.
+"""Acting in RL: prepared observations in, random chunks with the record of how they were drawn out,
+under parameters given with every call, so that the caller knows which version acted.
 
 Batches are `models.policy`'s: few sizes, few text lengths, and a row answers to its own observation
 and key alone. `partial(actor.answer, params)` is what a `Batcher` runs.
@@ -65,7 +65,7 @@ class Actor:
         return [Answer(*pair) for pair in zip(actions, rows, strict=True)]
 
     def values(self, params: Params, requests: Sequence[Request]) -> Float[np.ndarray, "n"]:
-        """What the value head expects of observations, such as terminal ones."""
+        """The value head's estimates for observations, such as terminal ones."""
         found = np.empty(len(requests), np.float32)
         for at, count, batch in self.policy.batches(requests):
             found[at[:count]] = np.asarray(self._value(params, batch))[:count]

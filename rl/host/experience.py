@@ -24,11 +24,11 @@ Evaluate = Callable[
 
 
 class MicroBatch(NamedTuple):
-    """What `Learner.add` takes."""
+    """Argument of `Learner.add`."""
 
     experience: Experience
     tickets: tuple[int, ...]
-    """Whose decisions are in it."""
+    """Tickets that its decisions are from."""
 
 
 class _Row(NamedTuple):

@@ -28,14 +28,14 @@ from sim.acting import NotFinite
 from sim.protocol import Observation, Outcome, Slots, Spec
 
 RERUNS = 3
-"""How often an episode is begun again whose simulator failed."""
+"""Restarts of an episode whose simulator failed."""
 
 
 class Actor(Protocol):
     """A policy that draws chunks at random."""
 
     sizes: tuple[int, ...]
-    """Of the batches that it computes."""
+    """Sizes of the batches that it computes."""
 
     def prepare(self, observation: Observation, prompt: str, key: tuple[int, int]) -> Request:
         """One observation ([c h w 3] and [s]); all that is random about its chunk derives from the
@@ -49,7 +49,7 @@ class Actor(Protocol):
 
 
 class Timeline(Protocol):
-    """Who does what when; without a cause it is work."""
+    """Record of each lane's work over time; without a cause it is work."""
 
     def mark(self, lane: str, what: str | None, cause: Any = None) -> None: ...
 
@@ -68,14 +68,14 @@ class Untimed:
 
 
 class Asked(NamedTuple):
-    """What the batcher is given: an observation, and the oldest version that may answer it."""
+    """A request to the batcher: an observation, and the oldest version that may answer it."""
 
     request: Request
     oldest: int
 
 
 class Answered(NamedTuple):
-    """What it gives: a chunk in the robot's units, how it was drawn, and by which version."""
+    """The batcher's answer: a chunk in the robot's units, its draws, and the version."""
 
     actions: Float[np.ndarray, "h a"]
     drawn: Drawn
@@ -83,8 +83,8 @@ class Answered(NamedTuple):
 
 
 def key_of(place: Place, step: int) -> tuple[int, int]:
-    """Of a policy's draws at a step of an episode, 32 bits each: as `Start.key`, but members of a
-    group differ, and so do tickets that share a start."""
+    """Words of the key of a policy's draws at a step of an episode, 32 bits each: as `Start.key`,
+    but members of a group differ, and so do tickets that share a start."""
     start = place.start
     name = f"{start.seed} {start.task} {place.ticket} {place.member}"
     return zlib.crc32(name.encode()), step
@@ -235,7 +235,7 @@ class Rollout:
         self._mark(slot, what)
 
     def _ask(self) -> None:
-        """What has been seen goes to the policy. A slot counts as coming until the batcher has its
+        """Submits new observations to the policy. A slot counts as coming until the batcher has its
         observation, so that no batch leaves without those that come at once."""
         for slot in self._asking:
             episode = self._acting[slot]
@@ -249,7 +249,7 @@ class Rollout:
             batcher.recheck()
 
     def _whose(self, slot: int) -> int:
-        """Which batcher's."""
+        """Index of the slot's batcher."""
         return (self._first + slot) % len(self._batchers)
 
     def _submit(self, slot: int, episode: "_Episode") -> "Future[Answered]":
@@ -327,9 +327,9 @@ class _Episode:
     success: bool = False
     seen: Observation | None = None
     request: Request | None = None
-    """What the policy was asked last."""
+    """The last request to the policy."""
     answered: Answered | None = None
-    """What it said, while that is acted."""
+    """Its answer, while that is being executed."""
     decisions: list[Decision] = field(default_factory=list)
 
     @property

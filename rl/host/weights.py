@@ -26,7 +26,7 @@ class Snapshot(NamedTuple):
     """Parameters that nobody changes."""
 
     version: int
-    """How many updates they have had."""
+    """Number of updates they have had."""
     params: Params
 
 

@@ -1,4 +1,4 @@
-"""What a population is and how it is bred: which numbers of a config are tuned, who copies whom
+"""Definition of a population and its breeding: which numbers of a config are tuned, who copies whom
 after a generation, and with which numbers it goes on.
 
 Population based training (Jaderberg et al., arXiv 1711.09846) by truncation selection: the worst
@@ -33,7 +33,7 @@ Hyperparameters = dict[str, float]
 _WIDEST = 6
 """Members begin with numbers up to so many factors apart from the config's: a third to thrice."""
 _NEAR_ONE = ("discount", "trace", "b1", "b2", "ema_decay")
-"""Of these it is the distance to 1 that is scaled."""
+"""Numbers of which the distance to 1 is scaled."""
 _FREE = ("learner", "objective", "flow")
 _BEGIN, _EXPLOIT, _EXPLORE = range(3)
 
@@ -43,7 +43,7 @@ class PopulationConfig:
     """Members that take turns in the same simulators and learn from each other's success."""
 
     population: int = 0
-    """How many; 0 or 1 is a run without a population."""
+    """Number of members; 0 or 1 is a run without a population."""
     turn: int | None = None
     """Steps that a member makes before all are compared; as many as eval_every if None."""
     tuned: tuple[str, ...] = ("learner.optimizer.learning_rate", "objective.clip")
@@ -52,9 +52,9 @@ class PopulationConfig:
 
 @dataclass(frozen=True)
 class Generation:
-    """What was found after a turn of all members, and decided for the next. Member by member:
-    success on held-out starts (None if a policy gave no finite actions any more), whose state each
-    goes on from, and with which numbers."""
+    """Results after a turn of all members, and decisions for the next. Member by member: success on
+    held-out starts (None if a policy gave no finite actions any more), whose state each goes on
+    from, and with which numbers."""
 
     step: int
     success: tuple[float | None, ...]
@@ -111,8 +111,8 @@ def configured(config: RlConfig, tuned: Hyperparameters) -> RlConfig:
 def first_generation(
     config: RlConfig, population: PopulationConfig, success: float | None
 ) -> Generation:
-    """How members begin: the first with the config's numbers, the others with some up to three
-    times larger or smaller, drawn evenly on the logarithmic scale.
+    """Initial members: the first with the config's numbers, the others with some up to three times
+    larger or smaller, drawn evenly on the logarithmic scale.
 
     Args:
       success: of the policy that all begin with.
@@ -132,8 +132,8 @@ def first_generation(
 def next_generation(
     config: RlConfig, last: Generation, step: int, success: Sequence[float | None]
 ) -> Generation:
-    """What follows from the members' success after `step`, before the last step of all: after
-    that, everybody stays who he is.
+    """Successor to `last`, from the members' success after `step`, before the last step of all:
+    after that, no member copies another.
 
     Raises:
       ValueError: there is no member left whose policy acts.

@@ -20,7 +20,7 @@ from rl.remote.cluster import STARTING, Lost, Worker, load_ray
 from sim.protocol import Observation
 
 ATTEMPTS = 4
-"""How often a worker is asked the same before the run ends."""
+"""Attempts of the same request to a worker before the run ends."""
 
 
 class Actor(rollout.Actor, Protocol):

@@ -102,7 +102,7 @@ _ACT = {"reach": _reach, "lift": _lift, "push": _push, "stack": _stack, "drawer"
 def _grip(
     state: TabletopState, block: Float[Array, "n 3"]
 ) -> tuple[Bool[Array, "n"], Bool[Array, "n"], Bool[Array, "n"]]:
-    """Whether the tip is over the block, has it between the fingers, and has closed them."""
+    """True where the tip is over the block, has it between the fingers, and has closed them."""
     tip = state.physics.position[:, :3]
     away = jnp.linalg.norm(tip[:, :2] - block[:, :2], axis=-1)
     above = tip[:, 2] - (block[:, 2] - BLOCK)

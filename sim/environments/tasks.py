@@ -1,5 +1,5 @@
-"""What the tabletop robot can be told: reach, lift or push a block of one colour, stack it on
-another, open or close a drawer.
+"""Tasks of the tabletop robot: reach, lift or push a block of one colour, stack it on another, open
+or close a drawer.
 
 A task is what stands on the table and where, which goals it has and how they are worded, and when
 each is achieved. Blocks lie in bands far enough apart that the gripper can work at one without
@@ -25,14 +25,14 @@ from sim.environments.bodies import (
 from sim.environments.physics import Physics
 
 HOVER = 0.065
-"""How far above a block's centre the tip is to come to reach it, metres."""
+"""Height of the tip above a block's centre that counts as reaching it, metres."""
 DIRECTIONS = {"left": -1.0, "right": 1.0}
 """Sign of x, as the camera sees it."""
 PAIRS = tuple(permutations(range(3), 2))
-"""Of colours: which block is to stand on which."""
+"""Pairs of colours: a block, and the block to stack it on."""
 
 Start = Float[Array, "3 2"]
-"""Of each colour at the episode's start: where the block lay, or x of the drawer and how far out it
+"""For each colour at the episode's start: place of the block, or x of the drawer and how far out it
 was, metres."""
 
 
@@ -44,9 +44,9 @@ class Task:
     prompts: tuple[tuple[str, ...], ...]
     max_steps: int
     place: Callable[[Float[Array, "7"]], Start]
-    """How an episode starts, from draws in [0, 1)."""
+    """Initial places, from draws in [0, 1)."""
     aside: Callable[[Start, Float[Array, "3 3"]], Float[Array, "3 3"]]
-    """Where (x, y, yaw) distractors lie, at most three, from draws in [0, 1)."""
+    """Places (x, y, yaw) of distractors, at most three, from draws in [0, 1)."""
     achieved: Callable[[Physics, Start], Bool[Array, "g"]]
     bodies: Bodies = field(default_factory=Bodies)
 

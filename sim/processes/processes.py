@@ -152,8 +152,8 @@ class Processes:
         self._continue(slot, {"do": "demonstrate", "steps": int(steps), "noise": float(noise)})
 
     def poll(self, timeout: float | None = None) -> list[Outcome]:
-        """What was finished since the last call: at least one outcome if any slot is at work and
-        no timeout (seconds) passes first and nobody calls `wake`.
+        """Outcomes finished since the last call: at least one if any slot is busy and no timeout
+        (seconds) passes first and nobody calls `wake`.
 
         Raises:
           ValueError: a simulator that is to replace another does not start.
@@ -291,7 +291,7 @@ class _Slot:
     """Has an episode that has not ended."""
     goal: int = 0
     fate: str = ""
-    """How its last process ended."""
+    """Exit of its last process, in words."""
 
     @property
     def working(self) -> bool:

@@ -18,7 +18,7 @@ _LOG = 1 << 20
 _PART = 1 << 20
 """Bytes that are read at once at most; a damaged length may be anything."""
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "LP_NUM_THREADS": "0"}
-"""Of numpy and of Mesa's rasteriser (0: none besides the caller's); simulators share the cores."""
+"""One thread for numpy and Mesa (0: the caller's alone), as simulators share the cores."""
 
 
 class Worker:

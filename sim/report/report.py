@@ -25,7 +25,7 @@ from sim.results import Episode, Evaluation
 from sim.statistics import Paired
 
 _HOLD_SECONDS = 1
-"""How long a video rests on its last picture before it starts over."""
+"""Seconds that a video rests on its last picture before it starts over."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Report:
     """Wall time by stage, in the order they ran."""
     config: Mapping[str, Any]
     versions: Mapping[str, str]
-    """Of libraries, and the hardware."""
+    """Versions of libraries, and the hardware."""
     comparisons: Mapping[str, Paired] = field(default_factory=dict)
     """The first evaluation against others on the same starts, by their names."""
 
@@ -149,7 +149,7 @@ def _video(clip: Clip, episode: Episode, fps: int) -> str:
 
 
 def _outcome(e: Episode) -> tuple[bool, str]:
-    """Whether the robot did what it was told, and in words."""
+    """True if the robot did as it was told, and the outcome in words."""
     if e.goal == e.named_goal:
         return e.success, "success" if e.success else "failure"
     if e.named_achieved:

@@ -41,7 +41,7 @@ _DRAWN = (
     *("geom_xpos", "geom_xmat", "site_xpos", "site_xmat"),
     *("cam_xpos", "cam_xmat", "light_xpos", "light_xdir"),
 )
-"""What a picture is drawn from, of MuJoCo's data."""
+"""Fields of MuJoCo's data that a picture depends on."""
 
 
 class Simulator:
@@ -119,7 +119,7 @@ class Simulator:
         return reward, bool(success), False, bool(success)
 
     def film(self, size: int) -> np.ndarray:
-        """What the first camera sees."""
+        """The first camera's picture."""
         return self._picture("agentview", size)
 
     def _picture(self, camera: str, size: int) -> np.ndarray:
@@ -228,7 +228,7 @@ def complete_suites() -> list[str]:
 
 
 def _base(suite: str) -> str | None:
-    """Which of LIBERO's own suites a suite is or varies."""
+    """LIBERO's own suite that a suite is or varies, if any."""
     bases = [base for base in LIMITS if suite == base or suite.startswith(f"{base}_")]
     return max(bases, key=len, default=None)
 

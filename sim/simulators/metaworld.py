@@ -13,7 +13,7 @@ from metaworld_prompts import PROMPTS
 from offscreen import choose_renderer
 
 CAMERAS = {"corner": "corner4", "wrist": "gripperPOV", "behind": "behindGripper", "top": "topview"}
-"""What the package calls them. "corner4" is where LeRobot moves "corner2" to, closer."""
+"""The package's names of the cameras. "corner4" is where LeRobot moves "corner2" to, closer."""
 UPSIDE_DOWN = {"corner4"}
 
 
@@ -90,11 +90,11 @@ class Simulator:
         return reward, success and self.until_success, False, success
 
     def expert(self) -> np.ndarray:
-        """What the package's scripted policy does, which sees where everything is."""
+        """Action of the package's scripted policy, which sees where everything is."""
         return np.clip(self.scene.policy.get_action(self.scene.seen), *self.limits)
 
     def film(self, size: int) -> np.ndarray:
-        """What the camera in the corner sees."""
+        """Picture of the camera in the corner."""
         return self.scene.picture(CAMERAS["corner"], size)
 
 

@@ -106,7 +106,7 @@ def test_adapters_remat_and_float8_are_cut_like_the_rest(variant, rtol):
 
 @functools.cache
 def collectives(accumulation=1, **sizes):
-    """Of the step that the test of this pair runs."""
+    """Collectives of the step that the test of this pair runs."""
     mesh = make_mesh(MeshConfig(**sizes))
     step, _ = small_pi.compiled(mesh, accumulation)
     return Program(step.as_text()).collectives(dict(mesh.shape))

@@ -31,7 +31,7 @@ def learner(
 
 
 def tickets(version, count=6, **how):
-    """Those of a learner's step."""
+    """Tickets of a learner's step."""
     return [ticket(count * version + i, version=version, **how) for i in range(count)]
 
 

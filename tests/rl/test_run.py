@@ -1,4 +1,4 @@
-"""How a run of RL begins, ends and goes on, whatever acts and learns in it."""
+"""A run of RL begins, ends and goes on, whatever acts and learns in it."""
 
 import os
 import signal

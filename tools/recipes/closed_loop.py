@@ -175,7 +175,7 @@ def acted(
     execute: int,
     go_on: Callable[[int, int], None],
 ) -> Evaluation:
-    """How the policy does with these parameters (on the host), on this process's first device.
+    """Evaluates the policy with these parameters (on the host), on this process's first device.
 
     Args:
       go_on: called with how many episodes of how many have ended; what it raises ends the rest.

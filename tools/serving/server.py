@@ -205,7 +205,7 @@ class PolicyServer:
         return None
 
     def _idlest(self) -> Session | None:
-        """Whose place another may take."""
+        """The session whose place another may take, if any."""
         before = time.monotonic() - self.limits.idle_seconds
         idle = [s for s in self._sessions if not s.busy and s.since <= before]
         return min(idle, key=lambda session: session.since, default=None)

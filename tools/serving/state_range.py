@@ -1,4 +1,4 @@
-"""How far a robot's state lies from the data that its policy was trained on: a state in other units
+"""Distance of a robot's state from the data that its policy was trained on: a state in other units
 or another order still gets a plausible chunk, which is worse than an error.
 """
 

@@ -1,4 +1,4 @@
-"""What the host runtime joins, in numpy: a policy that sees a disc and is disturbed by noise, a
+"""A toy for the host runtime, in numpy: a policy that sees a disc and is disturbed by noise, a
 learner whose updates depend on every number it was given, and slots that take their time."""
 
 import threading

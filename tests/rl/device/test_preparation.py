@@ -1,4 +1,4 @@
-"""What a device prepares is what the host's processor does, to the last bit."""
+"""Preparation on a device equals the host's processor to the last bit."""
 
 from dataclasses import replace
 

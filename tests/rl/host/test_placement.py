@@ -1,4 +1,4 @@
-"""Which devices act and which learn, and what a policy that acts rounded is learnt from."""
+"""Split of devices into acting and learning, and learning from a policy that acts rounded."""
 
 from dataclasses import replace
 from functools import partial

@@ -90,7 +90,7 @@ def by_number(learner):
 
 
 def gone(process):
-    """Whether a process has ended, or does so soon."""
+    """True if a process has ended, or does so soon."""
     until = time.monotonic() + 60
     while time.monotonic() < until:
         try:

@@ -76,7 +76,7 @@ for options in sys.argv.pop(1).split(";"):
 
 
 def run(limit, *commands):
-    """What commands say whose files cannot take more than so many bytes."""
+    """Runs commands whose files cannot take more than so many bytes."""
     return subprocess.run(
         [sys.executable, "-c", PROGRAM, str(limit), ";".join(commands)],
         env=environment(1),

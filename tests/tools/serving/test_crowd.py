@@ -1,5 +1,5 @@
-"""Who takes places without using them: silent and slow connections, and clients that never ask,
-cost a good client nothing but a moment."""
+"""Clients that take places without using them, by silent and slow connections or never asking, cost
+a good client nothing but a moment."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""How long a run on a million episodes takes to its first batch, and how much memory.
+"""Time and memory until the first batch of a run on a million episodes.
 
 The metadata is synthetic: episodes of 8 to 40 frames, 50,000 different instructions, two cameras
 whose pictures are all black: one shard of them under many names. A frame store is made of it by the
@@ -266,7 +266,7 @@ class _Clock:
 
 
 def _measured(what: Callable[[Path], Report], path: Path) -> Report:
-    """What a process of its own reports."""
+    """Report of a fresh process."""
     command = [sys.executable, "-m", "tools.bench.data.start", what.__name__, str(path)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
     return json.loads(done.stdout.splitlines()[-1])

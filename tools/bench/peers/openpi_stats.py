@@ -120,7 +120,7 @@ def stats(root: str, horizon: int) -> dict[str, Any]:
 
 
 def answer(run: str, **asked: Any) -> dict[str, Any]:
-    """What one line asks for."""
+    """Answers one line."""
     if run == "about":
         packages = ("rlinf-openpi", "lerobot", "jax", "torch", "torchcodec", "numpy")
         return {"versions": {package: version(package) for package in packages}}

@@ -55,14 +55,14 @@ class Load:
     )
     micro: int = 64
     steps: int = 12
-    """Of the learner, that count."""
+    """Learner's steps that count."""
     warm: int = 3
     """More before these, in which programs are compiled and what was acted meanwhile is learnt
     from, and `staleness` more after; neither count."""
     horizon: int = 8
     picture: int = 48
     max_steps: int = 32
-    """Of an episode where environments only wait."""
+    """Length of an episode where environments only wait."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Ran:
     lag: int
     use: Summary
     workload: Workload
-    """What it took, as measured during these very steps."""
+    """Costs measured during these very steps."""
 
     def row(self) -> dict[str, Any]:
         """As JSON."""

@@ -36,12 +36,12 @@ from tools.bench.peer import asking
 
 _BATCHES = (1, 16, 256, 1024)
 _SLOTS = (1, 16)
-"""Of suites that take a process each."""
+"""Slots of suites that take a process each."""
 _LANES = 128
 _CHUNK = 8
 _SIZE = 48
 _SECONDS = 1.5
-"""How long each figure is measured."""
+"""Seconds that each figure is measured."""
 
 Rates = dict[str, float]
 
