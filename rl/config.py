@@ -87,8 +87,8 @@ class RolloutConfig:
     deadline: float = 0.02
     """Seconds that an observation waits for others to be answered with."""
     inference_devices: int = 0
-    """So many of a process's own devices only act, each answering its share of the slots, and the
-    others only learn; with 0 all learn and the first also acts."""
+    """Number of a process's own devices that only act, each answering its share of the slots; the
+    others only learn. With 0 all learn and the first also acts."""
     snapshots: Literal["float32", "bfloat16"] = "float32"
     """Dtype of the trained parameters in the actors' copies. bfloat16 halves what each version
     moves; the log-probabilities recorded are those of the rounded policy, so ratios begin beside 1:

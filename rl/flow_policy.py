@@ -120,8 +120,8 @@ def value(model: Pi | Groot, params: Params, batch: PackedBatch) -> Float[Array,
 
 
 def schedule(config: FlowConfig) -> tuple[Float[np.ndarray, "k"], Float[np.ndarray, "k"]]:
-    """For each denoising step k: the weight c of the predicted noise x̂₁ = x + (1 − t)·v that is
-    taken from the Euler step, and the standard deviation s of the noise added.
+    """Weights c of the predicted noise x̂₁ = x + (1 − t)·v that is taken from the Euler step, and
+    standard deviations s of the noise added, by denoising step k.
 
     The next chunk is normal around x − v/K − c·x̂₁. "sde": c = σ²/(2tK), s = σ/√K with
     σ = level·√(t / (1 − t)), which preserves marginals because −x̂₁/t is the score; 1 − t is that of
@@ -222,7 +222,7 @@ def _mlp(key: PRNGKeyArray, widths: Sequence[int]) -> Params:
 
 
 def _apply(layers: Params, x: Float[Array, "*b i"]) -> Float[Array, "*b o"]:
-    """In f32, whatever the parameters are kept in."""
+    """Applies the layers in f32, whatever the parameters are kept in."""
     for i in range(len(layers)):
         layer = layers[f"layer{i}"]
         x = (jnp.tanh(x) if i else x) @ layer["kernel"].astype(jnp.float32) + layer["bias"]

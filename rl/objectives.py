@@ -165,8 +165,8 @@ def tis(
     advantage: Float[Array, "n 1"],
     config: ObjectiveConfig,
 ) -> Surrogate:
-    """As `decoupled`, but w is min(π_p/π_b, C): bounded, not left out (truncated importance
-    sampling, Yao et al. 2025; DART-GUI, arXiv 2509.23866)."""
+    """Variant of `decoupled` in which w is min(π_p/π_b, C): bounded, not left out (truncated
+    importance sampling, Yao et al. 2025; DART-GUI, arXiv 2509.23866)."""
     gain, clipped = _clip(jnp.exp(step), advantage, config.clip)
     importance = jax.lax.stop_gradient(jnp.exp(stale))
     bounded = jnp.minimum(importance, config.truncation)

@@ -138,7 +138,7 @@ def act(
 
 
 def plan(policy: Policy, spec: Spec, runs: Sequence[Run], execute: int) -> None:
-    """Asks a policy what each run shall do next: `execute` steps more of its `actions`.
+    """Asks a policy what each run is to do next: `execute` steps more of its `actions`.
 
     Raises:
       ValueError: actions of a wrong shape.

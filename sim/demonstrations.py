@@ -27,7 +27,7 @@ class Demonstration(NamedTuple):
     columns: dict[str, np.ndarray]
     """"observation.state" and "action" f32 [T, …]."""
     frames: dict[str, UInt8[np.ndarray, "t h w 3"]]
-    """By camera."""
+    """Frames of each camera."""
     task: str
     """One wording of the goal, chosen by the episode's seed."""
 

@@ -191,7 +191,7 @@ class Environment(Protocol):
         """Current observations."""
 
     def step_chunk(self, state: State, actions: Float[Array, "n t a"]) -> tuple[State, Transition]:
-        """Acts T steps; an episode that ends starts anew from a fresh random state (auto-reset)."""
+        """Acts T steps; an episode that ends restarts from a fresh random state (auto-reset)."""
 
     def pictures(self, scene: Scene) -> UInt8[Array, "n c h w 3"]:
         """Images of `observe`'s cameras for N scenes, such as terminal ones."""

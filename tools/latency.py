@@ -35,7 +35,7 @@ class LatencyConfig:
     chunks: int = 200
     """Chunks of each task to measure."""
     resets: int = 20
-    """At least how many of each task to measure, if its episodes are that many."""
+    """Resets of each task to measure at least, if its episodes are that many."""
     image_size: int = 48
     """Edge of the cameras' pictures, pixels."""
 

@@ -5,8 +5,8 @@
     python -m tools.launch -n 8 --nodes 2 --node-rank 0 --coordinator host0:9000 -- python -m ...
 
 Every line that a process prints comes with its rank: `[2] ...`. When one fails, all are ended, and
-the first cause is printed last and gives the exit code. With --max-restarts the job then begins
-anew and goes on from the run's last checkpoint.
+the first cause is printed last and gives the exit code. With --max-restarts the job then
+restarts from the run's last checkpoint.
 """
 
 import sys
@@ -31,7 +31,7 @@ class Options:
     max_restarts: int = 0
     """Restarts of a failed job, from its last checkpoint."""
     min_processes: int | None = None
-    """Begin anew without the process at fault, down to this many; else with as many as before."""
+    """Restart without the process at fault, down to this many; else with as many as before."""
     nodes: int = 1
     """Machines of the job; run this command on each."""
     node_rank: int = 0

@@ -54,7 +54,7 @@ class Run:
     """Training run to plan."""
 
     preset: str = "pi05"
-    """As tools.train takes it, or groot."""
+    """Preset as tools.train takes it, or groot."""
     rows: int = 0
     """Rows of the global batch; 8 per GPU if not given."""
     samples: int = 0
@@ -66,9 +66,9 @@ class Run:
     dataset_frames: int = 0
     """Samples of an epoch, for its hours and cost."""
     save_seconds: float = 5.0
-    """That a save blocks the run."""
+    """Seconds that a save blocks the run."""
     restart_seconds: float = 600.0
-    """From an interruption to the next step."""
+    """Seconds from an interruption to the next step."""
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ class ColocatedState:
 
     step: Int[Array, ""]
     params: Params
-    """As `rl.flow_policy.init` makes them."""
+    """Parameters made by `rl.flow_policy.init`."""
     opt_state: Any
     lanes: State
 

@@ -145,7 +145,7 @@ def _table(policy: Policy, prompts: Sequence[str]) -> PackedBatch:
 
 
 def _exactly(x: Float[Array, "*b d"], scaling: Normalizer, inverse: bool = False) -> Any:
-    """In 64 bits and rounded once, as numpy does on the host."""
+    """Computes in 64 bits and rounds once, as numpy does on the host."""
     offset, scale = np.asarray(scaling.offset), np.asarray(scaling.scale)
     with jax.enable_x64(True):
         wide = x.astype(jnp.float64)

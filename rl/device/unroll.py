@@ -44,7 +44,7 @@ class Fragment(NamedTuple):
     """Value of what was seen after each chunk: 0 where the episode ended, that of the last sight
     of it where time ran out."""
     observed: Any
-    """As `Experience.observed`."""
+    """See `Experience.observed`."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class Lanes:
         observed: Any,
         steps: "_Steps",
     ) -> Fragment:
-        """From what happened in T chunks, and what it has led to."""
+        """Builds the fragment from the transitions of T chunks."""
         chunks, _, lanes = steps.live.shape
         acted = steps.live.sum(1)
         place = (np.arange(chunks)[:, None], acted - 1, np.arange(lanes))

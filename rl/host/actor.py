@@ -32,7 +32,7 @@ class Answer(NamedTuple):
 class Actor:
     """`policy` gives the model, the preparation and the sizes of batches; its parameters and steps
     are not used. Parameters, as `flow_policy.init` makes them, come with each call: arrays on the
-    device, of one dtype and sharding from call to call, as each other kind is compiled anew.
+    device, of one dtype and sharding from call to call, as each other kind is compiled again.
     """
 
     policy: Policy

@@ -72,7 +72,7 @@ class Learnt:
     acted: int
     """Environment steps learnt from."""
     seconds: float
-    """Since the last step ended."""
+    """Seconds since the last step ended."""
     counts: Counts
     waited: float
     """Seconds that slots were held back by the bound on staleness, all together, so far."""

@@ -234,7 +234,7 @@ class Acting:
         wordings = [wording for wordings in self._spec.prompts for wording in wordings]
         robot = processor.embodiments[self._policy.embodiment]
         dims = processor.state_dim if processor.spells_padding else len(robot.state.offset)
-        longest = np.ones(dims)  # where a state is spelt, no bin takes more letters than the last
+        longest = np.ones(dims)  # where a state is text, no bin takes more letters than the last
         text = max(len(processor.tokens(wording, longest)) for wording in wordings)
         self._actor.warm(params, text=text)
 
@@ -287,7 +287,7 @@ def split_devices(acting: int) -> tuple[list[jax.Device], list[jax.Device]]:
 
 
 def _bare(policy: Policy) -> Policy:
-    """Without parameters and what was compiled or read, to be sent elsewhere."""
+    """The policy without parameters and what was compiled or read, to be sent elsewhere."""
     assert policy.processor is not None
     model = type(policy.model)(policy.model.config)  # type: ignore[arg-type]
     return replace(policy, model=model, params=None, processor=replace(policy.processor))

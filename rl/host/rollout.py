@@ -44,8 +44,8 @@ class Actor(Protocol):
     def answer(
         self, params: Any, requests: Sequence[Request]
     ) -> Sequence[tuple[Float[np.ndarray, "h a"], Drawn]]:
-        """For each request a chunk in the robot's units, and how it was drawn (without a batch
-        axis)."""
+        """Answers each request with a chunk in the robot's units, and how it was drawn (without a
+        batch axis)."""
 
 
 class Timeline(Protocol):
@@ -174,7 +174,7 @@ class Rollout:
                 self._arrivals.drop(episode.place)
 
     def wake(self) -> None:
-        """There is news: a version, or an answer; from any thread."""
+        """Tells of news: a version, or an answer; from any thread."""
         self._news.set()
         self._slots.wake()
 
@@ -260,7 +260,7 @@ class Rollout:
         return self._batchers[self._whose(slot)].submit(Asked(episode.request, oldest))
 
     def _hear(self, slot: int, future: "Future[Answered]") -> None:
-        """On the batcher's thread."""
+        """Receives an answer, on the batcher's thread."""
         self._inbox.append((slot, future))
         self.wake()
 
@@ -334,7 +334,7 @@ class _Episode:
 
     @property
     def where(self) -> str:
-        """For errors."""
+        """Description of the place for errors."""
         return f"Task '{self.place.start.task}', seed {self.place.start.seed}, step {self.steps}"
 
     def add(self, outcome: Outcome, spec: Spec, sparse: bool) -> None:

@@ -47,9 +47,9 @@ class Use:
     """Seconds that a lane, or several, spent busy and idle."""
 
     busy: dict[str, float]
-    """By what was done."""
+    """Seconds by kind of work."""
     idle: dict[str, float]
-    """By cause; `UNATTRIBUTED` is one."""
+    """Seconds by cause; `UNATTRIBUTED` is one."""
 
     @property
     def seconds(self) -> float:
@@ -147,7 +147,7 @@ class Timeline:
             self._change(lane, add=None if what is None else _Open(what, cause), drop="all")
 
     def summary(self) -> Summary:
-        """Up to now."""
+        """Summary up to now."""
         with self._lock:
             self._advance()
             lanes = {name: self._settle(name) for name in self._lanes}

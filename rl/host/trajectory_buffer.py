@@ -23,7 +23,7 @@ class Counts:
     finished: int = 0
     learnt: int = 0
     dropped: int = 0
-    """Given up when a run stopped, finished or not; they begin anew when it goes on."""
+    """Given up when a run stopped, finished or not; they restart when it goes on."""
     reruns: int = 0
     """Restarts of episodes because their simulator failed."""
 

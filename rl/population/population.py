@@ -25,13 +25,13 @@ from rl.step import optimizer_of
 
 FILE_NAME = "population.jsonl"
 FACTOR = 1.2
-"""By which a number grows or shrinks when it is explored."""
+"""Factor by which a number grows or shrinks when it is explored."""
 
 Hyperparameters = dict[str, float]
 """Tuned numbers by where they stand in a config, such as "objective.clip"."""
 
 _WIDEST = 6
-"""Members begin with numbers up to so many factors apart from the config's: a third to thrice."""
+"""Largest power of FACTOR between initial numbers and the config's: a third to three times."""
 _NEAR_ONE = ("discount", "trace", "b1", "b2", "ema_decay")
 """Numbers of which the distance to 1 is scaled."""
 _FREE = ("learner", "objective", "flow")
@@ -142,7 +142,7 @@ def next_generation(
     if success[order[0]] is None:
         raise ValueError(
             f"No member's policy gives finite actions any more after step {step}; lower "
-            f"learner.optimizer.learning_rate or --turn and begin anew in another folder."
+            f"learner.optimizer.learning_rate or --turn and start over in another folder."
         )
     count, tuned = len(success), list(last.hyperparameters)
     if step >= config.steps:
@@ -201,7 +201,7 @@ def write_generations(directory: Path, generations: Sequence[Generation]) -> Non
 
 
 def set_damaged_generations_aside(directory: Path, console: Console) -> None:
-    """Before a population goes on: keeps the good lines of a damaged record.
+    """Keeps the good lines of a damaged record, before a population goes on.
 
     Raises:
       ValueError: the last generation is damaged.
@@ -224,8 +224,8 @@ def _generation(line: dict[str, Any]) -> Generation:
 
 
 def _moved(config: RlConfig, tuned: Hyperparameters, name: str, factors: int) -> Hyperparameters:
-    """With one number so many factors larger (smaller if negative), else as many the other way,
-    else fewer, until the config takes it."""
+    """Hyperparameters with one number so many factors larger (smaller if negative), else as many
+    the other way, else fewer, until the config takes it."""
     for size in range(abs(factors), 0, -1):
         for towards in (size, -size) if factors > 0 else (-size, size):
             found = tuned | {name: _scaled(name, tuned[name], FACTOR**towards)}
@@ -236,7 +236,7 @@ def _moved(config: RlConfig, tuned: Hyperparameters, name: str, factors: int) ->
 
 
 def _scaled(name: str, value: float, factor: float) -> float:
-    """In six digits, so that up and down again comes back to the same."""
+    """Scales to six digits, so that up and down again comes back to the same."""
     near_one = name.rpartition(".")[2] in _NEAR_ONE
     return float(f"{1 - (1 - value) * factor if near_one else value * factor:.6g}")
 

@@ -1,5 +1,5 @@
 """Work on other hosts, as actors of Ray's: where there is room for them, started, watched and
-started anew by Ray (docs.ray.io, fault tolerance of actors).
+restarted by Ray (docs.ray.io, fault tolerance of actors).
 
 Ray is loaded when it is asked for. Its workers get the packages of this repository and the settings
 of JAX that this process has.

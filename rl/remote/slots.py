@@ -247,7 +247,7 @@ class RemoteSlots:
             self._ready += outcomes
 
     def _give_up(self) -> None:
-        """On a worker that hangs."""
+        """Replaces a worker that hangs."""
         try:
             self._worker.replace(self._calls[0], self._patience)
         except Lost as lost:

@@ -64,8 +64,8 @@ class Workload:
     tell: float = 0.0
     """Seconds to send one slot actions or a start, on that thread."""
     wake: float = 0.0
-    """Until a thread that waits goes on: that of the slots once a batch is drawn, the policy's once
-    a batch is due."""
+    """Seconds until a waiting thread goes on: that of the slots once a batch is drawn, the policy's
+    once a batch is due."""
     execute: int = 4
     chunks: Latency = field(default_factory=lambda: Constant(16))
     """Chunks of an episode, rounded up, at least 1: a distribution of counts, not of seconds."""

@@ -25,7 +25,7 @@ class Latency(Protocol):
         """Seconds."""
 
     def draw(self, rng: np.random.Generator, n: int) -> Float[np.ndarray, "n"]:
-        """So many of them, seconds; the first are the same however many are drawn."""
+        """Draws n of them, seconds; the first are the same however many are drawn."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class LogNormal:
 
 @dataclass(frozen=True)
 class Stragglers:
-    """As `usual`, but a `share` of them `slower` times as long."""
+    """Latencies like `usual`, but a `share` of them `slower` times as long."""
 
     usual: Latency
     share: float = 0.05

@@ -30,7 +30,7 @@ WRIST = Camera(
     on=SHAPES.index(HAND),
     up=(1.0, 0.0, 0.0),
 )
-"""On the hand, in front of it, looking at what is between the fingers."""
+"""Camera on the hand, in front of it, looking at what is between the fingers."""
 AUDIENCE = Camera(position=(1.25, -0.95, 0.85), target=(0.28, 0.0, 0.27), fovy=40.0)
 """Sees all of the arm."""
 

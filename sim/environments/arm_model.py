@@ -35,11 +35,11 @@ DH = (
 the one before it, turned by α and moved by a along x, then turned by the joint and moved by d along
 z."""
 FLANGE = 0.107
-"""From the last joint's frame to the hand, along z."""
+"""Distance from the last joint's frame to the hand, along z."""
 HAND_YAW = -math.pi / 4
 """Rotation of the hand on the flange about z, radians."""
 TIP = 0.1034
-"""From the flange to the middle between the finger pads: the tip, which the controller places."""
+"""Distance from the flange to the middle between the finger pads: the tip, which is controlled."""
 
 LIMITS = np.array(
     (
@@ -69,14 +69,14 @@ FINGER_SPEED = 0.05
 FINGER = (0.010, 0.007, 0.027)
 """Half edges of a finger, metres; the fingers close along y of the hand."""
 FINGER_HEIGHT = 0.0584
-"""From the flange to the fingers' upper ends."""
+"""Distance from the flange to the fingers' upper ends."""
 
 _MASSES = (4.971, 0.647, 3.229, 3.588, 1.226, 1.667, 0.736)
 _HAND_MASS, _FINGER_MASS, _BLOCK_MASS = 0.73, 0.1, 0.05
 _STIFFNESS = (1500, 1500, 1200, 1200, 400, 400, 400)
 _DAMPING = (90, 90, 72, 72, 24, 24, 24)
 _ARMATURE = (0.6, 0.6, 0.5, 0.5, 0.2, 0.2, 0.2)
-"""About a geared motor's rotor seen through its gears; it also keeps the damping, which is
+"""Inertias like a geared motor's rotor seen through its gears; they also keep the damping, which is
 integrated explicitly, stable: damping · TIMESTEP < 2 · armature whatever the arm's posture."""
 
 

@@ -22,7 +22,7 @@ DISTRACTOR = 0.015
 OPEN = 0.038
 """Distance of each finger's inner face from the middle when the gripper is open, metres."""
 DRAWER_PITCH = 0.12
-"""From one drawer's middle to the next one's, metres; the middle one is at x = 0."""
+"""Distance between neighbouring drawers' middles, metres; the middle one is at x = 0."""
 DRAWER_TRAVEL = 0.1
 """Largest opening of a drawer, metres."""
 

@@ -124,10 +124,10 @@ class Lanes:
         return outcomes + (self._demonstrate(shown) if shown else [])
 
     def wake(self) -> None:
-        """There is no poll that waits."""
+        """Does nothing: no poll waits."""
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Does nothing: nothing is to end."""
 
     def _begin(self, begun: Mapping[int, int]) -> list[Outcome]:
         slots = list(begun)

@@ -77,7 +77,7 @@ def _push(state: TabletopState) -> Float[Array, "n 4"]:
     pushing = (tip[:, 2] < 0.03) & (ahead > 0.02) & (aside < 0.02)
     x = block[:, 0] + sign * jnp.where(pushing, 0.0, -0.06)
     z = jnp.where(behind | pushing, _GRASP, _TRAVEL)
-    # A block that slipped aside follows the tip: only half of the way, or it would run away.
+    # A block that slipped sideways follows the tip: only half of the way, or it would run away.
     y = (block[:, 1] + _chosen(state.start, colour)[:, 1]) / 2
     return _action(x, y, z, 1.0)
 

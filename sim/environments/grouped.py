@@ -170,7 +170,7 @@ class Grouped(ABC):
         return jnp.asarray(in_groups(self._see, self.lanes, scene))
 
     def step_chunk(self, state: State, actions: Float[Array, "n t a"]) -> tuple[State, Transition]:
-        """Acts T steps; an episode that ends starts anew from a fresh random state.
+        """Acts T steps; an episode that ends restarts from a fresh random state.
 
         Raises:
           ValueError: the actions have another shape, or one is not finite.

@@ -34,7 +34,7 @@ class Physics(NamedTuple):
     """State that MJX carries from step to step, and the position that the controller holds."""
 
     position: Float[Array, "*n nq"]
-    """As `sim.environments.bodies.Bodies` lays it out."""
+    """Layout: see `sim.environments.bodies.Bodies`."""
     velocity: Float[Array, "*n nv"]
     acceleration: Float[Array, "*n nv"]
     """The solver's starting point."""

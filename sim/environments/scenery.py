@@ -19,7 +19,7 @@ from sim.rendering.raycast import Camera, Frames, Geom, Look, Views, look_at, pi
 
 FRONT = Camera((0.0, -0.42, 0.62), (0.0, 0.06, 0.02), 32.0)
 WRIST = Camera((0.0, -0.09, 0.02), (0.0, 0.01, -0.06), 60.0, on=0)
-"""On the palm, with which it moves."""
+"""Camera on the palm, with which it moves."""
 CAMERAS = {"observation.images.front": FRONT, "observation.images.wrist": WRIST}
 MOST_DISTRACTORS = 3
 
@@ -41,11 +41,11 @@ class Randomisation:
     distractors: int = 0
     """Blocks of other colours on the table, at most three."""
     colours: float = 0.0
-    """By how much each channel of every colour (0 to 1) may differ; at most 0.3, or one could not
-    tell what a prompt names."""
+    """Largest change of each channel of every colour (0 to 1); at most 0.3, or one could not tell
+    what a prompt names."""
     camera: float = 0.0
-    """By how many metres an axis a camera may be off its place, and the wrist's by a quarter of
-    that; at most 0.1."""
+    """Largest displacement of a camera an axis, metres, and of the wrist's a quarter of that; at
+    most 0.1."""
     light: float = 0.0
     """Largest deviation of the light (1 is 45°) and of the shadows' darkness; at most 0.5."""
     shadows: bool = False
@@ -68,7 +68,7 @@ class Scene(NamedTuple):
     """All that pictures show."""
 
     poses: Float[Array, "*n b 7"]
-    """As `sim.environments.bodies.Bodies` orders them."""
+    """Order: see `sim.environments.bodies.Bodies`."""
     seed: UInt32[Array, "*n"]
     episode: Int[Array, "*n"]
 

@@ -32,8 +32,7 @@ PAIRS = tuple(permutations(range(3), 2))
 """Pairs of colours: a block, and the block to stack it on."""
 
 Start = Float[Array, "3 2"]
-"""For each colour at the episode's start: place of the block, or x of the drawer and how far out it
-was, metres."""
+"""Each colour's start: place of the block, or x of the drawer and how far out it was, metres."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ def _drawn(draws: Float[Array, "7"]) -> Start:
 
 
 def _before_or_behind(start: Start, draws: Float[Array, "3 3"]) -> Float[Array, "3 3"]:
-    """In the blocks' columns, 7.5 cm from each and more."""
+    """Places in the blocks' columns, 7.5 cm from each and more."""
     y, room = start[:, 1], 0.075
     low, high = jnp.where(y > 0.02, -0.12, y + room), jnp.where(y > 0.02, y - room, 0.16)
     return _turned(
@@ -79,13 +78,13 @@ def _before_or_behind(start: Start, draws: Float[Array, "3 3"]) -> Float[Array, 
 
 
 def _at_row_ends(start: Start, draws: Float[Array, "3 3"]) -> Float[Array, "3 3"]:
-    """To the left or right of the blocks' rows, beyond where a block is pushed."""
+    """Places left or right of the blocks' rows, beyond where a block is pushed."""
     side = jnp.where(draws[:, 0] < 0.5, -1.0, 1.0)
     return _turned(side * (0.18 + 0.01 * draws[:, 1]), start[:, 1], draws)
 
 
 def _in_front(start: Start, draws: Float[Array, "3 3"]) -> Float[Array, "3 3"]:
-    """Before the drawers, out of their way."""
+    """Places before the drawers, out of their way."""
     return _turned(start[:, 0] + 0.04 * (draws[:, 0] - 0.5), -0.12 + 0.07 * draws[:, 1], draws)
 
 

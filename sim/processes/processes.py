@@ -199,8 +199,8 @@ class Processes:
             self._selector.register(process.requests, selectors.EVENT_WRITE, i)
 
     def _wait(self, until: float) -> bool:
-        """For something to happen, but no longer than until then or until a slot has hung; whether
-        it was `wake`."""
+        """Waits for something to happen, but no longer than until then or until a slot has hung;
+        True if it was `wake`."""
         woken = False
         working = [s.process.deadline for s in self._slots if s.process and s.working]
         wait = min([until, *working]) - time.monotonic()

@@ -109,7 +109,7 @@ class Worker:
         return "\n".join((f"{what}; the end of its stderr:", *lines[-12:])) if lines else f"{what}."
 
     def kill(self) -> None:
-        """It and what it may have started itself."""
+        """Kills the process and what it may have started itself."""
         with suppress(ProcessLookupError):
             os.killpg(self._child.pid, signal.SIGKILL)
 

@@ -23,7 +23,7 @@ class Frames(NamedTuple):
 
     @classmethod
     def of(cls, poses: Float[Array | np.ndarray, "*n g 7"]) -> "Frames":
-        """From positions and quaternions (w, x, y, z) of any length but 0."""
+        """Frames from positions and quaternions (w, x, y, z) of any length but 0."""
         poses = jnp.asarray(poses)
         return cls(poses[..., :3], _rotation(poses[..., 3:]))
 
@@ -115,7 +115,7 @@ def views(cameras: Sequence[Camera], bodies: Frames | None = None) -> Views:
 
 
 def unit(vector: Float[Array | np.ndarray, "*n 3"]) -> Float[Array, "*n 3"]:
-    """As long as 1."""
+    """Scales to length 1."""
     vector = jnp.asarray(vector, jnp.float32)
     return vector / jnp.linalg.norm(vector, axis=-1, keepdims=True)
 

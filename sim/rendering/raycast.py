@@ -161,11 +161,11 @@ class _Paint(NamedTuple):
     """Colours 0 to 255 of all faces and the sky."""
 
     dark: Float[Array, "f 3"]
-    """In shadow."""
+    """Colours in shadow."""
     light: Float[Array, "f 3"]
     """Colour added by light: to flat faces where it falls on them, to curved where squarely."""
     sun: Float[Array, "g 3"]
-    """Towards the light in each geom's frame."""
+    """Direction to the light in each geom's frame."""
 
 
 def _scene(faces: _Faces, aspect: float, frames: Frames, camera: Frames, fovy: Any) -> _Scene:

@@ -35,8 +35,8 @@ class Report:
     title: str
     task: str
     evaluations: Mapping[str, Evaluation]
-    """By name ("trained", "untrained", "expert", "wrong prompt", "blank image"); the first is the
-    one the report is about."""
+    """Evaluations by name ("trained", "untrained", "expert", "wrong prompt", "blank image"); the
+    first is the report's subject."""
     metrics: Sequence[Mapping[str, float]]
     """Rows of metrics.jsonl; those with `step` and `loss` make the loss curve, those with `step`,
     `data_wait` and `step_seconds` (both in seconds, the wait being part of the step) the other."""

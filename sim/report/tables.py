@@ -187,7 +187,7 @@ def redirected(evaluation: Evaluation) -> bool:
 
 
 def percent(share: float) -> str:
-    """With a space that does not break."""
+    """Percentage, with a space that does not break."""
     return f"{100 * share:.1f}\u00a0%"
 
 

@@ -144,7 +144,7 @@ class Simulator:
         self.running = self.tasks[goal]
 
     def _restart(self) -> None:
-        """As `env.reset()`, which tries again whatever went wrong, and for ever."""
+        """Resets like `env.reset()`, which tries again whatever went wrong, and for ever."""
         from robosuite.utils.errors import RandomizationError
 
         for robot in self.env.robots:
@@ -234,7 +234,7 @@ def _base(suite: str) -> str | None:
 
 
 def _wordings(suite: str) -> dict[str, tuple[str, str]]:
-    """By task: the words in its name, and those in its BDDL file."""
+    """Wordings by task: the words in its name, and those in its BDDL file."""
     from libero.libero.envs.bddl_utils import get_problem_info
 
     everything = _benchmark(suite)

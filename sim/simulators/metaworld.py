@@ -1,7 +1,7 @@
 """Meta-World (Yu et al. 2019; McLean et al. 2025) from the package metaworld: its 50 tasks with a
 Sawyer arm, seen as a policy that reads prompts needs them, and its scripted experts.
 
-The state is proprioception alone. Where things are and where they shall go is to be seen: markers
+The state is proprioception alone. Where things are and where they are to go is to be seen: markers
 of goals stand where the package means them to, at the first picture too, where its own lag.
 """
 

@@ -243,7 +243,7 @@ def test_the_density_of_a_draw_is_normals(config):
 
 
 def narrowed(params):
-    """As a snapshot may be kept: bfloat16 but for the heads."""
+    """A form of snapshot: bfloat16 but for the heads."""
     return params | {"policy": jax.tree.map(lambda x: jnp.bfloat16(x), params["policy"])}
 
 
@@ -259,8 +259,8 @@ def narrowed(params):
 def test_an_unchanged_policy_has_ratio_one_and_nothing_is_clipped(
     config, dtype, snapshot, tolerance
 ):
-    """Whatever sizes of batches acting and learning use, and whatever they compute in; but a
-    snapshot whose every leaf was rounded is another policy, and the ratio says so."""
+    """Holds for all sizes of batches and dtypes of acting and learning; but a snapshot whose every
+    leaf was rounded is another policy, and the ratio says so."""
     model = Pi(replace(CONFIG, compute=Compute(dtype=dtype)))
     params = parameters(config)
     drawn = drawn_by(config, narrowed(params) if snapshot else params, model)

@@ -184,7 +184,7 @@ def _checked(path: str, digest: str, cache: Path, console: Console) -> list[str]
 
 
 def _check_columns(config: DatasetConfig, features: dict[str, Any], run: RunConfig) -> None:
-    """Before anything is decoded: what no transform changes is not too wide for the model."""
+    """Checks, before anything is decoded, that what no transform changes fits the model."""
     limits = {"state": run.model.state_dim, "action": run.model.action_dim}
     for what, names in (("state", config.state), ("action", config.actions)):
         size = sum(int(np.prod(features[name]["shape"])) for name in names)

@@ -15,7 +15,7 @@ class Limits:
     clients: int = 64
     """Connected at once; more take the place of idle ones, or are refused with HTTP status 503."""
     idle_seconds: float = 120.0
-    """Since a client's last answer, after which another may take its place when all are taken."""
+    """Seconds after a client's last answer until another may take its place if all are taken."""
     handshakes: int = 64
     """Connections that are not open yet; one more ends the oldest of them."""
     message_bytes: int = 16 * 2**20
@@ -26,7 +26,7 @@ class Limits:
     """Half ranges of the training data (standard deviations, where it is scaled by these) that a
     state may lie from their middle; others are refused. 0 takes any."""
     drain_seconds: float = 30.0
-    """After SIGTERM, for requests in flight."""
+    """Seconds for requests in flight after SIGTERM."""
 
     def __post_init__(self) -> None:
         for name in ("clients", "handshakes", "message_bytes", "rate"):

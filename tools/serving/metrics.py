@@ -46,5 +46,5 @@ class Metrics:
         )
 
     def text(self) -> str:
-        """In Prometheus's text format."""
+        """Metrics in Prometheus's text format."""
         return generate_latest(self._registry).decode()

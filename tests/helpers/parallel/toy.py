@@ -128,8 +128,8 @@ def free_port() -> int:
 
 
 def environment(devices: int = 8, **changes: str) -> dict[str, str]:
-    """That of this process, for a child of so many devices: it shares the compilation cache, and
-    its compiler rounds alike."""
+    """Environment of this process, for a child of so many devices: it shares the compilation cache,
+    and its compiler rounds alike."""
     forced = "--xla_force_host_platform_device_count"
     flags = [f for f in os.environ["XLA_FLAGS"].split() if forced not in f]
     shared = {

@@ -41,7 +41,7 @@ class Policy:
         return Request(sample, observation.state, np.array(key, np.uint32))
 
     def warm(self, params):
-        """There is nothing to compile."""
+        """Does nothing: nothing is to compile."""
 
     def answer(self, params, requests):
         self.pause()

@@ -22,7 +22,7 @@ NAMES = ("pi05", "pi0", "pi0_lora")
 
 
 def close(ours, theirs, tolerance: float = 1e-4) -> None:
-    """Within `tolerance` of the largest entry."""
+    """Asserts a difference within `tolerance` of the largest entry."""
     ours, theirs = np.asarray(ours), np.asarray(theirs)
     assert ours.shape == theirs.shape
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance * np.abs(theirs).max())

@@ -45,7 +45,7 @@ TOLD = "term@rank1:step1"
 
 @dataclass(frozen=True)
 class Drill:
-    """A run that faults befell, and what all its processes said."""
+    """A run that faults hit, and what all its processes said."""
 
     folder: Path
     told: str

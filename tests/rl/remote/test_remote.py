@@ -66,7 +66,7 @@ def workers(ray):
 
 
 def run(slots, acting, config=CONFIG, *, steps=4, learner=None, **options):
-    """On the policies elsewhere, or on one here if there are none."""
+    """Runs on the policies elsewhere, or on one here if there are none."""
     learner, done = learner or Learner(), []
     start = {"bias": learner.params["bias"].copy()}
     inference = [Inference(one, join=one.hold) for one in acting] or [Inference(Policy())]

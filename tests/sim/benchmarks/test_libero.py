@@ -165,7 +165,7 @@ def test_success_is_the_suites_own_predicate_and_ends_the_episode(python):
 
 
 def test_what_is_seen_is_what_liberos_own_environment_observes(python):
-    """That one loads its scene anew at every reset and draws at every step."""
+    """LIBERO's reloads its scene at every reset and draws at every step."""
     differences = answer(
         python,
         """

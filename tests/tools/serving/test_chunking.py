@@ -69,7 +69,7 @@ def free(number, request):
 
 
 def sent(message):
-    """As it arrives; None for what the wire does not take."""
+    """The message as it arrives; None for what the wire does not take."""
 
     def packed(x):
         return msgpack.unpackb(pack({"x": x}))["x"]

@@ -36,7 +36,7 @@ FEW = Limits(handshakes=8)
 
 @contextmanager
 def stalled(port, count, said):
-    """So many connections that say this and no more."""
+    """Connections that say this and no more."""
     with ExitStack() as stack:
         opened = []
         for _ in range(count):

@@ -56,7 +56,7 @@ class Synthetic:
 
     @property
     def features(self) -> dict[str, dict[str, Any]]:
-        """As in info.json."""
+        """Features in the form of info.json."""
         pictures = {"dtype": "video", "shape": [224, 224, 3], "names": ["height", "width", "c"]}
         numbers = {n: {"dtype": "float32", "shape": [d], "names": None} for n, d in _DIMS.items()}
         return numbers | dict.fromkeys(_CAMERAS, pictures)
@@ -259,7 +259,7 @@ class _Clock:
         self.parts[part] = after[0] - before[0], after[1] - before[1]
 
     def report(self) -> Report:
-        """With the totals and the most memory held."""
+        """Report with the totals and the most memory held."""
         wall, cpu = map(sum, zip(*self.parts.values(), strict=True))
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         return {"parts": self.parts, "seconds": wall, "CPU seconds": cpu, "GB": memory}
