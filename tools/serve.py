@@ -66,7 +66,7 @@ class ServeConfig:
     tokenizer: Path | None = None
     """SentencePiece file, which openpi's checkpoints lack."""
     longest_prompt: int | None = None
-    """Tokens; longer ones are refused, and fewer lengths need compiling at start."""
+    """Longest prompt, tokens; longer are refused, and fewer lengths need compiling at start."""
     chunking: bool = False
     """Real-time chunking: clients may say how much of their last chunk is acted, to have it
     continued. Compiles twice as much at start."""
