@@ -1,1 +1,1 @@
-"""How a policy improves: asynchronous reinforcement learning over sim, models and parallel."""
+"""Asynchronous reinforcement learning that improves a policy, over sim, models and parallel."""

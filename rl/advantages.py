@@ -1,5 +1,5 @@
-"""How much better than expected each decision of an episode went: GAE, group-relative returns and
-V-trace, on whole trajectories (numpy, f64).
+"""Advantages of an episode's decisions: GAE, group-relative returns and V-trace, on whole
+trajectories (numpy, f64).
 
 A decision is a chunk: its reward is the sum of those of its steps, and the discount is a chunk's.
 An episode that ran out of time goes on in expectation, so what the value head expects of its last
@@ -13,11 +13,11 @@ from jaxtyping import Float
 
 
 class Worth(NamedTuple):
-    """Of the decisions of one trajectory."""
+    """Advantages and targets of one trajectory's decisions."""
 
     advantage: Float[np.ndarray, "t"]
     target: Float[np.ndarray, "t"]
-    """What the value head should have expected."""
+    """The value head's targets."""
 
 
 def gae(
@@ -41,8 +41,8 @@ def gae(
 
 
 def group(returns: Float[np.ndarray, "n"], scaled: bool = True) -> Float[np.ndarray, "n"]:
-    """How each of n episodes from one start did against their mean, in standard deviations of the
-    group if `scaled` (GRPO, arXiv 2402.03300; without, as arXiv 2503.20783 argues).
+    """Advantages of n episodes from one start over their mean, in standard deviations of the group
+    if `scaled` (GRPO, arXiv 2402.03300; without, as arXiv 2503.20783 argues).
 
     Where all did alike (to a millionth), these are exactly 0 and no rounding is blown up to a
     standard deviation: such a group teaches nothing, though its decisions count in the batch's

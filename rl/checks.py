@@ -1,4 +1,4 @@
-"""What is refused before hours are spent: settings, policies and suites that do not fit each
+"""Checks before hours are spent: refuse settings, policies and suites that do not fit each
 other."""
 
 import re

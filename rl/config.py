@@ -1,4 +1,4 @@
-"""What decides an RL run besides the policy it begins with and the suite it acts in."""
+"""Settings of an RL run, besides the initial policy and the suite's own."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -8,7 +8,7 @@ from parallel.optimizer import OptimizerConfig
 
 @dataclass(frozen=True)
 class FlowConfig:
-    """How a flow policy draws chunks at random (`rl.flow_policy`).
+    """Random sampling of chunks from a flow policy (`rl.flow_policy`).
 
     `noise`: "sde" keeps the marginals of the flow (Flow-GRPO, arXiv 2505.05470), "cps" preserves
     the interpolant's coefficients, "learned" takes its width from a head of the action expert
@@ -44,7 +44,7 @@ class FlowConfig:
 
 @dataclass(frozen=True)
 class ObjectiveConfig:
-    """What the learner descends on (`rl.objectives`).
+    """Objective of the learner (`rl.objectives`).
 
     `advantage`: "gae" with a value head, or "group", an episode's return against those of its group
     (GRPO, arXiv 2402.03300). `ratio`: what one probability ratio stands for: a whole chunk, an
@@ -67,7 +67,7 @@ class ObjectiveConfig:
 
 @dataclass(frozen=True)
 class RolloutConfig:
-    """Who acts, and how far ahead of the learner.
+    """Settings of acting, and of how far it runs ahead of the learner.
 
     A ticket is a group of `group` episodes from one start (1 for "gae"); `tickets` of them make a
     learner's step. Step s learns from tickets s·tickets to (s + 1)·tickets - 1, and none of these
@@ -87,12 +87,12 @@ class RolloutConfig:
     deadline: float = 0.02
     """Seconds that an observation waits for others to be answered with."""
     inference_devices: int = 0
-    """So many of a process's own devices only act, each answering its share of the slots, and the
-    others only learn; with 0 all learn and the first also acts."""
+    """Number of a process's own devices that only act, each answering its share of the slots; the
+    others only learn. With 0 all learn and the first also acts."""
     snapshots: Literal["float32", "bfloat16"] = "float32"
-    """What acts holds trained parameters so. bfloat16 is half of what each version moves; the
-    log-probabilities recorded are those of the rounded policy, so ratios begin beside 1: take
-    "decoupled", "tis" or "aipo", which weigh by them."""
+    """Dtype of the trained parameters in the actors' copies. bfloat16 halves what each version
+    moves; the log-probabilities recorded are those of the rounded policy, so ratios begin beside 1:
+    take "decoupled", "tis" or "aipo", which weigh by them."""
 
 
 @dataclass(frozen=True)
@@ -122,8 +122,8 @@ class LearnerConfig:
 
 @dataclass(frozen=True)
 class ColocatedConfig:
-    """Who acts in placement "colocated": so many `lanes`, for `fragment` chunks each in a learner's
-    step. In the first `warmup` steps only the value head learns."""
+    """Settings of placement "colocated": number of `lanes`, each acting `fragment` chunks in a
+    learner's step. In the first `warmup` steps only the value head learns."""
 
     lanes: int = 128
     fragment: int = 4

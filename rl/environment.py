@@ -22,7 +22,7 @@ FIELD = "environment"
 
 
 def describe(spec: Spec, suite: Suite) -> Json:
-    """What a resumed run must find again, as JSON."""
+    """Properties that a resumed run must find again, as JSON."""
     return json.loads(json.dumps({"suite": suite.name, "source": suite.source} | to_json(spec)))
 
 

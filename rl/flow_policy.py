@@ -25,7 +25,7 @@ from rl.records import Drawn
 
 _VALUE_WIDTHS, _NOISE_WIDTHS = (256, 256), (128, 64)
 _STEP, _NOISE = 2**31, 2**31 + 1
-"""What is folded into a chunk's key; such words are far from the counters of its first noise."""
+"""Words folded into a chunk's key, far from the counters of its first noise."""
 
 
 def init(
@@ -89,7 +89,7 @@ def log_prob(
     observed: Any,
     config: FlowConfig,
 ) -> tuple[Float[Array, "n h a"], Float[Array, "n"], Float[Array, "n"]]:
-    """How likely chunks are, for each of their numbers; what the value head expects; and the
+    """Log-probabilities of chunks, for each of their numbers; the value head's estimate; and the
     entropy, in nats, averaged over the numbers that `action_mask` counts.
 
     With the parameters that drew the chunks, the first two are those recorded but for rounding. No
@@ -109,19 +109,19 @@ def log_prob(
 
 
 def observe(model: Pi | Groot, params: Params, batch: PackedBatch) -> Any:
-    """What does not change as long as the parameters that `model.observing` names are frozen; rows
-    come first."""
+    """Computes once what is constant while the parameters that `model.observing` names are frozen;
+    rows come first."""
     return model.observe(params["policy"], batch)
 
 
 def value(model: Pi | Groot, params: Params, batch: PackedBatch) -> Float[Array, "n"]:
-    """What the value head expects from here on, 0 without one, for N rows of one sample each."""
+    """The value head's estimate, 0 without one, for N rows of one sample each."""
     return _value(params, model.field(params["policy"], batch), batch)
 
 
 def schedule(config: FlowConfig) -> tuple[Float[np.ndarray, "k"], Float[np.ndarray, "k"]]:
-    """Of each denoising step k: the weight c of the predicted noise x̂₁ = x + (1 − t)·v that is
-    taken from the Euler step, and the standard deviation s of what is added.
+    """Weights c of the predicted noise x̂₁ = x + (1 − t)·v that is taken from the Euler step, and
+    standard deviations s of the noise added, by denoising step k.
 
     The next chunk is normal around x − v/K − c·x̂₁. "sde": c = σ²/(2tK), s = σ/√K with
     σ = level·√(t / (1 − t)), which preserves marginals because −x̂₁/t is the score; 1 − t is that of
@@ -142,13 +142,13 @@ def schedule(config: FlowConfig) -> tuple[Float[np.ndarray, "k"], Float[np.ndarr
 
 
 def random_steps(config: FlowConfig) -> int:
-    """How many of the denoising steps, the first ones, can be random: the last of "cps" has no
+    """Number of denoising steps, the first ones, that can be random: the last of "cps" has no
     width."""
     return config.steps - (config.noise == "cps")
 
 
 class _Step(NamedTuple):
-    """Where a denoising step leads without noise, and where on average and how widely with it."""
+    """A denoising step without noise, and its mean and standard deviation with it."""
 
     euler: Float[Array, "n m h a"]
     mean: Float[Array, "n m h a"]
@@ -195,7 +195,7 @@ _HALF_LOG_2PI = 0.5 * float(np.log(2 * np.pi))
 def _log_density(
     x: Float[Array, "*b"], mean: Float[Array, "*b"], std: Float[Array, "*b"]
 ) -> Float[Array, "*b"]:
-    """Of a normal distribution, in nats; 0 where it has no width."""
+    """Log-density of a normal distribution, in nats; 0 where it has no width."""
     width = jnp.where(std > 0, std, 1)
     density = -0.5 * ((x - mean) / width) ** 2 - jnp.log(width) - _HALF_LOG_2PI
     return jnp.where(std > 0, density, 0)
@@ -222,7 +222,7 @@ def _mlp(key: PRNGKeyArray, widths: Sequence[int]) -> Params:
 
 
 def _apply(layers: Params, x: Float[Array, "*b i"]) -> Float[Array, "*b o"]:
-    """In f32, whatever the parameters are kept in."""
+    """Applies the layers in f32, whatever the parameters are kept in."""
     for i in range(len(layers)):
         layer = layers[f"layer{i}"]
         x = (jnp.tanh(x) if i else x) @ layer["kernel"].astype(jnp.float32) + layer["bias"]

@@ -62,11 +62,11 @@ class Learner:
       epochs: over each step's experience, with the advantages and the proximal policy of the step's
         beginning.
       minibatches: updates of each epoch but the first, whose one is the whole step's. A minibatch
-        is some of the step's micro-batches, drawn anew for each epoch; where these are fewer, each
+        is some of the step's micro-batches, drawn again for each epoch; where these are fewer, each
         is a minibatch.
       mesh: that of the state; rows are split over its data and fsdp axes. All devices if None.
       observe: what of a micro-batch does not change as the policy learns, rows first; computed once
-        and kept on the devices for the later epochs. If None `log_prob` does everything anew.
+        and kept on the devices for the later epochs. If None `log_prob` does everything again.
 
     Raises:
       ValueError: the configuration makes no sense.
@@ -110,12 +110,12 @@ class Learner:
 
     @property
     def version(self) -> int:
-        """How many steps the policy has learnt."""
+        """Number of steps that the policy has learnt."""
         return self._version
 
     @property
     def added(self) -> int:
-        """How many decisions it has been given."""
+        """Number of decisions added."""
         return self.learnt + self.pending
 
     def add(self, experience: Experience, tickets: Sequence[int] = ()) -> None:
@@ -225,7 +225,7 @@ class Learner:
             parts[i] = added._replace(finite=finite)
 
     def _even_out(self) -> None:
-        """As many micro-batches on every host; none where one has none."""
+        """Makes as many micro-batches on every host; none where one has none."""
         if host_count() == 1:
             return
 

@@ -1,5 +1,5 @@
-"""What the learner descends on: PPO, decoupled PPO, truncated importance sampling, AIPO and
-V-trace's policy term, as pure functions of log-probabilities.
+"""Objectives of the learner: PPO, decoupled PPO, truncated importance sampling, AIPO and V-trace's
+policy term, as pure functions of log-probabilities.
 
 Losses and metrics are sums over decisions (chunks) times their weight, to be divided once by the
 sum of the weights, so that micro-batches, hosts and their order change nothing. Numbers of a chunk
@@ -28,19 +28,19 @@ class Terms(NamedTuple):
 
     loss: Float[Array, ""]
     weight: Float[Array, ""]
-    """Of all decisions, by which to divide."""
+    """Total over all decisions, by which to divide."""
     sums: dict[str, Float[Array, ""]]
     maxima: dict[str, Float[Array, ""]]
 
 
 class Surrogate(NamedTuple):
-    """What is to be raised, for each ratio, and where bounds cut it."""
+    """Objective to maximise, for each ratio, and where bounds cut it."""
 
     gain: Float[Array, "n r"]
     clipped: Bool[Array, "n r"]
-    """Where PPO's clip took the gradient."""
+    """True where PPO's clip took the gradient."""
     truncated: Bool[Array, "n r"]
-    """Where an importance weight was above `truncation`."""
+    """True where an importance weight was above `truncation`."""
 
 
 def objective(
@@ -165,8 +165,8 @@ def tis(
     advantage: Float[Array, "n 1"],
     config: ObjectiveConfig,
 ) -> Surrogate:
-    """As `decoupled`, but w is min(π_p/π_b, C): bounded, not left out (truncated importance
-    sampling, Yao et al. 2025; DART-GUI, arXiv 2509.23866)."""
+    """Variant of `decoupled` in which w is min(π_p/π_b, C): bounded, not left out (truncated
+    importance sampling, Yao et al. 2025; DART-GUI, arXiv 2509.23866)."""
     gain, clipped = _clip(jnp.exp(step), advantage, config.clip)
     importance = jax.lax.stop_gradient(jnp.exp(stale))
     bounded = jnp.minimum(importance, config.truncation)

@@ -1,4 +1,4 @@
-"""Where acting and learning happen, by the name in the config; each as `rl.run` wants it."""
+"""Placements of acting and learning by their name in the config, each as `rl.run` wants it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

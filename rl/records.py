@@ -1,5 +1,5 @@
-"""What hops from those who act to the one who learns: how a chunk was drawn, what came of it, and
-the episodes of a ticket. All numpy on the host; `Experience` is what goes to the device.
+"""Records that pass from actors to the learner: how a chunk was drawn, what came of it, and the
+episodes of a ticket. All numpy on the host; `Experience` is what goes to the device.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from sim.protocol import Start
 
 
 class Drawn(NamedTuple):
-    """How chunks were drawn, in the model's units: `m` of the denoising steps were random.
+    """Draws of chunks, in the model's units: `m` of the denoising steps were random.
 
     A log-probability is that of `after` given `before`, for each number of a chunk, summed over the
     m steps; it is f32, whatever the model computes in.
@@ -24,10 +24,10 @@ class Drawn(NamedTuple):
     before: Float[Array | np.ndarray, "*b m h a"]
     after: Float[Array | np.ndarray, "*b m h a"]
     at: Int[Array | np.ndarray, "*b m"]
-    """Which denoising steps these were, 0 the first (at t = 1)."""
+    """Indices of these denoising steps, 0 the first (at t = 1)."""
     log_prob: Float[Array | np.ndarray, "*b h a"]
     value: Float[Array | np.ndarray, "*b"]
-    """What the value head expects from here on; 0 without one."""
+    """The value head's estimate; 0 without one."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class Decision:
     and steps up to the episode's end."""
     drawn: Drawn
     version: int
-    """Of the policy that drew it: how many updates it had had."""
+    """Number of updates of the policy that drew it."""
     reward: Float[np.ndarray, "t"]
-    """Of the steps acted."""
+    """Rewards of the executed steps."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ class Trajectory:
 
     start: Start
     member: int
-    """Which of its ticket's group."""
+    """Index in its ticket's group."""
     decisions: tuple[Decision, ...]
     terminated: bool
     """False if time ran out."""
     final_value: float
-    """What the value head expected of the last observation; counts where time ran out."""
+    """The value head's estimate for the last observation; counts where time ran out."""
     success: bool
 
 
@@ -82,13 +82,13 @@ class Experience:
     drawn: Drawn
     advantage: Float[Array | np.ndarray, "n"]
     target: Float[Array | np.ndarray, "n"]
-    """What the value head should have expected."""
+    """The value head's targets."""
     version: Int[Array | np.ndarray, "n"]
     weight: Float[Array | np.ndarray, "n"]
     observed: Any = None
-    """What `rl.flow_policy.observe` makes of the batch, where it is kept."""
+    """Result of `rl.flow_policy.observe` for the batch, where it is kept."""
 
     @property
     def acted(self) -> Bool[Array, "n h a"]:
-        """Which numbers of the chunks count."""
+        """True for the chunks' numbers that count."""
         return self.batch.action_mask[:, 0]

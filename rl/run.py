@@ -30,9 +30,9 @@ Json = Any
 
 
 class Placement(Protocol):
-    """Who acts and who learns. All arrays that a run needs to go on are its `state`, a dict whose
-    "ema" are the policy's parameters; what else it needs is its `record`. `environment`: where it
-    acts, as `rl.environment.describe` has it."""
+    """Acting and learning. All arrays that a run needs to go on are its `state`, a dict whose "ema"
+    are the policy's parameters; what else it needs is its `record`. `environment`: where it acts,
+    as `rl.environment.describe` has it."""
 
     environment: Json
 
@@ -44,10 +44,10 @@ class Placement(Protocol):
         that raises ends the run."""
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds; asked for before and after `run`, and within `on_step`."""
+        """Contents of a checkpoint; asked for before and after `run`, and within `on_step`."""
 
     def record(self) -> Json:
-        """Where the run stands besides its state, as JSON."""
+        """Progress of the run besides its state, as JSON."""
 
     def restore(self, state: dict[str, Any], record: Json) -> None:
         """Goes on from what a checkpoint holds, before it runs; raises ValueError, with the field,
@@ -211,7 +211,7 @@ _SAID = {
     "env_steps_per_second": "{:.0f} env steps/s",
     "learner_busy": "learner busy {:.0%}",
 }
-"""What of a step's metrics is said beside the bar."""
+"""Metrics of a step shown beside the bar."""
 
 
 def _due(done: int, every: int) -> bool:

@@ -39,7 +39,7 @@ WHOLE: Rules = ((".", PartitionSpec()),)
 """Every device holds all parameters."""
 
 _KEPT = 0.9
-"""Of the running scale of advantages, from step to step."""
+"""Decay of the running scale of advantages, from step to step."""
 
 
 class Scale(NamedTuple):
@@ -165,8 +165,8 @@ def loss_terms(
 
 @dataclass(frozen=True)
 class Step:
-    """What the functions of a step have in common. Its loss is `loss_terms`', where advantages from
-    values are divided by `scale_of` the steps before; those of a group are taken as they are.
+    """Shared functions of a step. Its loss is `loss_terms`', where advantages from values are
+    divided by `scale_of` the steps before; those of a group are taken as they are.
     """
 
     log_prob: LogProb

@@ -1,2 +1,1 @@
-"""What is acted on: simulated environments, experts, evaluation and reports. Knows policies as
-functions."""
+"""Simulation: environments, experts, evaluation and reports. Knows policies as functions."""

@@ -20,10 +20,10 @@ Policy = Callable[
 """(observation, prompts, keys) -> action chunks in the robot's units. A row's key tells its episode
 and step; its chunk depends on nothing but its own observation, prompt and key."""
 Control = Literal["own", "other prompt", "blank"]
-"""What a policy is told and shown: the truth, another goal's prompt, or images of zeros."""
+"""Condition of a policy: prompted truly, with another goal's prompt, or shown images of zeros."""
 
 RERUNS = 3
-"""How often an episode is begun again whose simulator failed."""
+"""Restarts of an episode whose simulator failed."""
 
 
 class NotFinite(ValueError):
@@ -39,7 +39,7 @@ class Run:
     reruns: int = 0
     ended: bool = False
     error: str | None = None
-    """What its simulator said that failed again and again."""
+    """The simulator's message, if it failed again and again."""
     observation: Observation | None = None
     """The latest."""
     goal: int = 0
@@ -50,7 +50,7 @@ class Run:
     achieved: set[int] = field(default_factory=set)
     rewards: list[Float[np.ndarray, "t"]] = field(default_factory=list)
     actions: list[Float[np.ndarray, "t a"]] = field(default_factory=list)
-    """What was wanted, end to end; a policy's may reach beyond what was acted."""
+    """Actions requested, concatenated; a policy's may reach beyond what was executed."""
     seen: list[Observation] = field(default_factory=list)
     """Earlier observations, for who wants to keep them."""
     film: list[UInt8[np.ndarray, "t h w 3"]] = field(default_factory=list)
@@ -90,7 +90,7 @@ class Run:
             told.clear()
 
     def _instruct(self, goal: int, spec: Spec) -> None:
-        """What the prompt names, and a wording of it, both drawn from the seed."""
+        """Draws the goal that the prompt names, and a wording of it, from the seed."""
         _, shift = np.random.default_rng(self.start.seed).random(2)
         others = len(spec.goals) - 1
         away = 1 + int(shift * others) if self.control == "other prompt" else 0
@@ -138,7 +138,7 @@ def act(
 
 
 def plan(policy: Policy, spec: Spec, runs: Sequence[Run], execute: int) -> None:
-    """Asks a policy what each run shall do next: `execute` steps more of its `actions`.
+    """Asks a policy what each run is to do next: `execute` steps more of its `actions`.
 
     Raises:
       ValueError: actions of a wrong shape.

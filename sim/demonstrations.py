@@ -27,7 +27,7 @@ class Demonstration(NamedTuple):
     columns: dict[str, np.ndarray]
     """"observation.state" and "action" f32 [T, …]."""
     frames: dict[str, UInt8[np.ndarray, "t h w 3"]]
-    """By camera."""
+    """Frames of each camera."""
     task: str
     """One wording of the goal, chosen by the episode's seed."""
 
@@ -128,7 +128,7 @@ class _Quota:
         return run
 
     def starts(self) -> Iterator[Run]:
-        """Those that may be begun now."""
+        """Yields the runs that may be started now."""
         while len(self.runs) < self.missing:
             self.runs.append(Run(Start(self.task, self.seed)))
             self.seed += 1

@@ -180,7 +180,7 @@ def _acted(
 
 
 def _episode(run: Run, spec: Spec) -> Episode:
-    """What a run came to."""
+    """Result of a run."""
     actions = np.concatenate(run.actions)[: run.length]
     bends = np.abs(np.diff(actions.astype(np.float64), n=2, axis=0))
     reached = run.success if run.named == run.goal else run.named in run.achieved

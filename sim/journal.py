@@ -48,7 +48,7 @@ class Journal:
             raise ValueError(
                 f"{self._path} holds episodes of '{condition}' whose {name} is "
                 f"{json.dumps(known.get(name))}, but now it is {json.dumps(header.get(name))}; "
-                "choose another --out, or remove the file to begin anew."
+                "choose another --out, or remove the file to start over."
             )
         if condition not in self._headers or known != header:
             self._headers[condition] = header

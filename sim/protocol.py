@@ -1,4 +1,4 @@
-"""What can be acted in, seen two ways: `Environment`, N episodes on a device as pure functions, and
+"""Two interfaces to simulation: `Environment`, N episodes on a device as pure functions, and
 `Slots`, N places for episodes that report as they finish, whatever simulates them.
 
 Recording, evaluation and RL that waits for nothing (EnvPool's send and receive, Weng et al. 2022)
@@ -26,13 +26,13 @@ starts, numbered from 0, and nothing else to record from."""
 
 
 class Start(NamedTuple):
-    """Which episode: the same start is the same episode in any slot and beside any others."""
+    """An episode: the same start is the same episode in any slot and beside any others."""
 
     task: str
     seed: int
 
     def key(self, step: int) -> tuple[int, int]:
-        """Of a policy's noise at a step of this episode, 32 bits each."""
+        """Words of the key of a policy's noise at a step of this episode, 32 bits each."""
         return zlib.crc32(f"{self.seed} {self.task}".encode()), step
 
 
@@ -45,7 +45,7 @@ class Observation(NamedTuple):
 
 @dataclass(frozen=True)
 class Spec:
-    """What all episodes of some slots have in common."""
+    """Properties that all episodes of some slots share."""
 
     name: str
     tasks: tuple[str, ...]
@@ -63,24 +63,24 @@ class Spec:
     prompts: tuple[tuple[str, ...], ...]
     """Wordings of each goal."""
     expert: bool = False
-    """Whether `demonstrate` works."""
+    """True if `demonstrate` works."""
 
     def wording(self, goal: int, seed: int) -> str:
-        """How an episode with this seed words a goal."""
+        """The wording of a goal in an episode with this seed."""
         wordings = self.prompts[goal]
         return wordings[int(np.random.default_rng(seed).random() * len(wordings))]
 
 
 class Outcome(NamedTuple):
-    """What came of the last thing that a slot was told."""
+    """Outcome of a slot's last command."""
 
     slot: int
     observation: Observation
-    """What is seen now, [c h w 3] and [s]; the terminal one if the episode ended."""
+    """Current observation, [c h w 3] and [s]; the terminal one if the episode ended."""
     goal: int
-    """What the episode asks for, an index into `Spec.goals`."""
+    """Goal of the episode, an index into `Spec.goals`."""
     reward: Float[np.ndarray, "t"]
-    """Of the steps acted: none after `begin`, fewer than were sent if the episode ended."""
+    """Rewards by executed step: none after `begin`, fewer than sent if the episode ended."""
     terminated: bool = False
     """The environment says that the episode is over: success, or failure for good."""
     truncated: bool = False
@@ -90,7 +90,7 @@ class Outcome(NamedTuple):
     achieved: Bool[np.ndarray, "g"] = np.zeros(0, bool)
     """Goals achieved at any of these steps."""
     actions: Float[np.ndarray, "t a"] | None = None
-    """What the expert wanted, from `demonstrate`."""
+    """The expert's actions, from `demonstrate`."""
     film: UInt8[np.ndarray, "t h w 3"] | None = None
     """A picture for people after every step, where it was asked for."""
     error: str | None = None
@@ -98,12 +98,12 @@ class Outcome(NamedTuple):
 
     @property
     def ended(self) -> bool:
-        """Whether the slot waits for another `begin`."""
+        """True if the slot waits for another `begin`."""
         return self.terminated or self.truncated or self.error is not None
 
 
 def failed(slot: int, spec: Spec, error: str, goal: int = 0) -> Outcome:
-    """Of a slot whose simulator died or hung."""
+    """Outcome of a slot whose simulator died or hung."""
     nothing = Observation(
         np.zeros((len(spec.cameras), *spec.picture, 3), np.uint8),
         np.zeros(len(spec.state_names), np.float32),
@@ -140,8 +140,8 @@ class Slots(Protocol):
         many standard deviations of the action's range."""
 
     def poll(self, timeout: float | None = None) -> list[Outcome]:
-        """What was finished since the last call: at least one outcome if any slot is at work and
-        no timeout (seconds) passes first and nobody calls `wake`."""
+        """Outcomes finished since the last call: at least one if any slot is busy and no timeout
+        (seconds) passes first and nobody calls `wake`."""
 
     def wake(self) -> None:
         """Makes the poll that waits, or else the next, return with what is finished; from any
@@ -152,8 +152,7 @@ class Slots(Protocol):
 
 
 class Transition(NamedTuple):
-    """What happened at each of the T steps of a chunk. `observation` at a finished step is the
-    terminal one.
+    """Transitions of the T steps of a chunk. `observation` at a finished step is the terminal one.
 
     `terminated`: the goal was reached; `truncated`: time ran out (never both). The step after
     either starts a fresh episode. `scene` is what `render` needs to draw that step.
@@ -189,13 +188,13 @@ class Environment(Protocol):
         """Index into `goals` of each running episode."""
 
     def observe(self, state: State) -> Observation:
-        """What the policy sees now."""
+        """Current observations."""
 
     def step_chunk(self, state: State, actions: Float[Array, "n t a"]) -> tuple[State, Transition]:
-        """Acts T steps; an episode that ends starts anew from a fresh random state (auto-reset)."""
+        """Acts T steps; an episode that ends restarts from a fresh random state (auto-reset)."""
 
     def pictures(self, scene: Scene) -> UInt8[Array, "n c h w 3"]:
-        """What the cameras of `observe` see of N scenes, such as terminal ones."""
+        """Images of `observe`'s cameras for N scenes, such as terminal ones."""
 
     def render(self, scene: Scene, size: int) -> UInt8[np.ndarray, "*b h w 3"]:
         """Pictures for people, of scenes with any leading axes."""

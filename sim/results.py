@@ -1,4 +1,4 @@
-"""What evaluation leaves: episodes, and what they say together of one policy under one condition.
+"""Results of an evaluation: episodes, and what they say together of one policy under one condition.
 
 All but timings and pictures derives from the episodes alone, in the order of their starts, so that
 the same starts give the same result whatever ran beside them and whether or not it was resumed.
@@ -18,14 +18,14 @@ from sim.statistics import Paired, Rate
 
 @dataclass(frozen=True)
 class Episode:
-    """What one start came to."""
+    """Result of one start."""
 
     task: str
     seed: int
     goal: str
-    """What the episode asks for; `success` is about it."""
+    """Goal of the episode; `success` is about it."""
     named_goal: str
-    """What the prompt asks for: `goal`, but where the control is another prompt."""
+    """Goal that the prompt names: `goal`, but where the control is another prompt."""
     prompt: str
     success: bool
     named_achieved: bool
@@ -37,18 +37,18 @@ class Episode:
     """Mean |second difference| of the executed actions over steps and dimensions, in the robot's
     units per step²; smooth motion has little. 0 in an episode of less than three steps."""
     actions: Float[np.ndarray, "t a"] = field(compare=False, repr=False)
-    """What was executed."""
+    """Executed actions."""
     reruns: int = field(default=0, compare=False)
-    """How often the simulator failed in it and it was begun again."""
+    """Restarts of the episode after its simulator failed."""
 
     @property
     def start(self) -> Start:
-        """Which episode it is."""
+        """Identity of the episode."""
         return Start(self.task, self.seed)
 
     @property
     def obeyed(self) -> bool:
-        """Whether the goal that the prompt names was reached."""
+        """True if the goal that the prompt names was reached."""
         return self.success if self.named_goal == self.goal else self.named_achieved
 
     def to_json(self) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class Evaluation:
     fps: int
     failures: tuple[Failure, ...] = ()
     seconds: tuple[float, ...] = field(default=(), compare=False, repr=False)
-    """Of each policy call, in order; none for an expert."""
+    """Seconds of each policy call, in order; none for an expert."""
     clips: tuple[Clip, ...] = field(default=(), compare=False, repr=False)
     unrepeatable: int = field(default=0, compare=False)
     """Episodes that came out otherwise when their actions were repeated for a clip, which was left
@@ -101,12 +101,12 @@ class Evaluation:
 
     @property
     def success(self) -> Rate:
-        """How often the episode's own goal was reached."""
+        """Rate of reaching the episode's own goal."""
         return Rate.of(e.success for e in self.episodes)
 
     @property
     def named(self) -> Rate:
-        """How often the goal that the prompt named was reached."""
+        """Rate of reaching the goal that the prompt named."""
         return Rate.of(e.named_achieved for e in self.episodes)
 
     @property
@@ -128,12 +128,12 @@ class Evaluation:
 
     @property
     def reruns(self) -> int:
-        """How often a simulator failed and an episode was begun again."""
+        """Number of restarts of episodes after a simulator failed."""
         return sum(e.reruns for e in self.episodes) + sum(f.reruns for f in self.failures)
 
     @property
     def latency(self) -> Latency | None:
-        """Of the policy's calls; None where there was none."""
+        """Latency of the policy's calls; None where there was none."""
         return Latency.of(self.seconds) if self.seconds else None
 
     @property

@@ -113,9 +113,10 @@ class Paired:
 
     @property
     def p_value(self) -> float:
-        """Of McNemar's test, two-sided and exact: were the policies equally good, either would win
-        a discordant pair with probability 1/2, so that the smaller of the two counts is binomial.
-        Q. McNemar, Psychometrika 12 (1947); the exact form is F. Mosteller's, Biometrics 8 (1952).
+        """P-value of McNemar's test, two-sided and exact: were the policies equally good, either
+        would win a discordant pair with probability 1/2, so that the smaller of the two counts is
+        binomial. Q. McNemar, Psychometrika 12 (1947); the exact form is F. Mosteller's, Biometrics
+        8 (1952).
         """
         n = self.first_only + self.second_only
         tail = sum(comb(n, k) for k in range(min(self.first_only, self.second_only) + 1))

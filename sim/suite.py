@@ -23,19 +23,19 @@ class Suite:
     open: Callable[[tuple[str, ...], int, int], Slots]
     first_seed: int = 0
     noise: float = 0.015
-    """What recordings add to its expert's actions as they are executed, unless told otherwise:
-    standard deviations in parts of each action's range."""
+    """Noise that recordings add to the expert's actions as they are executed, unless told
+    otherwise: standard deviations in parts of each action's range."""
     together: bool = True
     slots: int | None = None
-    """How many at a time suit it; one for each core if None."""
+    """Suitable number at a time; one for each core if None."""
     environment: Callable[[str, int], Environment] | None = None
     """(task, size) -> what `open` makes slots of, where that is an environment on a device."""
     source: str = ""
-    """What brought a suite that is not ours: SHA-256 of its file, or name and version of its
-    package; `load_suite` fills it in."""
+    """Origin of a suite that is not ours: SHA-256 of its file, or name and version of its package;
+    `load_suite` fills it in."""
 
     def groups(self, tasks: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-        """Those of these tasks (all, if none are named) that share slots together.
+        """Groups of these tasks (all, if none are named) that share slots.
 
         Raises:
           ValueError: there is no such task.

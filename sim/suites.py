@@ -167,4 +167,4 @@ _FAMILIES: dict[str, Callable[[str], Suite]] = {
     "libero": _libero,
     "gym": _gym,
 }
-"""By what a name begins with, up to the first of "-_:"; each imports only what it needs."""
+"""Families by the start of a name, up to the first of "-_:"; each imports only its own needs."""

@@ -1,7 +1,7 @@
 """Settings that must stand before JAX starts: 8 forced devices, the thread pool that keeps them
 from deadlocking on few cores, the fast CPU emitters, compilation without optimising (a third of the
 time, and tests mostly compile), and one compilation cache for all tests, of small programs too,
-since many compile the same. Garbage is looked for seldom: what tracing makes stays. Ctrl-C is heard
+since many compile the same. Garbage is rarely looked for: what tracing makes stays. Ctrl-C is heard
 though a shell began the tests as a background job, which ignores it: some of them press it."""
 
 import gc

@@ -1,4 +1,4 @@
-"""What people type: `python -m tools.<command>`, thin command lines over the other folders.
+"""Command lines, `python -m tools.<command>`, thin over the other folders.
 
 Settings that must stand before JAX starts are made here, once for all commands: MJX is up to 100
 times slower with XLA's CPU fusion emitters; programs over several forced devices deadlock unless

@@ -221,7 +221,7 @@ def main() -> None:
 
 @dataclass(frozen=True)
 class Difference:
-    """How an array differs between two checkpoints: what each holds, the largest difference of an
+    """Difference of an array between two checkpoints: what each holds, the largest difference of an
     entry and the largest entry of the first; NaN where they cannot be compared."""
 
     name: str

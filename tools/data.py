@@ -304,7 +304,7 @@ def _plain(statistics: dict[str, Stats]) -> dict[str, dict[str, list]]:
 
 @contextmanager
 def _steps() -> Iterator[Report]:
-    """A bar that starts anew with every step of the work, with its rate and the time left."""
+    """A bar that restarts with every step of the work, with its rate and the time left."""
     with Progress(*_bar("{task.fields[rate]:,.0f}/s"), transient=True) as progress:
         task = progress.add_task("Opening", total=None, rate=0.0)
 

@@ -37,7 +37,7 @@ _SCALE = {"lift": (2048, 3200), "reach": (1024, 1200), "push": (2048, 4000)}
 
 @dataclass(frozen=True)
 class DemoConfig:
-    """What to learn and where to leave it."""
+    """Task, sizes and output folder of the demo."""
 
     task: Literal["lift", "reach", "push"] = "lift"
     """reach takes a third of the time."""

@@ -44,7 +44,7 @@ _JOURNAL = "episodes.jsonl"
 
 @dataclass(frozen=True)
 class EvaluateConfig:
-    """What to evaluate, where, and for how long."""
+    """Policy, suite and size of an evaluation."""
 
     checkpoint: Path
     """Run directory or one of its checkpoints, or any other that models.load_policy reads."""
@@ -63,8 +63,8 @@ class EvaluateConfig:
     steps: int = 10
     """Euler steps of the flow sampler."""
     controls: tuple[Beside, ...] = ()
-    """What else to evaluate on the same starts: the same network untrained, the suite's scripted
-    expert, the policy told another goal, the policy shown images of zeros."""
+    """Controls on the same starts: the same network untrained, the suite's scripted expert, the
+    policy told another goal, the policy shown images of zeros."""
     compare: Path | None = None
     """Another checkpoint, compared with the first on the same starts."""
 

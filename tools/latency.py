@@ -23,7 +23,7 @@ from tools.command_line.ending import in_a_line
 
 @dataclass(frozen=True)
 class LatencyConfig:
-    """What to measure and where to write it."""
+    """Suite to measure and file to write."""
 
     out: Path
     """JSON file to write: lists of seconds, `chunk` and `reset`."""
@@ -33,9 +33,9 @@ class LatencyConfig:
     execute: int = 4
     """Control steps a chunk."""
     chunks: int = 200
-    """How many of each task to measure."""
+    """Chunks of each task to measure."""
     resets: int = 20
-    """At least how many of each task to measure, if its episodes are that many."""
+    """Resets of each task to measure at least, if its episodes are that many."""
     image_size: int = 48
     """Edge of the cameras' pictures, pixels."""
 

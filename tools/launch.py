@@ -5,8 +5,8 @@
     python -m tools.launch -n 8 --nodes 2 --node-rank 0 --coordinator host0:9000 -- python -m ...
 
 Every line that a process prints comes with its rank: `[2] ...`. When one fails, all are ended, and
-the first cause is printed last and gives the exit code. With --max-restarts the job then begins
-anew and goes on from the run's last checkpoint.
+the first cause is printed last and gives the exit code. With --max-restarts the job then
+restarts from the run's last checkpoint.
 """
 
 import sys
@@ -22,20 +22,20 @@ from parallel.hosts.supervisor import Plan, supervise
 
 @dataclass(frozen=True)
 class Options:
-    """How many processes, and what happens when one fails."""
+    """Number of processes, and reaction to one that fails."""
 
     processes: Annotated[int, tyro.conf.arg(aliases=["-n"])]
     """Processes on this machine."""
     devices_per_process: int | None = None
     """Accelerators of each (an even share if not given), or, without any, forced CPU devices."""
     max_restarts: int = 0
-    """How often a job that failed begins anew, from its last checkpoint."""
+    """Restarts of a failed job, from its last checkpoint."""
     min_processes: int | None = None
-    """Begin anew without the process at fault, down to this many; else with as many as before."""
+    """Restart without the process at fault, down to this many; else with as many as before."""
     nodes: int = 1
     """Machines of the job; run this command on each."""
     node_rank: int = 0
-    """Which of them this one is."""
+    """Index of this machine."""
     coordinator: str | None = None
     """HOST:PORT of the first machine, alike on all; a free port of the loopback if not given."""
 

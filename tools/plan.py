@@ -1,5 +1,5 @@
-"""What a training run will take on machines one has not rented yet: the fastest mesh, memory, time,
-cost, and how often to save.
+"""Predictions for a training run on machines one has not rented yet: the fastest mesh, memory,
+time, cost, and how often to save.
 
     python -m tools.plan --preset pi05 --rows 8192 --gpus 1024 --gpu h100
     python -m tools.plan --preset pi05 --rows 256 --gpus 8 --precisions bf16 fp8 --out plan.md
@@ -51,36 +51,36 @@ _SLACK = 1.2
 
 @dataclass(frozen=True)
 class Run:
-    """What is to be trained."""
+    """Training run to plan."""
 
     preset: str = "pi05"
-    """As tools.train takes it, or groot."""
+    """Preset as tools.train takes it, or groot."""
     rows: int = 0
-    """Of the global batch; 8 per GPU if not given."""
+    """Rows of the global batch; 8 per GPU if not given."""
     samples: int = 0
-    """Of average length that fit into a row; the preset's if not given."""
+    """Samples of average length that fit into a row; the preset's if not given."""
     cameras: int = 2
-    """Of a sample."""
+    """Cameras of a sample."""
     text: int = 60
     """Text tokens of a sample, the state's included."""
     dataset_frames: int = 0
     """Samples of an epoch, for its hours and cost."""
     save_seconds: float = 5.0
-    """That a save blocks the run."""
+    """Seconds that a save blocks the run."""
     restart_seconds: float = 600.0
-    """From an interruption to the next step."""
+    """Seconds from an interruption to the next step."""
 
 
 @dataclass(frozen=True)
 class Machines:
-    """What it is to run on."""
+    """Machines to plan for."""
 
     gpus: int = 8
     gpu: str = "h100"
     """a100, h100, h200 or b200; another is described in a --cluster file."""
     node_gpus: int = 8
     nic_gbps: float = 400
-    """Of each GPU."""
+    """Network bandwidth of each GPU, Gbit/s."""
     price_per_gpu_hour: float | None = None
     cluster: Path | None = None
     """JSON of a `parallel.planning.cluster.Cluster`, instead of the options above."""
@@ -254,7 +254,7 @@ def main(
 
 
 def compiled(run: Run, task: Task, cluster: Cluster, best: Choice) -> dict[str, Any]:
-    """What XLA's compiler for the chip says of a choice: bytes held, and sent by kind of collective
+    """Report of XLA's compiler for the chip on a choice: bytes held, and sent by kind of collective
     and axes.
 
     Raises:
@@ -344,7 +344,7 @@ def _stacks(config: PiConfig | GrootConfig, layout: Layout) -> tuple[Stack, ...]
 
 
 def _explain(best: dict[str, Any], console: Console) -> None:
-    """What the table has no room for, of its first row."""
+    """Prints details of the table's first row that the table has no room for."""
     step = best["step_seconds"]
     spent = ", ".join(f"{what} {s / step:.1%}" for what, s in best["parts"].items() if s)
     held = ", ".join(f"{what} {size / 2**30:.1f}" for what, size in best["memory"].items())

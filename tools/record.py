@@ -34,7 +34,7 @@ _RECORDINGS = 1000
 
 @dataclass(frozen=True)
 class RecordConfig:
-    """What to record and where."""
+    """Suite to record, amount and output folder."""
 
     out: Path
     """Folder to make for the dataset; must not exist, or be empty."""
@@ -43,7 +43,7 @@ class RecordConfig:
     tasks: tuple[str, ...] = ()
     """Some of the suite's tasks; all if none are given."""
     episodes: int = 50
-    """How many successful demonstrations of each task to keep."""
+    """Successful demonstrations of each task to keep."""
     seed: int = 0
     """Recordings with different seeds share no episode."""
     noise: float | None = None

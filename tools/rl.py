@@ -56,13 +56,13 @@ from tools.recipes.rl_presets import load_rl_preset
 
 ALONE = PopulationConfig()
 _FREE = {"begun_from", *(f"rl.{name}" for name in ("steps", "eval_every", "save_every"))}
-"""What a resumed run may change: what it learns stays the same. Its steps only where the schedule
-does not end with them."""
+"""Settings that a resumed run may change: what it learns stays the same. Its steps only where the
+schedule does not end with them."""
 
 
 @dataclass(frozen=True)
 class Paths:
-    """Where the policy comes from and results go."""
+    """Paths of the policy and of results."""
 
     checkpoint: Path
     """The policy to improve: a run or one of its checkpoints, or any other that models.load_policy
@@ -178,7 +178,7 @@ def _say_stopped(ended: Improved | Evolved, config: RlConfig, console: Console) 
 
 
 def _assets(checkpoint: Path, policy: Policy) -> Any:
-    """What the policy came with: of a run of ours, all that its checkpoints carry."""
+    """The policy's preparation: of a run of ours, all that its checkpoints carry."""
     try:
         if digests.is_sealed(find(checkpoint)):
             return own.read_json(checkpoint, "assets")

@@ -39,7 +39,7 @@ _NOISE = {
 
 @dataclass(frozen=True)
 class ServeConfig:
-    """What to serve, to whom, and how much of it."""
+    """Policy, address and limits of a server."""
 
     checkpoint: Path
     """Run directory or one of its checkpoints; openpi's and LeRobot's are read too."""
@@ -62,11 +62,11 @@ class ServeConfig:
     steps: int | None = None
     """Euler steps of the flow sampler; the model's own by default."""
     dtype: str | None = None
-    """Of the parameters in memory, such as bfloat16; as saved by default."""
+    """Dtype of the parameters in memory, such as bfloat16; as saved by default."""
     tokenizer: Path | None = None
     """SentencePiece file, which openpi's checkpoints lack."""
     longest_prompt: int | None = None
-    """In tokens; longer ones are refused, and fewer lengths need compiling at start."""
+    """Longest prompt, tokens; longer are refused, and fewer lengths need compiling at start."""
     chunking: bool = False
     """Real-time chunking: clients may say how much of their last chunk is acted, to have it
     continued. Compiles twice as much at start."""
@@ -124,7 +124,7 @@ def run(config: ServeConfig, console: Console) -> int:
 
 
 def exposed(config: ServeConfig) -> list[str]:
-    """What others could read or use of a server with these settings, in a sentence each."""
+    """Warnings of what others could read or use of such a server, in a sentence each."""
     said = []
     for file in filter(None, (config.token_file, config.private_key)):
         mode = file.stat().st_mode & 0o777

@@ -64,13 +64,13 @@ _FREE = {
     *(f"trainer.{n}" for n in ("log_every", "save_every", "keep", "eval_every", "prefetch")),
     "trainer.steps",
 }
-"""What a resumed run may change: its losses stay the same. Its steps only where the schedule does
-not end with them."""
+"""Settings that a resumed run may change: its losses stay the same. Its steps only where the
+schedule does not end with them."""
 
 
 @dataclass(frozen=True)
 class Paths:
-    """Where data comes from and results go."""
+    """Paths of data and results."""
 
     data: str
     """Dataset or frame store (a folder or URL), or a mixture of several (.json, .toml)."""
@@ -89,7 +89,7 @@ class Paths:
 
     @property
     def folder(self) -> Path:
-        """Where the run lives."""
+        """Folder of the run."""
         path = Path(self.data).resolve()
         return self.out or Path("runs") / (path.stem if is_mixture(path) else path.name)
 
@@ -103,7 +103,7 @@ class Process:
     num_processes: int | None = None
     """Processes of the job; 1 runs alone whatever the cluster says."""
     process_id: int | None = None
-    """Which of them this one is."""
+    """Index of this process."""
     stall_seconds: float = 60.0
     """A run in which no step ends for so long (and 20 times as long as usual) is ended."""
     inject: str = ""

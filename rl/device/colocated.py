@@ -44,7 +44,7 @@ class ColocatedState:
 
     step: Int[Array, ""]
     params: Params
-    """As `rl.flow_policy.init` makes them."""
+    """Parameters made by `rl.flow_policy.init`."""
     opt_state: Any
     lanes: State
 
@@ -189,8 +189,8 @@ class Colocated:
 
 
 def advantages(fragment: Fragment, discount: float, trace: float) -> Float[Array, "t n"]:
-    """Of each chunk: A = δ + γλ A' within an episode, δ = R + γ V' - V (generalized advantage
-    estimation, Schulman et al., arXiv 1506.02438), where V' is `fragment.following`."""
+    """Advantages of the chunks: A = δ + γλ A' within an episode, δ = R + γ V' - V (generalized
+    advantage estimation, Schulman et al., arXiv 1506.02438), where V' is `fragment.following`."""
     delta = fragment.reward + discount * fragment.following - fragment.drawn.value
     decay = discount * trace * ~(fragment.terminated | fragment.truncated)
 
@@ -202,7 +202,7 @@ def advantages(fragment: Fragment, discount: float, trace: float) -> Float[Array
 
 
 def lane_seeds(config: RlConfig) -> UInt32[np.ndarray, "n"]:
-    """Whose episodes each lane acts; none is one that a policy is judged by."""
+    """Seeds of each lane's episodes; none is one that a policy is judged by."""
     lanes = range(config.colocated.lanes)
     seeds = [np.random.default_rng((config.seed, i)).integers(TRAIN_SEEDS.stop) for i in lanes]
     return np.array(seeds, np.uint32)

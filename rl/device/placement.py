@@ -55,7 +55,7 @@ class OnDevice:
         self._decisions = config.colocated.lanes * config.colocated.fragment
         key = jax.random.fold_in(jax.random.key(config.seed), 1)
         params = flow_policy.init(policy.model, policy.params, key, config.flow)
-        # committed, as every step leaves it: a state of another kind is compiled for anew
+        # committed, as every step leaves it: a state of another kind is compiled for again
         self._state = jax.device_put(self._program.init(params), jax.local_devices()[0])
 
     def run(

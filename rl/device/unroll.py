@@ -50,13 +50,13 @@ class Traceable(Environment, Protocol):
 
 
 class Fragment(NamedTuple):
-    """What n lanes did in T chunks."""
+    """Experience of n lanes in T chunks."""
 
     batch: PackedBatch
-    """What was seen, [T, n, ...]; `action_mask` says which numbers were acted."""
+    """Observations, [T, n, ...]; `action_mask` says which numbers were executed."""
     drawn: Drawn
     reward: Float[Array, "t n"]
-    """Of the steps acted of each chunk."""
+    """Sum over the executed steps of each chunk."""
     terminated: Bool[Array, "t n"]
     """The episode ended in this chunk."""
     truncated: Bool[Array, "t n"]
@@ -65,7 +65,7 @@ class Fragment(NamedTuple):
     """Value of what was seen after each chunk: 0 where the episode ended, that of the last sight
     of it where time ran out."""
     observed: Any
-    """As `Experience.observed`."""
+    """See `Experience.observed`."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class Lanes:
     def _look(
         self, params: Params, state: State
     ) -> tuple["_Told", Drawn, Any, Float[Array, "n t a"]]:
-        """What the lanes see, and what the policy makes of it, in its own and the robot's units."""
+        """Observes the lanes and draws the policy's chunks, in its own and the robot's units."""
         seen, told = self._see(state)
         model, observed = self.policy.model, None
         if self.config.learner.keep_observed:
@@ -151,7 +151,7 @@ class Lanes:
         observed: Any,
         steps: "_Steps",
     ) -> Fragment:
-        """From what happened in T chunks, and what it has led to."""
+        """Builds the fragment from the transitions of T chunks."""
         chunks, _, lanes = steps.live.shape
         acted = steps.live.sum(1)
         place = (np.arange(chunks)[:, None], acted - 1, np.arange(lanes))
@@ -185,7 +185,7 @@ class Lanes:
         return seen, _Told(self._robot.batch(seen, goal, wording), goal, wording)
 
     def _key(self, what: int, state: State) -> PRNGKeyArray:
-        """Of each lane's running episode."""
+        """Key of each lane's running episode."""
         key = jax.random.fold_in(jax.random.key(self.config.seed), what)
 
         def one(seed: Array, episode: Array) -> Array:
@@ -204,7 +204,7 @@ class Lanes:
 
 
 class _Told(NamedTuple):
-    """What the policy knew when it drew a chunk; `wording` in [0, 1) is its prompt's."""
+    """The policy's inputs when it drew a chunk; `wording` in [0, 1) is its prompt's."""
 
     batch: PackedBatch
     goal: Int[Array, "n"]

@@ -1,5 +1,5 @@
-"""What acts in RL: prepared observations in, random chunks with the record of how they were drawn
-out, under parameters given with every call, so that the caller knows which version acted.
+"""Acting in RL: prepared observations in, random chunks with the record of how they were drawn out,
+under parameters given with every call, so that the caller knows which version acted.
 
 Observations are prepared by `models.robot_policy` and batches are `models.policy`'s: few sizes, few
 text lengths, and a row answers to its own observation and key alone. `partial(actor.answer,
@@ -35,7 +35,7 @@ class Answer(NamedTuple):
 class Actor:
     """`robot` gives the model, the preparation and the sizes of batches; its parameters and steps
     are not used. Parameters, as `flow_policy.init` makes them, come with each call: arrays on the
-    device, of one dtype and sharding from call to call, as each other kind is compiled anew.
+    device, of one dtype and sharding from call to call, as each other kind is compiled again.
     """
 
     robot: RobotPolicy
@@ -82,7 +82,7 @@ class Actor:
         return [Answer(*pair) for pair in zip(actions, rows, strict=True)]
 
     def values(self, params: Params, requests: Sequence[Request]) -> Float[np.ndarray, "n"]:
-        """What the value head expects of observations, such as terminal ones."""
+        """The value head's estimates for observations, such as terminal ones."""
         found = np.empty(len(requests), np.float32)
         for at, count, batch in self.policy.batches(requests):
             found[at[:count]] = np.asarray(self._value(params, batch))[:count]

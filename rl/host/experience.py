@@ -1,4 +1,4 @@
-"""From tickets, as they are completed, to micro-batches of a fixed number of rows, with what each
+"""Micro-batches of a fixed number of rows from tickets, as these are completed, with what each
 decision was worth: nothing waits for a step's last ticket.
 """
 
@@ -24,11 +24,11 @@ Evaluate = Callable[
 
 
 class MicroBatch(NamedTuple):
-    """What `Learner.add` takes."""
+    """Argument of `Learner.add`."""
 
     experience: Experience
     tickets: tuple[int, ...]
-    """Whose decisions are in it."""
+    """Tickets that its decisions are from."""
 
 
 class _Row(NamedTuple):

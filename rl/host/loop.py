@@ -39,7 +39,7 @@ class Learner(Protocol):
 
     @property
     def params(self) -> Any:
-        """What `update` left; only `Weights.publish` reads them before the next one."""
+        """Parameters now; only `Weights.publish` reads them before the next `update`."""
 
     def add(self, experience: Any) -> None:
         """The gradient of a part of the step."""
@@ -49,7 +49,7 @@ class Learner(Protocol):
 
 
 class Inference(NamedTuple):
-    """Where the policy acts: what answers, and how versions get there, see `Weights.reader`."""
+    """Place where the policy acts: its actor, and how versions get there, see `Weights.reader`."""
 
     actor: Actor
     place: Callable[[Any], Any] = lambda params: params
@@ -72,7 +72,7 @@ class Learnt:
     acted: int
     """Environment steps learnt from."""
     seconds: float
-    """Since the last step ended."""
+    """Seconds since the last step ended."""
     counts: Counts
     waited: float
     """Seconds that slots were held back by the bound on staleness, all together, so far."""
@@ -80,9 +80,9 @@ class Learnt:
     """Seconds from publishing the last version that was taken until it was ready to act; 0 if none
     was."""
     batches: tuple[Statistics, ...]
-    """Of each place where the policy acts."""
+    """Statistics of the batches at each place where the policy acts."""
     state: dict[str, Any]
-    """What `run_host` needs to go on from here, as JSON; besides the learner's."""
+    """State that `run_host` needs to go on from here, as JSON; besides the learner's."""
 
 
 def check_state(found: Any, version: int) -> None:
@@ -182,7 +182,7 @@ def run_host(
 
 @dataclass
 class _Tally:
-    """Of a step's tickets, as they pass."""
+    """Counts over a step's tickets, as they pass."""
 
     step: int
     staleness: int

@@ -55,7 +55,7 @@ def on_host(
 
 
 def most_episodes(config: RlConfig) -> int:
-    """How many can be under way at a time."""
+    """Largest number of concurrent episodes."""
     return (config.rollout.staleness + 1) * config.rollout.tickets * config.rollout.group
 
 
@@ -243,8 +243,8 @@ class _Learning:
 
 
 def split_devices(acting: int) -> tuple[list[jax.Device], list[jax.Device]]:
-    """Those that learn, of all processes, and those of this process that act: its last so many, or
-    for 0 its first, which learns too.
+    """Learners' devices, of all processes, and actors', of this process: its last so many, or for 0
+    its first, which learns too.
 
     Raises:
       ValueError: none are left to learn.

@@ -28,7 +28,7 @@ from sim.acting import NotFinite
 from sim.protocol import Observation, Outcome, Slots, Spec
 
 RERUNS = 3
-"""How often an episode is begun again whose simulator failed."""
+"""Restarts of an episode whose simulator failed."""
 
 
 class Actor(Protocol):
@@ -45,12 +45,12 @@ class Actor(Protocol):
     def answer(
         self, params: Any, requests: Sequence[Request]
     ) -> Sequence[tuple[Float[np.ndarray, "h a"], Drawn]]:
-        """For each request a chunk in the robot's units, and how it was drawn (without a batch
-        axis)."""
+        """Answers each request with a chunk in the robot's units, and how it was drawn (without a
+        batch axis)."""
 
 
 class Timeline(Protocol):
-    """Who does what when; without a cause it is work."""
+    """Record of each lane's work over time; without a cause it is work."""
 
     def mark(self, lane: str, what: str | None, cause: Any = None) -> None: ...
 
@@ -69,14 +69,14 @@ class Untimed:
 
 
 class Asked(NamedTuple):
-    """What the batcher is given: an observation, and the oldest version that may answer it."""
+    """A request to the batcher: an observation, and the oldest version that may answer it."""
 
     request: Request
     oldest: int
 
 
 class Answered(NamedTuple):
-    """What it gives: a chunk in the robot's units, how it was drawn, and by which version."""
+    """The batcher's answer: a chunk in the robot's units, its draws, and the version."""
 
     actions: Float[np.ndarray, "h a"]
     drawn: Drawn
@@ -84,8 +84,8 @@ class Answered(NamedTuple):
 
 
 def key_of(place: Place, step: int) -> tuple[int, int]:
-    """Of a policy's draws at a step of an episode, 32 bits each: as `Start.key`, but members of a
-    group differ, and so do tickets that share a start."""
+    """Words of the key of a policy's draws at a step of an episode, 32 bits each: as `Start.key`,
+    but members of a group differ, and so do tickets that share a start."""
     start = place.start
     name = f"{start.seed} {start.task} {place.ticket} {place.member}"
     return zlib.crc32(name.encode()), step
@@ -175,7 +175,7 @@ class Rollout:
                 self._arrivals.drop(episode.place)
 
     def wake(self) -> None:
-        """There is news: a version, or an answer; from any thread."""
+        """Tells of news: a version, or an answer; from any thread."""
         self._news.set()
         self._slots.wake()
 
@@ -236,7 +236,7 @@ class Rollout:
         self._mark(slot, what)
 
     def _ask(self) -> None:
-        """What has been seen goes to the policy. A slot counts as coming until the batcher has its
+        """Submits new observations to the policy. A slot counts as coming until the batcher has its
         observation, so that no batch leaves without those that come at once."""
         for slot in self._asking:
             episode = self._acting[slot]
@@ -250,7 +250,7 @@ class Rollout:
             batcher.recheck()
 
     def _whose(self, slot: int) -> int:
-        """Which batcher's."""
+        """Index of the slot's batcher."""
         return (self._first + slot) % len(self._batchers)
 
     def _submit(self, slot: int, episode: "_Episode") -> "Future[Answered]":
@@ -261,7 +261,7 @@ class Rollout:
         return self._batchers[self._whose(slot)].submit(Asked(episode.request, oldest))
 
     def _hear(self, slot: int, future: "Future[Answered]") -> None:
-        """On the batcher's thread."""
+        """Receives an answer, on the batcher's thread."""
         self._inbox.append((slot, future))
         self.wake()
 
@@ -328,14 +328,14 @@ class _Episode:
     success: bool = False
     seen: Observation | None = None
     request: Request | None = None
-    """What the policy was asked last."""
+    """The last request to the policy."""
     answered: Answered | None = None
-    """What it said, while that is acted."""
+    """Its answer, while that is being executed."""
     decisions: list[Decision] = field(default_factory=list)
 
     @property
     def where(self) -> str:
-        """For errors."""
+        """Description of the place for errors."""
         return f"Task '{self.place.start.task}', seed {self.place.start.seed}, step {self.steps}"
 
     def add(self, outcome: Outcome, spec: Spec, sparse: bool) -> None:

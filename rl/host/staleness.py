@@ -1,4 +1,4 @@
-"""Who may begin an episode, and when: how far acting runs ahead of learning.
+"""Admission of episodes: bounds how far acting runs ahead of learning.
 
 AReaL (arXiv 2505.24298) admits by capacity, and its staleness is a mean; here the bound is hard.
 Tickets are numbered, a step's are known by their numbers, and one may begin only if its step's
@@ -25,7 +25,7 @@ class Place(NamedTuple):
 
 
 def draw_start(seed: int, ticket: int, tasks: tuple[str, ...], seeds: range) -> Start:
-    """Where a ticket starts: a task and one of `seeds`, which must not be those of evaluation."""
+    """Draws a ticket's start: a task and one of `seeds`, which must not be those of evaluation."""
     rng = np.random.default_rng((seed, ticket))
     return Start(tasks[rng.integers(len(tasks))], seeds[rng.integers(len(seeds))])
 
@@ -96,7 +96,7 @@ class Admission:
             return None
 
     def advance(self, version: int) -> None:
-        """Those who act have this version from now on, or can have it at once.
+        """Announces that actors have this version from now on, or can have it at once.
 
         Raises:
           ValueError: it is not newer.
@@ -112,7 +112,7 @@ class Admission:
 
     @property
     def ended(self) -> bool:
-        """Whether who is told from now on that there is no episode will not be told otherwise."""
+        """True if there will be no more episodes: a refusal from now on is final."""
         with self._changed:
             return self._ended
 

@@ -1,6 +1,6 @@
-"""Where episodes to learn from begin: on starts that no evaluation takes. Training on the states
-that a benchmark evaluates is a known leak of RL for VLAs (SimpleVLA-RL's issue 34); here the two
-ranges are disjoint by construction.
+"""Starts of training episodes, which no evaluation takes. Training on the states that a benchmark
+evaluates is a known leak of RL for VLAs (SimpleVLA-RL's issue 34); here the two ranges are disjoint
+by construction.
 """
 
 from sim.suite import Suite

@@ -1,5 +1,4 @@
-"""What everyone in a run was doing and what they waited for: spans by lane, idle time by cause, and
-a trace that Perfetto shows.
+"""Spans of work and waits in a run by lane, idle time by cause, and a trace that Perfetto shows.
 
 A lane is one thing that does one thing at a time: "slot 3", "inference", "learner 0". Idle time is
 attributed by what the slots do in the meantime, each the same share of it. A slot that steps makes
@@ -34,7 +33,7 @@ _REMEDIES: dict[str, str] = {
 
 
 class Span(NamedTuple):
-    """What a lane did, in seconds of the timeline's clock; with a cause it was a wait."""
+    """Work of a lane, in seconds of the timeline's clock; with a cause it was a wait."""
 
     lane: str
     what: str
@@ -45,16 +44,16 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Use:
-    """How a lane's, or several lanes', seconds were spent."""
+    """Seconds that a lane, or several, spent busy and idle."""
 
     busy: dict[str, float]
-    """By what was done."""
+    """Seconds by kind of work."""
     idle: dict[str, float]
-    """By cause; `UNATTRIBUTED` is one."""
+    """Seconds by cause; `UNATTRIBUTED` is one."""
 
     @property
     def seconds(self) -> float:
-        """Of all lanes together."""
+        """Total of all lanes."""
         return sum(self.busy.values()) + sum(self.idle.values())
 
     @property
@@ -81,7 +80,7 @@ class Summary:
         }
 
     def since(self, earlier: "Summary") -> "Summary":
-        """What was added to an earlier summary of the same timeline."""
+        """Difference from an earlier summary of the same timeline."""
         nothing = Use({}, {})
         before = {lane: earlier.lanes.get(lane, nothing) for lane in self.lanes}
         return Summary(
@@ -148,7 +147,7 @@ class Timeline:
             self._change(lane, add=None if what is None else _Open(what, cause), drop="all")
 
     def summary(self) -> Summary:
-        """Up to now."""
+        """Summary up to now."""
         with self._lock:
             self._advance()
             lanes = {name: self._settle(name) for name in self._lanes}
@@ -261,8 +260,8 @@ class Timeline:
 
 _ENVIRONMENT, _INFERENCE, _LEARNER, _STALENESS = range(len(CAUSES))
 _ASKED, _HELD = len(CAUSES), 2 * len(CAUSES)
-"""Where, after what idle time is put down to, the seconds are of what those who ask, and those who
-are held, wait for."""
+"""Offsets, after the seconds of idle time by cause, of the seconds by what asking lanes, and held
+ones, wait for."""
 
 
 @dataclass(eq=False)

@@ -1,4 +1,4 @@
-"""What was acted, on its way to the learner: trajectories become tickets, tickets become steps.
+"""Trajectories on their way to the learner: they become tickets, tickets become steps.
 
 A step's tickets are known by number before anyone acts, so groups complete by id, not by the order
 of arrival (which RL-VLA3's streaming GRPO groups by), and nothing is dropped at a step's end. Every
@@ -23,9 +23,9 @@ class Counts:
     finished: int = 0
     learnt: int = 0
     dropped: int = 0
-    """Given up when a run stopped, finished or not; they begin anew when it goes on."""
+    """Given up when a run stopped, finished or not; they restart when it goes on."""
     reruns: int = 0
-    """How often an episode began again because its simulator failed."""
+    """Restarts of episodes because their simulator failed."""
 
 
 class Arrivals:
@@ -118,7 +118,7 @@ class Arrivals:
         self.check()
 
     def check(self, at_rest: bool = False) -> None:
-        """Whether every episode is accounted for; `at_rest`, when nobody acts any more.
+        """Checks that every episode is accounted for; `at_rest`, when nobody acts any more.
 
         Raises:
           RuntimeError: one is not.

@@ -26,7 +26,7 @@ class Snapshot(NamedTuple):
     """Parameters that nobody changes."""
 
     version: int
-    """How many updates they have had."""
+    """Number of updates they have had."""
     params: Params
 
 
@@ -92,8 +92,9 @@ class Weights:
         place: Callable[[Any], Any] = lambda params: params,
         join: Callable[[Any, Any], Any] = fill,
     ) -> "Reader":
-        """For one thread that acts; `place` puts a tree onto its device, such as `jax.device_put`
-        with a sharding, and `join` makes of the trained leaves and the others what it acts with."""
+        """Reader of one thread that acts; `place` puts a tree onto its device, like
+        `jax.device_put` with a sharding, and `join` makes of trained leaves and the others what it
+        acts with."""
         return Reader(self, place, join)
 
     def _moving(self, params: Params) -> Params:

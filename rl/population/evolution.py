@@ -58,7 +58,7 @@ class Evolved:
 
     @property
     def step(self) -> int:
-        """That all members have made."""
+        """Last step that all members have made."""
         return self.generations[-1].step if self.generations else 0
 
     @property
@@ -82,7 +82,7 @@ def evolve(
     """Lets every member make `config.steps` steps. RUN/checkpoints holds that of the best member
     after the last whole generation, RUN/population.jsonl the generations.
 
-    A member's placement stays between its turns; who copies another is built anew.
+    A member's placement stays between its turns; one that copies another is rebuilt.
 
     Args:
       build: (config, directory) -> where a member acts and learns, in simulators that it shares
@@ -91,7 +91,7 @@ def evolve(
       run: its config becomes a member's with the member's numbers at "rl".
       evaluate: (step, params, directories, told) -> success on held-out starts, noted in these
         directories; raises `Stopped` once `told()`, `NotFinite` if the policy's actions are not.
-      mend: called after a member's turn failed, to make anew what that may have left unfit.
+      mend: called after a member's turn failed, to rebuild what that may have damaged.
 
     SIGTERM or Ctrl-C end it with the last whole step of the member whose turn it is.
 

@@ -1,4 +1,4 @@
-"""What a population is and how it is bred: which numbers of a config are tuned, who copies whom
+"""Definition of a population and its breeding: which numbers of a config are tuned, who copies whom
 after a generation, and with which numbers it goes on.
 
 Population based training (Jaderberg et al., arXiv 1711.09846) by truncation selection: the worst
@@ -25,15 +25,15 @@ from rl.step import optimizer_of
 
 FILE_NAME = "population.jsonl"
 FACTOR = 1.2
-"""By which a number grows or shrinks when it is explored."""
+"""Factor by which a number grows or shrinks when it is explored."""
 
 Hyperparameters = dict[str, float]
 """Tuned numbers by where they stand in a config, such as "objective.clip"."""
 
 _WIDEST = 6
-"""Members begin with numbers up to so many factors apart from the config's: a third to thrice."""
+"""Largest power of FACTOR between initial numbers and the config's: a third to three times."""
 _NEAR_ONE = ("discount", "trace", "b1", "b2", "ema_decay")
-"""Of these it is the distance to 1 that is scaled."""
+"""Numbers of which the distance to 1 is scaled."""
 _FREE = ("learner", "objective", "flow")
 _BEGIN, _EXPLOIT, _EXPLORE = range(3)
 
@@ -43,7 +43,7 @@ class PopulationConfig:
     """Members that take turns in the same simulators and learn from each other's success."""
 
     population: int = 0
-    """How many; 0 or 1 is a run without a population."""
+    """Number of members; 0 or 1 is a run without a population."""
     turn: int | None = None
     """Steps that a member makes before all are compared; as many as eval_every if None."""
     tuned: tuple[str, ...] = ("learner.optimizer.learning_rate", "objective.clip")
@@ -52,9 +52,9 @@ class PopulationConfig:
 
 @dataclass(frozen=True)
 class Generation:
-    """What was found after a turn of all members, and decided for the next. Member by member:
-    success on held-out starts (None if a policy gave no finite actions any more), whose state each
-    goes on from, and with which numbers."""
+    """Results after a turn of all members, and decisions for the next. Member by member: success on
+    held-out starts (None if a policy gave no finite actions any more), whose state each goes on
+    from, and with which numbers."""
 
     step: int
     success: tuple[float | None, ...]
@@ -111,8 +111,8 @@ def configured(config: RlConfig, tuned: Hyperparameters) -> RlConfig:
 def first_generation(
     config: RlConfig, population: PopulationConfig, success: float | None
 ) -> Generation:
-    """How members begin: the first with the config's numbers, the others with some up to three
-    times larger or smaller, drawn evenly on the logarithmic scale.
+    """Initial members: the first with the config's numbers, the others with some up to three times
+    larger or smaller, drawn evenly on the logarithmic scale.
 
     Args:
       success: of the policy that all begin with.
@@ -132,8 +132,8 @@ def first_generation(
 def next_generation(
     config: RlConfig, last: Generation, step: int, success: Sequence[float | None]
 ) -> Generation:
-    """What follows from the members' success after `step`, before the last step of all: after
-    that, everybody stays who he is.
+    """Successor to `last`, from the members' success after `step`, before the last step of all:
+    after that, no member copies another.
 
     Raises:
       ValueError: there is no member left whose policy acts.
@@ -142,7 +142,7 @@ def next_generation(
     if success[order[0]] is None:
         raise ValueError(
             f"No member's policy gives finite actions any more after step {step}; lower "
-            f"learner.optimizer.learning_rate or --turn and begin anew in another folder."
+            f"learner.optimizer.learning_rate or --turn and start over in another folder."
         )
     count, tuned = len(success), list(last.hyperparameters)
     if step >= config.steps:
@@ -201,7 +201,7 @@ def write_generations(directory: Path, generations: Sequence[Generation]) -> Non
 
 
 def set_damaged_generations_aside(directory: Path, console: Console) -> None:
-    """Before a population goes on: keeps the good lines of a damaged record.
+    """Keeps the good lines of a damaged record, before a population goes on.
 
     Raises:
       ValueError: the last generation is damaged.
@@ -224,8 +224,8 @@ def _generation(line: dict[str, Any]) -> Generation:
 
 
 def _moved(config: RlConfig, tuned: Hyperparameters, name: str, factors: int) -> Hyperparameters:
-    """With one number so many factors larger (smaller if negative), else as many the other way,
-    else fewer, until the config takes it."""
+    """Hyperparameters with one number so many factors larger (smaller if negative), else as many
+    the other way, else fewer, until the config takes it."""
     for size in range(abs(factors), 0, -1):
         for towards in (size, -size) if factors > 0 else (-size, size):
             found = tuned | {name: _scaled(name, tuned[name], FACTOR**towards)}
@@ -236,7 +236,7 @@ def _moved(config: RlConfig, tuned: Hyperparameters, name: str, factors: int) ->
 
 
 def _scaled(name: str, value: float, factor: float) -> float:
-    """In six digits, so that up and down again comes back to the same."""
+    """Scales to six digits, so that up and down again comes back to the same."""
     near_one = name.rpartition(".")[2] in _NEAR_ONE
     return float(f"{1 - (1 - value) * factor if near_one else value * factor:.6g}")
 

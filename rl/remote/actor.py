@@ -20,7 +20,7 @@ from rl.remote.cluster import STARTING, Lost, Worker, load_ray
 from sim.protocol import Observation
 
 ATTEMPTS = 4
-"""How often a worker is asked the same before the run ends."""
+"""Attempts of the same request to a worker before the run ends."""
 
 
 class Actor(rollout.Actor, Protocol):
@@ -70,8 +70,8 @@ class Answerer:
             self._actor.warm(self._params)
 
     def answer(self, stored: Stored, requests: bytes) -> bytes:
-        """As `rl.host.rollout.Actor`, pickled, so that who keeps an answer does not keep Ray's
-        memory."""
+        """Answers like `rl.host.rollout.Actor`, pickled, so that who keeps an answer does not keep
+        Ray's memory."""
         self.hold(stored)
         return pickle.dumps(self._actor.answer(self._params, pickle.loads(requests)))
 
@@ -133,7 +133,7 @@ class RemoteActor:
         return stored
 
     def answer(self, params: Stored, requests: Sequence[Request]) -> Sequence[Any]:
-        """As `rl.host.rollout.Actor`.
+        """Answers like `rl.host.rollout.Actor`.
 
         Raises:
           BaseException: as `hold`.

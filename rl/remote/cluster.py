@@ -1,5 +1,5 @@
 """Work on other hosts, as actors of Ray's: where there is room for them, started, watched and
-started anew by Ray (docs.ray.io, fault tolerance of actors).
+restarted by Ray (docs.ray.io, fault tolerance of actors).
 
 Ray is loaded when it is asked for. Its workers get the packages of this repository and the settings
 of JAX that this process has.
@@ -99,7 +99,7 @@ class Worker:
         return getattr(self._actor, method).remote(*given).future()
 
     def result(self, future: "Future[Any]", seconds: float = 0.0) -> Any:
-        """What was asked for; one that does not answer in time counts as hung and is replaced.
+        """Result of a request; a worker not answering in time counts as hung and is replaced.
 
         Raises:
           Lost: the process is gone or was hung; another takes its place.
@@ -129,7 +129,7 @@ class Worker:
         raise Lost(f"hung: no answer for {seconds:g} s")
 
     def started(self, future: "Future[Any]", seconds: float = STARTING) -> Any:
-        """What `start` gave, in time or not at all.
+        """Result of `start`, in time or not at all.
 
         Raises:
           ValueError: there is no room for it, or it ends again and again.

@@ -36,7 +36,7 @@ class Told(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """What a worker says of its slots."""
+    """A worker's description of its slots."""
 
     spec: Spec
     slots: int
@@ -179,7 +179,7 @@ class RemoteSlots:
         self._tell("demonstrate", slot, steps, noise)
 
     def poll(self, timeout: float | None = None) -> list[Outcome]:
-        """What was finished since the last call; see `sim.protocol.Slots`.
+        """Outcomes finished since the last call; see `sim.protocol.Slots`.
 
         Raises:
           ValueError: the worker is gone and cannot be replaced in time.
@@ -247,7 +247,7 @@ class RemoteSlots:
             self._ready += outcomes
 
     def _give_up(self) -> None:
-        """On a worker that hangs."""
+        """Replaces a worker that hangs."""
         try:
             self._worker.replace(self._calls[0], self._patience)
         except Lost as lost:

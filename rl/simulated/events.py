@@ -20,7 +20,7 @@ from rl.simulated.latency import Constant, Latencies, Latency
 
 
 class Mode(NamedTuple):
-    """Which waits a run is rid of."""
+    """Mode of a run: which waits it avoids."""
 
     disaggregated: bool
     """Inference and learner have devices of their own; otherwise all do the one, then the other."""
@@ -49,26 +49,26 @@ class Workload:
     slots: int
     latencies: Latencies
     inference: Mapping[int, float]
-    """Of a batch on one device, by size; fewer rows are padded to the next."""
+    """Seconds of a batch on one device, by size; fewer rows are padded to the next."""
     gradient: float
-    """Of a micro-batch on one device."""
+    """Seconds of a micro-batch on one device."""
     update: float
-    """Of the parameters, from the last gradient until rollouts have them."""
+    """Seconds from the last gradient of a step until rollouts have its parameters."""
     tickets: int
     group: int = 1
     micro: int = 64
     staleness: int = 1
     deadline: float = 0.02
     prepare: float = 0.0
-    """Of one observation, on the one thread that hears and tells all slots."""
+    """Seconds to prepare one observation, on the one thread that serves all slots."""
     tell: float = 0.0
-    """Of one slot, to act or to begin, on that thread."""
+    """Seconds to send one slot actions or a start, on that thread."""
     wake: float = 0.0
-    """Until a thread that waits goes on: that of the slots once a batch is drawn, the policy's once
-    a batch is due."""
+    """Seconds until a waiting thread goes on: that of the slots once a batch is drawn, the policy's
+    once a batch is due."""
     execute: int = 4
     chunks: Latency = field(default_factory=lambda: Constant(16))
-    """Of an episode, rounded up, at least 1: a distribution of counts, not of seconds."""
+    """Chunks of an episode, rounded up, at least 1: a distribution of counts, not of seconds."""
     inference_devices: int = 1
     learner_devices: int = 1
 
@@ -93,7 +93,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Simulated:
-    """What a run came to, after its first updates."""
+    """Result of a run, after its first updates."""
 
     seconds: float
     updates: int
@@ -104,7 +104,7 @@ class Simulated:
     lag: int
     """The most updates between a decision and the update that learnt from it."""
     use: Summary
-    """Of lanes "slot i", "inference i" and "learner i"."""
+    """Use of lanes "slot i", "inference i" and "learner i"."""
     timeline: Timeline
 
 
@@ -157,12 +157,12 @@ class _Episode:
     chunks: deque[float]
     length: int
     version: int = -1
-    """Of the policy that drew its first chunk."""
+    """Version of the policy that drew its first chunk."""
 
 
 @dataclass(eq=False)
 class _Step:
-    """What is there of a learner step's tickets."""
+    """Progress of a learner step's tickets."""
 
     complete: int = 0
     ready: int = 0

@@ -1,4 +1,4 @@
-"""How long environments take: distributions that a user names or measures, so that a run can be
+"""Latencies of environments: distributions that a user names or measures, so that a run can be
 tried, or simulated (`rl.simulated.events`), with the waiting of simulators that one does not have.
 
 Every draw derives from a generator that the caller seeds. `measure` times a real suite's slots.
@@ -25,7 +25,7 @@ class Latency(Protocol):
         """Seconds."""
 
     def draw(self, rng: np.random.Generator, n: int) -> Float[np.ndarray, "n"]:
-        """So many of them, seconds; the first are the same however many are drawn."""
+        """Draws n of them, seconds; the first are the same however many are drawn."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class LogNormal:
 
 @dataclass(frozen=True)
 class Stragglers:
-    """As `usual`, but a `share` of them `slower` times as long."""
+    """Latencies like `usual`, but a `share` of them `slower` times as long."""
 
     usual: Latency
     share: float = 0.05
@@ -105,14 +105,14 @@ class Measured:
 
 @dataclass(frozen=True)
 class Latencies:
-    """What a slot takes to act one chunk, pictures of its end included, and to begin an episode."""
+    """Seconds of a slot to act one chunk, pictures of its end included, and to begin an episode."""
 
     chunk: Latency
     reset: Latency
 
 
 class Timed(NamedTuple):
-    """What `measure` found."""
+    """Result of `measure`."""
 
     chunk: Measured
     reset: Measured
@@ -188,7 +188,7 @@ def write(path: Path, chunk: Measured, reset: Measured, about: dict[str, Any]) -
 
 
 def read(path: Path) -> Latencies:
-    """What `write` wrote, or a file of one's own with lists of seconds `chunk` and `reset`.
+    """Reads a file of `write`, or one of the user's with lists of seconds `chunk` and `reset`.
 
     Raises:
       FileNotFoundError: there is no such file.

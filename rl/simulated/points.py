@@ -18,7 +18,7 @@ GOALS = ("red", "green", "blue")
 _COLOURS = np.array([[230, 60, 60], [60, 200, 80], [70, 90, 235], [40, 40, 40]], np.uint8)
 _RADIUS = 0.2
 _SEEN = 1.4
-"""What the picture shows: from minus to plus this, in both directions."""
+"""Half width of the picture's view, in both directions."""
 
 
 class Point(NamedTuple):
@@ -85,7 +85,7 @@ class Points:
         return action
 
     def reached(self, point: Point) -> np.ndarray:
-        """Which discs the point is on, [3] bool."""
+        """True for the discs that the point is on, [3] bool."""
         return np.hypot(*(point.discs - point.place).T) < _RADIUS
 
     def observe(self, point: Point) -> Observation:

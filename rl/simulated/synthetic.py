@@ -29,7 +29,7 @@ class Clock(Protocol):
         """Seconds, never going back."""
 
     def wait(self, news: threading.Event, seconds: float) -> None:
-        """Until the event is set, but no longer."""
+        """Waits until the event is set, but no longer."""
 
 
 class _Wall:
@@ -152,7 +152,7 @@ class Synthetic:
         self._news.set()
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Does nothing: nothing is to end."""
 
     def _act(
         self,

@@ -30,7 +30,7 @@ WRIST = Camera(
     on=SHAPES.index(HAND),
     up=(1.0, 0.0, 0.0),
 )
-"""On the hand, in front of it, looking at what is between the fingers."""
+"""Camera on the hand, in front of it, looking at what is between the fingers."""
 AUDIENCE = Camera(position=(1.25, -0.95, 0.85), target=(0.28, 0.0, 0.27), fovy=40.0)
 """Sees all of the arm."""
 
@@ -42,7 +42,7 @@ _LIGHT, _DARK, _PAD, _TABLE = (
 )
 _BLOCKS = ((0.90, 0.16, 0.12), (0.12, 0.72, 0.20), (0.13, 0.28, 0.95))
 _SPREAD = (0.35, 0.15, 0.15, 0.15, 0.2, 0.15, 0.4)
-"""How far each joint starts from home at most, radians."""
+"""Largest distance of each joint from home at the start, radians."""
 
 
 class ArmState(NamedTuple):
@@ -132,7 +132,7 @@ class Arm(Grouped):
         return arm_physics.compiled_move()(now, self._command(now.setpoint, actions))
 
     def fresh(self, seed: UInt32[Array, ""], episode: Int[Array, ""]) -> ArmState:
-        """How one episode starts, to trace."""
+        """Initial state of one episode, to trace."""
         key = episode_key(seed, episode)
         draws = jax.random.uniform(key, (18,))
         joints = jnp.array(HOME) + jnp.array(_SPREAD) * (2 * draws[:7] - 1)
@@ -147,7 +147,7 @@ class Arm(Grouped):
         )
 
     def achieved(self, state: ArmState) -> Bool[Array, "n g"]:
-        """Which goals are, to trace."""
+        """Goals achieved, to trace."""
         return jax.vmap(self.task.achieved)(state.physics)
 
     def felt(self, now: ArmPhysics) -> Float[Array, "n 15"]:
@@ -156,7 +156,7 @@ class Arm(Grouped):
         return _felt(now)
 
     def shown(self, state: ArmState) -> Float[Array, "n 16 7"]:
-        """What pictures of the state show, to trace."""
+        """Poses of the geoms for rendering, to trace."""
         return _placed(state.physics.position)
 
     def pure_pictures(self, scene: Float[Array, "n 16 7"]) -> UInt8[Array, "n 2 h w 3"]:

@@ -1,6 +1,6 @@
-"""Where the arm's tip is, and how to get it elsewhere: forward kinematics along the DH chain and
-differential inverse kinematics by damped least squares (Nakamura and Hanafusa 1986), whose free
-seventh direction is used to return to the home posture.
+"""Kinematics of the arm's tip: forward along the DH chain, and differential inverse kinematics by
+damped least squares (Nakamura and Hanafusa 1986), whose free seventh direction is used to return to
+the home posture.
 
 Everything is a pure function of one arm, to be mapped over many by `jax.vmap` inside a compiled
 step. A pose is a place in metres and a unit quaternion (w, x, y, z), in the frame of the base.
@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 from sim.environments.arm_model import DH, FLANGE, HAND_YAW, HOME, LIMITS, SPEEDS, STEP, TIP
 
 TIP_SPEED, TURN_SPEED = 0.5, 2.5
-"""Of a commanded tip at most, metres and radians a second; the manual allows 1.7 and 2.5."""
+"""Limits of a commanded tip, metres and radians a second; the manual allows 1.7 and 2.5."""
 
 _ITERATIONS = 3
 _DAMPING = 1e-4
@@ -91,7 +91,7 @@ def pose_of(action: Float[Array, "6"]) -> Pose:
 
 
 def action_of(pose: Pose) -> Float[Array, "6"]:
-    """What `pose_of` takes for this pose, turned by at most π."""
+    """Inverse of `pose_of`, turned by at most π."""
     return jnp.concatenate((pose[:3], turn_between(_DOWN, pose[3:])))
 
 
@@ -101,8 +101,8 @@ def moved_by(pose: Pose, delta: Float[Array, "6"]) -> Pose:
 
 
 def delta_between(here: Pose, goal: Pose) -> Float[Array, "6"]:
-    """What `moved_by` takes to come from one pose towards another, no further than the tip may go
-    in a control step."""
+    """Argument of `moved_by` that leads from one pose towards another, within the tip's limits of a
+    control step."""
     turn = turn_between(here[3:], goal[3:])
     return jnp.concatenate(
         (_at_most(goal[:3] - here[:3], TIP_SPEED * STEP), _at_most(turn, TURN_SPEED * STEP))

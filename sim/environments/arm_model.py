@@ -35,11 +35,11 @@ DH = (
 the one before it, turned by α and moved by a along x, then turned by the joint and moved by d along
 z."""
 FLANGE = 0.107
-"""From the last joint's frame to the hand, along z."""
+"""Distance from the last joint's frame to the hand, along z."""
 HAND_YAW = -math.pi / 4
-"""How the hand is turned on the flange, about z."""
+"""Rotation of the hand on the flange about z, radians."""
 TIP = 0.1034
-"""From the flange to the middle between the finger pads: the tip, which the controller places."""
+"""Distance from the flange to the middle between the finger pads: the tip, which is controlled."""
 
 LIMITS = np.array(
     (
@@ -52,37 +52,37 @@ LIMITS = np.array(
         (-2.8973, 2.8973),
     )
 )
-"""Of the joints, radians."""
+"""Limits of the joints, radians."""
 SPEEDS = np.array((2.175, 2.175, 2.175, 2.175, 2.61, 2.61, 2.61))
-"""Of the joints at most, radians a second."""
+"""Largest speeds of the joints, radians a second."""
 TORQUES = (87, 87, 87, 87, 12, 12, 12)
-"""Of the joints at most, newton metres."""
+"""Largest torques of the joints, newton metres."""
 HOME = np.array((0.0, -0.2754, 0.0, -2.5895, 0.0, 2.3142, 0.7854))
 """Joints at which the gripper points straight down, 42 cm ahead and 25 cm up, radians."""
 
 BLOCK = 0.02
 """Half an edge of a block, metres."""
 OPEN = 0.04
-"""How far each finger is from the middle when the gripper is open, metres."""
+"""Distance of each finger from the middle when the gripper is open, metres."""
 FINGER_SPEED = 0.05
-"""Of each finger at most, metres a second."""
+"""Largest speed of each finger, metres a second."""
 FINGER = (0.010, 0.007, 0.027)
 """Half edges of a finger, metres; the fingers close along y of the hand."""
 FINGER_HEIGHT = 0.0584
-"""From the flange to the fingers' upper ends."""
+"""Distance from the flange to the fingers' upper ends."""
 
 _MASSES = (4.971, 0.647, 3.229, 3.588, 1.226, 1.667, 0.736)
 _HAND_MASS, _FINGER_MASS, _BLOCK_MASS = 0.73, 0.1, 0.05
 _STIFFNESS = (1500, 1500, 1200, 1200, 400, 400, 400)
 _DAMPING = (90, 90, 72, 72, 24, 24, 24)
 _ARMATURE = (0.6, 0.6, 0.5, 0.5, 0.2, 0.2, 0.2)
-"""Of the size of a geared motor's rotor seen through its gears; it also keeps the damping, which is
+"""Inertias like a geared motor's rotor seen through its gears; they also keep the damping, which is
 integrated explicitly, stable: damping · TIMESTEP < 2 · armature whatever the arm's posture."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What is seen of the arm: a geom fixed to link 1 … 7, or to the base (0).
+    """Visible part of the arm: a geom fixed to link 1 … 7, or to the base (0).
 
     `size` as in MJCF: half edges of a box, radius and half length (without a capsule's ends).
     """

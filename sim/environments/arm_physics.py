@@ -1,5 +1,5 @@
-"""How the arm and the blocks move: MJX under position servos whose targets come from joint or
-end-effector commands, and where everything then is, for a camera.
+"""Dynamics of the arm and the blocks: MJX under position servos whose targets come from joint or
+end-effector commands, and the resulting poses, for a camera.
 
 The model and its compiled program are shared by every arm of a process. Between two control steps
 the servos' targets move evenly, as a robot's own controller interpolates them.
@@ -35,17 +35,17 @@ from sim.environments.physics import mjx
 Control = Literal["pose", "delta", "joint"]
 CONTROLS: tuple[Control, ...] = get_args(Control)
 LOW, HIGH = (0.2, -0.45, 0.012), (0.75, 0.45, 0.65)
-"""Where a command may send the tip, metres in the frame of the base."""
+"""Bounds of a commanded tip, metres in the frame of the base."""
 
 TILT, YAW = math.pi / 4, 2.4
-"""How far a command may turn the tip from pointing straight down at most, about the base's x and y
-axes and about its z axis, radians."""
+"""Largest commanded rotation of the tip from pointing straight down, about the base's x and y axes
+and about its z axis, radians."""
 
 _GRIPPER_SPEED = FINGER_SPEED / OPEN * STEP
 
 
 class ArmPhysics(NamedTuple):
-    """What MJX carries from step to step, and the targets that the servos hold.
+    """State that MJX carries from step to step, and the targets that the servos hold.
 
     `position` is the seven joints (radians), both fingers (metres from the middle), and each
     block's place and quaternion.
@@ -60,7 +60,7 @@ class ArmPhysics(NamedTuple):
 
 
 def action_names(control: Control) -> tuple[str, ...]:
-    """What the entries of an action are called."""
+    """Names of an action's entries."""
     if control == "joint":
         return (*(f"joint_{i + 1}" for i in range(7)), "gripper")
     axes = ("x", "y", "z", "rx", "ry", "rz")
@@ -121,7 +121,7 @@ def commanded(
 
 
 def moved(physics: ArmPhysics, setpoint: Float[Array, "8"]) -> ArmPhysics:
-    """Where one arm and its blocks are a control step later, when the servos' targets have moved to
+    """State of one arm and its blocks a control step later, when the servos' targets have moved to
     `setpoint`; a pure function to trace under `jax.vmap`."""
     static, blank = _mjx()
     before, change = _targets(physics.setpoint), _targets(setpoint) - _targets(physics.setpoint)

@@ -1,4 +1,4 @@
-"""What the arm can be told, reach or lift a block of one colour, and scripted experts that do it.
+"""The arm's tasks, reach or lift a block of one colour, and scripted experts that do them.
 
 An expert is a pure function of the present state with no memory, so it recovers from whatever noise
 or another policy did before. It thinks of the tip: goals that stay put until the next phase, which
@@ -36,7 +36,7 @@ class ArmTask:
 
 
 def in_columns(draws: Float[Array, "7"]) -> Float[Array, "3 2"]:
-    """Where (x, y) the blocks lie, from draws in [0, 1): side by side, so that the fingers, which
+    """Places (x, y) of the blocks, from draws in [0, 1): side by side, so that the fingers, which
     close along y where the gripper is not turned, find room."""
     orders = jnp.array(list(permutations((-0.14, 0.0, 0.14))))
     y = orders[jnp.int32(draws[0] * len(orders))] + 0.04 * (draws[1:4] - 0.5)
@@ -46,7 +46,7 @@ def in_columns(draws: Float[Array, "7"]) -> Float[Array, "3 2"]:
 def translated(
     setpoint: Float[Array, "8"], action: Float[Array, "7"], control: Control
 ) -> Float[Array, "a"]:
-    """What another control is to be told in this step for the motion that "pose" would make."""
+    """The action in another control for the motion that "pose" would make in this step."""
     if control == "pose":
         return action
     if control == "joint":

@@ -1,5 +1,5 @@
-"""What stands on the tabletop: a gripper on three slides with two fingers, and three blocks or a
-cabinet with three drawers, perhaps among distractors; their MJCF, and their boxes for a camera.
+"""Bodies on the tabletop: a gripper on three slides with two fingers, and three blocks or a cabinet
+with three drawers, perhaps among distractors; their MJCF, and their boxes for a camera.
 
 Contacts are an explicit list of pairs (what a task is about and the fingers or the table), of which
 only the nearest are solved, and Newton takes one iteration: on CPUs that is ten times faster than
@@ -20,24 +20,24 @@ BLOCK = 0.02
 DISTRACTOR = 0.015
 """Half an edge of a distractor, metres."""
 OPEN = 0.038
-"""How far each finger's inner face is from the middle when the gripper is open, metres."""
+"""Distance of each finger's inner face from the middle when the gripper is open, metres."""
 DRAWER_PITCH = 0.12
-"""From one drawer's middle to the next one's, metres; the middle one is at x = 0."""
+"""Distance between neighbouring drawers' middles, metres; the middle one is at x = 0."""
 DRAWER_TRAVEL = 0.1
-"""How far a drawer comes out, metres."""
+"""Largest opening of a drawer, metres."""
 
 _PALM, _FINGER = (0.05, 0.01, 0.008), (0.005, 0.015, 0.025)
 _PALM_HEIGHT = 2 * _FINGER[2] + _PALM[2]
 _CABINET, _CABINET_AT = (0.19, 0.06, 0.035), (0.0, 0.215, 0.035)
 _DRAWER, _HANDLE = (0.05, 0.06, 0.025), (0.012, 0.02, 0.012)
 _DRAWER_Y, _HANDLE_Y, _DRAWER_Z = 0.21, 0.13, 0.03
-"""Of the closed ones' middles."""
+"""Middles of the closed ones."""
 _INSIDE, _INSIDE_Z = (0.045, 0.055, 0.001), 0.055
 
 
 @dataclass(frozen=True)
 class Bodies:
-    """Which bodies there are besides the gripper.
+    """Selection of the bodies besides the gripper.
 
     A position is the tip (x, y, z), both fingers, how far out the drawers are from left to right
     or place and quaternion of each block, then those of each distractor: `nq` numbers.
@@ -154,19 +154,19 @@ def blocks(position: Float[Array, "*n nq"]) -> Float[Array, "*n 3 7"]:
 
 
 def drawers(position: Float[Array, "*n nq"], start: Float[Array, "*n 3 2"]) -> Float[Array, "*n 3"]:
-    """How far out the drawer of each colour is, metres; which is which, its start says."""
+    """Opening of the drawer of each colour, metres; the start says which drawer that is."""
     return jnp.take_along_axis(position[..., 5:8], _slots(start), -1)
 
 
 def handles(
     position: Float[Array, "*n nq"], start: Float[Array, "*n 3 2"]
 ) -> Float[Array, "*n 3 2"]:
-    """Where (x, y) the middle of each colour's handle is."""
+    """Middle (x, y) of each colour's handle."""
     return jnp.stack((start[..., 0], _HANDLE_Y - drawers(position, start)), -1)
 
 
 def _slots(start: Float[Array, "*n 3 2"]) -> Int[Array, "*n 3"]:
-    """Which drawer, counted from the left, has each colour."""
+    """Index of each colour's drawer, counted from the left."""
     return jnp.round(start[..., 0] / DRAWER_PITCH).astype(jnp.int32) + 1
 
 

@@ -24,7 +24,7 @@ FILM_SIZE = 160
 
 
 class _Chunk(NamedTuple):
-    """What a slot was told to do: `actions`, or as many of the expert's."""
+    """Command to a slot: `actions`, or as many of the expert's."""
 
     steps: int
     actions: Float[np.ndarray, "t a"] | None = None
@@ -33,7 +33,7 @@ class _Chunk(NamedTuple):
 
 
 def spec_of(env: Environment, picture: tuple[int, int], expert: bool = False) -> Spec:
-    """What all episodes of an environment have in common."""
+    """Properties that all episodes of an environment share."""
     return Spec(
         name=env.name,
         tasks=(env.name,),
@@ -113,7 +113,7 @@ class Lanes:
         self._tell(slot, _Chunk(steps, noise=noise))
 
     def poll(self, timeout: float | None = None) -> list[Outcome]:
-        """What all slots came to that were told something since the last call."""
+        """Outcomes of all slots that were commanded since the last call."""
         begun, self._begun = self._begun, {}
         told, self._told = self._told, {}
         outcomes = self._begin(begun) if begun else []
@@ -124,10 +124,10 @@ class Lanes:
         return outcomes + (self._demonstrate(shown) if shown else [])
 
     def wake(self) -> None:
-        """There is no poll that waits."""
+        """Does nothing: no poll waits."""
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Does nothing: nothing is to end."""
 
     def _begin(self, begun: Mapping[int, int]) -> list[Outcome]:
         slots = list(begun)
@@ -178,7 +178,7 @@ class Lanes:
         return rng.normal(size=len(low)) * (high - low)
 
     def _advance(self, slots: list[int], actions: Float[np.ndarray, "n t a"]) -> Transition:
-        """What happened in every lane, though only the slots' are moved."""
+        """Steps every lane and returns the transition, though only the slots' states are kept."""
         state, happened = self._env.step_chunk(self._state, jnp.asarray(actions))
         self._go_on(state, slots)
         return jax.tree.map(np.asarray, happened)
@@ -230,7 +230,7 @@ class Lanes:
         return outcomes
 
     def _film(self, happened: Transition, slot: int) -> np.ndarray:
-        """Of the whole chunk, so that a compiled renderer sees one shape."""
+        """Renders the whole chunk, so that a compiled renderer sees one shape."""
         return self._env.render(jax.tree.map(lambda x: x[slot], happened.scene), FILM_SIZE)
 
     def _tell(self, slot: int, chunk: _Chunk) -> None:

@@ -77,7 +77,7 @@ def _push(state: TabletopState) -> Float[Array, "n 4"]:
     pushing = (tip[:, 2] < 0.03) & (ahead > 0.02) & (aside < 0.02)
     x = block[:, 0] + sign * jnp.where(pushing, 0.0, -0.06)
     z = jnp.where(behind | pushing, _GRASP, _TRAVEL)
-    # A block that slipped aside follows the tip: only half of the way, or it would run away.
+    # A block that slipped sideways follows the tip: only half of the way, or it would run away.
     y = (block[:, 1] + _chosen(state.start, colour)[:, 1]) / 2
     return _action(x, y, z, 1.0)
 
@@ -102,7 +102,7 @@ _ACT = {"reach": _reach, "lift": _lift, "push": _push, "stack": _stack, "drawer"
 def _grip(
     state: TabletopState, block: Float[Array, "n 3"]
 ) -> tuple[Bool[Array, "n"], Bool[Array, "n"], Bool[Array, "n"]]:
-    """Whether the tip is over the block, has it between the fingers, and has closed them."""
+    """True where the tip is over the block, has it between the fingers, and has closed them."""
     tip = state.physics.position[:, :3]
     away = jnp.linalg.norm(tip[:, :2] - block[:, :2], axis=-1)
     above = tip[:, 2] - (block[:, 2] - BLOCK)

@@ -1,5 +1,5 @@
-"""How environments that a compiled program advances in fixed groups take any number of episodes,
-step chunks and start episodes anew.
+"""Environments of any number of episodes on compiled programs that advance fixed groups: chunks,
+and restarts of finished episodes.
 
 One program then serves recording, evaluation and learning, and an episode is the same in any batch.
 Groups run on threads, as a compiled step keeps only one CPU core busy; an accelerator takes all at
@@ -23,7 +23,7 @@ from sim.protocol import Observation, Scene, State, Transition
 Step = Callable[[State, Any], tuple[State, Transition]]
 """(state, actions [n a]) -> what one control step makes of it."""
 Moved = Any
-"""What physics carries from step to step, of N environments."""
+"""Physics state carried from step to step, of N environments."""
 
 _CORES = os.cpu_count() or 1
 _SLOTS = BoundedSemaphore(max(1, min(_CORES, int(os.environ.get("NPROC", _CORES)) // 2)))
@@ -55,7 +55,7 @@ def in_groups(function: Callable[..., Any], size: int, *trees: Any) -> Any:
 
 
 def episode_key(seed: UInt32[Array, ""], episode: Int[Array, ""]) -> Array:
-    """What all of an episode's draws derive from."""
+    """Key from which all of an episode's draws derive."""
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(0), seed), episode)
 
 
@@ -88,7 +88,7 @@ class Grouped(ABC):
 
     name: str
     lanes: int
-    """How many environments one compiled step advances on CPUs."""
+    """Number of environments that one compiled step advances on CPUs."""
     action_names: tuple[str, ...]
     max_steps: int
 
@@ -100,7 +100,7 @@ class Grouped(ABC):
 
     @abstractmethod
     def fresh(self, seed: UInt32[Array, ""], episode: Int[Array, ""]) -> State:
-        """How one episode starts, to trace."""
+        """Initial state of one episode, to trace."""
 
     @abstractmethod
     def moved(self, now: Moved, actions: Float[Array, "n a"]) -> Moved:
@@ -112,7 +112,7 @@ class Grouped(ABC):
 
     @abstractmethod
     def achieved(self, state: State) -> Bool[Array, "n g"]:
-        """Which goals are, to trace."""
+        """Goals achieved, to trace."""
 
     @abstractmethod
     def felt(self, now: Moved) -> Float[Array, "n s"]:
@@ -120,7 +120,7 @@ class Grouped(ABC):
 
     @abstractmethod
     def shown(self, state: State) -> Scene:
-        """What pictures of the state show, to trace."""
+        """Scene for rendering the state, to trace."""
 
     @abstractmethod
     def pure_pictures(self, scene: Scene) -> UInt8[Array, "n c h w 3"]:
@@ -157,7 +157,7 @@ class Grouped(ABC):
         return state.goal
 
     def scene(self, state: State) -> Scene:
-        """What pictures of the state show."""
+        """Scene for rendering the state."""
         return in_groups(self.shown, self.lanes, state)
 
     def observe(self, state: State) -> Observation:
@@ -166,11 +166,11 @@ class Grouped(ABC):
         return Observation(self.pictures(self.scene(state)), jnp.asarray(felt))
 
     def pictures(self, scene: Scene) -> UInt8[Array, "n c h w 3"]:
-        """What the cameras see of each scene, as in `observe`."""
+        """Camera images of each scene, as in `observe`."""
         return jnp.asarray(in_groups(self._see, self.lanes, scene))
 
     def step_chunk(self, state: State, actions: Float[Array, "n t a"]) -> tuple[State, Transition]:
-        """Acts T steps; an episode that ends starts anew from a fresh random state.
+        """Acts T steps; an episode that ends restarts from a fresh random state.
 
         Raises:
           ValueError: the actions have another shape, or one is not finite.

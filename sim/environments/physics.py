@@ -1,4 +1,4 @@
-"""How the tabletop's bodies move: MJX under a controller that follows a set point.
+"""Dynamics of the tabletop's bodies: MJX under a controller that follows a set point.
 
 The compiled model of a scene is shared by every task and environment of a process that has it.
 MJX has two implementations of the same physics: XLA's, which runs anywhere, and Warp's kernels for
@@ -23,18 +23,18 @@ with redirect_stdout(StringIO()):  # MJX prints that it does without Warp, which
     from mujoco import mjx
 
 LOW, HIGH = (-0.2, -0.18, 0.006), (0.2, 0.22, 0.25)
-"""Where the tip may be sent, metres."""
+"""Bounds of the tip, metres."""
 SPEED = (0.025, 0.025, 0.025, 0.5)
-"""How far the set point moves at most in one control step: metres, and part of the closing."""
+"""Largest change of the set point in one control step: metres, and part of the closing."""
 
 Implementation = Literal["jax", "warp"]
 
 
 class Physics(NamedTuple):
-    """What MJX carries from step to step, and the position that the controller holds."""
+    """State that MJX carries from step to step, and the position that the controller holds."""
 
     position: Float[Array, "*n nq"]
-    """As `sim.environments.bodies.Bodies` lays it out."""
+    """Layout: see `sim.environments.bodies.Bodies`."""
     velocity: Float[Array, "*n nv"]
     acceleration: Float[Array, "*n nv"]
     """The solver's starting point."""
@@ -55,7 +55,7 @@ def model(bodies: Bodies) -> mujoco.MjModel:
 
 
 def implementation(wanted: Implementation | Literal["auto"]) -> Implementation:
-    """Which implementation of MJX to use: on an NVIDIA GPU Warp's if it is installed, else XLA's.
+    """Chooses MJX's implementation: on an NVIDIA GPU Warp's if it is installed, else XLA's.
 
     Raises:
       ValueError: "warp" was asked for and is not installed, or there is no such implementation.

@@ -1,4 +1,4 @@
-"""What the tabletop's cameras see, and how far one episode may look unlike another.
+"""Scenes that the tabletop's cameras see, and bounds of their variation between episodes.
 
 Everything that is random derives from the episode's seed and number, so a scene holds only those
 and where its bodies are. Domain randomisation as Tobin et al. (2017) have it: colours, light,
@@ -19,7 +19,7 @@ from sim.rendering.raycast import Camera, Frames, Geom, Look, Views, look_at, pi
 
 FRONT = Camera((0.0, -0.42, 0.62), (0.0, 0.06, 0.02), 32.0)
 WRIST = Camera((0.0, -0.09, 0.02), (0.0, 0.01, -0.06), 60.0, on=0)
-"""On the palm, with which it moves."""
+"""Camera on the palm, with which it moves."""
 CAMERAS = {"observation.images.front": FRONT, "observation.images.wrist": WRIST}
 MOST_DISTRACTORS = 3
 
@@ -32,7 +32,7 @@ _DISTRACTORS = ((0.85, 0.75, 0.10), (0.55, 0.20, 0.65), (0.10, 0.65, 0.70))
 
 @dataclass(frozen=True)
 class Randomisation:
-    """What differs from episode to episode besides the task itself; by default nothing does.
+    """Variation between episodes besides the task itself; none by default.
 
     Raises:
       ValueError: a number is out of its range.
@@ -41,13 +41,13 @@ class Randomisation:
     distractors: int = 0
     """Blocks of other colours on the table, at most three."""
     colours: float = 0.0
-    """By how much each channel of every colour (0 to 1) may differ; at most 0.3, or one could not
-    tell what a prompt names."""
+    """Largest change of each channel of every colour (0 to 1); at most 0.3, or one could not tell
+    what a prompt names."""
     camera: float = 0.0
-    """By how many metres an axis a camera may be off its place, and the wrist's by a quarter of
-    that; at most 0.1."""
+    """Largest displacement of a camera an axis, metres, and of the wrist's a quarter of that; at
+    most 0.1."""
     light: float = 0.0
-    """How far the light may turn aside (1 is 45°), and shadows lighten or darken; at most 0.5."""
+    """Largest deviation of the light (1 is 45°) and of the shadows' darkness; at most 0.5."""
     shadows: bool = False
     """Bodies cast shadows."""
 
@@ -61,14 +61,14 @@ class Randomisation:
 
 
 VARIED = Randomisation(distractors=2, colours=0.1, camera=0.02, light=0.3, shadows=True)
-"""Of the suite `tabletop_varied`."""
+"""Randomisation of the suite `tabletop_varied`."""
 
 
 class Scene(NamedTuple):
     """All that pictures show."""
 
     poses: Float[Array, "*n b 7"]
-    """As `sim.environments.bodies.Bodies` orders them."""
+    """Order: see `sim.environments.bodies.Bodies`."""
     seed: UInt32[Array, "*n"]
     episode: Int[Array, "*n"]
 
@@ -121,7 +121,7 @@ def _look(key: Array, colours: Float[np.ndarray, "g 3"], random: Randomisation) 
 
 
 def _colours(bodies: Bodies) -> Float[np.ndarray, "g 3"]:
-    """Of the boxes and, last, the table."""
+    """Colours of the boxes and, last, the table."""
     drawn = (_CABINET, *_COLOURED, *[_HANDLE] * 3, *[_INSIDE] * 3) if bodies.drawers else _COLOURED
     others = _DISTRACTORS[: bodies.distractors]
     return np.array((_PALM, _FINGER, _FINGER, *drawn, *others, _TABLE), np.float32)

@@ -33,7 +33,7 @@ class TabletopState(NamedTuple):
     goal: Int[Array, "n"]
     physics: Physics
     start: Float[Array, "n 3 2"]
-    """Where the blocks lay at first, or the drawers' x and how far out they were."""
+    """Initial places of the blocks, or x of the drawers and how far out they were."""
 
 
 class Tabletop(Grouped):
@@ -107,7 +107,7 @@ class Tabletop(Grouped):
         return physics.compiled_step(self.bodies, self.impl)(now, actions)
 
     def fresh(self, seed: UInt32[Array, ""], episode: Int[Array, ""]) -> TabletopState:
-        """How one episode starts, to trace."""
+        """Initial state of one episode, to trace."""
         key = episode_key(seed, episode)
         draws = jax.random.uniform(key, (14,))
         start = self.task.place(draws[:7])
@@ -126,7 +126,7 @@ class Tabletop(Grouped):
         )
 
     def achieved(self, state: TabletopState) -> Bool[Array, "n g"]:
-        """Which goals are, to trace."""
+        """Goals achieved, to trace."""
         return jax.vmap(self.task.achieved)(state.physics, state.start)
 
     def felt(self, now: Physics) -> Float[Array, "n 4"]:
@@ -135,7 +135,7 @@ class Tabletop(Grouped):
         return jnp.stack((z, z - now.position[:, 2], *fingers.T), -1)
 
     def shown(self, state: TabletopState) -> Scene:
-        """What pictures of the state show, to trace."""
+        """Scene for rendering the state, to trace."""
         poses = self.bodies.poses(state.physics.position, state.start)
         return Scene(poses, state.seed, state.episode)
 

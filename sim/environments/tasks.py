@@ -1,5 +1,5 @@
-"""What the tabletop robot can be told: reach, lift or push a block of one colour, stack it on
-another, open or close a drawer.
+"""Tasks of the tabletop robot: reach, lift or push a block of one colour, stack it on another, open
+or close a drawer.
 
 A task is what stands on the table and where, which goals it has and how they are worded, and when
 each is achieved. Blocks lie in bands far enough apart that the gripper can work at one without
@@ -25,15 +25,14 @@ from sim.environments.bodies import (
 from sim.environments.physics import Physics
 
 HOVER = 0.065
-"""How far above a block's centre the tip is to come to reach it, metres."""
+"""Height of the tip above a block's centre that counts as reaching it, metres."""
 DIRECTIONS = {"left": -1.0, "right": 1.0}
 """Sign of x, as the camera sees it."""
 PAIRS = tuple(permutations(range(3), 2))
-"""Of colours: which block is to stand on which."""
+"""Pairs of colours: a block, and the block to stack it on."""
 
 Start = Float[Array, "3 2"]
-"""Of each colour at the episode's start: where the block lay, or x of the drawer and how far out it
-was, metres."""
+"""Each colour's start: place of the block, or x of the drawer and how far out it was, metres."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +43,9 @@ class Task:
     prompts: tuple[tuple[str, ...], ...]
     max_steps: int
     place: Callable[[Float[Array, "7"]], Start]
-    """How an episode starts, from draws in [0, 1)."""
+    """Initial places, from draws in [0, 1)."""
     aside: Callable[[Start, Float[Array, "3 3"]], Float[Array, "3 3"]]
-    """Where (x, y, yaw) distractors lie, at most three, from draws in [0, 1)."""
+    """Places (x, y, yaw) of distractors, at most three, from draws in [0, 1)."""
     achieved: Callable[[Physics, Start], Bool[Array, "g"]]
     bodies: Bodies = field(default_factory=Bodies)
 
@@ -70,7 +69,7 @@ def _drawn(draws: Float[Array, "7"]) -> Start:
 
 
 def _before_or_behind(start: Start, draws: Float[Array, "3 3"]) -> Float[Array, "3 3"]:
-    """In the blocks' columns, 7.5 cm from each and more."""
+    """Places in the blocks' columns, 7.5 cm from each and more."""
     y, room = start[:, 1], 0.075
     low, high = jnp.where(y > 0.02, -0.12, y + room), jnp.where(y > 0.02, y - room, 0.16)
     return _turned(
@@ -79,13 +78,13 @@ def _before_or_behind(start: Start, draws: Float[Array, "3 3"]) -> Float[Array, 
 
 
 def _at_row_ends(start: Start, draws: Float[Array, "3 3"]) -> Float[Array, "3 3"]:
-    """To the left or right of the blocks' rows, beyond where a block is pushed."""
+    """Places left or right of the blocks' rows, beyond where a block is pushed."""
     side = jnp.where(draws[:, 0] < 0.5, -1.0, 1.0)
     return _turned(side * (0.18 + 0.01 * draws[:, 1]), start[:, 1], draws)
 
 
 def _in_front(start: Start, draws: Float[Array, "3 3"]) -> Float[Array, "3 3"]:
-    """Before the drawers, out of their way."""
+    """Places before the drawers, out of their way."""
     return _turned(start[:, 0] + 0.04 * (draws[:, 0] - 0.5), -0.12 + 0.07 * draws[:, 1], draws)
 
 

@@ -35,7 +35,7 @@ _KINDS = {np.dtype(kind).str for kind in ["?", "u1", "i4", "i8", "f4", "f8"]}
 
 
 class Simulator(Protocol):
-    """What a simulator's class must have; `expert` and `limits` only if it can demonstrate, `film`
+    """Interface of a simulator's class; `expert` and `limits` only if it can demonstrate, `film`
     only if people are to see more than its first camera."""
 
     def spec(self) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def pack(message: dict[str, Any]) -> bytes:
 
 
 def missing(received: bytes | bytearray) -> int:
-    """How many bytes a message that begins like this still lacks, at least; 0 if it is whole.
+    """Bytes that a message that begins like this still lacks, at least; 0 if it is whole.
 
     Raises:
       ValueError: no message begins like this.

@@ -1,5 +1,5 @@
-"""Which Python runs a simulator: benchmark suites pin versions that clash with ours and with each
-other, so each may live in an environment of its own."""
+"""Choice of the Python that runs a simulator: benchmark suites pin versions that clash with ours
+and with each other, so each may live in an environment of its own."""
 
 import os
 import sys

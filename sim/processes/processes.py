@@ -152,8 +152,8 @@ class Processes:
         self._continue(slot, {"do": "demonstrate", "steps": int(steps), "noise": float(noise)})
 
     def poll(self, timeout: float | None = None) -> list[Outcome]:
-        """What was finished since the last call: at least one outcome if any slot is at work and
-        no timeout (seconds) passes first and nobody calls `wake`.
+        """Outcomes finished since the last call: at least one if any slot is busy and no timeout
+        (seconds) passes first and nobody calls `wake`.
 
         Raises:
           ValueError: a simulator that is to replace another does not start.
@@ -199,8 +199,8 @@ class Processes:
             self._selector.register(process.requests, selectors.EVENT_WRITE, i)
 
     def _wait(self, until: float) -> bool:
-        """For something to happen, but no longer than until then or until a slot has hung; whether
-        it was `wake`."""
+        """Waits for something to happen, but no longer than until then or until a slot has hung;
+        True if it was `wake`."""
         woken = False
         working = [s.process.deadline for s in self._slots if s.process and s.working]
         wait = min([until, *working]) - time.monotonic()
@@ -291,7 +291,7 @@ class _Slot:
     """Has an episode that has not ended."""
     goal: int = 0
     fate: str = ""
-    """How its last process ended."""
+    """Exit of its last process, in words."""
 
     @property
     def working(self) -> bool:

@@ -18,7 +18,7 @@ _LOG = 1 << 20
 _PART = 1 << 20
 """Bytes that are read at once at most; a damaged length may be anything."""
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "LP_NUM_THREADS": "0"}
-"""Of numpy and of Mesa's rasteriser (0: none besides the caller's); simulators share the cores."""
+"""One thread for numpy and Mesa (0: the caller's alone), as simulators share the cores."""
 
 
 class Worker:
@@ -109,7 +109,7 @@ class Worker:
         return "\n".join((f"{what}; the end of its stderr:", *lines[-12:])) if lines else f"{what}."
 
     def kill(self) -> None:
-        """It and what it may have started itself."""
+        """Kills the process and what it may have started itself."""
         with suppress(ProcessLookupError):
             os.killpg(self._child.pid, signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""Where geoms and cameras are: frames, cameras that stand still or ride on a body, and poses for
+"""Poses of geoms and cameras: frames, cameras that stand still or ride on a body, and poses for
 cameras that differ from environment to environment. `sim.rendering.raycast` shows how they are
 used."""
 
@@ -16,14 +16,14 @@ einsum = partial(jnp.einsum, precision="highest")
 
 
 class Frames(NamedTuple):
-    """Where things are: origins, metres, and matrices whose columns are their axes."""
+    """Poses of things: origins, metres, and matrices whose columns are their axes."""
 
     position: Float[Array | np.ndarray, "*n g 3"]
     rotation: Float[Array | np.ndarray, "*n g 3 3"]
 
     @classmethod
     def of(cls, poses: Float[Array | np.ndarray, "*n g 7"]) -> "Frames":
-        """From positions and quaternions (w, x, y, z) of any length but 0."""
+        """Frames from positions and quaternions (w, x, y, z) of any length but 0."""
         poses = jnp.asarray(poses)
         return cls(poses[..., :3], _rotation(poses[..., 3:]))
 
@@ -62,7 +62,7 @@ class Camera:
     fovy: float
     on: int | None = None
     up: tuple[float, float, float] = (0.0, 0.0, 1.0)
-    """What shows upwards in the picture."""
+    """Direction that is up in the picture."""
 
     def __post_init__(self) -> None:
         if np.linalg.norm(np.cross(np.subtract(self.target, self.position), self.up)) < 1e-6:
@@ -86,7 +86,7 @@ def look_at(
 
 
 def views(cameras: Sequence[Camera], bodies: Frames | None = None) -> Views:
-    """Where the cameras are, [c] if none is on a body, else [*n c] with the bodies' [*n b].
+    """Poses of the cameras, [c] if none is on a body, else [*n c] with the bodies' [*n b].
 
     Raises:
       ValueError: a camera is on a body, and there are none or fewer.
@@ -115,7 +115,7 @@ def views(cameras: Sequence[Camera], bodies: Frames | None = None) -> Views:
 
 
 def unit(vector: Float[Array | np.ndarray, "*n 3"]) -> Float[Array, "*n 3"]:
-    """As long as 1."""
+    """Scales to length 1."""
     vector = jnp.asarray(vector, jnp.float32)
     return vector / jnp.linalg.norm(vector, axis=-1, keepdims=True)
 

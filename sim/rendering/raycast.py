@@ -64,7 +64,7 @@ class Look(NamedTuple):
     """Direction towards the light, of any length but 0."""
     ambient: Float[Array | np.ndarray, "*n"] = np.array(0.45, np.float32)
     sky: Float[Array | np.ndarray, "*n 3"] = np.array((0.62, 0.72, 0.82), np.float32)
-    """What is seen where there is no geom."""
+    """Colour where there is no geom."""
 
 
 def pictures(
@@ -139,7 +139,7 @@ class _Faces:
         return jax.lax.bitcast_convert_type(distance, jnp.int32) & ~self.mask | face
 
     def distance(self, key: Int[Array, "*r"]) -> Float[Array, "*r"]:
-        """What the key kept of it."""
+        """The distance as the key keeps it."""
         return jax.lax.bitcast_convert_type(key & ~self.mask, jnp.float32)
 
 
@@ -161,11 +161,11 @@ class _Paint(NamedTuple):
     """Colours 0 to 255 of all faces and the sky."""
 
     dark: Float[Array, "f 3"]
-    """In shadow."""
+    """Colours in shadow."""
     light: Float[Array, "f 3"]
-    """What light adds to it: to flat faces where it falls on them, to curved where squarely."""
+    """Colour added by light: to flat faces where it falls on them, to curved where squarely."""
     sun: Float[Array, "g 3"]
-    """Towards the light in each geom's frame."""
+    """Direction to the light in each geom's frame."""
 
 
 def _scene(faces: _Faces, aspect: float, frames: Frames, camera: Frames, fovy: Any) -> _Scene:
@@ -203,7 +203,7 @@ def _nearest(faces: _Faces, x: Any, y: Any, scene: _Scene) -> Int[Array, "*r"]:
 def _direct(
     faces: _Faces, x: Any, y: Any, shadows: bool, nearest: Any, scene: _Scene, sun: Any
 ) -> Float[Array, "*r"]:
-    """How much of the light falls on what each ray meets: where it is flat, all or nothing."""
+    """Share of the light that falls on what each ray meets: where flat, all or nothing."""
     distance, face = faces.distance(nearest), nearest & faces.mask
     direct = jnp.ones(face.shape)
     shaded = jnp.zeros(face.shape, bool)
@@ -246,8 +246,8 @@ def _shaded(
 def _arranged(
     faces: _Faces, size: int | tuple[int, int], frames: Frames, views: Views, look: Look
 ) -> tuple[_Scene, _Paint, int]:
-    """What each camera of each environment sees, all cameras of the first before those of the
-    next, and how many cameras an environment has."""
+    """Scenes and paints of each camera of each environment, all cameras of the first before those
+    of the next, and the number of cameras of an environment."""
     count = len(faces.geoms)
     for what, got in (("frames", frames.position.shape[-2]), ("colours", look.colours.shape[-2])):
         if got != count:
@@ -281,8 +281,8 @@ def _keys(
 
 
 def _each(function: Callable[..., Array], *frames: Any) -> Array:
-    """Of frame after frame on a CPU, which keeps its loops long and their operands in the cache, of
-    all at once elsewhere; whoever uses it does not compute it again."""
+    """Maps frame after frame on a CPU, which keeps its loops long and their operands in the cache,
+    all at once elsewhere; consumers do not compute it again."""
     if jax.default_backend() == "cpu":
         return jax.lax.map(lambda frame: function(*frame), frames)
     return jax.lax.optimization_barrier(jax.vmap(function)(*frames))

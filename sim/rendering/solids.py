@@ -1,5 +1,5 @@
-"""Where rays meet primitive solids, in frames in which each solid is as simple as it can be: a cube
-and a cylinder of half edges one, a ball of radius one, a capsule of radius one.
+"""Intersections of rays with primitive solids, in frames in which each solid is as simple as it can
+be: a cube and a cylinder of half edges one, a ball of radius one, a capsule of radius one.
 
 All are convex, so that a ray enters each at one point at most: slabs (Kay & Kajiya 1986) and
 quadratics. Sizes are MuJoCo's.
@@ -61,12 +61,12 @@ class Geom:
 
     @property
     def faces(self) -> int:
-        """How many faces are told apart: a box's and a plane's, a cylinder's side and two ends."""
+        """Number of distinct faces: a box's and a plane's, a cylinder's side and two ends."""
         return {"box": 6, "cylinder": 3}.get(self.kind, 1)
 
     @property
     def curved(self) -> bool:
-        """Whether face 0 is lit differently from point to point."""
+        """True if face 0 is lit differently from point to point."""
         return self.kind not in ("plane", "box")
 
 
@@ -89,17 +89,17 @@ def geoms_of(model: mujoco.MjModel, ids: tuple[int, ...] | None = None) -> tuple
 
 
 class Hit(NamedTuple):
-    """Where a ray enters a solid, in multiples of its direction, negative if behind its start."""
+    """Entry of a ray into a solid, in multiples of its direction, negative if behind its start."""
 
     distance: Float[Array, "*r"]
     face: Int[Array, "*r"] | int
     sure: Bool[Array, "*r"]
-    """Whether it does; the rest means nothing where it does not."""
+    """True where the ray enters; the rest means nothing elsewhere."""
 
 
 def enter(geom: Geom, start: Any, towards: Any) -> Hit:
-    """Where rays from `start` along `towards`, both in units of `geom.scale` in the geom's frame,
-    enter it. Either may be numbers that all rays share. Faces: 2·axis is a box's upper end of the
+    """Entries of rays from `start` along `towards`, both in units of `geom.scale` in the geom's
+    frame. Either may be numbers that all rays share. Faces: 2·axis is a box's upper end of the
     axis, 2·axis + 1 the lower; 0 a cylinder's side, 1 and 2 its upper and lower end."""
     return _ENTER[geom.kind](geom, start, towards)
 
@@ -154,8 +154,8 @@ def _cylinder(geom: Geom, start: Any, towards: Any) -> Hit:
 
 
 def _capsule(geom: Geom, start: Any, towards: Any) -> Hit:
-    """Where the endless side is entered if that is between the ends, else where the nearer end's
-    ball is; a ray that misses the side misses all."""
+    """Entry into the endless side if that is between the ends, else into the nearer end's ball; a
+    ray that misses the side misses all."""
     half = geom.size[1] / geom.size[0]
     side, _, sure = _roots(start[:2], towards[:2])
     z = start[2] + side * towards[2]
@@ -165,7 +165,7 @@ def _capsule(geom: Geom, start: Any, towards: Any) -> Hit:
 
 
 def _slab(start: Any, towards: Any) -> tuple[Float[Array, "*r"], Float[Array, "*r"]]:
-    """Where -1 <= start + t·towards <= 1 begins and ends."""
+    """Interval of t in which -1 <= start + t·towards <= 1."""
     inverse = 1 / jnp.where(jnp.abs(towards) < 1e-9, 1e-9, towards)
     middle, reach = -start * inverse, jnp.abs(inverse)
     return middle - reach, middle + reach
@@ -174,7 +174,7 @@ def _slab(start: Any, towards: Any) -> tuple[Float[Array, "*r"], Float[Array, "*
 def _roots(
     start: Any, towards: Any
 ) -> tuple[Float[Array, "*r"], Float[Array, "*r"], Bool[Array, "*r"]]:
-    """Where |start + t·towards| = 1, and whether anywhere."""
+    """Solutions t of |start + t·towards| = 1, and whether there are any."""
     inverse = 1 / jnp.maximum(sum(d * d for d in towards), 1e-9)
     middle = -sum(p * d for p, d in zip(start, towards, strict=True)) * inverse
     # The closest point's distance, not the discriminant, which would cancel for a far small ball.

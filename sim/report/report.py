@@ -25,7 +25,7 @@ from sim.results import Episode, Evaluation
 from sim.statistics import Paired
 
 _HOLD_SECONDS = 1
-"""How long a video rests on its last picture before it starts over."""
+"""Seconds that a video rests on its last picture before it starts over."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Report:
     title: str
     task: str
     evaluations: Mapping[str, Evaluation]
-    """By name ("trained", "untrained", "expert", "wrong prompt", "blank image"); the first is the
-    one the report is about."""
+    """Evaluations by name ("trained", "untrained", "expert", "wrong prompt", "blank image"); the
+    first is the report's subject."""
     metrics: Sequence[Mapping[str, float]]
     """Rows of metrics.jsonl; those with `step` and `loss` make the loss curve, those with `step`,
     `data_wait` and `step_seconds` (both in seconds, the wait being part of the step) the other."""
@@ -151,7 +151,7 @@ def _video(clip: Clip, episode: Episode, fps: int, report: Report) -> str:
 
 
 def _outcome(e: Episode) -> tuple[bool, str]:
-    """Whether the robot did what it was told, and in words."""
+    """True if the robot did as it was told, and the outcome in words."""
     if e.goal == e.named_goal:
         return e.success, "success" if e.success else "failure"
     if e.named_achieved:

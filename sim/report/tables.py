@@ -1,5 +1,5 @@
-"""What evaluations came to, as tables of HTML: success by condition, task, goal and wording, pairs
-on the same starts, and every episode.
+"""Tables of evaluations in HTML: success by condition, task, goal and wording, pairs on the same
+starts, and every episode.
 
 Everything a user wrote is escaped.
 """
@@ -60,7 +60,7 @@ def success(evaluations: Mapping[str, Evaluation]) -> str:
 
 
 def lost(evaluations: Mapping[str, Evaluation]) -> str:
-    """What was begun again or given up because a simulator failed, and clips left out."""
+    """Episodes rerun or given up because a simulator failed, and clips left out."""
     notes = []
     for name, e in evaluations.items():
         if e.reruns:
@@ -182,12 +182,12 @@ def table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
 
 def redirected(evaluation: Evaluation) -> bool:
-    """Whether a prompt names another goal than the episode's own."""
+    """True if a prompt names another goal than the episode's own."""
     return any(e.goal != e.named_goal for e in evaluation.episodes)
 
 
 def percent(share: float) -> str:
-    """With a space that does not break."""
+    """Percentage, with a space that does not break."""
     return f"{100 * share:.1f}\u00a0%"
 
 

@@ -105,7 +105,7 @@ class Simulator:
         return float(reward), bool(terminated), bool(truncated), success
 
     def film(self, size: int) -> np.ndarray:
-        """What the first camera sees."""
+        """The first camera's picture."""
         if self.drawn:
             return scaled(self.env.render(), size)
         if not self.pictures:
@@ -114,8 +114,8 @@ class Simulator:
 
 
 class _Actions:
-    """What an environment takes, of numbers [width]: within its bounds, in its shape; of discrete
-    actions the one with the greatest number."""
+    """Converts numbers [width] to an environment's actions: within its bounds, in its shape; of
+    discrete actions the one with the greatest number."""
 
     def __init__(self, environment: str, space: spaces.Space) -> None:
         if not isinstance(space, spaces.Box | spaces.Discrete):

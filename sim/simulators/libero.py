@@ -41,7 +41,7 @@ _DRAWN = (
     *("geom_xpos", "geom_xmat", "site_xpos", "site_xmat"),
     *("cam_xpos", "cam_xmat", "light_xpos", "light_xdir"),
 )
-"""What a picture is drawn from, of MuJoCo's data."""
+"""Fields of MuJoCo's data that a picture depends on."""
 
 
 class Simulator:
@@ -119,7 +119,7 @@ class Simulator:
         return reward, bool(success), False, bool(success)
 
     def film(self, size: int) -> np.ndarray:
-        """What the first camera sees."""
+        """The first camera's picture."""
         return self._picture("agentview", size)
 
     def _picture(self, camera: str, size: int) -> np.ndarray:
@@ -144,7 +144,7 @@ class Simulator:
         self.running = self.tasks[goal]
 
     def _restart(self) -> None:
-        """As `env.reset()`, which tries again whatever went wrong, and for ever."""
+        """Resets like `env.reset()`, which tries again whatever went wrong, and for ever."""
         from robosuite.utils.errors import RandomizationError
 
         for robot in self.env.robots:
@@ -228,13 +228,13 @@ def complete_suites() -> list[str]:
 
 
 def _base(suite: str) -> str | None:
-    """Which of LIBERO's own suites a suite is or varies."""
+    """LIBERO's own suite that a suite is or varies, if any."""
     bases = [base for base in LIMITS if suite == base or suite.startswith(f"{base}_")]
     return max(bases, key=len, default=None)
 
 
 def _wordings(suite: str) -> dict[str, tuple[str, str]]:
-    """By task: the words in its name, and those in its BDDL file."""
+    """Wordings by task: the words in its name, and those in its BDDL file."""
     from libero.libero.envs.bddl_utils import get_problem_info
 
     everything = _benchmark(suite)

@@ -1,7 +1,7 @@
 """Meta-World (Yu et al. 2019; McLean et al. 2025) from the package metaworld: its 50 tasks with a
 Sawyer arm, seen as a policy that reads prompts needs them, and its scripted experts.
 
-The state is proprioception alone. Where things are and where they shall go is to be seen: markers
+The state is proprioception alone. Where things are and where they are to go is to be seen: markers
 of goals stand where the package means them to, at the first picture too, where its own lag.
 """
 
@@ -13,7 +13,7 @@ from metaworld_prompts import PROMPTS
 from offscreen import choose_renderer
 
 CAMERAS = {"corner": "corner4", "wrist": "gripperPOV", "behind": "behindGripper", "top": "topview"}
-"""What the package calls them. "corner4" is where LeRobot moves "corner2" to, closer."""
+"""The package's names of the cameras. "corner4" is where LeRobot moves "corner2" to, closer."""
 UPSIDE_DOWN = {"corner4"}
 
 
@@ -90,11 +90,11 @@ class Simulator:
         return reward, success and self.until_success, False, success
 
     def expert(self) -> np.ndarray:
-        """What the package's scripted policy does, which sees where everything is."""
+        """Action of the package's scripted policy, which sees where everything is."""
         return np.clip(self.scene.policy.get_action(self.scene.seen), *self.limits)
 
     def film(self, size: int) -> np.ndarray:
-        """What the camera in the corner sees."""
+        """Picture of the camera in the corner."""
         return self.scene.picture(CAMERAS["corner"], size)
 
 

@@ -1,4 +1,4 @@
-"""How people would word Meta-World's 50 tasks; the benchmark itself has no language."""
+"""Human wordings of Meta-World's 50 tasks; the benchmark itself has no language."""
 
 PROMPTS = {
     "assembly-v3": (

@@ -1,5 +1,5 @@
-"""How MuJoCo draws without a screen: through EGL where an NVIDIA driver is, else through OSMesa on
-the CPU, which draws as fast as EGL does there."""
+"""MuJoCo's offscreen rendering: through EGL where an NVIDIA driver is, else through OSMesa on the
+CPU, which draws as fast as EGL does there."""
 
 import os
 import sys

@@ -26,7 +26,7 @@ PARAMS = jax.tree.map(
 
 
 def samples(count: int = 4) -> list[Sample]:
-    """Of one to three cameras; the last sees its embodiment's second and third."""
+    """Samples of one to three cameras; the last sees its embodiment's second and third."""
     rng = np.random.default_rng(3)
     made = [
         replace(sample, images=tuple(rng.integers(0, 256, (1 + i % 3, 8, 8, 3), dtype=np.uint8)))

@@ -1,4 +1,4 @@
-"""Whatever the schedule, nothing is lost, nothing is run twice, and a caller's order is kept."""
+"""Any schedule of the batcher loses nothing, runs nothing twice and keeps a caller's order."""
 
 import random
 import threading

@@ -1,4 +1,4 @@
-"""On an NVIDIA GPU: the tiny preset computes what the CPU computes, in f32 and packed."""
+"""The tiny preset on an NVIDIA GPU computes what the CPU computes, in f32 and packed."""
 
 import dataclasses
 

@@ -120,7 +120,7 @@ def test_committed_entries_end_near_the_previous_chunk_and_nearer_with_a_higher_
 
 
 def test_a_flow_that_allows_one_chunk_only_is_not_moved():
-    """Where the end does not depend on the noise the correction is 0: nothing is forced."""
+    """Correction is 0 where the end does not depend on the noise: nothing is forced."""
 
     def velocity(x, t):
         return (x - 0.7) / t

@@ -19,7 +19,7 @@ FOREIGN = "lift[/red] :smile: \x1b]52;c;cm0=\x07\x1b[2J\x9b31m\r\u202egnp\u2066\
 SHOWN = r"lift[/red] :smile: \x1b]52;c;cm0=\x07\x1b[2J\x9b31m\r\u202egnp\u2066\ud800"
 
 OWN = re.compile(r"\x1b\[(\?25[lh]|2K|1A)|\r(?=\x1b)")
-"""What rich itself sends to draw a bar again."""
+"""Sequences that rich itself sends to draw a bar again."""
 
 
 def spinning(console, text):
@@ -133,7 +133,7 @@ def sources():
 
 
 def test_there_is_one_console_and_one_kind_of_bar():
-    """Those of rich read markup and pass controls on."""
+    """Rich's own read markup and pass controls on."""
     kept = {
         "rich.console": {"Console"},
         "rich.progress": {"Progress", "TextColumn", "SpinnerColumn", "track"},

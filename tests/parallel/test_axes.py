@@ -45,7 +45,7 @@ def assert_same_state(ours, theirs):
     [pytest.param(*p.values, 1 + i // 2 % 2, id=p.id) for i, p in enumerate(PAIRS) if i % 2 == 0],
 )
 def test_every_pair_of_axes_gives_the_losses_of_one_device(mesh, accumulation):
-    """With and without accumulation by turns; `make drill` runs both of each, and both orders."""
+    """Accumulates or not by turns; `make drill` runs both of each, and both orders."""
     np.testing.assert_allclose(
         losses(make_mesh(mesh), accumulation), alone().losses, rtol=1e-5, atol=0
     )
@@ -106,7 +106,7 @@ def test_adapters_remat_and_float8_are_cut_like_the_rest(variant, rtol):
 
 @functools.cache
 def collectives(accumulation=1, **sizes):
-    """Of the step that the test of this pair runs."""
+    """Collectives of the step that the test of this pair runs."""
     mesh = make_mesh(MeshConfig(**sizes))
     step, _ = small_pi.compiled(mesh, accumulation)
     return Program(step.as_text()).collectives(dict(mesh.shape))

@@ -275,7 +275,7 @@ def test_a_stale_handle_is_read_again_and_is_damage_only_if_it_stays(tmp_path, m
 
 
 def test_files_missing_from_the_first_hosts_listing_are_digested_too(tmp_path, monkeypatch):
-    """On NFS the others' files may show up late; each host digests a share of those it sees."""
+    """NFS may show the others' files late; each host digests a share of those it sees."""
     names, late = digests.names, "state/late"
 
     def stale(folder):

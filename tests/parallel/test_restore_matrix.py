@@ -13,7 +13,7 @@ from tests.helpers.parallel import checkpoint_host as host
 
 
 def run(*arguments):
-    """What each of several processes printed."""
+    """Outputs of several processes."""
     children = host.start(*arguments)
     try:
         printed = [child.communicate(timeout=240) for child in children]

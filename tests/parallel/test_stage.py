@@ -66,7 +66,7 @@ def test_stages_beside_other_axes_give_the_losses_of_one_device(
 
 @pytest.mark.drill
 def test_histories_and_adapters_pass_the_stages():
-    """After steps with float8 and LoRA, repeats included, every layer that something reads has the
+    """Every layer that something reads has, after steps with float8 and LoRA, repeats included, the
     parameters and magnitudes that it has on one device."""
     lora = Lora(2, 2.0)
     stacks = {

@@ -66,7 +66,7 @@ FEW = slice(1, 4)
 
 
 def said(config, drawn, params=None, model=MODEL):
-    """What `log_prob` makes of a few rows."""
+    """Results of `log_prob` for a few rows."""
     given, taken = (jax.tree.map(lambda x: x[FEW], tree) for tree in (batch(), drawn))
     return jax.device_get(
         _log_prob(model, params or parameters(config), given, taken, None, config)
@@ -208,7 +208,7 @@ def test_which_step_is_random_is_drawn_for_each_chunk_by_itself_and_evenly():
 
 @pytest.mark.parametrize("config", EVERY, ids=named)
 def test_the_density_of_a_draw_is_normals(config):
-    """What `log_prob` says against scipy's density around means computed by hand."""
+    """Compares `log_prob` with scipy's density around means computed by hand."""
     from scipy.stats import norm
 
     drawn, params = drawn_by(config), parameters(config)
@@ -243,7 +243,7 @@ def test_the_density_of_a_draw_is_normals(config):
 
 
 def narrowed(params):
-    """As a snapshot may be kept: bfloat16 but for the heads."""
+    """A form of snapshot: bfloat16 but for the heads."""
     return params | {"policy": jax.tree.map(lambda x: jnp.bfloat16(x), params["policy"])}
 
 
@@ -259,8 +259,8 @@ def narrowed(params):
 def test_an_unchanged_policy_has_ratio_one_and_nothing_is_clipped(
     config, dtype, snapshot, tolerance
 ):
-    """Whatever sizes of batches acting and learning use, and whatever they compute in; but a
-    snapshot whose every leaf was rounded is another policy, and the ratio says so."""
+    """Holds for all sizes of batches and dtypes of acting and learning; but a snapshot whose every
+    leaf was rounded is another policy, and the ratio says so."""
     model = Pi(replace(CONFIG, compute=Compute(dtype=dtype)))
     params = parameters(config)
     drawn = drawn_by(config, narrowed(params) if snapshot else params, model)

@@ -31,7 +31,7 @@ def learner(
 
 
 def tickets(version, count=6, **how):
-    """Those of a learner's step."""
+    """Tickets of a learner's step."""
     return [ticket(count * version + i, version=version, **how) for i in range(count)]
 
 
@@ -255,7 +255,7 @@ def test_decisions_and_lags_are_counted():
 
 
 def spoiling(params, batch, drawn, _):
-    """Not finite for decisions of ticket 4."""
+    """NaN for decisions of ticket 4."""
     found, value, entropy = log_prob(params, batch, drawn)
     bad = (batch.sample_id[:, 0] // 1000 == 4)[:, None, None]
     return jnp.where(bad, jnp.nan, found), value, entropy

@@ -71,7 +71,7 @@ def runs(out):
 
 
 def learnt(run):
-    """What each step found, without its times."""
+    """Results of each step, without its times."""
     keys = ("loss", "success", "return", "grad_norm")
     return {
         row["step"]: [row.get(key) for key in keys] for row in read_metrics(run) if "loss" in row

@@ -1,4 +1,4 @@
-"""How a run of RL begins, ends and goes on, whatever acts and learns in it."""
+"""A run of RL begins, ends and goes on, whatever acts and learns in it."""
 
 import os
 import signal
@@ -124,7 +124,7 @@ def test_a_run_is_not_resumed_in_a_changed_environment(changed, why, tmp_path):
 
 
 def test_a_checkpoint_that_records_no_environment_is_resumed_and_that_is_said(whole, tmp_path):
-    """As those of early versions."""
+    """Early versions' checkpoints are like this."""
     with CheckpointWriter(tmp_path / "checkpoints", {"rl": "a test"}, {}) as writer:
         place = Counting()
         place.run(lambda found: None, lambda: False, 2)

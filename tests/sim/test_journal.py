@@ -1,4 +1,4 @@
-"""What an evaluation wrote down it finds again, whole, and never under another's name."""
+"""An evaluation finds again what it wrote down, whole, and never under another's name."""
 
 import json
 from io import StringIO

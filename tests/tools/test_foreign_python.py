@@ -36,7 +36,7 @@ _OPTIONS = {"allow_pickle", "trust_remote_code"}
 
 
 def runs_python(node):
-    """Whether this may run what was read."""
+    """True if this may run what was read."""
     if isinstance(node, ast.Import):
         return not _MODULES.isdisjoint(alias.name for alias in node.names)
     if isinstance(node, ast.ImportFrom):
@@ -82,7 +82,7 @@ def checkpoint(tmp_path_factory):
 
 
 def texts(value, path=()):
-    """Where each text in a JSON value stands."""
+    """Paths of the texts in a JSON value."""
     if isinstance(value, str):
         yield path
     for key, item in value.items() if isinstance(value, dict) else ():

@@ -52,7 +52,7 @@ HOST = RlConfig(
 
 
 class Eager(PointWorld):
-    """Also rewards each step to the right, so that any two episodes differ."""
+    """Rewards each step to the right too, so that any two episodes differ."""
 
     def step_chunk(self, state, actions):
         state, happened = super().step_chunk(state, actions)
@@ -337,7 +337,7 @@ def test_a_population_shares_one_set_of_simulators_and_leaves_its_best_member(ev
 
 
 def test_a_population_killed_in_a_turn_goes_on_to_the_same_members(evolved, checkpoint, tmp_path):
-    """In the second turn of the second member, before it was saved."""
+    """Killed in the second turn of the second member, before it was saved."""
     whole, ended, _ = evolved
     out, first = shutil.copytree(whole, tmp_path / "out"), ended.generations[1]
     shutil.rmtree(out / "members/1/checkpoints/2")

@@ -43,7 +43,7 @@ _STATE, _ACTIONS = 8, 7
 
 @dataclass(frozen=True)
 class Load:
-    """How many clients ask, and how often each of them in each round."""
+    """Number of clients, of rounds, and of each client's requests in a round."""
 
     clients: int = 8
     rounds: int = 5

@@ -1,5 +1,5 @@
-"""How a command ends that cannot go on: where the cause lies outside of the code, such as a full
-disk or Ctrl-C, with a line on stderr and an exit code, and no traceback.
+"""End of a command that cannot go on: where the cause lies outside of the code, such as a full disk
+or Ctrl-C, with a line on stderr and an exit code, and no traceback.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""What reports and benchmarks say of the machine."""
+"""Description of the machine in reports and benchmarks."""
 
 import os
 import platform

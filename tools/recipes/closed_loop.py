@@ -163,7 +163,7 @@ class ClosedLoop:
 
 
 def held_out(suite: Suite, tasks: Sequence[str], episodes: int) -> list[Start]:
-    """So many starts of each task that are not learnt from."""
+    """Starts of each task that are not learnt from."""
     seeds = range(suite.first_seed, suite.first_seed + episodes)
     return [Start(task, seed) for task in tasks for seed in seeds]
 
@@ -176,7 +176,7 @@ def acted(
     execute: int,
     go_on: Callable[[int, int], None],
 ) -> Evaluation:
-    """How the policy does with these parameters (on the host), on this process's first device.
+    """Evaluates the policy with these parameters (on the host), on this process's first device.
 
     Args:
       go_on: called with how many episodes of how many have ended; what it raises ends the rest.
@@ -213,7 +213,7 @@ def read_closed_loop(directory: Path) -> list[dict[str, Any]]:
 
 
 def set_damaged_evaluations_aside(directory: Path, console: Console) -> None:
-    """Before a run goes on: keeps the good lines of a damaged closed_loop.jsonl."""
+    """Keeps the good lines of a damaged closed_loop.jsonl, before a run goes on."""
     set_damage_aside(directory / FILE_NAME, _is_line, console)
 
 

@@ -1,4 +1,4 @@
-"""What is evaluated beside what, over all tasks of a suite: a trained policy, its controls, the
+"""Conditions of an evaluation over all tasks of a suite: a trained policy, its controls, the
 suite's expert and other policies, every one on the same starts.
 """
 
@@ -33,14 +33,14 @@ Beside = Literal["untrained", "expert", "wrong-prompt", "blank-image"]
 BESIDE: tuple[Beside, ...] = ("untrained", "expert", "wrong-prompt", "blank-image")
 
 _MOST_ROWS = 32
-"""Of the policy's batch. More hardly compute faster by the row, and fewer are padded in vain."""
+"""Rows of a batch at most. More hardly compute faster by the row; fewer are padded in vain."""
 _SPEED_SECONDS = 600
 """The rate shown is that of so many last seconds: slow simulators end few episodes a minute."""
 
 
 @dataclass(frozen=True)
 class Condition:
-    """Who acts, what it is told and what it is shown; the suite's expert if there is no policy."""
+    """A policy, its prompts and its images; the suite's expert if there is no policy."""
 
     name: str
     policy: Policy | None = None
@@ -64,7 +64,7 @@ class Condition:
             )
 
     def header(self) -> dict[str, Any]:
-        """What decides, besides the suite, what becomes of a start."""
+        """Settings that, besides the suite, decide what becomes of a start."""
         if self.policy is None:
             return {}
         return {
@@ -181,7 +181,7 @@ def evaluate_all(
 
 
 def _by_picture(wanted: Sequence[Condition]) -> dict[int, list[Condition]]:
-    """Those that see pictures of one size together, the first's first."""
+    """Groups conditions by their images' size, the first's first."""
     sizes = [None if c.policy is None else c.policy.model.config.image_size for c in wanted]
     first = next(size for size in sizes if size is not None)
     found: dict[int, list[Condition]] = {}
@@ -191,7 +191,7 @@ def _by_picture(wanted: Sequence[Condition]) -> dict[int, list[Condition]]:
 
 
 def _lost(found: Evaluation) -> str:
-    """What a reader must know of simulators that failed."""
+    """Warnings of failed simulators for the reader."""
     text = f"; {found.reruns} reruns after failures of the simulator" if found.reruns else ""
     if found.failures:
         first = found.failures[0]

@@ -35,7 +35,7 @@ from tools.recipes.presets import RunConfig
 
 @dataclass(frozen=True)
 class Text:
-    """How prompts are read: see `Processor`."""
+    """Reading of prompts: see `Processor`."""
 
     words: tuple[str, ...] = ()
     sentencepiece: str = ""
@@ -49,7 +49,7 @@ class Prepared:
     processor: Processor
 
     def sources(self, *, held_out: bool = False) -> list[Source]:
-        """What the plan needs to know of each dataset's training (or held-out) episodes."""
+        """Sources for the plan, of each dataset's training (or held-out) episodes."""
         mixed = self.mixed
         episodes = mixed.held_out if held_out else mixed.training
         return [
@@ -61,7 +61,7 @@ class Prepared:
 
     @property
     def assets(self) -> dict[str, Any]:
-        """What a checkpoint carries besides the state, as JSON: the processor, and every robot's
+        """Contents of a checkpoint besides the state, as JSON: the processor, and every robot's
         statistics by its name."""
         statistics = {
             robot.name: {
@@ -74,7 +74,7 @@ class Prepared:
 
     @property
     def episodes(self) -> tuple[int, int]:
-        """How many to train on, and how many held out."""
+        """Numbers of training and held-out episodes."""
         return sum(map(len, self.mixed.training)), sum(map(len, self.mixed.held_out))
 
 

@@ -1,4 +1,4 @@
-"""What a run is made of, and the presets the project ships.
+"""Configuration of a run, and the presets the project ships.
 
 A preset is one `RunConfig`. Users keep theirs in a file of their own, `--preset
 path/to/file.py:NAME`; any field can be changed on the command line.
@@ -40,7 +40,7 @@ class RowsConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """How data is read.
+    """Reading of the data.
 
     `encoding`: of the pictures in the frame store; "none" makes no store and decodes the dataset's
     own at every step. `holdout`: share of episodes kept for validation, never trained on.
@@ -58,7 +58,7 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class ClosedLoopConfig:
-    """What to act in while training, every `trainer.eval_every` steps; nothing without a suite.
+    """Episodes acted while training, every `trainer.eval_every` steps; none without a suite.
 
     `episodes` starts of each of the suite's `tasks` (all, if none are named), `slots` at a time
     (as many as suit the suite, if not given), `execute` steps of each chunk.

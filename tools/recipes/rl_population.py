@@ -101,7 +101,7 @@ def run_population(
 def kept_open(suite: Suite, count: int) -> Iterator[tuple[Suite, Callable[[], None]]]:
     """The suite, in which whoever opens the slots of some tasks gets the same `count` of them, and
     the same environment on a device; they close with the block. The function closes them at once:
-    they are opened anew when they are next used."""
+    they are reopened when they are next used."""
     opened: list[_Kept] = []
 
     @cache

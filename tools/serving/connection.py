@@ -11,7 +11,7 @@ _BITE = 2**14
 
 
 class BoundedConnection(ServerConnection):
-    """As websockets makes them, apart from that."""
+    """Connection of websockets, apart from that."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         if hasattr(transport, "max_size"):  # without TLS, which reads 2**14 at a time anyway

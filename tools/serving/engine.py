@@ -120,7 +120,7 @@ class Engine:
 
     @property
     def statistics(self) -> Statistics:
-        """What its batches were."""
+        """Statistics of its batches."""
         return self._batcher.statistics()
 
     def close(self) -> None:
@@ -153,7 +153,7 @@ class Engine:
     def _left(
         self, session: Session, executed: int | None, committed: int | None
     ) -> Float[np.ndarray, "t a"] | None:
-        """What the client has not acted yet of its last chunk."""
+        """The part of the client's last chunk that it has not executed yet."""
         if executed is None and committed is None:
             return None
         if not self._chunking:

@@ -1,4 +1,4 @@
-"""What clients send in one request, by the names they use for it, as the observation that
+"""Inputs that clients send in one request, by the names they use for it, as the observation that
 `Policy` reads.
 
 openpi's clients differ in spelling (`observation/image`, `images/cam_high`, nested maps), so a key
@@ -76,7 +76,7 @@ class Inputs:
 
 
 def inputs_of(robot: Embodiment, reads_state: bool, pairs: Sequence[str] = ()) -> Inputs:
-    """What a client of this robot sends.
+    """Inputs that a client of this robot sends.
 
     Args:
       reads_state: whether the policy or its action units need the state.

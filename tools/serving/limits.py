@@ -1,4 +1,4 @@
-"""What one client may ask of a server that others share."""
+"""Limits of one client on a server that others share."""
 
 import time
 from dataclasses import dataclass, field
@@ -15,18 +15,18 @@ class Limits:
     clients: int = 64
     """Connected at once; more take the place of idle ones, or are refused with HTTP status 503."""
     idle_seconds: float = 120.0
-    """Since a client's last answer, after which another may take its place when all are taken."""
+    """Seconds after a client's last answer until another may take its place if all are taken."""
     handshakes: int = 64
     """Connections that are not open yet; one more ends the oldest of them."""
     message_bytes: int = 16 * 2**20
-    """Of one message; a longer one ends its connection with close code 1009."""
+    """Largest size of a message; a longer one ends its connection with close code 1009."""
     rate: float = 100.0
     """Requests a second of one client; as many may come at once after a pause of a second."""
     state_range: float = 100.0
     """Half ranges of the training data (standard deviations, where it is scaled by these) that a
     state may lie from their middle; others are refused. 0 takes any."""
     drain_seconds: float = 30.0
-    """After SIGTERM, for requests in flight."""
+    """Seconds for requests in flight after SIGTERM."""
 
     def __post_init__(self) -> None:
         for name in ("clients", "handshakes", "message_bytes", "rate"):
@@ -39,7 +39,7 @@ class Limits:
 
 @dataclass
 class Allowance:
-    """How many requests a client has left now: a bucket of a second's worth that refills steadily.
+    """Requests that a client has left now: a bucket of a second's worth that refills steadily.
 
     `now` are seconds of a clock that never goes back.
     """
@@ -52,7 +52,7 @@ class Allowance:
         self.left = max(1.0, self.rate)
 
     def take(self, now: float) -> bool:
-        """Whether one more request may be answered; takes it from what is left if so."""
+        """Takes one request from what is left; False if none is."""
         self.left = min(max(1.0, self.rate), self.left + (now - self.since) * self.rate)
         self.since = now
         if self.left < 1:

@@ -19,8 +19,8 @@ log = logger(__name__)
 
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _OWN_FILES = 384
-"""What the process itself may have open (checkpoints as they are loaded, libraries, devices), with
-the connections that were accepted in one turn of the event loop and are being shut."""
+"""Files that the process itself may have open (checkpoints as they are loaded, libraries, devices),
+with the connections that were accepted in one turn of the event loop and are being shut."""
 _QUIET_SECONDS = 10.0
 
 
@@ -100,7 +100,7 @@ class Listener(socket.socket):
         return connection, address
 
     def opened(self, address: Any) -> bool:
-        """Whether the connection from there was still let in; it is not counted any more."""
+        """True if the connection from there was still let in; it is not counted any more."""
         return self._opening.pop(address, None) is not None
 
     def shut_opening(self) -> None:

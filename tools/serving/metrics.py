@@ -1,4 +1,4 @@
-"""What a server tells Prometheus of its clients and its batches."""
+"""Prometheus metrics of a server's clients and batches."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -46,5 +46,5 @@ class Metrics:
         )
 
     def text(self) -> str:
-        """In Prometheus's text format."""
+        """Metrics in Prometheus's text format."""
         return generate_latest(self._registry).decode()

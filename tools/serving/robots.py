@@ -22,7 +22,7 @@ from tools.serving.wire import pack, unpack
 def random_observation(
     metadata: Mapping[str, Any], rng: np.random.Generator, size: int, prompt: str
 ) -> dict[str, Any]:
-    """What a server that introduced itself by `metadata` reads, with square pictures of `size`.
+    """Random inputs for a server with this `metadata`, with square pictures of `size`.
 
     Raises:
       ValueError: its state comes in several parts, whose lengths it does not tell.

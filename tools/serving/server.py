@@ -35,9 +35,9 @@ log = logger(__name__)
 
 _FRAGMENTS = 256
 _OPENING_SECONDS = 10
-"""For all of a handshake, TLS's and the websocket's each."""
+"""Limit of a whole handshake, TLS's and the websocket's each."""
 _HEARD_SECONDS = 2
-"""For a client to answer a ping or a closing when the server shuts down."""
+"""Limit of a client's answer to a ping or a closing when the server shuts down."""
 _SHUTTING_DOWN = (CloseCode.GOING_AWAY, "The server is shutting down.")
 _NOT_STARTED = (CloseCode.INTERNAL_ERROR, "The server could not start; its log says why.")
 
@@ -54,7 +54,7 @@ class Answers(Protocol):
         """A client has come, whose requests others may wait for."""
 
     def leave(self) -> None:
-        """It has gone."""
+        """Notes that the client has gone."""
 
     def read(self, message: Mapping[str, Any], session: Session) -> Any:
         """A request made ready, in any thread.
@@ -205,7 +205,7 @@ class PolicyServer:
         return None
 
     def _idlest(self) -> Session | None:
-        """Whose place another may take."""
+        """The session whose place another may take, if any."""
         before = time.monotonic() - self.limits.idle_seconds
         idle = [s for s in self._sessions if not s.busy and s.since <= before]
         return min(idle, key=lambda session: session.since, default=None)

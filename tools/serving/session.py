@@ -1,4 +1,4 @@
-"""What a server remembers of one client, from connecting to leaving."""
+"""State of one client on the server, from connecting to leaving."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -23,21 +23,21 @@ class Session:
     task: asyncio.Task[Any] | None = field(default_factory=asyncio.current_task)
     last_call: asyncio.Future[None] = field(init=False)
     busy: bool = True
-    """With a request in flight, or not introduced to the policy yet."""
+    """True with a request in flight, or if not introduced to the policy yet."""
     since: float = 0.0
-    """When it was last answered."""
+    """Time of its last answer."""
     requests: int = 0
     unusual: bool = False
-    """Whether the log already tells of a state of its that is far from the training data."""
+    """True if the log already tells of a state of its that is far from the training data."""
     chunk: Float[np.ndarray, "h a"] | None = None
     total_ms: float | None = None
-    """From the last request's arrival until its answer was ready to send."""
+    """Time from the last request's arrival until its answer was ready to send."""
 
 
 class Answer(NamedTuple):
-    """What came of one request."""
+    """Result of one request."""
 
     actions: Float[np.ndarray, "h a"]
-    """In the robot's units."""
+    """Actions in the robot's units."""
     seconds: float
-    """That its batch was computed."""
+    """Seconds of computing its batch."""

@@ -14,8 +14,8 @@ _THREAD = "startup"
 
 
 def in_background(prepare: Callable[[], Ready]) -> asyncio.Future[Ready]:
-    """What `prepare` returns or raises. Nothing can interrupt a compiler, so its thread is a daemon
-    and may outlive the event loop, see `is_preparing`."""
+    """Runs `prepare` on a thread. Nothing can interrupt a compiler, so the thread is a daemon and
+    may outlive the event loop, see `is_preparing`."""
     future: Future[Ready] = Future()
     future.set_running_or_notify_cancel()
 
@@ -32,5 +32,5 @@ def in_background(prepare: Callable[[], Ready]) -> asyncio.Future[Ready]:
 
 
 def is_preparing() -> bool:
-    """Whether such a thread still runs: the interpreter must not be torn down below it."""
+    """True while such a thread runs: the interpreter must not be torn down below it."""
     return any(thread.name == _THREAD for thread in threading.enumerate())

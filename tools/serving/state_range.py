@@ -1,4 +1,4 @@
-"""How far a robot's state lies from the data that its policy was trained on: a state in other units
+"""Distance of a robot's state from the data that its policy was trained on: a state in other units
 or another order still gets a plausible chunk, which is worse than an error.
 """
 
@@ -15,8 +15,8 @@ _OF_WIDEST = 0.1
 
 
 def distances(scale: Normalizer, state: Float[np.ndarray, "s"]) -> Float[np.ndarray, "s"]:
-    """By dim, how many half ranges (or standard deviations) of the training data the state lies
-    from their middle.
+    """Distance by dim of the state from the middle of the training data, in half ranges (or
+    standard deviations).
 
     Dims that hardly moved have tiny scales, in which any real deviation is enormous; they count
     as at least 0.01 wide, and a tenth of the widest dim.
@@ -29,6 +29,6 @@ def distances(scale: Normalizer, state: Float[np.ndarray, "s"]) -> Float[np.ndar
 
 
 def training_range(scale: Normalizer, dim: int) -> tuple[float, float]:
-    """About where the training data of a dim lie."""
+    """Range that about covers the training data of a dim."""
     middle, half = scale.offset[dim], abs(scale.scale[dim])
     return middle - half, middle + half

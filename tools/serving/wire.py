@@ -29,7 +29,7 @@ def pack(message: Mapping[str, Any]) -> bytes:
 
 
 def unpack(data: bytes) -> dict[str, Any]:
-    """What `pack` was given; arrays are read-only. Numpy's scalars become Python's.
+    """Inverse of `pack`; arrays are read-only. Numpy's scalars become Python's.
 
     Raises:
       ValueError: these bytes are no such message, with what is wrong in one sentence.

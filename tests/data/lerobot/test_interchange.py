@@ -96,7 +96,7 @@ def test_writes_the_columns_types_and_fields_that_lerobot_writes() -> None:
 
 
 def lerobot_reads(name: str) -> dict[str, np.ndarray]:
-    """What LeRobot's reader returned for a fixture: arrays [N, …] (make.py says which)."""
+    """Arrays [N, …] that LeRobot's reader returned for a fixture (make.py says which)."""
     return dict(np.load(FIXTURES / f"{name}.npz"))
 
 
@@ -119,7 +119,7 @@ def assert_same_frames(root: Path, theirs: dict[str, np.ndarray]) -> None:
 
 
 def layout(root: Path) -> dict[str, Any]:
-    """What a reader depends on in each file of a dataset, by the file's relative path."""
+    """Parts of each file of a dataset that a reader depends on, by the file's relative path."""
     describe = {".parquet": _parquet, ".json": _json, ".mp4": _video}
     files = [path for path in sorted(root.rglob("*")) if path.is_file()]
     return {str(path.relative_to(root)): describe[path.suffix](path) for path in files}

@@ -200,7 +200,7 @@ def test_an_interrupted_upgrade_leaves_nothing(old, tmp_path, error):
 
 
 def cut_after(path, frames):
-    """In the middle of the next one."""
+    """Cuts the file in the middle of the next one."""
     with av.open(str(path)) as file:
         packets = [packet for packet in file.demux(video=0) if packet.size]
     cut = packets[frames]

@@ -64,7 +64,7 @@ def test_a_real_recording_reads_the_same_in_both_versions(metaworld):
         for i in (0, 13, 29):
             mine, other = (d.frames(i, camera).astype(float) for d in (older, newer))
             apart = [np.abs(mine[1:-1] - np.roll(other, k, 0)[1:-1]).mean() for k in (-1, 0, 1)]
-            assert np.argmin(apart) == 1  # encoded anew, but nearer than any neighbour
+            assert np.argmin(apart) == 1  # encoded again, but nearer than any neighbour
 
 
 def test_a_camera_without_a_file_is_absent_from_that_episode(old, episodes):

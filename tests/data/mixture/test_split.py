@@ -31,7 +31,7 @@ def test_every_task_holds_some_out_and_keeps_some():
 
 @pytest.mark.parametrize("seed", range(6))
 def test_doubles_stay_on_one_side(seed):
-    """Also the twelfth, which is the third's double under another task."""
+    """This includes the twelfth, which is the third's double under another task."""
     _, held_out = split_episodes(THREE_TASKS, 0.4, seed)
     for double, original in DOUBLES:
         assert (double in held_out) == (original in held_out)

@@ -118,7 +118,7 @@ def test_every_draw_happens_once(mixture):
 
 
 def test_samples_are_drawn_equally_often_up_to_once(mixture):
-    """Whatever the number of windows, so that each is drawn once per epoch."""
+    """Holds for any number of windows, so that each is drawn once per epoch."""
     draws = draws_of_windows(plan(mixture), 8)
     for windows in range(1, 9):
         for number, data in enumerate(mixture):

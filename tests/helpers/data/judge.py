@@ -31,7 +31,7 @@ Facts = dict[tuple[int | str, str], str]
 
 
 class Verdict(NamedTuple):
-    """What came of a mutation: "error" (reading raised), "reported" (by validation), "correct",
+    """Outcome of a mutation: "error" (reading raised), "reported" (by validation), "correct",
     "wrong" (other data and no word of it), "unclear" (an error that names no file), "crash" or
     "hang"."""
 
@@ -202,7 +202,7 @@ def _outcome(root: Path, original: Facts) -> tuple[str, str]:
 
 
 def _is_clear(error: Exception, root: Path) -> bool:
-    """Whether it is one sentence that names a file of the dataset."""
+    """True if it is one sentence that names a file of the dataset."""
     text = str(error)
     return (
         isinstance(error, ValueError | FileNotFoundError) and str(root) in text and text[-1] == "."

@@ -64,7 +64,7 @@ def openpi(count: int) -> dict:
 
 
 def programs(policy: Policy) -> int:
-    """How many were compiled."""
+    """Number of compiled programs."""
     return policy._sample._cache_size()
 
 

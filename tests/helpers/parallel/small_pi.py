@@ -33,7 +33,7 @@ CONFIG = PiConfig(
 LAYOUT = CONFIG.layout(prefix=32, samples=3, images=4)
 OPTIMIZER = OptimizerConfig(learning_rate=1e-3, warmup_steps=2, decay_steps=40, ema_decay=0.9)
 ROWS = 16
-"""Of a batch: two micro-batches of one row for each of eight devices."""
+"""Rows of a batch: two micro-batches of one row for each of eight devices."""
 _SEED = 3
 _QUICK = {"xla_backend_optimization_level": 0}
 """Compiles in a fraction of the time; every mesh of a comparison is compiled so."""

@@ -118,7 +118,7 @@ def losses(directory: Path) -> list[tuple[float, float]]:
 
 
 def free_port() -> int:
-    """Of the loopback, for a gRPC server. The port stays bound until this process ends, so that
+    """A port of the loopback for a gRPC server. It stays bound until this process ends, so that
     nobody takes it while the server's process starts; gRPC shares it (SO_REUSEPORT)."""
     holder = socket.socket()
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -128,8 +128,8 @@ def free_port() -> int:
 
 
 def environment(devices: int = 8, **changes: str) -> dict[str, str]:
-    """That of this process, for a child of so many devices: it shares the compilation cache, and
-    its compiler rounds alike."""
+    """Environment of this process, for a child of so many devices: it shares the compilation cache,
+    and its compiler rounds alike."""
     forced = "--xla_force_host_platform_device_count"
     flags = [f for f in os.environ["XLA_FLAGS"].split() if forced not in f]
     shared = {
@@ -140,7 +140,7 @@ def environment(devices: int = 8, **changes: str) -> dict[str, str]:
 
 
 def together(module: str, count: int, devices: int) -> list[str]:
-    """What `python -m module INDEX COUNT PORT` prints in each of `count` processes that find each
+    """Output of `python -m module INDEX COUNT PORT` in each of `count` processes that find each
     other at the port, all of which must end well."""
     port = free_port()
     processes = [

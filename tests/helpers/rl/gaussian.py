@@ -47,7 +47,7 @@ def params(seed: int = 0) -> Any:
 def log_prob(
     params: Any, batch: PackedBatch, drawn: Drawn, observed: Any = None
 ) -> tuple[Any, Any, Any]:
-    """That of a Gaussian of width 1/2 around a linear function of the state."""
+    """Log-density of a Gaussian of width 1/2 around a linear function of the state."""
     state = observe(params, batch) if observed is None else observed
     policy, value = params["policy"], params["value"]
     mean = (state @ policy["kernel"] + policy["bias"]).reshape(-1, HORIZON, DIMS)

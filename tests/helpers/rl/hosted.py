@@ -15,7 +15,7 @@ CONFIG = RolloutConfig(tickets=3, group=2, staleness=1, execute=3, deadline=0.00
 
 
 def nothing_lives_on():
-    """Whatever happened, no thread and no process of a run is left."""
+    """Asserts that no thread and no process of a run is left, whatever happened."""
     yield
     until = time.monotonic() + 30
     names = ("learner", "slots", "policy", "batcher")

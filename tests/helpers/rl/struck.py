@@ -1,5 +1,5 @@
 """`python -m tests.helpers.rl.struck RUN colocated|population [FAULT STEPS]`: a run of RL that
-begins or goes on, and that a fault befalls once this process has made so many steps.
+begins or goes on, and that a fault hits once this process has made so many steps.
 
 `log`: the metrics are on a full disk from then on. `full`: no file takes another byte. `unmounted`:
 the checkpoints of one member are elsewhere, a file in their place. `kill`: the process dies.
@@ -34,7 +34,7 @@ POPULATION = replace(test_evolution.CONFIG, steps=24, save_every=2, eval_every=4
 
 
 def strike(kind: str, run: Path) -> None:
-    """Lets a fault befall the run, or member, in a folder."""
+    """Lets a fault hit the run, or member, in a folder."""
     print("struck", kind, flush=True)
     match kind:
         case "log":

@@ -1,4 +1,4 @@
-"""What the host runtime joins, in numpy: a policy that sees a disc and is disturbed by noise, a
+"""A toy for the host runtime, in numpy: a policy that sees a disc and is disturbed by noise, a
 learner whose updates depend on every number it was given, and slots that take their time."""
 
 import threading
@@ -41,7 +41,7 @@ class Policy:
         return Request(sample, observation.state, np.array(key, np.uint32))
 
     def warm(self, params):
-        """There is nothing to compile."""
+        """Does nothing: nothing is to compile."""
 
     def answer(self, params, requests):
         self.pause()

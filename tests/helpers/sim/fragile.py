@@ -94,7 +94,7 @@ class Simulator:
 
 
 def _garbage() -> None:
-    """To whatever the process has open."""
+    """Writes to whatever the process has open."""
     for descriptor in range(3, 20):
         try:
             os.write(descriptor, b"segmentation fault is not a header")

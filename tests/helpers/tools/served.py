@@ -144,7 +144,7 @@ def serving(answers=None, tls=None, **options):
 
 
 def certificate(folder):
-    """What speaks TLS as 127.0.0.1 for a server, and what trusts it for a client."""
+    """TLS contexts of a server at 127.0.0.1, and of a client that trusts it."""
     key, chain = folder / "key.pem", folder / "certificate.pem"
     subject = "/CN=robot -addext subjectAltName=IP:127.0.0.1"
     command = f"openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj {subject}".split()
@@ -166,7 +166,7 @@ def client(url, **options):
 
 
 class Client:
-    """What openpi's client does, with errors as ValueError."""
+    """Client like openpi's, with errors as ValueError."""
 
     def __init__(self, connection):
         self.connection = connection

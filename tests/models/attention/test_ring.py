@@ -143,8 +143,8 @@ def test_dealing_out_places_keeps_every_one_of_them(monkeypatch):
 
 @pytest.mark.parametrize(("causal", "worst", "saved"), [(False, 1.25, 0.25), (True, 1.4, 0.1)])
 def test_dealt_out_places_leave_the_slowest_device_less_to_do(causal, worst, saved):
-    """Of rows of 8,192 places over 8 devices, samples of 300 to 1,300: blocks of 64 keys that a
-    device visits, the most of any device in each turn of the ring."""
+    """Rows of 8,192 places over 8 devices, samples of 300 to 1,300: blocks of 64 keys that a device
+    visits, the most of any device in each turn of the ring."""
     rng = np.random.default_rng(0)
     lengths = rng.integers(300, 1300, (8, 28))
     segment = np.stack([np.repeat(np.arange(1, 29), of_row)[:8192] for of_row in lengths])

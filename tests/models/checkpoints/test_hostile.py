@@ -391,7 +391,7 @@ def test_a_tokenizer_that_is_none_is_refused_by_its_file(content, tmp_path):
 
 
 def test_mutated_tokenizers_end_no_process(pieces, tmp_path):
-    """In a process of its own, as the library is C++: 300 mutations are read or refused."""
+    """Runs in a process of its own, as the library is C++: 300 mutations are read or refused."""
     (tmp_path / "pieces").write_bytes(pieces)
     code = """
         import base64, random, sys
@@ -444,7 +444,7 @@ def test_fast_files_of_nonsense_are_refused_by_their_folder(bpe, config, tmp_pat
 
 
 def test_a_pickle_under_any_name_is_never_run(tmp_path, saved):
-    """In place of every file that a reader opens."""
+    """Puts one in place of every file that a reader opens."""
     ran = tmp_path / "ran"
     bomb = f"cos\nsystem\n(S'touch {ran}'\ntR.".encode()
     for name in ("config.json", "model.safetensors", "model.safetensors.index.json"):

@@ -108,7 +108,7 @@ def files_at_most(size):
 
 
 def test_a_disk_that_fills_is_named_with_its_file_and_leaves_nothing(tmp_path):
-    """As under `ulimit -f`: `ndarray.tofile` says only how many bytes were asked for."""
+    """Simulates `ulimit -f`: `ndarray.tofile` says only how many bytes were asked for."""
     large = np.zeros(100_000, np.float32)
     with files_at_most(65_536), pytest.raises(OSError, match="File too large") as error:
         write_file(tmp_path / "model", {"a": (large.shape, lambda: large)}, large.dtype, {})

@@ -153,7 +153,7 @@ PLACES = (
     (("padded", 2), ("unpadded", 0), ("edges", 2)),
     (("unpadded", 1), ("padded", 0)),
 )
-"""Which sample of which case stands where in the packed rows."""
+"""Cases and their samples in the order of the packed rows."""
 LAYOUT = CONFIG.layout(prefix=140, samples=5, images=9, text=70)
 
 
@@ -356,7 +356,7 @@ def test_unknown_missing_and_misshapen_tensors_are_told_in_one_message():
 
 
 def test_the_default_config_is_the_released_3b():
-    """Of 2,724,163,520 in the port's tree, 325,878,992 are the two heads that nothing reads."""
+    """The port has 2,724,163,520, of which 325,878,992 are two heads that nothing reads."""
     golden = {
         name: tuple(shape)
         for name, shape in json.loads((FIXTURES / "golden.json").read_text()).items()

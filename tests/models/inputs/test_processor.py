@@ -108,7 +108,7 @@ CHUNKS = np.array(
 WORKED = np.array(
     [[[0.5, 0.5, 1.0], [0.0, -1.0, 0.0]], [[-0.25, 0.0, 0.0], [0.5, 2.0, -0.25]]], np.float32
 )
-"""By hand: (action − state dim 2 − 0.5) / 2, action / 0.5, (action − state dim 0 − 1) / 4."""
+"""Worked by hand: (action − state 2 − 0.5) / 2, action / 0.5, (action − state 0 − 1) / 4."""
 
 
 def test_relative_actions_are_measured_from_the_state_at_the_observation():

@@ -22,7 +22,7 @@ def stack(remat: Remat) -> Prefix:
 
 @pytest.fixture(scope="module")
 def compiled():
-    """Of every policy the compiled gradient of a stack, and what it gives."""
+    """The compiled gradient of a stack under every policy, and its results."""
     x = jax.random.normal(jax.random.key(1), (ROWS, PLACES, 64))
     segment = jnp.ones((ROWS, PLACES), jnp.int32)
     position = jnp.broadcast_to(jnp.arange(PLACES), (ROWS, PLACES))

@@ -31,7 +31,7 @@ X = jax.random.normal(jax.random.key(0), (8, 6, 32))
 
 
 def results(make, chunk, fp8="none", mesh=None, x=X):
-    """What a layer gives, and gradients of weights and input."""
+    """Output of a layer, and gradients of weights and input."""
     layer = make(Compute(dtype="float32", fp8=fp8, chunk=chunk), nnx.Rngs(0))
     graph, weights = nnx.split(layer)
     weights = jax.tree.map(

@@ -1,5 +1,5 @@
-"""What is read of an observation before actions are drawn: it depends on the parameters that the
-model names alone, and a field that goes on from it is the field."""
+"""Observations read before actions are drawn: the result depends on the parameters that the model
+names alone, and a field that goes on from it is the field."""
 
 import re
 from dataclasses import replace

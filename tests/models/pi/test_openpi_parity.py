@@ -22,7 +22,7 @@ NAMES = ("pi05", "pi0", "pi0_lora")
 
 
 def close(ours, theirs, tolerance: float = 1e-4) -> None:
-    """Within `tolerance` of the largest entry."""
+    """Asserts a difference within `tolerance` of the largest entry."""
     ours, theirs = np.asarray(ours), np.asarray(theirs)
     assert ours.shape == theirs.shape
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance * np.abs(theirs).max())
@@ -111,8 +111,8 @@ def test_sampled_actions_are_openpis(case):
 
 
 def test_packed_rows_give_openpis_losses_and_every_gradient(case):
-    """Where openpi's own f32 is further than 1e-4 from the gradient in f64 (up to 1.4e-4, in three
-    arrays of the adapters' case), ours is held to that one instead: `exact.npz`."""
+    """Gradients are held to `exact.npz`, in f64, where openpi's own f32 is further than 1e-4 from
+    that (up to 1.4e-4, in three arrays of the adapters' case)."""
     name, arrays, policy = case
     losses, found = packed_gradients(name, arrays, policy)
     for i, loss in losses.items():

@@ -1,5 +1,5 @@
-"""What befalls a run of two processes, each fault with real processes: it is detected within 15
-seconds, named, and the run goes on with the losses of one that nothing befell.
+"""Faults of a run of two processes, each with real processes: it is detected within 15 seconds,
+named, and the run goes on with the losses of one without faults.
 
 One launched run takes all faults in turn, so that each costs one start. Times of detection are
 between the moment that the process struck itself and the launcher's, not those of the test.
@@ -45,7 +45,7 @@ TOLD = "term@rank1:step1"
 
 @dataclass(frozen=True)
 class Drill:
-    """A run that faults befell, and what all its processes said."""
+    """A run that faults hit, and what all its processes said."""
 
     folder: Path
     told: str
@@ -70,7 +70,7 @@ def launch(folder: Path, *options: str, launcher: tuple[str, ...] = ()) -> str:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> list[tuple[float, float]]:
-    """Of a run on two devices of this process."""
+    """Losses of a run on two devices of this process."""
     run = Run(tmp_path_factory.mktemp("whole"), config={"model": "toy"}, assets={})
     mesh = make_mesh(devices=jax.devices()[:2])
     train(Denoiser(), RULES, batches, position, run, CONFIG, OPTIMIZER, mesh=mesh)

@@ -29,7 +29,7 @@ def test_a_fault_strikes_its_rank_at_its_step_once_in_a_run(armed, capsys):
     with pytest.raises(RuntimeError, match="exception@rank0:step3"):
         inject.at(3)
     assert "inject: exception@rank0:step3 at " in capsys.readouterr().err
-    armed("exception@rank0:step3")  # the run begun anew
+    armed("exception@rank0:step3")  # the restarted run
     inject.at(3)
 
 

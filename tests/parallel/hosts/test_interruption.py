@@ -82,7 +82,7 @@ class Job:
         return self.end("".join(heard) if index == 0 else "")
 
     def end(self, heard=""):
-        """What the first process said, once all have ended."""
+        """Output of the first process, once all have ended."""
         try:
             outputs = [process.communicate(timeout=240)[0] for process in self.processes]
         except subprocess.TimeoutExpired as error:

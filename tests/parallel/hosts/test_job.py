@@ -1,4 +1,4 @@
-"""How a process finds its place: options, the launcher, what clusters put in the environment."""
+"""A process finds its place: options, the launcher, what clusters put in the environment."""
 
 import os
 

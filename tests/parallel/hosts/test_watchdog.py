@@ -1,4 +1,4 @@
-"""Who is to blame when nothing goes on, and what a process that stands still leaves behind."""
+"""The watchdog's blame when nothing goes on, and the report of a process that stands still."""
 
 import json
 import subprocess

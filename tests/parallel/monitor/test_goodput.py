@@ -33,7 +33,7 @@ train(Denoiser(), RULES, batches, position, run, config, OPTIMIZER, mesh=mesh, r
 
 
 def start(directory, killed_at):
-    """What a run said that kills itself in the evaluation after so many steps (0: never)."""
+    """A run that kills itself in the evaluation after so many steps (0: never), with its output."""
     return subprocess.run(
         [sys.executable, "-c", TOY, str(directory), str(killed_at)],
         env=environment(1),

@@ -1,4 +1,4 @@
-"""What the full-size train steps may cost on H100s that are not here: memory, bytes on the wire,
+"""Budgets of the full-size train steps on H100s that are not here: memory, bytes on the wire,
 float8. The programs are compiled on this CPU; docs/compile.md says what that leaves open.
 """
 
@@ -104,7 +104,7 @@ def sent(report: Report) -> dict[tuple[str, ...], float]:
 
 
 def check_wire(report: Report, model, rules) -> None:
-    """What must be so of every bf16 step on whole nodes."""
+    """Asserts what holds of every bf16 step on whole nodes."""
     expected, found = formula(model, rules, report.devices), sent(report)
     for which in (("all-gather", "fsdp"), ("reduce-scatter", "fsdp")):
         assert found[which] == pytest.approx(expected[which], rel=0.05), which

@@ -1,4 +1,4 @@
-"""What is read from the text of a compiled program: collectives, matrix products, how often."""
+"""Reading the text of a compiled program: collectives, matrix products, how often."""
 
 from pathlib import Path
 

@@ -28,7 +28,7 @@ LOGS = ("metrics.jsonl", "goodput.jsonl", "tensorboard")
 
 
 def fill(where):
-    """From now on, this process's open files at `where` are on a full disk."""
+    """Puts this process's open files at `where` on a full disk from now on."""
     for opened in Path("/proc/self/fd").iterdir():
         if opened.exists() and str(opened.readlink()).startswith(str(where)):
             with open("/dev/full", "w") as full:

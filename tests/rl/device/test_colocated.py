@@ -54,7 +54,7 @@ def equal(one, other) -> bool:
 
 
 class Upwards(Point):
-    """Whatever the prompt, up is right."""
+    """Up is right, whatever the prompt."""
 
     def _fresh(self, seed, episode):
         return super()._fresh(seed, episode)._replace(aim=jnp.int32(0))

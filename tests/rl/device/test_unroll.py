@@ -1,4 +1,4 @@
-"""What lanes do on the device: one by one, to each episode's end, and what follows it."""
+"""Lanes on the device: one by one, to each episode's end, and what follows it."""
 
 from dataclasses import replace
 from functools import cache
@@ -52,7 +52,7 @@ def fragment() -> Fragment:
 
 @cache
 def by_hand() -> list[list[dict]]:
-    """Of each lane its chunks, from the actions that were drawn and steps one by one."""
+    """Chunks of each lane, from the actions that were drawn and steps one by one."""
     drawn = fragment().drawn.actions[:, :, : CONFIG.rollout.execute, :2]
     lanes = []
     for lane in range(len(SEEDS)):

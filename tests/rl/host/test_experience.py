@@ -13,7 +13,7 @@ GAE = ObjectiveConfig()
 
 
 def rows(batches):
-    """What was made of each decision, by its sample's id; padding left out."""
+    """Experience of each decision, by its sample's id; padding left out."""
     found = {}
     for experience, _ in batches:
         for i in np.flatnonzero(experience.weight):

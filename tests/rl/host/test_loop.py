@@ -23,7 +23,7 @@ ended = pytest.fixture(autouse=True)(nothing_lives_on)
 
 
 def synchronous(config, steps):
-    """What all else is measured by: one episode after another, then the update."""
+    """Reference for all else: one episode after another, then the update."""
     slots, actor, learner = Lanes(PointWorld(), 1), Policy(), Learner()
     spec, seen = slots.spec, []
     for step in range(steps):

@@ -1,4 +1,4 @@
-"""Which devices act and which learn, and what a policy that acts rounded is learnt from."""
+"""Split of devices into acting and learning, and learning from a policy that acts rounded."""
 
 from dataclasses import replace
 from functools import partial
@@ -26,8 +26,8 @@ def test_devices_that_act_are_the_last_and_do_not_learn():
 
 
 def test_a_policy_that_acts_rounded_records_its_own_log_probabilities(tmp_path):
-    """Without staleness, rounding is all that parts who acts, on devices of its own, from who
-    learns, so the importance weights are what it leaves."""
+    """Rounding is, without staleness, all that parts the actor, on devices of its own, from the
+    learner, so the importance weights are what it leaves."""
     policy = load_policy(save_policy(tmp_path), steps=2)
     rollout = replace(HOST.rollout, slots=2, inference_devices=4, snapshots="bfloat16")
     config = replace(HOST, steps=1, objective=OBJECTIVE, rollout=rollout)

@@ -1,4 +1,4 @@
-"""How one who acts names its draws, says what its slots do, and refuses what cannot be right."""
+"""Rollouts: names of draws, reports of slots, and refusals of what cannot be right."""
 
 import itertools
 import threading

@@ -1,4 +1,4 @@
-"""Who may begin when: in order, each once, and never further ahead than the bound."""
+"""Admission of episodes: in order, each once, and never further ahead than the bound."""
 
 import json
 import threading

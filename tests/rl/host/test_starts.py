@@ -1,4 +1,4 @@
-"""What is learnt from is never what is evaluated."""
+"""Starts of learning are never those of evaluation."""
 
 from dataclasses import replace
 

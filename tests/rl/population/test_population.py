@@ -1,4 +1,4 @@
-"""Who copies whom after a generation, and with which numbers everybody goes on."""
+"""Succession in a population: who copies whom after a generation, and with which numbers."""
 
 from dataclasses import replace
 

@@ -66,7 +66,7 @@ def workers(ray):
 
 
 def run(slots, acting, config=CONFIG, *, steps=4, learner=None, **options):
-    """On the policies elsewhere, or on one here if there are none."""
+    """Runs on the policies elsewhere, or on one here if there are none."""
     learner, done = learner or Learner(), []
     start = {"bias": learner.params["bias"].copy()}
     inference = [Inference(one, join=one.hold) for one in acting] or [Inference(Policy())]
@@ -82,7 +82,7 @@ def by_number(learner):
 
 
 def gone(process):
-    """Whether a process has ended, or does so soon."""
+    """True if a process has ended, or does so soon."""
     until = time.monotonic() + 60
     while time.monotonic() < until:
         try:

@@ -22,7 +22,7 @@ def python():
 
 @pytest.fixture
 def ours(python, monkeypatch):
-    """Where `registered` can be imported from."""
+    """Puts `registered` on the import path."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
 
 

@@ -32,7 +32,7 @@ def slots(python):
 
 
 def told(slots: Slots, slot: int) -> Outcome:
-    """What came of the one thing that this slot was told."""
+    """Outcome of the one command to this slot."""
     (outcome,) = slots.poll()
     assert outcome.slot == slot
     assert outcome.error is None
@@ -165,7 +165,7 @@ def test_success_is_the_suites_own_predicate_and_ends_the_episode(python):
 
 
 def test_what_is_seen_is_what_liberos_own_environment_observes(python):
-    """That one loads its scene anew at every reset and draws at every step."""
+    """LIBERO's reloads its scene at every reset and draws at every step."""
     differences = answer(
         python,
         """
@@ -206,7 +206,7 @@ def test_what_is_seen_is_what_liberos_own_environment_observes(python):
 
 
 def answer(python, script: str) -> Any:
-    """What a script prints as JSON that runs beside LIBERO, with our simulator as `libero`."""
+    """JSON that a script prints beside LIBERO, with our simulator as `libero`."""
     loaded = f"""
 import json, sys
 from importlib.util import module_from_spec, spec_from_file_location

@@ -1,4 +1,4 @@
-"""What the scripted experts reach from random starts, blocks turned any way."""
+"""Success of the scripted experts from random starts, blocks turned any way."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from sim.protocol import EVAL_SEEDS, Start
 
 
 def success(env, expert) -> float:
-    """Of 64 unseen starts."""
+    """Success on 64 unseen starts."""
     starts = [Start(env.name, seed) for seed in EVAL_SEEDS[:64]]
     return evaluate_expert(Lanes(env, len(starts), expert), starts).success.value
 

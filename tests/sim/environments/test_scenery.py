@@ -1,4 +1,4 @@
-"""What cameras see of the tabletop, and what differs between episodes where it is asked for."""
+"""Images of the tabletop's cameras, and variation between episodes where it is asked for."""
 
 from dataclasses import replace
 from functools import cache

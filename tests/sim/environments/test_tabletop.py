@@ -1,4 +1,4 @@
-"""Episodes: what a seed fixes, how they end and start anew, and what a policy may see of them."""
+"""Episodes: what a seed fixes, how they end and restart, and what a policy may see of them."""
 
 import jax
 import numpy as np

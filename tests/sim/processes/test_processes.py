@@ -315,7 +315,7 @@ def test_simulators_end_with_a_parent_that_is_killed(tmp_path, task):
 
 
 def _alive(pid: int) -> bool:
-    """Not even a zombie that nobody buries counts."""
+    """True for a process, but not for a zombie that nobody reaps."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

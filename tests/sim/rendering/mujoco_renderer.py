@@ -1,4 +1,4 @@
-"""What MuJoCo's own renderer sees: a script for a process of its own, as OpenGL's backend is chosen
+"""MuJoCo's own renderer: a script for a process of its own, as OpenGL's backend is chosen
 (MUJOCO_GL) before MuJoCo is imported.
 
 `python mujoco_renderer.py FOLDER SIZE` reads every NAME.mjb and NAME.json (qpos, and lookat,

@@ -305,7 +305,7 @@ def _grey(
 
 
 def _directions(camera: Camera, size: int) -> np.ndarray:
-    """Through the pixels' middles, one metre along the camera's axis, [size, size, 3]."""
+    """Rays through the pixels' middles, one metre along the camera's axis, [size, size, 3]."""
     forward = np.subtract(camera.target, camera.position)
     forward = forward / np.linalg.norm(forward)
     right = np.cross(forward, (0, 0, 1))

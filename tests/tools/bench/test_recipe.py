@@ -20,8 +20,8 @@ def test_the_papers_efficiency_at_1024_gpus_is_within_5_points_with_one_number_f
 
 
 def test_communication_alone_does_not_explain_it():
-    """With nothing fitted the model says 99 %: 3.2 Tb/s per node hides an all-reduce of 11 GB
-    behind three seconds of backward."""
+    """Nothing fitted, the model says 99 %: 3.2 Tb/s per node hides an all-reduce of 11 GB behind
+    three seconds of backward."""
     assert efficiency(1024, 0.0) > 0.99
     assert exposed(1024, compute_of(PAPER[0], 0.0)) < 0.03
 

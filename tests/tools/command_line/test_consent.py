@@ -1,4 +1,4 @@
-"""Who is asked before a mixture's file may run Python, and what the answer does."""
+"""Consent before a mixture's file may run Python: who is asked, and what the answer does."""
 
 import io
 import json

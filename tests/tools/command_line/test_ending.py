@@ -76,7 +76,7 @@ for options in sys.argv.pop(1).split(";"):
 
 
 def run(limit, *commands):
-    """What commands say whose files cannot take more than so many bytes."""
+    """Runs commands whose files cannot take more than so many bytes."""
     return subprocess.run(
         [sys.executable, "-c", PROGRAM, str(limit), ";".join(commands)],
         env=environment(1),
@@ -110,7 +110,7 @@ def test_commands_on_a_full_disk_say_which_file_in_one_line(dataset, tmp_path):
 
 @pytest.mark.slow
 def test_commands_that_cannot_write_their_folder_say_so_in_one_line(dataset, tmp_path):
-    """As on a read-only disk, which root's tests do not have."""
+    """A path below a file refuses writes like a read-only disk, which root's tests do not have."""
     (tmp_path / "file").touch()
     out = tmp_path / "file" / "out"
     done = run(

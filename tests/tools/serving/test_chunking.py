@@ -69,7 +69,7 @@ def free(number, request):
 
 
 def sent(message):
-    """As it arrives; None for what the wire does not take."""
+    """The message as it arrives; None for what the wire does not take."""
 
     def packed(x):
         return msgpack.unpackb(pack({"x": x}))["x"]
@@ -79,7 +79,7 @@ def sent(message):
 
 
 def attack(engine, pairs):
-    """How many of (executed, committed) were continued and how many refused."""
+    """Numbers of (executed, committed) that were continued and refused."""
     session = Session(1, connection=None, allowance=Allowance(1), task=None)
     session.chunk = free(1, 0)
     before, continued, refusals = session.chunk.copy(), 0, []

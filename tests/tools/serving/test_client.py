@@ -21,7 +21,7 @@ NEEDS_CLIENT = pytest.mark.skipif(
 
 
 def visit(url, dims, key=""):
-    """What openpi's client was answered."""
+    """The server's answer to openpi's client."""
     script = Path(__file__).with_name("openpi_robot.py")
     command = [PYTHON, script, url, key, "front", "wrist", str(dims)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500)

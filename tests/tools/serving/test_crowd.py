@@ -1,5 +1,5 @@
-"""Who takes places without using them: silent and slow connections, and clients that never ask,
-cost a good client nothing but a moment."""
+"""Clients that take places without using them, by silent and slow connections or never asking, cost
+a good client nothing but a moment."""
 
 import logging
 import os
@@ -36,7 +36,7 @@ FEW = Limits(handshakes=8)
 
 @contextmanager
 def stalled(port, count, said):
-    """So many connections that say this and no more."""
+    """Connections that say this and no more."""
     with ExitStack() as stack:
         opened = []
         for _ in range(count):

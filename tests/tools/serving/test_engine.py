@@ -74,7 +74,7 @@ def observation(i):
 
 
 def alone(policy, i, key, cameras=CAMERAS):
-    """What the policy answers to `observation(i)` by itself."""
+    """The policy's answer to `observation(i)` by itself."""
     seen = observation(i)
     images = [seen["observation/front"], seen["observation/wrist"]][: len(cameras)]
     inputs = {

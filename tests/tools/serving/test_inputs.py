@@ -1,4 +1,4 @@
-"""Which spellings of an observation the policy server reads, and what it says of others."""
+"""Spellings of an observation that the policy server reads, and its errors on others."""
 
 from dataclasses import replace
 

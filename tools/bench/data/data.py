@@ -65,7 +65,7 @@ class Reading(NamedTuple):
 
 
 Round = dict[str, dict[str, Reading]]
-"""What was read in a round: by whom or from what, and with which options."""
+"""Readings of a round: by reader or dataset, and by options."""
 
 
 def run(console: Console, peer: Path | None = None, cache: Path = CACHE) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How long a run on a million episodes takes to its first batch, and how much memory.
+"""Time and memory until the first batch of a run on a million episodes.
 
 The metadata is synthetic: episodes of 8 to 40 frames, 50,000 different instructions, two cameras
 whose pictures are all black: one shard of them under many names. A frame store is made of it by the
@@ -56,7 +56,7 @@ class Synthetic:
 
     @property
     def features(self) -> dict[str, dict[str, Any]]:
-        """As in info.json."""
+        """Features in the form of info.json."""
         pictures = {"dtype": "video", "shape": [224, 224, 3], "names": ["height", "width", "c"]}
         numbers = {n: {"dtype": "float32", "shape": [d], "names": None} for n, d in _DIMS.items()}
         return numbers | dict.fromkeys(_CAMERAS, pictures)
@@ -259,14 +259,14 @@ class _Clock:
         self.parts[part] = after[0] - before[0], after[1] - before[1]
 
     def report(self) -> Report:
-        """With the totals and the most memory held."""
+        """Report with the totals and the most memory held."""
         wall, cpu = map(sum, zip(*self.parts.values(), strict=True))
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         return {"parts": self.parts, "seconds": wall, "CPU seconds": cpu, "GB": memory}
 
 
 def _measured(what: Callable[[Path], Report], path: Path) -> Report:
-    """What a process of its own reports."""
+    """Report of a fresh process."""
     command = [sys.executable, "-m", "tools.bench.data.start", what.__name__, str(path)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
     return json.loads(done.stdout.splitlines()[-1])

@@ -81,7 +81,7 @@ def measure(root: Path) -> tuple[dict[str, float], dict[str, Stats]]:
 
 
 def deviations(exact: dict[str, Stats], theirs: dict[str, dict[str, list]]) -> dict[str, float]:
-    """How far openpi's numbers are from the exact ones at most, in standard deviations."""
+    """Largest differences of openpi's numbers from the exact ones, in standard deviations."""
     names = {"state": STATE, "actions": ACTION}
     return {
         f"{key} {field}": float(

@@ -184,7 +184,7 @@ def rows(config: PiConfig, arrays: Arrays) -> PackedBatch:
 def deviations(
     model: Pi, params: Any, arrays: Arrays, recorded: Arrays, gradient: float
 ) -> dict[str, float]:
-    """How far losses, the gradient's global norm and sampled actions are from the recorded ones,
+    """Differences of losses, the gradient's global norm and sampled actions from the recorded ones,
     relative to their largest entry.
 
     Raises:

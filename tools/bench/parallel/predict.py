@@ -118,7 +118,7 @@ def cost(size: Size) -> tuple[Work, float]:
 
 
 def features(size: Size) -> np.ndarray:
-    """What the seconds of a step are a sum of, each with a rate to be calibrated."""
+    """Terms that add up to a step's seconds, each with a rate to be calibrated."""
     found, held = cost(size)
     n = size.accumulation
     return np.array([n * found.flops, n * found.bytes, n * found.kernels, held, 1.0])

@@ -54,7 +54,7 @@ def step(gpus: int, compute: float, jitter: float) -> float:
 
 
 def compute_of(row: Row, jitter: float) -> float:
-    """What a row's step spends on compute and data, given its wait for the slowest."""
+    """Seconds of a row's step spent on compute and data, given its wait for the slowest."""
     compute = row.step
     for _ in range(20):
         compute = (row.step - exposed(row.gpus, compute)) / slowest(row.gpus, jitter)

@@ -46,7 +46,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def start_with_ffmpeg() -> None:
-    """Starts this script anew, with PyAV's FFmpeg under the names that torchcodec looks for."""
+    """Restarts this script, with PyAV's FFmpeg under the names that torchcodec looks for."""
     links = Path(tempfile.mkdtemp())
     for file in Path(sysconfig.get_path("purelib"), "av.libs").glob("lib*.so*"):
         name = re.fullmatch(r"(lib(?:av|sw)\w+)-\w+\.so\.(\d+).*", file.name)

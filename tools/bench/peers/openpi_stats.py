@@ -76,7 +76,7 @@ BATCH, WORKERS = 32, 2  # openpi's defaults
 
 
 class RemoveStrings(transforms.DataTransformFn):
-    """Only numbers make batches."""
+    """Drops strings: only numbers make batches."""
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
         return {k: v for k, v in sample.items() if np.asarray(v).dtype.kind != "U"}
@@ -120,7 +120,7 @@ def stats(root: str, horizon: int) -> dict[str, Any]:
 
 
 def answer(run: str, **asked: Any) -> dict[str, Any]:
-    """What one line asks for."""
+    """Answers one line."""
     if run == "about":
         packages = ("rlinf-openpi", "lerobot", "jax", "torch", "torchcodec", "numpy")
         return {"versions": {package: version(package) for package in packages}}

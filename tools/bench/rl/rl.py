@@ -31,7 +31,7 @@ from tools.bench.rl.rl_modes import Acting, Load, Ran, attributed, run_colocated
 
 WORKERS = (8, 16, 32, 64, 128, 256, 512, 1024)
 FIGURE = Path("rl_workers.svg")
-"""Where the figure is left: in the folder that the benchmark is run in."""
+"""Path of the figure, in the folder that the benchmark is run in."""
 _TASK = "reach-v3"
 _FIRST, *_, _LAST = MODES
 
@@ -104,7 +104,7 @@ def run(console: Console, load: Load | None = None, figure: Path = FIGURE) -> di
 
 
 def measured(load: Load) -> Latencies:
-    """What one process of Meta-World takes for a chunk and for a reset.
+    """Measures one process of Meta-World: latencies of a chunk and of a reset.
 
     Raises:
       FileNotFoundError: it is not installed.

@@ -56,14 +56,14 @@ class Load:
     )
     micro: int = 64
     steps: int = 12
-    """Of the learner, that count."""
+    """Learner's steps that count."""
     warm: int = 3
     """More before these, in which programs are compiled and what was acted meanwhile is learnt
     from, and `staleness` more after; neither count."""
     horizon: int = 8
     picture: int = 48
     max_steps: int = 32
-    """Of an episode where environments only wait."""
+    """Length of an episode where environments only wait."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,10 @@ class Ran:
     lag: int
     use: Summary
     workload: Workload
-    """What it took, as measured during these very steps."""
+    """Costs measured during these very steps."""
 
     def row(self) -> dict[str, Any]:
-        """As JSON."""
+        """JSON of the results."""
         return {
             "env-steps/s": self.steps_per_second,
             "samples/s": self.samples_per_second,
@@ -134,7 +134,7 @@ class Acting:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """As a run has them."""
+        """Sizes of batches that a run has."""
         return batch_sizes(self.load.rollout.slots or 1)
 
     @cached_property
@@ -164,7 +164,7 @@ class Acting:
 
     @cached_property
     def params(self) -> Any:
-        """With the heads that RL adds."""
+        """Parameters with the heads that RL adds."""
         key = jax.random.key(1)
         made = flow_policy.init(
             self.policy.model, self.policy.params, key, FlowConfig(), value=False
@@ -254,8 +254,8 @@ def run_mode(acting: Acting, slots: Slots, mode: Mode, seeds: range = range(1_00
 
 
 def run_colocated(acting: Acting, env: Traceable) -> dict[str, Any]:
-    """As `Ran.row`, of `rl.device.colocated`: in a step each lane acts as many chunks as an episode
-    has at most."""
+    """Measures what `Ran.row` holds of `rl.device.colocated`: in a step each lane acts as many
+    chunks as an episode has at most."""
     load, policy = acting.load, acting.policy
     execute, lanes = load.rollout.execute, load.rollout.slots or 1
     fragment = -(-env.max_steps // execute)
@@ -284,7 +284,7 @@ def run_colocated(acting: Acting, env: Traceable) -> dict[str, Any]:
 
 
 _LEARNER = TABLETOP_GRPO.learner
-"""As users have it: the action expert learns, in several epochs."""
+"""Users' settings: the action expert learns, in several epochs."""
 
 
 def _learner(acting: Acting, load: Load, device: Any, steps: int) -> Learner:

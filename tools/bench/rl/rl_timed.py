@@ -1,4 +1,4 @@
-"""What the parts of an RL run take, noted while it runs on real threads: from this
+"""Costs of the parts of an RL run, noted while it runs on real threads: from this
 `rl.simulated.events` simulates the same run.
 """
 

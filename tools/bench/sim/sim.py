@@ -36,12 +36,12 @@ from tools.bench.peer import asking
 
 _BATCHES = (1, 16, 256, 1024)
 _SLOTS = (1, 16)
-"""Of suites that take a process each."""
+"""Slots of suites that take a process each."""
 _LANES = 128
 _CHUNK = 8
 _SIZE = 48
 _SECONDS = 1.5
-"""How long each figure is measured."""
+"""Seconds that each figure is measured."""
 
 Rates = dict[str, float]
 
@@ -50,7 +50,7 @@ class Backend(NamedTuple):
     """An environment on a device, and what C MuJoCo needs to do the same."""
 
     make: Callable[[int], Environment]
-    """With so many lanes."""
+    """Makes it with so many lanes."""
     hold: Callable[[State], Float[Array, "n a"]]
     """Actions that change nothing."""
     model: Callable[[], mujoco.MjModel]
@@ -221,7 +221,7 @@ def slots(suite: str, counts: Sequence[int]) -> dict[str, Rates]:
 
 
 def rates(what: str, count: int, call: Callable[[], Any], seconds: float = _SECONDS) -> Rates:
-    """So many of them a call, per second and per CPU-second; the first call is to compile."""
+    """Rates per second and CPU-second, `count` a call; the first call is to compile."""
     jax.block_until_ready(call())
     calls, start, cpu = 0, time.perf_counter(), time.process_time()
     while calls < 2 or time.perf_counter() - start < seconds:
