@@ -170,7 +170,7 @@ def view_command(
         path: Folder of the dataset (the one that holds meta/), hf://OWNER/NAME or a bucket's URL.
         episode: Number of the episode, from 0.
         out: The page; episode-NUMBER.html if neither this nor a recording is asked for.
-        rerun: A recording for rerun's viewer (needs `pip install 'chiliad[view]'`).
+        rerun: A recording for rerun's viewer (needs `pip install -e '.[view]'`).
     """
     console, dataset = Console(), open_dataset(path)
     if out is not None or rerun is None:
