@@ -108,6 +108,6 @@ def _ray() -> Any:
     except ImportError:
         raise ValueError(
             "Ray is not installed, so nothing can be converted on a cluster; "
-            "`pip install 'chiliad[ray]'`."
+            "`pip install -e '.[ray]'` in Chiliad's repository."
         ) from None
     return ray

@@ -81,7 +81,7 @@ def write_recording(dataset: Dataset, episode: int, path: Path) -> None:
     except ImportError:
         raise ValueError(
             "A rerun recording needs the package rerun-sdk; install it with "
-            "`pip install 'chiliad[view]'`."
+            "`pip install -e '.[view]'` in Chiliad's repository."
         ) from None
     columns, tasks = _columns(dataset, episode), _tasks(dataset, episode)
     videos = _videos(dataset, episode)

@@ -33,7 +33,7 @@ TARGETS = Path(__file__).parent / "targets"
 _PARTS = ("jax-cuda12-plugin", "jax-cuda12-pjrt", "nvidia-cuda-nvcc-cu12")
 _CUBLAS = {"xla_gpu_enable_triton_gemm": False}
 """Without autotuning XLA would take the first Triton kernel that it can think of."""
-_INSTALL = "pip install 'chiliad[plan]'"
+_INSTALL = "pip install -e '.[plan]' in Chiliad's repository"
 
 
 @dataclass(frozen=True)

@@ -182,7 +182,8 @@ def load_ray() -> Any:
         import ray
     except ImportError:
         raise ValueError(
-            "Ray is not installed, so nothing can act on other hosts; `pip install 'chiliad[ray]'`."
+            "Ray is not installed, so nothing can act on other hosts; "
+            "`pip install -e '.[ray]'` in Chiliad's repository."
         ) from None
     return ray
 

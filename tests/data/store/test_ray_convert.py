@@ -16,7 +16,7 @@ SETTINGS = Settings(16, "jpeg", shard_frames=15)
 
 @pytest.fixture(scope="module")
 def ray():
-    pytest.importorskip("ray.data", reason="Ray is not installed: pip install 'chiliad[ray]'")
+    pytest.importorskip("ray.data", reason="Ray is not installed: pip install -e '.[ray]'")
     with ray_convert.cluster("local"):
         yield
 
@@ -68,5 +68,5 @@ def test_an_error_that_stays_names_the_file(ray, copy, tmp_path, monkeypatch):
 
 def test_without_ray_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ValueError, match=r"pip install 'chiliad\[ray\]'"):
+    with pytest.raises(ValueError, match=r"pip install -e '\.\[ray\]'"):
         ray_convert.on_ray()

@@ -127,7 +127,7 @@ def test_a_recording_reads_back(recorded, episodes, tmp_path):
 
 def test_a_recording_without_rerun_says_what_to_install(recorded, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "rerun", None)
-    with pytest.raises(ValueError, match=r"pip install 'chiliad\[view\]'"):
+    with pytest.raises(ValueError, match=r"pip install -e '\.\[view\]'"):
         write_recording(open_dataset(recorded), 1, tmp_path / "episode.rrd")
 
 

@@ -281,7 +281,7 @@ def test_a_named_row_that_cannot_serve_says_why_instead_of_another_running():
 def test_rows_compile_for_an_h100_without_one(
     monkeypatch, implementation, queries, heads, groups, head_dim, causal
 ):
-    pytest.importorskip("jax_cuda12_plugin", reason="pip install 'chiliad[plan]'")
+    pytest.importorskip("jax_cuda12_plugin", reason="pip install -e '.[plan]'")
     deviceless = pytest.importorskip("parallel.planning.deviceless")
     monkeypatch.undo()
     (device,) = deviceless.devices()

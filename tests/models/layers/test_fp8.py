@@ -262,7 +262,7 @@ SMALL = PiConfig(
 def test_every_block_product_of_a_training_step_is_a_float8_call_on_an_h100(recipe):
     """q, k, v, out and the feed-forward of every block, each forward and for both gradients; the
     last language layer has only k and v. The pass that joins products is off, to count them."""
-    pytest.importorskip("jax_cuda12_plugin", reason="pip install 'chiliad[plan]'")
+    pytest.importorskip("jax_cuda12_plugin", reason="pip install -e '.[plan]'")
     model = Pi(_with(SMALL, recipe, "bfloat16"))
     layout = SMALL.layout(prefix=64, samples=5, images=8)
     compiled = deviceless.compile_for(

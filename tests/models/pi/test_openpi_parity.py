@@ -19,6 +19,11 @@ from models.pi import lora, openpi
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "openpi"
 NAMES = ("pi05", "pi0", "pi0_lora")
+ROUNDED = (
+    "PaliGemma/llm/layers/attn/q_einsum_1/w",
+    "PaliGemma/llm/layers/attn/q_einsum_1/lora_a",
+    "action_time_mlp_in/kernel",
+)
 
 
 def close(ours, theirs, tolerance: float = 1e-4) -> None:
@@ -26,6 +31,14 @@ def close(ours, theirs, tolerance: float = 1e-4) -> None:
     ours, theirs = np.asarray(ours), np.asarray(theirs)
     assert ours.shape == theirs.shape
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance * np.abs(theirs).max())
+
+
+def close_or_none(ours: np.ndarray, theirs: np.ndarray, tolerance: float = 1e-4) -> None:
+    """As `close`, or both without a gradient to speak of."""
+    if np.abs(theirs).max() > 1e-6:
+        close(ours, theirs, tolerance)
+    else:
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -111,26 +124,33 @@ def test_sampled_actions_are_openpis(case):
 
 
 def test_packed_rows_give_openpis_losses_and_every_gradient(case):
-    """Gradients are held to `exact.npz`, in f64, where openpi's own f32 is further than 1e-4 from
-    that (up to 1.4e-4, in three arrays of the adapters' case)."""
+    """In f32 on both sides. In three arrays of the adapters' case rounding of both adds up to more
+    than 1e-4; `test_every_gradient_of_the_adapters_case_is_openpis_in_f64` holds those to it."""
     name, arrays, policy = case
     losses, found = packed_gradients(name, arrays, policy)
     for i, loss in losses.items():
         close(loss, arrays["loss"][i])
     recorded = {path[5:]: g for path, g in arrays.items() if path.startswith("grad/")}
     assert set(found) == set(recorded)
-    if name == "pi0_lora":
-        with np.load(FIXTURES / name / "exact.npz") as file:
-            exact = dict(file)
-        assert len(exact) == 3
-        for path, g in exact.items():
-            close(recorded[path], g, 1.4e-4)
-        recorded |= exact
+    rounded = ROUNDED if name == "pi0_lora" else ()
     for path, g in recorded.items():
-        if np.abs(g).max() > 1e-6:
-            close(found[path], g)
-        else:
-            np.testing.assert_allclose(found[path], g, atol=1e-6, err_msg=path)
+        close_or_none(found[path], g, 2e-4 if path in rounded else 1e-4)
+
+
+def test_every_gradient_of_the_adapters_case_is_openpis_in_f64():
+    """Ours in f32, openpi's own code in f64 (`exact.npz`), at times that f32 embeds exactly enough:
+    `make_exact.py` says why."""
+    name, arrays, policy = load_case("pi0_lora")
+    with np.load(FIXTURES / name / "exact.npz") as file:
+        exact = dict(file)
+    losses, found = packed_gradients(name, arrays | {"time": exact["time"]}, policy)
+    for i, loss in losses.items():
+        close(loss, exact["loss"][i])
+    gradients = {path[5:]: g for path, g in exact.items() if path.startswith("grad/")}
+    assert set(found) == set(gradients)
+    assert set(gradients) > set(ROUNDED)
+    for path, g in gradients.items():
+        close_or_none(found[path], g)
 
 
 def test_merged_adapters_compute_the_same():

@@ -43,7 +43,7 @@ def groot() -> tuple[Any, Any]:
 
 
 def compiled(model, rules, gpus: int) -> Report:
-    pytest.importorskip("jax_cuda12_plugin", reason="pip install 'chiliad[plan]'")
+    pytest.importorskip("jax_cuda12_plugin", reason="pip install -e '.[plan]'")
     places = SAMPLES * (CAMERAS * model.config.vision.tokens(model.config.image_size) + PROMPT)
     layout = model.config.layout(
         prefix=places, samples=SAMPLES, images=SAMPLES * CAMERAS, text=SAMPLES * PROMPT

@@ -14,7 +14,7 @@ from parallel.planning import deviceless
 
 @pytest.fixture(scope="module", autouse=True)
 def compiler():
-    pytest.importorskip("jax_cuda12_plugin", reason="pip install 'chiliad[plan]'")
+    pytest.importorskip("jax_cuda12_plugin", reason="pip install -e '.[plan]'")
 
 
 def test_a_matmul_becomes_a_cublas_call_of_the_h100():
@@ -58,7 +58,7 @@ def test_a_missing_compiler_names_the_extra(monkeypatch):
         raise deviceless.PackageNotFoundError(name)
 
     monkeypatch.setattr(deviceless, "version", missing)
-    with pytest.raises(ImportError, match=r"chiliad\[plan\]"):
+    with pytest.raises(ImportError, match=r"pip install -e '\.\[plan\]'"):
         deviceless.devices()
 
 

@@ -28,7 +28,7 @@ from tests.helpers.rl.toy import Learner, Policy, Restless, starts
 from tests.tools.test_rl import HOST, POINTS, save_policy
 from tools.rl import Paths
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'chiliad[ray]'")
+pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
 
 
 @pytest.fixture(scope="module")
@@ -255,5 +255,5 @@ def test_slots_that_do_not_open_say_where(ray):
 
 def test_without_ray_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ValueError, match=r"pip install 'chiliad\[ray\]'"), cluster(None, 1):
+    with pytest.raises(ValueError, match=r"pip install -e '\.\[ray\]'"), cluster(None, 1):
         pass
