@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Bool, Float, Int, UInt8, UInt32
+from jaxtyping import Bool, Float, Int, Integer, UInt8, UInt32
 
 from models import flow
 from models.groot.inputs import groot_batch
@@ -71,7 +71,7 @@ class Policy:
         self,
         observation: tuple[UInt8[ArrayLike, "n c h w 3"], Float[ArrayLike, "n s"]],
         prompts: list[str],
-        keys: UInt32[ArrayLike, "n 2"],
+        keys: Integer[ArrayLike, "n 2"] | Sequence[tuple[int, int]],
     ) -> Float[np.ndarray, "n t a"]:
         """Chunks for N observations, each (pictures in the embodiment's camera order, state).
 
@@ -87,7 +87,7 @@ class Policy:
         self,
         observation: tuple[UInt8[ArrayLike, "n c h w 3"], Float[ArrayLike, "n s"]],
         prompts: list[str],
-        keys: UInt32[ArrayLike, "n 2"],
+        keys: Integer[ArrayLike, "n 2"] | Sequence[tuple[int, int]],
     ) -> list[Request]:
         """What `act` does before it computes, for each row by itself.
 
@@ -106,8 +106,8 @@ class Policy:
     def infer(
         self,
         observation: Mapping[str, Any],
-        noise: Float[ArrayLike, "b h a"] | None = None,
-        keys: UInt32[ArrayLike, "b 2"] | None = None,
+        noise: Float[ArrayLike, "b h _a"] | None = None,
+        keys: Integer[ArrayLike, "b 2"] | Sequence[tuple[int, int]] | None = None,
         *,
         previous: Sequence[Float[np.ndarray, "_h a"] | None] | None = None,
         committed: int | Sequence[int] = 0,
@@ -147,7 +147,7 @@ class Policy:
     def prepare(
         self,
         observation: Mapping[str, Any],
-        keys: UInt32[ArrayLike, "b 2"] | None = None,
+        keys: Integer[ArrayLike, "b 2"] | Sequence[tuple[int, int]] | None = None,
         *,
         previous: Sequence[Float[np.ndarray, "_h a"] | None] | None = None,
         committed: int | Sequence[int] = 0,
@@ -176,7 +176,7 @@ class Policy:
         return [Request(*row) for row in zip(samples, states, words, lefts, strict=True)]
 
     def answer(
-        self, requests: Sequence[Request], noise: Float[np.ndarray, "b h a"] | None = None
+        self, requests: Sequence[Request], noise: Float[np.ndarray, "b h _a"] | None = None
     ) -> Float[np.ndarray, "b h a"]:
         """Chunks in the robot's units, one for each request; see `infer` for the noise."""
         _check_rows(noise, len(requests))
@@ -396,7 +396,9 @@ class Policy:
         return error
 
 
-def _words(keys: UInt32[ArrayLike, "n 2"] | None, count: int) -> UInt32[np.ndarray, "n 2"]:
+def _words(
+    keys: Integer[ArrayLike, "n 2"] | Sequence[tuple[int, int]] | None, count: int
+) -> UInt32[np.ndarray, "n 2"]:
     if keys is None:
         return np.stack([np.zeros(count, np.uint32), np.arange(count, dtype=np.uint32)], -1)
     words = np.asarray(keys)

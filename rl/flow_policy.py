@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
+from jaxtyping import Array, Float, Int, Key, PRNGKeyArray, UInt32
 
 from models import flow
 from models.groot.model import Groot
@@ -205,7 +205,7 @@ def _gather(chain: Float[Array, "k n h a"], at: Int[Array, "n m"]) -> Float[Arra
     return chain[at, jnp.arange(len(at))[:, None]]
 
 
-def _fold(keys: UInt32[Array, "n 2"], what: int) -> PRNGKeyArray:
+def _fold(keys: UInt32[Array, "n 2"], what: int) -> Key[Array, "n"]:
     return jax.vmap(
         lambda key: jax.random.fold_in(jax.random.wrap_key_data(key, impl="threefry2x32"), what)
     )(keys)

@@ -2,12 +2,18 @@
 from deadlocking on few cores, the fast CPU emitters, compilation without optimising (a third of the
 time, and tests mostly compile), and one compilation cache for all tests, of small programs too,
 since many compile the same. Garbage is looked for seldom: what tracing makes stays. Ctrl-C is heard
-though a shell began the tests as a background job, which ignores it: some of them press it."""
+though a shell began the tests as a background job, which ignores it: some of them press it.
+
+Our packages are imported with the shapes and dtypes of their signatures checked at every call;
+JAXTYPING_DISABLE=1 leaves them unchecked."""
 
 import gc
 import os
 import signal
 from pathlib import Path
+
+import pytest
+from jaxtyping import config, install_import_hook
 
 CACHE = Path(__file__).parent.parent / ".jax_cache"
 
@@ -20,3 +26,16 @@ os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 gc.set_threshold(50_000, 20, 100)
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+import tests.shapes  # noqa: E402, F401  it imports JAX, which reads those settings
+
+PACKAGES = ["models", "data", "parallel", "sim", "rl", "tools"]
+install_import_hook(PACKAGES, "tests.shapes.check_arrays")
+
+
+@pytest.fixture
+def unchecked():
+    """Lets a test give a shape or dtype that a signature forbids, to see what refuses it."""
+    config.update("jaxtyping_disable", True)
+    yield
+    config.update("jaxtyping_disable", False)

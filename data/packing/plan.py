@@ -50,7 +50,7 @@ class Rows(NamedTuple):
     wording: Int64[np.ndarray, "n"]
     id: Int64[np.ndarray, "n"]
     kind: Int64[np.ndarray, "n"]
-    offsets: Int64[np.ndarray, "r+1"]
+    offsets: Int64[np.ndarray, " r_plus_1"]
 
     @property
     def number(self) -> int:

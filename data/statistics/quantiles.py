@@ -68,8 +68,8 @@ class OrderStatistics:
         self._left -= 1
         self._counts = self._counters()
 
-    def _counters(self) -> list[dict[int, Int64[np.ndarray, "65536"]]]:
-        """Per dimension, for every interval that holds a wanted value."""
+    def _counters(self) -> list[dict[int, Int64[np.ndarray, " _digits"]]]:
+        """Per dimension, for every interval that holds a wanted value; none once all are found."""
         zeros = 0 if self.found else 1 << _BITS
         return [{p: np.zeros(zeros, np.int64) for p in set(ps)} for ps in self._prefixes]
 

@@ -104,11 +104,11 @@ class Store(EpisodeTables):
         return Kept(content, self.folder.path(name), len(self.cameras), self.columns)
 
     @cached_property
-    def _shards(self) -> Int64[np.ndarray, "shards+1"]:
+    def _shards(self) -> Int64[np.ndarray, " shards_plus_1"]:
         return convert.shard_episodes(self.lengths, self.shard_frames)
 
     @cached_property
-    def _before(self) -> Int64[np.ndarray, "c e+1"]:
+    def _before(self) -> Int64[np.ndarray, "c {len(self.lengths)}+1"]:
         """Pictures of each camera before each episode."""
         counts = np.cumsum(self.lengths[:, None] * self.present, axis=0).T
         return np.pad(counts, ((0, 0), (1, 0)))

@@ -141,7 +141,7 @@ class _Scan:
 
     def _compare(
         self,
-        columns: Sequence[Shaped[np.ndarray, "n *shape"]],
+        columns: Sequence[Shaped[np.ndarray, "n ..."]],
         starts: Int64[np.ndarray, "e"],
         lengths: Int64[np.ndarray, "e"],
     ) -> None:

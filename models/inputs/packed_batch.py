@@ -58,7 +58,7 @@ class Sample:
     empty, they are the first ones in order.
     """
 
-    images: tuple[UInt8[np.ndarray, "h w 3"], ...]
+    images: tuple[UInt8[np.ndarray, "height width 3"], ...]
     text: Int[np.ndarray, "t"]
     state: Float[np.ndarray, "s"]
     actions: Float[np.ndarray, "h a"]
@@ -83,7 +83,7 @@ class PackedBatch:
     continue a sample's prefix: its subtask, then its action tokens, as `target_kind` says.
     """
 
-    images: UInt8[Array, "r i h w 3"]
+    images: UInt8[Array, "r i height width 3"]
     image_camera: Int[Array, "r i"]
     text: Int[Array, "r t"]
     prefix_source: Int[Array, "r p"]

@@ -263,14 +263,14 @@ class Processor:
             raise ValueError("The processor has no FAST tokenizer; give it one as `fast`.")
         return self.fast
 
-    def _until_end(self, tokens: Int[np.ndarray, "t"]) -> Int[np.ndarray, "t"]:
+    def _until_end(self, tokens: Int[np.ndarray, "t"]) -> Int[np.ndarray, "_n"]:
         tokens = np.asarray(tokens)
         ends = np.flatnonzero(tokens == self.tokenizer.end)
         return tokens[: ends[0]] if len(ends) else tokens
 
     def sample(
         self,
-        images: Sequence[UInt8[np.ndarray, "_h _w 3"] | None],
+        images: Sequence[UInt8[np.ndarray, "_h _w 3"] | None] | UInt8[np.ndarray, "_c _h _w 3"],
         state: Float[np.ndarray, "_s"],
         prompt: str | Int[np.ndarray, "_t"],
         *,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from models import Policy
 from models.inputs.packed_batch import PackedBatch
@@ -163,7 +163,7 @@ class Lanes:
         wording = jax.vmap(jax.random.uniform)(self._key(_WORDING, state))
         return seen, _Told(self._preparation.batch(seen, goal, wording), goal, wording)
 
-    def _key(self, what: int, state: State) -> PRNGKeyArray:
+    def _key(self, what: int, state: State) -> Key[Array, "n"]:
         """Of each lane's running episode."""
         key = jax.random.fold_in(jax.random.key(self.config.seed), what)
 

@@ -39,7 +39,7 @@ class Constant:
         return self.seconds
 
     def draw(self, rng: np.random.Generator, n: int) -> Float[np.ndarray, "n"]:
-        return np.full(n, self.seconds)
+        return np.full(n, self.seconds, float)
 
 
 @dataclass(frozen=True)

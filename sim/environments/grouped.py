@@ -8,7 +8,7 @@ once.
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import BoundedSemaphore
 from typing import Any
@@ -138,7 +138,7 @@ class Grouped(ABC):
         """`step_chunk`, to trace: a scan over the chunk."""
         return scanned(lambda s, a: self._judged(s, self.moved(s.physics, a)), state, actions)
 
-    def reset(self, seeds: Int[np.ndarray, "n"]) -> State:
+    def reset(self, seeds: Int[np.ndarray, "n"] | Sequence[int]) -> State:
         """Fresh episodes; the same seed gives the same episode.
 
         Raises:
