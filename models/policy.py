@@ -35,7 +35,7 @@ class Request:
     to continue, are in the robot's units; the sample's actions are `left` in the model's."""
 
     sample: Sample
-    state: Float[np.ndarray, "_s"]
+    state: Float[np.ndarray, " _s"]
     key: UInt32[np.ndarray, "2"]
     left: Left | None = None
 
@@ -199,7 +199,7 @@ class Policy:
 
     def batches(
         self, requests: Sequence[Request]
-    ) -> Iterator[tuple[Int[np.ndarray, "r"], int, PackedBatch]]:
+    ) -> Iterator[tuple[Int[np.ndarray, " r"], int, PackedBatch]]:
         """The requests as batches of the policy's sizes, one a row, each beside such as need the
         same program: as many pictures, the same bucket of text, a chunk to continue or none.
 
@@ -271,7 +271,7 @@ class Policy:
         *,
         action_mask: Bool[ArrayLike, "b h a"] | None = None,
         noise: Float[ArrayLike, "b h a"] | None = None,
-        time: Float[ArrayLike, "b"] | None = None,
+        time: Float[ArrayLike, " b"] | None = None,
         seed: int = 0,
     ) -> Float[np.ndarray, "*b_h"]:
         """Squared velocity error as the peers give it: openpi's [b, h], averaged over all of the
@@ -325,7 +325,7 @@ class Policy:
             actions=actions,
         )
 
-    def _continuing(self, sample: Sample, state: Float[np.ndarray, "_s"], left: Left) -> Sample:
+    def _continuing(self, sample: Sample, state: Float[np.ndarray, " _s"], left: Left) -> Sample:
         _, (chunk,), (mask,) = self._prepared().numbers(
             state[None], left.actions[None], left.weight[None] > 0, embodiment=self.embodiment
         )
@@ -348,7 +348,7 @@ class Policy:
             bucket *= 2
         return max(length, min(bucket, self._prepared().text_limit))
 
-    def _pieces(self, count: int) -> Iterator[tuple[Int[np.ndarray, "r"], int]]:
+    def _pieces(self, count: int) -> Iterator[tuple[Int[np.ndarray, " r"], int]]:
         """So many rows in batches of the policy's sizes: the rows of each, filled up by the last of
         them, and how many count."""
         for first in range(0, count, self.sizes[-1]):

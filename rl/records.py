@@ -40,7 +40,7 @@ class Decision:
     drawn: Drawn
     version: int
     """Of the policy that drew it: how many updates it had had."""
-    reward: Float[np.ndarray, "t"]
+    reward: Float[np.ndarray, " t"]
     """Of the steps acted."""
 
 
@@ -80,11 +80,11 @@ class Experience:
 
     batch: PackedBatch
     drawn: Drawn
-    advantage: Float[Array | np.ndarray, "n"]
-    target: Float[Array | np.ndarray, "n"]
+    advantage: Float[Array | np.ndarray, " n"]
+    target: Float[Array | np.ndarray, " n"]
     """What the value head should have expected."""
-    version: Int[Array | np.ndarray, "n"]
-    weight: Float[Array | np.ndarray, "n"]
+    version: Int[Array | np.ndarray, " n"]
+    weight: Float[Array | np.ndarray, " n"]
     observed: Any = None
     """What `rl.flow_policy.observe` makes of the batch, where it is kept."""
 

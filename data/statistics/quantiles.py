@@ -24,7 +24,7 @@ class OrderStatistics:
     """
 
     def __init__(
-        self, low: Shaped[np.ndarray, "d"], high: Shaped[np.ndarray, "d"], ranks: Sequence[int]
+        self, low: Shaped[np.ndarray, " d"], high: Shaped[np.ndarray, " d"], ranks: Sequence[int]
     ) -> None:
         self._dtype, self._base = low.dtype, _keys(low)
         width = int((_keys(high) - self._base).max()).bit_length()

@@ -193,7 +193,7 @@ def _spread(dataset: Dataset, camera: str, seen: Float64[np.ndarray, "3"]) -> It
         )  # fmt: skip
 
 
-def _times(path: Path) -> tuple[Float64[np.ndarray, "n"], int]:
+def _times(path: Path) -> tuple[Float64[np.ndarray, " n"], int]:
     """Times in seconds, ascending, of the frames whose bytes are really there, and how many the
     file's index lists."""
     times = []

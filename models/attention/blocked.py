@@ -76,7 +76,7 @@ class _Queries(NamedTuple):
     arrays: tuple[Array, ...]
     masks: tuple[Int[Array, "i l"], Int[Array, "i l"] | None]
     order: Int[Array, "i j"]
-    visited: Int[Array, "i"]
+    visited: Int[Array, " i"]
 
 
 class _Keys(NamedTuple):

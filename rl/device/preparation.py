@@ -31,9 +31,9 @@ class Traceable(Protocol):
     max_steps: int
     prompts: tuple[tuple[str, ...], ...]
 
-    def goal(self, state: State) -> Int[Array, "n"]: ...
+    def goal(self, state: State) -> Int[Array, " n"]: ...
 
-    def pure_reset(self, seeds: UInt32[Array, "n"]) -> State: ...
+    def pure_reset(self, seeds: UInt32[Array, " n"]) -> State: ...
 
     def pure_observe(self, state: State) -> Observation: ...
 
@@ -90,7 +90,7 @@ class Preparation:
         """Real ones of the model's action dims."""
 
     def batch(
-        self, observation: Observation, goal: Int[Array, "n"], wording: Float[Array, "n"]
+        self, observation: Observation, goal: Int[Array, " n"], wording: Float[Array, " n"]
     ) -> PackedBatch:
         """A row for each observation; nothing of `action_mask` is true.
 

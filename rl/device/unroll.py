@@ -163,7 +163,7 @@ class Lanes:
         wording = jax.vmap(jax.random.uniform)(self._key(_WORDING, state))
         return seen, _Told(self._preparation.batch(seen, goal, wording), goal, wording)
 
-    def _key(self, what: int, state: State) -> Key[Array, "n"]:
+    def _key(self, what: int, state: State) -> Key[Array, " n"]:
         """Of each lane's running episode."""
         key = jax.random.fold_in(jax.random.key(self.config.seed), what)
 
@@ -185,20 +185,20 @@ class _Told(NamedTuple):
     """What the policy knew when it drew a chunk; `wording` in [0, 1) is its prompt's."""
 
     batch: PackedBatch
-    goal: Int[Array, "n"]
-    wording: Float[Array, "n"]
+    goal: Int[Array, " n"]
+    wording: Float[Array, " n"]
 
 
 class _Steps(NamedTuple):
     """Steps of a chunk: which counted (the episode had not ended before), and what happened."""
 
-    live: Bool[Array, "n"]
+    live: Bool[Array, " n"]
     happened: Transition
 
 
 def _held(
-    before: tuple[State, Bool[Array, "n"]], after: State, happened: Transition
-) -> tuple[tuple[State, Bool[Array, "n"]], _Steps]:
+    before: tuple[State, Bool[Array, " n"]], after: State, happened: Transition
+) -> tuple[tuple[State, Bool[Array, " n"]], _Steps]:
     """Takes a step, except in lanes whose episode is over: they wait where the next one begins."""
     state, over = before
     happened = jax.tree.map(lambda x: x[:, 0], happened)

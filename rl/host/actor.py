@@ -64,7 +64,7 @@ class Actor:
         actions = self.policy.robot_actions(np.stack([row.actions for row in rows]), states)
         return [Answer(*pair) for pair in zip(actions, rows, strict=True)]
 
-    def values(self, params: Params, requests: Sequence[Request]) -> Float[np.ndarray, "n"]:
+    def values(self, params: Params, requests: Sequence[Request]) -> Float[np.ndarray, " n"]:
         """What the value head expects of observations, such as terminal ones."""
         found = np.empty(len(requests), np.float32)
         for at, count, batch in self.policy.batches(requests):

@@ -47,7 +47,7 @@ class Task:
     """How an episode starts, from draws in [0, 1)."""
     aside: Callable[[Start, Float[Array, "3 3"]], Float[Array, "3 3"]]
     """Where (x, y, yaw) distractors lie, at most three, from draws in [0, 1)."""
-    achieved: Callable[[Physics, Start], Bool[Array, "g"]]
+    achieved: Callable[[Physics, Start], Bool[Array, " g"]]
     bodies: Bodies = field(default_factory=Bodies)
 
 

@@ -14,7 +14,7 @@ _LEAST = 0.01
 _OF_WIDEST = 0.1
 
 
-def distances(scale: Normalizer, state: Float[np.ndarray, "s"]) -> Float[np.ndarray, "s"]:
+def distances(scale: Normalizer, state: Float[np.ndarray, " s"]) -> Float[np.ndarray, " s"]:
     """By dim, how many half ranges (or standard deviations) of the training data the state lies
     from their middle.
 
