@@ -13,7 +13,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from jaxtyping import config, install_import_hook
+from jaxtyping import config
 
 CACHE = Path(__file__).parent.parent / ".jax_cache"
 
@@ -27,10 +27,9 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 gc.set_threshold(50_000, 20, 100)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-import tests.shapes  # noqa: E402, F401  it imports JAX, which reads those settings
+from tests import shapes  # noqa: E402  it imports JAX, which reads those settings
 
-PACKAGES = ["models", "data", "parallel", "sim", "rl", "tools"]
-install_import_hook(PACKAGES, "tests.shapes.check_arrays")
+shapes.install(["models", "data", "parallel", "sim", "rl", "tools"])
 
 
 @pytest.fixture
