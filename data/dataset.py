@@ -31,10 +31,10 @@ class Runs(NamedTuple):
     Most episodes are a single run; `task` indexes `Dataset.prompts`.
     """
 
-    episode: Int64[np.ndarray, "r"]
-    first: Int64[np.ndarray, "r"]
-    length: Int64[np.ndarray, "r"]
-    task: Int64[np.ndarray, "r"]
+    episode: Int64[np.ndarray, " r"]
+    first: Int64[np.ndarray, " r"]
+    length: Int64[np.ndarray, " r"]
+    task: Int64[np.ndarray, " r"]
 
 
 class Dataset(Protocol):
@@ -84,7 +84,7 @@ class Dataset(Protocol):
         ...
 
     @property
-    def lengths(self) -> Int64[np.ndarray, "e"]:
+    def lengths(self) -> Int64[np.ndarray, " e"]:
         """Frames of each episode."""
         ...
 

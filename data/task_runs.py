@@ -16,11 +16,11 @@ from data.errors import DatasetError
 
 
 def runs_and_prompts(
-    lengths: Int64[np.ndarray, "e"],
+    lengths: Int64[np.ndarray, " e"],
     texts: pa.ListArray | None,
     tasks: Mapping[int, str],
     tasks_file: object,
-    task_indices: Callable[[Int64[np.ndarray, "k"]], Iterator[Int64[np.ndarray, "n"]]],
+    task_indices: Callable[[Int64[np.ndarray, " k"]], Iterator[Int64[np.ndarray, " n"]]],
 ) -> tuple[Runs, Prompts]:
     """The runs of frames with one task, by episode and frame, and the wordings of each task.
 
@@ -56,8 +56,8 @@ def runs_and_prompts(
 
 
 def _single(
-    lengths: Int64[np.ndarray, "e"], texts: pa.ListArray | None, known: set[str]
-) -> tuple[Bool[np.ndarray, "e"], Int64[np.ndarray, "e"], list[str]]:
+    lengths: Int64[np.ndarray, " e"], texts: pa.ListArray | None, known: set[str]
+) -> tuple[Bool[np.ndarray, " e"], Int64[np.ndarray, " e"], list[str]]:
     """Which episodes list one known instruction, and which one of those returned."""
     none = np.zeros(len(lengths), np.int64)
     if texts is None:
@@ -77,8 +77,8 @@ def _single(
 
 
 def _by_episode(
-    lengths: Int64[np.ndarray, "k"], blocks: Iterator[Int64[np.ndarray, "n"]]
-) -> Iterator[Int64[np.ndarray, "t"]]:
+    lengths: Int64[np.ndarray, " k"], blocks: Iterator[Int64[np.ndarray, " n"]]
+) -> Iterator[Int64[np.ndarray, " t"]]:
     """Cuts blocks of whole episodes end to end into episodes."""
     episodes: Iterator[int] = iter(lengths.tolist())
     for block in blocks:

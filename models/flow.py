@@ -52,7 +52,7 @@ def noise(keys: UInt32[Array, "*b 2"], shape: tuple[int, ...]) -> Float[Array, "
 
 
 def interpolate(
-    actions: Float[Array, "*b h a"], noise: Float[Array, "*b h a"], time: Float[Array, "*b"]
+    actions: Float[Array, "*#b h a"], noise: Float[Array, "*b h a"], time: Float[Array, "*b"]
 ) -> tuple[Float[Array, "*b h a"], Float[Array, "*b h a"]]:
     """The noised chunk x_t and its target velocity."""
     t = time[..., None, None]

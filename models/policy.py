@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Bool, Float, Int, UInt8, UInt32
+from jaxtyping import Bool, Float, Int, Integer, UInt8, UInt32
 
 from models import flow
 from models.groot.inputs import groot_batch
@@ -35,7 +35,7 @@ class Request:
     to continue, are in the robot's units; the sample's actions are `left` in the model's."""
 
     sample: Sample
-    state: Float[np.ndarray, "_s"]
+    state: Float[np.ndarray, " _s"]
     key: UInt32[np.ndarray, "2"]
     left: Left | None = None
 
@@ -71,7 +71,7 @@ class Policy:
         self,
         observation: tuple[UInt8[ArrayLike, "n c h w 3"], Float[ArrayLike, "n s"]],
         prompts: list[str],
-        keys: UInt32[ArrayLike, "n 2"],
+        keys: Integer[ArrayLike, "n 2"] | Sequence[tuple[int, int]],
     ) -> Float[np.ndarray, "n t a"]:
         """Chunks for N observations, each (pictures in the embodiment's camera order, state).
 
@@ -87,7 +87,7 @@ class Policy:
         self,
         observation: tuple[UInt8[ArrayLike, "n c h w 3"], Float[ArrayLike, "n s"]],
         prompts: list[str],
-        keys: UInt32[ArrayLike, "n 2"],
+        keys: Integer[ArrayLike, "n 2"] | Sequence[tuple[int, int]],
     ) -> list[Request]:
         """What `act` does before it computes, for each row by itself.
 
@@ -106,8 +106,8 @@ class Policy:
     def infer(
         self,
         observation: Mapping[str, Any],
-        noise: Float[ArrayLike, "b h a"] | None = None,
-        keys: UInt32[ArrayLike, "b 2"] | None = None,
+        noise: Float[ArrayLike, "b h _a"] | None = None,
+        keys: Integer[ArrayLike, "b 2"] | Sequence[tuple[int, int]] | None = None,
         *,
         previous: Sequence[Float[np.ndarray, "_h a"] | None] | None = None,
         committed: int | Sequence[int] = 0,
@@ -147,7 +147,7 @@ class Policy:
     def prepare(
         self,
         observation: Mapping[str, Any],
-        keys: UInt32[ArrayLike, "b 2"] | None = None,
+        keys: Integer[ArrayLike, "b 2"] | Sequence[tuple[int, int]] | None = None,
         *,
         previous: Sequence[Float[np.ndarray, "_h a"] | None] | None = None,
         committed: int | Sequence[int] = 0,
@@ -176,7 +176,7 @@ class Policy:
         return [Request(*row) for row in zip(samples, states, words, lefts, strict=True)]
 
     def answer(
-        self, requests: Sequence[Request], noise: Float[np.ndarray, "b h a"] | None = None
+        self, requests: Sequence[Request], noise: Float[np.ndarray, "b h _a"] | None = None
     ) -> Float[np.ndarray, "b h a"]:
         """Chunks in the robot's units, one for each request; see `infer` for the noise."""
         _check_rows(noise, len(requests))
@@ -199,7 +199,7 @@ class Policy:
 
     def batches(
         self, requests: Sequence[Request]
-    ) -> Iterator[tuple[Int[np.ndarray, "r"], int, PackedBatch]]:
+    ) -> Iterator[tuple[Int[np.ndarray, " r"], int, PackedBatch]]:
         """The requests as batches of the policy's sizes, one a row, each beside such as need the
         same program: as many pictures, the same bucket of text, a chunk to continue or none.
 
@@ -271,7 +271,7 @@ class Policy:
         *,
         action_mask: Bool[ArrayLike, "b h a"] | None = None,
         noise: Float[ArrayLike, "b h a"] | None = None,
-        time: Float[ArrayLike, "b"] | None = None,
+        time: Float[ArrayLike, " b"] | None = None,
         seed: int = 0,
     ) -> Float[np.ndarray, "*b_h"]:
         """Squared velocity error as the peers give it: openpi's [b, h], averaged over all of the
@@ -325,7 +325,7 @@ class Policy:
             actions=actions,
         )
 
-    def _continuing(self, sample: Sample, state: Float[np.ndarray, "_s"], left: Left) -> Sample:
+    def _continuing(self, sample: Sample, state: Float[np.ndarray, " _s"], left: Left) -> Sample:
         _, (chunk,), (mask,) = self._prepared().numbers(
             state[None], left.actions[None], left.weight[None] > 0, embodiment=self.embodiment
         )
@@ -348,7 +348,7 @@ class Policy:
             bucket *= 2
         return max(length, min(bucket, self._prepared().text_limit))
 
-    def _pieces(self, count: int) -> Iterator[tuple[Int[np.ndarray, "r"], int]]:
+    def _pieces(self, count: int) -> Iterator[tuple[Int[np.ndarray, " r"], int]]:
         """So many rows in batches of the policy's sizes: the rows of each, filled up by the last of
         them, and how many count."""
         for first in range(0, count, self.sizes[-1]):
@@ -396,7 +396,9 @@ class Policy:
         return error
 
 
-def _words(keys: UInt32[ArrayLike, "n 2"] | None, count: int) -> UInt32[np.ndarray, "n 2"]:
+def _words(
+    keys: Integer[ArrayLike, "n 2"] | Sequence[tuple[int, int]] | None, count: int
+) -> UInt32[np.ndarray, "n 2"]:
     if keys is None:
         return np.stack([np.zeros(count, np.uint32), np.arange(count, dtype=np.uint32)], -1)
     words = np.asarray(keys)

@@ -45,7 +45,7 @@ class Left(NamedTuple):
 
     actions: Float[np.ndarray, "h a"]
     """Filled up with zeros."""
-    weight: Float[np.ndarray, "h"]
+    weight: Float[np.ndarray, " h"]
     """Above 0 where there is an action left."""
     committed: Float[np.ndarray, "_d a"]
 

@@ -143,7 +143,7 @@ class RobotPolicy:
 
     def request(
         self,
-        observation: tuple[Pictures, Float[ArrayLike, "s"] | None],
+        observation: tuple[Pictures, Float[ArrayLike, " s"] | None],
         prompt: str,
         key: Sequence[int] | UInt32[np.ndarray, "2"],
         *,
@@ -202,8 +202,8 @@ class RobotPolicy:
         observation: tuple[
             UInt8[Array | np.ndarray, "n c h w 3"], Float[Array | np.ndarray, "n s"]
         ],
-        goal: Int[Array, "n"],
-        wording: Float[Array, "n"],
+        goal: Int[Array, " n"],
+        wording: Float[Array, " n"],
     ) -> PackedBatch:
         """A row for each observation, to trace; nothing of `action_mask` is true.
 

@@ -59,7 +59,7 @@ def keep_rows(tree: PyTree, axes: tuple[str, ...] = ROWS) -> PyTree:
     return jax.tree.map(lambda x: constrain(x, axes, *[free] * (x.ndim - 1)), tree)
 
 
-def look_up(table: Float[Array, "v w"], index: Int[Array, "r *i"]) -> Float[Array, "r *i w"]:
+def look_up(table: Float[Array, "v w"], index: Int[Array, " r *i"]) -> Float[Array, "r *i w"]:
     """`table[index]` of a table whose words are cut over "fsdp": indices travel to the words and
     vectors back, where the compiler might otherwise gather the table and reduce its gradient
     whole."""

@@ -15,14 +15,14 @@ from jaxtyping import Float
 class Worth(NamedTuple):
     """Advantages and targets of one trajectory's decisions."""
 
-    advantage: Float[np.ndarray, "t"]
-    target: Float[np.ndarray, "t"]
+    advantage: Float[np.ndarray, " t"]
+    target: Float[np.ndarray, " t"]
     """The value head's targets."""
 
 
 def gae(
-    rewards: Float[np.ndarray, "t"],
-    values: Float[np.ndarray, "t"],
+    rewards: Float[np.ndarray, " t"],
+    values: Float[np.ndarray, " t"],
     final: float,
     discount: float,
     trace: float,
@@ -40,7 +40,7 @@ def gae(
     return Worth(advantage, advantage + values)
 
 
-def group(returns: Float[np.ndarray, "n"], scaled: bool = True) -> Float[np.ndarray, "n"]:
+def group(returns: Float[np.ndarray, " n"], scaled: bool = True) -> Float[np.ndarray, " n"]:
     """Advantages of n episodes from one start over their mean, in standard deviations of the group
     if `scaled` (GRPO, arXiv 2402.03300; without, as arXiv 2503.20783 argues).
 
@@ -64,10 +64,10 @@ def group(returns: Float[np.ndarray, "n"], scaled: bool = True) -> Float[np.ndar
 
 
 def vtrace(
-    rewards: Float[np.ndarray, "t"],
-    values: Float[np.ndarray, "t"],
+    rewards: Float[np.ndarray, " t"],
+    values: Float[np.ndarray, " t"],
     final: float,
-    ratios: Float[np.ndarray, "t"],
+    ratios: Float[np.ndarray, " t"],
     discount: float,
     trace: float,
     truncation: float = 1.0,
@@ -94,7 +94,9 @@ def vtrace(
     return Worth(rewards + discount * expected - values, target)
 
 
-def _decaying(x: Float[np.ndarray, "t"], decay: Float[np.ndarray, "t"]) -> Float[np.ndarray, "t"]:
+def _decaying(
+    x: Float[np.ndarray, " t"], decay: Float[np.ndarray, " t"]
+) -> Float[np.ndarray, " t"]:
     """y_t = x_t + decay_t y_{t+1}."""
     y, later = np.empty_like(x), 0.0
     for t in reversed(range(len(x))):

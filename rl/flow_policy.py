@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
+from jaxtyping import Array, Float, Int, Key, PRNGKeyArray, UInt32
 
 from models import flow
 from models.groot.model import Groot
@@ -88,7 +88,7 @@ def log_prob(
     drawn: Drawn,
     observed: Any,
     config: FlowConfig,
-) -> tuple[Float[Array, "n h a"], Float[Array, "n"], Float[Array, "n"]]:
+) -> tuple[Float[Array, "n h a"], Float[Array, " n"], Float[Array, " n"]]:
     """Log-probabilities of chunks, for each of their numbers; the value head's estimate; and the
     entropy, in nats, averaged over the numbers that `action_mask` counts.
 
@@ -114,12 +114,12 @@ def observe(model: Pi | Groot, params: Params, batch: PackedBatch) -> Any:
     return model.observe(params["policy"], batch)
 
 
-def value(model: Pi | Groot, params: Params, batch: PackedBatch) -> Float[Array, "n"]:
+def value(model: Pi | Groot, params: Params, batch: PackedBatch) -> Float[Array, " n"]:
     """The value head's estimate, 0 without one, for N rows of one sample each."""
     return _value(params, model.field(params["policy"], batch), batch)
 
 
-def schedule(config: FlowConfig) -> tuple[Float[np.ndarray, "k"], Float[np.ndarray, "k"]]:
+def schedule(config: FlowConfig) -> tuple[Float[np.ndarray, " k"], Float[np.ndarray, " k"]]:
     """Weights c of the predicted noise x̂₁ = x + (1 − t)·v that is taken from the Euler step, and
     standard deviations s of the noise added, by denoising step k.
 
@@ -175,7 +175,7 @@ def _step(
     return _Step(euler, mean, jnp.broadcast_to(std, mean.shape))
 
 
-def _value(params: Params, field: flow.Field, batch: PackedBatch) -> Float[Array, "n"]:
+def _value(params: Params, field: flow.Field, batch: PackedBatch) -> Float[Array, " n"]:
     """Read from the expert's features of a chunk of zeros at t = 1, averaged over the horizon.
 
     All that the policy knows of an observation passes through the expert, whichever way the state
@@ -205,7 +205,7 @@ def _gather(chain: Float[Array, "k n h a"], at: Int[Array, "n m"]) -> Float[Arra
     return chain[at, jnp.arange(len(at))[:, None]]
 
 
-def _fold(keys: UInt32[Array, "n 2"], what: int) -> PRNGKeyArray:
+def _fold(keys: UInt32[Array, "n 2"], what: int) -> Key[Array, " n"]:
     return jax.vmap(
         lambda key: jax.random.fold_in(jax.random.wrap_key_data(key, impl="threefry2x32"), what)
     )(keys)

@@ -183,7 +183,7 @@ class Learner:
 
     def evaluate(
         self, experience: Experience
-    ) -> tuple[Float[np.ndarray, "n h a"], Float[np.ndarray, "n"]]:
+    ) -> tuple[Float[np.ndarray, "n h a"], Float[np.ndarray, " n"]]:
         """log π and values of the policy as it is, for V-trace (`experience.micro_batches`)."""
         log_prob, value = self._evaluate(self.state.params, put_batch(experience, self._mesh))
         return np.asarray(log_prob), np.asarray(value)

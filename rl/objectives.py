@@ -47,10 +47,10 @@ def objective(
     config: ObjectiveConfig,
     log_prob: Float[Array, "n h a"],
     behaviour: Float[Array | np.ndarray, "n h a"],
-    advantage: Float[Array | np.ndarray, "n"],
+    advantage: Float[Array | np.ndarray, " n"],
     acted: Bool[Array, "n h a"],
-    weight: Float[Array | np.ndarray, "n"],
-    lag: Int[Array | np.ndarray, "n"],
+    weight: Float[Array | np.ndarray, " n"],
+    lag: Int[Array | np.ndarray, " n"],
     proximal: Float[Array | np.ndarray, "n h a"] | None = None,
 ) -> Terms:
     """Policy loss of n decisions, with its metrics.
@@ -106,9 +106,9 @@ def objective(
 
 
 def value_loss(
-    value: Float[Array, "n"],
-    target: Float[Array | np.ndarray, "n"],
-    weight: Float[Array | np.ndarray, "n"],
+    value: Float[Array, " n"],
+    target: Float[Array | np.ndarray, " n"],
+    weight: Float[Array | np.ndarray, " n"],
 ) -> Float[Array, ""]:
     """Half the squared error, summed over decisions."""
     return jnp.sum(0.5 * (value.astype(jnp.float32) - target) ** 2 * weight)
@@ -117,7 +117,7 @@ def value_loss(
 def interpolated(
     log_prob: Float[Array, "n h a"],
     behaviour: Float[Array | np.ndarray, "n h a"],
-    lag: Int[Array | np.ndarray, "n"],
+    lag: Int[Array | np.ndarray, " n"],
 ) -> Float[Array, "n h a"]:
     """log π of a proximal policy between behaviour and learner (A-3PO, arXiv 2512.06547):
     log π_b + α (log π_θ - log π_b), α = (v_p - v_b) / (v_θ - v_b), where an update leads from

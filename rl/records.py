@@ -40,7 +40,7 @@ class Decision:
     drawn: Drawn
     version: int
     """Number of updates of the policy that drew it."""
-    reward: Float[np.ndarray, "t"]
+    reward: Float[np.ndarray, " t"]
     """Rewards of the executed steps."""
 
 
@@ -80,11 +80,11 @@ class Experience:
 
     batch: PackedBatch
     drawn: Drawn
-    advantage: Float[Array | np.ndarray, "n"]
-    target: Float[Array | np.ndarray, "n"]
+    advantage: Float[Array | np.ndarray, " n"]
+    target: Float[Array | np.ndarray, " n"]
     """The value head's targets."""
-    version: Int[Array | np.ndarray, "n"]
-    weight: Float[Array | np.ndarray, "n"]
+    version: Int[Array | np.ndarray, " n"]
+    weight: Float[Array | np.ndarray, " n"]
     observed: Any = None
     """Result of `rl.flow_policy.observe` for the batch, where it is kept."""
 

@@ -30,7 +30,7 @@ from rl.records import Drawn, Experience
 Params = Any
 LogProb = Callable[
     [Params, PackedBatch, Drawn, Any],
-    tuple[Float[Array, "n h a"], Float[Array, "n"], Float[Array, "n"]],
+    tuple[Float[Array, "n h a"], Float[Array, " n"], Float[Array, " n"]],
 ]
 """log π of the numbers drawn, what the value head expects, and an entropy for each decision; from
 `Experience.observed` where that is kept."""
@@ -128,7 +128,7 @@ def metrics_of(terms: Terms) -> dict[str, float]:
 
 def loss_terms(
     config: ObjectiveConfig,
-    found: tuple[Float[Array, "n h a"], Float[Array, "n"], Float[Array, "n"]],
+    found: tuple[Float[Array, "n h a"], Float[Array, " n"], Float[Array, " n"]],
     experience: Experience,
     version: Int[Array | np.ndarray, "*n"],
     proximal: Float[Array, "n h a"] | None,

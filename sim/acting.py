@@ -48,7 +48,7 @@ class Run:
     prompt: str = ""
     success: bool = False
     achieved: set[int] = field(default_factory=set)
-    rewards: list[Float[np.ndarray, "t"]] = field(default_factory=list)
+    rewards: list[Float[np.ndarray, " t"]] = field(default_factory=list)
     actions: list[Float[np.ndarray, "t a"]] = field(default_factory=list)
     """Actions requested, concatenated; a policy's may reach beyond what was executed."""
     seen: list[Observation] = field(default_factory=list)

@@ -79,7 +79,7 @@ class Outcome(NamedTuple):
     """Current observation, [c h w 3] and [s]; the terminal one if the episode ended."""
     goal: int
     """Goal of the episode, an index into `Spec.goals`."""
-    reward: Float[np.ndarray, "t"]
+    reward: Float[np.ndarray, " t"]
     """Rewards by executed step: none after `begin`, fewer than sent if the episode ended."""
     terminated: bool = False
     """The environment says that the episode is over: success, or failure for good."""
@@ -87,7 +87,7 @@ class Outcome(NamedTuple):
     """Time ran out; never both."""
     success: bool = False
     """The episode's own goal was achieved at one of these steps."""
-    achieved: Bool[np.ndarray, "g"] = np.zeros(0, bool)
+    achieved: Bool[np.ndarray, " g"] = np.zeros(0, bool)
     """Goals achieved at any of these steps."""
     actions: Float[np.ndarray, "t a"] | None = None
     """The expert's actions, from `demonstrate`."""
@@ -181,10 +181,10 @@ class Environment(Protocol):
     prompts: tuple[tuple[str, ...], ...]
     """Wordings of each goal."""
 
-    def reset(self, seeds: Int[np.ndarray, "n"]) -> State:
+    def reset(self, seeds: Int[np.ndarray, " n"]) -> State:
         """Fresh episodes, one per seed; the same seed gives the same episode."""
 
-    def goal(self, state: State) -> Int[Array, "n"]:
+    def goal(self, state: State) -> Int[Array, " n"]:
         """Index into `goals` of each running episode."""
 
     def observe(self, state: State) -> Observation:

@@ -9,6 +9,9 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+from jaxtyping import config
+
 CACHE = Path(__file__).parent.parent / ".jax_cache"
 
 os.environ["NPROC"] = "32"
@@ -20,3 +23,15 @@ os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 gc.set_threshold(50_000, 20, 100)
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+from tests import shapes  # noqa: E402  it imports JAX, which reads those settings
+
+shapes.install(["models", "data", "parallel", "sim", "rl", "tools"])
+
+
+@pytest.fixture
+def unchecked():
+    """Lets a test give a shape or dtype that a signature forbids, to see what refuses it."""
+    config.update("jaxtyping_disable", True)
+    yield
+    config.update("jaxtyping_disable", False)

@@ -47,7 +47,7 @@ def write_bytes(path: Path, content: bytes) -> None:
         file.write(google_crc32c.value(content).to_bytes(_CRC_BYTES, "little"))
 
 
-def read_bytes(path: Path) -> UInt8[np.ndarray, "n"]:
+def read_bytes(path: Path) -> UInt8[np.ndarray, " n"]:
     """What `write_bytes` wrote, mapped into memory.
 
     Raises:

@@ -145,7 +145,7 @@ def _spread(
         )  # fmt: skip
 
 
-def _times(path: Path) -> tuple[Float64[np.ndarray, "n"], int]:
+def _times(path: Path) -> tuple[Float64[np.ndarray, " n"], int]:
     """Times in seconds, ascending, of the frames whose bytes are really there, and how many the
     file's index lists."""
     times = []

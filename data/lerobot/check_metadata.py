@@ -142,7 +142,7 @@ def written_statistics(folder: Folder) -> dict[str, Any]:
     return written
 
 
-def numbers(value: object) -> Float64[np.ndarray, "n"] | None:
+def numbers(value: object) -> Float64[np.ndarray, " n"] | None:
     """Nested lists of numbers end to end; None if they hold something else."""
     try:
         return np.asarray(value, np.float64).reshape(-1)
@@ -171,8 +171,8 @@ def _differing(
 def _places(
     dataset: LeRobotDataset,
     folder: Folder,
-    chunk: Int64[np.ndarray, "e"],
-    file: Int64[np.ndarray, "e"],
+    chunk: Int64[np.ndarray, " e"],
+    file: Int64[np.ndarray, " e"],
 ) -> Iterator[Problem]:
     """Looks where the file changes, so at two episodes of each file."""
     place = chunk * (int(file.max()) + 1) + file

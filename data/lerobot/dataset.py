@@ -66,7 +66,7 @@ class LeRobotDataset:
         return self.folder.path(name)
 
     @cached_property
-    def lengths(self) -> Int64[np.ndarray, "e"]:
+    def lengths(self) -> Int64[np.ndarray, " e"]:
         """Frames of each episode."""
         return self.metadata.lengths[self._chosen]
 
@@ -81,7 +81,7 @@ class LeRobotDataset:
         return len(self._chosen)
 
     @cached_property
-    def episode_numbers(self) -> Int64[np.ndarray, "e"]:
+    def episode_numbers(self) -> Int64[np.ndarray, " e"]:
         """The `episode_index` of each episode, which is its position in a sound dataset."""
         return self.metadata.numbers[self._chosen]
 
@@ -261,10 +261,10 @@ class LeRobotDataset:
         return self._rows.path(self._rows.place(self._place(i)).file)
 
     @cached_property
-    def _ends(self) -> Int64[np.ndarray, "e"]:
+    def _ends(self) -> Int64[np.ndarray, " e"]:
         return np.cumsum(self.lengths)
 
-    def _present(self, camera: str) -> Bool[np.ndarray, "e"]:
+    def _present(self, camera: str) -> Bool[np.ndarray, " e"]:
         """Which episodes have this camera."""
         if camera not in self._seen:
             is_video = self.features[camera]["dtype"] == "video"
@@ -305,7 +305,7 @@ class LeRobotDataset:
             }
         )
 
-    def _places(self) -> Int64[np.ndarray, "e"]:
+    def _places(self) -> Int64[np.ndarray, " e"]:
         """Where the selected episodes stand in the metadata."""
         numbers = self.metadata.numbers
         if self._selected is None:

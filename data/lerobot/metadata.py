@@ -34,10 +34,10 @@ class Metadata(Protocol):
 
     listing: str
     tasks_file: str
-    numbers: Int64[np.ndarray, "e"]
-    lengths: Int64[np.ndarray, "e"]
+    numbers: Int64[np.ndarray, " e"]
+    lengths: Int64[np.ndarray, " e"]
     texts: pa.ListArray | None
-    hints: Int64[np.ndarray, "e"]
+    hints: Int64[np.ndarray, " e"]
     num_data_files: int
     wanders: bool
 
@@ -49,7 +49,7 @@ class Metadata(Protocol):
         """Name of the mp4 that holds an episode, and the second at which it starts there."""
         ...
 
-    def has_video(self, camera: str) -> Bool[np.ndarray, "e"]:
+    def has_video(self, camera: str) -> Bool[np.ndarray, " e"]:
         """Which episodes a camera of dtype video has."""
         ...
 

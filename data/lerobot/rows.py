@@ -36,9 +36,9 @@ class _Ranges(NamedTuple):
     """Of each row group of a file: lowest and highest episode_index, and rows. `ordered` if the
     former two never fall."""
 
-    first: Int64[np.ndarray, "g"]
-    last: Int64[np.ndarray, "g"]
-    rows: Int64[np.ndarray, "g"]
+    first: Int64[np.ndarray, " g"]
+    last: Int64[np.ndarray, " g"]
+    rows: Int64[np.ndarray, " g"]
     ordered: bool
 
     def holding(self, number: int) -> tuple[int, int]:
@@ -84,7 +84,7 @@ class Rows:
         column = self._episodes(groups, members, [name])[name].combine_chunks()
         return self.path(groups.file), column
 
-    def filled(self, name: str, episodes: Int64[np.ndarray, "k"]) -> Bool[np.ndarray, "e"]:
+    def filled(self, name: str, episodes: Int64[np.ndarray, " k"]) -> Bool[np.ndarray, " e"]:
         """Which of these episodes have any picture in a column of pictures; True for others."""
         present = np.ones(len(self._metadata.numbers), bool)
         for groups, members in self._batches(episodes):
@@ -200,7 +200,7 @@ class Rows:
         return _sorted(pa.concat_tables(pieces, promote_options="permissive"))
 
     @property
-    def _numbers(self) -> tuple[Int64[np.ndarray, "e"], Int64[np.ndarray, "e"]]:
+    def _numbers(self) -> tuple[Int64[np.ndarray, " e"], Int64[np.ndarray, " e"]]:
         return self._metadata.numbers, self._metadata.lengths
 
     def _read(self, groups: Groups, names: tuple[str, ...]) -> pa.Table:
@@ -272,7 +272,7 @@ class Rows:
         )
 
 
-def _ranges(path: Any, values: Int64[np.ndarray, "n"], rows: Int64[np.ndarray, "g"]) -> _Ranges:
+def _ranges(path: Any, values: Int64[np.ndarray, " n"], rows: Int64[np.ndarray, " g"]) -> _Ranges:
     """Ranges of a file's `values` of episode_index, of which its row groups hold `rows` each."""
     if (rows < 0).any() or rows.sum() != len(values):
         raise DatasetError(

@@ -66,7 +66,7 @@ class MetadataV21:
     def video(self, episode: int, camera: str) -> tuple[str, float]:
         return self._name("video_path", episode, video_key=camera), 0.0
 
-    def has_video(self, camera: str) -> Bool[np.ndarray, "e"]:
+    def has_video(self, camera: str) -> Bool[np.ndarray, " e"]:
         files = self._videos()
         episodes = range(len(self.numbers))
         return np.array([self.video(i, camera)[0] in files for i in episodes], bool)

@@ -79,7 +79,7 @@ class MetadataV30:
             )
         return name, start
 
-    def has_video(self, camera: str) -> Bool[np.ndarray, "e"]:
+    def has_video(self, camera: str) -> Bool[np.ndarray, " e"]:
         place = self._places[camera]
         return (place["file_index"] >= 0) & ~np.isnan(place["from_timestamp"])
 
@@ -98,7 +98,7 @@ class MetadataV30:
         texts = to_numpy(file, text, table[text], {"dtype": "string", "shape": (1,)})
         return dict(zip(indices.tolist(), texts.reshape(-1).tolist(), strict=True))
 
-    def _hinted(self, table: pa.Table) -> Int64[np.ndarray, "e"]:
+    def _hinted(self, table: pa.Table) -> Int64[np.ndarray, " e"]:
         """Numbers of the data files that the metadata names; 0 for one that is not there."""
         fields = [f"data/{field}" for field in ("chunk_index", "file_index")]
         if not set(fields) <= set(table.column_names):
@@ -156,7 +156,7 @@ def _cast(file: Any, name: str, column: pa.ChunkedArray, kind: pa.DataType) -> p
     return column.fill_null(-1 if pa.types.is_integer(kind) else float("nan"))
 
 
-def _plain(path: Any, table: pa.Table, name: str) -> Int64[np.ndarray, "e"]:
+def _plain(path: Any, table: pa.Table, name: str) -> Int64[np.ndarray, " e"]:
     values = table[name].to_numpy()
     least = 1 if name == "length" else 0
     if len(values) == 0 or not least <= values.min() <= values.max() < MOST_FRAMES:

@@ -136,15 +136,15 @@ class Batches:
         return _Part(source, feed, draws, rows, *told, shown, *numbers, lost | cut)
 
     def _columns(
-        self, feed: Feed, names: tuple[str, ...], rows: Int64[np.ndarray, "n *h"]
-    ) -> tuple[Float32[np.ndarray, "n *h d"], Bool[np.ndarray, "n"]]:
+        self, feed: Feed, names: tuple[str, ...], rows: Int64[np.ndarray, " n *h"]
+    ) -> tuple[Float32[np.ndarray, "n *h d"], Bool[np.ndarray, " n"]]:
         """Columns end to end, and which of the n the reader left out (zeros)."""
         ends = np.cumsum([feed.frames.stats[name]["mean"].size for name in names])
         values = np.zeros((*rows.shape, ends[-1]), np.float32)
         parts = dict(zip(names, np.split(values, ends[:-1], axis=-1), strict=True))
         return values, self.reader(partial(_read_columns, feed.frames, rows, parts), len(rows))
 
-    def _text(self, part: "_Part") -> Iterator[Int[np.ndarray, "_t"]]:
+    def _text(self, part: "_Part") -> Iterator[Int[np.ndarray, " _t"]]:
         """Token ids of each sample; of a wording they are kept, but not where a state follows."""
         processor, prompts = self.processor, part.feed.frames.prompts
         dims = len(processor.embodiments[part.feed.embodiment].state.offset)
@@ -161,7 +161,7 @@ class Batches:
             yield self._tokens[key]
 
     def _read_images(
-        self, part: "_Part", arrays: dict[str, Any], first: Int64[np.ndarray, "n"]
+        self, part: "_Part", arrays: dict[str, Any], first: Int64[np.ndarray, " n"]
     ) -> None:
         """Reads a part's pictures into slots of the batch, a sample's from slot `first` on."""
         frames, size = part.feed.frames, self.plan.layout.image_size
@@ -178,7 +178,7 @@ class Batches:
             part.lost[seen] |= lost
 
     @cached_property
-    def _tokens(self) -> dict[tuple[int, ...], Int[np.ndarray, "_t"]]:
+    def _tokens(self) -> dict[tuple[int, ...], Int[np.ndarray, " _t"]]:
         return {}
 
     @cached_property
@@ -187,7 +187,7 @@ class Batches:
         return Memory((self.share[1] - self.share[0], lay.images, size, size, 3))
 
 
-def shown_cameras(feed: Feed, episode: Int64[np.ndarray, "n"]) -> Bool[np.ndarray, "n c"]:
+def shown_cameras(feed: Feed, episode: Int64[np.ndarray, " n"]) -> Bool[np.ndarray, "n c"]:
     """Which of the embodiment's cameras there are in those episodes."""
     frames = feed.frames
     shown = np.zeros((len(episode), len(feed.cameras)), bool)
@@ -199,9 +199,9 @@ def shown_cameras(feed: Feed, episode: Int64[np.ndarray, "n"]) -> Bool[np.ndarra
 
 def _read_columns(
     frames: Frames,
-    rows: Int64[np.ndarray, "n *h"],
+    rows: Int64[np.ndarray, " n *h"],
     into: dict[str, Float32[np.ndarray, "n *h _d"]],
-    items: Int64[np.ndarray, "m"],
+    items: Int64[np.ndarray, " m"],
 ) -> None:
     for name, values in into.items():
         values[items] = frames.column(name, rows[items])
@@ -210,10 +210,10 @@ def _read_columns(
 def _read_pictures(
     frames: Frames,
     camera: str,
-    rows: Int64[np.ndarray, "n"],
+    rows: Int64[np.ndarray, " n"],
     slots: UInt8[np.ndarray, "_i s s 3"],
-    at: Int64[np.ndarray, "n"],
-    items: Int64[np.ndarray, "m"],
+    at: Int64[np.ndarray, " n"],
+    items: Int64[np.ndarray, " m"],
 ) -> None:
     frames.images(rows[items], camera, [slots[i] for i in at[items].tolist()])
 
@@ -223,15 +223,15 @@ class _Part(NamedTuple):
 
     source: int
     feed: Feed
-    draws: Int64[np.ndarray, "n"]
-    rows: Int64[np.ndarray, "n"]
-    task: Int64[np.ndarray, "n"]
-    wording: Int64[np.ndarray, "n"]
+    draws: Int64[np.ndarray, " n"]
+    rows: Int64[np.ndarray, " n"]
+    task: Int64[np.ndarray, " n"]
+    wording: Int64[np.ndarray, " n"]
     shown: Bool[np.ndarray, "n c"]
     state: Float32[np.ndarray, "n s"]
     actions: Float32[np.ndarray, "n h a"]
     mask: Bool[np.ndarray, "n h a"]
-    lost: Bool[np.ndarray, "n"]
+    lost: Bool[np.ndarray, " n"]
 
 
 class _Watch:

@@ -46,7 +46,7 @@ class _Loan:
         self._free.append(self._memory)
 
 
-def _aligned(size: int) -> UInt8[np.ndarray, "n"]:
+def _aligned(size: int) -> UInt8[np.ndarray, " n"]:
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
     return memory[start : start + size]

@@ -35,8 +35,8 @@ class Reader:
         self._given_up: set[str] = set()
 
     def __call__(
-        self, read: Callable[[Int64[np.ndarray, "_n"]], None], number: int
-    ) -> Bool[np.ndarray, "n"]:
+        self, read: Callable[[Int64[np.ndarray, " _n"]], None], number: int
+    ) -> Bool[np.ndarray, " n"]:
         """Calls `read` with the items 0..number-1, and returns which of them are left out.
 
         Raises:
@@ -57,7 +57,7 @@ class Reader:
                     self._give_up(error)
         return left_out
 
-    def _patiently(self, read: Callable[[Any], None], items: Int64[np.ndarray, "n"]) -> None:
+    def _patiently(self, read: Callable[[Any], None], items: Int64[np.ndarray, " n"]) -> None:
         for number in range(self._tries - 1):
             try:
                 return read(items)

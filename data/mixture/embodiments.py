@@ -32,7 +32,7 @@ class RobotStats(NamedTuple):
 
 def embodiment_stats(
     feeds: Sequence[Feed],
-    episodes: Sequence[Int64[np.ndarray, "_e"]],
+    episodes: Sequence[Int64[np.ndarray, " _e"]],
     relative: Sequence[int] = (),
     *,
     whole: bool = False,
@@ -65,7 +65,7 @@ def embodiment_stats(
 
 
 def _computed(
-    feeds: Sequence[Feed], episodes: Sequence[Int64[np.ndarray, "_e"]], relative: Sequence[int]
+    feeds: Sequence[Feed], episodes: Sequence[Int64[np.ndarray, " _e"]], relative: Sequence[int]
 ) -> RobotStats:
     _check_sizes(feeds, episodes, relative)
 
@@ -91,7 +91,7 @@ def _computed(
 
 
 def _blocks(
-    feeds: Sequence[Feed], episodes: Sequence[Int64[np.ndarray, "_e"]], steps: int | None
+    feeds: Sequence[Feed], episodes: Sequence[Int64[np.ndarray, " _e"]], steps: int | None
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """States [n, s], chunks [n, h, a] and which of their steps are within the episode [n, h], as
     the processor is given them; of the first `steps` steps alone, where that makes no difference.
@@ -124,7 +124,7 @@ def _columns(
 
 
 def _check_sizes(
-    feeds: Sequence[Feed], episodes: Sequence[Int64[np.ndarray, "_e"]], relative: Sequence[int]
+    feeds: Sequence[Feed], episodes: Sequence[Int64[np.ndarray, " _e"]], relative: Sequence[int]
 ) -> None:
     found = {}
     for feed, chosen in zip(feeds, episodes, strict=True):
@@ -166,7 +166,7 @@ def _end_to_end(columns: Sequence[Stats]) -> Stats:
 
 
 def _digest(
-    feeds: Sequence[Feed], episodes: Sequence[Int64[np.ndarray, "_e"]], relative: Sequence[int]
+    feeds: Sequence[Feed], episodes: Sequence[Int64[np.ndarray, " _e"]], relative: Sequence[int]
 ) -> str:
     digest = hashlib.sha256(f"{_FORMAT}: {tuple(relative)}".encode())
     for feed, chosen in zip(feeds, episodes, strict=True):

@@ -65,12 +65,12 @@ class Retold:
         return self.frames.cameras
 
     @property
-    def lengths(self) -> Int64[np.ndarray, "e"]:
+    def lengths(self) -> Int64[np.ndarray, " e"]:
         """Frames of each episode."""
         return self.frames.lengths
 
     @property
-    def starts(self) -> Int64[np.ndarray, "e"]:
+    def starts(self) -> Int64[np.ndarray, " e"]:
         """Number of each episode's first frame."""
         return self.frames.starts
 
@@ -85,7 +85,7 @@ class Retold:
         return self.frames.present
 
     @property
-    def alike(self) -> Int64[np.ndarray, "e"]:
+    def alike(self) -> Int64[np.ndarray, " e"]:
         """For each episode the first one with the same states and actions."""
         return self.frames.alike
 
@@ -113,7 +113,7 @@ class Retold:
 
     def images(
         self,
-        rows: Int64[np.ndarray, "n"],
+        rows: Int64[np.ndarray, " n"],
         camera: str,
         out: Sequence[UInt8[np.ndarray, "s s 3"]],
     ) -> None:

@@ -12,7 +12,7 @@ from data.packing.permutation import fold, grouped
 
 _FEW = 64
 
-Episodes = Int64[np.ndarray, "e"]
+Episodes = Int64[np.ndarray, "_e"]
 
 
 def split_episodes(frames: Frames, fraction: float, seed: int = 0) -> tuple[Episodes, Episodes]:

@@ -30,11 +30,11 @@ class Source:
     name: str
     weight: float
     runs: Runs
-    images: Int64[np.ndarray, "r"]
+    images: Int64[np.ndarray, " r"]
     text: Int64[np.ndarray, "t w"]
 
     @property
-    def wordings(self) -> Int64[np.ndarray, "t"]:
+    def wordings(self) -> Int64[np.ndarray, " t"]:
         """How many wordings each task has."""
         return np.count_nonzero(self.text, axis=1)
 
@@ -42,11 +42,11 @@ class Source:
 class Drawn(NamedTuple):
     """Samples of a source, and the cell that each was drawn from."""
 
-    cell: Int64[np.ndarray, "n"]
-    episode: Int64[np.ndarray, "n"]
-    frame: Int64[np.ndarray, "n"]
-    task: Int64[np.ndarray, "n"]
-    wording: Int64[np.ndarray, "n"]
+    cell: Int64[np.ndarray, " n"]
+    episode: Int64[np.ndarray, " n"]
+    frame: Int64[np.ndarray, " n"]
+    task: Int64[np.ndarray, " n"]
+    wording: Int64[np.ndarray, " n"]
 
 
 class Order:
@@ -65,9 +65,9 @@ class Order:
         need more room for this or larger ones, of the same number of images.
     """
 
-    images: Int64[np.ndarray, "c"]
-    text: Int64[np.ndarray, "c"]
-    room: Int64[np.ndarray, "c"]
+    images: Int64[np.ndarray, " c"]
+    text: Int64[np.ndarray, " c"]
+    room: Int64[np.ndarray, " c"]
 
     def __init__(self, source: Source, draws: tuple[int, int], seed: int) -> None:
         self._source, self._wordings = source, source.wordings
@@ -106,8 +106,8 @@ class Order:
         return Drawn(cell, *self._samples(place, epoch))
 
     def _samples(
-        self, place: Int64[np.ndarray, "n"], epoch: Int64[np.ndarray, "n"]
-    ) -> tuple[Int64[np.ndarray, "n"], ...]:
+        self, place: Int64[np.ndarray, " n"], epoch: Int64[np.ndarray, " n"]
+    ) -> tuple[Int64[np.ndarray, " n"], ...]:
         """Episode, frame, task and wording of what stands at these places of the line."""
         runs = self._source.runs
         item = np.searchsorted(self._starts, place, "right") - 1
@@ -119,7 +119,7 @@ class Order:
         frame = runs.first[run] + (at + shift.astype(np.int64)) % length
         return runs.episode[run], frame, task, self._wording[item].astype(np.int64)
 
-    def _line_up(self, key: int) -> tuple[Int64[np.ndarray, "i"], Int64[np.ndarray, "i"]]:
+    def _line_up(self, key: int) -> tuple[Int64[np.ndarray, " i"], Int64[np.ndarray, " i"]]:
         """Makes the line; images and text of its items. An item is what of a run is told in one
         wording: of w wordings, `part` p is at places p, p + w, … of the run."""
         source, runs = self._source, self._source.runs
@@ -137,7 +137,7 @@ class Order:
         self._starts = np.concatenate([[0], np.cumsum(number[order])])
         return images[order], text[order]
 
-    def _given(self, draws: int) -> Int64[np.ndarray, "c"]:
+    def _given(self, draws: int) -> Int64[np.ndarray, " c"]:
         """How many of the first so many draws are each cell's: the share of those that stand before
         its end, rounded down, less that of those before its start."""
         given = []
@@ -169,7 +169,7 @@ def share_ranges(least: int, most: int, weights: Sequence[int]) -> list[tuple[in
     return ranges
 
 
-def _cuts(ends: Int64[np.ndarray, "k"], least: int) -> list[int]:
+def _cuts(ends: Int64[np.ndarray, " k"], least: int) -> list[int]:
     """Where to cut a line in which samples of one cost end at each of `ends`: into cells of one
     cost and, between them, cells of two or more that give about one draw a window.
 

@@ -34,16 +34,16 @@ class Packing(NamedTuple):
     `repeats[n]` rows from `first[n]` on."""
 
     rows: int
-    kind: Int64[np.ndarray, "n"]
-    copies: Int64[np.ndarray, "n"]
-    first: Int64[np.ndarray, "n"]
-    repeats: Int64[np.ndarray, "n"]
+    kind: Int64[np.ndarray, " n"]
+    copies: Int64[np.ndarray, " n"]
+    first: Int64[np.ndarray, " n"]
+    repeats: Int64[np.ndarray, " n"]
 
 
 def pack_kinds(
-    images: Int[np.ndarray, "k"],
-    text: Int[np.ndarray, "k"],
-    counts: Int[np.ndarray, "k"],
+    images: Int[np.ndarray, " k"],
+    text: Int[np.ndarray, " k"],
+    counts: Int[np.ndarray, " k"],
     layout: Layout,
 ) -> Packing:
     """Packs `counts` samples of kinds with so many images and text tokens into rows of `layout`.
@@ -64,7 +64,7 @@ def pack_kinds(
     return Packing(rows, kind, copies, first, repeated)
 
 
-def assign_rows(packing: Packing, kind: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "n"]:
+def assign_rows(packing: Packing, kind: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
     """The row of each sample, given its kind; samples of a kind are used in the order given."""
     by_kind = np.argsort(packing.kind, kind="stable")
     copies, amount = packing.copies[by_kind], (packing.copies * packing.repeats)[by_kind]
@@ -76,7 +76,9 @@ def assign_rows(packing: Packing, kind: Int64[np.ndarray, "n"]) -> Int64[np.ndar
     return rows
 
 
-def fit_layout(images: Int[np.ndarray, "n"], text: Int[np.ndarray, "n"], layout: Layout) -> Layout:
+def fit_layout(
+    images: Int[np.ndarray, " n"], text: Int[np.ndarray, " n"], layout: Layout
+) -> Layout:
     """The budgets, prefix between 0.7 and 1 times `layout.prefix`, that such samples fill best.
 
     A row that is all images leaves no place for text, and a row for the longest prompts is half
@@ -158,8 +160,8 @@ def _best_fit(kinds: "_Kinds", ease: int, shortest_first: bool) -> list[tuple[Us
 
 
 def _combined(
-    tried: Sequence[list[tuple[Use, int]]], counts: Int[np.ndarray, "k"]
-) -> tuple[list[tuple[Use, int]], Int[np.ndarray, "k"]]:
+    tried: Sequence[list[tuple[Use, int]]], counts: Int[np.ndarray, " k"]
+) -> tuple[list[tuple[Use, int]], Int[np.ndarray, " k"]]:
     """The fewest rows that the ways of several packings allow, without the fractions of rows, and
     the samples which that leaves."""
     ways = list({tuple(sorted(use.items())): use for uses in tried for use, _ in uses}.values())

@@ -43,10 +43,10 @@ def below(
 
 
 def permute(
-    index: Int64[np.ndarray, "n"],
-    size: int | Int64[np.ndarray, "n"],
-    key: int | UInt64[np.ndarray, "n"],
-) -> Int64[np.ndarray, "n"]:
+    index: Int64[np.ndarray, " n"],
+    size: int | Int64[np.ndarray, " n"],
+    key: int | UInt64[np.ndarray, " n"],
+) -> Int64[np.ndarray, " n"]:
     """Where `index` (each in 0..size-1) goes in the key's permutation of 0..size-1; each of them
     may have a size and a key of its own. Sizes up to 2⁶²."""
     sizes = np.broadcast_to(np.asarray(size, np.uint64), index.shape)
@@ -61,12 +61,12 @@ def permute(
     return out.astype(np.int64)
 
 
-def shuffled(size: int, key: int) -> Int64[np.ndarray, "n"]:
+def shuffled(size: int, key: int) -> Int64[np.ndarray, " n"]:
     """0..size-1 in the key's order, for sizes that fit in memory."""
     return np.argsort(scramble(np.arange(size, dtype=np.uint64), key), kind="stable")
 
 
-def grouped(group: Int64[np.ndarray, "n"], key: int) -> Int64[np.ndarray, "n"]:
+def grouped(group: Int64[np.ndarray, " n"], key: int) -> Int64[np.ndarray, " n"]:
     """The order of 0..n-1 in which `group` (not negative) ascends, and the key's within a
     group."""
     bits, high = len(group).bit_length(), 64 - int(group.max()).bit_length()
@@ -77,11 +77,11 @@ def grouped(group: Int64[np.ndarray, "n"], key: int) -> Int64[np.ndarray, "n"]:
 
 
 def _feistel(
-    x: UInt64[np.ndarray, "n"],
-    columns: UInt64[np.ndarray, "n"],
-    rows: UInt64[np.ndarray, "n"],
-    keys: UInt64[np.ndarray, "n"],
-) -> UInt64[np.ndarray, "n"]:
+    x: UInt64[np.ndarray, " n"],
+    columns: UInt64[np.ndarray, " n"],
+    rows: UInt64[np.ndarray, " n"],
+    keys: UInt64[np.ndarray, " n"],
+) -> UInt64[np.ndarray, " n"]:
     left = x // columns
     right = x - left * columns
     for number in range(_ROUNDS):

@@ -43,14 +43,14 @@ class Draw(NamedTuple):
 class Rows(NamedTuple):
     """Consecutive rows, as arrays over their draws; row r holds draws offsets[r]..offsets[r+1]."""
 
-    source: Int64[np.ndarray, "n"]
-    episode: Int64[np.ndarray, "n"]
-    frame: Int64[np.ndarray, "n"]
-    task: Int64[np.ndarray, "n"]
-    wording: Int64[np.ndarray, "n"]
-    id: Int64[np.ndarray, "n"]
-    kind: Int64[np.ndarray, "n"]
-    offsets: Int64[np.ndarray, "r+1"]
+    source: Int64[np.ndarray, " n"]
+    episode: Int64[np.ndarray, " n"]
+    frame: Int64[np.ndarray, " n"]
+    task: Int64[np.ndarray, " n"]
+    wording: Int64[np.ndarray, " n"]
+    id: Int64[np.ndarray, " n"]
+    kind: Int64[np.ndarray, " n"]
+    offsets: Int64[np.ndarray, " r_plus_1"]
 
     @property
     def number(self) -> int:
@@ -226,7 +226,7 @@ class Plan:
         offsets = np.cumsum(np.bincount(row + 1, minlength=self.rows_per_window + 1))
         return Rows._make([*(x[order] for x in (source, *samples, ids, kind)), offsets])
 
-    def _placed(self, need: Int64[np.ndarray, "n"], number: int) -> Int64[np.ndarray, "n"]:
+    def _placed(self, need: Int64[np.ndarray, " n"], number: int) -> Int64[np.ndarray, " n"]:
         """The row of each of a window's samples, by what their cells need."""
         longest_first = grouped(need, fold(self.seed, _PLACES, number))
         needs = need[longest_first]
@@ -239,7 +239,7 @@ class Plan:
 
 def typical_costs(
     sources: Sequence[Source], number: int = 2048
-) -> tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "n"]]:
+) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
     """Images and text tokens of about `number` draws from a mixture, in no order, each kind of
     sample as often as it is drawn (rounded up)."""
     span = 1 + max(int(source.text.max()) for source in sources)
@@ -255,7 +255,7 @@ def typical_costs(
     return images, text
 
 
-def _codes(source: Source, span: int) -> tuple[Int64[np.ndarray, "n"], Float[np.ndarray, "n"]]:
+def _codes(source: Source, span: int) -> tuple[Int64[np.ndarray, " n"], Float[np.ndarray, " n"]]:
     """images · span + text of every run's samples in each wording of its task, and how many
     they are."""
     text = source.text[source.runs.task]

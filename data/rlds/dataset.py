@@ -104,7 +104,7 @@ class RldsDataset:
         return {**columns, **cameras, **BOOKKEEPING}
 
     @property
-    def lengths(self) -> Int64[np.ndarray, "e"]:
+    def lengths(self) -> Int64[np.ndarray, " e"]:
         """Steps of each episode."""
         return self._index.lengths
 
@@ -124,7 +124,7 @@ class RldsDataset:
         return int(self.lengths.sum())
 
     @property
-    def episode_numbers(self) -> Int64[np.ndarray, "e"]:
+    def episode_numbers(self) -> Int64[np.ndarray, " e"]:
         """0, 1, … in the order of the shards."""
         return np.arange(self.num_episodes)
 
@@ -249,7 +249,7 @@ class RldsDataset:
             raise IndexError(f"{self.root}: no episode {i}; there are {self.num_episodes}.")
 
     @cached_property
-    def _starts(self) -> Int64[np.ndarray, "e"]:
+    def _starts(self) -> Int64[np.ndarray, " e"]:
         return np.cumsum(self.lengths) - self.lengths
 
     @cached_property

@@ -38,10 +38,10 @@ _log = logging.getLogger(__name__)
 class Index(NamedTuple):
     """Of each episode: its shard, its number and place in it, its steps, its cameras, its runs."""
 
-    shard: Int64[np.ndarray, "e"]
-    number: Int64[np.ndarray, "e"]
+    shard: Int64[np.ndarray, " e"]
+    number: Int64[np.ndarray, " e"]
     span: Int64[np.ndarray, "e 3"]
-    lengths: Int64[np.ndarray, "e"]
+    lengths: Int64[np.ndarray, " e"]
     present: Bool[np.ndarray, "e c"]
     runs: Runs
     prompts: tuple[tuple[str, ...], ...]

@@ -32,7 +32,7 @@ def feature_spans(read: Read, size: int) -> dict[str, tuple[int, int]]:
 
 def feature_values(
     feature: bytes,
-) -> list[bytes] | Float32[np.ndarray, "n"] | Int64[np.ndarray, "n"]:
+) -> list[bytes] | Float32[np.ndarray, " n"] | Int64[np.ndarray, " n"]:
     """All values of one feature end to end; an empty list if it has none.
 
     Raises:
@@ -97,7 +97,7 @@ def _packed(numbers: bytes) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _varints(data: bytes) -> Int64[np.ndarray, "n"]:
+def _varints(data: bytes) -> Int64[np.ndarray, " n"]:
     """Numbers of seven bits a byte, the low ones first; the last byte of each is below 128."""
     raw = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(raw < 0x80)

@@ -24,7 +24,7 @@ class OrderStatistics:
     """
 
     def __init__(
-        self, low: Shaped[np.ndarray, "d"], high: Shaped[np.ndarray, "d"], ranks: Sequence[int]
+        self, low: Shaped[np.ndarray, " d"], high: Shaped[np.ndarray, " d"], ranks: Sequence[int]
     ) -> None:
         self._dtype, self._base = low.dtype, _keys(low)
         width = int((_keys(high) - self._base).max()).bit_length()
@@ -68,8 +68,8 @@ class OrderStatistics:
         self._left -= 1
         self._counts = self._counters()
 
-    def _counters(self) -> list[dict[int, Int64[np.ndarray, "65536"]]]:
-        """Per dimension, for every interval that holds a wanted value."""
+    def _counters(self) -> list[dict[int, Int64[np.ndarray, " _digits"]]]:
+        """Per dimension, for every interval that holds a wanted value; none once all are found."""
         zeros = 0 if self.found else 1 << _BITS
         return [{p: np.zeros(zeros, np.int64) for p in set(ps)} for ps in self._prefixes]
 

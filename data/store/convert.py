@@ -88,8 +88,8 @@ def content_key(dataset: Dataset, settings: Settings) -> str:
 
 
 def shard_episodes(
-    lengths: Int64[np.ndarray, "e"], shard_frames: int
-) -> Int64[np.ndarray, "shards+1"]:
+    lengths: Int64[np.ndarray, " e"], shard_frames: int
+) -> Int64[np.ndarray, " shards_plus_1"]:
     """The first episode of each shard, and the number of episodes: a shard takes episodes as long
     as it has at most `shard_frames` frames, and at least one."""
     ends = np.cumsum(lengths)

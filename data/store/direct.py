@@ -124,7 +124,7 @@ class Straight(EpisodeTables):
 
     def images(
         self,
-        rows: Int64[np.ndarray, "n"],
+        rows: Int64[np.ndarray, " n"],
         camera: str,
         out: Sequence[UInt8[np.ndarray, "s s 3"]],
     ) -> None:
@@ -154,8 +154,8 @@ class Straight(EpisodeTables):
     def _read_videos(
         self,
         camera: str,
-        episode: Int64[np.ndarray, "n"],
-        step: Int64[np.ndarray, "n"],
+        episode: Int64[np.ndarray, " n"],
+        step: Int64[np.ndarray, " n"],
         out: Sequence[UInt8[np.ndarray, "s s 3"]],
     ) -> None:
         wanted: dict[Path, list[tuple[float, int]]] = defaultdict(list)
@@ -172,8 +172,8 @@ class Straight(EpisodeTables):
     def _read_stored(
         self,
         camera: str,
-        episode: Int64[np.ndarray, "n"],
-        step: Int64[np.ndarray, "n"],
+        episode: Int64[np.ndarray, " n"],
+        step: Int64[np.ndarray, " n"],
         out: Sequence[UInt8[np.ndarray, "s s 3"]],
     ) -> None:
         table = self._pictures(camera)
@@ -192,7 +192,7 @@ class Straight(EpisodeTables):
     def _fill(
         self,
         table: SeekTable,
-        frames: Int64[np.ndarray, "n"],
+        frames: Int64[np.ndarray, " n"],
         out: Sequence[UInt8[np.ndarray, "s s 3"]],
     ) -> None:
         """Decodes frames of a file, each once, into the squares that are for them."""

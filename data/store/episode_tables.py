@@ -19,12 +19,12 @@ class EpisodeTables:
     """The part of `Frames` that is read once, from files that `_kept` gives."""
 
     @cached_property
-    def lengths(self) -> Int64[np.ndarray, "e"]:
+    def lengths(self) -> Int64[np.ndarray, " e"]:
         """Frames of each episode."""
         return self._episodes["lengths"]
 
     @cached_property
-    def starts(self) -> Int64[np.ndarray, "e"]:
+    def starts(self) -> Int64[np.ndarray, " e"]:
         """Number of each episode's first frame; frames are numbered through all episodes."""
         return np.cumsum(self.lengths) - self.lengths
 
@@ -34,7 +34,7 @@ class EpisodeTables:
         return self._episodes["present"]
 
     @cached_property
-    def alike(self) -> Int64[np.ndarray, "e"]:
+    def alike(self) -> Int64[np.ndarray, " e"]:
         """For each episode the first one with the same states and actions."""
         return self._episodes["alike"]
 

@@ -152,7 +152,7 @@ _HEADER = re.compile(
 )
 
 
-def _require_tiled(runs: Runs, lengths: Int64[np.ndarray, "e"], file: Path | str) -> None:
+def _require_tiled(runs: Runs, lengths: Int64[np.ndarray, " e"], file: Path | str) -> None:
     """Raises DatasetError unless the runs, one after the other, are all frames of all episodes."""
     for name, values in zip(RUNS, runs, strict=True):
         _require(values.shape == runs.episode.shape, file, name, f"has {values.size} runs")
@@ -167,9 +167,9 @@ def _require_tiled(runs: Runs, lengths: Int64[np.ndarray, "e"], file: Path | str
 
 
 def _require_range(
-    values: Int64[np.ndarray, "n"],
+    values: Int64[np.ndarray, " n"],
     least: int,
-    most: int | Int64[np.ndarray, "n"],
+    most: int | Int64[np.ndarray, " n"],
     file: Path | str,
     field: str,
 ) -> None:

@@ -73,7 +73,7 @@ class Store(EpisodeTables):
 
     def images(
         self,
-        rows: Int64[np.ndarray, "n"],
+        rows: Int64[np.ndarray, " n"],
         camera: str,
         out: Sequence[UInt8[np.ndarray, "s s 3"]],
     ) -> None:
@@ -104,18 +104,18 @@ class Store(EpisodeTables):
         return Kept(content, self.folder.path(name), len(self.cameras), self.columns)
 
     @cached_property
-    def _shards(self) -> Int64[np.ndarray, "shards+1"]:
+    def _shards(self) -> Int64[np.ndarray, " shards_plus_1"]:
         return convert.shard_episodes(self.lengths, self.shard_frames)
 
     @cached_property
-    def _before(self) -> Int64[np.ndarray, "c e+1"]:
+    def _before(self) -> Int64[np.ndarray, "c {len(self.lengths)}+1"]:
         """Pictures of each camera before each episode."""
         counts = np.cumsum(self.lengths[:, None] * self.present, axis=0).T
         return np.pad(counts, ((0, 0), (1, 0)))
 
     def _locate(
-        self, rows: Int64[np.ndarray, "n"], camera: str
-    ) -> tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "n"]]:
+        self, rows: Int64[np.ndarray, " n"], camera: str
+    ) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
         """The shard that has each frame's picture, and its number in that shard's file."""
         if camera not in self.cameras:
             raise ValueError(f"{self.path}: no camera '{camera}'; there are {list(self.cameras)}.")
@@ -296,7 +296,7 @@ def _open_jpegs(folder: Folder, key: str, file: str) -> ArrayRecordReader:
 
 
 @lru_cache(_OPEN_FILES)
-def _open_raw(folder: Folder, key: str, file: str, size: int) -> Shaped[np.ndarray, "n"]:
+def _open_raw(folder: Folder, key: str, file: str, size: int) -> Shaped[np.ndarray, " n"]:
     """Records of `convert.raw_record`."""
     path, record = folder.local(file), convert.raw_record(size)
     pictures = path.stat().st_size // record.itemsize

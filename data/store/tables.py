@@ -205,7 +205,7 @@ def _zarr(folder: Path, name: str, shape: tuple[int, int]) -> dict[str, Any]:
 class _Alike:
     """Finds episodes with the same bytes in some columns, as their blocks pass by."""
 
-    def __init__(self, lengths: Int64[np.ndarray, "e"], names: Sequence[str]) -> None:
+    def __init__(self, lengths: Int64[np.ndarray, " e"], names: Sequence[str]) -> None:
         self.first = np.arange(len(lengths))
         self._ends = np.cumsum(lengths)
         self._names = names

@@ -127,7 +127,7 @@ class _Scan:
         self,
         name: str,
         block: Mapping[str, np.ndarray],
-        expected: Shaped[np.ndarray, "n"],
+        expected: Shaped[np.ndarray, " n"],
         tolerance: float = 0.5,
     ) -> None:
         if name in block and name not in self.wrong:
@@ -137,7 +137,7 @@ class _Scan:
                 found = float(block[name][at]), float(expected[at])
                 self.wrong[name] = (self._frames + at, *found)
 
-    def _finite(self, name: str, values: Shaped[np.ndarray, "n *shape"]) -> None:
+    def _finite(self, name: str, values: Shaped[np.ndarray, " n *shape"]) -> None:
         bad = ~np.isfinite(values).reshape(len(values), -1).all(axis=1)
         if bad.any():
             first, count = self.holes.get(name, (self._frames + int(np.argmax(bad)), 0))
@@ -145,9 +145,9 @@ class _Scan:
 
     def _compare(
         self,
-        columns: Sequence[Shaped[np.ndarray, "n *shape"]],
-        starts: Int64[np.ndarray, "e"],
-        lengths: Int64[np.ndarray, "e"],
+        columns: Sequence[Shaped[np.ndarray, "n ..."]],
+        starts: Int64[np.ndarray, " e"],
+        lengths: Int64[np.ndarray, " e"],
     ) -> None:
         for i, (start, length) in enumerate(zip(starts, lengths, strict=True) if columns else ()):
             content = hashlib.blake2b(digest_size=16)
@@ -201,12 +201,12 @@ def _constant(
 class _Worst:
     """The place furthest beyond a limit, and how many places are beyond it."""
 
-    def __init__(self, limit: Float64[np.ndarray, "d"]) -> None:
+    def __init__(self, limit: Float64[np.ndarray, " d"]) -> None:
         self.limit, self.count, self.ratio = limit, 0, 1.0
         self.place = self.dim = 0
         self.value = 0.0
 
-    def add(self, values: Float64[np.ndarray, "n d"], places: Int64[np.ndarray, "n"]) -> None:
+    def add(self, values: Float64[np.ndarray, "n d"], places: Int64[np.ndarray, " n"]) -> None:
         """Looks at values, of any sign, of these frames or episodes."""
         ratio = np.abs(values) / self.limit
         self.count += int((ratio > 1).any(axis=1).sum())
@@ -314,15 +314,15 @@ def _tell(dataset: Dataset, name: str, found: Mapping[str, _Worst]) -> Iterator[
 class _Episodes(NamedTuple):
     """Some whole episodes end to end; `first` is their first frame's number in the dataset."""
 
-    numbers: Int64[np.ndarray, "e"]
-    lengths: Int64[np.ndarray, "e"]
+    numbers: Int64[np.ndarray, " e"]
+    lengths: Int64[np.ndarray, " e"]
     first: int
     columns: Mapping[str, np.ndarray]
 
     def values(self, name: str) -> Float64[np.ndarray, "n d"]:
         return self.columns[name].reshape(int(self.lengths.sum()), -1).astype(np.float64)
 
-    def changes(self, name: str) -> tuple[Float64[np.ndarray, "m d"], Int64[np.ndarray, "m"]]:
+    def changes(self, name: str) -> tuple[Float64[np.ndarray, "m d"], Int64[np.ndarray, " m"]]:
         """Changes within episodes, and the frames (counted from `first`) that have them."""
         inside = np.ones(int(self.lengths.sum()), bool)
         inside[np.cumsum(self.lengths) - self.lengths] = False

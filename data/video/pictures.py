@@ -35,7 +35,7 @@ def encoded(folder: Folder, file: Any, camera: str, cells: pa.Array) -> pa.Array
     return pa.array([{"bytes": content, "path": None} for content in contents], kind)
 
 
-def given(cells: pa.Array) -> Bool[np.ndarray, "n"]:
+def given(cells: pa.Array) -> Bool[np.ndarray, " n"]:
     """Which cells of a column of pictures hold bytes or a path."""
     if not pa.types.is_struct(cells.type):
         return np.asarray(cells.is_valid())

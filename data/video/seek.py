@@ -49,16 +49,16 @@ class SeekTable:
     codec: str
     extradata: bytes
     tick: Fraction
-    offset: Int64[np.ndarray, "p"]
-    size: Int64[np.ndarray, "p"]
-    pts: Int64[np.ndarray, "p"]
-    keys: Int64[np.ndarray, "k"]
-    shown: Int64[np.ndarray, "f"]
-    crc: UInt32[np.ndarray, "p"] | None = None
+    offset: Int64[np.ndarray, " p"]
+    size: Int64[np.ndarray, " p"]
+    pts: Int64[np.ndarray, " p"]
+    keys: Int64[np.ndarray, " k"]
+    shown: Int64[np.ndarray, " f"]
+    crc: UInt32[np.ndarray, " p"] | None = None
 
     def at(
-        self, start: Float[np.ndarray, "n"], step: Int64[np.ndarray, "n"], fps: float
-    ) -> Int64[np.ndarray, "n"]:
+        self, start: Float[np.ndarray, " n"], step: Int64[np.ndarray, " n"], fps: float
+    ) -> Int64[np.ndarray, " n"]:
         """The frame `step` frames after each `start` in seconds, as `VideoReader.read` counts.
 
         Raises:
@@ -92,7 +92,7 @@ class SeekTable:
             yield from self._decode_group(key, list(group))
 
     @cached_property
-    def _times(self) -> Int64[np.ndarray, "f"]:
+    def _times(self) -> Int64[np.ndarray, " f"]:
         return self.pts[self.shown]
 
     def _key(self, frame: int) -> int:

@@ -182,7 +182,7 @@ def _plots(dataset: Dataset, columns: Mapping[str, np.ndarray]) -> Iterator[str]
         )
 
 
-def _line(column: int, dim: int, label: str, values: Float64[np.ndarray, "t"]) -> str:
+def _line(column: int, dim: int, label: str, values: Float64[np.ndarray, " t"]) -> str:
     finite = values[np.isfinite(values)]
     low, high = (finite.min(), finite.max()) if len(finite) else (0.0, 0.0)
     extent = f"{low:.3g} … {high:.3g}" if high > low else f"always {low:.3g}"
@@ -195,7 +195,7 @@ def _line(column: int, dim: int, label: str, values: Float64[np.ndarray, "t"]) -
     )
 
 
-def _path(values: Float64[np.ndarray, "t"], low: float, high: float) -> str:
+def _path(values: Float64[np.ndarray, " t"], low: float, high: float) -> str:
     """A line from frame to frame, interrupted where values are not finite."""
     part = (values - low) / (high - low) if high > low else np.full(len(values), 0.5)
     heights = 1 - _MARGIN - (1 - 2 * _MARGIN) * part

@@ -14,8 +14,6 @@ from jaxtyping import Array, Bool, Float, Int
 from models.attention.partial import MASKED, Partial, differentiable
 from models.attention.partition import by_row
 
-Position = Int[Array, "b t"] | None
-
 _SMALLEST, _LARGEST = 40, 96
 
 
@@ -25,8 +23,8 @@ def blocked(
     v: Float[Array, "b k g d"],
     q_segment: Int[Array, "b q"],
     kv_segment: Int[Array, "b k"],
-    q_position: Position = None,
-    kv_position: Position = None,
+    q_position: Int[Array, "b q"] | None = None,
+    kv_position: Int[Array, "b k"] | None = None,
 ) -> Partial:
     """As `attend`, which says what the arguments are; causal where positions are given."""
     return _blocked(q, k, v, q_segment, kv_segment, q_position, kv_position)
@@ -78,7 +76,7 @@ class _Queries(NamedTuple):
     arrays: tuple[Array, ...]
     masks: tuple[Int[Array, "i l"], Int[Array, "i l"] | None]
     order: Int[Array, "i j"]
-    visited: Int[Array, "i"]
+    visited: Int[Array, " i"]
 
 
 class _Keys(NamedTuple):

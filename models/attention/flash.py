@@ -19,8 +19,6 @@ from models.attention.blocked import cut, meets, visits
 from models.attention.partial import MASKED, Partial, differentiable
 from models.attention.partition import by_row
 
-Position = Int[Array, "b t"] | None
-
 _Q_TILE, _K_TILE, _WIDE_K_TILE = 64, 64, 32
 
 
@@ -30,8 +28,8 @@ def flash(
     v: Float[Array, "b k g d"],
     q_segment: Int[Array, "b q"],
     kv_segment: Int[Array, "b k"],
-    q_position: Position = None,
-    kv_position: Position = None,
+    q_position: Int[Array, "b q"] | None = None,
+    kv_position: Int[Array, "b k"] | None = None,
     *,
     interpret: bool = False,
 ) -> Partial:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from numpy.typing import ArrayLike
 
 from models.groot.model import GrootConfig
@@ -121,7 +121,7 @@ def _checked(observation: Mapping[str, ArrayLike], config: GrootConfig) -> dict[
     return given
 
 
-def _check_shape(name: str, array: Int[np.ndarray, "..."], expected: tuple[int, ...]) -> None:
+def _check_shape(name: str, array: np.ndarray, expected: tuple[int, ...]) -> None:
     if array.shape != expected:
         raise ValueError(
             f"{name} has shape {list(array.shape)} but this model and batch need {list(expected)}."

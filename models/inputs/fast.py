@@ -111,7 +111,7 @@ class Fast:
         """Number of tokens."""
         return self._tokenizer.get_vocab_size()
 
-    def encode(self, chunk: Float[np.ndarray, "h a"]) -> Int[np.ndarray, "t"]:
+    def encode(self, chunk: Float[np.ndarray, "h a"]) -> Int[np.ndarray, " t"]:
         """Token ids in [0, size) of a normalised chunk, int32.
 
         `decode` gives it back with coefficients rounded to 1/scale: an error of at most
@@ -136,7 +136,7 @@ class Fast:
         )
 
     def decode(
-        self, ids: Sequence[int] | Int[np.ndarray, "t"], horizon: int, dims: int
+        self, ids: Sequence[int] | Int[np.ndarray, " t"], horizon: int, dims: int
     ) -> Float[np.ndarray, "h a"]:
         """The normalised chunk, f32, that these tokens spell.
 

@@ -58,17 +58,17 @@ class Sample:
     empty, they are the first ones in order.
     """
 
-    images: tuple[UInt8[np.ndarray, "h w 3"], ...]
-    text: Int[np.ndarray, "t"]
-    state: Float[np.ndarray, "s"]
+    images: tuple[UInt8[np.ndarray, "height width 3"], ...]
+    text: Int[np.ndarray, " t"]
+    state: Float[np.ndarray, " s"]
     actions: Float[np.ndarray, "h a"]
     action_mask: Bool[np.ndarray, "h a"]
     embodiment: int = 0
     weight: float = 1.0
     id: int = 0
     image_at: tuple[int, ...] = ()
-    subtask: Int[np.ndarray, "n"] = field(default_factory=lambda: np.zeros(0, np.int32))
-    action_tokens: Int[np.ndarray, "m"] = field(default_factory=lambda: np.zeros(0, np.int32))
+    subtask: Int[np.ndarray, " n"] = field(default_factory=lambda: np.zeros(0, np.int32))
+    action_tokens: Int[np.ndarray, " m"] = field(default_factory=lambda: np.zeros(0, np.int32))
     cameras: tuple[int, ...] = ()
 
 
@@ -83,7 +83,7 @@ class PackedBatch:
     continue a sample's prefix: its subtask, then its action tokens, as `target_kind` says.
     """
 
-    images: UInt8[Array, "r i h w 3"]
+    images: UInt8[Array, "r i height width 3"]
     image_camera: Int[Array, "r i"]
     text: Int[Array, "r t"]
     prefix_source: Int[Array, "r p"]
@@ -103,15 +103,15 @@ class Places(NamedTuple):
     """Where n samples stand: their row and slot, and the first of the row's image slots that is
     theirs."""
 
-    row: Int64[np.ndarray, "n"]
-    slot: Int64[np.ndarray, "n"]
-    image: Int64[np.ndarray, "n"]
+    row: Int64[np.ndarray, " n"]
+    slot: Int64[np.ndarray, " n"]
+    image: Int64[np.ndarray, " n"]
 
 
 def lay_out(
-    samples: Int[np.ndarray, "r"],
-    images: Int[np.ndarray, "n"],
-    text: Sequence[Int[np.ndarray, "_t"]],
+    samples: Int[np.ndarray, " r"],
+    images: Int[np.ndarray, " n"],
+    text: Sequence[Int[np.ndarray, " _t"]],
     layout: Layout,
     *,
     image_at: Int[np.ndarray, "n m"] | None = None,
@@ -187,8 +187,8 @@ def pack(rows: Sequence[Sequence[Sample]], layout: Layout) -> PackedBatch:
 def put_targets(
     arrays: dict[str, Any],
     place: tuple[int, int],
-    subtask: Int[np.ndarray, "n"],
-    action_tokens: Int[np.ndarray, "m"],
+    subtask: Int[np.ndarray, " n"],
+    action_tokens: Int[np.ndarray, " m"],
 ) -> None:
     """Writes what the language model is to predict of the sample at (row, slot) into a batch's
     arrays.
@@ -232,7 +232,7 @@ def _blank(rows: int, lay: Layout, pictures: np.ndarray | None) -> dict[str, Any
 
 
 def _in_rows(
-    amounts: Int64[np.ndarray, "c n"], counts: Int64[np.ndarray, "r"]
+    amounts: Int64[np.ndarray, "c n"], counts: Int64[np.ndarray, " r"]
 ) -> tuple[Int64[np.ndarray, "c n"], Int64[np.ndarray, "c r"]]:
     """How much of each kind lies before each sample in its row, and in each row as a whole."""
     total = np.zeros((len(amounts), amounts.shape[1] + 1), np.int64)
@@ -243,14 +243,14 @@ def _in_rows(
 
 
 def _sources(
-    slot: Int64[np.ndarray, "n"],
-    first_image: Int64[np.ndarray, "n"],
-    images: Int64[np.ndarray, "n"],
-    first_word: Int64[np.ndarray, "n"],
-    words: Int64[np.ndarray, "n"],
+    slot: Int64[np.ndarray, " n"],
+    first_image: Int64[np.ndarray, " n"],
+    images: Int64[np.ndarray, " n"],
+    first_word: Int64[np.ndarray, " n"],
+    words: Int64[np.ndarray, " n"],
     lay: Layout,
     image_at: Int[np.ndarray, "n m"] | None,
-) -> Int64[np.ndarray, "p"]:
+) -> Int64[np.ndarray, " p"]:
     """What stands at all samples' prefix places: pieces that each count up from their start.
 
     A sample's pieces are text and image by turns, then the rest of its text, then its state.
@@ -274,7 +274,7 @@ def _sources(
     return np.repeat(starts - ends + lengths, lengths.ravel()) + np.arange(lengths.sum())
 
 
-def _check_budget(name: str, amounts: Int64[np.ndarray, "r"], layout: Layout) -> None:
+def _check_budget(name: str, amounts: Int64[np.ndarray, " r"], layout: Layout) -> None:
     amount, limit = amounts.max(initial=0), getattr(layout, name)
     if amount > limit:
         raise ValueError(

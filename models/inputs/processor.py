@@ -190,7 +190,7 @@ class Processor:
             )
         return Tokenizer(self.words)
 
-    def tokens(self, prompt: str, state: Float[np.ndarray, "s"]) -> Int[np.ndarray, "t"]:
+    def tokens(self, prompt: str, state: Float[np.ndarray, " s"]) -> Int[np.ndarray, " t"]:
         """Token ids of a prompt, with the normalised state spelt as text if the model reads it so.
 
         Raises:
@@ -205,7 +205,7 @@ class Processor:
         whole = f"Task: {text}, State: {spelt};\nAction: "
         return self._checked(self.tokenizer.encode(whole), prompt)
 
-    def _checked(self, tokens: Int[np.ndarray, "t"], prompt: str) -> Int[np.ndarray, "t"]:
+    def _checked(self, tokens: Int[np.ndarray, " t"], prompt: str) -> Int[np.ndarray, " t"]:
         if len(tokens) > self.text_limit:
             raise ValueError(
                 f"The prompt ({prompt[:40]!r}) is {len(tokens)} tokens long, but the model reads "
@@ -213,16 +213,16 @@ class Processor:
             )
         return tokens
 
-    def subtask_tokens(self, subtask: str) -> Int[np.ndarray, "t"]:
+    def subtask_tokens(self, subtask: str) -> Int[np.ndarray, " t"]:
         """Token ids of a subtask for the language model to predict, from begin to end."""
         tokens = self.tokenizer.encode(_clean(subtask))
         return np.append(tokens, np.int32(self.tokenizer.end))
 
-    def subtask_text(self, tokens: Int[np.ndarray, "t"]) -> str:
+    def subtask_text(self, tokens: Int[np.ndarray, " t"]) -> str:
         """The text of predicted tokens, as far as the end."""
         return self.tokenizer.decode(self._until_end(tokens))
 
-    def action_tokens(self, chunk: Float[np.ndarray, "h d"]) -> Int[np.ndarray, "t"]:
+    def action_tokens(self, chunk: Float[np.ndarray, "h d"]) -> Int[np.ndarray, " t"]:
         """Token ids of a normalised chunk for the language model to predict, between two ends.
 
         Raises:
@@ -233,7 +233,7 @@ class Processor:
 
     def chunk_tokens(
         self, chunk: Float[np.ndarray, "h a"], mask: Bool[np.ndarray, "h a"], embodiment: int = 0
-    ) -> Int[np.ndarray, "t"]:
+    ) -> Int[np.ndarray, " t"]:
         """`action_tokens` of a sample's chunk, whose last step in the episode is held; none without
         `fast` or where no step counts."""
         if self.fast is None or not mask.any():
@@ -244,9 +244,9 @@ class Processor:
 
     def predicted_actions(
         self,
-        tokens: Int[np.ndarray, "t"],
+        tokens: Int[np.ndarray, " t"],
         embodiment: int = 0,
-        state: Float[np.ndarray, "_s"] | None = None,
+        state: Float[np.ndarray, " _s"] | None = None,
     ) -> Float[np.ndarray, "h d"]:
         """The chunk, in the robot's units, of predicted action tokens, as far as the end.
 
@@ -263,20 +263,20 @@ class Processor:
             raise ValueError("The processor has no FAST tokenizer; give it one as `fast`.")
         return self.fast
 
-    def _until_end(self, tokens: Int[np.ndarray, "t"]) -> Int[np.ndarray, "t"]:
+    def _until_end(self, tokens: Int[np.ndarray, " t"]) -> Int[np.ndarray, " _n"]:
         tokens = np.asarray(tokens)
         ends = np.flatnonzero(tokens == self.tokenizer.end)
         return tokens[: ends[0]] if len(ends) else tokens
 
     def sample(
         self,
-        images: Sequence[UInt8[np.ndarray, "_h _w 3"] | None],
-        state: Float[np.ndarray, "_s"],
-        prompt: str | Int[np.ndarray, "_t"],
+        images: Sequence[UInt8[np.ndarray, "_h _w 3"] | None] | UInt8[np.ndarray, "_c _h _w 3"],
+        state: Float[np.ndarray, " _s"],
+        prompt: str | Int[np.ndarray, " _t"],
         *,
         embodiment: int = 0,
         actions: Float[np.ndarray, "_h _a"] | None = None,
-        valid: Bool[np.ndarray, "_h"] | None = None,
+        valid: Bool[np.ndarray, " _h"] | None = None,
         subtask: str | None = None,
         id: int = 0,
     ) -> Sample:

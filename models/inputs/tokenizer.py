@@ -49,7 +49,7 @@ class Tokenizer:
     def _ids(self) -> dict[str, int]:
         return {word: _FIRST_WORD + i for i, word in enumerate(self.words)}
 
-    def encode(self, text: str) -> Int[np.ndarray, "t"]:
+    def encode(self, text: str) -> Int[np.ndarray, " t"]:
         """Token ids of `text`, int32, beginning with BOS."""
         ids = [BOS]
         for piece in _PIECES.findall(text):
@@ -62,7 +62,7 @@ class Tokenizer:
         """One more than the largest id."""
         return _FIRST_WORD + len(self.words)
 
-    def decode(self, ids: Int[np.ndarray, "t"]) -> str:
+    def decode(self, ids: Int[np.ndarray, " t"]) -> str:
         """The text of such ids, its pieces joined by single spaces; bytes in a run are one piece,
         and those that are no UTF-8 show as �.
 
@@ -123,11 +123,11 @@ class SentencePiece:
             )
         return found
 
-    def encode(self, text: str) -> Int[np.ndarray, "t"]:
+    def encode(self, text: str) -> Int[np.ndarray, " t"]:
         """Token ids of `text`, int32, beginning with BOS."""
         return np.asarray(self._processor.encode(text, add_bos=True), np.int32)
 
-    def decode(self, ids: Int[np.ndarray, "t"]) -> str:
+    def decode(self, ids: Int[np.ndarray, " t"]) -> str:
         """The text of such ids."""
         return self._processor.decode([int(i) for i in ids])
 

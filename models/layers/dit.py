@@ -227,7 +227,7 @@ class Block(nnx.Module):
         return x + feed_forward(self.up, self.down, self.norm2(x), self.chunk)
 
 
-def sinusoid(value: Int[Array, "*b"], decay: Float[np.ndarray, "i"]) -> Float[Array, "*b 2*i"]:
+def sinusoid(value: Int[Array, "*b"], decay: Float[np.ndarray, " i"]) -> Float[Array, "*b 2*i"]:
     """[sin, cos] of value · e^−decay, f32. A thousand times a frequency tells its last bit, so
     `decay` is to be computed in f32 in the release's order of operations."""
     frequency = np.exp(-decay.astype(np.float64)).astype(np.float32)

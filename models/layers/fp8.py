@@ -251,7 +251,7 @@ def _quantise(x: Array, scale: Array, kind: Any) -> Array:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _repeated(history: Float[Array, "*h"], count: int) -> Float[Array, "c *h"]:
+def _repeated(history: Float[Array, "*h"], count: int) -> Float[Array, " c *h"]:
     return jnp.broadcast_to(history, (count, *history.shape))
 
 

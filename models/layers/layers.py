@@ -114,7 +114,8 @@ class Dense(nnx.Module):
             self.lora_a = nnx.Param(normal(rngs.params(), narrow))
             self.lora_b = nnx.Param(jnp.zeros((*heads, lora.rank, self.outer[-1])))
 
-    def __call__(self, x: Float[Array, "*b i"]) -> Float[Array, "*b o"]:
+    def __call__(self, x: Float[Array, "... i"]) -> Float[Array, "... o"]:
+        """[*b, *inner] to [*b, *outer]."""
         x = x.astype(self.dtype)
         batch = x.shape[: x.ndim - len(self.inner)]
         y = self._product(x.reshape(*batch, -1)).reshape(*batch, *self.outer)
@@ -134,7 +135,7 @@ class Dense(nnx.Module):
         history = self.fp8_history[...] if self.fp8 == "delayed" else None
         return fp8.dot(x, kernel, self.fp8, history)
 
-    def _adapter(self, x: Float[Array, "*b i"]) -> Float[Array, "*b o"]:
+    def _adapter(self, x: Float[Array, "... i"]) -> Float[Array, "... o"]:
         a, b = self.lora_a[...].astype(self.dtype), self.lora_b[...].astype(self.dtype)
         if len(self.outer) > 1:
             return jnp.einsum("...i,nir,nro->...no", x, a, b)

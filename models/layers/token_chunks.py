@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Shaped
 
 from models.layers.fp8 import copies, split_histories
 from models.layers.functional import fill
@@ -72,8 +72,8 @@ def chunked(
 
 
 def on_each_device(
-    function: Callable[..., Array], weights: PyTree, *rows: Float[Array, "r *b"]
-) -> Float[Array, "r *b"]:
+    function: Callable[..., Array], weights: PyTree, *rows: Shaped[Array, "r ..."]
+) -> Float[Array, "r ..."]:
     """`function(weights, *rows)` of the rows, and of places (the dimension after) where these
     divide over "context", that each device holds. What is split over "tensor" stays so."""
     places = [x.shape[1] for x in rows if x.ndim > 1]

@@ -57,7 +57,7 @@ def read_normalizers(path: Path) -> dict[str, Normalizer]:
 def _normalizer(
     file: Path, name: str, mode: str, statistics: dict[str, np.ndarray], config: dict[str, Any]
 ) -> Normalizer:
-    def get(kind: str) -> Float[np.ndarray, "d"]:
+    def get(kind: str) -> Float[np.ndarray, " d"]:
         if f"{name}.{kind}" not in statistics:
             raise ValueError(f"{file} scales {name} by {mode} but its statistics lack '{kind}'.")
         array = np.asarray(statistics[f"{name}.{kind}"], np.float64)

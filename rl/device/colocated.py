@@ -118,7 +118,7 @@ class Colocated:
         key = jax.random.fold_in(jax.random.key(config.seed), _SHUFFLE)
         key = jax.random.fold_in(key, state.step)
 
-        def update(carry: Any, rows: Int[Array, "b"]) -> tuple[Any, dict[str, Array]]:
+        def update(carry: Any, rows: Int[Array, " b"]) -> tuple[Any, dict[str, Array]]:
             params, opt_state = carry
             return self._update(params, opt_state, jax.tree.map(lambda x: x[rows], experience))
 
@@ -201,7 +201,7 @@ def advantages(fragment: Fragment, discount: float, trace: float) -> Float[Array
     return jax.lax.scan(back, jnp.zeros_like(delta[0]), (delta, decay), reverse=True)[1]
 
 
-def lane_seeds(config: RlConfig) -> UInt32[np.ndarray, "n"]:
+def lane_seeds(config: RlConfig) -> UInt32[np.ndarray, " n"]:
     """Seeds of each lane's episodes; none is one that a policy is judged by."""
     lanes = range(config.colocated.lanes)
     seeds = [np.random.default_rng((config.seed, i)).integers(TRAIN_SEEDS.stop) for i in lanes]

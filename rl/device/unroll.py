@@ -36,7 +36,7 @@ class Traceable(Environment, Protocol):
     image_size: int
     """Edge of observed pictures, pixels."""
 
-    def pure_reset(self, seeds: UInt32[Array, "n"]) -> State:
+    def pure_reset(self, seeds: UInt32[Array, " n"]) -> State:
         """`reset`, to trace."""
 
     def pure_observe(self, state: State) -> Observation:
@@ -207,20 +207,20 @@ class _Told(NamedTuple):
     """The policy's inputs when it drew a chunk; `wording` in [0, 1) is its prompt's."""
 
     batch: PackedBatch
-    goal: Int[Array, "n"]
-    wording: Float[Array, "n"]
+    goal: Int[Array, " n"]
+    wording: Float[Array, " n"]
 
 
 class _Steps(NamedTuple):
     """Steps of a chunk: which counted (the episode had not ended before), and what happened."""
 
-    live: Bool[Array, "n"]
+    live: Bool[Array, " n"]
     happened: Transition
 
 
 def _held(
-    before: tuple[State, Bool[Array, "n"]], after: State, happened: Transition
-) -> tuple[tuple[State, Bool[Array, "n"]], _Steps]:
+    before: tuple[State, Bool[Array, " n"]], after: State, happened: Transition
+) -> tuple[tuple[State, Bool[Array, " n"]], _Steps]:
     """Takes a step, except in lanes whose episode is over: they wait where the next one begins."""
     state, over = before
     happened = jax.tree.map(lambda x: x[:, 0], happened)

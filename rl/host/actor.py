@@ -81,7 +81,7 @@ class Actor:
         actions = self.policy.robot_actions(np.stack([row.actions for row in rows]), states)
         return [Answer(*pair) for pair in zip(actions, rows, strict=True)]
 
-    def values(self, params: Params, requests: Sequence[Request]) -> Float[np.ndarray, "n"]:
+    def values(self, params: Params, requests: Sequence[Request]) -> Float[np.ndarray, " n"]:
         """The value head's estimates for observations, such as terminal ones."""
         found = np.empty(len(requests), np.float32)
         for at, count, batch in self.policy.batches(requests):

@@ -18,7 +18,7 @@ Pack = Callable[[list[Sample]], PackedBatch]
 """Lays samples out, one a row, in one of few shapes, such as a policy does."""
 Evaluate = Callable[
     [Experience],
-    tuple[Float[Array | np.ndarray, "n h a"], Float[Array | np.ndarray, "n"]],
+    tuple[Float[Array | np.ndarray, "n h a"], Float[Array | np.ndarray, " n"]],
 ]
 """log π and value that the learner's policy gives to what others drew."""
 
@@ -122,7 +122,7 @@ def _worth(
 
 def _evaluated(
     rows: Sequence[_Row], pack: Pack, size: int, evaluate: Evaluate
-) -> tuple[Float[np.ndarray, "n"], Float[np.ndarray, "n"]]:
+) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]:
     """Values and whole chunks' ratios of the learner's policy."""
     values, ratios = [], []
     for first in range(0, len(rows), size):

@@ -24,7 +24,7 @@ class Latency(Protocol):
     def mean(self) -> float:
         """Seconds."""
 
-    def draw(self, rng: np.random.Generator, n: int) -> Float[np.ndarray, "n"]:
+    def draw(self, rng: np.random.Generator, n: int) -> Float[np.ndarray, " n"]:
         """Draws n of them, seconds; the first are the same however many are drawn."""
 
 
@@ -38,8 +38,8 @@ class Constant:
     def mean(self) -> float:
         return self.seconds
 
-    def draw(self, rng: np.random.Generator, n: int) -> Float[np.ndarray, "n"]:
-        return np.full(n, self.seconds)
+    def draw(self, rng: np.random.Generator, n: int) -> Float[np.ndarray, " n"]:
+        return np.full(n, self.seconds, float)
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class LogNormal:
     def mean(self) -> float:
         return self.median * float(np.exp(self.spread**2 / 2))
 
-    def draw(self, rng: np.random.Generator, n: int) -> Float[np.ndarray, "n"]:
+    def draw(self, rng: np.random.Generator, n: int) -> Float[np.ndarray, " n"]:
         return self.median * np.exp(self.spread * rng.standard_normal(n))
 
 
@@ -76,7 +76,7 @@ class Stragglers:
     def mean(self) -> float:
         return self.usual.mean * (1 + self.share * (self.slower - 1))
 
-    def draw(self, rng: np.random.Generator, n: int) -> Float[np.ndarray, "n"]:
+    def draw(self, rng: np.random.Generator, n: int) -> Float[np.ndarray, " n"]:
         late, usual = rng.spawn(2)
         factor = np.where(late.random(n) < self.share, self.slower, 1.0)
         return factor * self.usual.draw(usual, n)
@@ -99,7 +99,7 @@ class Measured:
     def mean(self) -> float:
         return float(np.mean(self.seconds))
 
-    def draw(self, rng: np.random.Generator, n: int) -> Float[np.ndarray, "n"]:
+    def draw(self, rng: np.random.Generator, n: int) -> Float[np.ndarray, " n"]:
         return np.asarray(self.seconds)[(rng.random(n) * len(self.seconds)).astype(int)]
 
 

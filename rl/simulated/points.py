@@ -72,12 +72,12 @@ class Points:
         discs = np.stack([np.cos(angle), np.sin(angle)], -1).astype(np.float32)
         return Point(seed, int(goal * len(GOALS)), discs, np.zeros(2, np.float32), 0)
 
-    def act(self, point: Point, action: Float[np.ndarray, "a"]) -> Point:
+    def act(self, point: Point, action: Float[np.ndarray, " a"]) -> Point:
         """One step; actions are clipped to -1 … 1."""
         place = point.place + self.speed * action[:2].clip(-1, 1)
         return point._replace(place=place.astype(np.float32), steps=point.steps + 1)
 
-    def expert(self, point: Point) -> Float[np.ndarray, "a"]:
+    def expert(self, point: Point) -> Float[np.ndarray, " a"]:
         """Full speed towards the goal."""
         offset = point.discs[point.goal] - point.place
         action = np.zeros(self.action_dims, np.float32)
@@ -124,7 +124,7 @@ def _paint(
 
 
 @cache
-def _axis(size: int) -> Float[np.ndarray, "n"]:
+def _axis(size: int) -> Float[np.ndarray, " n"]:
     return (((np.arange(size) + 0.5) / size * 2 - 1) * _SEEN).astype(np.float32)
 
 

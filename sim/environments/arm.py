@@ -48,10 +48,10 @@ _SPREAD = (0.35, 0.15, 0.15, 0.15, 0.2, 0.15, 0.4)
 class ArmState(NamedTuple):
     """N running episodes, the bodies as MJX left them."""
 
-    seed: UInt32[Array, "n"]
-    episode: Int[Array, "n"]
-    step: Int[Array, "n"]
-    goal: Int[Array, "n"]
+    seed: UInt32[Array, " n"]
+    episode: Int[Array, " n"]
+    step: Int[Array, " n"]
+    goal: Int[Array, " n"]
     physics: ArmPhysics
 
 
@@ -168,7 +168,7 @@ class Arm(Grouped):
     ) -> Float[Array, "n 8"]:
         return jax.vmap(partial(arm_physics.commanded, control=self.control))(setpoint, action)
 
-    def _wanted(self, state: ArmState) -> Float[Array, "a"]:
+    def _wanted(self, state: ArmState) -> Float[Array, " a"]:
         action = self.task.expert(state.physics, state.goal)
         return translated(state.physics.setpoint, action, self.control)
 

@@ -138,7 +138,7 @@ def multiply(one: Float[Array, "*n 4"], other: Float[Array, "*n 4"]) -> Float[Ar
     )
 
 
-def rotate(turn: Float[Array, "*n 4"], vector: Float[Array, "*n 3"]) -> Float[Array, "*n 3"]:
+def rotate(turn: Float[Array, "*#n 4"], vector: Float[Array, "*#n 3"]) -> Float[Array, "*n 3"]:
     """A vector turned by a unit quaternion."""
     axis = turn[..., 1:]
     twice = 2 * jnp.cross(axis, vector)

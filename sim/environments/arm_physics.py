@@ -95,7 +95,7 @@ def blocks_of(position: Float[Array, "*n 30"]) -> Float[Array, "*n 3 7"]:
 
 
 def commanded(
-    setpoint: Float[Array, "8"], action: Float[Array, "a"], control: Control
+    setpoint: Float[Array, "8"], action: Float[Array, " a"], control: Control
 ) -> Float[Array, "8"]:
     """The next servo targets, one control step on, within all limits and speeds.
 

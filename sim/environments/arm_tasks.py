@@ -31,7 +31,7 @@ class ArmTask:
     goals: tuple[str, ...]
     prompts: tuple[tuple[str, ...], ...]
     max_steps: int
-    achieved: Callable[[ArmPhysics], Bool[Array, "g"]]
+    achieved: Callable[[ArmPhysics], Bool[Array, " g"]]
     expert: Callable[[ArmPhysics, Int[Array, ""]], Float[Array, "7"]]
 
 
@@ -45,7 +45,7 @@ def in_columns(draws: Float[Array, "7"]) -> Float[Array, "3 2"]:
 
 def translated(
     setpoint: Float[Array, "8"], action: Float[Array, "7"], control: Control
-) -> Float[Array, "a"]:
+) -> Float[Array, " a"]:
     """The action in another control for the motion that "pose" would make in this step."""
     if control == "pose":
         return action

@@ -170,7 +170,7 @@ def _slots(start: Float[Array, "*n 3 2"]) -> Int[Array, "*n 3"]:
     return jnp.round(start[..., 0] / DRAWER_PITCH).astype(jnp.int32) + 1
 
 
-def _lying(places: Float[Array, "k 3"], half: float) -> Float[Array, "7k"]:
+def _lying(places: Float[Array, "k 3"], half: float) -> Float[Array, " 7*k"]:
     yaw = places[:, 2] / 2
     zero = jnp.zeros_like(yaw)
     turned = (jnp.cos(yaw), zero, zero, jnp.sin(yaw))

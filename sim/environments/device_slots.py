@@ -171,7 +171,7 @@ class Lanes:
         happened = jax.tree.map(lambda *part: np.concatenate(part, 1), *parts)
         return self._report(told, happened, np.stack(wanted, 1))
 
-    def _disturbance(self, slot: int, t: int) -> Float[np.ndarray, "a"]:
+    def _disturbance(self, slot: int, t: int) -> Float[np.ndarray, " a"]:
         """Normal noise of the width of each action's range; a matter of episode and step alone."""
         rng = np.random.default_rng((int(self._seed[slot]), int(self._acted[slot]) + t))
         low, high = np.asarray(self._env.action_range, np.float32).T

@@ -101,7 +101,7 @@ _ACT = {"reach": _reach, "lift": _lift, "push": _push, "stack": _stack, "drawer"
 
 def _grip(
     state: TabletopState, block: Float[Array, "n 3"]
-) -> tuple[Bool[Array, "n"], Bool[Array, "n"], Bool[Array, "n"]]:
+) -> tuple[Bool[Array, " n"], Bool[Array, " n"], Bool[Array, " n"]]:
     """True where the tip is over the block, has it between the fingers, and has closed them."""
     tip = state.physics.position[:, :3]
     away = jnp.linalg.norm(tip[:, :2] - block[:, :2], axis=-1)
@@ -111,13 +111,13 @@ def _grip(
     return here, around, around & (state.physics.setpoint[:, 3] > 0.9)
 
 
-def _block(state: TabletopState, colour: Int[Array, "n"]) -> Float[Array, "n 3"]:
+def _block(state: TabletopState, colour: Int[Array, " n"]) -> Float[Array, "n 3"]:
     return _chosen(blocks(state.physics.position)[..., :3], colour)
 
 
-def _chosen(places: Float[Array, "n 3 d"], colour: Int[Array, "n"]) -> Float[Array, "n d"]:
+def _chosen(places: Float[Array, "n 3 d"], colour: Int[Array, " n"]) -> Float[Array, "n d"]:
     return jnp.take_along_axis(places, colour[:, None, None], axis=1)[:, 0]
 
 
-def _action(*parts: Float[Array, "n"] | float) -> Float[Array, "n 4"]:
+def _action(*parts: Float[Array, " n"] | float) -> Float[Array, "n 4"]:
     return jnp.stack(jnp.broadcast_arrays(*map(partial(jnp.asarray, dtype=jnp.float32), parts)), -1)

@@ -8,7 +8,7 @@ once.
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import BoundedSemaphore
 from typing import Any
@@ -65,7 +65,7 @@ def scanned(step: Step, state: State, actions: Float[Array, "n t a"]) -> tuple[S
     return state, jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), steps)
 
 
-def restarted(over: Bool[Array, "n"], fresh: State, after: State) -> State:
+def restarted(over: Bool[Array, " n"], fresh: State, after: State) -> State:
     """The fresh state of every environment whose episode is over, the others' own; to trace."""
 
     def chosen(new: Array, old: Array) -> Array:
@@ -126,7 +126,7 @@ class Grouped(ABC):
     def pure_pictures(self, scene: Scene) -> UInt8[Array, "n c h w 3"]:
         """`pictures`, to trace."""
 
-    def pure_reset(self, seeds: UInt32[Array, "n"]) -> State:
+    def pure_reset(self, seeds: UInt32[Array, " n"]) -> State:
         """`reset`, to trace."""
         return jax.vmap(self.fresh)(seeds, jnp.zeros(len(seeds), jnp.int32))
 
@@ -138,7 +138,7 @@ class Grouped(ABC):
         """`step_chunk`, to trace: a scan over the chunk."""
         return scanned(lambda s, a: self._judged(s, self.moved(s.physics, a)), state, actions)
 
-    def reset(self, seeds: Int[np.ndarray, "n"]) -> State:
+    def reset(self, seeds: Int[np.ndarray, " n"] | Sequence[int]) -> State:
         """Fresh episodes; the same seed gives the same episode.
 
         Raises:
@@ -152,7 +152,7 @@ class Grouped(ABC):
             )
         return in_groups(self._reset, self.lanes, seeds.astype(np.uint32))
 
-    def goal(self, state: State) -> Int[Array, "n"]:
+    def goal(self, state: State) -> Int[Array, " n"]:
         """Index into `goals` of each running episode."""
         return state.goal
 

@@ -42,7 +42,7 @@ class Physics(NamedTuple):
     """Tip x, y, z in metres and gripper, 0 open to 1 closed."""
 
 
-def at_rest(bodies: Bodies, position: Float[Array, "nq"]) -> Physics:
+def at_rest(bodies: Bodies, position: Float[Array, " nq"]) -> Physics:
     """Nothing moves and the gripper is told to stay where it is, open."""
     still = jnp.zeros(bodies.nv)
     return Physics(position, still, still, jnp.append(position[:3], 0.0))

@@ -27,10 +27,10 @@ _USUAL = Randomisation()
 class TabletopState(NamedTuple):
     """N running episodes, the bodies as MJX left them."""
 
-    seed: UInt32[Array, "n"]
-    episode: Int[Array, "n"]
-    step: Int[Array, "n"]
-    goal: Int[Array, "n"]
+    seed: UInt32[Array, " n"]
+    episode: Int[Array, " n"]
+    step: Int[Array, " n"]
+    goal: Int[Array, " n"]
     physics: Physics
     start: Float[Array, "n 3 2"]
     """Initial places of the blocks, or x of the drawers and how far out they were."""

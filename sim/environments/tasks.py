@@ -46,7 +46,7 @@ class Task:
     """Initial places, from draws in [0, 1)."""
     aside: Callable[[Start, Float[Array, "3 3"]], Float[Array, "3 3"]]
     """Places (x, y, yaw) of distractors, at most three, from draws in [0, 1)."""
-    achieved: Callable[[Physics, Start], Bool[Array, "g"]]
+    achieved: Callable[[Physics, Start], Bool[Array, " g"]]
     bodies: Bodies = field(default_factory=Bodies)
 
 

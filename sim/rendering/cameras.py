@@ -73,8 +73,8 @@ class Camera:
 
 
 def look_at(
-    position: Float[Array | np.ndarray, "*n 3"],
-    target: Float[Array | np.ndarray, "*n 3"],
+    position: Float[Array | np.ndarray, "*#n 3"],
+    target: Float[Array | np.ndarray, "*#n 3"],
     up: tuple[float, float, float] = (0.0, 0.0, 1.0),
 ) -> Frames:
     """Frames of cameras at positions that look at targets, neither of which lies along `up`."""
@@ -93,7 +93,7 @@ def views(cameras: Sequence[Camera], bodies: Frames | None = None) -> Views:
     """
     parts = []
     for camera in cameras:
-        frame = look_at(np.array(camera.position), np.array(camera.target), camera.up)
+        frame = look_at(np.array(camera.position, float), np.array(camera.target, float), camera.up)
         if camera.on is not None:
             count = 0 if bodies is None else bodies.position.shape[-2]
             if bodies is None or not 0 <= camera.on < count:

@@ -54,8 +54,8 @@ def strip(rate: Rate) -> str:
 
 
 def curve(
-    x: Float[np.ndarray, "n"],
-    y: Float[np.ndarray, "n"],
+    x: Float[np.ndarray, " n"],
+    y: Float[np.ndarray, " n"],
     *,
     name: str,
     unit: str = "",
@@ -159,7 +159,7 @@ def _text(x: float, y: float, text: str, kind: str, anchor: str) -> str:
     )
 
 
-def _moving_mean(y: Float[np.ndarray, "n"], window: int) -> Float[np.ndarray, "n"]:
+def _moving_mean(y: Float[np.ndarray, " n"], window: int) -> Float[np.ndarray, " n"]:
     total = np.concatenate([[0.0], np.cumsum(y)])
     i = np.arange(len(y))
     start, stop = np.maximum(i - window // 2, 0), np.minimum(i + window // 2 + 1, len(y))

@@ -135,6 +135,7 @@ def test_groots_rows_are_padded_and_split_too(tmp_path):
         ([0, 1], r"int64 \[2\]"),
     ],
 )
+@pytest.mark.usefixtures("unchecked")
 def test_keys_that_do_not_fit_are_refused(policy, keys, message):
     with pytest.raises(ValueError, match=message):
         policy.act(seen(2), PROMPTS[:2], keys)

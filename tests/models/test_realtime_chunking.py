@@ -238,6 +238,7 @@ def test_groot_continues_in_its_own_units(tmp_path):
         ([np.zeros((3, 2))], [0, 0], "previous is for 1 observations and committed for 2"),
     ],
 )
+@pytest.mark.usefixtures("unchecked")
 def test_a_previous_chunk_that_does_not_fit_is_refused(previous, committed, message):
     with pytest.raises(ValueError, match=message):
         left_over(previous, committed, (1, 6, 2))

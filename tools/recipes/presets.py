@@ -93,8 +93,8 @@ class RunConfig:
 def row_layout(
     model: PiConfig,
     samples: int,
-    images: Int[np.ndarray, "n"],
-    text: Int[np.ndarray, "n"],
+    images: Int[np.ndarray, " n"],
+    text: Int[np.ndarray, " n"],
     context: int = 1,
 ) -> Layout:
     """Row sizes that about `samples` of such samples fill best.

@@ -133,7 +133,7 @@ class Engine:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _check_state(self, state: Float[np.ndarray, "s"], session: Session) -> None:
+    def _check_state(self, state: Float[np.ndarray, " s"], session: Session) -> None:
         away = distances(self._scale, state)
         d = int(away.argmax())
         self.metrics.state_distance.observe(away[d])

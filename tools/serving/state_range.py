@@ -14,7 +14,7 @@ _LEAST = 0.01
 _OF_WIDEST = 0.1
 
 
-def distances(scale: Normalizer, state: Float[np.ndarray, "s"]) -> Float[np.ndarray, "s"]:
+def distances(scale: Normalizer, state: Float[np.ndarray, " s"]) -> Float[np.ndarray, " s"]:
     """Distance by dim of the state from the middle of the training data, in half ranges (or
     standard deviations).
 

@@ -121,7 +121,7 @@ def test_a_frame_store_is_made_of_it(
         values = expected[name].reshape(29, -1).astype(np.float32)
         np.testing.assert_array_equal(store.column(name, rows), values)
     picture = np.zeros((1, 32, 32, 3), np.uint8)
-    store.images(np.array([20]), EXTERIOR, picture)
+    store.images(np.array([20]), EXTERIOR, list(picture))
     np.testing.assert_array_equal(picture[0, 4:28], dataset.frames(3, EXTERIOR)[1])
 
 

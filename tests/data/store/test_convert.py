@@ -165,8 +165,8 @@ def test_an_absent_camera_stores_nothing(dataset, tmp_path, encoding):
     there = np.flatnonzero(np.repeat(sparse.present[:, 1], LENGTHS))
     for camera, rows in ((WRIST, there), (FRONT, np.arange(sum(LENGTHS)))):
         out = np.zeros((2, len(rows), 16, 16, 3), np.uint8)
-        full.images(rows, camera, out[0])
-        sparse.images(rows, camera, out[1])
+        full.images(rows, camera, list(out[0]))
+        sparse.images(rows, camera, list(out[1]))
         assert np.array_equal(*out)
     assert len(full.folder.list(f"frames/*/{WRIST}.*")) == 3
     assert len(sparse.folder.list(f"frames/*/{WRIST}.*")) == 2
@@ -174,7 +174,7 @@ def test_an_absent_camera_stores_nothing(dataset, tmp_path, encoding):
         files = (tmp_path / "sparse").glob(f"frames/*/{WRIST}.rgb")
         assert sum(file.stat().st_size for file in files) == len(there) * (16 * 16 * 3 + 4)
     with pytest.raises(ValueError, match=f"episode 1 has no '{WRIST}'"):
-        sparse.images(np.array([0, LENGTHS[0]]), WRIST, np.zeros((2, 16, 16, 3), np.uint8))
+        sparse.images(np.array([0, LENGTHS[0]]), WRIST, [*np.zeros((2, 16, 16, 3), np.uint8)])
 
 
 def test_a_folder_of_something_else_is_left_alone(dataset, tmp_path):
@@ -204,10 +204,10 @@ def test_a_bucket_holds_the_same_bytes_and_is_read_back(dataset, expected, tmp_p
     remote = open_store(url)
     rows = np.arange(sum(LENGTHS))
     out = np.zeros((2, len(rows), 16, 16, 3), np.uint8)
-    remote.images(rows, FRONT, out[0])
+    remote.images(rows, FRONT, list(out[0]))
     local = LocalFolder(tmp_path / "local")
     convert.convert(dataset, local, SETTINGS)
-    open_store(local.root).images(rows, FRONT, out[1])
+    open_store(local.root).images(rows, FRONT, list(out[1]))
     assert np.array_equal(*out)
     assert np.array_equal(
         remote.column("action", rows), open_store(local.root).column("action", rows)

@@ -55,7 +55,7 @@ def resized(dataset, camera):
 
 def read(store, rows, camera):
     out = np.zeros((len(rows), store.image_size, store.image_size, 3), np.uint8)
-    store.images(np.array(rows), camera, out)
+    store.images(np.array(rows), camera, list(out))
     return out
 
 

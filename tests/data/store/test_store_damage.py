@@ -54,7 +54,7 @@ def everything(root: Path) -> list[object]:
 
 def pictures(store: Store, rows: np.ndarray, camera: str) -> np.ndarray:
     out = np.zeros((len(rows), store.image_size, store.image_size, 3), np.uint8)
-    store.images(rows, camera, out)
+    store.images(rows, camera, list(out))
     return out
 
 

@@ -169,7 +169,7 @@ def _read_store(root: Path, give: Callable[..., str | None]) -> None:
 
         def pictures(mine: np.ndarray = mine, camera: str = store.cameras[camera]) -> np.ndarray:
             out = np.zeros((len(mine), store.image_size, store.image_size, 3), np.uint8)
-            store.images(mine, camera, out)
+            store.images(mine, camera, list(out))
             return out
 
         give((episode, store.cameras[camera]), pictures)

@@ -61,8 +61,8 @@ def by_hand() -> list[list[dict]]:
         for chunk in drawn[:, lane]:
             before, rewards = state, []
             for action in chunk:
-                robot = tiny_policy().processor.actions(action)
-                state, happened = jax.device_get(STEP(state, robot[None, None]))
+                robot = tiny_policy().processor.actions(action[None])
+                state, happened = jax.device_get(STEP(state, robot[None]))
                 rewards.append(happened.reward[0, 0])
                 if happened.terminated[0, 0] or happened.truncated[0, 0]:
                     break

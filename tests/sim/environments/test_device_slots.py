@@ -201,6 +201,7 @@ def test_the_tabletops_end_is_seen_as_it_was(envs):
         assert np.array_equal(end.observation.images, seen[0])
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_what_cannot_be_done_is_refused():
     lanes = points(2)
     with pytest.raises(ValueError, match="slot 0 waits for no actions"):

@@ -222,6 +222,7 @@ def test_more_than_a_pipe_holds_is_sent_and_received(slots):
     assert outcome_of(slots, 0).film.nbytes > 500_000
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_wrong_use_is_refused(slots):
     fresh = Start("calm", 0)
     with pytest.raises(ValueError, match="cannot begin Start"):

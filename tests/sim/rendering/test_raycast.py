@@ -261,7 +261,7 @@ def test_a_geom_or_camera_that_cannot_be_cast_is_refused_in_one_sentence():
         Camera((0, 0, 1), (0, 0, 0), 40.0)
     with pytest.raises(ValueError, match="body 1 and 0 bodies"):
         views([Camera((0, 1, 1), (0, 0, 0), 40.0, on=1)])
-    frames = Frames.of(np.array([(0, 0, 0, 1, 0, 0, 0)] * 2))
+    frames = Frames.of(np.array([(0, 0, 0, 1, 0, 0, 0)] * 2, float))
     with pytest.raises(ValueError, match="2 frames for 1 geoms"):
         segmentation((Geom("sphere", (0.1,)),), frames, views([FRONT]), 4)
 
