@@ -17,6 +17,7 @@ import numpy as np
 
 from models.batcher import Batcher, Statistics
 from models.layers.functional import fill
+from parallel.hosts.watchdog import alive
 from parallel.runs.position import count, entry, shown
 from rl.config import RolloutConfig
 from rl.host.rollout import Actor, Answered, Asked, Rollout, Timeline, Untimed
@@ -183,6 +184,7 @@ def run_host(
             with clock.span(lane, "compute"):
                 snapshot = reader.read(max(one.oldest for one in asked))
                 drawn = actor.answer(snapshot.params, [one.request for one in asked])
+                alive()
                 return [Answered(*row, snapshot.version) for row in drawn]
 
         return Batcher(
@@ -226,11 +228,13 @@ def run_host(
             for part in batches(tickets):
                 with clock.span("learner", "add"):
                     learner.add(part)
+                alive()
             if next(tickets, None) is not None or tally.tickets < config.tickets:
                 raise RuntimeError(f"Not all tickets of step {step} were made batches of.")
             with clock.span("learner", "update"):
                 metrics = learner.update()
                 weights.publish(learner.params, step + 1)
+            alive()
             admission.advance(step + 1)
             for rollout in rollouts:
                 rollout.wake()
