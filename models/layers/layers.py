@@ -6,9 +6,7 @@ stored as its distance from 1, tanh GELU, rotary halves split, base 10,000.
 
 import math
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast
 
@@ -25,6 +23,7 @@ from models.config.bounds import check_size
 from models.layers import fp8
 from models.layers.pipeline import Pipeline, circulate
 from models.layers.token_chunks import in_chunks
+from models.recomputation import recomputes
 from models.sharding import ROWS, axis_size, keep_rows
 
 Carry = TypeVar("Carry")
@@ -217,20 +216,6 @@ def stack_layers(make: Callable[[nnx.Rngs], Module], depth: int, rngs: nnx.Rngs)
     return nnx.split_rngs(splits=depth)(nnx.vmap(make))(rngs)
 
 
-_recomputes: ContextVar[bool] = ContextVar("recomputes", default=True)
-
-
-@contextmanager
-def without_recomputation() -> Iterator[None]:
-    """Layers that are traced within keep all that backward needs, whatever their `remat`: to count
-    a model's own FLOPs."""
-    token = _recomputes.set(False)
-    try:
-        yield
-    finally:
-        _recomputes.reset(token)
-
-
 def scan_layers(
     layer: Callable[..., tuple[Carry, Any]],
     x: Carry,
@@ -253,7 +238,7 @@ def scan_layers(
     backward needs); many are not, for the sake of compile time.
     """
     pipeline = pipeline if axis_size("stage") > 1 else None
-    remat = remat if _recomputes.get() else "none"
+    remat = remat if recomputes() else "none"
     if pipeline is not None and remat == "none" and pipeline.repeats > 1:
         remat = "dots"
 

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from models.inputs.packed_batch import PackedBatch
-from models.layers.layers import without_recomputation
+from models.recomputation import without_recomputation
 from parallel.optimizer import OptimizerConfig
 from parallel.planning.cluster import chip_of
 from parallel.planning.flops import gradient_work
@@ -27,7 +27,7 @@ def model_flops(model: Model, optimizer: OptimizerConfig, batch: PackedBatch) ->
 
     Products over padded places count: they are computed. Where attention walks blocks of keys, of
     which it skips those of other samples, it is counted for samples of the average length of those
-    that this process has of the batch.
+    that this process has of the batch, with the scores that its own backward computes again.
 
     Args:
       batch: rows on devices, of which only shapes and this process's `prefix_segment` are read.

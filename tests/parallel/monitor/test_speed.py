@@ -42,8 +42,9 @@ def test_what_is_recomputed_for_backward_does_not_count():
             small_pi.CONFIG,
             language=replace(small_pi.CONFIG.language, remat=remat),
             expert=replace(small_pi.CONFIG.expert, remat=remat),
+            compute=replace(small_pi.CONFIG.compute, chunk=chunk),
         )
-        for remat in ("none", "full")
+        for remat, chunk in (("none", 0), ("full", 64))
     )
     found = [model_flops(Pi(config), small_pi.OPTIMIZER, rows) for config in (once, again)]
     assert found[0] == found[1]
