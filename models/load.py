@@ -59,7 +59,7 @@ def load_policy(
       dtype: of the parameters in memory, such as "bfloat16"; as saved (ours) or float32 if None.
         Activations take it too where it is given.
       mesh: spread the parameters over it; else they go to the first device.
-      steps: Euler steps of the sampler; the model's own if None.
+      steps: Euler steps of the sampler, written into the model's config; its own if None.
       horizon: steps of a chunk, which openpi's checkpoints do not tell (50 if None).
       tokenizer: a SentencePiece file, which openpi's checkpoints lack; needed for prompts as text.
       robot: which of several statistics in an openpi checkpoint's assets scale state and actions;
@@ -84,9 +84,11 @@ def load_policy(
     config = replace(config, compute=replace(config.compute, dtype=computed))
     if isinstance(config, GrootConfig):
         config = replace(config, padding=padding)
+    if steps is not None:
+        config = replace(config, steps=steps)
     model = Groot(config) if isinstance(config, GrootConfig) else Pi(config)
     params = load_params(path, like_model(model, dtype, mesh), found)
-    return Policy(model, params, processor, config.steps if steps is None else steps)
+    return Policy(model, params, processor)
 
 
 @dataclass(frozen=True)

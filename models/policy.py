@@ -42,8 +42,9 @@ class Request:
 
 @dataclass(frozen=True)
 class Policy:
-    """`steps`: Euler steps of the sampler. `embodiment`: index into the processor's. `sizes`: rows
-    of the batches that are computed, ascending; others are padded to the next or split by the last.
+    """`embodiment`: index into the processor's. `sizes`: rows of the batches that are computed,
+    ascending; others are padded to the next or split by the last. `steps`: Euler steps of the
+    sampler, which are always the model's own.
     `guidance`: bound on the pull of previous chunks, see `chunking.guided`.
 
     GR00T's checkpoints come without a processor; their policies take the model's own inputs.
@@ -56,7 +57,6 @@ class Policy:
     model: Pi | Groot
     params: Any
     processor: Processor | None
-    steps: int = 10
     embodiment: int = 0
     sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     guidance: float = LIMIT
@@ -66,6 +66,10 @@ class Policy:
             raise ValueError(
                 f"The policy's sizes are {self.sizes}; give at least one, positive and ascending."
             )
+
+    @property
+    def steps(self) -> int:
+        return self.model.config.steps
 
     def act(
         self,
@@ -382,7 +386,7 @@ class Policy:
             if weights is not None:
                 weights = weights[:, None, :, None] * batch.action_mask
                 guidance = Guidance(batch.actions, weights, self.guidance)
-            return self.model.sample_actions(params, batch, noise[:, None], self.steps, guidance)
+            return self.model.sample_actions(params, batch, noise[:, None], guidance=guidance)
 
         return sample
 

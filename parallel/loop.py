@@ -5,18 +5,21 @@ stops the device while they keep up. What a host decides, it decides by what all
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from models.inputs.packed_batch import PackedBatch
 from models.terminal import Console
 from parallel.checkpoint import CheckpointWriter
+from parallel.hooks import Hook, due
 from parallel.hosts import inject
 from parallel.hosts.distributed import host_count, host_index, put_batch
 from parallel.hosts.facts import HostFacts, any_host, put_facts
@@ -25,7 +28,9 @@ from parallel.hosts.watchdog import note
 from parallel.monitor.goodput import Ledger
 from parallel.monitor.metrics import MetricsWriter
 from parallel.monitor.progress import StepLog
+from parallel.monitor.speed import Speed
 from parallel.monitor.spikes import Policy, Spikes
+from parallel.monitor.step_trace import StepTrace, traced_steps
 from parallel.prefetch import GivenUp, Prefetcher
 from parallel.runs.log_failure import LogFailure
 from parallel.runs.position import at_data
@@ -44,7 +49,8 @@ class TrainerConfig:
     micro-batches; `prefetch` batches wait on the device. A step whose loss is not finite, or whose
     gradient norm is above `spike_factor` times the recent median (0: no such limit), does not
     change the state; the run then stops, skips it, or goes back to its last checkpoint and on from
-    there with the batches after the bad one.
+    there with the batches after the bad one. `profile` "A:B" traces steps A to B - 1, counted from
+    0, into the run's folder.
     """
 
     steps: int = 1000
@@ -57,6 +63,7 @@ class TrainerConfig:
     prefetch: int = 2
     on_bad_step: Policy = "stop"
     spike_factor: float = 0.0
+    profile: str = ""
 
 
 @dataclass
@@ -65,7 +72,7 @@ class Loop:
 
     `saved` is the step of the last checkpoint; `stopped` the host that was told to stop and the
     signal's number, once all know it. A host whose logs cannot be written, which `failure` keeps,
-    is told to stop by `UNLOGGED`.
+    is told to stop by `UNLOGGED`. `flops` counts a global batch's, see `monitor.speed.model_flops`.
     """
 
     config: TrainerConfig
@@ -75,7 +82,8 @@ class Loop:
     batches: Callable[[int, Json], Iterator[Fed]]
     position: Callable[[int], Json]
     step: Any
-    on_eval: Callable[[int, TrainState, Callable[[], bool]], dict[str, float]] | None
+    flops: Callable[[PackedBatch], Mapping[str, float]]
+    hooks: Sequence[Hook[TrainState]]
     stop: StopSignals
     checkpoints: CheckpointWriter
     ledger: Ledger
@@ -83,6 +91,10 @@ class Loop:
     saved: int | None
     stopped: tuple[int, int] | None = None
     _compiled: Any = field(default=None, init=False)
+    _speed: Speed = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._speed = Speed(self.mesh.size, self.mesh.devices.flat[0].device_kind)
 
     def run(self, state: TrainState, start: int, record: Json) -> tuple[TrainState, int, int]:
         """Trains on from `state` after `start` steps; returns the state, the steps made and how
@@ -116,7 +128,12 @@ class Loop:
                     spikes,
                     self.ledger.account,
                     self.failure,
+                    self._speed,
                 )
+            )
+            wanted = traced_steps(config.profile, config.steps, "trainer.profile")
+            trace = stack.enter_context(
+                StepTrace(wanted, self.directory, start, self.console, self.failure)
             )
             begin = time.perf_counter()
             item = self._next(source, done)
@@ -124,6 +141,8 @@ class Loop:
                 self._compile(state, item[0], seed)
             self.stopped = any_host(self.stop.number)
             while done < config.steps and not self.stopped:
+                if trace.turns(done) and not self._turn(trace, log):
+                    break
                 if done > start:
                     begin = time.perf_counter()
                     item = self._next(source, done) or item
@@ -139,20 +158,24 @@ class Loop:
                 note("training", done + 1)
                 limit, busy = spikes.limit(done), time.perf_counter() - begin
                 facts = HostFacts(self.stop.number, limit, busy, source.wait)
-                state, metrics = self._compiled(state, batch, seed, put_facts(facts, self.mesh))
+                with jax.profiler.StepTraceAnnotation("step", step_num=done):
+                    on_devices = put_facts(facts, self.mesh)
+                    state, metrics = self._compiled(state, batch, seed, on_devices)
                 waits = {"data_wait": source.wait, "data_ready": source.ready}
                 log.started(done, begin, metrics, {**info, **waits})
                 done += 1
                 self._read(log)
-                if self.on_eval is not None and _due(done, config.eval_every):
-                    self._evaluate(done, state, log)
-                if _due(done, config.save_every):
+                hooks = [hook for hook in self.hooks if hook.due(done, config.steps)]
+                if hooks:
+                    self._call(hooks, done, state, log)
+                if due(done, config.save_every):
                     log.drain()
                     self._read(log)
                     if not self.stopped:
                         self._save(done, state, offset, spikes, log)
             log.drain()
             self._read(log)
+            trace.close()
             done = log.made
             if done > start and done != self.saved:
                 self._save(done, state, offset, spikes, log)
@@ -183,12 +206,28 @@ class Loop:
         self.ledger.spend("start")
         note("compiling")
         facts = put_facts(HostFacts(0, np.inf, 0, 0), self.mesh)
-        self._compiled = self.step.lower(state, batch, seed, facts).compile()
+        lowered = self.step.lower(state, batch, seed, facts)
+        with ThreadPoolExecutor(1) as beside:  # the compiler leaves Python to others
+            counted = beside.submit(self.flops, batch)
+            self._compiled = lowered.compile()
+            self._speed.flops = counted.result()
         self.ledger.spend("compile")
         note("training")
 
-    def _evaluate(self, done: int, state: TrainState, log: StepLog) -> None:
-        assert self.on_eval is not None
+    def _turn(self, trace: StepTrace, log: StepLog) -> bool:
+        """Begins or ends the trace between two steps, unless the run is stopped."""
+        log.drain()
+        self._read(log)
+        if self.stopped:
+            return False
+        trace.turn()
+        note("training")
+        self.ledger.spend("profile")
+        return True
+
+    def _call(
+        self, hooks: Sequence[Hook[TrainState]], done: int, state: TrainState, log: StepLog
+    ) -> None:
         log.drain()
         self._read(log)
         if self.stopped:
@@ -196,7 +235,8 @@ class Loop:
         note("evaluating")
         found: dict[str, float] = {}
         with self.failure.kept():
-            found = self.on_eval(done, state, self._stopping)
+            for hook in hooks:
+                found |= hook.call(done, state, self._stopping)
         note("training")
         self.ledger.spend("evaluation")
         if not self.stopped:
@@ -229,7 +269,3 @@ class Loop:
         note("training")
         self.saved = done
         self.ledger.spend("checkpoint")
-
-
-def _due(done: int, every: int) -> bool:
-    return every > 0 and done % every == 0

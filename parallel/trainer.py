@@ -5,7 +5,7 @@ the run back, and what is said at their end. Knows no model and no dataset by na
 """
 
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,6 +20,7 @@ from models.inputs.packed_batch import PackedBatch
 from models.sharding import Rules
 from models.terminal import Console
 from parallel import checkpoint
+from parallel.hooks import Hook
 from parallel.hosts.agreement import agree
 from parallel.hosts.distributed import host_count, host_index
 from parallel.hosts.stop import UNLOGGED, StopSignals
@@ -28,7 +29,9 @@ from parallel.loop import Loop, TrainerConfig
 from parallel.mesh import check_rows, make_mesh
 from parallel.monitor.goodput import Ledger, set_damaged_account_aside
 from parallel.monitor.metrics import set_damaged_metrics_aside
+from parallel.monitor.speed import model_flops
 from parallel.monitor.spikes import BadStep, check_record
+from parallel.monitor.step_trace import traced_steps
 from parallel.optimizer import OptimizerConfig, make_schedule
 from parallel.runs.log_failure import LogFailure
 from parallel.runs.position import NoPosition, at_data, check_at_data
@@ -78,7 +81,7 @@ def train(
     mesh: Mesh | None = None,
     resume: bool = False,
     initial: Callable[[Any], Any] | None = None,
-    on_eval: Callable[[int, TrainState, Callable[[], bool]], dict[str, float]] | None = None,
+    hooks: Sequence[Hook[TrainState]] = (),
 ) -> Trained:
     """Trains to `config.steps`, saving on the way, at the end and when told to stop.
 
@@ -86,9 +89,8 @@ def train(
     logged of them, `samples` (of all hosts) at least; `position` is what `position(step)` gave when
     the checkpoint was saved (None at step 0). After a rollback, batches are ahead of steps, and
     both functions go by the batch. `initial(like)` gives the parameters that a new run begins with,
-    in the shapes and shardings of `like`. `on_eval(step, state, stopping)` is called after every
-    `eval_every` updates; what it returns is logged, and it must not keep the state. Between its
-    parts it asks `stopping()`, on all hosts alike, and returns at once if that is true.
+    in the shapes and shardings of `like`. `hooks` are called between updates; those that are due
+    after the same one leave one line in the log.
 
     SIGTERM or Ctrl-C on any host stop all of them after the same step, saved; a second Ctrl-C
     interrupts at once.
@@ -164,7 +166,8 @@ def train(
             batches=batches,
             position=position,
             step=make_train_step(model, optimizer, mesh, abstract, config.accumulation, hosts=True),
-            on_eval=on_eval,
+            flops=partial(model_flops, model, optimizer),
+            hooks=hooks,
             stop=stop,
             checkpoints=checkpoints,
             ledger=ledger,
@@ -235,12 +238,14 @@ def check_start(
     config: TrainerConfig,
     optimizer: OptimizerConfig,
 ) -> None:
-    """All that can be refused before data is read: the folder, the rows, the schedule.
+    """All that can be refused before data is read: the folder, the rows, the schedule, the steps to
+    trace.
 
     Raises:
       ValueError, FileNotFoundError: as `train` would.
     """
     check_folder(directory, resume)
+    traced_steps(config.profile, config.steps, "trainer.profile")
     check_rows(rows, mesh, config.accumulation)
     make_schedule(_until_the_end(optimizer, config))
 

@@ -10,6 +10,7 @@ from models.groot.model import Groot
 from models.layers.functional import Params
 from models.robot_policy import processor_of
 from models.sharding import path_name
+from parallel.monitor.step_trace import traced_steps
 from parallel.optimizer import select
 from rl.config import LearnerConfig, RlConfig
 from rl.objectives import check
@@ -55,6 +56,7 @@ def check_config(config: RlConfig) -> None:
             f"disaggregated.inference = {spread.inference} workers; set one of them to 0."
         )
     check(objective)
+    traced_steps(config.profile, config.steps, "profile")
 
 
 def check_policy(policy: Policy, config: RlConfig) -> None:

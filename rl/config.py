@@ -162,3 +162,5 @@ class RlConfig:
     eval_every: int = 20
     eval_episodes: int = 64
     save_every: int = 50
+    profile: str = ""
+    """A:B traces steps A to B - 1, counted from 0, into the run's folder."""

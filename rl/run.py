@@ -5,7 +5,7 @@ Checkpoints are those of any run: what acts lies in them as supervised training 
 evaluation and serving read them; all else that the run needs to go on lies beside it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -15,9 +15,12 @@ from typing import Any, Protocol
 from models.checkpoints import own
 from models.terminal import Console
 from parallel import checkpoint
+from parallel.hooks import Hook, due
 from parallel.hosts.stop import StopSignals
+from parallel.hosts.watchdog import note
 from parallel.monitor.metrics import MetricsWriter, set_damaged_metrics_aside
 from parallel.monitor.progress import StepBar
+from parallel.monitor.step_trace import StepTrace, traced_steps
 from parallel.runs.log_failure import LogFailure
 from parallel.runs.position import NoPosition
 from parallel.runs.run_folder import Run, check_folder, check_steps_made, note_saved, write_config
@@ -70,12 +73,12 @@ def improve(
     console: Console,
     *,
     resume: bool = False,
-    evaluate: Callable[[int, Params], dict[str, float]] | None = None,
+    hooks: Sequence[Hook[Params]] = (),
 ) -> Improved:
     """Makes `config.steps` steps, saving on the way, at the end and when told to stop.
 
-    `evaluate(step, params)` is called before the first step, after every `config.eval_every` and
-    after the last; it must copy the parameters and return.
+    `hooks` get the policy's parameters, must copy them and return: those with `ends` before the
+    first step, and each when it is due.
 
     SIGTERM or Ctrl-C end the run with a checkpoint of the last whole step; a second Ctrl-C
     interrupts at once.
@@ -92,6 +95,7 @@ def improve(
         stack.enter_context(locked(run.directory, console))
         check_folder(run.directory, resume)  # another run may have ended there meanwhile
         stop = stack.enter_context(StopSignals())
+        note("loading")
         place = stack.enter_context(build())
         saved = checkpoint.newest_good(folder, console) if resume else None
         if saved is not None:
@@ -105,10 +109,12 @@ def improve(
         write_config(run)
         if saved is not None:
             note_saved(run.directory, saved)
-        if done == 0 and evaluate is not None:
-            evaluate(0, place.state()["ema"])
+        note("evaluating")
+        for hook in hooks:
+            if done == 0 and hook.ends and hook.every:
+                hook.call(0, place.state()["ema"], stop.told)
         return advance(
-            place, run, config, console, done=done, until=config.steps, stop=stop, evaluate=evaluate
+            place, run, config, console, done=done, until=config.steps, stop=stop, hooks=hooks
         )
 
 
@@ -136,7 +142,7 @@ def advance(
     done: int,
     until: int,
     stop: StopSignals,
-    evaluate: Callable[[int, Params], dict[str, float]] | None = None,
+    hooks: Sequence[Hook[Params]] = (),
     doing: str = "improving",
 ) -> Improved:
     """Lets a placement that has made `done` steps, which are saved, make them `until` so many;
@@ -146,6 +152,7 @@ def advance(
       OSError: a save failed, or the logs could not be written, and then the last step is saved.
     """
     saved, failure = done, LogFailure()
+    wanted = traced_steps(config.profile, config.steps, "profile")
     if done >= until:
         return Improved(place.state()["ema"], done, finished=True)
     with ExitStack() as stack:
@@ -163,8 +170,14 @@ def advance(
         metrics = stack.enter_context(MetricsWriter(run.directory, done))
         bar = stack.enter_context(StepBar(console, doing, done, until))
 
+        trace = stack.enter_context(StepTrace(wanted, run.directory, done, console, failure))
+
+        def stopping() -> bool:
+            return stop.told() or failure.error is not None
+
         def save() -> None:
             nonlocal saved
+            note("saving")
             with failure.kept():
                 metrics.sync()  # so that metrics never lag a checkpoint
             seconds = writer.save(done, place.state(), place.record())
@@ -176,18 +189,28 @@ def advance(
             nonlocal done
             writer.check()
             done += 1
-            last = done == until
-            if evaluate is not None and (last or _due(done, config.eval_every)):
-                with failure.kept():
-                    found = found | evaluate(done, place.state()["ema"])
+            note("training", done)
+            if trace.turns(done):
+                trace.turn()
+            for hook in hooks:
+                if hook.due(done, until):
+                    note("evaluating")
+                    with failure.kept():
+                        found = found | hook.call(done, place.state()["ema"], stopping)
             with failure.kept():
                 metrics.write(done - 1, found)
-            if last or _due(done, config.save_every):
+            if done == until or due(done, config.save_every):
                 save()
             said = [says.format(found[name]) for name, says in _SAID.items() if name in found]
             bar.show(done, ", ".join(said))
+            note("training")
 
-        place.run(on_step, lambda: stop.told() or failure.error is not None, until)
+        if trace.turns(done):
+            trace.turn()
+        note("compiling", done)  # on the way to the first step
+        place.run(on_step, stopping, until)
+        trace.close()
+        note("saving")
         try:
             if done != saved:
                 save()
@@ -211,8 +234,4 @@ _SAID = {
     "env_steps_per_second": "{:.0f} env steps/s",
     "learner_busy": "learner busy {:.0%}",
 }
-"""Metrics of a step shown beside the bar."""
-
-
-def _due(done: int, every: int) -> bool:
-    return every > 0 and done % every == 0
+"""What of a step's metrics is said beside the bar."""

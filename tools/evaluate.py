@@ -10,6 +10,7 @@ and more --episodes add to those that are there.
 """
 
 import json
+import sys
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -38,6 +39,7 @@ from sim.suites import load_suite
 from tools.command_line.ending import in_a_line
 from tools.command_line.versions import versions
 from tools.recipes.conditions import Beside, Condition, conditions, evaluate_all
+from tools.recipes.old_options import EULER_STEPS, renamed
 
 _JOURNAL = "episodes.jsonl"
 
@@ -60,8 +62,8 @@ class EvaluateConfig:
     """Episodes at a time; as many as suit the suite if not given."""
     execute: int = 4
     """Steps acted of each chunk before the policy looks again."""
-    steps: int = 10
-    """Euler steps of the flow sampler."""
+    euler_steps: int | None = None
+    """Steps of the flow sampler; each policy's own if not given."""
     controls: tuple[Beside, ...] = ()
     """Controls on the same starts: the same network untrained, the suite's scripted expert, the
     policy told another goal, the policy shown images of zeros."""
@@ -82,10 +84,10 @@ def run(config: EvaluateConfig, console: Console) -> dict[str, Evaluation]:
 
 def _run(config: EvaluateConfig, console: Console) -> dict[str, Evaluation]:
     suite = load_suite(config.suite)
-    policy = load_policy(config.checkpoint, steps=config.steps)
+    policy = load_policy(config.checkpoint, steps=config.euler_steps)
     wanted = conditions(policy, config.controls, _identity(config.checkpoint))
     if config.compare is not None:
-        other = load_policy(config.compare, steps=config.steps)
+        other = load_policy(config.compare, steps=config.euler_steps)
         wanted.append(Condition("compared", other, checkpoint=_identity(config.compare)))
     set_damage_aside(config.out / _JOURNAL, in_order(), console)
     results = evaluate_all(
@@ -166,7 +168,10 @@ def _config_of(checkpoint: Path, policy: Policy) -> Mapping[str, Any]:
 
 def main() -> None:
     """Command line."""
-    config = tyro.cli(EvaluateConfig, prog="python -m tools.evaluate", description=__doc__)
+    arguments = renamed(sys.argv[1:], EULER_STEPS)
+    config = tyro.cli(
+        EvaluateConfig, args=arguments, prog="python -m tools.evaluate", description=__doc__
+    )
     journal = config.out / _JOURNAL
     kept = f"{journal} keeps the finished episodes: the same command goes on from there."
     with in_a_line(kept, writing=config.out):

@@ -51,12 +51,7 @@ def action_error(policy: Policy, other: Policy, batch: PackedBatch) -> float:
     norm of the first's."""
     noise = jax.random.normal(jax.random.key(0), batch.actions.shape)
     actions, others = (
-        np.asarray(
-            jax.jit(p.model.sample_actions, static_argnames="steps")(
-                p.params, batch, noise, steps=p.steps
-            )
-        )
-        for p in (policy, other)
+        np.asarray(jax.jit(p.model.sample_actions)(p.params, batch, noise)) for p in (policy, other)
     )
     return float(np.linalg.norm(others - actions) / np.linalg.norm(actions))
 

@@ -55,6 +55,8 @@ class RecordConfig:
     """Episodes at a time; as many as suit the suite if not given."""
     checkpoint: Path | None = None
     """Run directory or checkpoint whose policy acts instead of the suite's expert."""
+    euler_steps: int | None = None
+    """Steps of that policy's flow sampler; its own if not given."""
     execute: int = 4
     """Steps acted of each of the policy's chunks before it looks again."""
 
@@ -75,7 +77,9 @@ def record_dataset(
     suite = load_suite(config.suite)
     _check(config)
     groups = suite.groups(config.tasks)
-    policy = None if config.checkpoint is None else load_policy(config.checkpoint)
+    policy = None
+    if config.checkpoint is not None:
+        policy = load_policy(config.checkpoint, steps=config.euler_steps)
     size = config.image_size if policy is None else policy.model.config.image_size
     asked, kept, tried, failed = config.episodes * sum(map(len, groups)), 0, 0, 0
     writer: DatasetWriter | None = None
@@ -159,6 +163,11 @@ def _check(config: RecordConfig) -> None:
         raise ValueError(
             f"episodes = {config.episodes}, image_size = {config.image_size}, noise = "
             f"{config.noise} and execute = {config.execute}: expected at least 1, 1, 0 and 1."
+        )
+    if config.checkpoint is None and config.euler_steps is not None:
+        raise ValueError(
+            f"euler_steps is {config.euler_steps}, but the suite's expert acts, which has none; "
+            "give --checkpoint, or leave --euler-steps out."
         )
     if not 0 <= config.seed < _RECORDINGS:
         raise ValueError(

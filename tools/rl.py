@@ -29,7 +29,9 @@ from models.checkpoints import digests, own
 from models.config.as_json import from_json, to_json
 from models.terminal import Console, guard_tracebacks
 from parallel.checkpoint import find
+from parallel.hooks import Hook
 from parallel.hosts.stop import leave_at_once
+from parallel.hosts.watchdog import Watchdog, note
 from parallel.runs.run_folder import CONFIG_NAME, Run, check_folder, read_config
 from parallel.runs.run_lock import locked
 from rl.checks import check_config, check_policy, one_group
@@ -55,9 +57,14 @@ from tools.recipes.rl_population import run_population
 from tools.recipes.rl_presets import load_rl_preset
 
 ALONE = PopulationConfig()
-_FREE = {"begun_from", *(f"rl.{name}" for name in ("steps", "eval_every", "save_every"))}
-"""Settings that a resumed run may change: what it learns stays the same. Its steps only where the
-schedule does not end with them."""
+_FREE = {
+    "begun_from",
+    "model.steps",
+    *(f"rl.{name}" for name in ("steps", "eval_every", "save_every", "profile")),
+}
+"""What a resumed run may change: what it learns stays the same. Its steps only where the schedule
+does not end with them. Its model's Euler steps are `flow.steps`, but early runs left those of the
+policy that they began with."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +81,8 @@ class Paths:
     ray_address: str | None = None
     """Ray that gives placement "disaggregated" its hosts: host:port, or "auto" for the one that
     this machine belongs to; one of this machine's own if left out."""
+    stall_seconds: float = 1200.0
+    """A run in which no simulator, no answer and no update goes on for so long is ended."""
 
 
 def run(
@@ -87,6 +96,7 @@ def run(
     Raises:
       ValueError, FileNotFoundError: something does not fit; nothing has been written then.
     """
+    note("preparing")
     check_folder(paths.out, paths.resume)
     with locked(paths.out, console):
         return _run(paths, config, console, population)
@@ -149,7 +159,13 @@ def _run(
             config,
             console,
             resume=paths.resume,
-            evaluate=loop.evaluate if config.eval_every else None,
+            hooks=[
+                Hook(
+                    config.eval_every,
+                    lambda step, params, stopping: loop.evaluate(step, params),
+                    ends=True,
+                )
+            ],
         )
         if not improved.finished:
             loop.abandon()
@@ -209,6 +225,7 @@ def main() -> None:
     with in_a_line():
         paths, config, population = parse(sys.argv[1:])
     with (
+        Watchdog(paths.out, paths.stall_seconds),
         in_a_line("--resume goes on from the last checkpoint, if there is one.", writing=paths.out),
         leave_at_once(),
     ):

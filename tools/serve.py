@@ -22,6 +22,7 @@ import tyro
 
 from models import Policy, load_policy
 from models.terminal import Console, Progress, guard_tracebacks, harmless, logger
+from tools.recipes.old_options import EULER_STEPS, renamed
 from tools.serving.engine import Engine
 from tools.serving.limits import Limits
 from tools.serving.listener import reserve_descriptors
@@ -59,8 +60,8 @@ class ServeConfig:
     """Rows of the batches that are compiled at start."""
     deadline: float = 0.01
     """Seconds that a request waits for others to share its batch, at most."""
-    steps: int | None = None
-    """Euler steps of the flow sampler; the model's own by default."""
+    euler_steps: int | None = None
+    """Steps of the flow sampler; the policy's own by default."""
     dtype: str | None = None
     """Dtype of the parameters in memory, such as bfloat16; as saved by default."""
     tokenizer: Path | None = None
@@ -81,7 +82,7 @@ def load(config: ServeConfig) -> Policy:
         policy can read.
     """
     policy = load_policy(
-        config.checkpoint, steps=config.steps, dtype=config.dtype, tokenizer=config.tokenizer
+        config.checkpoint, steps=config.euler_steps, dtype=config.dtype, tokenizer=config.tokenizer
     )
     if policy.processor is not None and config.longest_prompt is not None:
         limit = policy.processor.text_limit
@@ -221,9 +222,11 @@ def main() -> None:
     logging.basicConfig(format="%(asctime)s %(name)s %(message)s")
     silence_vanished()
     try:
-        cut_off = run(
-            tyro.cli(ServeConfig, prog="python -m tools.serve", description=__doc__), Console()
+        arguments = renamed(sys.argv[1:], EULER_STEPS)
+        config = tyro.cli(
+            ServeConfig, args=arguments, prog="python -m tools.serve", description=__doc__
         )
+        cut_off = run(config, Console())
     except (ValueError, OSError) as error:
         sys.exit(harmless(f"error: {error}"))
     if is_preparing():

@@ -38,6 +38,7 @@ from models.layers.pipeline import check_pipeline
 from models.load import begin_from, look
 from models.pi.model import SHARDING_RULES
 from models.terminal import Console, guard_tracebacks, harmless
+from parallel.hooks import Hook
 from parallel.hosts import exits, inject
 from parallel.hosts.distributed import host_index, put_batch, row_share
 from parallel.hosts.job import first_host_first, restarts, start
@@ -53,7 +54,7 @@ from tools.recipes.closed_loop import ClosedLoop
 from tools.recipes.prepare import Prepared, Text, prepare
 from tools.recipes.presets import RunConfig, check_more_steps, check_same, load_preset, take_preset
 
-OnEval = Callable[[int, TrainState, Callable[[], bool]], dict[str, float]]
+Measure = Callable[[int, TrainState, Callable[[], bool]], dict[str, float]]
 
 _EVAL_STEPS = 8
 _FREE = {
@@ -62,6 +63,7 @@ _FREE = {
     "model.compute.pipeline",
     *(f"data.{n}" for n in ("workers", "threads", "skip_unreadable")),
     *(f"trainer.{n}" for n in ("log_every", "save_every", "keep", "eval_every", "prefetch")),
+    "trainer.profile",
     "trainer.steps",
 }
 """Settings that a resumed run may change: its losses stay the same. Its steps only where the
@@ -200,21 +202,11 @@ def _run(paths: Paths, config: RunConfig, console: Console, mesh: Mesh, resume: 
             mesh=mesh,
             resume=resume,
             initial=_initial(paths, model, config),
-            on_eval=_all_of(measures) if measures else None,
+            hooks=[Hook(config.trainer.eval_every, measure) for measure in measures],
         )
         if config.closed_loop.suite and not result.finished:
             acting.abandon()
     return result
-
-
-def _all_of(measures: Sequence[OnEval]) -> OnEval:
-    def on_eval(step: int, state: TrainState, stopping: Callable[[], bool]) -> dict[str, float]:
-        found: dict[str, float] = {}
-        for measure in measures:
-            found |= measure(step, state, stopping)
-        return found
-
-    return on_eval
 
 
 def _text(paths: Paths) -> Text | None:
@@ -239,7 +231,7 @@ def _initial(paths: Paths, model: Pi, config: RunConfig) -> Any:
     return lambda like: begin_from(init, model, like, config.trainer.seed)
 
 
-def _held_out_metrics(model: Pi, ready: Prepared, config: RunConfig, mesh: Mesh) -> OnEval:
+def _held_out_metrics(model: Pi, ready: Prepared, config: RunConfig, mesh: Mesh) -> Measure:
     """Measures the averaged parameters on held-out episodes, their pictures as they are: flow loss,
     error of sampled actions, and that of always giving the robot's mean action (both mean squares
     in normalised units)."""
@@ -269,7 +261,7 @@ def _held_out_metrics(model: Pi, ready: Prepared, config: RunConfig, mesh: Mesh)
         errors = [((x - batch.actions) ** 2 * batch.action_mask).sum() for x in (sampled, usual)]
         return jnp.stack([loss, *errors, count])
 
-    def on_eval(step: int, state: TrainState, stopping: Callable[[], bool]) -> dict[str, float]:
+    def hook(step: int, state: TrainState, stopping: Callable[[], bool]) -> dict[str, float]:
         measured = []
         for batch in batches:
             if stopping():
@@ -279,7 +271,7 @@ def _held_out_metrics(model: Pi, ready: Prepared, config: RunConfig, mesh: Mesh)
         names = ("val_loss", "val_action_mse", "val_mean_action_mse")
         return dict(zip(names, map(float, total[:3] / total[3]), strict=True))
 
-    return on_eval
+    return hook
 
 
 def parse(arguments: Sequence[str]) -> tuple[Paths, RunConfig, Process]:

@@ -191,11 +191,12 @@ class Groot:
         params: Params,
         batch: PackedBatch,
         noise: Float[Array, "r k h a"],
-        steps: int = 4,
+        steps: int | None = None,
         guidance: Guidance | None = None,
     ) -> Float[Array, "r k h a"]:
-        """Normalised action chunks by Euler integration; `guidance` draws them towards given
-        actions."""
+        """Normalised action chunks by Euler integration, in `config.steps` steps if no other
+        number is given; `guidance` draws them towards given actions."""
+        steps = self.config.steps if steps is None else steps
         return flow.sample(self.field(params, batch), noise, steps, guidance)
 
     def features(self, params: Params, batch: PackedBatch) -> Float[Array, "r p w"]:

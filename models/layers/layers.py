@@ -23,6 +23,7 @@ from models.config.bounds import check_size
 from models.layers import fp8
 from models.layers.pipeline import Pipeline, circulate
 from models.layers.token_chunks import in_chunks
+from models.recomputation import recomputes
 from models.sharding import ROWS, axis_size, keep_rows
 
 Carry = TypeVar("Carry")
@@ -238,6 +239,7 @@ def scan_layers(
     backward needs); many are not, for the sake of compile time.
     """
     pipeline = pipeline if axis_size("stage") > 1 else None
+    remat = remat if recomputes() else "none"
     if pipeline is not None and remat == "none" and pipeline.repeats > 1:
         remat = "dots"
 

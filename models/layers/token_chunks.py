@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, Shaped
 
 from models.layers.fp8 import copies, split_histories
 from models.layers.functional import fill
+from models.recomputation import recomputes
 from models.sharding import ROWS, axis_size
 
 PyTree = Any
@@ -67,7 +68,8 @@ def chunked(
         return x.reshape(count, -1, *x.shape[1:])
 
     xs = (copies(histories, count), jax.tree.map(cut, tokens))
-    out = jax.lax.map(jax.checkpoint(some, prevent_cse=False), xs)
+    chunk = jax.checkpoint(some, prevent_cse=False) if recomputes() else some
+    out = jax.lax.map(chunk, xs)
     return out.reshape(-1, *out.shape[2:])[:length]
 
 

@@ -240,11 +240,12 @@ class Pi:
         params: Params,
         batch: PackedBatch,
         noise: Float[Array, "r k h a"],
-        steps: int = 10,
+        steps: int | None = None,
         guidance: Guidance | None = None,
     ) -> Float[Array, "r k h a"]:
-        """Normalised action chunks by Euler integration; `guidance` draws them towards given
-        actions."""
+        """Normalised action chunks by Euler integration, in `config.steps` steps if no other
+        number is given; `guidance` draws them towards given actions."""
+        steps = self.config.steps if steps is None else steps
         return flow.sample(self.field(params, batch), noise, steps, guidance)
 
     @cached_property

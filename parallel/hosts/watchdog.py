@@ -61,13 +61,20 @@ _durations: deque[float] = deque(maxlen=32)
 
 
 def note(phase: str, step: int | None = None) -> None:
-    """The main thread enters a phase ("preparing", "loading", "compiling", "training", "saving",
-    "evaluating") or, in "training", a step: it has dispatched `step` steps."""
+    """The run enters a phase ("preparing", "loading", "compiling", "training", "saving",
+    "evaluating", "profiling") or, in "training", a step: it has dispatched `step` steps."""
     global _now
     before, now = _now, time.monotonic()
     if phase == before.phase == "training" and step == before.step + 1:
         _durations.append(now - before.since)
     _now = _Now(phase, before.step if step is None else step, now)
+
+
+def alive() -> None:
+    """Something was done that a phase consists of, such as an episode's: the phase's time begins
+    anew. From any thread."""
+    global _now
+    _now = _now._replace(since=time.monotonic())
 
 
 def suspects(beats: dict[int, Beat], silent: set[int]) -> list[int]:

@@ -1,1 +1,0 @@
-"""Metrics of a run: progress, goodput, spikes, stragglers, waits for data."""

@@ -22,13 +22,23 @@ from parallel.runs.log_failure import naming
 FILE_NAME = "goodput.jsonl"
 
 Cause = Literal[
-    "step", "data", "evaluation", "checkpoint", "compile", "start", "restart", "stopped", "wasted"
+    "step",
+    "data",
+    "evaluation",
+    "checkpoint",
+    "profile",
+    "compile",
+    "start",
+    "restart",
+    "stopped",
+    "wasted",
 ]
 _MEANING = {
     "step": "steps that count",
     "data": "waiting for data",
     "evaluation": "evaluating",
     "checkpoint": "saving (while steps wait)",
+    "profile": "writing a trace (--trainer.profile)",
     "compile": "compiling",
     "start": "starting, up to the first step",
     "restart": "from an interruption to the next step",

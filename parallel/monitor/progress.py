@@ -17,6 +17,7 @@ from parallel.hosts.facts import by_host, told
 from parallel.monitor.data_wait import DataWait
 from parallel.monitor.goodput import Account
 from parallel.monitor.metrics import MetricsWriter
+from parallel.monitor.speed import Speed
 from parallel.monitor.spikes import IN_FLIGHT, Spikes
 from parallel.monitor.stragglers import Stragglers
 from parallel.runs.log_failure import LogFailure
@@ -82,7 +83,9 @@ class StepLog:
         spikes: Spikes,
         account: Account,
         failure: LogFailure,
+        speed: Speed,
     ) -> None:
+        self._first, self._speed = start, speed
         self._writer, self._console, self._board_every = writer, console, board_every
         self._failure = failure
         self._account = account
@@ -160,9 +163,12 @@ class StepLog:
             "samples_per_second": facts["samples"] / seconds,
             "data_wait_share": facts["data_wait"] / seconds,
         }
+        if step > self._first:  # the first waited for compiling
+            self._speed.add(seconds)
         board = step % self._board_every == 0
         if board:
             metrics |= {f"seconds/{cause}": s for cause, s in self._account.seconds.items() if s}
+            metrics |= self._speed.report()
         self._write(step, metrics, board)
         for said in (line, self._data_wait.after(seconds, facts)):
             if said is not None:

@@ -104,6 +104,22 @@ CHIPS = {
 }
 """Chips by name."""
 
+_KINDS = {
+    "NVIDIA A100-SXM4-40GB": "a100",  # products as fast as those of 80 GB
+    "NVIDIA A100-SXM4-80GB": "a100",
+    "NVIDIA H100 80GB HBM3": "h100",
+    "NVIDIA H200": "h200",
+    "NVIDIA B200": "b200",
+}
+"""JAX's names of devices (`device_kind`, the driver's); other cards of a family, such as H100 PCIe,
+have names and peaks of their own."""
+
+
+def chip_of(device_kind: str) -> Chip | None:
+    """The chip that a device of JAX is, None if its figures are not known here."""
+    return CHIPS.get(_KINDS.get(device_kind, ""))
+
+
 NVLINK = {
     "a100": 300 * GIGA,  # NVLink 3: 600 GB/s both ways
     "h100": 450 * GIGA,  # NVLink 4: 900

@@ -8,6 +8,7 @@ to the letter. No device, compiler or array is needed: shapes are enough.
 """
 
 import math
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -16,6 +17,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+from models.inputs.packed_batch import PackedBatch
+from models.layers.functional import fill, only
+from parallel.optimizer import OptimizerConfig, select
+from parallel.step import Model
 
 
 class Matmul(NamedTuple):
@@ -59,8 +65,15 @@ class Work:
     @property
     def flops(self) -> float:
         """Of all matrix products."""
-        own = sum(m.flops * times for m, times in self.matmuls.items())
-        return float(own + sum(self.inner.values()))
+        return sum(self.flops_by_dtype.values())
+
+    @property
+    def flops_by_dtype(self) -> dict[str, float]:
+        """Of all matrix products, by the dtype of their operands."""
+        found = Counter[str](self.inner)
+        for matmul, times in self.matmuls.items():
+            found[matmul.dtype] += matmul.flops * times  # type: ignore[assignment]
+        return {dtype: float(flops) for dtype, flops in found.items()}
 
     def add(self, other: "Work", times: float = 1) -> None:
         """Takes in what happens `times` times; the peak is the caller's to place."""
@@ -79,6 +92,26 @@ def work(function: Callable[..., Any], *args: Any, trips: float = 1) -> Work:
       trips: how often the body of a `while` loop runs whose length is data (a scan's is known).
     """
     return of_jaxpr(jax.make_jaxpr(function)(*args).jaxpr, trips)
+
+
+def gradient_work(
+    model: Model, optimizer: OptimizerConfig, batch: PackedBatch, trips: float = 1
+) -> Work:
+    """Cost of the loss of a batch and of its gradient for the parameters that move.
+
+    Args:
+      batch: arrays or ShapeDtypeStructs.
+      trips: as in `work`.
+    """
+    params = jax.eval_shape(lambda: model.init(jax.random.key(0)))
+    moving = select(optimizer, params)[0]
+    trained, fixed = only(params, moving), only(params, jax.tree.map(operator.not_, moving))
+
+    def loss(trained: Any, fixed: Any, batch: PackedBatch) -> Any:
+        return model.loss(fill(trained, fixed), batch, jax.random.key(0))
+
+    gradient = jax.value_and_grad(loss, has_aux=True)
+    return work(gradient, trained, fixed, batch, trips=trips)
 
 
 def of_jaxpr(jaxpr: Jaxpr, trips: float = 1) -> Work:

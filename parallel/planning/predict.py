@@ -8,7 +8,6 @@ are those of `cluster.Chip` and `OVERLAP`.
 
 import itertools
 import math
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -20,14 +19,13 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType
 
 from models.inputs.packed_batch import PackedBatch
-from models.layers.functional import fill, only
 from models.layers.layers import Remat
 from models.sharding import ROWS, Rules, axes_of
 from parallel.mesh import AXES
 from parallel.optimizer import OptimizerConfig, select
 from parallel.planning.cluster import Chip, Cluster
 from parallel.planning.cost import Collective, Sizes, Stack, Step, busy, collectives
-from parallel.planning.flops import Work, work
+from parallel.planning.flops import Work, gradient_work
 from parallel.step import Model, TrainState, abstract_state
 
 OVERLAP = 0.5
@@ -315,16 +313,7 @@ def _divides(leaf: Any, sizes: Sizes) -> bool:
 
 
 def _gradient_work(task: Task, remat: Remat, precision: Precision, rows: int) -> Work:
-    model = task.model(remat, precision)
-    params = jax.eval_shape(lambda: model.init(jax.random.key(0)))
-    moving = select(task.optimizer, params)[0]
-    trained, fixed = only(params, moving), only(params, jax.tree.map(operator.not_, moving))
-
-    def loss(trained: Any, fixed: Any, batch: PackedBatch) -> Any:
-        return model.loss(fill(trained, fixed), batch, jax.random.key(0))
-
-    gradient = jax.value_and_grad(loss, has_aux=True)
-    return work(gradient, trained, fixed, task.batch(rows), trips=task.trips)
+    return gradient_work(task.model(remat, precision), task.optimizer, task.batch(rows), task.trips)
 
 
 def _memory(task: Task, choice: Choice, own: Profile, rows: float, width: int) -> dict[str, float]:

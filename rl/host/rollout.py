@@ -21,6 +21,7 @@ from jaxtyping import Float
 
 from models.batcher import Batcher
 from models.policy import Request
+from parallel.hosts.watchdog import alive
 from rl.host.staleness import Admission, Place
 from rl.host.trajectory_buffer import Arrivals
 from rl.records import Decision, Drawn, Trajectory
@@ -164,6 +165,7 @@ class Rollout:
                 if self._working:
                     for outcome in self._slots.poll():
                         self._take(outcome)
+                        alive()
                 elif self._over and not self._acting and not self._valuing:
                     return
                 else:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from parallel import checkpoint
+from parallel.hooks import Hook
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.monitor.metrics import read_metrics
 from parallel.prefetch import Prefetcher
@@ -118,7 +119,7 @@ def test_evaluations_are_logged_and_see_the_state_after_so_many_updates(tmp_path
         seen.append((step, int(state.step)))
         return {"eval_loss": 0.5}
 
-    run(tmp_path, config=replace(CONFIG, eval_every=5), on_eval=evaluate)
+    run(tmp_path, hooks=[Hook(5, evaluate)])
     assert seen == [(5, 5), (10, 10)]
     found = [line["step"] for line in read_metrics(tmp_path) if "eval_loss" in line]
     assert found == [4, 9]
@@ -172,8 +173,7 @@ def test_a_signal_that_ends_the_loader_too_still_saves_and_says_so(
         trained.set()
         return {}
 
-    config = replace(CONFIG, eval_every=5)
-    result = run(tmp_path, config=config, source=source, on_eval=evaluate)
+    result = run(tmp_path, source=source, hooks=[Hook(5, evaluate)])
     assert not result.finished
     assert "After the signal, the loader: RuntimeError('Worker process" in capsys.readouterr().out
     assert checkpoint.latest(tmp_path / "checkpoints") == result.step == 5
@@ -200,7 +200,7 @@ def test_a_run_told_to_stop_does_not_wait_for_slow_data(tmp_path, uninterrupted,
         trained.set()
         return {}
 
-    result = run(tmp_path, replace(CONFIG, eval_every=5), source, on_eval=evaluate)
+    result = run(tmp_path, source=source, hooks=[Hook(5, evaluate)])
     released.set()
     assert not result.finished
     assert checkpoint.latest(tmp_path / "checkpoints") == result.step == 5
@@ -217,7 +217,7 @@ def test_an_evaluation_is_told_of_a_signal_and_not_logged(tmp_path):
         asked.append(stopping())
         return {"eval_loss": 0.5}
 
-    result = run(tmp_path, config=replace(CONFIG, eval_every=5), on_eval=evaluate)
+    result = run(tmp_path, hooks=[Hook(5, evaluate)])
     assert asked == [False, True]
     assert result.step == checkpoint.latest(tmp_path / "checkpoints") == 5
     assert not [line for line in read_metrics(tmp_path) if "eval_loss" in line]

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from models.checkpoints import own
 from parallel.checkpoint import CheckpointWriter
+from parallel.hooks import Hook
 from parallel.hosts import exits
 from parallel.monitor.metrics import read_metrics
 from parallel.trainer import Run
@@ -159,15 +160,16 @@ def test_an_error_ends_the_run_and_the_steps_saved_before_it_are_gone_on_from(wh
 def test_evaluation_sees_the_policy_before_while_and_after(tmp_path):
     seen = {}
 
-    def evaluate(step, params):
+    def evaluate(step, params, stopping):
         seen[step] = float(params["w"])
         return {"closed_loop_copy_seconds": 0.0}
 
-    run(tmp_path, evaluate=evaluate)
+    hooks = [Hook(3, evaluate, ends=True)]
+    run(tmp_path, hooks=hooks)
     assert list(seen) == [0, 3, 6, 7]
     assert seen[0] == 1
     assert len(set(seen.values())) == 4
-    run(tmp_path, config=replace(CONFIG, steps=8), resume=True, evaluate=evaluate)
+    run(tmp_path, config=replace(CONFIG, steps=8), resume=True, hooks=hooks)
     assert list(seen) == [0, 3, 6, 7, 8], "a resumed run does not begin with an evaluation"
 
 

@@ -110,7 +110,12 @@ def test_an_interrupted_evaluation_goes_on_to_the_same_result(
 ):
     first, second = checkpoint(0), checkpoint(1)
     config = EvaluateConfig(
-        first, tmp_path / "whole", f"{suites}:TWO", steps=2, controls=("expert",), compare=second
+        first,
+        tmp_path / "whole",
+        f"{suites}:TWO",
+        euler_steps=2,
+        controls=("expert",),
+        compare=second,
     )
     results = run(config)
     assert list(results) == ["trained", "expert", "compared"]
@@ -168,7 +173,7 @@ def test_every_policy_sees_pictures_of_its_own_size(suites, checkpoint, tmp_path
         f"{suites}:ZOOMED",
         controls=("expert",),
         compare=policies[1],
-        steps=2,
+        euler_steps=2,
     )
     both = run(config)
     alone = run(replace(config, checkpoint=policies[1], out=tmp_path / "one", compare=None))
@@ -185,7 +190,7 @@ def test_every_policy_sees_pictures_of_its_own_size(suites, checkpoint, tmp_path
 
 def test_slots_that_report_in_another_order_give_the_same_report(suites, checkpoint, tmp_path):
     policy = checkpoint(1)
-    at = partial(EvaluateConfig, policy, suite=f"{suites}:LATE", steps=2, slots=3)
+    at = partial(EvaluateConfig, policy, suite=f"{suites}:LATE", euler_steps=2, slots=3)
     assert run(at(out=tmp_path / "one")) == run(at(out=tmp_path / "two"))
     assert without_timings(tmp_path / "one" / "evaluation.json") == without_timings(
         tmp_path / "two" / "evaluation.json"
@@ -293,7 +298,11 @@ def test_tasks_that_look_like_markup_are_told_as_they_are_written(
     monkeypatch.setattr("sys.argv", ["evaluate", *map(str, typed)])
     monkeypatch.setenv("COLUMNS", "300")
     command.main()
-    said = capsys.readouterr().out
+    told = capsys.readouterr()
+    said = told.out
+    assert "warning: --steps is called --euler-steps now" in told.err
+    (begins, *_) = (out / "episodes.jsonl").read_text().splitlines()
+    assert json.loads(begins)["evaluates"]["sampler_steps"] == 1
     assert r"trained, reach[/red] \x1b]0;owned\x07: " in said
     assert f"Report: {out / 'report.html'}" in said
     assert not set("\x1b\x07") & set(said)

@@ -149,6 +149,7 @@ def test_a_run_leaves_metrics_curves_evaluations_and_a_policy_that_acts(finished
     assert {"idle/environment", "grad_norm", "return", "clip_fraction"} <= set(found[0])
     assert json.loads((finished / "timeline.json").read_text())["traceEvents"]
     improved, begun = load_policy(finished), load_policy(checkpoint)
+    assert (improved.steps, begun.steps) == (HOST.flow.steps, 10), "it acts as it was evaluated"
     assert improved.processor == begun.processor
     assert jax.tree.structure(improved.params) == jax.tree.structure(begun.params)
     changed = jax.tree.map(lambda a, b: bool((a != b).any()), improved.params, begun.params)
@@ -207,7 +208,7 @@ def acted(slots, actor, learner, place):
 def test_an_interrupted_run_saves_its_last_whole_step_and_goes_on_to_the_same(
     finished, checkpoint, tmp_path, monkeypatch
 ):
-    """SIGTERM while the last step's first episode begins."""
+    """SIGTERM while the last step's first episode begins; the step before is traced."""
     noticed, told, begin = threading.Event(), StopSignals.told, Noted.begin
     third = draw_start(HOST.seed, 4, ("points",), range(500))
 
@@ -225,10 +226,12 @@ def test_an_interrupted_run_saves_its_last_whole_step_and_goes_on_to_the_same(
     with monkeypatch.context() as patch:
         patch.setattr(StopSignals, "told", notice)
         patch.setattr(Noted, "begin", strike)
-        config = replace(HOST, save_every=0, eval_every=0)
+        config = replace(HOST, save_every=0, eval_every=0, profile="1:2")
         stopped = rl.run(rl.Paths(checkpoint, tmp_path), config, QUIET)
     assert (stopped.finished, stopped.step) == (False, 2)
     assert own.steps(tmp_path / "checkpoints") == [2]
+    (trace,) = (tmp_path / "profile" / "host-0").glob("plugins/profile/*/*.xplane.pb")
+    assert trace.stat().st_size > 0
     assert rl.run(rl.Paths(checkpoint, tmp_path, resume=True), HOST, QUIET).finished
     assert learnt(tmp_path) == learnt(finished)
     one, other = (own.restore_params(path) for path in (tmp_path, finished))
@@ -240,6 +243,11 @@ def test_only_what_does_not_change_the_learning_may_change_when_it_goes_on(finis
     rl.run(paths, replace(HOST, eval_every=1), QUIET)
     with pytest.raises(ValueError, match=r"config.json: rl.seed is 0, but 5 was asked for"):
         rl.run(paths, replace(HOST, seed=5), QUIET)
+
+
+def test_steps_to_trace_that_the_run_does_not_make_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="profile is '2:4', but the run has 3 steps"):
+        rl.run(rl.Paths(tmp_path / "policy", tmp_path / "out"), replace(HOST, profile="2:4"), QUIET)
 
 
 def test_a_run_goes_on_with_its_checkpoints_config_where_its_own_was_cut(
@@ -258,6 +266,19 @@ def test_a_run_goes_on_with_its_checkpoints_config_where_its_own_was_cut(
     assert (out / "config.json.damaged-2").exists()
     assert (out / "closed_loop.jsonl.damaged").exists()
     assert read_closed_loop(out) == read_closed_loop(finished)
+
+
+def test_a_run_saved_with_other_euler_steps_than_it_acted_with_goes_on(
+    finished, checkpoint, tmp_path
+):
+    """As early runs were: their config has the model's own of before."""
+    out = shutil.copytree(finished, tmp_path / "out")
+    saved = json.loads((out / "config.json").read_text())
+    assert saved["model"]["steps"] == HOST.flow.steps
+    saved["model"]["steps"] = 10
+    (out / "config.json").write_text(json.dumps(saved))
+    assert rl.run(rl.Paths(checkpoint, out, resume=True), HOST, QUIET).finished
+    assert json.loads((out / "config.json").read_text())["model"]["steps"] == HOST.flow.steps
 
 
 def test_a_run_is_not_resumed_in_another_environment_of_the_same_name(

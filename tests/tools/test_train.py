@@ -130,6 +130,18 @@ def test_steps_may_grow_where_the_schedule_does_not_end_with_them(finished, data
         train.run(replace(paths, resume=True), short, QUIET)
 
 
+def test_steps_to_trace_may_change_and_are_refused_before_anything_is_read(
+    finished, dataset, tmp_path
+):
+    traced = replace(SMALL, trainer=replace(SMALL.trainer, profile="1:3"))
+    out = shutil.copytree(finished, tmp_path / "run")
+    assert train.run(train.Paths(str(dataset), out, resume=True), traced, QUIET).finished
+    beyond = replace(SMALL, trainer=replace(SMALL.trainer, profile="7:9"))
+    with pytest.raises(ValueError, match=r"trainer\.profile is '7:9', but the run has 8 steps"):
+        train.run(train.Paths("no such data", tmp_path / "new"), beyond, QUIET)
+    assert not (tmp_path / "new").exists()
+
+
 @pytest.mark.parametrize("steps", [12, 6])
 def test_other_steps_are_refused_where_the_schedule_ends_with_them(
     finished, dataset, steps, tmp_path

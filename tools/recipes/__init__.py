@@ -1,1 +1,0 @@
-"""Recipes: what assembles a run from the folders below, for commands, notebooks and scripts."""

@@ -22,6 +22,7 @@ from jax.experimental import multihost_utils
 from models import Policy
 from models.robot_policy import RobotPolicy
 from models.terminal import Console
+from parallel.hosts import watchdog
 from parallel.hosts.distributed import host_count, host_index
 from parallel.runs.json_lines import read_lines, set_damage_aside
 from parallel.runs.log_failure import naming
@@ -59,7 +60,7 @@ class ClosedLoop:
         self._lock = threading.Lock()
         self._waiting: tuple[int, Any] | None = None
         self._thread: threading.Thread | None = None
-        self._abandoned = threading.Event()
+        self._abandoned, self._awaited = threading.Event(), threading.Event()
         self._error: BaseException | None = None
         self._suite = load_suite(config.suite)
         self._groups = self._suite.groups(config.tasks)
@@ -105,6 +106,8 @@ class ClosedLoop:
             self.abandon()
         thread = self._thread
         if thread is not None:
+            watchdog.note("evaluating")
+            self._awaited.set()
             if thread.is_alive() and not self._abandoned.is_set():
                 self._console.print(f"Waiting for the last evaluation in '{self._suite.name}'.")
             thread.join()
@@ -158,6 +161,8 @@ class ClosedLoop:
         return joined(parts, suite.name)
 
     def _go_on(self, ended: int, episodes: int) -> None:
+        if self._awaited.is_set():  # before that, the run's own steps tell that it goes on
+            watchdog.alive()
         if self._abandoned.is_set():
             raise _Abandoned
 

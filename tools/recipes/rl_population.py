@@ -16,6 +16,7 @@ import numpy as np
 from models import Policy
 from models.robot_policy import RobotPolicy
 from models.terminal import Console
+from parallel.hosts import watchdog
 from parallel.runs.run_folder import Run
 from rl.config import RlConfig
 from rl.host.loop import Stopped
@@ -61,9 +62,11 @@ def run_population(
             step: int, params: Params, directories: Sequence[Path], told: Callable[[], bool]
         ) -> float:
             def go_on(ended: int, episodes: int) -> None:
+                watchdog.alive()
                 if told():
                     raise Stopped
 
+            watchdog.note("evaluating")
             start = time.perf_counter()
             copied = jax.tree.map(np.asarray, params)
             starts = held_out(suite, tasks, config.eval_episodes)

@@ -24,6 +24,7 @@ CONFIG = PiConfig(
     action_dim=4,
     horizon=6,
     state_input="token",
+    steps=2,
     compute=Compute(dtype="float32"),
 )
 ARM = Embodiment(
@@ -43,7 +44,7 @@ def tiny_policy() -> Policy:
     leaves, tree = jax.tree.flatten(jax.eval_shape(Pi(CONFIG).init, jax.random.key(0)))
     rng = np.random.default_rng(1)
     params = tree.unflatten([(0.3 * rng.normal(size=x.shape)).astype(np.float32) for x in leaves])
-    return Policy(Pi(CONFIG), params, PROCESSOR, steps=2, sizes=(2, 4))
+    return Policy(Pi(CONFIG), params, PROCESSOR, sizes=(2, 4))
 
 
 def seen(count: int = 5, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

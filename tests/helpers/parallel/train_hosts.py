@@ -1,8 +1,9 @@
-"""`python -m tests.helpers.parallel.train_hosts RUN [--resume] [--inject FAULTS] [--patience
-SECONDS]`: the toy's run as one of several processes that `tools.launch` or a test started."""
+"""`python -m tests.helpers.parallel.train_hosts RUN [--resume] [--inject FAULTS] [--patience SECONDS]
+[--profile A:B]`: the toy's run as one of several processes that `tools.launch` or a test began."""
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,15 @@ def main() -> None:
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--inject", default="")
     parser.add_argument("--patience", type=float, default=60.0)
+    parser.add_argument("--profile", default="")
     options = parser.parse_args()
+    config = replace(CONFIG, profile=options.profile)
     start()
     with Watchdog(options.run, options.patience):
         inject.arm(options.inject, options.run)
         resume = options.resume or (restarts() > 0 and (options.run / CONFIG_NAME).exists())
         run = Run(options.run, config={"model": "toy"}, assets={})
-        result = train(Denoiser(), RULES, shares, position, run, CONFIG, OPTIMIZER, resume=resume)
+        result = train(Denoiser(), RULES, shares, position, run, config, OPTIMIZER, resume=resume)
     print("finished" if result.finished else "stopped", "at", result.step, flush=True)
 
 

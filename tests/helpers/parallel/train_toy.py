@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from parallel.hooks import Hook
 from parallel.hosts.distributed import host_count, host_index
 from parallel.hosts.job import first_host_first, start
 from parallel.hosts.stop import leave_at_once
@@ -71,7 +72,7 @@ def main(directory: str, *more: str) -> None:
         OPTIMIZER,
         mesh=make_mesh() if host_count() > 1 else make_mesh(devices=jax.devices()[:1]),
         resume=resume,
-        on_eval=evaluate,
+        hooks=[Hook(CONFIG.eval_every, evaluate)],
     )
     print("finished" if result.finished else "stopped", "at", result.step, flush=True)
 

@@ -132,6 +132,8 @@ def test_sampling_integrates_the_velocity_that_training_learns(params):
     batch = pack([samples(8)], PACKED)
     noise = jax.random.normal(KEY, (1, 5, 4, 6))
     sampled = MODEL.sample_actions(params, batch, noise, steps=2)
+    own = Pi(dataclasses.replace(CONFIG, steps=2)).sample_actions(params, batch, noise)
+    np.testing.assert_array_equal(own, sampled)
     x = noise[:, :, None]
     for t in (1.0, 0.5):
         x = x - 0.5 * MODEL.velocity(params, batch, x, jnp.full((1, 5, 1), t))

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -17,6 +16,7 @@ from models.checkpoints import digests
 from parallel import checkpoint
 from parallel.hosts import exits
 from parallel.hosts.distributed import host_index
+from parallel.hooks import Hook
 from parallel.runs.log_failure import naming
 from parallel.mesh import make_mesh
 from parallel.monitor.metrics import FILE_NAME, MetricsWriter, read_metrics
@@ -81,23 +81,23 @@ def test_a_log_on_a_full_disk_stops_the_run_after_saving_it(tmp_path, untouched,
 
 
 def test_an_evaluation_that_cannot_be_noted_stops_the_run_after_saving_it(tmp_path):
-    def on_eval(step, state, stopping):
+    def evaluate(step, state, stopping):
         with naming(tmp_path / "closed_loop.jsonl"), open("/dev/full", "w") as file:
             file.write("{}\n")
 
     with pytest.raises(OSError, match=r"closed_loop.jsonl: No space .* after step [4-6] of 12"):
-        run(tmp_path, config=replace(CONFIG, eval_every=4), on_eval=on_eval)
+        run(tmp_path, hooks=[Hook(4, evaluate)])
     assert 4 <= checkpoint.newest_good(tmp_path / "checkpoints") <= 6
 
 
 def test_a_fault_that_is_no_disks_is_raised_as_it_was_once_the_run_is_saved(tmp_path):
     fault = BrokenPipeError(errno.EPIPE, "Broken pipe")
 
-    def on_eval(step, state, stopping):
+    def evaluate(step, state, stopping):
         raise fault
 
     with pytest.raises(BrokenPipeError) as error:
-        run(tmp_path, config=replace(CONFIG, eval_every=4), on_eval=on_eval)
+        run(tmp_path, hooks=[Hook(4, evaluate)])
     assert error.value is fault
     assert 4 <= checkpoint.newest_good(tmp_path / "checkpoints") <= 6
 

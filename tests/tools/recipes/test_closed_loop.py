@@ -8,7 +8,7 @@ import jax
 import pytest
 from rich.console import Console
 
-from models import load_policy
+from models import flow, load_policy
 from parallel.mesh import make_mesh
 from sim.environments.device_slots import Lanes
 from sim.suite import Suite
@@ -44,7 +44,7 @@ def points():
 @pytest.fixture(scope="module")
 def config():
     trainer = replace(SMALL.trainer, steps=6, save_every=3, eval_every=3, keep=2)
-    model = replace(SMALL.model, image_size=32)
+    model = replace(SMALL.model, image_size=32, steps=3)
     acting = ClosedLoopConfig("points", ("far",), episodes=4)
     return replace(SMALL, trainer=trainer, model=model, closed_loop=acting)
 
@@ -56,8 +56,19 @@ def dataset(tmp_path_factory):
     return str(path)
 
 
-def test_every_evaluation_is_that_of_the_checkpoint_of_its_step(dataset, config, tmp_path):
+def test_every_evaluation_is_that_of_the_checkpoint_of_its_step(
+    dataset, config, tmp_path, monkeypatch
+):
+    """With its Euler steps, as held-out metrics are."""
+    sample, taken = flow.sample, []
+
+    def noted(field, noise, steps, guidance=None):
+        taken.append((threading.current_thread().name, steps))
+        return sample(field, noise, steps, guidance)
+
+    monkeypatch.setattr(flow, "sample", noted)
     assert train.run(train.Paths(dataset, tmp_path / "run"), config, QUIET).finished
+    assert set(taken) == {("MainThread", 3), ("closed loop", 3)}
     lines = read_closed_loop(tmp_path / "run")
     assert [line["step"] for line in lines] == [3, 6]
     for line in lines:

@@ -38,7 +38,7 @@ def robot(**changed):
 
 
 def make_policy(embodiment, **changed):
-    config = replace(TINY.model, chunks=1, **changed)
+    config = replace(TINY.model, chunks=1, steps=2, **changed)
     processor = Processor(
         image_size=config.image_size,
         state_dim=config.state_dim,
@@ -51,7 +51,7 @@ def make_policy(embodiment, **changed):
     )
     model = Pi(config)
     params = jax.jit(model.init)(jax.random.key(0))
-    return Policy(model, params, processor, steps=2, sizes=SIZES)
+    return Policy(model, params, processor, sizes=SIZES)
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +169,7 @@ def test_the_command_serves_a_checkpoint_until_it_is_told_to_stop(policy, tmp_pa
     assets = {"processor": to_json(policy.processor)}
     with CheckpointWriter(tmp_path / "checkpoints", config, assets) as writer:
         writer.save(1, {"ema": policy.params}, {})
-    command = ["-m", "tools.serve", "--checkpoint", tmp_path, "--port", "0", "--steps", "2"]
+    command = ["-m", "tools.serve", "--checkpoint", tmp_path, "--port", "0", "--euler-steps", "2"]
     process = subprocess.Popen(
         [sys.executable, *command, "--sizes", "4"], stdout=subprocess.PIPE, text=True
     )

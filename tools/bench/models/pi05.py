@@ -271,5 +271,5 @@ def sampler(
 ) -> Callable[[], Float[Array, "r k h a"]]:
     """The sampler from this noise, as often as it is called."""
     start = jnp.asarray(noise).reshape(*batch.state.shape[:2], *noise.shape[1:])
-    sample = jax.jit(partial(model.sample_actions, steps=model.config.steps))
+    sample = jax.jit(model.sample_actions)
     return partial(sample, params, batch, start)

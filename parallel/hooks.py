@@ -1,0 +1,30 @@
+"""What a run does between its steps besides learning, such as evaluations: every so many steps, a
+function."""
+
+from collections.abc import Callable
+from typing import Generic, NamedTuple, TypeVar
+
+State = TypeVar("State")
+
+
+class Hook(NamedTuple, Generic[State]):
+    """`call(step, state, stopping)` after every `every` steps (0: never).
+
+    It gets the number of steps made and what they left: the `TrainState` of a training run, the
+    policy's parameters in RL. It returns what is to be logged of that step, must not keep the
+    state, and between its parts asks `stopping()`, on all hosts alike, and returns at once if that
+    is true. With `ends` it is also due after the last step, and in RL before the first.
+    """
+
+    every: int
+    call: Callable[[int, State, Callable[[], bool]], dict[str, float]]
+    ends: bool = False
+
+    def due(self, done: int, steps: int) -> bool:
+        """Whether to call it after `done` of `steps` steps."""
+        return due(done, self.every) or (self.every > 0 and self.ends and done == steps)
+
+
+def due(done: int, every: int) -> bool:
+    """Whether what comes after every `every` steps (0: never) comes after `done`."""
+    return every > 0 and done % every == 0

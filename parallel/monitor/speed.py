@@ -1,0 +1,84 @@
+"""How fast a run's steps are: percentiles of their times, FLOP/s, and MFU where the devices' peak
+is known.
+
+FLOPs are the model's own: matrix products of the loss and its gradient, counted in the jaxpr
+(`parallel.planning.flops`), nothing recomputed, as the planner counts them and not as XLA's cost analysis
+does, which takes the body of a loop over layers once. MFU is PaLM's (arXiv 2204.02311, appendix B).
+"""
+
+import math
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+
+from models.inputs.packed_batch import PackedBatch
+from models.recomputation import without_recomputation
+from parallel.optimizer import OptimizerConfig
+from parallel.planning.cluster import chip_of
+from parallel.planning.flops import gradient_work
+from parallel.step import Model
+
+_KEYS = 64  # of a block that attention's kernels walk, as the planner takes it
+
+
+def model_flops(model: Model, optimizer: OptimizerConfig, batch: PackedBatch) -> dict[str, float]:
+    """FLOPs of one step on a global batch, by the operands' dtype.
+
+    Products over padded places count: they are computed. Where attention walks blocks of keys, of
+    which it skips those of other samples, it is counted for samples of the average length of those
+    that this process has of the batch, with the scores that its own backward computes again.
+
+    Args:
+      batch: rows on devices, of which only shapes and this process's `prefix_segment` are read.
+    """
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batch)
+    rows = [np.asarray(shard.data) for shard in batch.prefix_segment.addressable_shards]
+    samples = sum(int(part.max(-1, initial=0).sum()) for part in rows)
+    places = sum(int((part > 0).sum()) for part in rows) / max(samples, 1)
+    with without_recomputation():
+        work = gradient_work(model, optimizer, shapes, math.ceil(places / _KEYS) + 1)
+    return work.flops_by_dtype
+
+
+class Speed:
+    """Speed of the steps since the last report; `flops` are `model_flops`, empty until known.
+
+    Args:
+      devices: of the job, all of a kind.
+      kind: JAX's name of it.
+    """
+
+    def __init__(self, devices: int, kind: str) -> None:
+        self.flops: Mapping[str, float] = {}
+        self._devices, self._chip = devices, chip_of(kind)
+        self._seconds: list[float] = []
+
+    def add(self, seconds: float) -> None:
+        """Notes a step that took so long."""
+        self._seconds.append(seconds)
+
+    def report(self) -> dict[str, float]:
+        """Metrics of the steps since the last report; none if there were none.
+
+        `step_seconds_p50` and `step_seconds_p95`; `tflops_per_device`, the model's own per second;
+        and `mfu`, these over the chip's dense peak in the dtype of most products, float32's or else
+        bfloat16's, where `parallel.planning.cluster` knows it.
+        """
+        if not self._seconds:
+            return {}
+        p50, p95 = np.percentile(self._seconds, [50, 95])
+        found = {"step_seconds_p50": float(p50), "step_seconds_p95": float(p95)}
+        if self.flops:
+            usual = (
+                "float32"
+                if max(self.flops, key=self.flops.__getitem__) == "float32"
+                else "bfloat16"
+            )
+            steps, seconds = len(self._seconds), sum(self._seconds)
+            rate = sum(self.flops.values()) * steps / seconds / self._devices
+            found["tflops_per_device"] = rate / 1e12
+            if self._chip is not None:
+                found["mfu"] = rate / self._chip.peak(usual)
+        self._seconds.clear()
+        return found
