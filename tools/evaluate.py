@@ -37,9 +37,9 @@ from sim.report.report import Report, write_report
 from sim.results import Evaluation, compared
 from sim.suites import load_suite
 from tools.command_line.ending import in_a_line
+from tools.command_line.options import current_options
 from tools.command_line.versions import versions
 from tools.recipes.conditions import Beside, Condition, conditions, evaluate_all
-from tools.recipes.old_options import EULER_STEPS, renamed
 
 _JOURNAL = "episodes.jsonl"
 
@@ -168,7 +168,7 @@ def _config_of(checkpoint: Path, policy: Policy) -> Mapping[str, Any]:
 
 def main() -> None:
     """Command line."""
-    arguments = renamed(sys.argv[1:], EULER_STEPS)
+    arguments = current_options(sys.argv[1:], EvaluateConfig, steps="euler_steps")
     config = tyro.cli(
         EvaluateConfig, args=arguments, prog="python -m tools.evaluate", description=__doc__
     )

@@ -7,6 +7,7 @@ One slot at a time acts at random, so that nothing else shares the machine with 
 """
 
 import os
+import sys
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from rl.simulated.latency import Measured, measure, write
 from sim.protocol import Start
 from sim.suites import load_suite
 from tools.command_line.ending import in_a_line
+from tools.command_line.options import current_options
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,8 @@ def _said(measured: Measured) -> str:
 
 if __name__ == "__main__":
     guard_tracebacks()
-    config = tyro.cli(LatencyConfig, description=__doc__)
+    config = tyro.cli(
+        LatencyConfig, args=current_options(sys.argv[1:], LatencyConfig), description=__doc__
+    )
     with in_a_line(writing=config.out):
         main(config, Console())

@@ -8,6 +8,7 @@ LeRobot v3.0 dataset.
 Of each task the first episodes that succeed are kept, by their seeds; the others are counted.
 """
 
+import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -27,6 +28,7 @@ from sim.demonstrations import Demonstrations
 from sim.protocol import Spec
 from sim.suites import load_suite
 from tools.command_line.ending import in_a_line
+from tools.command_line.options import current_options
 
 SEEDS_PER_RECORDING = 1_000_000
 _RECORDINGS = 1000
@@ -195,4 +197,6 @@ def _features(spec: Spec) -> dict[str, Any]:
 if __name__ == "__main__":
     guard_tracebacks()
     with in_a_line():
-        main(tyro.cli(RecordConfig, prog="python -m tools.record", description=__doc__), Console())
+        arguments = current_options(sys.argv[1:], RecordConfig)
+        prog = "python -m tools.record"
+        main(tyro.cli(RecordConfig, args=arguments, prog=prog, description=__doc__), Console())

@@ -50,6 +50,7 @@ from rl.population.population import (
 from rl.run import Improved, improve
 from sim.suites import load_suite
 from tools.command_line.ending import in_a_line
+from tools.command_line.options import current_options
 from tools.recipes.closed_loop import ClosedLoop
 from tools.recipes.presets import ClosedLoopConfig, check_more_steps, check_same, take_preset
 from tools.recipes.rl_figures import write_curves
@@ -216,7 +217,10 @@ def parse(arguments: Sequence[str]) -> tuple[Paths, RlConfig, PopulationConfig]:
         return paths, config, population
 
     return tyro.cli(
-        command, args=arguments, description=__doc__, prog="python -m tools.rl --preset NAME"
+        command,
+        args=current_options(arguments, RlConfig),
+        description=__doc__,
+        prog="python -m tools.rl --preset NAME",
     )
 
 

@@ -22,7 +22,7 @@ import tyro
 
 from models import Policy, load_policy
 from models.terminal import Console, Progress, guard_tracebacks, harmless, logger
-from tools.recipes.old_options import EULER_STEPS, renamed
+from tools.command_line.options import current_options
 from tools.serving.engine import Engine
 from tools.serving.limits import Limits
 from tools.serving.listener import reserve_descriptors
@@ -222,7 +222,7 @@ def main() -> None:
     logging.basicConfig(format="%(asctime)s %(name)s %(message)s")
     silence_vanished()
     try:
-        arguments = renamed(sys.argv[1:], EULER_STEPS)
+        arguments = current_options(sys.argv[1:], ServeConfig, steps="euler_steps")
         config = tyro.cli(
             ServeConfig, args=arguments, prog="python -m tools.serve", description=__doc__
         )

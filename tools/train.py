@@ -50,6 +50,7 @@ from parallel.runs.run_lock import locked
 from parallel.step import TrainState
 from parallel.trainer import Trained, check_start, train
 from tools.command_line.consent import consent
+from tools.command_line.options import current_options
 from tools.recipes.closed_loop import ClosedLoop
 from tools.recipes.prepare import Prepared, Text, prepare
 from tools.recipes.presets import RunConfig, check_more_steps, check_same, load_preset, take_preset
@@ -287,7 +288,10 @@ def parse(arguments: Sequence[str]) -> tuple[Paths, RunConfig, Process]:
         return paths, config, process
 
     return tyro.cli(
-        command, args=arguments, description=__doc__, prog="python -m tools.train --preset NAME"
+        command,
+        args=current_options(arguments, type(preset)),
+        description=__doc__,
+        prog="python -m tools.train --preset NAME",
     )
 
 

@@ -8,6 +8,8 @@ import types
 import typing
 from typing import Any, TypeVar
 
+from models.config.renamed import current
+
 T = TypeVar("T")
 
 
@@ -34,7 +36,7 @@ def _build(kind: Any, value: Any, where: str) -> Any:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         _check(isinstance(value, dict), kind.__name__, value, where)
-        hints = typing.get_type_hints(kind)
+        value, hints = current(kind, value, where), typing.get_type_hints(kind)
         fields = {f.name: f for f in dataclasses.fields(kind)}
         unknown = sorted(set(value) - set(fields))
         required = {

@@ -15,6 +15,8 @@ RENAMED: dict[tuple[str, str], str] = {
     ("ColocatedConfig", "fragment"): "unroll",
     ("ClosedLoopConfig", "execute"): "replan_steps",
     ("EvaluateConfig", "execute"): "replan_steps",
+    ("RecordConfig", "execute"): "replan_steps",
+    ("LatencyConfig", "execute"): "replan_steps",
 }
 """Name of a config's class and the field's name before → its name now."""
 

@@ -22,8 +22,8 @@ from models.attention.partial import ATTENTION
 from models.config.bounds import check_size
 from models.layers import fp8
 from models.layers.pipeline import Pipeline, circulate
+from models.layers.recomputation import recomputes
 from models.layers.token_chunks import in_chunks
-from models.recomputation import recomputes
 from models.sharding import ROWS, axis_size, keep_rows
 
 Carry = TypeVar("Carry")

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Shaped
 
 from models.layers.fp8 import copies, split_histories
 from models.layers.functional import fill
-from models.recomputation import recomputes
+from models.layers.recomputation import recomputes
 from models.sharding import ROWS, axis_size
 
 PyTree = Any

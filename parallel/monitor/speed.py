@@ -2,8 +2,9 @@
 is known.
 
 FLOPs are the model's own: matrix products of the loss and its gradient, counted in the jaxpr
-(`parallel.planning.flops`), nothing recomputed, as the planner counts them and not as XLA's cost analysis
-does, which takes the body of a loop over layers once. MFU is PaLM's (arXiv 2204.02311, appendix B).
+(`parallel.planning.flops`), nothing recomputed, as the planner counts them and not as XLA's cost
+analysis does, which takes the body of a loop over layers once. MFU is PaLM's (arXiv 2204.02311,
+appendix B).
 """
 
 import math
@@ -13,7 +14,7 @@ import jax
 import numpy as np
 
 from models.inputs.packed_batch import PackedBatch
-from models.recomputation import without_recomputation
+from models.layers.recomputation import without_recomputation
 from parallel.optimizer import OptimizerConfig
 from parallel.planning.cluster import chip_of
 from parallel.planning.flops import gradient_work

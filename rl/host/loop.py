@@ -165,117 +165,7 @@ def run_host(
       Stopped: as told; the learner may still be at an update.
       BaseException: the first that any thread raised, or KeyboardInterrupt, within 10 s.
     """
-    state = resume or {"admission": {"version": weights.version}, "counts": {}}
-    if state["admission"]["version"] != weights.version:
-        raise ValueError(
-            f"The run to go on with had had {state['admission']['version']} updates, its weights "
-            f"{weights.version}; restore both from one checkpoint."
-        )
-    clock = timeline or Untimed()
-    tasks = {task for some in slots for task in some.spec.tasks}
-
-    def known(ticket: int) -> Start:
-        start = starts(ticket)
-        if start.task not in tasks:
-            raise ValueError(
-                f"Ticket {ticket} starts in task '{start.task}', expected one that the slots have: "
-                f"{sorted(tasks)}."
-            )
-        return start
-
-    admission = Admission(
-        known,
-        tickets=config.tickets,
-        group=config.group,
-        staleness=config.staleness,
-        steps=steps,
-        **state["admission"],
-    )
-    arrivals = Arrivals(config.tickets, config.group, Counts(**state["counts"]))
-    count = sum(some.count for some in slots)
-    rollouts: list[Rollout] = []
-
-    def batcher_of(number: int, actor: Actor, reader: Reader) -> Batcher[Asked, Answered]:
-        lane = "inference" if len(inference) == 1 else f"inference {number}"
-
-        def answer(asked: list[Asked]) -> list[Answered]:
-            with clock.span(lane, "compute"):
-                snapshot = reader.read(max(one.oldest for one in asked))
-                drawn = actor.answer(snapshot.params, [one.request for one in asked])
-                alive()
-                return [Answered(*row, snapshot.version) for row in drawn]
-
-        return Batcher(
-            answer,
-            sizes=actor.sizes,
-            deadline=config.deadline,
-            capacity=max(2 * count, *actor.sizes),
-            outstanding=lambda: sum(rollout.coming(number) for rollout in rollouts),
-        )
-
-    readers = [weights.reader(one.place, one.join) for one in inference]
-    batchers = [
-        batcher_of(number, one.actor, reader)
-        for number, (one, reader) in enumerate(zip(inference, readers, strict=True))
-    ]
-    first = 0
-    for some in slots:
-        rollout = Rollout(
-            some,
-            batchers,
-            inference[0].actor.prepare,
-            admission,
-            arrivals,
-            execute=config.execute,
-            sparse=config.reward == "success",
-            values=values,
-            together=not each,
-            timeline=clock,
-            first=first,
-        )
-        rollouts.append(rollout)
-        first += some.count
-
-    def learn() -> None:
-        ended = time.monotonic()
-        for step in range(weights.version, steps):
-            tally = _Tally(step, config.staleness)
-            tickets = tally.noting(arrivals.step(step))
-            if not stream:
-                tickets = iter(sorted(tickets, key=lambda ticket: ticket.number))
-            for part in batches(tickets):
-                with clock.span("learner", "add"):
-                    learner.add(part)
-                alive()
-            if next(tickets, None) is not None or tally.tickets < config.tickets:
-                raise RuntimeError(f"Not all tickets of step {step} were made batches of.")
-            with clock.span("learner", "update"):
-                metrics = learner.update()
-                weights.publish(learner.params, step + 1)
-            alive()
-            admission.advance(step + 1)
-            for rollout in rollouts:
-                rollout.wake()
-            begun, ended = ended, time.monotonic()
-            counts = arrivals.counts()
-            learnt = Learnt(
-                step=step,
-                metrics=metrics,
-                lags=dict(sorted(tally.lags.items())),
-                episodes=tally.episodes,
-                successes=tally.successes,
-                returns=tally.returns / tally.episodes,
-                acted=tally.acted,
-                seconds=ended - begun,
-                counts=counts,
-                waited=admission.waited,
-                latency=(weights.latencies or (0.0,))[-1],
-                batches=tuple(batcher.statistics() for batcher in batchers),
-                state={"admission": admission.state(), "counts": asdict(counts)},
-            )
-            if on_step is not None:
-                on_step(learnt)
-
+    host = _Host(system, config, resume, timeline or Untimed())
     try:
         _conduct(
             lambda: host.learn(on_step),
@@ -378,11 +268,13 @@ class _Host:
         for part in system.batches(tickets):
             with self._clock.span("learner", "add"):
                 system.learner.add(part)
+            alive()
         if next(tickets, None) is not None or tally.tickets < self._config.rollout.tickets:
             raise RuntimeError(f"Not all tickets of step {step} were made batches of.")
         with self._clock.span("learner", "update"):
             metrics = system.learner.update()
             system.weights.publish(system.learner.params, step + 1)
+        alive()
         self.admission.advance(step + 1)
         for rollout in self.rollouts:
             rollout.wake()
@@ -414,6 +306,7 @@ class _Host:
             with self._clock.span(lane, "compute"):
                 snapshot = reader.read(max(one.oldest for one in asked))
                 drawn = actor.answer(snapshot.params, [one.request for one in asked])
+                alive()
                 return [Answered(*row, snapshot.version) for row in drawn]
 
         return Batcher(

@@ -16,7 +16,7 @@ import os, time
 from dataclasses import replace
 from rl.learner import Learner
 from sim.environments.device_slots import Lanes
-from sim.suites import Suite
+from sim.suite import Suite
 from tests.helpers.sim.point_world import PointWorld
 from tests.tools.test_rl import HOST
 

@@ -1,5 +1,6 @@
-"""`python -m tests.helpers.parallel.train_hosts RUN [--resume] [--inject FAULTS] [--patience SECONDS]
-[--profile A:B]`: the toy's run as one of several processes that `tools.launch` or a test began."""
+"""`python -m tests.helpers.parallel.train_hosts RUN [--resume] [--inject FAULTS] [--patience
+SECONDS] [--profile A:B]`: the toy's run as one of several processes that `tools.launch` or a test
+began."""
 
 import argparse
 from collections.abc import Iterator

@@ -1,0 +1,32 @@
+"""Old names of options, which scripts still use."""
+
+import pytest
+
+from rl.config import RlConfig
+from tools.command_line.options import current_options
+from tools.recipes.presets import RunConfig
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (["--steps", "4"], ["--euler-steps", "4"]),
+        (["--steps=4"], ["--euler-steps=4"]),
+        (["--rollout.execute", "4"], ["--rollout.replan-steps", "4"]),
+        (["--objective.trace=0.9"], ["--objective.gae-lambda=0.9"]),
+        (["--learner.optimizer.rates"], ["--learner.optimizer.rate-factors"]),
+    ],
+)
+def test_an_old_option_is_taken_by_its_new_name_with_a_warning(old, new, capsys):
+    given = ["--out", "a=b", *old]
+    assert current_options(given, RlConfig, steps="euler_steps") == ["--out", "a=b", *new]
+    said = capsys.readouterr()
+    assert said.err.count("warning: ") == 1
+    assert f"{new[0].partition('=')[0]} now" in said.err
+    assert said.out == ""
+
+
+def test_todays_options_are_taken_as_they_are_and_silently(capsys):
+    typed = ["--euler-steps", "4", "--stepsize", "--slots=2", "steps", "--model.euler-steps=4"]
+    assert current_options(typed, RunConfig) == typed
+    assert capsys.readouterr().err == ""
