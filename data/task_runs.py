@@ -1,4 +1,4 @@
-"""Which task each frame of a dataset belongs to, and how the task may be worded.
+"""Tasks of a dataset's frames, and their wordings.
 
 LeRobot lists an episode's instructions in its metadata and refers each frame to one of them. An
 instruction that is listed but that no frame refers to is another wording of those that are.
@@ -58,7 +58,7 @@ def runs_and_prompts(
 def _single(
     lengths: Int64[np.ndarray, "e"], texts: pa.ListArray | None, known: set[str]
 ) -> tuple[Bool[np.ndarray, "e"], Int64[np.ndarray, "e"], list[str]]:
-    """Which episodes list one known instruction, and which one of those returned."""
+    """True for episodes that list one known instruction, and its index in those returned."""
     none = np.zeros(len(lengths), np.int64)
     if texts is None:
         return none.astype(bool), none, []

@@ -24,7 +24,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """What `write_json` wrote.
+    """Content that `write_json` wrote.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -48,7 +48,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def read_bytes(path: Path) -> UInt8[np.ndarray, "n"]:
-    """What `write_bytes` wrote, mapped into memory.
+    """Bytes that `write_bytes` wrote, mapped into memory.
 
     Raises:
       FileNotFoundError: there is no such file.

@@ -85,7 +85,7 @@ def describe_blocks(blocks: Callable[[], Iterable[Block]], name: str = "values")
     the values as float64, to the last bit.
 
     Args:
-      blocks: gives the blocks anew for each of several passes (three for float32).
+      blocks: gives the blocks again for each of several passes (three for float32).
       name: what they are, for messages.
 
     Raises:
@@ -156,14 +156,14 @@ def normalizer(stats: Mapping[str, np.ndarray], name: str) -> Normalizer:
 def _range(
     stats: Mapping[str, np.ndarray],
 ) -> tuple[Float64[np.ndarray, "d"], Float64[np.ndarray, "d"], Bool[np.ndarray, "d"]]:
-    """What becomes -1 and 1, and where those are the extremes instead of percentiles."""
+    """Values that become -1 and 1, and where they are extremes instead of percentiles."""
     low, high, least, most = (np.ravel(stats[key]) for key in ("q01", "q99", "min", "max"))
     whole = high - low < _NARROW * (most - least)
     return np.where(whole, least, low), np.where(whole, most, high), whole
 
 
 class _Column:
-    """What has been seen of one column: `look` at all of it once, then `add` until `found`."""
+    """Running statistics of one column: `look` at all of it once, then `add` until `found`."""
 
     def __init__(self, name: str) -> None:
         self.name, self.count, self.bad = name, 0, 0
