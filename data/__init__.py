@@ -1,5 +1,4 @@
-"""What is learnt: datasets in and out, statistics, packing plans and loaders. Knows no simulator or
-mesh."""
+"""Data: datasets in and out, statistics, packing plans and loaders. Knows no simulator or mesh."""
 
 from data.dataset import Dataset, Format, open_dataset
 

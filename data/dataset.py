@@ -78,7 +78,7 @@ class Dataset(Protocol):
 
     @property
     def features(self) -> Mapping[str, Mapping[str, Any]]:
-        """Of each column its "dtype" (a numpy type's name, or "string"), "shape" of one frame's
+        """By name, each column's "dtype" (a numpy type's name, or "string"), "shape" of one frame's
         value ([1] for a scalar) and, if they have some, "names" of its dimensions; of each camera
         "dtype" "image" or "video" and "shape" [height, width, 3]."""
         ...
@@ -90,7 +90,7 @@ class Dataset(Protocol):
 
     @property
     def present(self) -> Bool[np.ndarray, "e c"]:
-        """Which episodes have pictures of which of `cameras`."""
+        """True where an episode has pictures of a camera of `cameras`."""
         ...
 
     @property

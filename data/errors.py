@@ -37,17 +37,17 @@ class Problem:
 
 
 def error(file: Path | str, field: str, sentence: str) -> Problem:
-    """What makes training wrong or impossible."""
+    """Problem that makes training wrong or impossible."""
     return Problem("error", str(file), field, str(DatasetError(file, field, sentence)))
 
 
 def warning(file: Path | str, field: str, sentence: str) -> Problem:
-    """What is read right anyway, or may be meant so."""
+    """Problem that is read right anyway, or may be meant so."""
     return Problem("warning", str(file), field, str(DatasetError(file, field, sentence)))
 
 
 def from_error(raised: DatasetError) -> Problem:
-    """What reading a file raised."""
+    """Problem that reading a file raised."""
     return error(raised.file, raised.field, raised.sentence)
 
 

@@ -1,4 +1,4 @@
-"""What training reads: numbered frames with their columns, pictures and prompts.
+"""Frames that training reads, numbered, with their columns, pictures and prompts.
 
 A frame store and a dataset read straight from its mp4 files both are `Frames`, so plan, split and
 loader know neither. A `Feed` says how one of them is read in a mixture.
@@ -75,7 +75,7 @@ class Frames(Protocol):
 
 @dataclass(frozen=True)
 class Feed:
-    """How one dataset of a mixture is read.
+    """One dataset of a mixture, and how it is read.
 
     `cameras` are the dataset's own names in the order of the embodiment's, None where it lacks one.
     State and action are the columns named, end to end. Step k of an action chunk is the action

@@ -1,4 +1,4 @@
-"""Which task each frame of a dataset belongs to, and how the task may be worded.
+"""Tasks of a dataset's frames, and their wordings.
 
 LeRobot lists an episode's instructions in its metadata and refers each frame to one of them. An
 instruction that is listed but that no frame refers to is another wording of those that are.

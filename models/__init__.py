@@ -1,5 +1,4 @@
-"""What computes: attention, flow-matching policies and what they take in. Knows no dataset, no
-mesh."""
+"""Models: attention, flow-matching policies and their inputs. Knows no dataset, no mesh."""
 
 from models.inputs.packed_batch import Layout, PackedBatch, Sample, pack
 from models.inputs.processor import Embodiment, Normalizer, Processor

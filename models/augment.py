@@ -51,12 +51,12 @@ class AugmentConfig:
 
     @property
     def moves(self) -> bool:
-        """Whether any picture is warped."""
+        """True if any picture is warped."""
         return self.crop < 1 or self.rotation > 0
 
     @property
     def colours(self) -> bool:
-        """Whether any picture is recoloured."""
+        """True if any picture is recoloured."""
         return max(self.brightness, self.contrast, self.saturation, self.hue) > 0
 
 
@@ -176,7 +176,7 @@ def _recolour(
 def _movable(
     config: AugmentConfig, cameras: Sequence[Sequence[str]]
 ) -> Bool[np.ndarray, "embodiments cameras"]:
-    """Which cameras may be cropped and rotated."""
+    """Mask of the cameras that may be cropped and rotated."""
     movable = np.zeros((len(cameras), max(1, *map(len, cameras))), bool)
     for robot, names in enumerate(cameras):
         for camera, name in enumerate(names):

@@ -22,12 +22,12 @@ _RECENT = 1024
 
 @dataclass(frozen=True)
 class Statistics:
-    """What a batcher has done so far."""
+    """Counts of a batcher's work so far."""
 
     batches: dict[int, int]
-    """How many batches of so many items were run."""
+    """Number of batches run, by number of items."""
     rows: int
-    """What they come to when each is padded to the next of the sizes."""
+    """Items run, each batch padded to the next of the sizes."""
     failed: int
     """Items whose batch raised; they count in `batches` too."""
     cancelled: int
@@ -47,7 +47,7 @@ class Statistics:
 
     @property
     def items(self) -> int:
-        """How many were run."""
+        """Number of items run."""
         return sum(size * count for size, count in self.batches.items())
 
     @property

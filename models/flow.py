@@ -16,15 +16,15 @@ from models.realtime_chunking import Guidance, Velocity, guided
 
 
 class Predicted(NamedTuple):
-    """What a policy makes of C noised chunks per sample, f32."""
+    """A policy's prediction for C noised chunks per sample, f32."""
 
     velocity: Float[Array, "r k c h a"]
     features: Float[Array, "r k c h w"]
-    """Of the action expert, from which the velocity is read."""
+    """Features of the action expert, from which the velocity is read."""
 
 
 Field = Callable[[Float[Array, "r k c h a"], Float[Array, "r k c"]], Predicted]
-"""Of noised chunks and their flow times, for a batch that was read once."""
+"""Function of noised chunks and their flow times, for a batch that was read once."""
 
 
 def draw(

@@ -93,8 +93,7 @@ def load_policy(
 
 @dataclass(frozen=True)
 class Found:
-    """What looking at a checkpoint told; one of another code has a source, and a table to read
-    it by."""
+    """Facts of a checkpoint; one of another code has a source, and a table to read it by."""
 
     config: PiConfig | GrootConfig
     processor: Processor | None
@@ -158,7 +157,7 @@ def like_model(model: Pi | Groot, dtype: str | None = None, mesh: Mesh | None = 
 
 
 def look(path: Path, horizon: int | None = None, robot: str | None = None) -> Found:
-    """What kind of checkpoint is there, and of what; nothing of its arrays is read."""
+    """Find a checkpoint's format, config and processor; none of its arrays is read."""
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; give a checkpoint's directory or file.")
     if _is_safetensors(path):

@@ -93,7 +93,7 @@ class Policy:
         prompts: list[str],
         keys: Integer[ArrayLike, "n 2"] | Sequence[tuple[int, int]],
     ) -> list[Request]:
-        """What `act` does before it computes, for each row by itself.
+        """Preparation of `act`, for each row by itself.
 
         Raises:
           ValueError: as `act`.
@@ -156,8 +156,8 @@ class Policy:
         previous: Sequence[Float[np.ndarray, "_h a"] | None] | None = None,
         committed: int | Sequence[int] = 0,
     ) -> list[Request]:
-        """What `infer` does before it computes, for each row by itself, so that rows of several
-        callers can be answered as one batch.
+        """Preparation of `infer`, for each row by itself, so that rows of several callers can be
+        answered as one batch.
 
         Raises:
           ValueError: as `infer`.
@@ -233,7 +233,7 @@ class Policy:
 
         Args:
           sizes: some of the policy's, all if None.
-          text: longest prompt to expect, in tokens (with the state, where it is spelt); the
+          text: longest prompt to expect, in tokens (with the state, where it is text); the
             processor's limit if None.
           guided: also what real-time chunking needs.
           cameras: how many each observation shows, all of the embodiment's if None.

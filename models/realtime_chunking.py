@@ -20,8 +20,8 @@ Velocity = Callable[[Float[Array, "*b h a"], Float[Array, ""]], Float[Array, "*b
 
 
 class Guidance(NamedTuple):
-    """What a chunk shall come near: actions in the model's units, how much each entry matters (0
-    not at all, 1 fully), and the bound on the correction."""
+    """Target that guides a chunk: actions in the model's units, how much each entry matters (0 not
+    at all, 1 fully), and the bound on the correction."""
 
     actions: Float[Array, "*b h a"]
     weight: Float[Array, "*b h a"]
@@ -41,7 +41,7 @@ def soft_mask(
 
 
 class Left(NamedTuple):
-    """What is left of a robot's previous chunk when it observes, in the robot's units."""
+    """Actions left of a robot's previous chunk when it observes, in the robot's units."""
 
     actions: Float[np.ndarray, "h a"]
     """Filled up with zeros."""
@@ -55,7 +55,7 @@ def left_over(
     committed: int | Sequence[int],
     shape: tuple[int, int, int],
 ) -> list[Left | None]:
-    """What each of B robots has left, None where it has nothing.
+    """Actions that each of B robots has left, None where it has nothing.
 
     Args:
       previous: actions not yet acted when the robot observed, the next one first.

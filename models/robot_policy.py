@@ -174,7 +174,7 @@ class RobotPolicy:
 
     @cached_property
     def longest_text(self) -> int:
-        """Tokens of the longest prompt to expect, with the state where it is spelt."""
+        """Tokens of the longest prompt to expect, with the state where it is text."""
         processor = self.processor
         if not self.prompts:
             return processor.text_limit

@@ -1,5 +1,5 @@
-"""Which axis of which array is split over the mesh: parameters by an ordered table of path
-patterns, activations where a model says so.
+"""Sharding of arrays over the mesh: parameters by an ordered table of path patterns, activations
+where a model says so.
 
 A parameter's path ("encoder/3/mlp/up/kernel") must match exactly one pattern: a new layer that
 nobody thought of, or a pattern that grew too wide, stops the run instead of silently replicating.

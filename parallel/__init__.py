@@ -1,1 +1,1 @@
-"""Where it runs: mesh, sharded train step, checkpoints, trainer. Knows no model by name."""
+"""Parallel training: mesh, sharded train step, checkpoints, trainer. Knows no model by name."""

@@ -216,7 +216,7 @@ def newest_good(directory: Path, console: Console | None = None) -> int | None:
             if damaged:
                 raise FileNotFoundError(
                     f"{directory} has no good checkpoint left, only {', '.join(damaged)}; put a "
-                    f"sound copy of one in its place, or remove them to begin anew."
+                    f"sound copy of one in its place, or remove them to start over."
                 )
             return None
         path = directory / str(saved[-1])
@@ -336,7 +336,7 @@ def _remove(paths: Iterable[Path], left: Left) -> None:
 
 
 def _standing(directory: Path) -> str:
-    """What is left to resume from, and what to do first."""
+    """Sentence on what is left to resume from, and what to do first."""
     try:
         if not directory.is_dir():
             return (

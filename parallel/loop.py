@@ -42,7 +42,7 @@ Fed = tuple[PackedBatch, Mapping[str, float]]
 
 @dataclass(frozen=True)
 class TrainerConfig:
-    """How long to train and what to do on the way; steps count updates.
+    """Settings of the training loop; steps count updates.
 
     Every step goes to metrics.jsonl, every `log_every`-th to TensorBoard. The last `keep`
     checkpoints stay. `eval_every` 0 never evaluates. A batch is taken in `accumulation`
@@ -68,7 +68,7 @@ class TrainerConfig:
 
 @dataclass
 class Loop:
-    """What the steps of a run need, whichever state they go on from.
+    """Steps of a run, whichever state they go on from, with all they need.
 
     `saved` is the step of the last checkpoint; `stopped` the host that was told to stop and the
     signal's number, once all know it. A host whose logs cannot be written, which `failure` keeps,
@@ -243,7 +243,7 @@ class Loop:
             log.noted(done - 1, found)
 
     def _stopping(self) -> bool:
-        """Whether any host was told to stop: all must ask at the same point of an evaluation."""
+        """True if any host was told to stop: all must ask at the same point of an evaluation."""
         self.stopped = self.stopped or any_host(self.stop.number)
         return self.stopped is not None
 

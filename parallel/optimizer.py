@@ -81,7 +81,7 @@ def make_schedule(config: OptimizerConfig) -> optax.Schedule:
 
 
 def ends_with_the_run(config: OptimizerConfig) -> bool:
-    """Whether the learning rate falls until the run's last step, so that a run of another number of
+    """True if the learning rate falls until the run's last step, so that a run of another number of
     steps has another schedule from the first on."""
     return config.decay_steps is None and config.schedule in ("cosine", "linear")
 

@@ -47,7 +47,7 @@ Metrics = dict[str, Array]
 
 
 class Model(Protocol):
-    """What is trained: parameters as a nested dict, and a loss that is a sum with its count."""
+    """Trainable model: parameters as a nested dict, and a loss that is a sum with its count."""
 
     def init(self, key: PRNGKeyArray) -> Params: ...
 

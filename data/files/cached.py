@@ -24,7 +24,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """What `write_json` wrote.
+    """Content that `write_json` wrote.
 
     Raises:
       FileNotFoundError: there is no such file.

@@ -80,7 +80,7 @@ def sums_of(root: Path, names: Iterable[str]) -> Sums:
 
 
 def as_sums(found: object) -> Sums:
-    """What a JSON file says of sizes and sums of files inside its folder.
+    """Sizes and sums of a folder's files, from the content of a JSON file.
 
     Raises:
       ValueError: it is something else; names the entry.
@@ -96,7 +96,7 @@ def as_sums(found: object) -> Sums:
 
 
 def is_sha256(digest: object) -> bool:
-    """Whether it is one in hexadecimal."""
+    """True if it is a SHA-256 in hexadecimal."""
     return isinstance(digest, str) and re.fullmatch("[0-9a-f]{64}", digest) is not None
 
 

@@ -41,11 +41,11 @@ class Folder(Protocol):
 
     @property
     def url(self) -> str:
-        """Where it is: a path, or the URL it was opened with."""
+        """Location: a path, or the URL it was opened with."""
         ...
 
     def exists(self, name: str) -> bool:
-        """Whether there is a file of this name."""
+        """True if there is a file of this name."""
         ...
 
     def list(self, pattern: str) -> list[str]:
@@ -70,7 +70,7 @@ class Folder(Protocol):
         ...
 
     def path(self, name: str) -> Path | str:
-        """What an error message calls the file: its path, or its URL."""
+        """The file in error messages: its path, or its URL."""
         ...
 
 

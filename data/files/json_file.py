@@ -9,7 +9,7 @@ from data.errors import DatasetError
 
 
 def read_json(path: Path, file: Path | str, remedy: str) -> Any:
-    """What a file holds.
+    """Content of a JSON file.
 
     Args:
       file: what error messages call it.

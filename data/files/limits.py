@@ -1,4 +1,4 @@
-"""How much the files of a dataset may unpack to, generous beside real ones and small beside what a
+"""Limits to what a dataset's files unpack to, generous beside real ones and small beside what a
 file of a kilobyte can ask for: a picture of 60,000 by 60,000 pixels, a column of 2^31 rows.
 
 Sizes that files declare are held against these before any memory is taken for them.
@@ -13,9 +13,9 @@ from jaxtyping import UInt8
 from data.errors import DatasetError
 
 MOST_PIXELS = 1 << 26
-"""Of a picture, which is 64 megapixels: 8192 by 8192."""
+"""Pixels of a picture: 64 megapixels, 8192 by 8192."""
 MOST_FRAMES = 1 << 31
-"""Of an episode."""
+"""Frames of an episode."""
 
 _FREE_VALUES, _VALUES_PER_BYTE = 1 << 24, 16
 _FREE_BYTES, _BYTES_PER_BYTE = 1 << 28, 16

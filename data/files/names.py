@@ -40,7 +40,7 @@ def file_within(name: object) -> str:
 
 
 def is_within(name: str) -> bool:
-    """Whether `file_within` takes this name."""
+    """True if `file_within` takes this name."""
     if _NOT_OF_FILES.search(name) or _is_long(name):
         return False
     framed = f"/{name}/"
@@ -67,7 +67,7 @@ def plain_name(name: object) -> str:
 
 
 def path_within(root: Path, name: str) -> Path:
-    """Where a file of this name lies in `root`.
+    """Path of a file of this name in `root`.
 
     Raises:
       ValueError: the name leads out of it.

@@ -26,7 +26,7 @@ _DRIFT = 0.1
 
 
 class _Span(NamedTuple):
-    """Where a video file holds an episode: from `start` seconds, `length` frames."""
+    """Span of an episode in a video file: from `start` seconds, `length` frames."""
 
     path: Path
     start: float

@@ -1,4 +1,4 @@
-"""What meta/ must say of a LeRobot dataset, and what real files say there that is wrong.
+"""Checks of a LeRobot dataset's meta/, with the faults of real files.
 
 Wrong places, ranges and statistics are warnings: rows are found by their own `episode_index` and
 statistics are computed from the rows, so such datasets are read right all the same. Other readers

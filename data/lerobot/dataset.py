@@ -72,7 +72,7 @@ class LeRobotDataset:
 
     @property
     def robot_type(self) -> str | None:
-        """What info.json calls the robot."""
+        """Robot's name in info.json."""
         return robot_type(self.info)
 
     @property
@@ -109,7 +109,7 @@ class LeRobotDataset:
 
     @cached_property
     def present(self) -> Bool[np.ndarray, "e c"]:
-        """Which episodes have which of `cameras`."""
+        """True where an episode has a camera of `cameras`."""
         present = np.ones((self.num_episodes, len(self.cameras)), bool)
         for c, camera in enumerate(self.cameras):
             present[:, c] = self._present(camera)
@@ -188,7 +188,7 @@ class LeRobotDataset:
         return self.prompts[self.runs.task[first]][0]
 
     def instructions(self, i: int) -> list[str]:
-        """What episode i lists as its instructions; its prompt, if it lists none."""
+        """Instructions that episode i lists; its prompt, if it lists none."""
         texts = self.metadata.texts
         listed = None if texts is None else texts[self._place(i)].as_py()
         return [text for text in listed or () if text] or [self.task(i)]

@@ -21,7 +21,7 @@ VIDEO_FIELDS = {
     "from_timestamp": pa.float64(),
     "to_timestamp": pa.float64(),
 }
-"""Where an episode lies in the videos of a camera."""
+"""Columns that locate an episode in a camera's videos."""
 
 _PATH = "meta/episodes/chunk-000/file-000.parquet"
 _EPISODES_PER_ROW_GROUP = 500

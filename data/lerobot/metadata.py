@@ -1,4 +1,4 @@
-"""What the meta/ folder of a LeRobot dataset says, whatever the version that wrote it.
+"""The meta/ folder of a LeRobot dataset, whatever the version that wrote it.
 
 Files are named by the templates in info.json. Keys and features that nothing here knows are left
 alone, since LeRobot and its users add some with every release.
@@ -159,12 +159,12 @@ def robot_type(info: Mapping[str, Any]) -> str | None:
 
 
 def is_fps(value: object) -> bool:
-    """Whether it is a number of frames a second."""
+    """True for a number of frames a second."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e6
 
 
 _MOST_AXES, _MOST_VALUES = 16, 1 << 28
-"""Of a feature's shape: a picture of 64 megapixels has fewer values."""
+"""Limits of a feature's shape: a picture of 64 megapixels has fewer values."""
 _NUMBERS = ("chunk_index", "file_index", "episode_chunk", "episode_index")
 _PLACES = {**dict.fromkeys(_NUMBERS, int), "video_key": str}
 

@@ -33,7 +33,7 @@ class Groups(NamedTuple):
 
 
 class _Ranges(NamedTuple):
-    """Of each row group of a file: lowest and highest episode_index, and rows. `ordered` if the
+    """Lowest and highest episode_index and rows of each row group of a file. `ordered` if the
     former two never fall."""
 
     first: Int64[np.ndarray, " g"]
@@ -135,7 +135,7 @@ class Rows:
         )
 
     def path(self, file: int) -> Any:
-        """What an error message calls a data file."""
+        """A data file in error messages."""
         return self._folder.path(self._metadata.data_file(file))
 
     def _batches(self, episodes: Sequence[int] | np.ndarray) -> Iterator[tuple[Groups, list[int]]]:
@@ -239,7 +239,7 @@ class Rows:
         return self._ranges[number]
 
     def _without_path(self, groups: Groups, name: str) -> bool:
-        """Whether a cell of these row groups lacks a path, so that only its bytes can be there."""
+        """True if a cell of these row groups lacks a path, so that only its bytes can be there."""
         file, path = self._file(groups.file), self.path(groups.file)
         kind = file.schema_arrow.field(name).type if name in file.schema_arrow.names else None
         if kind is None or not pa.types.is_struct(kind) or kind.get_field_index("path") < 0:
@@ -259,7 +259,7 @@ class Rows:
                 self.path(file),
                 f"column '{_EPISODE}'",
                 f"holds {first} to {last}, expected {number} in every row as the file's name "
-                "tells; number the rows or the file anew.",
+                "tells; renumber the rows or the file.",
             )
 
     def _incomplete(self, episode: int, there: int) -> DatasetError:

@@ -1,7 +1,7 @@
 """LeRobot v2.1 (and v2.0) to v3.0: the same rows and the same encoded frames in fewer files.
 
 Video packets are copied, so no quality is lost and frames decode to the same bits; statistics are
-computed anew from all rows and decoded frames, which also finds videos that are damaged before they
+recomputed from all rows and decoded frames, which also finds videos that are damaged before they
 are in the new dataset. Everything lies in `<out>.partial` until it is complete.
 """
 
@@ -139,7 +139,7 @@ def _write(
 def _columns(
     dataset: LeRobotDataset, i: int, tasks: list[int], first: int
 ) -> dict[str, np.ndarray]:
-    """Episode i's columns, numbered anew: its first frame is number `first` of the dataset."""
+    """Episode i's columns, renumbered: its first frame is number `first` of the dataset."""
     columns = dataset.columns(i)
     (told,) = (block["task_index"] for block in dataset.stream(["task_index"], [i]))
     steps = np.arange(len(told))

@@ -26,7 +26,7 @@ _NO_TOKENS = np.zeros(0, np.int32)
 
 
 class BatchInfo(NamedTuple):
-    """Which batch this is, and what this host's part of it took to make.
+    """A batch's step, and the cost of making this host's part of it.
 
     `samples` of each source by name; `fill`, the part of the prefix places that is used; `skipped`
     samples that could not be read. `cpu_seconds` are those of the thread that made it,

@@ -119,7 +119,7 @@ def plan_source(
     weight: float = 1.0,
     name: str | None = None,
 ) -> Source:
-    """What the plan needs to know of a feed: its runs of frames and what their samples cost.
+    """A feed as the plan sees it: its runs of frames and what their samples cost.
 
     Where the model reads the state as text, its length varies from frame to frame; the longest that
     it can be is planned for.

@@ -36,7 +36,7 @@ class Memory:
 
 
 class _Loan:
-    """What a lent array and its views hold as their base."""
+    """Base of a lent array and of its views."""
 
     def __init__(self, memory: np.ndarray, free: deque[np.ndarray]) -> None:
         self._memory, self._free = memory, free

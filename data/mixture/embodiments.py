@@ -24,7 +24,7 @@ _ROWS = 1 << 18
 
 
 class RobotStats(NamedTuple):
-    """Of states and actions, end to end where they are several columns."""
+    """Statistics of states and actions, end to end where they are several columns."""
 
     state: Stats
     actions: Stats
@@ -145,7 +145,7 @@ def _check_sizes(
 
 
 def _read_as(feed: Feed) -> str:
-    """What decides the feed's numbers besides its content."""
+    """Settings that decide the feed's numbers besides its content."""
     return repr((feed.state, feed.actions, feed.ahead, feed.transform, _summed(feed)))
 
 

@@ -135,7 +135,7 @@ def _split(
 
 
 def _digest(mixture: Mixture, feeds: Sequence[Feed], episodes: Sequence[Episodes]) -> str:
-    """Where a dataset lies does not matter, only what it holds."""
+    """Digest of a mixture's datasets by their content, wherever they lie."""
     settings: Any = to_json(replace(mixture, datasets=()))
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for feed, config in zip(feeds, mixture.datasets, strict=True):

@@ -27,7 +27,7 @@ _PREFIX = "observation.images."
 
 @dataclass(frozen=True)
 class RobotConfig:
-    """What all datasets of one robot share.
+    """Settings that all datasets of one robot share.
 
     `cameras`: its own names for them, in the order that the model sees; those of its first dataset
     if none are given. `relative`: for each action dim the state dim that the model measures it
@@ -45,7 +45,7 @@ class RobotConfig:
 
 @dataclass(frozen=True)
 class DatasetConfig:
-    """How one dataset is read, and its share of the draws (`weight` relative to the others').
+    """Settings to read one dataset, and its share of the draws (`weight` relative to the others').
 
     `path`: a folder or URL. `embodiment`: the robot's name; the mixture's only one, or else the
     dataset's own name, if empty. `cameras`: the robot's name for a camera to the dataset's; those
@@ -73,14 +73,14 @@ class DatasetConfig:
 
 @dataclass(frozen=True)
 class Mixture:
-    """What to train on; robots that need no settings need not be listed."""
+    """Datasets to train on; robots that need no settings need not be listed."""
 
     datasets: tuple[DatasetConfig, ...]
     embodiments: tuple[RobotConfig, ...] = field(default=())
 
 
 def is_mixture(path: Path) -> bool:
-    """Whether this names a mixture's file, and not a dataset."""
+    """True if this names a mixture's file, and not a dataset."""
     return path.suffix in (".json", ".toml")
 
 
@@ -105,7 +105,7 @@ def read_mixture(data: str | Path, consent: Consent = remembered) -> Mixture:
     try:
         value = (json.loads if path.suffix == ".json" else tomllib.loads)(path.read_text())
     except (json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ValueError(f"{path}: is no {path.suffix[1:].upper()} ({error}); mend it.") from None
+        raise ValueError(f"{path}: is no {path.suffix[1:].upper()} ({error}); fix it.") from None
     mixture = from_json(Mixture, value, str(path))
 
     def beside(name: str) -> str:
@@ -137,8 +137,8 @@ def _agreed(path: Path, config: DatasetConfig, consent: Consent) -> DatasetConfi
 
 
 class Known(NamedTuple):
-    """What a dataset's metadata tells of it: `columns` by name with their sizes, the number of its
-    `episodes`, and the wordings of each of its tasks."""
+    """Metadata of a dataset: `columns` by name with their sizes, the number of its `episodes`, and
+    the wordings of each of its tasks."""
 
     name: str
     fps: float
@@ -149,14 +149,14 @@ class Known(NamedTuple):
 
     @classmethod
     def of(cls, frames: Frames) -> "Known":
-        """Of what is opened for training."""
+        """Metadata of frames opened for training."""
         columns = {name: int(stats["mean"].size) for name, stats in frames.stats.items()}
         episodes = len(frames.lengths)
         return cls(frames.name, frames.fps, frames.cameras, columns, episodes, frames.prompts)
 
 
 class Reading(NamedTuple):
-    """How one dataset is read: all of a `Feed` but its frames, and what changes those. `step` is
+    """Plan to read one dataset: all of a `Feed` but its frames, and what changes those. `step` is
     how many frames a step of a chunk takes, `increments` the dims of a column summed over them."""
 
     embodiment: int

@@ -1,5 +1,5 @@
-"""What a user's own files change in a dataset: other wordings, a transform, and movements summed
-over the steps of a chunk.
+"""Changes that a user's own files make to a dataset: other wordings, a transform, and movements
+summed over the steps of a chunk.
 
 The wordings of an instruction and the transform of states and actions are read here, so that a
 mistake in them is found at start and named.
@@ -81,7 +81,7 @@ class Retold:
 
     @property
     def present(self) -> Bool[np.ndarray, "e c"]:
-        """Which episodes have which cameras."""
+        """True where an episode has a camera."""
         return self.frames.present
 
     @property
@@ -168,7 +168,7 @@ class Transform:
     def __call__(
         self, state: Float32[np.ndarray, "n s"], actions: Float32[np.ndarray, "n h a"]
     ) -> tuple[Float32[np.ndarray, "n s2"], Float32[np.ndarray, "n h a2"]]:
-        """What the function makes of a batch.
+        """Transform a batch by the function.
 
         Raises:
           ValueError: that is not two arrays for the same samples and steps.
@@ -201,11 +201,11 @@ def read_wordings(file: str, empty: str, prompts: Wordings) -> Wordings:
         return known
     path = Path(file)
     if not path.is_file():
-        raise FileNotFoundError(f"{file}: no such file of paraphrases; mend 'prompts'.")
+        raise FileNotFoundError(f"{file}: no such file of paraphrases; correct 'prompts'.")
     try:
         more = json.loads(path.read_text())
     except json.JSONDecodeError as error:
-        raise ValueError(f"{file}: is no JSON ({error}); mend it.") from None
+        raise ValueError(f"{file}: is no JSON ({error}); fix it.") from None
     if not (isinstance(more, dict) and all(_are_texts(texts) for texts in more.values())):
         raise ValueError(f"{file}: expected a table with a list of texts for each instruction.")
     told = {wording for wordings in known for wording in wordings}

@@ -1,4 +1,4 @@
-"""Which episodes are held out: some of every task, and never the double of one that is trained on.
+"""Split of held-out episodes: some of every task, and never a copy of one that is trained on.
 
 Real datasets hold the same episode twice (five of thirty in one of LeRobot's own Meta-World
 recordings); a random split would then measure memory and call it generalisation.

@@ -12,7 +12,7 @@ from pathlib import Path
 from data.mixture.relabelled import Transform
 
 Consent = Callable[[Path, Transform], bool]
-"""Whether the user lets (the mixture's file, the transform that it names) run."""
+"""True if the user lets (the mixture's file, the transform that it names) run."""
 
 
 def always(mixture: Path, transform: Transform) -> bool:

@@ -1,4 +1,4 @@
-"""Which samples share a row, within several budgets at once, decided on counts of kinds of sample.
+"""Packing of samples into rows within several budgets at once, by counts of kinds of sample.
 
 Samples that cost the same (images, text tokens) are one kind, so a window of thousands of draws is
 a few dozen counts. Best fit finds ways to fill a row; a linear program says how often to use which
@@ -177,7 +177,7 @@ def _combined(
 
 
 class _Kinds:
-    """What is left to pack, and the sums that a few of them can reach."""
+    """Samples left to pack, and the sums that a few of them can reach."""
 
     def __init__(
         self, images: list[int], text: list[int], counts: list[int], layout: Layout

@@ -54,7 +54,7 @@ class Rows(NamedTuple):
 
     @property
     def number(self) -> int:
-        """How many rows."""
+        """Number of rows."""
         return len(self.offsets) - 1
 
     def cut(self, start: int, stop: int) -> "Rows":
@@ -65,7 +65,7 @@ class Rows(NamedTuple):
 
 
 class Fill(NamedTuple):
-    """Which part of the places of some rows is used; `samples` is their mean number in a row."""
+    """Used part of the places of some rows; `samples` is their mean number in a row."""
 
     prefix: float
     images: float
@@ -159,7 +159,7 @@ class Plan:
         return _joined(parts)
 
     def fill(self, steps: Iterable[int]) -> Fill:
-        """How full the rows of these steps are."""
+        """Fill of the rows of these steps."""
         used, rows, samples = np.zeros(2), 0, 0
         for step in steps:
             drawn = self.draws(step)

@@ -91,7 +91,7 @@ class RldsDataset:
 
     @cached_property
     def features(self) -> dict[str, dict[str, Any]]:
-        """Of each column and camera its dtype, shape and names."""
+        """Dtype, shape and names of each column and camera."""
         columns = {
             name: {"dtype": leaf.dtype, "shape": list(leaf.shape) or [1], "names": None}
             for name, leaf in self._columns.items()
@@ -135,14 +135,14 @@ class RldsDataset:
 
     @property
     def prompts(self) -> tuple[tuple[str, ...], ...]:
-        """Of each task its wordings; a step's are its `language_instruction`s that are not empty,
-        and ("",) where all of them are."""
+        """Wordings of each task; a step's are its `language_instruction`s that are not empty, and
+        ("",) where all of them are."""
         return self._index.prompts
 
     @property
     def present(self) -> Bool[np.ndarray, "e c"]:
-        """Which episodes have which of `cameras`: all, but where `has_CAMERA` of the episode's
-        metadata (BridgeData's way) is false."""
+        """True where an episode has a camera of `cameras`: all, but where `has_CAMERA` of the
+        episode's metadata (BridgeData's way) is false."""
         return self._index.present
 
     @cached_property

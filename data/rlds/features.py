@@ -1,4 +1,4 @@
-"""What a step of an RLDS dataset holds, from TFDS's features.json, and its values as numpy arrays.
+"""Features of an RLDS dataset's step, from TFDS's features.json, and its values as numpy arrays.
 
 TFDS flattens nested features into one key of an Example and keeps every step of an episode in it,
 end to end. Kinds of feature that are neither numbers, pictures nor text are left out (source:
@@ -46,14 +46,14 @@ class Leaf:
 
     @property
     def is_camera(self) -> bool:
-        """Whether it is a picture for people's eyes (a depth map is not), encoded or as pixels."""
+        """True for a picture for people's eyes (a depth map is not), encoded or as pixels."""
         if self.dtype != "uint8" or len(self.shape) != 3:
             return False
         return self.kind == "image" or self.shape[2] == 3
 
     @property
     def is_column(self) -> bool:
-        """Whether it has as many numbers, or one text, at every step."""
+        """True if it has as many numbers, or one text, at every step."""
         return self.kind == "text" or (
             self.kind == "tensor" and not self.is_camera and None not in self.shape
         )
@@ -111,7 +111,7 @@ def decode_pictures(leaf: Leaf, values: Any, steps: int) -> UInt8[np.ndarray, "t
 
 
 def _unpacked(packed: bytes, size: int) -> bytes:
-    """What zlib has packed, and no more of it than there should be."""
+    """Unpack what zlib packed, and no more of it than there should be."""
     try:
         return zlib.decompressobj().decompress(packed, size + 1)
     except zlib.error as error:

@@ -1,4 +1,4 @@
-"""Where the episodes of an RLDS dataset lie, how long they are and what was asked for in each.
+"""Index of an RLDS dataset's episodes: where they lie, their lengths and their prompts.
 
 TFDS's metadata counts records only, so one pass over the shards finds the rest; it hops over the
 pictures, and what it finds is kept on disk under the name of what was looked at.
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class Index(NamedTuple):
-    """Of each episode: its shard, its number and place in it, its steps, its cameras, its runs."""
+    """Per episode its shard, its number and place in it, its steps, its cameras, its runs."""
 
     shard: Int64[np.ndarray, " e"]
     number: Int64[np.ndarray, " e"]

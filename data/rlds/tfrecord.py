@@ -14,7 +14,7 @@ from data.errors import DatasetError, MissingFileError
 
 
 class Span(NamedTuple):
-    """Where the bytes of a record lie in its file, and their masked CRC-32C as stored."""
+    """Location of a record's bytes in its file, and their masked CRC-32C as stored."""
 
     offset: int
     size: int

@@ -15,7 +15,7 @@ _LARGE, _TARGET = 300, 150
 
 
 class Histogram:
-    """How often each of the 256 values occurs in each channel: `counts` int64 [3, 256]."""
+    """Counts of each of the 256 values in each channel: `counts` int64 [3, 256]."""
 
     def __init__(self, counts: Int64[np.ndarray, "3 256"] | None = None) -> None:
         self.counts = np.zeros((3, 256), np.int64) if counts is None else counts

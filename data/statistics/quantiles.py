@@ -36,12 +36,12 @@ class OrderStatistics:
 
     @property
     def found(self) -> bool:
-        """Whether no further pass is needed."""
+        """True if no further pass is needed."""
         return self._left == 0
 
     @property
     def values(self) -> Shaped[np.ndarray, "d k"]:
-        """What was asked for, of the data's type."""
+        """Values of the ranks asked for, of the data's type."""
         keys = np.array(self._prefixes, self._base.dtype) + self._base[:, None]
         return _numbers(keys, self._dtype)
 
@@ -75,7 +75,7 @@ class OrderStatistics:
 
 
 def ranks(count: int, quantiles: Sequence[float]) -> list[int]:
-    """Of `count` sorted values, those between which the quantiles lie: two for each."""
+    """Ranks in `count` sorted values between which the quantiles lie: two for each."""
     at = np.array(quantiles) * (count - 1)
     below = np.floor(at).astype(np.int64)
     return np.stack([below, np.minimum(below + 1, count - 1)], axis=1).ravel().tolist()

@@ -85,7 +85,7 @@ def describe_blocks(blocks: Callable[[], Iterable[Block]], name: str = "values")
     the values as float64, to the last bit.
 
     Args:
-      blocks: gives the blocks anew for each of several passes (three for float32).
+      blocks: gives the blocks again for each of several passes (three for float32).
       name: what they are, for messages.
 
     Raises:
@@ -163,7 +163,7 @@ def _range(
 
 
 class _Column:
-    """What has been seen of one column: `look` at all of it once, then `add` until `found`."""
+    """Running statistics of one column: `look` at all of it once, then `add` until `found`."""
 
     def __init__(self, name: str) -> None:
         self.name, self.count, self.bad = name, 0, 0

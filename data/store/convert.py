@@ -51,8 +51,8 @@ _BLOCK = 16
 
 @dataclass(frozen=True)
 class Settings:
-    """How pictures are kept: their side in pixels, their encoding, and about how many frames of
-    each camera a shard holds (a quarter of a gigabyte as JPEG at 224 pixels)."""
+    """Settings of stored pictures: their side in pixels, their encoding, and about how many frames
+    of each camera a shard holds (a quarter of a gigabyte as JPEG at 224 pixels)."""
 
     image_size: int
     encoding: Encoding = "jpeg"
@@ -237,7 +237,7 @@ def checksum(description: Mapping[str, Any]) -> str:
 
 
 def shard_file(key: str, shard: int, camera: str, encoding: Encoding) -> str:
-    """Where a store has a camera's pictures of a shard."""
+    """Name of a store's file for a camera's pictures of a shard."""
     return f"frames/{key}-{shard:05d}/{camera}{SUFFIX[encoding]}"
 
 

@@ -1,4 +1,4 @@
-"""What a frame store says of itself: `store.json` and the list of its files, checked when read.
+"""Description of a frame store: `store.json` and the list of its files, checked when read.
 
 Sums tell damage from what was written, and nothing of who wrote it: a store from a bucket may name
 any type and any number where training takes a size, so every field is held against its range too.
@@ -113,7 +113,7 @@ def damaged(folder: Folder, name: str, field: str, what: str) -> DatasetError:
         folder.path(name),
         field,
         f"{what}; delete parts/{part}.json and {convert.DESCRIPTION} there and convert again, "
-        "which makes only this part anew.",
+        "which remakes only this part.",
     )
 
 
@@ -168,4 +168,4 @@ _CHECKS = {
     "shard_frames": lambda number: _check_number(number, MOST_FRAMES),
     "files": _check_digest,
 }
-"""What each field must be."""
+"""Check of each field."""

@@ -205,7 +205,7 @@ class Straight(EpisodeTables):
                 np.copyto(square, fitted)
 
     def _pictures(self, camera: str) -> SeekTable:
-        """Where the encoded pictures of a camera lie that the parquet holds."""
+        """Places of a camera's encoded pictures that the parquet holds."""
         with self._lock:
             if camera not in self._tables:
                 encoded = _encoded_file(self.folder, camera)

@@ -1,4 +1,4 @@
-"""What is known of every episode and of every column, as `data.store.tables.write` left it.
+"""Tables of every episode and of every column, as `data.store.tables.write` left them.
 
 A frame store and a dataset read without one have these tables in common; they differ in where the
 files come from.
@@ -30,7 +30,7 @@ class EpisodeTables:
 
     @cached_property
     def present(self) -> Bool[np.ndarray, "e c"]:
-        """Which episodes have pictures of which camera."""
+        """True where an episode has pictures of a camera."""
         return self._episodes["present"]
 
     @cached_property
@@ -58,5 +58,5 @@ class EpisodeTables:
         return kept_tables.read_episodes(self._kept(tables.EPISODES), len(self.prompts))
 
     def _kept(self, name: str) -> Kept:
-        """What one of `data.store.tables.FILES` holds."""
+        """Content of one of `data.store.tables.FILES`."""
         raise NotImplementedError

@@ -29,8 +29,8 @@ _STATISTICS = ("min", "max", "mean", "std", *QUANTILES, "count")
 
 
 class Kept(NamedTuple):
-    """What a table's file holds, what messages call it, how many cameras the dataset has, and how
-    many values a row of each of its columns."""
+    """Content of a table's file, its name in messages, the dataset's number of cameras, and the
+    values in a row of each of its columns."""
 
     content: bytes
     file: Path | str
@@ -99,7 +99,7 @@ def read_stats(kept: Kept) -> dict[str, Stats]:
 
 
 def read_json(content: bytes, file: Path | str) -> Any:
-    """What a JSON file of a store holds.
+    """Content of a store's JSON file.
 
     Raises:
       DatasetError: it is no JSON, or none that Python takes.

@@ -1,4 +1,4 @@
-"""What a dataset's columns must hold to be learnt from, checked in passes over blocks of them.
+"""Checks that a dataset's columns can be learnt from, in passes over blocks of them.
 
 The first pass looks for gaps in the numbering, values that are not finite and doubled episodes. The
 next take exact statistics of values, of their changes from step to step and of their spread in each
@@ -23,7 +23,7 @@ from data.frames import ACTION, STATE
 from data.statistics.stats import Stats, describe_columns, numeric_columns
 
 _EXPLODED, _BROKEN, _LEAST_SIZE = 1e3, 1e6, 1e-3
-"""How many times their usual size values may be away from the median: a warning, and an error."""
+"""Multiples of values' usual size, as distances from the median: a warning, and an error."""
 _JUMP, _LEAST_CHANGE = 20.0, 1e-3
 """Times the 99th percentile of changes; changes below this part of the range are noise."""
 _SPREAD, _SIZE = 30.0, 10.0
@@ -57,7 +57,7 @@ def check_columns(
 
 
 class _Scan:
-    """What one pass over all columns finds."""
+    """Findings of one pass over all columns."""
 
     def __init__(self, dataset: Dataset, names: Sequence[str]) -> None:
         self.dataset, self.names = dataset, list(names)
@@ -393,5 +393,5 @@ def _flat(stats: Stats) -> Stats:
 
 
 def _file(dataset: Dataset, frame: int) -> Path | str:
-    """Where a frame's values are."""
+    """File of a frame's values."""
     return dataset.file(locate(dataset, frame)[0])

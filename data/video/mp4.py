@@ -14,7 +14,7 @@ from data.errors import DatasetError
 
 _CONTAINERS = (b"moov", b"trak", b"mdia", b"minf", b"stbl", b"moof", b"traf")
 _COUNT_AT = {b"stsz": 8, b"stz2": 8, b"trun": 4}
-"""Where after its header a box has its number of frames."""
+"""Offset after its header at which a box has its number of frames."""
 _MOST_BOXES = 1 << 20
 
 

@@ -119,7 +119,7 @@ class SeekTable:
             yield frame, found[time]
 
     def _packets(self, key: int) -> int:
-        """How many packets there are from one keyframe to the next."""
+        """Number of packets from one keyframe to the next."""
         last = key + 1 == len(self.keys)
         return int((len(self.pts) if last else self.keys[key + 1]) - self.keys[key])
 
@@ -198,7 +198,7 @@ def write_table(table: SeekTable, path: Path) -> None:
 
 
 def read_table(path: Path, video: Path) -> SeekTable:
-    """What `write_table` wrote for a file, mapped into memory.
+    """Table that `write_table` wrote for a file, mapped into memory.
 
     Raises:
       FileNotFoundError: there is no such file.

@@ -26,7 +26,7 @@ CODEC = "h264"
 PIXEL_FORMAT = "yuv420p"
 STRICT = {"strict": "strict", "max_pixels": str(MOST_PIXELS)}
 """Refuses pictures beyond any camera's. Makes dav1d refuse a frame whose bits do not end where they
-should, which any flipped one brings about. libavcodec's H.264 marks frames it had to mend
+should, which any flipped one brings about. libavcodec's H.264 marks frames it concealed
 (`is_corrupt`), but not in several threads."""
 
 _SAME_BYTES = {"mbtree": "0"}

@@ -35,7 +35,7 @@ an accelerator that the kernels cannot serve."""
 
 
 class Target(NamedTuple):
-    """What programs are made for: JAX's platform, and CUDA's compute capability (0 elsewhere)."""
+    """Compilation target: JAX's platform, and CUDA's compute capability (0 elsewhere)."""
 
     platform: str
     capability: float = 0.0
@@ -220,7 +220,7 @@ def _dense(q, k, v, q_segment, kv_segment, q_position=None, kv_position=None) ->
 def _dense_gradients(
     q, k, v, q_segment, kv_segment, q_position, kv_position, d_out, lse, shift
 ) -> tuple[Array, Array, Array]:
-    """Those of `_dense` where the keys are some of many, see `Kernel`."""
+    """Gradients of `_dense` where the keys are some of many, see `Kernel`."""
     product = partial(jnp.einsum, preferred_element_type=jnp.float32)
     q_heads, d_heads = _grouped(q, k), _grouped(d_out, k)
     lse, shift = (jnp.moveaxis(_grouped(x, k), 1, -1)[..., None] for x in (lse, shift))

@@ -43,7 +43,7 @@ def meets(
     q_position: Int[Array, "b i l"] | None = None,
     kv_position: Int[Array, "b j m"] | None = None,
 ) -> Bool[Array, "b i j"]:
-    """Whether some query of block i may see some key of block j, judged by the spans of both."""
+    """True if some query of block i may see some key of block j, judged by the spans of both."""
 
     def lowest(x: Array, segment: Array) -> Array:
         return jnp.where(segment == 0, jnp.iinfo(jnp.int32).max, x).min(-1)

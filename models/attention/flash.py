@@ -79,8 +79,8 @@ def _kernels(scale: float, interpret: bool) -> Any:
 
 
 class _Tiles:
-    """How rows are cut: arrays [b × g, places, ...] padded to whole tiles, where a query place is
-    one head of one position; which tiles meet; and kernels run over the tiles of one side."""
+    """Tiles of rows: arrays [b × g, places, ...] padded to whole tiles, where a query place is one
+    head of one position; which tiles meet; and kernels run over the tiles of one side."""
 
     def __init__(
         self, scale: float, interpret: bool, q, k, q_segment, kv_segment, q_position, kv_position

@@ -14,7 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 ATTENTION = "attention"
-"""What a remat policy calls the results that `differentiable` keeps for backward."""
+"""A remat policy's name for the results that `differentiable` keeps for backward."""
 
 MASKED = -1e30
 """Log-sum-exp of a query that sees no key; finite, so that gradients stay so."""

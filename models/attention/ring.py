@@ -39,7 +39,7 @@ class Kernel(NamedTuple):
 
 
 def is_split() -> bool:
-    """Whether the mesh that the program is traced under splits attention in any way."""
+    """True if the mesh that the program is traced under splits attention in any way."""
     return any(axis_size(axis) > 1 for axis in _AXES)
 
 
@@ -185,7 +185,7 @@ def _joined(part: Partial) -> Partial:
 
 
 def _pass_on(tree: Any) -> Any:
-    """What the device before along "context" holds."""
+    """The tree that the previous device along "context" holds."""
     devices = axis_size("context")
     ring = [(i, (i + 1) % devices) for i in range(devices)]
     return jax.tree.map(lambda x: jax.lax.ppermute(x, "context", ring), tree)

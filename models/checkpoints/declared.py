@@ -1,4 +1,4 @@
-"""What a checkpoint may declare, held against what its files hold.
+"""Checks of the shapes a checkpoint declares against the bytes of its files.
 
 Shapes lie in metadata of a few bytes. Arrays of terabytes without the data for them end a process
 by its memory, in libraries that abort; real weights shrink by a tenth when compressed.

@@ -88,12 +88,12 @@ def sync_directory(directory: Path) -> None:
 
 
 def is_sealed(folder: Path) -> bool:
-    """Whether a checkpoint says what its files must hold."""
+    """True if a checkpoint lists the digests of its files."""
     return (folder / NAME).is_file()
 
 
 def damage(folder: Path, *, skip: str | None = None, index: int = 0, count: int = 1) -> list[str]:
-    """What is wrong with a checkpoint, one sentence a file; none if it holds what was saved.
+    """Damage of a checkpoint, one sentence a file; none if it holds what was saved.
 
     Args:
       skip: of files whose paths begin so, only look at the size ("": of all).

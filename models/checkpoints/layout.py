@@ -45,7 +45,7 @@ def read_block(
 
 
 class Part(NamedTuple):
-    """What parameter `path` contributes to an array of theirs."""
+    """The part that parameter `path` contributes to an array of theirs."""
 
     path: str
     pattern: Pattern
@@ -216,7 +216,7 @@ def _cover(box: Sequence[Bounds], sizes: Sequence[int]) -> tuple[slice, list[int
 
 
 def _finite(x: np.ndarray) -> bool:
-    """Whether no entry is NaN or infinite, without a copy for f32."""
+    """True if no entry is NaN or infinite, without a copy for f32."""
     if x.dtype.itemsize < 4:
         x = x.astype(np.float32)
     return bool(np.isfinite(x.min()) and np.isfinite(x.max()))

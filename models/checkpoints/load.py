@@ -46,7 +46,7 @@ def read(source: Source, table: Table, like: PyTree) -> PyTree:
     leaves = match(table, source.shapes, shapes, source.where)
     shards = [shard for path, leaf in wanted.items() for shard in _shards(path, leaf)]
     least = {p: max(map(source.least, leaf.names), default=0) for p, leaf in leaves.items()}
-    # What lies in one array of chunks is read by one thread in a row, so that none is decoded anew.
+    # One thread reads one array's chunks in a row, so that none is decoded twice.
     tasks: dict[object, list[_Shard]] = {}
     for number, shard in enumerate(shards):
         key = leaves[shard.path].names[0] if least[shard.path] else number

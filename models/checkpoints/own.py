@@ -23,7 +23,7 @@ PyTree = Any
 _JSON = ("position", "config", "assets")
 _ARRAYS = "state/"
 _CHUNK_BYTES = 2**26
-"""What is read at once at least, so that other shardings than the saved one read little in vain."""
+"""Least size of a read, so that other shardings than the saved one read little in vain."""
 _SLICE_BYTES = 2**20
 """Copies of an array share its writing if each has as much; slices of less only cost compiling."""
 
@@ -120,7 +120,7 @@ def refuse(path: Path, damage: list[str]) -> None:
 
 
 def context(partial: bool = False) -> ocp.Context:
-    """What orbax must know to read and write these checkpoints."""
+    """Orbax's settings to read and write these checkpoints."""
     registry = ocp.handlers.local_registry()
     for name in _JSON:
         registry.add(ocp.handlers.JsonHandler, checkpointable_name=name)
@@ -166,7 +166,7 @@ def _is_checkpoint(path: Path) -> bool:
 
 
 def _is_ours(leaf: Any) -> bool:
-    """Whether this process alone holds a leaf; those that share one each verify a part."""
+    """True if this process alone holds a leaf; those that share one each verify a part."""
     sharding = getattr(leaf, "sharding", None)
     return sharding is None or sharding.is_fully_addressable
 

@@ -1,7 +1,7 @@
 """Rename tables: one declarative rule per parameter says where it lies in another code's
 checkpoint and how its axes are laid out there, and serves reading and writing alike.
 
-Axis patterns are read from theirs to ours and spelt as in einops, "l [0] g w d -> l w g d": a name
+Axis patterns read from theirs to ours, written as in einops, "l [0] g w d -> l w g d": a name
 is an axis, `(n d)` axes merged into one, `1` an axis of length one, and `[i]` component i of an
 axis in which other rules' parameters lie. A size that no shape tells is written down, `c=3`; axes
 that differ only by a prime, `p p'`, are equally long. A layer index in their name,
@@ -48,7 +48,7 @@ class Rule:
         return parse(self.axes, self.axis)
 
     def name(self, layer: int, template: str | None = None) -> str:
-        """What they call layer `layer` of it."""
+        """Their name for layer `layer` of it."""
 
         def index(found: re.Match[str]) -> str:
             return str(int(found[1] or 1) * layer + int(found[3] or 0))
@@ -65,7 +65,7 @@ class Table:
 
     @cached_property
     def components(self) -> Counter[str]:
-        """How many parameters of ours lie in each array of theirs, by its template."""
+        """Number of our parameters that lie in each array of theirs, by its template."""
         return Counter(rule.theirs for rule in self.rules)
 
     @cached_property
@@ -249,7 +249,7 @@ def _product(group: tuple[str, ...], sizes: Sizes) -> int | None:
 
 
 def _layers(rule: Rule, shape: Shape) -> int:
-    """How many arrays of theirs our shape is stacked from."""
+    """Number of their arrays that our shape is stacked from."""
     if rule.axis is None:
         return 1
     dimension = rule.pattern.ours.index((rule.axis,))

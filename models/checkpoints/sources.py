@@ -24,7 +24,7 @@ from models.config.bounds import check_name
 from models.config.foreign_json import read_json, section
 
 IN_FLIGHT_BYTES = 2 * 2**30
-"""What is held of a checkpoint while it is read, if no chunk of it is larger."""
+"""Bytes of a checkpoint in memory while it is read, if no chunk of it is larger."""
 
 _ZARR = {".zarray": "zarr", "zarr.json": "zarr3"}
 _NO_NUMBERS = ("json", "string", "ustring", "char", "byte")
@@ -83,7 +83,7 @@ def open_orbax(path: Path) -> Source:
     arrays = _open_all(directory, specs, ts.Context())
     _check_numbers(directory, arrays)
     # Orbax stores an unsharded array as one compressed chunk, which without a cache each region
-    # read of it would decompress anew.
+    # read of it would decompress again.
     chunks = map(_chunk_bytes, arrays.values())
     limit = max(IN_FLIGHT_BYTES, *chunks)
     context = ts.Context({"cache_pool": {"total_bytes_limit": limit}})
@@ -126,7 +126,7 @@ def open_safetensors(path: Path) -> Source:
 
 
 def _zarr_specs(directory: Path) -> dict[str, dict[str, Any]]:
-    """How to open every array, by its name."""
+    """TensorStore spec of every array, by its name."""
     base = f"file://{quote(str(directory))}/"
     if (directory / "manifest.ocdbt").is_file():
         kvstore = {"driver": "ocdbt", "base": base}

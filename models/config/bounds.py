@@ -9,14 +9,14 @@ import numbers
 from typing import Any
 
 LARGEST_SIZE = 2**20
-"""Of a width, a vocabulary's share or another axis, unless said otherwise."""
+"""Limit of a width, a vocabulary's share or another axis, unless said otherwise."""
 LARGEST_DEPTH = 2**12
 LARGEST_VOCABULARY = 2**24
 LARGEST_IMAGE = 2**13
 LARGEST_HORIZON = 2**14
 LARGEST_DIMS = 2**12
 LARGEST_DRAWS = 2**10
-"""Of noised chunks per observation, and of Euler steps."""
+"""Limit of noised chunks per observation, and of Euler steps."""
 
 _LONGEST_NAME = 200
 

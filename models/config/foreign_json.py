@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 LARGEST_BYTES = 32 * 2**20
-"""Of a file: PaliGemma's tokenizer.json has 17 MB, an index of 10,000 shards 10 MB."""
+"""Limit of a file: PaliGemma's tokenizer.json has 17 MB, an index of 10,000 shards 10 MB."""
 
 
 def read_json(file: Path) -> dict[str, Any]:

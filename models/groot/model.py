@@ -166,7 +166,7 @@ class Groot:
         return self.field(params, batch)(noised, time).velocity
 
     def observe(self, params: Params, batch: PackedBatch) -> Float[Array, "r p w"]:
-        """What the language model makes of the prefix, for `field`. Depends on parameters that
+        """The language model's features of the prefix, for `field`. Depends on parameters that
         `observing` names alone."""
         return self._modules.bind(params).features(deal(batch))
 
@@ -183,7 +183,7 @@ class Groot:
 
     @property
     def feature_width(self) -> int:
-        """Of the field's features."""
+        """Width of the field's features."""
         return self.config.hidden
 
     def sample_actions(
@@ -200,7 +200,7 @@ class Groot:
         return flow.sample(self.field(params, batch), noise, steps, guidance)
 
     def features(self, params: Params, batch: PackedBatch) -> Float[Array, "r p w"]:
-        """What the language model makes of the prefix, before the adapter."""
+        """The language model's features of the prefix, before the adapter."""
         return self._modules.bind(params).features(batch)
 
     @cached_property
@@ -390,5 +390,5 @@ _RULES = (
     (rf"^(?!({_STACK[1:]})(q|k|v|up)/).*bias$", PartitionSpec()),
 )
 SHARDING_RULES = staged(_RULES, r"(language/layers|adapter/blocks|dit/(cross|self)_blocks)/")
-"""Where each parameter is cut; every parameter matches exactly one rule. Heads and hidden units are
+"""Sharding of each parameter; every parameter matches exactly one rule. Heads and hidden units are
 split over "tensor"."""

@@ -81,7 +81,7 @@ class Fast:
     ) -> "Fast":
         """A vocabulary of at most `vocabulary` tokens for normalised chunks like these.
 
-        Every chunk whose actions lie within ±2, and every one of `chunks`, can be spelt.
+        Every chunk whose actions lie within ±2, and every one of `chunks`, can be encoded.
 
         Raises:
           ValueError: `vocabulary` has no room for the coefficients alone.

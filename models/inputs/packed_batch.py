@@ -1,4 +1,4 @@
-"""What every model eats: rows in which samples of different length lie end to end.
+"""Input of every model: rows in which samples of different length lie end to end.
 
 A `PackedBatch` has static shapes whatever the samples, so one compiled program serves every batch,
 and a sample pays only for the cameras and the tokens it has. `lay_out` is the one place that says
@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, Int64, UInt8
 IntOrArray = TypeVar("IntOrArray", int, np.ndarray)
 
 SUBTASK, ACTION_TOKENS = 1, 2
-"""What a place of `PackedBatch.targets` holds; 0 is padding."""
+"""Kinds of place in `PackedBatch.targets`; 0 is padding."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class PackedBatch:
 
 
 class Places(NamedTuple):
-    """Where n samples stand: their row and slot, and the first of the row's image slots that is
+    """Places of n samples: their row and slot, and the first of the row's image slots that is
     theirs."""
 
     row: Int64[np.ndarray, " n"]
@@ -234,7 +234,7 @@ def _blank(rows: int, lay: Layout, pictures: np.ndarray | None) -> dict[str, Any
 def _in_rows(
     amounts: Int64[np.ndarray, "c n"], counts: Int64[np.ndarray, " r"]
 ) -> tuple[Int64[np.ndarray, "c n"], Int64[np.ndarray, "c r"]]:
-    """How much of each kind lies before each sample in its row, and in each row as a whole."""
+    """Amount of each kind before each sample in its row, and in each row as a whole."""
     total = np.zeros((len(amounts), amounts.shape[1] + 1), np.int64)
     amounts.cumsum(axis=1, out=total[:, 1:])
     ends = counts.cumsum()

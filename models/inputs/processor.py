@@ -111,7 +111,7 @@ class Embodiment:
             )
 
     def origin(self, state: Float[np.ndarray, "*b _s"]) -> Float[np.ndarray, "*b 1 _a"]:
-        """What every step of a chunk is measured from, in the robot's units; 0 where absolute."""
+        """Origin of a chunk's relative actions, in the robot's units; 0 where absolute."""
         from_state = np.asarray(self.relative)
         values = np.where(from_state >= 0, np.asarray(state, np.float64)[..., from_state], 0)
         return values[..., None, :]
@@ -122,7 +122,7 @@ class Processor:
     """Everything between a dataset's or robot's units and the model's.
 
     Text is read with `sentencepiece` (a SentencePiece model file, base64) where there is one, else
-    with the word list; prompts of more than `text_limit` tokens are refused. A state spelt as text
+    with the word list; prompts of more than `text_limit` tokens are refused. A state as text
     is the robot's dims, or all of the model's where `spells_padding` (LeRobot's π0.5).
 
     With `fast`, samples carry their action chunk as tokens too: FAST's token i has the id

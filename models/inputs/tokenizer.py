@@ -2,7 +2,7 @@
 SentencePiece model of a pretrained language model.
 
 Nothing is downloaded, no text is refused and no two words share an id; a word that the list lacks
-is spelt in bytes. Either travels inside the checkpoint, so a policy reads prompts as its training
+is encoded as bytes. Either travels inside the checkpoint, so a policy reads prompts as its training
 did.
 """
 

@@ -99,7 +99,7 @@ def copies(histories: Any, count: int) -> Any:
 
 
 def is_history(path: tuple[Any, ...]) -> bool:
-    """Whether a key path of `jax.tree_util` leads to a history."""
+    """True if a key path of `jax.tree_util` leads to a history."""
     return HISTORY_LEAF in jax.tree_util.keystr(path, simple=True, separator="/").split("/")
 
 

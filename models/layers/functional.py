@@ -27,7 +27,7 @@ def fill(part: Any, whole: Any) -> Any:
 
 @dataclass(frozen=True)
 class Functional(Generic[Module]):
-    """What `make(rngs)` builds."""
+    """A module that `make(rngs)` builds, as pure functions."""
 
     make: Callable[[nnx.Rngs], Module]
 

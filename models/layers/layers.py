@@ -28,8 +28,8 @@ from models.sharding import ROWS, axis_size, keep_rows
 
 Carry = TypeVar("Carry")
 Remat = Literal["none", "dots", "qkv", "attention", "full"]
-"""What a stack keeps of each layer for backward, the most first: everything; the results of all
-products with weights and of attention; of attention and its projections, which leaves the wide
+"""Results that a stack keeps of each layer for backward, the most first: everything; the results of
+all products with weights and of attention; of attention and its projections, which leaves the wide
 feed-forward layer to be computed again; of attention alone, the dearest to repeat in a long row
 (the dense implementation keeps nothing); or the layer's input, which the others keep too."""
 
@@ -40,7 +40,7 @@ _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 @dataclass(frozen=True)
 class Compute:
-    """How a model computes: dtype of activations (parameters stay f32), attention kernel, the
+    """Computation settings: dtype of activations (parameters stay f32), attention kernel, the
     scaling under which the blocks' projections multiply in float8, a pattern for paths of kernels
     that are kept in float8 (`fp8.quantize`), for serving alone, and how rows pass the stages of a
     mesh that has some. Feed-forward layers take `chunk` tokens at a time on each device (0: all at

@@ -30,9 +30,9 @@ _STAGED = PartitionSpec("stage")
 
 @dataclass(frozen=True)
 class Pipeline:
-    """How rows pass the stages, where the mesh has several: in how many micro-batches (0: as many
-    as there are stages), and how many times around. More of either make the bubble smaller, but
-    micro-batches the products too, and repeats make weights travel (see `circulate`)."""
+    """Schedule of rows over the mesh's stages, if it has several: in how many micro-batches (0: as
+    many as there are stages), and how many times around. More of either make the bubble smaller,
+    but micro-batches the products too, and repeats make weights travel (see `circulate`)."""
 
     microbatches: int = 0
     repeats: int = 1
@@ -87,7 +87,7 @@ def circulate(
     rows: tuple[PyTree, ...],
     pipeline: Pipeline,
 ) -> tuple[PyTree, PyTree]:
-    """What `scan(layer, x, weights, cached, rows)` gives, each layer computed on its own stage.
+    """Compute `scan(layer, x, weights, cached, rows)`, each layer computed on its own stage.
 
     Args:
       scan: takes some rows through the layers whose weights it is given; with repeats it keeps
@@ -259,7 +259,7 @@ def _check_depth(depth: int, stages: int, repeats: int = 1) -> None:
 
 
 def _queue(line: PyTree, came: PyTree, t: Array) -> tuple[PyTree, PyTree]:
-    """What came n ticks ago, and the line of n with what came now; n may be 0."""
+    """Tree of n ticks ago, and the line of n with the one that came now; n may be 0."""
     n = len(jax.tree.leaves(line)[0])
     if not n:
         return came, line

@@ -1,6 +1,5 @@
-"""What each token of a row needs for itself alone, computed a few tokens at a time and again for
-backward, so that what a wide layer makes of all tokens never exists whole (StreamBP, arXiv
-2506.03077).
+"""Token-wise layers, computed a few tokens at a time and again for backward, so that what a wide
+layer makes of all tokens never exists whole (StreamBP, arXiv 2506.03077).
 
 On a mesh every device takes the tokens it holds. Weights are gathered once before the first chunk
 and their gradients summed over devices once after the last, where a loop over cut arrays would do

@@ -165,8 +165,9 @@ _OLDER = (
 
 @dataclass(frozen=True)
 class LerobotConfig:
-    """What config.json tells and shapes do not: `horizon` of a chunk, the `text` limit in tokens,
-    `state_dim` as padded, `cameras` in the model's order, and the robot's own dims if it says."""
+    """Facts that config.json tells and shapes do not: `horizon` of a chunk, the `text` limit in
+    tokens, `state_dim` as padded, `cameras` in the model's order, and the robot's own dims if it
+    says."""
 
     horizon: int
     text: int

@@ -1,4 +1,4 @@
-"""How a LeRobot policy scales state and actions, from the preprocessor saved beside its weights.
+"""Scaling of a LeRobot policy's state and actions, from the preprocessor saved beside its weights.
 
 LeRobot keeps a pipeline of steps in `policy_preprocessor.json`; the normalizer's statistics lie in
 a safetensors file that the step names.

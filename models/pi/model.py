@@ -46,7 +46,7 @@ _KINDS = {"text": SUBTASK, "action_tokens": ACTION_TOKENS}
 class PiConfig:
     """Architecture; the defaults are π0.5's, `PI0` is π0's.
 
-    `state_input`: spelt as text (π0.5), as a token that the expert reads (π0, "suffix"), as a token
+    `state_input`: as text (π0.5), as a token that the expert reads (π0, "suffix"), as a token
     in the prefix ("token"), or not at all. `time`: flow time modulates the expert's norms (π0.5) or
     is joined to its input (π0). `film`: the prompt also enters the vision stem. `chunks`: noised
     chunks per observation in training. `steps`: Euler steps of the sampler.
@@ -197,8 +197,8 @@ class Pi:
         return self.field(params, batch)(noised, time).velocity
 
     def observe(self, params: Params, batch: PackedBatch) -> Cache:
-        """What the language model leaves of the prefix, and of the subtask if the batch has one,
-        for `field`; rows come before layers. Depends on parameters that `observing` names alone."""
+        """The language model's cache of the prefix, and of the subtask if the batch has one, for
+        `field`; rows come before layers. Depends on parameters that `observing` names alone."""
         return self._modules.bind(params).read(batch)[1].swapped()
 
     @property
@@ -217,7 +217,7 @@ class Pi:
 
     @property
     def feature_width(self) -> int:
-        """Of the field's features."""
+        """Width of the field's features."""
         return self.config.expert.width
 
     def predict_text(
@@ -306,7 +306,7 @@ class _Modules(nnx.Module):
         return hidden, cache.extend(Cache(k, v, segment))
 
     def shown(self, batch: PackedBatch, cache: Cache) -> Cache:
-        """What the expert reads: the language model's cache, and π0's state token."""
+        """Cache that the expert reads: the language model's cache, and π0's state token."""
         if self.config.insulate:
             cache = jax.lax.stop_gradient(cache)
         if self.config.state_input == "suffix":
@@ -374,7 +374,7 @@ _RULES = (
     (rf"^(?!{_VISION[1:]}(q|k|v|up)/).*bias$", PartitionSpec()),
 )
 SHARDING_RULES = staged(_RULES, r"(language|expert)/layers/")
-"""Where each parameter is cut; every parameter matches exactly one rule. Heads and hidden units are
+"""Sharding of each parameter; every parameter matches exactly one rule. Heads and hidden units are
 split over "tensor", but for the one key-value head that all queries share."""
 
 PI0 = PiConfig(state_input="suffix", time="input")

@@ -1,4 +1,4 @@
-"""What the language model itself predicts: subtask text and FAST action tokens, scored and decoded.
+"""The language model's own predictions: subtask text and FAST action tokens, scored and decoded.
 
 π0.5 (arXiv 2504.16054) first says what to do next and then does it; knowledge insulation (arXiv
 2505.23705) trains the language model on action tokens while the expert learns from its features.
@@ -25,8 +25,8 @@ def cross_entropies(
     batch: PackedBatch,
     kinds: dict[str, int],
 ) -> dict[str, Float[Array, "r k"]]:
-    """Of each kind of target, by name, a sample's mean cross-entropy over its tokens but the first,
-    in nats; 0 where it has none.
+    """Mean cross-entropy of a sample, by name of each kind of target, over its tokens but the
+    first, in nats; 0 where it has none.
 
     Args:
       hidden: the language model's last hidden states at `batch.targets`; the one before a token

@@ -15,7 +15,7 @@ _rounds: dict[str, Iterator[int]] = defaultdict(itertools.count)
 
 
 def agree(name: str, mine: str, decide: Callable[[list[str]], str], seconds: float = 3600.0) -> str:
-    """What `decide` makes, on host 0 alone, of what all hosts bring as `mine`, in their order.
+    """Decision of host 0 alone, by `decide`, on the `mine` of all hosts, in their order.
 
     All hosts call it equally often with the same `name`, from one thread each. `decide` must not
     raise: the others would wait for it.

@@ -75,8 +75,8 @@ def client() -> Client | None:
 
 @dataclass(frozen=True)
 class Place:
-    """What a cluster says of a process: the job's size, its rank, where rank 0 listens (if known),
-    and which of its machine's devices is its own (all, if None)."""
+    """A process as its cluster describes it: the job's size, its rank, where rank 0 listens (if
+    known), and which of its machine's devices is its own (all, if None)."""
 
     cluster: str
     processes: int
@@ -94,7 +94,8 @@ _MPI = (
 
 
 def detect() -> Place | None:
-    """What SLURM, MPI, a Kubernetes Job or a TPU pod says of this process; None outside of these.
+    """This process as SLURM, MPI, a Kubernetes Job or a TPU pod describes it; None outside of
+    these.
 
     Raises:
       ValueError: a Kubernetes Job cannot be asked.

@@ -1,4 +1,4 @@
-"""What differs when several processes run one program: each brings its own rows of the batch."""
+"""Several processes that run one program: each brings its own rows of the batch."""
 
 from typing import Any
 
@@ -14,13 +14,13 @@ def host_index() -> int:
 
 
 def host_count() -> int:
-    """How many processes run this job."""
+    """Number of processes that run this job."""
     return jax.process_count()
 
 
 def row_share(mesh: Mesh) -> tuple[int, int]:
-    """Which part of a batch's rows this process brings: (index, count), rows index·R/count to
-    (index + 1)·R/count.
+    """Part of a batch's rows that this process brings: (index, count), rows index·R/count to (index
+    + 1)·R/count.
 
     Processes whose devices differ along stage, context or tensor alone bring the same rows.
 

@@ -1,4 +1,4 @@
-"""How a process of a job ended, as its exit code and in a sentence; docs/multihost.md explains the
+"""End of a job's process, as its exit code and in a sentence; docs/multihost.md explains the
 codes."""
 
 import errno
@@ -37,7 +37,7 @@ _REMEDIES = {
     errno.ENOTCONN: "mount its folder again",
     errno.ETIMEDOUT: "see whether its server can be reached",
 }
-"""What helps against the errors that a disk, a file system or its permissions cause."""
+"""Remedies for the errors that a disk, a file system or its permissions cause."""
 
 
 def code(error: BaseException, begun: bool) -> int:
@@ -52,8 +52,8 @@ def code(error: BaseException, begun: bool) -> int:
 
 
 def sentence(error: BaseException, where: str | Path | None = None) -> str | None:
-    """What to say of an error whose cause lies outside of the code, with a remedy; None of any
-    other, whose traceback is needed.
+    """Sentence on an error whose cause lies outside of the code, with a remedy; None of any other,
+    whose traceback is needed.
 
     Args:
       where: the file or folder that was being written, for errors that name none.
@@ -68,7 +68,7 @@ def sentence(error: BaseException, where: str | Path | None = None) -> str | Non
 
 
 def is_of_the_disk(error: BaseException) -> bool:
-    """Whether a disk, a file system or its permissions are at fault."""
+    """True if a disk, a file system or its permissions are at fault."""
     return _of_the_disk(error)[0] in _REMEDIES
 
 

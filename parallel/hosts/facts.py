@@ -1,4 +1,4 @@
-"""What hosts tell each other once a step, through the step itself, and what the step makes of it.
+"""Facts that hosts tell each other once a step, through the step itself, and how it uses them.
 
 Every host brings a row of facts; the step gathers them, and every host reads the same table at the
 same point of its loop. So all stop, skip or go back together, with no clock and no further message.

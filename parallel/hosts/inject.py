@@ -1,6 +1,6 @@
 """Faults on purpose, each at one rank and step: `kill@rank1:step50`.
 
-What a machine may do to a process, done by the process to itself, so that drills and tests strike
+A process does to itself what a machine may do to it, so that drills and tests strike
 at the same moment every time (as torchft's tests do). A fault strikes once in a run's life: a
 marker in the run's folder keeps it from striking the restarted run again.
 """
@@ -33,7 +33,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Fault:
-    """What befalls which rank, just before it begins which step (counted from 0)."""
+    """A fault of one rank, just before it begins a step (counted from 0)."""
 
     kind: str
     rank: int

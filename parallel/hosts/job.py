@@ -1,5 +1,5 @@
-"""How the processes of one run find each other: by options, by `tools.launch`, or by the cluster
-that started them (SLURM, MPI, a Kubernetes Job, a TPU pod)."""
+"""Rendezvous of one run's processes: by options, by `tools.launch`, or by the cluster that started
+them (SLURM, MPI, a Kubernetes Job, a TPU pod)."""
 
 import atexit
 import ipaddress
@@ -14,9 +14,9 @@ import jax
 from parallel.hosts import coordination
 
 COORDINATOR, PROCESSES, RANK = "CHILIAD_COORDINATOR", "CHILIAD_PROCESSES", "CHILIAD_RANK"
-"""How `tools.launch` tells a process its place."""
+"""Environment variables by which `tools.launch` places a process."""
 RESTARTS = "CHILIAD_RESTARTS"
-"""How often `tools.launch` has begun this run anew."""
+"""Environment variable for the restarts of this run by `tools.launch`."""
 
 _CONNECT, _WORK = 300, 7 * 86400
 _HEARTBEAT, _LAUNCHED = 10, 300
@@ -39,7 +39,7 @@ class Job:
 
     @property
     def bind(self) -> str | None:
-        """What rank 0 binds: the loopback if the coordinator is there, else JAX's default."""
+        """Address rank 0 binds: the loopback if the coordinator is there, else JAX's default."""
         return self.coordinator if _is_loopback(_host(self.coordinator)) else None
 
 
@@ -121,12 +121,12 @@ def find_job(
 
 
 def restarts() -> int:
-    """How often `tools.launch` has begun this run anew; a restarted run goes on where it was."""
+    """Restarts of this run by `tools.launch`; a restarted run goes on where it was."""
     return _number(RESTARTS) or 0
 
 
 def first_host_first(work: Callable[[], T]) -> T:
-    """What `work` returns in each process; process 0 does it before the others, who then find the
+    """Result of `work` in each process; process 0 does it before the others, who then find the
     files that it left. All processes must call it equally often."""
     client = coordination.client()
     if client is None:

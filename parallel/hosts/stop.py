@@ -34,7 +34,7 @@ class StopSignals:
             signal.signal(number, handler)
 
     def told(self) -> bool:
-        """Whether this process was told to stop."""
+        """True if this process was told to stop."""
         return self.number != 0
 
     def _note(self, number: int, frame: FrameType | None) -> None:

@@ -1,5 +1,5 @@
 """Keeps a job of several processes on one machine going: starts them, merges what they say, and
-when one is dead, stopped or stuck, ends all and begins anew.
+when one is dead, stopped or stuck, ends all and restarts.
 
 Each attempt is a job of its own with a new port (as torchelastic re-forms a group), so nothing of a
 broken one is left to wait for; what was trained comes back from the last checkpoint. The first
@@ -39,11 +39,11 @@ _libc = ctypes.CDLL(None)
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run: `processes` on each of `nodes` machines, this one being `node`, rank 0 at
+    """Job to run: `processes` on each of `nodes` machines, this one being `node`, rank 0 at
     `coordinator` (a free port of the loopback if None); each gets `devices` of its own (forced CPU
     devices, or accelerators; an even share if None).
 
-    After a failure the job begins anew up to `max_restarts` times, with as many processes, or,
+    After a failure the job restarts up to `max_restarts` times, with as many processes, or,
     with `min_processes`, without the one at fault: with the largest divisor of `processes` that is
     left, since rows that divide over n processes divide over its divisors.
     """
@@ -112,7 +112,7 @@ def _check(plan: Plan) -> None:
     if plan.nodes > 1 and (plan.coordinator is None or plan.min_processes is not None):
         raise ValueError(
             "--nodes: several machines need --coordinator HOST:PORT of the first, alike on all, "
-            "and begin anew with as many processes (no --min-processes)."
+            "and restart with as many processes (no --min-processes)."
         )
 
 
@@ -214,7 +214,7 @@ class _Attempt:
         self._ended.put(index)
 
     def _watch(self) -> tuple[int | None, bool]:
-        """Which process failed first, and whether it is one that was stopped; None if all ended
+        """Index of the process that failed first, and True if it was stopped; None if all ended
         well."""
         running, stopped_since = set(range(len(self._processes))), dict[int, float]()
         while running:
@@ -252,7 +252,7 @@ class _Attempt:
         return reported if reported in own else own[0]
 
     def _reported(self) -> dict[str, Any]:
-        """What the first process to fail said of it."""
+        """Report of the first process to fail."""
         try:
             return json.loads(self._report.read_text())
         except (FileNotFoundError, json.JSONDecodeError):  # a full disk takes no report
@@ -346,7 +346,7 @@ def _accelerators() -> int:
 def _devices(
     plan: Plan, slot: int, accelerators: int, environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """What gives the process of a slot its own devices."""
+    """Environment that gives the process of a slot its own devices."""
     if not accelerators or environment.get("JAX_PLATFORMS") == "cpu":
         flags = [f for f in environment.get("XLA_FLAGS", "").split() if _FORCED not in f]
         flags.append(f"{_FORCED}={plan.devices or 1}")

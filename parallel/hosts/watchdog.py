@@ -36,8 +36,8 @@ _VERDICT, _BEATS = "watchdog/verdict", "watchdog/beats"
 
 
 class Beat(NamedTuple):
-    """How far a process is: steps dispatched, the seconds since it last said so, and how many it is
-    allowed; `beats` goes up as long as its watchdog lives."""
+    """Progress of a process: steps dispatched, the seconds since it last said so, and how many it
+    is allowed; `beats` goes up as long as its watchdog lives."""
 
     phase: str
     step: int
@@ -78,8 +78,8 @@ def alive() -> None:
 
 
 def suspects(beats: dict[int, Beat], silent: set[int]) -> list[int]:
-    """Who keeps the others waiting: the ranks whose watchdogs fell silent, else those at the lowest
-    step, unless all are at it."""
+    """Ranks that keep the others waiting: those whose watchdogs fell silent, else those at the
+    lowest step, unless all are at it."""
     if silent:
         return sorted(silent)
     lowest = min(beat.step for beat in beats.values())

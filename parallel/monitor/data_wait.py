@@ -1,4 +1,4 @@
-"""When steps wait for their data: one line that says so and what to do about it.
+"""Warning that steps wait for their data: one line, with a remedy.
 
 What helps depends on where the loader's time goes, so the line goes by the loader's own figures.
 """

@@ -1,4 +1,4 @@
-"""Where the time of a run went, over all its starts: how much of it made steps that count.
+"""Goodput: the share of a run's time, over all its starts, that made steps that count.
 
 goodput.jsonl in the run's folder only grows: a line per step with the seconds since the line before
 by cause, so that a killed run loses the account of one step at most, and what it must repeat is
@@ -49,8 +49,8 @@ _MEANING = {
 
 @dataclass
 class Account:
-    """What the lines of a goodput.jsonl add up to: seconds by cause, steps made that count, steps
-    that were lost, starts."""
+    """Sums over the lines of a goodput.jsonl: seconds by cause, steps made that count, steps that
+    were lost, starts."""
 
     seconds: dict[Cause, float] = field(default_factory=lambda: dict.fromkeys(get_args(Cause), 0.0))
     steps: int = 0

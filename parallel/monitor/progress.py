@@ -1,4 +1,4 @@
-"""What a run says while it trains: every step's metrics to the log, and a progress bar.
+"""Output of a run while it trains: every step's metrics to the log, and a progress bar.
 
 A step's metrics are read once a later step is under way, which bounds how far the host runs ahead
 of the device, and makes plain which of the two waits for the other.

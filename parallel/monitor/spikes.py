@@ -104,5 +104,5 @@ class Spikes:
         )
 
     def record(self) -> dict[str, Any]:
-        """What a checkpoint carries of it, as JSON values."""
+        """State for a checkpoint, as JSON values."""
         return {"norms": list(self._norms), "in_a_row": self._in_a_row, "skipped": self.skipped}

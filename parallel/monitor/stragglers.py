@@ -1,4 +1,4 @@
-"""Which host keeps the others waiting: one line that names it, as percentiles go to the metrics.
+"""Stragglers: one line that names the host that keeps others waiting; percentiles go to metrics.
 
 A step takes as long on every host, since all meet in its collectives; what tells them apart is the
 time that each took before it entered the step: waiting for data, or work of its own.

@@ -1,4 +1,4 @@
-"""What a training step sends: bytes of each collective by axis, and the seconds they take.
+"""Communication of a training step: bytes of each collective by axis, and the seconds they take.
 
 Bytes follow from the parameters' shardings and the sizes of the layer stacks. Seconds are an
 alpha-beta model of rings (Thakur et al. 2005) as NCCL lays them: one through each member of a node,
@@ -22,8 +22,7 @@ Sizes = Mapping[str, int]
 
 
 class Collective(NamedTuple):
-    """What one device takes part in during a step: `calls` collectives along `axis`, `bytes` in
-    all.
+    """Collectives of one device in a step: `calls` of them along `axis`, `bytes` in all.
 
     Bytes are those of the arrays gathered (whole), reduced (whole) or sent on (permute).
     """
@@ -47,7 +46,7 @@ class Stack:
 
 @dataclass(frozen=True)
 class Step:
-    """What decides a step's collectives besides the parameters.
+    """Settings that decide a step's collectives besides the parameters.
 
     `rows`: of one micro-batch on one device. `itemsize`: bytes of an activation or gradient as
     sent, `gathered` of a weight. `recompute`: layers run again in backward.
@@ -72,7 +71,7 @@ def wire_bytes(kind: Kind, size: float, n: int) -> float:
 
 
 def group(axis: str, sizes: Sizes, node: int) -> tuple[int, int]:
-    """Of the devices along an axis: how many share a node, and over how many nodes they lie."""
+    """Number of devices along an axis that share a node, and of nodes that they lie on."""
     stride = math.prod(sizes[a] for a in AXES[AXES.index(axis) + 1 :])
     inside = max(1, min(sizes[axis], node // stride)) if stride <= node else 1
     return inside, math.ceil(sizes[axis] / inside)
@@ -86,7 +85,7 @@ class Busy(NamedTuple):
 
 
 def busy(collective: Collective, sizes: Sizes, cluster: Cluster) -> Busy:
-    """What a collective asks of each kind of link, both at once."""
+    """Load of a collective on each kind of link, both at once."""
     kind, axis, size, calls = collective
     members, nodes = group(axis, sizes, cluster.node)
     if members * nodes == 1:

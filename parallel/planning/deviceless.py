@@ -65,7 +65,7 @@ class Report:
 
     @property
     def flops(self) -> dict[str, int]:
-        """Of matrix products, by dtype of their operands."""
+        """FLOPs of matrix products, by dtype of their operands."""
         total: dict[str, int] = defaultdict(int)
         for m in self.matmuls:
             total[m.dtype] += m.flops * m.times

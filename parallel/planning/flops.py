@@ -1,4 +1,4 @@
-"""What a function costs, read off its jaxpr: matrix products with their sizes, bytes moved, kernels
+"""Cost of a function, read off its jaxpr: matrix products with their sizes, bytes moved, kernels
 started, bytes alive at once.
 
 Products are counted exactly: loop bodies times their length, recomputation under `jax.checkpoint`
@@ -49,7 +49,7 @@ class Matmul(NamedTuple):
 
 @dataclass
 class Work:
-    """What one call costs.
+    """Cost of one call.
 
     `matmuls`: how often each product runs. `inner`: FLOPs by dtype of products inside hand-written
     kernels, whose operands are on the chip. `bytes`: moved by all but the products of `matmuls`.

@@ -79,7 +79,7 @@ class Program:
 
     @cached_property
     def times(self) -> dict[str, int]:
-        """How often each computation runs; a loop of unknown length counts as one."""
+        """Number of runs of each computation; a loop of unknown length counts as one."""
         times: dict[str, int] = defaultdict(int)
 
         def visit(name: str, count: int) -> None:
@@ -134,7 +134,7 @@ class Program:
         return found
 
     def kernels(self, target: str) -> int:
-        """How often the program calls kernels whose custom-call target contains `target`."""
+        """Number of the program's calls of kernels whose custom-call target contains `target`."""
         return sum(
             times * sum(f'custom_call_target="{target}' in x.rest for x in self.computations[name])
             for name, times in self.times.items()
@@ -162,7 +162,7 @@ class Program:
                 yield x, (2 * math.prod(x.shape[0].dims) * inner, dtype, batched)
 
     def _flops(self, x: "_Instruction") -> int:
-        """Of the matrix products in one run of a kernel, a loop or a called computation."""
+        """FLOPs of the matrix products in one run of a kernel, a loop or a called computation."""
         total = 0
         if x.opcode in ("dot", "custom-call") and x.name in self._flops_by_name:
             total = self._flops_by_name[x.name]
@@ -233,7 +233,7 @@ def _end_of_type(line: str, at: int) -> int:
 
 
 def _closing(line: str, at: int) -> int:
-    """Where the parenthesis that opens at `at` closes."""
+    """Index at which the parenthesis that opens at `at` closes."""
     depth = 0
     for end in range(at, len(line)):
         depth += (line[end] == "(") - (line[end] == ")")
@@ -255,7 +255,7 @@ def _callees(x: _Instruction) -> list[tuple[str, int]]:
 
 
 def _kind(x: _Instruction) -> tuple[str | None, bool]:
-    """Which collective an instruction is or starts, and whether it starts one."""
+    """Collective that an instruction is or starts, and True if it starts one."""
     started = x.opcode.endswith("-start")
     kind = x.opcode.removesuffix("-start")
     return (kind, started) if kind in KINDS else (None, False)
@@ -271,7 +271,7 @@ def _sent(kind: str, size: int, group: int) -> int:
 
 
 def _dimensions(rest: str, which: str) -> list[int]:
-    """Of a dot ("lhs_contracting_dims={1}") or of a cuBLAS call, which has them in JSON."""
+    """Dimensions of a dot ("lhs_contracting_dims={1}") or, from JSON, of a cuBLAS call."""
     found = re.search(which + r'_dim(?:ension)?s"?[=:][{\[]([^}\]]*)', rest)
     return [int(i) for i in re.findall(r"\d+", found[1])] if found else []
 

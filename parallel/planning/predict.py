@@ -1,5 +1,5 @@
-"""How long a training step takes, what it holds in memory, and the mesh that is fastest: before
-anything is rented.
+"""Prediction of a training step's time and memory, and of the fastest mesh: before anything is
+rented.
 
 A step is a roofline over the products and bytes of its jaxpr, plus the collectives that no compute
 hides, the pipeline's bubble, the update, and the wait for the slowest device. The assumed shares
@@ -61,7 +61,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained: `model(remat, precision)`, `batch(rows)` as ShapeDtypeStructs, and how.
+    """Training task: `model(remat, precision)`, `batch(rows)` as ShapeDtypeStructs, and how.
 
     `rows`: of the global batch. `samples`: in a row on average. `trips`: how often a loop whose
     length is data runs (blocks of keys that a block of queries sees).
@@ -122,7 +122,7 @@ Profiles = Callable[[Remat, Precision], Profile]
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a choice would cost; bytes and FLOPs are one device's, in one step.
+    """Predicted cost of a choice; bytes and FLOPs are one device's, in one step.
 
     `memory`: bytes by what they hold. `parts`: seconds by what they are spent on, whose sum is
     `step`. `crossing`: seconds that its NIC is busy. `mfu`: the model's own FLOPs (nothing
@@ -182,8 +182,8 @@ def compute_seconds(work: Work, chip: Chip) -> float:
 
 
 def slowest(devices: int, jitter: float) -> float:
-    """How much longer than the median the slowest of `devices` takes, whose times are lognormal
-    with this deviation: exp(jitter · z), z the expected largest of so many normals (Blom 1958)."""
+    """Time of the slowest of `devices`, relative to the median, whose times are lognormal with this
+    deviation: exp(jitter · z), z the expected largest of so many normals (Blom 1958)."""
     if devices == 1:
         return 1.0
     return math.exp(jitter * NormalDist().inv_cdf((devices - 0.375) / (devices + 0.25)))

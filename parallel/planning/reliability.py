@@ -1,4 +1,4 @@
-"""How often a run is interrupted, how often it should save, and how much of its time is left for
+"""Rate of a run's interruptions, the best interval between saves, and the share of time left for
 steps: in closed form, and simulated event by event.
 
 Young (1974) and Daly (2006) give the interval between saves; the rate of interruptions is Llama 3's
@@ -16,7 +16,7 @@ LLAMA3_FAILURES = 419 / (16_384 * 54 * 24)
 
 @dataclass(frozen=True)
 class Recovery:
-    """What a run pays, in seconds: `save` while a checkpoint blocks the step, `restart` from an
+    """Overheads of a run, in seconds: `save` while a checkpoint blocks the step, `restart` from an
     interruption to the next step."""
 
     save: float = 5.0
@@ -25,8 +25,8 @@ class Recovery:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Where the seconds of a simulated run went: kept steps, saves, steps lost to interruptions
-    (with the saves they cut off), and restarts."""
+    """Seconds of a simulated run by use: kept steps, saves, steps lost to interruptions (with the
+    saves they cut off), and restarts."""
 
     useful: float
     saving: float

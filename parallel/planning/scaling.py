@@ -1,4 +1,4 @@
-"""How throughput grows with devices, the batch growing with them, interruptions included.
+"""Weak scaling: throughput over devices, the batch growing with them, interruptions included.
 
 At each size the fastest choice that fits is predicted, and months of it are simulated with
 interruptions at the cluster's rate.
@@ -20,7 +20,7 @@ from parallel.planning.reliability import (
 )
 
 DAYS, SEEDS = 30, 40
-"""Of each simulated run, and how many."""
+"""Length of each simulated run, and their number."""
 
 
 @dataclass(frozen=True)

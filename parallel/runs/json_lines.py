@@ -12,7 +12,7 @@ from models.terminal import Console
 from parallel.runs.atomic import replace_text
 
 Fits = Callable[[Any], object]
-"""Whether a line is one of the log's: false, or raises KeyError, TypeError, ValueError or
+"""Check that a line is one of the log's: false, or raises KeyError, TypeError, ValueError or
 AttributeError, if not."""
 
 

@@ -1,4 +1,4 @@
-"""Where a run stands besides its state, as its checkpoints hold it: made, and checked before a run
+"""Position of a run besides its state, as its checkpoints hold it: made, and checked before a run
 goes on from it.
 
 Digests tell damage, not sense: a position that a hand or another program wrote, and sealed, would
@@ -14,7 +14,7 @@ from parallel.hosts import exits
 
 Json = Any
 LARGEST = 2**31
-"""Of what is counted: steps, batches, episodes."""
+"""Limit of counters: steps, batches, episodes."""
 
 
 class NoPosition(ValueError):
@@ -56,7 +56,7 @@ def count(found: Json, name: str, most: int = LARGEST) -> int:
 
 
 def entry(found: Json, name: str) -> Json:
-    """What an object has at `name`.
+    """Value of an object at `name`.
 
     Raises:
       ValueError: it has nothing there, or is no object.

@@ -19,7 +19,7 @@ CONFIG_NAME, SAVED_NAME = "config.json", "saved.json"
 
 @dataclass(frozen=True)
 class Run:
-    """Where a run lives, and what its checkpoints carry besides the state, as JSON values."""
+    """A run's folder, and what its checkpoints carry besides the state, as JSON values."""
 
     directory: Path
     config: Json
@@ -115,7 +115,7 @@ def read_config(directory: Path, console: Console) -> Json | None:
 
 
 def _at(saved: Path) -> str:
-    """Which step the note names, if it can still be read."""
+    """The step that the note names, if it can still be read."""
     with suppress(ValueError, RecursionError, KeyError, TypeError):
         return f" at step {int(json.loads(saved.read_bytes())['step'])}"
     return ""

@@ -55,7 +55,7 @@ def locked(folder: Path, console: Console | None = None) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Holder:
-    """Who wrote a lock file: `since` for people, `began` the start of the process by the kernel's
+    """Writer of a lock file: `since` for people, `began` the start of the process by the kernel's
     clock, so that another process with its number is not taken for it."""
 
     host: str
@@ -72,7 +72,7 @@ class _Holder:
 
     @property
     def is_alive(self) -> bool:
-        """Of a process on this machine."""
+        """True if the holder, on this machine, still runs."""
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
@@ -202,7 +202,7 @@ def _open(path: Path) -> tuple[int, bool]:
 
 
 def _try_flock(handle: int) -> bool | None:
-    """Whether the lock was free and is now held; None where there are no locks."""
+    """True if the lock was free and is now held; None where there are no locks."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -215,7 +215,7 @@ def _try_flock(handle: int) -> bool | None:
 
 
 def _read(handle: int) -> _Holder | None:
-    """What an open lock file says; None if it says nothing yet, or was cut."""
+    """Holder named in an open lock file; None if it says nothing yet, or was cut."""
     try:
         said = json.loads(os.pread(handle, 4096, 0))
         host, pid, since, began = (said[name] for name in ("host", "pid", "since", "began"))
@@ -228,7 +228,7 @@ def _read(handle: int) -> _Holder | None:
 
 
 def _is_at(handle: int, path: Path) -> bool:
-    """Whether the open file is still the one at `path`: its holder removes it at its end."""
+    """True if the open file is still the one at `path`: its holder removes it at its end."""
     try:
         return os.path.samestat(os.fstat(handle), path.stat())
     except FileNotFoundError:
@@ -236,7 +236,7 @@ def _is_at(handle: int, path: Path) -> bool:
 
 
 def _began(pid: int) -> int | None:
-    """When a process began, in the kernel's ticks; None where the kernel does not say."""
+    """Start of a process, in the kernel's ticks; None where the kernel does not say."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -245,7 +245,7 @@ def _began(pid: int) -> int | None:
 
 
 def _is_local_only(path: Path) -> bool:
-    """Whether the filesystem is shared, but its locks are not seen by other machines."""
+    """True if the filesystem is shared, but its locks are not seen by other machines."""
     try:
         mounts = _MOUNTS.read_text()
     except OSError:
