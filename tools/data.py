@@ -179,6 +179,7 @@ def view_command(
         episode: Number of the episode, from 0.
         out: The page; episode-NUMBER.html if neither this nor a recording is asked for.
         rerun: A recording for rerun's viewer (needs `pip install -e '.[view]'`).
+        data_format: Format of yours to read it by; the file's Python runs (docs/own_dataset.md).
     """
     console = _console(data_format)
     dataset = open_dataset(path)

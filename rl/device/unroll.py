@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
+from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
 from models import Policy
 from models.inputs.packed_batch import PackedBatch
@@ -184,7 +184,7 @@ class Lanes:
         wording = jax.vmap(jax.random.uniform)(self._key(_WORDING, state))
         return seen, _Told(self._robot.batch(seen, goal, wording), goal, wording)
 
-    def _key(self, what: int, state: State) -> PRNGKeyArray:
+    def _key(self, what: int, state: State) -> Key[Array, " n"]:
         """Key of each lane's running episode."""
         key = jax.random.fold_in(jax.random.key(self.config.seed), what)
 
