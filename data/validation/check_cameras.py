@@ -20,7 +20,7 @@ from data.lerobot.dataset import Dataset
 from data.statistics.stats import Report
 from data.validation.check_metadata import numbers, written_statistics
 from data.validation.problem import Problem, error, from_error, warning
-from data.video.mp4 import require_index_fits
+from data.video.mp4 import open_video
 
 _LOOKS, _FRAMES, _PIXELS = 3, 10, 4
 _SMALLEST_SPREAD = 0.5
@@ -197,9 +197,8 @@ def _times(path: Path) -> tuple[Float64[np.ndarray, "n"], int]:
     """Times in seconds, ascending, of the frames whose bytes are really there, and how many the
     file's index lists."""
     times = []
-    require_index_fits(path)
     try:
-        with av.open(str(path), metadata_errors="replace") as container:
+        with open_video(path) as container:
             stream = container.streams.video[0]
             for packet in container.demux(stream):
                 if packet.size > 0 and not packet.is_corrupt and packet.pts is not None:
