@@ -1,4 +1,8 @@
 # Two commands: `make demo` (record, train, evaluate, report) and `make test` (lint, types, tests).
+# `make test-optimised` runs those of parity, packing and sharding on programs as users run them,
+# compiled at XLA's own optimisation level; the other tests do not optimise.
+# `make smoke PYTHON=python3.13` tries another Python in an environment of its own, .venv-smoke-3.13:
+# every module is imported, a shrunk demo runs, and one test file of each package.
 # `make fuzz` reads thousands of damaged datasets: an error or the right data, never a wrong frame;
 # a hundred thousand damaged headers of checkpoints; and sends thousands of malformed messages, and
 # a thousand silent connections, to a policy server, whose good clients must not notice.
@@ -11,13 +15,34 @@
 PYTHON ?= python3
 EXTRAS ?= dev
 BIN := .venv/bin
+VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+PINS := constraints/py$(subst .,,$(VERSION)).txt
+SMOKE := .venv-smoke-$(VERSION)
+OPTIMISED := $(addprefix tests/models/test_, openpi_parity.py pi.py targets.py ring.py sharding.py) \
+  $(addprefix tests/parallel/test_, axes.py stage.py chunked_step.py step.py)
+SMOKED := tests/test_imports.py tests/data/lerobot/test_dataset.py tests/models/pi/test_model.py \
+  tests/parallel/test_step.py tests/rl/test_objectives.py tests/sim/rendering/test_raycast.py \
+  tests/tools/test_data.py
 
-.PHONY: demo test fuzz drill test-h100 lint install client metaworld libero gym
+.PHONY: demo test test-optimised smoke fuzz drill test-h100 lint install client metaworld libero gym
 demo: install
 	$(BIN)/python -m tools.demo
 
 test: install lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+test-optimised: install
+	XLA_FLAGS=--xla_backend_optimization_level=3 $(BIN)/python -m pytest -n 2 --dist loadfile $(OPTIMISED)
+
+smoke: $(SMOKE)/installed
+	$(SMOKE)/bin/python -m tools.demo --task reach --episodes 64 --steps 120 --evaluations 8 \
+	  --out runs/smoke-$(VERSION)
+	$(SMOKE)/bin/python -m pytest $(SMOKED)
+
+$(SMOKE)/installed: pyproject.toml $(PINS)
+	$(PYTHON) -m venv $(SMOKE)
+	$(SMOKE)/bin/pip install --quiet --disable-pip-version-check -c $(PINS) -e . pytest safetensors
+	touch $@
 
 fuzz: install
 	$(BIN)/python -m pytest -m fuzz
@@ -26,7 +51,7 @@ drill: install
 	$(BIN)/python -m pytest -m drill
 
 test-h100: install
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,plan]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c $(PINS) -e '.[dev,plan]'
 	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -k 'h100 or deviceless or budgets'
 
 lint: install
@@ -35,9 +60,9 @@ lint: install
 	$(BIN)/mypy
 
 install: .venv/installed
-.venv/installed: pyproject.toml constraints.txt
+.venv/installed: pyproject.toml $(PINS)
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c $(PINS) -e '.[$(EXTRAS)]'
 	touch $@
 
 client metaworld libero gym: %: .venv-%/installed

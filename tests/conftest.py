@@ -1,8 +1,9 @@
 """Settings that must stand before JAX starts: 8 forced devices, the thread pool that keeps them
-from deadlocking on few cores, the fast CPU emitters, compilation without optimising (a third of the
-time, and tests mostly compile), and one compilation cache for all tests, of small programs too,
-since many compile the same. Garbage is rarely looked for: what tracing makes stays. Ctrl-C is heard
-though a shell began the tests as a background job, which ignores it: some of them press it."""
+from deadlocking on few cores, compilation without optimising (a third of the time, and tests mostly
+compile) where XLA_FLAGS does not ask for another level, and one compilation cache for all tests, of
+small programs too, since many compile the same. Garbage is looked for seldom: what tracing makes
+stays. Ctrl-C is heard though a shell began the tests as a background job, which ignores it: some of
+them press it. What is left is set as for all commands."""
 
 import gc
 import os
@@ -16,14 +17,15 @@ CACHE = Path(__file__).parent.parent / ".jax_cache"
 
 os.environ["NPROC"] = "32"
 os.environ["XLA_FLAGS"] = (
-    f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false"
-    " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+    f"--xla_backend_optimization_level=0 {os.environ.get('XLA_FLAGS', '')}"
+    " --xla_force_host_platform_device_count=8"
 )
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 gc.set_threshold(50_000, 20, 100)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+import tools  # noqa: E402, F401
 from tests import shapes  # noqa: E402  it imports JAX, which reads those settings
 
 shapes.install(["models", "data", "parallel", "sim", "rl", "tools"])

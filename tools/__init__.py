@@ -12,15 +12,19 @@ looks in the working directory first, is named before anything of it is imported
 import os
 import sys
 from importlib.machinery import PathFinder
+from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 
 _EMITTERS = "--xla_cpu_use_fusion_emitters"
 _FORCED = "--xla_force_host_platform_device_count"
 
-if _EMITTERS not in os.environ.get("XLA_FLAGS", ""):
+_KNOWN = tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11)
+"""XLA aborts a process that gives it a flag that it does not know."""
+
+if _KNOWN and _EMITTERS not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_EMITTERS}=false".strip()
-_FORCES = _FORCED in os.environ["XLA_FLAGS"]
+_FORCES = _FORCED in os.environ.get("XLA_FLAGS", "")
 os.environ.setdefault("NPROC", "32" if _FORCES else str(2 * (os.cpu_count() or 1)))
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path.home() / ".cache/chiliad/jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")

@@ -19,7 +19,7 @@ from data.errors import DatasetError, MissingFileError, Problem, error, from_err
 from data.lerobot.check_metadata import numbers, written_statistics
 from data.lerobot.dataset import LeRobotDataset
 from data.validation.check_pictures import check_pictures, check_presence
-from data.video.mp4 import require_index_fits
+from data.video.mp4 import open_video
 
 _SMALLEST_SPREAD = 0.5
 _DRIFT = 0.1
@@ -149,9 +149,8 @@ def _times(path: Path) -> tuple[Float64[np.ndarray, " n"], int]:
     """Times in seconds, ascending, of the frames whose bytes are really there, and how many the
     file's index lists."""
     times = []
-    require_index_fits(path)
     try:
-        with av.open(str(path), metadata_errors="replace") as container:
+        with open_video(path) as container:
             stream = container.streams.video[0]
             for packet in container.demux(stream):
                 if packet.size > 0 and not packet.is_corrupt and packet.pts is not None:

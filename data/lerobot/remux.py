@@ -18,7 +18,7 @@ from av.video.stream import VideoStream
 from data.errors import DatasetError
 from data.files.names import fill
 from data.lerobot.recording import VIDEO_PATH, next_file
-from data.video.mp4 import require_index_fits
+from data.video.mp4 import open_video
 
 
 class CopiedVideos:
@@ -38,9 +38,8 @@ class CopiedVideos:
         Raises:
           DatasetError: it is no video, is damaged, or has fewer than `frames`.
         """
-        require_index_fits(path)
         try:
-            with av.open(str(path), metadata_errors="replace") as source:
+            with open_video(path) as source:
                 stream = source.streams.video[0]
                 packets = [p for p in source.demux(stream) if p.size]
                 return self._append(path, stream, _whole(path, packets, frames), frames, fps)

@@ -8,7 +8,10 @@ import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+import av
+from av.container import InputContainer
 
 from data.errors import DatasetError
 
@@ -16,6 +19,21 @@ _CONTAINERS = (b"moov", b"trak", b"mdia", b"minf", b"stbl", b"moof", b"traf")
 _COUNT_AT = {b"stsz": 8, b"stz2": 8, b"trun": 4}
 """Offset after its header at which a box has its number of frames."""
 _MOST_BOXES = 1 << 20
+_LENIENT: dict[str, Any] = (
+    {"metadata_errors": "replace"} if int(av.__version__.split(".")[0]) < 19 else {}
+)
+"""PyAV 18 fails on a title that is no UTF-8 unless told to replace it; 19 takes any."""
+
+
+def open_video(path: Path) -> InputContainer:
+    """A video file, opened to read once its index has been held against its size.
+
+    Raises:
+      DatasetError: as `require_index_fits`.
+      av.error.FFmpegError: FFmpeg cannot open it.
+    """
+    require_index_fits(path)
+    return av.open(str(path), **_LENIENT)
 
 
 def require_index_fits(path: Path) -> None:

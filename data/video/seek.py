@@ -26,7 +26,7 @@ from jaxtyping import Float, Int64, UInt32
 from data.errors import DatasetError, MissingFileError
 from data.files import cached
 from data.files.limits import MOST_PIXELS
-from data.video.mp4 import require_index_fits
+from data.video.mp4 import open_video
 from data.video.video import STRICT, own_rate
 
 _FORMAT = 2
@@ -233,9 +233,8 @@ def _table(path: Path, cache: Path, size: int, time: int) -> SeekTable:
 def _scan(path: Path) -> SeekTable:
     """Reads a whole video's packets, but for those after the place where it was cut off."""
     packets: list[av.Packet] = []
-    require_index_fits(path)
     try:
-        with av.open(str(path), metadata_errors="replace") as container:
+        with open_video(path) as container:
             stream = next(s for s in container.streams.video if s.codec_context is not None)
             codec, tick = stream.codec_context, stream.time_base or Fraction(1)
             with suppress(av.error.FFmpegError):

@@ -20,7 +20,7 @@ from jaxtyping import UInt8
 
 from data.errors import DatasetError, MissingFileError
 from data.files.limits import MOST_PIXELS, require_pixels, room_for
-from data.video.mp4 import require_index_fits
+from data.video.mp4 import open_video
 
 CODEC = "h264"
 PIXEL_FORMAT = "yuv420p"
@@ -253,9 +253,8 @@ def _open(path: Path) -> InputContainer:
         "is no readable video, its index is missing or damaged; "
         "it was cut off, copy or encode it again.",
     )
-    require_index_fits(path)
     try:
-        container = av.open(str(path), metadata_errors="replace")
+        container = open_video(path)
     except av.error.FFmpegError:
         raise damaged from None
     if not container.streams.video or container.streams.video[0].codec_context is None:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Bool, Float
-from numpy.typing import ArrayLike
 
 from models.groot.model import GrootConfig
 from models.inputs.packed_batch import PackedBatch

@@ -35,8 +35,6 @@ OPTIMIZER = OptimizerConfig(learning_rate=1e-3, warmup_steps=2, decay_steps=40, 
 ROWS = 16
 """Rows of a batch: two micro-batches of one row for each of eight devices."""
 _SEED = 3
-_QUICK = {"xla_backend_optimization_level": 0}
-"""Compiles in a fraction of the time; every mesh of a comparison is compiled so."""
 
 
 class Run(NamedTuple):
@@ -87,7 +85,7 @@ def _compiled(
     step = make_train_step(model, optimizer, mesh, abstract, accumulation)
     state = state_from(parameters(config), optimizer, abstract)
     lowered = step.lower(state, placed(0, mesh), _SEED)
-    return lowered.compile(compiler_options=_QUICK), abstract
+    return lowered.compile(), abstract
 
 
 def placed(step: int, mesh: Mesh) -> PackedBatch:

@@ -1,0 +1,27 @@
+"""Every module is imported where only the project's own dependencies are installed."""
+
+from importlib import import_module
+from pkgutil import walk_packages
+
+import pytest
+
+import data
+import models
+import parallel
+import rl
+import sim
+import tools
+
+_ELSEWHERE = ("sim.simulators.gym", "sim.simulators.libero", "sim.simulators.metaworld")
+"""Imported by the Python of an environment that has the suite."""
+MODULES = sorted(
+    found.name
+    for package in (models, data, parallel, sim, rl, tools)
+    for found in walk_packages(package.__path__, f"{package.__name__}.")
+    if not found.name.endswith("__main__") and found.name not in _ELSEWHERE
+)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_is_imported(name):
+    import_module(name)
