@@ -5,9 +5,9 @@ import re
 
 import jax
 
-from models import Pi, Policy
-from models.groot.model import Groot
+from models import Policy
 from models.layers.functional import Params
+from models.model import FLOW, FlowModel, require
 from models.sharding import path_name
 from parallel.optimizer import select
 from rl.config import LearnerConfig, RlConfig
@@ -59,12 +59,8 @@ def check_config(config: RlConfig) -> None:
 def check_policy(policy: Policy, config: RlConfig) -> None:
     """Raises ValueError, with the remedy, unless this policy can be improved so."""
     model = policy.model
-    if not isinstance(model, Pi):
-        raise ValueError(
-            f"RL improves policies of the π family, not yet {type(model).__name__}, whose "
-            "checkpoints come without a processor; begin from a π0 or π0.5 checkpoint, or from one "
-            "of yours."
-        )
+    for name in FLOW:
+        require(model, name, "RL")
     if policy.processor is None:
         raise ValueError(
             "The checkpoint came without a processor (scales and tokenizer), so it cannot act in "
@@ -82,7 +78,7 @@ def check_policy(policy: Policy, config: RlConfig) -> None:
         )
 
 
-def check_kept(model: Pi | Groot, params: Params, config: LearnerConfig) -> None:
+def check_kept(model: FlowModel, params: Params, config: LearnerConfig) -> None:
     """Raises ValueError if what is kept of observations would change as the policy learns.
 
     Args:

@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn, Time
 
 from data.lerobot.writer import DatasetWriter
 from models import load_policy
+from models.own_file import run_file
 from models.terminal import Console, Progress, TextColumn, guard_tracebacks
 from parallel.prefetch import Prefetcher
 from sim.demonstrations import Demonstrations
@@ -55,6 +56,8 @@ class RecordConfig:
     """Episodes at a time; as many as suit the suite if not given."""
     checkpoint: Path | None = None
     """Run directory or checkpoint whose policy acts instead of the suite's expert."""
+    family: Path | None = None
+    """Python file that defines its model's family, if it is not one of ours; it runs."""
     execute: int = 4
     """Steps acted of each of the policy's chunks before it looks again."""
 
@@ -75,6 +78,8 @@ def record_dataset(
     suite = load_suite(config.suite)
     _check(config)
     groups = suite.groups(config.tasks)
+    if config.family is not None:
+        run_file(config.family)
     policy = None if config.checkpoint is None else load_policy(config.checkpoint)
     size = config.image_size if policy is None else policy.model.config.image_size
     asked, kept, tried, failed = config.episodes * sum(map(len, groups)), 0, 0, 0

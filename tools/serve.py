@@ -21,6 +21,7 @@ from pathlib import Path
 import tyro
 
 from models import Policy, load_policy
+from models.own_file import run_file
 from models.terminal import Console, Progress, guard_tracebacks, harmless, logger
 from tools.serving.engine import Engine
 from tools.serving.limits import Limits
@@ -65,6 +66,8 @@ class ServeConfig:
     """Of the parameters in memory, such as bfloat16; as saved by default."""
     tokenizer: Path | None = None
     """SentencePiece file, which openpi's checkpoints lack."""
+    family: Path | None = None
+    """Python file that defines the model's family, if it is not one of ours; it runs."""
     longest_prompt: int | None = None
     """In tokens; longer ones are refused, and fewer lengths need compiling at start."""
     chunking: bool = False
@@ -80,6 +83,8 @@ def load(config: ServeConfig) -> Policy:
       ValueError, FileNotFoundError: as `load_policy`, or `longest_prompt` is not one that the
         policy can read.
     """
+    if config.family is not None:
+        run_file(config.family)
     policy = load_policy(
         config.checkpoint, steps=config.steps, dtype=config.dtype, tokenizer=config.tokenizer
     )

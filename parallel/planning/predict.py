@@ -22,11 +22,12 @@ from jax.sharding import AbstractMesh, AxisType
 from models.inputs.packed_batch import PackedBatch
 from models.layers.functional import fill, only
 from models.layers.layers import Remat
+from models.model import Stack
 from models.sharding import ROWS, Rules, axes_of
 from parallel.mesh import AXES
 from parallel.optimizer import OptimizerConfig, select
 from parallel.planning.cluster import Chip, Cluster
-from parallel.planning.cost import Collective, Sizes, Stack, Step, busy, collectives
+from parallel.planning.cost import Collective, Sizes, Step, busy, collectives
 from parallel.planning.flops import Work, work
 from parallel.step import Model, TrainState, abstract_state
 
@@ -82,7 +83,7 @@ class Task:
     def state(self) -> TrainState:
         """Every array of the state with the spec it is split by, over no devices."""
         mesh: Any = AbstractMesh((1,) * len(AXES), AXES, axis_types=(AxisType.Auto,) * len(AXES))
-        return abstract_state(self.model("full", "bf16"), self.optimizer, self.rules, mesh)
+        return abstract_state(self.model("none", "f32"), self.optimizer, self.rules, mesh)
 
     @cached_property
     def trained(self) -> list[Any]:

@@ -288,7 +288,7 @@ def split_devices(acting: int) -> tuple[list[jax.Device], list[jax.Device]]:
 def _bare(policy: Policy) -> Policy:
     """Without parameters and what was compiled or read, to be sent elsewhere."""
     assert policy.processor is not None
-    model = type(policy.model)(policy.model.config)  # type: ignore[arg-type]
+    model = policy.model.config.build()
     return replace(policy, model=model, params=None, processor=replace(policy.processor))
 
 
