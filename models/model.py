@@ -274,6 +274,11 @@ def family_config(name: str) -> type[ModelConfig]:
     return _FAMILIES[name][0]
 
 
+def is_ours(name: str) -> bool:
+    """The family is one that every process knows, not one of a user's file."""
+    return name in _SHIPPED
+
+
 def family_of(values: Mapping[str, Any]) -> str:
     """The family in a config's JSON. Files of the time before families were named hold π's or, with
     a `dit`, GR00T's."""

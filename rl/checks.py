@@ -7,7 +7,7 @@ import jax
 
 from models import Policy
 from models.layers.functional import Params
-from models.model import FLOW, FlowModel, require
+from models.model import FLOW, FlowModel, is_ours, require
 from models.sharding import path_name
 from parallel.optimizer import select
 from rl.config import LearnerConfig, RlConfig
@@ -61,6 +61,12 @@ def check_policy(policy: Policy, config: RlConfig) -> None:
     model = policy.model
     for name in FLOW:
         require(model, name, "RL")
+    family = model.config.family
+    if config.placement == "disaggregated" and not is_ours(family):
+        raise ValueError(
+            f"placement is 'disaggregated', but its workers know no family '{family}', which a "
+            f"file of yours defines; take 'host' or 'colocated'."
+        )
     if policy.processor is None:
         raise ValueError(
             "The checkpoint came without a processor (scales and tokenizer), so it cannot act in "

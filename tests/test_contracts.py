@@ -9,7 +9,9 @@ from pathlib import Path
 import jax
 import pytest
 
+from models import Embodiment, Normalizer, Processor
 from models.config.as_json import from_json, to_json
+from models.load import check_fit
 from models.model import _SHIPPED, FLOW, ModelConfig, family_config, function_at, require
 from models.own_file import named_in_file, run_file
 from models.sharding import path_name
@@ -21,6 +23,7 @@ OWN = re.compile(r"models/(pi|lora|targets|groot\w*)\.py|models/(checkpoints|pi|
 ASKED = re.compile(r"""isinstance\([^)]*\b(Pi|Groot)|\bfamily\b\W{0,3}\s*(==|!=|in)\s*[("']""")
 MINE = """
 from dataclasses import dataclass
+from models.load import check_fit
 from models.model import ModelConfig
 
 @dataclass(frozen=True)
@@ -122,3 +125,12 @@ def test_what_a_family_lacks_is_said_in_one_sentence(tmp_path):
     with pytest.raises(ValueError, match=r"'lacking' have no compute to change: Mine has no such"):
         config.computing(dtype="bfloat16")
     assert replace(config, width=2) == config.changed(width=2)
+
+
+def test_more_robots_than_a_model_tells_apart_are_refused():
+    scale = Normalizer((0.0,), (1.0,))
+    robots = tuple(Embodiment(f"robot {i}", ("front",), scale, scale) for i in range(9))
+    processor = Processor(**GROOT_TINY.model.preparation, words=("a",), embodiments=robots)
+    with pytest.raises(ValueError, match=r"there are 9 embodiments, but the model tells 8 apart"):
+        check_fit(GROOT_TINY.model, processor, "a mixture")
+    check_fit(TINY.model, replace(processor, **TINY.model.preparation), "a mixture")

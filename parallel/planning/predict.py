@@ -29,7 +29,7 @@ from parallel.optimizer import OptimizerConfig, select
 from parallel.planning.cluster import Chip, Cluster
 from parallel.planning.cost import Collective, Sizes, Step, busy, collectives
 from parallel.planning.flops import Work, work
-from parallel.step import Model, TrainState, abstract_state
+from parallel.step import Trainable, TrainState, abstract_state
 
 OVERLAP = 0.5
 """Share of a step's compute behind which collectives of weights, gradients and keys can hide."""
@@ -70,7 +70,7 @@ class Task:
     length is data runs (blocks of keys that a block of queries sees).
     """
 
-    model: Callable[[Remat, Precision], Model]
+    model: Callable[[Remat, Precision], Trainable]
     batch: Callable[[int], PackedBatch]
     optimizer: OptimizerConfig
     rules: Rules

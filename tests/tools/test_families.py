@@ -11,12 +11,14 @@ import pytest
 import tyro
 from rich.console import Console
 
-from models import load_policy
+from models import Policy, load_policy
 from models.checkpoints import own
 from models.config.as_json import from_json
 from models.model import _FAMILIES, ModelConfig
+from models.own_file import run_file
 from parallel.monitor.metrics import read_metrics
-from rl.config import FlowConfig, ObjectiveConfig, RolloutConfig
+from rl.checks import check_policy
+from rl.config import FlowConfig, ObjectiveConfig, RlConfig, RolloutConfig
 from tests.helpers.tools.served import client, serving
 from tests.helpers.tools.small_run import one_device
 from tools import convert_checkpoint, evaluate, plan, quantize, record, rl, serve, train
@@ -48,6 +50,7 @@ POINTS = Suite("points", ("points",), 4, open_lanes, first_seed=500, together=Fa
 """
 TOWER = ["width", "16", "depth", "1", "hidden", "16", "heads", "2"]
 QUIET = Console(quiet=True)
+pytestmark = pytest.mark.slow
 
 
 @dataclass(frozen=True)
@@ -248,3 +251,9 @@ def test_a_checkpoint_names_its_family_and_runs_no_file_of_it(tmp_path, monkeypa
     values = {"family": "sight", "width": 16}
     with pytest.raises(ValueError, match=r"Family 'sight' is not known.*--family path/to/file\.py"):
         from_json(ModelConfig, values)
+
+
+def test_workers_elsewhere_know_no_family_of_a_users_file():
+    policy = Policy(run_file(OWN).SightConfig().build(), None, None)
+    with pytest.raises(ValueError, match="its workers know no family 'sight'"):
+        check_policy(policy, RlConfig(placement="disaggregated"))
