@@ -16,6 +16,7 @@ from models.model import _SHIPPED, FLOW, ModelConfig, family_config, function_at
 from models.own_file import named_in_file, run_file
 from models.sharding import path_name
 from tools.recipes.presets import GROOT_TINY, PRESETS, TINY, RunConfig
+from tools.recipes.rl_presets import RL_PRESETS, learner_of
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("models", "data", "parallel", "sim", "rl", "tools", "tests")
@@ -134,3 +135,9 @@ def test_more_robots_than_a_model_tells_apart_are_refused():
     with pytest.raises(ValueError, match=r"there are 9 embodiments, but the model tells 8 apart"):
         check_fit(GROOT_TINY.model, processor, "a mixture")
     check_fit(TINY.model, replace(processor, **TINY.model.preparation), "a mixture")
+
+
+def test_rls_presets_train_of_pi_what_they_did_before_groups_had_names():
+    """So runs that were saved then can be resumed."""
+    rates = learner_of(RL_PRESETS["tabletop-grpo"], TINY.model.build()).optimizer.rates
+    assert rates == (("^policy/(expert|action|time)", 1.0), (".", 0.0))
