@@ -20,6 +20,7 @@ from rl import flow_policy
 from rl.config import (
     ColocatedConfig,
     FlowConfig,
+    LearnerConfig,
     ObjectiveConfig,
     RlConfig,
     RolloutConfig,
@@ -187,7 +188,7 @@ def run_mode(acting: Acting, slots: Slots, mode: Mode, seeds: range = range(1_00
     learner = _learner(acting, load, device, steps)
     timed, timeline = Timed(acting.actor, learner), Timeline(_SPANS)
     telling: Any = TimedSlots(slots, timed)
-    moving = select(optimizer_of(_LEARNER, steps), acting.params)[1]
+    moving = select(optimizer_of(_learning(acting), steps), acting.params)[1]
     weights = Weights(jax.device_put(acting.params, device), trained=moving)
     moments: list[tuple[float, Summary, Learnt]] = []
     lengths: list[int] = []
@@ -284,19 +285,20 @@ def run_colocated(acting: Acting, env: Traceable) -> dict[str, Any]:
     }
 
 
-_LEARNER = TABLETOP_GRPO.learner
-"""As users have it: the action expert learns, in several epochs."""
+def _learning(acting: Acting) -> LearnerConfig:
+    """As users have it: the action expert learns, in several epochs."""
+    return learner_of(TABLETOP_GRPO, acting.policy.model)
 
 
 def _learner(acting: Acting, load: Load, device: Any, steps: int) -> Learner:
-    optimizer = optimizer_of(learner_of(TABLETOP_GRPO, acting.policy.model), steps)
-    mesh = make_mesh(devices=[device])
+    learning = _learning(acting)
+    optimizer, mesh = optimizer_of(learning, steps), make_mesh(devices=[device])
     params = jax.device_put(acting.params, device)
     abstract = abstract_learner_state(params, optimizer, mesh=mesh)
     state = learner_state(jax.tree.map(jax.numpy.copy, params), optimizer, abstract)
     log_prob = partial(flow_policy.log_prob, acting.policy.model, config=FlowConfig())
     observe = partial(flow_policy.observe, acting.policy.model)
-    epochs, parts = _LEARNER.epochs, _LEARNER.minibatches
+    epochs, parts = learning.epochs, learning.minibatches
     return Learner(log_prob, state, optimizer, _OBJECTIVE, epochs, parts, mesh, observe)
 
 
