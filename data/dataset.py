@@ -16,8 +16,8 @@ import numpy as np
 from jaxtyping import Bool, Int64, UInt8
 
 from data.errors import MissingFileError, Problem
-from data.files import user_file
 from data.files.folder import Folder, open_folder
+from models import own_file
 
 Prompts = tuple[tuple[str, ...], ...]
 """The wordings of each task, at least one."""
@@ -168,7 +168,7 @@ def use_format(where: str) -> None:
       FileNotFoundError: there is no such file.
       ValueError: it has no `Format` of that name.
     """
-    register(user_file.load(where, Format, "format"))
+    register(own_file.load(where, Format, "format"))
 
 
 def formats() -> tuple[Format, ...]:

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt8
 
 from models.inputs.packed_batch import PackedBatch
-from models.pi.model import Pi
+from models.model import Model
 
 _STREAM = 2**32 - 1
 _TO_YIQ = np.array([[0.299, 0.587, 0.114], [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])
@@ -67,7 +67,7 @@ class Augmented:
     `cameras`: names of the cameras of every embodiment, in order.
     """
 
-    model: Pi
+    model: Model
     config: AugmentConfig
     cameras: tuple[tuple[str, ...], ...]
 
@@ -77,8 +77,7 @@ class Augmented:
     def loss(
         self, params: Any, batch: PackedBatch, key: PRNGKeyArray
     ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        architecture = self.model.config
-        tokens = architecture.vision.tokens(architecture.image_size)
+        tokens = self.model.config.tokens_per_image
         batch = augment(batch, key, self.config, self.cameras, tokens)
         return self.model.loss(params, batch, key)
 

@@ -19,17 +19,16 @@ from models.checkpoints import own
 from models.checkpoints.load import read
 from models.checkpoints.rename import Table
 from models.checkpoints.sources import Source, open_orbax
-from models.config.as_json import from_json
+from models.config.as_json import from_json, model_config
 from models.config.foreign_json import read_json, section
 from models.groot import checkpoint as groot
-from models.groot import model as groot_model
-from models.groot.model import Groot, GrootConfig
 from models.inputs.processor import Embodiment, Normalizer, Processor
 from models.inputs.tokenizer import SentencePiece
 from models.layers.fp8 import HISTORY_LEAF, quantize
+from models.model import Model, ModelConfig
 from models.pi import lerobot, openpi
 from models.pi.lerobot_statistics import read_normalizers
-from models.pi.model import SHARDING_RULES, Pi, PiConfig
+from models.pi.model import PiConfig
 from models.policy import Policy
 from models.sharding import shardings
 
@@ -49,7 +48,7 @@ def load_policy(
     horizon: int | None = None,
     tokenizer: Path | str | None = None,
     robot: str | None = None,
-    padding: Literal["masked", "released"] = "masked",
+    padding: Literal["masked", "released"] | None = None,
 ) -> Policy:
     """The policy in a checkpoint, ready to act.
 
@@ -64,12 +63,14 @@ def load_policy(
       tokenizer: a SentencePiece file, which openpi's checkpoints lack; needed for prompts as text.
       robot: which of several statistics in an openpi checkpoint's assets scale state and actions;
         without any, both are in the model's units.
-      padding: for GR00T; "released" lets padded places be seen, as the release does.
+      padding: for GR00T; "released" lets padded places be seen, as the release does; as saved if
+        None.
 
     Raises:
       FileNotFoundError: nothing there is a checkpoint.
-      ValueError: it is of another kind, not whole, or holds NaN, every difference being listed; or
-        `steps` is less than one.
+      ValueError: it is of another kind, of a family that is not known, not whole, or holds NaN,
+        every difference being listed; `steps` is less than one; or the family computes in one dtype
+        alone, or has no `padding`.
     """
     if steps is not None and steps < 1:
         raise ValueError(f"steps is {steps}; the sampler needs at least one Euler step.")
@@ -81,12 +82,13 @@ def load_policy(
         processor = replace(processor, words=(), sentencepiece=pieces.model)
         check_fit(config, processor, str(tokenizer))
     computed = dtype or (config.compute.dtype if found.source is None else "float32")
-    config = replace(config, compute=replace(config.compute, dtype=computed))
-    if isinstance(config, GrootConfig):
-        config = replace(config, padding=padding)
+    if computed != config.compute.dtype:
+        config = config.computing(dtype=computed)
+    if padding is not None:
+        config = config.changed(padding=padding)
     if steps is not None:
-        config = replace(config, steps=steps)
-    model = Groot(config) if isinstance(config, GrootConfig) else Pi(config)
+        config = config.changed(steps=steps)
+    model = config.build()
     params = load_params(path, like_model(model, dtype, mesh), found)
     return Policy(model, params, processor)
 
@@ -95,7 +97,7 @@ def load_policy(
 class Found:
     """Facts of a checkpoint; one of another code has a source, and a table to read it by."""
 
-    config: PiConfig | GrootConfig
+    config: ModelConfig
     processor: Processor | None
     source: Source | None = None
     table: Table | None = None
@@ -113,7 +115,7 @@ def load_params(path: Path, like: PyTree, found: Found | None = None) -> PyTree:
     return read(found.source, found.table, like)
 
 
-def begin_from(path: Path, model: Pi, like: PyTree, seed: int) -> PyTree:
+def begin_from(path: Path, model: Model, like: PyTree, seed: int) -> PyTree:
     """The parameters of `like` to train from: a checkpoint's, and where it has no adapters but the
     model does, fresh adapters, which compute nothing at first.
 
@@ -123,7 +125,7 @@ def begin_from(path: Path, model: Pi, like: PyTree, seed: int) -> PyTree:
     found = look(path)
     wanted = flatten_dict(like, sep="/")
     held = {path for path in wanted if not _is_fresh(path)}
-    if isinstance(found.config, PiConfig) and _adapters(found.config):
+    if found.config.adapted:
         held |= {path for path in wanted if "/lora_" in path}
     loaded = load_params(path, unflatten_dict({p: wanted[p] for p in held}, sep="/"), found)
     fresh = sorted(set(wanted) - held)
@@ -138,7 +140,7 @@ def begin_from(path: Path, model: Pi, like: PyTree, seed: int) -> PyTree:
     return unflatten_dict(flatten_dict(loaded, sep="/") | drawn, sep="/")
 
 
-def like_model(model: Pi | Groot, dtype: str | None = None, mesh: Mesh | None = None) -> PyTree:
+def like_model(model: Model, dtype: str | None = None, mesh: Mesh | None = None) -> PyTree:
     """A model's parameters as ShapeDtypeStructs, of `dtype` and spread over `mesh` if given."""
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     wanted = jax.tree.map(
@@ -148,11 +150,10 @@ def like_model(model: Pi | Groot, dtype: str | None = None, mesh: Mesh | None = 
         wanted = jax.eval_shape(partial(quantize, pattern=model.config.compute.quantized), wanted)
     if mesh is None:
         return wanted
-    rules = groot_model.SHARDING_RULES if isinstance(model, Groot) else SHARDING_RULES
     return jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
         wanted,
-        shardings(wanted, rules, mesh),
+        shardings(wanted, model.sharding_rules, mesh),
     )
 
 
@@ -175,11 +176,6 @@ def _is_fresh(path: str) -> bool:
     return "/lora_" in path or path.endswith(HISTORY_LEAF)
 
 
-def _adapters(config: PiConfig) -> bool:
-    stacks = (config.language, config.expert)
-    return any(stack.attention_lora or stack.mlp_lora for stack in stacks)
-
-
 def _is_safetensors(path: Path) -> bool:
     return path.suffix == ".safetensors" or any(path.glob("*.safetensors"))
 
@@ -195,25 +191,30 @@ def _from_own(path: Path) -> Found:
     ):
         raise ValueError(f"{path} has a config without a model; it is no checkpoint of a policy.")
     model, saved = told[0]["model"], told[1].get("processor")
-    kind: Any = GrootConfig if "dit" in model else PiConfig
-    config = from_json(kind, model, f"{path}: model")
+    config = model_config(model, f"{path}: model")
     processor = None if saved is None else from_json(Processor, saved, f"{path}: processor")
     if processor is not None:
         check_fit(config, processor, str(path))
     return Found(config, processor)
 
 
-def check_fit(config: PiConfig | GrootConfig, processor: Processor, where: str) -> None:
+def check_fit(config: ModelConfig, processor: Processor, where: str) -> None:
     """Raises ValueError, naming `where` and the field, unless a processor prepares what the model
-    reads: rows of the same sizes, and no token beyond its vocabulary."""
-    for name in ("image_size", "state_dim", "action_dim", "horizon", "state_input"):
-        wanted = getattr(config, name, None)
+    reads: rows of the same sizes, no token beyond its vocabulary, and no embodiment beyond those
+    that it tells apart."""
+    for name, wanted in config.preparation.items():
         given = getattr(processor, name)
-        if wanted is not None and given != wanted:
+        if given != wanted:
             raise ValueError(
                 f"{where}: processor.{name} is {given!r} but model.{name} is {wanted!r}; a policy "
                 f"must be prepared for as it was trained."
             )
+    robots = len(processor.embodiments)
+    if config.embodiments is not None and robots > config.embodiments:
+        raise ValueError(
+            f"{where}: there are {robots} embodiments, but the model tells {config.embodiments} "
+            f"apart (model.embodiments)."
+        )
     if processor.words or processor.sentencepiece:
         try:
             size = max(processor.tokenizer.size, processor.fast_top + 1 if processor.fast else 0)
@@ -273,11 +274,7 @@ def _from_lerobot(path: Path) -> Found:
 
 def _processor(config: PiConfig, embodiment: Embodiment) -> Processor:
     return Processor(
-        image_size=config.image_size,
-        state_dim=config.state_dim,
-        action_dim=config.action_dim,
-        horizon=config.horizon,
-        state_input=config.state_input,
+        **config.preparation,
         words=(),
         embodiments=(embodiment,),
         text_limit=_TEXT_LIMITS[config.state_input],

@@ -18,12 +18,10 @@ from jax.typing import ArrayLike
 from jaxtyping import Bool, Float, Int, Integer, UInt8, UInt32
 
 from models import flow
-from models.groot.inputs import groot_batch
-from models.groot.model import Groot
 from models.inputs.observation import read_observation
 from models.inputs.packed_batch import PackedBatch, Sample, pack
 from models.inputs.processor import Processor
-from models.pi.model import Pi
+from models.model import function_at, require
 from models.realtime_chunking import LIMIT, Guidance, Left, left_over
 
 _BUCKET = 16
@@ -42,19 +40,20 @@ class Request:
 
 @dataclass(frozen=True)
 class Policy:
-    """`embodiment`: index into the processor's. `sizes`: rows of the batches that are computed,
-    ascending; others are padded to the next or split by the last. `steps`: Euler steps of the
-    sampler, which are always the model's own.
-    `guidance`: bound on the pull of previous chunks, see `chunking.guided`.
+    """`model`: a `models.model.Model`, and a FlowModel for `loss`. `steps`: Euler steps of the
+    sampler, which are always the model's own. `embodiment`: index into the processor's. `sizes`:
+    rows of the batches that are computed, ascending; others are padded to the next or split by the
+    last. `guidance`: bound on the pull of previous chunks, see `realtime_chunking.guided`.
 
-    GR00T's checkpoints come without a processor; their policies take the model's own inputs.
+    GR00T's released checkpoints come without a processor; such a policy takes the model's own
+    inputs.
 
     Two batches of one size give a row the same chunk whatever stands beside it; those of different
     sizes differ by rounding. With a single size, such as `sizes=(32,)`, the number of rows makes no
     difference.
     """
 
-    model: Pi | Groot
+    model: Any
     params: Any
     processor: Processor | None
     embodiment: int = 0
@@ -117,7 +116,8 @@ class Policy:
         committed: int | Sequence[int] = 0,
     ) -> dict[str, Float[np.ndarray, "b h a"]]:
         """{"actions": chunks in the robot's units} for openpi's observation, see
-        `read_observation`; for GR00T's inputs, see `groot_batch`, in the model's units.
+        `read_observation`; of a policy without a processor, for the model's own inputs (for
+        GR00T's see `groot_batch`), in the model's units.
 
         Args:
           noise: where integration starts, in the model's dims; drawn from `keys` if None.
@@ -131,8 +131,8 @@ class Policy:
           ValueError: the observation is not one that this policy reads, or `previous` does not fit.
         """
         start = None if noise is None else np.asarray(noise, np.float32)
-        if isinstance(self.model, Groot):
-            batch = groot_batch(observation, self.model.config)
+        if (own_batch := self._own_batch) is not None:
+            batch = own_batch(observation, self.model.config)
             count, _, horizon, dims = batch.actions.shape
             _check_rows(start, count)
             lefts = left_over(previous, committed, (count, horizon, dims))
@@ -279,21 +279,24 @@ class Policy:
         seed: int = 0,
     ) -> Float[np.ndarray, "*b_h"]:
         """Squared velocity error as the peers give it: openpi's [b, h], averaged over all of the
-        model's action dims, or GR00T's scalar, averaged over the entries of `action_mask`.
+        model's action dims, or, without a processor, GR00T's scalar, averaged over the entries of
+        `action_mask`.
 
         Args:
           actions: chunks in the robot's units.
           noise, time: of the flow (1 is noise, 0 is data); drawn from (`seed`, i) if None.
 
         Raises:
-          ValueError: as `infer`.
+          ValueError: as `infer`, or the model has no velocity field.
         """
         chunks = np.asarray(actions, np.float32)
-        if isinstance(self.model, Groot):
-            batch = groot_batch(observation, self.model.config, chunks, action_mask)
+        own_batch = self._own_batch
+        if own_batch is not None:
+            batch = own_batch(observation, self.model.config, chunks, action_mask)
         elif action_mask is not None:
             raise ValueError(
-                "action_mask is GR00T's; openpi's loss averages over every action dim."
+                "action_mask is that of a model's own inputs; openpi's loss averages over every "
+                "action dim."
             )
         else:
             batch = self.rows(self._samples(observation, chunks))
@@ -301,17 +304,24 @@ class Policy:
         at = drawn[0] if time is None else np.asarray(time, np.float32)[:, None, None]
         chunk = drawn[1] if noise is None else np.asarray(noise, np.float32)[:, None, None]
         error = np.asarray(self._error(self.params, batch, chunk, at))
-        if isinstance(self.model, Groot):
+        if own_batch is not None:
             counted = np.asarray(batch.action_mask)[:, 0]
             total = (error * counted).sum(dtype=np.float64)
             return np.asarray(total / counted.sum(), np.float32)
         return error.mean(-1)
 
+    @property
+    def _own_batch(self) -> Callable[..., PackedBatch] | None:
+        """Lays out the model's own inputs, where there is nothing else to prepare them."""
+        if self.processor is not None:
+            return None
+        return function_at(require(self.model.config, "own_inputs", "acting without a processor"))
+
     def _prepared(self) -> Processor:
         if self.processor is None:
             raise ValueError(
                 "This policy came without its preparation (scales, tokenizer); give infer and loss "
-                "the model's own inputs, as models.groot.inputs.groot_batch describes them."
+                "the model's own inputs, if its family has some."
             )
         return self.processor
 
@@ -340,7 +350,7 @@ class Policy:
         config = self.model.config
         images = max(1, *(len(sample.images) for sample in samples))
         text = self._text(max(len(sample.text) for sample in samples))
-        prefix = images * config.vision.tokens(config.image_size) + text + 1
+        prefix = images * config.tokens_per_image + text + 1
         layout = config.layout(prefix=prefix, samples=1, images=images, text=text)
         layout = replace(layout, horizon=len(samples[0].actions))
         return pack([[sample] for sample in samples], layout)
@@ -394,8 +404,10 @@ class Policy:
     def _error(self) -> Any:
         @jax.jit
         def error(params: Any, batch: PackedBatch, noise: Any, time: Any) -> jax.Array:
+            field = require(self.model, "field", "its loss at given noise")
             noised, target = flow.interpolate(batch.actions[:, :, None], noise, time)
-            return ((self.model.velocity(params, batch, noised, time) - target) ** 2)[:, 0, 0]
+            velocity = field(params, batch)(noised, time).velocity
+            return ((velocity - target) ** 2)[:, 0, 0]
 
         return error
 

@@ -1,4 +1,5 @@
-"""AdamW, AdamW with float8 moments, or Adafactor, from one config, for any parameter tree.
+"""AdamW, AdamW with float8 moments, Adafactor or a user's own method, from one config, for any
+parameter tree.
 
 A learning rate is one schedule times a factor for the parameter's group; a factor of 0 freezes. The
 schedule is apart from the transformation so that the learning rate can be logged.
@@ -6,8 +7,8 @@ schedule is apart from the transformation so that the learning rate can be logge
 
 import math
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import jax
@@ -16,8 +17,12 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from models.layers.fp8 import is_history
+from models.own_file import named_in_file
 from models.sharding import axes_of, path_name
 from parallel import moments
+
+_LARGEST_WHOLE = 4096
+"""Numbers in an array of the optimizer's state that every device may hold whole."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +32,9 @@ class OptimizerConfig:
     `name`: "adamw"; "adamw_fp8", whose moments take 2 bytes a parameter, not 8; or "adafactor",
     whose second moment is factored (arXiv 1804.04235, as modified for ViT-G, arXiv 2106.04560:
     learning rates as for Adam, `b1` of momentum in bfloat16, decay capped by `b2`), which takes 2,
-    and with `b1` 0 next to nothing.
+    and with `b1` 0 next to nothing. Or `path/to/file.py:function`: the file runs, and the function
+    makes of this config the optax transformation that stands between clipping and weight decay,
+    such as `lambda c: optax.scale_by_lion(c.b1, c.b2)`.
 
     The learning rate rises linearly over `warmup_steps`. Then "cosine" and "linear" fall to
     `final_fraction` of the peak at `decay_steps` (None: at the run's last step), "constant" stays
@@ -35,7 +42,8 @@ class OptimizerConfig:
 
     `rates` are pairs of a regex and a factor of the learning rate, such as ("^vision", 0.1): a
     parameter takes that of the first regex found in its path ("expert/layers/mlp/up/kernel"), and
-    each must find one; no pairs mean 1 for all. Parameters with factor 0 keep their values and cost
+    each must find one; no pairs mean 1 for all. "@name" stands for the model's own group of
+    parameters of that name (`with_groups`). Parameters with factor 0 keep their values and cost
     neither gradients nor moments. `weight_decay` applies where the regex `decayed` is found, which
     is everywhere if it is empty.
 
@@ -44,7 +52,7 @@ class OptimizerConfig:
     at their initialisation.
     """
 
-    name: Literal["adamw", "adamw_fp8", "adafactor"] = "adamw"
+    name: str = "adamw"
     learning_rate: float = 1e-4
     b1: float = 0.9
     b2: float = 0.95
@@ -86,8 +94,39 @@ def ends_with_the_run(config: OptimizerConfig) -> bool:
     return config.decay_steps is None and config.schedule in ("cosine", "linear")
 
 
+def with_groups(
+    config: OptimizerConfig, groups: Mapping[str, str], prefix: str = ""
+) -> OptimizerConfig:
+    """The config with a regex in the place of each "@name" of `rates`.
+
+    Args:
+      groups: by name, what the paths of a group's parameters begin with (a regex).
+      prefix: of the model's parameters in the tree to train, such as "policy/".
+
+    Raises:
+      ValueError: there is no group of that name.
+    """
+
+    def regex(pattern: str) -> str:
+        if not pattern.startswith("@"):
+            return pattern
+        if pattern[1:] not in groups:
+            raise ValueError(
+                f"optimizer.rates names a group '{pattern}', but the model has "
+                f"{', '.join(f'@{name}' for name in groups)}."
+            )
+        return f"^{prefix}({groups[pattern[1:]]})"
+
+    return replace(config, rates=tuple((regex(name), factor) for name, factor in config.rates))
+
+
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
-    """Clipping, then the method on the schedule; raises ValueError as `make_schedule` does."""
+    """Clipping, then the method on the schedule.
+
+    Raises:
+      ValueError: as `make_schedule`, or a user's function makes no optax transformation.
+      FileNotFoundError: its file is missing.
+    """
     schedule = make_schedule(config)
 
     def decayed(params: Any) -> Any:
@@ -98,7 +137,7 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
 
     return optax.chain(
         optax.clip_by_global_norm(config.clip_norm),
-        _METHODS[config.name](config),
+        _method(config),
         optax.add_decayed_weights(config.weight_decay, decayed if config.decayed else None),
         optax.scale_by_learning_rate(schedule),
         optax.stateless(scaled) if config.rates else optax.identity(),
@@ -147,11 +186,14 @@ def select(config: OptimizerConfig, params: Any) -> tuple[Any, Any]:
 
 def state_shardings(state: Any, params: Any, placed: Any, mesh: Mesh) -> Any:
     """Shardings of an optimizer's state (ShapeDtypeStructs): what belongs to a parameter is cut as
-    that is, in the dimensions that it still has and that divide; the rest is replicated.
+    that is, in the dimensions that it still has and that divide; what is small is replicated.
 
     Args:
       params: ShapeDtypeStructs of the parameters that the optimizer updates.
       placed: their NamedShardings, as the same tree.
+
+    Raises:
+      ValueError: over several devices, a large array belongs to no parameter.
     """
     flat = jax.tree_util.tree_flatten_with_path(params)[0]
     owners = {
@@ -163,6 +205,12 @@ def state_shardings(state: Any, params: Any, placed: Any, mesh: Mesh) -> Any:
         ends = range(len(path), 0, -1)
         parts = (path[start:end] for end in ends for start in range(end))
         owner = next((owners[part] for part in parts if part in owners), None)
+        if owner is None and leaf.size > _LARGEST_WHOLE and mesh.size > 1:
+            raise ValueError(
+                f"The optimizer's state holds {path_name(path)}, of shape {leaf.shape}, which "
+                f"belongs to no parameter and cannot be cut over {mesh.size} devices; let it hold "
+                f"trees of arrays like the parameters, or train on one device."
+            )
         spec = PartitionSpec() if owner is None else _inherited(leaf.shape, *owner, mesh)
         return NamedSharding(mesh, spec)
 
@@ -205,6 +253,18 @@ _METHODS = {
 }
 
 
+def _method(config: OptimizerConfig) -> optax.GradientTransformation:
+    if config.name in _METHODS:
+        return _METHODS[config.name](config)
+    made = named_in_file(config.name)(config)
+    if not isinstance(made, optax.GradientTransformation):
+        raise ValueError(
+            f"optimizer.name is '{config.name}', whose function gives {type(made).__name__}; it "
+            f"must give an optax.GradientTransformation, such as optax.scale_by_adam()."
+        )
+    return made
+
+
 def _map(function: Callable[[str, Any], Any], tree: Any) -> Any:
     return jax.tree_util.tree_map_with_path(lambda path, x: function(path_name(path), x), tree)
 
@@ -219,6 +279,11 @@ def _rate(config: OptimizerConfig, path: str) -> float:
 
 
 def _check(config: OptimizerConfig) -> None:
+    if config.name not in _METHODS and ".py:" not in config.name:
+        raise ValueError(
+            f"optimizer.name is '{config.name}'; choose one of {sorted(_METHODS)}, or give "
+            f"path/to/file.py:function."
+        )
     if config.decay_steps is None or not 0 <= config.warmup_steps < config.decay_steps:
         raise ValueError(
             f"optimizer.warmup_steps is {config.warmup_steps} and decay_steps "

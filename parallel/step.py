@@ -46,8 +46,9 @@ Params = Any
 Metrics = dict[str, Array]
 
 
-class Model(Protocol):
-    """Trainable model: parameters as a nested dict, and a loss that is a sum with its count."""
+class Trainable(Protocol):
+    """The part of a `models.model.Model` that a step needs: parameters as a nested dict, and a loss
+    that is a sum with its count."""
 
     def init(self, key: PRNGKeyArray) -> Params: ...
 
@@ -68,7 +69,7 @@ class TrainState:
 
 
 def abstract_state(
-    model: Model, optimizer: OptimizerConfig, rules: Rules, mesh: Mesh
+    model: Trainable, optimizer: OptimizerConfig, rules: Rules, mesh: Mesh
 ) -> TrainState:
     """The state as ShapeDtypeStructs with shardings; moments and averages follow their parameter.
 
@@ -97,7 +98,7 @@ def abstract_state_of(
 
 
 def init_state(
-    model: Model, optimizer: OptimizerConfig, abstract: TrainState, seed: Any
+    model: Trainable, optimizer: OptimizerConfig, abstract: TrainState, seed: Any
 ) -> TrainState:
     """A fresh state, every array created in its sharding: none is ever whole on one device."""
     placed = jax.tree.map(lambda x: x.sharding, abstract)
@@ -116,7 +117,7 @@ def state_from(params: Params, optimizer: OptimizerConfig, abstract: TrainState)
 
 
 def make_train_step(
-    model: Model,
+    model: Trainable,
     optimizer: OptimizerConfig,
     mesh: Mesh,
     abstract: TrainState,
@@ -204,7 +205,7 @@ def _key(seed: Any, what: int) -> PRNGKeyArray:
     return jax.random.fold_in(jax.random.key(seed), what)
 
 
-def _initial(model: Model, optimizer: OptimizerConfig, seed: Any) -> TrainState:
+def _initial(model: Trainable, optimizer: OptimizerConfig, seed: Any) -> TrainState:
     return _begin(model.init(_key(seed, _INIT)), optimizer)
 
 
@@ -214,7 +215,7 @@ def _begin(params: Params, optimizer: OptimizerConfig) -> TrainState:
 
 
 def _sum_gradients(
-    model: Model,
+    model: Trainable,
     params: Params,
     moving: Any,
     batch: PackedBatch,

@@ -46,7 +46,7 @@ from parallel.runs.run_folder import (
 )
 from parallel.runs.run_lock import locked
 from parallel.step import (
-    Model,
+    Trainable,
     TrainState,
     abstract_state,
     init_state,
@@ -70,7 +70,7 @@ class Trained:
 
 
 def train(
-    model: Model,
+    model: Trainable,
     rules: Rules,
     batches: Callable[[int, Json], Iterator[tuple[PackedBatch, Mapping[str, float]]]],
     position: Callable[[int], Json],

@@ -5,9 +5,9 @@ import re
 
 import jax
 
-from models import Pi, Policy
-from models.groot.model import Groot
+from models import Policy
 from models.layers.functional import Params
+from models.model import FLOW, FlowModel, is_ours, require
 from models.robot_policy import processor_of
 from models.sharding import path_name
 from parallel.monitor.step_trace import traced_steps
@@ -62,11 +62,13 @@ def check_config(config: RlConfig) -> None:
 def check_policy(policy: Policy, config: RlConfig) -> None:
     """Raises ValueError, with the remedy, unless this policy can be improved so."""
     model = policy.model
-    if not isinstance(model, Pi):
+    for name in FLOW:
+        require(model, name, "RL")
+    family = model.config.family
+    if config.placement == "disaggregated" and not is_ours(family):
         raise ValueError(
-            f"RL improves policies of the π family, not yet {type(model).__name__}, whose "
-            "checkpoints come without a processor; begin from a π0 or π0.5 checkpoint, or from one "
-            "of yours."
+            f"placement is 'disaggregated', but its workers know no family '{family}', which a "
+            f"file of yours defines; take 'host' or 'colocated'."
         )
     processor_of(policy, config.rollout.suite)
     if model.config.compute.quantized:
@@ -81,7 +83,7 @@ def check_policy(policy: Policy, config: RlConfig) -> None:
         )
 
 
-def check_kept(model: Pi | Groot, params: Params, config: LearnerConfig) -> None:
+def check_kept(model: FlowModel, params: Params, config: LearnerConfig) -> None:
     """Raises ValueError if what is kept of observations would change as the policy learns.
 
     Args:

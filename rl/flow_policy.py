@@ -16,10 +16,9 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray, UInt32
 
 from models import flow
-from models.groot.model import Groot
 from models.inputs.packed_batch import PackedBatch
 from models.layers.functional import Params
-from models.pi.model import Pi
+from models.model import FlowModel
 from rl.config import FlowConfig
 from rl.records import Drawn
 
@@ -29,7 +28,7 @@ _STEP, _NOISE = 2**31, 2**31 + 1
 
 
 def init(
-    model: Pi | Groot, policy: Params, key: PRNGKeyArray, config: FlowConfig, *, value: bool = True
+    model: FlowModel, policy: Params, key: PRNGKeyArray, config: FlowConfig, *, value: bool = True
 ) -> Params:
     """{"policy", "value", "noise"}: the policy's parameters and the f32 heads that it is given.
 
@@ -46,7 +45,7 @@ def init(
 
 
 def draw(
-    model: Pi | Groot,
+    model: FlowModel,
     params: Params,
     batch: PackedBatch,
     keys: UInt32[Array, "n 2"],
@@ -82,7 +81,7 @@ def draw(
 
 
 def log_prob(
-    model: Pi | Groot,
+    model: FlowModel,
     params: Params,
     batch: PackedBatch,
     drawn: Drawn,
@@ -108,14 +107,14 @@ def log_prob(
     return density, _value(params, field, batch), entropy
 
 
-def observe(model: Pi | Groot, params: Params, batch: PackedBatch) -> Any:
-    """Computes once what is constant while the parameters that `model.observing` names are frozen;
-    rows come first."""
+def observe(model: FlowModel, params: Params, batch: PackedBatch) -> Any:
+    """What does not change as long as the parameters that `model.observing` names are frozen; rows
+    come first."""
     return model.observe(params["policy"], batch)
 
 
-def value(model: Pi | Groot, params: Params, batch: PackedBatch) -> Float[Array, " n"]:
-    """The value head's estimate, 0 without one, for N rows of one sample each."""
+def value(model: FlowModel, params: Params, batch: PackedBatch) -> Float[Array, " n"]:
+    """What the value head expects from here on, 0 without one, for N rows of one sample each."""
     return _value(params, model.field(params["policy"], batch), batch)
 
 

@@ -25,6 +25,7 @@ from data.video.video import encode_mp4
 from models import Policy, load_policy
 from models.checkpoints import digests, own
 from models.config.as_json import to_json
+from models.own_file import run_file
 from models.terminal import Console, guard_tracebacks
 from parallel.checkpoint import find
 from parallel.monitor.metrics import read_metrics
@@ -69,6 +70,8 @@ class EvaluateConfig:
     policy told another goal, the policy shown images of zeros."""
     compare: Path | None = None
     """Another checkpoint, compared with the first on the same starts."""
+    family: Path | None = None
+    """Python file that defines the model's family, if it is not one of ours; it runs."""
 
 
 def run(config: EvaluateConfig, console: Console) -> dict[str, Evaluation]:
@@ -83,6 +86,8 @@ def run(config: EvaluateConfig, console: Console) -> dict[str, Evaluation]:
 
 
 def _run(config: EvaluateConfig, console: Console) -> dict[str, Evaluation]:
+    if config.family is not None:
+        run_file(config.family)
     suite = load_suite(config.suite)
     policy = load_policy(config.checkpoint, steps=config.euler_steps)
     wanted = conditions(policy, config.controls, _identity(config.checkpoint))

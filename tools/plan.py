@@ -24,29 +24,26 @@ import tyro
 from rich.box import SIMPLE
 from rich.table import Table
 
-from models import Layout, Pi, PiConfig
+from models import Layout
 from models.attention.attention import compiling_for
-from models.groot import model as groot
-from models.groot.model import Groot, GrootConfig
 from models.inputs.packed_batch import PackedBatch, pack
 from models.layers.layers import Remat
-from models.pi import model as pi
+from models.model import ModelConfig, require
 from models.terminal import Console, guard_tracebacks, harmless
 from parallel.mesh import MeshConfig
 from parallel.optimizer import OptimizerConfig
 from parallel.planning.cluster import Cluster, make_cluster, read_cluster
-from parallel.planning.cost import Stack, seconds
+from parallel.planning.cost import seconds
 from parallel.planning.deviceless import compile_step
 from parallel.planning.predict import Choice, Precision, Prediction, Task, search
 from parallel.planning.reliability import Recovery, daly, goodput, mean_time_between_failures
 from parallel.planning.scaling import curve
-from tools.recipes.presets import PI05, load_preset, row_layout
+from tools.recipes.presets import load_preset, row_layout
 from tools.recipes.scaling import SIZES, markdown, write
 
 _KEYS = 64
 """Keys of a block that attention visits or skips as one."""
 _CAPABILITY = {"a100": 8.0, "b200": 10.0}
-_SLACK = 1.2
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,7 @@ class Run:
     """Training run to plan."""
 
     preset: str = "pi05"
-    """Preset as tools.train takes it, or groot."""
+    """As tools.train takes it."""
     rows: int = 0
     """Rows of the global batch; 8 per GPU if not given."""
     samples: int = 0
@@ -103,7 +100,6 @@ def make_task(run: Run, cluster: Cluster) -> Task:
     """
     config, optimizer, layout = _read(run)
     places = int(layout.prefix_length(run.cameras, run.text))
-    rules = groot.SHARDING_RULES if isinstance(config, GrootConfig) else pi.SHARDING_RULES
     blank = jax.eval_shape(lambda: pack([[]], layout))
 
     def batch(rows: int) -> PackedBatch:
@@ -115,8 +111,8 @@ def make_task(run: Run, cluster: Cluster) -> Task:
         ),
         batch=batch,
         optimizer=replace(optimizer, decay_steps=optimizer.warmup_steps + 1),
-        rules=rules,
-        stacks=_stacks(config, layout),
+        rules=config.build().sharding_rules,
+        stacks=require(config, "stacks", "tools.plan")(layout),
         rows=run.rows or 8 * cluster.devices,
         samples=min(layout.prefix / places, layout.samples),
         trips=math.ceil(places / _KEYS) + 1,
@@ -292,55 +288,24 @@ class _OnChip:
             return self.model.loss(params, batch, key)
 
 
-def _model(config: PiConfig | GrootConfig, remat: Remat, precision: Precision) -> Any:
+def _model(config: ModelConfig, remat: Remat, precision: Precision) -> Any:
     dtype = "float32" if precision == "f32" else "bfloat16"
     fp8 = "delayed" if precision == "fp8" else "none"
-    compute = replace(config.compute, dtype=dtype, fp8=fp8)  # type: ignore[arg-type]
-    head = ("adapter", "dit") if isinstance(config, GrootConfig) else ("expert",)
-    names = ("vision", "language", *head)
-    stacks: Any = {name: replace(getattr(config, name), remat=remat) for name in names}
-    made = replace(config, compute=compute, **stacks)
-    return Groot(made) if isinstance(made, GrootConfig) else Pi(made)
+    if (dtype, fp8) != (config.compute.dtype, config.compute.fp8):
+        config = config.computing(dtype=dtype, fp8=fp8)
+    if remat != "none" or hasattr(config, "recomputing"):
+        config = require(config, "recomputing", f"remat '{remat}'")(remat)
+    return config.build()
 
 
-def _read(run: Run) -> tuple[PiConfig | GrootConfig, OptimizerConfig, Layout]:
-    """A preset's model and optimizer, and rows for the samples described."""
-    if run.preset == "groot":
-        groot_config = GrootConfig()
-        layout = _layout(groot_config, run.samples or 4, run.cameras, run.text)
-        return groot_config, PI05.optimizer, layout
+def _read(run: Run) -> tuple[ModelConfig, OptimizerConfig, Layout]:
+    """A preset's model and optimizer, and rows for samples that all have so many images and text
+    tokens."""
     preset = load_preset(run.preset)
     samples = run.samples or preset.rows.samples
-    return preset.model, preset.optimizer, _layout(preset.model, samples, run.cameras, run.text)
-
-
-def _layout(config: PiConfig | GrootConfig, samples: int, cameras: int, text: int) -> Layout:
-    """Rows for samples that all have so many images and text tokens."""
-    if isinstance(config, PiConfig):
-        return row_layout(config, samples, np.array([cameras]), np.array([text]))
-    one = cameras * config.tokens_per_image + text
-    slots = samples + max(1, samples // 4)
-    prefix = max(one, round(samples * one * _SLACK))
-    return config.layout(prefix=prefix, samples=slots, images=slots * cameras, text=slots * text)
-
-
-def _stacks(config: PiConfig | GrootConfig, layout: Layout) -> tuple[Stack, ...]:
-    pictures = layout.images * layout.tokens_per_image
-    vision = Stack(config.vision.depth, config.vision.width, pictures, 0)
-    keys = 2 * config.language.kv_heads * config.language.head_dim
-    language = Stack(config.language.depth, config.language.width, layout.prefix, keys)
-    chunks = layout.samples * config.chunks
-    if isinstance(config, PiConfig):
-        expert = config.expert
-        return vision, language, Stack(expert.depth, expert.width, chunks * config.horizon, 0)
-    adapter, dit = config.adapter, config.dit
-    acting = chunks * (1 + config.future_tokens + config.horizon)
-    return (
-        vision,
-        language,
-        Stack(adapter.depth, adapter.width, layout.prefix, 2 * adapter.width),
-        Stack(dit.depth, dit.width, acting, 0),
-    )
+    images, text = np.array([run.cameras]), np.array([run.text])
+    layout = row_layout(preset.model, samples, images, text)
+    return preset.model, preset.optimizer, layout
 
 
 def _explain(best: dict[str, Any], console: Console) -> None:

@@ -16,29 +16,30 @@ import jax
 import numpy as np
 import tyro
 
-from models import PackedBatch, Pi, Policy, load_policy
+from models import PackedBatch, Policy, load_policy
 from models.layers import fp8
+from models.model import require
+from models.own_file import run_file
 from models.terminal import Console, guard_tracebacks
 from tools.bench.models.fp8 import random_batch
 from tools.command_line.ending import in_a_line
 from tools.convert_checkpoint import convert
 
-LANGUAGE = r"^language/layers/(attention|mlp)/"
 
-
-def quantize(policy: Policy, pattern: str = LANGUAGE) -> Policy:
-    """The policy with the stacked kernels whose path `pattern` matches in float8.
+def quantize(policy: Policy, pattern: str | None = None) -> Policy:
+    """The policy with the stacked kernels whose path `pattern` matches in float8; those that its
+    family names, if None.
 
     Raises:
-      ValueError: no kernel matches, or the policy is quantised already.
+      ValueError: the family names none, no kernel matches, or the policy is quantised already.
     """
     config = policy.model.config
+    if pattern is None:
+        pattern = str(require(config, "quantizable", "tools.quantize"))
     if config.compute.quantized:
         raise ValueError(f"The policy is quantised already, at {config.compute.quantized!r}.")
     params = jax.jit(lambda p: fp8.quantize(p, pattern))(policy.params)
-    compute = replace(config.compute, quantized=pattern)
-    build: Any = type(policy.model)
-    return replace(policy, model=build(replace(config, compute=compute)), params=params)
+    return replace(policy, model=config.computing(quantized=pattern).build(), params=params)
 
 
 def size(params: Any) -> int:
@@ -59,26 +60,29 @@ def action_error(policy: Policy, other: Policy, batch: PackedBatch) -> float:
 def main(
     source: Annotated[Path, tyro.conf.Positional],
     target: Annotated[Path, tyro.conf.Positional],
-    kernels: str = LANGUAGE,
+    kernels: str | None = None,
     dtype: str | None = None,
     tokenizer: Path | None = None,
     horizon: int | None = None,
+    family: Path | None = None,
 ) -> None:
-    """Quantise a policy of π0's or π0.5's architecture.
+    """Quantise a policy of a family that can be, such as π.
 
     Args:
       source: what to read.
       target: directory to write.
-      kernels: pattern for the paths of the kernels to quantise.
+      kernels: pattern for the paths of the kernels to quantise; the language model's, or what the
+        family names, if not given.
       dtype: of the other parameters, as saved if not given.
       tokenizer: SentencePiece file, which openpi's checkpoints lack.
       horizon: steps of a chunk, which openpi's checkpoints do not tell.
+      family: Python file that defines the model's family, if it is not one of ours; it runs.
     """
     console = Console(stderr=True)
     with in_a_line(writing=target):
+        if family is not None:
+            run_file(family)
         policy = load_policy(source, dtype=dtype, tokenizer=tokenizer, horizon=horizon)
-        if not isinstance(policy.model, Pi):
-            raise ValueError(f"{source} is a GR00T policy; π0 and π0.5 can be quantised.")
         small = quantize(policy, kernels)
         convert(small, target, "chiliad")
     batch = random_batch(policy.model.config, rows=1, samples=1)

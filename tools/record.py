@@ -21,6 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn, Time
 
 from data.lerobot.writer import DatasetWriter
 from models import load_policy
+from models.own_file import run_file
 from models.robot_policy import RobotPolicy
 from models.terminal import Console, Progress, TextColumn, guard_tracebacks
 from parallel.prefetch import Prefetcher
@@ -59,6 +60,8 @@ class RecordConfig:
     """Run directory or checkpoint whose policy acts instead of the suite's expert."""
     euler_steps: int | None = None
     """Steps of that policy's flow sampler; its own if not given."""
+    family: Path | None = None
+    """Python file that defines its model's family, if it is not one of ours; it runs."""
     execute: int = 4
     """Steps acted of each of the policy's chunks before it looks again."""
 
@@ -79,6 +82,8 @@ def record_dataset(
     suite = load_suite(config.suite)
     _check(config)
     groups = suite.groups(config.tasks)
+    if config.family is not None:
+        run_file(config.family)
     policy = None
     if config.checkpoint is not None:
         policy = load_policy(config.checkpoint, steps=config.euler_steps)

@@ -26,7 +26,8 @@ import tyro
 
 from models import Policy, load_policy
 from models.checkpoints import digests, own
-from models.config.as_json import from_json, to_json
+from models.config.as_json import from_json, model_config, to_json
+from models.own_file import run_file
 from models.terminal import Console, guard_tracebacks
 from parallel.checkpoint import find
 from parallel.hooks import Hook
@@ -55,7 +56,7 @@ from tools.recipes.closed_loop import ClosedLoop
 from tools.recipes.presets import ClosedLoopConfig, check_more_steps, check_same, take_preset
 from tools.recipes.rl_figures import write_curves
 from tools.recipes.rl_population import run_population
-from tools.recipes.rl_presets import load_rl_preset
+from tools.recipes.rl_presets import learner_of, load_rl_preset
 
 ALONE = PopulationConfig()
 _FREE = {
@@ -79,6 +80,8 @@ class Paths:
     """Folder of the run."""
     resume: bool = False
     """Go on from the run's last checkpoint."""
+    family: Path | None = None
+    """Python file that defines the policy's model family, if it is not one of ours; it runs."""
     ray_address: str | None = None
     """Ray that gives placement "disaggregated" its hosts: host:port, or "auto" for the one that
     this machine belongs to; one of this machine's own if left out."""
@@ -117,8 +120,11 @@ def _run(
             )
     suite = load_suite(config.rollout.suite)
     tasks = one_group(suite, config.rollout.tasks)
+    if paths.family is not None:
+        run_file(paths.family)
     policy = load_policy(paths.checkpoint, steps=config.flow.steps)
     check_policy(policy, config)
+    config = replace(config, learner=learner_of(config, policy.model))
     content = {
         "model": to_json(policy.model.config),
         "rl": to_json(config),
@@ -131,6 +137,7 @@ def _run(
         saved = read_config(paths.out, console)
         if saved is not None:
             saved.pop(FIELD, None)  # in the config of a checkpoint
+            saved["model"] = to_json(model_config(saved["model"]))
             if together and "rl" in saved:
                 set_damaged_generations_aside(paths.out, console)
                 saved["rl"] = _before_tuning(saved["rl"], paths.out)

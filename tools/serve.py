@@ -21,6 +21,7 @@ from pathlib import Path
 import tyro
 
 from models import Policy, load_policy
+from models.own_file import run_file
 from models.terminal import Console, Progress, guard_tracebacks, harmless, logger
 from tools.command_line.options import current_options
 from tools.serving.engine import Engine
@@ -66,6 +67,8 @@ class ServeConfig:
     """Dtype of the parameters in memory, such as bfloat16; as saved by default."""
     tokenizer: Path | None = None
     """SentencePiece file, which openpi's checkpoints lack."""
+    family: Path | None = None
+    """Python file that defines the model's family, if it is not one of ours; it runs."""
     longest_prompt: int | None = None
     """Longest prompt, tokens; longer are refused, and fewer lengths need compiling at start."""
     chunking: bool = False
@@ -81,6 +84,8 @@ def load(config: ServeConfig) -> Policy:
       ValueError, FileNotFoundError: as `load_policy`, or `longest_prompt` is not one that the
         policy can read.
     """
+    if config.family is not None:
+        run_file(config.family)
     policy = load_policy(
         config.checkpoint, steps=config.euler_steps, dtype=config.dtype, tokenizer=config.tokenizer
     )

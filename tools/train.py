@@ -30,13 +30,13 @@ from data.dataset import use_format
 from data.loader.loader import Loader
 from data.mixture.mixture import is_mixture
 from data.packing.plan import Plan
-from models import PackedBatch, Pi, Policy, flow
+from models import PackedBatch, Policy, flow
 from models.augment import Augmented
 from models.config.as_json import from_json, to_json
 from models.inputs.tokenizer import SentencePiece
 from models.layers.pipeline import check_pipeline
 from models.load import begin_from, look
-from models.pi.model import SHARDING_RULES
+from models.model import Model, require
 from models.terminal import Console, guard_tracebacks, harmless
 from parallel.hooks import Hook
 from parallel.hosts import exits, inject
@@ -45,6 +45,7 @@ from parallel.hosts.job import first_host_first, restarts, start
 from parallel.hosts.stop import leave_at_once
 from parallel.hosts.watchdog import Watchdog, note
 from parallel.mesh import make_mesh, replicated, row_shards
+from parallel.optimizer import with_groups
 from parallel.runs.run_folder import CONFIG_NAME, Run, read_config
 from parallel.runs.run_lock import locked
 from parallel.step import TrainState
@@ -133,7 +134,8 @@ def _run(paths: Paths, config: RunConfig, console: Console, mesh: Mesh, resume: 
     if (stages := mesh.shape["stage"]) > 1:
         pipeline, rows = config.model.compute.pipeline, config.rows.number
         at_once = rows // config.trainer.accumulation
-        check_pipeline(pipeline, stages, config.model.language.depth, at_once, row_shards(mesh))
+        for depth in require(config.model, "pipelined", "training on stages"):
+            check_pipeline(pipeline, stages, depth, at_once, row_shards(mesh))
         console.print(
             f"{stages} stages take {pipeline.on(stages).microbatches} micro-batches through the "
             f"layers, {pipeline.repeats} times around; bubble {pipeline.bubble(stages):.0%}."
@@ -150,7 +152,7 @@ def _run(paths: Paths, config: RunConfig, console: Console, mesh: Mesh, resume: 
     ready = first_host_first(
         lambda: prepare(paths.data, out, config, console, _text(paths), agreed)
     )
-    model, sources = Pi(config.model), ready.sources()
+    model, sources = config.model.build(), ready.sources()
     layout = config.layout(sources)
     plan = Plan(sources, layout, config.rows.number, seed=config.trainer.seed)
     content = {"plan": plan.digest, "data": ready.mixed.digest}
@@ -194,12 +196,12 @@ def _run(paths: Paths, config: RunConfig, console: Console, mesh: Mesh, resume: 
             measures.append(acting.begin)
         result = train(
             Augmented(model, config.augment, cameras),
-            SHARDING_RULES,
+            model.sharding_rules,
             batches,
             lambda step: content,
             Run(out, to_json(config), ready.assets),
             config.trainer,
-            config.optimizer,
+            with_groups(config.optimizer, model.groups),
             mesh=mesh,
             resume=resume,
             initial=_initial(paths, model, config),
@@ -225,14 +227,14 @@ def _text(paths: Paths) -> Text | None:
     return Text(processor.words, processor.sentencepiece)
 
 
-def _initial(paths: Paths, model: Pi, config: RunConfig) -> Any:
+def _initial(paths: Paths, model: Model, config: RunConfig) -> Any:
     init = paths.init
     if init is None:
         return None
     return lambda like: begin_from(init, model, like, config.trainer.seed)
 
 
-def _held_out_metrics(model: Pi, ready: Prepared, config: RunConfig, mesh: Mesh) -> Measure:
+def _held_out_metrics(model: Model, ready: Prepared, config: RunConfig, mesh: Mesh) -> Measure:
     """Measures the averaged parameters on held-out episodes, their pictures as they are: flow loss,
     error of sampled actions, and that of always giving the robot's mean action (both mean squares
     in normalised units)."""
@@ -257,7 +259,7 @@ def _held_out_metrics(model: Pi, ready: Prepared, config: RunConfig, mesh: Mesh)
         key = jax.random.key(0)
         loss, count = model.loss(params, batch, key)
         noise = flow.draw(key, batch.sample_id, 1, batch.actions.shape[2:])[1][:, :, 0]
-        sampled = model.sample_actions(params, batch, noise)
+        sampled = model.sample_actions(params, batch, noise, config.model.steps)
         usual = jnp.asarray(means)[batch.embodiment][:, :, None]
         errors = [((x - batch.actions) ** 2 * batch.action_mask).sum() for x in (sampled, usual)]
         return jnp.stack([loss, *errors, count])

@@ -15,8 +15,8 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int64, UInt8
 
 from data.dataset import Prompts, Runs
-from data.files import user_file
 from data.frames import Frames, Stats
+from models import own_file
 
 Wordings = Prompts
 
@@ -144,7 +144,7 @@ class Transform:
             raise ValueError(f"transform is '{where}'; give path/to/file.py:function.")
         if not Path(file).is_file():
             raise FileNotFoundError(f"{file}: no such file, needed for transform '{where}'.")
-        return cls(file, function, user_file.digest(file))
+        return cls(file, function, own_file.digest(file))
 
     @classmethod
     def read(cls, where: str, content: str = "") -> "Transform":
@@ -159,7 +159,9 @@ class Transform:
         """
         found = cls.find(where)
         found = replace(found, content=content or found.content)
-        if not callable(user_file.run(found.file, found.content).get(found.function)):
+        if not callable(
+            getattr(own_file.run_content(found.file, found.content), found.function, None)
+        ):
             raise ValueError(
                 f"{found.file} has no function '{found.function}', needed as a transform."
             )
@@ -173,7 +175,9 @@ class Transform:
         Raises:
           ValueError: that is not two arrays for the same samples and steps.
         """
-        function: Callable[..., Any] = user_file.run(self.file, self.content)[self.function]
+        function: Callable[..., Any] = getattr(
+            own_file.run_content(self.file, self.content), self.function
+        )
         made = tuple(np.asarray(x, np.float32) for x in function(state, actions))
         kept = [x.shape[:-1] for x in made]
         if kept != [state.shape[:-1], actions.shape[:-1]]:

@@ -9,14 +9,17 @@ import typing
 from typing import Any, TypeVar
 
 from models.config.renamed import current
+from models.model import ModelConfig, family_config, family_of
 
 T = TypeVar("T")
 
 
 def to_json(config: Any) -> Any:
-    """A dataclass tree as dicts, lists and scalars."""
+    """A dataclass tree as dicts, lists and scalars; a model's config carries its `family`."""
     if dataclasses.is_dataclass(config):
-        return {f.name: to_json(getattr(config, f.name)) for f in dataclasses.fields(config)}
+        named: dict[str, Any] = {"family": config.family} if isinstance(config, ModelConfig) else {}
+        values = {f.name: to_json(getattr(config, f.name)) for f in dataclasses.fields(config)}
+        return named | values
     if isinstance(config, tuple):
         return [to_json(item) for item in config]
     return config
@@ -25,15 +28,25 @@ def to_json(config: Any) -> Any:
 def from_json(kind: type[T], value: Any, where: str = "config") -> T:
     """The inverse of `to_json` for dataclasses, tuples, dicts, optionals, literals and scalars.
 
+    A `ModelConfig` is built as the family that its values name.
+
     Raises:
-      ValueError: a field is unknown, missing, of another type, not finite or refused by its
-        dataclass; the message gives its path.
+      ValueError: a family is not known or another than `kind`'s, or a field is unknown, missing, of
+        another type, not finite or refused by its dataclass; the message gives its path.
     """
     return _build(kind, value, where)
 
 
+def model_config(value: Any, where: str = "model") -> ModelConfig:
+    """A model's config from JSON, of the family that it names; raises as `from_json`."""
+    return _build(ModelConfig, value, where)
+
+
 def _build(kind: Any, value: Any, where: str) -> Any:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if isinstance(kind, type) and issubclass(kind, ModelConfig):
+        _check(isinstance(value, dict), kind.__name__, value, where)
+        kind, value = _of_family(kind, value, where)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         _check(isinstance(value, dict), kind.__name__, value, where)
         value, hints = current(kind, value, where), typing.get_type_hints(kind)
@@ -79,6 +92,19 @@ def _build(kind: Any, value: Any, where: str) -> Any:
         if kind is float:
             _check(abs(value) <= sys.float_info.max, "a finite number", value, where)
     return value
+
+
+def _of_family(kind: Any, value: dict[str, Any], where: str) -> tuple[Any, dict[str, Any]]:
+    """The config class that the values are of, and the values without their family's name."""
+    name = family_of(value)
+    if kind is ModelConfig:
+        try:
+            kind = family_config(name)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
+    else:
+        _check("family" not in value or name == kind.family, repr(kind.family), name, where)
+    return kind, {n: v for n, v in value.items() if n != "family"}
 
 
 def _check(holds: bool, expected: str, value: Any, where: str) -> None:

@@ -23,6 +23,7 @@ from models.groot.names import LANGUAGE, TABLE, canonical
 from models.layers.dit import TransformerConfig
 from models.layers.qwen3 import QwenConfig
 from models.layers.siglip import SiglipConfig
+from models.policy import Policy
 
 PyTree = Any
 
@@ -142,6 +143,11 @@ def read_values(path: Path) -> dict[str, Any]:
     path = Path(path)
     file = (path if path.is_dir() else path.parent) / "config.json"
     return read_json(file) if file.exists() else {}
+
+
+def write(policy: Policy, target: Path) -> None:
+    """`export` of a policy."""
+    export(policy.params, policy.model.config, target)
 
 
 def export(params: PyTree, config: GrootConfig, path: Path, dtype: str = "float32") -> None:

@@ -7,9 +7,10 @@ is no dropout (the release trains its adapter and transformer with 0.2). The rel
 from noise at 0 to data at 1; it is turned around in one place, `time_bucket`.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,12 +34,13 @@ from models.inputs.packed_batch import Layout, PackedBatch
 from models.layers.dit import LOG_10000, Adapter, DiT, TransformerConfig, sinusoid
 from models.layers.functional import Functional, Params
 from models.layers.gemma import Cache
-from models.layers.layers import Compute
+from models.layers.layers import Compute, Remat
 from models.layers.pipeline import staged
 from models.layers.qwen3 import Qwen, QwenConfig
 from models.layers.siglip import Siglip, SiglipConfig
+from models.model import ModelConfig, Stack
 from models.realtime_chunking import Guidance
-from models.sharding import ROWS, constrain, look_up
+from models.sharding import ROWS, Rules, constrain, look_up
 
 _BUCKETS = 1000
 _ADAPTER = TransformerConfig(depth=4, heads=32, head_dim=64)
@@ -46,7 +48,7 @@ _DIT = TransformerConfig(depth=16, heads=32, head_dim=48)
 
 
 @dataclass(frozen=True)
-class GrootConfig:
+class GrootConfig(ModelConfig, family="groot"):
     """Architecture; the defaults are the released 3B. `future_tokens`: learned tokens between state
     and actions. `positions`: rows of the table of action positions. `hidden`: width of the
     embodiments' state encoder and action decoder. `image_token`: the id that stands for image
@@ -112,20 +114,38 @@ class GrootConfig:
         """Places that one view fills."""
         return self.vision.tokens(self.image_size)
 
-    def layout(self, *, prefix: int, samples: int, images: int, text: int | None = None) -> Layout:
-        """Row sizes for this model; text fills at most the whole prefix unless said otherwise."""
-        return Layout(
-            prefix=prefix,
-            images=images,
-            samples=samples,
-            text=prefix if text is None else text,
-            image_size=self.image_size,
-            tokens_per_image=self.tokens_per_image,
-            state_tokens=0,
-            state_dim=self.state_dim,
-            horizon=self.horizon,
-            action_dim=self.action_dim,
+    def build(self) -> "Groot":
+        return Groot(self)
+
+    def stacks(self, layout: Layout) -> tuple[Stack, ...]:
+        """The layers that a row passes; of the transformer's tokens, those of all noised chunks."""
+        vision, language, adapter, dit = self.vision, self.language, self.adapter, self.dit
+        pictures = layout.images * layout.tokens_per_image
+        keys = 2 * language.kv_heads * language.head_dim
+        acting = layout.samples * self.chunks * (1 + self.future_tokens + self.horizon)
+        return (
+            Stack(vision.depth, vision.width, pictures, 0),
+            Stack(language.depth, language.width, layout.prefix, keys),
+            Stack(adapter.depth, adapter.width, layout.prefix, 2 * adapter.width),
+            Stack(dit.depth, dit.width, acting, 0),
         )
+
+    def recomputing(self, remat: Remat) -> "GrootConfig":
+        """With so much of every stack's forward pass recomputed in backward."""
+        stacks: Any = {
+            name: replace(getattr(self, name), remat=remat)
+            for name in ("vision", "language", "adapter", "dit")
+        }
+        return replace(self, **stacks)
+
+    @property
+    def pipelined(self) -> tuple[int, ...]:
+        """Depths of the stacks that stages share; of the transformer, pairs of layers."""
+        return self.language.depth, self.adapter.depth, self.dit.depth // 2
+
+    state_input = "suffix"
+    exports: ClassVar[Mapping[str, str]] = {"groot": "models.groot.checkpoint:write"}
+    own_inputs: ClassVar[str] = "models.groot.inputs:groot_batch"
 
 
 @dataclass(frozen=True)
@@ -133,6 +153,18 @@ class Groot:
     """The model as functions of (parameters, batch, key)."""
 
     config: GrootConfig
+
+    @property
+    def sharding_rules(self) -> Rules:
+        return SHARDING_RULES
+
+    @property
+    def groups(self) -> dict[str, str]:
+        return {
+            "vision": "vision",
+            "language": "embedding|language",
+            "action": "adapter|dit|state_|action_|future_tokens|positions",
+        }
 
     def init(self, key: PRNGKeyArray) -> Params:
         """Random parameters, f32, as a nested dict."""

@@ -6,9 +6,10 @@ chunks of it share one prefix (Mini-Diffuser's level-2 minibatch, arXiv 2505.094
 functions over a nested dict of parameters; the layers behind it are Flax nnx modules.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -32,18 +33,19 @@ from models.inputs.processor import StateInput
 from models.inputs.tokenizer import SMALLEST_VOCABULARY
 from models.layers.functional import Functional, Params
 from models.layers.gemma import GEMMA_2B, GEMMA_300M, Cache, Expert, GemmaConfig, Prefix
-from models.layers.layers import Compute, sincos_embedding
+from models.layers.layers import Compute, Remat, sincos_embedding
 from models.layers.pipeline import staged
 from models.layers.siglip import Siglip, SiglipConfig
+from models.model import ModelConfig, Stack
 from models.pi import targets
 from models.realtime_chunking import Guidance
-from models.sharding import ROWS, constrain, look_up
+from models.sharding import ROWS, Rules, constrain, look_up
 
 _KINDS = {"text": SUBTASK, "action_tokens": ACTION_TOKENS}
 
 
 @dataclass(frozen=True)
-class PiConfig:
+class PiConfig(ModelConfig, family="pi"):
     """Architecture; the defaults are π0.5's, `PI0` is π0's.
 
     `state_input`: as text (π0.5), as a token that the expert reads (π0, "suffix"), as a token
@@ -115,26 +117,48 @@ class PiConfig:
         weights = {"text": self.text_loss, "action_tokens": self.action_token_loss}
         return {name: weight for name, weight in weights.items() if weight}
 
-    def layout(
-        self, *, prefix: int, samples: int, images: int, text: int | None = None, targets: int = 0
-    ) -> Layout:
-        """Row sizes for this model; text fills at most the whole prefix unless said otherwise.
+    @property
+    def adapted(self) -> bool:
+        stacks = (self.language, self.expert)
+        return any(stack.attention_lora or stack.mlp_lora for stack in stacks)
 
-        Training with cross-entropies takes `targets=config.targets`.
-        """
-        return Layout(
-            prefix=prefix,
-            images=images,
-            samples=samples,
-            text=prefix if text is None else text,
-            image_size=self.image_size,
-            tokens_per_image=self.vision.tokens(self.image_size),
-            state_tokens=int(self.state_input == "token"),
-            state_dim=self.state_dim,
-            horizon=self.horizon,
-            action_dim=self.action_dim,
-            targets=targets,
+    @property
+    def tokens_per_image(self) -> int:
+        return self.vision.tokens(self.image_size)
+
+    def build(self) -> "Pi":
+        return Pi(self)
+
+    def stacks(self, layout: Layout) -> tuple[Stack, ...]:
+        """The layers that a row passes; of the expert's tokens, those of all noised chunks."""
+        vision, language, expert = self.vision, self.language, self.expert
+        pictures = layout.images * layout.tokens_per_image
+        keys = 2 * language.kv_heads * language.head_dim
+        acting = layout.samples * self.chunks * self.horizon
+        return (
+            Stack(vision.depth, vision.width, pictures, 0),
+            Stack(language.depth, language.width, layout.prefix, keys),
+            Stack(expert.depth, expert.width, acting, 0),
         )
+
+    def recomputing(self, remat: Remat) -> "PiConfig":
+        """With so much of every stack's forward pass recomputed in backward."""
+        stacks: Any = {
+            name: replace(getattr(self, name), remat=remat)
+            for name in ("vision", "language", "expert")
+        }
+        return replace(self, **stacks)
+
+    @property
+    def pipelined(self) -> tuple[int, ...]:
+        """Depths of the stacks that stages share."""
+        return (self.language.depth,)
+
+    quantizable: ClassVar[str] = r"^language/layers/(attention|mlp)/"
+    exports: ClassVar[Mapping[str, str]] = {
+        "openpi": "models.checkpoints.pi_formats:write_openpi",
+        "lerobot": "models.checkpoints.pi_formats:write_lerobot",
+    }
 
 
 @dataclass(frozen=True)
@@ -142,6 +166,18 @@ class Pi:
     """The model as functions of (parameters, batch, key)."""
 
     config: PiConfig
+
+    @property
+    def sharding_rules(self) -> Rules:
+        return SHARDING_RULES
+
+    @property
+    def groups(self) -> dict[str, str]:
+        return {
+            "vision": "vision",
+            "language": "embedding|language|state_in",
+            "action": "expert|action|time",
+        }
 
     def init(self, key: PRNGKeyArray) -> Params:
         """Random parameters, f32, as a nested dict."""

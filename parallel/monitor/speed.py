@@ -18,13 +18,13 @@ from models.layers.recomputation import without_recomputation
 from parallel.optimizer import OptimizerConfig
 from parallel.planning.cluster import chip_of
 from parallel.planning.flops import gradient_work
-from parallel.step import Model
+from parallel.step import Trainable
 
 _KEYS = 64  # of a block that attention's kernels walk, as the planner takes it
 
 
-def model_flops(model: Model, optimizer: OptimizerConfig, batch: PackedBatch) -> dict[str, float]:
-    """FLOPs of one step on a global batch, by the operands' dtype.
+def model_flops(model: Trainable, optimizer: OptimizerConfig, batch: PackedBatch) -> dict[str,
+float]: """FLOPs of one step on a global batch, by the operands' dtype.
 
     Products over padded places count: they are computed. Where attention walks blocks of keys, of
     which it skips those of other samples, it is counted for samples of the average length of those

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 
+from models.model import Stack
 from models.sharding import ROWS, axes_of
 from parallel.mesh import AXES
 from parallel.planning.cluster import Cluster
@@ -31,17 +32,6 @@ class Collective(NamedTuple):
     axis: str
     bytes: float
     calls: float
-
-
-@dataclass(frozen=True)
-class Stack:
-    """Layers that rows pass through: `width` of a token, `places` of a row, and entries of keys and
-    values together that a token leaves in each layer (0: not read across places)."""
-
-    depth: int
-    width: int
-    places: int
-    keys: int
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from parallel.hosts.facts import HostFacts, facts_sharding
 from parallel.mesh import MeshConfig, make_mesh, rows_sharding
 from parallel.optimizer import OptimizerConfig
 from parallel.planning.hlo import Collective, Matmul, Program
-from parallel.step import Model, abstract_state, make_train_step
+from parallel.step import Trainable, abstract_state, make_train_step
 
 TARGETS = Path(__file__).parent / "targets"
 
@@ -81,7 +81,7 @@ class Report:
 
 
 def compile_step(
-    model: Model,
+    model: Trainable,
     optimizer: OptimizerConfig,
     rules: Rules,
     mesh: MeshConfig,

@@ -21,7 +21,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from models.inputs.packed_batch import PackedBatch
 from models.layers.functional import fill, only
 from parallel.optimizer import OptimizerConfig, select
-from parallel.step import Model
+from parallel.step import Trainable
 
 
 class Matmul(NamedTuple):
@@ -95,7 +95,7 @@ def work(function: Callable[..., Any], *args: Any, trips: float = 1) -> Work:
 
 
 def gradient_work(
-    model: Model, optimizer: OptimizerConfig, batch: PackedBatch, trips: float = 1
+    model: Trainable, optimizer: OptimizerConfig, batch: PackedBatch, trips: float = 1
 ) -> Work:
     """Cost of the loss of a batch and of its gradient for the parameters that move.
 

@@ -20,13 +20,14 @@ from jax.sharding import AbstractMesh, AxisType
 
 from models.inputs.packed_batch import PackedBatch
 from models.layers.layers import Remat
+from models.model import Stack
 from models.sharding import ROWS, Rules, axes_of
 from parallel.mesh import AXES
 from parallel.optimizer import OptimizerConfig, select
 from parallel.planning.cluster import Chip, Cluster
-from parallel.planning.cost import Collective, Sizes, Stack, Step, busy, collectives
+from parallel.planning.cost import Collective, Sizes, Step, busy, collectives
 from parallel.planning.flops import Work, gradient_work
-from parallel.step import Model, TrainState, abstract_state
+from parallel.step import Trainable, TrainState, abstract_state
 
 OVERLAP = 0.5
 """Share of a step's compute behind which collectives of weights, gradients and keys can hide."""
@@ -67,7 +68,7 @@ class Task:
     length is data runs (blocks of keys that a block of queries sees).
     """
 
-    model: Callable[[Remat, Precision], Model]
+    model: Callable[[Remat, Precision], Trainable]
     batch: Callable[[int], PackedBatch]
     optimizer: OptimizerConfig
     rules: Rules
@@ -80,7 +81,7 @@ class Task:
     def state(self) -> TrainState:
         """Every array of the state with the spec it is split by, over no devices."""
         mesh: Any = AbstractMesh((1,) * len(AXES), AXES, axis_types=(AxisType.Auto,) * len(AXES))
-        return abstract_state(self.model("full", "bf16"), self.optimizer, self.rules, mesh)
+        return abstract_state(self.model("none", "f32"), self.optimizer, self.rules, mesh)
 
     @cached_property
     def trained(self) -> list[Any]:

@@ -272,7 +272,7 @@ def _unstaged(params: Any) -> Any:
 def _bare(robot: RobotPolicy) -> RobotPolicy:
     """Without parameters and what was compiled or read, to be sent elsewhere."""
     policy, processor = robot.policy, replace(robot.processor)
-    model = type(policy.model)(policy.model.config)  # type: ignore[arg-type]
+    model = policy.model.config.build()
     return replace(robot, policy=replace(policy, model=model, params=None, processor=processor))
 
 

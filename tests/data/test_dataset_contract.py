@@ -13,12 +13,12 @@ import pytest
 from data import Format, open_dataset
 from data.dataset import Dataset, Runs, find_format, register, use_format
 from data.errors import DatasetError, MissingFileError
-from data.files import user_file
 from data.frames import Frames
 from data.mixture.relabelled import Retold
 from data.store import tables
 from data.validation.check_dataset import check_dataset
 from data.validation.validate import validate
+from models import own_file
 from tests.helpers.data.memory_frames import MemoryFrames
 from tests.helpers.data.npz_episodes import write_episodes
 
@@ -46,7 +46,7 @@ def table(monkeypatch):
 
 @pytest.fixture
 def npz(table):
-    found = user_file.load(f"{OWN}:NPZ", Format, "format")
+    found = own_file.load(f"{OWN}:NPZ", Format, "format")
     register(found)
     return found
 

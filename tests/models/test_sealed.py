@@ -116,7 +116,10 @@ NONSENSE = [
     ("config.model", [], "has a config without a model"),
     ("config.model", {}, "image_size is 8 but model.image_size is 224"),
     ("config.model", put, "has a config without a model"),
-    ("config.model.dit", {}, "does not describe a GrootConfig"),
+    ("config.model.dit", {}, r"does not describe a PiConfig: unknown fields \['dit'\]"),
+    ("config.model.family", "groot", "does not describe a GrootConfig"),
+    ("config.model.family", "gato", r"Family 'gato' is not known.*give --family path/to/file\.py"),
+    ("config.model.family", ["pi"], "is not known, only"),
     ("assets.processor", 5, "processor is 5, expected Processor"),
     ("assets.processor", {}, "does not describe a Processor"),
 ]

@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +15,13 @@ from models.config.as_json import from_json, to_json
 from models.pi.model import SHARDING_RULES
 from parallel.hosts.distributed import put_batch
 from parallel.mesh import MeshConfig, make_mesh
-from parallel.optimizer import OptimizerConfig, make_optimizer, make_schedule, select
+from parallel.optimizer import OptimizerConfig, make_optimizer, make_schedule, select, with_groups
 from parallel.step import abstract_state, init_state, make_train_step
 from tests.helpers.parallel.toy import OPTIMIZER, Denoiser, batch
 from tools.recipes.presets import PI05
 
 MODEL = Denoiser(hidden=512)
+OWN = Path(__file__).with_name("own_optimizer.py")
 RULES = (
     (r"^up/kernel$", PartitionSpec(None, "fsdp")),
     (r"^down/kernel$", PartitionSpec("fsdp")),
@@ -46,7 +48,9 @@ def apart(one, other):
 
 
 @pytest.mark.parametrize(
-    ("name", "moments"), [("adamw", 1e-5), ("adamw_fp8", 1e-2), ("adafactor", 2e-3)]
+    ("name", "moments"),
+    [("adamw", 1e-5), ("adamw_fp8", 1e-2), ("adafactor", 2e-3), (f"{OWN}:amsgrad", 1e-5)],
+    ids=["adamw", "adamw_fp8", "adafactor", "own"],
 )
 def test_every_method_learns_and_eight_devices_do_as_one_does(name, moments):
     """Every step from one device's state: sums over eight devices differ in the last bit, and
@@ -171,3 +175,34 @@ def test_groups_come_from_the_command_line_and_live_in_json():
     config = tyro.cli(OptimizerConfig, args=[*rates, "--name", "adamw_fp8", "--schedule", "rsqrt"])
     assert config.rates == (("lora_[ab]$", 1.0), ("^vision", 0.1), (".", 0.0))
     assert from_json(OptimizerConfig, to_json(config)) == config
+
+
+def test_a_users_state_that_belongs_to_no_parameter_is_refused_by_name_over_several_devices():
+    optimizer = replace(OPTIMIZER, name=f"{OWN}:flat")
+    abstract_state(MODEL, optimizer, RULES, make_mesh(devices=jax.devices()[:1]))
+    with pytest.raises(ValueError, match=r"holds 1/mu, of shape \(\d+,\), which belongs to no par"):
+        abstract_state(MODEL, optimizer, RULES, make_mesh(MeshConfig(data=1, fsdp=8)))
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "why"),
+    [
+        ("sgd", ValueError, r"optimizer\.name is 'sgd'; choose one of \['adafactor', .*\.py:func"),
+        (f"{OWN}:nothing", ValueError, "gives float; it must give an optax.GradientTransformation"),
+        (f"{OWN}:absent", ValueError, r"own_optimizer\.py has no 'absent'"),
+        ("nowhere.py:mine", FileNotFoundError, "nowhere.py: no such file"),
+    ],
+)
+def test_a_method_that_is_none_is_refused_with_its_name(name, error, why):
+    with pytest.raises(error, match=why):
+        make_optimizer(replace(OPTIMIZER, name=name))
+
+
+def test_groups_of_parameters_stand_for_their_paths():
+    config = OptimizerConfig(rates=(("@action", 0.5), ("^value/", 2.0), (".", 0.0)))
+    groups = {"vision": "vision", "action": "expert|action"}
+    found = with_groups(config, groups, "policy/")
+    assert found.rates == (("^policy/(expert|action)", 0.5), ("^value/", 2.0), (".", 0.0))
+    assert with_groups(found, groups) == found
+    with pytest.raises(ValueError, match=r"names a group '@head', but the model has @vision, @act"):
+        with_groups(replace(config, rates=(("@head", 1.0),)), groups)

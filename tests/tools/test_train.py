@@ -301,3 +301,18 @@ def test_an_option_that_does_not_fit_is_refused_in_a_sentence(dataset, tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("error: --coordinator and --num-processes: missing")
     assert "Traceback" not in done.stderr
+
+
+def test_a_run_with_an_optimizer_of_a_users_file_resumes_exactly(dataset, tmp_path):
+    name = f"{Path(__file__).parents[1] / 'parallel' / 'own_optimizer.py'}:amsgrad"
+    own_method = replace(SMALL, optimizer=replace(SMALL.optimizer, name=name))
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert train.run(train.Paths(str(dataset), whole), own_method, QUIET).finished
+    assert own.read_json(whole, "config")["optimizer"]["name"] == name
+    shutil.copytree(whole, cut)
+    for later in (6, 8):
+        shutil.rmtree(cut / "checkpoints" / str(later))
+    train.run(train.Paths(str(dataset), cut, resume=True), own_method, QUIET)
+    assert losses(cut) == losses(whole)
+    with pytest.raises(ValueError, match=r"optimizer\.name is .*own_optimizer\.py:amsgrad, but ad"):
+        train.run(train.Paths(str(dataset), cut, resume=True), SMALL, QUIET)

@@ -25,10 +25,11 @@ from tools.serving.limits import Limits
 from tools.serving.metrics import Metrics
 from tools.serving.server import PolicyServer
 
-_STACK = replace(TINY.model.language, width=512, hidden=2048, depth=6, heads=4, head_dim=64)
+_TINY: Any = TINY.model
+_STACK = replace(_TINY.language, width=512, hidden=2048, depth=6, heads=4, head_dim=64)
 _MODEL = replace(
-    TINY.model,
-    vision=replace(TINY.model.vision, patch=16),
+    _TINY,
+    vision=replace(_TINY.vision, patch=16),
     language=_STACK,
     expert=_STACK,
     chunks=1,

@@ -29,6 +29,7 @@ from data.validation.validate import require_valid
 from models import Embodiment, Processor
 from models.config.as_json import to_json
 from models.inputs.tokenizer import Tokenizer
+from models.load import check_fit
 from models.terminal import Console, Progress
 from tools.recipes.presets import RunConfig
 
@@ -117,7 +118,9 @@ def prepare(
         )
     for robot in mixed.embodiments:
         _check_dims(robot, config)
-    return Prepared(mixed, _processor(mixed, config, text))
+    processor = _processor(mixed, config, text)
+    check_fit(config.model, processor, str(data))
+    return Prepared(mixed, processor)
 
 
 def check_model(config: RunConfig) -> None:
@@ -133,9 +136,9 @@ def check_model(config: RunConfig) -> None:
         )
     if config.model.cross_entropies:
         raise ValueError(
-            f"model.text_loss is {config.model.text_loss} and model.action_token_loss "
-            f"{config.model.action_token_loss}, but this command prepares neither subtasks nor "
-            f"FAST tokens; set both to 0, or train as docs/insulation.md shows."
+            f"The model learns to predict targets, {dict(config.model.cross_entropies)}, but this "
+            f"command prepares neither subtasks nor FAST tokens; set the weights of these losses "
+            f"(such as model.text_loss) to 0, or train as docs/insulation.md shows."
         )
 
 
@@ -219,11 +222,7 @@ def _processor(mixed: Mixed, config: RunConfig, text: Text | None) -> Processor:
             texts += [f"Task: , State: {number};\nAction: " for number in range(256)]
         text = Text(words=Tokenizer.build(texts, model.vocabulary).words)
     return Processor(
-        image_size=model.image_size,
-        state_dim=model.state_dim,
-        action_dim=model.action_dim,
-        horizon=model.horizon,
-        state_input=model.state_input,
+        **model.preparation,
         words=text.words,
         sentencepiece=text.sentencepiece,
         embodiments=mixed.embodiments,

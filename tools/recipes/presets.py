@@ -12,15 +12,19 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from jaxtyping import Int
 
-from data.files import user_file
 from data.packing.packing import fit_layout
 from data.packing.plan import Source, typical_costs
 from models import Layout, PiConfig
 from models.attention.ring import RUN
 from models.augment import AugmentConfig
+from models.groot.model import GrootConfig
+from models.layers.dit import TransformerConfig
 from models.layers.gemma import GEMMA_2B, GEMMA_300M, GemmaConfig
 from models.layers.layers import Compute
+from models.layers.qwen3 import QwenConfig
 from models.layers.siglip import SiglipConfig
+from models.model import ModelConfig
+from models.own_file import load
 from parallel.mesh import MeshConfig
 from parallel.optimizer import OptimizerConfig, ends_with_the_run
 from parallel.trainer import TrainerConfig
@@ -75,7 +79,7 @@ class ClosedLoopConfig:
 class RunConfig:
     """Everything that decides a training run besides its data."""
 
-    model: PiConfig
+    model: ModelConfig
     rows: RowsConfig = field(default_factory=RowsConfig)
     data: DataConfig = field(default_factory=DataConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
@@ -91,7 +95,7 @@ class RunConfig:
 
 
 def row_layout(
-    model: PiConfig,
+    model: ModelConfig,
     samples: int,
     images: Int[np.ndarray, " n"],
     text: Int[np.ndarray, " n"],
@@ -138,7 +142,7 @@ TINY = RunConfig(
 
 METAWORLD = replace(
     TINY,
-    model=replace(TINY.model, image_size=64, horizon=16),
+    model=TINY.model.changed(image_size=64, horizon=16),
     optimizer=replace(TINY.optimizer, learning_rate=1e-3),
     trainer=replace(TINY.trainer, steps=5000, save_every=1000, eval_every=1000),
 )
@@ -158,10 +162,53 @@ PI05 = RunConfig(
 )
 """π0.5 as released, to fine-tune: `--init` takes the released weights."""
 
-PI0 = replace(PI05, model=replace(PI05.model, state_input="suffix", time="input"))
+PI0 = replace(PI05, model=PI05.model.changed(state_input="suffix", time="input"))
 """π0 as released, to fine-tune."""
 
-PRESETS = {"tiny": TINY, "metaworld": METAWORLD, "pi05": PI05, "pi0": PI0}
+GROOT = replace(
+    PI05,
+    model=GrootConfig(
+        vision=SiglipConfig(remat="full"),
+        language=QwenConfig(remat="full"),
+        adapter=replace(GrootConfig().adapter, remat="full"),
+        dit=replace(GrootConfig().dit, remat="full"),
+    ),
+    optimizer=replace(PI05.optimizer, learning_rate=1e-4, weight_decay=1e-5),
+)
+"""GR00T-N1.5 at its released sizes. Samples are prepared as for our other models, not as NVIDIA's
+processor does (docs/presets.md)."""
+
+GROOT_TINY = replace(
+    TINY,
+    model=GrootConfig(
+        vision=SiglipConfig(width=64, depth=1, hidden=128, heads=4, patch=8),
+        language=QwenConfig(width=64, depth=2, hidden=128, heads=2, kv_heads=1, head_dim=32),
+        adapter=TransformerConfig(depth=1, heads=2, head_dim=32),
+        dit=TransformerConfig(depth=4, heads=2, head_dim=32),
+        image_size=48,
+        vocabulary=512,
+        image_token=511,
+        embodiments=8,
+        state_dim=8,
+        action_dim=8,
+        horizon=8,
+        future_tokens=4,
+        positions=16,
+        hidden=64,
+        chunks=3,
+        compute=Compute(dtype="float32"),
+    ),
+)
+"""GR00T's architecture with small numbers."""
+
+PRESETS = {
+    "tiny": TINY,
+    "metaworld": METAWORLD,
+    "pi05": PI05,
+    "pi0": PI0,
+    "groot": GROOT,
+    "groot-tiny": GROOT_TINY,
+}
 
 
 def load_preset(name: str) -> RunConfig:
@@ -183,7 +230,7 @@ def find_preset(name: str, shipped: Mapping[str, Preset], kind: type[Preset]) ->
             f"Unknown preset '{name}'; choose one of {sorted(shipped)} or give "
             f"path/to/file.py:NAME of a {kind.__name__} of yours."
         )
-    return user_file.load(name, kind, "preset")
+    return load(name, kind, "preset")
 
 
 def take_preset(arguments: Sequence[str], default: str) -> tuple[str, list[str]]:

@@ -4,6 +4,8 @@
 
 from dataclasses import replace
 
+from models.model import Model
+from parallel.optimizer import with_groups
 from rl.config import (
     ColocatedConfig,
     FlowConfig,
@@ -14,7 +16,7 @@ from rl.config import (
 )
 from tools.recipes.presets import find_preset
 
-_EXPERT = (("^policy/(expert|action|time)", 1.0), (".", 0.0))
+_ACTION = (("@action", 1.0), (".", 0.0))
 """Trains what draws chunks, and leaves all that is read before as it is, so that no gradient has to
 pass through it."""
 
@@ -27,7 +29,7 @@ TABLETOP_PPO = RlConfig(
     flow=FlowConfig(level=0.35, random="all"),
     objective=ObjectiveConfig(name="ppo", advantage="gae", discount=0.9, trace=0.9),
     rollout=RolloutConfig(suite="tabletop-lift"),
-    learner=replace(_LEARNER, optimizer=replace(_OPTIMIZER, rates=(("^value/", 10.0), *_EXPERT))),
+    learner=replace(_LEARNER, optimizer=replace(_OPTIMIZER, rates=(("^value/", 10.0), *_ACTION))),
     colocated=ColocatedConfig(lanes=128, fragment=9, warmup=2),
     eval_every=20,
     save_every=20,
@@ -39,7 +41,7 @@ TABLETOP_GRPO = RlConfig(
     placement="host",
     objective=ObjectiveConfig(name="decoupled", advantage="group"),
     rollout=RolloutConfig(suite="tabletop-lift", tickets=16, group=8, staleness=1, slots=128),
-    learner=replace(_LEARNER, optimizer=replace(_OPTIMIZER, schedule="linear", rates=_EXPERT)),
+    learner=replace(_LEARNER, optimizer=replace(_OPTIMIZER, schedule="linear", rates=_ACTION)),
     eval_every=20,
     save_every=20,
 )
@@ -64,6 +66,16 @@ RL_PRESETS = {
     "tabletop-grpo": TABLETOP_GRPO,
     "metaworld-grpo": METAWORLD_GRPO,
 }
+
+
+def learner_of(config: RlConfig, model: Model) -> LearnerConfig:
+    """What a run's learner does with this model, whose groups of parameters its rates may name.
+
+    Raises:
+      ValueError: the model has no such group.
+    """
+    optimizer = with_groups(config.learner.optimizer, model.groups, "policy/")
+    return replace(config.learner, optimizer=optimizer)
 
 
 def load_rl_preset(name: str) -> RlConfig:

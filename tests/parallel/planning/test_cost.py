@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
+from models.model import Stack
 from parallel.mesh import AXES
 from parallel.planning.cluster import CHIPS, Chip, make_cluster, read_cluster
-from parallel.planning.cost import Collective, Stack, Step, collectives, group, seconds, wire_bytes
+from parallel.planning.cost import Collective, Step, collectives, group, seconds, wire_bytes
 
 ONE = dict.fromkeys(AXES, 1)
 MESH = AbstractMesh((1,) * 5, AXES, axis_types=(AxisType.Auto,) * 5)

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from data.packing.packing import assign_rows, pack_kinds
-from models import Layout, PackedBatch, Pi, Sample, pack
+from models import Layout, PackedBatch, Sample, pack
 from models.pi.model import SHARDING_RULES
 from models.terminal import Console, track
 from parallel.mesh import MeshConfig, make_mesh
@@ -53,7 +53,7 @@ def packed(samples: list[Sample]) -> tuple[PackedBatch, float]:
 def padded(samples: list[Sample]) -> tuple[PackedBatch, float]:
     """One sample a row, every row as long as the longest."""
     images, text = max(len(s.images) for s in samples), max(len(s.text) for s in samples)
-    tokens = TINY.model.vision.tokens(TINY.model.image_size)
+    tokens = TINY.model.tokens_per_image
     layout = TINY.model.layout(
         prefix=images * tokens + text + 1, samples=1, images=images, text=text
     )
@@ -63,7 +63,7 @@ def padded(samples: list[Sample]) -> tuple[PackedBatch, float]:
 
 def run(console: Console) -> dict[str, Any]:
     """Samples per second of a full training step, packed over padded."""
-    model, mesh = Pi(TINY.model), make_mesh(MeshConfig(), jax.devices()[:1])
+    model, mesh = TINY.model.build(), make_mesh(MeshConfig(), jax.devices()[:1])
     optimizer = replace(TINY.optimizer, decay_steps=1000)
     abstract = abstract_state(model, optimizer, SHARDING_RULES, mesh)
     step = make_train_step(model, optimizer, mesh, abstract)

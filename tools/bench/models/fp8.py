@@ -15,6 +15,7 @@ import numpy as np
 
 from models import PackedBatch, Pi, PiConfig, Sample, pack
 from models.layers.layers import Compute
+from models.model import ModelConfig
 from models.terminal import Console, track
 
 _ROWS, _SAMPLES, _CAMERAS, _PROMPT, _ROUNDS = 8, 2, 2, 32, 20
@@ -63,7 +64,7 @@ def run(console: Console, recipe: Literal["current", "block"] = "current") -> di
     }
 
 
-def random_batch(config: PiConfig, rows: int = _ROWS, samples: int = _SAMPLES) -> PackedBatch:
+def random_batch(config: ModelConfig, rows: int = _ROWS, samples: int = _SAMPLES) -> PackedBatch:
     """Rows of two-camera samples with prompts of one length, all places filled."""
     rng = np.random.default_rng(0)
     picture, shape = (config.image_size,) * 2 + (3,), (config.horizon, config.action_dim)
@@ -78,7 +79,7 @@ def random_batch(config: PiConfig, rows: int = _ROWS, samples: int = _SAMPLES) -
             id=i,
         )
 
-    tokens = _CAMERAS * config.vision.tokens(config.image_size) + _PROMPT
+    tokens = _CAMERAS * config.tokens_per_image + _PROMPT + int(config.state_input == "token")
     layout = config.layout(
         prefix=samples * tokens,
         samples=samples,

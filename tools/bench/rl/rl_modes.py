@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from models import Embodiment, Normalizer, Pi, Policy, Processor
+from models import Embodiment, Normalizer, Policy, Processor
 from models.policy import Request
 from models.robot_policy import RobotPolicy
 from parallel.mesh import make_mesh
@@ -21,6 +21,7 @@ from rl import flow_policy
 from rl.config import (
     ColocatedConfig,
     FlowConfig,
+    LearnerConfig,
     ObjectiveConfig,
     RlConfig,
     RolloutConfig,
@@ -41,7 +42,7 @@ from rl.step import abstract_learner_state, learner_state, optimizer_of
 from sim.protocol import Slots, Spec, Start
 from tools.bench.rl.rl_timed import Timed, TimedSlots
 from tools.recipes.presets import TINY
-from tools.recipes.rl_presets import TABLETOP_GRPO, TABLETOP_PPO
+from tools.recipes.rl_presets import TABLETOP_GRPO, TABLETOP_PPO, learner_of
 
 MODEL = TINY.model
 _SPANS = 200_000
@@ -116,21 +117,22 @@ class Acting:
         robot = Embodiment(
             "bench", spec.cameras, _unit(len(spec.state_names)), _unit(len(spec.action_names))
         )
-        model = replace(MODEL, chunks=1, horizon=load.horizon, image_size=load.picture)
+        config = MODEL.changed(chunks=1, horizon=load.horizon, image_size=load.picture)
         words = sorted({word for texts in spec.prompts for text in texts for word in text.split()})
         processor = Processor(
-            image_size=model.image_size,
-            state_dim=model.state_dim,
-            action_dim=model.action_dim,
-            horizon=model.horizon,
-            state_input=model.state_input,
+            image_size=config.image_size,
+            state_dim=config.state_dim,
+            action_dim=config.action_dim,
+            horizon=config.horizon,
+            state_input=config.state_input,
             words=tuple(words),
             embodiments=(robot,),
             text_limit=32,
         )
-        rng, shapes = np.random.default_rng(0), jax.eval_shape(Pi(model).init, jax.random.key(0))
+        model = config.build()
+        rng, shapes = np.random.default_rng(0), jax.eval_shape(model.init, jax.random.key(0))
         params = jax.tree.map(lambda x: rng.normal(0, 0.05, x.shape).astype(x.dtype), shapes)
-        return Policy(Pi(model), params, processor, sizes=self.sizes)
+        return Policy(model, params, processor, sizes=self.sizes)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -187,7 +189,7 @@ def run_mode(acting: Acting, slots: Slots, mode: Mode, seeds: range = range(1_00
     learner = _learner(acting, load, device, steps)
     timed, timeline = Timed(acting.actor, learner), Timeline(_SPANS)
     telling: Any = TimedSlots(slots, timed)
-    moving = select(optimizer_of(_LEARNER, steps), acting.params)[1]
+    moving = select(optimizer_of(_learning(acting), steps), acting.params)[1]
     weights = Weights(jax.device_put(acting.params, device), trained=moving)
     moments: list[tuple[float, Summary, Learnt]] = []
     lengths: list[int] = []
@@ -261,7 +263,7 @@ def run_colocated(acting: Acting, env: Traceable) -> dict[str, Any]:
     fragment = -(-env.max_steps // execute)
     config = RlConfig(
         rollout=RolloutConfig(execute=execute),
-        learner=TABLETOP_PPO.learner,
+        learner=learner_of(TABLETOP_PPO, policy.model),
         colocated=ColocatedConfig(lanes=lanes, fragment=fragment),
     )
     program = Colocated(policy, env, config)
@@ -283,19 +285,20 @@ def run_colocated(acting: Acting, env: Traceable) -> dict[str, Any]:
     }
 
 
-_LEARNER = TABLETOP_GRPO.learner
-"""Users' settings: the action expert learns, in several epochs."""
+def _learning(acting: Acting) -> LearnerConfig:
+    """As users have it: the action expert learns, in several epochs."""
+    return learner_of(TABLETOP_GRPO, acting.policy.model)
 
 
 def _learner(acting: Acting, load: Load, device: Any, steps: int) -> Learner:
-    optimizer = optimizer_of(_LEARNER, steps)
-    mesh = make_mesh(devices=[device])
+    learning = _learning(acting)
+    optimizer, mesh = optimizer_of(learning, steps), make_mesh(devices=[device])
     params = jax.device_put(acting.params, device)
     abstract = abstract_learner_state(params, optimizer, mesh=mesh)
     state = learner_state(jax.tree.map(jax.numpy.copy, params), optimizer, abstract)
     log_prob = partial(flow_policy.log_prob, acting.policy.model, config=FlowConfig())
     observe = partial(flow_policy.observe, acting.policy.model)
-    epochs, parts = _LEARNER.epochs, _LEARNER.minibatches
+    epochs, parts = learning.epochs, learning.minibatches
     return Learner(log_prob, state, optimizer, _OBJECTIVE, epochs, parts, mesh, observe)
 
 

@@ -1,0 +1,69 @@
+"""A policy of π's family written as openpi's and LeRobot's checkpoints, with its robot's scales.
+
+What a format cannot hold is refused, not dropped.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from models.inputs.processor import Embodiment
+from models.pi import lerobot, lora, openpi
+from models.pi.model import PiConfig
+from models.policy import Policy
+
+
+def write_openpi(policy: Policy, target: Path) -> None:
+    """Writes the parameters as openpi's Orbax directory, and norm_stats.json if the policy has a
+    processor.
+
+    Raises:
+      ValueError: the format has no place for some parameter.
+    """
+    openpi.export(policy.params, target)
+    if policy.processor is not None:
+        robot = policy.processor.embodiments[policy.embodiment]
+        _write_statistics(target, robot, policy.model.config)
+
+
+def write_lerobot(policy: Policy, target: Path) -> None:
+    """Writes safetensors and config.json of LeRobot's pi0 or pi05. Adapters are folded into their
+    kernels, as they have no place there.
+
+    Raises:
+      ValueError: the policy has no processor, or the format no place for some parameter.
+    """
+    if policy.processor is None:
+        raise ValueError("The policy has no processor, whose cameras LeRobot's config.json names.")
+    robot = policy.processor.embodiments[policy.embodiment]
+    merged, params = lora.merge(policy.model.config, policy.params)
+    told = lerobot.LerobotConfig(
+        horizon=merged.horizon,
+        text=policy.processor.text_limit,
+        state_dim=merged.state_dim,
+        cameras=robot.cameras,
+        robot_state=len(robot.state.offset),
+        robot_action=len(robot.actions.offset),
+    )
+    lerobot.export(params, told, target)
+
+
+def _write_statistics(target: Path, robot: Embodiment, config: PiConfig) -> None:
+    """openpi's norm_stats.json: means and deviations for π0, quantiles for π0.5."""
+    stats = {}
+    for key, normalizer in (("state", robot.state), ("actions", robot.actions)):
+        offset, scale = np.asarray(normalizer.offset), np.asarray(normalizer.scale)
+        if config.time == "modulation":
+            width = 2 * scale - 1e-6
+            low = offset - scale
+            stats[key] = {"mean": offset, "std": scale, "q01": low, "q99": low + width}
+        else:
+            stats[key] = {"mean": offset, "std": scale - 1e-6, "q01": None, "q99": None}
+    listed = {
+        key: {name: None if x is None else x.tolist() for name, x in values.items()}
+        for key, values in stats.items()
+    }
+    folder = target / "assets" / robot.name.replace(" ", "_")
+    folder.mkdir(parents=True)
+    (folder / "norm_stats.json").write_text(json.dumps({"norm_stats": listed}, indent=2) + "\n")

@@ -1,0 +1,304 @@
+"""The contract between a family of models and all that trains, evaluates, serves, plans and
+improves it.
+
+A family is a config, a dataclass that derives from `ModelConfig`, and the `Model` that it builds.
+Nothing outside a family's own files asks which one it has: what only some families can do is asked
+for with `require`, which says in one sentence what is missing. A user's file adds a family by
+defining its config (docs/own_model.md).
+"""
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from models import flow
+from models.inputs.packed_batch import Layout, PackedBatch
+from models.inputs.processor import StateInput
+from models.layers.functional import Params
+from models.layers.layers import Compute
+from models.realtime_chunking import Guidance
+from models.sharding import Rules
+
+Config = TypeVar("Config", bound="ModelConfig")
+
+_SHIPPED = {"pi": "models.pi.model", "groot": "models.groot.model"}
+"""Families of ours, by the module that defines each; imported when first asked for."""
+_FAMILIES: dict[str, "tuple[type[ModelConfig], str]"] = {}
+"""Those defined so far, each with its file."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Layers that rows pass through, as the planner counts them: `width` of a token, `places` of a
+    row, and entries of keys and values together that a token leaves in each layer (0: not read
+    across places)."""
+
+    depth: int
+    width: int
+    places: int
+    keys: int
+
+
+class ModelConfig(ABC):
+    """Architecture of a model, all that its parameters' shapes depend on: a frozen dataclass, made
+    as `class MyConfig(ModelConfig, family="mine")`. The name stands as `family` in its JSON.
+
+    It has fields (or properties) for the sizes of what the model reads: `image_size` in pixels,
+    `vocabulary` of token ids, `state_dim`, `action_dim`, `horizon` steps of a chunk, and `steps`,
+    the Euler steps of its sampler. The others have a default that suits a model without them:
+
+    - `state_input`: spelt in the prompt ("text"), a place of the prefix ("token"), read beside it
+      from `PackedBatch.state` ("suffix"), or not at all ("none").
+    - `embodiments`: how many it tells apart; None, any number.
+    - `chunks`: noised chunks per sample in training. `targets`: places of a sample for tokens that
+      the language model predicts.
+    - `compute`: dtype and kernels. Families that have it as a field can be quantised, planned in
+      other precisions and run on stages.
+    - `exports`: other codes' formats by name, each "module:function" (or a function) that takes a
+      Policy and a directory to write.
+
+    Optional methods, which `require` asks for:
+
+    - `stacks(layout) -> tuple[Stack, ...]` (tools.plan): the layers that a row passes.
+    - `recomputing(remat) -> config` (tools.plan, unless remat is "none"): with that much of the
+      forward pass recomputed in backward.
+    - `quantizable: str` (tools.quantize): a regex, found in the paths of the stacked kernels
+      [layers, …] that may be kept in float8.
+    - `pipelined: tuple[int, ...]` (training on stages): depths of the stacks that stages share.
+    - `own_inputs`, as `exports` gives a function (acting without a Processor): of (observation,
+      config, actions or None, action_mask or None) to a PackedBatch of one sample a row.
+    """
+
+    family: ClassVar[str]
+
+    image_size: int
+    vocabulary: int
+    state_dim: int
+    action_dim: int
+    horizon: int
+    steps: int
+
+    state_input: StateInput = "none"
+    embodiments: int | None = None
+    chunks: int = 1
+    targets: int = 0
+    compute: Compute = Compute(dtype="float32")
+    exports: ClassVar[Mapping[str, Any]] = {}
+
+    def __init_subclass__(cls, *, family: str | None = None, **rest: Any) -> None:
+        super().__init_subclass__(**rest)
+        if family is not None:
+            cls.family = family
+            _register(cls)
+
+    @abstractmethod
+    def build(self) -> "Model":
+        """The model; making it computes nothing."""
+
+    @property
+    @abstractmethod
+    def tokens_per_image(self) -> int:
+        """Prefix places that one image fills, at least 1."""
+
+    def layout(
+        self, *, prefix: int, samples: int, images: int, text: int | None = None, targets: int = 0
+    ) -> Layout:
+        """Row sizes for this model; text fills at most the whole prefix unless said otherwise.
+
+        Training with cross-entropies takes `targets=config.targets`.
+        """
+        return Layout(
+            prefix=prefix,
+            images=images,
+            samples=samples,
+            text=prefix if text is None else text,
+            image_size=self.image_size,
+            tokens_per_image=self.tokens_per_image,
+            state_tokens=int(self.state_input == "token"),
+            state_dim=self.state_dim,
+            horizon=self.horizon,
+            action_dim=self.action_dim,
+            targets=targets,
+        )
+
+    @property
+    def preparation(self) -> dict[str, Any]:
+        """The fields that a Processor must have to prepare what this model reads."""
+        names = ("image_size", "state_dim", "action_dim", "horizon", "state_input")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def cross_entropies(self) -> Mapping[str, float]:
+        """Weights of the losses of targets, by name, where not 0."""
+        return {}
+
+    @property
+    def adapted(self) -> bool:
+        """Low-rank adapters beside some of its kernels."""
+        return False
+
+    def computing(self: Config, **changes: Any) -> Config:
+        """The same architecture with other fields of `compute`.
+
+        Raises:
+          ValueError: the family has no such field.
+        """
+        return self.changed(compute=replace(self.compute, **changes))
+
+    def changed(self: Config, **values: Any) -> Config:
+        """The same with other values of fields.
+
+        Raises:
+          ValueError: the family has no such field.
+        """
+        known: set[str] = {f.name for f in fields(self)} if is_dataclass(self) else set()
+        if strange := sorted(set(values) - known):
+            raise ValueError(
+                f"Models of family '{self.family}' have no {', '.join(strange)} to change: "
+                f"{type(self).__name__} has no such field."
+            )
+        changed: Any = self
+        return replace(changed, **values)
+
+
+class Model(Protocol):
+    """A trained or trainable policy as pure functions of (parameters, batch, key); parameters are a
+    nested dict of arrays. Built by its config, hashable, and equal to another of the same config.
+
+    `PackedBatch` has R rows of K samples; actions are [R, K, horizon, action_dim], f32 and
+    normalised; `action_mask` says which of them count.
+    """
+
+    @property
+    def config(self) -> Any:
+        """The ModelConfig it was built from."""
+
+    @property
+    def sharding_rules(self) -> Rules:
+        """Where each parameter is cut; every path must match exactly one rule."""
+
+    @property
+    def groups(self) -> Mapping[str, str]:
+        """Parts that are trained or frozen together: by name, a regex that the beginning of a
+        parameter's path matches. `optimizer.rates` may say "@name" for it; RL's presets train
+        "action", the part that draws chunks and that `FlowModel.observe` does not read."""
+
+    def init(self, key: PRNGKeyArray) -> Params:
+        """Random parameters, f32."""
+
+    def loss(
+        self, params: Params, batch: PackedBatch, key: PRNGKeyArray
+    ) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        """The loss summed over valid action entries (weighted by `batch.weight`), and their
+        weighted count; a sample's share depends on (key, its id) and not on what it is packed
+        with."""
+
+    def sample_actions(
+        self,
+        params: Params,
+        batch: PackedBatch,
+        noise: Float[Array, "r k h a"],
+        steps: int = ...,
+        guidance: Guidance | None = None,
+    ) -> Float[Array, "r k h a"]:
+        """Normalised action chunks from unit noise; `guidance` draws them towards given actions."""
+
+
+class FlowModel(Model, Protocol):
+    """A model whose chunks follow a velocity field in the time of `models.flow`; what RL,
+    `Policy.loss` and guidance use. `field(params, batch, observe(params, batch))` is
+    `field(params, batch)`."""
+
+    @property
+    def observing(self) -> str:
+        """A regex, found in the paths of the parameters that `observe` reads."""
+
+    @property
+    def feature_width(self) -> int:
+        """Width of the features from which the velocity is read."""
+
+    def observe(self, params: Params, batch: PackedBatch) -> Any:
+        """All that is made of an observation before the actions, as a tree of arrays [R, ...]."""
+
+    def field(self, params: Params, batch: PackedBatch, observed: Any = None) -> flow.Field:
+        """The batch's velocity field; what is not `observed` yet is read once, here."""
+
+
+FLOW = ("field", "observe", "observing", "feature_width")
+"""What a FlowModel has besides a Model."""
+
+
+def require(owner: Any, name: str, purpose: str) -> Any:
+    """The attribute or method `name` of a model or a config.
+
+    Raises:
+      ValueError: its family has none; `purpose` is what it is needed for.
+    """
+    if not hasattr(owner, name):
+        config = owner if isinstance(owner, ModelConfig) else owner.config
+        raise ValueError(
+            f"Models of family '{config.family}' have no `{name}`, needed for {purpose}; add it to "
+            f"{type(owner).__name__} as models/model.py describes it."
+        )
+    return getattr(owner, name)
+
+
+def function_at(where: Any) -> Callable[..., Any]:
+    """The function that "module:function" names, or the function given."""
+    if callable(where):
+        return where
+    module, _, name = where.partition(":")
+    return getattr(import_module(module), name)
+
+
+def family_config(name: str) -> type[ModelConfig]:
+    """The config class of a family.
+
+    Raises:
+      ValueError: no family of that name is known.
+    """
+    if name not in _FAMILIES and name in _SHIPPED:
+        import_module(_SHIPPED[name])
+    if name not in _FAMILIES:
+        known = sorted(_SHIPPED.keys() | _FAMILIES.keys())
+        raise ValueError(
+            f"Family '{name}' is not known, only {known}; give --family path/to/file.py, the file "
+            f"that defines it (its Python runs)."
+        )
+    return _FAMILIES[name][0]
+
+
+def is_ours(name: str) -> bool:
+    """The family is one that every process knows, not one of a user's file."""
+    return name in _SHIPPED
+
+
+def family_of(values: Mapping[str, Any]) -> str:
+    """The family in a config's JSON. Files of the time before families were named hold π's or, with
+    a `dit`, GR00T's."""
+    return str(values.get("family", "groot" if "dit" in values else "pi"))
+
+
+def _register(kind: type[ModelConfig]) -> None:
+    """Adds a family; a file that runs again replaces its own."""
+    name, file = kind.family, _file(kind.__module__)
+    _, before = _FAMILIES.get(name, (None, file))
+    if name in _SHIPPED and kind.__module__ != _SHIPPED[name]:
+        before = _SHIPPED[name]
+    if before != file:
+        raise ValueError(
+            f"{file} defines a family '{name}', but {before} has defined one of that name; give "
+            f"yours another."
+        )
+    _FAMILIES[name] = (kind, file)
+
+
+def _file(module: str) -> str:
+    path = getattr(sys.modules.get(module), "__file__", None)
+    return str(Path(path).resolve()) if path else module

@@ -1,0 +1,104 @@
+"""Python files of a user's own, by their paths: presets, families, formats, optimizers, transforms.
+
+A file runs with the user's rights, as `python file.py` would, so only a file that he names on a
+command line or in a program of his own comes here. A path that a checkpoint or dataset names, which
+may be anybody's, needs consent first (data/mixture/trust.py).
+"""
+
+import hashlib
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def run_file(path: Path | str) -> ModuleType:
+    """The module that a file makes, which pickle finds; run once as long as its content stays.
+
+    Raises:
+      FileNotFoundError: the file is missing.
+      ValueError: it is no Python file.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file.")
+    return _module(path, path.read_bytes())
+
+
+def named_in_file(where: str) -> Any:
+    """The object at `path/to/file.py:NAME`, whose file runs.
+
+    Raises:
+      FileNotFoundError: the file is missing.
+      ValueError: it has no such name, or `where` is of another form.
+    """
+    path, _, name = where.rpartition(":")
+    if not path or not name:
+        raise ValueError(f"'{where}' is no path/to/file.py:NAME.")
+    module = run_file(path)
+    if not hasattr(module, name):
+        raise ValueError(f"{path} has no '{name}'.")
+    return getattr(module, name)
+
+
+def load(where: str, kind: type[T], what: str) -> T:
+    """The object of type `kind` at path/to/file.py:NAME; the file runs.
+
+    Args:
+      what: messages call it that.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: `where` is no file and name, or the name is of no such object.
+    """
+    path, _, name = where.rpartition(":")
+    if not path or not name:
+        raise ValueError(f"{what} is '{where}'; give path/to/file.py:NAME of a {kind.__name__}.")
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{path}: no such file, needed for {what} '{where}'.")
+    found = getattr(run_file(path), name, None)
+    if not isinstance(found, kind):
+        raise ValueError(
+            f"{path} has no {kind.__name__} named '{name}', it has {type(found).__name__}."
+        )
+    return found
+
+
+def digest(file: Path | str) -> str:
+    """SHA-256 of a file's content, hexadecimal."""
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+
+
+def run_content(file: str, content: str) -> ModuleType:
+    """`run_file` of a file whose content must have the SHA-256 `content`.
+
+    Raises:
+      ValueError: it has another one.
+    """
+    source = Path(file).read_bytes()
+    if hashlib.sha256(source).hexdigest() != content:
+        raise ValueError(
+            f"{file} has changed: its SHA-256 was {content} when the run began; give it that "
+            "content again, or start another run."
+        )
+    return _module(Path(file), source)
+
+
+def _module(path: Path, source: bytes) -> ModuleType:
+    if path.suffix != ".py":
+        raise ValueError(f"{path} is no Python file; its name must end in .py.")
+    place = f"{path.resolve()}\0".encode()
+    name = f"{path.stem}_{hashlib.sha256(place + source).hexdigest()[:12]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    module = ModuleType(name)
+    module.__file__ = str(path.resolve())
+    sys.modules[name] = module  # where dataclasses and pickle look for it
+    try:
+        exec(compile(source, str(path), "exec"), module.__dict__)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

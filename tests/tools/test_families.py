@@ -1,0 +1,259 @@
+"""Commands take any family of models: GR00T's small preset, and one that a user's file defines,
+each recorded for, trained, evaluated, served, planned, quantised, converted and improved by RL."""
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import tyro
+from rich.console import Console
+
+from models import Policy, load_policy
+from models.checkpoints import own
+from models.config.as_json import from_json
+from models.model import _FAMILIES, ModelConfig
+from models.own_file import run_file
+from parallel.monitor.metrics import read_metrics
+from rl.checks import check_policy
+from rl.config import FlowConfig, ObjectiveConfig, RlConfig, RolloutConfig
+from tests.helpers.tools.served import client, serving
+from tests.helpers.tools.small_run import one_device
+from tools import convert_checkpoint, evaluate, plan, quantize, record, rl, serve, train
+from tools.serving.metrics import Metrics
+
+OWN = Path(__file__).parents[1] / "own_model.py"
+SUITES = """
+from sim.environments.device_slots import Lanes
+from sim.suites import Suite
+from tests.helpers.sim.point_world import PointWorld, expert
+
+class World(PointWorld):
+    max_steps = 6
+
+    def __init__(self, size):
+        self.size = size
+
+    def pictures(self, scene):
+        return self.render(scene, self.size)[:, None]
+
+    def step_chunk(self, state, actions):
+        state, happened = super().step_chunk(state, actions)
+        return state, happened._replace(reward=happened.reward + happened.state[..., 0])
+
+def open_lanes(tasks, count, size):
+    return Lanes(World(size), count, expert)
+
+POINTS = Suite("points", ("points",), 4, open_lanes, first_seed=500, together=False, slots=4)
+"""
+TOWER = ["width", "16", "depth", "1", "hidden", "16", "heads", "2"]
+QUIET = Console(quiet=True)
+pytestmark = pytest.mark.slow
+
+
+@dataclass(frozen=True)
+class Family:
+    name: str
+    preset: str
+    file: Path | None
+    options: tuple[str, ...]
+    kept: str
+    """A parameter that RL's presets leave as it is."""
+
+
+def sizes(stack: str, *values: str) -> tuple[str, ...]:
+    pairs = zip(values[::2], values[1::2], strict=True)
+    return tuple(x for name, value in pairs for x in (f"--model.{stack}{name}", value))
+
+
+FAMILIES = [
+    Family(
+        "sight",
+        f"{OWN}:SIGHT",
+        OWN,
+        (*sizes("vision.", *TOWER), *sizes("", "width", "16", "depth", "2", "heads", "2")),
+        "camera",
+    ),
+    Family(
+        "groot",
+        "groot-tiny",
+        None,
+        (
+            *sizes("vision.", *TOWER),
+            *sizes("language.", "width", "16", "depth", "1", "hidden", "16", "head-dim", "8"),
+            *sizes("adapter.", "head-dim", "8"),
+            *sizes("dit.", "depth", "2", "head-dim", "8"),
+            *sizes("", "hidden", "16"),
+        ),
+        "embedding",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def points(tmp_path_factory) -> str:
+    file = tmp_path_factory.mktemp("suite") / "mine.py"
+    file.write_text(SUITES)
+    return f"{file}:POINTS"
+
+
+@pytest.fixture(scope="module")
+def demos(points, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("data") / "points"
+    record.record_dataset(record.RecordConfig(out, points, episodes=10, image_size=16))
+    return out
+
+
+@pytest.fixture(scope="module", params=FAMILIES, ids=lambda family: family.name)
+def family(request) -> Family:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def trained(family, demos, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp(family.name) / "run"
+    paths, config, _ = train.parse(
+        [
+            *("--data", str(demos), "--out", str(out), "--preset", family.preset),
+            *("--model.image-size", "16", "--model.horizon", "4", "--model.chunks", "1"),
+            *("--trainer.steps", "4", "--trainer.save-every", "2", "--trainer.eval-every", "4"),
+            *("--rows.number", "4", "--optimizer.warmup-steps", "1", "--mesh.data", "1"),
+            *("--optimizer.rates", "@vision", "0.5", ".", "1.0"),
+            *family.options,
+        ]
+    )
+    with one_device():
+        assert train.run(paths, config, QUIET).finished
+    return out
+
+
+def test_training_makes_steps_and_leaves_a_policy_that_is_rebuilt_from_its_checkpoint(
+    family, trained
+):
+    rows = read_metrics(trained)
+    assert len([row for row in rows if "loss" in row]) == 4
+    assert all(np.isfinite(row["loss"]) for row in rows if "loss" in row)
+    assert np.isfinite([row["val_action_mse"] for row in rows if "val_action_mse" in row]).all()
+    config = own.read_json(trained, "config")
+    assert config["model"]["family"] == family.name
+    policy = load_policy(trained)
+    assert policy.model.config.family == family.name
+    before = policy.model.init(jax.random.key(0))
+    moved = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), policy.params, before)
+    assert max(jax.tree.leaves(moved)) > 0
+
+
+def test_a_trained_policy_acts_in_a_suite(family, trained, points, tmp_path):
+    config = evaluate.EvaluateConfig(
+        trained, tmp_path, points, episodes=2, steps=2, controls=("untrained",), family=family.file
+    )
+    found = evaluate.run(config, QUIET)
+    assert {name: result.success.trials for name, result in found.items()} == {
+        "trained": 2,
+        "untrained": 2,
+    }
+
+
+def test_a_trained_policy_answers_a_robot(family, trained):
+    config = serve.ServeConfig(trained, sizes=(1,), steps=2, family=family.file)
+    with (
+        serve._engine(config, Metrics()) as engine,
+        serving(engine) as running,
+        client(running.url) as robot,
+    ):
+        seen = {name: _shown(name) for name in robot.metadata["inputs"]}
+        actions = robot.infer(seen)["actions"]
+    assert actions.shape == (4, 2)
+    assert np.isfinite(actions).all()
+
+
+def _shown(name):
+    if "prompt" in name:
+        return "go to the red disc"
+    return np.zeros(2) if "state" in name else np.zeros((16, 16, 3), np.uint8)
+
+
+def test_grpo_improves_what_draws_chunks_and_leaves_what_reads_observations(
+    family, trained, points, tmp_path, monkeypatch
+):
+    one = jax.devices()[:1]
+    monkeypatch.setattr("rl.host.placement.split_devices", lambda acting: (one, one))
+    config = replace(
+        rl.parse(["--checkpoint", str(trained), "--out", "x", "--preset", "tabletop-grpo"])[1],
+        steps=1,
+        flow=FlowConfig(steps=2),
+        objective=ObjectiveConfig(advantage="group"),
+        rollout=RolloutConfig(
+            suite=points, tickets=2, group=2, staleness=0, slots=2, reward="suite", execute=4
+        ),
+        eval_every=0,
+        save_every=1,
+    )
+    config = replace(config, learner=replace(config.learner, micro=8, epochs=1, minibatches=1))
+    assert rl.run(rl.Paths(trained, tmp_path / "rl", family=family.file), config, QUIET).finished
+    before, after = (load_policy(path).params for path in (trained, tmp_path / "rl"))
+    moved = jax.tree_util.tree_flatten_with_path(
+        jax.tree.map(lambda a, b: float(np.abs(a - b).max()), before, after)
+    )[0]
+    names = {jax.tree_util.keystr(p, simple=True, separator="/"): x for p, x in moved}
+    assert names[family.kept] == 0
+    assert max(x for name, x in names.items() if name.startswith("action_")) > 0
+
+
+def test_a_family_is_planned(family):
+    run, machines = plan.Run(preset=family.preset, rows=16), plan.Machines(gpus=2)
+    found = plan.plan(run, machines, ("bf16",), ("none",))[2]
+    assert found[0].step > 0
+    if family.name == "sight":
+        with pytest.raises(ValueError, match=r"'sight' have no `recomputing`.*remat 'full'"):
+            plan.plan(run, machines, ("bf16",), ("full",))
+
+
+def command(main, *arguments, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["command", *map(str, arguments)])
+    tyro.cli(main)
+
+
+def test_a_policy_is_quantised_or_it_is_said_what_its_family_lacks(
+    family, trained, tmp_path, monkeypatch, capsys
+):
+    options = () if family.file is None else ("--family", family.file)
+    arguments = (quantize.main, trained, tmp_path / "small", *options)
+    if family.name == "groot":
+        with pytest.raises(SystemExit, match=r"'groot' have no `quantizable`"):
+            command(*arguments, monkeypatch=monkeypatch)
+        return
+    command(*arguments, monkeypatch=monkeypatch)
+    assert "bytes became" in capsys.readouterr().err
+    kernel = load_policy(tmp_path / "small").params["blocks"]["up"]["kernel"]
+    assert kernel.q.dtype == jax.numpy.float8_e4m3fn
+
+
+def test_a_policy_is_converted_to_formats_of_its_family_alone(
+    family, trained, tmp_path, monkeypatch
+):
+    options = () if family.file is None else ("--family", family.file)
+    command(convert_checkpoint.main, trained, tmp_path / "own", *options, monkeypatch=monkeypatch)
+    again, first = load_policy(tmp_path / "own"), load_policy(trained)
+    jax.tree.map(np.testing.assert_array_equal, again.params, first.params)
+    assert again.model == first.model
+    with pytest.raises(SystemExit, match=f"'{family.name}' does not fit the format 'openpi'"):
+        command(
+            *(convert_checkpoint.main, trained, tmp_path / "other", "--to", "openpi", *options),
+            monkeypatch=monkeypatch,
+        )
+
+
+def test_a_checkpoint_names_its_family_and_runs_no_file_of_it(tmp_path, monkeypatch):
+    monkeypatch.delitem(_FAMILIES, "sight", raising=False)
+    values = {"family": "sight", "width": 16}
+    with pytest.raises(ValueError, match=r"Family 'sight' is not known.*--family path/to/file\.py"):
+        from_json(ModelConfig, values)
+
+
+def test_workers_elsewhere_know_no_family_of_a_users_file():
+    policy = Policy(run_file(OWN).SightConfig().build(), None, None)
+    with pytest.raises(ValueError, match="its workers know no family 'sight'"):
+        check_policy(policy, RlConfig(placement="disaggregated"))
