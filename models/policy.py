@@ -225,7 +225,7 @@ class Policy:
         progress: Callable[[int, int], None] | None = None,
         compute: Callable[[list[Request]], Any] | None = None,
     ) -> None:
-        """Compiles ahead, by computing once, what observations need.
+        """Compiles ahead, by computing once, the programs that observations need.
 
         Args:
           sizes: some of the policy's, all if None.
@@ -349,7 +349,7 @@ class Policy:
         return max(length, min(bucket, self._prepared().text_limit))
 
     def _pieces(self, count: int) -> Iterator[tuple[Int[np.ndarray, "r"], int]]:
-        """So many rows in batches of the policy's sizes: the rows of each, filled up by the last of
+        """`count` rows in batches of the policy's sizes: the rows of each, filled up by the last of
         them, and how many count."""
         for first in range(0, count, self.sizes[-1]):
             rows = min(self.sizes[-1], count - first)
@@ -424,7 +424,7 @@ def _weights(lefts: Sequence[Left | None]) -> Float[np.ndarray, "b h"] | None:
 def _committed(
     chunks: Float[np.ndarray, "b h a"], lefts: Sequence[Left | None]
 ) -> Float[np.ndarray, "b h a"]:
-    """Chunks that begin with what is acted in any case."""
+    """Chunks that begin with the committed actions."""
     for chunk, left in zip(chunks, lefts, strict=True):
         if left is not None:
             chunk[: len(left.committed)] = left.committed

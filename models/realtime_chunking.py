@@ -44,9 +44,9 @@ class Left(NamedTuple):
     """Actions left of a robot's previous chunk when it observes, in the robot's units."""
 
     actions: Float[np.ndarray, "h a"]
-    """Filled up with zeros."""
+    """Actions left, padded with zeros."""
     weight: Float[np.ndarray, "h"]
-    """Above 0 where there is an action left."""
+    """Weights, above 0 where there is an action left."""
     committed: Float[np.ndarray, "_d a"]
 
 

@@ -108,7 +108,7 @@ class Order:
     def _samples(
         self, place: Int64[np.ndarray, "n"], epoch: Int64[np.ndarray, "n"]
     ) -> tuple[Int64[np.ndarray, "n"], ...]:
-        """Episode, frame, task and wording of what stands at these places of the line."""
+        """Episode, frame, task and wording of the samples at these places of the line."""
         runs = self._source.runs
         item = np.searchsorted(self._starts, place, "right") - 1
         run = self._run[item]
@@ -138,8 +138,8 @@ class Order:
         return images[order], text[order]
 
     def _given(self, draws: int) -> Int64[np.ndarray, "c"]:
-        """Each cell's number among the first so many draws: the share of those that stand before
-        its end, rounded down, less that of those before its start."""
+        """Each cell's number of the first `draws` draws: the share of those that stand before its
+        end, rounded down, less that of those before its start."""
         given = []
         for share, size, cuts in zip(
             split(draws, self._classes), self._classes, self._cuts, strict=True
@@ -150,8 +150,8 @@ class Order:
 
 
 def split(draws: int, weights: Sequence[int]) -> list[int]:
-    """Each one's number among the first so many draws. Split off one at a time, so that the shares
-    sum to `draws` and none ever shrinks."""
+    """Shares of the first `draws` draws by weight, split off one at a time, so that the shares sum
+    to `draws` and none ever shrinks."""
     shares, weight = [], sum(weights)
     for own in weights:
         shares.append(draws * own // weight)

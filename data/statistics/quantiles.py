@@ -69,7 +69,7 @@ class OrderStatistics:
         self._counts = self._counters()
 
     def _counters(self) -> list[dict[int, Int64[np.ndarray, "65536"]]]:
-        """Per dimension, for every interval that holds a wanted value."""
+        """Empty counts by dimension, for every interval that holds a wanted value."""
         zeros = 0 if self.found else 1 << _BITS
         return [{p: np.zeros(zeros, np.int64) for p in set(ps)} for ps in self._prefixes]
 

@@ -28,7 +28,7 @@ def blocked(
     q_position: Position = None,
     kv_position: Position = None,
 ) -> Partial:
-    """As `attend`, which says what the arguments are; causal where positions are given."""
+    """Attention with the arguments of `attend`; causal where positions are given."""
     return _blocked(q, k, v, q_segment, kv_segment, q_position, kv_position)
 
 

@@ -63,7 +63,7 @@ class Tokenizer:
         return _FIRST_WORD + len(self.words)
 
     def decode(self, ids: Int[np.ndarray, "t"]) -> str:
-        """The text of such ids, its pieces joined by single spaces; bytes in a run are one piece,
+        """The text of token ids, its pieces joined by single spaces; bytes in a run are one piece,
         and those that are no UTF-8 show as �.
 
         Raises:
@@ -128,7 +128,7 @@ class SentencePiece:
         return np.asarray(self._processor.encode(text, add_bos=True), np.int32)
 
     def decode(self, ids: Int[np.ndarray, "t"]) -> str:
-        """The text of such ids."""
+        """The text of token ids."""
         return self._processor.decode([int(i) for i in ids])
 
     @property
