@@ -23,7 +23,7 @@ _TO_YIQ = np.array([[0.299, 0.587, 0.114], [0.5959, -0.2746, -0.3213], [0.2115, 
 
 @dataclass(frozen=True)
 class AugmentConfig:
-    """By how much pictures vary; as it stands, not at all.
+    """Ranges in which pictures vary; by default not at all.
 
     `crop`: side of the square that is cut out at random and enlarged again, as a share of the
     picture's. `rotation`: degrees either way. `brightness`, `contrast` and `saturation` are scaled

@@ -293,7 +293,7 @@ def _unscaled(config: PiConfig, cameras: tuple[str, ...]) -> Embodiment:
 
 
 def _scaled(embodiment: Embodiment, name: str, file: Path, quantiles: bool) -> Embodiment:
-    """With openpi's statistics: z-scores for π0, the range from q01 to q99 for π0.5."""
+    """Embodiment with openpi's statistics: z-scores for π0, the range from q01 to q99 for π0.5."""
     stats = section(read_json(file), "norm_stats", str(file))
 
     def numbers(key: str, kind: str) -> list[float]:

@@ -229,7 +229,7 @@ class Policy:
         progress: Callable[[int, int], None] | None = None,
         compute: Callable[[list[Request]], Any] | None = None,
     ) -> None:
-        """Compiles ahead, by computing once, what observations need.
+        """Compiles ahead, by computing once, the programs that observations need.
 
         Args:
           sizes: some of the policy's, all if None.
@@ -442,7 +442,7 @@ def _weights(lefts: Sequence[Left | None]) -> Float[np.ndarray, "b h"] | None:
 def _committed(
     chunks: Float[np.ndarray, "b h a"], lefts: Sequence[Left | None]
 ) -> Float[np.ndarray, "b h a"]:
-    """Chunks that begin with what is acted in any case."""
+    """Chunks that begin with the committed actions."""
     for chunk, left in zip(chunks, lefts, strict=True):
         if left is not None:
             chunk[: len(left.committed)] = left.committed

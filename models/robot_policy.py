@@ -29,11 +29,11 @@ class RobotSpec(Protocol):
 
     @property
     def name(self) -> str:
-        """The suite's, for messages."""
+        """Name of the suite, for messages."""
 
     @property
     def cameras(self) -> tuple[str, ...]:
-        """In the order of observed pictures."""
+        """Cameras in the order of observed pictures."""
 
     @property
     def picture(self) -> tuple[int, int]:
@@ -284,7 +284,7 @@ def processor_of(policy: Policy, where: str) -> Processor:
 
 
 def _exactly(x: Float[Array, "*b d"], scaling: Normalizer, inverse: bool = False) -> Any:
-    """In 64 bits and rounded once, as numpy does on the host."""
+    """x scaled in 64 bits and rounded once, as numpy does on the host."""
     offset, scale = np.asarray(scaling.offset), np.asarray(scaling.scale)
     with jax.enable_x64(True):
         wide = x.astype(jnp.float64)

@@ -248,7 +248,7 @@ class Loop:
         return self.stopped is not None
 
     def _read(self, log: StepLog) -> None:
-        """Takes over what `log` has read."""
+        """Takes over the metrics that `log` has read."""
         self.stopped = self.stopped or log.stopped
         self.ledger.spend("step")
         with self.failure.kept():

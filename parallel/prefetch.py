@@ -17,7 +17,7 @@ _LOOK, _PATIENCE = 0.1, 5.0
 
 
 class GivenUp(Exception):
-    """No item was waited for any longer."""
+    """The wait for an item was given up."""
 
 
 class Prefetcher(Generic[T]):

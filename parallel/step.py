@@ -40,7 +40,7 @@ OVERLAP = {
         "xla_gpu_enable_pipelined_all_reduce": True,
     }
 }
-"""By platform: collectives of one layer run behind the products of another (docs/compile.md)."""
+"""XLA flags that run one layer's collectives behind another's products (docs/compile.md)."""
 
 Params = Any
 Metrics = dict[str, Array]
@@ -83,7 +83,7 @@ def abstract_state(
 def abstract_state_of(
     params: Params, optimizer: OptimizerConfig, rules: Rules, mesh: Mesh
 ) -> TrainState:
-    """As `abstract_state`, for parameters (or their ShapeDtypeStructs) that no model draws."""
+    """`abstract_state` for parameters (or their ShapeDtypeStructs) that no model draws."""
     shapes = jax.eval_shape(lambda p: _begin(p, optimizer), params)
     params = shardings(shapes.params, rules, mesh)
     trained = select(optimizer, params)[1]

@@ -67,7 +67,7 @@ def check_info(dataset: LeRobotDataset) -> Iterator[Problem]:
 
 
 def check_tasks(dataset: LeRobotDataset, tasks: Mapping[int, int]) -> Iterator[Problem]:
-    """Every task has a text; `tasks` are the indices that frames have, with an episode of each."""
+    """Checks the text of every task; `tasks` are the indices of frames, with an episode of each."""
     known = dataset.tasks
     for index, episode in tasks.items():
         text = known.get(index)
@@ -104,7 +104,7 @@ def check_listing(dataset: LeRobotDataset) -> Iterator[Problem]:
 
 
 def check_statistics(dataset: LeRobotDataset, stats: Mapping[str, Stats]) -> Iterator[Problem]:
-    """meta/stats.json says of each column what `stats`, which are exact, say."""
+    """Checks meta/stats.json against `stats`, which are exact."""
     folder = dataset.folder
     written = written_statistics(folder)
     moments, quantiles = [], []

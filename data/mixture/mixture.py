@@ -120,7 +120,7 @@ def read_mixture(data: str | Path, consent: Consent = remembered) -> Mixture:
 
 
 def _agreed(path: Path, config: DatasetConfig, consent: Consent) -> DatasetConfig:
-    """With the one content of its transform that may run."""
+    """The config with the one content of its transform that may run."""
     found = Transform.find(config.transform)
     if config.transform_sha256 not in ("", found.content):
         raise ValueError(

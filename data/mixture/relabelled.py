@@ -133,7 +133,7 @@ class Transform:
 
     @classmethod
     def find(cls, where: str) -> "Transform":
-        """From `path/to/file.py:function`, of which nothing runs yet.
+        """Find `path/to/file.py:function`, of which nothing runs yet.
 
         Raises:
           FileNotFoundError: there is no such file.
@@ -148,7 +148,7 @@ class Transform:
 
     @classmethod
     def read(cls, where: str, content: str = "") -> "Transform":
-        """From `path/to/file.py:function`, whose file runs.
+        """Load `path/to/file.py:function`, whose file runs.
 
         Args:
           content: SHA-256 that the file must have; any if empty.

@@ -16,7 +16,7 @@ Consent = Callable[[Path, Transform], bool]
 
 
 def always(mixture: Path, transform: Transform) -> bool:
-    """Consent to whatever a mixture's file names, for those that are the user's own."""
+    """Consent to all that a mixture's file names, for those that are the user's own."""
     return True
 
 

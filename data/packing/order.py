@@ -150,8 +150,8 @@ class Order:
 
 
 def split(draws: int, weights: Sequence[int]) -> list[int]:
-    """Each one's number among the first so many draws. Split off one at a time, so that the shares
-    sum to `draws` and none ever shrinks."""
+    """Shares of the first `draws` draws by weight, split off one at a time, so that the shares sum
+    to `draws` and none ever shrinks."""
     shares, weight = [], sum(weights)
     for own in weights:
         shares.append(draws * own // weight)

@@ -46,7 +46,8 @@ def pack_kinds(
     counts: Int[np.ndarray, " k"],
     layout: Layout,
 ) -> Packing:
-    """Packs `counts` samples of kinds with so many images and text tokens into rows of `layout`.
+    """Packs `counts` samples of each kind, with its `images` and `text` tokens, into rows of
+    `layout`.
 
     Every kind must fit into an empty row.
     """

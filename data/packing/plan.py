@@ -29,8 +29,8 @@ _WINDOWS_KEPT = 4
 
 
 class Draw(NamedTuple):
-    """A sample that the plan chose: frame `frame` of an episode, told in that wording of its task;
-    the `id`-th draw."""
+    """A sample that the plan chose: frame `frame` of an episode, in that wording of its task; the
+    `id`-th draw."""
 
     source: int
     episode: int

@@ -1,4 +1,4 @@
-"""`tf.train.Example` messages without TensorFlow: what they hold, found without reading it all.
+"""`tf.train.Example` messages without TensorFlow: features, found without reading all of them.
 
 Every level of the message is length-prefixed, so a feature is found by hopping over the others,
 and its numbers are one buffer for numpy. Written after tensorflow/core/example/feature.proto and

@@ -260,7 +260,7 @@ def _finite(columns: Mapping[str, _Column], where: str) -> dict[str, Stats]:
 
 
 def _told(blocks: Blocks, total: int, progress: Report | None) -> Blocks:
-    """The same blocks; `progress` is told of the frames in each pass over them."""
+    """The same blocks; `progress` is called with the frames in each pass over them."""
     passes = 0
 
     def telling(names: Sequence[str]) -> Iterator[Mapping[str, Block]]:

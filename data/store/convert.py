@@ -75,13 +75,13 @@ class Part(NamedTuple):
 
 
 Done = Callable[[int], None]
-"""Told how many more pictures have been made."""
+"""Called with the number of further pictures made."""
 Run = Callable[[Dataset, Sequence[Part], Settings, Folder, Done], None]
 """Makes parts: in this process (`in_threads`) or on a cluster (`data.store.ray_convert.on_ray`)."""
 
 
 def content_key(dataset: Dataset, settings: Settings) -> str:
-    """Names a store by what is in it: 16 hexadecimal digits of a SHA-256 over the dataset's digest
+    """Names a store by its content: 16 hexadecimal digits of a SHA-256 over the dataset's digest
     and all that decides the bytes made of it."""
     content = [FORMAT, _QUALITY, _SUBSAMPLING, dataset.digest, *asdict(settings).values()]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Tables of a frame store as they are read, with every value held against what can be one.
+"""Tables of a frame store as they are read, with every value checked.
 
 Whoever can write a store can write its sums too, so these say nothing of a stranger's: arrays may
 declare more than memory holds, runs may point outside of their episodes, JSON may hold anything.
@@ -39,7 +39,7 @@ class Kept(NamedTuple):
 
 
 def read_episodes(kept: Kept, tasks: int) -> dict[str, np.ndarray]:
-    """The arrays of `episodes.npz`, whose runs are of so many tasks.
+    """The arrays of `episodes.npz`, whose runs are of `tasks` tasks.
 
     Raises:
       DatasetError: one is missing, or no such array of such values.

@@ -30,8 +30,8 @@ should, which any flipped one brings about. libavcodec's H.264 marks frames it c
 (`is_corrupt`), but not in several threads."""
 
 _SAME_BYTES = {"mbtree": "0"}
-"""For libx264: its macroblock tree reads memory that nothing has written, so that one frame in
-thousands is coded otherwise (as glibc's MALLOC_PERTURB_ shows)."""
+"""Options for libx264: its macroblock tree reads memory that nothing has written, so that one frame
+in thousands is coded otherwise (as glibc's MALLOC_PERTURB_ shows)."""
 
 _OPTIONS = {"g": "2", "crf": "14", "preset": "veryfast"} | _SAME_BYTES
 _SEEK_BACK_SECONDS = (0.0, 2.0, 10.0, 60.0, float("inf"))

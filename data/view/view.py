@@ -211,7 +211,7 @@ def _path(values: Float64[np.ndarray, " t"], low: float, high: float) -> str:
 
 
 def _rounded(values: Float64[np.ndarray, "t d"]) -> list[list[float | None]]:
-    """Per dimension what the page shows at each frame."""
+    """Values that the page shows at each frame, by dimension."""
     return [
         [float(f"{value:.4g}") if np.isfinite(value) else None for value in dim] for dim in values.T
     ]

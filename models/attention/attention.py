@@ -95,16 +95,15 @@ def attend_locally(
     q_position: Int[Array, "b q"] | None = None,
     kv_position: Int[Array, "b k"] | None = None,
 ) -> Partial:
-    """As `attend`, by plain products of all pairs, which the compiler cuts as their inputs are:
-    for the few places of a chunk, which no mesh axis splits. Causal where positions are given."""
+    """`attend` by plain products of all pairs, which the compiler cuts as their inputs are: for the
+    few places of a chunk, which no mesh axis splits. Causal where positions are given."""
     return _dense(q, k, v, q_segment, kv_segment, q_position, kv_position)
 
 
 def explain(q: Any, k: Any) -> list[tuple[str, str | None]]:
-    """Every implementation in the order "auto" tries them, each with what speaks against it for
-    these queries and keys (arrays or ShapeDtypeStructs); None where nothing does. "auto" takes the
-    first of those.
-    """
+    """Implementations in the order "auto" tries them, each with the reason against it for these
+    queries and keys (arrays or ShapeDtypeStructs); None where there is none. "auto" takes the first
+    of those."""
     case = _case(q, k)
     return [
         *((name, row.cannot(case) or row.slower(case)) for name, row in _TABLE.items()),
@@ -203,7 +202,7 @@ def _visible(
 
 
 def _dense(q, k, v, q_segment, kv_segment, q_position=None, kv_position=None) -> Partial:
-    """All query-key pairs at once, differentiated by JAX: what the others are tested against."""
+    """Attention over all pairs at once, differentiated by JAX: the others' reference in tests."""
     logits = _logits(q, k, q_segment, kv_segment, q_position, kv_position)
     top = jax.lax.stop_gradient(jnp.maximum(logits.max(-1), MASKED / 2))
     weights = jnp.exp(logits - top[..., None])
@@ -251,7 +250,7 @@ _TABLE = {
     "dense": _Row(Kernel(_dense, _dense_gradients), slower=_dense_is_slower),
     "blocked": _Row(Kernel(blocked, blocked_gradients)),
 }
-"""In the order of preference; the last serves everything."""
+"""Implementations in the order of preference; the last serves everything."""
 
 _LEFT_OUT = {
     "pallas.ops.gpu": "its backward refuses the log-sum-exp, and it has no grouped key-value heads",

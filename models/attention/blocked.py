@@ -26,7 +26,7 @@ def blocked(
     q_position: Int[Array, "b q"] | None = None,
     kv_position: Int[Array, "b k"] | None = None,
 ) -> Partial:
-    """As `attend`, which says what the arguments are; causal where positions are given."""
+    """Attention with the arguments of `attend`; causal where positions are given."""
     return _blocked(q, k, v, q_segment, kv_segment, q_position, kv_position)
 
 

@@ -33,8 +33,8 @@ def flash(
     *,
     interpret: bool = False,
 ) -> Partial:
-    """As `attend`, which says what the arguments are; causal where positions are given.
-    `interpret` runs the kernels step by step on any backend."""
+    """Attention with the arguments of `attend`; causal where positions are given. `interpret` runs
+    the kernels step by step on any backend."""
     dim = q.shape[3]
     run = _kernels(dim**-0.5, interpret)
     out, lse = run(*map(_wide, (q, k, v)), q_segment, kv_segment, q_position, kv_position)
@@ -56,7 +56,7 @@ def flash_gradients(
 
 
 def head_problem(head_dim: int, dtype: jnp.dtype) -> str | None:
-    """Why these kernels cannot serve such heads, None if they can."""
+    """Reason that these kernels cannot serve such heads, None if they can."""
     if head_dim > 256:
         return f"head dim {head_dim} is more than 256, the largest that shared memory holds"
     if dtype not in (jnp.bfloat16, jnp.float16):

@@ -289,7 +289,7 @@ def _fit(
 
 
 def _grouped(names: list[str], theirs: Mapping[str, Shape]) -> list[str]:
-    """Names with their shapes; those that differ only by an index are told once."""
+    """Names with their shapes; those that differ only by an index appear once."""
     alike: dict[tuple[str, Shape], list[str]] = {}
     for name in names:
         alike.setdefault((re.sub(r"\b\d+\b", "#", name), theirs[name]), []).append(name)

@@ -351,7 +351,7 @@ class EmbodimentLinear(nnx.Module):
 
 
 class EmbodimentMLP(nnx.Module):
-    """Two such layers with a ReLU between."""
+    """Two `EmbodimentLinear` with a ReLU between."""
 
     def __init__(
         self, kinds: int, inner: int, hidden: int, outer: int, dtype: jnp.dtype, rngs: nnx.Rngs

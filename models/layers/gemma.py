@@ -72,7 +72,7 @@ class Cache(NamedTuple):
         )
 
     def swapped(self) -> "Cache":
-        """With rows before layers, and back."""
+        """Cache with rows before layers, and back."""
         return Cache(jnp.swapaxes(self.k, 0, 1), jnp.swapaxes(self.v, 0, 1), self.segment)
 
 

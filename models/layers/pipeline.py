@@ -45,7 +45,7 @@ class Pipeline:
             )
 
     def on(self, stages: int) -> "Pipeline":
-        """With the number of micro-batches on that many stages filled in."""
+        """Pipeline with its number of micro-batches for that many stages."""
         return Pipeline(self.microbatches or stages, self.repeats)
 
     def bubble(self, stages: int) -> float:
@@ -279,7 +279,8 @@ def _dealt(z: Array, stages: int, repeats: int, back: bool = False) -> Array:
 
 
 def _permuted(z: Array, stages: int, repeats: int, back: bool) -> Array:
-    """In as many rounds as there are repeats; in each, every stage sends a block and gets one."""
+    """Permute in as many rounds as there are repeats; in each, every stage sends a block and gets
+    one."""
     stage, together = jax.lax.axis_index("stage"), math.gcd(stages, repeats)
     out = jnp.zeros_like(z)
     for turn in range(repeats):

@@ -41,8 +41,8 @@ _REMEDIES = {
 
 
 def code(error: BaseException, begun: bool) -> int:
-    """That of a process which an error ends; the error's own `exit_code` if it has one. Only what
-    is wrong before training has begun is refused: a full disk is a ValueError too."""
+    """Exit code of a process which an error ends; the error's own `exit_code` if it has one. Only
+    what is wrong before training has begun is refused: a full disk is a ValueError too."""
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
     if isinstance(error, SystemExit):

@@ -77,7 +77,7 @@ def settle(
 
 
 def any_host(number: int) -> tuple[int, int] | None:
-    """As `told`, of what each host gives: a signal's number or 0.
+    """`told`, of the signal's number, or 0, that each host gives.
 
     It goes not over the devices, so hosts may come minutes apart, as they do after compiling.
     All hosts must call it at the same point of the program, and each waits for the others.

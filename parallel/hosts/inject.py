@@ -66,8 +66,7 @@ def parse(text: str) -> list[Fault]:
 
 
 def arm(text: str, folder: Path) -> None:
-    """From now on `at` lets these faults happen, those that have not in the run of `folder`; ""
-    disarms.
+    """Arms faults for `at`, those that have not happened in the run of `folder`; "" disarms.
 
     Raises:
       ValueError: as `parse`.

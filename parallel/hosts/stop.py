@@ -1,4 +1,4 @@
-"""Told to stop: what SIGTERM (a cluster that takes its machine back) and Ctrl-C mean to a run.
+"""Signals to stop: SIGTERM (a cluster that takes its machine back) and Ctrl-C.
 
 A signal is only noted; the loop acts on it where all hosts can act alike. Installed after jax's own
 preemption notifier, which would swallow SIGTERM, these handlers replace its.

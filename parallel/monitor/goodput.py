@@ -164,7 +164,7 @@ class Ledger:
         self._until = now
 
     def made(self, step: int) -> None:
-        """So many steps are made: writes what was spent since the last line."""
+        """Writes the seconds since the last line, as `step` steps are made."""
         self._write("made", step)
 
     def end(self, step: int) -> None:

@@ -46,7 +46,7 @@ class StepBar:
         self._task = self._bar.add_task(doing, total=steps, completed=done, status="compiling")
 
     def show(self, done: int, status: str) -> None:
-        """After so many steps."""
+        """Shows that `done` steps are made."""
         self._bar.update(self._task, completed=done, status=status)
         now = time.perf_counter()
         last = done == self._steps

@@ -74,7 +74,7 @@ class Spikes:
         return self._factor * float(np.median(known))
 
     def after(self, step: int, good: bool, metrics: Mapping[str, float], limit: float) -> None:
-        """Takes in what a step found.
+        """Records the outcome of a step.
 
         Raises:
           BadStep: it was bad and is not skipped, or too many were in a row.

@@ -115,7 +115,7 @@ def gradient_work(
 
 
 def of_jaxpr(jaxpr: Jaxpr, trips: float = 1) -> Work:
-    """As `work`, of a jaxpr."""
+    """`work` of a jaxpr."""
     walk = _Walk(trips)
     inputs = [_Buffer(_size(var.aval), None) for var in jaxpr.invars]
     constants = [_Buffer(0, None) for _ in jaxpr.constvars]
@@ -336,7 +336,7 @@ def _product(equation: Any) -> Matmul:
 
 
 def _convolution(equation: Any) -> Matmul:
-    """As the product it is: every output entry sums over a window of the input's channels."""
+    """The matrix product whose every output entry sums over a window of the input's channels."""
     kernel, out = equation.invars[1].aval, equation.outvars[0].aval
     spec = equation.params["dimension_numbers"]
     channels = out.shape[spec.out_spec[1]]

@@ -104,7 +104,7 @@ class Line:
     slope: float
 
     def at(self, rows: float) -> float:
-        """Its value, not below 0."""
+        """Value at `rows` rows, not below 0."""
         return max(self.fixed + self.slope * rows, 0.0)
 
 

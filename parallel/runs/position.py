@@ -36,8 +36,8 @@ def at_data(data: Json, offset: int, bad_steps: Json) -> Json:
 
 
 def check_at_data(found: Json) -> None:
-    """Raises ValueError, with the field, unless `at_data` made it; of the data's own position and
-    of the record of `Spikes` those can tell who read them."""
+    """Raises ValueError, with the field, unless `at_data` made it; the data's own position and the
+    record of `Spikes` are checked by those who read them."""
     for name in at_data(None, 0, None):
         entry(found, name)
     count(found, "offset")

@@ -170,8 +170,8 @@ def _release(folder: Path) -> None:
 
 
 def _refusal(path: Path, free: bool | None, holder: _Holder | None, created: bool) -> str:
-    """Why the lock is not to be had: `free` is what the kernel says of it, None if it has no locks
-    there."""
+    """Reason that the lock is refused, "" if it is not; `free` is None where the kernel has no
+    locks."""
     if free is False:
         return _in_use(path, holder)
     if free:
