@@ -11,9 +11,9 @@ import pytest
 
 from models import Embodiment, Normalizer, Processor
 from models.config.as_json import from_json, to_json
+from models.config.own_file import named_in_file, run_file
 from models.load import check_fit
 from models.model import _SHIPPED, FLOW, ModelConfig, family_config, function_at, require
-from models.own_file import named_in_file, run_file
 from models.sharding import path_name
 from tools.recipes.presets import GROOT_TINY, PRESETS, TINY, RunConfig
 from tools.recipes.rl_presets import RL_PRESETS, learner_of

@@ -15,8 +15,8 @@ import tyro
 
 from models import Policy, load_policy
 from models.config.as_json import to_json
+from models.config.own_file import run_file
 from models.model import function_at
-from models.own_file import run_file
 from models.terminal import Console, guard_tracebacks
 from parallel.checkpoint import CheckpointWriter, steps
 from tools.command_line.ending import in_a_line

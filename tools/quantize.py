@@ -17,9 +17,9 @@ import numpy as np
 import tyro
 
 from models import PackedBatch, Policy, load_policy
+from models.config.own_file import run_file
 from models.layers import fp8
 from models.model import require
-from models.own_file import run_file
 from models.terminal import Console, guard_tracebacks
 from tools.bench.models.fp8 import random_batch
 from tools.command_line.ending import in_a_line

@@ -27,7 +27,7 @@ import tyro
 from models import Policy, load_policy
 from models.checkpoints import digests, own
 from models.config.as_json import from_json, model_config, to_json
-from models.own_file import run_file
+from models.config.own_file import run_file
 from models.terminal import Console, guard_tracebacks
 from parallel.checkpoint import find
 from parallel.hooks import Hook

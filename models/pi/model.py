@@ -156,8 +156,8 @@ class PiConfig(ModelConfig, family="pi"):
 
     quantizable: ClassVar[str] = r"^language/layers/(attention|mlp)/"
     exports: ClassVar[Mapping[str, str]] = {
-        "openpi": "models.checkpoints.pi_formats:write_openpi",
-        "lerobot": "models.checkpoints.pi_formats:write_lerobot",
+        "openpi": "models.pi.formats:write_openpi",
+        "lerobot": "models.pi.formats:write_lerobot",
     }
 
 

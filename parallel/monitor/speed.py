@@ -23,8 +23,10 @@ from parallel.step import Trainable
 _KEYS = 64  # of a block that attention's kernels walk, as the planner takes it
 
 
-def model_flops(model: Trainable, optimizer: OptimizerConfig, batch: PackedBatch) -> dict[str,
-float]: """FLOPs of one step on a global batch, by the operands' dtype.
+def model_flops(
+    model: Trainable, optimizer: OptimizerConfig, batch: PackedBatch
+) -> dict[str, float]:
+    """FLOPs of one step on a global batch, by the operands' dtype.
 
     Products over padded places count: they are computed. Where attention walks blocks of keys, of
     which it skips those of other samples, it is counted for samples of the average length of those

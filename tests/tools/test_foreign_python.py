@@ -19,8 +19,8 @@ from tests.helpers.tools.small_run import MODEL
 
 ROOT = Path(__file__).parents[2]
 RUNS = {
-    "models/own_file.py": "--preset, --data-format and optimizer.name path/to/file.py:NAME, --family, "
-    "and a transform, by its digest (data/mixture/trust.py)",
+    "models/config/own_file.py": "--preset, --data-format and optimizer.name path/to/file.py:NAME, "
+    "--family, and a transform, by its digest (data/mixture/trust.py)",
     "data/dataset.py": "modules of the shipped formats, by a table of their names",
     "sim/suites.py": "--suite path/to/file.py:NAME, and entry points of installed packages",
     "sim/processes/child.py": "a simulator's script of ours or of the user's suite",

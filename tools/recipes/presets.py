@@ -17,6 +17,7 @@ from data.packing.plan import Source, typical_costs
 from models import Layout, PiConfig
 from models.attention.ring import RUN
 from models.augment import AugmentConfig
+from models.config.own_file import load
 from models.groot.model import GrootConfig
 from models.layers.dit import TransformerConfig
 from models.layers.gemma import GEMMA_2B, GEMMA_300M, GemmaConfig
@@ -24,7 +25,6 @@ from models.layers.layers import Compute
 from models.layers.qwen3 import QwenConfig
 from models.layers.siglip import SiglipConfig
 from models.model import ModelConfig
-from models.own_file import load
 from parallel.mesh import MeshConfig
 from parallel.optimizer import OptimizerConfig, ends_with_the_run
 from parallel.trainer import TrainerConfig
