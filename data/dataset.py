@@ -17,7 +17,7 @@ from jaxtyping import Bool, Int64, UInt8
 
 from data.errors import MissingFileError, Problem
 from data.files.folder import Folder, open_folder
-from models.config import own_file
+from models.files import own_file
 
 Prompts = tuple[tuple[str, ...], ...]
 """The wordings of each task, at least one."""

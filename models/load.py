@@ -19,8 +19,8 @@ from models.checkpoints import own
 from models.checkpoints.load import read
 from models.checkpoints.rename import Table
 from models.checkpoints.sources import Source, open_orbax
-from models.config.as_json import from_json, model_config
-from models.config.foreign_json import read_json, section
+from models.config import from_json, model_config
+from models.files.foreign_json import read_json, section
 from models.groot import checkpoint as groot
 from models.inputs.processor import Embodiment, Normalizer, Processor
 from models.inputs.tokenizer import SentencePiece

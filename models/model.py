@@ -17,12 +17,12 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from models import flow
+from models.flow import flow
+from models.flow.realtime_chunking import Guidance
 from models.inputs.packed_batch import Layout, PackedBatch
 from models.inputs.processor import StateInput
 from models.layers.functional import Params
 from models.layers.layers import Compute
-from models.realtime_chunking import Guidance
 from models.sharding import Rules
 
 Config = TypeVar("Config", bound="ModelConfig")
@@ -211,7 +211,7 @@ class Model(Protocol):
 
 
 class FlowModel(Model, Protocol):
-    """A model whose chunks follow a velocity field in the time of `models.flow`; what RL,
+    """A model whose chunks follow a velocity field in the time of `models.flow.flow`; what RL,
     `Policy.loss` and guidance use. `field(params, batch, observe(params, batch))` is
     `field(params, batch)`."""
 

@@ -17,12 +17,12 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Bool, Float, Int, Integer, UInt8, UInt32
 
-from models import flow
+from models.flow import flow
+from models.flow.realtime_chunking import LIMIT, Guidance, Left, left_over
 from models.inputs.observation import read_observation
 from models.inputs.packed_batch import PackedBatch, Sample, pack
 from models.inputs.processor import Processor
 from models.model import function_at, require
-from models.realtime_chunking import LIMIT, Guidance, Left, left_over
 
 _BUCKET = 16
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from models.config.own_file import named_in_file
+from models.files.own_file import named_in_file
 from models.layers.fp8 import is_history
 from models.sharding import axes_of, path_name
 from parallel import moments

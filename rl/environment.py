@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from models.checkpoints import own
-from models.config.as_json import to_json
+from models.config import to_json
 from models.terminal import Console
 from sim.protocol import Spec
 from sim.suite import Suite

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray, UInt32
 
-from models import flow
+from models.flow import flow
 from models.inputs.packed_batch import PackedBatch
 from models.layers.functional import Params
 from models.model import FlowModel

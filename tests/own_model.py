@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from models import flow
 from models.attention.attention import attend
+from models.flow import flow
 from models.layers.functional import Functional
 from models.layers.layers import (
     Compute,

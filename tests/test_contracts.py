@@ -10,8 +10,8 @@ import jax
 import pytest
 
 from models import Embodiment, Normalizer, Processor
-from models.config.as_json import from_json, to_json
-from models.config.own_file import named_in_file, run_file
+from models.config import from_json, to_json
+from models.files.own_file import named_in_file, run_file
 from models.load import check_fit
 from models.model import _SHIPPED, FLOW, ModelConfig, family_config, function_at, require
 from models.sharding import path_name

@@ -14,8 +14,8 @@ from typing import Annotated, Any
 import tyro
 
 from models import Policy, load_policy
-from models.config.as_json import to_json
-from models.config.own_file import run_file
+from models.config import to_json
+from models.files.own_file import run_file
 from models.model import function_at
 from models.terminal import Console, guard_tracebacks
 from parallel.checkpoint import CheckpointWriter, steps

@@ -18,7 +18,7 @@ from typing import Literal
 import tyro
 
 from models import load_policy
-from models.config.as_json import to_json
+from models.config import to_json
 from models.terminal import Console, Progress, guard_tracebacks
 from parallel.mesh import make_mesh
 from parallel.runs.run_lock import LOCK_NAME, locked

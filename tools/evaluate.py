@@ -24,8 +24,8 @@ import tyro
 from data.video.video import encode_mp4
 from models import Policy, load_policy
 from models.checkpoints import digests, own
-from models.config.as_json import to_json
-from models.config.own_file import run_file
+from models.config import to_json
+from models.files.own_file import run_file
 from models.terminal import Console, guard_tracebacks
 from parallel.checkpoint import find
 from parallel.monitor.metrics import read_metrics

@@ -17,7 +17,7 @@ import numpy as np
 import tyro
 
 from models import PackedBatch, Policy, load_policy
-from models.config.own_file import run_file
+from models.files.own_file import run_file
 from models.layers import fp8
 from models.model import require
 from models.terminal import Console, guard_tracebacks

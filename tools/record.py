@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn, Time
 
 from data.lerobot.writer import DatasetWriter
 from models import load_policy
-from models.config.own_file import run_file
+from models.files.own_file import run_file
 from models.robot_policy import RobotPolicy
 from models.terminal import Console, Progress, TextColumn, guard_tracebacks
 from parallel.prefetch import Prefetcher

@@ -26,8 +26,8 @@ import tyro
 
 from models import Policy, load_policy
 from models.checkpoints import digests, own
-from models.config.as_json import from_json, model_config, to_json
-from models.config.own_file import run_file
+from models.config import from_json, model_config, to_json
+from models.files.own_file import run_file
 from models.terminal import Console, guard_tracebacks
 from parallel.checkpoint import find
 from parallel.hooks import Hook

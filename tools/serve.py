@@ -21,7 +21,7 @@ from pathlib import Path
 import tyro
 
 from models import Policy, load_policy
-from models.config.own_file import run_file
+from models.files.own_file import run_file
 from models.terminal import Console, Progress, guard_tracebacks, harmless, logger
 from tools.command_line.options import current_options
 from tools.serving.engine import Engine

@@ -30,9 +30,10 @@ from data.dataset import use_format
 from data.loader.loader import Loader
 from data.mixture.mixture import is_mixture
 from data.packing.plan import Plan
-from models import PackedBatch, Policy, flow
+from models import PackedBatch, Policy
 from models.augment import Augmented
-from models.config.as_json import from_json, to_json
+from models.config import from_json, to_json
+from models.flow import flow
 from models.inputs.tokenizer import SentencePiece
 from models.layers.pipeline import check_pipeline
 from models.load import begin_from, look

@@ -18,7 +18,7 @@ from data.mixture.relabelled import Retold
 from data.mixture.split import Episodes, split_episodes
 from data.statistics.stats import normalizer
 from models import Embodiment
-from models.config.as_json import to_json
+from models.config import to_json
 
 
 @dataclass(frozen=True)

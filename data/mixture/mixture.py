@@ -20,7 +20,7 @@ from data.frames import ACTION, STATE, Frames
 from data.mixture.relabelled import Transform, Wordings, read_wordings
 from data.mixture.split import Episodes
 from data.mixture.trust import Consent, remembered
-from models.config.as_json import from_json
+from models.config import from_json
 
 _PREFIX = "observation.images."
 

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float32, Int64, UInt8
 
 from data.dataset import Prompts, Runs
 from data.frames import Frames, Stats
-from models.config import own_file
+from models.files import own_file
 
 Wordings = Prompts
 

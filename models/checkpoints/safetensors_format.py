@@ -16,7 +16,7 @@ import numpy as np
 
 from models.checkpoints.rename import Shape
 from models.checkpoints.transpose import copy_into
-from models.config.foreign_json import LARGEST_BYTES, parse_json
+from models.files.foreign_json import LARGEST_BYTES, parse_json
 
 _DTYPES: dict[str, np.dtype] = {
     "F64": np.dtype(np.float64),

@@ -20,8 +20,8 @@ from jaxtyping import Shaped
 from models.checkpoints.declared import check_declared
 from models.checkpoints.rename import Shape
 from models.checkpoints.safetensors_format import map_file
-from models.config.bounds import check_name
-from models.config.foreign_json import read_json, section
+from models.files.bounds import check_name
+from models.files.foreign_json import read_json, section
 
 IN_FLIGHT_BYTES = 2 * 2**30
 """Bytes of a checkpoint in memory while it is read, if no chunk of it is larger."""

@@ -17,7 +17,7 @@ from models.checkpoints.layout import exported
 from models.checkpoints.rename import Shape, our_shapes
 from models.checkpoints.safetensors_format import write_file
 from models.checkpoints.sources import Source, open_safetensors
-from models.config.foreign_json import read_json, section, whole
+from models.files.foreign_json import read_json, section, whole
 from models.groot.model import GrootConfig
 from models.groot.names import LANGUAGE, TABLE, canonical
 from models.layers.dit import TransformerConfig

@@ -19,9 +19,8 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from models import flow
 from models.attention.ring import deal
-from models.config.bounds import (
+from models.files.bounds import (
     LARGEST_DIMS,
     LARGEST_DRAWS,
     LARGEST_HORIZON,
@@ -30,6 +29,8 @@ from models.config.bounds import (
     check_size,
     check_sizes,
 )
+from models.flow import flow
+from models.flow.realtime_chunking import Guidance
 from models.inputs.packed_batch import Layout, PackedBatch
 from models.layers.dit import LOG_10000, Adapter, DiT, TransformerConfig, sinusoid
 from models.layers.functional import Functional, Params
@@ -39,7 +40,6 @@ from models.layers.pipeline import staged
 from models.layers.qwen3 import Qwen, QwenConfig
 from models.layers.siglip import Siglip, SiglipConfig
 from models.model import ModelConfig, Stack
-from models.realtime_chunking import Guidance
 from models.sharding import ROWS, Rules, constrain, look_up
 
 _BUCKETS = 1000

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from tokenizers import Tokenizer, decoders, models, trainers
 
-from models.config.foreign_json import read_json
+from models.files.foreign_json import read_json
 
 _LAST_CHARACTER = 0xD7FF
 _LARGEST_SCALE = 1e6

@@ -15,13 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped, UInt8
 from PIL import Image
 
-from models.config.bounds import (
-    LARGEST_DIMS,
-    LARGEST_HORIZON,
-    LARGEST_IMAGE,
-    check_name,
-    check_size,
-)
+from models.files.bounds import LARGEST_DIMS, LARGEST_HORIZON, LARGEST_IMAGE, check_name, check_size
 from models.inputs.fast import Fast
 from models.inputs.packed_batch import Sample
 from models.inputs.tokenizer import SentencePiece, Tokenizer

@@ -18,7 +18,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from models.attention.attention import attend, attend_locally
-from models.config.bounds import LARGEST_DEPTH, check_size, check_sizes
+from models.files.bounds import LARGEST_DEPTH, check_size, check_sizes
 from models.layers.gemma import Cache
 from models.layers.layers import (
     Compute,

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 
 from models.attention.attention import attend, attend_locally, merge
 from models.attention.ring import append
-from models.config.bounds import check_decoder
+from models.files.bounds import check_decoder
 from models.layers.layers import (
     AdaRMSNorm,
     Compute,

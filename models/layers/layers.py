@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int
 
 from models.attention.attention import Implementation
 from models.attention.partial import ATTENTION
-from models.config.bounds import check_size
+from models.files.bounds import check_size
 from models.layers import fp8
 from models.layers.pipeline import Pipeline, circulate
 from models.layers.recomputation import recomputes

@@ -15,7 +15,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from models.attention.attention import attend
-from models.config.bounds import check_decoder
+from models.files.bounds import check_decoder
 from models.layers.layers import (
     Compute,
     Dense,

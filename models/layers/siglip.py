@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, UInt8
 
-from models.config.bounds import LARGEST_DEPTH, check_size, check_sizes
+from models.files.bounds import LARGEST_DEPTH, check_size, check_sizes
 from models.layers.layers import Compute, Dense, Remat, feed_forward, scan_layers, stack_layers
 from models.sharding import ROWS, constrain, dividing
 

@@ -19,7 +19,7 @@ from models.checkpoints.layout import exported
 from models.checkpoints.rename import Rule, Table
 from models.checkpoints.safetensors_format import Entry, write_file
 from models.checkpoints.sources import Source, open_safetensors
-from models.config.foreign_json import read_json, section, whole
+from models.files.foreign_json import read_json, section, whole
 from models.pi.infer import pi_config
 from models.pi.model import PiConfig
 

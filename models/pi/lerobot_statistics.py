@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Float
 
 from models.checkpoints.safetensors_format import map_file
-from models.config.bounds import LARGEST_DIMS, check_name
-from models.config.foreign_json import read_json, section
+from models.files.bounds import LARGEST_DIMS, check_name
+from models.files.foreign_json import read_json, section
 from models.inputs.processor import Normalizer
 
 _STEP = "normalizer_processor"

@@ -17,9 +17,8 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from models import flow
 from models.attention.ring import deal
-from models.config.bounds import (
+from models.files.bounds import (
     LARGEST_DIMS,
     LARGEST_DRAWS,
     LARGEST_HORIZON,
@@ -28,6 +27,8 @@ from models.config.bounds import (
     check_size,
     check_sizes,
 )
+from models.flow import flow
+from models.flow.realtime_chunking import Guidance
 from models.inputs.packed_batch import ACTION_TOKENS, SUBTASK, Layout, PackedBatch
 from models.inputs.processor import StateInput
 from models.inputs.tokenizer import SMALLEST_VOCABULARY
@@ -38,7 +39,6 @@ from models.layers.pipeline import staged
 from models.layers.siglip import Siglip, SiglipConfig
 from models.model import ModelConfig, Stack
 from models.pi import targets
-from models.realtime_chunking import Guidance
 from models.sharding import ROWS, Rules, constrain, look_up
 
 _KINDS = {"text": SUBTASK, "action_tokens": ACTION_TOKENS}

@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from models.config.as_json import from_json
+from models.config import from_json
 from parallel.planning.reliability import LLAMA3_FAILURES
 
 GIGA = 1e9

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from models.checkpoints import own
-from models.config.as_json import to_json
+from models.config import to_json
 from models.terminal import Console
 from parallel import checkpoint
 from parallel.hosts.stop import StopSignals

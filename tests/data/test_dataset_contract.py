@@ -18,7 +18,7 @@ from data.mixture.relabelled import Retold
 from data.store import tables
 from data.validation.check_dataset import check_dataset
 from data.validation.validate import validate
-from models.config import own_file
+from models.files import own_file
 from tests.helpers.data.memory_frames import MemoryFrames
 from tests.helpers.data.npz_episodes import write_episodes
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models import flow
+from models.flow import flow
 from tests.helpers.models.tiny_policy import (
     KEYS,
     PROMPTS,

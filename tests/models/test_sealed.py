@@ -9,8 +9,8 @@ import pytest
 
 from models import load_policy
 from models.checkpoints import digests
-from models.config.as_json import to_json
-from models.config.bounds import check_name
+from models.config import to_json
+from models.files.bounds import check_name
 from models.inputs.processor import Embodiment, Normalizer
 from models.load import look
 from parallel.checkpoint import CheckpointWriter

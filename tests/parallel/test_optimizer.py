@@ -11,7 +11,7 @@ import tyro
 from jax.sharding import PartitionSpec
 
 from models import Pi
-from models.config.as_json import from_json, to_json
+from models.config import from_json, to_json
 from models.pi.model import SHARDING_RULES
 from parallel.hosts.distributed import put_batch
 from parallel.mesh import MeshConfig, make_mesh

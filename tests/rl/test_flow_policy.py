@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models import Pi, flow
+from models import Pi
+from models.flow import flow
 from models.layers.layers import Compute
 from rl import flow_policy
 from rl.config import FlowConfig

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from models import Embodiment, Normalizer, Pi, Processor
-from models.config.as_json import to_json
+from models.config import to_json
 from parallel.checkpoint import CheckpointWriter
 from sim.environments.tabletop import Tabletop
 from sim.journal import Journal

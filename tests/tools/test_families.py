@@ -13,8 +13,8 @@ from rich.console import Console
 
 from models import Policy, load_policy
 from models.checkpoints import own
-from models.config.as_json import from_json
-from models.config.own_file import run_file
+from models.config import from_json
+from models.files.own_file import run_file
 from models.model import _FAMILIES, ModelConfig
 from parallel.monitor.metrics import read_metrics
 from rl.checks import check_policy

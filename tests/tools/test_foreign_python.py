@@ -13,13 +13,13 @@ import pytest
 from data import open_dataset
 from models import Embodiment, Normalizer, Pi, Processor, load_policy
 from models.checkpoints import digests
-from models.config.as_json import to_json
+from models.config import to_json
 from parallel.checkpoint import CheckpointWriter
 from tests.helpers.tools.small_run import MODEL
 
 ROOT = Path(__file__).parents[2]
 RUNS = {
-    "models/config/own_file.py": "--preset, --data-format and optimizer.name path/to/file.py:NAME, "
+    "models/files/own_file.py": "--preset, --data-format and optimizer.name path/to/file.py:NAME, "
     "--family, and a transform, by its digest (data/mixture/trust.py)",
     "data/dataset.py": "modules of the shipped formats, by a table of their names",
     "sim/suites.py": "--suite path/to/file.py:NAME, and entry points of installed packages",

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from models import Embodiment, Normalizer, Pi, Processor, load_policy
 from models.checkpoints import own
-from models.config.as_json import to_json
+from models.config import to_json
 from parallel.checkpoint import CheckpointWriter, copy
 from parallel.hosts.stop import StopSignals
 from parallel.monitor.metrics import read_metrics

@@ -14,7 +14,7 @@ from rich.console import Console
 from data.errors import DatasetError
 from models import load_policy
 from models.checkpoints import own
-from models.config.as_json import from_json, to_json
+from models.config import from_json, to_json
 from parallel.mesh import MeshConfig
 from parallel.monitor.metrics import read_metrics
 from tests.helpers.data.flips import flips

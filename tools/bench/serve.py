@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from models import Embodiment, Normalizer, Pi, Policy, Processor
-from models.config.as_json import to_json
+from models.config import to_json
 from models.terminal import Console
 from tools.recipes.presets import TINY
 from tools.serving.engine import Engine

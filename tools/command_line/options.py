@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from models.config.renamed import old_paths
+from models.files.renamed import old_paths
 
 
 def current_options(arguments: Sequence[str], *kinds: Any, **renamed: str) -> list[str]:

@@ -27,7 +27,7 @@ from data.store.store import Store, cached_store, open_store
 from data.store.tables import numeric_columns
 from data.validation.validate import require_valid
 from models import Embodiment, Processor
-from models.config.as_json import to_json
+from models.config import to_json
 from models.inputs.tokenizer import Tokenizer
 from models.load import check_fit
 from models.terminal import Console, Progress

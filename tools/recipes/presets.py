@@ -17,7 +17,7 @@ from data.packing.plan import Source, typical_costs
 from models import Layout, PiConfig
 from models.attention.ring import RUN
 from models.augment import AugmentConfig
-from models.config.own_file import load
+from models.files.own_file import load
 from models.groot.model import GrootConfig
 from models.layers.dit import TransformerConfig
 from models.layers.gemma import GEMMA_2B, GEMMA_300M, GemmaConfig

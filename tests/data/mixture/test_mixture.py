@@ -15,7 +15,7 @@ from data.mixture.relabelled import Retold
 from data.mixture.trust import always
 from data.statistics.stats import describe, normalizer
 from models import Embodiment, Processor
-from models.config.as_json import to_json
+from models.config import to_json
 from tests.helpers.data.memory_frames import MemoryFrames
 
 A = MemoryFrames("first", cameras=("observation.images.front", "observation.images.wrist"))

@@ -23,7 +23,7 @@ from safetensors.numpy import save
 from models.checkpoints import digests
 from models.checkpoints.safetensors_format import map_file
 from models.checkpoints.sources import open_orbax, open_safetensors
-from models.config.foreign_json import LARGEST_BYTES, read_json
+from models.files.foreign_json import LARGEST_BYTES, read_json
 from models.groot import checkpoint as groot
 from models.inputs.fast import Fast
 from models.inputs.tokenizer import SentencePiece

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
-from models import Sample, flow, pack
+from models import Sample, pack
 from models.checkpoints.layout import exported
 from models.checkpoints.load import read
 from models.checkpoints.rename import match
+from models.flow import flow
 from models.groot import checkpoint
 from models.groot.inputs import groot_batch
 from models.groot.model import SHARDING_RULES, Groot, GrootConfig, time_bucket

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tokenizers import ByteLevelBPETokenizer, trainers
 
-from models.config.as_json import from_json, to_json
+from models.config import from_json, to_json
 from models.inputs.fast import Fast
 
 HORIZON, DIMS = 16, 3

@@ -9,7 +9,7 @@ import pytest
 import sentencepiece
 
 from models import Embodiment, Normalizer, Processor
-from models.config.as_json import from_json, to_json
+from models.config import from_json, to_json
 from models.inputs.tokenizer import SentencePiece
 from models.load import _scaled, _unscaled, load_policy
 from models.pi.model import PiConfig

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models import PackedBatch, Sample, flow, pack
+from models import PackedBatch, Sample, pack
+from models.flow import flow
 from models.layers.gemma import GemmaConfig
 from models.layers.layers import Compute
 from models.layers.siglip import SiglipConfig

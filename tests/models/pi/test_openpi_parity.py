@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
-from models import Pi, Policy, flow, load_policy, pack
+from models import Pi, Policy, load_policy, pack
 from models.checkpoints.layout import their_arrays
+from models.flow import flow
 from models.inputs.observation import read_observation
 from models.layers.layers import Lora
 from models.load import CAMERAS

@@ -8,7 +8,8 @@ import jax
 import pytest
 from rich.console import Console
 
-from models import flow, load_policy
+from models import load_policy
+from models.flow import flow
 from parallel.mesh import make_mesh
 from sim.environments.device_slots import Lanes
 from sim.suite import Suite

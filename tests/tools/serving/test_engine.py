@@ -17,7 +17,7 @@ from rich.console import Console
 from websockets.exceptions import ConnectionClosed
 
 from models import Embodiment, Normalizer, Pi, Policy, Processor
-from models.config.as_json import to_json
+from models.config import to_json
 from parallel.checkpoint import CheckpointWriter
 from tests.helpers.tools.served import client, serving
 from tests.tools.serving.test_client import NEEDS_CLIENT, visit

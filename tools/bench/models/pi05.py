@@ -20,7 +20,8 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from models import PackedBatch, Pi, PiConfig, Sample, flow, pack
+from models import PackedBatch, Pi, PiConfig, Sample, pack
+from models.flow import flow
 from models.layers.gemma import GemmaConfig
 from models.layers.layers import Compute
 from models.layers.siglip import SiglipConfig

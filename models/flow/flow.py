@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
-from models.realtime_chunking import Guidance, Velocity, guided
+from models.flow.realtime_chunking import Guidance, Velocity, guided
 
 
 class Predicted(NamedTuple):

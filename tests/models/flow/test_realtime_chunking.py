@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models import flow
-from models.realtime_chunking import Guidance, guided, left_over, soft_mask
+from models.flow import flow
+from models.flow.realtime_chunking import Guidance, guided, left_over, soft_mask
 from tests.helpers.models.tiny_policy import (
     ARM,
     KEYS,
@@ -245,7 +245,7 @@ def test_a_previous_chunk_that_does_not_fit_is_refused(previous, committed, mess
 
 
 def test_the_guide_drives_robots(policy):
-    guide = (Path(__file__).parents[2] / "docs" / "chunking.md").read_text()
+    guide = (Path(__file__).parents[3] / "docs" / "chunking.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
     acted: list[np.ndarray] = []
     policy = replace(policy, sizes=(1, 2))

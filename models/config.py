@@ -8,7 +8,7 @@ import types
 import typing
 from typing import Any, TypeVar
 
-from models.config.renamed import current
+from models.files.renamed import current
 from models.model import ModelConfig, family_config, family_of
 
 T = TypeVar("T")

@@ -1,1 +1,0 @@
-"""Configs as JSON, and bounds on what a file may declare."""
