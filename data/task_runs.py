@@ -58,7 +58,7 @@ def runs_and_prompts(
 def _single(
     lengths: Int64[np.ndarray, " e"], texts: pa.ListArray | None, known: set[str]
 ) -> tuple[Bool[np.ndarray, " e"], Int64[np.ndarray, " e"], list[str]]:
-    """Which episodes list one known instruction, and which one of those returned."""
+    """Mask of the episodes that list one known instruction, and its index in those returned."""
     none = np.zeros(len(lengths), np.int64)
     if texts is None:
         return none.astype(bool), none, []

@@ -30,7 +30,7 @@ Config = TypeVar("Config", bound="ModelConfig")
 _SHIPPED = {"pi": "models.pi.model", "groot": "models.groot.model"}
 """Families of ours, by the module that defines each; imported when first asked for."""
 _FAMILIES: dict[str, "tuple[type[ModelConfig], str]"] = {}
-"""Those defined so far, each with its file."""
+"""Families defined so far, each with its file."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class Model(Protocol):
 
     @property
     def sharding_rules(self) -> Rules:
-        """Where each parameter is cut; every path must match exactly one rule."""
+        """Cuts of each parameter; every path must match exactly one rule."""
 
     @property
     def groups(self) -> Mapping[str, str]:
@@ -231,7 +231,7 @@ class FlowModel(Model, Protocol):
 
 
 FLOW = ("field", "observe", "observing", "feature_width")
-"""What a FlowModel has besides a Model."""
+"""Members of a FlowModel beyond those of a Model."""
 
 
 def require(owner: Any, name: str, purpose: str) -> Any:

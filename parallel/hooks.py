@@ -1,5 +1,4 @@
-"""What a run does between its steps besides learning, such as evaluations: every so many steps, a
-function."""
+"""Hooks: functions that a run calls every so many steps, such as evaluations."""
 
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
@@ -21,10 +20,10 @@ class Hook(NamedTuple, Generic[State]):
     ends: bool = False
 
     def due(self, done: int, steps: int) -> bool:
-        """Whether to call it after `done` of `steps` steps."""
+        """True if it is to be called after `done` of `steps` steps."""
         return due(done, self.every) or (self.every > 0 and self.ends and done == steps)
 
 
 def due(done: int, every: int) -> bool:
-    """Whether what comes after every `every` steps (0: never) comes after `done`."""
+    """True if what comes after every `every` steps (0: never) comes after `done`."""
     return every > 0 and done % every == 0

@@ -108,13 +108,13 @@ def log_prob(
 
 
 def observe(model: FlowModel, params: Params, batch: PackedBatch) -> Any:
-    """What does not change as long as the parameters that `model.observing` names are frozen; rows
-    come first."""
+    """Compute once what is constant while the parameters that `model.observing` names are frozen;
+    rows come first."""
     return model.observe(params["policy"], batch)
 
 
 def value(model: FlowModel, params: Params, batch: PackedBatch) -> Float[Array, " n"]:
-    """What the value head expects from here on, 0 without one, for N rows of one sample each."""
+    """The value head's estimate, 0 without one, for N rows of one sample each."""
     return _value(params, model.field(params["policy"], batch), batch)
 
 

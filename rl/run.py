@@ -234,4 +234,4 @@ _SAID = {
     "env_steps_per_second": "{:.0f} env steps/s",
     "learner_busy": "learner busy {:.0%}",
 }
-"""What of a step's metrics is said beside the bar."""
+"""Metrics of a step shown beside the bar."""

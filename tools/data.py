@@ -343,7 +343,7 @@ def _bar(rate: str) -> tuple[ProgressColumn, ...]:
 
 
 def _robot(dataset: Dataset) -> str:
-    """What is scaled alike: the robot type, or the dataset where that is not known."""
+    """Key of datasets scaled alike: the robot type, or the dataset where that is not known."""
     return dataset.robot_type or str(dataset.root)
 
 

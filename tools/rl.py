@@ -64,9 +64,9 @@ _FREE = {
     "model.steps",
     *(f"rl.{name}" for name in ("steps", "eval_every", "save_every", "profile")),
 }
-"""What a resumed run may change: what it learns stays the same. Its steps only where the schedule
-does not end with them. Its model's Euler steps are `flow.steps`, but early runs left those of the
-policy that they began with."""
+"""Settings that a resumed run may change: what it learns stays the same. Its steps only where the
+schedule does not end with them. Its model's Euler steps are `flow.steps`, but early runs left those
+of the policy that they began with."""
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def read_bytes(path: Path) -> UInt8[np.ndarray, " n"]:
-    """What `write_bytes` wrote, mapped into memory.
+    """Map what `write_bytes` wrote into memory.
 
     Raises:
       FileNotFoundError: there is no such file.

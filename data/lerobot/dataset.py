@@ -265,7 +265,7 @@ class LeRobotDataset:
         return np.cumsum(self.lengths)
 
     def _present(self, camera: str) -> Bool[np.ndarray, " e"]:
-        """Which episodes have this camera."""
+        """Mask of the episodes that have this camera."""
         if camera not in self._seen:
             is_video = self.features[camera]["dtype"] == "video"
             rows, metadata = self._rows, self.metadata
@@ -306,7 +306,7 @@ class LeRobotDataset:
         )
 
     def _places(self) -> Int64[np.ndarray, " e"]:
-        """Where the selected episodes stand in the metadata."""
+        """Places of the selected episodes in the metadata."""
         numbers = self.metadata.numbers
         if self._selected is None:
             return np.arange(len(numbers))

@@ -50,7 +50,7 @@ class Metadata(Protocol):
         ...
 
     def has_video(self, camera: str) -> Bool[np.ndarray, " e"]:
-        """Which episodes a camera of dtype video has."""
+        """Mask of the episodes that a camera of dtype video has."""
         ...
 
     def tasks(self) -> dict[int, str]:

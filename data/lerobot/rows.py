@@ -85,7 +85,7 @@ class Rows:
         return self.path(groups.file), column
 
     def filled(self, name: str, episodes: Int64[np.ndarray, " k"]) -> Bool[np.ndarray, " e"]:
-        """Which of these episodes have any picture in a column of pictures; True for others."""
+        """Mask of these episodes: True with any picture in a column of pictures, and for others."""
         present = np.ones(len(self._metadata.numbers), bool)
         for groups, members in self._batches(episodes):
             if self._without_path(groups, name):

@@ -188,7 +188,7 @@ class Batches:
 
 
 def shown_cameras(feed: Feed, episode: Int64[np.ndarray, " n"]) -> Bool[np.ndarray, "n c"]:
-    """Which of the embodiment's cameras there are in those episodes."""
+    """Mask of the embodiment's cameras that those episodes have."""
     frames = feed.frames
     shown = np.zeros((len(episode), len(feed.cameras)), bool)
     for number, camera in enumerate(feed.cameras):

@@ -35,7 +35,7 @@ class Source:
 
     @property
     def wordings(self) -> Int64[np.ndarray, " t"]:
-        """How many wordings each task has."""
+        """Number of wordings of each task."""
         return np.count_nonzero(self.text, axis=1)
 
 
@@ -138,7 +138,7 @@ class Order:
         return images[order], text[order]
 
     def _given(self, draws: int) -> Int64[np.ndarray, " c"]:
-        """How many of the first so many draws are each cell's: the share of those that stand before
+        """Number of each cell's among the first so many draws: the share of those that stand before
         its end, rounded down, less that of those before its start."""
         given = []
         for share, size, cuts in zip(
@@ -170,8 +170,8 @@ def share_ranges(least: int, most: int, weights: Sequence[int]) -> list[tuple[in
 
 
 def _cuts(ends: Int64[np.ndarray, " k"], least: int) -> list[int]:
-    """Where to cut a line in which samples of one cost end at each of `ends`: into cells of one
-    cost and, between them, cells of two or more that give about one draw a window.
+    """Places at which to cut a line in which samples of one cost end at each of `ends`: into cells
+    of one cost and, between them, cells of two or more that give about one draw a window.
 
     Every cell is to give one of `least` draws at least, or else its share could shrink.
     """

@@ -47,7 +47,7 @@ def permute(
     size: int | Int64[np.ndarray, " n"],
     key: int | UInt64[np.ndarray, " n"],
 ) -> Int64[np.ndarray, " n"]:
-    """Where `index` (each in 0..size-1) goes in the key's permutation of 0..size-1; each of them
+    """Image of `index` (each in 0..size-1) under the key's permutation of 0..size-1; each of them
     may have a size and a key of its own. Sizes up to 2⁶²."""
     sizes = np.broadcast_to(np.asarray(size, np.uint64), index.shape)
     keys = np.broadcast_to(np.asarray(key, np.uint64), index.shape)

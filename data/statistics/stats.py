@@ -156,7 +156,7 @@ def normalizer(stats: Mapping[str, np.ndarray], name: str) -> Normalizer:
 def _range(
     stats: Mapping[str, np.ndarray],
 ) -> tuple[Float64[np.ndarray, " d"], Float64[np.ndarray, " d"], Bool[np.ndarray, " d"]]:
-    """What becomes -1 and 1, and where those are the extremes instead of percentiles."""
+    """Values that become -1 and 1, and a mask of those that are extremes, not percentiles."""
     low, high, least, most = (np.ravel(stats[key]) for key in ("q01", "q99", "min", "max"))
     whole = high - low < _NARROW * (most - least)
     return np.where(whole, least, low), np.where(whole, most, high), whole

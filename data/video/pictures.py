@@ -36,7 +36,7 @@ def encoded(folder: Folder, file: Any, camera: str, cells: pa.Array) -> pa.Array
 
 
 def given(cells: pa.Array) -> Bool[np.ndarray, " n"]:
-    """Which cells of a column of pictures hold bytes or a path."""
+    """Mask of the cells of a column of pictures that hold bytes or a path."""
     if not pa.types.is_struct(cells.type):
         return np.asarray(cells.is_valid())
     fields = [cells.field(k) for k in range(cells.type.num_fields)]

@@ -251,7 +251,7 @@ def _sources(
     lay: Layout,
     image_at: Int[np.ndarray, "n m"] | None,
 ) -> Int64[np.ndarray, " p"]:
-    """What stands at all samples' prefix places: pieces that each count up from their start.
+    """Contents of all samples' prefix places: pieces that each count up from their start.
 
     A sample's pieces are text and image by turns, then the rest of its text, then its state.
     """

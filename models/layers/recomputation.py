@@ -19,5 +19,5 @@ def without_recomputation() -> Iterator[None]:
 
 
 def recomputes() -> bool:
-    """Whether layers may compute again, in what is traced here."""
+    """True if layers may compute again, in what is traced here."""
     return _recomputes.get()

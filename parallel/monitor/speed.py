@@ -1,4 +1,4 @@
-"""How fast a run's steps are: percentiles of their times, FLOP/s, and MFU where the devices' peak
+"""Speed of a run's steps: percentiles of their times, FLOP/s, and MFU where the devices' peak
 is known.
 
 FLOPs are the model's own: matrix products of the loss and its gradient, counted in the jaxpr

@@ -60,7 +60,7 @@ class StepTrace:
         self._running = False
 
     def turns(self, step: int) -> bool:
-        """Whether `turn` is to be called before `step` is dispatched."""
+        """True if `turn` is to be called before `step` is dispatched."""
         return self._running != (step in self._wanted)
 
     def turn(self) -> None:

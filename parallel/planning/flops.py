@@ -64,12 +64,12 @@ class Work:
 
     @property
     def flops(self) -> float:
-        """Of all matrix products."""
+        """FLOPs of all matrix products."""
         return sum(self.flops_by_dtype.values())
 
     @property
     def flops_by_dtype(self) -> dict[str, float]:
-        """Of all matrix products, by the dtype of their operands."""
+        """FLOPs of all matrix products, by the dtype of their operands."""
         found = Counter[str](self.inner)
         for matmul, times in self.matmuls.items():
             found[matmul.dtype] += matmul.flops * times  # type: ignore[assignment]

@@ -46,7 +46,7 @@ class Report:
     """Wall time by stage, in the order they ran."""
     config: Mapping[str, Any]
     versions: Mapping[str, str]
-    """Of libraries, and the hardware."""
+    """Versions of libraries, and the hardware."""
     encode: Callable[[UInt8[np.ndarray, "t h w 3"], float], bytes]
     """Frames and frames a second to an MP4 that a page can show."""
     comparisons: Mapping[str, Paired] = field(default_factory=dict)

@@ -15,7 +15,7 @@ FILE = ROOT / "tests" / "own_model.py"
 
 
 def options_of(main, given):
-    """What a command's function would be called with."""
+    """Arguments that a command's function would be called with."""
     return tyro.cli(wraps(main)(lambda *args, **kwargs: (args, kwargs)), args=given)
 
 

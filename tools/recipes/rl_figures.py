@@ -17,7 +17,7 @@ from rl.population.population import Generation, read_generations
 from tools.recipes.closed_loop import read_closed_loop
 
 LAG, IDLE = "lag/", "idle/"
-"""What metrics of one lag (decisions of this age) and one cause of waiting (seconds) begin with."""
+"""Prefixes of metrics of one lag (decisions of this age) and one cause of waiting (seconds)."""
 
 Rows = Sequence[Mapping[str, float]]
 
@@ -206,7 +206,7 @@ def _tuned(axes: Axes, generations: Sequence[Generation], name: str) -> None:
 
 
 def _copies(generation: Generation) -> list[tuple[int, int]]:
-    """Who goes on from another, and from whom."""
+    """Members that go on from another, each with that other."""
     return [(k, parent) for k, parent in enumerate(generation.parents) if k != parent]
 
 

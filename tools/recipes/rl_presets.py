@@ -69,7 +69,7 @@ RL_PRESETS = {
 
 
 def learner_of(config: RlConfig, model: Model) -> LearnerConfig:
-    """What a run's learner does with this model, whose groups of parameters its rates may name.
+    """Settings of a run's learner for this model, whose groups of parameters its rates may name.
 
     Raises:
       ValueError: the model has no such group.
