@@ -49,7 +49,20 @@ def make_mesh(
             f"choose sizes whose product is {len(devices)}, or -1 for one of them."
         )
     auto = (AxisType.Auto,) * len(sizes)
-    return jax.make_mesh(tuple(sizes), AXES, axis_types=auto, devices=devices)
+    mesh = jax.make_mesh(tuple(sizes), AXES, axis_types=auto, devices=devices)
+    return _stage_first(mesh)
+
+
+def _stage_first(mesh: Mesh) -> Mesh:
+    """The same device at the same coordinates, with "stage" named before the other axes.
+
+    A pipeline's `shard_map` over "stage" has others over rows and places within. Since 0.11 XLA's
+    compiler aborts the process ("Manual axes must be sorted by mesh axis index") where an outer one
+    is over an axis that the mesh names later than the inner one's.
+    """
+    order = ["stage", *(axis for axis in mesh.axis_names if axis != "stage")]
+    devices = mesh.devices.transpose([mesh.axis_names.index(axis) for axis in order])
+    return Mesh(devices, order, axis_types=mesh.axis_types)
 
 
 def row_shards(mesh: Mesh) -> int:

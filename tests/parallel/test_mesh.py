@@ -5,8 +5,9 @@ from parallel.mesh import MeshConfig, check_rows, make_mesh
 
 
 def test_minus_one_takes_the_devices_that_are_left():
-    assert make_mesh(MeshConfig(fsdp=2)).axis_sizes == (4, 2, 1, 1, 1)
-    assert make_mesh(MeshConfig(data=2, fsdp=-1)).axis_sizes == (2, 4, 1, 1, 1)
+    sizes = {"data": 4, "fsdp": 2, "stage": 1, "context": 1, "tensor": 1}
+    assert dict(make_mesh(MeshConfig(fsdp=2)).shape) == sizes
+    assert make_mesh(MeshConfig(data=2, fsdp=-1)).axis_sizes == (1, 2, 4, 1, 1)
     assert make_mesh(devices=jax.devices()[:1]).axis_sizes == (1, 1, 1, 1, 1)
 
 
