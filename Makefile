@@ -18,7 +18,8 @@ BIN := .venv/bin
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 PINS := constraints/py$(subst .,,$(VERSION)).txt
 SMOKE := .venv-smoke-$(VERSION)
-OPTIMISED := $(addprefix tests/models/test_, openpi_parity.py pi.py targets.py ring.py sharding.py) \
+OPTIMISED := $(addprefix tests/models/, pi/test_openpi_parity.py pi/test_model.py \
+  pi/test_targets.py attention/test_ring.py test_sharding.py) \
   $(addprefix tests/parallel/test_, axes.py stage.py chunked_step.py step.py)
 SMOKED := tests/test_imports.py tests/data/lerobot/test_dataset.py tests/models/pi/test_model.py \
   tests/parallel/test_step.py tests/rl/test_objectives.py tests/sim/rendering/test_raycast.py \
@@ -41,7 +42,7 @@ smoke: $(SMOKE)/installed
 
 $(SMOKE)/installed: pyproject.toml $(PINS)
 	$(PYTHON) -m venv $(SMOKE)
-	$(SMOKE)/bin/pip install --quiet --disable-pip-version-check -c $(PINS) -e . pytest safetensors
+	$(SMOKE)/bin/pip install --quiet --disable-pip-version-check -c $(PINS) -e . beartype pytest safetensors
 	touch $@
 
 fuzz: install
