@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from models.checkpoints import own
 from models.checkpoints.load import read
 from models.checkpoints.rename import Table
-from models.checkpoints.sources import Source, open_orbax
+from models.checkpoints.sources import CheckpointSource, open_orbax
 from models.config import from_json, model_config
 from models.files.foreign_json import read_json, section
 from models.groot import checkpoint as groot
@@ -75,7 +75,7 @@ def load_policy(
     if steps is not None and steps < 1:
         raise ValueError(f"steps is {steps}; the sampler needs at least one Euler step.")
     path = Path(path)
-    found = look(path, horizon, robot)
+    found = inspect_checkpoint(path, horizon, robot)
     config, processor = found.config, found.processor
     if tokenizer is not None and processor is not None:
         pieces = SentencePiece.read(Path(tokenizer))
@@ -94,22 +94,22 @@ def load_policy(
 
 
 @dataclass(frozen=True)
-class Found:
+class CheckpointInfo:
     """Facts of a checkpoint; one of another code has a source, and a table to read it by."""
 
     config: ModelConfig
     processor: Processor | None
-    source: Source | None = None
+    source: CheckpointSource | None = None
     table: Table | None = None
 
 
-def load_params(path: Path, like: PyTree, found: Found | None = None) -> PyTree:
+def load_params(path: Path, like: PyTree, found: CheckpointInfo | None = None) -> PyTree:
     """Only the parameters, as `like` (a tree of ShapeDtypeStructs) places and types them.
 
     Raises:
       FileNotFoundError, ValueError: as `load_policy`.
     """
-    found = look(path) if found is None else found
+    found = inspect_checkpoint(path) if found is None else found
     if found.source is None or found.table is None:
         return own.restore_params(path, "ema", like=like)
     return read(found.source, found.table, like)
@@ -122,7 +122,7 @@ def begin_from(path: Path, model: Model, like: PyTree, seed: int) -> PyTree:
     Raises:
       FileNotFoundError, ValueError: as `load_policy`; the checkpoint is of another model.
     """
-    found = look(path)
+    found = inspect_checkpoint(path)
     wanted = flatten_dict(like, sep="/")
     held = {path for path in wanted if not _is_fresh(path)}
     if found.config.adapted:
@@ -157,7 +157,9 @@ def like_model(model: Model, dtype: str | None = None, mesh: Mesh | None = None)
     )
 
 
-def look(path: Path, horizon: int | None = None, robot: str | None = None) -> Found:
+def inspect_checkpoint(
+    path: Path, horizon: int | None = None, robot: str | None = None
+) -> CheckpointInfo:
     """Find a checkpoint's format, config and processor; none of its arrays is read."""
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; give a checkpoint's directory or file.")
@@ -165,7 +167,7 @@ def look(path: Path, horizon: int | None = None, robot: str | None = None) -> Fo
         source = groot.open_groot(path)
         if any(name.startswith("action_head.") for name in source.arrays):
             released = groot.config(source, groot.read_values(path))
-            return Found(released, None, source, groot.TABLE)
+            return CheckpointInfo(released, None, source, groot.TABLE)
         return _from_lerobot(path)
     if _is_openpi(path):
         return _from_openpi(path, horizon, robot)
@@ -184,7 +186,7 @@ def _is_openpi(path: Path) -> bool:
     return any((at / "_METADATA").is_file() for at in (path, path / "params"))
 
 
-def _from_own(path: Path) -> Found:
+def _from_own(path: Path) -> CheckpointInfo:
     told = own.read_json(path, "config"), own.read_json(path, "assets")
     if not all(isinstance(values, dict) for values in told) or not isinstance(
         told[0].get("model"), dict
@@ -195,7 +197,7 @@ def _from_own(path: Path) -> Found:
     processor = None if saved is None else from_json(Processor, saved, f"{path}: processor")
     if processor is not None:
         check_fit(config, processor, str(path))
-    return Found(config, processor)
+    return CheckpointInfo(config, processor)
 
 
 def check_fit(config: ModelConfig, processor: Processor, where: str) -> None:
@@ -232,7 +234,7 @@ def check_fit(config: ModelConfig, processor: Processor, where: str) -> None:
             )
 
 
-def _from_openpi(path: Path, horizon: int | None, robot: str | None) -> Found:
+def _from_openpi(path: Path, horizon: int | None, robot: str | None) -> CheckpointInfo:
     source = open_orbax(path)
     config = openpi.config(source, 50 if horizon is None else horizon)
     embodiment = _unscaled(config, CAMERAS)
@@ -248,10 +250,10 @@ def _from_openpi(path: Path, horizon: int | None, robot: str | None) -> Found:
     if names:
         file = stats[names.index(robot or names[0])]
         embodiment = _scaled(embodiment, robot or names[0], file, config.time == "modulation")
-    return Found(config, _processor(config, embodiment), source, openpi.table(source))
+    return CheckpointInfo(config, _processor(config, embodiment), source, openpi.table(source))
 
 
-def _from_lerobot(path: Path) -> Found:
+def _from_lerobot(path: Path) -> CheckpointInfo:
     source, told = lerobot.open_lerobot(path), lerobot.read_config(path)
     config = lerobot.config(source, told.horizon)
     if config.state_input == "text":
@@ -269,7 +271,7 @@ def _from_lerobot(path: Path) -> Found:
         text_limit=told.text,
         spells_padding=config.state_input == "text",
     )
-    return Found(config, processor, source, lerobot.table(source))
+    return CheckpointInfo(config, processor, source, lerobot.table(source))
 
 
 def _processor(config: PiConfig, embodiment: Embodiment) -> Processor:

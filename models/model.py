@@ -186,8 +186,8 @@ class Model(Protocol):
     @property
     def groups(self) -> Mapping[str, str]:
         """Parts that are trained or frozen together: by name, a regex that the beginning of a
-        parameter's path matches. `optimizer.rates` may say "@name" for it; RL's presets train
-        "action", the part that draws chunks and that `FlowModel.observe` does not read."""
+        parameter's path matches. `optimizer.rate_factors` may say "@name" for it; RL's presets
+        train "action", the part that draws chunks and that `FlowModel.observe` does not read."""
 
     def init(self, key: PRNGKeyArray) -> Params:
         """Random parameters, f32."""

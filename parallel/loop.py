@@ -187,7 +187,7 @@ class Loop:
     def _next(self, source: Prefetcher[Fed], done: int) -> Fed | None:
         """The next batch; None once this host is told to stop."""
         try:
-            return source.take(self.stop.told)
+            return source.take(self.stop.should_stop)
         except GivenUp:
             return None
         except StopIteration:
@@ -195,7 +195,7 @@ class Loop:
                 f"The data ended after {done} of {self.config.steps} steps; batches must go on."
             ) from None
         except Exception as error:
-            if not self.stop.told():
+            if not self.stop.should_stop():
                 raise
             self.console.print(f"After the signal, the loader: {error!r}", soft_wrap=True)
             return None  # the signal ended the loader's processes too; what was trained is saved

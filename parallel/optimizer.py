@@ -40,8 +40,8 @@ class OptimizerConfig:
     `final_fraction` of the peak at `decay_steps` (None: at the run's last step), "constant" stays
     and "rsqrt" falls as the square root of the steps taken grows.
 
-    `rates` are pairs of a regex and a factor of the learning rate, such as ("^vision", 0.1): a
-    parameter takes that of the first regex found in its path ("expert/layers/mlp/up/kernel"), and
+    `rate_factors` are pairs of a regex and a factor of the learning rate, such as ("^vision", 0.1):
+    a parameter takes that of the first regex found in its path ("expert/layers/mlp/up/kernel"), and
     each must find one; no pairs mean 1 for all. "@name" stands for the model's own group of
     parameters of that name (`with_groups`). Parameters with factor 0 keep their values and cost
     neither gradients nor moments. `weight_decay` applies where the regex `decayed` is found, which
@@ -63,7 +63,7 @@ class OptimizerConfig:
     warmup_steps: int = 100
     decay_steps: int | None = None
     final_fraction: float = 0.1
-    rates: tuple[tuple[str, float], ...] = ()
+    rate_factors: tuple[tuple[str, float], ...] = ()
     clip_norm: float = 1.0
     ema_decay: float = 0.99
 
@@ -97,7 +97,7 @@ def ends_with_the_run(config: OptimizerConfig) -> bool:
 def with_groups(
     config: OptimizerConfig, groups: Mapping[str, str], prefix: str = ""
 ) -> OptimizerConfig:
-    """The config with a regex in the place of each "@name" of `rates`.
+    """The config with a regex in the place of each "@name" of `rate_factors`.
 
     Args:
       groups: by name, what the paths of a group's parameters begin with (a regex).
@@ -112,12 +112,14 @@ def with_groups(
             return pattern
         if pattern[1:] not in groups:
             raise ValueError(
-                f"optimizer.rates names a group '{pattern}', but the model has "
+                f"optimizer.rate_factors names a group '{pattern}', but the model has "
                 f"{', '.join(f'@{name}' for name in groups)}."
             )
         return f"^{prefix}({groups[pattern[1:]]})"
 
-    return replace(config, rates=tuple((regex(name), factor) for name, factor in config.rates))
+    return replace(
+        config, rate_factors=tuple((regex(name), factor) for name, factor in config.rate_factors)
+    )
 
 
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
@@ -140,7 +142,7 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
         _method(config),
         optax.add_decayed_weights(config.weight_decay, decayed if config.decayed else None),
         optax.scale_by_learning_rate(schedule),
-        optax.stateless(scaled) if config.rates else optax.identity(),
+        optax.stateless(scaled) if config.rate_factors else optax.identity(),
     )
 
 
@@ -149,26 +151,26 @@ def select(config: OptimizerConfig, params: Any) -> tuple[Any, Any]:
     histories of float8 scales, which are replaced).
 
     Raises:
-      ValueError: `rates` find no factor for a parameter (all such are listed), freeze all of them,
-        or one of their regexes decides for none; or `decayed` is found nowhere.
+      ValueError: `rate_factors` find no factor for a parameter (all such are listed), freeze all of
+      them, or one of their regexes decides for none; or `decayed` is found nowhere.
     """
     flat = jax.tree_util.tree_flatten_with_path(params)[0]
     names = [path_name(path) for path, _ in flat if not is_history(path)]
     deciding = {name: _deciding(config, name) for name in names}
     missing = [name for name, pair in deciding.items() if pair is None]
-    if config.rates and missing:
+    if config.rate_factors and missing:
         raise ValueError(
-            f"Every parameter needs a factor from optimizer.rates, but of {len(names)} these "
-            f"{len(missing)} match none: {', '.join(missing)}; end with '. 1' to train the rest or "
-            f"'. 0' to freeze it."
+            f"Every parameter needs a factor from optimizer.rate_factors, but of {len(names)} "
+            f"these {len(missing)} match none: {', '.join(missing)}; end with '. 1' to train "
+            f"the rest or '. 0' to freeze it."
         )
-    idle = [pair[0] for pair in config.rates if pair not in deciding.values()]
+    idle = [pair[0] for pair in config.rate_factors if pair not in deciding.values()]
     if config.decayed and not any(re.search(config.decayed, name) for name in names):
         idle.append(config.decayed)
     if idle:
         raise ValueError(
-            f"optimizer.rates or decayed has {idle[0]!r}, which decides for no parameter; a path "
-            f"is like {names[0]}, and of several regexes found in it the first decides."
+            f"optimizer.rate_factors or decayed has {idle[0]!r}, which decides for no parameter; "
+            f"a path is like {names[0]}, and of several regexes found in it the first decides."
         )
     moving = jax.tree_util.tree_map_with_path(
         lambda path, _: is_history(path) or _rate(config, path_name(path)) > 0, params
@@ -178,8 +180,8 @@ def select(config: OptimizerConfig, params: Any) -> tuple[Any, Any]:
     )
     if not any(jax.tree.leaves(trained)):
         raise ValueError(
-            f"optimizer.rates is {config.rates}, which freezes every parameter; give what is to be "
-            f"trained a factor above 0."
+            f"optimizer.rate_factors is {config.rate_factors}, which freezes every parameter; give "
+            f"what is to be trained a factor above 0."
         )
     return moving, trained
 
@@ -270,8 +272,8 @@ def _map(function: Callable[[str, Any], Any], tree: Any) -> Any:
 
 
 def _deciding(config: OptimizerConfig, path: str) -> tuple[str, float] | None:
-    """The pair of `rates` whose regex is the first to be found in the path."""
-    return next((pair for pair in config.rates if re.search(pair[0], path)), None)
+    """The pair of `rate_factors` whose regex is the first to be found in the path."""
+    return next((pair for pair in config.rate_factors if re.search(pair[0], path)), None)
 
 
 def _rate(config: OptimizerConfig, path: str) -> float:
@@ -299,14 +301,14 @@ def _check(config: OptimizerConfig) -> None:
             f"optimizer.ema_decay is {config.ema_decay}; it must be at least 0 (no averaging) "
             f"and below 1."
         )
-    for pattern, factor in (*config.rates, (config.decayed, 1.0)):
+    for pattern, factor in (*config.rate_factors, (config.decayed, 1.0)):
         try:
             re.compile(pattern)
         except re.error as error:
             raise ValueError(
-                f"optimizer.rates or decayed has {pattern!r}, no regex: {error}."
+                f"optimizer.rate_factors or decayed has {pattern!r}, no regex: {error}."
             ) from error
         if not 0 <= factor < math.inf:
             raise ValueError(
-                f"optimizer.rates has {factor} for {pattern!r}; a factor must be at least 0."
+                f"optimizer.rate_factors has {factor} for {pattern!r}; a factor must be at least 0."
             )

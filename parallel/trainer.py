@@ -54,14 +54,14 @@ from parallel.step import (
     state_from,
 )
 
-__all__ = ["CONFIG_NAME", "Run", "Trained", "TrainerConfig", "check_start", "train"]
+__all__ = ["CONFIG_NAME", "Run", "TrainResult", "TrainerConfig", "check_start", "train"]
 
 Json = Any
 _ROLLBACKS = 3  # to the same checkpoint
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainResult:
     """The state after `step` updates; not `finished` if a signal ended the run before its time."""
 
     state: TrainState
@@ -82,7 +82,7 @@ def train(
     resume: bool = False,
     initial: Callable[[Any], Any] | None = None,
     hooks: Sequence[Hook[TrainState]] = (),
-) -> Trained:
+) -> TrainResult:
     """Trains to `config.steps`, saving on the way, at the end and when told to stop.
 
     `batches(step, position)` yields from that step on this host's rows (numpy) and what is to be
@@ -144,7 +144,7 @@ def train(
                 f"Resuming {run.directory} at step {done} of {config.steps}.", soft_wrap=True
             )
         if done >= config.steps:
-            return Trained(state, done, finished=True)
+            return TrainResult(state, done, finished=True)
         if host_index() == 0:
             write_config(run)
             if saved is not None:
@@ -216,7 +216,7 @@ def train(
                 soft_wrap=True,
             )
         console.print(ledger.account.report(), soft_wrap=True, highlight=False)
-    return Trained(state, done, finished=done == config.steps)
+    return TrainResult(state, done, finished=done == config.steps)
 
 
 def _raise_unlogged(loop: Loop, outcome: str) -> None:

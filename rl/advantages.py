@@ -25,7 +25,7 @@ def gae(
     values: Float[np.ndarray, " t"],
     final: float,
     discount: float,
-    trace: float,
+    gae_lambda: float,
 ) -> Worth:
     """A_t = δ_t + γλ A_{t+1}, δ_t = R_t + γ V_{t+1} - V_t, target A_t + V_t (generalized advantage
     estimation, Schulman et al., arXiv 1506.02438, equation 16).
@@ -36,7 +36,7 @@ def gae(
     """
     rewards, values = np.asarray(rewards, np.float64), np.asarray(values, np.float64)
     delta = rewards + discount * np.append(values[1:], final) - values
-    advantage = _decaying(delta, np.full(len(delta), discount * trace))
+    advantage = _decaying(delta, np.full(len(delta), discount * gae_lambda))
     return Worth(advantage, advantage + values)
 
 
@@ -69,11 +69,11 @@ def vtrace(
     final: float,
     ratios: Float[np.ndarray, " t"],
     discount: float,
-    trace: float,
+    gae_lambda: float,
     truncation: float = 1.0,
 ) -> Worth:
     """V-trace targets and the advantages of its policy gradient, in rlax's form (IMPALA, arXiv
-    1802.01561, equation 1 and section 4.2; `trace` 1 is the paper's).
+    1802.01561, equation 1 and section 4.2; `gae_lambda` 1 is the paper's).
 
     With r_t = π_θ/π_b, ρ_t = min(ρ, r_t) and c_t = λ min(1, r_t):
     v_t = V_t + e_t, e_t = ρ_t (R_t + γ V_{t+1} - V_t) + γ c_t e_{t+1}, and
@@ -89,8 +89,8 @@ def vtrace(
     rewards, values = np.asarray(rewards, np.float64), np.asarray(values, np.float64)
     ratios, later = np.asarray(ratios, np.float64), np.append(values[1:], final)
     delta = np.minimum(truncation, ratios) * (rewards + discount * later - values)
-    target = values + _decaying(delta, discount * trace * np.minimum(1.0, ratios))
-    expected = trace * np.append(target[1:], final) + (1 - trace) * later
+    target = values + _decaying(delta, discount * gae_lambda * np.minimum(1.0, ratios))
+    expected = gae_lambda * np.append(target[1:], final) + (1 - gae_lambda) * later
     return Worth(rewards + discount * expected - values, target)
 
 

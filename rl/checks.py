@@ -24,11 +24,11 @@ def check_config(config: RlConfig) -> None:
     least = {
         "steps": (config.steps, 1),
         "flow.steps": (config.flow.steps, 1),
-        "rollout.tickets": (rollout.tickets, 1),
+        "rollout.groups": (rollout.groups, 1),
         "rollout.group": (rollout.group, 1),
         "rollout.staleness": (rollout.staleness, 0),
         "rollout.slots": (1 if rollout.slots is None else rollout.slots, 1),
-        "rollout.execute": (rollout.execute, 1),
+        "rollout.replan_steps": (rollout.replan_steps, 1),
         "learner.micro": (learner.micro, 1),
         "learner.epochs": (learner.epochs, 1),
         "learner.minibatches": (learner.minibatches, 1),
@@ -76,9 +76,9 @@ def check_policy(policy: Policy, config: RlConfig) -> None:
             "The checkpoint's weights are quantised and cannot be trained; begin from the one that "
             "they were made of."
         )
-    if config.rollout.execute > model.config.horizon:
+    if config.rollout.replan_steps > model.config.horizon:
         raise ValueError(
-            f"rollout.execute is {config.rollout.execute}, but the policy's chunks have "
+            f"rollout.replan_steps is {config.rollout.replan_steps}, but the policy's chunks have "
             f"{model.config.horizon} steps; execute no more than these."
         )
 
@@ -101,7 +101,7 @@ def check_kept(model: FlowModel, params: Params, config: LearnerConfig) -> None:
         raise ValueError(
             f"learner.keep_observed is true, but observations are read with {len(changing)} "
             f"parameters that change, such as {changing[0]}; set it to false, or let only "
-            f"others change by learner.optimizer.rates."
+            f"others change by learner.optimizer.rate_factors."
         )
 
 

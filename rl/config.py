@@ -60,7 +60,7 @@ class ObjectiveConfig:
     proximal: Literal["recomputed", "interpolated"] = "recomputed"
     discount: float = 0.99
     """A chunk's, as RLinf counts."""
-    trace: float = 0.95
+    gae_lambda: float = 0.95
     value_weight: float = 0.5
     entropy_weight: float = 0.0
 
@@ -69,19 +69,19 @@ class ObjectiveConfig:
 class RolloutConfig:
     """Settings of acting, and of how far it runs ahead of the learner.
 
-    A ticket is a group of `group` episodes from one start (1 for "gae"); `tickets` of them make a
-    learner's step. Step s learns from tickets s·tickets to (s + 1)·tickets - 1, and none of these
+    A ticket is a group of `group` episodes from one start (1 for "gae"); `groups` of them make a
+    learner's step. Step s learns from tickets s·groups to (s + 1)·groups - 1, and none of these
     begins before the policy has had s - `staleness` updates, so that none is ever older than
     `staleness` when it is learnt from.
     """
 
     suite: str = "tabletop-lift"
     tasks: tuple[str, ...] = ()
-    tickets: int = 32
+    groups: int = 32
     group: int = 1
     staleness: int = 1
     slots: int | None = None
-    execute: int = 4
+    replan_steps: int = 4
     reward: Literal["success", "suite"] = "success"
     """1 for the step at which the goal is first reached, or what the suite's own reward is."""
     deadline: float = 0.02
@@ -122,11 +122,11 @@ class LearnerConfig:
 
 @dataclass(frozen=True)
 class ColocatedConfig:
-    """Settings of placement "colocated": number of `lanes`, each acting `fragment` chunks in a
+    """Settings of placement "colocated": number of `envs`, each acting `unroll` chunks in a
     learner's step. In the first `warmup` steps only the value head learns."""
 
-    lanes: int = 128
-    fragment: int = 4
+    envs: int = 128
+    unroll: int = 4
     warmup: int = 0
 
 

@@ -20,7 +20,7 @@ from models.inputs.packed_batch import PackedBatch
 from models.layers.functional import Params
 from models.model import FlowModel
 from rl.config import FlowConfig
-from rl.records import Drawn
+from rl.records import SampledChunk
 
 _VALUE_WIDTHS, _NOISE_WIDTHS = (256, 256), (128, 64)
 _STEP, _NOISE = 2**31, 2**31 + 1
@@ -51,7 +51,7 @@ def draw(
     keys: UInt32[Array, "n 2"],
     config: FlowConfig,
     observed: Any = None,
-) -> Drawn:
+) -> SampledChunk:
     """Chunks for N rows of one sample each, in the model's units; what is `observed` of these is
     not read again.
 
@@ -77,14 +77,14 @@ def draw(
     actions, chain = jax.lax.scan(step, flow.noise(keys, shape), jnp.arange(config.steps))
     before, after, taken = jax.tree.map(lambda x: _gather(x, at), chain)
     density = _log_density(after, taken.mean, taken.std).sum(1)
-    return Drawn(actions, before, after, at, density, _value(params, field, batch))
+    return SampledChunk(actions, before, after, at, density, _value(params, field, batch))
 
 
 def log_prob(
     model: FlowModel,
     params: Params,
     batch: PackedBatch,
-    drawn: Drawn,
+    drawn: SampledChunk,
     observed: Any,
     config: FlowConfig,
 ) -> tuple[Float[Array, "n h a"], Float[Array, " n"], Float[Array, " n"]]:

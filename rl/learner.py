@@ -26,7 +26,7 @@ from parallel.step import OVERLAP
 from rl.config import ObjectiveConfig
 from rl.objectives import Terms, check, combine
 from rl.records import Experience
-from rl.step import LearnerState, LogProb, Step, Total, metrics_of
+from rl.step import LearnerState, LogProb, StepFunctions, Total, metrics_of
 
 
 class Diverged(ArithmeticError):
@@ -43,7 +43,7 @@ class _Added(NamedTuple):
     proximal: Float[Array, "n h a"] | None
 
 
-class Learner:
+class FlowLearner:
     """Learns step by step: `add` a step's micro-batches as they arrive, then `update`.
 
     One thread feeds it. `state` is what to save, after an update and before the next `add`; its
@@ -97,7 +97,7 @@ class Learner:
         self.state = state
         self.learnt = self.pending = 0
         self._mesh = make_mesh() if mesh is None else mesh
-        self._step = Step(log_prob, optimizer, objective)
+        self._step = StepFunctions(log_prob, optimizer, objective)
         self._epochs, self._minibatches = epochs, minibatches
         self._observe = observe if epochs > 1 else None
         self._version = int(state.version)
@@ -211,7 +211,7 @@ class Learner:
     def _sum(
         self, placed: Experience, proximal: Float[Array, "n h a"] | None
     ) -> tuple[Float[Array, "n h a"], Bool[Array, ""]]:
-        """Adds a micro-batch's gradient; see `Step.add` for what it returns."""
+        """Adds a micro-batch's gradient; see `StepFunctions.add` for what it returns."""
         total = self._zeros(self.state.params, placed) if self._total is None else self._total
         self._total, log_prob, finite = self._add(self.state, total, placed, proximal)
         return log_prob, finite

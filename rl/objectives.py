@@ -217,9 +217,9 @@ def check(config: ObjectiveConfig) -> None:
             f"objective.clip is {config.clip} and truncation {config.truncation}; expected a clip "
             f"between 0 and 1 and a truncation of at least 1, which leaves fresh data untouched."
         )
-    if not 0 <= config.discount <= 1 or not 0 <= config.trace <= 1:
+    if not 0 <= config.discount <= 1 or not 0 <= config.gae_lambda <= 1:
         raise ValueError(
-            f"objective.discount is {config.discount} and trace {config.trace}; expected both "
+            f"objective.discount is {config.discount} and trace {config.gae_lambda}; expected both "
             f"from 0 to 1."
         )
 

@@ -13,7 +13,7 @@ from models.inputs.packed_batch import PackedBatch, Sample
 from sim.protocol import Start
 
 
-class Drawn(NamedTuple):
+class SampledChunk(NamedTuple):
     """Draws of chunks, in the model's units: `m` of the denoising steps were random.
 
     A log-probability is that of `after` given `before`, for each number of a chunk, summed over the
@@ -37,7 +37,7 @@ class Decision:
     sample: Sample
     """The observation as the model takes it; `action_mask` is true for what was acted: real dims,
     and steps up to the episode's end."""
-    drawn: Drawn
+    drawn: SampledChunk
     version: int
     """Number of updates of the policy that drew it."""
     reward: Float[np.ndarray, " t"]
@@ -79,7 +79,7 @@ class Experience:
     the chunk was drawn, and what it was worth. Rows of weight 0 are padding."""
 
     batch: PackedBatch
-    drawn: Drawn
+    drawn: SampledChunk
     advantage: Float[Array | np.ndarray, " n"]
     target: Float[Array | np.ndarray, " n"]
     """The value head's targets."""

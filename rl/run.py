@@ -40,7 +40,10 @@ class Placement(Protocol):
     environment: Json
 
     def run(
-        self, on_step: Callable[[dict[str, float]], None], told: Callable[[], bool], until: int
+        self,
+        on_step: Callable[[dict[str, float]], None],
+        should_stop: Callable[[], bool],
+        until: int,
     ) -> None:
         """Makes the steps that are left until so many are made, or as many as it can until `told()`
         says to stop. After each, `on_step` gets what came of it, perhaps on another thread; what
@@ -58,7 +61,7 @@ class Placement(Protocol):
 
 
 @dataclass(frozen=True)
-class Improved:
+class RlResult:
     """Parameters of the policy after `step` updates; not `finished` if a signal ended the run."""
 
     params: Params
@@ -74,7 +77,7 @@ def improve(
     *,
     resume: bool = False,
     hooks: Sequence[Hook[Params]] = (),
-) -> Improved:
+) -> RlResult:
     """Makes `config.steps` steps, saving on the way, at the end and when told to stop.
 
     `hooks` get the policy's parameters, must copy them and return: those with `ends` before the
@@ -99,7 +102,7 @@ def improve(
         place = stack.enter_context(build())
         saved = checkpoint.newest_good(folder, console) if resume else None
         if saved is not None:
-            go_on(place, folder / str(saved), console)
+            restore(place, folder / str(saved), console)
         done = saved or 0
         check_steps_made(run.directory, done, config.steps)
         if resume:
@@ -112,13 +115,13 @@ def improve(
         note("evaluating")
         for hook in hooks:
             if done == 0 and hook.ends and hook.every:
-                hook.call(0, place.state()["ema"], stop.told)
+                hook.call(0, place.state()["ema"], stop.should_stop)
         return advance(
             place, run, config, console, done=done, until=config.steps, stop=stop, hooks=hooks
         )
 
 
-def go_on(place: Placement, path: Path, console: Console) -> None:
+def restore(place: Placement, path: Path, console: Console) -> None:
     """Restores a placement from a checkpoint that has been verified.
 
     Raises:
@@ -144,7 +147,7 @@ def advance(
     stop: StopSignals,
     hooks: Sequence[Hook[Params]] = (),
     doing: str = "improving",
-) -> Improved:
+) -> RlResult:
     """Lets a placement that has made `done` steps, which are saved, make them `until` so many;
     otherwise as `improve`.
 
@@ -154,7 +157,7 @@ def advance(
     saved, failure = done, LogFailure()
     wanted = traced_steps(config.profile, config.steps, "profile")
     if done >= until:
-        return Improved(place.state()["ema"], done, finished=True)
+        return RlResult(place.state()["ema"], done, finished=True)
     with ExitStack() as stack:
         folder = run.directory / "checkpoints"
         set_damaged_metrics_aside(run.directory, console)
@@ -173,7 +176,7 @@ def advance(
         trace = stack.enter_context(StepTrace(wanted, run.directory, done, console, failure))
 
         def stopping() -> bool:
-            return stop.told() or failure.error is not None
+            return stop.should_stop() or failure.error is not None
 
         def save() -> None:
             nonlocal saved
@@ -224,7 +227,7 @@ def advance(
                 f"The run was stopped after step {done} of {config.steps}, saved in {folder}; "
                 f"--resume then goes on from there."
             )
-        return Improved(place.state()["ema"], done, finished=done >= until)
+        return RlResult(place.state()["ema"], done, finished=done >= until)
 
 
 _SAID = {

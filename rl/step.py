@@ -25,11 +25,11 @@ from parallel.optimizer import OptimizerConfig, select
 from parallel.step import Metrics, TrainState, abstract_state_of, apply_gradients, state_from
 from rl.config import LearnerConfig, ObjectiveConfig
 from rl.objectives import Terms, combine, objective, summary, value_loss
-from rl.records import Drawn, Experience
+from rl.records import Experience, SampledChunk
 
 Params = Any
 LogProb = Callable[
-    [Params, PackedBatch, Drawn, Any],
+    [Params, PackedBatch, SampledChunk, Any],
     tuple[Float[Array, "n h a"], Float[Array, " n"], Float[Array, " n"]],
 ]
 """log π of the numbers drawn, what the value head expects, and an entropy for each decision; from
@@ -164,7 +164,7 @@ def loss_terms(
 
 
 @dataclass(frozen=True)
-class Step:
+class StepFunctions:
     """Shared functions of a step. Its loss is `loss_terms`', where advantages from values are
     divided by `scale_of` the steps before; those of a group are taken as they are.
     """

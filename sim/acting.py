@@ -31,7 +31,7 @@ class NotFinite(ValueError):
 
 
 @dataclass(eq=False)
-class Run:
+class EpisodeRun:
     """An episode under way, and at last what it came to."""
 
     start: Start
@@ -99,8 +99,10 @@ class Run:
 
 
 def act(
-    slots: Slots, following: Callable[[], Run | None], tell: Callable[[dict[int, Run]], None]
-) -> Iterator[Run]:
+    slots: Slots,
+    following: Callable[[], EpisodeRun | None],
+    tell: Callable[[dict[int, EpisodeRun]], None],
+) -> Iterator[EpisodeRun]:
     """Every run as it ends.
 
     Args:
@@ -108,7 +110,7 @@ def act(
       tell: tells the slots that wait what to do, by the runs in them.
     """
     free = deque(range(slots.count))
-    acting: dict[int, Run] = {}
+    acting: dict[int, EpisodeRun] = {}
     while True:
         while free and (run := following()) is not None:
             slot = free.popleft()
@@ -137,8 +139,8 @@ def act(
             tell(waiting)
 
 
-def plan(policy: Policy, spec: Spec, runs: Sequence[Run], execute: int) -> None:
-    """Asks a policy what each run is to do next: `execute` steps more of its `actions`.
+def plan(policy: Policy, spec: Spec, runs: Sequence[EpisodeRun], replan_steps: int) -> None:
+    """Asks a policy what each run is to do next: `replan_steps` steps more of its `actions`.
 
     Raises:
       ValueError: actions of a wrong shape.
@@ -149,22 +151,22 @@ def plan(policy: Policy, spec: Spec, runs: Sequence[Run], execute: int) -> None:
     keys = np.array([run.start.key(run.length) for run in runs], np.uint32)
     answer = policy(Observation(shown, np.stack(states)), [run.prompt for run in runs], keys)
     actions = np.asarray(answer, np.float32)
-    _check_actions(spec, actions, runs, execute)
+    _check_actions(spec, actions, runs, replan_steps)
     for run, chunk in zip(runs, actions, strict=True):
-        run.actions.append(chunk[:execute])
+        run.actions.append(chunk[:replan_steps])
 
 
 def _check_actions(
-    spec: Spec, actions: Float[np.ndarray, "n h a"], runs: Sequence[Run], execute: int
+    spec: Spec, actions: Float[np.ndarray, "n h a"], runs: Sequence[EpisodeRun], replan_steps: int
 ) -> None:
     n, a, shape = len(runs), len(spec.action_names), actions.shape
-    if actions.ndim != 3 or shape[0] != n or shape[1] < execute or shape[2] != a:
+    if actions.ndim != 3 or shape[0] != n or shape[1] < replan_steps or shape[2] != a:
         names = ", ".join(spec.action_names)
         raise ValueError(
             f"The policy returned actions of shape {shape}, expected [{n} episodes, at least "
-            f"{execute} steps, {a} actions ({names})]."
+            f"{replan_steps} steps, {a} actions ({names})]."
         )
-    finite = np.isfinite(actions[:, :execute]).all((1, 2))
+    finite = np.isfinite(actions[:, :replan_steps]).all((1, 2))
     if not finite.all():
         run = runs[finite.argmin()]
         raise NotFinite(

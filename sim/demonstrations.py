@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import UInt8
 
-from sim.acting import Policy, Run, act, plan
+from sim.acting import EpisodeRun, Policy, act, plan
 from sim.protocol import Slots, Spec, Start
 
 _TRIES = 20
@@ -43,7 +43,7 @@ class Demonstrations:
       episodes: how many to keep of each task.
       first_seed: an episode's seed is this one or a later one.
       noise: standard deviation of what is added to the expert's action, in parts of its range.
-      policy: acts instead of the slots' expert; it looks again after `execute` steps.
+      policy: acts instead of the slots' expert; it looks again after `replan_steps` steps.
 
     Raises:
       ValueError: there is nobody to act, or a task succeeds so rarely that 20 episodes for each
@@ -56,7 +56,7 @@ class Demonstrations:
     first_seed: int = 0
     noise: float = 0.0
     policy: Policy | None = None
-    execute: int = 4
+    replan_steps: int = 4
     tried: int = 0
     kept: int = 0
     failed: int = 0
@@ -72,7 +72,7 @@ class Demonstrations:
         self.tried = self.kept = self.failed = 0
         quotas = deque(_Quota(task, self.episodes, self.first_seed) for task in self.tasks)
 
-        def following() -> Run | None:
+        def following() -> EpisodeRun | None:
             return next((run for quota in quotas for run in quota.starts()), None)
 
         for _ in act(self.slots, following, self._tell):
@@ -92,7 +92,7 @@ class Demonstrations:
                         "noise, take another policy or ask for fewer."
                     )
 
-    def _tell(self, waiting: dict[int, Run]) -> None:
+    def _tell(self, waiting: dict[int, EpisodeRun]) -> None:
         for run in waiting.values():
             assert run.observation is not None
             run.seen.append(run.observation)
@@ -100,11 +100,11 @@ class Demonstrations:
             for slot in waiting:
                 self.slots.demonstrate(slot, 1, self.noise)
             return
-        planless = [run for run in waiting.values() if run.length % self.execute == 0]
+        planless = [run for run in waiting.values() if run.length % self.replan_steps == 0]
         if planless:
-            plan(self.policy, self.slots.spec, planless, self.execute)
+            plan(self.policy, self.slots.spec, planless, self.replan_steps)
         for slot, run in waiting.items():
-            self.slots.send(slot, run.actions[-1][run.length % self.execute][None])
+            self.slots.send(slot, run.actions[-1][run.length % self.replan_steps][None])
 
 
 @dataclass
@@ -115,10 +115,10 @@ class _Quota:
     task: str
     missing: int
     seed: int
-    runs: deque[Run] = field(default_factory=deque)
+    runs: deque[EpisodeRun] = field(default_factory=deque)
     tried: int = 0
 
-    def settled(self) -> Run | None:
+    def settled(self) -> EpisodeRun | None:
         """The next one, once it has ended."""
         if not self.runs or not self.runs[0].ended:
             return None
@@ -127,15 +127,15 @@ class _Quota:
         self.missing -= run.success
         return run
 
-    def starts(self) -> Iterator[Run]:
+    def starts(self) -> Iterator[EpisodeRun]:
         """Yields the runs that may be started now."""
         while len(self.runs) < self.missing:
-            self.runs.append(Run(Start(self.task, self.seed)))
+            self.runs.append(EpisodeRun(Start(self.task, self.seed)))
             self.seed += 1
             yield self.runs[-1]
 
 
-def _demonstration(run: Run, spec: Spec) -> Demonstration:
+def _demonstration(run: EpisodeRun, spec: Spec) -> Demonstration:
     images: UInt8[np.ndarray, "t c h w 3"] = np.stack([each.images for each in run.seen])
     state = np.stack([each.state for each in run.seen]).astype(np.float32)
     wanted = np.concatenate(run.actions)[: run.length].astype(np.float32)

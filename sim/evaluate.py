@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from sim.acting import RERUNS, Control, Policy, Run, act, plan
+from sim.acting import RERUNS, Control, EpisodeRun, Policy, act, plan
 from sim.clips import Clip, choose
 from sim.protocol import Slots, Spec, Start
 from sim.results import Episode, Evaluation, Failure
@@ -33,7 +33,7 @@ def evaluate(
     policy: Policy,
     starts: Sequence[Start],
     *,
-    execute: int = _FILMED_STEPS,
+    replan_steps: int = _FILMED_STEPS,
     control: Control = "own",
     clips: int = 6,
     progress: Progress | None = None,
@@ -57,8 +57,8 @@ def evaluate(
         did not fail in.
     """
     spec, seconds = slots.spec, []
-    if execute < 1:
-        raise ValueError(f"execute is {execute}, expected at least one step.")
+    if replan_steps < 1:
+        raise ValueError(f"replan_steps is {replan_steps}, expected at least one step.")
     if control == "other prompt" and len(spec.goals) < 2:
         raise ValueError(
             f"The control 'other prompt' needs slots with two goals, '{spec.name}' has "
@@ -71,13 +71,13 @@ def evaluate(
         seconds.append(time.perf_counter() - begin)
         return actions
 
-    def tell(waiting: dict[int, Run]) -> None:
-        plan(timed, spec, list(waiting.values()), execute)
+    def tell(waiting: dict[int, EpisodeRun]) -> None:
+        plan(timed, spec, list(waiting.values()), replan_steps)
         for slot, run in waiting.items():
             slots.send(slot, run.actions[-1])
 
     found = _acted(slots, starts, tell, control, progress, done, on_episode)
-    return filmed(slots, [replace(found, seconds=tuple(seconds))], [clips], execute)[0]
+    return filmed(slots, [replace(found, seconds=tuple(seconds))], [clips], replan_steps)[0]
 
 
 def evaluate_expert(
@@ -97,7 +97,7 @@ def evaluate_expert(
     if not slots.spec.expert:
         raise ValueError(f"'{slots.spec.name}' has no scripted expert to evaluate.")
 
-    def tell(waiting: dict[int, Run]) -> None:
+    def tell(waiting: dict[int, EpisodeRun]) -> None:
         for slot in waiting:
             slots.demonstrate(slot, slots.spec.max_steps)
 
@@ -116,7 +116,7 @@ def filmed(
         named = [evaluation.goals.index(episode.named_goal) for episode in evaluation.episodes]
         shown.append(choose(obeyed, named, number))
 
-    def tell(waiting: dict[int, Run]) -> None:
+    def tell(waiting: dict[int, EpisodeRun]) -> None:
         for slot, run in waiting.items():
             k, i = places[run]
             actions = found[k].episodes[i].actions
@@ -124,7 +124,9 @@ def filmed(
             slots.send(slot, actions[at], film=True)
 
     places = {
-        Run(found[k].episodes[i].start): (k, i) for k, chosen in enumerate(shown) for i in chosen
+        EpisodeRun(found[k].episodes[i].start): (k, i)
+        for k, chosen in enumerate(shown)
+        for i in chosen
     }
     films: dict[tuple[int, int], Clip] = {}
     for run in act(slots, partial(next, iter(places), None), tell):
@@ -145,7 +147,7 @@ def filmed(
 def _acted(
     slots: Slots,
     starts: Sequence[Start],
-    tell: Callable[[dict[int, Run]], None],
+    tell: Callable[[dict[int, EpisodeRun]], None],
     control: Control,
     progress: Progress | None,
     done: Iterable[Episode],
@@ -154,7 +156,7 @@ def _acted(
     spec, starts = slots.spec, _checked(starts, slots.spec)
     asked, failures = set(starts), []
     finished = {episode.start: episode for episode in done if episode.start in asked}
-    missing = (Run(start, control) for start in starts if start not in finished)
+    missing = (EpisodeRun(start, control) for start in starts if start not in finished)
     for run in act(slots, partial(next, missing, None), tell):
         if run.error is None:
             episode = finished[run.start] = _episode(run, spec)
@@ -179,7 +181,7 @@ def _acted(
     )
 
 
-def _episode(run: Run, spec: Spec) -> Episode:
+def _episode(run: EpisodeRun, spec: Spec) -> Episode:
     """Result of a run."""
     actions = np.concatenate(run.actions)[: run.length]
     bends = np.abs(np.diff(actions.astype(np.float64), n=2, axis=0))

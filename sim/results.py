@@ -67,7 +67,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Latency:
+class CallLatency:
     """Seconds of one policy call, for all episodes that waited for it; `first` (which compiles) is
     not among the percentiles unless it is the only call."""
 
@@ -77,7 +77,7 @@ class Latency:
     p99: float
 
     @classmethod
-    def of(cls, seconds: Sequence[float]) -> "Latency":
+    def of(cls, seconds: Sequence[float]) -> "CallLatency":
         return cls(seconds[0], *map(float, np.percentile(seconds[1:] or seconds, (50, 90, 99))))
 
 
@@ -132,9 +132,9 @@ class Evaluation:
         return sum(e.reruns for e in self.episodes) + sum(f.reruns for f in self.failures)
 
     @property
-    def latency(self) -> Latency | None:
+    def latency(self) -> CallLatency | None:
         """Latency of the policy's calls; None where there was none."""
-        return Latency.of(self.seconds) if self.seconds else None
+        return CallLatency.of(self.seconds) if self.seconds else None
 
     @property
     def by_task(self) -> dict[str, "Evaluation"]:

@@ -121,9 +121,9 @@ def _on_device(
         return env
 
     def open_lanes(chosen: tuple[str, ...], count: int, size: int) -> Slots:
-        from sim.environments.device_slots import Lanes
+        from sim.environments.device_slots import DeviceSlots
 
-        return Lanes(environment(chosen[0], size), count, expert)
+        return DeviceSlots(environment(chosen[0], size), count, expert)
 
     return Suite(
         name=name,

@@ -111,7 +111,7 @@ def test_a_users_file_adds_a_family_and_may_run_again_but_takes_no_other_files_n
     with pytest.raises(ValueError, match=r"second\.py defines a family 'ours', but .*first\.py"):
         run_file(second)
     second.write_text(MINE.format("pi"))
-    with pytest.raises(ValueError, match=r"defines a family 'pi', but models\.pi has"):
+    with pytest.raises(ValueError, match=r"defines a family 'pi', but models\.pi\.model has"):
         run_file(second)
     with pytest.raises(ValueError, match=r"first\.py has no 'Other'"):
         named_in_file(f"{first}:Other")
@@ -139,5 +139,5 @@ def test_more_robots_than_a_model_tells_apart_are_refused():
 
 def test_rls_presets_train_of_pi_what_they_did_before_groups_had_names():
     """So runs that were saved then can be resumed."""
-    rates = learner_of(RL_PRESETS["tabletop-grpo"], TINY.model.build()).optimizer.rates
+    rates = learner_of(RL_PRESETS["tabletop-grpo"], TINY.model.build()).optimizer.rate_factors
     assert rates == (("^policy/(expert|action|time)", 1.0), (".", 0.0))

@@ -23,7 +23,7 @@ from rich.text import Text
 
 from models.checkpoints import digests, own
 from models.checkpoints.safetensors_format import write_file
-from models.checkpoints.sources import Source, open_orbax
+from models.checkpoints.sources import CheckpointSource, open_orbax
 from models.terminal import Console, guard_tracebacks
 from parallel.monitor.metrics import read_metrics
 from tools.command_line.ending import in_a_line
@@ -231,7 +231,7 @@ class Difference:
     scale: float = math.nan
 
 
-def _compare(name: str, first: Source, second: Source) -> Difference | None:
+def _compare(name: str, first: CheckpointSource, second: CheckpointSource) -> Difference | None:
     """None if both hold the same numbers; NaN at the same place are the same."""
     kinds = (_kind(first, name), _kind(second, name))
     if "absent" in kinds or first.shapes[name] != second.shapes[name]:
@@ -249,12 +249,12 @@ def _compare(name: str, first: Source, second: Source) -> Difference | None:
     return Difference(name, *kinds, largest, scale)
 
 
-def _open(path: Path) -> Source:
+def _open(path: Path) -> CheckpointSource:
     own.refuse(path, digests.damage(path))
     return open_orbax(path / "state")
 
 
-def _kind(source: Source, name: str) -> str:
+def _kind(source: CheckpointSource, name: str) -> str:
     if name not in source.arrays:
         return "absent"
     shape = "×".join(map(str, source.shapes[name]))

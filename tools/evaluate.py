@@ -61,7 +61,7 @@ class EvaluateConfig:
     """Starts a task; as many as the suite's authors take if not given."""
     slots: int | None = None
     """Episodes at a time; as many as suit the suite if not given."""
-    execute: int = 4
+    replan_steps: int = 4
     """Steps acted of each chunk before the policy looks again."""
     euler_steps: int | None = None
     """Steps of the flow sampler; each policy's own if not given."""
@@ -102,7 +102,7 @@ def _run(config: EvaluateConfig, console: Console) -> dict[str, Evaluation]:
         tasks=config.tasks,
         episodes=config.episodes,
         slots=config.slots,
-        execute=config.execute,
+        replan_steps=config.replan_steps,
         journal=Journal(config.out / _JOURNAL),
     )
     pairs = compared(results["trained"], results["compared"]) if config.compare else None

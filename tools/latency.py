@@ -32,7 +32,7 @@ class LatencyConfig:
     suite: str = "metaworld"
     tasks: tuple[str, ...] = ()
     """Some of the suite's tasks; its first if none are given."""
-    execute: int = 4
+    replan_steps: int = 4
     """Control steps a chunk."""
     chunks: int = 200
     """Chunks of each task to measure."""
@@ -56,7 +56,7 @@ def main(config: LatencyConfig, console: Console) -> None:
         with closing(suite.open((task,), 1, config.image_size)) as slots:
             starts = [Start(task, seed) for seed in range(max(config.resets, 1))]
             each = max(config.chunks // len(starts), 1)
-            found = measure(slots, starts, execute=config.execute, each=each)
+            found = measure(slots, starts, replan_steps=config.replan_steps, each=each)
         chunks += found.chunk.seconds
         resets += found.reset.seconds
         console.print(f"{task}: {_said(found.chunk)} a chunk, {_said(found.reset)} a reset")

@@ -17,7 +17,7 @@ import tyro
 
 from models.terminal import guard_tracebacks, harmless
 from parallel.hosts import exits
-from parallel.hosts.supervisor import Plan, supervise
+from parallel.hosts.supervisor import LaunchPlan, supervise
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def main() -> None:
         sys.exit(exits.REFUSED)
     if command[0] == "python":
         command[0] = sys.executable
-    plan = Plan(
+    plan = LaunchPlan(
         command,
         options.processes,
         options.devices_per_process,

@@ -35,7 +35,7 @@ from parallel.optimizer import OptimizerConfig
 from parallel.planning.cluster import Cluster, make_cluster, read_cluster
 from parallel.planning.cost import seconds
 from parallel.planning.deviceless import compile_step
-from parallel.planning.predict import Choice, Precision, Prediction, Task, search
+from parallel.planning.predict import Choice, Precision, Prediction, TrainingTask, search
 from parallel.planning.reliability import Recovery, daly, goodput, mean_time_between_failures
 from parallel.planning.scaling import curve
 from tools.recipes.presets import load_preset, row_layout
@@ -47,7 +47,7 @@ _CAPABILITY = {"a100": 8.0, "b200": 10.0}
 
 
 @dataclass(frozen=True)
-class Run:
+class PlannedRun:
     """Training run to plan."""
 
     preset: str = "pi05"
@@ -92,7 +92,7 @@ class Machines:
         return replace(found, price=self.price_per_gpu_hour or found.price)
 
 
-def make_task(run: Run, cluster: Cluster) -> Task:
+def make_task(run: PlannedRun, cluster: Cluster) -> TrainingTask:
     """The training task of a preset, whose kernels are those of the cluster's chip.
 
     Raises:
@@ -105,7 +105,7 @@ def make_task(run: Run, cluster: Cluster) -> Task:
     def batch(rows: int) -> PackedBatch:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype), blank)
 
-    return Task(
+    return TrainingTask(
         model=lambda remat, precision: _OnChip(
             _model(config, remat, precision), _CAPABILITY.get(cluster.chip.name, 9.0)
         ),
@@ -120,15 +120,15 @@ def make_task(run: Run, cluster: Cluster) -> Task:
 
 
 def plan(
-    run: Run, machines: Machines, precisions: Sequence[Precision], remats: Sequence[Remat]
-) -> tuple[Task, Cluster, list[Prediction]]:
+    run: PlannedRun, machines: Machines, precisions: Sequence[Precision], remats: Sequence[Remat]
+) -> tuple[TrainingTask, Cluster, list[Prediction]]:
     """The task, the cluster, and all choices that fit, fastest first; raises as `search` does."""
     cluster = machines.read()
     task = make_task(run, cluster)
     return task, cluster, search(task, cluster, remats, precisions)
 
 
-def describe(run: Run, cluster: Cluster, found: Prediction) -> dict[str, Any]:
+def describe(run: PlannedRun, cluster: Cluster, found: Prediction) -> dict[str, Any]:
     """A prediction as JSON, with what it costs and how it should save."""
     recovery = Recovery(run.save_seconds, run.restart_seconds)
     mtbf = mean_time_between_failures(cluster.devices, cluster.failures)
@@ -196,7 +196,7 @@ def cells(row: dict[str, Any]) -> list[str]:
 
 
 def main(
-    run: tyro.conf.OmitArgPrefixes[Run],
+    run: tyro.conf.OmitArgPrefixes[PlannedRun],
     machines: tyro.conf.OmitArgPrefixes[Machines],
     precisions: tuple[Precision, ...] = ("bf16",),
     remats: tuple[Remat, ...] = ("none", "dots", "full"),
@@ -249,7 +249,7 @@ def main(
     _explain(rows[0], console)
 
 
-def compiled(run: Run, task: Task, cluster: Cluster, best: Choice) -> dict[str, Any]:
+def compiled(run: PlannedRun, task: TrainingTask, cluster: Cluster, best: Choice) -> dict[str, Any]:
     """Report of XLA's compiler for the chip on a choice: bytes held, and sent by kind of collective
     and axes.
 
@@ -298,7 +298,7 @@ def _model(config: ModelConfig, remat: Remat, precision: Precision) -> Any:
     return config.build()
 
 
-def _read(run: Run) -> tuple[ModelConfig, OptimizerConfig, Layout]:
+def _read(run: PlannedRun) -> tuple[ModelConfig, OptimizerConfig, Layout]:
     """A preset's model and optimizer, and rows for samples that all have so many images and text
     tokens."""
     preset = load_preset(run.preset)

@@ -62,7 +62,7 @@ class RecordConfig:
     """Steps of that policy's flow sampler; its own if not given."""
     family: Path | None = None
     """Python file that defines its model's family, if it is not one of ours; it runs."""
-    execute: int = 4
+    replan_steps: int = 4
     """Steps acted of each of the policy's chunks before it looks again."""
 
 
@@ -104,7 +104,7 @@ def record_dataset(
                     first_seed=config.seed * SEEDS_PER_RECORDING,
                     noise=suite.noise if config.noise is None else config.noise,
                     policy=None if robot is None else robot.act,
-                    execute=config.execute,
+                    replan_steps=config.replan_steps,
                 )
                 theirs = _features(spec)
                 if writer is None:
@@ -166,10 +166,11 @@ def main(config: RecordConfig, console: Console) -> None:
 
 def _check(config: RecordConfig) -> None:
     noisy = config.noise is None or config.noise >= 0
-    if config.episodes < 1 or config.image_size < 1 or config.execute < 1 or not noisy:
+    if config.episodes < 1 or config.image_size < 1 or config.replan_steps < 1 or not noisy:
         raise ValueError(
             f"episodes = {config.episodes}, image_size = {config.image_size}, noise = "
-            f"{config.noise} and execute = {config.execute}: expected at least 1, 1, 0 and 1."
+            f"{config.noise} and replan_steps = {config.replan_steps}: expected at least 1, 1, 0 "
+            "and 1."
         )
     if config.checkpoint is None and config.euler_steps is not None:
         raise ValueError(

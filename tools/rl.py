@@ -39,7 +39,7 @@ from rl.checks import check_config, check_policy, one_group
 from rl.config import RlConfig
 from rl.environment import FIELD
 from rl.placements import place
-from rl.population.evolution import Evolved
+from rl.population.evolution import PopulationResult
 from rl.population.population import (
     PopulationConfig,
     check_population,
@@ -48,7 +48,7 @@ from rl.population.population import (
     set_damaged_generations_aside,
     turn_of,
 )
-from rl.run import Improved, improve
+from rl.run import RlResult, improve
 from sim.suites import load_suite
 from tools.command_line.ending import in_a_line
 from tools.command_line.options import current_options
@@ -70,7 +70,7 @@ of the policy that they began with."""
 
 
 @dataclass(frozen=True)
-class Paths:
+class RlPaths:
     """Paths of the policy and of results."""
 
     checkpoint: Path
@@ -90,11 +90,11 @@ class Paths:
 
 
 def run(
-    paths: Paths,
+    paths: RlPaths,
     config: RlConfig,
     console: Console,
     population: PopulationConfig = ALONE,
-) -> Improved | Evolved:
+) -> RlResult | PopulationResult:
     """Improves to the end (or to a signal) and leaves everything in the run's folder.
 
     Raises:
@@ -107,8 +107,8 @@ def run(
 
 
 def _run(
-    paths: Paths, config: RlConfig, console: Console, population: PopulationConfig
-) -> Improved | Evolved:
+    paths: RlPaths, config: RlConfig, console: Console, population: PopulationConfig
+) -> RlResult | PopulationResult:
     check_config(config)
     together = replace(population, population=0) != ALONE or population.population not in (0, 1)
     if together:
@@ -156,7 +156,7 @@ def _run(
         tasks=tasks,
         episodes=config.eval_episodes,
         slots=config.rollout.slots,
-        execute=config.rollout.execute,
+        replan_steps=config.rollout.replan_steps,
     )
     with ExitStack() as stack:
         loop = ClosedLoop(acting, policy, paths.out, console)
@@ -193,7 +193,7 @@ def _before_tuning(config: Any, directory: Path) -> Any:
     return json.loads(json.dumps(to_json(configured(from_json(RlConfig, config), begun))))
 
 
-def _say_stopped(ended: Improved | Evolved, config: RlConfig, console: Console) -> None:
+def _say_stopped(ended: RlResult | PopulationResult, config: RlConfig, console: Console) -> None:
     if not ended.finished:
         console.print(
             f"Stopped after step {ended.step} of {config.steps}; go on with --resume.",
@@ -211,16 +211,16 @@ def _assets(checkpoint: Path, policy: Policy) -> Any:
     return {"processor": to_json(policy.processor)}
 
 
-def parse(arguments: Sequence[str]) -> tuple[Paths, RlConfig, PopulationConfig]:
+def parse(arguments: Sequence[str]) -> tuple[RlPaths, RlConfig, PopulationConfig]:
     """Options into paths, a preset with the user's changes, and a population."""
     name, arguments = take_preset(arguments, "tabletop-ppo")
     preset = load_rl_preset(name)
 
     def command(
-        paths: Annotated[Paths, tyro.conf.arg(name="")],
+        paths: Annotated[RlPaths, tyro.conf.arg(name="")],
         config: Annotated[RlConfig, tyro.conf.arg(name="")] = preset,
         population: Annotated[PopulationConfig, tyro.conf.arg(name="")] = ALONE,
-    ) -> tuple[Paths, RlConfig, PopulationConfig]:
+    ) -> tuple[RlPaths, RlConfig, PopulationConfig]:
         return paths, config, population
 
     return tyro.cli(

@@ -36,7 +36,7 @@ from models.config import from_json, to_json
 from models.flow import flow
 from models.inputs.tokenizer import SentencePiece
 from models.layers.pipeline import check_pipeline
-from models.load import begin_from, look
+from models.load import begin_from, inspect_checkpoint
 from models.model import Model, require
 from models.terminal import Console, guard_tracebacks, harmless
 from parallel.hooks import Hook
@@ -50,7 +50,7 @@ from parallel.optimizer import with_groups
 from parallel.runs.run_folder import CONFIG_NAME, Run, read_config
 from parallel.runs.run_lock import locked
 from parallel.step import TrainState
-from parallel.trainer import Trained, check_start, train
+from parallel.trainer import TrainResult, check_start, train
 from tools.command_line.consent import consent
 from tools.command_line.options import current_options
 from tools.recipes.closed_loop import ClosedLoop
@@ -115,7 +115,7 @@ class Process:
     """Faults on purpose, such as kill@rank1:step50; each strikes once in a run."""
 
 
-def run(paths: Paths, config: RunConfig, console: Console | None = None) -> Trained:
+def run(paths: Paths, config: RunConfig, console: Console | None = None) -> TrainResult:
     """Trains to the end (or to a signal) and leaves everything in the run's folder.
 
     Raises:
@@ -130,7 +130,9 @@ def run(paths: Paths, config: RunConfig, console: Console | None = None) -> Trai
         return _run(paths, config, console, mesh, resume)
 
 
-def _run(paths: Paths, config: RunConfig, console: Console, mesh: Mesh, resume: bool) -> Trained:
+def _run(
+    paths: Paths, config: RunConfig, console: Console, mesh: Mesh, resume: bool
+) -> TrainResult:
     out, (index, count) = paths.folder, row_share(mesh)
     if (stages := mesh.shape["stage"]) > 1:
         pipeline, rows = config.model.compute.pipeline, config.rows.number
@@ -219,7 +221,7 @@ def _text(paths: Paths) -> Text | None:
         return Text(sentencepiece=SentencePiece.read(paths.tokenizer).model)
     if paths.init is None:
         return None
-    processor = look(paths.init).processor
+    processor = inspect_checkpoint(paths.init).processor
     if processor is None or not (processor.words or processor.sentencepiece):
         raise ValueError(
             f"{paths.init} came without the tokenizer that its embedding was trained with; give "

@@ -21,7 +21,7 @@ from data.columns import arrow_type
 from data.errors import MissingFileError
 from data.files.folder import Folder, open_folder
 from data.lerobot.metadata import VISUAL, Metadata, file_pattern, read_info, robot_type
-from data.lerobot.rows import Rows
+from data.lerobot.rows import ParquetRows
 from data.lerobot.v21 import MetadataV21
 from data.lerobot.v30 import MetadataV30
 from data.task_runs import Prompts, Runs, runs_and_prompts
@@ -51,7 +51,7 @@ class LeRobotDataset:
         videos = tuple(c for c in self.cameras if self.features[c]["dtype"] == "video")
         metadata = MetadataV30 if self.info["codebase_version"].startswith("v3.") else MetadataV21
         self.metadata: Metadata = metadata(self.folder, self.info, videos)
-        self._rows = Rows(self.folder, self.metadata, self.features)
+        self._rows = ParquetRows(self.folder, self.metadata, self.features)
         self._selected = None if episodes is None else tuple(sorted({int(n) for n in episodes}))
         self._chosen = self._places()
         self._columns: dict[str, np.ndarray] = {}

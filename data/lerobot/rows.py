@@ -51,7 +51,7 @@ class _Ranges(NamedTuple):
         return (int(found[0]), int(found[-1]) + 1) if len(found) else (0, 0)
 
 
-class Rows:
+class ParquetRows:
     """The data files of a dataset; episodes are given by their place in `metadata`. For one thread
     at a time."""
 

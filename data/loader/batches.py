@@ -16,9 +16,9 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int, Int64, UInt8
 
 from data.frames import Feed, Frames
-from data.loader.memory import Memory
-from data.loader.reading import Reader
-from data.packing.plan import Plan, Rows
+from data.loader.memory import BufferPool
+from data.loader.reading import RetryingReader
+from data.packing.plan import Plan, PlannedRows
 from models import PackedBatch, Processor
 from models.inputs.packed_batch import lay_out, put_targets
 
@@ -69,7 +69,7 @@ class Batches:
     processor: Processor
     plan: Plan
     share: tuple[int, int]
-    reader: Reader
+    reader: RetryingReader
 
     def __call__(self, step: int) -> tuple[PackedBatch, BatchInfo]:
         begin = time.thread_time()
@@ -117,7 +117,7 @@ class Batches:
         )
         return PackedBatch(**arrays), info
 
-    def _part(self, drawn: Rows, source: int) -> "_Part":
+    def _part(self, drawn: PlannedRows, source: int) -> "_Part":
         """All of a source's draws but their pictures."""
         feed, draws = self.feeds[source], np.flatnonzero(drawn.source == source)
         frames, episode, frame = feed.frames, drawn.episode[draws], drawn.frame[draws]
@@ -182,9 +182,9 @@ class Batches:
         return {}
 
     @cached_property
-    def _memory(self) -> Memory:
+    def _memory(self) -> BufferPool:
         lay, size = self.plan.layout, self.plan.layout.image_size
-        return Memory((self.share[1] - self.share[0], lay.images, size, size, 3))
+        return BufferPool((self.share[1] - self.share[0], lay.images, size, size, 3))
 
 
 def shown_cameras(feed: Feed, episode: Int64[np.ndarray, " n"]) -> Bool[np.ndarray, "n c"]:

@@ -13,8 +13,8 @@ from absl import flags
 
 from data.frames import Feed, Runs
 from data.loader.batches import Batches, BatchInfo, shown_cameras
-from data.loader.reading import Reader
-from data.packing.plan import Plan, Source
+from data.loader.reading import RetryingReader
+from data.packing.plan import Plan, PlanSource
 from models import PackedBatch, Processor
 
 _ENDLESS = 1 << 40
@@ -79,7 +79,7 @@ class Loader:
             _check(feed, processor)
         share = plan.rows_per_step // host_count
         rows = (host_index * share, (host_index + 1) * share)
-        reader = Reader(tries, retry_seconds, skip_unreadable)
+        reader = RetryingReader(tries, retry_seconds, skip_unreadable)
         load = Batches(tuple(feeds), processor, plan, rows, reader)
         steps = grain.MapDataset.source(range(start_step, _ENDLESS)).map(load)
         if threads is None:
@@ -118,7 +118,7 @@ def plan_source(
     episodes: Sequence[int] | None = None,
     weight: float = 1.0,
     name: str | None = None,
-) -> Source:
+) -> PlanSource:
     """A feed as the plan sees it: its runs of frames and what their samples cost.
 
     Where the model reads the state as text, its length varies from frame to frame; the longest that
@@ -146,7 +146,7 @@ def plan_source(
     for task in used:
         for wording, prompt in enumerate(frames.prompts[task]):
             text[task, wording] = len(processor.tokens(prompt, longest))
-    return Source(
+    return PlanSource(
         name=name or frames.name,
         weight=weight,
         runs=runs,

@@ -15,7 +15,7 @@ _ALIGNMENT = 64  # what JAX asks of memory that it shares
 _KEPT = 16
 
 
-class Memory:
+class BufferPool:
     """Lends uint8 arrays of one shape; may be called by any number of threads."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
@@ -32,7 +32,7 @@ class Memory:
         return np.asarray(_Loan(memory, self._free)).reshape(self._shape)
 
     def __reduce__(self) -> tuple[type, tuple[tuple[int, ...]]]:
-        return Memory, (self._shape,)
+        return BufferPool, (self._shape,)
 
 
 class _Loan:

@@ -16,7 +16,7 @@ from models.terminal import logger
 _log = logger(__name__)
 
 
-class Reader:
+class RetryingReader:
     """Calls what reads from storage; may be called by any number of threads.
 
     Args:

@@ -19,7 +19,7 @@ from data.packing.permutation import below, fold, permute, scramble
 
 
 @dataclass(frozen=True)
-class Source:
+class PlanSource:
     """One dataset of a mixture: its runs that may be drawn, and what a sample of each costs.
 
     `weight` is its share of the draws, relative to the other sources. Every frame of `runs` is a
@@ -39,7 +39,7 @@ class Source:
         return np.count_nonzero(self.text, axis=1)
 
 
-class Drawn(NamedTuple):
+class DrawnSamples(NamedTuple):
     """Samples of a source, and the cell that each was drawn from."""
 
     cell: Int64[np.ndarray, " n"]
@@ -69,7 +69,7 @@ class Order:
     text: Int64[np.ndarray, " c"]
     room: Int64[np.ndarray, " c"]
 
-    def __init__(self, source: Source, draws: tuple[int, int], seed: int) -> None:
+    def __init__(self, source: PlanSource, draws: tuple[int, int], seed: int) -> None:
         self._source, self._wordings = source, source.wordings
         self._shift_key, wording_key, order_key = (fold(seed, what) for what in range(3))
         images, text = self._line_up(wording_key)
@@ -94,7 +94,7 @@ class Order:
         cells = np.arange(len(self._size), dtype=np.uint64)
         self._keys = scramble(cells, order_key)
 
-    def draws(self, low: int, high: int) -> Drawn:
+    def draws(self, low: int, high: int) -> DrawnSamples:
         """Draws low..high of the order, cell by cell."""
         before = self._given(low)
         counts = self._given(high) - before
@@ -103,7 +103,7 @@ class Order:
         epoch, index = np.divmod(number, self._size[cell])
         key = scramble(epoch.astype(np.uint64), self._keys[cell])
         place = self._first[cell] + permute(index, self._size[cell], key)
-        return Drawn(cell, *self._samples(place, epoch))
+        return DrawnSamples(cell, *self._samples(place, epoch))
 
     def _samples(
         self, place: Int64[np.ndarray, " n"], epoch: Int64[np.ndarray, " n"]

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int64
 
-from data.packing.order import Order, Source, share_ranges, split
+from data.packing.order import Order, PlanSource, share_ranges, split
 from data.packing.packing import assign_rows, pack_kinds
 from data.packing.permutation import fold, grouped, shuffled
 from models import Layout
@@ -40,7 +40,7 @@ class Draw(NamedTuple):
     id: int
 
 
-class Rows(NamedTuple):
+class PlannedRows(NamedTuple):
     """Consecutive rows, as arrays over their draws; row r holds draws offsets[r]..offsets[r+1]."""
 
     source: Int64[np.ndarray, " n"]
@@ -57,11 +57,11 @@ class Rows(NamedTuple):
         """Number of rows."""
         return len(self.offsets) - 1
 
-    def cut(self, start: int, stop: int) -> "Rows":
+    def cut(self, start: int, stop: int) -> "PlannedRows":
         """Rows start..stop."""
         low, high = self.offsets[start], self.offsets[stop]
         draws = [array[low:high] for array in self[:-1]]
-        return Rows._make([*draws, self.offsets[start : stop + 1] - low])
+        return PlannedRows._make([*draws, self.offsets[start : stop + 1] - low])
 
 
 class Fill(NamedTuple):
@@ -95,7 +95,7 @@ class Plan:
 
     def __init__(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[PlanSource],
         layout: Layout,
         rows: int,
         *,
@@ -123,7 +123,7 @@ class Plan:
             )
         ]
         self._pack_places()
-        self._kept: OrderedDict[int, Rows] = OrderedDict()
+        self._kept: OrderedDict[int, PlannedRows] = OrderedDict()
         self._lock = Lock()
 
     @property
@@ -145,7 +145,7 @@ class Plan:
         draws = [Draw(*map(int, draw)) for draw in zip(*rows[:6], strict=True)]
         return [draws[low:high] for low, high in zip(rows.offsets, rows.offsets[1:], strict=False)]
 
-    def draws(self, step: int, start: int = 0, stop: int | None = None) -> Rows:
+    def draws(self, step: int, start: int = 0, stop: int | None = None) -> PlannedRows:
         """Rows start..stop of the global batch at `step` as arrays."""
         first = step * self.rows_per_step
         low = first + start
@@ -196,7 +196,7 @@ class Plan:
         of_class = np.searchsorted(images, images)
         self._class, self._first_place = of_class, (np.cumsum(places) - places)[of_class]
 
-    def _rows_of(self, number: int) -> Rows:
+    def _rows_of(self, number: int) -> PlannedRows:
         """The rows of a window, made or kept."""
         with self._lock:
             rows = self._kept.pop(number, None)
@@ -205,7 +205,7 @@ class Plan:
                 self._kept.popitem(last=False)
         return rows
 
-    def _made(self, number: int) -> Rows:
+    def _made(self, number: int) -> PlannedRows:
         before = split(number * self.window, self._weights)
         after = split((number + 1) * self.window, self._weights)
         drawn = [
@@ -224,7 +224,7 @@ class Plan:
         row = self._placed(need, number)
         order = grouped(row, fold(self.seed, _WITHIN, number))
         offsets = np.cumsum(np.bincount(row + 1, minlength=self.rows_per_window + 1))
-        return Rows._make([*(x[order] for x in (source, *samples, ids, kind)), offsets])
+        return PlannedRows._make([*(x[order] for x in (source, *samples, ids, kind)), offsets])
 
     def _placed(self, need: Int64[np.ndarray, " n"], number: int) -> Int64[np.ndarray, " n"]:
         """The row of each of a window's samples, by what their cells need."""
@@ -238,7 +238,7 @@ class Plan:
 
 
 def typical_costs(
-    sources: Sequence[Source], number: int = 2048
+    sources: Sequence[PlanSource], number: int = 2048
 ) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
     """Images and text tokens of about `number` draws from a mixture, in no order, each kind of
     sample as often as it is drawn (rounded up)."""
@@ -255,7 +255,9 @@ def typical_costs(
     return images, text
 
 
-def _codes(source: Source, span: int) -> tuple[Int64[np.ndarray, " n"], Float[np.ndarray, " n"]]:
+def _codes(
+    source: PlanSource, span: int
+) -> tuple[Int64[np.ndarray, " n"], Float[np.ndarray, " n"]]:
     """images · span + text of every run's samples in each wording of its task, and how many
     they are."""
     text = source.text[source.runs.task]
@@ -265,7 +267,7 @@ def _codes(source: Source, span: int) -> tuple[Int64[np.ndarray, " n"], Float[np
     return code[shown], np.broadcast_to(frames[:, None], shown.shape)[shown]
 
 
-def _check(source: Source, layout: Layout) -> None:
+def _check(source: PlanSource, layout: Layout) -> None:
     if not source.weight > 0 or not np.isfinite(source.weight):
         raise ValueError(
             f"Source '{source.name}' has weight {source.weight}; give a positive number, "
@@ -297,9 +299,9 @@ def _check(source: Source, layout: Layout) -> None:
             )
 
 
-def _joined(parts: Sequence[Rows]) -> Rows:
+def _joined(parts: Sequence[PlannedRows]) -> PlannedRows:
     if len(parts) == 1:
         return parts[0]
     arrays = [np.concatenate(columns) for columns in list(zip(*parts, strict=True))[:-1]]
     sizes = np.concatenate([np.diff(part.offsets) for part in parts])
-    return Rows._make([*arrays, np.concatenate([[0], np.cumsum(sizes)])])
+    return PlannedRows._make([*arrays, np.concatenate([[0], np.cumsum(sizes)])])

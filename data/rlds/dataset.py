@@ -26,7 +26,7 @@ from data.files.names import fill, plain_name
 from data.rlds.features import STEPS, Leaf, decode_column, decode_pictures, read_leaves
 from data.rlds.index import Index, find_index, read_episode
 from data.rlds.tf_example import feature_spans, feature_values
-from data.rlds.tfrecord import Span
+from data.rlds.tfrecord import RecordSpan
 from data.task_runs import Runs
 
 _USUAL_FPS = 10.0
@@ -223,7 +223,7 @@ class RldsDataset:
         with self._lock:
             if self._last is None or self._last[0] != i:
                 self._last = None
-                data = read_episode(path, number, Span(*map(int, self._index.span[i])))
+                data = read_episode(path, number, RecordSpan(*map(int, self._index.span[i])))
                 self._last = i, data, feature_spans(lambda at, n: data[at : at + n], len(data))
             _, data, places = self._last
         try:

@@ -26,7 +26,7 @@ from data.files import cached
 from data.files.folder import Folder, LocalFolder
 from data.rlds.features import STEPS, Leaf
 from data.rlds.tf_example import Read, feature_spans, feature_values
-from data.rlds.tfrecord import Span, masked_crc, read_record, record_spans
+from data.rlds.tfrecord import RecordSpan, masked_crc, read_record, record_spans
 from data.task_runs import Runs
 
 _FORMAT = 2
@@ -82,7 +82,7 @@ def find_index(
     return index
 
 
-def read_episode(path: Path, number: int, span: Span) -> bytes:
+def read_episode(path: Path, number: int, span: RecordSpan) -> bytes:
     """The Example of an episode, checked against the checksum that the index holds."""
     if not _is_array_record(path):
         return read_record(path, number, span)
@@ -93,7 +93,7 @@ def read_episode(path: Path, number: int, span: Span) -> bytes:
 
 
 class _Episode(NamedTuple):
-    span: Span
+    span: RecordSpan
     length: int
     present: list[bool]
     wordings: list[tuple[int, tuple[str, ...]]]  # frames of each run, and its prompts
@@ -119,11 +119,11 @@ def _scan(path: Path, records: int, leaves: Sequence[Leaf]) -> list[_Episode]:
     return found
 
 
-def _records(path: Path) -> Iterator[tuple[Span, Read]]:
+def _records(path: Path) -> Iterator[tuple[RecordSpan, Read]]:
     if _is_array_record(path):
         for number in range(_of_array(path, lambda reader: reader.num_records())):
             data = _array_record(path, number)
-            yield Span(0, len(data), masked_crc(data)), partial(_slice, data)
+            yield RecordSpan(0, len(data), masked_crc(data)), partial(_slice, data)
         return
     spans = record_spans(path)
     with path.open("rb") as file:
@@ -152,7 +152,7 @@ def _pread(file: int, offset: int, at: int, size: int) -> bytes:
     return os.pread(file, size, offset + at)
 
 
-def _episode(span: Span, read: Read, leaves: Sequence[Leaf]) -> _Episode:
+def _episode(span: RecordSpan, read: Read, leaves: Sequence[Leaf]) -> _Episode:
     places = feature_spans(read, span.size)
 
     def values(key: str) -> Any:

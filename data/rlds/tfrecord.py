@@ -13,7 +13,7 @@ import google_crc32c
 from data.errors import DatasetError, MissingFileError
 
 
-class Span(NamedTuple):
+class RecordSpan(NamedTuple):
     """Location of a record's bytes in its file, and their masked CRC-32C as stored."""
 
     offset: int
@@ -21,7 +21,7 @@ class Span(NamedTuple):
     checksum: int
 
 
-def record_spans(path: Path) -> list[Span]:
+def record_spans(path: Path) -> list[RecordSpan]:
     """All records of a file, found by hopping from length to length; their bytes are not read.
 
     Raises:
@@ -30,7 +30,7 @@ def record_spans(path: Path) -> list[Span]:
     """
     if not path.is_file():
         raise MissingFileError(path, "file", "is missing; download the dataset again.")
-    spans: list[Span] = []
+    spans: list[RecordSpan] = []
     with path.open("rb", buffering=0) as file:
         end, total = 0, path.stat().st_size
         while end < total:
@@ -46,11 +46,11 @@ def record_spans(path: Path) -> list[Span]:
             if end > total:
                 raise _cut(path, len(spans))
             file.seek(offset + size)
-            spans.append(Span(offset, size, *_CHECKSUM.unpack(file.read(_CHECKSUM.size))))
+            spans.append(RecordSpan(offset, size, *_CHECKSUM.unpack(file.read(_CHECKSUM.size))))
     return spans
 
 
-def read_record(path: Path, number: int, span: Span) -> bytes:
+def read_record(path: Path, number: int, span: RecordSpan) -> bytes:
     """The bytes of record `number`, which lies at `span`.
 
     Raises:

@@ -59,7 +59,7 @@ class Settings:
     shard_frames: int = 16384
 
 
-class Part(NamedTuple):
+class WorkUnit(NamedTuple):
     """A unit of work: the shard of episodes `first` to `stop`, or the tables (`stop` is 0).
     `pictures` says how much work it is."""
 
@@ -76,7 +76,7 @@ class Part(NamedTuple):
 
 Done = Callable[[int], None]
 """Called with the number of further pictures made."""
-Run = Callable[[Dataset, Sequence[Part], Settings, Folder, Done], None]
+Run = Callable[[Dataset, Sequence[WorkUnit], Settings, Folder, Done], None]
 """Makes parts: in this process (`in_threads`) or on a cluster (`data.store.ray_convert.on_ray`)."""
 
 
@@ -102,16 +102,18 @@ def shard_episodes(
     return np.array(firsts, np.int64)
 
 
-def parts_of(dataset: Dataset, settings: Settings) -> list[Part]:
+def parts_of(dataset: Dataset, settings: Settings) -> list[WorkUnit]:
     """All parts of a store: its tables and its shards."""
     key = content_key(dataset, settings)
     pictures = np.pad(np.cumsum(dataset.lengths * dataset.present.sum(axis=1)), (1, 0))
     firsts = shard_episodes(dataset.lengths, settings.shard_frames)
     shards = [
-        Part(f"{key}-{number:05d}", int(first), int(stop), int(pictures[stop] - pictures[first]))
+        WorkUnit(
+            f"{key}-{number:05d}", int(first), int(stop), int(pictures[stop] - pictures[first])
+        )
         for number, (first, stop) in enumerate(pairwise(firsts))
     ]
-    return [Part(f"{key}-tables", 0, 0, 0), *shards]
+    return [WorkUnit(f"{key}-tables", 0, 0, 0), *shards]
 
 
 def convert(
@@ -160,7 +162,7 @@ def convert(
 
 def make_part(
     dataset: Dataset,
-    part: Part,
+    part: WorkUnit,
     settings: Settings,
     folder: Folder,
     done: Done | None = None,
@@ -190,7 +192,7 @@ def make_part(
 
 def in_threads(
     dataset: Dataset,
-    parts: Sequence[Part],
+    parts: Sequence[WorkUnit],
     settings: Settings,
     folder: Folder,
     done: Done,
@@ -216,7 +218,7 @@ def in_threads(
             raise InterruptedError("Another part failed.")
         done(pictures)
 
-    def make(part: Part) -> None:
+    def make(part: WorkUnit) -> None:
         if not hasattr(own, "dataset"):
             own.dataset = pickle.loads(place)
         make_part(own.dataset, part, settings, folder, made, threads)
@@ -248,7 +250,7 @@ def raw_record(image_size: int) -> np.dtype:
 
 def _write_shard(
     dataset: Dataset,
-    part: Part,
+    part: WorkUnit,
     settings: Settings,
     folder: Path,
     done: Done,
@@ -331,7 +333,7 @@ def _of_the_disk(error: RuntimeError, path: Path) -> Exception:
     return error
 
 
-def _require_ours(folder: Folder, parts: Sequence[Part]) -> None:
+def _require_ours(folder: Folder, parts: Sequence[WorkUnit]) -> None:
     """Raises ValueError if the folder holds something that is no part of this store."""
     strange = sorted(set(folder.list("parts/*.json")) - {part.manifest for part in parts})
     if isinstance(folder, LocalFolder) and folder.root.is_dir():
@@ -344,7 +346,9 @@ def _require_ours(folder: Folder, parts: Sequence[Part]) -> None:
         )
 
 
-def _describe(dataset: Dataset, folder: Folder, settings: Settings, parts: Sequence[Part]) -> None:
+def _describe(
+    dataset: Dataset, folder: Folder, settings: Settings, parts: Sequence[WorkUnit]
+) -> None:
     """Writes which files the store has and, last, what it is."""
     files: dict[str, tuple[int, str]] = {}
     for part in parts:

@@ -41,7 +41,7 @@ _PICTURES = ".bin"
 _SIGNATURES = {b"\x89PN": "png", b"\xff\xd8\xff": "mjpeg"}
 
 
-def open_straight(dataset: Dataset, image_size: int, cache_dir: str | Path) -> "Straight":
+def open_direct(dataset: Dataset, image_size: int, cache_dir: str | Path) -> "Direct":
     """Opens a LeRobot dataset for training without decoding it first.
 
     The first time, its numbers and any pictures in its parquet are copied to `cache_dir`, under a
@@ -75,12 +75,12 @@ def open_straight(dataset: Dataset, image_size: int, cache_dir: str | Path) -> "
                 made.rename(folder)
     for name, what in compare(LocalFolder(folder), _sums(folder)):
         raise _damaged(folder, name, what)
-    return Straight(dataset, image_size, folder, cache / "seek")
+    return Direct(dataset, image_size, folder, cache / "seek")
 
 
 @dataclass(frozen=True)
-class Straight(EpisodeTables):
-    """`Frames` of a dataset's own videos and pictures; make it with `open_straight`.
+class Direct(EpisodeTables):
+    """`Frames` of a dataset's own videos and pictures; make it with `open_direct`.
 
     `folder` has its numbers and pictures, `seek` the seek tables of videos.
     """
@@ -146,7 +146,7 @@ class Straight(EpisodeTables):
         read(camera, episode, rows - self.starts[episode], out)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Straight, (self.dataset, self.image_size, self.folder, self.seek)
+        return Direct, (self.dataset, self.image_size, self.folder, self.seek)
 
     def _is_stored(self, camera: str) -> bool:
         return self.dataset.features[camera]["dtype"] == "image"

@@ -18,7 +18,7 @@ import models
 from data.dataset import Dataset
 from data.errors import DatasetError
 from data.files.folder import Folder, LocalFolder
-from data.store.convert import Done, Part, Run, Settings, make_part
+from data.store.convert import Done, Run, Settings, WorkUnit, make_part
 
 _CORES = 2
 _ATTEMPTS = 3
@@ -37,7 +37,7 @@ def on_ray(address: str = "local") -> Run:
     ray = _ray()
 
     def run(
-        dataset: Dataset, parts: Sequence[Part], settings: Settings, folder: Folder, done: Done
+        dataset: Dataset, parts: Sequence[WorkUnit], settings: Settings, folder: Folder, done: Done
     ) -> None:
         if not parts:
             return
@@ -83,7 +83,7 @@ def _make(
 ) -> dict[str, Any]:
     """Makes a part in a worker; an error that stays is handed back, so that the caller sees the
     same one as without Ray."""
-    part, wait = Part(**row), _FIRST_WAIT
+    part, wait = WorkUnit(**row), _FIRST_WAIT
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             make_part(_opened(dataset), part, settings, folder, threads=_CORES)

@@ -15,7 +15,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 from jaxtyping import Shaped
 
-from models.checkpoints.rename import Leaf, Pattern, Shape, Sizes, Table
+from models.checkpoints.rename import MappedParameter, Pattern, Shape, Sizes, Table
 from models.checkpoints.safetensors_format import Entry
 from models.checkpoints.transpose import copy_into
 
@@ -25,7 +25,7 @@ Fetch = Callable[[str, tuple[slice, ...]], np.ndarray]
 
 
 def read_block(
-    leaf: Leaf, index: tuple[slice, ...], fetch: Fetch, dtype: np.dtype, piece_bytes: int
+    leaf: MappedParameter, index: tuple[slice, ...], fetch: Fetch, dtype: np.dtype, piece_bytes: int
 ) -> tuple[Shaped[np.ndarray, "..."], bool]:
     """Block `index` of a parameter in `dtype`, and whether all of it is finite where it was read.
 
@@ -44,7 +44,7 @@ def read_block(
     return out, finite
 
 
-class Part(NamedTuple):
+class ArrayPart(NamedTuple):
     """The part that parameter `path` contributes to an array of theirs."""
 
     path: str
@@ -59,7 +59,7 @@ class Outgoing:
 
     shape: Shape
     components: int
-    parts: dict[int, Part]
+    parts: dict[int, ArrayPart]
 
     def build(self, ours: Mapping[str, np.ndarray]) -> Shaped[np.ndarray, "..."]:
         """The array, from our parameters by path; a view of them where it can be."""
@@ -92,7 +92,7 @@ def their_arrays(table: Table, ours: Mapping[str, Shape], what: str) -> dict[str
         theirs = pattern.their_shape(sizes, components)
         component = next((group for group in pattern.theirs if isinstance(group, int)), 0)
         for layer in range(1 if rule.axis is None else sizes[rule.axis]):
-            part = Part(path, pattern, sizes, None if rule.axis is None else layer)
+            part = ArrayPart(path, pattern, sizes, None if rule.axis is None else layer)
             known = tuple(size for size in theirs if size is not None)
             array = arrays.setdefault(rule.name(layer), Outgoing(known, components, {}))
             array.parts[component] = part
@@ -125,7 +125,7 @@ def exported(params: PyTree, table: Table, what: str) -> dict[str, Entry]:
 
 
 def _pieces(
-    leaf: Leaf, bounds: list[Bounds], count: int
+    leaf: MappedParameter, bounds: list[Bounds], count: int
 ) -> Iterator[tuple[str, int, list[Bounds]]]:
     """Names to read with the dimension they follow each other in and the bounds of each piece."""
     if leaf.rule.axis is not None:
@@ -143,7 +143,9 @@ def _pieces(
         yield leaf.names[0], 0, [(low, min(low + step, stop)), *bounds[1:]]
 
 
-def _region(leaf: Leaf, name: str, bounds: list[Bounds], fetch: Fetch) -> Shaped[np.ndarray, "..."]:
+def _region(
+    leaf: MappedParameter, name: str, bounds: list[Bounds], fetch: Fetch
+) -> Shaped[np.ndarray, "..."]:
     """A piece of ours that lies in one array of theirs."""
     pattern, sizes = leaf.rule.pattern, leaf.sizes
     box: dict[str, Bounds] = {}
@@ -168,7 +170,7 @@ def _region(leaf: Leaf, name: str, bounds: list[Bounds], fetch: Fetch) -> Shaped
     return block.transpose(order).reshape(boxed)[tuple(trim)]
 
 
-def _backward(part: Part, ours: np.ndarray) -> Shaped[np.ndarray, "..."]:
+def _backward(part: ArrayPart, ours: np.ndarray) -> Shaped[np.ndarray, "..."]:
     """Their array, of which ours is one component, from the whole of ours."""
     pattern, sizes = part.pattern, part.sizes
     axes = [axis for axis in _flat(pattern) if axis != pattern.layer]

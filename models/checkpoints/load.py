@@ -19,8 +19,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from rich.progress import BarColumn, DownloadColumn, TransferSpeedColumn
 
 from models.checkpoints.layout import read_block
-from models.checkpoints.rename import Leaf, Table, match
-from models.checkpoints.sources import IN_FLIGHT_BYTES, Source
+from models.checkpoints.rename import MappedParameter, Table, match
+from models.checkpoints.sources import IN_FLIGHT_BYTES, CheckpointSource
 from models.terminal import Console, Progress, TextColumn
 
 PyTree = Any
@@ -30,7 +30,7 @@ _PIECE_BYTES = 64 * 2**20
 _BAR_FROM_BYTES = 256 * 2**20
 
 
-def read(source: Source, table: Table, like: PyTree) -> PyTree:
+def read(source: CheckpointSource, table: Table, like: PyTree) -> PyTree:
     """The parameters that `like` describes, read from `source` by the rules of `table`.
 
     Args:
@@ -141,7 +141,9 @@ def _progress(total: int) -> Iterator[Any]:
         yield lambda size: bar.advance(task, size)
 
 
-def _check_finite(source: Source, leaves: dict[str, Leaf], bad: set[str]) -> None:
+def _check_finite(
+    source: CheckpointSource, leaves: dict[str, MappedParameter], bad: set[str]
+) -> None:
     if bad:
         names = ", ".join(f"{path} ({leaves[path].rule.theirs})" for path in sorted(bad))
         raise ValueError(

@@ -76,7 +76,7 @@ class Table:
         return any(re.search(pattern, name) for pattern in self.ignored)
 
 
-class Leaf(NamedTuple):
+class MappedParameter(NamedTuple):
     """A parameter of ours with the arrays of theirs that hold it: one, or one per layer."""
 
     rule: Rule
@@ -161,7 +161,7 @@ def parse(axes: str, layer: str | None = None) -> Pattern:
 
 def match(
     table: Table, theirs: Mapping[str, Shape], ours: Mapping[str, Shape], where: str
-) -> dict[str, Leaf]:
+) -> dict[str, MappedParameter]:
     """Finds every parameter of ours in `theirs`, both given as shapes by name.
 
     Args:
@@ -171,7 +171,7 @@ def match(
       ValueError: one message that lists every parameter of ours that is missing there, every array
       of theirs that no parameter takes, and every one whose shape does not fit.
     """
-    leaves: dict[str, Leaf] = {}
+    leaves: dict[str, MappedParameter] = {}
     missing, misshapen, taken = [], [], set[str]()
     for path, shape in ours.items():
         rule = table.by_path.get(path)
@@ -264,7 +264,7 @@ def _stored(rule: Rule, layer: int, theirs: Mapping[str, Shape]) -> list[str]:
 
 def _fit(
     rule: Rule, ours: Shape, names: tuple[str, ...], theirs: Mapping[str, Shape], table: Table
-) -> tuple[Leaf, list[str]]:
+) -> tuple[MappedParameter, list[str]]:
     """The leaf, and a complaint for each shape that some of its arrays have and should not."""
     pattern, components = rule.pattern, table.components[rule.theirs]
     wrong: dict[Shape, list[str]] = {}
@@ -285,7 +285,7 @@ def _fit(
         f"{list(shape)} where our {rule.ours} {list(ours)} needs {need}"
         for shape, those in wrong.items()
     ]
-    return Leaf(rule, ours, names, sizes), complaints
+    return MappedParameter(rule, ours, names, sizes), complaints
 
 
 def _grouped(names: list[str], theirs: Mapping[str, Shape]) -> list[str]:

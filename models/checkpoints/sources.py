@@ -31,7 +31,7 @@ _NO_NUMBERS = ("json", "string", "ustring", "char", "byte")
 
 
 @dataclass(frozen=True)
-class Source:
+class CheckpointSource:
     """Arrays by name. `where` is the path for messages; an array has `shape` and `dtype`, and
     indexing it and then `np.asarray` reads that region and no more. `metadata`: strings that the
     writer added."""
@@ -53,12 +53,12 @@ class Source:
         array = self.arrays[name]
         return _chunk_bytes(array) if isinstance(array, ts.TensorStore) else 0
 
-    def renamed(self, rename: Callable[[str], str]) -> "Source":
+    def renamed(self, rename: Callable[[str], str]) -> "CheckpointSource":
         """The same arrays under other names."""
         return replace(self, arrays={rename(name): array for name, array in self.arrays.items()})
 
 
-def open_orbax(path: Path) -> Source:
+def open_orbax(path: Path) -> CheckpointSource:
     """The arrays of an Orbax directory, named "a/b/c".
 
     `path` is a directory that Orbax wrote, or a checkpoint that holds such a one as `params`. The
@@ -87,10 +87,10 @@ def open_orbax(path: Path) -> Source:
     chunks = map(_chunk_bytes, arrays.values())
     limit = max(IN_FLIGHT_BYTES, *chunks)
     context = ts.Context({"cache_pool": {"total_bytes_limit": limit}})
-    return Source(str(path), _open_all(directory, specs, context))
+    return CheckpointSource(str(path), _open_all(directory, specs, context))
 
 
-def open_safetensors(path: Path) -> Source:
+def open_safetensors(path: Path) -> CheckpointSource:
     """The arrays of a safetensors file, of the shards that a `.safetensors.index.json` names, or of
     the directory of either (`model.safetensors`).
 
@@ -107,7 +107,7 @@ def open_safetensors(path: Path) -> Source:
     else:
         file = path
     if file.suffix != ".json":
-        return Source(str(path), *map_file(file))
+        return CheckpointSource(str(path), *map_file(file))
     shards = section(read_json(file), "weight_map", str(file)).values()
     for shard in shards:
         if not isinstance(shard, str):
@@ -122,7 +122,7 @@ def open_safetensors(path: Path) -> Source:
                 f"holds too; download them again."
             )
         arrays |= found
-    return Source(str(path), arrays)
+    return CheckpointSource(str(path), arrays)
 
 
 def _zarr_specs(directory: Path) -> dict[str, dict[str, Any]]:

@@ -19,6 +19,8 @@ RENAMED: dict[tuple[str, str], str] = {
     ("LatencyConfig", "execute"): "replan_steps",
 }
 """Name of a config's class and the field's name before → its name now."""
+VALUES: dict[tuple[str, str], dict[str, str]] = {("DataConfig", "encoding"): {"none": "direct"}}
+"""Name of a config's class and of a field → its values before, and what they are called now."""
 
 
 def current(kind: type, value: dict[str, Any], where: str) -> dict[str, Any]:
@@ -30,7 +32,11 @@ def current(kind: type, value: dict[str, Any], where: str) -> dict[str, Any]:
     names = [RENAMED.get((kind.__name__, name), name) for name in value]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"{where} gives {twice} twice, by an old name and by the new one.")
-    return dict(zip(names, value.values(), strict=True))
+    renamed = dict(zip(names, value.values(), strict=True))
+    for name, given in renamed.items():
+        if isinstance(given, str):
+            renamed[name] = VALUES.get((kind.__name__, name), {}).get(given, given)
+    return renamed
 
 
 def old_paths(kind: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
@@ -44,3 +50,14 @@ def old_paths(kind: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str]
         if field.name in old:
             yield ".".join((*path, old[field.name])), ".".join((*path, field.name))
         yield from old_paths(hints[field.name], (*path, field.name))
+
+
+def old_values(kind: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, dict[str, str]]]:
+    """Path of each field in a tree of configs whose values have been renamed, with old and new."""
+    if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+        return
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        if values := VALUES.get((kind.__name__, field.name)):
+            yield ".".join((*path, field.name)), values
+        yield from old_values(hints[field.name], (*path, field.name))

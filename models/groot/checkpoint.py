@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from models.checkpoints.layout import exported
 from models.checkpoints.rename import Shape, our_shapes
 from models.checkpoints.safetensors_format import write_file
-from models.checkpoints.sources import Source, open_safetensors
+from models.checkpoints.sources import CheckpointSource, open_safetensors
 from models.files.foreign_json import read_json, section, whole
 from models.groot.model import GrootConfig
 from models.groot.names import LANGUAGE, TABLE, canonical
@@ -44,12 +44,12 @@ _SIZED = (
 )
 
 
-def open_groot(path: Path) -> Source:
+def open_groot(path: Path) -> CheckpointSource:
     """A file or directory of safetensors under the names of `TABLE`, whoever wrote it."""
     return open_safetensors(path).renamed(canonical)
 
 
-def config(source: Source, values: dict[str, Any]) -> GrootConfig:
+def config(source: CheckpointSource, values: dict[str, Any]) -> GrootConfig:
     """The architecture of a checkpoint.
 
     Args:
@@ -205,7 +205,7 @@ def _check_variant(config: Mapping[str, Any], where: str) -> None:
             )
 
 
-def _sized(source: Source) -> dict[str, Shape]:
+def _sized(source: CheckpointSource) -> dict[str, Shape]:
     """Shapes of our parameters, those included that sizes are read from."""
     shapes = our_shapes(TABLE, source.shapes)
     absent = [TABLE.by_path[path].theirs for path in _SIZED if path not in shapes]

@@ -64,7 +64,7 @@ class Adapter(nnx.Module):
         self.compute, self.remat = compute, config.remat
         self.norm = _norm(config.width, compute, rngs)
         self.blocks = stack_layers(
-            lambda r: Block(config, config.width, False, compute, r), config.depth, rngs
+            lambda r: DitBlock(config, config.width, False, compute, r), config.depth, rngs
         )
 
     def __call__(
@@ -108,10 +108,10 @@ class DiT(nnx.Module):
         self.time_in = nnx.Linear(_TIME_WIDTH, width, dtype=dtype, rngs=rngs)
         self.time_out = nnx.Linear(width, width, dtype=dtype, rngs=rngs)
         self.cross_blocks = stack_layers(
-            lambda r: Block(config, observed_width, True, compute, r), pairs, rngs
+            lambda r: DitBlock(config, observed_width, True, compute, r), pairs, rngs
         )
         self.self_blocks = stack_layers(
-            lambda r: Block(config, width, True, compute, r), pairs, rngs
+            lambda r: DitBlock(config, width, True, compute, r), pairs, rngs
         )
         self.norm = _norm(width, compute, rngs, affine=False, epsilon=1e-6)
         self.modulation = nnx.Linear(width, 2 * width, dtype=dtype, rngs=rngs)
@@ -191,7 +191,7 @@ class DiT(nnx.Module):
         return self.out(self.norm(x) * (1 + scale) + shift)
 
 
-class Block(nnx.Module):
+class DitBlock(nnx.Module):
     """Pre-norm attention with biases, then a GELU MLP. In a modulated block flow time scales and
     shifts the first norm, and neither norm has parameters."""
 

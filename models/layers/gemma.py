@@ -76,7 +76,7 @@ class Cache(NamedTuple):
         return Cache(jnp.swapaxes(self.k, 0, 1), jnp.swapaxes(self.v, 0, 1), self.segment)
 
 
-class Attention(nnx.Module):
+class GemmaAttention(nnx.Module):
     """Query, key, value and output projections without bias; rotation included."""
 
     def __init__(self, config: GemmaConfig, compute: Compute, rngs: nnx.Rngs):
@@ -102,7 +102,7 @@ class PrefixBlock(nnx.Module):
 
     def __init__(self, config: GemmaConfig, compute: Compute, rngs: nnx.Rngs):
         self.norm1 = RMSNorm(config.width)
-        self.attention = Attention(config, compute, rngs)
+        self.attention = GemmaAttention(config, compute, rngs)
         self.norm2 = RMSNorm(config.width)
         self.mlp = GatedMLP(config.width, config.hidden, compute, rngs, config.mlp_lora)
 
@@ -235,7 +235,7 @@ class ExpertBlock(nnx.Module):
 
     def __init__(self, config: GemmaConfig, modulated: bool, compute: Compute, rngs: nnx.Rngs):
         self.norm1 = _expert_norm(config, modulated, compute, rngs)
-        self.attention = Attention(config, compute, rngs)
+        self.attention = GemmaAttention(config, compute, rngs)
         self.norm2 = _expert_norm(config, modulated, compute, rngs)
         self.mlp = GatedMLP(config.width, config.hidden, compute, rngs, config.mlp_lora)
 

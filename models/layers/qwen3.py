@@ -53,7 +53,7 @@ class Qwen(nnx.Module):
 
     def __init__(self, config: QwenConfig, compute: Compute, rngs: nnx.Rngs):
         self.compute, self.remat = compute, config.remat
-        self.layers = stack_layers(lambda r: Block(config, compute, r), config.depth, rngs)
+        self.layers = stack_layers(lambda r: QwenBlock(config, compute, r), config.depth, rngs)
         self.norm = _norm(config.width, compute, rngs)
 
     def __call__(
@@ -84,17 +84,17 @@ class Qwen(nnx.Module):
         return self.norm(x)
 
 
-class Block(nnx.Module):
+class QwenBlock(nnx.Module):
     """The parts of one layer."""
 
     def __init__(self, config: QwenConfig, compute: Compute, rngs: nnx.Rngs):
         self.norm1 = _norm(config.width, compute, rngs)
-        self.attention = Attention(config, compute, rngs)
+        self.attention = QwenAttention(config, compute, rngs)
         self.norm2 = _norm(config.width, compute, rngs)
         self.mlp = SwiGLU(config.width, config.hidden, compute, rngs, config.lora)
 
 
-class Attention(nnx.Module):
+class QwenAttention(nnx.Module):
     """Projections without bias; each head of queries and keys is normed, then rotated."""
 
     def __init__(self, config: QwenConfig, compute: Compute, rngs: nnx.Rngs):

@@ -66,7 +66,7 @@ class Siglip(nnx.Module):
         )
         if film_width is not None:
             self.film = nnx.Linear(film_width, 2 * width, dtype=dtype, rngs=rngs)
-        self.blocks = stack_layers(lambda r: Block(config, compute, r), config.depth, rngs)
+        self.blocks = stack_layers(lambda r: VitBlock(config, compute, r), config.depth, rngs)
         self.norm = nnx.LayerNorm(width, epsilon=1e-6, dtype=dtype, rngs=rngs)
         self.head = nnx.Linear(width, out_width, dtype=dtype, rngs=rngs)
 
@@ -92,7 +92,7 @@ class Siglip(nnx.Module):
         return constrain(self.head(self.norm(x)), dividing(b, *ROWS))
 
 
-class Block(nnx.Module):
+class VitBlock(nnx.Module):
     """Pre-norm ViT block: full self-attention, then a GELU MLP."""
 
     def __init__(self, config: SiglipConfig, compute: Compute, rngs: nnx.Rngs):

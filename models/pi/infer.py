@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 
 from models.checkpoints.rename import Shape, Table, our_shapes
-from models.checkpoints.sources import Source
+from models.checkpoints.sources import CheckpointSource
 from models.layers.gemma import GemmaConfig
 from models.layers.layers import Lora
 from models.layers.siglip import SiglipConfig
@@ -26,7 +26,7 @@ _NEEDED = (
 
 
 def pi_config(
-    source: Source, table: Table, horizon: int, known: Mapping[str, int] | None = None
+    source: CheckpointSource, table: Table, horizon: int, known: Mapping[str, int] | None = None
 ) -> PiConfig:
     """Reads a config off the checkpoint's shapes by the rules of `table`.
 

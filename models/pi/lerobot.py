@@ -18,7 +18,7 @@ from flax.traverse_util import flatten_dict
 from models.checkpoints.layout import exported
 from models.checkpoints.rename import Rule, Table
 from models.checkpoints.safetensors_format import Entry, write_file
-from models.checkpoints.sources import Source, open_safetensors
+from models.checkpoints.sources import CheckpointSource, open_safetensors
 from models.files.foreign_json import read_json, section, whole
 from models.pi.infer import pi_config
 from models.pi.model import PiConfig
@@ -177,7 +177,7 @@ class LerobotConfig:
     robot_action: int | None = None
 
 
-def open_lerobot(path: Path) -> Source:
+def open_lerobot(path: Path) -> CheckpointSource:
     """A file or directory of safetensors under the names of this module's tables."""
 
     def plain(name: str) -> str:
@@ -188,12 +188,12 @@ def open_lerobot(path: Path) -> Source:
     return open_safetensors(path).renamed(plain)
 
 
-def table(source: Source) -> Table:
+def table(source: CheckpointSource) -> Table:
     """π0's table or π0.5's, by whether flow time modulates the expert's norms."""
     return PI05 if f"{_EXPERT}.model.norm.dense.weight" in source.shapes else PI0
 
 
-def config(source: Source, horizon: int) -> PiConfig:
+def config(source: CheckpointSource, horizon: int) -> PiConfig:
     """The config of the model in the files, see `pi_config`.
 
     Heads are merged in these files. Where no export of ours wrote them down, they are taken to be
@@ -285,7 +285,7 @@ def _dim(features: dict[str, Any], name: str, where: str) -> int | None:
     return whole({name: shape[0]}, name, 0, where)
 
 
-def _heads(source: Source, name: str, default: int) -> int:
+def _heads(source: CheckpointSource, name: str, default: int) -> int:
     told = source.metadata.get(name, str(default))
     if not (told.isascii() and told.isdigit() and len(told) < 6 and int(told)):
         raise ValueError(

@@ -14,7 +14,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from models.checkpoints.layout import exported
 from models.checkpoints.rename import Rule, Table
-from models.checkpoints.sources import Source
+from models.checkpoints.sources import CheckpointSource
 from models.pi.infer import pi_config
 from models.pi.model import PiConfig
 
@@ -124,12 +124,12 @@ PI05 = Table(
 )
 
 
-def table(source: Source) -> Table:
+def table(source: CheckpointSource) -> Table:
     """π0's table or π0.5's, by which of the two time projections is there."""
     return PI05 if "time_mlp_in/kernel" in source.shapes else PI0
 
 
-def config(source: Source, horizon: int = 50) -> PiConfig:
+def config(source: CheckpointSource, horizon: int = 50) -> PiConfig:
     """The config of the model in an openpi checkpoint, see `pi_config`."""
     return pi_config(source, table(source), horizon)
 

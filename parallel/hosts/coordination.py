@@ -74,7 +74,7 @@ def client() -> Client | None:
 
 
 @dataclass(frozen=True)
-class Place:
+class ProcessPlace:
     """A process as its cluster describes it: the job's size, its rank, where rank 0 listens (if
     known), and which of its machine's devices is its own (all, if None)."""
 
@@ -93,7 +93,7 @@ _MPI = (
 5; MPICH and Intel MPI."""
 
 
-def detect() -> Place | None:
+def detect() -> ProcessPlace | None:
     """This process as SLURM, MPI, a Kubernetes Job or a TPU pod describes it; None outside of
     these.
 
@@ -110,7 +110,7 @@ def detect() -> Place | None:
                 port = os.environ.get("JAX_COORDINATOR_PORT")
                 where = kind.get_coordinator_address(300, port)
             device = None if _devices_are_dealt() else kind.get_local_process_id()
-            return Place(
+            return ProcessPlace(
                 kind.name or kind.__name__, processes, kind.get_process_id(), where, device
             )
         if pod:
@@ -123,7 +123,7 @@ def detect() -> Place | None:
         if size in os.environ and rank in os.environ:
             here = None if _devices_are_dealt() else os.environ.get(local)
             device = None if here is None else int(here)
-            return Place("MPI", int(os.environ[size]), int(os.environ[rank]), None, device)
+            return ProcessPlace("MPI", int(os.environ[size]), int(os.environ[rank]), None, device)
     return None
 
 

@@ -21,13 +21,13 @@ State = TypeVar("State")
 class HostFacts(NamedTuple):
     """A host's row, f32.
 
-    `told` is the number of the signal that told this host to stop, 0 if none did; a step that any
-    host enters so told changes nothing. An update whose gradient norm is above `limit` (the least
-    of all hosts') is not made. `busy` are the seconds between this host's turning to the step and
-    entering it, `data_wait` those of them that it waited for data.
+    `stop_signal` is the number of the signal that told this host to stop, 0 if none did; a step
+    that any host enters so told changes nothing. An update whose gradient norm is above `limit`
+    (the least of all hosts') is not made. `busy` are the seconds between this host's turning to the
+    step and entering it, `data_wait` those of them that it waited for data.
     """
 
-    told: float
+    stop_signal: float
     limit: float
     busy: float
     data_wait: float
@@ -51,9 +51,11 @@ def by_host(table: Float[np.ndarray, "d 4"], mesh: Mesh) -> dict[int, HostFacts]
     return {host: HostFacts(*map(float, row)) for host, row in zip(owners, table, strict=True)}
 
 
-def told(hosts: dict[int, HostFacts]) -> tuple[int, int] | None:
+def stop_signal(hosts: dict[int, HostFacts]) -> tuple[int, int] | None:
     """The first host that was told to stop and the signal's number, None if none was."""
-    return next(((host, int(f.told)) for host, f in sorted(hosts.items()) if f.told), None)
+    return next(
+        ((host, int(f.stop_signal)) for host, f in sorted(hosts.items()) if f.stop_signal), None
+    )
 
 
 def settle(
@@ -77,7 +79,7 @@ def settle(
 
 
 def any_host(number: int) -> tuple[int, int] | None:
-    """`told`, of the signal's number, or 0, that each host gives.
+    """`stop_signal`, of the signal's number, or 0, that each host gives.
 
     It goes not over the devices, so hosts may come minutes apart, as they do after compiling.
     All hosts must call it at the same point of the program, and each waits for the others.

@@ -33,7 +33,7 @@ class StopSignals:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
-    def told(self) -> bool:
+    def should_stop(self) -> bool:
         """True if this process was told to stop."""
         return self.number != 0
 

@@ -38,7 +38,7 @@ _libc = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True)
-class Plan:
+class LaunchPlan:
     """Job to run: `processes` on each of `nodes` machines, this one being `node`, rank 0 at
     `coordinator` (a free port of the loopback if None); each gets `devices` of its own (forced CPU
     devices, or accelerators; an even share if None).
@@ -59,7 +59,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Failure:
+class ProcessFailure:
     """The first cause: which rank, what it did, and the exit code that stands for it."""
 
     rank: int
@@ -67,7 +67,7 @@ class Failure:
     code: int
 
 
-def supervise(plan: Plan) -> int:
+def supervise(plan: LaunchPlan) -> int:
     """Runs the job to its end; returns its exit code, that of the first cause if it failed.
 
     SIGTERM and Ctrl-C go to all processes, which then save and end; a second Ctrl-C kills them.
@@ -94,7 +94,7 @@ def supervise(plan: Plan) -> int:
     raise AssertionError("unreachable")
 
 
-def _check(plan: Plan) -> None:
+def _check(plan: LaunchPlan) -> None:
     for name, value, least in (
         ("-n", plan.processes, 1),
         ("--devices-per-process", plan.devices, 1),
@@ -116,7 +116,7 @@ def _check(plan: Plan) -> None:
         )
 
 
-def _next_slots(plan: Plan, slots: list[int], failed: int) -> list[int]:
+def _next_slots(plan: LaunchPlan, slots: list[int], failed: int) -> list[int]:
     if plan.min_processes is None:
         return slots
     rest = [slot for rank, slot in enumerate(slots) if rank != failed]
@@ -129,7 +129,12 @@ class _Attempt:
     """One job from its start to its end; rank r has the devices of `slots[r]`."""
 
     def __init__(
-        self, plan: Plan, slots: list[int], attempt: int, accelerators: int, signals: "_Forwarded"
+        self,
+        plan: LaunchPlan,
+        slots: list[int],
+        attempt: int,
+        accelerators: int,
+        signals: "_Forwarded",
     ) -> None:
         self._plan, self._slots, self._attempt = plan, slots, attempt
         self._accelerators, self._signals = accelerators, signals
@@ -137,7 +142,7 @@ class _Attempt:
         self._tails = [deque[str](maxlen=_TAIL) for _ in slots]
         self._ended: queue.Queue[int] = queue.Queue()
 
-    def run(self) -> Failure | None:
+    def run(self) -> ProcessFailure | None:
         """None if all ended well."""
         with tempfile.TemporaryDirectory(prefix="launch-") as scratch, socket.socket() as holder:
             self._report = Path(scratch) / "first-cause.json"
@@ -258,7 +263,7 @@ class _Attempt:
         except (FileNotFoundError, json.JSONDecodeError):  # a full disk takes no report
             return {}
 
-    def _explained(self, index: int, stopped: bool, detected: float) -> Failure:
+    def _explained(self, index: int, stopped: bool, detected: float) -> ProcessFailure:
         rank, code = self._first + index, self._processes[index].returncode
         report = self._reported()
         if stopped:
@@ -275,7 +280,7 @@ class _Attempt:
         if code != exits.STALLED and len(self._processes) > 1:
             for line in tail:
                 print(f"    [{self._first + index}] {line}", end="", file=sys.stderr)
-        return Failure(rank - self._first, what, code)
+        return ProcessFailure(rank - self._first, what, code)
 
 
 class _Forwarded:
@@ -344,7 +349,7 @@ def _accelerators() -> int:
 
 
 def _devices(
-    plan: Plan, slot: int, accelerators: int, environment: Mapping[str, str]
+    plan: LaunchPlan, slot: int, accelerators: int, environment: Mapping[str, str]
 ) -> dict[str, str]:
     """Environment that gives the process of a slot its own devices."""
     if not accelerators or environment.get("JAX_PLATFORMS") == "cpu":

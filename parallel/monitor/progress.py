@@ -13,13 +13,13 @@ from jax.sharding import Mesh
 from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 
 from models.terminal import Console, Progress, TextColumn
-from parallel.hosts.facts import by_host, told
+from parallel.hosts.facts import by_host, stop_signal
 from parallel.monitor.data_wait import DataWait
 from parallel.monitor.goodput import Account
 from parallel.monitor.metrics import MetricsWriter
 from parallel.monitor.speed import Speed
 from parallel.monitor.spikes import IN_FLIGHT, Spikes
-from parallel.monitor.stragglers import Stragglers
+from parallel.monitor.stragglers import StragglerMonitor
 from parallel.runs.log_failure import LogFailure
 from parallel.step import Metrics
 
@@ -89,7 +89,7 @@ class StepLog:
         self._writer, self._console, self._board_every = writer, console, board_every
         self._failure = failure
         self._account = account
-        self._mesh, self._spikes, self._stragglers = mesh, spikes, Stragglers()
+        self._mesh, self._spikes, self._stragglers = mesh, spikes, StragglerMonitor()
         self.made = start
         self.stopped: tuple[int, int] | None = None
         self._pending: deque[tuple[int, Metrics, dict[str, float]]] = deque()
@@ -146,7 +146,7 @@ class StepLog:
         now = time.perf_counter()
         seconds, self._clock = now - self._clock, now
         hosts = by_host(read.pop("hosts"), self._mesh)
-        self.stopped = self.stopped or told(hosts)
+        self.stopped = self.stopped or stop_signal(hosts)
         if self.stopped:
             return
         metrics: dict[str, Any] = {name: value.item() for name, value in read.items()}

@@ -18,7 +18,7 @@ _SHARE = 0.05  # of the step, that it takes longer
 _SILENT_SECONDS = 600.0  # between two such lines
 
 
-class Stragglers:
+class StragglerMonitor:
     """Watches the last 50 steps of all hosts."""
 
     def __init__(self) -> None:

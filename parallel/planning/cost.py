@@ -35,7 +35,7 @@ class Collective(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Step:
+class StepShape:
     """Settings that decide a step's collectives besides the parameters.
 
     `rows`: of one micro-batch on one device. `itemsize`: bytes of an activation or gradient as
@@ -98,7 +98,7 @@ def seconds(collective: Collective, sizes: Sizes, cluster: Cluster) -> float:
     return max(busy(collective, sizes, cluster))
 
 
-def collectives(params: Any, stacks: Sequence[Stack], step: Step) -> list[Collective]:
+def collectives(params: Any, stacks: Sequence[Stack], step: StepShape) -> list[Collective]:
     """All collectives of one step of `parallel.step.make_train_step`, for one device.
 
     Weights split over `fsdp` are gathered in forward and again in backward, and their gradients
@@ -140,7 +140,7 @@ def collectives(params: Any, stacks: Sequence[Stack], step: Step) -> list[Collec
     ]
 
 
-def _activations(stack: Stack, step: Step) -> list[Collective]:
+def _activations(stack: Stack, step: StepShape) -> list[Collective]:
     sizes, times = step.sizes, step.accumulation
     layers, again = stack.depth / sizes["stage"], int(step.recompute)
     tokens = times * step.rows * stack.places / sizes["context"]

@@ -25,7 +25,7 @@ from models.sharding import Rules
 from parallel.hosts.facts import HostFacts, facts_sharding
 from parallel.mesh import MeshConfig, make_mesh, rows_sharding
 from parallel.optimizer import OptimizerConfig
-from parallel.planning.hlo import Collective, Matmul, Program
+from parallel.planning.hlo import CompiledCollective, CompiledMatmul, Program
 from parallel.step import Trainable, abstract_state, make_train_step
 
 TARGETS = Path(__file__).parent / "targets"
@@ -37,7 +37,7 @@ _INSTALL = "pip install -e '.[plan]' in Chiliad's repository"
 
 
 @dataclass(frozen=True)
-class Memory:
+class DeviceMemory:
     """Bytes on one device. Outputs that take the place of arguments are `aliased`; `peak` is all
     that is held at once: arguments, what outputs need beside them, and temporaries."""
 
@@ -49,7 +49,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Report:
+class CompiledStep:
     """A train step compiled for devices that are not there; all figures are of one device and one
     step. `seconds` of CPU went into tracing and compiling. `kernels`: calls of Triton kernels of
     ours, whose products `matmuls` does not have. `loops` are those of unknown length, of which one
@@ -57,9 +57,9 @@ class Report:
 
     devices: int
     seconds: float
-    memory: Memory
-    collectives: tuple[Collective, ...]
-    matmuls: tuple[Matmul, ...]
+    memory: DeviceMemory
+    collectives: tuple[CompiledCollective, ...]
+    matmuls: tuple[CompiledMatmul, ...]
     kernels: int
     loops: tuple[str, ...]
 
@@ -92,7 +92,7 @@ def compile_step(
     target: str = "h100",
     topology: str = "1x1x8",
     options: Mapping[str, Any] | None = None,
-) -> Report:
+) -> CompiledStep:
     """The train step (`parallel.step.make_train_step`, as the trainer runs it) on batches of `rows`
     rows over all devices of the topology, compiled for them.
 
@@ -121,10 +121,10 @@ def compile_step(
     compiled = lowered.compile(compiler_options={**_CUBLAS, **(options or {})})
     seconds = time.process_time() - start
     program, used = Program(compiled.as_text()), compiled.memory_analysis()
-    return Report(
+    return CompiledStep(
         devices=placed.size,
         seconds=seconds,
-        memory=Memory(
+        memory=DeviceMemory(
             used.argument_size_in_bytes,
             used.output_size_in_bytes,
             used.alias_size_in_bytes,

@@ -48,7 +48,7 @@ class Matmul(NamedTuple):
 
 
 @dataclass
-class Work:
+class CallCost:
     """Cost of one call.
 
     `matmuls`: how often each product runs. `inner`: FLOPs by dtype of products inside hand-written
@@ -75,7 +75,7 @@ class Work:
             found[matmul.dtype] += matmul.flops * times  # type: ignore[assignment]
         return {dtype: float(flops) for dtype, flops in found.items()}
 
-    def add(self, other: "Work", times: float = 1) -> None:
+    def add(self, other: "CallCost", times: float = 1) -> None:
         """Takes in what happens `times` times; the peak is the caller's to place."""
         for matmul, often in other.matmuls.items():
             self.matmuls[matmul] += often * times  # type: ignore[assignment]
@@ -85,7 +85,7 @@ class Work:
         self.kernels += other.kernels * times
 
 
-def work(function: Callable[..., Any], *args: Any, trips: float = 1) -> Work:
+def work(function: Callable[..., Any], *args: Any, trips: float = 1) -> CallCost:
     """Cost of `function(*args)`; `args` are trees of arrays or ShapeDtypeStructs.
 
     Args:
@@ -96,7 +96,7 @@ def work(function: Callable[..., Any], *args: Any, trips: float = 1) -> Work:
 
 def gradient_work(
     model: Trainable, optimizer: OptimizerConfig, batch: PackedBatch, trips: float = 1
-) -> Work:
+) -> CallCost:
     """Cost of the loss of a batch and of its gradient for the parameters that move.
 
     Args:
@@ -114,7 +114,7 @@ def gradient_work(
     return work(gradient, trained, fixed, batch, trips=trips)
 
 
-def of_jaxpr(jaxpr: Jaxpr, trips: float = 1) -> Work:
+def of_jaxpr(jaxpr: Jaxpr, trips: float = 1) -> CallCost:
     """`work` of a jaxpr."""
     walk = _Walk(trips)
     inputs = [_Buffer(_size(var.aval), None) for var in jaxpr.invars]
@@ -160,7 +160,7 @@ _INDEXED = {"gather": 2, "dynamic_update_slice": 2, "scatter": 2, "scatter-add":
 
 class _Walk:
     def __init__(self, trips: float):
-        self.trips, self.tick, self.total = trips, 0, Work()
+        self.trips, self.tick, self.total = trips, 0, CallCost()
         self.buffers: list[_Buffer] = []
         self.bursts: list[tuple[int, float]] = []
 
@@ -196,7 +196,7 @@ class _Walk:
             matmul = (_product if name == "dot_general" else _convolution)(equation)
             for value in arguments:
                 self.touch(self.settle(value))
-            self.total.add(Work(Counter([matmul]), kernels=1.0))
+            self.total.add(CallCost(Counter([matmul]), kernels=1.0))
             return [self.new(_size(equation.outvars[0].aval))]
         sizes = [_size(var.aval) for var in equation.outvars]
         if name in _INDEXED:
@@ -204,7 +204,7 @@ class _Walk:
             moved = sizes[0] if index < 0 else _size(equation.invars[index].aval)
             for value in arguments:
                 self.touch(self.settle(value))
-            self.total.add(Work(bytes=_INDEXED[name] * moved, kernels=1.0))
+            self.total.add(CallCost(bytes=_INDEXED[name] * moved, kernels=1.0))
             return [self.new(size) for size in sizes]
         if name in _PARTS:
             for value in arguments:
@@ -228,7 +228,7 @@ class _Walk:
             _size(var.aval) for var in equation.invars[params["num_consts"] + carries :]
         )
         if params["unroll"] < params["length"]:  # each turn cuts its part out, and puts its own in
-            self.total.add(Work(bytes=2 * stacked, kernels=params["length"]))
+            self.total.add(CallCost(bytes=2 * stacked, kernels=params["length"]))
         self.bursts.append((self.tick, max(once.peak - sum(sizes[:carries]), 0)))
         return [self.new(size) for size in sizes]
 
@@ -248,7 +248,7 @@ class _Walk:
             self.touch(self.settle(value))
         sizes = [_size(var.aval) for var in equation.outvars]
         moved = sum(sizes) + sum(v.size for v in arguments)
-        self.total.add(Work(bytes=moved, kernels=1.0))
+        self.total.add(CallCost(bytes=moved, kernels=1.0))
         cells = math.prod(n for n in equation.params["grid_mapping"].grid if isinstance(n, int))
         for matmul, times in of_jaxpr(equation.params["jaxpr"], self.trips).matmuls.items():
             self.total.inner[matmul.dtype] += matmul.flops * times * cells
@@ -275,7 +275,7 @@ class _Walk:
             return value
         for source in value.sources:
             source.last = self.tick
-        self.total.add(Work(bytes=read + value.size, kernels=1.0))
+        self.total.add(CallCost(bytes=read + value.size, kernels=1.0))
         value.settled = self.new(value.size)
         value.sources = {value.settled: None}
         return value

@@ -23,7 +23,7 @@ KINDS = (
 
 
 @dataclass(frozen=True)
-class Collective:
+class CompiledCollective:
     """The operands of one dtype of one collective.
 
     `bytes`: of the operands, on one device. `sent`: what a ring makes each device send, in one run.
@@ -46,7 +46,7 @@ class Collective:
 
 
 @dataclass(frozen=True)
-class Matmul:
+class CompiledMatmul:
     """One matrix product: multiplications and additions of one run, the dtype of its operands (the
     wider, if they differ), whether it has batch dimensions, and the functions it was written in,
     innermost first."""
@@ -97,17 +97,17 @@ class Program:
         running = (x for name in self.times for x in self.computations[name])
         return [x.name for x in running if x.opcode == "while" and not _TRIPS.search(x.rest)]
 
-    def matmuls(self) -> list[Matmul]:
+    def matmuls(self) -> list[CompiledMatmul]:
         """Every matrix product that runs: dots, those of fusions, and calls of cuBLAS."""
         found = []
         for name, times in self.times.items():
             for x, product in self._products(name):
                 frame = re.search(r"stack_frame_id=(\d+)", x.rest)
                 functions = self.frames.get(int(frame[1]), ()) if frame else ()
-                found.append(Matmul(*product, times, functions))
+                found.append(CompiledMatmul(*product, times, functions))
         return found
 
-    def collectives(self, mesh: Mapping[str, int]) -> list[Collective]:
+    def collectives(self, mesh: Mapping[str, int]) -> list[CompiledCollective]:
         """Every collective that runs, on a mesh of those axis sizes, slowest first (the order of
         `jax.sharding.Mesh.shape`, and of its devices)."""
         found = []
@@ -125,7 +125,7 @@ class Program:
                     by_dtype[operand.dtype] += operand.bytes
                 for dtype, size in by_dtype.items():
                     found.append(
-                        Collective(
+                        CompiledCollective(
                             kind, dtype, size, _sent(kind, size, group), group, axes, times,
                             started and '"is_sync":true' not in x.rest,
                             len(between), sum(map(self._flops, between)), _source(x),

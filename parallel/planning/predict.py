@@ -25,8 +25,8 @@ from models.sharding import ROWS, Rules, axes_of
 from parallel.mesh import AXES
 from parallel.optimizer import OptimizerConfig, select
 from parallel.planning.cluster import Chip, Cluster
-from parallel.planning.cost import Collective, Sizes, Step, busy, collectives
-from parallel.planning.flops import Work, gradient_work
+from parallel.planning.cost import Collective, Sizes, StepShape, busy, collectives
+from parallel.planning.flops import CallCost, gradient_work
 from parallel.step import Trainable, TrainState, abstract_state
 
 OVERLAP = 0.5
@@ -61,7 +61,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Task:
+class TrainingTask:
     """Training task: `model(remat, precision)`, `batch(rows)` as ShapeDtypeStructs, and how.
 
     `rows`: of the global batch. `samples`: in a row on average. `trips`: how often a loop whose
@@ -150,11 +150,11 @@ class Prediction:
         return sum(self.memory.values())
 
 
-def profile(task: Task, remat: Remat, precision: Precision, chip: Chip) -> Profile:
+def profile(task: TrainingTask, remat: Remat, precision: Precision, chip: Chip) -> Profile:
     """Traces loss and gradient at two numbers of rows; what depends on rows is linear in them."""
     few, many = (_gradient_work(task, remat, precision, rows) for rows in _PROBES)
 
-    def line(of: Callable[[Work], float]) -> Line:
+    def line(of: Callable[[CallCost], float]) -> Line:
         slope = (of(many) - of(few)) / (_PROBES[1] - _PROBES[0])
         return Line(of(few) - slope * _PROBES[0], slope)
 
@@ -165,12 +165,12 @@ def profile(task: Task, remat: Remat, precision: Precision, chip: Chip) -> Profi
     )
 
 
-def profiler(task: Task, chip: Chip) -> Profiles:
+def profiler(task: TrainingTask, chip: Chip) -> Profiles:
     """`profile` of this task and chip as a function of (remat, precision), each made once."""
     return lru_cache(lambda remat, precision: profile(task, remat, precision, chip))
 
 
-def compute_seconds(work: Work, chip: Chip) -> float:
+def compute_seconds(work: CallCost, chip: Chip) -> float:
     """Roofline of a chip: a product takes its FLOPs or its bytes, whichever is slower; all else its
     bytes; every kernel its start."""
     rate = chip.bandwidth * chip.bandwidth_share
@@ -190,7 +190,7 @@ def slowest(devices: int, jitter: float) -> float:
     return math.exp(jitter * NormalDist().inv_cdf((devices - 0.375) / (devices + 0.25)))
 
 
-def predict(task: Task, choice: Choice, cluster: Cluster, profiles: Profiles) -> Prediction:
+def predict(task: TrainingTask, choice: Choice, cluster: Cluster, profiles: Profiles) -> Prediction:
     """Memory and time of one choice.
 
     Args:
@@ -202,7 +202,7 @@ def predict(task: Task, choice: Choice, cluster: Cluster, profiles: Profiles) ->
     shards = math.prod(sizes[a] for a in ROWS)
     rows = task.rows / shards / choice.accumulation
     microbatches = min(_PIPELINE * sizes["stage"], int(rows)) if sizes["stage"] > 1 else 1
-    step = Step(
+    step = StepShape(
         sizes, rows, choice.accumulation, width, 1 if choice.precision == "fp8" else width,
         choice.remat != "none", max(microbatches, 1),
     )  # fmt: skip
@@ -241,7 +241,7 @@ def predict(task: Task, choice: Choice, cluster: Cluster, profiles: Profiles) ->
 
 
 def search(
-    task: Task,
+    task: TrainingTask,
     cluster: Cluster,
     remats: Sequence[Remat] = ("none", "dots", "full"),
     precisions: Sequence[Precision] = ("bf16",),
@@ -274,7 +274,7 @@ def search(
 
 
 def choices(
-    task: Task, devices: int, remats: Sequence[Remat], precisions: Sequence[Precision]
+    task: TrainingTask, devices: int, remats: Sequence[Remat], precisions: Sequence[Precision]
 ) -> Iterator[Choice]:
     """Every mesh and accumulation that divides rows, layers and parameters evenly."""
     free = task.split_axes
@@ -313,11 +313,13 @@ def _divides(leaf: Any, sizes: Sizes) -> bool:
     return True
 
 
-def _gradient_work(task: Task, remat: Remat, precision: Precision, rows: int) -> Work:
+def _gradient_work(task: TrainingTask, remat: Remat, precision: Precision, rows: int) -> CallCost:
     return gradient_work(task.model(remat, precision), task.optimizer, task.batch(rows), task.trips)
 
 
-def _memory(task: Task, choice: Choice, own: Profile, rows: float, width: int) -> dict[str, float]:
+def _memory(
+    task: TrainingTask, choice: Choice, own: Profile, rows: float, width: int
+) -> dict[str, float]:
     """Bytes on one device. The state is exact. Gradients are f32 and split as their parameters,
     twice where they are added up over micro-batches. Weights in the dtype of compute: a copy split
     likewise, and two layers gathered. Activations follow the rows; what `tensor` halves of them is
@@ -354,7 +356,7 @@ def _hides(collective: Collective) -> bool:
 
 
 def _refusal(
-    task: Task,
+    task: TrainingTask,
     cluster: Cluster,
     made: Sequence[Prediction],
     limit: float,
@@ -373,4 +375,7 @@ def _refusal(
                 return f"{sentence}; it fits {cluster.devices * times} devices as {way}."
     if least.memory["activations"] > least.bytes / 2:
         return f"{sentence}; shorten the rows (fewer --samples)."
-    return f"{sentence}; freeze parameters (optimizer.rates, LoRA) or take chips with more memory."
+    return (
+        f"{sentence}; freeze parameters (optimizer.rate_factors, LoRA) or take chips with more "
+        "memory."
+    )

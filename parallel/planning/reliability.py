@@ -24,7 +24,7 @@ class Recovery:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SimulatedGoodput:
     """Seconds of a simulated run by use: kept steps, saves, steps lost to interruptions (with the
     saves they cut off), and restarts."""
 
@@ -79,7 +79,7 @@ def goodput(interval: float, recovery: Recovery, mtbf: float) -> float:
 
 def simulate(
     work: float, interval: float, recovery: Recovery, mtbf: float, seed: int = 0
-) -> Outcome:
+) -> SimulatedGoodput:
     """One run of `work` seconds of steps: each interruption throws it back to the last save."""
     rng = np.random.default_rng(seed)
     useful = saving = lost = restarting = 0.0
@@ -90,7 +90,9 @@ def simulate(
         saves = max(math.ceil(left / interval) - 1, 0)  # none after the last step
         needed = left + saves * recovery.save
         if until >= needed:
-            return Outcome(work, saving + saves * recovery.save, lost, restarting, failures)
+            return SimulatedGoodput(
+                work, saving + saves * recovery.save, lost, restarting, failures
+            )
         done = min(int(until // cycle), saves)
         useful, saving = useful + done * interval, saving + done * recovery.save
         lost, failures = lost + until - done * cycle, failures + 1

@@ -10,7 +10,14 @@ from statistics import mean, quantiles
 
 from models.layers.layers import Remat
 from parallel.planning.cluster import Cluster
-from parallel.planning.predict import Precision, Prediction, Profiles, Task, profiler, search
+from parallel.planning.predict import (
+    Precision,
+    Prediction,
+    Profiles,
+    TrainingTask,
+    profiler,
+    search,
+)
 from parallel.planning.reliability import (
     Recovery,
     daly,
@@ -24,7 +31,7 @@ DAYS, SEEDS = 30, 40
 
 
 @dataclass(frozen=True)
-class Point:
+class ScalingPoint:
     """One size of cluster. `efficiency`: samples per second and device over the first size's.
     `interval`: seconds between saves. `simulated`: mean goodput of the simulated runs, `low` and
     `high` its 5th and 95th percentile, `failures` their interruptions on average."""
@@ -41,20 +48,20 @@ class Point:
 
 
 def curve(
-    task: Task,
+    task: TrainingTask,
     cluster: Cluster,
     sizes: Sequence[int],
     recovery: Recovery,
     remats: Sequence[Remat],
     precisions: Sequence[Precision],
     profiles: Profiles | None = None,
-) -> list[Point]:
+) -> list[ScalingPoint]:
     """A point for each number of devices; rows per device are those of `task` on `cluster`.
 
     Raises:
       ValueError: nothing fits at one of the sizes.
     """
-    profiles, points = profiles or profiler(task, cluster.chip), list[Point]()
+    profiles, points = profiles or profiler(task, cluster.chip), list[ScalingPoint]()
     for devices in sizes:
         grown = replace(task, rows=task.rows * devices // cluster.devices)
         best = search(
@@ -69,7 +76,7 @@ def curve(
         cuts = quantiles(shares, n=20)
         expected = goodput(interval, recovery, mtbf)
         points.append(
-            Point(
+            ScalingPoint(
                 devices, best, rate / first, interval, expected, mean(shares), cuts[0], cuts[-1],
                 mean(run.failures for run in runs),
             )

@@ -22,7 +22,7 @@ from parallel.optimizer import make_optimizer, select
 from rl import flow_policy
 from rl.checks import check_kept
 from rl.config import RlConfig
-from rl.device.unroll import Fragment, Lanes, Traceable
+from rl.device.unroll import PolicyEnvs, Traceable, Unroll
 from rl.objectives import Terms, check
 from rl.records import Experience
 from rl.step import loss_terms
@@ -40,13 +40,13 @@ _IGNORED = {
 @dataclass(frozen=True)
 class ColocatedState:
     """All that a run carries; `step` counts the learner's steps. Draws derive from it and from what
-    `lanes` says of each episode, so there is nothing else to keep."""
+    `envs` says of each episode, so there is nothing else to keep."""
 
     step: Int[Array, ""]
     params: Params
     """Parameters made by `rl.flow_policy.init`."""
     opt_state: Any
-    lanes: State
+    envs: State
 
 
 class Colocated:
@@ -61,7 +61,7 @@ class Colocated:
     def __init__(self, policy: Policy, env: Traceable, config: RlConfig) -> None:
         _check(config)
         self._env, self._model, self._config = env, policy.model, config
-        self._lanes = Lanes(env, policy, config)
+        self._lanes = PolicyEnvs(env, policy, config)
         updates = config.steps * config.learner.epochs * config.learner.minibatches
         optimizer = config.learner.optimizer
         self._optimizer = replace(optimizer, decay_steps=optimizer.decay_steps or updates)
@@ -76,8 +76,8 @@ class Colocated:
         check_kept(self._model, params, self._config.learner)
         params = jax.tree.map(jnp.array, params)
         trained = only(params, select(self._optimizer, params)[1])
-        lanes = jax.jit(self._env.pure_reset)(lane_seeds(self._config))
-        return ColocatedState(jnp.int32(0), params, self._transformation.init(trained), lanes)
+        envs = jax.jit(self._env.pure_reset)(env_seeds(self._config))
+        return ColocatedState(jnp.int32(0), params, self._transformation.init(trained), envs)
 
     def step(self, state: ColocatedState) -> tuple[ColocatedState, dict[str, Array]]:
         """A fragment and what is learnt from it; the state given is consumed.
@@ -95,14 +95,14 @@ class Colocated:
 
     def stepwise(self, state: ColocatedState) -> tuple[ColocatedState, dict[str, Array]]:
         """`step` as one program that learns, after others that act."""
-        lanes, fragment = self._lanes.act_stepwise(state.params, state.lanes)
-        return self._learn(replace(state, lanes=lanes), fragment)
+        envs, unroll = self._lanes.act_stepwise(state.params, state.envs)
+        return self._learn(replace(state, envs=envs), unroll)
 
     @cached_property
     def _whole(self) -> Any:
         def step(state: ColocatedState) -> tuple[ColocatedState, dict[str, Array]]:
-            lanes, fragment = self._lanes.act(state.params, state.lanes)
-            return self._learnt(replace(state, lanes=lanes), fragment)
+            envs, unroll = self._lanes.act(state.params, state.envs)
+            return self._learnt(replace(state, envs=envs), unroll)
 
         return jax.jit(step, donate_argnums=0)
 
@@ -111,10 +111,10 @@ class Colocated:
         return jax.jit(self._learnt, donate_argnums=0)
 
     def _learnt(
-        self, state: ColocatedState, fragment: Fragment
+        self, state: ColocatedState, unroll: Unroll
     ) -> tuple[ColocatedState, dict[str, Array]]:
         config = self._config
-        experience = self._experience(state, fragment)
+        experience = self._experience(state, unroll)
         key = jax.random.fold_in(jax.random.key(config.seed), _SHUFFLE)
         key = jax.random.fold_in(key, state.step)
 
@@ -132,13 +132,13 @@ class Colocated:
         (params, opt_state), metrics = jax.lax.scan(
             epoch, (state.params, state.opt_state), jnp.arange(config.learner.epochs)
         )
-        after = ColocatedState(state.step + 1, params, opt_state, state.lanes)
-        return after, jax.tree.map(jnp.mean, metrics) | _outcomes(fragment, experience)
+        after = ColocatedState(state.step + 1, params, opt_state, state.envs)
+        return after, jax.tree.map(jnp.mean, metrics) | _outcomes(unroll, experience)
 
-    def _experience(self, state: ColocatedState, fragment: Fragment) -> Experience:
+    def _experience(self, state: ColocatedState, unroll: Unroll) -> Experience:
         """Decisions in one row, advantages in units of their root mean square."""
         chosen = self._config.objective
-        advantage = advantages(fragment, chosen.discount, chosen.trace)
+        advantage = advantages(unroll, chosen.discount, chosen.gae_lambda)
         scale = jnp.sqrt(jnp.mean(advantage**2)) + 1e-8
         learns = state.step >= self._config.colocated.warmup
 
@@ -146,13 +146,13 @@ class Colocated:
             return x.reshape(advantage.size, *x.shape[2:])
 
         return Experience(
-            batch=jax.tree.map(flat, fragment.batch),
-            drawn=jax.tree.map(flat, fragment.drawn),
+            batch=jax.tree.map(flat, unroll.batch),
+            drawn=jax.tree.map(flat, unroll.drawn),
             advantage=flat(advantage / scale * learns),
-            target=flat(advantage + fragment.drawn.value),
+            target=flat(advantage + unroll.drawn.value),
             version=jnp.full(advantage.size, state.step),
             weight=jnp.ones(advantage.size),
-            observed=jax.tree.map(flat, fragment.observed),
+            observed=jax.tree.map(flat, unroll.observed),
         )
 
     def _update(
@@ -188,11 +188,11 @@ class Colocated:
         return (fill(optax.apply_updates(old, updates), params), opt_state), metrics
 
 
-def advantages(fragment: Fragment, discount: float, trace: float) -> Float[Array, "t n"]:
+def advantages(unroll: Unroll, discount: float, gae_lambda: float) -> Float[Array, "t n"]:
     """Advantages of the chunks: A = δ + γλ A' within an episode, δ = R + γ V' - V (generalized
     advantage estimation, Schulman et al., arXiv 1506.02438), where V' is `fragment.following`."""
-    delta = fragment.reward + discount * fragment.following - fragment.drawn.value
-    decay = discount * trace * ~(fragment.terminated | fragment.truncated)
+    delta = unroll.reward + discount * unroll.following - unroll.drawn.value
+    decay = discount * gae_lambda * ~(unroll.terminated | unroll.truncated)
 
     def back(later: Array, chunk: tuple[Array, Array]) -> tuple[Array, Array]:
         advantage = chunk[0] + chunk[1] * later
@@ -201,19 +201,19 @@ def advantages(fragment: Fragment, discount: float, trace: float) -> Float[Array
     return jax.lax.scan(back, jnp.zeros_like(delta[0]), (delta, decay), reverse=True)[1]
 
 
-def lane_seeds(config: RlConfig) -> UInt32[np.ndarray, " n"]:
+def env_seeds(config: RlConfig) -> UInt32[np.ndarray, " n"]:
     """Seeds of each lane's episodes; none is one that a policy is judged by."""
-    lanes = range(config.colocated.lanes)
-    seeds = [np.random.default_rng((config.seed, i)).integers(TRAIN_SEEDS.stop) for i in lanes]
+    envs = range(config.colocated.envs)
+    seeds = [np.random.default_rng((config.seed, i)).integers(TRAIN_SEEDS.stop) for i in envs]
     return np.array(seeds, np.uint32)
 
 
-def _outcomes(fragment: Fragment, experience: Experience) -> dict[str, Array]:
-    value, target = fragment.drawn.value.reshape(-1), experience.target
+def _outcomes(unroll: Unroll, experience: Experience) -> dict[str, Array]:
+    value, target = unroll.drawn.value.reshape(-1), experience.target
     surprise = target - value
     return {
-        "episodes": jnp.sum(fragment.terminated | fragment.truncated),
-        "successes": jnp.sum(fragment.terminated),
+        "episodes": jnp.sum(unroll.terminated | unroll.truncated),
+        "successes": jnp.sum(unroll.terminated),
         "steps": jnp.sum(experience.acted.any(-1)),
         "advantage_rms": jnp.sqrt(jnp.mean(surprise**2)),
         "explained_variance": 1 - jnp.var(surprise) / (jnp.var(target) + 1e-8),
@@ -244,8 +244,8 @@ def _check(config: RlConfig) -> None:
             f"would count for nothing; leave out what is not the default, or set placement to "
             f"'host'."
         )
-    decisions = own.lanes * own.fragment
-    if own.lanes < 1 or parts < 1 or decisions % parts:
+    decisions = own.envs * own.unroll
+    if own.envs < 1 or parts < 1 or decisions % parts:
         raise ValueError(
             f"colocated.lanes × fragment is {decisions} decisions, which cannot be cut into "
             f"{parts} equal learner.minibatches; change one of the three."

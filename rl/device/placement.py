@@ -52,16 +52,19 @@ class OnDevice:
         size = policy.model.config.image_size
         self.environment = describe(spec_of(env, (size, size)), suite)
         self._program = Colocated(policy, env, config)
-        self._decisions = config.colocated.lanes * config.colocated.fragment
+        self._decisions = config.colocated.envs * config.colocated.unroll
         key = jax.random.fold_in(jax.random.key(config.seed), 1)
         params = flow_policy.init(policy.model, policy.params, key, config.flow)
         # committed, as every step leaves it: a state of another kind is compiled for again
         self._state = jax.device_put(self._program.init(params), jax.local_devices()[0])
 
     def run(
-        self, on_step: Callable[[dict[str, float]], None], told: Callable[[], bool], until: int
+        self,
+        on_step: Callable[[dict[str, float]], None],
+        should_stop: Callable[[], bool],
+        until: int,
     ) -> None:
-        while int(self._state.step) < until and not told():
+        while int(self._state.step) < until and not should_stop():
             begin = time.perf_counter()
             self._state, on_device = self._program.step(self._state)
             found = {name: float(value) for name, value in jax.device_get(on_device).items()}

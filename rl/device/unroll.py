@@ -21,7 +21,7 @@ from models.layers.functional import Params
 from models.robot_policy import RobotPolicy
 from rl import flow_policy
 from rl.config import RlConfig
-from rl.records import Drawn
+from rl.records import SampledChunk
 from sim.environments.device_slots import spec_of
 from sim.environments.grouped import restarted
 from sim.protocol import Environment, Observation, Scene, State, Transition
@@ -49,12 +49,12 @@ class Traceable(Environment, Protocol):
         """`step_chunk`, to trace."""
 
 
-class Fragment(NamedTuple):
+class Unroll(NamedTuple):
     """Experience of n lanes in T chunks."""
 
     batch: PackedBatch
     """Observations, [T, n, ...]; `action_mask` says which numbers were executed."""
-    drawn: Drawn
+    drawn: SampledChunk
     reward: Float[Array, "t n"]
     """Sum over the executed steps of each chunk."""
     terminated: Bool[Array, "t n"]
@@ -69,7 +69,7 @@ class Fragment(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Lanes:
+class PolicyEnvs:
     """A policy in an environment's lanes. Every draw derives from (seed, the lane's seed, episode,
     step) alone, so that a lane does the same beside any others.
 
@@ -83,21 +83,24 @@ class Lanes:
     config: RlConfig
 
     def __post_init__(self) -> None:
-        execute, chunks = self.config.rollout.execute, self.config.colocated.fragment
-        horizon, most = self.policy.model.config.horizon, -(-self.env.max_steps // max(execute, 1))
-        if not 1 <= execute <= horizon:
+        replan_steps, chunks = self.config.rollout.replan_steps, self.config.colocated.unroll
+        horizon, most = (
+            self.policy.model.config.horizon,
+            -(-self.env.max_steps // max(replan_steps, 1)),
+        )
+        if not 1 <= replan_steps <= horizon:
             raise ValueError(
-                f"rollout.execute is {execute}, but the policy's chunks have {horizon} steps; give "
-                f"1 to {horizon}."
+                f"rollout.replan_steps is {replan_steps}, but the policy's chunks have "
+                f"{horizon} steps; give 1 to {horizon}."
             )
         if not 1 <= chunks <= most:
             raise ValueError(
                 f"colocated.fragment is {chunks}, but an episode of {self.env.name} has at most "
-                f"{most} chunks of {execute} steps; give 1 to {most}."
+                f"{most} chunks of {replan_steps} steps; give 1 to {most}."
             )
         self._robot.check_traced()
 
-    def act(self, params: Params, state: State) -> tuple[State, Fragment]:
+    def act(self, params: Params, state: State) -> tuple[State, Unroll]:
         """A fragment, to trace: scans over chunks and their steps."""
 
         def step(carry: Any, action: Float[Array, "n a"]) -> tuple[Any, Any]:
@@ -105,7 +108,7 @@ class Lanes:
 
         return self._acted(params, state, jax.lax.scan, self._look, step, self._settle)
 
-    def act_stepwise(self, params: Params, state: State) -> tuple[State, Fragment]:
+    def act_stepwise(self, params: Params, state: State) -> tuple[State, Unroll]:
         """The same, not to trace but a compiled step at a time: a loop around it costs nothing on
         CPUs, where environments then advance in groups on threads."""
         look, held, settle = self._compiled
@@ -117,19 +120,19 @@ class Lanes:
 
     def _acted(
         self, params: Params, state: State, loop: Any, look: Any, step: Any, settle: Any
-    ) -> tuple[State, Fragment]:
+    ) -> tuple[State, Unroll]:
         def chunk(state: State, _: Any) -> tuple[State, Any]:
             told, drawn, observed, actions = look(params, state)
             running = (state, jnp.zeros(len(actions), bool))
             (state, _), steps = loop(step, running, jnp.swapaxes(actions, 0, 1))
             return state, (told, drawn, observed, steps)
 
-        state, done = loop(chunk, state, jnp.arange(self.config.colocated.fragment))
+        state, done = loop(chunk, state, jnp.arange(self.config.colocated.unroll))
         return state, settle(params, state, *done)
 
     def _look(
         self, params: Params, state: State
-    ) -> tuple["_Told", Drawn, Any, Float[Array, "n t a"]]:
+    ) -> tuple["_Told", SampledChunk, Any, Float[Array, "n t a"]]:
         """Observes the lanes and draws the policy's chunks, in its own and the robot's units."""
         seen, told = self._see(state)
         model, observed = self.policy.model, None
@@ -140,23 +143,23 @@ class Lanes:
         drawn = flow_policy.draw(model, params, told.batch, words, self.config.flow, observed)
         chunks = jnp.asarray(drawn.actions), jnp.asarray(seen.state)
         actions = self._robot.actions(*chunks)
-        return told, drawn, observed, actions[:, : self.config.rollout.execute]
+        return told, drawn, observed, actions[:, : self.config.rollout.replan_steps]
 
     def _settle(
         self,
         params: Params,
         state: State,
         told: "_Told",
-        drawn: Drawn,
+        drawn: SampledChunk,
         observed: Any,
         steps: "_Steps",
-    ) -> Fragment:
+    ) -> Unroll:
         """Builds the fragment from the transitions of T chunks."""
-        chunks, _, lanes = steps.live.shape
+        chunks, _, envs = steps.live.shape
         acted = steps.live.sum(1)
-        place = (np.arange(chunks)[:, None], acted - 1, np.arange(lanes))
+        place = (np.arange(chunks)[:, None], acted - 1, np.arange(envs))
         last: Transition = jax.tree.map(lambda x: x[place], steps.happened)
-        late = (last.truncated.argmax(0), np.arange(lanes))
+        late = (last.truncated.argmax(0), np.arange(envs))
         scene, felt, goal, wording = jax.tree.map(
             lambda x: x[late], (last.scene, last.state, told.goal, told.wording)
         )
@@ -169,7 +172,7 @@ class Lanes:
         mask = self._robot.acted(acted, drawn.actions.shape[2:])
         sparse = self.config.rollout.reward == "success"
         earned = steps.happened.terminated * 1.0 if sparse else steps.happened.reward
-        return Fragment(
+        return Unroll(
             batch=replace(told.batch, action_mask=mask[:, :, None]),
             drawn=drawn,
             reward=(earned * steps.live).sum(1),

@@ -20,7 +20,7 @@ from models.policy import Policy, Request
 from models.robot_policy import RobotPolicy
 from rl import flow_policy
 from rl.config import FlowConfig
-from rl.records import Drawn
+from rl.records import SampledChunk
 from sim.protocol import Observation
 
 
@@ -28,11 +28,11 @@ class Answer(NamedTuple):
     """A chunk to act, in the robot's units, and how it was drawn (numpy, one row)."""
 
     actions: Float[np.ndarray, "h a"]
-    drawn: Drawn
+    drawn: SampledChunk
 
 
 @dataclass(frozen=True)
-class Actor:
+class FlowActor:
     """`robot` gives the model, the preparation and the sizes of batches; its parameters and steps
     are not used. Parameters, as `flow_policy.init` makes them, come with each call: arrays on the
     device, of one dtype and sharding from call to call, as each other kind is compiled again.
@@ -76,7 +76,7 @@ class Actor:
         for at, count, batch in self.policy.batches(requests):
             drawn = jax.device_get(self._draw(params, batch, keys[at]))
             for row, i in enumerate(at[:count]):
-                rows[i] = Drawn(*(x[row] for x in drawn))
+                rows[i] = SampledChunk(*(x[row] for x in drawn))
         states = np.stack([request.state for request in requests])
         actions = self.policy.robot_actions(np.stack([row.actions for row in rows]), states)
         return [Answer(*pair) for pair in zip(actions, rows, strict=True)]

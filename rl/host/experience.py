@@ -12,7 +12,7 @@ from models.inputs.packed_batch import PackedBatch, Sample
 from rl.advantages import Worth, gae, group, vtrace
 from rl.config import ObjectiveConfig
 from rl.objectives import LIMIT, check
-from rl.records import Decision, Drawn, Experience, Ticket, Trajectory
+from rl.records import Decision, Experience, SampledChunk, Ticket, Trajectory
 
 Pack = Callable[[list[Sample]], PackedBatch]
 """Lays samples out, one a row, in one of few shapes, such as a policy does."""
@@ -108,7 +108,7 @@ def _worth(
     final = 0.0 if trajectory.terminated else trajectory.final_value
     if config.name != "vtrace":
         values = np.array([float(d.drawn.value) for d in decisions])
-        return gae(rewards, values, final, config.discount, config.trace)
+        return gae(rewards, values, final, config.discount, config.gae_lambda)
     if evaluate is None:
         raise ValueError(
             "objective.name is 'vtrace', whose advantages need the learner's policy; give "
@@ -116,7 +116,7 @@ def _worth(
         )
     rows = [_Row(number, d) for d in decisions]
     values, ratios = _evaluated(rows, pack, size, evaluate)
-    bounds = config.discount, config.trace, config.truncation
+    bounds = config.discount, config.gae_lambda, config.truncation
     return vtrace(rewards, values, final, ratios, *bounds)
 
 
@@ -139,7 +139,7 @@ def _batch(rows: Sequence[_Row], pack: Pack, size: int) -> MicroBatch:
     decisions = [row.decision for row in filled]
     experience = Experience(
         batch=pack([d.sample for d in decisions]),
-        drawn=Drawn(*(np.stack(x) for x in zip(*(d.drawn for d in decisions), strict=True))),
+        drawn=SampledChunk(*(np.stack(x) for x in zip(*(d.drawn for d in decisions), strict=True))),
         advantage=np.array([row.advantage for row in filled], np.float32),
         target=np.array([row.target for row in filled], np.float32),
         version=np.array([d.version for d in decisions], np.int32),

@@ -20,10 +20,10 @@ from models.layers.functional import fill
 from parallel.hosts.watchdog import alive
 from parallel.runs.position import count, entry, shown
 from rl.config import RolloutConfig
-from rl.host.rollout import Actor, Answered, Asked, Rollout, Timeline, Untimed
-from rl.host.staleness import Admission
-from rl.host.trajectory_buffer import Arrivals, Counts
-from rl.host.weights import Reader, Weights
+from rl.host.rollout import Actor, Answered, Asked, Rollout, SpanLog, Untimed
+from rl.host.staleness import StalenessControl
+from rl.host.trajectory_buffer import Counts, TrajectoryBuffer
+from rl.host.weights import Weights, WeightsReader
 from rl.records import Ticket
 from sim.protocol import Slots, Start
 
@@ -58,7 +58,7 @@ class Inference(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Learnt:
+class StepResult:
     """A learner's step."""
 
     step: int
@@ -87,14 +87,14 @@ class Learnt:
 
 
 def check_state(found: Any, version: int) -> None:
-    """Raises ValueError, with the field, unless `found` can be `Learnt.state` after so many
+    """Raises ValueError, with the field, unless `found` can be `StepResult.state` after so many
     updates."""
-    admission, counts = entry(found, "admission"), entry(found, "counts")
-    waited = entry(admission, "waited")
-    if count(admission, "version") != version:
+    staleness_control, counts = entry(found, "admission"), entry(found, "counts")
+    waited = entry(staleness_control, "waited")
+    if count(staleness_control, "version") != version:
         raise ValueError(
-            f"admission.version is {admission['version']}, but its learner has had {version} "
-            f"updates"
+            f"admission.version is {staleness_control['version']}, but its learner has had "
+            f"{version} updates"
         )
     if type(waited) not in (int, float) or not 0 <= waited < np.inf:
         raise ValueError(f"admission.waited is {shown(waited)}, expected seconds")
@@ -125,7 +125,7 @@ class HostSystem:
 class HostConfig:
     """Length of a `HostSystem`'s run, and its levels of asynchrony.
 
-    `rollout`: its `tickets`, `group`, `staleness`, `execute`, `reward` and `deadline` count;
+    `rollout`: its `tickets`, `group`, `staleness`, `replan_steps`, `reward` and `deadline` count;
     without the second level of asynchrony, `staleness` is 0. `steps`: updates that the policy has
     had at the end. `values`: the policy has a value head. `each`: first level, no slot waits for
     another. `stream`: third level, the learner gets tickets as they complete, and not once all
@@ -144,9 +144,9 @@ def run_host(
     config: HostConfig,
     *,
     resume: dict[str, Any] | None = None,
-    on_step: Callable[[Learnt], None] = lambda learnt: None,
-    timeline: Timeline | None = None,
-    told: Callable[[], bool] = lambda: False,
+    on_step: Callable[[StepResult], None] = lambda learnt: None,
+    timeline: SpanLog | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> None:
     """Learns until the policy has had `config.steps` updates, from the version that the system's
     weights hold.
@@ -155,7 +155,7 @@ def run_host(
     this starts. The slots can be used again afterwards, but if it fails they are closed.
 
     Args:
-      resume: `Learnt.state` of the step that the learner and the weights were restored from.
+      resume: `StepResult.state` of the step that the learner and the weights were restored from.
       on_step: called after each step, on the learner's thread, while the slots act.
       told: whether to stop, asked on this thread twice a second.
 
@@ -171,9 +171,9 @@ def run_host(
             lambda: host.learn(on_step),
             host.rollouts,
             host.batchers,
-            host.admission,
-            host.arrivals,
-            told,
+            host.staleness_control,
+            host.trajectories,
+            should_stop,
         )
     except BaseException:
         for some in system.slots:
@@ -221,7 +221,7 @@ class _Host:
         system: HostSystem,
         config: HostConfig,
         resume: dict[str, Any] | None,
-        clock: Timeline,
+        clock: SpanLog,
     ) -> None:
         self._system, self._config, self._clock = system, config, clock
         rollout, version = config.rollout, system.weights.version
@@ -231,15 +231,17 @@ class _Host:
                 f"The run to go on with had had {state['admission']['version']} updates, its "
                 f"weights {version}; restore both from one checkpoint."
             )
-        self.admission = Admission(
+        self.staleness_control = StalenessControl(
             _known(system),
-            tickets=rollout.tickets,
+            tickets=rollout.groups,
             group=rollout.group,
             staleness=rollout.staleness,
             steps=config.steps,
             **state["admission"],
         )
-        self.arrivals = Arrivals(rollout.tickets, rollout.group, Counts(**state["counts"]))
+        self.trajectories = TrajectoryBuffer(
+            rollout.groups, rollout.group, Counts(**state["counts"])
+        )
         self.rollouts: list[Rollout] = []
         readers = [system.weights.reader(one.place, one.join) for one in system.inference]
         self.batchers = [
@@ -251,7 +253,7 @@ class _Host:
             self.rollouts.append(self._rollout(some, first))
             first += some.count
 
-    def learn(self, on_step: Callable[[Learnt], None]) -> None:
+    def learn(self, on_step: Callable[[StepResult], None]) -> None:
         """All steps that are left."""
         ended = time.monotonic()
         for step in range(self._system.weights.version, self._config.steps):
@@ -262,27 +264,27 @@ class _Host:
 
     def _learn_step(self, tally: _Tally) -> dict[str, float]:
         system, step = self._system, tally.step
-        tickets = tally.noting(self.arrivals.step(step))
+        tickets = tally.noting(self.trajectories.step(step))
         if not self._config.stream:
             tickets = iter(sorted(tickets, key=lambda ticket: ticket.number))
         for part in system.batches(tickets):
             with self._clock.span("learner", "add"):
                 system.learner.add(part)
             alive()
-        if next(tickets, None) is not None or tally.tickets < self._config.rollout.tickets:
+        if next(tickets, None) is not None or tally.tickets < self._config.rollout.groups:
             raise RuntimeError(f"Not all tickets of step {step} were made batches of.")
         with self._clock.span("learner", "update"):
             metrics = system.learner.update()
             system.weights.publish(system.learner.params, step + 1)
         alive()
-        self.admission.advance(step + 1)
+        self.staleness_control.advance(step + 1)
         for rollout in self.rollouts:
             rollout.wake()
         return metrics
 
-    def _learnt(self, tally: _Tally, metrics: dict[str, float], seconds: float) -> Learnt:
-        counts = self.arrivals.counts()
-        return Learnt(
+    def _learnt(self, tally: _Tally, metrics: dict[str, float], seconds: float) -> StepResult:
+        counts = self.trajectories.counts()
+        return StepResult(
             step=tally.step,
             metrics=metrics,
             lags=dict(sorted(tally.lags.items())),
@@ -292,13 +294,15 @@ class _Host:
             acted=tally.acted,
             seconds=seconds,
             counts=counts,
-            waited=self.admission.waited,
+            waited=self.staleness_control.waited,
             latency=(self._system.weights.latencies or (0.0,))[-1],
             batches=tuple(batcher.statistics() for batcher in self.batchers),
-            state={"admission": self.admission.state(), "counts": asdict(counts)},
+            state={"admission": self.staleness_control.state(), "counts": asdict(counts)},
         )
 
-    def _batcher(self, number: int, actor: Actor, reader: Reader) -> Batcher[Asked, Answered]:
+    def _batcher(
+        self, number: int, actor: Actor, reader: WeightsReader
+    ) -> Batcher[Asked, Answered]:
         lane = "inference" if len(self._system.inference) == 1 else f"inference {number}"
         count = sum(some.count for some in self._system.slots)
 
@@ -323,9 +327,9 @@ class _Host:
             slots,
             self.batchers,
             self._system.inference[0].actor.prepare,
-            self.admission,
-            self.arrivals,
-            execute=config.rollout.execute,
+            self.staleness_control,
+            self.trajectories,
+            replan_steps=config.rollout.replan_steps,
             sparse=config.rollout.reward == "success",
             values=config.values,
             together=not config.each,
@@ -354,9 +358,9 @@ def _conduct(
     learn: Callable[[], None],
     rollouts: Sequence[Rollout],
     batchers: Sequence[Batcher[Asked, Answered]],
-    admission: Admission,
-    arrivals: Arrivals,
-    told: Callable[[], bool],
+    staleness_control: StalenessControl,
+    trajectories: TrajectoryBuffer,
+    should_stop: Callable[[], bool],
 ) -> None:
     """Runs all until the learner is done or somebody fails, and ends all in any case."""
     errors: list[BaseException] = []
@@ -364,8 +368,8 @@ def _conduct(
 
     def fail(error: BaseException) -> None:
         errors.append(error)
-        admission.close(errors[0])
-        arrivals.close(errors[0])
+        staleness_control.close(errors[0])
+        trajectories.close(errors[0])
         over.set()
 
     def guarded(work: Callable[[], None]) -> None:
@@ -387,7 +391,7 @@ def _conduct(
         for thread in threads:
             thread.start()
         while not over.wait(0.5):  # not forever: only between waits is a signal sure to be seen
-            if told():
+            if should_stop():
                 raise Stopped
     except BaseException as error:  # Ctrl-C
         fail(error)
@@ -397,13 +401,13 @@ def _conduct(
         fail(error)
         left = _end(rollouts, batchers, threads)
     if not errors:
-        arrivals.check(at_rest=True)
+        trajectories.check(at_rest=True)
         return
     if left:
         errors[0].add_note(f"Still computing, and left to themselves: {', '.join(left)}.")
     else:
         try:
-            arrivals.check(at_rest=True)
+            trajectories.check(at_rest=True)
         except RuntimeError as lost:
             errors[0].add_note(str(lost))
     raise errors[0]

@@ -23,14 +23,22 @@ from rl.checks import check_kept
 from rl.config import RlConfig
 from rl.environment import describe
 from rl.host import rollout
-from rl.host.actor import Actor
+from rl.host.actor import FlowActor
 from rl.host.experience import MicroBatch, micro_batches
-from rl.host.loop import HostConfig, HostSystem, Inference, Learnt, Stopped, check_state, run_host
+from rl.host.loop import (
+    HostConfig,
+    HostSystem,
+    Inference,
+    StepResult,
+    Stopped,
+    check_state,
+    run_host,
+)
 from rl.host.staleness import draw_start
 from rl.host.starts import training_seeds
 from rl.host.timeline import Summary, Timeline
 from rl.host.weights import Weights
-from rl.learner import Learner
+from rl.learner import FlowLearner
 from rl.step import abstract_learner_state, learner_state, optimizer_of
 from sim.protocol import Slots
 from sim.suite import Suite
@@ -56,7 +64,7 @@ def on_host(
 
 def most_episodes(config: RlConfig) -> int:
     """Largest number of concurrent episodes."""
-    return (config.rollout.staleness + 1) * config.rollout.tickets * config.rollout.group
+    return (config.rollout.staleness + 1) * config.rollout.groups * config.rollout.group
 
 
 @contextmanager
@@ -72,7 +80,7 @@ def traced(made: "OnHost", directory: Path) -> Iterator["OnHost"]:
 class Worker(rollout.Actor, Protocol):
     """A policy that acts in another process."""
 
-    def start(self, make: Callable[[], Actor], local: Actor) -> None:
+    def start(self, make: Callable[[], FlowActor], local: FlowActor) -> None:
         """Begins to make what answers there; `local` prepares here."""
 
     def hold(self, moving: Any, base: Any) -> Any:
@@ -116,7 +124,7 @@ class OnHost:
         check_kept(model, params, config.learner)
         abstract = abstract_learner_state(params, self._optimizer, mesh=mesh)
         self._learner_from = partial(
-            Learner,
+            FlowLearner,
             partial(flow_policy.log_prob, model, config=config.flow),
             optimizer=self._optimizer,
             objective=config.objective,
@@ -131,9 +139,9 @@ class OnHost:
         count = sum(some.count for some in slots)
         shared = policy.varied(sizes=batch_sizes(-(-count // (len(workers) or len(acting)))))
         robot = RobotPolicy.in_suite(shared, slots[0].spec)
-        self._actor = Actor(robot, config.flow)
+        self._actor = FlowActor(robot, config.flow)
         for worker in workers:
-            worker.start(partial(Actor, _bare(robot), config.flow), self._actor)
+            worker.start(partial(FlowActor, _bare(robot), config.flow), self._actor)
         self._starts = partial(
             draw_start, config.seed, tasks=tasks, seeds=training_seeds(suite, config.eval_episodes)
         )
@@ -142,7 +150,10 @@ class OnHost:
         self.timeline = Timeline()
 
     def run(
-        self, on_step: Callable[[dict[str, float]], None], told: Callable[[], bool], until: int
+        self,
+        on_step: Callable[[dict[str, float]], None],
+        should_stop: Callable[[], bool],
+        until: int,
     ) -> None:
         learner = _Learning(self._learner)
         params = jax.tree.map(jnp.copy, self._learner.state.params)
@@ -166,7 +177,7 @@ class OnHost:
         )
         summary = self.timeline.summary()
 
-        def learnt(found: Learnt) -> None:
+        def learnt(found: StepResult) -> None:
             nonlocal summary
             before, summary = summary, self.timeline.summary()
             self._record = found.state
@@ -183,7 +194,7 @@ class OnHost:
                 resume=self._record,
                 on_step=learnt,
                 timeline=self.timeline,
-                told=told,
+                should_stop=should_stop,
             )
         except Stopped:
             if not learner.whole.wait(_PATIENCE):
@@ -220,7 +231,7 @@ class OnHost:
 class _Learning:
     """`rl.host.loop.Learner` of a learner; `whole` is set while no update is under way."""
 
-    def __init__(self, learner: Learner) -> None:
+    def __init__(self, learner: FlowLearner) -> None:
         self._learner, self.whole = learner, threading.Event()
         self.whole.set()
 
@@ -282,7 +293,7 @@ def batch_sizes(count: int) -> tuple[int, ...]:
     return (*(2**k for k in range(most.bit_length()) if 2**k < most), most)
 
 
-def _metrics(found: Learnt, spent: Summary) -> dict[str, float]:
+def _metrics(found: StepResult, spent: Summary) -> dict[str, float]:
     decisions = sum(found.lags.values())
     learner = spent.kinds().get("learner")
     idle = learner.idle if learner else {}

@@ -22,9 +22,9 @@ from jaxtyping import Float
 from models.batcher import Batcher
 from models.policy import Request
 from parallel.hosts.watchdog import alive
-from rl.host.staleness import Admission, Place
-from rl.host.trajectory_buffer import Arrivals
-from rl.records import Decision, Drawn, Trajectory
+from rl.host.staleness import GroupMember, StalenessControl
+from rl.host.trajectory_buffer import TrajectoryBuffer
+from rl.records import Decision, SampledChunk, Trajectory
 from sim.acting import NotFinite
 from sim.protocol import Observation, Outcome, Slots, Spec
 
@@ -45,12 +45,12 @@ class Actor(Protocol):
 
     def answer(
         self, params: Any, requests: Sequence[Request]
-    ) -> Sequence[tuple[Float[np.ndarray, "h a"], Drawn]]:
+    ) -> Sequence[tuple[Float[np.ndarray, "h a"], SampledChunk]]:
         """Answers each request with a chunk in the robot's units, and how it was drawn (without a
         batch axis)."""
 
 
-class Timeline(Protocol):
+class SpanLog(Protocol):
     """Record of each lane's work over time; without a cause it is work."""
 
     def mark(self, lane: str, what: str | None, cause: Any = None) -> None: ...
@@ -59,7 +59,7 @@ class Timeline(Protocol):
 
 
 class Untimed:
-    """A `Timeline` that keeps nothing."""
+    """A `SpanLog` that keeps nothing."""
 
     def mark(self, lane: str, what: str | None, cause: Any = None) -> None:
         """Nothing."""
@@ -80,11 +80,11 @@ class Answered(NamedTuple):
     """The batcher's answer: a chunk in the robot's units, its draws, and the version."""
 
     actions: Float[np.ndarray, "h a"]
-    drawn: Drawn
+    drawn: SampledChunk
     version: int
 
 
-def key_of(place: Place, step: int) -> tuple[int, int]:
+def key_of(place: GroupMember, step: int) -> tuple[int, int]:
     """Words of the key of a policy's draws at a step of an episode, 32 bits each: as `Start.key`,
     but members of a group differ, and so do tickets that share a start."""
     start = place.start
@@ -114,19 +114,19 @@ class Rollout:
         slots: Slots,
         batchers: Sequence[Batcher[Asked, Answered]],
         prepare: Callable[[Observation, str, tuple[int, int]], Request],
-        admission: Admission,
-        arrivals: Arrivals,
+        staleness_control: StalenessControl,
+        trajectories: TrajectoryBuffer,
         *,
-        execute: int,
+        replan_steps: int,
         sparse: bool,
         values: bool = False,
         together: bool = False,
-        timeline: Timeline | None = None,
+        timeline: SpanLog | None = None,
         first: int = 0,
     ) -> None:
         self._slots, self._batchers, self._prepare = slots, batchers, prepare
-        self._admission, self._arrivals = admission, arrivals
-        self._execute, self._sparse, self._values = execute, sparse, values
+        self._admission, self._arrivals = staleness_control, trajectories
+        self._replan_steps, self._sparse, self._values = replan_steps, sparse, values
         self._together = together or slots.lockstep
         self._timeline, self._first = timeline or Untimed(), first
         self._free = deque(range(slots.count))
@@ -200,12 +200,12 @@ class Rollout:
     def _send(self) -> None:
         for slot, answered in self._answered:
             episode = self._acting[slot]
-            actions = np.asarray(answered.actions)[: self._execute]
-            if len(actions) < self._execute or not np.isfinite(actions).all():
+            actions = np.asarray(answered.actions)[: self._replan_steps]
+            if len(actions) < self._replan_steps or not np.isfinite(actions).all():
                 raise NotFinite(
                     f"{episode.where}: version {answered.version} of the policy drew actions of "
                     f"shape {np.shape(answered.actions)} that are not all finite or fewer than "
-                    f"execute = {self._execute}; see what it learnt from."
+                    f"replan_steps = {self._replan_steps}; see what it learnt from."
                 )
             episode.answered = answered
             self._tell(slot, "act")
@@ -323,7 +323,7 @@ class Rollout:
 class _Episode:
     """An episode under way."""
 
-    place: Place
+    place: GroupMember
     reruns: int = 0
     prompt: str = ""
     steps: int = 0

@@ -16,7 +16,7 @@ import numpy as np
 from sim.protocol import Start
 
 
-class Place(NamedTuple):
+class GroupMember(NamedTuple):
     """An episode to act: member `member` of the group that is ticket `ticket`."""
 
     ticket: int
@@ -30,7 +30,7 @@ def draw_start(seed: int, ticket: int, tasks: tuple[str, ...], seeds: range) -> 
     return Start(tasks[rng.integers(len(tasks))], seeds[rng.integers(len(seeds))])
 
 
-class Admission:
+class StalenessControl:
     """Hands out episodes in the order of their tickets, each once; from any thread.
 
     Ticket i may begin once the policy has had ⌊i / tickets⌋ - staleness updates, and ends before
@@ -70,12 +70,12 @@ class Admission:
         self._changed = threading.Lock()  # guards all that follows
         self.version = version
         self._next = version * tickets
-        self._open: list[Place] = []
+        self._open: list[GroupMember] = []
         self._since: dict[Hashable, float] = {}
         self._waited = waited
         self._error: BaseException | None = None
 
-    def take(self, who: Hashable, tasks: Collection[str] | None = None) -> Place | None:
+    def take(self, who: Hashable, tasks: Collection[str] | None = None) -> GroupMember | None:
         """The next episode that may begin, of these tasks if any are named; None if there is none
         now. `who` asks again after `advance`, and its time until then counts as waiting.
 
@@ -141,5 +141,5 @@ class Admission:
         steps = min(self.version + self._staleness + 1, self._steps)
         while self._next < steps * self._tickets:
             start = self._starts(self._next)
-            self._open += [Place(self._next, member, start) for member in range(self._group)]
+            self._open += [GroupMember(self._next, member, start) for member in range(self._group)]
             self._next += 1

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rl.host.staleness import Place
+from rl.host.staleness import GroupMember
 from rl.records import Ticket, Trajectory
 
 
@@ -28,7 +28,7 @@ class Counts:
     """Restarts of episodes because their simulator failed."""
 
 
-class Arrivals:
+class TrajectoryBuffer:
     """Gathers finished trajectories, from any thread, for the one that learns.
 
     Holds no more than `Admission` lets begin.
@@ -51,7 +51,7 @@ class Arrivals:
         self._past = 0
         self._error: BaseException | None = None
 
-    def begin(self, place: Place) -> None:
+    def begin(self, place: GroupMember) -> None:
         """An episode has begun.
 
         Raises:
@@ -63,18 +63,18 @@ class Arrivals:
             self._acting.add(self._key(place))
             self._counts.begun += 1
 
-    def rerun(self, place: Place) -> None:
+    def rerun(self, place: GroupMember) -> None:
         """Its simulator failed, and it begins again."""
         with self._changed:
             self._counts.reruns += 1
 
-    def drop(self, place: Place) -> None:
+    def drop(self, place: GroupMember) -> None:
         """An episode is given up, as the run stops."""
         with self._changed:
             self._acting.remove(self._key(place))
             self._counts.dropped += 1
 
-    def finish(self, place: Place, trajectory: Trajectory) -> None:
+    def finish(self, place: GroupMember, trajectory: Trajectory) -> None:
         """An episode has ended.
 
         Raises:
@@ -165,11 +165,11 @@ class Arrivals:
             self._counts.learnt += len(members)
             return Ticket(number, tuple(members[i] for i in range(self._group)))
 
-    def _known(self, place: Place) -> bool:
+    def _known(self, place: GroupMember) -> bool:
         held = self._held.get(place.ticket, {})
         past = place.ticket < self._past * self._tickets
         return place.member in held or place.ticket in self._learnt or past
 
     @staticmethod
-    def _key(place: Place) -> tuple[int, int]:
+    def _key(place: GroupMember) -> tuple[int, int]:
         return place.ticket, place.member

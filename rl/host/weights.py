@@ -91,17 +91,17 @@ class Weights:
         self,
         place: Callable[[Any], Any] = lambda params: params,
         join: Callable[[Any, Any], Any] = fill,
-    ) -> "Reader":
+    ) -> "WeightsReader":
         """Reader of one thread that acts; `place` puts a tree onto its device, like
         `jax.device_put` with a sharding, and `join` makes of trained leaves and the others what it
         acts with."""
-        return Reader(self, place, join)
+        return WeightsReader(self, place, join)
 
     def _moving(self, params: Params) -> Params:
         return self._copy(only(params, self._trained))
 
 
-class Reader:
+class WeightsReader:
     """Reads `Weights` on one thread; made by `Weights.reader`."""
 
     def __init__(

@@ -42,7 +42,7 @@ from rl.population.population import (
     turn_of,
     write_generations,
 )
-from rl.run import Placement, advance, go_on
+from rl.run import Placement, advance, restore
 from sim.acting import NotFinite
 
 Params = Any
@@ -50,7 +50,7 @@ Evaluate = Callable[[int, Params, Sequence[Path], Callable[[], bool]], float]
 
 
 @dataclass(frozen=True)
-class Evolved:
+class PopulationResult:
     """`best` of `generations`' last; not `finished` if a signal ended it."""
 
     generations: tuple[Generation, ...]
@@ -78,7 +78,7 @@ def evolve(
     evaluate: Evaluate,
     mend: Callable[[], None] = lambda: None,
     resume: bool = False,
-) -> Evolved:
+) -> PopulationResult:
     """Lets every member make `config.steps` steps. RUN/checkpoints holds that of the best member
     after the last whole generation, RUN/population.jsonl the generations.
 
@@ -130,7 +130,7 @@ def evolve(
         write_config(run)
         try:
             if not generations:
-                begun = evaluate(0, policy, [m.run.directory for m in members], stop.told)
+                begun = evaluate(0, policy, [m.run.directory for m in members], stop.should_stop)
                 generations.append(first_generation(config, population, begun))
                 write_generations(run.directory, generations)
             console.print(_said(generations), soft_wrap=True)
@@ -145,7 +145,9 @@ def evolve(
                     found = None
                     try:
                         member.turn(configured(config, tuned), until, stop, console, doing)
-                        found = evaluate(until, member.saved(), [member.run.directory], stop.told)
+                        found = evaluate(
+                            until, member.saved(), [member.run.directory], stop.should_stop
+                        )
                     except (Diverged, NotFinite) as error:
                         member.drop()
                         mend()
@@ -156,8 +158,8 @@ def evolve(
                 console.print(_said(generations), soft_wrap=True)
             _settle(run.directory, members, generations[-1])
         except Stopped:
-            return Evolved(tuple(generations), finished=False)
-    return Evolved(tuple(generations), finished=True)
+            return PopulationResult(tuple(generations), finished=False)
+    return PopulationResult(tuple(generations), finished=True)
 
 
 class _Member:
@@ -183,7 +185,7 @@ class _Member:
                 return
             self._place = self._stack.enter_context(self._build(config, self.run.directory))
             if self._done:
-                go_on(self._place, folder / str(self._done), console)
+                restore(self._place, folder / str(self._done), console)
             self._config = config
         run = Run(self.run.directory, {**self.run.config, "rl": to_json(config)}, self.run.assets)
         write_config(run)
@@ -198,7 +200,7 @@ class _Member:
             doing=doing,
         )
         self._done = made.step
-        if stop.told() or not made.finished:
+        if stop.should_stop() or not made.finished:
             raise Stopped
 
     def saved(self) -> Params:

@@ -16,14 +16,14 @@ import jax
 from models.layers.functional import fill
 from models.policy import Request
 from rl.host import rollout
-from rl.remote.cluster import STARTING, Lost, Worker, load_ray
+from rl.remote.cluster import STARTING, Lost, RayWorker, load_ray
 from sim.protocol import Observation
 
 ATTEMPTS = 4
 """Attempts of the same request to a worker before the run ends."""
 
 
-class Actor(rollout.Actor, Protocol):
+class WarmActor(rollout.Actor, Protocol):
     """One that can get ready before it is asked."""
 
     def warm(self, params: Any) -> None:
@@ -50,7 +50,7 @@ class Answerer:
         self._params: Any = None
         self._held = ("", "")
 
-    def start(self, make: Callable[[], Actor]) -> tuple[str, int]:
+    def start(self, make: Callable[[], WarmActor]) -> tuple[str, int]:
         """Builds what answers; where it is."""
         self._actor = make()
         return socket.gethostname(), os.getpid()
@@ -94,9 +94,9 @@ class RemoteActor:
     ) -> None:
         self.restarts = 0
         self._name, self._patience = name, patience
-        self._worker = Worker(name, Answerer, cpus=cpus, gpus=gpus)
+        self._worker = RayWorker(name, Answerer, cpus=cpus, gpus=gpus)
 
-    def start(self, make: Callable[[], Actor], local: rollout.Actor) -> None:
+    def start(self, make: Callable[[], WarmActor], local: rollout.Actor) -> None:
         """Args:
         make: what answers there, called there.
         local: what prepares here; its sizes are the other's too.
@@ -123,7 +123,7 @@ class RemoteActor:
 
         Raises:
           ValueError: there is no worker in time.
-          BaseException: what was raised there, see `Worker.result`.
+          BaseException: what was raised there, see `RayWorker.result`.
         """
         stored = Stored(base, moving)
         if self._up:

@@ -62,7 +62,7 @@ def cluster(address: str | None, cpus: float) -> Iterator[None]:
         ray.shutdown()
 
 
-class Worker:
+class RayWorker:
     """An object of class `kind` in a process of its own, on whichever host has room for it.
 
     Where its process or host ends, Ray makes a new one. Each must be told `start` before anything

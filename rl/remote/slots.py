@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from rl.remote.cluster import STARTING, Lost, Worker
+from rl.remote.cluster import STARTING, Lost, RayWorker
 from sim.protocol import Outcome, Slots, Spec, Start, failed
 
 _AT_A_TIME = 4
@@ -45,7 +45,7 @@ class Opened(NamedTuple):
     process: int
 
 
-class Simulator:
+class SlotsWorker:
     """The end on the other host."""
 
     def __init__(self) -> None:
@@ -141,7 +141,7 @@ class RemoteSlots:
         patience: float = 300.0,
     ) -> None:
         self.restarts = 0
-        self._worker = Worker(name, Simulator, cpus=cpus, gpus=gpus, threads=_AT_A_TIME)
+        self._worker = RayWorker(name, SlotsWorker, cpus=cpus, gpus=gpus, threads=_AT_A_TIME)
         self._name, self._open, self._patience = name, open_slots, patience
         self._woken, self._news = threading.Event(), threading.Event()
         self._busy: dict[int, float] = {}  # slots that were told something: until when they have
@@ -183,7 +183,7 @@ class RemoteSlots:
 
         Raises:
           ValueError: the worker is gone and cannot be replaced in time.
-          BaseException: what the slots raised there, see `Worker.result`.
+          BaseException: what the slots raised there, see `RayWorker.result`.
         """
         until = math.inf if timeout is None else time.monotonic() + timeout
         while True:

@@ -66,17 +66,17 @@ class Workload:
     wake: float = 0.0
     """Seconds until a waiting thread goes on: that of the slots once a batch is drawn, the policy's
     once a batch is due."""
-    execute: int = 4
+    replan_steps: int = 4
     chunks: Latency = field(default_factory=lambda: Constant(16))
     """Chunks of an episode, rounded up, at least 1: a distribution of counts, not of seconds."""
     inference_devices: int = 1
     learner_devices: int = 1
 
     def __post_init__(self) -> None:
-        counts = (self.slots, self.tickets, self.group, self.micro, self.execute)
+        counts = (self.slots, self.tickets, self.group, self.micro, self.replan_steps)
         if min(*counts, self.inference_devices, self.learner_devices) < 1:
             raise ValueError(
-                f"slots, tickets, group, micro, execute and devices are {counts}, "
+                f"slots, tickets, group, micro, replan_steps and devices are {counts}, "
                 f"{self.inference_devices} and {self.learner_devices}: expected at least 1 of each."
             )
         own = self.deadline, self.prepare, self.tell, self.wake
@@ -261,7 +261,7 @@ class _Run:
             self._after(self.work.deadline, self._infer)
 
     def _acted(self, slot: int) -> None:
-        self.steps += self.work.execute
+        self.steps += self.work.replan_steps
         episode = self._running[slot]
         if episode.chunks:
             self._report(slot)

@@ -111,7 +111,7 @@ class Latencies:
     reset: Latency
 
 
-class Timed(NamedTuple):
+class MeasuredLatency(NamedTuple):
     """Result of `measure`."""
 
     chunk: Measured
@@ -119,8 +119,8 @@ class Timed(NamedTuple):
 
 
 def measure(
-    slots: Slots, starts: Sequence[Start], *, execute: int, each: int = 10, seed: int = 0
-) -> Timed:
+    slots: Slots, starts: Sequence[Start], *, replan_steps: int, each: int = 10, seed: int = 0
+) -> MeasuredLatency:
     """Times a suite's first slot, so that nothing has to share the machine with it.
 
     Actions are at random, standard normal times 0.3. A chunk that an episode's end cut short is
@@ -151,7 +151,7 @@ def measure(
         return answered(since)[1]
 
     def act() -> tuple[Outcome, float]:
-        actions = np.clip(0.3 * rng.standard_normal((execute, dims)), -1, 1).astype(np.float32)
+        actions = np.clip(0.3 * rng.standard_normal((replan_steps, dims)), -1, 1).astype(np.float32)
         since = time.perf_counter()
         slots.send(0, actions)
         return answered(since)
@@ -160,7 +160,7 @@ def measure(
         reset = begin(start)
         for _ in range(each):
             outcome, seconds = act()
-            if len(outcome.reward) == execute:
+            if len(outcome.reward) == replan_steps:
                 chunks.append(seconds)
             if outcome.ended:
                 break
@@ -171,10 +171,10 @@ def measure(
     resets = [episode(start) for start in starts]
     if not chunks:
         raise ValueError(
-            f"{slots.spec.name} ended every episode within its first {execute} steps; choose a "
-            "smaller `execute`."
+            f"{slots.spec.name} ended every episode within its first {replan_steps} steps; "
+            "choose a smaller `replan_steps`."
         )
-    return Timed(Measured(tuple(chunks)), Measured(tuple(resets)))
+    return MeasuredLatency(Measured(tuple(chunks)), Measured(tuple(resets)))
 
 
 def write(path: Path, chunk: Measured, reset: Measured, about: dict[str, Any]) -> None:

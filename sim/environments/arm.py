@@ -19,8 +19,8 @@ from sim.environments import arm_control, arm_physics
 from sim.environments.arm_model import BLOCK, FINGER, HAND, HOME, SHAPES, STEP
 from sim.environments.arm_physics import CONTROLS, ArmPhysics, Control, action_names, action_range
 from sim.environments.arm_tasks import TASKS, in_columns, translated
-from sim.environments.grouped import Grouped, episode_key, in_groups
-from sim.rendering.raycast import Camera, Frames, Geom, Look, pictures, views
+from sim.environments.grouped import GroupedEnv, episode_key, in_groups
+from sim.rendering.raycast import Camera, Geom, Look, Poses, pictures, views
 
 FRONT = Camera(position=(0.98, 0.0, 0.60), target=(0.43, 0.0, 0.11), fovy=44.0)
 WRIST = Camera(
@@ -55,7 +55,7 @@ class ArmState(NamedTuple):
     physics: ArmPhysics
 
 
-class Arm(Grouped):
+class Arm(GroupedEnv):
     """`sim.protocol.Environment` for `task` "reach" or "lift".
 
     Actions are what `sim.environments.arm_physics.commanded` takes. A scene is the poses [*b, 16,
@@ -85,7 +85,7 @@ class Arm(Grouped):
         task: str = "lift",
         image_size: int = 64,
         yaw: float = math.pi / 4,
-        lanes: int = 128,
+        group_size: int = 128,
         control: Control = "pose",
         shadows: bool = False,
     ) -> None:
@@ -101,7 +101,7 @@ class Arm(Grouped):
         self.control: Control = control
         self.image_size = image_size
         self.yaw = yaw
-        self.lanes = lanes
+        self.group_size = group_size
         self.shadows = shadows
         self.action_names = action_names(control)
         self.action_range = action_range(control)
@@ -114,7 +114,7 @@ class Arm(Grouped):
 
     def expert(self, state: ArmState) -> Float[Array, "n a"]:
         """The next action of the task's scripted expert, in terms of the control."""
-        return in_groups(self._act, self.lanes, state)
+        return in_groups(self._act, self.group_size, state)
 
     def render(self, scene: Float[Array, "*b 16 7"], size: int) -> UInt8[np.ndarray, "*b h w 3"]:
         """Pictures for people, of all of the arm, of scenes with any leading axes."""
@@ -123,15 +123,15 @@ class Arm(Grouped):
         images = _pictures(flat, (AUDIENCE,), size, samples=3, shadows=True)
         return np.asarray(images).reshape(*scene.shape[:-2], size, size, 3)
 
-    def moved(self, now: ArmPhysics, actions: Float[Array, "n a"]) -> ArmPhysics:
+    def pure_physics_step(self, now: ArmPhysics, actions: Float[Array, "n a"]) -> ArmPhysics:
         """A control step, to trace."""
         return jax.vmap(arm_physics.moved)(now, self._commanded(now.setpoint, actions))
 
-    def move(self, now: ArmPhysics, actions: Float[Array, "n a"]) -> ArmPhysics:
-        """`moved`, compiled."""
+    def physics_step(self, now: ArmPhysics, actions: Float[Array, "n a"]) -> ArmPhysics:
+        """`pure_physics_step`, compiled."""
         return arm_physics.compiled_move()(now, self._command(now.setpoint, actions))
 
-    def fresh(self, seed: UInt32[Array, ""], episode: Int[Array, ""]) -> ArmState:
+    def init_episode(self, seed: UInt32[Array, ""], episode: Int[Array, ""]) -> ArmState:
         """Initial state of one episode, to trace."""
         key = episode_key(seed, episode)
         draws = jax.random.uniform(key, (18,))
@@ -150,12 +150,12 @@ class Arm(Grouped):
         """Goals achieved, to trace."""
         return jax.vmap(self.task.achieved)(state.physics)
 
-    def felt(self, now: ArmPhysics) -> Float[Array, "n 15"]:
+    def pure_proprioception(self, now: ArmPhysics) -> Float[Array, "n 15"]:
         """`state_names`: joints (radians), fingers (metres from the middle), tip (metres, and
         rotation vector from pointing straight down); to trace."""
         return _felt(now)
 
-    def shown(self, state: ArmState) -> Float[Array, "n 16 7"]:
+    def pure_scene(self, state: ArmState) -> Float[Array, "n 16 7"]:
         """Poses of the geoms for rendering, to trace."""
         return _placed(state.physics.position)
 
@@ -208,6 +208,6 @@ def _pictures(
     samples: int,
     shadows: bool,
 ) -> UInt8[Array, "n c size size 3"]:
-    bodies = Frames.of(scenes)
-    everything = bodies.join(Frames.of(jnp.array(((0.0, 0, 0, 1, 0, 0, 0),))))
+    bodies = Poses.of(scenes)
+    everything = bodies.join(Poses.of(jnp.array(((0.0, 0, 0, 1, 0, 0, 0),))))
     return pictures(_GEOMS, everything, views(cameras, bodies), _LOOK, size, samples, shadows)

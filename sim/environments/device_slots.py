@@ -49,12 +49,13 @@ def spec_of(env: Environment, picture: tuple[int, int], expert: bool = False) ->
     )
 
 
-class Lanes:
+class DeviceSlots:
     """`sim.protocol.Slots`; a poll does all the work and never times out.
 
     Args:
       env: where to act; its task has the environment's name.
-      count: episodes at a time. An environment may advance only whole groups of its own `lanes`.
+      count: episodes at a time. An environment may advance only whole groups of its own
+        `group_size`.
       expert: what demonstrates.
     """
 

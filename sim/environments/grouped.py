@@ -74,20 +74,20 @@ def restarted(over: Bool[Array, " n"], fresh: State, after: State) -> State:
     return jax.tree.map(chosen, fresh, after)
 
 
-class Grouped(ABC):
+class GroupedEnv(ABC):
     """`sim.protocol.Environment` of what physics, goals and pictures are. A state has `seed`,
     `episode` (how many this lane has finished; the next one's start derives from it), `step`,
     `goal` and `physics`, each [N].
 
     `pure_reset`, `pure_step`, `pure_observe` and `pure_pictures` are functions to trace, inside a
     larger jitted program too. The protocol's methods check what they are given and run them: on an
-    accelerator as one program for all environments and steps, on CPUs in groups of `lanes` on
+    accelerator as one program for all environments and steps, on CPUs in groups of `group_size` on
     threads and step by step, where a loop around one compiled step costs nothing and does for
     chunks of any length.
     """
 
     name: str
-    lanes: int
+    group_size: int
     """Number of environments that one compiled step advances on CPUs."""
     action_names: tuple[str, ...]
     max_steps: int
@@ -99,27 +99,27 @@ class Grouped(ABC):
         self._see = jax.jit(self.pure_pictures)
 
     @abstractmethod
-    def fresh(self, seed: UInt32[Array, ""], episode: Int[Array, ""]) -> State:
+    def init_episode(self, seed: UInt32[Array, ""], episode: Int[Array, ""]) -> State:
         """Initial state of one episode, to trace."""
 
     @abstractmethod
-    def moved(self, now: Moved, actions: Float[Array, "n a"]) -> Moved:
+    def pure_physics_step(self, now: Moved, actions: Float[Array, "n a"]) -> Moved:
         """A control step, to trace."""
 
     @abstractmethod
-    def move(self, now: Moved, actions: Float[Array, "n a"]) -> Moved:
-        """`moved`, compiled."""
+    def physics_step(self, now: Moved, actions: Float[Array, "n a"]) -> Moved:
+        """`pure_physics_step`, compiled."""
 
     @abstractmethod
     def achieved(self, state: State) -> Bool[Array, "n g"]:
         """Goals achieved, to trace."""
 
     @abstractmethod
-    def felt(self, now: Moved) -> Float[Array, "n s"]:
+    def pure_proprioception(self, now: Moved) -> Float[Array, "n s"]:
         """Proprioception, to trace."""
 
     @abstractmethod
-    def shown(self, state: State) -> Scene:
+    def pure_scene(self, state: State) -> Scene:
         """Scene for rendering the state, to trace."""
 
     @abstractmethod
@@ -128,15 +128,19 @@ class Grouped(ABC):
 
     def pure_reset(self, seeds: UInt32[Array, " n"]) -> State:
         """`reset`, to trace."""
-        return jax.vmap(self.fresh)(seeds, jnp.zeros(len(seeds), jnp.int32))
+        return jax.vmap(self.init_episode)(seeds, jnp.zeros(len(seeds), jnp.int32))
 
     def pure_observe(self, state: State) -> Observation:
         """`observe`, to trace."""
-        return Observation(self.pure_pictures(self.shown(state)), self.felt(state.physics))
+        return Observation(
+            self.pure_pictures(self.pure_scene(state)), self.pure_proprioception(state.physics)
+        )
 
     def pure_step(self, state: State, actions: Float[Array, "n t a"]) -> tuple[State, Transition]:
         """`step_chunk`, to trace: a scan over the chunk."""
-        return scanned(lambda s, a: self._judged(s, self.moved(s.physics, a)), state, actions)
+        return scanned(
+            lambda s, a: self._judged(s, self.pure_physics_step(s.physics, a)), state, actions
+        )
 
     def reset(self, seeds: Int[np.ndarray, " n"] | Sequence[int]) -> State:
         """Fresh episodes; the same seed gives the same episode.
@@ -150,7 +154,7 @@ class Grouped(ABC):
                 f"{self.name}: seeds must lie in 0 … 2**32 - 1, "
                 f"got {seeds.min()} … {seeds.max()}; choose smaller ones."
             )
-        return in_groups(self._reset, self.lanes, seeds.astype(np.uint32))
+        return in_groups(self._reset, self.group_size, seeds.astype(np.uint32))
 
     def goal(self, state: State) -> Int[Array, " n"]:
         """Index into `goals` of each running episode."""
@@ -158,16 +162,16 @@ class Grouped(ABC):
 
     def scene(self, state: State) -> Scene:
         """Scene for rendering the state."""
-        return in_groups(self.shown, self.lanes, state)
+        return in_groups(self.pure_scene, self.group_size, state)
 
     def observe(self, state: State) -> Observation:
         """Pictures [N, cameras, image_size, image_size, 3] and proprioception [N, S]."""
-        felt = in_groups(self.felt, self.lanes, state.physics)
+        felt = in_groups(self.pure_proprioception, self.group_size, state.physics)
         return Observation(self.pictures(self.scene(state)), jnp.asarray(felt))
 
     def pictures(self, scene: Scene) -> UInt8[Array, "n c h w 3"]:
         """Camera images of each scene, as in `observe`."""
-        return jnp.asarray(in_groups(self._see, self.lanes, scene))
+        return jnp.asarray(in_groups(self._see, self.group_size, scene))
 
     def step_chunk(self, state: State, actions: Float[Array, "n t a"]) -> tuple[State, Transition]:
         """Acts T steps; an episode that ends restarts from a fresh random state.
@@ -188,7 +192,7 @@ class Grouped(ABC):
                 f"the chunk is {chunk[i, t, a]}, expected a finite number."
             )
         function = self._loop if jax.default_backend() == "cpu" else self._step
-        return in_groups(function, self.lanes, state, chunk)
+        return in_groups(function, self.group_size, state, chunk)
 
     def _loop(
         self, state: State, actions: Float[np.ndarray, "lanes t a"]
@@ -196,7 +200,7 @@ class Grouped(ABC):
         """`pure_step`, a compiled step at a time."""
         steps = []
         for action in actions.swapaxes(0, 1):
-            state, transition = self._finish(state, self.move(state.physics, action))
+            state, transition = self._finish(state, self.physics_step(state.physics, action))
             steps.append(transition)
         return state, jax.tree.map(lambda *parts: np.stack(parts, 1), *steps)
 
@@ -206,12 +210,12 @@ class Grouped(ABC):
         achieved = self.achieved(after)
         terminated = jnp.take_along_axis(achieved, before.goal[:, None], 1)[:, 0]
         truncated = ~terminated & (after.step >= self.max_steps)
-        fresh = jax.vmap(self.fresh)(before.seed, before.episode + 1)
+        fresh = jax.vmap(self.init_episode)(before.seed, before.episode + 1)
         return restarted(terminated | truncated, fresh, after), Transition(
             reward=terminated.astype(jnp.float32),
             terminated=terminated,
             truncated=truncated,
             achieved=achieved,
-            state=self.felt(moved),
-            scene=self.shown(after),
+            state=self.pure_proprioception(moved),
+            scene=self.pure_scene(after),
         )

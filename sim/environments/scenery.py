@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int, UInt8, UInt32
 
 from sim.environments.bodies import Bodies
 from sim.environments.grouped import episode_key
-from sim.rendering.raycast import Camera, Frames, Geom, Look, Views, look_at, pictures
+from sim.rendering.raycast import Camera, Geom, Look, Poses, Views, look_at, pictures
 
 FRONT = Camera((0.0, -0.42, 0.62), (0.0, 0.06, 0.02), 32.0)
 WRIST = Camera((0.0, -0.09, 0.02), (0.0, 0.01, -0.06), 60.0, on=0)
@@ -83,7 +83,7 @@ def draw(
 ) -> UInt8[Array, "n c size size 3"]:
     """Pictures of N scenes from the named cameras, samples² rays a pixel; to trace."""
     geoms = (*(Geom("box", tuple(size)) for size in bodies.sizes.tolist()), Geom("plane", (0, 0)))
-    frames = Frames.of(scene.poses).join(Frames.of(np.array([(0, 0, 0, 1.0, 0, 0, 0)])))
+    frames = Poses.of(scene.poses).join(Poses.of(np.array([(0, 0, 0, 1.0, 0, 0, 0)])))
     keys = jax.vmap(episode_key)(scene.seed, scene.episode)
     seen = jax.vmap(lambda key, palm: _views(key, palm, cameras, random.camera))(
         keys, scene.poses[:, 0, :3]

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt8, UInt32
 
 from sim.environments import physics
 from sim.environments.bodies import SUBSTEPS, TIMESTEP
-from sim.environments.grouped import Grouped, episode_key
+from sim.environments.grouped import GroupedEnv, episode_key
 from sim.environments.physics import Implementation, Physics
 from sim.environments.scenery import CAMERAS, Randomisation, Scene, draw
 from sim.environments.tasks import TASKS
@@ -36,7 +36,7 @@ class TabletopState(NamedTuple):
     """Initial places of the blocks, or x of the drawers and how far out they were."""
 
 
-class Tabletop(Grouped):
+class Tabletop(GroupedEnv):
     """`sim.protocol.Environment` for `task` "reach", "lift", "push", "stack" or "drawer".
 
     Actions are absolute: where the tip should be (x to the right, y away from the camera, z up,
@@ -69,7 +69,7 @@ class Tabletop(Grouped):
         cameras: tuple[str, ...] = ("observation.images.front",),
         random: Randomisation = _USUAL,
         yaw: float = math.pi / 4,
-        lanes: int = 128,
+        group_size: int = 128,
         impl: Literal["auto", "jax", "warp"] = "auto",
     ) -> None:
         if task not in TASKS:
@@ -83,7 +83,7 @@ class Tabletop(Grouped):
         self.cameras = cameras
         self.random = random
         self.yaw = yaw
-        self.lanes = lanes
+        self.group_size = group_size
         self.impl: Implementation = physics.implementation(impl)
         self.bodies = replace(self.task.bodies, distractors=random.distractors)
         self.goals = self.task.goals
@@ -98,15 +98,15 @@ class Tabletop(Grouped):
         flat = jax.tree.map(lambda x: jnp.asarray(x).reshape(-1, *x.shape[len(lead) :]), scene)
         return np.asarray(self._show(flat, size=size)).reshape(*lead, size, size, 3)
 
-    def moved(self, now: Physics, actions: Float[Array, "n 4"]) -> Physics:
+    def pure_physics_step(self, now: Physics, actions: Float[Array, "n 4"]) -> Physics:
         """A control step, to trace."""
         return physics.step(self.bodies, self.impl)(now, actions)
 
-    def move(self, now: Physics, actions: Float[Array, "n 4"]) -> Physics:
-        """`moved`, compiled."""
+    def physics_step(self, now: Physics, actions: Float[Array, "n 4"]) -> Physics:
+        """`pure_physics_step`, compiled."""
         return physics.compiled_step(self.bodies, self.impl)(now, actions)
 
-    def fresh(self, seed: UInt32[Array, ""], episode: Int[Array, ""]) -> TabletopState:
+    def init_episode(self, seed: UInt32[Array, ""], episode: Int[Array, ""]) -> TabletopState:
         """Initial state of one episode, to trace."""
         key = episode_key(seed, episode)
         draws = jax.random.uniform(key, (14,))
@@ -129,12 +129,12 @@ class Tabletop(Grouped):
         """Goals achieved, to trace."""
         return jax.vmap(self.task.achieved)(state.physics, state.start)
 
-    def felt(self, now: Physics) -> Float[Array, "n 4"]:
+    def pure_proprioception(self, now: Physics) -> Float[Array, "n 4"]:
         """`state_names`, metres, to trace."""
         z, fingers = now.setpoint[:, 2], now.position[:, 3:5]
         return jnp.stack((z, z - now.position[:, 2], *fingers.T), -1)
 
-    def shown(self, state: TabletopState) -> Scene:
+    def pure_scene(self, state: TabletopState) -> Scene:
         """Scene for rendering the state, to trace."""
         poses = self.bodies.poses(state.physics.position, state.start)
         return Scene(poses, state.seed, state.episode)

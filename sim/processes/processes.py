@@ -23,7 +23,7 @@ import numpy as np
 from jaxtyping import Float
 
 from sim.processes import child
-from sim.processes.worker import Worker
+from sim.processes.worker import SimulatorProcess
 from sim.protocol import Observation, Outcome, Spec, Start, failed
 
 _STARTING = 300.0
@@ -181,7 +181,7 @@ class Processes:
         if not slot.running:
             raise ValueError(f"Slot {i} has no episode that runs; begin one first.")
         if slot.process is None:
-            self._fail(i, slot.fate)
+            self._fail(i, slot.ending)
         else:
             self._request(i, request)
 
@@ -223,7 +223,7 @@ class Processes:
                 self._end(i, f"hung: no answer for {waited:g} s", grace=1.0)
         return woken
 
-    def _read(self, i: int, process: Worker) -> None:
+    def _read(self, i: int, process: SimulatorProcess) -> None:
         """Takes what a simulator wrote, all of which shows that it is not hung."""
         slot = self._slots[i]
         try:
@@ -247,7 +247,7 @@ class Processes:
 
     def _start(self, i: int) -> None:
         try:
-            self._slots[i].process = process = Worker(self._command, _STARTING)
+            self._slots[i].process = process = SimulatorProcess(self._command, _STARTING)
         except OSError as error:
             raise ValueError(self._unstarted(f"cannot be run: {error}")) from error
         self._selector.register(process.replies, selectors.EVENT_READ, i)
@@ -268,12 +268,12 @@ class Processes:
         self._selector.unregister(process.replies)
         with suppress(KeyError):
             self._selector.unregister(process.requests)
-        slot.fate = process.end(what, grace)
+        slot.ending = process.end(what, grace)
         if process.starting:
             slot.busy = slot.running = False
-            raise ValueError(self._unstarted(slot.fate))
+            raise ValueError(self._unstarted(slot.ending))
         if slot.busy:
-            self._fail(i, slot.fate)
+            self._fail(i, slot.ending)
 
     def _fail(self, i: int, what: str) -> None:
         slot = self._slots[i]
@@ -284,13 +284,13 @@ class Processes:
 
 @dataclass
 class _Slot:
-    process: Worker | None = None
+    process: SimulatorProcess | None = None
     busy: bool = False
     """Was told something and has not answered."""
     running: bool = False
     """Has an episode that has not ended."""
     goal: int = 0
-    fate: str = ""
+    ending: str = ""
     """Exit of its last process, in words."""
 
     @property
@@ -305,7 +305,7 @@ def _close(
     for process in processes:
         process.kill()
     for process in processes:
-        process.bury()
+        process.close()
     slots.clear()
     selector.close()
     for end in ends:

@@ -21,7 +21,7 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "LP_NUM_THRE
 """One thread for numpy and Mesa (0: the caller's alone), as simulators share the cores."""
 
 
-class Worker:
+class SimulatorProcess:
     """A simulator's process, what it has yet to read and what it wrote so far.
 
     Attributes:
@@ -101,7 +101,7 @@ class Worker:
         code = self._child.wait()
         size = os.fstat(self._log.fileno()).st_size
         tail = os.pread(self._log.fileno(), 4000, max(0, size - 4000)).decode(errors="replace")
-        self.bury()
+        self.close()
         if ended:
             died = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
             what = f"{what} ({died})"
@@ -113,7 +113,7 @@ class Worker:
         with suppress(ProcessLookupError):
             os.killpg(self._child.pid, signal.SIGKILL)
 
-    def bury(self) -> None:
+    def close(self) -> None:
         """Takes its exit code and closes all pipes to it."""
         self._child.wait()
         self.requests.close()

@@ -15,19 +15,19 @@ einsum = partial(jnp.einsum, precision="highest")
 """Matrix products of poses, which GPUs would round to 10 bits."""
 
 
-class Frames(NamedTuple):
+class Poses(NamedTuple):
     """Poses of things: origins, metres, and matrices whose columns are their axes."""
 
     position: Float[Array | np.ndarray, "*n g 3"]
     rotation: Float[Array | np.ndarray, "*n g 3 3"]
 
     @classmethod
-    def of(cls, poses: Float[Array | np.ndarray, "*n g 7"]) -> "Frames":
+    def of(cls, poses: Float[Array | np.ndarray, "*n g 7"]) -> "Poses":
         """Frames from positions and quaternions (w, x, y, z) of any length but 0."""
         poses = jnp.asarray(poses)
         return cls(poses[..., :3], _rotation(poses[..., 3:]))
 
-    def join(self, other: "Frames") -> "Frames":
+    def join(self, other: "Poses") -> "Poses":
         """These and then others, of as many environments or, where one has no n, of all."""
         n = np.broadcast_shapes(self.position.shape[:-2], other.position.shape[:-2])
 
@@ -35,15 +35,13 @@ class Frames(NamedTuple):
             whole = [jnp.broadcast_to(x, (*n, *x.shape[-rank:])) for x in parts]
             return jnp.concatenate(whole, -rank)
 
-        return Frames(
-            both(2, self.position, other.position), both(3, self.rotation, other.rotation)
-        )
+        return Poses(both(2, self.position, other.position), both(3, self.rotation, other.rotation))
 
 
 class Views(NamedTuple):
     """Cameras: they look along their -z, x is right and y is up; `fovy` in degrees."""
 
-    frames: Frames
+    frames: Poses
     fovy: Float[Array | np.ndarray, "*n c"]
 
 
@@ -76,16 +74,16 @@ def look_at(
     position: Float[Array | np.ndarray, "*#n 3"],
     target: Float[Array | np.ndarray, "*#n 3"],
     up: tuple[float, float, float] = (0.0, 0.0, 1.0),
-) -> Frames:
+) -> Poses:
     """Frames of cameras at positions that look at targets, neither of which lies along `up`."""
     position = jnp.asarray(position, jnp.float32)
     back = unit(position - jnp.asarray(target, jnp.float32))
     right = unit(jnp.cross(jnp.asarray(up, jnp.float32), back))
     axes = jnp.stack((right, jnp.cross(back, right), back), -1)
-    return Frames(jnp.broadcast_to(position, back.shape), axes)
+    return Poses(jnp.broadcast_to(position, back.shape), axes)
 
 
-def views(cameras: Sequence[Camera], bodies: Frames | None = None) -> Views:
+def views(cameras: Sequence[Camera], bodies: Poses | None = None) -> Views:
     """Poses of the cameras, [c] if none is on a body, else [*n c] with the bodies' [*n b].
 
     Raises:
@@ -103,11 +101,11 @@ def views(cameras: Sequence[Camera], bodies: Frames | None = None) -> Views:
                 )
             turn = bodies.rotation[..., camera.on, :, :]
             place = bodies.position[..., camera.on, :]
-            frame = Frames(
+            frame = Poses(
                 place + einsum("...ij,j->...i", turn, frame.position),
                 einsum("...ij,jk->...ik", turn, frame.rotation),
             )
-        parts.append(Frames(frame.position[..., None, :], frame.rotation[..., None, :, :]))
+        parts.append(Poses(frame.position[..., None, :], frame.rotation[..., None, :, :]))
     frames = parts[0]
     for part in parts[1:]:
         frames = frames.join(part)

@@ -33,14 +33,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Int16, UInt8
 
-from sim.rendering.cameras import Camera, Frames, Views, einsum, look_at, unit, views
+from sim.rendering.cameras import Camera, Poses, Views, einsum, look_at, unit, views
 from sim.rendering.solids import Geom, Rays, enter, geoms_of, normal
 
 __all__ = [
     "Camera",
-    "Frames",
     "Geom",
     "Look",
+    "Poses",
     "Views",
     "depths",
     "geoms_of",
@@ -69,7 +69,7 @@ class Look(NamedTuple):
 
 def pictures(
     geoms: Sequence[Geom],
-    frames: Frames,
+    frames: Poses,
     views: Views,
     look: Look,
     size: int | tuple[int, int],
@@ -96,7 +96,7 @@ def pictures(
 
 
 def segmentation(
-    geoms: Sequence[Geom], frames: Frames, views: Views, size: int | tuple[int, int]
+    geoms: Sequence[Geom], frames: Poses, views: Views, size: int | tuple[int, int]
 ) -> Int16[Array, "n c h w"]:
     """Index of the geom that the ray through each pixel's middle meets first, -1 if none."""
     owners = [number for number, geom in enumerate(geoms) for _ in range(geom.faces)]
@@ -107,7 +107,7 @@ def segmentation(
 
 
 def depths(
-    geoms: Sequence[Geom], frames: Frames, views: Views, size: int | tuple[int, int]
+    geoms: Sequence[Geom], frames: Poses, views: Views, size: int | tuple[int, int]
 ) -> Float[Array, "n c h w"]:
     """Metres along the camera's axis to what the ray through each pixel's middle meets first,
     infinite if nothing; good to 1e-5 of themselves with fewer than 64 faces, to twice that with
@@ -168,7 +168,7 @@ class _Paint(NamedTuple):
     """Direction to the light in each geom's frame."""
 
 
-def _scene(faces: _Faces, aspect: float, frames: Frames, camera: Frames, fovy: Any) -> _Scene:
+def _scene(faces: _Faces, aspect: float, frames: Poses, camera: Poses, fovy: Any) -> _Scene:
     scale = np.array([geom.scale for geom in faces.geoms], np.float32)
     slope = jnp.tan(jnp.radians(fovy) / 2)
     lens = camera.rotation * jnp.stack((aspect * slope, slope, -jnp.ones_like(slope)))
@@ -177,7 +177,7 @@ def _scene(faces: _Faces, aspect: float, frames: Frames, camera: Frames, fovy: A
     return _Scene(start / scale, turn / scale[:, :, None])
 
 
-def _paint(faces: _Faces, frames: Frames, look: Look) -> _Paint:
+def _paint(faces: _Faces, frames: Poses, look: Look) -> _Paint:
     sun = einsum("gji,j->gi", frames.rotation, unit(look.light))
     squarely: list[Any] = []
     for geom, (x, y, z) in zip(faces.geoms, sun, strict=True):
@@ -244,7 +244,7 @@ def _shaded(
 
 
 def _arranged(
-    faces: _Faces, size: int | tuple[int, int], frames: Frames, views: Views, look: Look
+    faces: _Faces, size: int | tuple[int, int], frames: Poses, views: Views, look: Look
 ) -> tuple[_Scene, _Paint, int]:
     """Scenes and paints of each camera of each environment, all cameras of the first before those
     of the next, and the number of cameras of an environment."""
@@ -271,7 +271,7 @@ def _arranged(
 
 
 def _keys(
-    faces: _Faces, size: int | tuple[int, int], frames: Frames, views: Views
+    faces: _Faces, size: int | tuple[int, int], frames: Poses, views: Views
 ) -> Int[Array, "n c h w"]:
     """The key of what is seen through each pixel's middle."""
     look = Look(np.zeros((len(faces.geoms), 3), np.float32))

@@ -12,7 +12,7 @@ from models.checkpoints import digests
 from models.config import to_json
 from models.files.bounds import check_name
 from models.inputs.processor import Embodiment, Normalizer
-from models.load import look
+from models.load import inspect_checkpoint
 from parallel.checkpoint import CheckpointWriter
 from tests.helpers.models.tiny_policy import ARM, CONFIG, PROCESSOR, tiny_policy
 
@@ -130,7 +130,7 @@ def test_sealed_nonsense_is_refused_by_its_checkpoint_and_field(saved, tmp_path,
     name, _, inner = where.partition(".")
     path = sealed(saved, tmp_path, name, lambda content: put(content, inner, value))
     with pytest.raises(ValueError, match=why) as refused:
-        look(path)
+        inspect_checkpoint(path)
     assert str(path) in str(refused.value)
     assert len(str(refused.value)) < 2000
 
@@ -145,7 +145,7 @@ def test_a_file_of_another_kind_is_refused_by_its_checkpoint(saved, tmp_path, na
     file.write_text(content)
     digests.write_digests(path, digests.digest_files(path, digests.names(path)))
     with pytest.raises(ValueError, match=str(path)):
-        look(path)
+        inspect_checkpoint(path)
 
 
 def test_a_policy_of_the_unchanged_copy_loads(saved, tmp_path):

@@ -125,7 +125,9 @@ def test_schedules_rise_and_then_do_what_their_name_says(schedule, middle, end):
 
 def test_factors_scale_steps_and_decay_spares_what_it_should():
     plain = OptimizerConfig(warmup_steps=0, decay_steps=9, weight_decay=0.5)
-    grouped = replace(plain, rates=(("^up/kernel", 0.1), (".", 1.0)), decayed="kernel$|^down$")
+    grouped = replace(
+        plain, rate_factors=(("^up/kernel", 0.1), (".", 1.0)), decayed="kernel$|^down$"
+    )
     zero = jax.tree.map(jnp.zeros_like, PARAMS)
     (all_decay, some_decay) = (
         o.update(zero, o.init(PARAMS), PARAMS)[0] for o in map(make_optimizer, (plain, grouped))
@@ -138,7 +140,7 @@ def test_factors_scale_steps_and_decay_spares_what_it_should():
 
 def test_the_first_regex_decides_and_zero_freezes():
     moving, trained = select(
-        OptimizerConfig(rates=(("bias", 1.0), ("^up", 0.0), (".", 2.0))), PARAMS
+        OptimizerConfig(rate_factors=(("bias", 1.0), ("^up", 0.0), (".", 2.0))), PARAMS
     )
     assert moving == trained == {"up": {"kernel": False, "bias": True}, "down": True}
 
@@ -171,9 +173,11 @@ def test_malformed_groups_are_refused_before_there_are_parameters(change, messag
 
 
 def test_groups_come_from_the_command_line_and_live_in_json():
-    rates = ["--rates", "lora_[ab]$", "1", "^vision", "0.1", ".", "0"]
-    config = tyro.cli(OptimizerConfig, args=[*rates, "--name", "adamw_fp8", "--schedule", "rsqrt"])
-    assert config.rates == (("lora_[ab]$", 1.0), ("^vision", 0.1), (".", 0.0))
+    rate_factors = ["--rates", "lora_[ab]$", "1", "^vision", "0.1", ".", "0"]
+    config = tyro.cli(
+        OptimizerConfig, args=[*rate_factors, "--name", "adamw_fp8", "--schedule", "rsqrt"]
+    )
+    assert config.rate_factors == (("lora_[ab]$", 1.0), ("^vision", 0.1), (".", 0.0))
     assert from_json(OptimizerConfig, to_json(config)) == config
 
 
@@ -199,10 +203,10 @@ def test_a_method_that_is_none_is_refused_with_its_name(name, error, why):
 
 
 def test_groups_of_parameters_stand_for_their_paths():
-    config = OptimizerConfig(rates=(("@action", 0.5), ("^value/", 2.0), (".", 0.0)))
+    config = OptimizerConfig(rate_factors=(("@action", 0.5), ("^value/", 2.0), (".", 0.0)))
     groups = {"vision": "vision", "action": "expert|action"}
     found = with_groups(config, groups, "policy/")
-    assert found.rates == (("^policy/(expert|action)", 0.5), ("^value/", 2.0), (".", 0.0))
+    assert found.rate_factors == (("^policy/(expert|action)", 0.5), ("^value/", 2.0), (".", 0.0))
     assert with_groups(found, groups) == found
     with pytest.raises(ValueError, match=r"names a group '@head', but the model has @vision, @act"):
-        with_groups(replace(config, rates=(("@head", 1.0),)), groups)
+        with_groups(replace(config, rate_factors=(("@head", 1.0),)), groups)

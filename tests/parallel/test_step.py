@@ -83,7 +83,7 @@ def test_impossible_optimizers_are_refused(change):
 
 
 def test_frozen_parameters_stay_and_cost_no_moments():
-    optimizer = replace(OPTIMIZER, rates=((r"^up/", 0), (".", 1)))
+    optimizer = replace(OPTIMIZER, rate_factors=((r"^up/", 0), (".", 1)))
     mesh = make_mesh(devices=jax.devices()[:1])
     abstract = abstract_state(MODEL, optimizer, RULES, mesh)
     first = init_state(MODEL, optimizer, abstract, 0)

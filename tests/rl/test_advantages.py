@@ -52,9 +52,9 @@ def test_a_group_of_one_is_refused():
         group(np.array([1.0]))
 
 
-def slow_vtrace(final, bound, trace):
+def slow_vtrace(final, bound, gae_lambda):
     """Equation 1 of the paper as it stands: a sum over products."""
-    rho, c = np.minimum(bound, RATIOS), trace * np.minimum(1, RATIOS)
+    rho, c = np.minimum(bound, RATIOS), gae_lambda * np.minimum(1, RATIOS)
     error = rho * (REWARDS + DISCOUNT * later(final) - VALUES)
     target = np.array(
         [
@@ -63,16 +63,16 @@ def slow_vtrace(final, bound, trace):
             for s in range(LENGTH)
         ]
     )
-    after = trace * np.append(target[1:], final) + (1 - trace) * later(final)
+    after = gae_lambda * np.append(target[1:], final) + (1 - gae_lambda) * later(final)
     return REWARDS + DISCOUNT * after - VALUES, target
 
 
 @pytest.mark.parametrize("final", [0.0, FINAL])
 @pytest.mark.parametrize("bound", [1.0, 1.5])
 @pytest.mark.parametrize("trace", [1.0, TRACE])
-def test_vtrace_is_its_recursion_written_out(final, bound, trace):
-    found = vtrace(REWARDS, VALUES, final, RATIOS, DISCOUNT, trace, bound)
-    expected = slow_vtrace(final, bound, trace)
+def test_vtrace_is_its_recursion_written_out(final, bound, gae_lambda):
+    found = vtrace(REWARDS, VALUES, final, RATIOS, DISCOUNT, gae_lambda, bound)
+    expected = slow_vtrace(final, bound, gae_lambda)
     np.testing.assert_allclose(found.advantage, expected[0], rtol=1e-12)
     np.testing.assert_allclose(found.target, expected[1], rtol=1e-12)
 

@@ -11,7 +11,7 @@ from parallel.optimizer import make_optimizer
 from parallel.step import TrainState, apply_gradients
 from rl.config import LearnerConfig, ObjectiveConfig
 from rl.host.experience import micro_batches
-from rl.learner import Diverged, Learner
+from rl.learner import Diverged, FlowLearner
 from rl.objectives import objective, value_loss
 from rl.step import Scale, abstract_learner_state, learner_state, optimizer_of, scale_of
 from tests.helpers.parallel.toy import together
@@ -27,7 +27,7 @@ def learner(
 ):
     abstract = abstract_learner_state(params(), optimizer, RULES, mesh)
     state = learner_state(params(), optimizer, abstract)
-    return Learner(policy, state, optimizer, config, epochs, minibatches, mesh, kept)
+    return FlowLearner(policy, state, optimizer, config, epochs, minibatches, mesh, kept)
 
 
 def tickets(version, count=6, **how):
@@ -222,7 +222,7 @@ def test_a_mesh_learns_as_one_device_does():
 
 
 def test_frozen_parameters_stay_and_cost_neither_gradients_nor_moments():
-    optimizer = replace(OPTIMIZER, rates=((r"^policy/kernel", 0.0), (r".", 1.0)))
+    optimizer = replace(OPTIMIZER, rate_factors=((r"^policy/kernel", 0.0), (r".", 1.0)))
     mine, before = learner(optimizer=optimizer), params()
     mine.add(*next(micro_batches(tickets(0), packed, PPO, 8)))
     assert mine._total.gradients["policy"]["kernel"] is None
@@ -300,16 +300,16 @@ def test_advantages_are_scaled_by_their_size_in_former_steps():
 
 
 def test_a_learner_goes_on_from_its_state_as_if_never_stopped():
-    straight, stopped = learner(), learner()
+    direct, stopped = learner(), learner()
     for version in range(2):
-        for each in (straight, stopped):
+        for each in (direct, stopped):
             learn(each, tickets(version), 8)
     state = jax.tree.map(jnp.array, stopped.state)
-    resumed = Learner(log_prob, state, OPTIMIZER, PPO, mesh=ONE)
+    resumed = FlowLearner(log_prob, state, OPTIMIZER, PPO, mesh=ONE)
     assert resumed.version == 2
-    metrics = [learn(each, tickets(2), 8) for each in (straight, resumed)]
+    metrics = [learn(each, tickets(2), 8) for each in (direct, resumed)]
     assert metrics[0] == metrics[1]
-    jax.tree.map(np.testing.assert_array_equal, straight.state, resumed.state)
+    jax.tree.map(np.testing.assert_array_equal, direct.state, resumed.state)
 
 
 def test_what_makes_no_sense_is_refused():

@@ -31,12 +31,12 @@ class Counting:
 
     environment: ClassVar = {"name": "counting", "source": "sha256:1", "max_steps": 7}
 
-    def __init__(self, at=lambda step, told: False):
+    def __init__(self, at=lambda step, should_stop: False):
         self.ema, self.moment, self.number, self.at = jnp.float32(1), jnp.float32(0), 0, at
 
-    def run(self, on_step, told, until):
-        while self.number < until and not told():
-            if self.at(self.number, told):
+    def run(self, on_step, should_stop, until):
+        while self.number < until and not should_stop():
+            if self.at(self.number, should_stop):
                 return
             self.number += 1
             self.moment = 0.5 * self.moment + self.number
@@ -92,10 +92,10 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_ended(whole, steps, tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("given_up", [True, False])
 def test_a_signal_ends_a_run_with_its_last_whole_step_saved(whole, number, given_up, tmp_path):
-    def struck(step, told):
+    def struck(step, should_stop):
         if step == 3:
             os.kill(os.getpid(), number)
-            assert told()
+            assert should_stop()
             return given_up
         return False
 
@@ -145,7 +145,7 @@ def test_a_run_is_not_resumed_for_fewer_steps_than_it_has_made(tmp_path):
 
 
 def test_an_error_ends_the_run_and_the_steps_saved_before_it_are_gone_on_from(whole, tmp_path):
-    def broken(step, told):
+    def broken(step, should_stop):
         if step == 5:
             raise FloatingPointError("not finite")
         return False

@@ -9,4 +9,4 @@ from sim.environments.tasks import TASKS
 @pytest.fixture(scope="session")
 def envs() -> dict[str, Tabletop]:
     """One environment per task, few lanes each."""
-    return {task: Tabletop(task, lanes=16) for task in TASKS}
+    return {task: Tabletop(task, group_size=16) for task in TASKS}

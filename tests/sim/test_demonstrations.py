@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from sim.demonstrations import Demonstrations
-from sim.environments.device_slots import Lanes
+from sim.environments.device_slots import DeviceSlots
 from sim.protocol import Start
 from tests.helpers.sim.point_world import PointWorld, Shuffled, expert, idle_policy, noisy_policy
 
@@ -25,7 +25,7 @@ def same(one, other):
 
 
 def test_episodes_and_their_order_do_not_depend_on_who_reports_first():
-    alone = kept(Lanes(PointWorld(), 1, expert), noise=0.5)
+    alone = kept(DeviceSlots(PointWorld(), 1, expert), noise=0.5)
     for seed in range(3):
         assert all(map(same, alone, kept(Shuffled(5, seed), noise=0.5)))
 
@@ -33,7 +33,7 @@ def test_episodes_and_their_order_do_not_depend_on_who_reports_first():
 def test_rows_hold_what_was_seen_and_the_undisturbed_action():
     world = PointWorld()
     state = world.reset(np.arange(40, 44))
-    episodes = kept(Lanes(world, 3, expert), 4, first_seed=40, noise=0.5)
+    episodes = kept(DeviceSlots(world, 3, expert), 4, first_seed=40, noise=0.5)
     for i, episode in enumerate(episodes):
         images = episode.frames["top"]
         assert len(images) == len(episode.columns["action"]) > 1
@@ -50,7 +50,7 @@ def test_only_successes_are_kept_and_the_rest_is_counted():
     making = Demonstrations(Shuffled(4), (TASK,), 10, policy=noisy_policy)
     episodes = list(making)
     assert making.kept == len(episodes) == 10 < making.tried
-    alone = Demonstrations(Lanes(PointWorld(), 1), (TASK,), 10, policy=noisy_policy)
+    alone = Demonstrations(DeviceSlots(PointWorld(), 1), (TASK,), 10, policy=noisy_policy)
     assert all(map(same, episodes, alone))
     assert making.tried == alone.tried
 
@@ -74,4 +74,4 @@ def test_a_task_that_never_succeeds_is_given_up():
 
 def test_slots_without_an_expert_need_a_policy():
     with pytest.raises(ValueError, match="'points' has no scripted expert"):
-        kept(Lanes(PointWorld(), 1))
+        kept(DeviceSlots(PointWorld(), 1))

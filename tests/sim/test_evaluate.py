@@ -11,7 +11,7 @@ import pytest
 from data.video.video import encode_mp4
 from sim.acting import RERUNS
 from sim.clips import ENCODING, choose
-from sim.environments.device_slots import Lanes
+from sim.environments.device_slots import DeviceSlots
 from sim.environments.experts import expert as tabletop_expert
 from sim.evaluate import evaluate, evaluate_expert
 from sim.protocol import Start
@@ -36,7 +36,7 @@ acted = partial(evaluate, clips=0)
 
 
 def lanes(count=40, env=None):
-    return Lanes(env or PointWorld(), count, expert)
+    return DeviceSlots(env or PointWorld(), count, expert)
 
 
 def test_perfect_policy_always_succeeds_and_idle_policy_never():
@@ -84,7 +84,7 @@ def test_an_episode_is_counted_once_though_auto_reset_continues():
             return state, transition
 
     policy = _first_idle_then_toward_goal()
-    result = acted(lanes(env=Counting()), policy, STARTS, execute=20)
+    result = acted(lanes(env=Counting()), policy, STARTS, replan_steps=20)
     assert total > 0, "a second episode did succeed"
     assert result.success == result.named == Rate(0, 40)
     assert all(e.reward == 0 and e.length == PointWorld.max_steps for e in result.episodes)
@@ -124,8 +124,8 @@ def test_on_the_tabletop_a_batch_equals_its_episodes_alone(envs):
         low, high = np.asarray(env.action_range).T
         return low + (np.asarray(noise) + seen[:, None, [0, 1, 2, 0]]) / 2 * (high - low)
 
-    together = evaluate(Lanes(env, 3, tabletop_expert), policy, some, clips=2)
-    alone = [acted(Lanes(env, 1), policy, [start]).episodes[0] for start in some]
+    together = evaluate(DeviceSlots(env, 3, tabletop_expert), policy, some, clips=2)
+    alone = [acted(DeviceSlots(env, 1), policy, [start]).episodes[0] for start in some]
     assert list(together.episodes) == alone
     assert together.unrepeatable == 0
     assert [len(clip.frames) for clip in together.clips] == [
@@ -299,7 +299,7 @@ def test_a_clip_that_came_out_otherwise_is_left_out_and_counted():
             self.resets += 1
             return super().reset(np.asarray(seeds) + (100 if self.resets > 2 else 0))
 
-    result = evaluate(Lanes(Forgetful(), 1), seeing_policy, starts(1), clips=1)
+    result = evaluate(DeviceSlots(Forgetful(), 1), seeing_policy, starts(1), clips=1)
     assert result.success == Rate(1, 1)
     assert (result.clips, result.unrepeatable) == ((), 1)
 
@@ -336,7 +336,7 @@ def test_an_unknown_task_and_a_missing_expert_are_named():
     with pytest.raises(ValueError, match=r"'points' has no task \['lines'\]"):
         acted(lanes(), idle_policy, [Start("lines", 1)])
     with pytest.raises(ValueError, match="'points' has no scripted expert"):
-        evaluate_expert(Lanes(PointWorld(), 1), STARTS)
+        evaluate_expert(DeviceSlots(PointWorld(), 1), STARTS)
 
 
 def test_actions_that_are_not_finite_name_the_episode():
@@ -351,7 +351,7 @@ def test_actions_that_are_not_finite_name_the_episode():
 
 def test_chunks_shorter_than_execute_are_refused():
     with pytest.raises(ValueError, match="at least 5 steps"):
-        acted(lanes(), idle_policy, STARTS, execute=5)
+        acted(lanes(), idle_policy, STARTS, replan_steps=5)
 
 
 def test_an_environment_that_does_not_end_is_named():

@@ -8,19 +8,19 @@ import pytest
 
 from models.terminal import Console
 from parallel.runs.json_lines import set_damage_aside
-from sim.environments.device_slots import Lanes
+from sim.environments.device_slots import DeviceSlots
 from sim.evaluate import evaluate
 from sim.journal import Journal, in_order
 from sim.protocol import Start
 from tests.helpers.sim.point_world import PointWorld, noisy_policy
 
-HEADER = {"suite": "points", "tasks": ("points",), "execute": 4}
+HEADER = {"suite": "points", "tasks": ("points",), "replan_steps": 4}
 
 
 @pytest.fixture(scope="module")
 def episodes():
     starts = [Start("points", seed) for seed in range(6)]
-    return evaluate(Lanes(PointWorld(), 6), noisy_policy, starts, clips=0).episodes
+    return evaluate(DeviceSlots(PointWorld(), 6), noisy_policy, starts, clips=0).episodes
 
 
 def test_episodes_come_back_as_they_were(tmp_path, episodes):
@@ -46,15 +46,17 @@ def test_another_evaluation_is_refused_by_the_field_that_differs(tmp_path, episo
     journal = Journal(path)
     journal.begin("trained", HEADER)
     journal.add("trained", episodes[0])
-    with pytest.raises(ValueError, match=r"'trained' whose execute is 4, but now it is 8; choose"):
-        Journal(path).begin("trained", HEADER | {"execute": 8})
+    with pytest.raises(
+        ValueError, match=r"'trained' whose replan_steps is 4, but now it is 8; choose"
+    ):
+        Journal(path).begin("trained", HEADER | {"replan_steps": 8})
     with pytest.raises(ValueError, match=r"whose control is null, but now it is \"blank\""):
         Journal(path).begin("trained", HEADER | {"control": "blank"})
 
 
 def test_what_was_begun_without_an_episode_stands_in_nobodys_way(tmp_path, episodes):
     path = tmp_path / "episodes.jsonl"
-    Journal(path).begin("trained", HEADER | {"execute": 99})
+    Journal(path).begin("trained", HEADER | {"replan_steps": 99})
     journal = Journal(path)
     assert journal.begin("trained", HEADER) == []
     journal.add("trained", episodes[0])
@@ -86,7 +88,7 @@ def test_every_line_is_json(tmp_path, episodes):
     journal.begin("trained", HEADER)
     journal.add("trained", episodes[0])
     header, row = map(json.loads, (tmp_path / "episodes.jsonl").read_text().splitlines())
-    assert header["evaluates"]["execute"] == 4
+    assert header["evaluates"]["replan_steps"] == 4
     assert row["episode"]["seed"] == 0
 
 
@@ -120,5 +122,5 @@ def test_episodes_whose_condition_lost_its_line_are_acted_again(tmp_path, episod
     path.write_bytes(b"{" + path.read_bytes())
     set_damage_aside(path, in_order(), console)
     assert "line 1 and 1 more: damaged" in console.file.getvalue()
-    assert Journal(path).begin("trained", HEADER | {"execute": 8}) == []
+    assert Journal(path).begin("trained", HEADER | {"replan_steps": 8}) == []
     assert Journal(path).begin("expert", HEADER) == [episodes[1]]

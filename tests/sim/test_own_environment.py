@@ -41,14 +41,14 @@ def starts(suite, seeds):
 def test_a_policy_that_obeys_succeeds_and_one_that_does_not_fails(suite):
     slots = suite.open(suite.tasks, 3, SIZE)
     wanted = starts(suite, range(4))
-    obeyed = evaluate(slots, obedient, wanted, execute=8, clips=2)
+    obeyed = evaluate(slots, obedient, wanted, replan_steps=8, clips=2)
     assert len(obeyed.episodes) == len(wanted)
     assert {episode.goal for episode in obeyed.episodes} == {"left", "right"}
     assert all(episode.success for episode in obeyed.episodes)
     assert not obeyed.failures
     assert obeyed.clips
     assert obeyed.unrepeatable == 0
-    idle = evaluate(slots, lambda *seen: 0 * obedient(*seen), wanted, execute=8)
+    idle = evaluate(slots, lambda *seen: 0 * obedient(*seen), wanted, replan_steps=8)
     slots.close()
     assert not any(episode.success for episode in idle.episodes)
     assert {episode.length for episode in idle.episodes} == {40}

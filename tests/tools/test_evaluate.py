@@ -159,8 +159,10 @@ def test_an_interrupted_evaluation_goes_on_to_the_same_result(
     run(replace(config, episodes=8, controls=(), compare=None))
     assert len(added) == 3 * 14 + 2 + 1, "only the new starts and the damaged line's are acted"
     assert b'"seed" 1' in journal.with_name("episodes.jsonl.damaged").read_bytes()
-    with pytest.raises(ValueError, match=r"'trained' whose execute is 4, but now it is 2; choose"):
-        run(replace(config, execute=2))
+    with pytest.raises(
+        ValueError, match=r"'trained' whose replan_steps is 4, but now it is 2; choose"
+    ):
+        run(replace(config, replan_steps=2))
     with pytest.raises(ValueError, match=r"'trained' whose checkpoint is \"step 1, .*but now"):
         run(replace(config, checkpoint=second))
 
@@ -239,7 +241,7 @@ def test_a_policy_whose_cameras_a_suite_lacks_is_refused_with_both_their_names(
     suite, package, task, dims, theirs, cameras, checkpoint, tmp_path, monkeypatch
 ):
     """The robot is the suite's own but for the names that another dataset gives its cameras."""
-    monkeypatch.setattr("sim.environments.tabletop.Tabletop", partial(Tabletop, lanes=1))
+    monkeypatch.setattr("sim.environments.tabletop.Tabletop", partial(Tabletop, group_size=1))
     if package is not None:
         try:
             interpreter(suite.split("_")[0], package, f"make {suite}")

@@ -120,7 +120,7 @@ def trained(family, demos, tmp_path_factory) -> Path:
             *("--model.image-size", "16", "--model.horizon", "4", "--model.chunks", "1"),
             *("--trainer.steps", "4", "--trainer.save-every", "2", "--trainer.eval-every", "4"),
             *("--rows.number", "4", "--optimizer.warmup-steps", "1", "--mesh.data", "1"),
-            *("--optimizer.rates", "@vision", "0.5", ".", "1.0"),
+            *("--optimizer.rate-factors", "@vision", "0.5", ".", "1.0"),
             *family.options,
         ]
     )
@@ -186,13 +186,13 @@ def test_grpo_improves_what_draws_chunks_and_leaves_what_reads_observations(
         flow=FlowConfig(steps=2),
         objective=ObjectiveConfig(advantage="group"),
         rollout=RolloutConfig(
-            suite=points, tickets=2, group=2, staleness=0, slots=2, reward="suite", execute=4
+            suite=points, groups=2, group=2, staleness=0, slots=2, reward="suite", replan_steps=4
         ),
         eval_every=0,
         save_every=1,
     )
     config = replace(config, learner=replace(config.learner, micro=8, epochs=1, minibatches=1))
-    assert rl.run(rl.Paths(trained, tmp_path / "rl", family=family.file), config, QUIET).finished
+    assert rl.run(rl.RlPaths(trained, tmp_path / "rl", family=family.file), config, QUIET).finished
     before, after = (load_policy(path).params for path in (trained, tmp_path / "rl"))
     moved = jax.tree_util.tree_flatten_with_path(
         jax.tree.map(lambda a, b: float(np.abs(a - b).max()), before, after)
@@ -203,7 +203,7 @@ def test_grpo_improves_what_draws_chunks_and_leaves_what_reads_observations(
 
 
 def test_a_family_is_planned(family):
-    run, machines = plan.Run(preset=family.preset, rows=16), plan.Machines(gpus=2)
+    run, machines = plan.PlannedRun(preset=family.preset, rows=16), plan.Machines(gpus=2)
     found = plan.plan(run, machines, ("bf16",), ("none",))[2]
     assert found[0].step > 0
     if family.name == "sight":

@@ -166,7 +166,7 @@ def test_a_plan_is_titled_by_its_preset_as_it_is_written(tmp_path, typed):
     file = tmp_path / FOLDER / "mine.py"
     file.parent.mkdir(parents=True)
     file.write_text("from tools.recipes.presets import TINY as MINE\n")
-    options = plan_command.Run(preset=f"{file}:MINE", rows=16), plan_command.Machines(gpus=1)
+    options = plan_command.PlannedRun(preset=f"{file}:MINE", rows=16), plan_command.Machines(gpus=1)
     status, said = typed(lambda: plan_command.main(*options, remats=("none",)))
     assert status == 0
     assert f"{file}:MINE" in "".join(line.strip() for line in said.splitlines())

@@ -140,6 +140,6 @@ def test_what_it_cannot_be_converted_by_is_said(own, episodes, tmp_path, option)
 
 def test_without_a_store_only_lerobot_is_read(own, episodes, tmp_path):
     train.use_format(own)
-    config = replace(SMALL, data=replace(SMALL.data, encoding="none"))
+    config = replace(SMALL, data=replace(SMALL.data, encoding="direct"))
     with pytest.raises(ValueError, match="only LeRobot datasets are read without a frame store"):
         prepare(episodes, tmp_path / "run", config, QUIET)

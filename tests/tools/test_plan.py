@@ -19,10 +19,10 @@ from parallel.planning.predict import (
 )
 from parallel.planning.reliability import Recovery
 from parallel.planning.scaling import curve
-from tools.plan import _HEADINGS, Machines, Run, _write, cells, describe, main, make_task
+from tools.plan import _HEADINGS, Machines, PlannedRun, _write, cells, describe, main, make_task
 from tools.recipes.scaling import write
 
-RUN = Run(preset="pi05", rows=8192)
+RUN = PlannedRun(preset="pi05", rows=8192)
 H100 = make_cluster("h100", 1024, price=2.5)
 
 
@@ -154,7 +154,7 @@ def test_the_curve_bends_down_with_devices(task, profiles, tmp_path):
 
 
 def test_the_command_writes_its_table_and_all_that_fit(tmp_path, capsys):
-    run, out = Run(preset="tiny", rows=16, dataset_frames=1000), tmp_path / "plan.json"
+    run, out = PlannedRun(preset="tiny", rows=16, dataset_frames=1000), tmp_path / "plan.json"
     main(run, Machines(gpus=2), remats=("none",), out=out, as_json=True)
     rows = json.loads(out.read_text())
     assert rows[:10] == json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -167,7 +167,7 @@ def test_the_command_writes_its_table_and_all_that_fit(tmp_path, capsys):
 
 
 def test_groot_is_planned_too():
-    run = Run(preset="groot", rows=64)
+    run = PlannedRun(preset="groot", rows=64)
     task = make_task(run, make_cluster("h100", 8))
     assert sum(leaf.size for leaf in task.trained) == pytest.approx(2.4e9, rel=0.1)
     best = search(task, make_cluster("h100", 8), ("none",))[0]

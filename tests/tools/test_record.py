@@ -13,7 +13,7 @@ from tools.record import RecordConfig, main, record_dataset
 
 
 def test_a_recorded_dataset_opens_with_its_episodes_words_and_pictures(tmp_path, monkeypatch):
-    monkeypatch.setattr("sim.environments.tabletop.Tabletop", partial(Tabletop, lanes=16))
+    monkeypatch.setattr("sim.environments.tabletop.Tabletop", partial(Tabletop, group_size=16))
     calls = []
     config = RecordConfig(tmp_path / "demos", suite="tabletop-reach", episodes=6, seed=2)
     summary = record_dataset(config, lambda done, total: calls.append((done, total)))

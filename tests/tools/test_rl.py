@@ -25,10 +25,10 @@ from rl.config import FlowConfig, LearnerConfig, ObjectiveConfig, RlConfig, Roll
 from rl.host.experience import micro_batches
 from rl.host.placement import OnHost
 from rl.host.rollout import key_of
-from rl.host.staleness import Place, draw_start
+from rl.host.staleness import GroupMember, draw_start
 from rl.population.population import PopulationConfig, write_generations
 from rl.records import Decision, Ticket, Trajectory
-from sim.environments.device_slots import Lanes
+from sim.environments.device_slots import DeviceSlots
 from sim.suite import Suite
 from tests.helpers.sim.point_world import PointWorld
 from tests.tools.test_train import MODEL
@@ -43,7 +43,7 @@ HOST = RlConfig(
     placement="host",
     flow=FlowConfig(steps=2),
     objective=ObjectiveConfig(advantage="group"),
-    rollout=RolloutConfig(suite="points", tickets=2, group=2, staleness=0, slots=1, reward="suite"),
+    rollout=RolloutConfig(suite="points", groups=2, group=2, staleness=0, slots=1, reward="suite"),
     learner=LearnerConfig(micro=8),
     eval_every=2,
     eval_episodes=2,
@@ -59,7 +59,7 @@ class Eager(PointWorld):
         return state, happened._replace(reward=happened.reward + happened.state[..., 0])
 
 
-class Noted(Lanes):
+class Noted(DeviceSlots):
     """Slots that tell which thread began episodes with which seeds."""
 
     seeds: ClassVar[dict[str, set[int]]] = {}
@@ -117,7 +117,7 @@ def checkpoint(tmp_path_factory):
 @pytest.fixture(scope="module")
 def finished(checkpoint, tmp_path_factory):
     out = tmp_path_factory.mktemp("rl")
-    assert rl.run(rl.Paths(checkpoint, out), HOST, QUIET).finished
+    assert rl.run(rl.RlPaths(checkpoint, out), HOST, QUIET).finished
     return out
 
 
@@ -159,7 +159,7 @@ def test_a_run_leaves_metrics_curves_evaluations_and_a_policy_that_acts(finished
 
 def test_held_out_starts_are_never_learnt_from(finished):
     learnt, evaluated = (Noted.seeds[name] for name in ("slots 0", "closed loop"))
-    assert len(learnt) == HOST.steps * HOST.rollout.tickets
+    assert len(learnt) == HOST.steps * HOST.rollout.groups
     assert max(learnt) < POINTS.first_seed
     assert evaluated == {500, 501}
 
@@ -173,7 +173,7 @@ def test_without_staleness_one_slot_learns_what_a_synchronous_learner_does(finis
         tickets = []
         for number in range(2 * step, 2 * step + 2):
             start = draw_start(HOST.seed, number, ("points",), range(500))
-            places = [Place(number, member, start) for member in range(2)]
+            places = [GroupMember(number, member, start) for member in range(2)]
             episodes = tuple(acted(slots, at._actor, learner, place) for place in places)
             tickets.append(Ticket(number, episodes))
         for part in micro_batches(tickets, at._pack, objective, micro):
@@ -194,7 +194,7 @@ def acted(slots, actor, learner, place):
     while not outcome.ended:
         request = actor.prepare(outcome.observation, prompt, key_of(place, steps))
         ((actions, drawn),) = actor.answer(learner.state.params, [request])
-        slots.send(0, actions[: HOST.rollout.execute])
+        slots.send(0, actions[: HOST.rollout.replan_steps])
         (outcome,) = slots.poll()
         mask = np.zeros_like(request.sample.action_mask)
         mask[: len(outcome.reward), :2] = True
@@ -227,19 +227,19 @@ def test_an_interrupted_run_saves_its_last_whole_step_and_goes_on_to_the_same(
         patch.setattr(StopSignals, "told", notice)
         patch.setattr(Noted, "begin", strike)
         config = replace(HOST, save_every=0, eval_every=0, profile="1:2")
-        stopped = rl.run(rl.Paths(checkpoint, tmp_path), config, QUIET)
+        stopped = rl.run(rl.RlPaths(checkpoint, tmp_path), config, QUIET)
     assert (stopped.finished, stopped.step) == (False, 2)
     assert own.steps(tmp_path / "checkpoints") == [2]
     (trace,) = (tmp_path / "profile" / "host-0").glob("plugins/profile/*/*.xplane.pb")
     assert trace.stat().st_size > 0
-    assert rl.run(rl.Paths(checkpoint, tmp_path, resume=True), HOST, QUIET).finished
+    assert rl.run(rl.RlPaths(checkpoint, tmp_path, resume=True), HOST, QUIET).finished
     assert learnt(tmp_path) == learnt(finished)
     one, other = (own.restore_params(path) for path in (tmp_path, finished))
     assert jax.tree.all(jax.tree.map(np.array_equal, one, other))
 
 
 def test_only_what_does_not_change_the_learning_may_change_when_it_goes_on(finished, checkpoint):
-    paths = rl.Paths(checkpoint, finished, resume=True)
+    paths = rl.RlPaths(checkpoint, finished, resume=True)
     rl.run(paths, replace(HOST, eval_every=1), QUIET)
     with pytest.raises(ValueError, match=r"config.json: rl.seed is 0, but 5 was asked for"):
         rl.run(paths, replace(HOST, seed=5), QUIET)
@@ -247,7 +247,9 @@ def test_only_what_does_not_change_the_learning_may_change_when_it_goes_on(finis
 
 def test_steps_to_trace_that_the_run_does_not_make_are_refused(tmp_path):
     with pytest.raises(ValueError, match="profile is '2:4', but the run has 3 steps"):
-        rl.run(rl.Paths(tmp_path / "policy", tmp_path / "out"), replace(HOST, profile="2:4"), QUIET)
+        rl.run(
+            rl.RlPaths(tmp_path / "policy", tmp_path / "out"), replace(HOST, profile="2:4"), QUIET
+        )
 
 
 def test_a_run_goes_on_with_its_checkpoints_config_where_its_own_was_cut(
@@ -257,7 +259,7 @@ def test_a_run_goes_on_with_its_checkpoints_config_where_its_own_was_cut(
     (out / "closed_loop.jsonl").write_text(
         '{"step": 0, "success": {"ra\n' + (out / "closed_loop.jsonl").read_text()
     )
-    paths = rl.Paths(checkpoint, out, resume=True)
+    paths = rl.RlPaths(checkpoint, out, resume=True)
     for cut in ('{"model": {"fam', ""):
         (out / "config.json").write_text(cut)
         with pytest.raises(ValueError, match=r"config.json: rl.seed is 0, but 5 was asked for"):
@@ -277,7 +279,7 @@ def test_a_run_saved_with_other_euler_steps_than_it_acted_with_goes_on(
     assert saved["model"]["steps"] == HOST.flow.steps
     saved["model"]["steps"] = 10
     (out / "config.json").write_text(json.dumps(saved))
-    assert rl.run(rl.Paths(checkpoint, out, resume=True), HOST, QUIET).finished
+    assert rl.run(rl.RlPaths(checkpoint, out, resume=True), HOST, QUIET).finished
     assert json.loads((out / "config.json").read_text())["model"]["steps"] == HOST.flow.steps
 
 
@@ -286,7 +288,7 @@ def test_a_run_is_not_resumed_in_another_environment_of_the_same_name(
 ):
     """A suite whose file has changed, and slots that differ in one field of their spec."""
     out = shutil.copytree(finished, tmp_path / "out")
-    paths, more = rl.Paths(checkpoint, out, resume=True), replace(HOST, steps=4)
+    paths, more = rl.RlPaths(checkpoint, out, resume=True), replace(HOST, steps=4)
 
     def longer(tasks, count, size):
         slots = Noted(Eager(), count)
@@ -312,7 +314,7 @@ def test_steps_may_grow_unless_the_schedule_ends_with_them(finished, checkpoint,
     saved = json.loads((out / "config.json").read_text())
     saved["rl"]["learner"]["optimizer"]["schedule"] = "linear"
     (out / "config.json").write_text(json.dumps(saved))
-    paths = rl.Paths(checkpoint, out, resume=True)
+    paths = rl.RlPaths(checkpoint, out, resume=True)
     with pytest.raises(
         ValueError, match=r"3 steps, but 5 .* its linear schedule falls .*learner\."
     ):
@@ -333,7 +335,7 @@ def evolved(checkpoint, tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tools.rl.load_suite", lambda name: replace(POINTS, open=counted))
-        ended = rl.run(rl.Paths(checkpoint, out), PAIR, QUIET, PopulationConfig(2, turn=1))
+        ended = rl.run(rl.RlPaths(checkpoint, out), PAIR, QUIET, PopulationConfig(2, turn=1))
     return out, ended, opened
 
 
@@ -365,7 +367,7 @@ def test_a_population_killed_in_a_turn_goes_on_to_the_same_members(evolved, chec
     write_generations(out, ended.generations[:2])
     copy(out / "members" / str(first.best) / "checkpoints/1", out / "checkpoints")
     assert own.steps(out / "checkpoints") == [1]
-    paths = rl.Paths(checkpoint, out, resume=True)
+    paths = rl.RlPaths(checkpoint, out, resume=True)
     assert rl.run(paths, PAIR, QUIET, PopulationConfig(2, turn=1)) == ended
     one, other = (folder / "members/1" for folder in (whole, out))
     assert learnt(one) == learnt(other)
@@ -385,7 +387,7 @@ def test_a_population_goes_on_with_its_members_config_where_its_own_was_cut(
     copy(out / "members/1/checkpoints/2", out / "checkpoints")
     second = own.read_json(out, "config")["rl"]
     assert second != json.loads((whole / "config.json").read_text())["rl"], "other numbers"
-    paths = rl.Paths(checkpoint, out, resume=True)
+    paths = rl.RlPaths(checkpoint, out, resume=True)
     with pytest.raises(ValueError, match=r"config.json: rl.seed is 0, but 5 was asked for"):
         rl.run(paths, replace(PAIR, seed=5), QUIET, PopulationConfig(2, turn=1))
     assert rl.run(paths, PAIR, QUIET, PopulationConfig(2, turn=1)) == ended
@@ -402,19 +404,19 @@ def test_a_population_goes_on_with_its_members_config_where_its_own_was_cut(
 )
 def test_a_population_that_makes_no_sense_is_refused(population, why, checkpoint, tmp_path):
     with pytest.raises(ValueError, match=why):
-        rl.run(rl.Paths(checkpoint, tmp_path / "out"), HOST, QUIET, population)
+        rl.run(rl.RlPaths(checkpoint, tmp_path / "out"), HOST, QUIET, population)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_population_is_refused_where_its_members_cannot_share_simulators(checkpoint, tmp_path):
     elsewhere = replace(HOST, placement="disaggregated")
     with pytest.raises(ValueError, match="members share simulators in this process"):
-        rl.run(rl.Paths(checkpoint, tmp_path / "out"), elsewhere, QUIET, PopulationConfig(2))
+        rl.run(rl.RlPaths(checkpoint, tmp_path / "out"), elsewhere, QUIET, PopulationConfig(2))
     assert not (tmp_path / "out").exists()
 
 
 def test_a_population_goes_on_as_one_of_the_same_size(evolved, checkpoint):
-    paths = rl.Paths(checkpoint, evolved[0], resume=True)
+    paths = rl.RlPaths(checkpoint, evolved[0], resume=True)
     with pytest.raises(ValueError, match=r"population.population is 2, but 3 was asked for"):
         rl.run(paths, PAIR, QUIET, PopulationConfig(3, turn=1))
     with pytest.raises(ValueError, match=r"population is {.*}, but None was asked for"):
@@ -435,9 +437,12 @@ def test_a_population_is_asked_for_by_its_size():
             {"rollout": replace(HOST.rollout, group=1)},
             "group is 1, but .* 'group' compares",
         ),
-        ({"rollout": replace(HOST.rollout, execute=5)}, "execute is 5, but .* chunks have 4 steps"),
         (
-            {"rollout": replace(HOST.rollout, tickets=0)},
+            {"rollout": replace(HOST.rollout, replan_steps=5)},
+            "replan_steps is 5, but .* chunks have 4 steps",
+        ),
+        (
+            {"rollout": replace(HOST.rollout, groups=0)},
             "tickets is 0; it must be at least",
         ),
         ({"rollout": replace(HOST.rollout, tasks=("lines",))}, r"'points' has no task \['lines'\]"),
@@ -450,14 +455,14 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
     changed, why, checkpoint, tmp_path
 ):
     with pytest.raises(ValueError, match=why):
-        rl.run(rl.Paths(checkpoint, tmp_path / "out"), replace(HOST, **changed), QUIET)
+        rl.run(rl.RlPaths(checkpoint, tmp_path / "out"), replace(HOST, **changed), QUIET)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_policy_of_another_robot_is_refused_with_what_both_have(tmp_path):
     policy = save_policy(tmp_path / "other", cameras=("top", "wrist"))
     with pytest.raises(ValueError, match=r"cameras \['top', 'wrist'\].*points has cameras \['top'"):
-        rl.run(rl.Paths(policy, tmp_path / "out"), HOST, QUIET)
+        rl.run(rl.RlPaths(policy, tmp_path / "out"), HOST, QUIET)
     assert not (tmp_path / "out").exists()
 
 
@@ -465,7 +470,7 @@ def test_a_policy_of_another_robot_is_refused_with_what_both_have(tmp_path):
 def test_presets_are_whole_and_taken_by_name_with_changes(name, tmp_path):
     where = ["--checkpoint", "a", "--out", "b"]
     paths, config, population = rl.parse([*where, "--preset", name])
-    assert (paths, config) == (rl.Paths(Path("a"), Path("b")), RL_PRESETS[name])
+    assert (paths, config) == (rl.RlPaths(Path("a"), Path("b")), RL_PRESETS[name])
     assert population == rl.ALONE
     rl.check_config(config)
     assert rl.parse([*where, f"--preset={name}", "--steps", "2"])[1] == replace(config, steps=2)

@@ -47,8 +47,8 @@ def content(folder):
     "begin",
     [
         lambda out: train.run(train.Paths(str(NOWHERE), out), HOSTS, QUIET),
-        lambda out: rl.run(rl.Paths(NOWHERE, out), PPO, QUIET),
-        lambda out: rl.run(rl.Paths(NOWHERE, out), PPO, QUIET, PopulationConfig(2)),
+        lambda out: rl.run(rl.RlPaths(NOWHERE, out), PPO, QUIET),
+        lambda out: rl.run(rl.RlPaths(NOWHERE, out), PPO, QUIET, PopulationConfig(2)),
         lambda out: evaluate.run(evaluate.EvaluateConfig(NOWHERE, out), QUIET),
         lambda out: demo.run(demo.DemoConfig(out=out), QUIET),
     ],

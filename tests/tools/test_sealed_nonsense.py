@@ -13,7 +13,7 @@ QUIET = Console(quiet=True)
 
 COMMANDS = {
     "serve": lambda path, out: serve.load(serve.ServeConfig(path)),
-    "rl": lambda path, out: rl.run(rl.Paths(path, out / "run"), RlConfig(), QUIET),
+    "rl": lambda path, out: rl.run(rl.RlPaths(path, out / "run"), RlConfig(), QUIET),
     "evaluate": lambda path, out: evaluate.run(
         evaluate.EvaluateConfig(path, suite="tabletop-lift", out=out / "run"), QUIET
     ),

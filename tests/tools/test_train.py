@@ -207,8 +207,8 @@ def test_training_straight_from_the_videos_gives_the_losses_of_a_raw_store(
     finished, dataset, tmp_path
 ):
     assert SMALL.data.encoding == "raw"
-    straight = replace(SMALL, data=replace(SMALL.data, encoding="none"))
-    train.run(train.Paths(str(dataset), tmp_path / "run"), straight, QUIET)
+    direct = replace(SMALL, data=replace(SMALL.data, encoding="direct"))
+    train.run(train.Paths(str(dataset), tmp_path / "run"), direct, QUIET)
     assert losses(tmp_path / "run") == losses(finished)
     assert not list((tmp_path / "run" / "store").rglob("*.array_record"))
 

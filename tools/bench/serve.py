@@ -43,7 +43,7 @@ _STATE, _ACTIONS = 8, 7
 
 
 @dataclass(frozen=True)
-class Load:
+class ClientLoad:
     """Number of clients, of rounds, and of each client's requests in a round."""
 
     clients: int = 8
@@ -51,9 +51,9 @@ class Load:
     requests: int = 5
 
 
-def run(console: Console, load: Load | None = None) -> dict[str, Any]:
+def run(console: Console, load: ClientLoad | None = None) -> dict[str, Any]:
     """Requests per second; `ratio` is that of batches over one at a time."""
-    return asyncio.run(_measure(make_policy(), load or Load(), console))
+    return asyncio.run(_measure(make_policy(), load or ClientLoad(), console))
 
 
 def make_policy() -> Policy:
@@ -79,7 +79,7 @@ def make_policy() -> Policy:
     return Policy(model, jax.device_put(params), processor)
 
 
-async def _measure(policy: Policy, load: Load, console: Console) -> dict[str, Any]:
+async def _measure(policy: Policy, load: ClientLoad, console: Console) -> dict[str, Any]:
     sizes = tuple(size for size in (1, 2, 4, 8, 16) if size <= load.clients)
     served = {
         "batched": _Served(replace(policy, sizes=sizes), load),
@@ -111,7 +111,7 @@ async def _measure(policy: Policy, load: Load, console: Console) -> dict[str, An
 class _Served:
     """A server in this process and what its clients measured."""
 
-    def __init__(self, policy: Policy, load: Load) -> None:
+    def __init__(self, policy: Policy, load: ClientLoad) -> None:
         self._policy, self._load = policy, load
         self._engine = Engine(policy, Metrics(), deadline=_DEADLINE, capacity=load.clients)
         self._rates: list[float] = []

@@ -4,11 +4,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from models.files.renamed import old_paths
+from models.files.renamed import old_paths, old_values
 
 
 def current_options(arguments: Sequence[str], *kinds: Any, **renamed: str) -> list[str]:
-    """The arguments with old spellings replaced, each with a warning on stderr.
+    """The arguments with old spellings of options and values replaced, each with a warning on
+    stderr.
 
     Args:
       kinds: config classes whose fields, and those of configs in them, are the options.
@@ -16,17 +17,29 @@ def current_options(arguments: Sequence[str], *kinds: Any, **renamed: str) -> li
     """
     paths = {old: new for kind in kinds for old, new in old_paths(kind)} | renamed
     names = {_option(old): _option(new) for old, new in paths.items()}
-    return [_current(argument, names) for argument in arguments]
+    values = {_option(path): new for kind in kinds for path, new in old_values(kind)}
+    found: list[str] = []
+    for argument in arguments:
+        if found and argument in values.get(found[-1], {}):
+            argument = _warned(argument, values[found[-1]][argument], f"{found[-1]} ")
+        elif argument.startswith("--"):
+            name, equals, value = argument.partition("=")
+            if (old := _option(name.removeprefix("--"))) in names:
+                name = _warned(name, names[old])
+            if value in values.get(_option(name.removeprefix("--")), {}):
+                value = _warned(value, values[_option(name.removeprefix("--"))][value], f"{name}=")
+            argument = f"{name}{equals}{value}"
+        found.append(argument)
+    return found
 
 
 def _option(path: str) -> str:
     return "--" + path.replace("_", "-")
 
 
-def _current(argument: str, names: dict[str, str]) -> str:
-    name, equals, value = argument.partition("=")
-    now = names.get(_option(name.removeprefix("--"))) if name.startswith("--") else None
-    if now is None:
-        return argument
-    print(f"warning: {name} is {now} now; the next release takes only that.", file=sys.stderr)
-    return f"{now}{equals}{value}"
+def _warned(old: str, new: str, where: str = "") -> str:
+    print(
+        f"warning: {where}{old} is {where}{new} now; the next release takes only that.",
+        file=sys.stderr,
+    )
+    return new

@@ -156,7 +156,7 @@ class ClosedLoop:
             starts = held_out(suite, tasks, config.episodes)
             with closing(suite.open(tasks, self._count, self._size)) as slots:
                 parts.append(
-                    acted(self._policy, params, slots, starts, config.execute, self._go_on)
+                    acted(self._policy, params, slots, starts, config.replan_steps, self._go_on)
                 )
         return joined(parts, suite.name)
 
@@ -178,8 +178,8 @@ def acted(
     params: Any,
     slots: Slots,
     starts: Sequence[Start],
-    execute: int,
-    go_on: Callable[[int, int], None],
+    replan_steps: int,
+    on_progress: Callable[[int, int], None],
 ) -> Evaluation:
     """Evaluates the policy with these parameters (on the host), on this process's first device.
 
@@ -188,7 +188,7 @@ def acted(
     """
     placed = jax.device_put(params, jax.local_devices()[0])
     acting = Condition("training", policy.varied(params=placed))
-    return acting.evaluate(slots, starts, execute, clips=0, progress=go_on)
+    return acting.evaluate(slots, starts, replan_steps, clips=0, progress=on_progress)
 
 
 def note(directory: Path, step: int, seconds: float, found: Evaluation) -> None:

@@ -74,13 +74,15 @@ class Condition:
         }
 
     def evaluate(
-        self, slots: Slots, starts: Sequence[Start], execute: int, **how: Any
+        self, slots: Slots, starts: Sequence[Start], replan_steps: int, **how: Any
     ) -> Evaluation:
         """See `sim.evaluate`."""
         if self.policy is None:
             return evaluate_expert(slots, starts, **how)
         robot = RobotPolicy.in_suite(self.policy, slots.spec)
-        return evaluate(slots, robot.act, starts, execute=execute, control=self.control, **how)
+        return evaluate(
+            slots, robot.act, starts, replan_steps=replan_steps, control=self.control, **how
+        )
 
 
 def conditions(policy: Policy, beside: Sequence[Beside], checkpoint: str = "") -> list[Condition]:
@@ -111,7 +113,7 @@ def evaluate_all(
     tasks: tuple[str, ...] = (),
     episodes: int | None = None,
     slots: int | None = None,
-    execute: int = 4,
+    replan_steps: int = 4,
     journal: Journal | None = None,
 ) -> dict[str, Evaluation]:
     """Evaluates every condition, the first being a policy's, on the same starts of a suite's tasks
@@ -126,9 +128,10 @@ def evaluate_all(
     """
     groups = suite.groups(tasks)
     episodes = suite.episodes if episodes is None else episodes
-    if episodes < 1 or execute < 1 or (slots is not None and slots < 1):
+    if episodes < 1 or replan_steps < 1 or (slots is not None and slots < 1):
         raise ValueError(
-            f"episodes is {episodes}, execute {execute} and slots {slots}; each must be at least 1."
+            f"episodes is {episodes}, replan_steps {replan_steps} and slots {slots}; each must "
+            "be at least 1."
         )
     seeds = range(suite.first_seed, suite.first_seed + episodes)
     count = suite.count(slots, len(groups[0]) * episodes)
@@ -137,7 +140,7 @@ def evaluate_all(
         "suite": suite.name,
         "tasks": tuple(task for group in groups for task in group),
         "first_seed": suite.first_seed,
-        "execute": execute,
+        "replan_steps": replan_steps,
     }
     parts: dict[str, list[Evaluation]] = {condition.name: [] for condition in wanted}
     with _progress(console) as progress:
@@ -157,7 +160,7 @@ def evaluate_all(
             result = condition.evaluate(
                 opened,
                 starts,
-                execute,
+                replan_steps,
                 clips=0,
                 progress=lambda ended, _: progress.update(bar, completed=ended),
                 done=done,
@@ -174,7 +177,7 @@ def evaluate_all(
                         condition.check(opened.spec)
                     found = [evaluated(condition, opened, group, size) for condition in acting]
                     clips = [-(-condition.clips // len(groups)) for condition in acting]
-                    shown = filmed(opened, found, clips, execute)
+                    shown = filmed(opened, found, clips, replan_steps)
                     for condition, result in zip(acting, shown, strict=True):
                         parts[condition.name].append(result)
     return {name: joined(found, suite.name) for name, found in parts.items()}

@@ -20,9 +20,9 @@ from data.loader.loader import plan_source
 from data.mixture.mixed import Mixed, mix
 from data.mixture.mixture import DatasetConfig, Known, read_mixture, resolve
 from data.mixture.trust import Consent, remembered
-from data.packing.plan import Source
+from data.packing.plan import PlanSource
 from data.store.convert import DESCRIPTION
-from data.store.direct import open_straight
+from data.store.direct import open_direct
 from data.store.store import Store, cached_store, open_store
 from data.store.tables import numeric_columns
 from data.validation.validate import require_valid
@@ -49,7 +49,7 @@ class Prepared:
     mixed: Mixed
     processor: Processor
 
-    def sources(self, *, held_out: bool = False) -> list[Source]:
+    def sources(self, *, held_out: bool = False) -> list[PlanSource]:
         """Sources for the plan, of each dataset's training (or held-out) episodes."""
         mixed = self.mixed
         episodes = mixed.held_out if held_out else mixed.training
@@ -169,8 +169,8 @@ def _decoded(
     for warning in _checked(config.path, dataset.digest, cache, console):
         console.print(f"warning: {warning}", highlight=False)
     size, encoding = run.model.image_size, run.data.encoding
-    if encoding == "none":
-        return open_straight(dataset, size, cache)
+    if encoding == "direct":
+        return open_direct(dataset, size, cache)
     with Progress(console=console, transient=True) as progress:
         decoding, comparing = (_bar(progress, w) for w in ("Decoding frames", "Comparing columns"))
         return cached_store(dataset, size, encoding, cache, decoding, comparing)

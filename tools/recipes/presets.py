@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Int
 
 from data.packing.packing import fit_layout
-from data.packing.plan import Source, typical_costs
+from data.packing.plan import PlanSource, typical_costs
 from models import Layout, PiConfig
 from models.attention.ring import RUN
 from models.augment import AugmentConfig
@@ -46,14 +46,14 @@ class RowsConfig:
 class DataConfig:
     """Reading of the data.
 
-    `encoding`: of the pictures in the frame store; "none" makes no store and decodes the dataset's
-    own at every step. `holdout`: share of episodes kept for validation, never trained on.
+    `encoding`: of the pictures in the frame store; "direct" makes no store and decodes the
+    dataset's own at every step. `holdout`: share of episodes kept for validation, never trained on.
     `workers`: processes that prepare batches, with `threads` each (None: one
     for every core, up to 8); 0 for those of this process.
     `skip_unreadable`: what cannot be read is left out and counted, instead of ending the run.
     """
 
-    encoding: Literal["jpeg", "raw", "none"] = "jpeg"
+    encoding: Literal["jpeg", "raw", "direct"] = "jpeg"
     holdout: float = 0.1
     workers: int = 0
     threads: int | None = None
@@ -65,14 +65,14 @@ class ClosedLoopConfig:
     """Episodes acted while training, every `trainer.eval_every` steps; none without a suite.
 
     `episodes` starts of each of the suite's `tasks` (all, if none are named), `slots` at a time
-    (as many as suit the suite, if not given), `execute` steps of each chunk.
+    (as many as suit the suite, if not given), `replan_steps` steps of each chunk.
     """
 
     suite: str = ""
     tasks: tuple[str, ...] = ()
     episodes: int = 16
     slots: int | None = None
-    execute: int = 4
+    replan_steps: int = 4
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class RunConfig:
     mesh: MeshConfig = field(default_factory=MeshConfig)
     closed_loop: ClosedLoopConfig = field(default_factory=ClosedLoopConfig)
 
-    def layout(self, sources: Sequence[Source]) -> Layout:
+    def layout(self, sources: Sequence[PlanSource]) -> Layout:
         """Row sizes for about `rows.samples` average samples of the mixture, filled best."""
         images, text = typical_costs(sources)
         return row_layout(self.model, self.rows.samples, images, text, self.mesh.context)

@@ -22,7 +22,7 @@ from rl.config import RlConfig
 from rl.host.loop import Stopped
 from rl.host.placement import most_episodes
 from rl.placements import place
-from rl.population.evolution import Evolved, evolve
+from rl.population.evolution import PopulationResult, evolve
 from rl.population.population import PopulationConfig
 from sim.protocol import Outcome, Slots, Spec, Start
 from sim.suite import Suite
@@ -42,7 +42,7 @@ def run_population(
     population: PopulationConfig,
     console: Console,
     resume: bool,
-) -> Evolved:
+) -> PopulationResult:
     """`rl.population.evolution.evolve` in a suite, with a figure of all members and one of each.
 
     Raises:
@@ -59,18 +59,18 @@ def run_population(
         RobotPolicy.in_suite(policy, slots.spec)
 
         def evaluate(
-            step: int, params: Params, directories: Sequence[Path], told: Callable[[], bool]
+            step: int, params: Params, directories: Sequence[Path], should_stop: Callable[[], bool]
         ) -> float:
-            def go_on(ended: int, episodes: int) -> None:
+            def on_progress(ended: int, episodes: int) -> None:
                 watchdog.alive()
-                if told():
+                if should_stop():
                     raise Stopped
 
             watchdog.note("evaluating")
             start = time.perf_counter()
             copied = jax.tree.map(np.asarray, params)
             starts = held_out(suite, tasks, config.eval_episodes)
-            found = acted(batched, copied, slots, starts, rollout.execute, go_on)
+            found = acted(batched, copied, slots, starts, rollout.replan_steps, on_progress)
             for directory in directories:
                 note(directory, step, time.perf_counter() - start, found)
             return found.success.value

@@ -27,10 +27,12 @@ TABLETOP_PPO = RlConfig(
     steps=100,
     placement="colocated",
     flow=FlowConfig(level=0.35, random="all"),
-    objective=ObjectiveConfig(name="ppo", advantage="gae", discount=0.9, trace=0.9),
+    objective=ObjectiveConfig(name="ppo", advantage="gae", discount=0.9, gae_lambda=0.9),
     rollout=RolloutConfig(suite="tabletop-lift"),
-    learner=replace(_LEARNER, optimizer=replace(_OPTIMIZER, rates=(("^value/", 10.0), *_ACTION))),
-    colocated=ColocatedConfig(lanes=128, fragment=9, warmup=2),
+    learner=replace(
+        _LEARNER, optimizer=replace(_OPTIMIZER, rate_factors=(("^value/", 10.0), *_ACTION))
+    ),
+    colocated=ColocatedConfig(envs=128, unroll=9, warmup=2),
     eval_every=20,
     save_every=20,
 )
@@ -40,8 +42,10 @@ TABLETOP_GRPO = RlConfig(
     steps=250,
     placement="host",
     objective=ObjectiveConfig(name="decoupled", advantage="group"),
-    rollout=RolloutConfig(suite="tabletop-lift", tickets=16, group=8, staleness=1, slots=128),
-    learner=replace(_LEARNER, optimizer=replace(_OPTIMIZER, schedule="linear", rates=_ACTION)),
+    rollout=RolloutConfig(suite="tabletop-lift", groups=16, group=8, staleness=1, slots=128),
+    learner=replace(
+        _LEARNER, optimizer=replace(_OPTIMIZER, schedule="linear", rate_factors=_ACTION)
+    ),
     eval_every=20,
     save_every=20,
 )
@@ -52,7 +56,7 @@ METAWORLD_GRPO = RlConfig(
     placement="host",
     objective=ObjectiveConfig(name="decoupled", advantage="group"),
     rollout=RolloutConfig(
-        suite="metaworld", tasks=("reach-v3",), tickets=8, group=8, staleness=1, execute=8
+        suite="metaworld", tasks=("reach-v3",), groups=8, group=8, staleness=1, replan_steps=8
     ),
     learner=TABLETOP_GRPO.learner,
     eval_every=10,

@@ -7,13 +7,13 @@ from matplotlib.figure import Figure
 from rich.markdown import Markdown
 
 from parallel.planning.cluster import Cluster
-from parallel.planning.scaling import DAYS, SEEDS, Point
+from parallel.planning.scaling import DAYS, SEEDS, ScalingPoint
 
 SIZES = (8, 32, 128, 256, 512, 1024, 2048, 4096, 8192, 10_240)
 """Devices of the points."""
 
 
-def write(points: Sequence[Point], title: str, path: Path, cluster: Cluster) -> Markdown:
+def write(points: Sequence[ScalingPoint], title: str, path: Path, cluster: Cluster) -> Markdown:
     """Draws the figure (.svg, .png) at `path` and writes the page beside it, which is returned."""
     draw(points, title, path)
     best, per = points[-1].best, cluster.failures * 1e5
@@ -37,7 +37,7 @@ def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
-def draw(points: Sequence[Point], title: str, path: Path) -> None:
+def draw(points: Sequence[ScalingPoint], title: str, path: Path) -> None:
     """Throughput over devices, ideal, predicted and with interruptions; and both efficiencies."""
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -73,7 +73,7 @@ _HEADINGS = (
 )  # fmt: skip
 
 
-def _row(point: Point) -> list[str]:
+def _row(point: ScalingPoint) -> list[str]:
     best = point.best
     mesh = " ".join(f"{axis}={n}" for axis, n in best.choice.sizes.items() if n > 1)
     return [

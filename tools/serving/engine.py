@@ -19,7 +19,7 @@ from models.terminal import logger
 from tools.serving.inputs import CONTROLS, Inputs, inputs_of
 from tools.serving.limits import Limits
 from tools.serving.metrics import Metrics
-from tools.serving.session import Answer, Session
+from tools.serving.session import Reply, Session
 from tools.serving.state_range import UNUSUAL, distances, training_range
 
 log = logger(__name__)
@@ -63,7 +63,7 @@ class Engine:
         self._scale, self._state_range = self._robot.embodiment.state, state_range
         self._lock = threading.Lock()
         self._clients = self._waiting = 0
-        self._batcher: Batcher[Request, Answer] = Batcher(
+        self._batcher: Batcher[Request, Reply] = Batcher(
             self._run,
             sizes=policy.sizes,
             deadline=deadline,
@@ -106,7 +106,7 @@ class Engine:
             committed=committed or 0,
         )
 
-    def submit(self, request: Request) -> Future[Answer]:
+    def submit(self, request: Request) -> Future[Reply]:
         """The answer, when the request's batch has run."""
         with self._lock:
             self._waiting += 1
@@ -169,14 +169,14 @@ class Engine:
             raise ValueError(f"'executed' is {executed}; the chunk had {len(session.chunk)} steps.")
         return session.chunk[executed:]
 
-    def _answered(self, future: Future[Answer] | None = None) -> None:
+    def _answered(self, future: Future[Reply] | None = None) -> None:
         with self._lock:
             self._waiting -= 1
 
-    def _run(self, requests: list[Request]) -> list[Answer]:
+    def _run(self, requests: list[Request]) -> list[Reply]:
         began = time.monotonic()
         chunks = self._policy.answer(requests)
         seconds = time.monotonic() - began
         self.metrics.batch_rows.observe(len(requests))
         self.metrics.batch_seconds.observe(seconds)
-        return [Answer(chunk, seconds) for chunk in chunks]
+        return [Reply(chunk, seconds) for chunk in chunks]

@@ -27,7 +27,7 @@ from tools.serving.connection import BoundedConnection
 from tools.serving.limits import Allowance, Limits
 from tools.serving.listener import Listener, listen
 from tools.serving.metrics import CONTENT_TYPE, Metrics
-from tools.serving.session import Answer, Session
+from tools.serving.session import Reply, Session
 from tools.serving.startup import in_background
 from tools.serving.wire import pack, unpack
 
@@ -63,7 +63,7 @@ class Answers(Protocol):
           ValueError: the message is not what the policy reads.
         """
 
-    def submit(self, request: Any) -> Future[Answer]:
+    def submit(self, request: Any) -> Future[Reply]:
         """Its answer, when the batch that it goes into has run."""
 
 

@@ -34,7 +34,7 @@ class Session:
     """Time from the last request's arrival until its answer was ready to send."""
 
 
-class Answer(NamedTuple):
+class Reply(NamedTuple):
     """Result of one request."""
 
     actions: Float[np.ndarray, "h a"]

@@ -17,7 +17,7 @@ from data.frames import ACTION, STATE
 from data.mixture.mixed import mix
 from data.mixture.mixture import DatasetConfig, Mixture, RobotConfig
 from data.rlds.dataset import open_rlds
-from data.store.direct import Straight, open_straight
+from data.store.direct import Direct, open_direct
 from data.video import seek
 from tests.data.conftest import FRONT, LENGTHS
 from tests.data.lerobot.test_forms import stored_in_parquet
@@ -28,14 +28,14 @@ FIXTURES = Path(__file__).parents[2] / "fixtures"
 ROWS = np.arange(sum(LENGTHS))
 
 
-def pictures(frames: Straight, rows: np.ndarray, camera: str) -> np.ndarray:
+def pictures(frames: Direct, rows: np.ndarray, camera: str) -> np.ndarray:
     out = np.zeros((len(rows), frames.image_size, frames.image_size, 3), np.uint8)
     frames.images(rows, camera, list(out))
     return out
 
 
 @pytest.fixture(scope="module")
-def straight(recorded, episodes, tmp_path_factory) -> Straight:
+def direct(recorded, episodes, tmp_path_factory) -> Direct:
     """A dataset whose front camera's pictures are JPEG in the parquet, opened without a store."""
     place = tmp_path_factory.mktemp("straight")
     root = Path(shutil.copytree(recorded, place / "d"))
@@ -46,7 +46,7 @@ def straight(recorded, episodes, tmp_path_factory) -> Straight:
         for picture in episode.frames[FRONT]
     ]
     stored_in_parquet(root, cells)
-    return open_straight(open_dataset(root), 16, place / "cache")
+    return open_direct(open_dataset(root), 16, place / "cache")
 
 
 def jpeg(picture: np.ndarray) -> bytes:
@@ -105,42 +105,42 @@ def test_a_flipped_bit_in_computed_statistics_is_refused(tmp_path):
     ["stats.json", "prompts.json", "episodes.npz", "files.json", f"columns/{ACTION}/c/0/0",
      f"columns/{STATE}/c/0/0", "pictures/*.arrow"],
 )  # fmt: skip
-def test_a_flipped_bit_in_copied_numbers_is_refused_at_opening(pattern, straight):
-    (file,) = straight.folder.glob(pattern)
+def test_a_flipped_bit_in_copied_numbers_is_refused_at_opening(pattern, direct):
+    (file,) = direct.folder.glob(pattern)
     for _ in flips(file, 4):
-        with pytest.raises(DatasetError, match=rf"{file}, checksum: .*; delete {straight.folder},"):
-            open_straight(straight.dataset, 16, straight.folder.parent)
+        with pytest.raises(DatasetError, match=rf"{file}, checksum: .*; delete {direct.folder},"):
+            open_direct(direct.dataset, 16, direct.folder.parent)
 
 
-def test_a_flipped_bit_in_a_copied_jpeg_is_refused_when_it_is_read(straight):
-    (file,) = straight.folder.glob("pictures/*.bin")
-    (camera,) = (c for c in straight.cameras if straight.dataset.features[c]["dtype"] == "image")
+def test_a_flipped_bit_in_a_copied_jpeg_is_refused_when_it_is_read(direct):
+    (file,) = direct.folder.glob("pictures/*.bin")
+    (camera,) = (c for c in direct.cameras if direct.dataset.features[c]["dtype"] == "image")
     sizes = seek.read_table(file.with_suffix(".arrow"), file).size
-    whole = pictures(straight, ROWS, camera)
+    whole = pictures(direct, ROWS, camera)
     for at in flips(file, 16):
         frame = int(np.searchsorted(np.cumsum(sizes), at, "right"))
         with pytest.raises(
-            DatasetError, match=f"frame .*: is no readable picture; delete {straight.folder}"
+            DatasetError, match=f"frame .*: is no readable picture; delete {direct.folder}"
         ):
-            pictures(straight, np.array([frame]), camera)
+            pictures(direct, np.array([frame]), camera)
         others = np.delete(ROWS, frame)
-        assert np.array_equal(pictures(straight, others, camera), whole[others])
+        assert np.array_equal(pictures(direct, others, camera), whole[others])
 
 
-def test_tables_of_a_copy_are_compared_by_each_process_that_reads_them(straight):
-    pickled = pickle.dumps(straight)
-    for _ in flips(straight.folder / "episodes.npz", 4):
+def test_tables_of_a_copy_are_compared_by_each_process_that_reads_them(direct):
+    pickled = pickle.dumps(direct)
+    for _ in flips(direct.folder / "episodes.npz", 4):
         with pytest.raises(DatasetError, match=r"episodes\.npz, checksum: "):
             _ = pickle.loads(pickled).lengths
 
 
-def test_a_copy_without_its_list_of_files_is_refused(straight):
-    file = straight.folder / "files.json"
+def test_a_copy_without_its_list_of_files_is_refused(direct):
+    file = direct.folder / "files.json"
     whole = file.read_bytes()
     file.unlink()
     try:
         with pytest.raises(DatasetError, match=rf"{file}, checksum: is missing; delete "):
-            open_straight(straight.dataset, 16, straight.folder.parent)
+            open_direct(direct.dataset, 16, direct.folder.parent)
     finally:
         file.write_bytes(whole)
 

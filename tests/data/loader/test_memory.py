@@ -4,7 +4,7 @@ import pickle
 import jax
 import numpy as np
 
-from data.loader.memory import Memory
+from data.loader.memory import BufferPool
 
 
 def address(array):
@@ -12,7 +12,7 @@ def address(array):
 
 
 def test_memory_is_lent_again_once_an_array_and_its_views_are_gone():
-    memory = Memory((3, 4))
+    memory = BufferPool((3, 4))
     first = memory.lend()
     at, view = address(first), first.reshape(-1)[2:]
     view[:] = 7
@@ -26,7 +26,7 @@ def test_memory_is_lent_again_once_an_array_and_its_views_are_gone():
 
 
 def test_memory_that_a_device_shares_is_not_lent_again():
-    memory = Memory((64, 1024))
+    memory = BufferPool((64, 1024))
     lent = memory.lend()
     lent[:] = 5
     at = address(lent)
@@ -46,7 +46,7 @@ def test_memory_that_a_device_shares_is_not_lent_again():
 
 
 def test_lent_arrays_have_the_shape_and_can_be_written():
-    memory = pickle.loads(pickle.dumps(Memory((2, 3, 5))))
+    memory = pickle.loads(pickle.dumps(BufferPool((2, 3, 5))))
     lent = memory.lend()
     assert (lent.shape, lent.dtype) == ((2, 3, 5), np.uint8)
     lent[:] = 3

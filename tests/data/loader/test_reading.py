@@ -12,7 +12,7 @@ from data.errors import DatasetError
 from data.frames import Feed
 from data.loader import reading
 from data.loader.loader import Loader, plan_source
-from data.loader.reading import Reader
+from data.loader.reading import RetryingReader
 from data.packing.plan import Plan
 from data.store.store import build_store
 from models import Embodiment, Normalizer
@@ -117,7 +117,7 @@ def test_an_oserror_is_retried_too_and_names_its_file(waits):
         raise OSError(5, "Input/output error", "store/wrist-00003")
 
     with pytest.raises(OSError, match="store/wrist-00003"):
-        Reader(tries=4, seconds=1)(read, 3)
+        RetryingReader(tries=4, seconds=1)(read, 3)
     assert waits == [1, 2, 4]
 
 
@@ -126,7 +126,7 @@ def test_other_errors_are_not_retried(waits):
         raise KeyError("a mistake of the program")
 
     with pytest.raises(KeyError):
-        Reader()(read, 3)
+        RetryingReader()(read, 3)
     assert waits == []
 
 
@@ -172,4 +172,4 @@ def test_what_was_given_up_is_not_waited_for_again(waits):
 
 def test_at_least_one_try_is_made():
     with pytest.raises(ValueError, match="tries is 0"):
-        Reader(tries=0)
+        RetryingReader(tries=0)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from data.frames import Runs
-from data.packing.order import Order, Source, share_ranges, split
+from data.packing.order import Order, PlanSource, share_ranges, split
 
 
 def source(runs=300, tasks=40, wordings=3, seed=0):
@@ -17,7 +17,7 @@ def source(runs=300, tasks=40, wordings=3, seed=0):
     first = np.cumsum(length) - length
     images = rng.choice(4, runs, p=[0.1, 0.5, 0.39, 0.01])
     parts = Runs(np.zeros(runs, np.int64), first, length, rng.integers(0, tasks, runs))
-    return Source("test", 1.0, parts, images, text)
+    return PlanSource("test", 1.0, parts, images, text)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_a_part_of_the_order_is_drawn_without_the_rest(data):
 
 def test_wordings_of_a_run_are_drawn_equally_often_in_every_epoch():
     runs = Runs(*np.array([[0, 0], [0, 100], [30, 31], [0, 1]]))
-    data = Source("test", 1.0, runs, np.ones(2, np.int64), np.array([[9, 8, 7], [5, 6, 0]]))
+    data = PlanSource("test", 1.0, runs, np.ones(2, np.int64), np.array([[9, 8, 7], [5, 6, 0]]))
     order, told = Order(data, (61, 61), 0), []
     for epoch in range(6):
         drawn = order.draws(epoch * 61, (epoch + 1) * 61)
@@ -94,7 +94,7 @@ def test_neighbours_in_the_order_are_strangers():
     runs = Runs(
         np.arange(5000), *np.zeros((1, 5000), np.int64), np.full(5000, 40), np.arange(5000) % 50
     )
-    data = Source("test", 1.0, runs, np.ones(5000, np.int64), np.arange(5, 55)[:, None])
+    data = PlanSource("test", 1.0, runs, np.ones(5000, np.int64), np.arange(5, 55)[:, None])
     drawn = Order(data, (2000, 2000), 0).draws(6000, 8000)
     assert len(np.unique(drawn.episode)) > 1500
     assert abs(drawn.frame.mean() - 19.5) < 1

@@ -9,7 +9,7 @@ import pytest
 
 from data.frames import Runs
 from data.packing.packing import fit_layout
-from data.packing.plan import Draw, Plan, Source, typical_costs
+from data.packing.plan import Draw, Plan, PlanSource, typical_costs
 from tests.data.packing.test_packing import layout
 
 LAYOUT = layout(512, 12, 10, 320, 36, 1)
@@ -23,7 +23,7 @@ def source(name, weight, episodes, cameras, seed=0, wordings=1):
     text = rng.integers(5, 61, (episodes, wordings))
     text[:, 1:] *= np.arange(1, wordings) <= (np.arange(episodes) % wordings)[:, None]
     runs = Runs(np.arange(episodes) * 2, np.full(episodes, 3), length, task)
-    return Source(name, weight, runs, np.full(episodes, cameras), text)
+    return PlanSource(name, weight, runs, np.full(episodes, cameras), text)
 
 
 @pytest.fixture(scope="module")
@@ -250,7 +250,7 @@ def test_a_weight_that_is_not_positive_is_refused(mixture, weight):
 
 def test_a_source_without_samples_is_refused(mixture):
     none = np.zeros(0, np.int64)
-    empty = Source("empty", 1.0, Runs(none, none, none, none), none, np.ones((1, 1), np.int64))
+    empty = PlanSource("empty", 1.0, Runs(none, none, none, none), none, np.ones((1, 1), np.int64))
     with pytest.raises(ValueError, match="'empty' has no samples"):
         plan((*mixture, empty))
 
@@ -293,7 +293,7 @@ def test_a_frame_is_told_in_all_wordings_of_its_task(mixture):
 def test_draws_stay_inside_their_runs():
     """Two runs of one episode with other tasks and a gap between them."""
     runs = Runs(*np.array([[5, 5], [2, 20], [10, 7], [1, 0]]))
-    data = Source("gap", 1.0, runs, np.ones(2, np.int64), np.array([[9], [12]]))
+    data = PlanSource("gap", 1.0, runs, np.ones(2, np.int64), np.array([[9], [12]]))
     frames = {0: set(), 1: set()}
     for row in plan([data], window=64).rows(0):
         for draw in row:
@@ -323,7 +323,7 @@ def test_a_million_episodes_are_planned_in_memory_that_follows_their_metadata():
     )
     text = rng.integers(5, 61, (50_000, 1))
     tracemalloc.start()
-    planned = Plan([Source("large", 1.0, runs, np.ones(size, np.int64), text)], LAYOUT, 64)
+    planned = Plan([PlanSource("large", 1.0, runs, np.ones(size, np.int64), text)], LAYOUT, 64)
     kept, peak = tracemalloc.get_traced_memory()
     planned.draws(10**9)
     after, _ = tracemalloc.get_traced_memory()

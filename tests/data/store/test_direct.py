@@ -15,7 +15,7 @@ from PIL import Image
 from data import open_dataset
 from data.errors import DatasetError, MissingFileError
 from data.frames import ACTION, STATE
-from data.store.direct import open_straight
+from data.store.direct import open_direct
 from data.store.store import build_store
 from data.video import seek
 from data.video.seek import seek_table
@@ -44,7 +44,7 @@ def whole(dataset, camera, size):
 @pytest.mark.parametrize("name", WRITTEN)
 def test_pictures_at_random_are_those_of_whole_episodes(name, size, tmp_path):
     dataset = open_dataset(FIXTURES / name)
-    frames = open_straight(dataset, size, tmp_path)
+    frames = open_direct(dataset, size, tmp_path)
     rows = np.random.default_rng(0).integers(0, dataset.num_frames, 40)
     for camera in dataset.cameras:
         expected = whole(dataset, camera, size)[rows]
@@ -54,7 +54,7 @@ def test_pictures_at_random_are_those_of_whole_episodes(name, size, tmp_path):
 @pytest.mark.parametrize("name", WRITTEN)
 def test_samples_are_those_of_a_frame_store(name, tmp_path):
     dataset = open_dataset(FIXTURES / name)
-    frames = open_straight(dataset, SIZE, tmp_path / "cache")
+    frames = open_direct(dataset, SIZE, tmp_path / "cache")
     store = build_store(dataset, tmp_path / "store", SIZE, "raw")
     rows = np.random.default_rng(1).permutation(dataset.num_frames)
     for camera in frames.cameras:
@@ -72,7 +72,7 @@ def test_samples_are_those_of_a_frame_store(name, tmp_path):
 @pytest.mark.parametrize("version", ["v21", "v30"])
 def test_an_episode_of_lerobots_own_datasets_is_found_in_any_version(version, metaworld, tmp_path):
     dataset = open_dataset(metaworld.with_name(f"metaworld_{version}"))
-    frames, camera = open_straight(dataset, 480, tmp_path), dataset.cameras[0]
+    frames, camera = open_direct(dataset, 480, tmp_path), dataset.cameras[0]
     rows = frames.starts[[1, 0, 2]] + [3, 0, 60]
     expected = [dataset.frames(i, camera)[k] for i, k in ((1, 3), (0, 0), (2, 60))]
     for found, picture in zip(shown(frames, rows, camera), expected, strict=True):
@@ -81,14 +81,14 @@ def test_an_episode_of_lerobots_own_datasets_is_found_in_any_version(version, me
 
 def test_what_was_copied_is_found_again_by_content(tmp_path, monkeypatch):
     dataset = open_dataset(FIXTURES / "lerobot_png")
-    first = open_straight(dataset, SIZE, tmp_path)
+    first = open_direct(dataset, SIZE, tmp_path)
     monkeypatch.setattr("data.store.direct._write", None)
-    again = open_straight(open_dataset(FIXTURES / "lerobot_png"), 2 * SIZE, tmp_path)
+    again = open_direct(open_dataset(FIXTURES / "lerobot_png"), 2 * SIZE, tmp_path)
     assert again.folder == first.folder
 
 
 def test_it_pickles_and_serves_many_threads(tmp_path):
-    frames = open_straight(open_dataset(FIXTURES / "lerobot_h264"), SIZE, tmp_path)
+    frames = open_direct(open_dataset(FIXTURES / "lerobot_h264"), SIZE, tmp_path)
     frames = pickle.loads(pickle.dumps(frames))
     camera = frames.cameras[0]
     orders = [np.random.default_rng(i).permutation(22) for i in range(16)]
@@ -102,7 +102,7 @@ def test_it_pickles_and_serves_many_threads(tmp_path):
 
 def test_a_missing_video_is_named(tmp_path):
     shutil.copytree(FIXTURES / "lerobot_av1", tmp_path / "set")
-    frames = open_straight(open_dataset(tmp_path / "set"), SIZE, tmp_path / "cache")
+    frames = open_direct(open_dataset(tmp_path / "set"), SIZE, tmp_path / "cache")
     (video,) = (tmp_path / "set").glob("videos/*front/*/*.mp4")
     video.unlink()
     with pytest.raises(MissingFileError, match=str(video)):
@@ -111,7 +111,7 @@ def test_a_missing_video_is_named(tmp_path):
 
 def test_a_damaged_picture_in_the_parquet_is_named(tmp_path):
     dataset = open_dataset(FIXTURES / "lerobot_png")
-    frames = open_straight(dataset, SIZE, tmp_path)
+    frames = open_direct(dataset, SIZE, tmp_path)
     camera = frames.cameras[0]
     (stored,) = frames.folder.glob(f"pictures/{camera}.bin")
     content = bytearray(stored.read_bytes())
@@ -131,7 +131,7 @@ def test_an_episode_without_a_camera_is_stepped_over(copy, episodes, tmp_path):
         for picture in episode.frames[FRONT]
     ]
     camera = stored_in_parquet(copy, cells)
-    frames = open_straight(open_dataset(copy), 64, tmp_path / "cache")
+    frames = open_direct(open_dataset(copy), 64, tmp_path / "cache")
     assert np.argwhere(~frames.present).tolist() == [[2, 2]]
     for i in (1, 3):
         (found,) = shown(frames, frames.starts[[i]] + 4, camera)
@@ -145,8 +145,8 @@ def test_only_datasets_with_cameras_and_numbers_of_lerobots_are_opened(tmp_path)
         name = "droid"
 
     with pytest.raises(ValueError, match=r"droid: only LeRobot .* tools\.data convert"):
-        open_straight(Rlds(), SIZE, tmp_path)
-    frames = open_straight(open_dataset(FIXTURES / "lerobot_av1"), SIZE, tmp_path)
+        open_direct(Rlds(), SIZE, tmp_path)
+    frames = open_direct(open_dataset(FIXTURES / "lerobot_av1"), SIZE, tmp_path)
     with pytest.raises(ValueError, match="no camera 'top'; there are"):
         shown(frames, [0], "top")
     with pytest.raises(ValueError, match="no column 'torque'; there are"):

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec
 
 from models.inputs.packed_batch import Layout, PackedBatch, Sample, pack
 from parallel.optimizer import OptimizerConfig
-from rl.records import Decision, Drawn, Ticket, Trajectory
+from rl.records import Decision, SampledChunk, Ticket, Trajectory
 from sim.protocol import Start
 
 HORIZON, DIMS, STATE = 3, 2, 8
@@ -45,7 +45,7 @@ def params(seed: int = 0) -> Any:
 
 
 def log_prob(
-    params: Any, batch: PackedBatch, drawn: Drawn, observed: Any = None
+    params: Any, batch: PackedBatch, drawn: SampledChunk, observed: Any = None
 ) -> tuple[Any, Any, Any]:
     """Log-density of a Gaussian of width 1/2 around a linear function of the state."""
     state = observe(params, batch) if observed is None else observed
@@ -96,7 +96,7 @@ def _episode(number: int, member: int, version: int, given: Any, moved: float) -
         mean = (state @ given["policy"]["kernel"] + given["policy"]["bias"]).reshape(HORIZON, DIMS)
         after = (mean + 0.5 * rng.normal(size=mean.shape)).astype(np.float32)
         old = -0.5 * ((after - mean) / 0.5) ** 2 + moved * rng.normal(size=mean.shape)
-        drawn = Drawn(
+        drawn = SampledChunk(
             actions=after,
             before=np.zeros((1, HORIZON, DIMS), np.float32),
             after=after[None],

@@ -11,7 +11,7 @@ from rl.host.loop import HostConfig, HostSystem, Inference, run_host
 from rl.host.weights import Weights
 from tests.helpers.rl.toy import Learner, Policy, starts
 
-CONFIG = RolloutConfig(tickets=3, group=2, staleness=1, execute=3, deadline=0.001)
+CONFIG = RolloutConfig(groups=3, group=2, staleness=1, replan_steps=3, deadline=0.001)
 
 
 def nothing_lives_on():

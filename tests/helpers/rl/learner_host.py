@@ -8,7 +8,7 @@ import jax
 from parallel.mesh import MeshConfig, make_mesh
 from rl.config import ObjectiveConfig
 from rl.host.experience import micro_batches
-from rl.learner import Learner
+from rl.learner import FlowLearner
 from rl.step import abstract_learner_state, learner_state
 from tests.helpers.rl.gaussian import OPTIMIZER, RULES, log_prob, packed, params, ticket
 
@@ -21,7 +21,7 @@ def main(index: int, count: int, port: int) -> None:
     )
     mesh = make_mesh(MeshConfig(fsdp=2))
     abstract = abstract_learner_state(params(), OPTIMIZER, RULES, mesh)
-    learner = Learner(
+    learner = FlowLearner(
         log_prob, learner_state(params(), OPTIMIZER, abstract), OPTIMIZER, CONFIG, 2, mesh=mesh
     )
     for step in range(STEPS):

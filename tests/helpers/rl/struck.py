@@ -63,12 +63,12 @@ class Struck:
     def __init__(self, place: Any, struck: Callable[[], None]) -> None:
         self._place, self._struck = place, struck
 
-    def run(self, on_step: Any, told: Any, until: int) -> None:
+    def run(self, on_step: Any, should_stop: Any, until: int) -> None:
         def after(found: dict[str, float]) -> None:
             on_step(found)
             self._struck()
 
-        self._place.run(after, told, until)
+        self._place.run(after, should_stop, until)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._place, name)

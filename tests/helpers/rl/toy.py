@@ -9,8 +9,8 @@ import numpy as np
 
 from models.inputs.packed_batch import Sample
 from models.policy import Request
-from rl.records import Drawn, Ticket
-from sim.environments.device_slots import Lanes
+from rl.records import SampledChunk, Ticket
+from sim.environments.device_slots import DeviceSlots
 from sim.protocol import Observation, Outcome, Start
 from tests.helpers.sim.point_world import PointWorld, expert, seeing_policy
 
@@ -54,7 +54,7 @@ class Policy:
         actions = np.clip(self.wanted(seen, prompt) + 0.7 * noise + bias, -1, 1)
         actions = actions.astype(np.float32)
         padded = np.pad(actions, ((0, 0), (0, 1)))
-        drawn = Drawn(
+        drawn = SampledChunk(
             actions=padded,
             before=padded[None],
             after=padded[None],
@@ -115,7 +115,7 @@ class Restless:
     lockstep = False
 
     def __init__(self, count, seed=0, longest=0.002, fails=None, spoil=lambda start, out: out):
-        self.slots = [Lanes(PointWorld(), 1, expert) for _ in range(count)]
+        self.slots = [DeviceSlots(PointWorld(), 1, expert) for _ in range(count)]
         self.spec, self.count, self.longest = self.slots[0].spec, count, longest
         self.rng, self.fails, self.spoil = np.random.default_rng(seed), fails, spoil
         self.ready: dict[int, float] = {}

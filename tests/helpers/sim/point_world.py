@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sim.environments.device_slots import Lanes
+from sim.environments.device_slots import DeviceSlots
 from sim.protocol import Observation, Outcome, Start, Transition
 
 SIZE = 32
@@ -92,7 +92,7 @@ class Shuffled:
     lockstep = False
 
     def __init__(self, count: int, seed: int = 0, fails=lambda start, attempt: False) -> None:
-        self.slots = [Lanes(PointWorld(), 1, expert) for _ in range(count)]
+        self.slots = [DeviceSlots(PointWorld(), 1, expert) for _ in range(count)]
         self.spec, self.count = self.slots[0].spec, count
         self.fails, self.rng = fails, np.random.default_rng(seed)
         self.starts: list[Start] = [Start("", 0)] * count

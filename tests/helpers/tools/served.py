@@ -16,7 +16,7 @@ from websockets.sync.client import connect
 from models.inputs.processor import Embodiment, Normalizer
 from tools.serving.inputs import Inputs, inputs_of
 from tools.serving.server import PolicyServer
-from tools.serving.session import Answer
+from tools.serving.session import Reply
 from tools.serving.wire import pack, unpack
 
 ROBOT = Embodiment(
@@ -75,8 +75,8 @@ class Echo:
             if request["prompt"] == "fail":
                 raise RuntimeError("a secret of the server")
             if request["prompt"] == "nan":
-                return Answer(np.full((2, 2), np.nan), 0.001)
-            return Answer(np.full((2, 2), request["state"][0], np.float32), 0.001)
+                return Reply(np.full((2, 2), np.nan), 0.001)
+            return Reply(np.full((2, 2), request["state"][0], np.float32), 0.001)
 
         return self.pool.submit(answer)
 

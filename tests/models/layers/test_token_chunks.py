@@ -8,12 +8,12 @@ from flax import nnx
 from jax.sharding import NamedSharding, use_abstract_mesh
 from jax.sharding import PartitionSpec as P
 
-from models.layers.dit import Block as DitBlock
 from models.layers.dit import TransformerConfig
+from models.layers.dit import VitBlock as DitBlock
 from models.layers.layers import Compute, GatedMLP, Lora
 from models.layers.qwen3 import SwiGLU
-from models.layers.siglip import Block as SiglipBlock
 from models.layers.siglip import SiglipConfig
+from models.layers.siglip import VitBlock as SiglipBlock
 from models.sharding import ROWS
 from parallel.mesh import MeshConfig, make_mesh
 

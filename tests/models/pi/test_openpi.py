@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from models.checkpoints.layout import their_arrays
 from models.checkpoints.load import read
-from models.checkpoints.sources import Source, open_orbax
+from models.checkpoints.sources import CheckpointSource, open_orbax
 from models.layers.layers import Lora
 from models.pi import openpi
 from models.pi.model import PI0, Pi, PiConfig
@@ -61,7 +61,9 @@ def test_a_real_model_has_openpis_tree(name, lora):
 @pytest.mark.parametrize("name", ["pi0", "pi05"])
 def test_a_config_is_inferred_from_the_shapes_alone(name, lora):
     golden = GOLDEN[f"{name}_lora" if lora else name]["leaves"]
-    source = Source("it", {path: jax.ShapeDtypeStruct(s, np.float32) for path, s in golden.items()})
+    source = CheckpointSource(
+        "it", {path: jax.ShapeDtypeStruct(s, np.float32) for path, s in golden.items()}
+    )
     config = with_lora(PRESETS[name]) if lora else PRESETS[name]
     inferred = openpi.config(source)
     assert replace(inferred, compute=config.compute) == config

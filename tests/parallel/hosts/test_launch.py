@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from parallel.hosts import exits
-from parallel.hosts.supervisor import Plan, _devices, _next_slots, supervise
+from parallel.hosts.supervisor import LaunchPlan, _devices, _next_slots, supervise
 from tests.helpers.parallel.toy import environment
 
 RANK = "import os, sys, time, signal; rank = int(os.environ['CHILIAD_RANK']); "
@@ -22,7 +22,7 @@ def python(body: str) -> list[str]:
 
 def test_every_line_comes_whole_with_its_rank(capfd):
     body = "print(f'out {rank}', end='' if rank else '\\n'); print('err', file=sys.stderr)"
-    assert supervise(Plan(python(body), 3)) == 0
+    assert supervise(LaunchPlan(python(body), 3)) == 0
     out, err = capfd.readouterr()
     assert sorted(out.splitlines()) == ["[0] out 0", "[1] out 1", "[2] out 2"]
     assert sorted(err.splitlines()) == ["[0] err", "[1] err", "[2] err"]
@@ -31,7 +31,7 @@ def test_every_line_comes_whole_with_its_rank(capfd):
 def test_the_first_to_fail_ends_all_and_its_error_comes_last(capfd):
     body = "time.sleep(0 if rank == 1 else 1000); sys.exit('no such thing')"
     begin = time.monotonic()
-    assert supervise(Plan(python(body), 3)) == 1
+    assert supervise(LaunchPlan(python(body), 3)) == 1
     assert time.monotonic() - begin < 500
     lines = capfd.readouterr().err.splitlines()
     assert "rank 1 ended with exit code 1; all processes were ended" in lines[-2]
@@ -41,7 +41,7 @@ def test_the_first_to_fail_ends_all_and_its_error_comes_last(capfd):
 def test_a_process_that_only_lost_its_peer_is_not_the_cause(capfd):
     """Rank 0 ends first, but as JAX ends a process whose peer died."""
     body = "time.sleep(0.2) if rank else os.abort(); sys.exit(7)"
-    assert supervise(Plan(python(body), 2)) == 7
+    assert supervise(LaunchPlan(python(body), 2)) == 7
     assert "rank 1 ended with exit code 7" in capfd.readouterr().err
 
 
@@ -54,14 +54,14 @@ def test_a_process_that_only_lost_its_peer_is_not_the_cause(capfd):
     ],
 )
 def test_how_a_process_died_is_named_and_gives_the_exit_code(capfd, body, code, says):
-    assert supervise(Plan(python(f"time.sleep(1000) if rank else {body}"), 2)) == code
+    assert supervise(LaunchPlan(python(f"time.sleep(1000) if rank else {body}"), 2)) == code
     assert f"rank 0 {says}" in capfd.readouterr().err
 
 
 def test_a_job_begins_anew_on_another_port_and_is_told_so(capfd):
     body = "print(os.environ['CHILIAD_COORDINATOR'], os.environ['CHILIAD_RESTARTS']); "
     body += "sys.exit(int(os.environ['CHILIAD_RESTARTS']) < 2)"
-    assert supervise(Plan(python(body), 1, max_restarts=2)) == 0
+    assert supervise(LaunchPlan(python(body), 1, max_restarts=2)) == 0
     out, err = capfd.readouterr()
     found = [line.split()[1:] for line in out.splitlines()]
     assert [restarts for _, restarts in found] == ["0", "1", "2"]
@@ -72,30 +72,30 @@ def test_a_job_begins_anew_on_another_port_and_is_told_so(capfd):
 
 @pytest.mark.parametrize("code", [exits.REFUSED, exits.NON_FINITE])
 def test_what_would_fail_again_is_not_begun_anew(capfd, code):
-    assert supervise(Plan(python(f"sys.exit({code})"), 1, max_restarts=5)) == code
+    assert supervise(LaunchPlan(python(f"sys.exit({code})"), 1, max_restarts=5)) == code
     assert "beginning anew" not in capfd.readouterr().err
 
 
 def test_a_smaller_job_leaves_out_the_process_at_fault(capfd):
     body = "size = int(os.environ['CHILIAD_PROCESSES']); print(size); "
     body += "time.sleep(1000) if size > 2 and rank != 1 else sys.exit(size > 2)"
-    assert supervise(Plan(python(body), 4, max_restarts=1, min_processes=1)) == 0
+    assert supervise(LaunchPlan(python(body), 4, max_restarts=1, min_processes=1)) == 0
     assert capfd.readouterr().out.splitlines()[-2:] in (["[0] 2", "[1] 2"], ["[1] 2", "[0] 2"])
 
 
 def test_smaller_jobs_keep_to_divisors_and_to_the_least():
-    plan = Plan((), 8, min_processes=2)
+    plan = LaunchPlan((), 8, min_processes=2)
     assert _next_slots(plan, list(range(8)), 0) == [1, 2, 3, 4]
     assert _next_slots(plan, [1, 2, 3, 4], 1) == [1, 3]
     assert _next_slots(plan, [1, 3], 1) == [1, 3]
-    assert _next_slots(Plan((), 8), list(range(8)), 0) == list(range(8))
+    assert _next_slots(LaunchPlan((), 8), list(range(8)), 0) == list(range(8))
 
 
 def test_each_process_has_its_own_devices():
-    plan = Plan((), 2)
+    plan = LaunchPlan((), 2)
     forced = "--xla_force_host_platform_device_count"
     assert _devices(plan, 1, 8, {}) == {"JAX_LOCAL_DEVICE_IDS": "4,5,6,7"}
-    cpu = _devices(Plan((), 2, devices=16), 1, 0, {"XLA_FLAGS": f"--a=1 {forced}=8"})
+    cpu = _devices(LaunchPlan((), 2, devices=16), 1, 0, {"XLA_FLAGS": f"--a=1 {forced}=8"})
     assert cpu == {"XLA_FLAGS": f"--a=1 {forced}=16", "NPROC": "64"}
     assert _devices(plan, 0, 8, {"JAX_PLATFORMS": "cpu"})["XLA_FLAGS"] == f"{forced}=1"
     assert _devices(plan, 0, 0, {"NPROC": "4"})["NPROC"] == "32"  # the launcher's own is too small
@@ -106,11 +106,14 @@ def test_each_process_has_its_own_devices():
 @pytest.mark.parametrize(
     ("plan", "named"),
     [
-        (Plan((), 0), "-n is 0"),
-        (Plan((), 2, max_restarts=-1), "--max-restarts is -1"),
-        (Plan((), 2, min_processes=3), "--min-processes is 3, more than the 2 of -n"),
-        (Plan((), 2, nodes=2, node=2, coordinator="a:1"), "--node-rank is 2; expected 0 to 1"),
-        (Plan((), 2, nodes=2), "--nodes: several machines need --coordinator"),
+        (LaunchPlan((), 0), "-n is 0"),
+        (LaunchPlan((), 2, max_restarts=-1), "--max-restarts is -1"),
+        (LaunchPlan((), 2, min_processes=3), "--min-processes is 3, more than the 2 of -n"),
+        (
+            LaunchPlan((), 2, nodes=2, node=2, coordinator="a:1"),
+            "--node-rank is 2; expected 0 to 1",
+        ),
+        (LaunchPlan((), 2, nodes=2), "--nodes: several machines need --coordinator"),
     ],
 )
 def test_numbers_that_do_not_fit_are_refused(plan, named):
@@ -120,7 +123,7 @@ def test_numbers_that_do_not_fit_are_refused(plan, named):
 
 def test_several_machines_share_an_address_and_count_their_ranks_on(capfd):
     body = "print(os.environ['CHILIAD_COORDINATOR'], os.environ['CHILIAD_PROCESSES'])"
-    plan = Plan(python(body), 2, nodes=3, node=1, coordinator="host0:9000")
+    plan = LaunchPlan(python(body), 2, nodes=3, node=1, coordinator="host0:9000")
     assert supervise(plan) == 0
     assert sorted(capfd.readouterr().out.splitlines()) == [
         "[2] host0:9000 6",

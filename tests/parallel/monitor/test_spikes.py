@@ -54,11 +54,11 @@ def test_a_bad_step_changes_nothing_but_the_counts():
     step = make_train_step(Denoiser(), OPTIMIZER, MESH, abstract, hosts=True)
     placed = jax.tree.map(lambda x: x.sharding, abstract)
 
-    def taken(b, told=0, limit=np.inf):
+    def taken(b, stop_signal=0, limit=np.inf):
         state = init_state(Denoiser(), OPTIMIZER, abstract, 0)
         before = jax.device_get(state)
         b = jax.device_put(b, jax.NamedSharding(MESH, jax.P(("data", "fsdp"))))
-        state, metrics = step(state, b, 3, put_facts(HostFacts(told, limit, 0, 0), MESH))
+        state, metrics = step(state, b, 3, put_facts(HostFacts(stop_signal, limit, 0, 0), MESH))
         assert jax.tree.map(lambda x: x.sharding, state) == placed
         kept: dict[str, bool] = {}
         for x, y in zip(
@@ -72,7 +72,7 @@ def test_a_bad_step_changes_nothing_but_the_counts():
     assert taken(batch(0)) == (moved, True, 1)
     assert taken(scaled(batch(0), np.nan)) == (same, False, 1)
     assert taken(batch(0), limit=1e-3) == (same, False, 1)
-    assert taken(batch(0), told=15) == ({"arrays": True, "counts": True}, True, 0)
+    assert taken(batch(0), stop_signal=15) == ({"arrays": True, "counts": True}, True, 0)
 
 
 def test_skipped_steps_are_counted_and_the_same_in_a_resumed_run(tmp_path, capsys):

@@ -1,5 +1,5 @@
 from parallel.hosts.facts import HostFacts
-from parallel.monitor.stragglers import Stragglers
+from parallel.monitor.stragglers import StragglerMonitor
 
 
 def hosts(*busy, wait=0.0):
@@ -7,7 +7,7 @@ def hosts(*busy, wait=0.0):
 
 
 def test_a_host_that_is_persistently_slow_is_named_once():
-    watch, said = Stragglers(), []
+    watch, said = StragglerMonitor(), []
     for step in range(200):
         metrics, line = watch.after(1.0, hosts(0.01, 0.01, 0.3, 0.02, wait=0.9))
         assert bool(metrics) == (step % 50 == 49)
@@ -21,7 +21,7 @@ def test_a_host_that_is_persistently_slow_is_named_once():
 
 
 def test_hosts_that_take_turns_or_little_of_the_step_are_not_named():
-    turns, little = Stragglers(), Stragglers()
+    turns, little = StragglerMonitor(), StragglerMonitor()
     for step in range(200):
         assert (
             turns.after(1.0, hosts(*(0.5 if step % 3 == i else 0.01 for i in range(3))))[1] is None
@@ -30,5 +30,5 @@ def test_hosts_that_take_turns_or_little_of_the_step_are_not_named():
 
 
 def test_a_single_host_has_no_stragglers():
-    watch = Stragglers()
+    watch = StragglerMonitor()
     assert all(watch.after(1.0, hosts(0.9)) == ({}, None) for _ in range(100))

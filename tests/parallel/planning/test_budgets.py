@@ -17,7 +17,7 @@ from models.pi.model import SHARDING_RULES as PI_RULES
 from models.sharding import axes_of, shardings
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.optimizer import OptimizerConfig
-from parallel.planning.deviceless import Report, compile_step
+from parallel.planning.deviceless import CompiledStep, compile_step
 from tools.recipes.presets import PI05
 
 ROWS, SAMPLES, CAMERAS, PROMPT = 8, 4, 3, 64
@@ -42,7 +42,7 @@ def groot() -> tuple[Any, Any]:
     return Groot(replace(base, **stacks)), GROOT_RULES
 
 
-def compiled(model, rules, gpus: int) -> Report:
+def compiled(model, rules, gpus: int) -> CompiledStep:
     pytest.importorskip("jax_cuda12_plugin", reason="pip install -e '.[plan]'")
     places = SAMPLES * (CAMERAS * model.config.vision.tokens(model.config.image_size) + PROMPT)
     layout = model.config.layout(
@@ -56,12 +56,12 @@ def compiled(model, rules, gpus: int) -> Report:
 
 
 @pytest.fixture(scope="module")
-def on_a_node() -> Report:
+def on_a_node() -> CompiledStep:
     return compiled(*pi05(), 8)
 
 
 @pytest.fixture(scope="module")
-def on_1024_in_float8() -> Report:
+def on_1024_in_float8() -> CompiledStep:
     return compiled(*pi05("current"), 1024)
 
 
@@ -96,14 +96,14 @@ def formula(model, rules, gpus: int) -> dict[tuple[str, ...], float]:
     }
 
 
-def sent(report: Report) -> dict[tuple[str, ...], float]:
+def sent(report: CompiledStep) -> dict[tuple[str, ...], float]:
     total: dict[tuple[str, ...], float] = defaultdict(float)
     for (kind, _, axes), size in report.sent.items():
         total[kind, *axes] += size
     return total
 
 
-def check_wire(report: Report, model, rules) -> None:
+def check_wire(report: CompiledStep, model, rules) -> None:
     """Asserts what holds of every bf16 step on whole nodes."""
     expected, found = formula(model, rules, report.devices), sent(report)
     for which in (("all-gather", "fsdp"), ("reduce-scatter", "fsdp")):
@@ -117,7 +117,7 @@ def check_wire(report: Report, model, rules) -> None:
         assert sum(found[which] for which in moved) < 1e-4 * sum(found.values())
 
 
-def hidden(report: Report) -> float:
+def hidden(report: CompiledStep) -> float:
     """Share of all bytes sent that go behind matrix products."""
     behind = (c.sent * c.times for c in report.collectives if c.asynchronous and c.flops)
     return sum(behind) / sum(report.sent.values())

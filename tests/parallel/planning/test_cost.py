@@ -10,7 +10,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from models.model import Stack
 from parallel.mesh import AXES
 from parallel.planning.cluster import CHIPS, Chip, make_cluster, read_cluster
-from parallel.planning.cost import Collective, Step, collectives, group, seconds, wire_bytes
+from parallel.planning.cost import Collective, StepShape, collectives, group, seconds, wire_bytes
 
 ONE = dict.fromkeys(AXES, 1)
 MESH = AbstractMesh((1,) * 5, AXES, axis_types=(AxisType.Auto,) * 5)
@@ -47,7 +47,7 @@ def test_fsdp_inside_a_node_and_data_across_lie_where_they_should():
 
 def test_sharded_weights_are_gathered_twice_and_their_gradients_reduced_and_scattered():
     params = {"w": parameter(4, 1000, spec=(None, "fsdp")), "b": parameter(10)}
-    step = Step(ONE | {"data": 2, "fsdp": 8}, rows=1)
+    step = StepShape(ONE | {"data": 2, "fsdp": 8}, rows=1)
     assert sent(params, step) == {
         ("all-gather", "fsdp"): 2 * 4000 * 2,
         ("reduce-scatter", "fsdp"): 4000 * 2,
@@ -58,25 +58,25 @@ def test_sharded_weights_are_gathered_twice_and_their_gradients_reduced_and_scat
 
 def test_micro_batches_repeat_all_of_it():
     params = {"w": parameter(4, 1000, spec=(None, "fsdp"))}
-    once = Step(ONE | {"data": 2, "fsdp": 8}, rows=1)
+    once = StepShape(ONE | {"data": 2, "fsdp": 8}, rows=1)
     thrice = replace(once, accumulation=3)
     assert sent(params, thrice) == {k: 3 * v for k, v in sent(params, once).items()}
 
 
 def test_plain_data_parallelism_reduces_every_gradient_and_gathers_nothing():
     params = {"w": parameter(1000), "v": parameter(4, 500, spec=(None, "fsdp"))}
-    assert sent(params, Step(ONE | {"data": 16}, 1)) == {("all-reduce", "data"): 3000 * 2}
+    assert sent(params, StepShape(ONE | {"data": 16}, 1)) == {("all-reduce", "data"): 3000 * 2}
 
 
 def test_a_table_of_words_stays_where_it_is_and_its_gradient_is_f32():
     params = {"words": parameter(1000, 8, spec=("fsdp",))}
-    step = Step(ONE | {"data": 2, "fsdp": 4}, rows=1)
+    step = StepShape(ONE | {"data": 2, "fsdp": 4}, rows=1)
     assert sent(params, step) == {("all-reduce", "data"): 8000 * 4 / 4}
 
 
 def test_weights_in_float8_travel_as_such_and_their_gradients_do_not():
     params = {"w": parameter(4, 1000, spec=(None, "fsdp"))}
-    step = Step(ONE | {"fsdp": 8}, rows=1, gathered=1)
+    step = StepShape(ONE | {"fsdp": 8}, rows=1, gathered=1)
     assert sent(params, step) == {
         ("all-gather", "fsdp"): 2 * 4000,
         ("reduce-scatter", "fsdp"): 4000 * 2,
@@ -85,7 +85,7 @@ def test_weights_in_float8_travel_as_such_and_their_gradients_do_not():
 
 def test_tensor_halves_are_summed_twice_a_layer_in_each_pass():
     stack, rows = Stack(depth=3, width=64, places=10, keys=32), 4
-    step = Step(ONE | {"tensor": 2}, rows, recompute=False)
+    step = StepShape(ONE | {"tensor": 2}, rows, recompute=False)
     stream = rows * 10 * 64 * 2
     assert sent({}, step, [stack]) == {("all-reduce", "tensor"): 4 * 3 * stream}
     again = replace(step, recompute=True)
@@ -94,14 +94,14 @@ def test_tensor_halves_are_summed_twice_a_layer_in_each_pass():
 
 def test_a_ring_passes_each_share_of_keys_to_all_others():
     stack, rows = Stack(depth=3, width=64, places=12, keys=32), 4
-    step = Step(ONE | {"context": 4}, rows, recompute=False)
+    step = StepShape(ONE | {"context": 4}, rows, recompute=False)
     share = rows * 12 / 4 * 32 * 2
     assert sent({}, step, [stack]) == {("permute", "context"): 3 * (4 - 1) * 3 * share}
 
 
 def test_stages_hand_over_every_micro_batch_in_both_directions():
     stack = Stack(depth=4, width=64, places=10, keys=0)
-    step = Step(ONE | {"stage": 2}, rows=4, recompute=False, microbatches=4)
+    step = StepShape(ONE | {"stage": 2}, rows=4, recompute=False, microbatches=4)
     assert sent({}, step, [stack]) == {("permute", "stage"): 2 * (4 + 1) * (4 / 4) * 10 * 64 * 2}
 
 

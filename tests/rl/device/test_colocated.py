@@ -14,24 +14,24 @@ from parallel.optimizer import OptimizerConfig
 from rl import flow_policy
 from rl.advantages import gae
 from rl.config import ColocatedConfig, LearnerConfig, ObjectiveConfig, RlConfig, RolloutConfig
-from rl.device.colocated import Colocated, advantages, lane_seeds
+from rl.device.colocated import Colocated, advantages, env_seeds
 from sim.protocol import TRAIN_SEEDS
 from tests.helpers.models.tiny_policy import ARM, tiny_policy
 from tests.helpers.rl.point import Point
 
 
-def configured(rate=1e-3, minibatches=2, rates=(), **own) -> RlConfig:
+def configured(rate=1e-3, minibatches=2, rate_factors=(), **own) -> RlConfig:
     optimizer = OptimizerConfig(
         learning_rate=rate,
         schedule="constant",
         warmup_steps=0,
         weight_decay=0.0,
-        rates=rates,
+        rate_factors=rate_factors,
         ema_decay=0.0,
     )
     return RlConfig(
         steps=4,
-        rollout=RolloutConfig(execute=3),
+        rollout=RolloutConfig(replan_steps=3),
         learner=LearnerConfig(epochs=2, minibatches=minibatches, optimizer=optimizer),
         colocated=ColocatedConfig(**{"lanes": 8, "fragment": 3, **own}),
     )
@@ -65,8 +65,8 @@ def made() -> Colocated:
     plain = replace(ARM, actions=Normalizer((0.0, 0.0), (1.0, 1.0)))
     processor = replace(tiny_policy().processor, embodiments=(plain,))
     chosen = replace(
-        configured(lanes=64, minibatches=4, warmup=1),
-        objective=ObjectiveConfig(discount=0.8, trace=0.9),
+        configured(envs=64, minibatches=4, warmup=1),
+        objective=ObjectiveConfig(discount=0.8, gae_lambda=0.9),
     )
     env = Upwards(max_steps=9, speed=0.25)
     return Colocated(replace(tiny_policy(), processor=processor), env, chosen)
@@ -116,7 +116,7 @@ def test_without_learning_ratios_are_1_and_nothing_is_clipped():
 
 
 def test_what_is_kept_of_observations_changes_nothing():
-    plain = configured(rates=(("^policy/(expert|action|time)|value", 1.0), (".", 0.0)))
+    plain = configured(rate_factors=(("^policy/(expert|action|time)|value", 1.0), (".", 0.0)))
     learner = replace(plain.learner, keep_observed=True)
     ended = []
     for config in (plain, replace(plain, learner=learner)):
@@ -163,11 +163,11 @@ def test_advantages_are_those_of_whole_episodes():
 
 
 def test_lanes_act_training_episodes_that_do_not_depend_on_their_number():
-    few, many = (lane_seeds(configured(lanes=n)) for n in (8, 64))
+    few, many = (env_seeds(configured(envs=n)) for n in (8, 64))
     assert np.array_equal(few, many[:8])
     assert len(set(many)) == 64
     assert all(int(seed) in TRAIN_SEEDS for seed in many)
-    assert not set(many) & set(lane_seeds(replace(configured(lanes=64), seed=1)))
+    assert not set(many) & set(env_seeds(replace(configured(envs=64), seed=1)))
 
 
 @pytest.mark.parametrize(
@@ -175,10 +175,10 @@ def test_lanes_act_training_episodes_that_do_not_depend_on_their_number():
     [
         ({"objective": ObjectiveConfig(advantage="group")}, "no groups|placement 'host'"),
         ({"objective": ObjectiveConfig(name="vtrace")}, "newest policy"),
-        ({"colocated": ColocatedConfig(lanes=7, fragment=3)}, "21 decisions"),
+        ({"colocated": ColocatedConfig(envs=7, unroll=3)}, "21 decisions"),
         (
-            {"rollout": RolloutConfig(execute=3, tickets=8, snapshots="bfloat16")},
-            "rollout.tickets = 8, rollout.snapshots = bfloat16 would count for nothing",
+            {"rollout": RolloutConfig(replan_steps=3, groups=8, snapshots="bfloat16")},
+            "rollout.groups = 8, rollout.snapshots = bfloat16 would count for nothing",
         ),
         ({"learner": LearnerConfig(micro=8)}, "learner.micro = 8 would"),
         (

@@ -31,8 +31,8 @@ POINT = Suite(
 CONFIG = RlConfig(
     steps=4,
     flow=FlowConfig(steps=2),
-    rollout=RolloutConfig(execute=3),
-    colocated=ColocatedConfig(lanes=4, fragment=2),
+    rollout=RolloutConfig(replan_steps=3),
+    colocated=ColocatedConfig(envs=4, unroll=2),
     save_every=2,
 )
 

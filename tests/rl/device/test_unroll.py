@@ -11,14 +11,14 @@ import pytest
 from models.robot_policy import RobotPolicy
 from rl import flow_policy
 from rl.config import ColocatedConfig, RlConfig, RolloutConfig
-from rl.device.unroll import Fragment, Lanes
+from rl.device.unroll import PolicyEnvs, Unroll
 from sim.environments.device_slots import spec_of
 from sim.protocol import Observation
 from tests.helpers.models.tiny_policy import tiny_policy
 from tests.helpers.rl.point import Point
 
 CONFIG = RlConfig(
-    seed=3, rollout=RolloutConfig(execute=3), colocated=ColocatedConfig(lanes=12, fragment=4)
+    seed=3, rollout=RolloutConfig(replan_steps=3), colocated=ColocatedConfig(envs=12, unroll=4)
 )
 POINT = Point(max_steps=10, speed=0.25)
 SEEDS = np.arange(40, 52, dtype=np.uint32)
@@ -34,7 +34,7 @@ def params():
     return jax.tree.map(jnp.asarray, {**made, "value": heads})
 
 
-LANES = Lanes(POINT, tiny_policy(), CONFIG)
+LANES = PolicyEnvs(POINT, tiny_policy(), CONFIG)
 ACT = jax.jit(LANES.act)
 STEP = jax.jit(POINT.pure_step)
 
@@ -46,15 +46,15 @@ def begun():
 
 
 @cache
-def fragment() -> Fragment:
+def unroll() -> Unroll:
     return jax.device_get(ACT(params(), begun())[1])
 
 
 @cache
 def by_hand() -> list[list[dict]]:
     """Chunks of each lane, from the actions that were drawn and steps one by one."""
-    drawn = fragment().drawn.actions[:, :, : CONFIG.rollout.execute, :2]
-    lanes = []
+    drawn = unroll().drawn.actions[:, :, : CONFIG.rollout.replan_steps, :2]
+    envs = []
     for lane in range(len(SEEDS)):
         state = jax.tree.map(lambda x, lane=lane: x[lane : lane + 1], begun())
         chunks = []
@@ -67,12 +67,12 @@ def by_hand() -> list[list[dict]]:
                 if happened.terminated[0, 0] or happened.truncated[0, 0]:
                     break
             chunks.append({"before": before, "rewards": rewards, "last": happened})
-        lanes.append(chunks)
-    return lanes
+        envs.append(chunks)
+    return envs
 
 
 def test_a_chunk_is_acted_to_the_episodes_end_and_the_next_begins_a_fresh_one():
-    found, cut = fragment(), 0
+    found, cut = unroll(), 0
     for lane, chunks in enumerate(by_hand()):
         for t, chunk in enumerate(chunks):
             mask, steps = found.batch.action_mask[t, lane, 0], len(chunk["rewards"])
@@ -83,14 +83,14 @@ def test_a_chunk_is_acted_to_the_episodes_end_and_the_next_begins_a_fresh_one():
             assert found.reward[t, lane] == sum(chunk["rewards"])
             assert found.terminated[t, lane] == chunk["last"].terminated[0, 0]
             assert found.truncated[t, lane] == chunk["last"].truncated[0, 0]
-            cut += steps < CONFIG.rollout.execute
+            cut += steps < CONFIG.rollout.replan_steps
     assert cut > 2, "episodes end within chunks, too"
     assert found.terminated.any()
     assert found.truncated[:-1].any()
 
 
 def test_values_that_follow_are_none_at_the_end_and_the_last_sights_where_time_ran_out():
-    found, robot = fragment(), RobotPolicy.in_suite(tiny_policy(), spec_of(POINT, (8, 8)))
+    found, robot = unroll(), RobotPolicy.in_suite(tiny_policy(), spec_of(POINT, (8, 8)))
     ended, late = found.terminated[:-1], found.truncated[:-1]
     assert np.all(found.following[:-1][ended] == 0)
     goes_on = ~ended & ~late
@@ -114,8 +114,8 @@ def test_a_lane_does_the_same_beside_any_others():
     begin = jax.tree.map(lambda x: x[np.array(some)], begun())
     state, alone = ACT(params(), begin)
     for name in ("reward", "terminated", "truncated"):
-        assert np.array_equal(getattr(alone, name), getattr(fragment(), name)[:, some]), name
-    pairs = zip(jax.tree.leaves(alone), jax.tree.leaves(fragment()), strict=True)
+        assert np.array_equal(getattr(alone, name), getattr(unroll(), name)[:, some]), name
+    pairs = zip(jax.tree.leaves(alone), jax.tree.leaves(unroll()), strict=True)
     assert all(np.allclose(a, b[:, some], atol=1e-5) for a, b in pairs)
     assert np.array_equal(state.seed, SEEDS[some])
 
@@ -127,12 +127,12 @@ def test_step_by_step_is_the_same_as_traced():
     assert all(np.allclose(a, b, atol=1e-5) for a, b in pairs)
 
 
-@pytest.mark.parametrize(("execute", "chunks"), [(3, 5), (3, 0), (0, 1), (7, 1)])
-def test_fragments_in_which_time_could_run_out_twice_are_refused(execute, chunks):
+@pytest.mark.parametrize(("replan_steps", "chunks"), [(3, 5), (3, 0), (0, 1), (7, 1)])
+def test_fragments_in_which_time_could_run_out_twice_are_refused(replan_steps, chunks):
     config = replace(
         CONFIG,
-        rollout=RolloutConfig(execute=execute),
-        colocated=ColocatedConfig(lanes=2, fragment=chunks),
+        rollout=RolloutConfig(replan_steps=replan_steps),
+        colocated=ColocatedConfig(envs=2, unroll=chunks),
     )
     with pytest.raises(ValueError, match="give 1 to"):
-        Lanes(POINT, tiny_policy(), config)
+        PolicyEnvs(POINT, tiny_policy(), config)

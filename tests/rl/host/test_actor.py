@@ -11,7 +11,7 @@ from models.batcher import Batcher
 from models.robot_policy import RobotPolicy
 from rl import flow_policy
 from rl.config import FlowConfig
-from rl.host.actor import Actor
+from rl.host.actor import FlowActor
 from tests.helpers.models.tiny_policy import KEYS, PROMPTS, openpi, seen, tiny_policy
 
 POLICY = tiny_policy().varied(sizes=(4,))
@@ -21,7 +21,7 @@ LONG = " ".join(["push"] * 40)
 
 @pytest.fixture(scope="module")
 def actor():
-    return Actor(ROBOT, FlowConfig(steps=2))
+    return FlowActor(ROBOT, FlowConfig(steps=2))
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_answers_are_draws_in_the_robots_units(actor, params):
 
 def test_without_noise_answers_are_the_policys(params):
     asked = requests()
-    calm = Actor(ROBOT, FlowConfig(level=0.0, steps=2))
+    calm = FlowActor(ROBOT, FlowConfig(level=0.0, steps=2))
     chunks = np.stack([answer.actions for answer in calm.answer(params, asked)])
     np.testing.assert_allclose(chunks, POLICY.answer(asked), atol=2e-6)
 
@@ -79,7 +79,7 @@ def test_the_values_of_observations_are_those_recorded_with_their_chunks(actor, 
 
 
 def test_a_warm_actor_compiles_nothing_more(params):
-    fresh, done = Actor(replace(ROBOT, policy=POLICY.varied()), FlowConfig(steps=2)), []
+    fresh, done = FlowActor(replace(ROBOT, policy=POLICY.varied()), FlowConfig(steps=2)), []
     fresh.warm(params, text=40, progress=lambda *count: done.append(count))
     assert done == [(1, 3), (2, 3), (3, 3)]  # 16, 32 and 64 words
     assert (fresh._draw._cache_size(), fresh._value._cache_size()) == (3, 3)

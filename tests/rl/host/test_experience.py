@@ -42,7 +42,7 @@ def test_every_decision_becomes_one_row_with_its_advantage():
     tickets = [ticket(i, version=i % 3) for i in range(12)]
     assert {t.trajectories[0].terminated for t in tickets} == {True, False}
     found = rows(micro_batches(tickets, packed, GAE, 8))
-    wanted = expected(tickets, lambda t: gae(*of(t), GAE.discount, GAE.trace))
+    wanted = expected(tickets, lambda t: gae(*of(t), GAE.discount, GAE.gae_lambda))
     assert found.keys() == wanted.keys()
     for key, row in found.items():
         decision, advantage, target = wanted[key]
@@ -108,7 +108,7 @@ def test_vtrace_takes_values_and_ratios_of_the_learners_policy():
         ours, values, _ = log_prob(mine, samples, drawn)
         gap = np.where(samples.action_mask[:, 0], ours - drawn.log_prob, 0)
         return vtrace(
-            rewards, values, final, np.exp(gap.sum((1, 2))), config.discount, config.trace, 1.0
+            rewards, values, final, np.exp(gap.sum((1, 2))), config.discount, config.gae_lambda, 1.0
         )
 
     for key, (_, advantage, target) in expected(tickets, worth).items():

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from rl.host import loop as host
-from rl.host.trajectory_buffer import Arrivals
+from rl.host.trajectory_buffer import TrajectoryBuffer
 from sim.processes.processes import Processes
 from sim.protocol import Start
 from tests.helpers.rl.hosted import CONFIG, described, interrupt, nothing_lives_on, pauses, run
@@ -226,17 +226,17 @@ def explodes_late():
 
 
 def test_an_episode_lost_or_learnt_twice_is_noticed(monkeypatch):
-    finish = Arrivals.finish
+    finish = TrajectoryBuffer.finish
 
     def twice(self, place, trajectory):
         finish(self, place, trajectory)
         finish(self, place, trajectory)
 
-    monkeypatch.setattr(Arrivals, "finish", twice)
+    monkeypatch.setattr(TrajectoryBuffer, "finish", twice)
     with pytest.raises(RuntimeError, match=r"ended, but was not under way"):
         run([Restless(2)])
-    monkeypatch.setattr(Arrivals, "finish", finish)
-    monkeypatch.setattr(Arrivals, "drop", lambda self, place: None)
+    monkeypatch.setattr(TrajectoryBuffer, "finish", finish)
+    monkeypatch.setattr(TrajectoryBuffer, "drop", lambda self, place: None)
     with pytest.raises(ZeroDivisionError) as raised:
         run([Restless(3)], on_step=lambda _: 1 / 0)
     assert "were lost" in raised.value.__notes__[0]

@@ -11,9 +11,9 @@ import pytest
 from rl.host import loop as host
 from rl.host.loop import HostConfig, HostSystem, Inference, check_state, run_host
 from rl.host.rollout import key_of
-from rl.host.staleness import Place
+from rl.host.staleness import GroupMember
 from rl.host.weights import Weights
-from sim.environments.device_slots import Lanes
+from sim.environments.device_slots import DeviceSlots
 from sim.protocol import Start
 from tests.helpers.rl.hosted import CONFIG, described, interrupt, nothing_lives_on, pauses, run
 from tests.helpers.rl.toy import Blind, Learner, Policy, Restless, starts
@@ -24,11 +24,11 @@ ended = pytest.fixture(autouse=True)(nothing_lives_on)
 
 def synchronous(config, steps):
     """Reference for all else: one episode after another, then the update."""
-    slots, actor, learner = Lanes(PointWorld(), 1), Policy(), Learner()
+    slots, actor, learner = DeviceSlots(PointWorld(), 1), Policy(), Learner()
     spec, seen = slots.spec, []
     for step in range(steps):
         version = {"bias": learner.params["bias"].copy()}
-        for number in range(step * config.tickets, (step + 1) * config.tickets):
+        for number in range(step * config.groups, (step + 1) * config.groups):
             group = []
             for member in range(config.group):
                 start, chunks, acted = starts(number), [], 0
@@ -36,10 +36,10 @@ def synchronous(config, steps):
                 (out,) = slots.poll()
                 while not out.ended:
                     prompt = spec.wording(out.goal, start.seed)
-                    key = key_of(Place(number, member, start), acted)
+                    key = key_of(GroupMember(number, member, start), acted)
                     request = actor.prepare(out.observation, prompt, key)
                     ((actions, drawn),) = actor.answer(version, [request])
-                    slots.send(0, actions[: config.execute])
+                    slots.send(0, actions[: config.replan_steps])
                     (out,) = slots.poll()
                     acted += len(out.reward)
                     chunks.append((drawn.actions.tolist(), out.reward.tolist()))
@@ -69,7 +69,7 @@ def test_no_decision_is_older_than_the_bound_however_the_threads_are_scheduled(s
     rng = np.random.default_rng(seed)
     config = replace(
         CONFIG,
-        tickets=int(rng.integers(1, 5)),
+        groups=int(rng.integers(1, 5)),
         group=int(rng.integers(1, 4)),
         staleness=int(rng.integers(0, 4)),
         deadline=float(rng.choice([0.0, 0.003])),
@@ -86,11 +86,11 @@ def test_no_decision_is_older_than_the_bound_however_the_threads_are_scheduled(s
         assert 0 <= min(lags) <= max(lags) <= config.staleness
         assert sum(learnt.lags.values()) == len(lags)
         assert max(learnt.lags) == max(lags)
-        first = step * config.tickets
-        assert {t.number for t in tickets} == set(range(first, first + config.tickets))
+        first = step * config.groups
+        assert {t.number for t in tickets} == set(range(first, first + config.groups))
         assert options["stream"] or [t.number for t in tickets] == sorted(t.number for t in tickets)
     counts = done[-1].counts
-    assert counts.begun == counts.finished == counts.learnt == 5 * config.tickets * config.group
+    assert counts.begun == counts.finished == counts.learnt == 5 * config.groups * config.group
     assert counts.dropped == 0
     assert all(len(some.threads) <= 1 and not some.closed for some in slots)
 
@@ -150,7 +150,7 @@ def test_the_same_trajectories_whatever_the_slots_and_threads_while_nothing_is_l
 ):
     slots = [Restless(count, seed) for seed, count in enumerate(counts)]
     learner, _ = run(slots, learner=Learner(rate=0), values=True, **options)
-    alone, _ = run([Lanes(PointWorld(), 1)], learner=Learner(rate=0), values=True)
+    alone, _ = run([DeviceSlots(PointWorld(), 1)], learner=Learner(rate=0), values=True)
     for mine, other in zip(learner.tickets, alone.tickets, strict=True):
         numbered = {ticket.number: described(ticket) for ticket in mine}
         assert numbered == {ticket.number: described(ticket) for ticket in other}
@@ -177,17 +177,17 @@ def test_no_batch_waits_for_its_deadline_when_nobody_else_can_come():
 def test_a_run_can_be_told_to_stop():
     slots, done = Restless(3), []
     with pytest.raises(host.Stopped) as raised:
-        run([slots], steps=10_000, on_step=done.append, told=lambda: len(done) > 3)
+        run([slots], steps=10_000, on_step=done.append, should_stop=lambda: len(done) > 3)
     assert not getattr(raised.value, "__notes__", [])
     assert len(done) > 3
     assert slots.closed
 
 
 def test_lanes_that_move_in_lockstep_are_told_together():
-    lanes = Lanes(PointWorld(), 4)
+    lanes = DeviceSlots(PointWorld(), 4)
     polls, poll = [], lanes.poll
     lanes.poll = lambda timeout=None: polls.append(len(lanes._told)) or poll(timeout)
-    run([lanes], replace(CONFIG, staleness=0, tickets=4, group=1), steps=1, actor=Blind())
+    run([lanes], replace(CONFIG, staleness=0, groups=4, group=1), steps=1, actor=Blind())
     assert polls == [0, 4, 4, 4, 4]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from rl.host.loop import HostConfig, HostSystem, Inference, run_host
 from rl.host.rollout import key_of
-from rl.host.staleness import Place
+from rl.host.staleness import GroupMember
 from rl.host.weights import Weights
 from sim.protocol import Start
 from tests.helpers.rl.hosted import CONFIG
@@ -45,14 +45,14 @@ def acted(slots, timeline=None, **options):
 def test_keys_differ_between_tickets_members_and_steps_though_they_share_a_start():
     start = Start("points", 3)
     keys = {
-        key_of(Place(ticket, member, start), step)
+        key_of(GroupMember(ticket, member, start), step)
         for ticket in range(40)
         for member in range(8)
         for step in range(5)
     }
     assert len(keys) == 40 * 8 * 5
-    assert key_of(Place(1, 2, start), 4) == key_of(Place(1, 2, Start("points", 3)), 4)
-    assert key_of(Place(1, 2, start), 4) != key_of(Place(1, 2, Start("points", 4)), 4)
+    assert key_of(GroupMember(1, 2, start), 4) == key_of(GroupMember(1, 2, Start("points", 3)), 4)
+    assert key_of(GroupMember(1, 2, start), 4) != key_of(GroupMember(1, 2, Start("points", 4)), 4)
     assert all(0 <= word < 2**32 for key in keys for word in key)
 
 
@@ -101,5 +101,7 @@ def test_an_episode_that_does_not_end_in_time_is_refused():
 
 
 def test_a_policy_that_draws_too_few_steps_is_refused():
-    with pytest.raises(ValueError, match=r"step 0: version 0 .*\(4, 2\).*fewer than execute = 5"):
-        acted([Restless(1)], execute=5)
+    with pytest.raises(
+        ValueError, match=r"step 0: version 0 .*\(4, 2\).*fewer than replan_steps = 5"
+    ):
+        acted([Restless(1)], replan_steps=5)

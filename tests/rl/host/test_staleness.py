@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from rl.host.staleness import Admission, Place, draw_start
+from rl.host.staleness import GroupMember, StalenessControl, draw_start
 from sim.protocol import Start
 
 
@@ -14,28 +14,28 @@ def starts(ticket):
     return Start("odd" if ticket % 2 else "even", ticket)
 
 
-def all_of(admission, tasks=None):
-    return list(iter(lambda: admission.take("me", tasks), None))
+def all_of(staleness_control, tasks=None):
+    return list(iter(lambda: staleness_control.take("me", tasks), None))
 
 
 def made(clock=lambda: 0.0, **options):
     options = {"tickets": 3, "group": 2, "staleness": 1, "steps": 5} | options
-    return Admission(starts, clock=clock, **options)
+    return StalenessControl(starts, clock=clock, **options)
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 3, 9])
 def test_a_ticket_begins_once_the_policy_has_had_its_steps_updates_but_for_the_bound(staleness):
-    admission, taken = made(staleness=staleness), []
+    staleness_control, taken = made(staleness=staleness), []
     for version in range(5):
         if version:
-            admission.advance(version)
-        admission_open = [Place(*place) for place in all_of(admission)]
+            staleness_control.advance(version)
+        admission_open = [GroupMember(*place) for place in all_of(staleness_control)]
         assert all(place.ticket // 3 - staleness <= version for place in admission_open)
         taken += admission_open
         assert len(taken) == min(version + staleness + 1, 5) * 3 * 2
-        assert admission.ended == (version + staleness + 1 >= 5)
-    assert taken == [Place(i, m, starts(i)) for i in range(15) for m in range(2)]
-    assert [admission.oldest(ticket) for ticket in (0, 3, 14)] == [
+        assert staleness_control.ended == (version + staleness + 1 >= 5)
+    assert taken == [GroupMember(i, m, starts(i)) for i in range(15) for m in range(2)]
+    assert [staleness_control.oldest(ticket) for ticket in (0, 3, 14)] == [
         0,
         max(1 - staleness, 0),
         max(4 - staleness, 0),
@@ -43,22 +43,22 @@ def test_a_ticket_begins_once_the_policy_has_had_its_steps_updates_but_for_the_b
 
 
 def test_each_is_handed_out_once_whoever_asks_at_the_same_time():
-    admission = made(tickets=50, steps=10)
+    staleness_control = made(tickets=50, steps=10)
     taken, barrier = [], threading.Barrier(8)
 
     def ask(who):
         barrier.wait()
         ended = False
         while not ended:
-            ended = admission.ended
-            while place := admission.take(who):
+            ended = staleness_control.ended
+            while place := staleness_control.take(who):
                 taken.append(place)
 
     threads = [threading.Thread(target=ask, args=(who,)) for who in range(8)]
     for thread in threads:
         thread.start()
     for version in range(1, 10):
-        admission.advance(version)
+        staleness_control.advance(version)
     for thread in threads:
         thread.join(60)
     counts = Counter((place.ticket, place.member) for place in taken)
@@ -66,45 +66,45 @@ def test_each_is_handed_out_once_whoever_asks_at_the_same_time():
 
 
 def test_who_acts_other_tasks_takes_their_tickets_and_leaves_the_others():
-    admission = made(group=1)
-    assert [place.ticket for place in all_of(admission, {"odd"})] == [1, 3, 5]
-    assert [place.ticket for place in all_of(admission)] == [0, 2, 4]
+    staleness_control = made(group=1)
+    assert [place.ticket for place in all_of(staleness_control, {"odd"})] == [1, 3, 5]
+    assert [place.ticket for place in all_of(staleness_control)] == [0, 2, 4]
 
 
 def test_time_spent_waiting_is_counted_for_each_who_asked():
     now = [0.0]
-    admission = made(lambda: now[0], group=1, staleness=0)
-    all_of(admission)
+    staleness_control = made(lambda: now[0], group=1, staleness=0)
+    all_of(staleness_control)
     now[0] = 1.0
-    assert admission.take("other") is None
+    assert staleness_control.take("other") is None
     now[0] = 4.0
-    assert admission.waited == 4.0 + 3.0
-    admission.advance(1)
-    assert admission.take("other") is not None
+    assert staleness_control.waited == 4.0 + 3.0
+    staleness_control.advance(1)
+    assert staleness_control.take("other") is not None
     now[0] = 5.0
-    assert admission.waited == 5.0 + 3.0
+    assert staleness_control.waited == 5.0 + 3.0
     for version in (2, 3, 4):
-        admission.advance(version)
-    all_of(admission)
+        staleness_control.advance(version)
+    all_of(staleness_control)
     now[0] = 9.0
-    assert admission.waited == 5.0 + 3.0  # at the end nobody is held back
+    assert staleness_control.waited == 5.0 + 3.0  # at the end nobody is held back
 
 
 def test_its_state_is_json_and_goes_on_with_the_tickets_that_are_not_learnt_from():
-    admission = made(lambda: 0.0)
-    all_of(admission)
-    admission.advance(2)
-    other = made(**json.loads(json.dumps(admission.state())))
+    staleness_control = made(lambda: 0.0)
+    all_of(staleness_control)
+    staleness_control.advance(2)
+    other = made(**json.loads(json.dumps(staleness_control.state())))
     assert [place.ticket for place in all_of(other)][::2] == list(range(6, 12))
 
 
 def test_when_closed_it_tells_the_first_error_to_all():
-    admission = made()
-    admission.close(OSError("the disk is full"))
-    admission.close(ValueError("the second"))
+    staleness_control = made()
+    staleness_control.close(OSError("the disk is full"))
+    staleness_control.close(ValueError("the second"))
     for _ in range(2):
         with pytest.raises(OSError, match="disk is full"):
-            admission.take("me")
+            staleness_control.take("me")
 
 
 def test_wrong_numbers_are_refused():
@@ -112,9 +112,9 @@ def test_wrong_numbers_are_refused():
         made(tickets=0)
     with pytest.raises(ValueError, match="staleness = -1"):
         made(staleness=-1)
-    admission = made(version=3)
+    staleness_control = made(version=3)
     with pytest.raises(ValueError, match="Version 3 does not follow version 3"):
-        admission.advance(3)
+        staleness_control.advance(3)
 
 
 def test_starts_derive_from_seed_and_ticket_and_stay_within_the_seeds():

@@ -6,20 +6,20 @@ import threading
 import numpy as np
 import pytest
 
-from rl.host.staleness import Place
-from rl.host.trajectory_buffer import Arrivals, Counts
+from rl.host.staleness import GroupMember
+from rl.host.trajectory_buffer import Counts, TrajectoryBuffer
 from rl.records import Trajectory
 from sim.protocol import Start
 
 
 def place(ticket, member=0):
-    return Place(ticket, member, Start("points", ticket))
+    return GroupMember(ticket, member, Start("points", ticket))
 
 
-def acted(arrivals, *places):
+def acted(trajectories, *places):
     for one in places:
-        arrivals.begin(one)
-        arrivals.finish(one, trajectory(one))
+        trajectories.begin(one)
+        trajectories.finish(one, trajectory(one))
 
 
 def trajectory(one):
@@ -27,104 +27,106 @@ def trajectory(one):
 
 
 def test_tickets_come_as_they_complete_with_their_members_in_order():
-    arrivals = Arrivals(2, 2)
-    acted(arrivals, place(1, 1), place(0, 0), place(3, 0), place(1, 0))
-    step = arrivals.step(0)
+    trajectories = TrajectoryBuffer(2, 2)
+    acted(trajectories, place(1, 1), place(0, 0), place(3, 0), place(1, 0))
+    step = trajectories.step(0)
     first = next(step)
     assert (first.number, [t.member for t in first.trajectories]) == (1, [0, 1])
-    acted(arrivals, place(0, 1))
+    acted(trajectories, place(0, 1))
     assert [ticket.number for ticket in step] == [0]
-    acted(arrivals, place(2, 0), place(2, 1), place(3, 1))
-    assert [ticket.number for ticket in arrivals.step(1)] == [2, 3]
-    assert arrivals.counts() == Counts(begun=8, finished=8, learnt=8)
-    arrivals.check(at_rest=True)
+    acted(trajectories, place(2, 0), place(2, 1), place(3, 1))
+    assert [ticket.number for ticket in trajectories.step(1)] == [2, 3]
+    assert trajectories.counts() == Counts(begun=8, finished=8, learnt=8)
+    trajectories.check(at_rest=True)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_whatever_the_order_each_is_learnt_from_once(seed):
-    rng, arrivals = np.random.default_rng(seed), Arrivals(7, 3)
+    rng, trajectories = np.random.default_rng(seed), TrajectoryBuffer(7, 3)
     places = [place(i, m) for i in range(28) for m in range(3)]
     parts = [places[i::4] for i in range(4)]
     threads = [
-        threading.Thread(target=acted, args=(arrivals, *[part[i] for i in rng.permutation(21)]))
+        threading.Thread(target=acted, args=(trajectories, *[part[i] for i in rng.permutation(21)]))
         for part in parts
     ]
     for thread in threads:
         thread.start()
     for step in range(4):
-        numbers = sorted(ticket.number for ticket in arrivals.step(step))
+        numbers = sorted(ticket.number for ticket in trajectories.step(step))
         assert numbers == list(range(7 * step, 7 * step + 7))
     for thread in threads:
         thread.join(60)
-    assert arrivals.counts().learnt == 84
+    assert trajectories.counts().learnt == 84
 
 
 def test_what_begins_or_ends_twice_or_is_learnt_from_twice_is_refused():
-    arrivals = Arrivals(1)
-    arrivals.begin(place(0))
+    trajectories = TrajectoryBuffer(1)
+    trajectories.begin(place(0))
     for when in ("acted", "held", "learnt from", "past"):
         with pytest.raises(RuntimeError, match="ticket 0 began twice"):
-            arrivals.begin(place(0))
+            trajectories.begin(place(0))
         if when == "acted":
-            arrivals.finish(place(0), trajectory(place(0)))
+            trajectories.finish(place(0), trajectory(place(0)))
         with pytest.raises(RuntimeError, match="was not under way"):
-            arrivals.finish(place(0), trajectory(place(0)))
+            trajectories.finish(place(0), trajectory(place(0)))
         if when == "held":
-            step = arrivals.step(0)
+            step = trajectories.step(0)
             next(step)
         if when == "learnt from":
             with pytest.raises(RuntimeError, match="Step 0 was learnt from before"):
-                next(arrivals.step(0))
+                next(trajectories.step(0))
             assert list(step) == []
     with pytest.raises(RuntimeError, match="Step 0 was learnt from before"):
-        next(arrivals.step(0))
+        next(trajectories.step(0))
 
 
 @pytest.mark.parametrize("field", ["begun", "finished", "learnt", "dropped"])
 def test_a_count_that_is_off_by_one_is_noticed_at_the_end_of_a_step(field):
-    arrivals = Arrivals(1)
-    acted(arrivals, place(0), place(1))
-    arrivals.begin(place(2))
-    assert len(list(arrivals.step(0))) == 1
-    setattr(arrivals._counts, field, getattr(arrivals._counts, field) + 1)
+    trajectories = TrajectoryBuffer(1)
+    acted(trajectories, place(0), place(1))
+    trajectories.begin(place(2))
+    assert len(list(trajectories.step(0))) == 1
+    setattr(trajectories._counts, field, getattr(trajectories._counts, field) + 1)
     with pytest.raises(RuntimeError, match="lost or counted twice"):
-        list(arrivals.step(1))
+        list(trajectories.step(1))
 
 
 def test_at_rest_nothing_is_under_way():
-    arrivals = Arrivals(1)
-    arrivals.begin(place(0))
-    arrivals.check()
+    trajectories = TrajectoryBuffer(1)
+    trajectories.begin(place(0))
+    trajectories.check()
     with pytest.raises(RuntimeError, match="1 are being acted"):
-        arrivals.check(at_rest=True)
-    arrivals.drop(place(0))
-    arrivals.check(at_rest=True)
+        trajectories.check(at_rest=True)
+    trajectories.drop(place(0))
+    trajectories.check(at_rest=True)
 
 
 def test_what_a_run_had_begun_and_not_learnt_from_is_dropped_when_it_goes_on():
-    arrivals = Arrivals(1)
-    acted(arrivals, place(0), place(1))
-    arrivals.begin(place(2))
-    arrivals.rerun(place(2))
-    assert len(list(arrivals.step(0))) == 1
-    other = Arrivals(1, counts=Counts(**json.loads(json.dumps(vars(arrivals.counts())))))
+    trajectories = TrajectoryBuffer(1)
+    acted(trajectories, place(0), place(1))
+    trajectories.begin(place(2))
+    trajectories.rerun(place(2))
+    assert len(list(trajectories.step(0))) == 1
+    other = TrajectoryBuffer(
+        1, counts=Counts(**json.loads(json.dumps(vars(trajectories.counts()))))
+    )
     assert other.counts() == Counts(begun=3, finished=1, learnt=1, dropped=2, reruns=1)
     acted(other, place(1))
     assert [ticket.number for ticket in other.step(1)] == [1]
 
 
 def test_who_waits_is_told_the_first_error():
-    arrivals, told = Arrivals(1), []
+    trajectories, told = TrajectoryBuffer(1), []
 
     def wait():
         try:
-            next(arrivals.step(0))
+            next(trajectories.step(0))
         except OSError as error:
             told.append(str(error))
 
     thread = threading.Thread(target=wait)
     thread.start()
-    arrivals.close(OSError("the first"))
-    arrivals.close(ValueError("the second"))
+    trajectories.close(OSError("the first"))
+    trajectories.close(ValueError("the second"))
     thread.join(60)
     assert told == ["the first"]

@@ -26,7 +26,7 @@ from rl.remote.slots import RemoteSlots
 from tests.helpers.rl.hosted import CONFIG, described, how_long, pauses
 from tests.helpers.rl.toy import Learner, Policy, Restless, starts
 from tests.tools.test_rl import HOST, POINTS, save_policy
-from tools.rl import Paths
+from tools.rl import RlPaths
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
 
@@ -233,11 +233,11 @@ def test_a_whole_run_elsewhere_leaves_the_same_policy_bit_for_bit(ray, tmp_path,
     begun, quiet = save_policy(tmp_path / "begun"), Console(quiet=True)
     config = replace(HOST, steps=2, eval_every=0, disaggregated=DisaggregatedConfig(1, 1))
     with pytest.raises(ValueError, match="--ray-address auto is for placement 'disaggregated'"):
-        tools.rl.run(Paths(begun, tmp_path / "refused", ray_address="auto"), config, quiet)
+        tools.rl.run(RlPaths(begun, tmp_path / "refused", ray_address="auto"), config, quiet)
     saved = []
     for placement in ("host", "disaggregated"):
         out = tmp_path / placement
-        tools.rl.run(Paths(begun, out), replace(config, placement=placement), quiet)
+        tools.rl.run(RlPaths(begun, out), replace(config, placement=placement), quiet)
         saved.append(own.restore_params(out, "params"))
     assert jax.tree.all(jax.tree.map(np.array_equal, *saved))
     changed = jax.tree.map(np.array_equal, saved[0], own.restore_params(begun))

@@ -62,7 +62,7 @@ def test_rates_count_the_chunks_steps_and_the_decisions(mode):
     found = simulate(ONE, MODES[mode], updates=9, warm=3)
     decisions = 6 * 5 / found.seconds
     assert found.samples_per_second == pytest.approx(decisions)
-    assert found.steps_per_second == pytest.approx(decisions * ONE.execute, rel=0.2)
+    assert found.steps_per_second == pytest.approx(decisions * ONE.replan_steps, rel=0.2)
 
 
 def test_slots_in_lockstep_share_a_batch_and_its_devices():
@@ -150,13 +150,13 @@ def test_never_faster_than_a_bottleneck_and_never_staler_than_allowed(mode, stal
     workload = replace(VARIED, staleness=staleness)
     found = simulate(workload, MODES[mode], updates=10, warm=2)
     devices = 4 if mode == "synchronous colocated" else 2
-    chunks = found.steps_per_second / workload.execute
+    chunks = found.steps_per_second / workload.replan_steps
     assert chunks * 1.02 <= workload.slots / workload.latencies.chunk.mean * 1.2
     assert chunks <= devices * 8 / workload.inference[8]
     assert found.samples_per_second <= devices * workload.micro / workload.gradient
     assert found.updates / found.seconds <= 1 / workload.update
     assert found.lag <= staleness
-    for use in found.use.lanes.values():
+    for use in found.use.group_size.values():
         assert use.seconds == pytest.approx(found.seconds)
         assert use.utilisation <= 1 + 1e-9
 

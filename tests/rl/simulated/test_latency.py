@@ -75,17 +75,17 @@ def test_slots_are_measured_one_chunk_at_a_time(monkeypatch):
         Latencies(Constant(0.25), Constant(1.5)), 1, world=Points(max_steps=10), clock=clock
     )
     starts = [Start("reach", seed) for seed in range(3)]
-    found = measure(slots, starts, execute=4)
+    found = measure(slots, starts, replan_steps=4)
     assert found.reset.seconds == pytest.approx([1.5] * 3)
     assert set(np.round(found.chunk.seconds, 9)) == {0.25}
     assert len(found.chunk.seconds) <= 3 * 2  # of 4, 4 and 2 steps, the last is left out
-    assert len(measure(slots, starts, execute=4, each=1).chunk.seconds) == 3
+    assert len(measure(slots, starts, replan_steps=4, each=1).chunk.seconds) == 3
 
 
 def test_a_suite_whose_chunks_are_never_whole_cannot_be_measured():
     slots = Synthetic(Latencies(Constant(0), Constant(0)), 1, world=Points(max_steps=3))
-    with pytest.raises(ValueError, match="smaller `execute`"):
-        measure(slots, [Start("reach", 0)], execute=4)
+    with pytest.raises(ValueError, match="smaller `replan_steps`"):
+        measure(slots, [Start("reach", 0)], replan_steps=4)
 
 
 def test_what_was_measured_is_read_again(tmp_path):

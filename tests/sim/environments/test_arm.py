@@ -14,7 +14,7 @@ from sim.environments.arm import Arm
 from sim.environments.arm_model import HOME, LIMITS, SPEEDS, STEP
 from sim.environments.arm_tasks import LIFTED
 from sim.environments.bodies import COLOURS
-from sim.environments.device_slots import Lanes
+from sim.environments.device_slots import DeviceSlots
 from sim.protocol import EVAL_SEEDS, Start
 from sim.suites import load_suite
 
@@ -26,9 +26,9 @@ SEEDS = EVAL_SEEDS[:LANES]
 def arms() -> dict[str, Arm]:
     """One per task and control; all share one compiled physics."""
     return {
-        "lift": Arm("lift", lanes=LANES, image_size=32),
-        "joint": Arm("reach", lanes=LANES, image_size=32, control="joint"),
-        "delta": Arm("reach", lanes=LANES, image_size=32, control="delta"),
+        "lift": Arm("lift", group_size=LANES, image_size=32),
+        "joint": Arm("reach", group_size=LANES, image_size=32, control="joint"),
+        "delta": Arm("reach", group_size=LANES, image_size=32, control="delta"),
     }
 
 
@@ -244,7 +244,7 @@ def test_experts_reach_the_goal_and_its_step_reports_it(arms, name):
 
 def test_slots_of_an_arm_are_demonstrated_in_by_its_expert(arms):
     env = arms["delta"]
-    slots = Lanes(env, LANES, Arm.expert)
+    slots = DeviceSlots(env, LANES, Arm.expert)
     for slot in range(LANES):
         slots.begin(slot, Start("arm-reach-delta", SEEDS[slot]))
     assert [outcome.observation.images.shape for outcome in slots.poll()] == [

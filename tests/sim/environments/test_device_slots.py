@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from sim.environments.device_slots import Lanes
+from sim.environments.device_slots import DeviceSlots
 from sim.environments.experts import expert as tabletop_expert
 from sim.protocol import Start
 from tests.helpers.sim.point_world import PointWorld, expert
 
 
 def points(count=3):
-    return Lanes(PointWorld(), count, expert)
+    return DeviceSlots(PointWorld(), count, expert)
 
 
 def begun(lanes, *seeds):
@@ -35,7 +35,7 @@ def test_the_specification_is_the_environments():
     assert (spec.name, spec.tasks, spec.picture) == ("points", ("points",), (32, 32))
     assert (spec.cameras, spec.action_names, spec.max_steps) == (("top",), ("dx", "dy"), 12)
     assert spec.expert
-    assert not Lanes(PointWorld(), 1).spec.expert
+    assert not DeviceSlots(PointWorld(), 1).spec.expert
 
 
 def test_a_beginning_shows_the_fresh_episode_and_its_goal():
@@ -179,15 +179,15 @@ def test_a_slot_begins_anew_wherever_its_episode_is():
 
 def test_the_tabletops_end_is_seen_as_it_was(envs):
     env = envs["reach"]
-    lanes = Lanes(env, env.lanes, tabletop_expert)
-    seeds = range(1_000_000_000, 1_000_000_000 + env.lanes)
+    lanes = DeviceSlots(env, env.group_size, tabletop_expert)
+    seeds = range(1_000_000_000, 1_000_000_000 + env.group_size)
     begun(lanes, *seeds)
-    for slot in range(env.lanes):
+    for slot in range(env.group_size):
         lanes.demonstrate(slot, env.max_steps)
     ends = {outcome.slot: outcome for outcome in lanes.poll()}
     state = env.reset(np.array(seeds))
     actions = np.stack(
-        [np.resize(ends[slot].actions, (env.max_steps, 4)) for slot in range(env.lanes)]
+        [np.resize(ends[slot].actions, (env.max_steps, 4)) for slot in range(env.group_size)]
     )
     _, happened = env.step_chunk(state, actions)
     for slot, end in ends.items():
@@ -216,7 +216,7 @@ def test_what_cannot_be_done_is_refused():
     with pytest.raises(ValueError, match="no task 'lines'"):
         lanes.begin(1, Start("lines", 1))
     with pytest.raises(ValueError, match="no expert"):
-        Lanes(PointWorld(), 1).demonstrate(0, 1)
+        DeviceSlots(PointWorld(), 1).demonstrate(0, 1)
     lanes.send(0, np.zeros((1, 2)))
     with pytest.raises(ValueError, match="slot 0 waits for no actions"):
         lanes.send(0, np.zeros((1, 2)))

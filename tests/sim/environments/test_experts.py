@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sim.environments.device_slots import Lanes
+from sim.environments.device_slots import DeviceSlots
 from sim.environments.experts import expert
 from sim.evaluate import evaluate_expert
 from sim.protocol import EVAL_SEEDS, Start
@@ -12,7 +12,7 @@ from sim.protocol import EVAL_SEEDS, Start
 def success(env, expert) -> float:
     """Success on 64 unseen starts."""
     starts = [Start(env.name, seed) for seed in EVAL_SEEDS[:64]]
-    return evaluate_expert(Lanes(env, len(starts), expert), starts).success.value
+    return evaluate_expert(DeviceSlots(env, len(starts), expert), starts).success.value
 
 
 @pytest.mark.parametrize(

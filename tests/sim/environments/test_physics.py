@@ -126,7 +126,7 @@ def test_warp_on_the_gpu_agrees_with_xla_to_two_centimetres_while_lifting():
     pytest.importorskip("warp", reason="pip install 'mujoco-mjx[warp]'")
     if jax.default_backend() != "gpu":
         pytest.skip("no NVIDIA GPU here")
-    one, other = (Tabletop("lift", lanes=16, impl=impl) for impl in ("jax", "warp"))
+    one, other = (Tabletop("lift", group_size=16, impl=impl) for impl in ("jax", "warp"))
     assert Tabletop().impl == "warp"
     state = one.reset(np.arange(16))
     same = other.reset(np.arange(16))

@@ -16,7 +16,7 @@ SEEDS = np.arange(6)
 
 @cache
 def _env(random: Randomisation) -> Tabletop:
-    return Tabletop("lift", 24, tuple(CAMERAS), random, lanes=8)
+    return Tabletop("lift", 24, tuple(CAMERAS), random, group_size=8)
 
 
 def pictures(random: Randomisation, scene: Scene, **changes) -> np.ndarray:
@@ -25,7 +25,7 @@ def pictures(random: Randomisation, scene: Scene, **changes) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def scene() -> Scene:
-    env = Tabletop("lift", lanes=8)
+    env = Tabletop("lift", group_size=8)
     return env.scene(env.reset(SEEDS))
 
 
@@ -69,7 +69,7 @@ def test_the_wrists_camera_moves_with_the_gripper_and_the_fronts_stays(scene):
 
 @pytest.mark.parametrize("task", TASKS)
 def test_distractors_lie_in_view_and_touch_nothing(task):
-    env = Tabletop(task, random=Randomisation(distractors=3), lanes=64)
+    env = Tabletop(task, random=Randomisation(distractors=3), group_size=64)
     poses = np.asarray(env.scene(env.reset(np.arange(64))).poses)
     others, things = poses[:, -3:, :2], poses[:, -6:-3, :2]
     apart = np.linalg.norm(others[:, :, None] - things[:, None], axis=-1)
@@ -78,7 +78,7 @@ def test_distractors_lie_in_view_and_touch_nothing(task):
     assert among.min() > 2 * np.sqrt(2) * DISTRACTOR
     usual = replace(env.task.bodies, distractors=0)
     assert env.bodies.nq == usual.nq + 21
-    without = np.asarray(Tabletop(task, lanes=64).reset(np.arange(64)).physics.position)
+    without = np.asarray(Tabletop(task, group_size=64).reset(np.arange(64)).physics.position)
     together = np.asarray(env.reset(np.arange(64)).physics.position)[:, : usual.nq]
     assert np.array_equal(together, without), "the task itself is the same"
     assert np.abs(others).max() < 0.2

@@ -61,7 +61,7 @@ def test_an_episode_is_the_same_in_any_batch(env):
 
 
 def test_more_environments_than_lanes_act_alike(env):
-    seeds = np.arange(env.lanes + 3)
+    seeds = np.arange(env.group_size + 3)
     actions = _actions(env, len(seeds), 2)
     state, transition = env.step_chunk(env.reset(seeds), actions)
     last = env.step_chunk(env.reset(seeds[-2:]), actions[-2:])

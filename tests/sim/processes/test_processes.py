@@ -333,7 +333,7 @@ def test_evaluation_reruns_what_a_simulator_failed_in_and_any_number_of_slots_ag
     def evaluated(count, scars):
         scars.mkdir(exist_ok=True)
         with Processes(SIMULATOR, count, options={"scars": str(scars)}) as slots:
-            found = evaluate(slots, homewards, starts, execute=2, clips=1)
+            found = evaluate(slots, homewards, starts, replan_steps=2, clips=1)
             return found, sum(slots.restarts)
 
     (several, _), (alone, crashes) = (

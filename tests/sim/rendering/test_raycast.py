@@ -16,9 +16,9 @@ from sim.environments import physics
 from sim.environments.bodies import Bodies
 from sim.rendering.raycast import (
     Camera,
-    Frames,
     Geom,
     Look,
+    Poses,
     Views,
     depths,
     geoms_of,
@@ -166,7 +166,7 @@ def test_light_falls_as_mujocos_normals_say_and_shadows_where_its_rays_are_block
 
 def test_a_box_in_the_air_darkens_the_floor_where_the_light_comes_from_behind_it():
     geoms = (Geom("box", (0.05, 0.05, 0.01)), Geom("plane", (0.0, 0.0)))
-    frames = Frames.of(np.array(((0, 0, 0.2, 1, 0, 0, 0), (0, 0, 0, 1, 0, 0, 0)), np.float32))
+    frames = Poses.of(np.array(((0, 0, 0.2, 1, 0, 0, 0), (0, 0, 0, 1, 0, 0, 0)), np.float32))
     under = -0.2 * LIGHT / LIGHT[2]
     cameras = [
         Camera((x + 0.2, y - 0.3, 0.1), (x, y, 0.0), 2.0) for x, y in (under[:2], under[:2] + 0.12)
@@ -180,14 +180,14 @@ def test_a_box_in_the_air_darkens_the_floor_where_the_light_comes_from_behind_it
 def test_a_camera_on_a_body_sees_what_a_fixed_one_at_its_place_sees(solids):
     geoms, frames = _scene(*solids)
     mounted = Camera((0.3, -0.5, 0.4), (0.0, 0.0, 0.1), 40.0, on=2, up=(1, 0, 1))
-    frame = Frames.of(np.array(((0.1, 0.2, 0.3, 0.9, 0.1, -0.2, 0.3),), np.float32))
+    frame = Poses.of(np.array(((0.1, 0.2, 0.3, 0.9, 0.1, -0.2, 0.3),), np.float32))
     turn, place = np.asarray(frame.rotation[0]), np.asarray(frame.position[0])
     still = Camera(
         *(tuple(place + turn @ np.array(x)) for x in (mounted.position, mounted.target)),
         40.0,
         up=tuple(turn @ np.array(mounted.up)),
     )
-    bodies = Frames(frames.position[:2], frames.rotation[:2]).join(frame)
+    bodies = Poses(frames.position[:2], frames.rotation[:2]).join(frame)
     both = np.asarray(_label(geoms, frames, views([mounted, still], bodies), size=48))[0]
     assert len(np.unique(both[0])) > 4
     assert (both[0] == both[1]).mean() > 0.999
@@ -197,7 +197,7 @@ def test_an_environment_looks_the_same_beside_any_others(solids):
     geoms, frames = _scene(*solids)
     rng = np.random.default_rng(0)
     n, c = 4, 2
-    moved = Frames(
+    moved = Poses(
         frames.position + rng.uniform(-0.02, 0.02, (n, len(geoms), 3)).astype(np.float32),
         np.broadcast_to(frames.rotation, (n, len(geoms), 3, 3)),
     )
@@ -244,7 +244,7 @@ def test_a_camera_sees_right_on_the_right_up_on_top_and_wide_where_pictures_are_
     ball = Geom("sphere", (0.1,))
     camera = Camera((0, -2, 1), (0, 0, 1), 60.0)
     for place, (row, column) in (((0.8, 0, 1), (7.5, 15)), ((0, 0, 1.8), (2, 9.5))):
-        frames = Frames.of(np.array(((*place, 1, 0, 0, 0),), np.float32))
+        frames = Poses.of(np.array(((*place, 1, 0, 0, 0),), np.float32))
         seen = np.asarray(segmentation((ball,), frames, views([camera]), (16, 20)))[0, 0]
         at = np.argwhere(seen == 0)
         assert seen.shape == (16, 20)
@@ -261,7 +261,7 @@ def test_a_geom_or_camera_that_cannot_be_cast_is_refused_in_one_sentence():
         Camera((0, 0, 1), (0, 0, 0), 40.0)
     with pytest.raises(ValueError, match="body 1 and 0 bodies"):
         views([Camera((0, 1, 1), (0, 0, 0), 40.0, on=1)])
-    frames = Frames.of(np.array([(0, 0, 0, 1, 0, 0, 0)] * 2, float))
+    frames = Poses.of(np.array([(0, 0, 0, 1, 0, 0, 0)] * 2, float))
     with pytest.raises(ValueError, match="2 frames for 1 geoms"):
         segmentation((Geom("sphere", (0.1,)),), frames, views([FRONT]), 4)
 
@@ -273,8 +273,8 @@ def _at_rest(model: mujoco.MjModel, qpos: np.ndarray) -> tuple[mujoco.MjModel, m
     return model, data
 
 
-def _scene(model: mujoco.MjModel, data: mujoco.MjData) -> tuple[tuple[Geom, ...], Frames]:
-    frames = Frames(
+def _scene(model: mujoco.MjModel, data: mujoco.MjData) -> tuple[tuple[Geom, ...], Poses]:
+    frames = Poses(
         data.geom_xpos.astype(np.float32), data.geom_xmat.reshape(-1, 3, 3).astype(np.float32)
     )
     return geoms_of(model), frames

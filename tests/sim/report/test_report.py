@@ -16,7 +16,7 @@ import pytest
 
 from data.video.video import encode_mp4
 from sim.clips import ENCODING
-from sim.environments.device_slots import Lanes
+from sim.environments.device_slots import DeviceSlots
 from sim.evaluate import evaluate, evaluate_expert
 from sim.protocol import Start
 from sim.report import charts
@@ -69,7 +69,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def report():
-    slots = Lanes(Hostile(), 24, expert)
+    slots = DeviceSlots(Hostile(), 24, expert)
     starts = [Start("points", seed) for seed in range(500, 524)]
     rng = np.random.default_rng(0)
     metrics = [
@@ -198,7 +198,7 @@ def test_tasks_comparisons_and_failures_are_tabled(report):
         name = "<other>"
 
     starts = [Start("<other>", seed) for seed in range(4)]
-    other = evaluate(Lanes(Other(), 4), idle_policy, starts, clips=0)
+    other = evaluate(DeviceSlots(Other(), 4), idle_policy, starts, clips=0)
     main = report.evaluations["trained"]
     both = joined([replace(main, clips=()), other], "suite")
     lost = Failure("<other>", 77, "it <fell>", 3)

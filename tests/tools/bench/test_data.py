@@ -9,7 +9,7 @@ from rich.console import Console
 
 from data.loader.loader import Loader
 from tools.bench.data import data
-from tools.bench.data.data import Reading, Work
+from tools.bench.data.data import BenchedRow, ReadRate
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "lerobot"
 
@@ -22,16 +22,16 @@ def batch(kind, form, cache):
 
 @pytest.mark.parametrize("kind", ["av1", "png"])
 def test_every_form_of_a_dataset_gives_the_same_batch_of_a_released_models_size(kind, tmp_path):
-    straight, raw, jpeg = (batch(kind, form, tmp_path) for form in ("straight", "raw", "jpeg"))
-    assert straight.images.shape == (32, 2, 224, 224, 3)
-    assert straight.actions.shape == (32, 1, 50, 32)
-    assert (straight.weight == 1).all()
-    assert (straight.prefix_segment == 1).any(axis=1).all()
-    np.testing.assert_array_equal(straight.images, raw.images)
-    assert np.abs(straight.images.astype(int) - jpeg.images).mean() < 3
+    direct, raw, jpeg = (batch(kind, form, tmp_path) for form in ("straight", "raw", "jpeg"))
+    assert direct.images.shape == (32, 2, 224, 224, 3)
+    assert direct.actions.shape == (32, 1, 50, 32)
+    assert (direct.weight == 1).all()
+    assert (direct.prefix_segment == 1).any(axis=1).all()
+    np.testing.assert_array_equal(direct.images, raw.images)
+    assert np.abs(direct.images.astype(int) - jpeg.images).mean() < 3
     for other in (raw, jpeg):
-        np.testing.assert_array_equal(straight.actions, other.actions)
-        np.testing.assert_array_equal(straight.sample_id, other.sample_id)
+        np.testing.assert_array_equal(direct.actions, other.actions)
+        np.testing.assert_array_equal(direct.sample_id, other.sample_id)
 
 
 def test_a_reading_counts_every_sample_and_rounds_differ(tmp_path, monkeypatch):
@@ -48,14 +48,14 @@ def test_a_reading_counts_every_sample_and_rounds_differ(tmp_path, monkeypatch):
 
 
 def test_each_sides_best_options_count_and_ratios_are_taken_within_a_round():
-    work = Work("ours", "av1", "raw", 1, ratio=15)
+    work = BenchedRow("ours", "av1", "raw", 1, ratio=15)
     first = {
-        "ours": {"1": Reading(100, 0.01), "2": Reading(200, 0.02)},
-        "LeRobot": {"0": Reading(10, 0.1), "2": Reading(20, 0.2)},
+        "ours": {"1": ReadRate(100, 0.01), "2": ReadRate(200, 0.02)},
+        "LeRobot": {"0": ReadRate(10, 0.1), "2": ReadRate(20, 0.2)},
     }
     slower = {
-        "ours": {"1": Reading(50, 0.02), "2": Reading(100, 0.04)},
-        "LeRobot": {"0": Reading(5, 0.2), "2": Reading(4, 0.4)},
+        "ours": {"1": ReadRate(50, 0.02), "2": ReadRate(100, 0.04)},
+        "LeRobot": {"0": ReadRate(5, 0.2), "2": ReadRate(4, 0.4)},
     }
     found = data.row(work, [first, slower, slower])
     assert found["ratio"] == 20

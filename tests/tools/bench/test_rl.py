@@ -10,12 +10,12 @@ from models.layers.siglip import SiglipConfig
 from rl.config import RolloutConfig
 from rl.simulated.events import MODES, Workload
 from rl.simulated.latency import Constant, Latencies, LogNormal
-from sim.environments.device_slots import Lanes
+from sim.environments.device_slots import DeviceSlots
 from sim.protocol import TRAIN_SEEDS
 from sim.suite import Suite
 from tests.helpers.rl.point import Point
 from tools.bench.rl import rl, rl_modes
-from tools.bench.rl.rl_modes import Load
+from tools.bench.rl.rl_modes import BenchedRun
 
 WORKLOAD = Workload(
     slots=8,
@@ -75,8 +75,8 @@ def test_modes_learn_on_real_threads_and_are_simulated_from_what_they_took(monke
     monkeypatch.setattr(rl_modes, "MODEL", small)
     modes = {name: MODES[name] for name in ("synchronous colocated", "all three")}
     monkeypatch.setattr(rl, "MODES", modes)
-    load = Load(
-        rollout=RolloutConfig(tickets=2, group=2, slots=4, execute=4, deadline=0.005),
+    load = BenchedRun(
+        rollout=RolloutConfig(groups=2, group=2, slots=4, replan_steps=4, deadline=0.005),
         micro=8,
         steps=2,
         warm=1,
@@ -89,7 +89,7 @@ def test_modes_learn_on_real_threads_and_are_simulated_from_what_they_took(monke
         "point",
         ("point",),
         4,
-        lambda tasks, count, size: Lanes(Point(), count),
+        lambda tasks, count, size: DeviceSlots(Point(), count),
         first_seed=TRAIN_SEEDS.stop,
         slots=4,
         environment=lambda task, size: Point(),

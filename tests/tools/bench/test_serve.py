@@ -8,7 +8,7 @@ from tools.recipes.presets import TINY
 
 def test_batches_and_one_at_a_time_are_measured_in_turn(monkeypatch):
     monkeypatch.setattr(serve, "_MODEL", TINY.model)
-    load = serve.Load(clients=2, rounds=1, requests=4)
+    load = serve.ClientLoad(clients=2, rounds=1, requests=4)
     result = serve.run(Console(quiet=True), load)
     batched, single = result["table"].values()
     assert result["ratio"] == batched["requests/s"] / single["requests/s"] > 0

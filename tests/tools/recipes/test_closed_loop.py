@@ -11,7 +11,7 @@ from rich.console import Console
 from models import load_policy
 from models.flow import flow
 from parallel.mesh import make_mesh
-from sim.environments.device_slots import Lanes
+from sim.environments.device_slots import DeviceSlots
 from sim.suite import Suite
 from tests.helpers.sim.point_world import PointWorld, expert
 from tests.helpers.tools.small_run import SMALL
@@ -27,7 +27,7 @@ QUIET = Console(quiet=True)
 def slots(tasks, count, size):
     world = PointWorld()
     (world.name,) = tasks
-    return Lanes(world, count, expert)
+    return DeviceSlots(world, count, expert)
 
 
 POINTS = Suite("points", ("near", "far"), 4, slots, first_seed=500, together=False, slots=4)
@@ -131,7 +131,7 @@ def test_a_suite_of_another_robot_is_refused_before_training(dataset, config, tm
     class Other(PointWorld):
         action_names = ("dx", "dy", "dz")
 
-    other = replace(POINTS, open=lambda tasks, count, size: Lanes(Other(), count))
+    other = replace(POINTS, open=lambda tasks, count, size: DeviceSlots(Other(), count))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tools.recipes.closed_loop.load_suite", lambda name: other)
         with pytest.raises(ValueError, match="3 action dims"):

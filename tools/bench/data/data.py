@@ -21,7 +21,7 @@ from data.loader.loader import Loader, plan_source
 from data.packing.plan import Plan
 from data.statistics.stats import normalizer
 from data.store.convert import Encoding
-from data.store.direct import open_straight
+from data.store.direct import open_direct
 from data.store.store import cached_store
 from models import Embodiment, PiConfig, Processor
 from models.inputs.tokenizer import Tokenizer
@@ -36,7 +36,7 @@ _MODEL = replace(PiConfig(), horizon=_HORIZON, state_input="token")
 
 
 @dataclass(frozen=True)
-class Work:
+class BenchedRow:
     """A row of the result: what is read, of which kind of dataset, and the ratios to reach."""
 
     name: str
@@ -48,23 +48,23 @@ class Work:
 
 
 WORKS = (
-    Work("JPEG frame store", "av1", "jpeg", 60, 4, 6),
-    Work("raw frame store", "av1", "raw", 200, 15),
-    Work("straight from AV1", "av1", "straight", 25, 1.5, 2.5),
-    Work("straight from PNG in parquet", "png", "straight", 25, 50),
-    Work("straight from H.264", "h264", "straight", 25),
-    Work("straight from AV1 of 480 x 640", "av1_480", "straight", 8),
+    BenchedRow("JPEG frame store", "av1", "jpeg", 60, 4, 6),
+    BenchedRow("raw frame store", "av1", "raw", 200, 15),
+    BenchedRow("straight from AV1", "av1", "straight", 25, 1.5, 2.5),
+    BenchedRow("straight from PNG in parquet", "png", "straight", 25, 50),
+    BenchedRow("straight from H.264", "h264", "straight", 25),
+    BenchedRow("straight from AV1 of 480 x 640", "av1_480", "straight", 8),
 )
 
 
-class Reading(NamedTuple):
+class ReadRate(NamedTuple):
     """Batches read: samples a second, and seconds of a processor for each sample."""
 
     rate: float
     cpu: float
 
 
-Round = dict[str, dict[str, Reading]]
+Round = dict[str, dict[str, ReadRate]]
 """Readings of a round: by reader or dataset, and by options."""
 
 
@@ -117,7 +117,7 @@ def beside(
     ask(run="make", root=str(root), kind=kind)
     works = [work for work in WORKS if work.kind == kind]
     options = product(backends, (0, 1, 2)) if kind == "av1" else product(backends[:1], (0, 2))
-    calls: dict[str, dict[str, Callable[[int], Reading]]] = {
+    calls: dict[str, dict[str, Callable[[int], ReadRate]]] = {
         _PEER: {
             f"{backend}, {workers} workers": peer_reader(ask, root, backend, workers)
             for backend, workers in options
@@ -148,7 +148,7 @@ def beside(
     return found
 
 
-def row(work: Work, rounds: Sequence[Round]) -> dict[str, Any]:
+def row(work: BenchedRow, rounds: Sequence[Round]) -> dict[str, Any]:
     """Medians over the rounds, of which each side's best reading counts, in rate and in cost each;
     ratios are taken within a round. `options` are those that were fastest most often."""
     ours = [best(readings[work.name]) for readings in rounds]
@@ -166,9 +166,9 @@ def row(work: Work, rounds: Sequence[Round]) -> dict[str, Any]:
     }
 
 
-def best(readings: dict[str, Reading]) -> Reading:
+def best(readings: dict[str, ReadRate]) -> ReadRate:
     """The highest rate and the lowest cost, whatever the options of each."""
-    return Reading(max(r.rate for r in readings.values()), min(r.cpu for r in readings.values()))
+    return ReadRate(max(r.rate for r in readings.values()), min(r.cpu for r in readings.values()))
 
 
 def fastest(rounds: Sequence[Round], side: str) -> str:
@@ -179,7 +179,7 @@ def fastest(rounds: Sequence[Round], side: str) -> str:
 def opened(root: Path, form: Encoding | Literal["straight"], cache: Path) -> Frames:
     """The dataset as a frame store of that encoding, or as it is."""
     if form == "straight":
-        return open_straight(open_dataset(root), _MODEL.image_size, cache / "straight")
+        return open_direct(open_dataset(root), _MODEL.image_size, cache / "straight")
     return cached_store(open_dataset(root), _MODEL.image_size, form, cache / "stores")
 
 
@@ -210,11 +210,11 @@ def loading(frames: Frames) -> tuple[Feed, Processor, Plan]:
     return feed, processor, Plan([source], layout, _BATCH)
 
 
-def reader(frames: Frames, threads: int, batches: int) -> Callable[[int], Reading]:
+def reader(frames: Frames, threads: int, batches: int) -> Callable[[int], ReadRate]:
     """Reads batches of ours, others in every round."""
     feed, processor, plan = loading(frames)
 
-    def read(number: int) -> Reading:
+    def read(number: int) -> ReadRate:
         start = number * (batches + _WARM)
         with Loader([feed], processor, plan, start_step=start, threads=threads) as loader:
             for _ in range(_WARM):
@@ -222,24 +222,26 @@ def reader(frames: Frames, threads: int, batches: int) -> Callable[[int], Readin
             cpu, begin = time.process_time(), time.perf_counter()
             samples = sum(sum(next(loader)[1].samples.values()) for _ in range(batches))
             seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu
-        return Reading(samples / seconds, cpu / samples)
+        return ReadRate(samples / seconds, cpu / samples)
 
     return read
 
 
 def peer_reader(
     ask: Callable[..., dict[str, Any]], root: Path, backend: str, workers: int
-) -> Callable[[int], Reading]:
+) -> Callable[[int], ReadRate]:
     """Has LeRobot read batches, others in every round."""
     slow = root.name == "png"
     batches, warm = (max(workers, 1),) * 2 if slow else (_PEER_BATCHES, _PEER_WARM)
     options = {"batch": _BATCH, "chunk": _HORIZON, "warm": warm}
 
-    def read(number: int) -> Reading:
+    def read(number: int) -> ReadRate:
         found = ask(
             run="read", root=str(root), backend=backend, workers=workers, batches=batches,
             seed=number, **options,
         )  # fmt: skip
-        return Reading(found["samples"] / found["seconds"], found["cpu_seconds"] / found["samples"])
+        return ReadRate(
+            found["samples"] / found["seconds"], found["cpu_seconds"] / found["samples"]
+        )
 
     return read

@@ -18,7 +18,7 @@ from grain.experimental import BestFitPackIterDataset
 from rich.table import Table
 
 from data.frames import Runs
-from data.packing.plan import Plan, Source
+from data.packing.plan import Plan, PlanSource
 from models import Layout
 from models.terminal import Console, track
 from tools.recipes.presets import PI05, TINY, RunConfig
@@ -34,10 +34,10 @@ _COLUMNS = {
     "samples a row": ("a row", "{:.2f}"),
 }
 
-Shape = tuple[str, list[Source], Layout]
+Shape = tuple[str, list[PlanSource], Layout]
 
 
-def mixture(samples: int, config: RunConfig, seed: int = 0) -> list[Source]:
+def mixture(samples: int, config: RunConfig, seed: int = 0) -> list[PlanSource]:
     """Five datasets with so many frames in all: prompts of 5 to 60 tokens, and where the model
     reads the state as text, the most that a robot's 7 to 32 dims can take."""
     rng = np.random.default_rng(seed)
@@ -55,7 +55,7 @@ def mixture(samples: int, config: RunConfig, seed: int = 0) -> list[Source]:
         text += 4 * dims if config.model.state_input == "text" else 0
         number = np.arange(episodes)
         runs = Runs(number, np.zeros_like(number), length, rng.integers(0, tasks, episodes))
-        sources.append(Source(name, weight, runs, np.full(episodes, cameras), text))
+        sources.append(PlanSource(name, weight, runs, np.full(episodes, cameras), text))
     return sources
 
 
@@ -72,7 +72,7 @@ def shapes(samples: int) -> Iterator[Shape]:
         )
 
 
-def planned(sources: list[Source], layout: Layout, samples: int) -> dict[str, float]:
+def planned(sources: list[PlanSource], layout: Layout, samples: int) -> dict[str, float]:
     """Plans that many draws step by step: rates, shares of each budget used, and memory."""
     before, start = _peak_memory(), time.process_time()
     plan = Plan(sources, layout, _ROWS)
@@ -98,7 +98,7 @@ def planned(sources: list[Source], layout: Layout, samples: int) -> dict[str, fl
 
 
 def packed(
-    sources: list[Source], layout: Layout, budgets: Sequence[str], samples: int
+    sources: list[PlanSource], layout: Layout, budgets: Sequence[str], samples: int
 ) -> dict[str, float]:
     """The same by grain within some of the budgets, of samples at random."""
     plan = Plan(sources, layout, _ROWS)

@@ -39,7 +39,7 @@ _FPS = 30
 Report = dict[str, Any]
 
 
-class Synthetic:
+class SyntheticDataset:
     """A dataset of which only the metadata exists; numbers are random."""
 
     name, root, fps, cameras = "synthetic", "synthetic", _FPS, _CAMERAS
@@ -88,7 +88,7 @@ class Synthetic:
             left -= rows
 
 
-def make_store(dataset: Synthetic, path: Path, image_size: int) -> None:
+def make_store(dataset: SyntheticDataset, path: Path, image_size: int) -> None:
     """A raw frame store whose shards are one file of black pictures."""
     from data.files.folder import LocalFolder
     from data.store import convert
@@ -114,7 +114,7 @@ def make_store(dataset: Synthetic, path: Path, image_size: int) -> None:
     black.unlink()
 
 
-def make_metadata(dataset: Synthetic, path: Path) -> None:
+def make_metadata(dataset: SyntheticDataset, path: Path) -> None:
     """meta/ of LeRobot v3.0, many episodes a file, and one small data file."""
     ends = np.cumsum(dataset.lengths)
     (path / "meta").mkdir(parents=True)
@@ -222,7 +222,7 @@ def open_metadata(path: Path) -> Report:
 def run(console: "Console", episodes: int = _EPISODES) -> dict[str, Any]:
     """Seconds to the first batch, of the ten that it may take, and the most memory held."""
     with TemporaryDirectory() as folder, console.status("Making the metadata"):
-        dataset = Synthetic(episodes, min(_INSTRUCTIONS, episodes))
+        dataset = SyntheticDataset(episodes, min(_INSTRUCTIONS, episodes))
         store, metadata = Path(folder) / "store", Path(folder) / "dataset"
         make_store(dataset, store, 224)
         make_metadata(dataset, metadata)

@@ -25,7 +25,7 @@ from models.pi.model import SHARDING_RULES
 from models.terminal import Console, track
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.optimizer import OptimizerConfig
-from parallel.planning.flops import Work, work
+from parallel.planning.flops import CallCost, work
 from parallel.step import abstract_state, init_state, make_train_step
 
 _OPTIMIZER = OptimizerConfig(warmup_steps=10, decay_steps=100)
@@ -107,7 +107,7 @@ def stepper(size: Size) -> Callable[[], Any]:
     return call
 
 
-def cost(size: Size) -> tuple[Work, float]:
+def cost(size: Size) -> tuple[CallCost, float]:
     """Loss and gradient of one micro-batch, and bytes of the parameters."""
     model = Pi(size.config)
     part = batch(size.config, size.rows // size.accumulation)

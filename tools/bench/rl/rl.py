@@ -27,7 +27,14 @@ from rl.simulated.points import Points
 from rl.simulated.synthetic import Synthetic
 from sim.protocol import TRAIN_SEEDS, Slots, Start
 from sim.suites import load_suite
-from tools.bench.rl.rl_modes import Acting, Load, Ran, attributed, run_colocated, run_mode
+from tools.bench.rl.rl_modes import (
+    BenchedPolicy,
+    BenchedRun,
+    Ran,
+    attributed,
+    run_colocated,
+    run_mode,
+)
 
 WORKERS = (8, 16, 32, 64, 128, 256, 512, 1024)
 FIGURE = Path("rl_workers.svg")
@@ -46,12 +53,12 @@ RL_VLA3 = {
 """Environment steps a second of the modes, in their order (v1, Table 1)."""
 
 
-def run(console: Console, load: Load | None = None, figure: Path = FIGURE) -> dict[str, Any]:
+def run(console: Console, load: BenchedRun | None = None, figure: Path = FIGURE) -> dict[str, Any]:
     """Samples a second; `ratio` is all three levels over synchronous colocated, in environments
     that wait as long as Meta-World takes (if it is not installed, by a log-normal distribution)."""
     jax.config.update("jax_num_cpu_devices", 2)
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # whoever computes waits for it
-    load = load or Load()
+    load = load or BenchedRun()
     usual = Latencies(LogNormal(0.05, 0.4), LogNormal(0.1, 0.4))
     waiting = {
         "log-normal": usual,
@@ -61,7 +68,7 @@ def run(console: Console, load: Load | None = None, figure: Path = FIGURE) -> di
     try:
         waiting = {"measured": measured(load)} | waiting
         # an untrained policy's episodes have 500 steps; cores are short, so batches are waited for
-        rollout = replace(load.rollout, tickets=2, slots=8, execute=8, deadline=0.02)
+        rollout = replace(load.rollout, groups=2, slots=8, replan_steps=8, deadline=0.02)
         long = replace(load, rollout=rollout, steps=3, warm=2)
         figures["metaworld"] = in_suite(console, "metaworld", (_TASK,), long)
     except FileNotFoundError as missing:
@@ -103,7 +110,7 @@ def run(console: Console, load: Load | None = None, figure: Path = FIGURE) -> di
     }
 
 
-def measured(load: Load) -> Latencies:
+def measured(load: BenchedRun) -> Latencies:
     """Measures one process of Meta-World: latencies of a chunk and of a reset.
 
     Raises:
@@ -111,11 +118,11 @@ def measured(load: Load) -> Latencies:
     """
     with closing(load_suite("metaworld").open((_TASK,), 1, load.picture)) as slots:
         starts = [Start(_TASK, seed) for seed in range(10)]
-        return Latencies(*measure(slots, starts, execute=load.rollout.execute))
+        return Latencies(*measure(slots, starts, replan_steps=load.rollout.replan_steps))
 
 
 def in_suite(
-    console: Console, name: str, tasks: tuple[str, ...], load: Load
+    console: Console, name: str, tasks: tuple[str, ...], load: BenchedRun
 ) -> dict[str, dict[str, Any]]:
     """All modes in a suite's own slots.
 
@@ -126,22 +133,22 @@ def in_suite(
     seeds = TRAIN_SEEDS if name == "metaworld" else range(suite.first_seed)
     count = load.rollout.slots or 1
     with closing(suite.open(tasks or suite.tasks, count, load.picture)) as slots:
-        ran = _in_modes(console, name, Acting(slots.spec, load), slots, seeds, MODES)
+        ran = _in_modes(console, name, BenchedPolicy(slots.spec, load), slots, seeds, MODES)
     return {mode: found.row() for mode, found in ran.items()}
 
 
-def on_device(console: Console, name: str, load: Load) -> dict[str, dict[str, Any]]:
+def on_device(console: Console, name: str, load: BenchedRun) -> dict[str, dict[str, Any]]:
     """All modes where environments are simulated on the device, in as many lanes as suit it.
     Synchronous and colocated is then `rl.device.colocated`: no threads, and nothing leaves the
     device."""
     suite = load_suite(name)
-    lanes = suite.slots or 1
-    tickets = lanes // load.rollout.group
-    rollout = replace(load.rollout, tickets=tickets, slots=lanes)
-    wide = replace(load, rollout=rollout, micro=lanes)
+    envs = suite.slots or 1
+    tickets = envs // load.rollout.group
+    rollout = replace(load.rollout, groups=tickets, slots=envs)
+    wide = replace(load, rollout=rollout, micro=envs)
     modes = {mode: way for mode, way in MODES.items() if mode != _FIRST}
-    with closing(suite.open(suite.tasks, lanes, load.picture)) as slots:
-        acting = Acting(slots.spec, wide)
+    with closing(suite.open(suite.tasks, envs, load.picture)) as slots:
+        acting = BenchedPolicy(slots.spec, wide)
         ran = _in_modes(console, name, acting, slots, range(suite.first_seed), modes)
     assert suite.environment is not None
     env: Any = suite.environment(suite.tasks[0], load.picture)
@@ -151,14 +158,14 @@ def on_device(console: Console, name: str, load: Load) -> dict[str, dict[str, An
 
 
 def in_waiting(
-    console: Console, name: str, latencies: Latencies, load: Load
+    console: Console, name: str, latencies: Latencies, load: BenchedRun
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Ran]]:
     """All modes in environments that only wait, each with `simulated`, the samples a second that
     the discrete-event model makes of the same costs, and its relative `error`; and the runs."""
     cameras = ("observation.images.corner", "observation.images.wrist")
     world = Points(cameras, load.picture, 4, 4, speed=0.05, max_steps=load.max_steps)
     with closing(Synthetic(latencies, load.rollout.slots or 1, world=world)) as slots:
-        acting = Acting(slots.spec, load)
+        acting = BenchedPolicy(slots.spec, load)
         ran = _in_modes(console, f"waiting, {name}", acting, slots, range(1_000_000), MODES)
     rows = {}
     for mode, found in ran.items():
@@ -168,7 +175,7 @@ def in_waiting(
     return rows, ran
 
 
-def expected(ran: Ran, mode: str, load: Load, runs: int = 8) -> float:
+def expected(ran: Ran, mode: str, load: BenchedRun, runs: int = 8) -> float:
     """Samples a second that simulated time says of a run, the mean of some with other draws. Here
     policy and learner have a device each in every mode, whose costs are those of the run."""
     way = MODES[mode]._replace(disaggregated=True)
@@ -239,7 +246,7 @@ def table(figures: Mapping[str, Any], simulated: Mapping[str, Any]) -> Table:
 def _in_modes(
     console: Console,
     name: str,
-    acting: Acting,
+    acting: BenchedPolicy,
     slots: Slots,
     seeds: range,
     modes: Mapping[str, Mode],

@@ -28,19 +28,19 @@ from rl.config import (
 )
 from rl.device.colocated import Colocated
 from rl.device.unroll import Traceable
-from rl.host.actor import Actor
-from rl.host.loop import HostConfig, HostSystem, Inference, Learnt, run_host
+from rl.host.actor import FlowActor
+from rl.host.loop import HostConfig, HostSystem, Inference, StepResult, run_host
 from rl.host.placement import batch_sizes
 from rl.host.staleness import draw_start
 from rl.host.timeline import Summary, Timeline
 from rl.host.weights import Weights
-from rl.learner import Learner
+from rl.learner import FlowLearner
 from rl.records import Ticket
 from rl.simulated.events import Mode, Workload
 from rl.simulated.latency import Latencies, Measured
 from rl.step import abstract_learner_state, learner_state, optimizer_of
 from sim.protocol import Slots, Spec, Start
-from tools.bench.rl.rl_timed import Timed, TimedSlots
+from tools.bench.rl.rl_timed import TimedParts, TimedSlots
 from tools.recipes.presets import TINY
 from tools.recipes.rl_presets import TABLETOP_GRPO, TABLETOP_PPO, learner_of
 
@@ -49,11 +49,11 @@ _SPANS = 200_000
 
 
 @dataclass(frozen=True)
-class Load:
+class BenchedRun:
     """A run that is repeated in every mode."""
 
     rollout: RolloutConfig = field(
-        default_factory=lambda: RolloutConfig(tickets=8, group=4, slots=16, deadline=0.001)
+        default_factory=lambda: RolloutConfig(groups=8, group=4, slots=16, deadline=0.001)
     )
     micro: int = 64
     steps: int = 12
@@ -104,12 +104,12 @@ def attributed(use: Summary) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Acting:
+class BenchedPolicy:
     """A policy of random weights for what some slots show, and what draws from it. It serves all
     modes, so that each program is compiled once."""
 
     spec: Spec
-    load: Load
+    load: BenchedRun
 
     @cached_property
     def policy(self) -> Policy:
@@ -140,8 +140,8 @@ class Acting:
         return batch_sizes(self.load.rollout.slots or 1)
 
     @cached_property
-    def actor(self) -> Actor:
-        return Actor(RobotPolicy.in_suite(self.policy, self.spec), FlowConfig())
+    def actor(self) -> FlowActor:
+        return FlowActor(RobotPolicy.in_suite(self.policy, self.spec), FlowConfig())
 
     def warm(self) -> None:
         """Compiles all sizes."""
@@ -177,7 +177,9 @@ class Acting:
 _OBJECTIVE = ObjectiveConfig(name="decoupled", advantage="group")
 
 
-def run_mode(acting: Acting, slots: Slots, mode: Mode, seeds: range = range(1_000_000)) -> Ran:
+def run_mode(
+    acting: BenchedPolicy, slots: Slots, mode: Mode, seeds: range = range(1_000_000)
+) -> Ran:
     """Learns on real threads with some of the levels of asynchrony.
 
     Colocated, policy and learner take turns on the first device; disaggregated, the learner has the
@@ -187,11 +189,11 @@ def run_mode(acting: Acting, slots: Slots, mode: Mode, seeds: range = range(1_00
     rollout = load.rollout if mode.ahead else replace(load.rollout, staleness=0)
     steps = load.warm + load.steps + rollout.staleness
     learner = _learner(acting, load, device, steps)
-    timed, timeline = Timed(acting.actor, learner), Timeline(_SPANS)
+    timed, timeline = TimedParts(acting.actor, learner), Timeline(_SPANS)
     telling: Any = TimedSlots(slots, timed)
     moving = select(optimizer_of(_learning(acting), steps), acting.params)[1]
     weights = Weights(jax.device_put(acting.params, device), trained=moving)
-    moments: list[tuple[float, Summary, Learnt]] = []
+    moments: list[tuple[float, Summary, StepResult]] = []
     lengths: list[int] = []
 
     def noted(tickets: Iterable[Ticket]) -> Iterator[Ticket]:
@@ -199,7 +201,7 @@ def run_mode(acting: Acting, slots: Slots, mode: Mode, seeds: range = range(1_00
             lengths.extend(len(t.decisions) for t in ticket.trajectories)
             yield ticket
 
-    def on_step(learnt: Learnt) -> None:
+    def on_step(learnt: StepResult) -> None:
         moments.append((time.monotonic(), timeline.summary(), learnt))
         if len(moments) == load.warm:
             timed.forget()
@@ -244,27 +246,27 @@ def run_mode(acting: Acting, slots: Slots, mode: Mode, seeds: range = range(1_00
             prepare=fmean(timed.preparing),
             tell=fmean(telling.telling),
             wake=fmean(telling.waking),
-            tickets=rollout.tickets,
+            tickets=rollout.groups,
             group=rollout.group,
             micro=load.micro,
             staleness=rollout.staleness,
             deadline=rollout.deadline,
-            execute=rollout.execute,
+            replan_steps=rollout.replan_steps,
             chunks=Measured(tuple(map(float, lengths))),
         ),
     )
 
 
-def run_colocated(acting: Acting, env: Traceable) -> dict[str, Any]:
+def run_colocated(acting: BenchedPolicy, env: Traceable) -> dict[str, Any]:
     """Measures what `Ran.row` holds of `rl.device.colocated`: in a step each lane acts as many
     chunks as an episode has at most."""
     load, policy = acting.load, acting.policy
-    execute, lanes = load.rollout.execute, load.rollout.slots or 1
-    fragment = -(-env.max_steps // execute)
+    replan_steps, envs = load.rollout.replan_steps, load.rollout.slots or 1
+    unroll = -(-env.max_steps // replan_steps)
     config = RlConfig(
-        rollout=RolloutConfig(execute=execute),
+        rollout=RolloutConfig(replan_steps=replan_steps),
         learner=learner_of(TABLETOP_PPO, policy.model),
-        colocated=ColocatedConfig(lanes=lanes, fragment=fragment),
+        colocated=ColocatedConfig(envs=envs, unroll=unroll),
     )
     program = Colocated(policy, env, config)
     key = jax.random.key(1)
@@ -278,19 +280,19 @@ def run_colocated(acting: Acting, env: Traceable) -> dict[str, Any]:
     seconds = time.perf_counter() - begun
     return {
         "env-steps/s": acted / seconds,
-        "samples/s": load.steps * lanes * fragment / seconds,
+        "samples/s": load.steps * envs * unroll / seconds,
         "lag": 0,
         "idle": {"device": {"busy": 1.0}},
         "advice": "",
     }
 
 
-def _learning(acting: Acting) -> LearnerConfig:
+def _learning(acting: BenchedPolicy) -> LearnerConfig:
     """As users have it: the action expert learns, in several epochs."""
     return learner_of(TABLETOP_GRPO, acting.policy.model)
 
 
-def _learner(acting: Acting, load: Load, device: Any, steps: int) -> Learner:
+def _learner(acting: BenchedPolicy, load: BenchedRun, device: Any, steps: int) -> FlowLearner:
     learning = _learning(acting)
     optimizer, mesh = optimizer_of(learning, steps), make_mesh(devices=[device])
     params = jax.device_put(acting.params, device)
@@ -299,7 +301,7 @@ def _learner(acting: Acting, load: Load, device: Any, steps: int) -> Learner:
     log_prob = partial(flow_policy.log_prob, acting.policy.model, config=FlowConfig())
     observe = partial(flow_policy.observe, acting.policy.model)
     epochs, parts = learning.epochs, learning.minibatches
-    return Learner(log_prob, state, optimizer, _OBJECTIVE, epochs, parts, mesh, observe)
+    return FlowLearner(log_prob, state, optimizer, _OBJECTIVE, epochs, parts, mesh, observe)
 
 
 def _start(slots: Slots, ticket: int, seeds: range) -> Start:

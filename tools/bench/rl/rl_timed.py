@@ -12,18 +12,18 @@ from jaxtyping import Float
 
 from models.policy import Request
 from rl.config import ObjectiveConfig
-from rl.host.actor import Actor, Answer
+from rl.host.actor import Answer, FlowActor
 from rl.host.experience import MicroBatch, micro_batches
-from rl.learner import Learner
+from rl.learner import FlowLearner
 from rl.records import Ticket
 from sim.protocol import Observation, Slots, Start
 
 
-class Timed:
+class TimedParts:
     """`rl.host.rollout.Actor` and `rl.host.loop.Learner` that note how long everything takes, if
     computing is not left to JAX's own threads (`jax_cpu_enable_async_dispatch`)."""
 
-    def __init__(self, actor: Actor, learner: Learner) -> None:
+    def __init__(self, actor: FlowActor, learner: FlowLearner) -> None:
         self.sizes = actor.sizes
         self._actor, self._learner = actor, learner
         self.preparing: list[float] = []
@@ -94,7 +94,7 @@ class TimedSlots:
     """Slots that note how long telling them something takes, and how long after a batch that
     begins."""
 
-    def __init__(self, slots: Slots, timed: Timed) -> None:
+    def __init__(self, slots: Slots, timed: TimedParts) -> None:
         self._slots, self._timed = slots, timed
         self.telling: list[float] = []
         self.waking: list[float] = []

@@ -29,7 +29,7 @@ from rich.table import Table
 
 from models.terminal import Console
 from sim.protocol import Environment, Slots, Start, State
-from sim.rendering.raycast import Camera, Frames, Look, geoms_of, pictures, views
+from sim.rendering.raycast import Camera, Look, Poses, geoms_of, pictures, views
 from sim.simulators.offscreen import choose_renderer
 from sim.suites import load_suite
 from tools.bench.peer import asking
@@ -150,7 +150,7 @@ def drawings(
     """Rates of our ray caster and of MuJoCo's renderer, without shadows and with."""
     model, qpos = backend.model(), qpos[:_LANES]
     placed = _placed(model, qpos)
-    frames = Frames(
+    frames = Poses(
         np.stack([data.geom_xpos for data in placed]).astype(np.float32),
         np.stack([data.geom_xmat.reshape(-1, 3, 3) for data in placed]).astype(np.float32),
     )
@@ -272,7 +272,7 @@ def _tabletop() -> Backend:
     from sim.environments.tabletop import Tabletop
 
     return Backend(
-        make=lambda lanes: Tabletop("lift", image_size=_SIZE, lanes=lanes),
+        make=lambda lanes: Tabletop("lift", image_size=_SIZE, group_size=lanes),
         hold=lambda state: state.physics.setpoint,
         model=partial(model, Bodies()),
         substeps=SUBSTEPS,
@@ -285,7 +285,7 @@ def _arm() -> Backend:
     from sim.environments.arm_model import SUBSTEPS, model
 
     return Backend(
-        make=lambda lanes: Arm("lift", image_size=_SIZE, lanes=lanes, control="joint"),
+        make=lambda lanes: Arm("lift", image_size=_SIZE, group_size=lanes, control="joint"),
         hold=lambda state: state.physics.setpoint,
         model=model,
         substeps=SUBSTEPS,
