@@ -25,12 +25,12 @@ from parallel.runs.run_lock import LOCK_NAME, locked
 from parallel.trainer import check_start
 from sim.report.report import write_report
 from sim.suites import load_suite
-from tools import train
 from tools.command_line.ending import in_a_line
-from tools.evaluate import report_of
+from tools.recipes import training
 from tools.recipes.conditions import BESIDE, conditions, evaluate_all
+from tools.recipes.evaluation import report_of
 from tools.recipes.presets import RunConfig, load_preset
-from tools.record import RecordConfig, record_dataset
+from tools.recipes.recording import RecordConfig, record_dataset
 
 _SCALE = {"lift": (2048, 3200), "reach": (1024, 1200), "push": (2048, 4000)}
 
@@ -89,7 +89,7 @@ def _run(config: DemoConfig, console: Console) -> dict[str, object]:
         )
     console.print(f"{dataset}: a LeRobot v3.0 dataset of {recorded['frames']} frames.")
     with stage("train", f"Training the tiny VLA for {steps} steps on packed batches"):
-        trained = train.run(train.Paths(str(dataset), config.out), preset, console)
+        trained = training.run(training.Paths(str(dataset), config.out), preset, console)
     if not trained.finished:
         raise KeyboardInterrupt
     with stage("evaluate", f"Acting on {config.evaluations} held-out starts"):

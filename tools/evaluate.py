@@ -9,166 +9,14 @@ Every finished episode is kept in episodes.jsonl: the same command goes on after
 and more --episodes add to those that are there.
 """
 
-import json
 import sys
-import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
-from typing import Any
 
-import numpy as np
 import tyro
 
-from data.video.video import encode_mp4
-from models import Policy, load_policy
-from models.checkpoints import digests, own
-from models.config import to_json
-from models.files.own_file import run_file
 from models.terminal import Console, guard_tracebacks
-from parallel.checkpoint import find
-from parallel.monitor.metrics import read_metrics
-from parallel.runs.atomic import replace_text
-from parallel.runs.json_lines import set_damage_aside
-from parallel.runs.run_lock import locked
-from sim.clips import ENCODING
-from sim.journal import Journal, in_order
-from sim.report.report import Report, write_report
-from sim.results import Evaluation, compared
-from sim.suites import load_suite
 from tools.command_line.ending import in_a_line
 from tools.command_line.options import current_options
-from tools.command_line.versions import versions
-from tools.recipes.conditions import Beside, Condition, conditions, evaluate_all
-
-_JOURNAL = "episodes.jsonl"
-
-
-@dataclass(frozen=True)
-class EvaluateConfig:
-    """Policy, suite and size of an evaluation."""
-
-    checkpoint: Path
-    """Run directory or one of its checkpoints, or any other that models.load_policy reads."""
-    out: Path
-    """Folder for episodes.jsonl, evaluation.json and report.html."""
-    suite: str = "tabletop-lift"
-    """tabletop, tabletop-lift, metaworld, libero_spatial, …, or path/to/file.py:NAME."""
-    tasks: tuple[str, ...] = ()
-    """Some of the suite's tasks; all if none are given."""
-    episodes: int | None = None
-    """Starts a task; as many as the suite's authors take if not given."""
-    slots: int | None = None
-    """Episodes at a time; as many as suit the suite if not given."""
-    replan_steps: int = 4
-    """Steps acted of each chunk before the policy looks again."""
-    euler_steps: int | None = None
-    """Steps of the flow sampler; each policy's own if not given."""
-    controls: tuple[Beside, ...] = ()
-    """Controls on the same starts: the same network untrained, the suite's scripted expert, the
-    policy told another goal, the policy shown images of zeros."""
-    compare: Path | None = None
-    """Another checkpoint, compared with the first on the same starts."""
-    family: Path | None = None
-    """Python file that defines the model's family, if it is not one of ours; it runs."""
-
-
-def run(config: EvaluateConfig, console: Console) -> dict[str, Evaluation]:
-    """Evaluates a checkpoint and writes evaluation.json and its report.
-
-    Raises:
-      ValueError, FileNotFoundError: no such suite or checkpoint, they do not fit each other, or
-        the folder holds episodes of another evaluation, or another run is at work in it.
-    """
-    with locked(config.out, console):
-        return _run(config, console)
-
-
-def _run(config: EvaluateConfig, console: Console) -> dict[str, Evaluation]:
-    if config.family is not None:
-        run_file(config.family)
-    suite = load_suite(config.suite)
-    policy = load_policy(config.checkpoint, steps=config.euler_steps)
-    wanted = conditions(policy, config.controls, _identity(config.checkpoint))
-    if config.compare is not None:
-        other = load_policy(config.compare, steps=config.euler_steps)
-        wanted.append(Condition("compared", other, checkpoint=_identity(config.compare)))
-    set_damage_aside(config.out / _JOURNAL, in_order(), console)
-    results = evaluate_all(
-        suite,
-        wanted,
-        console,
-        tasks=config.tasks,
-        episodes=config.episodes,
-        slots=config.slots,
-        replan_steps=config.replan_steps,
-        journal=Journal(config.out / _JOURNAL),
-    )
-    pairs = compared(results["trained"], results["compared"]) if config.compare else None
-    summary = {
-        "suite": config.suite,
-        "evaluations": {name: result.to_json() for name, result in results.items()},
-        "comparison": pairs.to_json() if pairs else None,
-    }
-    replace_text(config.out / "evaluation.json", json.dumps(summary, indent=2) + "\n")
-    trained = _config_of(config.checkpoint, policy)
-    report = report_of(config.suite, results, _run_folder(config.checkpoint), trained)
-    report = replace(report, comparisons={"compared": pairs} if pairs else {})
-    write_report(config.out / "report.html", report)
-    if pairs:
-        console.print(f"{config.checkpoint} less {config.compare}: {pairs}")
-    console.print(f"Report: {config.out / 'report.html'}")
-    return results
-
-
-def report_of(
-    suite: str,
-    results: Mapping[str, Evaluation],
-    directory: Path | None,
-    config: Mapping[str, Any],
-    seconds: Mapping[str, float] | None = None,
-) -> Report:
-    """A report on evaluations together with the training metrics of the run in `directory`; one
-    that was moved without them has none."""
-    metrics = read_metrics(directory) if directory else []
-    fills = [row["fill"] for row in metrics if "fill" in row]
-    return Report(
-        title=f"{suite}: closed-loop success on held-out starts",
-        task=suite,
-        evaluations=results,
-        metrics=metrics,
-        fill={"prefix places": float(np.mean(fills))} if fills else {},
-        seconds=seconds or {},
-        config=config,
-        versions=versions(),
-        encode=partial(encode_mp4, options=ENCODING),
-    )
-
-
-def _is_own(checkpoint: Path) -> bool:
-    try:
-        return digests.is_sealed(find(checkpoint))
-    except FileNotFoundError:
-        return False
-
-
-def _identity(checkpoint: Path) -> str:
-    """The same for the same parameters, wherever a checkpoint of ours lies."""
-    if not _is_own(checkpoint):
-        return str(checkpoint.resolve())
-    found = find(checkpoint)
-    return f"step {found.name}, {zlib.crc32((found / digests.NAME).read_bytes()):08x}"
-
-
-def _run_folder(checkpoint: Path) -> Path | None:
-    return find(checkpoint).parent.parent if _is_own(checkpoint) else None
-
-
-def _config_of(checkpoint: Path, policy: Policy) -> Mapping[str, Any]:
-    if _is_own(checkpoint):
-        return own.read_json(checkpoint, "config")
-    return {"model": to_json(policy.model.config)}
+from tools.recipes.evaluation import JOURNAL, EvaluateConfig, run
 
 
 def main() -> None:
@@ -177,7 +25,7 @@ def main() -> None:
     config = tyro.cli(
         EvaluateConfig, args=arguments, prog="python -m tools.evaluate", description=__doc__
     )
-    journal = config.out / _JOURNAL
+    journal = config.out / JOURNAL
     kept = f"{journal} keeps the finished episodes: the same command goes on from there."
     with in_a_line(kept, writing=config.out):
         run(config, Console())

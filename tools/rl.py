@@ -14,201 +14,24 @@ of a population holds its members' in members/K, population.jsonl and a figure o
 population.svg; its checkpoints are those of the best member.
 """
 
-import json
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
-from models import Policy, load_policy
-from models.checkpoints import digests, own
-from models.config import from_json, model_config, to_json
-from models.files.own_file import run_file
 from models.terminal import Console, guard_tracebacks
-from parallel.checkpoint import find
-from parallel.hooks import Hook
 from parallel.hosts.stop import leave_at_once
-from parallel.hosts.watchdog import Watchdog, note
-from parallel.runs.run_folder import CONFIG_NAME, Run, check_folder, read_config
-from parallel.runs.run_lock import locked
-from rl.checks import check_config, check_policy, one_group
+from parallel.hosts.watchdog import Watchdog
 from rl.config import RlConfig
-from rl.environment import FIELD
-from rl.placements import place
-from rl.population.evolution import PopulationResult
 from rl.population.population import (
     PopulationConfig,
-    check_population,
-    configured,
-    read_generations,
-    set_damaged_generations_aside,
-    turn_of,
 )
-from rl.run import RlResult, improve
-from sim.suites import load_suite
 from tools.command_line.ending import in_a_line
 from tools.command_line.options import current_options
-from tools.recipes.closed_loop import ClosedLoop
-from tools.recipes.presets import ClosedLoopConfig, check_more_steps, check_same, take_preset
-from tools.recipes.rl_figures import write_curves
-from tools.recipes.rl_population import run_population
-from tools.recipes.rl_presets import learner_of, load_rl_preset
-
-ALONE = PopulationConfig()
-_FREE = {
-    "begun_from",
-    "model.steps",
-    *(f"rl.{name}" for name in ("steps", "eval_every", "save_every", "profile")),
-}
-"""Settings that a resumed run may change: what it learns stays the same. Its steps only where the
-schedule does not end with them. Its model's Euler steps are `flow.steps`, but early runs left those
-of the policy that they began with."""
-
-
-@dataclass(frozen=True)
-class RlPaths:
-    """Paths of the policy and of results."""
-
-    checkpoint: Path
-    """The policy to improve: a run or one of its checkpoints, or any other that models.load_policy
-    reads and that came with its preparation."""
-    out: Path
-    """Folder of the run."""
-    resume: bool = False
-    """Go on from the run's last checkpoint."""
-    family: Path | None = None
-    """Python file that defines the policy's model family, if it is not one of ours; it runs."""
-    ray_address: str | None = None
-    """Ray that gives placement "disaggregated" its hosts: host:port, or "auto" for the one that
-    this machine belongs to; one of this machine's own if left out."""
-    stall_seconds: float = 1200.0
-    """A run in which no simulator, no answer and no update goes on for so long is ended."""
-
-
-def run(
-    paths: RlPaths,
-    config: RlConfig,
-    console: Console,
-    population: PopulationConfig = ALONE,
-) -> RlResult | PopulationResult:
-    """Improves to the end (or to a signal) and leaves everything in the run's folder.
-
-    Raises:
-      ValueError, FileNotFoundError: something does not fit; nothing has been written then.
-    """
-    note("preparing")
-    check_folder(paths.out, paths.resume)
-    with locked(paths.out, console):
-        return _run(paths, config, console, population)
-
-
-def _run(
-    paths: RlPaths, config: RlConfig, console: Console, population: PopulationConfig
-) -> RlResult | PopulationResult:
-    check_config(config)
-    together = replace(population, population=0) != ALONE or population.population not in (0, 1)
-    if together:
-        check_population(population, config)
-        if config.placement == "disaggregated":
-            raise ValueError(
-                "placement is 'disaggregated', but a population's members share simulators in this "
-                "process; take 'host' or 'colocated'."
-            )
-    suite = load_suite(config.rollout.suite)
-    tasks = one_group(suite, config.rollout.tasks)
-    if paths.family is not None:
-        run_file(paths.family)
-    policy = load_policy(paths.checkpoint, steps=config.flow.steps)
-    check_policy(policy, config)
-    config = replace(config, learner=learner_of(config, policy.model))
-    content = {
-        "model": to_json(policy.model.config),
-        "rl": to_json(config),
-        "begun_from": str(paths.checkpoint.resolve()),
-    }
-    if together:
-        chosen = replace(population, turn=turn_of(population, config))
-        content["population"] = to_json(chosen)
-    if paths.resume:
-        saved = read_config(paths.out, console)
-        if saved is not None:
-            saved.pop(FIELD, None)  # in the config of a checkpoint
-            saved["model"] = to_json(model_config(saved["model"]))
-            if together and "rl" in saved:
-                set_damaged_generations_aside(paths.out, console)
-                saved["rl"] = _before_tuning(saved["rl"], paths.out)
-            check_same(paths.out / CONFIG_NAME, saved, json.loads(json.dumps(content)), _FREE)
-            before, optimizer = saved["rl"]["steps"], config.learner.optimizer
-            check_more_steps(paths.out / CONFIG_NAME, before, config.steps, optimizer, "learner.")
-    made = Run(paths.out, content, _assets(paths.checkpoint, policy))
-    if together:
-        evolved = run_population(
-            policy, suite, tasks, made, config, population, console, paths.resume
-        )
-        _say_stopped(evolved, config, console)
-        return evolved
-    acting = ClosedLoopConfig(
-        suite=config.rollout.suite,
-        tasks=tasks,
-        episodes=config.eval_episodes,
-        slots=config.rollout.slots,
-        replan_steps=config.rollout.replan_steps,
-    )
-    with ExitStack() as stack:
-        loop = ClosedLoop(acting, policy, paths.out, console)
-        stack.enter_context(loop)
-        improved = improve(
-            lambda: place(policy, suite, tasks, config, paths.out, paths.ray_address),
-            made,
-            config,
-            console,
-            resume=paths.resume,
-            hooks=[
-                Hook(
-                    config.eval_every,
-                    lambda step, params, stopping: loop.evaluate(step, params),
-                    ends=True,
-                )
-            ],
-        )
-        if not improved.finished:
-            loop.abandon()
-    _say_stopped(improved, config, console)
-    curves = write_curves(paths.out)
-    console.print(f"Curves: {curves[0]}", soft_wrap=True)
-    return improved
-
-
-def _before_tuning(config: Any, directory: Path) -> Any:
-    """A member's config, if that is what a population's was read from, with the numbers that the
-    population was begun with: those of the first member in the first generation."""
-    generations = read_generations(directory)
-    if not generations:
-        return config
-    begun = generations[0].hyperparameters[0]
-    return json.loads(json.dumps(to_json(configured(from_json(RlConfig, config), begun))))
-
-
-def _say_stopped(ended: RlResult | PopulationResult, config: RlConfig, console: Console) -> None:
-    if not ended.finished:
-        console.print(
-            f"Stopped after step {ended.step} of {config.steps}; go on with --resume.",
-            soft_wrap=True,
-        )
-
-
-def _assets(checkpoint: Path, policy: Policy) -> Any:
-    """The policy's preparation: of a run of ours, all that its checkpoints carry."""
-    try:
-        if digests.is_sealed(find(checkpoint)):
-            return own.read_json(checkpoint, "assets")
-    except FileNotFoundError:
-        pass
-    return {"processor": to_json(policy.processor)}
+from tools.recipes.presets import take_preset
+from tools.recipes.rl import ALONE, RlPaths, run
+from tools.recipes.rl_presets import load_rl_preset
 
 
 def parse(arguments: Sequence[str]) -> tuple[RlPaths, RlConfig, PopulationConfig]:

@@ -68,7 +68,7 @@ def settle(
     on: the schedule and the data do too.
     """
     table = jax.lax.with_sharding_constraint(facts, PartitionSpec())
-    goes_on = table[:, HostFacts._fields.index("told")].max() == 0
+    goes_on = table[:, HostFacts._fields.index("stop_signal")].max() == 0
     good = sound & (norm <= table[:, HostFacts._fields.index("limit")].min())
 
     def choose(after: Array, before: Array) -> Array:
@@ -88,5 +88,5 @@ def any_host(number: int) -> tuple[int, int] | None:
     def first(numbers: list[str]) -> str:
         return next((f"{host} {n}" for host, n in enumerate(numbers) if n != "0"), "")
 
-    found = agree("told", str(int(number)), first).split()
+    found = agree("stop_signal", str(int(number)), first).split()
     return (int(found[0]), int(found[1])) if found else None

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data.dataset import use_format
 from data.store.store import open_store
 from models import load_policy
 from models.terminal import Console
@@ -78,7 +79,7 @@ def test_a_mixture_has_datasets_of_several_formats(own, episodes, tmp_path):
     arguments = ["--data", str(mixture), "--data-format", own, "--out", str(tmp_path / "run")]
     chosen, config, _ = train.parse(arguments)
     assert chosen.data_format == own
-    train.use_format(chosen.data_format)
+    use_format(chosen.data_format)
     config = replace(config, model=SMALL.model, data=SMALL.data)
     ready = prepare(chosen.data, chosen.folder, config, QUIET)
     assert ready.mixed.names == ("episodes", "lerobot")
@@ -139,7 +140,7 @@ def test_what_it_cannot_be_converted_by_is_said(own, episodes, tmp_path, option)
 
 
 def test_without_a_store_only_lerobot_is_read(own, episodes, tmp_path):
-    train.use_format(own)
+    use_format(own)
     config = replace(SMALL, data=replace(SMALL.data, encoding="direct"))
     with pytest.raises(ValueError, match="only LeRobot datasets are read without a frame store"):
         prepare(episodes, tmp_path / "run", config, QUIET)

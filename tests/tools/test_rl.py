@@ -79,7 +79,7 @@ POINTS = Suite("points", ("points",), 4, open_slots, first_seed=500, together=Fa
 @pytest.fixture(scope="module", autouse=True)
 def points():
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("tools.rl", "tools.recipes.closed_loop"):
+        for module in ("tools.recipes.rl", "tools.recipes.closed_loop"):
             patch.setattr(f"{module}.load_suite", lambda name: POINTS)
         one_device = jax.devices()[:1]
         patch.setattr("rl.host.placement.split_devices", lambda acting: (one_device, one_device))
@@ -301,7 +301,7 @@ def test_a_run_is_not_resumed_in_another_environment_of_the_same_name(
         (replace(POINTS, source="sha256:2"), "its source was '' and is 'sha256:2' now"),
         (replace(POINTS, open=longer), r"its max_steps was \d+ and is 99 now"),
     ):
-        monkeypatch.setattr("tools.rl.load_suite", lambda name, other=other: other)
+        monkeypatch.setattr("tools.recipes.rl.load_suite", lambda name, other=other: other)
         with pytest.raises(ValueError, match=why):
             rl.run(paths, more, QUIET)
     assert own.steps(out / "checkpoints") == own.steps(finished / "checkpoints")
@@ -334,7 +334,7 @@ def evolved(checkpoint, tmp_path_factory):
         return open_slots(*asked)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tools.rl.load_suite", lambda name: replace(POINTS, open=counted))
+        patch.setattr("tools.recipes.rl.load_suite", lambda name: replace(POINTS, open=counted))
         ended = rl.run(rl.RlPaths(checkpoint, out), PAIR, QUIET, PopulationConfig(2, turn=1))
     return out, ended, opened
 

@@ -5,7 +5,8 @@ from rich.console import Console
 
 from rl.config import RlConfig
 from tests.models.test_sealed import put, saved, sealed
-from tools import convert_checkpoint, evaluate, rl, serve, train
+from tools import convert_checkpoint, evaluate, rl, serve
+from tools.recipes import training
 
 __all__ = ["saved"]
 QUIET = Console(quiet=True)
@@ -18,7 +19,9 @@ COMMANDS = {
         evaluate.EvaluateConfig(path, suite="tabletop-lift", out=out / "run"), QUIET
     ),
     "convert": lambda path, out: convert_checkpoint.main(path, out / "run", "openpi"),
-    "train --init": lambda path, out: train._text(train.Paths("data", out / "run", init=path)),
+    "train --init": lambda path, out: training._text(
+        training.Paths("data", out / "run", init=path)
+    ),
 }
 
 

@@ -13,7 +13,7 @@ import pytest
 from data.lerobot.writer import DatasetWriter
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.monitor.metrics import read_metrics
-from tools import train
+from tools.recipes import training
 from tools.recipes.presets import TINY
 
 MODEL = replace(
@@ -72,7 +72,7 @@ def write_dataset(path: Path, seed: int = 0, fps: int = 10) -> Path:
 def one_device() -> Iterator[None]:
     """The machine of a user without accelerators: the mesh tests name their own devices."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "make_mesh", _mesh)
+        patch.setattr(training, "make_mesh", _mesh)
         yield
 
 

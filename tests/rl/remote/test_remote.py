@@ -227,7 +227,7 @@ def test_ctrl_c_ends_a_run_elsewhere_within_ten_seconds(ray):
 def test_a_whole_run_elsewhere_leaves_the_same_policy_bit_for_bit(ray, tmp_path, monkeypatch):
     """One slot without staleness; on one device, as elsewhere."""
     one = jax.devices()[:1]
-    for module in ("tools.rl", "tools.recipes.closed_loop"):
+    for module in ("tools.recipes.rl", "tools.recipes.closed_loop"):
         monkeypatch.setattr(f"{module}.load_suite", lambda name: POINTS)
     monkeypatch.setattr("rl.host.placement.split_devices", lambda acting: (one, one))
     begun, quiet = save_policy(tmp_path / "begun"), Console(quiet=True)

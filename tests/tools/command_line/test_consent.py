@@ -8,10 +8,12 @@ import pytest
 
 from data.mixture.relabelled import Transform
 from data.mixture.trust import always, remember, remembered
+from models.config import to_json
 from models.terminal import Console
 from tests.helpers.tools.small_run import SMALL, one_device
 from tools import train
 from tools.command_line.consent import consent
+from tools.recipes import training
 
 PROGRAM = "def same(state, actions):\n    return state, actions\n"
 
@@ -90,8 +92,8 @@ def test_training_is_refused_with_code_2_before_any_data_is_read(
     out = tmp_path / "run"
     if more:
         (out / "checkpoints").mkdir(parents=True)
-        monkeypatch.setattr(train, "check_start", lambda *_: None)
-        (out / "config.json").write_text(json.dumps(train.to_json(SMALL)))
+        monkeypatch.setattr(training, "check_start", lambda *_: None)
+        (out / "config.json").write_text(json.dumps(to_json(SMALL)))
     preset = tmp_path / "small.py"
     preset.write_text("from tests.helpers.tools.small_run import SMALL\n")
     typed = ["--preset", f"{preset}:SMALL", "--data", mixture, "--out", out, *more]

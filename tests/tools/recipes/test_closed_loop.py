@@ -15,11 +15,11 @@ from sim.environments.device_slots import DeviceSlots
 from sim.suite import Suite
 from tests.helpers.sim.point_world import PointWorld, expert
 from tests.helpers.tools.small_run import SMALL
-from tools import train
+from tools.recipes import training
 from tools.recipes.closed_loop import ClosedLoop, read_closed_loop, set_damaged_evaluations_aside
 from tools.recipes.conditions import conditions, evaluate_all
 from tools.recipes.presets import ClosedLoopConfig
-from tools.record import RecordConfig, record_dataset
+from tools.recipes.recording import RecordConfig, record_dataset
 
 QUIET = Console(quiet=True)
 
@@ -36,8 +36,8 @@ POINTS = Suite("points", ("near", "far"), 4, slots, first_seed=500, together=Fal
 @pytest.fixture(scope="module", autouse=True)
 def points():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "make_mesh", lambda config: make_mesh(config, jax.devices()[:1]))
-        for module in ("tools.recipes.closed_loop", "tools.record"):
+        patch.setattr(training, "make_mesh", lambda config: make_mesh(config, jax.devices()[:1]))
+        for module in ("tools.recipes.closed_loop", "tools.recipes.recording"):
             patch.setattr(f"{module}.load_suite", lambda name: POINTS)
         yield
 
@@ -68,7 +68,7 @@ def test_every_evaluation_is_that_of_the_checkpoint_of_its_step(
         return sample(field, noise, steps, guidance)
 
     monkeypatch.setattr(flow, "sample", noted)
-    assert train.run(train.Paths(dataset, tmp_path / "run"), config, QUIET).finished
+    assert training.run(training.Paths(dataset, tmp_path / "run"), config, QUIET).finished
     assert set(taken) == {("MainThread", 3), ("closed loop", 3)}
     lines = read_closed_loop(tmp_path / "run")
     assert [line["step"] for line in lines] == [3, 6]
@@ -96,7 +96,7 @@ def test_the_trainer_never_waits_and_its_last_parameters_are_evaluated(
     dataset, config, tmp_path, monkeypatch, capsys
 ):
     """The first evaluation takes until the trainer is done."""
-    trained, evaluate, made = threading.Event(), ClosedLoop._evaluate, train.train
+    trained, evaluate, made = threading.Event(), ClosedLoop._evaluate, training.train
 
     def late(self, params):
         assert trained.wait(240)
@@ -109,10 +109,10 @@ def test_the_trainer_never_waits_and_its_last_parameters_are_evaluated(
             trained.set()
 
     monkeypatch.setattr(ClosedLoop, "_evaluate", late)
-    monkeypatch.setattr(train, "train", train_on)
+    monkeypatch.setattr(training, "train", train_on)
     often = replace(config, trainer=replace(config.trainer, eval_every=2))
     console = Console(width=200, force_terminal=False)
-    assert train.run(train.Paths(dataset, tmp_path / "run"), often, console).finished
+    assert training.run(training.Paths(dataset, tmp_path / "run"), often, console).finished
     said = capsys.readouterr().out
     assert "Step 4 was not evaluated in 'points', as the evaluation before took too long" in said
     assert [line["step"] for line in read_closed_loop(tmp_path / "run")] == [2, 6]
@@ -124,7 +124,7 @@ def test_what_an_evaluation_fails_of_ends_the_run(dataset, config, tmp_path, mon
 
     monkeypatch.setattr(ClosedLoop, "_evaluate", fail)
     with pytest.raises(ValueError, match="the simulator is broken"):
-        train.run(train.Paths(dataset, tmp_path / "run"), config, QUIET)
+        training.run(training.Paths(dataset, tmp_path / "run"), config, QUIET)
 
 
 def test_a_suite_of_another_robot_is_refused_before_training(dataset, config, tmp_path):
@@ -135,5 +135,5 @@ def test_a_suite_of_another_robot_is_refused_before_training(dataset, config, tm
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tools.recipes.closed_loop.load_suite", lambda name: other)
         with pytest.raises(ValueError, match="3 action dims"):
-            train.run(train.Paths(dataset, tmp_path / "run"), config, QUIET)
+            training.run(training.Paths(dataset, tmp_path / "run"), config, QUIET)
     assert not (tmp_path / "run" / "checkpoints").exists()

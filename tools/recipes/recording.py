@@ -1,0 +1,160 @@
+"""Demonstrations of a suite's expert, or of a policy, as a LeRobot dataset.
+
+`python -m tools.record` is this on a command line; a notebook or a script calls `record_dataset`.
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data.lerobot.writer import DatasetWriter
+from models import load_policy
+from models.files.own_file import run_file
+from models.robot_policy import RobotPolicy
+from parallel.prefetch import Prefetcher
+from sim.demonstrations import Demonstrations
+from sim.protocol import Spec
+from sim.suites import load_suite
+
+SEEDS_PER_RECORDING = 1_000_000
+_RECORDINGS = 1000
+
+
+@dataclass(frozen=True)
+class RecordConfig:
+    """Suite to record, amount and output folder."""
+
+    out: Path
+    """Folder to make for the dataset; must not exist, or be empty."""
+    suite: str = "tabletop-lift"
+    """tabletop, tabletop-lift, metaworld, gym:ID, …, or path/to/file.py:NAME."""
+    tasks: tuple[str, ...] = ()
+    """Some of the suite's tasks; all if none are given."""
+    episodes: int = 50
+    """Successful demonstrations of each task to keep."""
+    seed: int = 0
+    """Recordings with different seeds share no episode."""
+    noise: float | None = None
+    """Standard deviation of what is added to the expert's executed actions, in parts of their
+    range; as suits the suite if not given."""
+    image_size: int = 48
+    """Edge of the cameras' pictures, pixels; with a checkpoint, its own."""
+    slots: int | None = None
+    """Episodes at a time; as many as suit the suite if not given."""
+    checkpoint: Path | None = None
+    """Run directory or checkpoint whose policy acts instead of the suite's expert."""
+    euler_steps: int | None = None
+    """Steps of that policy's flow sampler; its own if not given."""
+    family: Path | None = None
+    """Python file that defines its model's family, if it is not one of ours; it runs."""
+    replan_steps: int = 4
+    """Steps acted of each of the policy's chunks before it looks again."""
+
+
+def record_dataset(
+    config: RecordConfig, progress: Callable[[int, int], None] | None = None
+) -> dict[str, Any]:
+    """Records the dataset; `progress` is called with (episodes kept, episodes asked for).
+
+    Returns:
+      `tried`, `kept` and `failed` (by their simulator) episodes, `frames` and `seconds`.
+
+    Raises:
+      ValueError: the folder is not empty, a number is out of range, there is no such task, nobody
+        can act, or who acts keeps failing.
+    """
+    start = time.perf_counter()
+    suite = load_suite(config.suite)
+    _check(config)
+    groups = suite.groups(config.tasks)
+    if config.family is not None:
+        run_file(config.family)
+    policy = None
+    if config.checkpoint is not None:
+        policy = load_policy(config.checkpoint, steps=config.euler_steps)
+    size = config.image_size if policy is None else policy.model.config.image_size
+    asked, kept, tried, failed = config.episodes * sum(map(len, groups)), 0, 0, 0
+    writer: DatasetWriter | None = None
+    features: dict[str, Any] = {}
+    with ExitStack() as stack:
+        count = suite.count(config.slots, config.episodes * len(groups[0]))
+        for group in groups:
+            with closing(suite.open(group, count, size)) as slots:
+                spec = slots.spec
+                robot = None if policy is None else RobotPolicy.in_suite(policy, spec)
+                made = Demonstrations(
+                    slots,
+                    group,
+                    config.episodes,
+                    first_seed=config.seed * SEEDS_PER_RECORDING,
+                    noise=suite.noise if config.noise is None else config.noise,
+                    policy=None if robot is None else robot.act,
+                    replan_steps=config.replan_steps,
+                )
+                theirs = _features(spec)
+                if writer is None:
+                    features = theirs
+                    writer = stack.enter_context(
+                        DatasetWriter(
+                            config.out, fps=spec.fps, features=features, robot_type=suite.name
+                        )
+                    )
+                elif theirs != features:
+                    raise ValueError(
+                        f"{spec.name} has other features than {groups[0][0]}; record tasks of one "
+                        "robot at a time."
+                    )
+                with Prefetcher(iter(made), lambda episode: episode, depth=count) as episodes:
+                    for episode in episodes:
+                        writer.add_episode(*episode)
+                        kept += 1
+                        if progress is not None:
+                            progress(kept, asked)
+            tried, failed = tried + made.tried, failed + made.failed
+    assert writer is not None
+    return {
+        "tried": tried,
+        "kept": kept,
+        "failed": failed,
+        "frames": writer.num_frames,
+        "seconds": round(time.perf_counter() - start, 1),
+    }
+
+
+def _check(config: RecordConfig) -> None:
+    noisy = config.noise is None or config.noise >= 0
+    if config.episodes < 1 or config.image_size < 1 or config.replan_steps < 1 or not noisy:
+        raise ValueError(
+            f"episodes = {config.episodes}, image_size = {config.image_size}, noise = "
+            f"{config.noise} and replan_steps = {config.replan_steps}: expected at least 1, 1, 0 "
+            "and 1."
+        )
+    if config.checkpoint is None and config.euler_steps is not None:
+        raise ValueError(
+            f"euler_steps is {config.euler_steps}, but the suite's expert acts, which has none; "
+            "give --checkpoint, or leave --euler-steps out."
+        )
+    if not 0 <= config.seed < _RECORDINGS:
+        raise ValueError(
+            f"The recording's seed is {config.seed}, expected 0 … {_RECORDINGS - 1}; choose "
+            "another."
+        )
+
+
+def _features(spec: Spec) -> dict[str, Any]:
+    def column(names: tuple[str, ...]) -> dict[str, Any]:
+        return {"dtype": "float32", "shape": (len(names),), "names": list(names)}
+
+    picture = {
+        "dtype": "video",
+        "shape": (*spec.picture, 3),
+        "names": ["height", "width", "channels"],
+    }
+    return {
+        "observation.state": column(spec.state_names),
+        "action": column(spec.action_names),
+        **dict.fromkeys(spec.cameras, picture),
+    }

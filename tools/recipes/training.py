@@ -1,0 +1,270 @@
+"""A training run from its preset: validate, normalise, pack, train, and measure on held-out
+episodes.
+
+`python -m tools.train` is this on a command line; a notebook or a script calls `run`.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from data.dataset import use_format
+from data.loader.loader import Loader
+from data.mixture.mixture import is_mixture
+from data.packing.plan import Plan
+from models import PackedBatch, Policy
+from models.augment import Augmented
+from models.config import from_json, to_json
+from models.flow import flow
+from models.inputs.tokenizer import SentencePiece
+from models.layers.pipeline import check_pipeline
+from models.load import begin_from, inspect_checkpoint
+from models.model import Model, require
+from models.terminal import Console
+from parallel.hooks import Hook
+from parallel.hosts.distributed import host_index, put_batch, row_share
+from parallel.hosts.job import first_host_first, restarts
+from parallel.hosts.watchdog import note
+from parallel.mesh import make_mesh, replicated, row_shards
+from parallel.optimizer import with_groups
+from parallel.runs.run_folder import CONFIG_NAME, Run, read_config
+from parallel.runs.run_lock import locked
+from parallel.step import TrainState
+from parallel.trainer import TrainResult, check_start, train
+from tools.command_line.consent import consent
+from tools.recipes.closed_loop import ClosedLoop
+from tools.recipes.prepare import Prepared, Text, prepare
+from tools.recipes.presets import RunConfig, check_more_steps, check_same
+
+Measure = Callable[[int, TrainState, Callable[[], bool]], dict[str, float]]
+
+_EVAL_STEPS = 8
+_FREE = {
+    "mesh",
+    "closed_loop",
+    "model.compute.pipeline",
+    *(f"data.{n}" for n in ("workers", "threads", "skip_unreadable")),
+    *(f"trainer.{n}" for n in ("log_every", "save_every", "keep", "eval_every", "prefetch")),
+    "trainer.profile",
+    "trainer.steps",
+}
+"""Settings that a resumed run may change: its losses stay the same. Its steps only where the
+schedule does not end with them."""
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Paths of data and results."""
+
+    data: str
+    """Dataset or frame store (a folder or URL), or a mixture of several (.json, .toml)."""
+    out: Path | None = None
+    """Folder of the run; runs/NAME-OF-THE-DATASET if not given."""
+    resume: bool = False
+    """Go on from the run's last checkpoint."""
+    init: Path | None = None
+    """Checkpoint to begin from, of any kind that models.load_policy reads."""
+    tokenizer: Path | None = None
+    """SentencePiece file, for an --init that came without its tokenizer."""
+    trust: bool = False
+    """Run the transforms, programs in Python, that a mixture's file names."""
+    data_format: str = ""
+    """path/to/file.py:NAME of a Format of yours to read datasets by; see docs/own_dataset.md."""
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the run."""
+        path = Path(self.data).resolve()
+        return self.out or Path("runs") / (path.stem if is_mixture(path) else path.name)
+
+
+@dataclass(frozen=True)
+class Process:
+    """This process among those of a job; see docs/multihost.md."""
+
+    coordinator: str | None = None
+    """HOST:PORT where process 0 runs; found out under tools.launch, SLURM, MPI and Kubernetes."""
+    num_processes: int | None = None
+    """Processes of the job; 1 runs alone whatever the cluster says."""
+    process_id: int | None = None
+    """Index of this process."""
+    stall_seconds: float = 60.0
+    """A run in which no step ends for so long (and 20 times as long as usual) is ended."""
+    inject: str = ""
+    """Faults on purpose, such as kill@rank1:step50; each strikes once in a run."""
+
+
+ALONE = Process()
+
+
+def run(paths: Paths, config: RunConfig, console: Console | None = None) -> TrainResult:
+    """Trains to the end (or to a signal) and leaves everything in the run's folder.
+
+    Raises:
+      ValueError, FileNotFoundError: something does not fit; nothing has been written then.
+    """
+    note("preparing")
+    console = console or Console(quiet=host_index() != 0)
+    out, mesh = paths.folder, make_mesh(config.mesh)
+    resume = paths.resume or (restarts() > 0 and (out / CONFIG_NAME).exists())
+    check_start(out, resume, config.rows.number, mesh, config.trainer, config.optimizer)
+    with locked(out, console):
+        return _run(paths, config, console, mesh, resume)
+
+
+def _run(
+    paths: Paths, config: RunConfig, console: Console, mesh: Mesh, resume: bool
+) -> TrainResult:
+    out, (index, count) = paths.folder, row_share(mesh)
+    if (stages := mesh.shape["stage"]) > 1:
+        pipeline, rows = config.model.compute.pipeline, config.rows.number
+        at_once = rows // config.trainer.accumulation
+        for depth in require(config.model, "pipelined", "training on stages"):
+            check_pipeline(pipeline, stages, depth, at_once, row_shards(mesh))
+        console.print(
+            f"{stages} stages take {pipeline.on(stages).microbatches} micro-batches through the "
+            f"layers, {pipeline.repeats} times around; bubble {pipeline.bubble(stages):.0%}."
+        )
+    begun = first_host_first(lambda: read_config(out, console)) if resume else None
+    if begun is not None:
+        saved = from_json(RunConfig, begun)
+        check_same(out / CONFIG_NAME, to_json(saved), to_json(config), _FREE)
+        before, steps = saved.trainer.steps, config.trainer.steps
+        check_more_steps(out / CONFIG_NAME, before, steps, config.optimizer)
+    if paths.data_format:
+        use_format(paths.data_format)
+    agreed = consent(paths.trust, jax.process_count() == 1, console)
+    ready = first_host_first(
+        lambda: prepare(paths.data, out, config, console, _text(paths), agreed)
+    )
+    model, sources = config.model.build(), ready.sources()
+    layout = config.layout(sources)
+    plan = Plan(sources, layout, config.rows.number, seed=config.trainer.seed)
+    content = {"plan": plan.digest, "data": ready.mixed.digest}
+
+    def batches(start: int, position: Any) -> Iterator[tuple[PackedBatch, dict[str, float]]]:
+        if position is not None and position != content:
+            raise ValueError(
+                f"{paths.data} (or the version of this code or of scipy) has changed since {out} "
+                f"was saved, so the run cannot go on exactly; start a new one in another folder."
+            )
+        loader = Loader(
+            ready.mixed.feeds,
+            ready.processor,
+            plan,
+            start_step=start,
+            host_index=index,
+            host_count=count,
+            workers=config.data.workers,
+            threads=config.data.threads,
+            skip_unreadable=config.data.skip_unreadable,
+        )
+
+        def rows() -> Iterator[tuple[PackedBatch, dict[str, float]]]:
+            with loader:
+                for batch, info in loader:
+                    yield batch, info.facts(count)
+
+        return rows()
+
+    trained, held_out = ready.episodes
+    console.print(
+        f"{trained} episodes to train on, {held_out} held out; rows of {layout.prefix} places "
+        f"filled to {plan.fill(range(20)).prefix:.1%}."
+    )
+    cameras = tuple(robot.cameras for robot in ready.processor.embodiments)
+    measures = [_held_out_metrics(model, ready, config, mesh)] if held_out else []
+    with ExitStack() as stack:
+        if config.closed_loop.suite:
+            policy = Policy(model, None, ready.processor)
+            acting = stack.enter_context(ClosedLoop(config.closed_loop, policy, out, console))
+            measures.append(acting.begin)
+        result = train(
+            Augmented(model, config.augment, cameras),
+            model.sharding_rules,
+            batches,
+            lambda step: content,
+            Run(out, to_json(config), ready.assets),
+            config.trainer,
+            with_groups(config.optimizer, model.groups),
+            mesh=mesh,
+            resume=resume,
+            initial=_initial(paths, model, config),
+            hooks=[Hook(config.trainer.eval_every, measure) for measure in measures],
+        )
+        if config.closed_loop.suite and not result.finished:
+            acting.abandon()
+    return result
+
+
+def _text(paths: Paths) -> Text | None:
+    """The tokenizer of the policy to begin from, which its embedding was trained with."""
+    if paths.tokenizer is not None:
+        return Text(sentencepiece=SentencePiece.read(paths.tokenizer).model)
+    if paths.init is None:
+        return None
+    processor = inspect_checkpoint(paths.init).processor
+    if processor is None or not (processor.words or processor.sentencepiece):
+        raise ValueError(
+            f"{paths.init} came without the tokenizer that its embedding was trained with; give "
+            f"--tokenizer FILE (PaliGemma's is paligemma_tokenizer.model)."
+        )
+    return Text(processor.words, processor.sentencepiece)
+
+
+def _initial(paths: Paths, model: Model, config: RunConfig) -> Any:
+    init = paths.init
+    if init is None:
+        return None
+    return lambda like: begin_from(init, model, like, config.trainer.seed)
+
+
+def _held_out_metrics(model: Model, ready: Prepared, config: RunConfig, mesh: Mesh) -> Measure:
+    """Measures the averaged parameters on held-out episodes, their pictures as they are: flow loss,
+    error of sampled actions, and that of always giving the robot's mean action (both mean squares
+    in normalised units)."""
+    sources = ready.sources(held_out=True)
+    plan = Plan(sources, config.layout(sources), config.rows.number, seed=1)
+    index, count = row_share(mesh)
+    with Loader(
+        ready.mixed.feeds,
+        ready.processor,
+        plan,
+        host_index=index,
+        host_count=count,
+    ) as loader:
+        batches = [put_batch(next(loader)[0], mesh) for _ in range(_EVAL_STEPS)]
+    robots = ready.mixed.embodiments
+    means = np.zeros((len(robots), config.model.action_dim), np.float32)
+    for mean, robot, stats in zip(means, robots, ready.mixed.stats, strict=True):
+        mean[: len(robot.actions.offset)] = robot.actions(stats.actions["mean"])
+
+    @partial(jax.jit, out_shardings=replicated(mesh))
+    def measure(params: Any, batch: PackedBatch) -> jax.Array:
+        key = jax.random.key(0)
+        loss, count = model.loss(params, batch, key)
+        noise = flow.draw(key, batch.sample_id, 1, batch.actions.shape[2:])[1][:, :, 0]
+        sampled = model.sample_actions(params, batch, noise, config.model.steps)
+        usual = jnp.asarray(means)[batch.embodiment][:, :, None]
+        errors = [((x - batch.actions) ** 2 * batch.action_mask).sum() for x in (sampled, usual)]
+        return jnp.stack([loss, *errors, count])
+
+    def hook(step: int, state: TrainState, stopping: Callable[[], bool]) -> dict[str, float]:
+        measured = []
+        for batch in batches:
+            if stopping():
+                return {}
+            measured.append(measure(state.ema, batch))
+        total = np.sum(measured, axis=0)
+        names = ("val_loss", "val_action_mse", "val_mean_action_mse")
+        return dict(zip(names, map(float, total[:3] / total[3]), strict=True))
+
+    return hook
