@@ -30,7 +30,7 @@ from sim.protocol import TRAIN_SEEDS, State
 
 _SHUFFLE = 2
 _IGNORED = {
-    "rollout": ("tickets", "group", "staleness", "deadline", "inference_devices", "snapshots"),
+    "rollout": ("groups", "group", "staleness", "deadline", "inference_devices", "snapshots"),
     "learner": ("micro",),
 }
 """Settings of who acts and learns on the host."""

@@ -32,7 +32,7 @@ Hyperparameters = dict[str, float]
 
 _WIDEST = 6
 """Largest power of FACTOR between initial numbers and the config's: a third to three times."""
-_NEAR_ONE = ("discount", "trace", "b1", "b2", "ema_decay")
+_NEAR_ONE = ("discount", "gae_lambda", "b1", "b2", "ema_decay")
 """Numbers of which the distance to 1 is scaled."""
 _FREE = ("learner", "objective", "flow")
 _BEGIN, _EXPLOIT, _EXPLORE = range(3)

@@ -21,7 +21,7 @@ from tests.helpers.parallel.toy import OPTIMIZER, Denoiser, batch
 from tools.recipes.presets import PI05
 
 MODEL = Denoiser(hidden=512)
-OWN = Path(__file__).with_name("own_optimizer.py")
+OWN = Path(__file__).parents[1] / "helpers/parallel/own_optimizer.py"
 RULES = (
     (r"^up/kernel$", PartitionSpec(None, "fsdp")),
     (r"^down/kernel$", PartitionSpec("fsdp")),
@@ -148,9 +148,9 @@ def test_the_first_regex_decides_and_zero_freezes():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"rates": (("^up/kernel", 1.0),)}, r"these 2 match none: down, up/bias;"),
-        ({"rates": ((".", 1.0), ("^up", 0.0))}, r"'\^up', which decides for no parameter"),
-        ({"rates": ((".", 0.0),)}, "freezes every parameter"),
+        ({"rate_factors": (("^up/kernel", 1.0),)}, r"these 2 match none: down, up/bias;"),
+        ({"rate_factors": ((".", 1.0), ("^up", 0.0))}, r"'\^up', which decides for no parameter"),
+        ({"rate_factors": ((".", 0.0),)}, "freezes every parameter"),
         ({"decayed": "nothing"}, "'nothing', which decides for no parameter"),
     ],
 )
@@ -162,9 +162,9 @@ def test_groups_that_cannot_be_meant_are_refused(change, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"rates": (("(", 1.0),)}, "no regex"),
+        ({"rate_factors": (("(", 1.0),)}, "no regex"),
         ({"decayed": "["}, "no regex"),
-        ({"rates": ((".", -1.0),)}, "at least 0"),
+        ({"rate_factors": ((".", -1.0),)}, "at least 0"),
     ],
 )
 def test_malformed_groups_are_refused_before_there_are_parameters(change, message):
@@ -173,7 +173,7 @@ def test_malformed_groups_are_refused_before_there_are_parameters(change, messag
 
 
 def test_groups_come_from_the_command_line_and_live_in_json():
-    rate_factors = ["--rates", "lora_[ab]$", "1", "^vision", "0.1", ".", "0"]
+    rate_factors = ["--rate-factors", "lora_[ab]$", "1", "^vision", "0.1", ".", "0"]
     config = tyro.cli(
         OptimizerConfig, args=[*rate_factors, "--name", "adamw_fp8", "--schedule", "rsqrt"]
     )

@@ -69,7 +69,7 @@ def slow_vtrace(final, bound, gae_lambda):
 
 @pytest.mark.parametrize("final", [0.0, FINAL])
 @pytest.mark.parametrize("bound", [1.0, 1.5])
-@pytest.mark.parametrize("trace", [1.0, TRACE])
+@pytest.mark.parametrize("gae_lambda", [1.0, TRACE])
 def test_vtrace_is_its_recursion_written_out(final, bound, gae_lambda):
     found = vtrace(REWARDS, VALUES, final, RATIOS, DISCOUNT, gae_lambda, bound)
     expected = slow_vtrace(final, bound, gae_lambda)

@@ -304,7 +304,7 @@ def test_an_option_that_does_not_fit_is_refused_in_a_sentence(dataset, tmp_path)
 
 
 def test_a_run_with_an_optimizer_of_a_users_file_resumes_exactly(dataset, tmp_path):
-    name = f"{Path(__file__).parents[1] / 'parallel' / 'own_optimizer.py'}:amsgrad"
+    name = f"{Path(__file__).parents[1] / 'helpers/parallel/own_optimizer.py'}:amsgrad"
     own_method = replace(SMALL, optimizer=replace(SMALL.optimizer, name=name))
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert train.run(train.Paths(str(dataset), whole), own_method, QUIET).finished
