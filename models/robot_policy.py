@@ -129,7 +129,7 @@ class RobotPolicy:
         observation: tuple[UInt8[ArrayLike, "n c h w 3"], Float[ArrayLike, "n s"]],
         prompts: Sequence[str],
         keys: UInt32[np.ndarray, "n 2"],
-    ) -> Float[np.ndarray, "n h a"]:
+    ) -> Float[np.ndarray, "n t a"]:
         """Chunks in the robot's units for N observations (`sim.acting.Policy`).
 
         Args:

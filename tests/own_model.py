@@ -15,15 +15,9 @@ from jax.sharding import PartitionSpec
 
 from models.attention.attention import attend
 from models.flow import flow
+from models.layers import layers
 from models.layers.functional import Functional
-from models.layers.layers import (
-    Compute,
-    Dense,
-    feed_forward,
-    scan_layers,
-    sincos_embedding,
-    stack_layers,
-)
+from models.layers.layers import Compute, Dense, feed_forward, scan_layers, stack_layers
 from models.layers.siglip import Siglip, SiglipConfig
 from models.model import ModelConfig, Stack
 from parallel.optimizer import OptimizerConfig
@@ -119,7 +113,7 @@ class Modules(nnx.Module):
         return tokens, jnp.where(pictured, batch.prefix_segment, 0)
 
     def act(self, noised, time, observed):
-        embedded = jax.nn.swish(self.time_in(sincos_embedding(time, self.position.shape[1])))
+        embedded = jax.nn.swish(self.time_in(layers.sincos_embedding(time, self.position.shape[1])))
         x = self.action_in(noised) + self.position[...] + embedded[..., None, :]
         graph, weights = nnx.split(self.blocks)
         layer = lambda x, weights, *rows: (nnx.merge(graph, weights)(x, *rows), None)  # noqa: E731

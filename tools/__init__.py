@@ -47,11 +47,13 @@ def _refuse_shadows() -> None:
         found = PathFinder.find_spec(package)
         origin = None if found is None or found.origin is None else Path(found.origin).resolve()
         if origin not in (None, root / package / "__init__.py"):
-            sys.exit(
-                f"error: {origin} hides Chiliad's own package '{package}', as `python -m` looks in "
-                f"the working directory first; type `python -P -m tools.…`, or run the command "
-                f"from another folder."
+            print(
+                f"error: {str(origin)!a} hides Chiliad's own package '{package}', as `python -m` "
+                "looks in the working directory first; type `python -P -m tools.…`, or run the "
+                "command from another folder.",
+                file=sys.stderr,
             )
+            sys.exit(1)
 
 
 _refuse_shadows()

@@ -10,7 +10,7 @@ to the letter. No device, compiler or array is needed: shapes are enough.
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -220,16 +220,15 @@ class _Walk:
         params = equation.params
         for value in arguments:
             self.touch(self.settle(value))
-        once = of_jaxpr(params["jaxpr"].jaxpr, self.trips)
+        body = params["jaxpr"].jaxpr
+        once = of_jaxpr(body, self.trips)
         self.total.add(once, params["length"])
         sizes = [_size(var.aval) for var in equation.outvars]
-        carries = params["num_carry"]
-        stacked = sum(sizes[carries:]) + sum(
-            _size(var.aval) for var in equation.invars[params["num_consts"] + carries :]
-        )
+        carried = sum(sizes) - _stacked(equation.outvars, body.outvars)
+        stacked = sum(sizes) - carried + _stacked(equation.invars, body.invars)
         if params["unroll"] < params["length"]:  # each turn cuts its part out, and puts its own in
             self.total.add(CallCost(bytes=2 * stacked, kernels=params["length"]))
-        self.bursts.append((self.tick, max(once.peak - sum(sizes[:carries]), 0)))
+        self.bursts.append((self.tick, max(once.peak - carried, 0)))
         return [self.new(size) for size in sizes]
 
     def branch(self, equation: Any, arguments: list[_Value]) -> list[_Value]:
@@ -315,6 +314,13 @@ def _bodies(params: dict[str, Any]) -> list[Any]:
             if isinstance(item, Jaxpr | ClosedJaxpr):
                 found.append(item)
     return found
+
+
+def _stacked(outer: Sequence[Any], inner: Sequence[Any]) -> float:
+    """Bytes of a loop's arrays of which each turn has one part: those with an axis more than the
+    body's."""
+    pairs = zip(outer, inner, strict=True)
+    return sum(_size(var.aval) for var, part in pairs if var.aval.ndim > part.aval.ndim)
 
 
 def _size(aval: Any) -> float:

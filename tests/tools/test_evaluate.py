@@ -25,7 +25,7 @@ from tools.recipes.presets import TINY
 BOWL = "pick_up_the_black_bowl_between_the_plate_and_the_ramekin_and_place_it_on_the_plate"
 SUITES = """
 from functools import partial
-from sim.environments.device_slots import Lanes
+from sim.environments.device_slots import DeviceSlots
 from sim.suite import Suite
 from tests.helpers.sim.point_world import PointWorld, Shuffled, expert
 
@@ -35,7 +35,7 @@ class Others(PointWorld):
 WORLDS = {"points": PointWorld, "others": Others}
 
 def open_lanes(tasks, count, size, expert=expert):
-    return Lanes(WORLDS[tasks[0]](), count, expert)
+    return DeviceSlots(WORLDS[tasks[0]](), count, expert)
 
 TWO = Suite("two", ("points", "others"), 7, open_lanes, first_seed=100, together=False, slots=4)
 
@@ -46,7 +46,7 @@ class Zoomed(PointWorld):
     def pictures(self, scene):
         return self.render(scene, self.size)[:, None]
 
-ZOOMED = Suite("zoomed", ("points",), 3, lambda tasks, n, size: Lanes(Zoomed(size), n, expert))
+ZOOMED = Suite("zoomed", ("points",), 3, lambda tasks, n, s: DeviceSlots(Zoomed(s), n, expert))
 LATE = Suite("late", ("points",), 5, lambda tasks, count, size: Shuffled(count, seed=3))
 NO_EXPERT = Suite("plain", ("points",), 7, partial(open_lanes, expert=None))
 """

@@ -26,7 +26,7 @@ from tools.serving.metrics import Metrics
 
 OWN = Path(__file__).parents[1] / "own_model.py"
 SUITES = """
-from sim.environments.device_slots import Lanes
+from sim.environments.device_slots import DeviceSlots
 from sim.suites import Suite
 from tests.helpers.sim.point_world import PointWorld, expert
 
@@ -44,7 +44,7 @@ class World(PointWorld):
         return state, happened._replace(reward=happened.reward + happened.state[..., 0])
 
 def open_lanes(tasks, count, size):
-    return Lanes(World(size), count, expert)
+    return DeviceSlots(World(size), count, expert)
 
 POINTS = Suite("points", ("points",), 4, open_lanes, first_seed=500, together=False, slots=4)
 """

@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 RUNS = {
     "models/files/own_file.py": "--preset, --data-format and optimizer.name path/to/file.py:NAME, "
     "--family, and a transform, by its digest (data/mixture/trust.py)",
+    "models/model.py": "modules of the shipped families, by a table of their names",
     "data/dataset.py": "modules of the shipped formats, by a table of their names",
     "sim/suites.py": "--suite path/to/file.py:NAME, and entry points of installed packages",
     "sim/processes/child.py": "a simulator's script of ours or of the user's suite",

@@ -81,7 +81,7 @@ def test_a_folder_that_looks_like_markup_is_recorded_into(tmp_path, monkeypatch,
 
 
 SUITE = """
-from sim.environments.device_slots import Lanes
+from sim.environments.device_slots import DeviceSlots
 from sim.suite import Suite
 from tests.helpers.sim.point_world import PointWorld, expert
 
@@ -89,7 +89,7 @@ from tests.helpers.sim.point_world import PointWorld, expert
 def slots(tasks, count, size):
     world = PointWorld()
     (world.name,) = tasks
-    return Lanes(world, count, expert)
+    return DeviceSlots(world, count, expert)
 
 
 MINE = Suite("mine", ("near", "far"), 8, slots, together=False, noise=0.4)

@@ -21,6 +21,7 @@ from models.config import to_json
 from parallel.checkpoint import CheckpointWriter, copy
 from parallel.hosts.stop import StopSignals
 from parallel.monitor.metrics import read_metrics
+from rl.checks import check_config
 from rl.config import FlowConfig, LearnerConfig, ObjectiveConfig, RlConfig, RolloutConfig
 from rl.host.experience import micro_batches
 from rl.host.placement import OnHost
@@ -209,7 +210,7 @@ def test_an_interrupted_run_saves_its_last_whole_step_and_goes_on_to_the_same(
     finished, checkpoint, tmp_path, monkeypatch
 ):
     """SIGTERM while the last step's first episode begins; the step before is traced."""
-    noticed, told, begin = threading.Event(), StopSignals.told, Noted.begin
+    noticed, told, begin = threading.Event(), StopSignals.should_stop, Noted.begin
     third = draw_start(HOST.seed, 4, ("points",), range(500))
 
     def notice(self):
@@ -224,7 +225,7 @@ def test_an_interrupted_run_saves_its_last_whole_step_and_goes_on_to_the_same(
         begin(self, slot, start)
 
     with monkeypatch.context() as patch:
-        patch.setattr(StopSignals, "told", notice)
+        patch.setattr(StopSignals, "should_stop", notice)
         patch.setattr(Noted, "begin", strike)
         config = replace(HOST, save_every=0, eval_every=0, profile="1:2")
         stopped = rl.run(rl.RlPaths(checkpoint, tmp_path), config, QUIET)
@@ -443,7 +444,7 @@ def test_a_population_is_asked_for_by_its_size():
         ),
         (
             {"rollout": replace(HOST.rollout, groups=0)},
-            "tickets is 0; it must be at least",
+            "groups is 0; it must be at least",
         ),
         ({"rollout": replace(HOST.rollout, tasks=("lines",))}, r"'points' has no task \['lines'\]"),
         ({"placement": "disaggregated"}, "simulators is 2, but there are only 1 slots to share"),
@@ -472,7 +473,7 @@ def test_presets_are_whole_and_taken_by_name_with_changes(name, tmp_path):
     paths, config, population = rl.parse([*where, "--preset", name])
     assert (paths, config) == (rl.RlPaths(Path("a"), Path("b")), RL_PRESETS[name])
     assert population == rl.ALONE
-    rl.check_config(config)
+    check_config(config)
     assert rl.parse([*where, f"--preset={name}", "--steps", "2"])[1] == replace(config, steps=2)
 
 

@@ -14,13 +14,13 @@ from tests.tools.test_rl import save_policy
 MINE = """
 import os, time
 from dataclasses import replace
-from rl.learner import Learner
-from sim.environments.device_slots import Lanes
+from rl.learner import FlowLearner
+from sim.environments.device_slots import DeviceSlots
 from sim.suite import Suite
 from tests.helpers.sim.point_world import PointWorld
 from tests.tools.test_rl import HOST
 
-STUCK, update, updates = os.environ["STUCK"], Learner.update, []
+STUCK, update, updates = os.environ["STUCK"], FlowLearner.update, []
 
 def slow(learner):
     found = update(learner)
@@ -29,13 +29,13 @@ def slow(learner):
         time.sleep(1000)  # the learner hangs
     return found
 
-class Stuck(Lanes):
+class Stuck(DeviceSlots):
     def send(self, slot, actions):
         if STUCK == "episode" and updates:
             time.sleep(1000)  # the simulator hangs
         super().send(slot, actions)
 
-Learner.update = slow
+FlowLearner.update = slow
 POINTS = Suite("points", ("points",), 4, lambda tasks, count, size: Stuck(PointWorld(), count),
                first_seed=500, together=False, slots=1)
 PRESET = replace(HOST, rollout=replace(HOST.rollout, suite=f"{__file__}:POINTS"), eval_every=0,

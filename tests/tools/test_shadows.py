@@ -21,7 +21,8 @@ def test_a_package_in_the_working_directory_that_hides_ours_is_named(tmp_path, n
     (tmp_path / name / "__init__.py").write_text("raise SystemExit('imported')")
     ended = run(tmp_path)
     assert ended.returncode == 1
-    assert f"{tmp_path / name / '__init__.py'} hides Chiliad's own package '{name}'" in ended.stderr
+    said = f"'{tmp_path / name / '__init__.py'}' hides Chiliad's own package '{name}'"
+    assert said in ended.stderr
     assert "python -P -m" in ended.stderr
 
 

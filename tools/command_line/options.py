@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from models.files.renamed import old_paths, old_values
+from models.terminal import harmless
 
 
 def current_options(arguments: Sequence[str], *kinds: Any, **renamed: str) -> list[str]:
@@ -38,8 +39,6 @@ def _option(path: str) -> str:
 
 
 def _warned(old: str, new: str, where: str = "") -> str:
-    print(
-        f"warning: {where}{old} is {where}{new} now; the next release takes only that.",
-        file=sys.stderr,
-    )
+    sentence = f"warning: {where}{old} is {where}{new} now; the next release takes only that."
+    print(harmless(sentence), file=sys.stderr)
     return new

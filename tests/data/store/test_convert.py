@@ -84,7 +84,8 @@ def test_only_parts_that_are_missing_are_made(dataset, expected, tmp_path):
 
 _SLOW = """
 import sys, time
-from data import convert, open_dataset
+from data import open_dataset
+from data.store import convert
 from data.files.folder import LocalFolder
 from data.lerobot.dataset import LeRobotDataset
 

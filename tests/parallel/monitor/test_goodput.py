@@ -13,6 +13,7 @@ from tests.helpers.parallel.toy import environment
 TOY = """
 import os, signal, sys, time, jax
 from pathlib import Path
+from parallel.hooks import Hook
 from parallel.mesh import make_mesh
 from parallel.trainer import Run, TrainerConfig, train
 from tests.helpers.parallel.toy import OPTIMIZER, RULES, Denoiser, batches, position

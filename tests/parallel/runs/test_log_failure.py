@@ -155,7 +155,8 @@ def hosts(folder, source, save_every):
     """A run of two processes, whose batches are what a function of this file yields."""
     program = f"""
 from dataclasses import replace
-from tests.parallel import train_hosts, test_log_failure
+from tests.helpers.parallel import train_hosts
+from tests.parallel.runs import test_log_failure
 train_hosts.CONFIG = replace(train_hosts.CONFIG, save_every={save_every})
 train_hosts.shares = test_log_failure.{source}(train_hosts.shares, {str(folder)!r})
 train_hosts.main()

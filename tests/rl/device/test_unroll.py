@@ -1,4 +1,4 @@
-"""Lanes on the device: one by one, to each episode's end, and what follows it."""
+"""DeviceSlots on the device: one by one, to each episode's end, and what follows it."""
 
 from dataclasses import replace
 from functools import cache
@@ -41,7 +41,7 @@ STEP = jax.jit(POINT.pure_step)
 
 @cache
 def begun():
-    """Lanes that stand at different steps of their episodes."""
+    """DeviceSlots that stand at different steps of their episodes."""
     return jax.device_get(ACT(params(), POINT.pure_reset(SEEDS))[0])
 
 

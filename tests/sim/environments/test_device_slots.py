@@ -1,4 +1,4 @@
-"""Lanes answer as their episodes would alone, and with what was seen at an episode's end."""
+"""DeviceSlots answer as their episodes would alone, and with what was seen at an episode's end."""
 
 import numpy as np
 import pytest
