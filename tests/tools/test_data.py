@@ -90,6 +90,7 @@ def test_a_narrow_dimension_is_warned_of_below_its_table(tmp_path, capsys):
 
 
 def test_an_episode_becomes_a_page_or_a_recording_or_both(dataset, tmp_path, monkeypatch):
+    pytest.importorskip("rerun")
     monkeypatch.chdir(tmp_path)
     view_command(str(dataset), 2)
     assert "push it" in (tmp_path / "episode-2.html").read_text()

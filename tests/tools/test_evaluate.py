@@ -302,7 +302,7 @@ def test_tasks_that_look_like_markup_are_told_as_they_are_written(
     command.main()
     told = capsys.readouterr()
     said = told.out
-    assert "warning: --steps is called --euler-steps now" in told.err
+    assert "warning: --steps is --euler-steps now" in told.err
     (begins, *_) = (out / "episodes.jsonl").read_text().splitlines()
     assert json.loads(begins)["evaluates"]["sampler_steps"] == 1
     assert r"trained, reach[/red] \x1b]0;owned\x07: " in said

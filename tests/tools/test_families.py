@@ -147,7 +147,13 @@ def test_training_makes_steps_and_leaves_a_policy_that_is_rebuilt_from_its_check
 
 def test_a_trained_policy_acts_in_a_suite(family, trained, points, tmp_path):
     config = evaluate.EvaluateConfig(
-        trained, tmp_path, points, episodes=2, steps=2, controls=("untrained",), family=family.file
+        trained,
+        tmp_path,
+        points,
+        episodes=2,
+        euler_steps=2,
+        controls=("untrained",),
+        family=family.file,
     )
     found = evaluate.run(config, QUIET)
     assert {name: result.success.trials for name, result in found.items()} == {
@@ -157,7 +163,7 @@ def test_a_trained_policy_acts_in_a_suite(family, trained, points, tmp_path):
 
 
 def test_a_trained_policy_answers_a_robot(family, trained):
-    config = serve.ServeConfig(trained, sizes=(1,), steps=2, family=family.file)
+    config = serve.ServeConfig(trained, sizes=(1,), euler_steps=2, family=family.file)
     with (
         serve._engine(config, Metrics()) as engine,
         serving(engine) as running,
