@@ -115,3 +115,15 @@ def test_files_beside_the_commands_are_commands() -> None:
     for path in (ROOT / "tools").glob("*.py"):
         if path.name != "__init__.py":
             assert '__name__ == "__main__"' in path.read_text(), f"{path.name} is no command"
+
+
+def test_a_public_class_name_stands_once() -> None:
+    places: dict[str, list[str]] = {}
+    for package in ARROWS:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            if not (name := path.relative_to(ROOT).as_posix()).startswith(ELSEWHERE):
+                for node in ast.walk(ast.parse(path.read_text())):
+                    if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                        places.setdefault(node.name, []).append(name)
+    assert len(places) > 300
+    assert not {name: files for name, files in places.items() if len(files) > 1}
