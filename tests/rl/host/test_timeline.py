@@ -34,7 +34,7 @@ def test_spans_are_busy_and_waits_are_idle_by_their_cause(timeline, clock):
         with timeline.span("learner", "wait", "environment"):
             clock.now += 1
         clock.now += 2
-    use = timeline.summary().group_size["learner"]
+    use = timeline.summary().lanes["learner"]
     assert use.busy == {"gradient": 5}
     assert use.idle == {"environment": 1}
     assert use.utilisation == 5 / 6
@@ -52,7 +52,7 @@ def test_idle_time_is_shared_among_what_the_slots_do(timeline, clock):
             clock.now += 4
     timeline.mark("slot 2", "step")
     clock.now += 4
-    lanes = timeline.summary().group_size
+    lanes = timeline.summary().lanes
     assert lanes["learner"].idle == {"environment": 4 + 3, "inference": 2, "staleness": 2 + 1}
     assert lanes["inference 0"].idle == {"environment": 3, "staleness": 1}
     assert lanes["slot 3"].idle == {"learner": 4, "staleness": 12}
@@ -66,7 +66,7 @@ def test_a_held_slot_would_only_queue_while_every_policy_works(timeline, clock):
         clock.now += 3
         timeline.mark("inference 1", None)
         clock.now += 2
-    idle = timeline.summary().group_size["slot 0"].idle
+    idle = timeline.summary().lanes["slot 0"].idle
     assert idle == {"inference": 3, "staleness": 2}
 
 
@@ -75,7 +75,7 @@ def test_a_slot_that_asks_while_no_policy_works_waits_for_other_slots(timeline, 
     clock.now += 3
     with timeline.span("inference", "draw"):
         clock.now += 2
-    assert timeline.summary().group_size["slot 0"].idle == {"environment": 3, "inference": 2}
+    assert timeline.summary().lanes["slot 0"].idle == {"environment": 3, "inference": 2}
 
 
 def test_a_held_slot_blames_the_learner_only_while_that_works(timeline, clock):
@@ -84,7 +84,7 @@ def test_a_held_slot_blames_the_learner_only_while_that_works(timeline, clock):
     with timeline.span("learner", "update"):
         clock.now += 5
     clock.now += 1
-    idle = timeline.summary().group_size["inference"].idle
+    idle = timeline.summary().lanes["inference"].idle
     assert (idle["learner"], idle["staleness"]) == (5, 1)
 
 
@@ -94,7 +94,7 @@ def test_time_without_slots_at_work_has_no_cause(timeline, clock):
     with timeline.span("inference", "draw"):
         clock.now += 1
     clock.now += 2
-    lanes = timeline.summary().group_size
+    lanes = timeline.summary().lanes
     assert lanes["inference"].idle["unattributed"] == 2
     assert lanes["slot 0"].idle["unattributed"] == 3
 
@@ -106,7 +106,7 @@ def test_every_second_of_every_lane_is_accounted_for(timeline, clock):
         with timeline.span("inference" if i % 5 else "learner", "draw"):
             clock.now += 0.3
     found = timeline.summary()
-    for use in found.group_size.values():
+    for use in found.lanes.values():
         assert use.seconds == pytest.approx(found.seconds)
         assert min(use.idle.values(), default=0) >= 0
 
@@ -117,7 +117,7 @@ def test_totals_are_exact_beyond_the_spans_that_are_kept(clock):
         with timeline.span("inference", str(i)):
             clock.now += 1
     assert [span.what for span in timeline.spans()] == ["7", "8", "9"]
-    assert timeline.summary().group_size["inference"].utilisation == 1
+    assert timeline.summary().lanes["inference"].utilisation == 1
 
 
 def test_summaries_subtract(timeline, clock):
@@ -128,8 +128,8 @@ def test_summaries_subtract(timeline, clock):
         clock.now += 2
     found = timeline.summary().since(before)
     assert found.seconds == 2
-    assert found.group_size["learner"].busy == {"gradient": 2}
-    assert found.group_size["inference"].busy == {"draw": 2}
+    assert found.lanes["learner"].busy == {"gradient": 2}
+    assert found.lanes["inference"].busy == {"draw": 2}
 
 
 def test_lanes_of_a_kind_are_summed(timeline, clock):
@@ -210,7 +210,7 @@ def test_threads_add_spans_at_once():
     timeline.mark("slot lane0", None)
     found = timeline.summary()
     assert len([s for s in timeline.spans() if s.what == "outer"]) == 800
-    for use in found.group_size.values():
+    for use in found.lanes.values():
         assert use.seconds == pytest.approx(found.seconds)
 
 
@@ -223,4 +223,4 @@ def test_an_exception_ends_its_span(timeline, clock):
     with pytest.raises(KeyError):
         work()
     clock.now += 1
-    assert timeline.summary().group_size["learner"].utilisation == 0.5
+    assert timeline.summary().lanes["learner"].utilisation == 0.5

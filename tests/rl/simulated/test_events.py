@@ -156,7 +156,7 @@ def test_never_faster_than_a_bottleneck_and_never_staler_than_allowed(mode, stal
     assert found.samples_per_second <= devices * workload.micro / workload.gradient
     assert found.updates / found.seconds <= 1 / workload.update
     assert found.lag <= staleness
-    for use in found.use.group_size.values():
+    for use in found.use.lanes.values():
         assert use.seconds == pytest.approx(found.seconds)
         assert use.utilisation <= 1 + 1e-9
 
