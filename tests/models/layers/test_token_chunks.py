@@ -8,8 +8,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, use_abstract_mesh
 from jax.sharding import PartitionSpec as P
 
-from models.layers.dit import TransformerConfig
-from models.layers.dit import VitBlock as DitBlock
+from models.layers.dit import DitBlock, TransformerConfig
 from models.layers.layers import Compute, GatedMLP, Lora
 from models.layers.qwen3 import SwiGLU
 from models.layers.siglip import SiglipConfig

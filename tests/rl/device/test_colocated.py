@@ -33,7 +33,7 @@ def configured(rate=1e-3, minibatches=2, rate_factors=(), **own) -> RlConfig:
         steps=4,
         rollout=RolloutConfig(replan_steps=3),
         learner=LearnerConfig(epochs=2, minibatches=minibatches, optimizer=optimizer),
-        colocated=ColocatedConfig(**{"lanes": 8, "fragment": 3, **own}),
+        colocated=ColocatedConfig(**{"envs": 8, "unroll": 3, **own}),
     )
 
 

@@ -101,7 +101,7 @@ def test_in_64_bits_pulling_drawers_agrees_with_mujoco_to_a_tenth_of_a_micrometr
         "import numpy as np",
         "from sim.environments.tabletop import Tabletop",
         "from tests.sim.environments.test_physics import demonstrated, mujocos, settled",
-        "env = Tabletop('drawer', lanes=16)",
+        "env = Tabletop('drawer', group_size=16)",
         "state = settled(env, np.arange(16))",
         "actions, path = demonstrated(env, state)",
         "assert path.dtype == np.float64",
