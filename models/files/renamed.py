@@ -39,25 +39,26 @@ def current(kind: type, value: dict[str, Any], where: str) -> dict[str, Any]:
     return renamed
 
 
-def old_paths(kind: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
+def old_paths(kind: Any) -> Iterator[tuple[str, str]]:
     """Old and new path (`rollout.execute`, `rollout.replan_steps`) of each field in a tree of
     configs that has been renamed."""
-    if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
-        return
-    old = {new: before for (owner, before), new in RENAMED.items() if owner == kind.__name__}
-    hints = typing.get_type_hints(kind)
-    for field in dataclasses.fields(kind):
-        if field.name in old:
-            yield ".".join((*path, old[field.name])), ".".join((*path, field.name))
-        yield from old_paths(hints[field.name], (*path, field.name))
+    for owner, name, path in _fields(kind, ()):
+        for (config, old), new in RENAMED.items():
+            if (config, new) == (owner, name):
+                yield ".".join((*path, old)), ".".join((*path, new))
 
 
-def old_values(kind: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, dict[str, str]]]:
+def old_values(kind: Any) -> Iterator[tuple[str, dict[str, str]]]:
     """Path of each field in a tree of configs whose values have been renamed, with old and new."""
-    if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
-        return
-    hints = typing.get_type_hints(kind)
-    for field in dataclasses.fields(kind):
-        if values := VALUES.get((kind.__name__, field.name)):
-            yield ".".join((*path, field.name)), values
-        yield from old_values(hints[field.name], (*path, field.name))
+    for owner, name, path in _fields(kind, ()):
+        if values := VALUES.get((owner, name)):
+            yield ".".join((*path, name)), values
+
+
+def _fields(kind: Any, path: tuple[str, ...]) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """Each field of a tree of configs: its config's name, its own, and the path to that config."""
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        for field in dataclasses.fields(kind):
+            yield kind.__name__, field.name, path
+            yield from _fields(hints[field.name], (*path, field.name))
