@@ -25,9 +25,9 @@ class Frames(Protocol):
     """Episodes 0..e-1 end to end; a frame's number (its row) counts through all of them.
 
     `prompts` has for each task its wordings, of which any may be shown. `present` tells which
-    episodes have which of `cameras` (full LeRobot names). `alike` is for each episode the first one
-    with the same states and actions. `stats` are those of every column over all frames. `digest`
-    names the content. Pickles, and serves any number of threads.
+    episodes have which of `cameras` (full LeRobot names). `duplicate_of` is for each episode the
+    first one with the same states and actions. `stats` are those of every column over all frames.
+    `digest` names the content. Pickles, and serves any number of threads.
     """
 
     @property
@@ -51,7 +51,7 @@ class Frames(Protocol):
     @property
     def present(self) -> Bool[np.ndarray, "e c"]: ...
     @property
-    def alike(self) -> Int64[np.ndarray, " e"]: ...
+    def duplicate_of(self) -> Int64[np.ndarray, " e"]: ...
     @property
     def stats(self) -> dict[str, Stats]: ...
 

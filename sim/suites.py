@@ -4,16 +4,14 @@ A user's own suite is a `Suite` in a file of theirs (`--suite path/to/file.py:NA
 point of the group "chiliad.suites" in a package of theirs, as presets are.
 """
 
-import hashlib
 import re
-import runpy
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import entry_points
-from pathlib import Path
 from typing import Any
 
+from models.files.own_file import digest, load
 from sim.protocol import EVAL_SEEDS, Environment, Slots
 from sim.suite import Suite
 
@@ -30,26 +28,14 @@ def load_suite(name: str) -> Suite:
       ValueError: there is no suite of that name, or what has the name is no `Suite`.
       FileNotFoundError: the file, or what simulates the suite, is missing.
     """
-    path, _, variable = name.rpartition(":")
+    path = name.rpartition(":")[0]
     if path.endswith(".py"):
-        return _from_file(Path(path), variable)
+        suite = load(name, Suite, "suite")
+        return replace(suite, source=f"sha256:{digest(path)}")
     family = re.split("[-_:]", name, maxsplit=1)[0]
     if family in _FAMILIES:
         return _FAMILIES[family](name)
     return _installed(name)
-
-
-def _from_file(path: Path, variable: str) -> Suite:
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file, needed for its suite '{variable}'.")
-    content = path.read_bytes()
-    found = runpy.run_path(str(path)).get(variable)
-    if not isinstance(found, Suite):
-        raise ValueError(
-            f"{path} has no Suite named '{variable}', it has {type(found).__name__}; name a "
-            "variable that holds a sim.suite.Suite."
-        )
-    return replace(found, source=f"sha256:{hashlib.sha256(content).hexdigest()}")
 
 
 def _installed(name: str) -> Suite:
@@ -120,7 +106,7 @@ def _on_device(
         env.name = task
         return env
 
-    def open_lanes(chosen: tuple[str, ...], count: int, size: int) -> Slots:
+    def open_slots(chosen: tuple[str, ...], count: int, size: int) -> Slots:
         from sim.environments.device_slots import DeviceSlots
 
         return DeviceSlots(environment(chosen[0], size), count, expert)
@@ -129,7 +115,7 @@ def _on_device(
         name=name,
         tasks=known[name],
         episodes=128,
-        open=open_lanes,
+        open=open_slots,
         first_seed=EVAL_SEEDS.start,
         together=False,
         slots=128,

@@ -127,3 +127,17 @@ def test_a_public_class_name_stands_once() -> None:
                         places.setdefault(node.name, []).append(name)
     assert len(places) > 300
     assert not {name: files for name, files in places.items() if len(files) > 1}
+
+
+def test_tests_share_helpers_and_nothing_of_each_other():
+    """A file may name itself, in a program that it writes."""
+    borrowed = []
+    for path in (ROOT / "tests").rglob("*.py"):
+        own = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for node in ast.walk(ast.parse(path.read_text())):
+            module = node.module if isinstance(node, ast.ImportFrom) else None
+            if module and module.startswith("tests.") and module != own:
+                last = module.rpartition(".")[2]
+                if last == "conftest" or last.startswith("test_"):
+                    borrowed.append(f"{own} imports {module}")
+    assert not borrowed

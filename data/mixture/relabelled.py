@@ -85,9 +85,9 @@ class Retold:
         return self.frames.present
 
     @property
-    def alike(self) -> Int64[np.ndarray, " e"]:
+    def duplicate_of(self) -> Int64[np.ndarray, " e"]:
         """For each episode the first one with the same states and actions."""
-        return self.frames.alike
+        return self.frames.duplicate_of
 
     @property
     def stats(self) -> dict[str, Stats]:

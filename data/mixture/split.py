@@ -28,7 +28,7 @@ def split_episodes(frames: Frames, fraction: float, seed: int = 0) -> tuple[Epis
     """
     if not 0 < fraction < 1:
         raise ValueError(f"The held-out fraction is {fraction}, expected a number between 0 and 1.")
-    different, which = np.unique(frames.alike, return_inverse=True)
+    different, which = np.unique(frames.duplicate_of, return_inverse=True)
     if len(different) < 2:
         raise ValueError(
             f"{frames.name}: has no two different episodes, so none can be held out; record more, "

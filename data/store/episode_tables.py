@@ -34,7 +34,7 @@ class EpisodeTables:
         return self._episodes["present"]
 
     @cached_property
-    def alike(self) -> Int64[np.ndarray, " e"]:
+    def duplicate_of(self) -> Int64[np.ndarray, " e"]:
         """For each episode the first one with the same states and actions."""
         return self._episodes["alike"]
 

@@ -52,12 +52,14 @@ def write(dataset: Dataset, folder: Path) -> None:
       DatasetError: a column is missing or of another type than declared.
     """
     dims, rows = numeric_columns(dataset), int(dataset.lengths.sum())
-    alike = _Alike(dataset.lengths, [name for name in (STATE, ACTION) if name in dims] or [*dims])
+    duplicates = _Duplicates(
+        dataset.lengths, [name for name in (STATE, ACTION) if name in dims] or [*dims]
+    )
     finite = dict.fromkeys(dims, True)
 
     def passing() -> Iterator[Block]:
         for block in _numbers(dataset, dims):
-            alike.see(block)
+            duplicates.see(block)
             for name, values in block.items():
                 finite[name] &= bool(np.isfinite(values).all())
             yield block
@@ -67,7 +69,7 @@ def write(dataset: Dataset, folder: Path) -> None:
         folder / EPISODES,
         lengths=dataset.lengths,
         present=dataset.present,
-        alike=alike.first,
+        alike=duplicates.first,
         **{f"run_{field}": values for field, values in dataset.runs._asdict().items()},
     )
     (folder / PROMPTS).write_text(json.dumps(dataset.prompts, indent=0, ensure_ascii=False))
@@ -202,7 +204,7 @@ def _zarr(folder: Path, name: str, shape: tuple[int, int]) -> dict[str, Any]:
     }
 
 
-class _Alike:
+class _Duplicates:
     """Finds episodes with the same bytes in some columns, as their blocks pass by."""
 
     def __init__(self, lengths: Int64[np.ndarray, " e"], names: Sequence[str]) -> None:

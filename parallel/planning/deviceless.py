@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 from jax.experimental import topologies
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, use_abstract_mesh
 
 from models.attention.attention import compiling_for
 from models.inputs.packed_batch import Layout, pack
@@ -189,9 +189,12 @@ def compile_for(
     several devices, lower a jitted function on ShapeDtypeStructs whose shardings name a mesh of
     `devices`.
     """
-    place = SingleDeviceSharding(device)
+    alone = Mesh([device], "devices")
+    place = NamedSharding(alone, PartitionSpec())
     shapes = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
         jax.eval_shape(lambda: args),
     )
-    return jax.jit(function).lower(*shapes).compile(compiler_options=dict(options or {}))
+    with use_abstract_mesh(alone.abstract_mesh):
+        lowered = jax.jit(function).lower(*shapes)
+    return lowered.compile(compiler_options=dict(options or {}))

@@ -1,9 +1,9 @@
 """Placement "colocated": environments, policy and learner in one device program.
 
-Lanes of a traceable environment act a fragment of chunks, and the policy learns from all of it by
-PPO with nothing leaving the device: the synchronous system that asynchrony is measured against, and
-the fastest where the simulator runs on the accelerator. All that a run carries from one step to the
-next is one tree, so that it resumes exactly.
+N envs, states of one traceable environment, act a number of chunks each, and the policy learns from
+all of it by PPO with nothing leaving the device: the synchronous system that asynchrony is measured
+against, and the fastest where the simulator runs on the accelerator. All that a run carries from
+one step to the next is one tree, so that it resumes exactly.
 """
 
 from dataclasses import dataclass, replace
@@ -55,13 +55,13 @@ class Colocated:
     Raises:
       ValueError: the policy does not fit the environment, or the configuration asks for what this
         placement has not: group advantages, averaged parameters, tickets, staleness and micro-
-        batches, fragments that are too long or minibatches that do not divide them.
+        batches, unrolls that are too long or minibatches that do not divide them.
     """
 
     def __init__(self, policy: Policy, env: Traceable, config: RlConfig) -> None:
         _check(config)
         self._env, self._model, self._config = env, policy.model, config
-        self._lanes = PolicyEnvs(env, policy, config)
+        self._envs = PolicyEnvs(env, policy, config)
         updates = config.steps * config.learner.epochs * config.learner.minibatches
         optimizer = config.learner.optimizer
         self._optimizer = replace(optimizer, decay_steps=optimizer.decay_steps or updates)
@@ -80,11 +80,11 @@ class Colocated:
         return ColocatedState(jnp.int32(0), params, self._transformation.init(trained), envs)
 
     def step(self, state: ColocatedState) -> tuple[ColocatedState, dict[str, Array]]:
-        """A fragment and what is learnt from it; the state given is consumed.
+        """An unroll and what is learnt from it; the state given is consumed.
 
         One program on accelerators; on CPUs `stepwise`. Metrics are scalars: of the updates, their
         mean (`weight_mean`, `clip_fraction`, `behaviour_kl`, `loss`, `value_loss`, `grad_norm`),
-        and of the fragment `episodes` that ended, their `successes`, control `steps` acted,
+        and of the unroll `episodes` that ended, their `successes`, control `steps` acted,
         `advantage_rms` and `explained_variance`. What placement "host" has too is named as there.
         """
         return self.stepwise(state) if jax.default_backend() == "cpu" else self.whole(state)
@@ -95,13 +95,13 @@ class Colocated:
 
     def stepwise(self, state: ColocatedState) -> tuple[ColocatedState, dict[str, Array]]:
         """`step` as one program that learns, after others that act."""
-        envs, unroll = self._lanes.act_stepwise(state.params, state.envs)
+        envs, unroll = self._envs.act_stepwise(state.params, state.envs)
         return self._learn(replace(state, envs=envs), unroll)
 
     @cached_property
     def _whole(self) -> Any:
         def step(state: ColocatedState) -> tuple[ColocatedState, dict[str, Array]]:
-            envs, unroll = self._lanes.act(state.params, state.envs)
+            envs, unroll = self._envs.act(state.params, state.envs)
             return self._learnt(replace(state, envs=envs), unroll)
 
         return jax.jit(step, donate_argnums=0)
@@ -190,7 +190,7 @@ class Colocated:
 
 def advantages(unroll: Unroll, discount: float, gae_lambda: float) -> Float[Array, "t n"]:
     """Advantages of the chunks: A = δ + γλ A' within an episode, δ = R + γ V' - V (generalized
-    advantage estimation, Schulman et al., arXiv 1506.02438), where V' is `fragment.following`."""
+    advantage estimation, Schulman et al., arXiv 1506.02438), where V' is `unroll.following`."""
     delta = unroll.reward + discount * unroll.following - unroll.drawn.value
     decay = discount * gae_lambda * ~(unroll.terminated | unroll.truncated)
 
@@ -202,7 +202,7 @@ def advantages(unroll: Unroll, discount: float, gae_lambda: float) -> Float[Arra
 
 
 def env_seeds(config: RlConfig) -> UInt32[np.ndarray, " n"]:
-    """Seeds of each lane's episodes; none is one that a policy is judged by."""
+    """Seeds of each env's episodes; none is one that a policy is judged by."""
     envs = range(config.colocated.envs)
     seeds = [np.random.default_rng((config.seed, i)).integers(TRAIN_SEEDS.stop) for i in envs]
     return np.array(seeds, np.uint32)
@@ -226,7 +226,7 @@ def _check(config: RlConfig) -> None:
     if config.objective.advantage != "gae" or config.objective.name == "vtrace":
         raise ValueError(
             f"objective.name is '{config.objective.name}' with advantage "
-            f"'{config.objective.advantage}', but colocated lanes go from episode to episode under "
+            f"'{config.objective.advantage}', but colocated envs go from episode to episode under "
             f"the newest policy: take 'ppo' with 'gae', or placement 'host'."
         )
     usual = RlConfig()
@@ -247,6 +247,6 @@ def _check(config: RlConfig) -> None:
     decisions = own.envs * own.unroll
     if own.envs < 1 or parts < 1 or decisions % parts:
         raise ValueError(
-            f"colocated.lanes × fragment is {decisions} decisions, which cannot be cut into "
+            f"colocated.envs × unroll is {decisions} decisions, which cannot be cut into "
             f"{parts} equal learner.minibatches; change one of the three."
         )

@@ -1,6 +1,6 @@
-"""Lanes of a traceable environment act a fragment of chunks, on the device.
+"""N envs, states of one traceable environment, act a number of chunks each, on the device.
 
-An episode that ends within a chunk leaves the rest of it unacted, and the lane's next chunk begins
+An episode that ends within a chunk leaves the rest of it unacted, and the env's next chunk begins
 a fresh one. What was seen when time ran out is kept, so that its value can stand for what would
 have come (Pardo et al., arXiv 1712.00378).
 """
@@ -50,7 +50,7 @@ class Traceable(Environment, Protocol):
 
 
 class Unroll(NamedTuple):
-    """Experience of n lanes in T chunks."""
+    """Experience of n envs in T chunks."""
 
     batch: PackedBatch
     """Observations, [T, n, ...]; `action_mask` says which numbers were executed."""
@@ -70,12 +70,12 @@ class Unroll(NamedTuple):
 
 @dataclass(frozen=True)
 class PolicyEnvs:
-    """A policy in an environment's lanes. Every draw derives from (seed, the lane's seed, episode,
-    step) alone, so that a lane does the same beside any others.
+    """A policy over n envs at once. Every draw derives from (seed, the env's seed, episode,
+    step) alone, so that an env does the same beside any others.
 
     Raises:
-      ValueError: the policy does not fit the environment, or a fragment has so many chunks that a
-        lane could run out of time twice in it.
+      ValueError: the policy does not fit the environment, or an unroll has so many chunks that an
+        env could run out of time twice in it.
     """
 
     env: Traceable
@@ -95,13 +95,13 @@ class PolicyEnvs:
             )
         if not 1 <= chunks <= most:
             raise ValueError(
-                f"colocated.fragment is {chunks}, but an episode of {self.env.name} has at most "
+                f"colocated.unroll is {chunks}, but an episode of {self.env.name} has at most "
                 f"{most} chunks of {replan_steps} steps; give 1 to {most}."
             )
         self._robot.check_traced()
 
     def act(self, params: Params, state: State) -> tuple[State, Unroll]:
-        """A fragment, to trace: scans over chunks and their steps."""
+        """An unroll, to trace: scans over chunks and their steps."""
 
         def step(carry: Any, action: Float[Array, "n a"]) -> tuple[Any, Any]:
             return _held(carry, *self.env.pure_step(carry[0], action[:, None]))
@@ -133,7 +133,7 @@ class PolicyEnvs:
     def _look(
         self, params: Params, state: State
     ) -> tuple["_Told", SampledChunk, Any, Float[Array, "n t a"]]:
-        """Observes the lanes and draws the policy's chunks, in its own and the robot's units."""
+        """Observes the envs and draws the policy's chunks, in its own and the robot's units."""
         seen, told = self._see(state)
         model, observed = self.policy.model, None
         if self.config.learner.keep_observed:
@@ -154,7 +154,7 @@ class PolicyEnvs:
         observed: Any,
         steps: "_Steps",
     ) -> Unroll:
-        """Builds the fragment from the transitions of T chunks."""
+        """Builds the unroll from the transitions of T chunks."""
         chunks, _, envs = steps.live.shape
         acted = steps.live.sum(1)
         place = (np.arange(chunks)[:, None], acted - 1, np.arange(envs))
@@ -188,7 +188,7 @@ class PolicyEnvs:
         return seen, _Told(self._robot.batch(seen, goal, wording), goal, wording)
 
     def _key(self, what: int, state: State) -> Key[Array, " n"]:
-        """Key of each lane's running episode."""
+        """Key of each env's running episode."""
         key = jax.random.fold_in(jax.random.key(self.config.seed), what)
 
         def one(seed: Array, episode: Array) -> Array:
@@ -224,7 +224,7 @@ class _Steps(NamedTuple):
 def _held(
     before: tuple[State, Bool[Array, " n"]], after: State, happened: Transition
 ) -> tuple[tuple[State, Bool[Array, " n"]], _Steps]:
-    """Takes a step, except in lanes whose episode is over: they wait where the next one begins."""
+    """Takes a step, except in envs whose episode is over: they wait where the next one begins."""
     state, over = before
     happened = jax.tree.map(lambda x: x[:, 0], happened)
     ended = happened.terminated | happened.truncated

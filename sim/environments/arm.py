@@ -65,7 +65,7 @@ class Arm(GroupedEnv):
       control: "pose" (absolute) or "delta" of the tip, or "joint" targets.
       image_size: pixels along the edge of an observed picture.
       yaw: blocks start turned by up to so much to either side, radians; π/4 is any orientation.
-      lanes: how many environments one compiled step advances on CPUs.
+      group_size: how many environments one compiled step advances on CPUs.
       shadows: whether observed pictures have them, which takes 1.5 times as long.
 
     Raises:

@@ -1,7 +1,7 @@
-"""`Slots` over an `Environment` on a device: slots are lanes of one batch, and a poll advances all
+"""`Slots` over an `Environment` on a device: slots are rows of one batch, and a poll advances all
 that were told something in one compiled call.
 
-Lanes that were told nothing are computed too, as the batch has one shape, and keep their state. An
+Slots that were told nothing are computed too, as the batch has one shape, and keep their state. An
 episode that ends in the middle of a chunk answers with what was seen at its end, although the
 environment goes on to a fresh one.
 """
@@ -179,13 +179,13 @@ class DeviceSlots:
         return rng.normal(size=len(low)) * (high - low)
 
     def _advance(self, slots: list[int], actions: Float[np.ndarray, "n t a"]) -> Transition:
-        """Steps every lane and returns the transition, though only the slots' states are kept."""
+        """Steps every slot and returns the transition, though only the slots' states are kept."""
         state, happened = self._env.step_chunk(self._state, jnp.asarray(actions))
         self._go_on(state, slots)
         return jax.tree.map(np.asarray, happened)
 
     def _go_on(self, state: State, slots: list[int]) -> None:
-        """Takes `state`, but for lanes of other slots in which an episode runs."""
+        """Takes `state`, but for other slots in which an episode runs."""
         kept = self._running.copy()
         kept[slots] = False
 

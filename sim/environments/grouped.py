@@ -76,8 +76,8 @@ def restarted(over: Bool[Array, " n"], fresh: State, after: State) -> State:
 
 class GroupedEnv(ABC):
     """`sim.protocol.Environment` of what physics, goals and pictures are. A state has `seed`,
-    `episode` (how many this lane has finished; the next one's start derives from it), `step`,
-    `goal` and `physics`, each [N].
+    `episode` (how many this one has finished; the next one's start derives from it), `step`, `goal`
+    and `physics`, each [N].
 
     `pure_reset`, `pure_step`, `pure_observe` and `pure_pictures` are functions to trace, inside a
     larger jitted program too. The protocol's methods check what they are given and run them: on an
@@ -195,7 +195,7 @@ class GroupedEnv(ABC):
         return in_groups(function, self.group_size, state, chunk)
 
     def _loop(
-        self, state: State, actions: Float[np.ndarray, "lanes t a"]
+        self, state: State, actions: Float[np.ndarray, "group t a"]
     ) -> tuple[State, Transition]:
         """`pure_step`, a compiled step at a time."""
         steps = []

@@ -1,7 +1,7 @@
 """A gripper over a table with a red, a green and a blue block or drawer, simulated by MJX and seen
 by ray-cast cameras.
 
-Environments run in groups of a fixed number of lanes (`sim.environments.grouped`), so that
+Environments run in groups of a fixed size (`sim.environments.grouped`), so that
 recording, evaluation and learning share one compiled program whatever their batch and chunk.
 """
 
@@ -50,7 +50,7 @@ class Tabletop(GroupedEnv):
       cameras: whose pictures are observed, keys of `sim.environments.scenery.CAMERAS`.
       random: what differs from episode to episode besides the task itself.
       yaw: blocks start turned by up to so much to either side, radians; π/4 is any orientation.
-      lanes: how many environments one compiled step advances on CPUs.
+      group_size: how many environments one compiled step advances on CPUs.
       impl: which implementation of MJX; "auto" is Warp's on an NVIDIA GPU that has it.
 
     Raises:

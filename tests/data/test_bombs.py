@@ -2,13 +2,11 @@
 
 import io
 import json
-import resource
 import shutil
 import struct
 import tracemalloc
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,26 +26,13 @@ from data.video.mp4 import require_index_fits
 from data.video.pictures import decode
 from data.video.seek import seek_table
 from data.video.video import VideoReader, encode_mp4
-from tests.data.conftest import FRONT
+from tests.helpers.data.little_memory import little_memory
+from tests.helpers.data.recording import FRONT
 
 PARQUET = "data/chunk-000/file-000.parquet"
 EPISODES = "meta/episodes/chunk-000/file-000.parquet"
 TASKS = "meta/tasks.parquet"
 VIDEO = f"videos/{FRONT}/chunk-000/file-000.mp4"
-ROOM = 1 << 30
-
-
-@contextmanager
-def little_memory() -> Iterator[None]:
-    """No more than a gigabyte beyond what this process has."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = pages * resource.getpagesize() + ROOM
-    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def refuses(match: str, read: Callable[[], object], kind: type[Exception] = DatasetError) -> None:

@@ -10,8 +10,8 @@ import pytest
 from models.augment import AugmentConfig, Augmented, augment, augment_image
 from models.inputs.packed_batch import Sample, pack
 from models.pi.model import Pi
-from tests.models.pi.test_model import CONFIG, KEY
-from tests.models.pi.test_model import samples as of_pi
+from tests.helpers.models.pi_samples import CONFIG, KEY
+from tests.helpers.models.pi_samples import samples as of_pi
 
 FULL = AugmentConfig(crop=0.8, rotation=20, brightness=0.3, contrast=0.4, saturation=0.5, hue=0.1)
 CAMERAS = (("front", "left wrist", "side"),)

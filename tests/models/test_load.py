@@ -3,7 +3,6 @@ refuses what does not fit in one sentence."""
 
 import json
 import shutil
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -14,10 +13,9 @@ from safetensors.numpy import load_file, save_file
 from models import load_policy
 from models.load import CAMERAS, like_model
 from models.pi import lerobot, openpi
-from tests.models.pi.test_openpi_parity import FIXTURES as OPENPI
-from tests.models.pi.test_openpi_parity import close, observation
-
-GROOT = Path(__file__).parents[1] / "fixtures" / "groot"
+from tests.helpers.models.openpi_numbers import FIXTURES as OPENPI
+from tests.helpers.models.openpi_numbers import close, observation
+from tests.helpers.models.tiny_policy import GROOT
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,10 @@ from models.checkpoints import digests, own
 from parallel import checkpoint
 from parallel.hosts import exits
 from parallel.monitor.metrics import read_metrics
+from tests.helpers.parallel.full_disk import fill
 from tests.helpers.parallel.toy import environment
 from tests.helpers.rl import struck
-from tests.parallel.runs.test_log_failure import fill
-from tests.rl.test_run import Counting, losses, run
+from tests.helpers.rl.counted import Counting, losses, run
 
 
 def filling(out, at):

@@ -14,7 +14,7 @@ from models.checkpoints.layout import exported
 from models.layers.layers import Lora
 from models.load import begin_from, like_model
 from models.pi import openpi
-from tests.models.pi.test_openpi_parity import FIXTURES, observation
+from tests.helpers.models.openpi_numbers import FIXTURES, observation
 from tools import convert_checkpoint
 from tools.recipes.presets import PRESETS
 

@@ -8,7 +8,7 @@ import pytest
 
 from data import open_dataset
 from data.store.store import open_store
-from tests.data.conftest import FEATURES, make_episode, write
+from tests.helpers.data.recording import FEATURES, make_episode, write
 from tests.helpers.data.v21 import write_v21
 from tools.data import (
     app,

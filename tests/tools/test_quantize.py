@@ -11,7 +11,7 @@ import tyro
 from models import load_policy
 from models.load import like_model
 from parallel.mesh import MeshConfig, make_mesh
-from tests.models.pi.test_openpi_parity import FIXTURES
+from tests.helpers.models.openpi_numbers import FIXTURES
 from tools import quantize
 from tools.bench.models.fp8 import random_batch
 

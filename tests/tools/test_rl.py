@@ -7,7 +7,6 @@ import signal
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 
 import jax
 import numpy as np
@@ -15,66 +14,27 @@ import pytest
 import tyro
 from rich.console import Console
 
-from models import Embodiment, Normalizer, Pi, Processor, load_policy
+from models import load_policy
 from models.checkpoints import own
 from models.config import to_json
-from parallel.checkpoint import CheckpointWriter, copy
+from parallel.checkpoint import copy
 from parallel.hosts.stop import StopSignals
 from parallel.monitor.metrics import read_metrics
 from rl.checks import check_config
-from rl.config import FlowConfig, LearnerConfig, ObjectiveConfig, RlConfig, RolloutConfig
+from rl.config import RlConfig
 from rl.host.experience import micro_batches
 from rl.host.placement import OnHost
 from rl.host.rollout import key_of
 from rl.host.staleness import GroupMember, draw_start
 from rl.population.population import PopulationConfig, write_generations
 from rl.records import Decision, Ticket, Trajectory
-from sim.environments.device_slots import DeviceSlots
-from sim.suite import Suite
-from tests.helpers.sim.point_world import PointWorld
-from tests.tools.test_train import MODEL
+from tests.helpers.rl.points import HOST, POINTS, Eager, Noted, open_slots, save_policy
 from tools import rl, rl_curves
 from tools.recipes import rl_figures
 from tools.recipes.closed_loop import read_closed_loop
 from tools.recipes.rl_presets import RL_PRESETS
 
 QUIET = Console(quiet=True)
-HOST = RlConfig(
-    steps=3,
-    placement="host",
-    flow=FlowConfig(steps=2),
-    objective=ObjectiveConfig(advantage="group"),
-    rollout=RolloutConfig(suite="points", groups=2, group=2, staleness=0, slots=1, reward="suite"),
-    learner=LearnerConfig(micro=8),
-    eval_every=2,
-    eval_episodes=2,
-    save_every=2,
-)
-
-
-class Eager(PointWorld):
-    """Rewards each step to the right too, so that any two episodes differ."""
-
-    def step_chunk(self, state, actions):
-        state, happened = super().step_chunk(state, actions)
-        return state, happened._replace(reward=happened.reward + happened.state[..., 0])
-
-
-class Noted(DeviceSlots):
-    """Slots that tell which thread began episodes with which seeds."""
-
-    seeds: ClassVar[dict[str, set[int]]] = {}
-
-    def begin(self, slot, start):
-        self.seeds.setdefault(threading.current_thread().name, set()).add(start.seed)
-        super().begin(slot, start)
-
-
-def open_slots(tasks, count, size):
-    return Noted(Eager(), count)
-
-
-POINTS = Suite("points", ("points",), 4, open_slots, first_seed=500, together=False, slots=4)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -85,29 +45,6 @@ def points():
         one_device = jax.devices()[:1]
         patch.setattr("rl.host.placement.split_devices", lambda acting: (one_device, one_device))
         yield
-
-
-def save_policy(out: Path, cameras=("top",), seed=0) -> Path:
-    """A random small policy for the points, as supervised training would leave one."""
-    config = replace(MODEL, image_size=32, chunks=1)
-    robot = Embodiment(
-        "pointer", cameras, Normalizer((0.0,) * 2, (1.0,) * 2), Normalizer((0.0,) * 2, (0.5,) * 2)
-    )
-    processor = Processor(
-        image_size=32,
-        state_dim=config.state_dim,
-        action_dim=config.action_dim,
-        horizon=config.horizon,
-        state_input=config.state_input,
-        words=("go", "to", "the", "disc", "reach", "red", "green", "blue"),
-        embodiments=(robot,),
-        text_limit=32,
-    )
-    params = jax.jit(Pi(config).init)(jax.random.key(seed))
-    assets = {"processor": to_json(processor)}
-    with CheckpointWriter(out / "checkpoints", {"model": to_json(config)}, assets) as writer:
-        writer.save(1, {"ema": params}, {})
-    return out
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 from models.checkpoints import own
 from parallel.hosts import exits
 from tests.helpers.parallel.toy import environment
-from tests.tools.test_rl import save_policy
+from tests.helpers.rl.points import save_policy
 
 MINE = """
 import os, time
@@ -18,7 +18,7 @@ from rl.learner import FlowLearner
 from sim.environments.device_slots import DeviceSlots
 from sim.suite import Suite
 from tests.helpers.sim.point_world import PointWorld
-from tests.tools.test_rl import HOST
+from tests.helpers.rl.points import HOST
 
 STUCK, update, updates = os.environ["STUCK"], FlowLearner.update, []
 

@@ -4,14 +4,12 @@ import pytest
 from rich.console import Console
 
 from rl.config import RlConfig
-from tests.models.test_sealed import put, saved, sealed
+from tests.helpers.models.sealed_files import put, saved, sealed
 from tools import convert_checkpoint, evaluate, rl, serve
 from tools.recipes import training
 
 __all__ = ["saved"]
 QUIET = Console(quiet=True)
-
-
 COMMANDS = {
     "serve": lambda path, out: serve.load(serve.ServeConfig(path)),
     "rl": lambda path, out: rl.run(rl.RlPaths(path, out / "run"), RlConfig(), QUIET),

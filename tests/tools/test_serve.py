@@ -5,9 +5,6 @@ import itertools
 import socket
 import ssl
 import threading
-import time
-import urllib.error
-import urllib.request
 from contextlib import closing
 
 import numpy as np
@@ -22,33 +19,15 @@ from tests.helpers.tools.served import (
     Running,
     certificate,
     client,
+    get,
+    metric,
     observation,
     serving,
+    until,
 )
 from tools.serving.limits import Allowance, Limits
 from tools.serving.server import PolicyServer
 from tools.serving.wire import pack
-
-
-def get(url, token=None):
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    request = urllib.request.Request(url.replace("ws", "http", 1), headers=headers)
-    try:
-        with urllib.request.urlopen(request, timeout=300) as response:
-            return response.status, response.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
-
-
-def metric(url, name):
-    lines = get(f"{url}/metrics")[1].splitlines()
-    return float(next(line for line in lines if line.startswith(name)).split()[-1])
-
-
-def until(holds):
-    deadline = time.monotonic() + 300
-    while not holds():
-        assert time.monotonic() < deadline
 
 
 def test_a_client_reads_metadata_and_gets_chunks_with_their_timing():

@@ -19,10 +19,10 @@ from data.mixture.mixture import DatasetConfig, Mixture, RobotConfig
 from data.rlds.dataset import open_rlds
 from data.store.direct import Direct, open_direct
 from data.video import seek
-from tests.data.conftest import FRONT, LENGTHS
-from tests.data.lerobot.test_forms import stored_in_parquet
 from tests.helpers.data.flips import flips
 from tests.helpers.data.memory_frames import MemoryFrames
+from tests.helpers.data.pictures import stored_in_parquet
+from tests.helpers.data.recording import FRONT, LENGTHS
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 ROWS = np.arange(sum(LENGTHS))

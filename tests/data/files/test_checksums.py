@@ -9,7 +9,7 @@ from data import open_dataset
 from data.errors import DatasetError
 from data.files.checksums import CHECKSUMS, damaged_files, write_checksums
 from data.files.folder import LocalFolder
-from tests.data.conftest import WRIST
+from tests.helpers.data.recording import WRIST
 
 VIDEO = f"videos/{WRIST}/chunk-000/file-000.mp4"
 

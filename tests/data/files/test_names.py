@@ -25,8 +25,8 @@ from data.store.convert import checksum
 from data.store.store import build_store, open_store
 from data.task_runs import Runs
 from data.validation.validate import validate
-from tests.data.conftest import FEATURES, FRONT, WRIST, Episode
 from tests.helpers.data.fake_hub import REPOSITORY, fake_hub
+from tests.helpers.data.recording import FEATURES, FRONT, WRIST, Episode
 from tests.helpers.data.v21 import write_v21
 
 OUTSIDE = (

@@ -10,28 +10,17 @@ from PIL import Image
 
 from data import open_dataset
 from data.errors import DatasetError
-from tests.data.conftest import FRONT, LENGTHS, TASKS, WRIST, write
-
-PARQUET = "data/chunk-000/file-000.parquet"
-EPISODES = "meta/episodes/chunk-000/file-000.parquet"
-
-
-def psnr(a, b):
-    return 10 * np.log10(255**2 / ((a.astype(float) - b) ** 2).mean())
-
-
-def assert_same_episodes(dataset, episodes):
-    for i, (columns, frames, task) in enumerate(episodes):
-        read = dataset.episode(i)
-        assert read["task"] == task
-        for name, values in columns.items():
-            assert np.array_equal(read[name].reshape(values.shape), values)
-        for camera, pictures in frames.items():
-            assert read[camera].shape == pictures.shape
-            for step, picture in enumerate(read[camera]):
-                assert psnr(picture, pictures[step]) > 32
-                nearest = np.argmin(((pictures.astype(float) - picture) ** 2).mean(axis=(1, 2, 3)))
-                assert nearest == step
+from tests.helpers.data.recording import (
+    EPISODES,
+    FRONT,
+    LENGTHS,
+    PARQUET,
+    TASKS,
+    WRIST,
+    assert_same_episodes,
+    psnr,
+    write,
+)
 
 
 def test_written_episodes_read_back_frame_for_frame(recorded, episodes):

@@ -1,47 +1,35 @@
 """Forms that LeRobot v3.0 datasets take in the wild, and what is wrong in them."""
 
-import io
-import json
 import pickle
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 
 from data import open_dataset
 from data.columns import BOOKKEEPING
 from data.errors import DatasetError, MissingFileError
 from data.lerobot.metadata import picture_shape
-from tests.data.conftest import FRONT, LENGTHS, TASKS, WRIST, make_episode, write
-from tests.data.lerobot.test_dataset import EPISODES, PARQUET, assert_same_episodes
 from tests.helpers.data.fake_hub import REPOSITORY, fake_hub
+from tests.helpers.data.pictures import add_feature, edit_info, png, set_column, stored_in_parquet
+from tests.helpers.data.recording import (
+    EPISODES,
+    FRONT,
+    LENGTHS,
+    PARQUET,
+    TASKS,
+    WRIST,
+    assert_same_episodes,
+    make_episode,
+    write,
+)
 
 
 @pytest.fixture
 def split(tmp_path, episodes):
     """The episodes in several parquet and mp4 files."""
     return write(tmp_path / "split", episodes, data_megabytes=0.001, video_megabytes=0.004)
-
-
-def set_column(path, name, values, kind=None):
-    table = pq.read_table(path)
-    column = values if isinstance(values, pa.Array) else pa.array(values, kind)
-    at = table.column_names.index(name) if name in table.column_names else len(table.column_names)
-    table = table.drop([name]) if name in table.column_names else table
-    pq.write_table(table.add_column(at, name, column), path)
-
-
-def edit_info(root, edit):
-    info = json.loads((root / "meta/info.json").read_text())
-    edit(info)
-    (root / "meta/info.json").write_text(json.dumps(info))
-
-
-def add_feature(root, name, values, feature):
-    set_column(root / PARQUET, name, values)
-    edit_info(root, lambda info: info["features"].update({name: feature}))
 
 
 def test_a_wrong_file_index_after_every_rollover_is_made_good(split, episodes):
@@ -171,23 +159,6 @@ def test_cameras_without_a_place_in_the_metadata_are_absent(copy, episodes, kind
         dataset.frames(3, WRIST)
     for i in (2, 4):
         assert len(dataset.frames(i, WRIST)) == LENGTHS[i]
-
-
-def png(picture):
-    buffer = io.BytesIO()
-    Image.fromarray(picture).save(buffer, "PNG")
-    return buffer.getvalue()
-
-
-def stored_in_parquet(root, cells):
-    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    add_feature(
-        root,
-        "observation.images.top",
-        pa.array(cells, kind),
-        {"dtype": "image", "shape": [3, 48, 64], "names": ["c", "h", "w"]},
-    )
-    return "observation.images.top"
 
 
 def test_pictures_named_by_path_are_read_from_images(copy, episodes):

@@ -12,10 +12,9 @@ from data import open_dataset
 from data.errors import DatasetError
 from data.lerobot.upgrade import upgrade
 from data.validation.validate import validate
-from tests.data.conftest import FEATURES, FRONT, LENGTHS, SHARED, WRIST
-from tests.data.lerobot.test_forms import png
-from tests.data.lerobot.test_v21 import edit_lines, parquet, video
-from tests.helpers.data.v21 import write_v21
+from tests.helpers.data.pictures import png
+from tests.helpers.data.recording import FEATURES, FRONT, LENGTHS, SHARED, WRIST
+from tests.helpers.data.v21 import edit_lines, parquet, video, write_v21
 
 ENCODERS = (
     ("libx264", {"g": "10", "x264-params": "bframes=3:log-level=none"}),

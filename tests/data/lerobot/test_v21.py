@@ -1,4 +1,3 @@
-import json
 import shutil
 
 import numpy as np
@@ -8,27 +7,21 @@ import pytest
 
 from data import open_dataset
 from data.errors import DatasetError, MissingFileError
-from tests.data.conftest import FEATURES, FRONT, LENGTHS, SHARED, TASKS, WRIST
-from tests.data.lerobot.test_dataset import assert_same_episodes
-from tests.helpers.data.v21 import DATA, VIDEO, write_v21
+from tests.helpers.data.recording import (
+    FEATURES,
+    FRONT,
+    LENGTHS,
+    SHARED,
+    TASKS,
+    WRIST,
+    assert_same_episodes,
+)
+from tests.helpers.data.v21 import edit_lines, parquet, video, write_v21
 
 
 @pytest.fixture
 def old(tmp_path, episodes):
     return write_v21(tmp_path / "old", episodes, FEATURES, 20)
-
-
-def edit_lines(path, edit):
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    path.write_text("".join(json.dumps(row) + "\n" for row in edit(rows)))
-
-
-def video(camera, episode):
-    return VIDEO.format(video_key=camera, episode_chunk=episode // 4, episode_index=episode)
-
-
-def parquet(episode):
-    return DATA.format(episode_chunk=episode // 4, episode_index=episode)
 
 
 @pytest.mark.parametrize("version", ["v2.0", "v2.1"])

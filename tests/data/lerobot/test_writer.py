@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from data.lerobot.writer import DatasetWriter
-from tests.data.conftest import FEATURES, FRONT, WRIST, make_episode, write
+from tests.helpers.data.recording import FEATURES, FRONT, WRIST, make_episode, write
 
 STATS = ("min", "max", "mean", "std", "count", "q01", "q10", "q50", "q90", "q99")
 

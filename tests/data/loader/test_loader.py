@@ -15,8 +15,8 @@ from data.store.store import build_store
 from models import Embodiment, Normalizer, pack
 from models.inputs.fast import Fast
 from models.inputs.packed_batch import ACTION_TOKENS
-from tests.data.conftest import FRONT, WRIST
-from tests.data.packing.test_packing import layout
+from tests.helpers.data.layouts import layout
+from tests.helpers.data.recording import FRONT, WRIST
 from tests.helpers.data.two_feeds import (
     FEEDS,
     HORIZON,

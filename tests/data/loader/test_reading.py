@@ -16,8 +16,8 @@ from data.loader.reading import RetryingReader
 from data.packing.plan import Plan
 from data.store.store import build_store
 from models import Embodiment, Normalizer
-from tests.data.conftest import FRONT, WRIST
 from tests.helpers.data.memory_frames import MemoryFrames
+from tests.helpers.data.recording import FRONT, WRIST
 from tests.helpers.data.two_feeds import (
     FEEDS,
     PLAN,

@@ -15,7 +15,7 @@ def frames(tasks, doubles=()):
         first[double] = original
     ones = np.ones_like(number)
     runs = Runs(number, 0 * ones, ones, np.array(tasks))
-    return SimpleNamespace(name="test", alike=first, lengths=ones, runs=runs)
+    return SimpleNamespace(name="test", duplicate_of=first, lengths=ones, runs=runs)
 
 
 DOUBLES = ((10, 2), (11, 5), (12, 2))

@@ -2,23 +2,7 @@ import numpy as np
 import pytest
 
 from data.packing.packing import assign_rows, fit_layout, pack_kinds
-from models import Layout
-
-
-def layout(prefix, images, samples, text, per_image, state=0):
-    return Layout(
-        prefix=prefix,
-        images=images,
-        samples=samples,
-        text=text,
-        image_size=48,
-        tokens_per_image=per_image,
-        state_tokens=state,
-        state_dim=4,
-        horizon=4,
-        action_dim=4,
-    )
-
+from tests.helpers.data.layouts import layout, samples
 
 MIXTURES = {
     "one and two cameras of 36 tokens": (layout(512, 12, 10, 320, 36, 1), (1, 2)),
@@ -27,11 +11,6 @@ MIXTURES = {
     "one camera of 256 tokens": (layout(2048, 7, 7, 256, 256), (1,)),
     "one to three cameras of 64 tokens": (layout(1024, 14, 12, 400, 64, 1), (1, 2, 3)),
 }
-
-
-def samples(cameras, number=8192, seed=0):
-    rng = np.random.default_rng(seed)
-    return rng.choice(cameras, number), rng.integers(5, 61, number)
 
 
 def pack(images, text, lay):

@@ -10,7 +10,7 @@ import pytest
 from data.frames import Runs
 from data.packing.packing import fit_layout
 from data.packing.plan import Draw, Plan, PlanSource, typical_costs
-from tests.data.packing.test_packing import layout
+from tests.helpers.data.layouts import layout
 
 LAYOUT = layout(512, 12, 10, 320, 36, 1)
 

@@ -10,7 +10,7 @@ import pytest
 from data import open_dataset
 from data.statistics.pixels import Histogram
 from data.statistics.stats import compute, describe, describe_blocks, narrow, normalizer
-from tests.data.conftest import make_episode, write
+from tests.helpers.data.recording import make_episode, write
 
 QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
 

@@ -15,7 +15,8 @@ from data.files.folder import LocalFolder, open_folder
 from data.store import convert
 from data.store.convert import Settings, in_threads, parts_of, shard_episodes
 from data.store.store import build_store, open_store
-from tests.data.conftest import FRONT, LENGTHS, WRIST
+from tests.helpers.data.recording import FRONT, LENGTHS, WRIST
+from tests.helpers.data.stores import contents
 
 SETTINGS = Settings(16, "jpeg", shard_frames=15)
 
@@ -23,14 +24,6 @@ SETTINGS = Settings(16, "jpeg", shard_frames=15)
 @pytest.fixture(scope="module")
 def dataset(recorded):
     return open_dataset(recorded)
-
-
-def contents(root):
-    return {
-        str(path.relative_to(root)): path.read_bytes()
-        for path in sorted(root.rglob("*"))
-        if path.is_file() and path.name != ".lock"
-    }
 
 
 @pytest.fixture(scope="module")

@@ -20,9 +20,9 @@ from data.store.store import build_store
 from data.video import seek
 from data.video.seek import seek_table
 from models.inputs.processor import resize_with_pad
-from tests.data.conftest import FRONT
-from tests.data.lerobot.test_forms import png, stored_in_parquet
 from tests.fixtures.lerobot.episodes import _video as textured
+from tests.helpers.data.pictures import png, stored_in_parquet
+from tests.helpers.data.recording import FRONT
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "lerobot"
 WRITTEN = ("lerobot_av1", "lerobot_h264", "lerobot_png")
@@ -65,7 +65,7 @@ def test_samples_are_those_of_a_frame_store(name, tmp_path):
             np.testing.assert_array_equal(frames.stats[column][number], values)
     for known in ("name", "digest", "fps", "image_size", "cameras", "prompts"):
         assert getattr(frames, known) == getattr(store, known)
-    for known in ("lengths", "starts", "present", "alike", "runs"):
+    for known in ("lengths", "starts", "present", "duplicate_of", "runs"):
         np.testing.assert_array_equal(getattr(frames, known), getattr(store, known))
 
 

@@ -19,9 +19,9 @@ from data.files.folder import LocalFolder
 from data.frames import ACTION
 from data.store import convert
 from data.store.store import open_store
-from tests.data.conftest import FRONT, LENGTHS
-from tests.data.store.test_store_damage import SETTINGS, everything
-from tests.data.test_bombs import little_memory
+from tests.helpers.data.little_memory import little_memory
+from tests.helpers.data.recording import FRONT, LENGTHS
+from tests.helpers.data.stores import SETTINGS, everything
 
 DEEP = "[" * 10**5
 ZEROS = "0" * 64

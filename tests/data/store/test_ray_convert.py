@@ -8,8 +8,8 @@ from data.errors import DatasetError
 from data.files.folder import LocalFolder
 from data.store import convert, ray_convert
 from data.store.convert import Settings
-from tests.data.conftest import LENGTHS, WRIST
-from tests.data.store.test_convert import contents
+from tests.helpers.data.recording import LENGTHS, WRIST
+from tests.helpers.data.stores import contents
 
 SETTINGS = Settings(16, "jpeg", shard_frames=15)
 

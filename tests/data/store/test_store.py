@@ -14,7 +14,7 @@ from data.frames import ACTION, STATE
 from data.store import convert, tables
 from data.store.store import build_store, cached_store, open_store, verify
 from models.inputs.processor import resize_with_pad
-from tests.data.conftest import FRONT, LENGTHS, TASKS, WRIST, make_episode, write
+from tests.helpers.data.recording import FRONT, LENGTHS, TASKS, WRIST, make_episode, write
 
 FRAMES = sum(LENGTHS)
 
@@ -160,7 +160,7 @@ def test_episodes_with_the_same_numbers_are_alike(tmp_path):
     numbers = [0, 1, 0, 2, 1, 0]
     write(tmp_path / "d", [make_episode(number, 6 + number) for number in numbers])
     store = build_store(open_dataset(tmp_path / "d"), tmp_path / "s", 8, "raw")
-    assert store.alike.tolist() == [0, 1, 0, 3, 1, 0]
+    assert store.duplicate_of.tolist() == [0, 1, 0, 3, 1, 0]
 
 
 def test_a_pickled_store_reads_the_same(raw):

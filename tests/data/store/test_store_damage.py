@@ -15,12 +15,11 @@ from data.files import checksums
 from data.files.folder import LocalFolder, open_folder
 from data.frames import ACTION, STATE
 from data.store import convert
-from data.store.store import Store, damaged_store_files, open_store, verify
-from tests.data.conftest import LENGTHS, WRIST
+from data.store.store import damaged_store_files, open_store, verify
 from tests.helpers.data.flips import flips, put
+from tests.helpers.data.recording import WRIST
+from tests.helpers.data.stores import ROWS, SETTINGS, everything, pictures
 
-ROWS = np.arange(sum(LENGTHS))
-SETTINGS = {e: convert.Settings(16, e, shard_frames=30) for e in ("raw", "jpeg")}
 TABLES = ("store.json", "files.json", "episodes.npz", "prompts.json", "stats.json")
 COLUMNS = tuple(
     f"columns/{name}/{part}" for name in (ACTION, STATE) for part in ("c/0/0", "zarr.json")
@@ -41,21 +40,6 @@ def made(recorded: Path, root: Path, encoding: str) -> Path:
     """A store of two shards a camera."""
     convert.convert(open_dataset(recorded), LocalFolder(root), SETTINGS[encoding])
     return root
-
-
-def everything(root: Path) -> list[object]:
-    """All that training reads of a store."""
-    store = open_store(root)
-    tables = [store.fps, store.prompts, repr(store.stats), *map(np.ndarray.tolist, store.runs)]
-    tables += [array.tolist() for array in (store.lengths, store.present, store.alike)]
-    columns = [store.column(name, ROWS).tobytes() for name in store.columns]
-    return tables + columns + [pictures(store, ROWS, c).tobytes() for c in store.cameras]
-
-
-def pictures(store: Store, rows: np.ndarray, camera: str) -> np.ndarray:
-    out = np.zeros((len(rows), store.image_size, store.image_size, 3), np.uint8)
-    store.images(rows, camera, list(out))
-    return out
 
 
 @pytest.mark.parametrize("name", [*TABLES, *COLUMNS])

@@ -15,8 +15,8 @@ import pytest
 from data import open_dataset
 from data.files.checksums import CHECKSUMS, write_checksums
 from data.store.store import build_store
-from tests.data.conftest import FEATURES, Episode
 from tests.helpers.data.judge import Judges
+from tests.helpers.data.recording import FEATURES, Episode
 from tests.helpers.data.v21 import write_v21
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"

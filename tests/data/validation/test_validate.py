@@ -14,13 +14,12 @@ from data.frames import Runs
 from data.validation.check_dataset import check_prompts
 from data.validation.validate import require_valid, validate
 from data.video.video import VideoWriter
-from tests.data import conftest
-from tests.data.conftest import FRONT, WRIST, make_episode, write
+from tests.helpers.data import recording
+from tests.helpers.data.damage import change, edit_column
+from tests.helpers.data.recording import EPISODES, FRONT, PARQUET, WRIST, make_episode, write
 
 RLDS = Path(__file__).parents[2] / "fixtures/rlds/tfrecord"
 SUMS = shutil.ignore_patterns("checksums.json")  # of files that a test will change
-PARQUET = "data/chunk-000/file-000.parquet"
-EPISODES = "meta/episodes/chunk-000/file-000.parquet"
 TASKS = "meta/tasks.parquet"
 INFO = "meta/info.json"
 VIDEO = f"videos/{WRIST}/chunk-000/file-000.mp4"
@@ -31,13 +30,6 @@ def edit_info(root, **changes):
     (root / INFO).write_text(json.dumps(info))
 
 
-def edit_column(root, file, name, edit):
-    table = pq.read_table(root / file)
-    values, kind = edit(table[name].to_pylist(), table[name].type)
-    at = table.column_names.index(name)
-    pq.write_table(table.set_column(at, name, pa.array(values, kind)), root / file)
-
-
 def drop_column(root, file, name):
     pq.write_table(pq.read_table(root / file).drop([name]), root / file)
 
@@ -45,14 +37,6 @@ def drop_column(root, file, name):
 def cut(root, file, part):
     whole = (root / file).read_bytes()
     (root / file).write_bytes(whole[: int(len(whole) * part)])
-
-
-def change(position, value):
-    def edit(values, kind):
-        values[position] = value
-        return values, kind
-
-    return edit
 
 
 def empty(root):
@@ -486,7 +470,7 @@ def older(recorded, episodes, tmp_path):
             writer = VideoWriter(path, 20, *frames.shape[1:3])
             writer.add(frames)
             writer.close()
-    tasks = [{"task_index": i, "task": task} for i, task in enumerate(conftest.TASKS)]
+    tasks = [{"task_index": i, "task": task} for i, task in enumerate(recording.TASKS)]
     (root / "meta").mkdir()
     (root / INFO).write_text(json.dumps(info))
     for name, content in (("episodes", lines), ("tasks", tasks)):

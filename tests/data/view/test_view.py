@@ -12,9 +12,9 @@ import pytest
 
 from data import open_dataset
 from data.view.view import write_page, write_recording
-from tests.browser import needs_browser, shown
-from tests.data.conftest import FRONT, TASKS, WRIST, make_episode, write
-from tests.data.validation.test_validate import EPISODES, PARQUET, change, edit_column
+from tests.helpers.browser import needs_browser, shown
+from tests.helpers.data.damage import change, edit_column
+from tests.helpers.data.recording import EPISODES, FRONT, PARQUET, TASKS, WRIST, make_episode, write
 
 
 @pytest.fixture(scope="module")

@@ -160,7 +160,7 @@ def _read_dataset(root: Path, give: Callable[..., str | None]) -> None:
 def _read_store(root: Path, give: Callable[..., str | None]) -> None:
     store = open_store(root)
     rows = np.arange(int(store.lengths.sum()))
-    for fact in ("fps", "lengths", "alike", "prompts", "runs"):
+    for fact in ("fps", "lengths", "duplicate_of", "prompts", "runs"):
         give((-1, fact), lambda fact=fact: np.array(getattr(store, fact), object))
     for name in store.columns:
         give((-1, name), lambda name=name: store.column(name, rows))

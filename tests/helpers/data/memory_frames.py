@@ -49,7 +49,7 @@ class MemoryFrames:
         )
 
     @property
-    def alike(self) -> np.ndarray:
+    def duplicate_of(self) -> np.ndarray:
         return np.arange(len(self.lengths))
 
     @cached_property

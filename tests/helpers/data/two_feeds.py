@@ -11,7 +11,7 @@ from data.loader.loader import Loader, plan_source
 from data.packing.plan import Plan
 from models import Embodiment, Normalizer, PackedBatch, Processor
 from models.inputs.tokenizer import Tokenizer
-from tests.data.packing.test_packing import layout
+from tests.helpers.data.layouts import layout
 from tests.helpers.data.memory_frames import MemoryFrames
 
 STEPS, ROWS, HORIZON, SIZE = 5, 8, 4, 8

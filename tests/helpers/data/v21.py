@@ -81,3 +81,16 @@ def _listed(values: np.ndarray) -> pa.Array:
     if values.ndim == 1 or values.shape[1:] == (1,):
         return pa.array(values.reshape(-1))
     return pa.array(values.tolist(), pa.list_(pa.from_numpy_dtype(values.dtype)))
+
+
+def edit_lines(path, edit):
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(row) + "\n" for row in edit(rows)))
+
+
+def video(camera, episode):
+    return VIDEO.format(video_key=camera, episode_chunk=episode // 4, episode_index=episode)
+
+
+def parquet(episode):
+    return DATA.format(episode_chunk=episode // 4, episode_index=episode)

@@ -12,8 +12,8 @@ from models.layers.gemma import GemmaConfig
 from models.layers.layers import Compute
 from models.layers.siglip import SiglipConfig
 from models.load import load_policy
-from tests.models.test_load import GROOT
 
+GROOT = Path(__file__).parents[2] / "fixtures" / "groot"
 CONFIG = PiConfig(
     vision=SiglipConfig(width=16, depth=1, hidden=24, heads=2, patch=4),
     language=GemmaConfig(width=16, depth=2, hidden=24, heads=2, kv_heads=1, head_dim=8),

@@ -22,7 +22,7 @@ from rl.device.placement import OnDevice
 from rl.population.evolution import evolve
 from rl.run import improve
 from tests.helpers.models.tiny_policy import tiny_policy
-from tests.parallel.runs.test_log_failure import fill
+from tests.helpers.parallel.full_disk import fill
 from tests.rl.device import test_placement as test_colocated_placement
 from tests.rl.population import test_evolution
 from tools.command_line.ending import in_a_line

@@ -5,6 +5,9 @@ import shutil
 import ssl
 import subprocess
 import threading
+import time
+import urllib.error
+import urllib.request
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -184,3 +187,24 @@ class Client:
         if isinstance(answer, str):
             raise ValueError(answer)
         return unpack(answer)
+
+
+def get(url, token=None):
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    request = urllib.request.Request(url.replace("ws", "http", 1), headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=300) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def metric(url, name):
+    lines = get(f"{url}/metrics")[1].splitlines()
+    return float(next(line for line in lines if line.startswith(name)).split()[-1])
+
+
+def until(holds):
+    deadline = time.monotonic() + 300
+    while not holds():
+        assert time.monotonic() < deadline

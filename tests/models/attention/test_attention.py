@@ -10,6 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from models.attention import blocked, flash
 from models.attention.attention import MASKED, attend, compiling_for, explain, merge
+from tests.helpers.models.attention import case, mixture, outputs_and_gradients, positions
 
 RUN = {
     "dense": functools.partial(attend, implementation="dense"),
@@ -31,24 +32,6 @@ def small_blocks(monkeypatch):
         monkeypatch.setattr(flash, tile, 32)
 
 
-def case(seed: int, queries: int = 40, keys: int = 56, heads: int = 4, groups: int = 2):
-    rng = np.random.default_rng(seed)
-    q = rng.normal(size=(2, queries, heads, 8))
-    k, v = rng.normal(size=(2, 2, keys, groups, 8))
-    q_segment = np.sort(rng.integers(0, 5, (2, queries)), axis=1)
-    kv_segment = np.sort(rng.integers(0, 5, (2, keys)), axis=1)
-    q_segment[0, 3], kv_segment[1, :2] = 9, 0  # a query that sees nothing, and padding
-    arrays = (jnp.asarray(x, jnp.float32) for x in (q, k, v))
-    return *arrays, jnp.asarray(q_segment), jnp.asarray(kv_segment)
-
-
-def positions(q, k):
-    return {
-        "q_position": jnp.tile(jnp.arange(q.shape[1]), (len(q), 1)),
-        "kv_position": jnp.tile(jnp.arange(k.shape[1]), (len(k), 1)),
-    }
-
-
 def reference(q, k, v, q_segment, kv_segment, causal=False):
     """Softmax written out per query in float64; no code shared with the implementations."""
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
@@ -65,22 +48,6 @@ def reference(q, k, v, q_segment, kv_segment, causal=False):
         out[b, i, n] = weights @ v[b, seen, g] / weights.sum()
         lse[b, i, n] = logits.max() + np.log(weights.sum())
     return out, lse
-
-
-def outputs_and_gradients(run, q, k, v, *segments, mix, **options):
-    """Output, log-sum-exp and the gradients of a mixture of both."""
-
-    def scalar(q, k, v):
-        got = run(q, k, v, *segments, **options)
-        lse = jnp.where(got.lse > MASKED / 2, got.lse, 0)
-        return jnp.sum(got.out * mix[..., :-1]) + jnp.sum(lse * mix[..., -1]), got
-
-    gradients, got = jax.jit(jax.grad(scalar, (0, 1, 2), has_aux=True))(q, k, v)
-    return [np.asarray(x) for x in (*got, *gradients)]
-
-
-def mixture(q):
-    return np.random.default_rng(2).normal(size=(*q.shape[:3], q.shape[3] + 1))
 
 
 @every

@@ -13,8 +13,8 @@ from models.attention.attention import MASKED, attend
 from models.attention.ring import Kernel, append, deal, spread
 from models.sharding import constrain
 from parallel.mesh import MeshConfig, make_mesh
+from tests.helpers.models.attention import case, mixture, outputs_and_gradients, positions
 from tests.helpers.parallel.small_pi import batch
-from tests.models.attention.test_attention import case, mixture, outputs_and_gradients, positions
 
 QUERIES, KEYS = 32, 48
 

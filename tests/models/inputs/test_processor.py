@@ -13,7 +13,7 @@ from models.config import from_json, to_json
 from models.inputs.tokenizer import SentencePiece
 from models.load import _scaled, _unscaled, load_policy
 from models.pi.model import PiConfig
-from tests.models.pi.test_openpi_parity import FIXTURES
+from tests.helpers.models.openpi_numbers import FIXTURES
 
 PROMPTS = json.loads((FIXTURES / "prompts.json").read_text())
 

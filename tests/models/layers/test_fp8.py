@@ -17,7 +17,7 @@ from models.layers.layers import Compute, Dense
 from models.pi.model import Pi, PiConfig
 from parallel.planning import deviceless
 from tests.helpers.models.fp8_training import action_error, held_out_loss, train
-from tests.models.pi.test_model import CONFIG, KEY, samples
+from tests.helpers.models.pi_samples import CONFIG, KEY, samples
 
 STEPS, RATE = 200, 5e-4
 E4M3, E5M2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2

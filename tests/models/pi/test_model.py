@@ -8,46 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models import PackedBatch, Sample, pack
+from models import PackedBatch, pack
 from models.flow import flow
-from models.layers.gemma import GemmaConfig
 from models.layers.layers import Compute
-from models.layers.siglip import SiglipConfig
 from models.pi.model import SHARDING_RULES, Pi, PiConfig
+from tests.helpers.models.pi_samples import CONFIG, KEY, samples
 
-CONFIG = PiConfig(
-    vision=SiglipConfig(width=16, depth=1, hidden=24, heads=2, patch=4),
-    language=GemmaConfig(width=16, depth=3, hidden=24, heads=2, kv_heads=1, head_dim=8),
-    expert=GemmaConfig(width=12, depth=3, hidden=16, heads=2, kv_heads=1, head_dim=8),
-    image_size=8,
-    vocabulary=260,
-    state_dim=5,
-    action_dim=6,
-    horizon=4,
-    state_input="token",
-    film=True,
-    chunks=2,
-    compute=Compute(dtype="float32"),
-)
 MODEL = Pi(CONFIG)
-KEY = jax.random.key(7)
 PACKED = CONFIG.layout(prefix=64, samples=5, images=8)
 ALONE = CONFIG.layout(prefix=24, samples=1, images=2)
-
-
-def samples(seed: int, count: int = 4) -> list[Sample]:
-    rng = np.random.default_rng(seed)
-    return [
-        Sample(
-            images=tuple(rng.integers(0, 256, (1 + i % 2, 8, 8, 3), dtype=np.uint8)),
-            text=rng.integers(1, 40, 2 + 3 * (i % 3)).astype(np.int32),
-            state=rng.normal(size=5).astype(np.float32),
-            actions=rng.normal(size=(4, 6)).astype(np.float32),
-            action_mask=rng.random((4, 6)) > 0.3,
-            id=100 * seed + i,
-        )
-        for i in range(count)
-    ]
 
 
 @pytest.fixture(scope="module")

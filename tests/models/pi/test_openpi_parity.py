@@ -2,7 +2,6 @@
 losses, velocities, samples and all gradients, one sample a row and packed."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -15,23 +14,15 @@ from models.checkpoints.layout import their_arrays
 from models.flow import flow
 from models.inputs.observation import read_observation
 from models.layers.layers import Lora
-from models.load import CAMERAS
 from models.pi import lora, openpi
+from tests.helpers.models.openpi_numbers import FIXTURES, close, observation
 
-FIXTURES = Path(__file__).parents[2] / "fixtures" / "openpi"
 NAMES = ("pi05", "pi0", "pi0_lora")
 ROUNDED = (
     "PaliGemma/llm/layers/attn/q_einsum_1/w",
     "PaliGemma/llm/layers/attn/q_einsum_1/lora_a",
     "action_time_mlp_in/kernel",
 )
-
-
-def close(ours, theirs, tolerance: float = 1e-4) -> None:
-    """Asserts a difference within `tolerance` of the largest entry."""
-    ours, theirs = np.asarray(ours), np.asarray(theirs)
-    assert ours.shape == theirs.shape
-    np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance * np.abs(theirs).max())
 
 
 def close_or_none(ours: np.ndarray, theirs: np.ndarray, tolerance: float = 1e-4) -> None:
@@ -61,16 +52,6 @@ def load_case(name: str) -> tuple[str, dict[str, np.ndarray], Policy]:
         )
         policy = replace(policy, model=Pi(config))
     return name, arrays, policy
-
-
-def observation(arrays: dict[str, np.ndarray], rows=slice(None)) -> dict:
-    return {
-        "image": {name: arrays["images"][rows, i] for i, name in enumerate(CAMERAS)},
-        "image_mask": {name: arrays["image_mask"][rows, i] for i, name in enumerate(CAMERAS)},
-        "state": arrays["state"][rows],
-        "tokenized_prompt": arrays["tokens"][rows],
-        "tokenized_prompt_mask": arrays["token_mask"][rows],
-    }
 
 
 def packed_gradients(

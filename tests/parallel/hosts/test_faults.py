@@ -7,8 +7,6 @@ between the moment that the process struck itself and the launcher's, not those 
 
 import random
 import re
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,15 +17,8 @@ import pytest
 from parallel.hosts import inject
 from parallel.mesh import make_mesh
 from parallel.trainer import Run, train
-from tests.helpers.parallel.toy import (
-    OPTIMIZER,
-    RULES,
-    Denoiser,
-    batches,
-    environment,
-    losses,
-    position,
-)
+from tests.helpers.parallel.launched import launch
+from tests.helpers.parallel.toy import OPTIMIZER, RULES, Denoiser, batches, losses, position
 from tests.helpers.parallel.train_hosts import CONFIG
 
 WITHIN = 15.0
@@ -50,22 +41,6 @@ class Drill:
     folder: Path
     told: str
     said: str
-
-
-def launch(folder: Path, *options: str, launcher: tuple[str, ...] = ()) -> str:
-    """Runs the toy to its end as two processes; returns what was printed."""
-    command = [sys.executable, "-m", "tools.launch", "-n", "2", *launcher, "--"]
-    command += ["python", "-m", "tests.helpers.parallel.train_hosts", str(folder), *options]
-    done = subprocess.run(
-        command,
-        env=environment(1),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
 
 
 @pytest.fixture(scope="module")

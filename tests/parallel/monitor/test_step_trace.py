@@ -11,8 +11,8 @@ import pytest
 from parallel.mesh import make_mesh
 from parallel.monitor.step_trace import FOLDER, traced_steps
 from parallel.trainer import Run, TrainerConfig, train
+from tests.helpers.parallel.launched import launch
 from tests.helpers.parallel.toy import OPTIMIZER, RULES, Denoiser, batches, losses, position
-from tests.parallel.hosts.test_faults import launch
 
 CONFIG = TrainerConfig(steps=8, save_every=4)
 

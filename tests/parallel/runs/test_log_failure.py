@@ -22,17 +22,12 @@ from parallel.mesh import make_mesh
 from parallel.monitor.metrics import FILE_NAME, MetricsWriter, read_metrics
 from parallel.trainer import Run, TrainerConfig, train
 from tests.helpers.parallel.toy import (OPTIMIZER, RULES, Denoiser, batches, environment, losses, position)
+from tests.helpers.parallel.full_disk import fill
 
 CONFIG = TrainerConfig(steps=12, save_every=100, log_every=1)
 LOGS = ("metrics.jsonl", "goodput.jsonl", "tensorboard")
 
 
-def fill(where):
-    """Puts this process's open files at `where` on a full disk from now on."""
-    for opened in Path("/proc/self/fd").iterdir():
-        if opened.exists() and str(opened.readlink()).startswith(str(where)):
-            with open("/dev/full", "w") as full:
-                os.dup2(full.fileno(), int(opened.name))
 
 
 def run(directory, source=batches, config=CONFIG, **options):

@@ -128,7 +128,7 @@ def test_step_by_step_is_the_same_as_traced():
 
 
 @pytest.mark.parametrize(("replan_steps", "chunks"), [(3, 5), (3, 0), (0, 1), (7, 1)])
-def test_fragments_in_which_time_could_run_out_twice_are_refused(replan_steps, chunks):
+def test_unrolls_in_which_time_could_run_out_twice_are_refused(replan_steps, chunks):
     config = replace(
         CONFIG,
         rollout=RolloutConfig(replan_steps=replan_steps),

@@ -12,7 +12,7 @@ from models import load_policy
 from rl import flow_policy
 from rl.config import ObjectiveConfig
 from rl.host.placement import OnHost, split_devices
-from tests.tools.test_rl import HOST, POINTS, open_slots, save_policy
+from tests.helpers.rl.points import HOST, POINTS, open_slots, save_policy
 
 OBJECTIVE = ObjectiveConfig(name="decoupled", advantage="group")
 

@@ -33,7 +33,7 @@ from rl.population.population import (
     write_generations,
 )
 from sim.acting import NotFinite
-from tests.rl.population.test_population import CLIP, CONFIG, RATE, generation
+from tests.helpers.rl.generations import CLIP, CONFIG, RATE, generation
 
 TWO = PopulationConfig(2)
 TARGET = np.array([1.0, -2.0, 0.5], np.float32)

@@ -5,11 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from parallel.optimizer import OptimizerConfig
-from rl.config import FlowConfig, LearnerConfig, ObjectiveConfig, RlConfig
+from rl.config import FlowConfig, ObjectiveConfig
 from rl.population.population import (
     FACTOR,
-    Generation,
     PopulationConfig,
     configured,
     explored,
@@ -18,19 +16,7 @@ from rl.population.population import (
     next_generation,
     ranked,
 )
-
-RATE, CLIP = "learner.optimizer.learning_rate", "objective.clip"
-CONFIG = RlConfig(
-    steps=6,
-    learner=LearnerConfig(optimizer=OptimizerConfig(learning_rate=0.02, warmup_steps=0)),
-    eval_every=2,
-    save_every=3,
-)
-
-
-def generation(*rates, step=0, success=None):
-    tuned = tuple({RATE: rate, CLIP: 0.2} for rate in rates)
-    return Generation(step, success or (0.0,) * len(rates), tuple(range(len(rates))), tuned)
+from tests.helpers.rl.generations import CLIP, CONFIG, RATE, generation
 
 
 def test_of_given_scores_the_worst_quarter_copies_the_best_and_the_rest_stay():

@@ -24,8 +24,8 @@ from rl.remote.actor import RemoteActor, store
 from rl.remote.cluster import cluster
 from rl.remote.slots import RemoteSlots
 from tests.helpers.rl.hosted import CONFIG, described, how_long, pauses
+from tests.helpers.rl.points import HOST, POINTS, save_policy
 from tests.helpers.rl.toy import Learner, Policy, Restless, starts
-from tests.tools.test_rl import HOST, POINTS, save_policy
 from tools.rl import RlPaths
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")

@@ -17,6 +17,7 @@ from rl.simulated.latency import (
 from rl.simulated.points import Points
 from rl.simulated.synthetic import Synthetic
 from sim.protocol import Start
+from tests.helpers.rl.ticking import Ticking
 
 
 def draws(what, n=20_000, seed=0):
@@ -53,19 +54,6 @@ def test_so_many_straggle_and_by_so_much():
 
 def test_measured_latencies_are_replayed_as_they_are():
     assert set(draws(Measured((0.1, 0.25)))) == {0.1, 0.25}
-
-
-class Ticking:
-    """A clock on which waiting is all that takes time."""
-
-    def __init__(self) -> None:
-        self.time = 5.0
-
-    def now(self):
-        return self.time
-
-    def wait(self, news, seconds):
-        self.time += seconds
 
 
 def test_slots_are_measured_one_chunk_at_a_time(monkeypatch):

@@ -11,7 +11,7 @@ from rl.simulated.points import Points
 from rl.simulated.synthetic import Synthetic
 from sim.evaluate import evaluate, evaluate_expert
 from sim.protocol import Start
-from tests.rl.simulated.test_latency import Ticking
+from tests.helpers.rl.ticking import Ticking
 
 FIXED = Latencies(Constant(0.5), Constant(2.0))
 VARIED = Latencies(Stragglers(LogNormal(0.1, 0.5), 0.1, 20), LogNormal(1.0, 0.5))

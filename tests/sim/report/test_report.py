@@ -23,7 +23,7 @@ from sim.report import charts
 from sim.report.report import Report, render, write_report
 from sim.results import Failure, joined
 from sim.statistics import Paired, Rate
-from tests.browser import needs_browser, shown
+from tests.helpers.browser import needs_browser, shown
 from tests.helpers.sim.point_world import PointWorld, expert, idle_policy, seeing_policy
 
 VOID = {"meta", "rect", "line", "circle", "path", "polyline"}

@@ -1,32 +1,11 @@
 """openpi's own client, unmodified, in its own environment, against our server."""
 
-import json
-import subprocess
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from sim.processes.interpreters import interpreter
 from tests.helpers.tools.served import serving
+from tests.helpers.tools.visitor import NEEDS_CLIENT, visit
 from tools.serving.limits import Limits
-
-try:
-    PYTHON = interpreter("client", "openpi_client", "make client")
-except FileNotFoundError:
-    PYTHON = None
-NEEDS_CLIENT = pytest.mark.skipif(
-    PYTHON is None, reason="needs openpi's client: make client, or set CHILIAD_CLIENT_PYTHON"
-)
-
-
-def visit(url, dims, key=""):
-    """The server's answer to openpi's client."""
-    script = Path(__file__).with_name("openpi_robot.py")
-    command = [PYTHON, script, url, key, "front", "wrist", str(dims)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 @NEEDS_CLIENT

@@ -20,10 +20,11 @@ from tests.helpers.tools.served import (
     Running,
     certificate,
     client,
+    metric,
     observation,
     serving,
+    until,
 )
-from tests.tools.test_serve import metric, until
 from tools.serving import listener
 from tools.serving.limits import Limits
 from tools.serving.listener import listen, reserve_descriptors

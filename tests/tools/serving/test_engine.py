@@ -20,7 +20,7 @@ from models import Embodiment, Normalizer, Pi, Policy, Processor
 from models.config import to_json
 from parallel.checkpoint import CheckpointWriter
 from tests.helpers.tools.served import client, serving
-from tests.tools.serving.test_client import NEEDS_CLIENT, visit
+from tests.helpers.tools.visitor import NEEDS_CLIENT, visit
 from tools.recipes.presets import TINY
 from tools.serve import ServeConfig, load, run
 from tools.serving.engine import Engine

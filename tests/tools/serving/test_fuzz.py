@@ -11,8 +11,15 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from models import Pi, Policy, Processor
-from tests.helpers.tools.served import OBSERVATION, ROBOT, UPGRADE, client, observation, serving
-from tests.tools.test_serve import metric
+from tests.helpers.tools.served import (
+    OBSERVATION,
+    ROBOT,
+    UPGRADE,
+    client,
+    metric,
+    observation,
+    serving,
+)
 from tools.recipes.presets import TINY
 from tools.serving.engine import Engine
 from tools.serving.limits import Allowance, Limits

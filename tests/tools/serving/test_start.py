@@ -14,9 +14,8 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from tests.helpers.tools.served import Echo, Running
-from tests.tools.serving.test_client import NEEDS_CLIENT, visit
-from tests.tools.test_serve import get, metric, until
+from tests.helpers.tools.served import Echo, Running, get, metric, until
+from tests.helpers.tools.visitor import NEEDS_CLIENT, visit
 from tools.serve import ServeConfig, exposed, silence_vanished
 from tools.serving.server import PolicyServer
 

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from models import Embodiment, Normalizer, Pi, Policy, Processor
-from tests.helpers.tools.served import OBSERVATION, client, serving
-from tests.tools.test_serve import get
+from tests.helpers.tools.served import OBSERVATION, client, get, serving
 from tools.recipes.presets import TINY
 from tools.serving.engine import Engine
 from tools.serving.limits import Allowance

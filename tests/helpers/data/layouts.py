@@ -1,0 +1,25 @@
+"""Layouts of packed rows."""
+
+import numpy as np
+
+from models import Layout
+
+
+def layout(prefix, images, samples, text, per_image, state=0):
+    return Layout(
+        prefix=prefix,
+        images=images,
+        samples=samples,
+        text=text,
+        image_size=48,
+        tokens_per_image=per_image,
+        state_tokens=state,
+        state_dim=4,
+        horizon=4,
+        action_dim=4,
+    )
+
+
+def samples(cameras, number=8192, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.choice(cameras, number), rng.integers(5, 61, number)

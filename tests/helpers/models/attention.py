@@ -1,0 +1,41 @@
+"""Random rows of queries and keys, and what attention makes of them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from models.attention.attention import MASKED
+
+
+def case(seed: int, queries: int = 40, keys: int = 56, heads: int = 4, groups: int = 2):
+    rng = np.random.default_rng(seed)
+    q = rng.normal(size=(2, queries, heads, 8))
+    k, v = rng.normal(size=(2, 2, keys, groups, 8))
+    q_segment = np.sort(rng.integers(0, 5, (2, queries)), axis=1)
+    kv_segment = np.sort(rng.integers(0, 5, (2, keys)), axis=1)
+    q_segment[0, 3], kv_segment[1, :2] = 9, 0  # a query that sees nothing, and padding
+    arrays = (jnp.asarray(x, jnp.float32) for x in (q, k, v))
+    return *arrays, jnp.asarray(q_segment), jnp.asarray(kv_segment)
+
+
+def positions(q, k):
+    return {
+        "q_position": jnp.tile(jnp.arange(q.shape[1]), (len(q), 1)),
+        "kv_position": jnp.tile(jnp.arange(k.shape[1]), (len(k), 1)),
+    }
+
+
+def outputs_and_gradients(run, q, k, v, *segments, mix, **options):
+    """Output, log-sum-exp and the gradients of a mixture of both."""
+
+    def scalar(q, k, v):
+        got = run(q, k, v, *segments, **options)
+        lse = jnp.where(got.lse > MASKED / 2, got.lse, 0)
+        return jnp.sum(got.out * mix[..., :-1]) + jnp.sum(lse * mix[..., -1]), got
+
+    gradients, got = jax.jit(jax.grad(scalar, (0, 1, 2), has_aux=True))(q, k, v)
+    return [np.asarray(x) for x in (*got, *gradients)]
+
+
+def mixture(q):
+    return np.random.default_rng(2).normal(size=(*q.shape[:3], q.shape[3] + 1))

@@ -1,0 +1,23 @@
+"""A toy run under `tools.launch`."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.helpers.parallel.toy import environment
+
+
+def launch(folder: Path, *options: str, launcher: tuple[str, ...] = ()) -> str:
+    """Runs the toy to its end as two processes; returns what was printed."""
+    command = [sys.executable, "-m", "tools.launch", "-n", "2", *launcher, "--"]
+    command += ["python", "-m", "tests.helpers.parallel.train_hosts", str(folder), *options]
+    done = subprocess.run(
+        command,
+        env=environment(1),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
