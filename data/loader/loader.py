@@ -4,8 +4,11 @@ A batch depends on nothing but the plan and its step, so any number of hosts and
 same stream and it can begin anywhere.
 """
 
+import multiprocessing
 import os
+import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import grain
 import numpy as np
@@ -81,7 +84,7 @@ class Loader:
         rows = (host_index * share, (host_index + 1) * share)
         reader = RetryingReader(tries, retry_seconds, skip_unreadable)
         load = Batches(tuple(feeds), processor, plan, rows, reader)
-        steps = grain.MapDataset.source(range(start_step, _ENDLESS)).map(load)
+        steps = grain.MapDataset.source(range(start_step, _ENDLESS)).map(_Making(load))
         if threads is None:
             threads = min(max(len(os.sched_getaffinity(0)) // max(workers, 1), 1), 8)
         options = grain.ReadOptions(threads, prefetch_buffer_size=max(ahead, threads))
@@ -153,6 +156,28 @@ def plan_source(
         images=shown_cameras(feed, runs.episode).sum(axis=1),
         text=text,
     )
+
+
+@dataclass(frozen=True)
+class _Making:
+    """Makes batches; a worker that receives it ends with the process that began that worker, so
+    that a run that is killed leaves none behind."""
+
+    batches: Batches
+
+    def __call__(self, step: int) -> tuple[PackedBatch, BatchInfo]:
+        return self.batches(step)
+
+    def __setstate__(self, state: dict[str, Batches]) -> None:
+        vars(self).update(state)
+        threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _check(feed: Feed, processor: Processor) -> None:

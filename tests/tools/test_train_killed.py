@@ -1,4 +1,4 @@
-"""`tools.train` as a process that is killed at a moment of its life."""
+"""`tools.train` as a process that is killed at a moment of its life: what it leaves behind."""
 
 import signal
 import subprocess
@@ -10,6 +10,13 @@ import pytest
 
 from tests.helpers.parallel.toy import environment
 from tests.helpers.tools.small_run import LONG, losses, write_dataset
+
+
+def assert_end(processes: list[str]) -> None:
+    deadline = time.monotonic() + 300
+    while any(Path(f"/proc/{pid}").exists() for pid in processes):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 @pytest.mark.slow
@@ -27,8 +34,12 @@ def test_a_run_killed_while_it_trains_resumes_with_the_same_losses(tmp_path):
     while not (tmp_path / "killed" / "checkpoints" / "4").exists():
         assert killed.poll() is None
         time.sleep(0.002)
+    threads = Path(f"/proc/{killed.pid}/task").glob("*/children")
+    workers = [pid for thread in threads for pid in thread.read_text().split()]
+    assert workers
     killed.kill()
     assert killed.wait() == -signal.SIGKILL
+    assert_end(workers)
     assert len(losses(tmp_path / "killed")) < LONG.trainer.steps
     assert start(tmp_path / "killed", "--resume").wait() == 0
     assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
