@@ -6,6 +6,7 @@ neither accumulation nor the mesh changes what is learnt. State is born sharded 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any, Protocol
 
 import jax
@@ -32,14 +33,15 @@ _INIT, _TRAIN = 0, 1
 _RUN_ONCE = {"xla_backend_optimization_level": 0}
 """Compiles the many random draws of an initial state in a quarter of the time."""
 
-OVERLAP = {
-    "gpu": {
-        "xla_gpu_enable_latency_hiding_scheduler": True,
-        "xla_gpu_enable_pipelined_all_gather": True,
-        "xla_gpu_enable_pipelined_reduce_scatter": True,
-        "xla_gpu_enable_pipelined_all_reduce": True,
-    }
-}
+_MOVED = ("all_gather", "reduce_scatter", "all_reduce")
+_PIPELINED = (
+    {f"xla_gpu_enable_pipelined_{kind}": True for kind in _MOVED}
+    if tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11)
+    else {f"xla_gpu_pipeline_{kind}": "COLLECTIVE_PIPELINING_MODE_ON" for kind in _MOVED}
+)
+"""XLA refuses an option by a name that it had before or will have."""
+
+OVERLAP = {"gpu": {"xla_gpu_enable_latency_hiding_scheduler": True, **_PIPELINED}}
 """XLA flags that run one layer's collectives behind another's products (docs/compile.md)."""
 
 Params = Any

@@ -34,7 +34,9 @@ def named_in_file(where: str) -> Any:
       FileNotFoundError: the file is missing.
       ValueError: it has no such name, or `where` is of another form.
     """
-    path, name = _path_and_name(where)
+    path, _, name = where.rpartition(":")
+    if not path or not name:
+        raise ValueError(f"'{where}' is no path/to/file.py:NAME.")
     module = run_file(path)
     if not hasattr(module, name):
         raise ValueError(f"{path} has no '{name}'.")
@@ -51,8 +53,10 @@ def load(where: str, kind: type[T], what: str) -> T:
       FileNotFoundError: there is no such file.
       ValueError: `where` is no file and name, or the name is of no such object.
     """
-    path, name = _path_and_name(where)
-    if not path.is_file():
+    path, _, name = where.rpartition(":")
+    if not path or not name:
+        raise ValueError(f"{what} is '{where}'; give path/to/file.py:NAME of a {kind.__name__}.")
+    if not Path(path).is_file():
         raise FileNotFoundError(f"{path}: no such file, needed for {what} '{where}'.")
     found = getattr(run_file(path), name, None)
     if not isinstance(found, kind):
@@ -80,13 +84,6 @@ def run_content(file: str, content: str) -> ModuleType:
             "content again, or start another run."
         )
     return _module(Path(file), source)
-
-
-def _path_and_name(where: str) -> tuple[Path, str]:
-    path, _, name = where.rpartition(":")
-    if not path or not name:
-        raise ValueError(f"'{where}' is no path/to/file.py:NAME.")
-    return Path(path), name
 
 
 def _module(path: Path, source: bytes) -> ModuleType:

@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 from jax.experimental import topologies
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, use_abstract_mesh
+from jax.sharding import NamedSharding, PartitionSpec, use_abstract_mesh
 
 from models.attention.attention import compiling_for
 from models.inputs.packed_batch import Layout, pack
@@ -189,7 +189,7 @@ def compile_for(
     several devices, lower a jitted function on ShapeDtypeStructs whose shardings name a mesh of
     `devices`.
     """
-    alone = Mesh([device], "devices")
+    alone = make_mesh(MeshConfig(), [device])
     place = NamedSharding(alone, PartitionSpec())
     shapes = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),

@@ -9,8 +9,10 @@ from models.config import to_json
 from models.files.bounds import check_name
 from models.inputs.processor import Embodiment, Normalizer
 from models.load import inspect_checkpoint
-from tests.helpers.models.sealed_files import put, sealed
+from tests.helpers.models.sealed_files import put, saved, sealed
 from tests.helpers.models.tiny_policy import ARM, PROCESSOR
+
+__all__ = ["saved"]
 
 BILLION = 10**9
 ROBOT = to_json(ARM)

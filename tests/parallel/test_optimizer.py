@@ -47,14 +47,31 @@ def apart(one, other):
     return max(map(distance, *map(jax.tree.leaves, jax.device_get((one, other)))))
 
 
+def assert_same_moments(ours, theirs, tolerance):
+    """Those of eight bits may round to a neighbour now and then."""
+    pairs = list(zip(*map(jax.tree.leaves, jax.device_get((ours, theirs))), strict=True))
+    coded = [np.ravel(ordered(x) - ordered(y)) for x, y in pairs if x.dtype.itemsize == 1]
+    if coded:
+        steps = np.abs(np.concatenate(coded))
+        assert steps.max() <= 1
+        assert steps.mean() < 0.02
+    others = [(x, y) for x, y in pairs if x.dtype.itemsize > 1]
+    assert apart(*zip(*others, strict=True)) < tolerance
+
+
+def ordered(x):
+    """Numbers of eight bits as integers in their order, neighbours one apart."""
+    codes = x.view(np.uint8).astype(int)
+    return codes if x.dtype == np.uint8 else np.where(codes < 128, codes, 128 - codes)
+
+
 @pytest.mark.parametrize(
     ("name", "moments"),
-    [("adamw", 1e-5), ("adamw_fp8", 1e-2), ("adafactor", 2e-3), (f"{OWN}:amsgrad", 1e-5)],
+    [("adamw", 1e-5), ("adamw_fp8", 1e-5), ("adafactor", 2e-3), (f"{OWN}:amsgrad", 1e-5)],
     ids=["adamw", "adamw_fp8", "adafactor", "own"],
 )
 def test_every_method_learns_and_eight_devices_do_as_one_does(name, moments):
-    """Every step from one device's state: sums over eight devices differ in the last bit, and
-    `moments` of few bits round to a neighbour now and then."""
+    """Every step from one device's state: sums over eight devices differ in the last bit."""
     optimizer = replace(OPTIMIZER, name=name)
     abstract, step = made(optimizer, make_mesh(devices=jax.devices()[:1]))
     spread, spread_step = made(optimizer, make_mesh(MeshConfig(data=1, fsdp=8)))
@@ -68,7 +85,7 @@ def test_every_method_learns_and_eight_devices_do_as_one_does(name, moments):
             np.testing.assert_allclose(found[metric], wanted[metric], rtol=1e-5)
         moves = (jax.tree.map(np.subtract, x.params, before.params) for x in (eight, state))
         assert apart(*moves) < 1e-5
-        assert apart(eight.opt_state, state.opt_state) < moments
+        assert_same_moments(eight.opt_state, state.opt_state, moments)
         losses.append(float(wanted["loss"]))
     assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:3])
     for leaf, shape in zip(jax.tree.leaves(eight), jax.tree.leaves(spread), strict=True):

@@ -19,11 +19,10 @@ from tests.helpers.tools.small_run import MODEL
 
 ROOT = Path(__file__).parents[2]
 RUNS = {
-    "models/files/own_file.py": "--preset, --data-format and optimizer.name path/to/file.py:NAME, "
-    "--family, and a transform, by its digest (data/mixture/trust.py)",
+    "models/files/own_file.py": "--preset, --suite, --data-format and optimizer.name "
+    "path/to/file.py:NAME, --family, and a transform, by its digest (data/mixture/trust.py)",
     "models/model.py": "modules of the shipped families, by a table of their names",
     "data/dataset.py": "modules of the shipped formats, by a table of their names",
-    "sim/suites.py": "--suite path/to/file.py:NAME, and entry points of installed packages",
     "sim/processes/child.py": "a simulator's script of ours or of the user's suite",
     "data/store/convert.py": "pickles of this process, for its threads",
     "data/store/ray_convert.py": "pickles of this job, in its own Ray",

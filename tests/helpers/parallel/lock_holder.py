@@ -1,7 +1,7 @@
 """`python -m tests.helpers.parallel.lock_holder FOLDER [fork | exec]`: holds a folder until its
 input ends.
 
-With "fork" or "exec" it starts a child that lives as long, says so, and kills itself.
+With "fork" or "exec" it starts a child that lives as long, says so, and waits to be killed.
 """
 
 import os
@@ -22,8 +22,7 @@ def main(folder: Path, child: str = "") -> None:
         if child == "exec":
             subprocess.Popen(["sh", "-c", "echo child $$; read x"], close_fds=False)
         if child:
-            sys.stdin.readline()
-            os.kill(os.getpid(), signal.SIGKILL)
+            signal.pause()
         print("held", os.getpid(), flush=True)
         sys.stdin.read()
 

@@ -98,8 +98,7 @@ def test_a_killed_runs_folder_is_free_at_once_though_its_child_lives_on(child, t
     try:
         with pytest.raises(InUse, match=f"in use by process {process.pid} on"):
             locked(tmp_path).__enter__()
-        process.stdin.write("\n")
-        process.stdin.flush()
+        process.kill()
         assert process.wait(60) == -signal.SIGKILL
         os.kill(pid, 0)
         with locked(tmp_path, Console()):
