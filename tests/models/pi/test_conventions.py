@@ -177,7 +177,7 @@ def test_what_contradicts_table_or_files_is_refused(tmp_path):
         inspect_checkpoint(told, ActingOptions(state="text"))
     with pytest.raises(ValueError, match=r"relative names dims \[8\]"):
         inspect_checkpoint(told, ActingOptions(relative=(0, 8)))
-    with pytest.raises(ValueError, match="'pi06' is no released policy of the table"):
+    with pytest.raises(ValueError, match="'pi06' is not in the table of released policies"):
         inspect_checkpoint(told, ActingOptions(released="pi06"))
     with pytest.raises(ValueError, match="is released in groot's format"):
         inspect_checkpoint(told, ActingOptions(released="GR00T-N1.5-3B"))
