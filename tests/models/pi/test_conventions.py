@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from models import load_policy
+from models import Embodiment, Normalizer, Processor, load_policy
 from models.checkpoints.released import CAMERAS, RELEASED
 from models.checkpoints.sources import open_orbax
 from models.load import inspect_checkpoint
@@ -248,6 +248,19 @@ def test_lerobots_age_is_read_from_its_files_where_they_tell_it(port):
     newer = inspect_checkpoint(changed(port, use_relative_actions=False)).processor
     assert [p.spells_padding for p in (old, new, newer)] == [True, False, False]
     assert [p.resize for p in (old, new, newer)] == ["bilinear-dark", "bilinear", "bilinear"]
+
+
+def test_lerobots_pi0_reads_a_prompt_as_it_is_sent():
+    one = Normalizer((0.0,), (1.0,))
+    robot = Embodiment("robot", (), one, one)
+    words = ("put", "the", "_", "red", "mug", " ", "\n")
+    sent, cleaned = (
+        Processor(14, 1, 1, 1, "suffix", words, (robot,), cleans=cleans) for cleans in (False, True)
+    )
+    state = np.zeros(1)
+    assert sent.tokens("the_red", state).tolist() != cleaned.tokens("the_red", state).tolist()
+    assert sent.tokens("the red", state).tolist() == cleaned.tokens("the red", state).tolist()
+    assert sent.tokens("mug\n", state).tolist() == sent.tokens("mug", state).tolist()
 
 
 def test_lerobots_state_of_the_models_dims_is_spelt_alike_at_any_age(port):
