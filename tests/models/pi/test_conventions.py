@@ -26,7 +26,7 @@ STATISTICS = {
     }
     for key in ("state", "actions")
 }
-"""Of ten dims, of which a robot has the first."""
+"""Statistics of ten dims, of which a robot has the first."""
 TOKENS = {"tokenized_prompt": np.array([2, 5, 7])}
 PICTURES = {name: DRAW.integers(0, 256, (30, 40, 3), np.uint8) for name in CAMERAS}
 LIBERO = {
