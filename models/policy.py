@@ -110,7 +110,7 @@ class Policy:
     def infer(
         self,
         observation: Mapping[str, Any],
-        noise: Float[ArrayLike, "*b h _a"] | None = None,
+        noise: Float[ArrayLike, "*_b h _a"] | None = None,
         keys: Integer[ArrayLike, "b 2"] | Sequence[tuple[int, int]] | None = None,
         *,
         previous: Sequence[Float[np.ndarray, "_h a"] | None] | None = None,

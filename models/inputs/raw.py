@@ -60,9 +60,10 @@ def read_raw(
         needed |= set(keys.state)
     missing, unknown = sorted(needed - set(flat)), sorted(set(flat) - known)
     if missing or unknown:
+        wrong = [f"lacks {missing}"] if missing else []
+        wrong += [f"has {unknown} besides"] if unknown else []
         raise ValueError(
-            f"The observation lacks {missing} and has {unknown} besides; this robot's clients send "
-            f"{sorted(needed)} and '{keys.prompt}'"
+            f"The observation {' and '.join(wrong)}; this robot's clients send {sorted(needed)} and '{keys.prompt}'"
             + (f", and may send {sorted(known - needed)}." if known - needed else ".")
         )
     read: dict[str, Any] = {
