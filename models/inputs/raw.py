@@ -63,8 +63,8 @@ def read_raw(
         wrong = [f"lacks {missing}"] if missing else []
         wrong += [f"has {unknown} besides"] if unknown else []
         raise ValueError(
-            f"The observation {' and '.join(wrong)}; this robot's clients send {sorted(needed)} and '{keys.prompt}'"
-            + (f", and may send {sorted(known - needed)}." if known - needed else ".")
+            f"The observation {' and '.join(wrong)}; a robot's clients send {sorted(needed)} and "
+            f"'{keys.prompt}', and may send {sorted(known - needed)}."
         )
     read: dict[str, Any] = {
         "image": {camera: _picture(flat[key], key) for key, camera in keys.images if key in flat}
