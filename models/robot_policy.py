@@ -5,8 +5,8 @@ On the host `Processor.sample` prepares each row. Inside a traced program the sa
 tables: prompts are few, so they are tokenised and laid out once, and a row gathers its own.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -69,7 +69,8 @@ class RobotPolicy:
 
     @classmethod
     def in_suite(cls, policy: Policy, spec: RobotSpec) -> "RobotPolicy":
-        """A policy in a suite, of whose cameras it sees its own.
+        """A policy in a suite, of whose cameras it sees its own, by name: "front" is
+        "observation.images.front" too. Those that may be absent and are cost nothing.
 
         Raises:
           ValueError: it was trained on another robot, or came without its processor.
@@ -78,7 +79,9 @@ class RobotPolicy:
         robot = processor.embodiments[policy.embodiment]
         ours = len(robot.state.offset), len(robot.actions.offset)
         theirs = len(spec.state_names), len(spec.action_names)
-        if ours != theirs or not set(robot.cameras) <= set(spec.cameras):
+        places = tuple(_place(camera, spec.cameras) for camera in robot.cameras)
+        blind = {camera for camera, at in zip(robot.cameras, places, strict=True) if at is None}
+        if ours != theirs or not blind <= set(robot.absent) or len(blind) == len(places):
             height, width = spec.picture
             raise ValueError(
                 f"The policy was trained on '{robot.name}' with cameras {list(robot.cameras)}, "
@@ -86,10 +89,10 @@ class RobotPolicy:
                 f"{list(spec.cameras)}, {theirs[0]} state and {theirs[1]} action dims; its "
                 f"pictures of {height} × {width} pixels would be seen as "
                 f"{processor.image_size} × {processor.image_size}. Take a suite of the policy's "
-                "own robot, or train on data whose cameras have the suite's names."
+                "own robot, or train on data whose cameras have the suite's names, or say which of "
+                "them each of the policy's shows: --cameras SUITE'S=POLICY'S."
             )
-        cameras = tuple(spec.cameras.index(camera) for camera in robot.cameras)
-        return cls(policy, spec.name, cameras, spec.picture, spec.prompts)
+        return cls(policy, spec.name, places, spec.picture, spec.prompts)
 
     @classmethod
     def for_clients(cls, policy: Policy, sent: tuple[str, ...] | None = None) -> "RobotPolicy":
@@ -217,8 +220,9 @@ class RobotPolicy:
         rows = jax.tree.map(lambda x: jnp.asarray(x)[at], self._table)
         scaled = _exactly(jnp.asarray(state), self.embodiment.state)
         padding = rows.state.shape[-1] - scaled.shape[-1]
+        shown = jnp.array([at for at in self.cameras if at is not None])
         changed = {
-            "images": images[:, jnp.array(self.cameras)],
+            "images": images[:, shown],
             "state": jnp.pad(scaled, ((0, 0), (0, padding)))[:, None],
         }
         return PackedBatch(**{**vars(rows), **changed})
@@ -256,17 +260,58 @@ class RobotPolicy:
     def _table(self) -> PackedBatch:
         """A row for each wording, with blank pictures."""
         processor, config = self.processor, self.policy.model.config
-        images = len(self.cameras)
         black = np.zeros((processor.image_size, processor.image_size, 3), np.uint8)
+        pictures = [None if at is None else black for at in self.cameras]
+        images = sum(at is not None for at in self.cameras)
         still = np.zeros(self._dims[0], np.float32)
         samples = [
-            processor.sample([black] * images, still, prompt, embodiment=self.policy.embodiment)
+            processor.sample(pictures, still, prompt, embodiment=self.policy.embodiment)
             for prompt in self._wordings
         ]
         text = max(len(sample.text) for sample in samples)
         prefix = config.layout(prefix=0, samples=1, images=images).prefix_length(images, text)
         layout = config.layout(prefix=prefix, samples=1, images=images, text=text)
         return pack([[sample] for sample in samples], layout)
+
+
+def with_cameras(policy: Policy, cameras: Mapping[str, str]) -> Policy:
+    """The policy with cameras by a robot's names: what it acts for, and what is saved of it, knows
+    them so.
+
+    Args:
+      cameras: the robot's names, each with the policy's camera that it feeds; the policy's others
+        keep their names and may be absent.
+
+    Raises:
+      ValueError: the policy has no such camera or no processor, or two would have one name.
+    """
+    processor = processor_of(policy, "a map of cameras")
+    robot = processor.embodiments[policy.embodiment]
+    names: dict[str, str] = {}
+    for theirs, ours in cameras.items():
+        at = _place(ours, robot.cameras)
+        if at is None or robot.cameras[at] in names:
+            raise ValueError(
+                f"'{theirs}' cannot show the policy's camera '{ours}'; give each of the robot's "
+                f"cameras one of the policy's: {list(robot.cameras)}."
+            )
+        names[robot.cameras[at]] = theirs
+    renamed = replace(
+        robot,
+        cameras=tuple(names.get(camera, camera) for camera in robot.cameras),
+        absent=tuple(camera for camera in robot.cameras if camera not in names),
+    )
+    robots = list(processor.embodiments)
+    robots[policy.embodiment] = renamed
+    return replace(policy, processor=replace(processor, embodiments=tuple(robots)))
+
+
+def _place(camera: str, cameras: Sequence[str]) -> int | None:
+    """The place of a camera by its whole name, or by its last part where that tells it."""
+    if camera in cameras:
+        return cameras.index(camera)
+    alike = [i for i, other in enumerate(cameras) if other.endswith((f".{camera}", f"/{camera}"))]
+    return alike[0] if len(alike) == 1 else None
 
 
 def processor_of(policy: Policy, where: str) -> Processor:

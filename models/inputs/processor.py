@@ -73,11 +73,11 @@ class Embodiment:
     `relative` tells for each action dim the state dim that the model measures it from, at the
     moment of the observation, and -1 where it is taken as it is; empty, all are. The scales of
     actions are those of the differences. (openpi's DeltaActions is `relative[d]` = d where its mask
-    is true.)
+    is true.) `absent` are those of the cameras that a robot may lack.
 
     Raises:
       ValueError: `relative` does not name a state dim for each action dim, there are none of these,
-        or a name is a path, cannot be printed or stands twice.
+        `absent` names no camera, or a name is a path, cannot be printed or stands twice.
     """
 
     name: str
@@ -85,6 +85,7 @@ class Embodiment:
     state: Normalizer
     actions: Normalizer
     relative: tuple[int, ...] = ()
+    absent: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_name("An embodiment", self.name, nested=True)
@@ -93,6 +94,11 @@ class Embodiment:
         if len(set(self.cameras)) < len(self.cameras):
             raise ValueError(
                 f"Embodiment '{self.name}' has cameras {list(self.cameras)}; name each only once."
+            )
+        if strange := sorted(set(self.absent) - set(self.cameras)):
+            raise ValueError(
+                f"Embodiment '{self.name}': absent names {strange}, but its cameras are "
+                f"{list(self.cameras)}."
             )
         states, dims = len(self.state.offset), len(self.actions.offset)
         if not dims:

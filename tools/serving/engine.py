@@ -58,6 +58,7 @@ class Engine:
             "inputs": self.inputs.expected,
             "actions": {"dtype": "float32", "shape": list(self._robot.chunk)},
             "chunking": list(CONTROLS) if chunking else [],
+            "picture": self._robot.processor.image_size,
         }
         self._policy, self._chunking, self.metrics = policy, chunking, metrics
         self._scale, self._state_range = self._robot.embodiment.state, state_range

@@ -80,8 +80,9 @@ def inputs_of(robot: Embodiment, reads_state: bool, pairs: Sequence[str] = ()) -
 
     Args:
       reads_state: whether the policy or its action units need the state.
-      pairs: "client's key=camera" or "client's key=state"; without any, the robot's own names.
-        Several keys of the state are put end to end in this order.
+      pairs: "client's key=camera" or "client's key=state"; without any, the robot's own names,
+        but for cameras that may be absent. Several keys of the state are put end to end in this
+        order.
 
     Raises:
       ValueError: a pair names no camera of the robot, or two keys mean the same.
@@ -94,7 +95,8 @@ def inputs_of(robot: Embodiment, reads_state: bool, pairs: Sequence[str] = ()) -
                 f"The cameras {list(robot.cameras)} cannot be told by their last parts; give each "
                 "a name with --inputs KEY=CAMERA."
             )
-        return Inputs(known, ("state",) if reads_state else (), dims)
+        needed = {key: camera for key, camera in known.items() if camera not in robot.absent}
+        return Inputs(needed, ("state",) if reads_state else (), dims)
     cameras: dict[str, str] = {}
     state: list[str] = []
     for pair in pairs:

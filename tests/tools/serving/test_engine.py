@@ -219,7 +219,7 @@ def test_an_address_that_is_taken_is_refused_before_anything_is_loaded(tmp_path)
 
 @pytest.mark.parametrize("longest", [0, 33])
 def test_prompts_cannot_be_longer_than_the_policy_reads(longest, policy, monkeypatch):
-    monkeypatch.setattr("tools.serve.load_policy", lambda *_, **__: policy)
+    monkeypatch.setattr("tools.recipes.policy.load_policy", lambda *_, **__: policy)
     assert load(ServeConfig(Path(), longest_prompt=8)).processor.text_limit == 8
     with pytest.raises(ValueError, match=f"longest_prompt is {longest}; .* reads 1 to 32 tokens"):
         load(ServeConfig(Path(), longest_prompt=longest))

@@ -1,0 +1,74 @@
+"""Loading of a policy on a command line: the same options for every command that acts, so that a
+checkpoint is read alike when it is evaluated, served, recorded with, improved or converted.
+
+They tell what files of other codes leave open; a checkpoint of ours needs none of them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from models import Policy, load_policy
+from models.robot_policy import with_cameras
+
+
+@dataclass(frozen=True)
+class PolicyOptions:
+    """Facts about a policy that its files may not tell."""
+
+    horizon: int | None = None
+    """Steps of a chunk, which openpi's checkpoints do not tell."""
+    tokenizer: Path | None = None
+    """SentencePiece file, which openpi's checkpoints lack."""
+    cameras: tuple[str, ...] = ()
+    """Robot's cameras and the policy's that they feed, as ROBOT=POLICY where names differ; the
+    policy's others keep their names and may be absent."""
+    robot: str | None = None
+    """Which of several statistics in an openpi checkpoint's assets to take."""
+
+
+DEFAULTS = PolicyOptions()
+
+
+def load(
+    checkpoint: Path,
+    options: PolicyOptions,
+    *,
+    steps: int | None = None,
+    dtype: str | None = None,
+) -> Policy:
+    """A checkpoint's policy, as the options say; see `load_policy` for `steps` and `dtype`.
+
+    Raises:
+      ValueError, FileNotFoundError: as `load_policy`, or the policy lacks a camera of the map.
+    """
+    policy = load_policy(
+        checkpoint,
+        steps=steps,
+        dtype=dtype,
+        horizon=options.horizon,
+        tokenizer=options.tokenizer,
+        robot=options.robot,
+    )
+    cameras = camera_map(options.cameras)
+    return with_cameras(policy, cameras) if cameras else policy
+
+
+def camera_map(pairs: Sequence[str]) -> dict[str, str]:
+    """{robot's camera: policy's} of `ROBOT=POLICY` pairs.
+
+    Raises:
+      ValueError: something is no such pair, or a camera stands twice.
+    """
+    found: dict[str, str] = {}
+    for pair in pairs:
+        theirs, equals, ours = pair.partition("=")
+        if not (theirs and equals and ours):
+            raise ValueError(
+                f"--cameras has '{pair}'; give ROBOT=POLICY, such as "
+                "observation.images.image=base_0_rgb."
+            )
+        if theirs in found or ours in found.values():
+            raise ValueError(f"--cameras has '{pair}', which names a camera for the second time.")
+        found[theirs] = ours
+    return found
