@@ -194,6 +194,11 @@ class RobotPolicy:
                 f"{(size, size)}, and a device does not resize them; give the environment "
                 f"image_size={size}."
             )
+        if self.embodiment.adapter:
+            raise ValueError(
+                f"The policy converts units ('{self.embodiment.adapter}'), which a device does "
+                "not; choose placement 'host'."
+            )
         if self.processor.state_input == "text":
             raise ValueError(
                 "The policy reads its state as text, which a device cannot spell; choose placement "
@@ -276,7 +281,7 @@ class RobotPolicy:
 
 def with_cameras(policy: Policy, cameras: Mapping[str, str]) -> Policy:
     """The policy with cameras by a robot's names: what it acts for, and what is saved of it, knows
-    them so.
+    them so, and the keys of its authors' clients no more.
 
     Args:
       cameras: the robot's names, each with the policy's camera that it feeds; the policy's others
@@ -300,6 +305,7 @@ def with_cameras(policy: Policy, cameras: Mapping[str, str]) -> Policy:
         robot,
         cameras=tuple(names.get(camera, camera) for camera in robot.cameras),
         absent=tuple(camera for camera in robot.cameras if camera not in names),
+        keys=None,
     )
     robots = list(processor.embodiments)
     robots[policy.embodiment] = renamed

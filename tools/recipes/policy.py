@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from models import Policy, load_policy
+from models.checkpoints.released import StateOption
 from models.robot_policy import with_cameras
 
 
@@ -16,6 +17,9 @@ from models.robot_policy import with_cameras
 class PolicyOptions:
     """Facts about a policy that its files may not tell."""
 
+    released: str | None = None
+    """Released policy that it is, such as pi05_droid, where its folder is not named so: the table
+    of these tells what files do not."""
     horizon: int | None = None
     """Steps of a chunk, which openpi's checkpoints do not tell."""
     tokenizer: Path | None = None
@@ -23,6 +27,12 @@ class PolicyOptions:
     cameras: tuple[str, ...] = ()
     """Robot's cameras and the policy's that they feed, as ROBOT=POLICY where names differ; the
     policy's others keep their names and may be absent."""
+    state: StateOption | None = None
+    """Form in which π reads the state: the robot's dims as text, all of the model's as text, a
+    token of its own, or none."""
+    relative: tuple[int, ...] | None = None
+    """Action dims that the model measures from the state dim of the same number; nothing after the
+    option if none are."""
     robot: str | None = None
     """Which of several statistics in an openpi checkpoint's assets to take."""
 
@@ -46,7 +56,10 @@ def load(
         checkpoint,
         steps=steps,
         dtype=dtype,
+        released=options.released,
         horizon=options.horizon,
+        state=options.state,
+        relative=options.relative,
         tokenizer=options.tokenizer,
         robot=options.robot,
     )

@@ -20,7 +20,7 @@ from jaxtyping import Float, UInt8, UInt32
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
 from websockets.sync.client import ClientConnection, connect
 
-from models.inputs.processor import resize_with_pad
+from models.inputs.pictures import resize_with_pad
 from models.robot_policy import RobotSpec
 from tools.serving.inputs import name
 from tools.serving.wire import pack, unpack

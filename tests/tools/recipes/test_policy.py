@@ -14,7 +14,7 @@ from rich.console import Console
 
 from data import open_dataset
 from models import load_policy
-from models.inputs.processor import resize_with_pad
+from models.inputs.pictures import resize_with_pad
 from models.policy import Policy
 from tests.helpers.models.openpi_numbers import FIXTURES
 from tests.helpers.sim import libero_like
