@@ -20,8 +20,8 @@ from models.inputs.packed_batch import PackedBatch, pack
 from models.inputs.processor import Embodiment, Normalizer, Processor
 from models.policy import Policy, Request
 
-Pictures = UInt8[Array | np.ndarray, "c h w 3"] | Sequence[UInt8[np.ndarray, "_h _w 3"]]
-"""A robot's pictures of one moment, in the order of its cameras."""
+Pictures = UInt8[Array | np.ndarray, "c h w 3"] | Sequence[UInt8[np.ndarray, "_h _w 3"] | None]
+"""A robot's pictures of one moment, in the order of its cameras; None where one is not sent."""
 
 
 class RobotSpec(Protocol):
@@ -165,7 +165,11 @@ class RobotPolicy:
         pictures, state = observation
         shown = zip(self.embodiment.cameras, self.cameras, strict=True)
         seen: dict[str, Any] = {
-            "image": {camera: pictures[at] for camera, at in shown if at is not None},
+            "image": {
+                camera: pictures[at]
+                for camera, at in shown
+                if at is not None and pictures[at] is not None
+            },
             "prompt": prompt,
         }
         if state is not None:

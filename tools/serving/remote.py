@@ -184,7 +184,13 @@ class RemoteRobot:
         keys = {name(key): key for key in pictures}
         given = {keys.get(name(key), key): theirs for theirs, key in policy.cameras.items()}
         places = {key: _place(key, spec.cameras, given) for key in pictures}
-        if not places or None in places.values() or given.keys() - set(pictures):
+        needed = [key for key in pictures if not (told and told[key].get("optional"))]
+        unseen = [key for key in needed if places[key] is None]
+        if (
+            not any(at is not None for at in places.values())
+            or unseen
+            or given.keys() - set(places)
+        ):
             says = f"asks for {pictures}" if told else "does not say what it asks for"
             raise ValueError(
                 f"The server at {policy.url} {says}, and {spec.name} has cameras "

@@ -26,10 +26,14 @@ from tools.serving.metrics import Metrics
 
 SUITE = f"{libero_like.__file__}:ARM"
 GIVEN = [
-    *("--horizon", "8", "--tokenizer", "words.model", "--robot", "arm"),
+    *("--released", "pi05_droid", "--horizon", "8", "--tokenizer", "words.model", "--robot", "arm"),
+    *("--state", "none", "--relative", "0", "1"),
     *("--cameras", "image=base_0_rgb", "image2=left_wrist_0_rgb"),
 ]
 WANTED = PolicyOptions(
+    released="pi05_droid",
+    state="none",
+    relative=(0, 1),
     horizon=8,
     tokenizer=Path("words.model"),
     cameras=("image=base_0_rgb", "image2=left_wrist_0_rgb"),
@@ -81,7 +85,9 @@ def tokenizer(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def options(tokenizer):
-    return PolicyOptions(horizon=8, tokenizer=tokenizer, cameras=WANTED.cameras)
+    return PolicyOptions(
+        horizon=8, tokenizer=tokenizer, relative=(), cameras=WANTED.cameras, robot="robot"
+    )
 
 
 @pytest.fixture
@@ -105,7 +111,9 @@ def test_openpis_policy_acts_in_a_suite_whose_cameras_have_other_names(options, 
     )
     found = evaluate.run(config, Console(quiet=True))["trained"]
     assert found.success.trials == 2
-    policy = load_policy(FIXTURES / "pi0", horizon=8, tokenizer=options.tokenizer, steps=1)
+    policy = load_policy(
+        FIXTURES / "pi0", horizon=8, relative=(), tokenizer=options.tokenizer, steps=1
+    )
     for request, chunk in shown:
         assert chunk.shape == (8, libero_like.ACTIONS)
         assert request.sample.cameras == (0, 1), "the third is absent and costs nothing"

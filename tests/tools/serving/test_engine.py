@@ -236,6 +236,24 @@ def test_what_is_compiled_at_start_is_what_clients_with_fewer_cameras_need(polic
         assert fresh._sample._cache_size() == compiled == 2  # 16 and 32 words
 
 
+def test_a_client_may_leave_out_a_camera_that_may_be_absent_and_both_are_compiled(policy):
+    (robot,) = policy.processor.embodiments
+    may_lack = replace(robot, absent=CAMERAS[1:])
+    processor = replace(policy.processor, embodiments=(may_lack,))
+    fresh, told = replace(policy, processor=processor, sizes=(4,)), []
+    with make_engine(fresh) as engine, serving(engine) as running:
+        engine.warm(lambda done, of: told.append((done, of)))
+        compiled = fresh._sample._cache_size()
+        with client(running.url) as one:
+            without = {k: x for k, x in observation(0).items() if "wrist" not in k}
+            alike = [one.infer(seen)["actions"] for seen in (without, observation(0))]
+        assert fresh._sample._cache_size() == compiled == 4  # 16 and 32 words
+    assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    for i, cameras in enumerate((CAMERAS[:1], CAMERAS)):
+        expected = alone(fresh, 0, (1, i), cameras)
+        np.testing.assert_array_equal(alike[i], expected)
+
+
 @pytest.mark.parametrize(
     "changed",
     [
