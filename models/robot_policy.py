@@ -5,8 +5,8 @@ On the host `Processor.sample` prepares each row. Inside a traced program the sa
 tables: prompts are few, so they are tokenised and laid out once, and a row gathers its own.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -281,39 +281,6 @@ class RobotPolicy:
         prefix = config.layout(prefix=0, samples=1, images=images).prefix_length(images, text)
         layout = config.layout(prefix=prefix, samples=1, images=images, text=text)
         return pack([[sample] for sample in samples], layout)
-
-
-def with_cameras(policy: Policy, cameras: Mapping[str, str]) -> Policy:
-    """The policy with cameras by a robot's names: what it acts for, and what is saved of it, knows
-    them so, and the keys of its authors' clients no more.
-
-    Args:
-      cameras: the robot's names, each with the policy's camera that it feeds; the policy's others
-        keep their names and may be absent.
-
-    Raises:
-      ValueError: the policy has no such camera or no processor, or two would have one name.
-    """
-    processor = processor_of(policy, "a map of cameras")
-    robot = processor.embodiments[policy.embodiment]
-    names: dict[str, str] = {}
-    for theirs, ours in cameras.items():
-        at = _place(ours, robot.cameras)
-        if at is None or robot.cameras[at] in names:
-            raise ValueError(
-                f"'{theirs}' cannot show the policy's camera '{ours}'; give each of the robot's "
-                f"cameras one of the policy's: {list(robot.cameras)}."
-            )
-        names[robot.cameras[at]] = theirs
-    renamed = replace(
-        robot,
-        cameras=tuple(names.get(camera, camera) for camera in robot.cameras),
-        absent=tuple(camera for camera in robot.cameras if camera not in names),
-        keys=None,
-    )
-    robots = list(processor.embodiments)
-    robots[policy.embodiment] = renamed
-    return replace(policy, processor=replace(processor, embodiments=tuple(robots)))
 
 
 def _place(camera: str, cameras: Sequence[str]) -> int | None:

@@ -5,12 +5,11 @@ They tell what files of other codes leave open; a checkpoint of ours needs none 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from models import Policy, load_policy
 from models.checkpoints.released import StateOption
-from models.robot_policy import with_cameras
 
 
 @dataclass(frozen=True)
@@ -52,6 +51,7 @@ def load(
     Raises:
       ValueError, FileNotFoundError: as `load_policy`, or the policy lacks a camera of the map.
     """
+    cameras = camera_map(options.cameras)
     policy = load_policy(
         checkpoint,
         steps=steps,
@@ -60,11 +60,19 @@ def load(
         horizon=options.horizon,
         state=options.state,
         relative=options.relative,
+        cameras=cameras or None,
         tokenizer=options.tokenizer,
         robot=options.robot,
     )
-    cameras = camera_map(options.cameras)
-    return with_cameras(policy, cameras) if cameras else policy
+    return _in_own_words(policy) if cameras else policy
+
+
+def _in_own_words(policy: Policy) -> Policy:
+    """The policy without the keys of its authors' clients, where the robot has names of its own."""
+    if policy.processor is None:
+        return policy
+    robots = tuple(replace(robot, keys=None) for robot in policy.processor.embodiments)
+    return replace(policy, processor=replace(policy.processor, embodiments=robots))
 
 
 def camera_map(pairs: Sequence[str]) -> dict[str, str]:

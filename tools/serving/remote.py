@@ -172,8 +172,9 @@ class RemoteRobot:
           ValueError: the server's inputs and actions are not the suite's, or it does not tell them
             and its cameras here do not either.
         """
-        told = policy.metadata.get("inputs")
-        if isinstance(told, dict):
+        inputs = policy.metadata.get("inputs")
+        told: dict[str, Any] = inputs if isinstance(inputs, dict) else {}
+        if told:
             pictures = [key for key, kind in told.items() if _dtype(kind) == "uint8"]
             states = [key for key, kind in told.items() if _dtype(kind).startswith("float")]
             _check_dims(policy, spec, told, states)
@@ -184,20 +185,15 @@ class RemoteRobot:
         keys = {name(key): key for key in pictures}
         given = {keys.get(name(key), key): theirs for theirs, key in policy.cameras.items()}
         places = {key: _place(key, spec.cameras, given) for key in pictures}
-        needed = [key for key in pictures if not (told and told[key].get("optional"))]
-        unseen = [key for key in needed if places[key] is None]
-        if (
-            not any(at is not None for at in places.values())
-            or unseen
-            or given.keys() - set(places)
-        ):
+        found = {key: at for key, at in places.items() if at is not None}
+        needed = {key for key in pictures if not (told and told[key].get("optional"))}
+        if not found or needed - found.keys() or given.keys() - places.keys():
             says = f"asks for {pictures}" if told else "does not say what it asks for"
             raise ValueError(
                 f"The server at {policy.url} {says}, and {spec.name} has cameras "
                 f"{list(spec.cameras)}; say which picture goes where: --cameras CAMERA=KEY, such "
                 f"as {spec.cameras[0]}={(pictures or ['observation/image'])[0]}."
             )
-        found = {key: at for key, at in places.items() if at is not None}
         return cls(policy, found, states[0] if states else None, edge)
 
     def act(
