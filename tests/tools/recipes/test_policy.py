@@ -124,7 +124,7 @@ def test_openpis_policy_acts_in_a_suite_whose_cameras_have_other_names(options, 
             "state": np.zeros(libero_like.STATES),
             "prompt": found.episodes[0].prompt,
         },
-        [request.key],
+        request.key[None],
     )
     np.testing.assert_array_equal(again.sample.images, request.sample.images)
     np.testing.assert_array_equal(again.sample.text, request.sample.text)
@@ -169,12 +169,14 @@ def test_a_recording_of_openpis_policy_has_the_suites_names_and_size(options, tm
 def test_a_server_of_openpis_policy_asks_for_the_robots_cameras(options):
     config = serve.ServeConfig(FIXTURES / "pi0", sizes=(1,), euler_steps=1, options=options)
     with serve._engine(config, Metrics()) as engine:
-        assert list(engine.inputs.expected) == [
+        expected = engine.inputs.expected
+        assert [key for key, kind in expected.items() if "optional" not in kind] == [
             "observation/image",
             "observation/image2",
             "observation/state",
             "prompt",
         ]
+        assert expected["observation/right_wrist_0_rgb"]["optional"]
         assert engine.metadata["actions"]["shape"] == [8, libero_like.ACTIONS]
 
 
