@@ -33,7 +33,7 @@ class PolicyOptions:
     """Action dims that the model measures from the state dim of the same number; nothing after the
     option if none are."""
     robot: str | None = None
-    """Which of several statistics in an openpi checkpoint's assets to take."""
+    """Name of the statistics to take of several in an openpi checkpoint's assets."""
 
 
 DEFAULTS = PolicyOptions()
