@@ -120,7 +120,13 @@ def test_openpis_policy_acts_in_a_suite_whose_cameras_have_other_names(options, 
     request, chunk = shown[0]
     (again,) = policy.prepare(
         {
-            "image": dict(zip(("base_0_rgb", "left_wrist_0_rgb"), seen(0, 32), strict=True)),
+            "image": dict(
+                zip(
+                    ("base_0_rgb", "left_wrist_0_rgb"),
+                    seen(0, policy.model.config.image_size),
+                    strict=True,
+                )
+            ),
             "state": np.zeros(libero_like.STATES),
             "prompt": found.episodes[0].prompt,
         },
