@@ -20,8 +20,8 @@ from models.inputs.packed_batch import PackedBatch, pack
 from models.inputs.processor import Embodiment, Normalizer, Processor
 from models.policy import Policy, Request
 
-Pictures = UInt8[Array | np.ndarray, "c h w 3"] | Sequence[UInt8[np.ndarray, "_h _w 3"]]
-"""A robot's pictures of one moment, in the order of its cameras."""
+Pictures = UInt8[Array | np.ndarray, "c h w 3"] | Sequence[UInt8[np.ndarray, "_h _w 3"] | None]
+"""A robot's pictures of one moment, in the order of its cameras; None where one is not sent."""
 
 
 class RobotSpec(Protocol):
@@ -69,7 +69,8 @@ class RobotPolicy:
 
     @classmethod
     def in_suite(cls, policy: Policy, spec: RobotSpec) -> "RobotPolicy":
-        """A policy in a suite, of whose cameras it sees its own.
+        """A policy in a suite, of whose cameras it sees its own, by name: "front" is
+        "observation.images.front" too. Those that may be absent and are cost nothing.
 
         Raises:
           ValueError: it was trained on another robot, or came without its processor.
@@ -78,7 +79,9 @@ class RobotPolicy:
         robot = processor.embodiments[policy.embodiment]
         ours = len(robot.state.offset), len(robot.actions.offset)
         theirs = len(spec.state_names), len(spec.action_names)
-        if ours != theirs or not set(robot.cameras) <= set(spec.cameras):
+        places = tuple(_place(camera, spec.cameras) for camera in robot.cameras)
+        blind = {camera for camera, at in zip(robot.cameras, places, strict=True) if at is None}
+        if ours != theirs or not blind <= set(robot.absent) or len(blind) == len(places):
             height, width = spec.picture
             raise ValueError(
                 f"The policy was trained on '{robot.name}' with cameras {list(robot.cameras)}, "
@@ -86,10 +89,10 @@ class RobotPolicy:
                 f"{list(spec.cameras)}, {theirs[0]} state and {theirs[1]} action dims; its "
                 f"pictures of {height} × {width} pixels would be seen as "
                 f"{processor.image_size} × {processor.image_size}. Take a suite of the policy's "
-                "own robot, or train on data whose cameras have the suite's names."
+                "own robot, or train on data whose cameras have the suite's names, or say which of "
+                "them each of the policy's shows: --cameras SUITE'S=POLICY'S."
             )
-        cameras = tuple(spec.cameras.index(camera) for camera in robot.cameras)
-        return cls(policy, spec.name, cameras, spec.picture, spec.prompts)
+        return cls(policy, spec.name, places, spec.picture, spec.prompts)
 
     @classmethod
     def for_clients(cls, policy: Policy, sent: tuple[str, ...] | None = None) -> "RobotPolicy":
@@ -162,7 +165,11 @@ class RobotPolicy:
         pictures, state = observation
         shown = zip(self.embodiment.cameras, self.cameras, strict=True)
         seen: dict[str, Any] = {
-            "image": {camera: pictures[at] for camera, at in shown if at is not None},
+            "image": {
+                camera: pictures[at]
+                for camera, at in shown
+                if at is not None and pictures[at] is not None
+            },
             "prompt": prompt,
         }
         if state is not None:
@@ -191,6 +198,11 @@ class RobotPolicy:
                 f"{(size, size)}, and a device does not resize them; give the environment "
                 f"image_size={size}."
             )
+        if self.embodiment.adapter:
+            raise ValueError(
+                f"The policy converts units ('{self.embodiment.adapter}'), which a device does "
+                "not; choose placement 'host'."
+            )
         if self.processor.state_input == "text":
             raise ValueError(
                 "The policy reads its state as text, which a device cannot spell; choose placement "
@@ -217,8 +229,9 @@ class RobotPolicy:
         rows = jax.tree.map(lambda x: jnp.asarray(x)[at], self._table)
         scaled = _exactly(jnp.asarray(state), self.embodiment.state)
         padding = rows.state.shape[-1] - scaled.shape[-1]
+        shown = jnp.array([at for at in self.cameras if at is not None])
         changed = {
-            "images": images[:, jnp.array(self.cameras)],
+            "images": images[:, shown],
             "state": jnp.pad(scaled, ((0, 0), (0, padding)))[:, None],
         }
         return PackedBatch(**{**vars(rows), **changed})
@@ -256,17 +269,26 @@ class RobotPolicy:
     def _table(self) -> PackedBatch:
         """A row for each wording, with blank pictures."""
         processor, config = self.processor, self.policy.model.config
-        images = len(self.cameras)
         black = np.zeros((processor.image_size, processor.image_size, 3), np.uint8)
+        pictures = [None if at is None else black for at in self.cameras]
+        images = sum(at is not None for at in self.cameras)
         still = np.zeros(self._dims[0], np.float32)
         samples = [
-            processor.sample([black] * images, still, prompt, embodiment=self.policy.embodiment)
+            processor.sample(pictures, still, prompt, embodiment=self.policy.embodiment)
             for prompt in self._wordings
         ]
         text = max(len(sample.text) for sample in samples)
         prefix = config.layout(prefix=0, samples=1, images=images).prefix_length(images, text)
         layout = config.layout(prefix=prefix, samples=1, images=images, text=text)
         return pack([[sample] for sample in samples], layout)
+
+
+def _place(camera: str, cameras: Sequence[str]) -> int | None:
+    """The place of a camera by its whole name, or by its last part where that tells it."""
+    if camera in cameras:
+        return cameras.index(camera)
+    alike = [i for i, other in enumerate(cameras) if other.endswith((f".{camera}", f"/{camera}"))]
+    return alike[0] if len(alike) == 1 else None
 
 
 def processor_of(policy: Policy, where: str) -> Processor:

@@ -30,6 +30,9 @@ class Suite:
     """Suitable number at a time; one for each core if None."""
     environment: Callable[[str, int], Environment] | None = None
     """(task, size) -> what `open` makes slots of, where that is an environment on a device."""
+    drawn: int | None = None
+    """Edge of the pictures that its datasets have, pixels: policies resize them, in training and
+    here. None where pictures are drawn as the policy sees them."""
     source: str = ""
     """Origin of a suite that is not ours: SHA-256 of its file, or name and version of its package;
     `load_suite` fills it in."""
@@ -44,6 +47,10 @@ class Suite:
             raise ValueError(f"Suite '{self.name}' has no task {unknown}, only {list(self.tasks)}.")
         tasks = tasks or self.tasks
         return [tasks] if self.together else [(task,) for task in tasks]
+
+    def edge(self, seen: int) -> int:
+        """Edge at which to draw pictures for a policy that sees `seen` pixels."""
+        return self.drawn or seen
 
     def count(self, asked: int | None, episodes: int) -> int:
         """Slots to open for so many episodes, if the user asked for so many or for none."""

@@ -13,13 +13,14 @@ from typing import Annotated, Any
 
 import tyro
 
-from models import Policy, load_policy
+from models import Policy
 from models.config import to_json
 from models.files.own_file import run_file
 from models.model import function_at
 from models.terminal import Console, guard_tracebacks
 from parallel.checkpoint import CheckpointWriter, steps
 from tools.command_line.ending import in_a_line
+from tools.recipes.policy import DEFAULTS, PolicyOptions, load
 
 
 def convert(policy: Policy, target: Path, to: str) -> None:
@@ -50,10 +51,8 @@ def main(
     target: Annotated[Path, tyro.conf.Positional],
     to: str = "chiliad",
     dtype: str | None = None,
-    tokenizer: Path | None = None,
-    horizon: int | None = None,
-    robot: str | None = None,
     family: Path | None = None,
+    options: Annotated[PolicyOptions, tyro.conf.arg(name="")] = DEFAULTS,
 ) -> None:
     """Convert a checkpoint.
 
@@ -63,15 +62,13 @@ def main(
       to: kind to write: chiliad, or what the model's family can be written as: openpi and lerobot
         (π), groot.
       dtype: of the parameters, as saved if not given.
-      tokenizer: SentencePiece file, which openpi's checkpoints lack.
-      horizon: steps of a chunk, which openpi's checkpoints do not tell.
-      robot: which of several statistics of an openpi checkpoint to take.
       family: Python file that defines the model's family, if it is not one of ours; it runs.
+      options: facts about the policy that its files do not tell.
     """
     with in_a_line(writing=target):
         if family is not None:
             run_file(family)
-        policy = load_policy(source, dtype=dtype, tokenizer=tokenizer, horizon=horizon, robot=robot)
+        policy = load(source, options, dtype=dtype)
         convert(policy, target, to)
     Console(stderr=True).print(f"Wrote {target} ({to}).", soft_wrap=True)
 

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import tyro
 
-from models import PackedBatch, Policy, load_policy
+from models import PackedBatch, Policy
 from models.files.own_file import run_file
 from models.layers import fp8
 from models.model import require
@@ -24,6 +24,7 @@ from models.terminal import Console, guard_tracebacks
 from tools.bench.models.fp8 import random_batch
 from tools.command_line.ending import in_a_line
 from tools.convert_checkpoint import convert
+from tools.recipes.policy import DEFAULTS, PolicyOptions, load
 
 
 def quantize(policy: Policy, pattern: str | None = None) -> Policy:
@@ -62,9 +63,8 @@ def main(
     target: Annotated[Path, tyro.conf.Positional],
     kernels: str | None = None,
     dtype: str | None = None,
-    tokenizer: Path | None = None,
-    horizon: int | None = None,
     family: Path | None = None,
+    options: Annotated[PolicyOptions, tyro.conf.arg(name="")] = DEFAULTS,
 ) -> None:
     """Quantise a policy of a family that can be, such as π.
 
@@ -74,15 +74,14 @@ def main(
       kernels: pattern for the paths of the kernels to quantise; the language model's, or what the
         family names, if not given.
       dtype: of the other parameters, as saved if not given.
-      tokenizer: SentencePiece file, which openpi's checkpoints lack.
-      horizon: steps of a chunk, which openpi's checkpoints do not tell.
       family: Python file that defines the model's family, if it is not one of ours; it runs.
+      options: facts about the policy that its files do not tell.
     """
     console = Console(stderr=True)
     with in_a_line(writing=target):
         if family is not None:
             run_file(family)
-        policy = load_policy(source, dtype=dtype, tokenizer=tokenizer, horizon=horizon)
+        policy = load(source, options, dtype=dtype)
         small = quantize(policy, kernels)
         convert(small, target, "chiliad")
     batch = random_batch(policy.model.config, rows=1, samples=1)

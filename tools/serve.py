@@ -17,19 +17,23 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
-from models import Policy, load_policy
+from models import Policy
 from models.files.own_file import run_file
 from models.terminal import Console, Progress, guard_tracebacks, harmless, logger
 from tools.command_line.options import current_options
+from tools.recipes import policy as recipe
+from tools.recipes.policy import PolicyOptions
 from tools.serving.engine import Engine
 from tools.serving.limits import Limits
 from tools.serving.listener import reserve_descriptors
 from tools.serving.metrics import Metrics
 from tools.serving.server import Answers, PolicyServer, Report
 from tools.serving.startup import is_preparing
+from tools.serving.token import read_token
 
 _NOISE = {
     "opening handshake failed",
@@ -65,8 +69,6 @@ class ServeConfig:
     """Steps of the flow sampler; the policy's own by default."""
     dtype: str | None = None
     """Dtype of the parameters in memory, such as bfloat16; as saved by default."""
-    tokenizer: Path | None = None
-    """SentencePiece file, which openpi's checkpoints lack."""
     family: Path | None = None
     """Python file that defines the model's family, if it is not one of ours; it runs."""
     longest_prompt: int | None = None
@@ -75,6 +77,7 @@ class ServeConfig:
     """Real-time chunking: clients may say how much of their last chunk is acted, to have it
     continued. Compiles twice as much at start."""
     limits: Limits = field(default_factory=Limits)
+    options: Annotated[PolicyOptions, tyro.conf.arg(name="")] = field(default_factory=PolicyOptions)
 
 
 def load(config: ServeConfig) -> Policy:
@@ -86,8 +89,8 @@ def load(config: ServeConfig) -> Policy:
     """
     if config.family is not None:
         run_file(config.family)
-    policy = load_policy(
-        config.checkpoint, steps=config.euler_steps, dtype=config.dtype, tokenizer=config.tokenizer
+    policy = recipe.load(
+        config.checkpoint, config.options, steps=config.euler_steps, dtype=config.dtype
     )
     if policy.processor is not None and config.longest_prompt is not None:
         limit = policy.processor.text_limit
@@ -190,10 +193,7 @@ async def _serve(
 def _token(config: ServeConfig) -> str | None:
     if config.token_file is None:
         return None
-    token = config.token_file.read_text().strip()
-    if not token or len(token.split()) > 1:
-        raise ValueError(f"{config.token_file} holds no token; write one without spaces into it.")
-    return token
+    return read_token(config.token_file)
 
 
 def _tls(config: ServeConfig) -> ssl.SSLContext | None:

@@ -56,7 +56,7 @@ def on_host(
     """Opens the slots, which close with the block; leaves timeline.json in the directory."""
     count = suite.count(config.rollout.slots, most_episodes(config))
     with (
-        closing(suite.open(tasks, count, policy.model.config.image_size)) as slots,
+        closing(suite.open(tasks, count, suite.edge(policy.model.config.image_size))) as slots,
         traced(OnHost(policy, suite, tasks, [slots], config), directory) as made,
     ):
         yield made

@@ -15,6 +15,8 @@ from sim.protocol import Slots
 from sim.suite import Suite
 
 INSTALL = "make libero"
+DRAWN = 256
+"""Edge of the pictures in LIBERO's datasets; openpi's and LeRobot's evaluations draw so too."""
 SIMULATOR = Path(__file__).parents[1] / "simulators" / "libero.py"
 
 _PATIENCE = 300.0
@@ -42,6 +44,7 @@ def suite(name: str) -> Suite:
         tasks=tuple(found["tasks"]),
         episodes=found["episodes"],
         open=partial(_open, python, name),
+        drawn=DRAWN,
     )
 
 

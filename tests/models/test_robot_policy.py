@@ -9,6 +9,7 @@ import pytest
 
 from models import Embodiment, Normalizer
 from models.inputs.packed_batch import pack
+from models.pi.conventions import with_names
 from models.robot_policy import RobotPolicy, processor_of
 from sim.environments.device_slots import spec_of
 from sim.protocol import Observation
@@ -86,6 +87,43 @@ def test_a_policy_in_a_suite_sees_its_own_cameras_in_its_own_order():
     np.testing.assert_array_equal(robot.act(seen, PROMPTS, KEYS), expected)
     other = robot.policy.act((seen.images, seen.state), PROMPTS, KEYS)
     assert not np.array_equal(other, expected)
+
+
+PANDA = replace(ARM, cameras=("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb"))
+MAP = {"side": "base_0_rgb", "front": "left_wrist_0_rgb"}
+
+
+def test_a_camera_map_feeds_the_policys_cameras_and_one_that_is_absent_costs_nothing():
+    """Case 7, for a policy whose authors call its cameras otherwise."""
+    policy, seen = _policy(PANDA), _seen(5)
+    robot = _at_robot(with_names(PANDA, MAP))
+    assert robot.cameras == (0, 1, None)
+    cameras = dict(zip(PANDA.cameras, np.moveaxis(seen.images, 1, 0), strict=False))
+    wanted = {"image": cameras, "state": seen.state, "prompt": PROMPTS}
+    expected = policy.infer(wanted, keys=KEYS)["actions"]
+    np.testing.assert_array_equal(robot.act(seen, PROMPTS, KEYS), expected)
+
+    goal, wording = np.zeros(5, int), np.zeros(5, np.float32)
+    rows = jax.jit(robot.batch)(seen, goal, wording)
+    assert rows.images.shape[1] == 2
+    assert np.array_equal(rows.images, seen.images)
+    assert rows.image_camera.tolist() == [[0, 1]] * 5
+
+
+def test_a_camera_that_is_missing_is_refused_unless_it_may_be_absent():
+    one = replace(ARM, cameras=("front", "behind"))
+    with pytest.raises(ValueError, match="--cameras SUITE'S=POLICY'S"):
+        _at_robot(one)
+    assert _at_robot(replace(one, absent=("behind",))).cameras == (1, None)
+    with pytest.raises(ValueError, match="Take a suite of the policy's own robot"):
+        _at_robot(replace(ARM, cameras=("behind",), absent=("behind",)))
+    with pytest.raises(ValueError, match="absent names 'above'; its cameras are"):
+        replace(ARM, absent=("above",))
+
+
+def test_a_suites_camera_may_be_named_by_its_last_part():
+    spec = replace(SPEC, cameras=("observation.images.side", "observation.images.front"))
+    assert RobotPolicy.in_suite(_policy(ARM), spec).cameras == (1,)
 
 
 def test_clients_may_leave_cameras_out_and_send_pictures_of_any_size():

@@ -111,8 +111,8 @@ def test_an_interrupted_evaluation_goes_on_to_the_same_result(
     first, second = checkpoint(0), checkpoint(1)
     config = EvaluateConfig(
         first,
-        tmp_path / "whole",
         f"{suites}:TWO",
+        out=tmp_path / "whole",
         euler_steps=2,
         controls=("expert",),
         compare=second,
@@ -171,8 +171,8 @@ def test_every_policy_sees_pictures_of_its_own_size(suites, checkpoint, tmp_path
     policies = checkpoint(), checkpoint(1, size=16)
     config = EvaluateConfig(
         policies[0],
-        tmp_path / "both",
         f"{suites}:ZOOMED",
+        out=tmp_path / "both",
         controls=("expert",),
         compare=policies[1],
         euler_steps=2,
@@ -214,7 +214,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_acted(
     monkeypatch.setattr(Journal, "add", None)
     changed = {**changed, "suite": f"{suites}:{changed.get('suite', 'TWO')}"}
     with pytest.raises(ValueError, match=why):
-        run(EvaluateConfig(checkpoint(), tmp_path / "out", **changed))
+        run(EvaluateConfig(checkpoint(), out=tmp_path / "out", **changed))
     assert not (tmp_path / "out").exists()
 
 
@@ -222,7 +222,7 @@ def test_a_policy_of_another_robot_is_refused_with_what_both_have(suites, checkp
     policy = checkpoint(cameras=("top", "wrist"))
     why = r"'pointer' with cameras \['top', 'wrist'\], 2 state.*points has cameras \['top'\], 2"
     with pytest.raises(ValueError, match=why):
-        run(EvaluateConfig(policy, tmp_path / "out", f"{suites}:TWO"))
+        run(EvaluateConfig(policy, f"{suites}:TWO", out=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
@@ -253,19 +253,19 @@ def test_a_policy_whose_cameras_a_suite_lacks_is_refused_with_both_their_names(
     why = re.escape(f"'pointer' with cameras {keys}, {has}, but ")
     why += f"{suite} has cameras {re.escape(f'{known}, {has}; ')}"
     with pytest.raises(ValueError, match=why + ".* train on data whose cameras have the suite's"):
-        run(EvaluateConfig(policy, tmp_path / "out", suite, tasks=(task,), episodes=1))
+        run(EvaluateConfig(policy, suite, (task,), 1, out=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("suite", ["tabletop-juggle", "lift"])
 def test_an_unknown_suite_is_refused_before_a_checkpoint_is_read(suite, tmp_path):
     with pytest.raises(ValueError, match=rf"Unknown suite '{suite}'"):
-        run(EvaluateConfig(tmp_path, tmp_path / "out", suite))
+        run(EvaluateConfig(tmp_path, suite, out=tmp_path / "out"))
 
 
 def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="holds no complete checkpoint"):
-        run(EvaluateConfig(tmp_path, tmp_path / "out"))
+        run(EvaluateConfig(tmp_path, out=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 

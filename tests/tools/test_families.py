@@ -148,8 +148,8 @@ def test_training_makes_steps_and_leaves_a_policy_that_is_rebuilt_from_its_check
 def test_a_trained_policy_acts_in_a_suite(family, trained, points, tmp_path):
     config = evaluate.EvaluateConfig(
         trained,
-        tmp_path,
         points,
+        out=tmp_path,
         episodes=2,
         euler_steps=2,
         controls=("untrained",),

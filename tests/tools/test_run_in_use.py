@@ -49,7 +49,7 @@ def content(folder):
         lambda out: train.run(train.Paths(str(NOWHERE), out), HOSTS, QUIET),
         lambda out: rl.run(rl.RlPaths(NOWHERE, out), PPO, QUIET),
         lambda out: rl.run(rl.RlPaths(NOWHERE, out), PPO, QUIET, PopulationConfig(2)),
-        lambda out: evaluate.run(evaluate.EvaluateConfig(NOWHERE, out), QUIET),
+        lambda out: evaluate.run(evaluate.EvaluateConfig(NOWHERE, out=out), QUIET),
         lambda out: demo.run(demo.DemoConfig(out=out), QUIET),
     ],
     ids=["train", "rl", "population", "evaluate", "demo"],

@@ -28,6 +28,7 @@ from sim.journal import Journal
 from sim.protocol import Slots, Spec, Start
 from sim.results import Evaluation, joined
 from sim.suite import Suite
+from tools.serving.remote import RemotePolicy, RemoteRobot
 
 Beside = Literal["untrained", "expert", "wrong-prompt", "blank-image"]
 BESIDE: tuple[Beside, ...] = ("untrained", "expert", "wrong-prompt", "blank-image")
@@ -40,10 +41,11 @@ _SPEED_SECONDS = 600
 
 @dataclass(frozen=True)
 class Condition:
-    """A policy, its prompts and its images; the suite's expert if there is no policy."""
+    """A policy, here or behind a server, its prompts and its images; the suite's expert if there is
+    no policy."""
 
     name: str
-    policy: Policy | None = None
+    policy: Policy | RemotePolicy | None = None
     control: Control = "own"
     clips: int = 2
     checkpoint: str = ""
@@ -57,21 +59,35 @@ class Condition:
                 "out of --controls."
             )
         if self.policy is not None:
-            RobotPolicy.in_suite(self.policy, spec)
+            self._robot(spec)
         elif not spec.expert:
             raise ValueError(
                 f"{spec.name} has no scripted expert; leave 'expert' out of --controls."
             )
 
+    @property
+    def picture(self) -> int | None:
+        """Edge of the pictures that the policy sees; None for an expert, who sees none."""
+        if self.policy is None:
+            return None
+        if isinstance(self.policy, RemotePolicy):
+            return self.policy.picture
+        return int(self.policy.model.config.image_size)
+
+    def batched(self, slots: int) -> "Condition":
+        """The same with batches of one size, good for so many slots."""
+        if isinstance(self.policy, Policy):
+            return replace(self, policy=in_batches(self.policy, slots))
+        return self
+
     def header(self) -> dict[str, Any]:
         """Settings that, besides the suite, decide what becomes of a start."""
         if self.policy is None:
             return {}
-        return {
-            "checkpoint": self.checkpoint,
-            "control": self.control,
-            "sampler_steps": self.policy.steps,
-        }
+        told = {"checkpoint": self.checkpoint, "control": self.control}
+        if isinstance(self.policy, RemotePolicy):
+            return told
+        return told | {"sampler_steps": self.policy.steps}
 
     def evaluate(
         self, slots: Slots, starts: Sequence[Start], replan_steps: int, **how: Any
@@ -79,16 +95,33 @@ class Condition:
         """See `sim.evaluate`."""
         if self.policy is None:
             return evaluate_expert(slots, starts, **how)
-        robot = RobotPolicy.in_suite(self.policy, slots.spec)
+        robot = self._robot(slots.spec)
         return evaluate(
             slots, robot.act, starts, replan_steps=replan_steps, control=self.control, **how
         )
 
+    def _robot(self, spec: Spec) -> RobotPolicy | RemoteRobot:
+        if isinstance(self.policy, RemotePolicy):
+            return RemoteRobot.in_suite(self.policy, spec)
+        assert self.policy is not None
+        return RobotPolicy.in_suite(self.policy, spec)
 
-def conditions(policy: Policy, beside: Sequence[Beside], checkpoint: str = "") -> list[Condition]:
-    """The trained policy, then those of its controls that are asked for, in their usual order."""
+
+def conditions(
+    policy: Policy | RemotePolicy, beside: Sequence[Beside], checkpoint: str = ""
+) -> list[Condition]:
+    """The trained policy, then those of its controls that are asked for, in their usual order.
+
+    Raises:
+      ValueError: a control needs the network of a policy behind a server.
+    """
     found = [Condition("trained", policy, "own", 6, checkpoint)]
     if "untrained" in beside:
+        if isinstance(policy, RemotePolicy):
+            raise ValueError(
+                f"The policy is behind {policy.url}, so its network is not here to be left "
+                "untrained; leave 'untrained' out of --controls."
+            )
         params = jax.jit(policy.model.init)(jax.random.key(0))
         found.append(Condition("untrained", policy.varied(params=params), "own", 2, checkpoint))
     if "expert" in beside:
@@ -120,7 +153,8 @@ def evaluate_all(
     (all, if none are named).
 
     Policies compute batches of one size, so that an episode does not depend on how many wait beside
-    it, and see pictures of their own size; an expert acts beside the first.
+    it, and see pictures of their own size (of `Suite.drawn`, where the suite says so, which they
+    resize); an expert acts beside the first.
 
     Raises:
       ValueError: no such task, or policies, controls, suite and journal do not fit each other;
@@ -135,7 +169,7 @@ def evaluate_all(
         )
     seeds = range(suite.first_seed, suite.first_seed + episodes)
     count = suite.count(slots, len(groups[0]) * episodes)
-    wanted = [replace(c, policy=c.policy and in_batches(c.policy, count)) for c in wanted]
+    wanted = [condition.batched(count) for condition in wanted]
     about = {
         "suite": suite.name,
         "tasks": tuple(task for group in groups for task in group),
@@ -171,7 +205,7 @@ def evaluate_all(
             return result
 
         for group in groups:
-            for size, acting in _by_picture(wanted).items():
+            for size, acting in _by_picture(wanted, suite).items():
                 with closing(suite.open(group, count, size)) as opened:
                     for condition in wanted:
                         condition.check(opened.spec)
@@ -183,13 +217,12 @@ def evaluate_all(
     return {name: joined(found, suite.name) for name, found in parts.items()}
 
 
-def _by_picture(wanted: Sequence[Condition]) -> dict[int, list[Condition]]:
-    """Groups conditions by their images' size, the first's first."""
-    sizes = [None if c.policy is None else c.policy.model.config.image_size for c in wanted]
-    first = next(size for size in sizes if size is not None)
+def _by_picture(wanted: Sequence[Condition], suite: Suite) -> dict[int, list[Condition]]:
+    """Groups conditions by the edge of the pictures to draw, the first's first."""
+    first = next(c.picture for c in wanted if c.picture is not None)
     found: dict[int, list[Condition]] = {}
-    for condition, size in zip(wanted, sizes, strict=True):
-        found.setdefault(size or first, []).append(condition)
+    for condition in wanted:
+        found.setdefault(suite.edge(condition.picture or first), []).append(condition)
     return found
 
 

@@ -6,15 +6,17 @@
 import json
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import tyro
 
 from data.video.video import encode_mp4
-from models import Policy, load_policy
+from models import Policy
 from models.checkpoints import digests, own
 from models.config import to_json
 from models.files.own_file import run_file
@@ -28,9 +30,13 @@ from sim.clips import ENCODING
 from sim.journal import Journal, in_order
 from sim.report.report import Report, write_report
 from sim.results import Evaluation, compared
+from sim.suite import Suite
 from sim.suites import load_suite
 from tools.command_line.versions import versions
 from tools.recipes.conditions import Beside, Condition, conditions, evaluate_all
+from tools.recipes.policy import PolicyOptions, camera_map, load
+from tools.serving.remote import RemotePolicy
+from tools.serving.token import read_token
 
 JOURNAL = "episodes.jsonl"
 """Name of the file, in the folder of results, that keeps finished episodes."""
@@ -40,9 +46,9 @@ JOURNAL = "episodes.jsonl"
 class EvaluateConfig:
     """Policy, suite and size of an evaluation."""
 
-    checkpoint: Path
+    checkpoint: Path | None = None
     """Run directory or one of its checkpoints, or any other that models.load_policy reads."""
-    out: Path
+    out: Path = field(kw_only=True)
     """Folder for episodes.jsonl, evaluation.json and report.html."""
     suite: str = "tabletop-lift"
     """tabletop, tabletop-lift, metaworld, libero_spatial, …, or path/to/file.py:NAME."""
@@ -61,6 +67,13 @@ class EvaluateConfig:
     policy told another goal, the policy shown images of zeros."""
     compare: Path | None = None
     """Another checkpoint, compared with the first on the same starts."""
+    policy: str | None = None
+    """Instead of a checkpoint: ws://HOST:PORT or wss://… of a server, ours or openpi's."""
+    token_file: Path | None = None
+    """File whose only line is the token that this server wants."""
+    dtype: str | None = None
+    """Dtype of the parameters in memory, such as bfloat16; as saved by default."""
+    options: Annotated[PolicyOptions, tyro.conf.arg(name="")] = field(default_factory=PolicyOptions)
     family: Path | None = None
     """Python file that defines the model's family, if it is not one of ours; it runs."""
 
@@ -72,6 +85,7 @@ def run(config: EvaluateConfig, console: Console) -> dict[str, Evaluation]:
       ValueError, FileNotFoundError: no such suite or checkpoint, they do not fit each other, or
         the folder holds episodes of another evaluation, or another run is at work in it.
     """
+    _check(config)
     with locked(config.out, console):
         return _run(config, console)
 
@@ -80,10 +94,23 @@ def _run(config: EvaluateConfig, console: Console) -> dict[str, Evaluation]:
     if config.family is not None:
         run_file(config.family)
     suite = load_suite(config.suite)
-    policy = load_policy(config.checkpoint, steps=config.euler_steps)
-    wanted = conditions(policy, config.controls, _identity(config.checkpoint))
+    with ExitStack() as opened:
+        if config.checkpoint is None:
+            acting = _Acting.behind(opened.enter_context(_remote(config)), console)
+        else:
+            acting = _Acting.of(config.checkpoint, _load(config.checkpoint, config))
+        return _evaluated(config, acting, suite, console)
+
+
+def _evaluated(
+    config: EvaluateConfig, acting: "_Acting", suite: Suite, console: Console
+) -> dict[str, Evaluation]:
+    wanted = conditions(acting.policy, config.controls, acting.identity)
     if config.compare is not None:
-        other = load_policy(config.compare, steps=config.euler_steps)
+        of_server = config.policy is not None  # then --cameras are too
+        cameras = () if of_server else config.options.cameras
+        options = replace(config.options, cameras=cameras)
+        other = _load(config.compare, replace(config, options=options))
         wanted.append(Condition("compared", other, checkpoint=_identity(config.compare)))
     set_damage_aside(config.out / JOURNAL, in_order(), console)
     results = evaluate_all(
@@ -103,12 +130,11 @@ def _run(config: EvaluateConfig, console: Console) -> dict[str, Evaluation]:
         "comparison": pairs.to_json() if pairs else None,
     }
     replace_text(config.out / "evaluation.json", json.dumps(summary, indent=2) + "\n")
-    trained = _config_of(config.checkpoint, policy)
-    report = report_of(config.suite, results, _run_folder(config.checkpoint), trained)
+    report = report_of(config.suite, results, acting.folder, acting.config)
     report = replace(report, comparisons={"compared": pairs} if pairs else {})
     write_report(config.out / "report.html", report)
     if pairs:
-        console.print(f"{config.checkpoint} less {config.compare}: {pairs}")
+        console.print(f"{acting.name} less {config.compare}: {pairs}")
     console.print(f"Report: {config.out / 'report.html'}")
     return results
 
@@ -135,6 +161,59 @@ def report_of(
         versions=versions(),
         encode=partial(encode_mp4, options=ENCODING),
     )
+
+
+@dataclass(frozen=True)
+class _Acting:
+    """A policy with what a report says of it: `identity` tells it from any other, `folder` is its
+    run's."""
+
+    policy: Policy | RemotePolicy
+    name: str
+    identity: str
+    folder: Path | None
+    config: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, checkpoint: Path, policy: Policy) -> "_Acting":
+        config = _config_of(checkpoint, policy)
+        return cls(policy, str(checkpoint), _identity(checkpoint), _run_folder(checkpoint), config)
+
+    @classmethod
+    def behind(cls, policy: RemotePolicy, console: Console) -> "_Acting":
+        told = json.dumps(policy.metadata, sort_keys=True, default=str)
+        console.print(f"{policy.url} says of itself: {told}", soft_wrap=True)
+        identity = f"{policy.url}, {zlib.crc32(told.encode()):08x}"
+        return cls(policy, policy.url, identity, None, {"server": json.loads(told)})
+
+
+def _load(checkpoint: Path, config: EvaluateConfig) -> Policy:
+    return load(checkpoint, config.options, steps=config.euler_steps, dtype=config.dtype)
+
+
+def _check(config: EvaluateConfig) -> None:
+    """Raises ValueError unless it says whose actions are judged, and only of a checkpoint how it is
+    loaded."""
+    if (config.checkpoint is None) == (config.policy is None):
+        raise ValueError("Give either --checkpoint, or the --policy of a server (ws://HOST:PORT).")
+    if config.policy is None:
+        if config.token_file is not None:
+            raise ValueError("--token-file is for a server's --policy; a checkpoint needs none.")
+        return
+    if config.compare is not None:
+        return
+    here = {**vars(config.options), "euler_steps": config.euler_steps, "dtype": config.dtype}
+    given = [name for name, value in here.items() if value and name != "cameras"]
+    if given:
+        raise ValueError(
+            f"{given[0]} is {here[given[0]]}, but the policy is loaded by its server; give it "
+            f"--{given[0].replace('_', '-')} there."
+        )
+
+
+def _remote(config: EvaluateConfig) -> RemotePolicy:
+    token = None if config.token_file is None else read_token(config.token_file)
+    return RemotePolicy(str(config.policy), token, camera_map(config.options.cameras))
 
 
 def _is_own(checkpoint: Path) -> bool:

@@ -6,18 +6,20 @@
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import tyro
 
 from data.lerobot.writer import DatasetWriter
-from models import load_policy
 from models.files.own_file import run_file
 from models.robot_policy import RobotPolicy
 from parallel.prefetch import Prefetcher
 from sim.demonstrations import Demonstrations
 from sim.protocol import Spec
 from sim.suites import load_suite
+from tools.recipes.policy import PolicyOptions, load
 
 SEEDS_PER_RECORDING = 1_000_000
 _RECORDINGS = 1000
@@ -41,7 +43,8 @@ class RecordConfig:
     """Standard deviation of what is added to the expert's executed actions, in parts of their
     range; as suits the suite if not given."""
     image_size: int = 48
-    """Edge of the cameras' pictures, pixels; with a checkpoint, its own."""
+    """Edge of the cameras' pictures, pixels; with a checkpoint, its own; LIBERO's are its
+    datasets'."""
     slots: int | None = None
     """Episodes at a time; as many as suit the suite if not given."""
     checkpoint: Path | None = None
@@ -52,6 +55,9 @@ class RecordConfig:
     """Python file that defines its model's family, if it is not one of ours; it runs."""
     replan_steps: int = 4
     """Steps acted of each of the policy's chunks before it looks again."""
+    dtype: str | None = None
+    """Dtype of its parameters in memory, such as bfloat16; as saved by default."""
+    options: Annotated[PolicyOptions, tyro.conf.arg(name="")] = field(default_factory=PolicyOptions)
 
 
 def record_dataset(
@@ -74,8 +80,10 @@ def record_dataset(
         run_file(config.family)
     policy = None
     if config.checkpoint is not None:
-        policy = load_policy(config.checkpoint, steps=config.euler_steps)
-    size = config.image_size if policy is None else policy.model.config.image_size
+        steps, dtype = config.euler_steps, config.dtype
+        policy = load(config.checkpoint, config.options, steps=steps, dtype=dtype)
+    seen = config.image_size if policy is None else policy.model.config.image_size
+    size = suite.edge(seen)
     asked, kept, tried, failed = config.episodes * sum(map(len, groups)), 0, 0, 0
     writer: DatasetWriter | None = None
     features: dict[str, Any] = {}
@@ -132,10 +140,11 @@ def _check(config: RecordConfig) -> None:
             f"{config.noise} and replan_steps = {config.replan_steps}: expected at least 1, 1, 0 "
             "and 1."
         )
-    if config.checkpoint is None and config.euler_steps is not None:
+    of_policy = {"euler_steps": config.euler_steps, "dtype": config.dtype, **vars(config.options)}
+    if config.checkpoint is None and (given := [name for name, x in of_policy.items() if x]):
         raise ValueError(
-            f"euler_steps is {config.euler_steps}, but the suite's expert acts, which has none; "
-            "give --checkpoint, or leave --euler-steps out."
+            f"{given[0]} is {of_policy[given[0]]}, but the suite's expert acts, which has none; "
+            f"give --checkpoint, or leave --{given[0].replace('_', '-')} out."
         )
     if not 0 <= config.seed < _RECORDINGS:
         raise ValueError(

@@ -5,11 +5,13 @@
 
 import json
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from models import Policy, load_policy
+import tyro
+
+from models import Policy
 from models.checkpoints import digests, own
 from models.config import from_json, model_config, to_json
 from models.files.own_file import run_file
@@ -35,6 +37,7 @@ from rl.population.population import (
 from rl.run import RlResult, improve
 from sim.suites import load_suite
 from tools.recipes.closed_loop import ClosedLoop
+from tools.recipes.policy import PolicyOptions, load
 from tools.recipes.presets import ClosedLoopConfig, check_more_steps, check_same
 from tools.recipes.rl_figures import write_curves
 from tools.recipes.rl_population import run_population
@@ -69,6 +72,7 @@ class RlPaths:
     this machine belongs to; one of this machine's own if left out."""
     stall_seconds: float = 1200.0
     """A run in which no simulator, no answer and no update goes on for so long is ended."""
+    options: Annotated[PolicyOptions, tyro.conf.arg(name="")] = field(default_factory=PolicyOptions)
 
 
 def run(
@@ -104,7 +108,7 @@ def _run(
     tasks = one_group(suite, config.rollout.tasks)
     if paths.family is not None:
         run_file(paths.family)
-    policy = load_policy(paths.checkpoint, steps=config.flow.steps)
+    policy = load(paths.checkpoint, paths.options, steps=config.flow.steps)
     check_policy(policy, config)
     config = replace(config, learner=learner_of(config, policy.model))
     content = {

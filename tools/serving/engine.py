@@ -58,6 +58,7 @@ class Engine:
             "inputs": self.inputs.expected,
             "actions": {"dtype": "float32", "shape": list(self._robot.chunk)},
             "chunking": list(CONTROLS) if chunking else [],
+            "picture": self._robot.processor.image_size,
         }
         self._policy, self._chunking, self.metrics = policy, chunking, metrics
         self._scale, self._state_range = self._robot.embodiment.state, state_range
@@ -73,9 +74,15 @@ class Engine:
 
     def warm(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Compiles all that clients can ask for, with `progress` as `Policy.warm` calls it."""
-        self._policy.warm(
-            guided=self._chunking, cameras=len(self.inputs.cameras), progress=progress
-        )
+        shown = len(self.inputs.cameras)
+        counts = sorted({max(shown - len(self.inputs.optional), 1), shown})
+        for turn, cameras in enumerate(counts):
+
+            def report(done: int, of: int, turn: int = turn) -> None:
+                if progress is not None:
+                    progress(turn * of + done, len(counts) * of)
+
+            self._policy.warm(guided=self._chunking, cameras=cameras, progress=report)
 
     def join(self) -> None:
         """One more client, for whose request a batch may wait."""
@@ -99,7 +106,10 @@ class Engine:
             self._check_state(observation["state"], session)
         executed, committed = (observation.get(name) for name in CONTROLS)
         return self._robot.request(
-            (list(observation["image"].values()), observation.get("state")),
+            (
+                [observation["image"].get(camera) for camera in self.inputs.cameras.values()],
+                observation.get("state"),
+            ),
             observation["prompt"],
             (session.number, session.requests),
             previous=self._left(session, executed, committed),

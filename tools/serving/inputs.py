@@ -24,19 +24,23 @@ CONTROLS = ("executed", "committed")
 
 @dataclass(frozen=True)
 class Inputs:
-    """`cameras`: {the client's name: the policy's camera}; cameras not among them are masked.
-    `state`: the client's names of what, end to end, is the state; empty if the policy reads none.
-    `state_dims`: of all of it."""
+    """`cameras`: {the client's name: the policy's camera}; those not among them are masked, as are
+    those of `optional` names that are not sent. `state`: the client's names of what, end to
+    end, is the state; empty if the policy reads none. `state_dims`: of all of it. `unread`: names
+    of what may be sent and is not read."""
 
     cameras: Mapping[str, str]
     state: tuple[str, ...]
     state_dims: int
+    optional: frozenset[str] = frozenset()
+    unread: tuple[str, ...] = ()
 
     @property
     def expected(self) -> dict[str, dict[str, Any]]:
         """Dtype and shape by key, for people and for metadata."""
         images = {
             f"observation/{name}": {"dtype": "uint8", "shape": ["height", "width", 3]}
+            | ({"optional": True} if name in self.optional else {})
             for name in self.cameras
         }
         shape = [self.state_dims] if len(self.state) == 1 else ["n"]
@@ -52,8 +56,9 @@ class Inputs:
         """
         given = _flat(message)
         needed = [*self.cameras, *self.state, "prompt"]
-        missing = [key for key in needed if key not in given]
-        unknown = [key for key in given if key not in needed and key not in CONTROLS]
+        missing = [key for key in needed if key not in given and key not in self.optional]
+        known = {*needed, *CONTROLS, *self.unread}
+        unknown = [key for key in given if key not in known]
         if missing or unknown:
             wrong = [f"lacks {missing}"] if missing else []
             wrong += [f"has unknown entries {unknown!s:.200}"] if unknown else []
@@ -61,7 +66,11 @@ class Inputs:
                 f"The observation {' and '.join(wrong)}; expected are {sorted(self.expected)}."
             )
         read: dict[str, Any] = {
-            "image": {camera: _image(key, given[key]) for key, camera in self.cameras.items()},
+            "image": {
+                camera: _image(key, given[key])
+                for key, camera in self.cameras.items()
+                if key in given
+            },
             "prompt": _prompt(given["prompt"]),
         }
         if self.state:
@@ -80,23 +89,30 @@ def inputs_of(robot: Embodiment, reads_state: bool, pairs: Sequence[str] = ()) -
 
     Args:
       reads_state: whether the policy or its action units need the state.
-      pairs: "client's key=camera" or "client's key=state"; without any, the robot's own names.
-        Several keys of the state are put end to end in this order.
+      pairs: "client's key=camera" or "client's key=state"; without any, those of the clients of
+        a released policy's authors, or else the robot's own names. Several keys of the state are
+        put end to end in this order; what the policy does not read may be sent.
 
     Raises:
       ValueError: a pair names no camera of the robot, or two keys mean the same.
     """
     known = {name(camera): camera for camera in robot.cameras}
     dims = len(robot.state.offset) if reads_state else 0
+    if not pairs and robot.keys is not None:
+        shown = {name(key): camera for key, camera in robot.keys.images}
+        parts, besides = (tuple(map(name, keys)) for keys in (robot.keys.state, robot.keys.ignored))
+        read = (parts, besides) if reads_state else ((), (*parts, *besides))
+        return Inputs(shown, read[0], dims, _optional(shown, robot), read[1])
     if not pairs:
         if len(known) < len(robot.cameras) or known.keys() & {"state", "prompt", *CONTROLS}:
             raise ValueError(
                 f"The cameras {list(robot.cameras)} cannot be told by their last parts; give each "
                 "a name with --inputs KEY=CAMERA."
             )
-        return Inputs(known, ("state",) if reads_state else (), dims)
+        return Inputs(known, ("state",) if reads_state else (), dims, _optional(known, robot))
     cameras: dict[str, str] = {}
     state: list[str] = []
+    unread: list[str] = []
     for pair in pairs:
         key, _, target = pair.partition("=")
         camera = target if target in robot.cameras else known.get(target)
@@ -104,13 +120,18 @@ def inputs_of(robot: Embodiment, reads_state: bool, pairs: Sequence[str] = ()) -
             raise ValueError(f"'{pair}' repeats a key or a camera of {list(pairs)}.")
         if camera is not None:
             cameras[name(key)] = camera
-        elif target == "state" and reads_state:
-            state.append(name(key))
+        elif target == "state":
+            (state if reads_state else unread).append(name(key))
         else:
             raise ValueError(
                 f"'{pair}' is not KEY=CAMERA or KEY=state; cameras are {sorted(known)}."
             )
-    return Inputs(cameras, tuple(state) or (("state",) if reads_state else ()), dims)
+    felt = tuple(state) or (("state",) if reads_state else ())
+    return Inputs(cameras, felt, dims, unread=tuple(unread))
+
+
+def _optional(shown: Mapping[str, str], robot: Embodiment) -> frozenset[str]:
+    return frozenset(key for key, camera in shown.items() if camera in robot.absent)
 
 
 def name(key: str) -> str:

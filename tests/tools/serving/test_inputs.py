@@ -5,6 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from models.checkpoints.released import RELEASED
+from models.inputs.processor import Embodiment, Normalizer
 from tests.helpers.tools.served import OBSERVATION, PICTURE, ROBOT
 from tools.serving.inputs import inputs_of
 
@@ -61,6 +63,55 @@ def test_cameras_of_one_short_name_need_names_from_the_user():
         "left": "observation.images.front",
         "right": "front",
     }
+
+
+def released(name):
+    """The robot of a released policy, in the model's units."""
+    row = RELEASED[name]
+    dims = Normalizer((0.0,) * row.state_dims, (1.0,) * row.state_dims)
+    return Embodiment(name, row.cameras, dims, dims, absent=row.absent, keys=row.keys)
+
+
+def test_a_released_policys_server_takes_its_authors_observation_as_it_is():
+    """openpi's LIBERO client sends a state that pi05_libero does not read."""
+    message = {
+        "observation/image": PICTURE,
+        "observation/wrist_image": PICTURE,
+        "observation/state": np.zeros(8),
+        "prompt": "go",
+    }
+    read = inputs_of(released("pi05_libero"), reads_state=False).read(message)
+    assert set(read) == {"image", "prompt"}
+    assert set(read["image"]) == {"base_0_rgb", "left_wrist_0_rgb"}
+    droid = inputs_of(released("pi05_droid"), reads_state=True)
+    read = droid.read(
+        {
+            "observation/exterior_image_1_left": PICTURE,
+            "observation/exterior_image_2_left": PICTURE,
+            "observation/wrist_image_left": PICTURE,
+            "observation/joint_position": np.arange(7.0),
+            "observation/gripper_position": np.array([9.0]),
+            "prompt": "go",
+        }
+    )
+    assert set(read["image"]) == {"base_0_rgb", "left_wrist_0_rgb"}
+    np.testing.assert_array_equal(read["state"], [0, 1, 2, 3, 4, 5, 6, 9])
+
+
+def test_a_camera_that_may_be_absent_may_be_left_out():
+    inputs = inputs_of(replace(ROBOT, absent=(WRIST,)), reads_state=True)
+    assert set(inputs.read(OBSERVATION)["image"]) == {FRONT, WRIST}
+    without = {key: x for key, x in OBSERVATION.items() if "wrist" not in key}
+    assert set(inputs.read(without)["image"]) == {FRONT}
+    assert inputs.expected["observation/wrist"]["optional"]
+    with pytest.raises(ValueError, match=r"lacks \['front'\]"):
+        inputs.read({key: x for key, x in OBSERVATION.items() if "front" not in key})
+
+
+def test_a_state_that_is_not_read_may_be_sent_where_a_pair_names_it():
+    inputs = inputs_of(ROBOT, False, ["image=front", "pose=state"])
+    read = inputs.read({"observation/image": PICTURE, "observation/pose": [1.0], "prompt": "go"})
+    assert set(read) == {"image", "prompt"}
 
 
 def test_a_policy_that_reads_no_state_expects_none():

@@ -1,0 +1,95 @@
+"""Loading of a policy on a command line: the same options for every command that acts, so that a
+checkpoint is read alike when it is evaluated, served, recorded with, improved or converted.
+
+They tell what files of other codes leave open; a checkpoint of ours needs none of them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from models import Policy, load_policy
+from models.checkpoints.released import StateOption
+
+
+@dataclass(frozen=True)
+class PolicyOptions:
+    """Facts about a policy that its files may not tell."""
+
+    released: str | None = None
+    """Released policy that it is, such as pi05_droid, where its folder is not named so: the table
+    of these tells what files do not."""
+    horizon: int | None = None
+    """Steps of a chunk, which openpi's checkpoints do not tell."""
+    tokenizer: Path | None = None
+    """SentencePiece file, which openpi's checkpoints lack."""
+    cameras: tuple[str, ...] = ()
+    """Robot's cameras and the policy's that they feed, as ROBOT=POLICY where names differ; the
+    policy's others keep their names and may be absent."""
+    state: StateOption | None = None
+    """Form in which π reads the state: the robot's dims as text, all of the model's as text, a
+    token of its own, or none."""
+    relative: tuple[int, ...] | None = None
+    """Action dims that the model measures from the state dim of the same number; nothing after the
+    option if none are."""
+    robot: str | None = None
+    """Name of the statistics to take of several in an openpi checkpoint's assets."""
+
+
+DEFAULTS = PolicyOptions()
+
+
+def load(
+    checkpoint: Path,
+    options: PolicyOptions,
+    *,
+    steps: int | None = None,
+    dtype: str | None = None,
+) -> Policy:
+    """A checkpoint's policy, as the options say; see `load_policy` for `steps` and `dtype`.
+
+    Raises:
+      ValueError, FileNotFoundError: as `load_policy`, or the policy lacks a camera of the map.
+    """
+    cameras = camera_map(options.cameras)
+    policy = load_policy(
+        checkpoint,
+        steps=steps,
+        dtype=dtype,
+        released=options.released,
+        horizon=options.horizon,
+        state=options.state,
+        relative=options.relative,
+        cameras=cameras or None,
+        tokenizer=options.tokenizer,
+        robot=options.robot,
+    )
+    return _in_own_words(policy) if cameras else policy
+
+
+def _in_own_words(policy: Policy) -> Policy:
+    """The policy without the keys of its authors' clients, where the robot has names of its own."""
+    if policy.processor is None:
+        return policy
+    robots = tuple(replace(robot, keys=None) for robot in policy.processor.embodiments)
+    return replace(policy, processor=replace(policy.processor, embodiments=robots))
+
+
+def camera_map(pairs: Sequence[str]) -> dict[str, str]:
+    """{robot's camera: policy's} of `ROBOT=POLICY` pairs.
+
+    Raises:
+      ValueError: something is no such pair, or a camera stands twice.
+    """
+    found: dict[str, str] = {}
+    for pair in pairs:
+        theirs, equals, ours = pair.partition("=")
+        if not (theirs and equals and ours):
+            raise ValueError(
+                f"--cameras has '{pair}'; give ROBOT=POLICY, such as "
+                "observation.images.image=base_0_rgb."
+            )
+        if theirs in found or ours in found.values():
+            raise ValueError(f"--cameras has '{pair}', which names a camera for the second time.")
+        found[theirs] = ours
+    return found
