@@ -5,6 +5,7 @@ The kind is told by looking, sizes by the arrays' shapes, and what neither file 
 an argument.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,26 +18,21 @@ from jax.sharding import Mesh
 
 from models.checkpoints import own
 from models.checkpoints.load import read
+from models.checkpoints.released import StateOption, find_released
 from models.checkpoints.rename import Table
 from models.checkpoints.sources import CheckpointSource, open_orbax
 from models.config import from_json, model_config
-from models.files.foreign_json import read_json, section
 from models.groot import checkpoint as groot
-from models.inputs.processor import Embodiment, Normalizer, Processor
+from models.inputs.processor import Processor
 from models.inputs.tokenizer import SentencePiece
 from models.layers.fp8 import HISTORY_LEAF, quantize
 from models.model import Model, ModelConfig
 from models.pi import lerobot, openpi
-from models.pi.lerobot_statistics import read_normalizers
-from models.pi.model import PiConfig
+from models.pi.conventions import Told, lerobot_policy, openpi_policy
 from models.policy import Policy
 from models.sharding import shardings
 
 PyTree = Any
-
-CAMERAS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
-"""Cameras of openpi's models, in their order."""
-_TEXT_LIMITS = {"text": 200, "suffix": 48}
 
 
 def load_policy(
@@ -45,7 +41,11 @@ def load_policy(
     dtype: str | None = None,
     mesh: Mesh | None = None,
     steps: int | None = None,
+    released: str | None = None,
     horizon: int | None = None,
+    state: StateOption | None = None,
+    relative: Sequence[int] | None = None,
+    cameras: Mapping[str, str] | None = None,
     tokenizer: Path | str | None = None,
     robot: str | None = None,
     padding: Literal["masked", "released"] | None = None,
@@ -59,7 +59,12 @@ def load_policy(
         Activations take it too where it is given.
       mesh: spread the parameters over it; else they go to the first device.
       steps: Euler steps of the sampler, written into the model's config; its own if None.
-      horizon: steps of a chunk, which openpi's checkpoints do not tell (50 if None).
+      released: which policy of `models.checkpoints.released.RELEASED` it is, where its folder is
+        not named so.
+      horizon: steps of a chunk, which openpi's checkpoints do not tell.
+      state: form in which π reads the state, which files of π0.5 do not tell.
+      relative: action dims that the model measures from the state dim of the same number.
+      cameras: the robot's names of cameras, each with the model's; the model's others are absent.
       tokenizer: a SentencePiece file, which openpi's checkpoints lack; needed for prompts as text.
       robot: which of several statistics in an openpi checkpoint's assets scale state and actions;
         without any, both are in the model's units.
@@ -69,13 +74,15 @@ def load_policy(
     Raises:
       FileNotFoundError: nothing there is a checkpoint.
       ValueError: it is of another kind, of a family that is not known, not whole, or holds NaN,
-        every difference being listed; `steps` is less than one; or the family computes in one dtype
-        alone, or has no `padding`.
+        every difference being listed; `steps` is less than one; the family computes in one dtype
+        alone, or has no `padding`; or neither files, folder's name nor options tell how it acts,
+        every question being listed.
     """
     if steps is not None and steps < 1:
         raise ValueError(f"steps is {steps}; the sampler needs at least one Euler step.")
     path = Path(path)
-    found = inspect_checkpoint(path, horizon, robot)
+    told = Told(released, horizon, state, relative, cameras, robot)
+    found = inspect_checkpoint(path, told)
     config, processor = found.config, found.processor
     if tokenizer is not None and processor is not None:
         pieces = SentencePiece.read(Path(tokenizer))
@@ -109,7 +116,7 @@ def load_params(path: Path, like: PyTree, found: CheckpointInfo | None = None) -
     Raises:
       FileNotFoundError, ValueError: as `load_policy`.
     """
-    found = inspect_checkpoint(path) if found is None else found
+    found = inspect_params(path) if found is None else found
     if found.source is None or found.table is None:
         return own.restore_params(path, "ema", like=like)
     return read(found.source, found.table, like)
@@ -122,7 +129,7 @@ def begin_from(path: Path, model: Model, like: PyTree, seed: int) -> PyTree:
     Raises:
       FileNotFoundError, ValueError: as `load_policy`; the checkpoint is of another model.
     """
-    found = inspect_checkpoint(path)
+    found = inspect_params(path)
     wanted = flatten_dict(like, sep="/")
     held = {path for path in wanted if not _is_fresh(path)}
     if found.config.adapted:
@@ -157,10 +164,24 @@ def like_model(model: Model, dtype: str | None = None, mesh: Mesh | None = None)
     )
 
 
-def inspect_checkpoint(
-    path: Path, horizon: int | None = None, robot: str | None = None
-) -> CheckpointInfo:
+def inspect_checkpoint(path: Path, told: Told | None = None) -> CheckpointInfo:
     """Find a checkpoint's format, config and processor; none of its arrays is read."""
+    found = inspect_params(path)
+    told = told or Told()
+    if found.source is None:
+        _check_own(found, path, told)
+        return found
+    if found.table is groot.TABLE:
+        find_released(path, "groot", told.released)
+        return found
+    read_policy = lerobot_policy if _is_safetensors(path) else openpi_policy
+    config, processor = read_policy(path, found.source, told)
+    return replace(found, config=config, processor=processor)
+
+
+def inspect_params(path: Path) -> CheckpointInfo:
+    """A checkpoint's format, and as much of its config as its parameters tell; a processor where
+    it is ours."""
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; give a checkpoint's directory or file.")
     if _is_safetensors(path):
@@ -168,10 +189,26 @@ def inspect_checkpoint(
         if any(name.startswith("action_head.") for name in source.arrays):
             released = groot.config(source, groot.read_values(path))
             return CheckpointInfo(released, None, source, groot.TABLE)
-        return _from_lerobot(path)
+        source = lerobot.open_lerobot(path)
+        told = lerobot.read_config(path)
+        return CheckpointInfo(
+            lerobot.config(source, told.horizon), None, source, lerobot.table(source)
+        )
     if _is_openpi(path):
-        return _from_openpi(path, horizon, robot)
+        source = open_orbax(path)
+        return CheckpointInfo(openpi.config(source), None, source, openpi.table(source))
     return _from_own(own.find(path))
+
+
+def _check_own(found: CheckpointInfo, path: Path, told: Told) -> None:
+    """Raises ValueError if a checkpoint of ours is told what it knows itself."""
+    horizon = getattr(found.config, "horizon", None)
+    given = [x for x in ("released", "state", "relative") if getattr(told, x) is not None]
+    if given or told.horizon not in (None, horizon):
+        raise ValueError(
+            f"{path} is a checkpoint of ours, which knows how it acts (horizon {horizon}); leave "
+            f"out {', '.join([*given, *(['horizon'] if told.horizon else [])])}."
+        )
 
 
 def _is_fresh(path: str) -> bool:
@@ -232,94 +269,3 @@ def check_fit(config: ModelConfig, processor: Processor, where: str) -> None:
                 f"{where}: the tokenizer has ids up to {size - 1}, but model.vocabulary is "
                 f"{config.vocabulary}; give the tokenizer that the model was trained with."
             )
-
-
-def _from_openpi(path: Path, horizon: int | None, robot: str | None) -> CheckpointInfo:
-    source = open_orbax(path)
-    config = openpi.config(source, 50 if horizon is None else horizon)
-    embodiment = _unscaled(config, CAMERAS)
-    stats = sorted((path / "assets").rglob("norm_stats.json"))
-    names = [str(file.parent.relative_to(path / "assets")) for file in stats]
-    if robot is not None and robot not in names:
-        raise ValueError(f"{path}/assets has no statistics for '{robot}', only {names}.")
-    if len(names) > 1 and robot is None:
-        raise ValueError(
-            f"{path}/assets has statistics of {names}; choose one, such as "
-            f"load_policy(robot='{names[0]}')."
-        )
-    if names:
-        file = stats[names.index(robot or names[0])]
-        embodiment = _scaled(embodiment, robot or names[0], file, config.time == "modulation")
-    return CheckpointInfo(config, _processor(config, embodiment), source, openpi.table(source))
-
-
-def _from_lerobot(path: Path) -> CheckpointInfo:
-    source, told = lerobot.open_lerobot(path), lerobot.read_config(path)
-    config = lerobot.config(source, told.horizon)
-    if config.state_input == "text":
-        config = replace(config, state_dim=told.state_dim)
-    embodiment, scales = _unscaled(config, told.cameras or CAMERAS), read_normalizers(path)
-    if scales:
-        embodiment = replace(
-            embodiment,
-            name="LeRobot",
-            state=scales.get("observation.state", embodiment.state),
-            actions=scales.get("action", embodiment.actions),
-        )
-    processor = replace(
-        _processor(config, embodiment),
-        text_limit=told.text,
-        spells_padding=config.state_input == "text",
-    )
-    return CheckpointInfo(config, processor, source, lerobot.table(source))
-
-
-def _processor(config: PiConfig, embodiment: Embodiment) -> Processor:
-    return Processor(
-        **config.preparation,
-        words=(),
-        embodiments=(embodiment,),
-        text_limit=_TEXT_LIMITS[config.state_input],
-    )
-
-
-def _unscaled(config: PiConfig, cameras: tuple[str, ...]) -> Embodiment:
-    """A robot in the model's own units."""
-
-    def identity(dims: int) -> Normalizer:
-        return Normalizer((0.0,) * dims, (1.0,) * dims)
-
-    return Embodiment(
-        "model units", cameras, identity(config.state_dim), identity(config.action_dim)
-    )
-
-
-def _scaled(embodiment: Embodiment, name: str, file: Path, quantiles: bool) -> Embodiment:
-    """Embodiment with openpi's statistics: z-scores for π0, the range from q01 to q99 for π0.5."""
-    stats = section(read_json(file), "norm_stats", str(file))
-
-    def numbers(key: str, kind: str) -> list[float]:
-        found = section(stats, key, str(file)).get(kind)
-        if found is None:
-            raise ValueError(
-                f"{file} has no {'quantiles' if quantiles else 'statistics'} of {key} ({kind})."
-            )
-        return list(from_json(tuple[float, ...], found, f"{file}: {key}.{kind}"))
-
-    def normalizer(key: str) -> Normalizer:
-        kinds = ("q01", "q99") if quantiles else ("mean", "std")
-        first, second = (numbers(key, kind) for kind in kinds)
-        if len(first) != len(second):
-            raise ValueError(f"{file}: {key} has {len(first)} and {len(second)} numbers.")
-        pairs = list(zip(first, second, strict=True))
-        if quantiles:
-            half = tuple((high - low + 1e-6) / 2 for low, high in pairs)
-            offset = tuple(low + h for (low, _), h in zip(pairs, half, strict=True))
-        else:
-            offset, half = tuple(first), tuple(std + 1e-6 for std in second)
-        try:
-            return Normalizer(offset, half)
-        except ValueError as error:
-            raise ValueError(f"{file}, {key}: {error}") from error
-
-    return replace(embodiment, name=name, state=normalizer("state"), actions=normalizer("actions"))

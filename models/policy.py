@@ -22,6 +22,7 @@ from models.flow.realtime_chunking import LIMIT, Guidance, Left, left_over
 from models.inputs.observation import read_observation
 from models.inputs.packed_batch import PackedBatch, Sample, pack
 from models.inputs.processor import Processor
+from models.inputs.raw import batched, is_raw, read_raw
 from models.model import function_at, require
 
 _BUCKET = 16
@@ -109,15 +110,18 @@ class Policy:
     def infer(
         self,
         observation: Mapping[str, Any],
-        noise: Float[ArrayLike, "b h _a"] | None = None,
+        noise: Float[ArrayLike, "*b h _a"] | None = None,
         keys: Integer[ArrayLike, "b 2"] | Sequence[tuple[int, int]] | None = None,
         *,
         previous: Sequence[Float[np.ndarray, "_h a"] | None] | None = None,
         committed: int | Sequence[int] = 0,
-    ) -> dict[str, Float[np.ndarray, "b h a"]]:
+    ) -> dict[str, Float[np.ndarray, "*b h a"]]:
         """{"actions": chunks in the robot's units} for openpi's observation, see
         `read_observation`; of a policy without a processor, for the model's own inputs (for
         GR00T's see `groot_batch`), in the model's units.
+
+        A released policy also reads what its robot's clients send, see `models.inputs.raw`; as
+        they expect, one such observation without a batch axis is answered [h, a].
 
         Args:
           noise: where integration starts, in the model's dims; drawn from `keys` if None.
@@ -146,7 +150,12 @@ class Policy:
             ]
             return {"actions": _committed(np.concatenate(chunks), lefts)}
         requests = self.prepare(observation, keys, previous=previous, committed=committed)
-        return {"actions": self.answer(requests, start)}
+        raw = self._prepared().embodiments[self.embodiment].keys
+        alone = raw is not None and is_raw(observation, raw) and not batched(observation, raw)
+        if alone and start is not None and start.ndim == 2:
+            start = start[None]
+        chunks = self.answer(requests, start)
+        return {"actions": chunks[0] if alone else chunks}
 
     def prepare(
         self,
@@ -162,6 +171,7 @@ class Policy:
         Raises:
           ValueError: as `infer`.
         """
+        observation = self._read(observation)
         samples, processor = self._samples(observation), self._prepared()
         robot = processor.embodiments[self.embodiment]
         state = observation.get("state")
@@ -299,7 +309,7 @@ class Policy:
                 "action dim."
             )
         else:
-            batch = self.rows(self._samples(observation, chunks))
+            batch = self.rows(self._samples(self._read(observation), chunks))
         drawn = flow.draw(jax.random.key(seed), batch.sample_id, 1, batch.actions.shape[2:])
         at = drawn[0] if time is None else np.asarray(time, np.float32)[:, None, None]
         chunk = drawn[1] if noise is None else np.asarray(noise, np.float32)[:, None, None]
@@ -324,6 +334,15 @@ class Policy:
                 "the model's own inputs, if its family has some."
             )
         return self.processor
+
+    def _read(self, observation: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The observation under openpi's names, where it has those of the robot's clients."""
+        processor = self._prepared()
+        robot = processor.embodiments[self.embodiment]
+        if robot.keys is None or not is_raw(observation, robot.keys):
+            return observation
+        needs_state = processor.state_input != "none" or bool(robot.relative)
+        return read_raw(observation, robot.keys, robot.absent, needs_state)
 
     def _samples(
         self, observation: Mapping[str, Any], actions: Float[np.ndarray, "b h _a"] | None = None

@@ -35,7 +35,7 @@ from data.files.checksums import as_sums, sums_of
 from data.files.folder import Folder, LocalFolder
 from data.files.names import path_within
 from data.store import tables
-from models.inputs.processor import resize_with_pad
+from models.inputs.pictures import resize_with_pad
 
 Encoding = Literal["jpeg", "raw"]
 Progress = Callable[[int, int], None]

@@ -35,7 +35,7 @@ from data.store.convert import FILES, FORMAT
 from data.store.episode_tables import EpisodeTables
 from data.store.kept_tables import Kept
 from data.video.seek import SeekTable, read_table, seek_table, write_table
-from models.inputs.processor import resize_with_pad
+from models.inputs.pictures import resize_with_pad
 
 _PICTURES = ".bin"
 _SIGNATURES = {b"\x89PN": "png", b"\xff\xd8\xff": "mjpeg"}

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Int64, UInt8
+from jaxtyping import Array, Bool, Float, Float32, Int, Int64, UInt8
 
 IntOrArray = TypeVar("IntOrArray", int, np.ndarray)
 
@@ -55,10 +55,10 @@ class Sample:
     episode's end. `image_at`: for each image the number of text tokens before it; empty, the images
     come before all text. `subtask` and `action_tokens` are for the language model to predict, each
     from its own first token on. `cameras`: which of its embodiment's cameras each image shows;
-    empty, they are the first ones in order.
+    empty, they are the first ones in order. Images are in grey levels, 0 to 255.
     """
 
-    images: tuple[UInt8[np.ndarray, "height width 3"], ...]
+    images: tuple[UInt8[np.ndarray, "height width 3"] | Float32[np.ndarray, "height width 3"], ...]
     text: Int[np.ndarray, " t"]
     state: Float[np.ndarray, " s"]
     actions: Float[np.ndarray, "h a"]
@@ -83,7 +83,7 @@ class PackedBatch:
     continue a sample's prefix: its subtask, then its action tokens, as `target_kind` says.
     """
 
-    images: UInt8[Array, "r i height width 3"]
+    images: UInt8[Array, "r i height width 3"] | Float32[Array, "r i height width 3"]
     image_camera: Int[Array, "r i"]
     text: Int[Array, "r t"]
     prefix_source: Int[Array, "r p"]
@@ -172,6 +172,8 @@ def pack(rows: Sequence[Sequence[Sample]], layout: Layout) -> PackedBatch:
     counts = np.array([len(row) for row in rows], np.int64)
     text = [sample.text for sample in samples]
     arrays, places = lay_out(counts, images, text, layout, image_at=image_at)
+    kinds = [image.dtype for sample in samples for image in sample.images]
+    arrays["images"] = arrays["images"].astype(np.result_type(np.uint8, *kinds))
     for sample, i, j, first in zip(samples, *(p.tolist() for p in places), strict=True):
         taken = slice(first, first + len(sample.images))
         for slot, image in enumerate(sample.images, first):

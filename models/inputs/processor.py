@@ -12,12 +12,14 @@ from functools import cached_property
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Bool, Float, Int, Shaped, UInt8
-from PIL import Image
+from jaxtyping import Bool, Float, Int, UInt8
 
 from models.files.bounds import LARGEST_DIMS, LARGEST_HORIZON, LARGEST_IMAGE, check_name, check_size
+from models.inputs.adapters import ADAPTERS, Adapter
 from models.inputs.fast import Fast
 from models.inputs.packed_batch import Sample
+from models.inputs.pictures import Resize, fit
+from models.inputs.raw import RawKeys
 from models.inputs.tokenizer import SentencePiece, Tokenizer
 
 StateInput = Literal["text", "token", "suffix", "none"]
@@ -75,9 +77,14 @@ class Embodiment:
     actions are those of the differences. (openpi's DeltaActions is `relative[d]` = d where its mask
     is true.)
 
+    `absent`: cameras that may be missing. `adapter`: conversion between the robot's units and those
+    that are scaled, one of `models.inputs.adapters.ADAPTERS`, or "". `keys`: how the robot's own
+    clients spell an observation.
+
     Raises:
       ValueError: `relative` does not name a state dim for each action dim, there are none of these,
-        or a name is a path, cannot be printed or stands twice.
+        a name is a path, cannot be printed or stands twice, `absent` names no camera, or there is
+        no such adapter.
     """
 
     name: str
@@ -85,6 +92,9 @@ class Embodiment:
     state: Normalizer
     actions: Normalizer
     relative: tuple[int, ...] = ()
+    absent: tuple[str, ...] = ()
+    adapter: str = ""
+    keys: RawKeys | None = None
 
     def __post_init__(self) -> None:
         check_name("An embodiment", self.name, nested=True)
@@ -104,11 +114,36 @@ class Embodiment:
                 f"{dims} action dims a state dim below {states}, or -1."
             )
 
+        for camera in self.absent:
+            if camera not in self.cameras:
+                raise ValueError(
+                    f"Embodiment '{self.name}': absent names '{camera}'; its cameras are "
+                    f"{list(self.cameras)}."
+                )
+        if self.adapter and self.adapter not in ADAPTERS:
+            raise ValueError(
+                f"Embodiment '{self.name}': adapter is '{self.adapter}'; known are "
+                f"{list(ADAPTERS)}."
+            )
+        if self.adapter and (states, dims) != ADAPTERS[self.adapter].dims:
+            raise ValueError(
+                f"Embodiment '{self.name}' has {states} state and {dims} action dims; the adapter "
+                f"'{self.adapter}' is for {ADAPTERS[self.adapter].dims}."
+            )
+
+    @property
+    def units(self) -> Adapter | None:
+        """Conversion of the robot's units, if it has one."""
+        return ADAPTERS[self.adapter] if self.adapter else None
+
     def origin(self, state: Float[np.ndarray, "*b _s"]) -> Float[np.ndarray, "*b 1 _a"]:
-        """Origin of a chunk's relative actions, in the robot's units; 0 where absolute."""
+        """Origin of a chunk's relative actions for the robot's state, in the units that are scaled;
+        0 where absolute."""
         from_state = np.asarray(self.relative)
-        values = np.where(from_state >= 0, np.asarray(state, np.float64)[..., from_state], 0)
-        return values[..., None, :]
+        state = np.asarray(state, np.float64)
+        if self.units is not None:
+            state = self.units.state(state)
+        return np.where(from_state >= 0, state[..., from_state], 0)[..., None, :]
 
 
 @dataclass(frozen=True)
@@ -117,7 +152,8 @@ class Processor:
 
     Text is read with `sentencepiece` (a SentencePiece model file, base64) where there is one, else
     with the word list; prompts of more than `text_limit` tokens are refused. A state as text
-    is the robot's dims, or all of the model's where `spells_padding` (LeRobot's π0.5).
+    is the robot's dims, or all of the model's where `spells_padding` (LeRobot's π0.5 before
+    0.5.0). `resize`: how pictures are fitted to `image_size`, see `models.inputs.pictures`.
 
     With `fast`, samples carry their action chunk as tokens too: FAST's token i has the id
     `fast_top` − i, so that they take the rare words at the vocabulary's end. In PaliGemma's,
@@ -138,6 +174,7 @@ class Processor:
     sentencepiece: str = ""
     text_limit: int = 200
     spells_padding: bool = False
+    resize: Resize = "antialiased"
     fast: Fast | None = None
     fast_top: int = 0
 
@@ -308,7 +345,7 @@ class Processor:
         else:
             text = self._checked(prompt, "given as tokens")
         return Sample(
-            images=tuple(resize_with_pad(x, self.image_size) for x in images if x is not None),
+            images=tuple(fit(x, self.image_size, self.resize) for x in images if x is not None),
             text=text,
             state=padded,
             actions=chunk,
@@ -340,7 +377,9 @@ class Processor:
                 f"got {state.shape[1]}."
             )
         padded = np.zeros((n, self.state_dim), np.float32)
-        padded[:, : state.shape[1]] = robot.state(np.asarray(state, np.float32))
+        state = np.asarray(state, np.float32)
+        told = state if robot.units is None else robot.units.state(state)
+        padded[:, : state.shape[1]] = robot.state(told)
         chunk = np.zeros((n, self.horizon, self.action_dim), np.float32)
         mask = np.zeros(chunk.shape, bool)
         if actions is not None:
@@ -350,6 +389,8 @@ class Processor:
                     f"Embodiment '{robot.name}' has action chunks of shape {(self.horizon, dims)}, "
                     f"got {actions.shape[1:]}."
                 )
+            if robot.units is not None:
+                actions = robot.units.learned(actions)
             if robot.relative:
                 actions = actions - robot.origin(state)
             chunk[:, :, :dims] = robot.actions(actions)
@@ -373,29 +414,15 @@ class Processor:
         """
         robot = self.embodiments[embodiment]
         chunk = robot.actions.inverse(np.asarray(chunk)[..., : len(robot.actions.offset)])
-        if not robot.relative:
-            return chunk
-        if state is None:
+        if robot.relative and state is None:
             raise ValueError(
                 f"Embodiment '{robot.name}' has actions relative to the robot's state; give the "
                 "state of the observation too."
             )
-        return (chunk + robot.origin(state)).astype(np.float32)
+        if robot.relative:
+            chunk = chunk + robot.origin(state)
+        return (chunk if robot.units is None else robot.units.acted(chunk)).astype(np.float32)
 
 
 def _clean(text: str) -> str:
     return text.strip().replace("_", " ").replace("\n", " ")
-
-
-def resize_with_pad(image: Shaped[np.ndarray, "_h _w 3"], size: int) -> UInt8[np.ndarray, "s s 3"]:
-    """Bilinear resize to fit a black square of `size`, keeping the aspect (as openpi does)."""
-    height, width = image.shape[:2]
-    if (height, width) == (size, size):
-        return image
-    ratio = size / max(height, width)
-    new_h, new_w = max(1, round(height * ratio)), max(1, round(width * ratio))
-    small = np.asarray(Image.fromarray(image).resize((new_w, new_h), Image.Resampling.BILINEAR))
-    out = np.zeros((size, size, 3), np.uint8)
-    top, left = (size - new_h) // 2, (size - new_w) // 2
-    out[top : top + new_h, left : left + new_w] = small
-    return out

@@ -12,7 +12,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, UInt8
+from jaxtyping import Array, Float, Float32, UInt8
 
 from models.files.bounds import LARGEST_DEPTH, check_size, check_sizes
 from models.layers.layers import Compute, Dense, Remat, feed_forward, scan_layers, stack_layers
@@ -71,7 +71,9 @@ class Siglip(nnx.Module):
         self.head = nnx.Linear(width, out_width, dtype=dtype, rngs=rngs)
 
     def __call__(
-        self, images: UInt8[Array, "b h w 3"], text: Float[Array, "b e"] | None = None
+        self,
+        images: UInt8[Array, "b h w 3"] | Float32[Array, "b h w 3"],
+        text: Float[Array, "b e"] | None = None,
     ) -> Float[Array, "b n d"]:
         """Tokens [b, n, out_width]; `text` conditions the stem of a tower that was built with
         FiLM. Devices that work on the same rows share out their pictures."""

@@ -31,6 +31,8 @@ _VISION = f"{_PALIGEMMA}.model.vision_tower.vision_model"
 _BLOCK = f"{_VISION}.encoder.layers.{{l}}"
 _LANGUAGE = f"{_PALIGEMMA}.model.language_model"
 _VISION_HEADS = 16
+PREPROCESSOR = "policy_preprocessor.json"
+"""File of LeRobot's steps from an observation to the model's inputs."""
 
 
 def _linear(ours: str, theirs: str, *also: str) -> tuple[Rule, ...]:
@@ -166,8 +168,12 @@ _OLDER = (
 @dataclass(frozen=True)
 class LerobotConfig:
     """Facts that config.json tells and shapes do not: `horizon` of a chunk, the `text` limit in
-    tokens, `state_dim` as padded, `cameras` in the model's order, and the robot's own dims if it
-    says."""
+    tokens, `state_dim` as padded, `cameras` in the model's order, the robot's own dims if it says,
+    and the action dims that are `relative` to the state.
+
+    `earlier`: True if a LeRobot before 0.5.0 wrote it, None if the files do not tell. `kind`: "pi0"
+    or "pi05"; "" for openpi's conversion to PyTorch.
+    """
 
     horizon: int
     text: int
@@ -175,6 +181,9 @@ class LerobotConfig:
     cameras: tuple[str, ...] = ()
     robot_state: int | None = None
     robot_action: int | None = None
+    relative: tuple[int, ...] = ()
+    earlier: bool | None = None
+    kind: str = ""
 
 
 def open_lerobot(path: Path) -> CheckpointSource:
@@ -214,7 +223,7 @@ def read_config(path: Path) -> LerobotConfig:
 
     Raises:
       FileNotFoundError: there is none.
-      ValueError: it is of another policy, or lacks a field.
+      ValueError: it is of another policy, lacks a field, or describes a model with memory.
     """
     path = Path(path)
     file = (path if path.is_dir() else path.parent) / "config.json"
@@ -231,6 +240,13 @@ def read_config(path: Path) -> LerobotConfig:
         raise ValueError(f"{file} has neither chunk_size nor action_horizon; add one.")
     inputs, outputs = (section(values, f"{x}_features", where) for x in ("input", "output"))
     text = 48 if kind == "pi0" else 200
+    for name in ("use_visual_memory", "use_proprioceptive_memory"):
+        if values.get(name):
+            raise ValueError(
+                f"{file} has {name}; a policy that reads earlier observations cannot act here, as "
+                "its model is not built yet."
+            )
+    action = _dim(outputs, "action", where)
     return LerobotConfig(
         horizon=whole(values, horizons[0], 0, where),
         text=whole(values, "tokenizer_max_length", text, where),
@@ -239,7 +255,10 @@ def read_config(path: Path) -> LerobotConfig:
             name for name in inputs if section(inputs, name, where).get("type") == "VISUAL"
         ),
         robot_state=_dim(inputs, "observation.state", where),
-        robot_action=_dim(outputs, "action", where),
+        robot_action=action,
+        relative=_relative(file, values, action or whole(values, "max_action_dim", 32, where)),
+        earlier=_is_earlier(file, values),
+        kind=str(values.get("type", "")),
     )
 
 
@@ -285,6 +304,53 @@ def _dim(features: dict[str, Any], name: str, where: str) -> int | None:
     return whole({name: shape[0]}, name, 0, where)
 
 
+def _relative(file: Path, values: dict[str, Any], dims: int) -> tuple[int, ...]:
+    """Action dims that LeRobot measures from the state, by the step of its preprocessor that does
+    so, else by config.json."""
+    if step := _steps(file).get("relative_actions_processor"):
+        told = section(step, "config", str(file.parent / PREPROCESSOR))
+        used, excluded, names = (told.get(x) for x in ("enabled", "exclude_joints", "action_names"))
+    else:
+        used, excluded, names = (
+            values.get(x)
+            for x in ("use_relative_actions", "relative_exclude_joints", "action_feature_names")
+        )
+    if not used:
+        return ()
+    lists = [[] if x is None else x for x in (excluded, names)]
+    if not all(isinstance(x, list) and all(isinstance(y, str) for y in x) for x in lists):
+        raise ValueError(
+            f"{file}: relative_exclude_joints and action_feature_names are {str(lists)[:80]}; "
+            "expected lists of names."
+        )
+    tokens = [name.lower() for name in lists[0] if name]
+    kept = {d for d, name in enumerate(lists[1]) if any(token in name.lower() for token in tokens)}
+    return tuple(d for d in range(dims) if d not in kept)
+
+
+def _is_earlier(file: Path, values: dict[str, Any]) -> bool | None:
+    """Whether a LeRobot before 0.5.0 wrote the files; None where they do not tell.
+
+    No file names a version. `use_relative_actions` came with 0.5.1, `cudnn_deterministic` of
+    train_config.json with 0.5.0, and `use_peft` with 0.4.3.
+    """
+    if "use_relative_actions" in values or "relative_actions_processor" in _steps(file):
+        return False
+    training = file.parent / "train_config.json"
+    if training.is_file():
+        return "cudnn_deterministic" not in read_json(training)
+    return None if "use_peft" in values or "type" not in values else True
+
+
+def _steps(file: Path) -> dict[str, dict[str, Any]]:
+    """Steps of the preprocessor beside config.json by their names."""
+    path = file.parent / PREPROCESSOR
+    listed = read_json(path).get("steps") if path.is_file() else []
+    if not isinstance(listed, list) or not all(isinstance(step, dict) for step in listed):
+        raise ValueError(f"{path} has no list of steps; copy or download it again.")
+    return {str(step.get("registry_name")): step for step in listed}
+
+
 def _heads(source: CheckpointSource, name: str, default: int) -> int:
     told = source.metadata.get(name, str(default))
     if not (told.isascii() and told.isdigit() and len(told) < 6 and int(told)):
@@ -302,6 +368,7 @@ def _json(config: LerobotConfig, flat: dict[str, Any], kind: str, dtype: str) ->
     features = {name: {"type": "VISUAL", "shape": [3, side, side]} for name in config.cameras}
     features["observation.state"] = {"type": "STATE", "shape": [config.robot_state or state]}
     action = {"type": "ACTION", "shape": [config.robot_action or action_dim]}
+    later = {} if config.earlier is not False else _relative_json(config, action["shape"][0])
     return {
         "type": kind,
         "dtype": dtype,
@@ -313,4 +380,18 @@ def _json(config: LerobotConfig, flat: dict[str, Any], kind: str, dtype: str) ->
         "image_resolution": [side, side],
         "input_features": features,
         "output_features": {"action": action},
+        **later,
+    }
+
+
+def _relative_json(config: LerobotConfig, dims: int) -> dict[str, Any]:
+    """Fields of LeRobot 0.5.1 and later for actions that are relative to the state."""
+    if not config.relative:
+        return {"use_relative_actions": False}
+    names = [f"action_{d:02d}" for d in range(dims)]
+    kept = [name for d, name in enumerate(names) if d not in config.relative]
+    return {
+        "use_relative_actions": True,
+        "relative_exclude_joints": kept,
+        "action_feature_names": names,
     }

@@ -26,7 +26,7 @@ from models.config import from_json, to_json
 from models.flow import flow
 from models.inputs.tokenizer import SentencePiece
 from models.layers.pipeline import check_pipeline
-from models.load import begin_from, inspect_checkpoint
+from models.load import begin_from, inspect_params
 from models.model import Model, require
 from models.terminal import Console
 from parallel.hooks import Hook
@@ -211,7 +211,7 @@ def _text(paths: Paths) -> Text | None:
         return Text(sentencepiece=SentencePiece.read(paths.tokenizer).model)
     if paths.init is None:
         return None
-    processor = inspect_checkpoint(paths.init).processor
+    processor = inspect_params(paths.init).processor
     if processor is None or not (processor.words or processor.sentencepiece):
         raise ValueError(
             f"{paths.init} came without the tokenizer that its embedding was trained with; give "

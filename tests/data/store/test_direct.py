@@ -19,7 +19,7 @@ from data.store.direct import open_direct
 from data.store.store import build_store
 from data.video import seek
 from data.video.seek import seek_table
-from models.inputs.processor import resize_with_pad
+from models.inputs.pictures import resize_with_pad
 from tests.fixtures.lerobot.episodes import _video as textured
 from tests.helpers.data.pictures import png, stored_in_parquet
 from tests.helpers.data.recording import FRONT

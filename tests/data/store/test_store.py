@@ -13,7 +13,7 @@ from data.files.folder import LocalFolder
 from data.frames import ACTION, STATE
 from data.store import convert, tables
 from data.store.store import build_store, cached_store, open_store, verify
-from models.inputs.processor import resize_with_pad
+from models.inputs.pictures import resize_with_pad
 from tests.helpers.data.recording import FRONT, LENGTHS, TASKS, WRIST, make_episode, write
 
 FRAMES = sum(LENGTHS)

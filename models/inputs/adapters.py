@@ -1,0 +1,67 @@
+"""Conversions between a robot's units and those that a released policy was trained in, by name.
+
+ALOHA's are openpi's (`aloha_policy.py`): some joints turn the other way, and its grippers tell a
+linear position where the policy knows the angle of the motor.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+Convert = Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A robot of `dims` (state, actions): its `state` as the policy knows it, the policy's actions
+    as they are `acted`, and those that were acted as they are `learned`."""
+
+    dims: tuple[int, int]
+    state: Convert
+    acted: Convert
+    learned: Convert
+
+
+_SIGNS = np.array([1, -1, -1, 1, 1, 1, 1, 1, -1, -1, 1, 1, 1, 1])
+_GRIPPERS = np.array([6, 13])
+_LINEAR = (0.01844, 0.05800)
+"""Position of a puppet's gripper, closed and open, metres (ALOHA)."""
+_ANGLE = (0.5476, 1.6296)
+"""Angle of its motor at the encoder's counts 2405 and 3110 of 4096, from 2048, radians."""
+_ARM, _HORN = 0.036, 0.022
+"""Lengths between a gripper and its motor, metres (Interbotix)."""
+_JOINT = (-0.6213, 1.4910)
+"""Angle of a puppet's gripper joint, closed and open, radians (ALOHA)."""
+
+
+def _aloha_state(state: Float[np.ndarray, "*b 14"]) -> Float[np.ndarray, "*b 14"]:
+    turned = state * _SIGNS
+    position = turned[..., _GRIPPERS] * (_LINEAR[1] - _LINEAR[0]) + _LINEAR[0]
+    sine = (_HORN**2 + position**2 - _ARM**2) / (2 * _HORN * position)
+    angle = np.arcsin(np.clip(sine, -1.0, 1.0))
+    turned[..., _GRIPPERS] = (angle - _ANGLE[0]) / (_ANGLE[1] - _ANGLE[0])
+    return turned
+
+
+def _aloha_acted(actions: Float[np.ndarray, "*b 14"]) -> Float[np.ndarray, "*b 14"]:
+    turned = actions * _SIGNS
+    angle = turned[..., _GRIPPERS] + _ANGLE[0]
+    turned[..., _GRIPPERS] = (angle - _JOINT[0]) / (_JOINT[1] - _JOINT[0])
+    return turned
+
+
+def _aloha_learned(actions: Float[np.ndarray, "*b 14"]) -> Float[np.ndarray, "*b 14"]:
+    turned = actions * _SIGNS
+    angle = turned[..., _GRIPPERS] * (_JOINT[1] - _JOINT[0]) + _JOINT[0]
+    turned[..., _GRIPPERS] = angle - _ANGLE[0]
+    return turned
+
+
+ADAPTERS: Mapping[str, Adapter] = MappingProxyType(
+    {"aloha": Adapter((14, 14), _aloha_state, _aloha_acted, _aloha_learned)}
+)
+"""Adapters by name."""

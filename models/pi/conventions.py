@@ -1,0 +1,310 @@
+"""The way a released π0 or π0.5 acts: what its files, the table of released policies and the caller
+tell together.
+
+What none of them tells is asked for in one error, never guessed: a policy that runs with another
+horizon or action convention than it was trained with fails without a sign.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from models.checkpoints.released import CAMERAS, Released, Source, StateOption, find_released
+from models.checkpoints.sources import CheckpointSource
+from models.config import from_json
+from models.files.foreign_json import read_json, section
+from models.inputs.processor import Embodiment, Normalizer, Processor
+from models.inputs.raw import RawKeys
+from models.pi import lerobot, openpi
+from models.pi.lerobot_statistics import read_normalizers
+from models.pi.model import PiConfig
+
+_TEXT_LIMITS = {"modulation": 200, "input": 48}
+_EMPTY = re.compile(r"(^|\.)empty_camera_\d+$")
+
+
+@dataclass(frozen=True)
+class Told:
+    """Options of `load_policy`, for what files do not tell; None leaves it to them and the table."""
+
+    released: str | None = None
+    horizon: int | None = None
+    state: StateOption | None = None
+    relative: Sequence[int] | None = None
+    cameras: Mapping[str, str] | None = None
+    robot: str | None = None
+
+
+def openpi_policy(path: Path, source: CheckpointSource, told: Told) -> tuple[PiConfig, Processor]:
+    """Config and processor of a checkpoint in openpi's Orbax format.
+
+    Raises:
+      ValueError: as `load_policy`.
+    """
+    row = find_released(path, "openpi", told.released)
+    return _openpi(path, openpi.config(source), row, told, None)
+
+
+def lerobot_policy(path: Path, source: CheckpointSource, told: Told) -> tuple[PiConfig, Processor]:
+    """Config and processor of a directory of LeRobot's, or of openpi's conversion to PyTorch.
+
+    Raises:
+      FileNotFoundError: there is no config.json.
+      ValueError: as `load_policy`.
+    """
+    found = lerobot.read_config(path)
+    config = lerobot.config(source, found.horizon)
+    kind: Source = "lerobot" if found.kind else "openpi"
+    row = find_released(path, kind, told.released)
+    if not found.kind:
+        return _openpi(path, config, row, told, found.horizon)
+    if told.horizon not in (None, found.horizon):
+        raise ValueError(
+            f"{path}: horizon is to be {told.horizon}, but its config.json says {found.horizon}."
+        )
+    if config.state_input == "text":
+        config = replace(config, state_dim=found.state_dim)
+    _check_family(path, config, row, told)
+    dims = found.robot_state or config.state_dim, found.robot_action or config.action_dim
+    questions = []
+    written = {True: "text-padded", False: "text", None: None}[found.earlier]
+    state: Any = told.state or written or (row.state if row else None)
+    if config.time == "input":
+        state = "suffix"
+    elif state is None and dims[0] == config.state_dim:
+        state = "text"
+    elif state is None:
+        questions.append(
+            "state: 'text' if LeRobot 0.5.0 or later trained it, which spells the robot's "
+            f"{dims[0]} state dims, 'text-padded' if an earlier one did, which spelt all "
+            f"{config.state_dim}, or 'none' if the weights never saw the state (openpi's "
+            "pi05_libero, which lerobot/pi05_libero_base was made from)"
+        )
+    _ask(path, questions)
+    cameras = found.cameras or CAMERAS
+    robot = _in_model_units("model units", cameras, *dims)
+    robot = replace(
+        robot,
+        absent=tuple(name for name in cameras if _EMPTY.search(name)),
+        keys=RawKeys(tuple((c, c) for c in cameras), ("observation.state",), "task"),
+    )
+    if scales := read_normalizers(path):
+        state_scales = scales.get("observation.state", robot.state)
+        robot = replace(
+            robot, name="LeRobot", state=state_scales, actions=scales.get("action", robot.actions)
+        )
+    relative = found.relative if told.relative is None else tuple(told.relative)
+    config = replace(config, state_input=_form(state))
+    # Black borders came with LeRobot 0.5.0, as did text of the robot's dims alone.
+    dark = found.earlier or state == "text-padded"
+    return config, Processor(
+        **config.preparation,
+        words=(),
+        embodiments=(_finished(robot, relative, told),),
+        text_limit=found.text,
+        spells_padding=state == "text-padded",
+        resize="bilinear-dark" if dark else "bilinear",
+    )
+
+
+def _openpi(
+    path: Path, config: PiConfig, row: Released | None, told: Told, horizon: int | None
+) -> tuple[PiConfig, Processor]:
+    _check_family(path, config, row, told)
+    if horizon is not None and told.horizon not in (None, horizon):
+        raise ValueError(
+            f"{path}: horizon is to be {told.horizon}, but its config.json says {horizon}."
+        )
+    name, file = _statistics(path, row, told)
+    row_ = row or Released("pi05" if config.time == "modulation" else "pi0")
+    horizon = told.horizon or horizon or row_.horizon
+    state = told.state or row_.state
+    relative = row_.relative if told.relative is None else tuple(told.relative)
+    questions = []
+    if horizon is None:
+        questions.append("horizon: how many steps a chunk has (action_horizon of openpi's config)")
+    if config.time == "input":
+        state = "suffix"
+    elif state is None:
+        questions.append(
+            "state: 'text' if its prompt spells the state (discrete_state_input, as in pi05_droid),"
+            " or 'none' if it never saw the state (as in pi05_libero)"
+        )
+    if relative is None and file is not None:
+        questions.append(
+            "relative: the action dims that are differences from the state dim of the same number "
+            "(openpi's DeltaActions), () if none is"
+        )
+    _ask(path, questions)
+    assert horizon is not None
+    config = replace(config, horizon=horizon, state_input=_form(state))
+    dims = row_.state_dims or config.state_dim, row_.action_dims or config.action_dim
+    robot = _in_model_units("model units", CAMERAS, *dims)
+    robot = replace(robot, absent=row_.absent, keys=row_.keys, adapter=row_.adapter)
+    if file is not None:
+        quantiles = (row_.normalization or _NORMALIZATION[config.time]) == "quantile"
+        robot = scaled(robot, name, file, quantiles, (row_.state_dims, row_.action_dims))
+    return config, Processor(
+        **config.preparation,
+        words=(),
+        embodiments=(_finished(robot, relative or (), told),),
+        text_limit=row_.text or _TEXT_LIMITS[config.time],
+        spells_padding=state == "text-padded",
+    )
+
+
+_NORMALIZATION = {"modulation": "quantile", "input": "z-score"}
+
+
+def _form(state: StateOption | None) -> Any:
+    return "text" if state == "text-padded" else state
+
+
+def _ask(path: Path, questions: list[str]) -> None:
+    if questions:
+        raise ValueError(
+            f"Neither the files in {path} nor the folder's name tell how this policy acts. Say "
+            "which released policy it is, such as released='pi05_droid', or answer with "
+            f"load_policy's options: {'; '.join(questions)}."
+        )
+
+
+def _check_family(path: Path, config: PiConfig, row: Released | None, told: Told) -> None:
+    family = "pi05" if config.time == "modulation" else "pi0"
+    if row is not None and row.family != family:
+        raise ValueError(
+            f"{path} is taken for the released {told.released or path.name}, a {row.family}, but "
+            f"its parameters are those of a {family}; give released= its own name."
+        )
+    if told.state is not None and (told.state == "suffix") == (family == "pi05"):
+        raise ValueError(
+            f"{path} is a {family}, whose state is "
+            + ("text, text-padded or none" if family == "pi05" else "a suffix")
+            + f", so it cannot be '{told.state}'."
+        )
+
+
+def _statistics(path: Path, row: Released | None, told: Told) -> tuple[str, Path | None]:
+    """Name and file of the statistics to scale by; no file where there are none."""
+    root = path if path.is_dir() else path.parent
+    if row is not None and root.name == "params":
+        root = root.parent
+    assets = root / "assets"
+    files = sorted(assets.rglob("norm_stats.json"))
+    found = {str(file.parent.relative_to(assets)): file for file in files}
+    wanted = told.robot
+    if wanted is not None and wanted not in found:
+        raise ValueError(f"{assets} has no statistics for '{wanted}', only {list(found)}.")
+    if wanted is None and row is not None and row.assets in found:
+        wanted = row.assets
+    if wanted is None and len(found) > 1:
+        raise ValueError(
+            f"{assets} has statistics of {list(found)}; choose one, such as "
+            f"load_policy(robot='{next(iter(found))}')."
+        )
+    if wanted is None and not found and row is not None and row.assets is not None:
+        raise ValueError(
+            f"{assets} has no norm_stats.json, which scales this policy's state and actions; copy "
+            f"the folder {row.assets} of its release there."
+        )
+    name = wanted or next(iter(found), "")
+    return name, found.get(name)
+
+
+def _in_model_units(name: str, cameras: tuple[str, ...], states: int, actions: int) -> Embodiment:
+    def identity(dims: int) -> Normalizer:
+        return Normalizer((0.0,) * dims, (1.0,) * dims)
+
+    return Embodiment(name, cameras, identity(states), identity(actions))
+
+
+def _finished(robot: Embodiment, relative: tuple[int, ...], told: Told) -> Embodiment:
+    """The robot with the dims that are relative, and its cameras by the names that were told."""
+    dims = min(len(robot.state.offset), len(robot.actions.offset))
+    wrong = [d for d in relative if not 0 <= d < dims]
+    if wrong:
+        raise ValueError(
+            f"relative names dims {wrong}, but {robot.name} has {len(robot.state.offset)} state "
+            f"and {len(robot.actions.offset)} action dims; give those that both have."
+        )
+    if relative:
+        places = range(len(robot.actions.offset))
+        robot = replace(robot, relative=tuple(d if d in relative else -1 for d in places))
+    return robot if told.cameras is None else _renamed(robot, told.cameras)
+
+
+def _renamed(robot: Embodiment, cameras: Mapping[str, str]) -> Embodiment:
+    unknown = sorted(set(cameras.values()) - set(robot.cameras))
+    if unknown or len(set(cameras.values())) < len(cameras):
+        raise ValueError(
+            f"cameras is {dict(cameras)}; give each of the robot's cameras one of the model's: "
+            f"{list(robot.cameras)}."
+        )
+    names = {theirs: ours for ours, theirs in cameras.items()}
+    changed = replace(robot, absent=()) if robot.absent else robot
+    keys = robot.keys and replace(
+        robot.keys,
+        images=tuple((key, names.get(camera, camera)) for key, camera in robot.keys.images),
+    )
+    return replace(
+        changed,
+        cameras=tuple(names.get(camera, camera) for camera in robot.cameras),
+        absent=tuple(camera for camera in robot.cameras if camera not in names),
+        keys=keys,
+    )
+
+
+def scaled(
+    embodiment: Embodiment,
+    name: str,
+    file: Path,
+    quantiles: bool,
+    dims: tuple[int | None, int | None] = (None, None),
+) -> Embodiment:
+    """The embodiment with openpi's statistics: z-scores, or the range from q01 to q99.
+
+    Args:
+      dims: how many of the file's state and action dims are the robot's, all if None.
+
+    Raises:
+      ValueError: the file lacks statistics, or a number of them is not the other's.
+    """
+    stats = section(read_json(file), "norm_stats", str(file))
+
+    def numbers(key: str, kind: str, count: int | None) -> list[float]:
+        found = section(stats, key, str(file)).get(kind)
+        if found is None:
+            raise ValueError(
+                f"{file} has no {'quantiles' if quantiles else 'statistics'} of {key} ({kind})."
+            )
+        values = list(from_json(tuple[float, ...], found, f"{file}: {key}.{kind}"))
+        if count is not None and len(values) < count:
+            raise ValueError(
+                f"{file}: {key}.{kind} has {len(values)} numbers, but the robot has {count} dims."
+            )
+        return values[:count]
+
+    def normalizer(key: str, count: int | None) -> Normalizer:
+        kinds = ("q01", "q99") if quantiles else ("mean", "std")
+        first, second = (numbers(key, kind, count) for kind in kinds)
+        if len(first) != len(second):
+            raise ValueError(f"{file}: {key} has {len(first)} and {len(second)} numbers.")
+        pairs = list(zip(first, second, strict=True))
+        if quantiles:
+            half = tuple((high - low + 1e-6) / 2 for low, high in pairs)
+            offset = tuple(low + h for (low, _), h in zip(pairs, half, strict=True))
+        else:
+            offset, half = tuple(first), tuple(std + 1e-6 for std in second)
+        try:
+            return Normalizer(offset, half)
+        except ValueError as error:
+            raise ValueError(f"{file}, {key}: {error}") from error
+
+    return replace(
+        embodiment,
+        name=name,
+        state=normalizer("state", dims[0]),
+        actions=normalizer("actions", dims[1]),
+    )
