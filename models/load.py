@@ -28,7 +28,7 @@ from models.inputs.tokenizer import SentencePiece
 from models.layers.fp8 import HISTORY_LEAF, quantize
 from models.model import Model, ModelConfig
 from models.pi import lerobot, openpi
-from models.pi.conventions import Told, lerobot_policy, openpi_policy
+from models.pi.conventions import ActingOptions, lerobot_policy, openpi_policy
 from models.policy import Policy
 from models.sharding import shardings
 
@@ -81,7 +81,7 @@ def load_policy(
     if steps is not None and steps < 1:
         raise ValueError(f"steps is {steps}; the sampler needs at least one Euler step.")
     path = Path(path)
-    told = Told(released, horizon, state, relative, cameras, robot)
+    told = ActingOptions(released, horizon, state, relative, cameras, robot)
     found = inspect_checkpoint(path, told)
     config, processor = found.config, found.processor
     if tokenizer is not None and processor is not None:
@@ -164,10 +164,10 @@ def like_model(model: Model, dtype: str | None = None, mesh: Mesh | None = None)
     )
 
 
-def inspect_checkpoint(path: Path, told: Told | None = None) -> CheckpointInfo:
+def inspect_checkpoint(path: Path, told: ActingOptions | None = None) -> CheckpointInfo:
     """Find a checkpoint's format, config and processor; none of its arrays is read."""
     found = inspect_params(path)
-    told = told or Told()
+    told = told or ActingOptions()
     if found.source is None:
         _check_own(found, path, told)
         return found
@@ -200,7 +200,7 @@ def inspect_params(path: Path) -> CheckpointInfo:
     return _from_own(own.find(path))
 
 
-def _check_own(found: CheckpointInfo, path: Path, told: Told) -> None:
+def _check_own(found: CheckpointInfo, path: Path, told: ActingOptions) -> None:
     """Raises ValueError if a checkpoint of ours is told what it knows itself."""
     horizon = getattr(found.config, "horizon", None)
     given = [x for x in ("released", "state", "relative") if getattr(told, x) is not None]

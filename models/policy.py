@@ -154,8 +154,8 @@ class Policy:
         alone = raw is not None and is_raw(observation, raw) and not batched(observation, raw)
         if alone and start is not None and start.ndim == 2:
             start = start[None]
-        chunks = self.answer(requests, start)
-        return {"actions": chunks[0] if alone else chunks}
+        answered = self.answer(requests, start)
+        return {"actions": answered[0] if alone else answered}
 
     def prepare(
         self,

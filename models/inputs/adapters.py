@@ -16,7 +16,7 @@ Convert = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
-class Adapter:
+class UnitConversion:
     """A robot of `dims` (state, actions): its `state` as the policy knows it, the policy's actions
     as they are `acted`, and those that were acted as they are `learned`."""
 
@@ -61,7 +61,7 @@ def _aloha_learned(actions: Float[np.ndarray, "*b 14"]) -> Float[np.ndarray, "*b
     return turned
 
 
-ADAPTERS: Mapping[str, Adapter] = MappingProxyType(
-    {"aloha": Adapter((14, 14), _aloha_state, _aloha_acted, _aloha_learned)}
+ADAPTERS: Mapping[str, UnitConversion] = MappingProxyType(
+    {"aloha": UnitConversion((14, 14), _aloha_state, _aloha_acted, _aloha_learned)}
 )
 """Adapters by name."""

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, UInt8
 
 from models.files.bounds import LARGEST_DIMS, LARGEST_HORIZON, LARGEST_IMAGE, check_name, check_size
-from models.inputs.adapters import ADAPTERS, Adapter
+from models.inputs.adapters import ADAPTERS, UnitConversion
 from models.inputs.fast import Fast
 from models.inputs.packed_batch import Sample
 from models.inputs.pictures import Resize, fit
@@ -132,7 +132,7 @@ class Embodiment:
             )
 
     @property
-    def units(self) -> Adapter | None:
+    def units(self) -> UnitConversion | None:
         """Conversion of the robot's units, if it has one."""
         return ADAPTERS[self.adapter] if self.adapter else None
 
@@ -414,12 +414,12 @@ class Processor:
         """
         robot = self.embodiments[embodiment]
         chunk = robot.actions.inverse(np.asarray(chunk)[..., : len(robot.actions.offset)])
-        if robot.relative and state is None:
-            raise ValueError(
-                f"Embodiment '{robot.name}' has actions relative to the robot's state; give the "
-                "state of the observation too."
-            )
         if robot.relative:
+            if state is None:
+                raise ValueError(
+                    f"Embodiment '{robot.name}' has actions relative to the robot's state; give "
+                    "the state of the observation too."
+                )
             chunk = chunk + robot.origin(state)
         return (chunk if robot.units is None else robot.units.acted(chunk)).astype(np.float32)
 

@@ -40,8 +40,8 @@ def is_raw(observation: Mapping[str, Any], keys: RawKeys | None) -> bool:
 def read_raw(
     observation: Mapping[str, Any], keys: RawKeys, absent: tuple[str, ...], needs_state: bool = True
 ) -> dict[str, Any]:
-    """ "image" {camera: uint8 [(b,) h, w, 3]}, "state" [(b,) s] and "prompt" (or "tokenized_prompt",
-    with its mask) of an observation.
+    """An observation as "image" {camera: uint8 [(b,) h, w, 3]}, "state" [(b,) s] and "prompt" (or
+    "tokenized_prompt", with its mask).
 
     Pictures may be floats from 0 to 1, and [3, h, w].
 

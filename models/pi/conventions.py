@@ -26,8 +26,8 @@ _EMPTY = re.compile(r"(^|\.)empty_camera_\d+$")
 
 
 @dataclass(frozen=True)
-class Told:
-    """Options of `load_policy`, for what files do not tell; None leaves it to them and the table."""
+class ActingOptions:
+    """Options of `load_policy` for what files do not tell; None leaves it to them and the table."""
 
     released: str | None = None
     horizon: int | None = None
@@ -37,7 +37,9 @@ class Told:
     robot: str | None = None
 
 
-def openpi_policy(path: Path, source: CheckpointSource, told: Told) -> tuple[PiConfig, Processor]:
+def openpi_policy(
+    path: Path, source: CheckpointSource, told: ActingOptions
+) -> tuple[PiConfig, Processor]:
     """Config and processor of a checkpoint in openpi's Orbax format.
 
     Raises:
@@ -47,7 +49,9 @@ def openpi_policy(path: Path, source: CheckpointSource, told: Told) -> tuple[PiC
     return _openpi(path, openpi.config(source), row, told, None)
 
 
-def lerobot_policy(path: Path, source: CheckpointSource, told: Told) -> tuple[PiConfig, Processor]:
+def lerobot_policy(
+    path: Path, source: CheckpointSource, told: ActingOptions
+) -> tuple[PiConfig, Processor]:
     """Config and processor of a directory of LeRobot's, or of openpi's conversion to PyTorch.
 
     Raises:
@@ -69,7 +73,8 @@ def lerobot_policy(path: Path, source: CheckpointSource, told: Told) -> tuple[Pi
     _check_family(path, config, row, told)
     dims = found.robot_state or config.state_dim, found.robot_action or config.action_dim
     questions = []
-    written = {True: "text-padded", False: "text", None: None}[found.earlier]
+    noted = {"True": True, "False": False}.get(source.metadata.get("earlier", ""), found.earlier)
+    written = {True: "text-padded", False: "text", None: None}[noted]
     state: Any = told.state or written or (row.state if row else None)
     if config.time == "input":
         state = "suffix"
@@ -98,7 +103,7 @@ def lerobot_policy(path: Path, source: CheckpointSource, told: Told) -> tuple[Pi
     relative = found.relative if told.relative is None else tuple(told.relative)
     config = replace(config, state_input=_form(state))
     # Black borders came with LeRobot 0.5.0, as did text of the robot's dims alone.
-    dark = found.earlier or state == "text-padded"
+    dark = noted or state == "text-padded"
     return config, Processor(
         **config.preparation,
         words=(),
@@ -110,7 +115,7 @@ def lerobot_policy(path: Path, source: CheckpointSource, told: Told) -> tuple[Pi
 
 
 def _openpi(
-    path: Path, config: PiConfig, row: Released | None, told: Told, horizon: int | None
+    path: Path, config: PiConfig, row: Released | None, told: ActingOptions, horizon: int | None
 ) -> tuple[PiConfig, Processor]:
     _check_family(path, config, row, told)
     if horizon is not None and told.horizon not in (None, horizon):
@@ -171,7 +176,7 @@ def _ask(path: Path, questions: list[str]) -> None:
         )
 
 
-def _check_family(path: Path, config: PiConfig, row: Released | None, told: Told) -> None:
+def _check_family(path: Path, config: PiConfig, row: Released | None, told: ActingOptions) -> None:
     family = "pi05" if config.time == "modulation" else "pi0"
     if row is not None and row.family != family:
         raise ValueError(
@@ -186,7 +191,7 @@ def _check_family(path: Path, config: PiConfig, row: Released | None, told: Told
         )
 
 
-def _statistics(path: Path, row: Released | None, told: Told) -> tuple[str, Path | None]:
+def _statistics(path: Path, row: Released | None, told: ActingOptions) -> tuple[str, Path | None]:
     """Name and file of the statistics to scale by; no file where there are none."""
     root = path if path.is_dir() else path.parent
     if row is not None and root.name == "params":
@@ -220,7 +225,7 @@ def _in_model_units(name: str, cameras: tuple[str, ...], states: int, actions: i
     return Embodiment(name, cameras, identity(states), identity(actions))
 
 
-def _finished(robot: Embodiment, relative: tuple[int, ...], told: Told) -> Embodiment:
+def _finished(robot: Embodiment, relative: tuple[int, ...], told: ActingOptions) -> Embodiment:
     """The robot with the dims that are relative, and its cameras by the names that were told."""
     dims = min(len(robot.state.offset), len(robot.actions.offset))
     wrong = [d for d in relative if not 0 <= d < dims]

@@ -32,11 +32,17 @@ def write_lerobot(policy: Policy, target: Path) -> None:
     kernels, as they have no place there.
 
     Raises:
-      ValueError: the policy has no processor, or the format no place for some parameter.
+      ValueError: the policy has no processor, or the format no place for some parameter or for
+        the units of its robot.
     """
     if policy.processor is None:
         raise ValueError("The policy has no processor, whose cameras LeRobot's config.json names.")
     robot = policy.processor.embodiments[policy.embodiment]
+    if robot.adapter or any(d >= 0 and d != at for at, d in enumerate(robot.relative)):
+        raise ValueError(
+            f"LeRobot's files have no place for the units of '{robot.name}' (adapter "
+            f"'{robot.adapter}', relative {list(robot.relative)}); write it as chiliad."
+        )
     merged, params = lora.merge(policy.model.config, policy.params)
     told = lerobot.LerobotConfig(
         horizon=merged.horizon,
@@ -45,6 +51,8 @@ def write_lerobot(policy: Policy, target: Path) -> None:
         cameras=robot.cameras,
         robot_state=len(robot.state.offset),
         robot_action=len(robot.actions.offset),
+        relative=tuple(d for d in robot.relative if d >= 0),
+        earlier=policy.processor.spells_padding,
     )
     lerobot.export(params, told, target)
 

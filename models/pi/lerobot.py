@@ -288,9 +288,11 @@ def export(params: PyTree, config: LerobotConfig, path: Path, dtype: str = "floa
     head = (flat["embedding"].shape[0], flat["action_in/kernel"].shape[1])
     arrays[f"model.{_EXPERT}.lm_head.weight"] = (head, lambda: np.zeros(1, np.float32))
     vision, key = flat["vision/blocks/q/kernel"], flat["language/layers/attention/k/kernel"]
-    heads = {"vision_heads": str(vision.shape[2]), "kv_heads": str(key.shape[2])}
+    noted = {"vision_heads": str(vision.shape[2]), "kv_heads": str(key.shape[2])}
+    if config.earlier is not None:
+        noted["earlier"] = str(config.earlier)
     path.mkdir(parents=True, exist_ok=True)
-    write_file(file, arrays, jnp.dtype(dtype), {"format": "pt", **heads})
+    write_file(file, arrays, jnp.dtype(dtype), {"format": "pt", **noted})
     values = _json(config, flat, "pi05" if modulated else "pi0", dtype)
     (path / "config.json").write_text(json.dumps(values, indent=2) + "\n")
 
@@ -367,8 +369,7 @@ def _json(config: LerobotConfig, flat: dict[str, Any], kind: str, dtype: str) ->
     state = flat["state_in/kernel"].shape[0] if "state_in/kernel" in flat else config.state_dim
     features = {name: {"type": "VISUAL", "shape": [3, side, side]} for name in config.cameras}
     features["observation.state"] = {"type": "STATE", "shape": [config.robot_state or state]}
-    action = {"type": "ACTION", "shape": [config.robot_action or action_dim]}
-    later = {} if config.earlier is not False else _relative_json(config, action["shape"][0])
+    dims = config.robot_action or action_dim
     return {
         "type": kind,
         "dtype": dtype,
@@ -379,15 +380,13 @@ def _json(config: LerobotConfig, flat: dict[str, Any], kind: str, dtype: str) ->
         "tokenizer_max_length": config.text,
         "image_resolution": [side, side],
         "input_features": features,
-        "output_features": {"action": action},
-        **later,
+        "output_features": {"action": {"type": "ACTION", "shape": [dims]}},
+        **(_relative_json(config, dims) if config.relative else {}),
     }
 
 
 def _relative_json(config: LerobotConfig, dims: int) -> dict[str, Any]:
     """Fields of LeRobot 0.5.1 and later for actions that are relative to the state."""
-    if not config.relative:
-        return {"use_relative_actions": False}
     names = [f"action_{d:02d}" for d in range(dims)]
     kept = [name for d, name in enumerate(names) if d not in config.relative]
     return {

@@ -11,10 +11,11 @@ from jax.sharding import Mesh
 from safetensors.numpy import load_file, save_file
 
 from models import load_policy
-from models.load import CAMERAS, like_model
+from models.checkpoints.released import CAMERAS
+from models.load import like_model
 from models.pi import lerobot, openpi
 from tests.helpers.models.openpi_numbers import FIXTURES as OPENPI
-from tests.helpers.models.openpi_numbers import close, observation
+from tests.helpers.models.openpi_numbers import TOLD, close, observation
 from tests.helpers.models.tiny_policy import GROOT
 
 
@@ -26,7 +27,7 @@ def arrays() -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def policy():
-    return load_policy(OPENPI / "pi05")
+    return load_policy(OPENPI / "pi05", **TOLD["pi05"])
 
 
 @pytest.mark.parametrize("writer", ["transformers", "lerobot"])
@@ -67,13 +68,13 @@ def test_lerobots_files_of_the_same_weights_give_the_same_actions(policy, arrays
 
 def test_a_policy_exported_to_openpi_comes_back_the_same(policy, tmp_path):
     openpi.export(policy.params, tmp_path)
-    again = load_policy(tmp_path)
+    again = load_policy(tmp_path, **TOLD["pi05"])
     jax.tree.map(np.testing.assert_array_equal, again.params, policy.params)
 
 
 def test_parameters_go_to_the_mesh_and_dtype_asked_for(tmp_path, policy, arrays):
     mesh = Mesh(np.array(jax.devices()[:2]).reshape(1, 2), ("data", "fsdp"))
-    spread = load_policy(OPENPI / "pi05", mesh=mesh, dtype="bfloat16")
+    spread = load_policy(OPENPI / "pi05", mesh=mesh, dtype="bfloat16", **TOLD["pi05"])
     kernel = spread.params["language"]["layers"]["mlp"]["up"]["kernel"]
     assert kernel.dtype == "bfloat16"
     assert kernel.addressable_shards[0].data.size == kernel.size // 2
@@ -93,7 +94,7 @@ def test_one_observation_needs_no_batch_axis(policy, arrays):
 
 
 def test_openpis_statistics_scale_state_and_actions():
-    scaled = load_policy(OPENPI / "pi0")
+    scaled = load_policy(OPENPI / "pi0", **TOLD["pi0"])
     with np.load(OPENPI / "processor.npz") as file:
         case = dict(file)
     robot = scaled.processor.embodiments[0]

@@ -14,7 +14,7 @@ from models.checkpoints.layout import exported
 from models.layers.layers import Lora
 from models.load import begin_from, like_model
 from models.pi import openpi
-from tests.helpers.models.openpi_numbers import FIXTURES, observation
+from tests.helpers.models.openpi_numbers import FIXTURES, TOLD, observation
 from tools import convert_checkpoint
 from tools.recipes.presets import PRESETS
 
@@ -26,24 +26,24 @@ def convert(*arguments: str, monkeypatch) -> None:
 
 def test_a_checkpoint_survives_the_road_through_every_format(tmp_path, monkeypatch):
     source = FIXTURES / "pi0"
-    first = load_policy(source)
-    convert(source, tmp_path / "own", "--horizon", "6", monkeypatch=monkeypatch)
+    first = load_policy(source, **TOLD["pi0"])
+    convert_checkpoint.convert(first, tmp_path / "own", "chiliad")
     convert(tmp_path / "own", tmp_path / "openpi", "--to", "openpi", monkeypatch=monkeypatch)
-    for path in (tmp_path / "own", tmp_path / "openpi"):
-        again = load_policy(path)
+    for path, told in ((tmp_path / "own", {}), (tmp_path / "openpi", TOLD["pi0"])):
+        again = load_policy(path, **told)
         jax.tree.map(np.testing.assert_array_equal, again.params, first.params)
         robot, expected = again.processor.embodiments[0], first.processor.embodiments[0]
         np.testing.assert_allclose(robot.state.offset, expected.state.offset)
         np.testing.assert_allclose(robot.actions.scale, expected.actions.scale)
     assert load_policy(tmp_path / "own").model.config.horizon == 6
     with pytest.raises(SystemExit, match="exists"):
-        convert(source, tmp_path / "own", monkeypatch=monkeypatch)
+        convert(tmp_path / "own", tmp_path / "own", monkeypatch=monkeypatch)
     with pytest.raises(SystemExit, match="does not fit the format 'groot'"):
-        convert(source, tmp_path / "other", "--to", "groot", monkeypatch=monkeypatch)
+        convert(tmp_path / "own", tmp_path / "other", "--to", "groot", monkeypatch=monkeypatch)
 
 
 def test_fresh_adapters_on_loaded_weights_compute_the_same_at_first():
-    base = load_policy(FIXTURES / "pi05")
+    base = load_policy(FIXTURES / "pi05", **TOLD["pi05"])
     config = base.model.config
     adapted = Pi(replace(config, language=replace(config.language, attention_lora=Lora(2, 4.0))))
     params = begin_from(FIXTURES / "pi05", adapted, like_model(adapted), 0)

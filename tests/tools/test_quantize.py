@@ -11,7 +11,7 @@ import tyro
 from models import load_policy
 from models.load import like_model
 from parallel.mesh import MeshConfig, make_mesh
-from tests.helpers.models.openpi_numbers import FIXTURES
+from tests.helpers.models.openpi_numbers import FIXTURES, TOLD
 from tools import quantize
 from tools.bench.models.fp8 import random_batch
 
@@ -24,9 +24,11 @@ def run(*arguments, monkeypatch) -> None:
 def test_a_quantised_policy_is_saved_and_served_and_acts_almost_alike(
     tmp_path, monkeypatch, capsys
 ):
-    run(FIXTURES / "pi05", tmp_path / "small", monkeypatch=monkeypatch)
+    named = tmp_path / "pi05_base"
+    named.symlink_to(FIXTURES / "pi05")
+    run(named, tmp_path / "small", "--horizon", "6", monkeypatch=monkeypatch)
     assert "bytes became" in capsys.readouterr().err
-    policy, served = load_policy(FIXTURES / "pi05"), load_policy(tmp_path / "small")
+    policy, served = load_policy(FIXTURES / "pi05", **TOLD["pi05"]), load_policy(tmp_path / "small")
     language = served.params["language"]["layers"]
     assert language["mlp"]["down"]["kernel"].q.dtype == jnp.float8_e4m3fn
     assert served.params["vision"]["blocks"]["q"]["kernel"].dtype == jnp.float32
@@ -40,7 +42,7 @@ def test_a_quantised_policy_is_saved_and_served_and_acts_almost_alike(
 
 
 def test_quantised_kernels_are_spread_as_the_kernels_they_were():
-    policy = quantize.quantize(load_policy(FIXTURES / "pi05"))
+    policy = quantize.quantize(load_policy(FIXTURES / "pi05", **TOLD["pi05"]))
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
     like = like_model(policy.model, "bfloat16", mesh)
     kernel = like["language"]["layers"]["attention"]["q"]["kernel"]

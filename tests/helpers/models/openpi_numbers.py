@@ -1,12 +1,19 @@
 """Numbers recorded from openpi, and how ours are compared with them."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from models.load import CAMERAS
+from models.checkpoints.released import CAMERAS
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "openpi"
+TOLD: dict[str, Any] = {
+    "pi0": {"horizon": 6, "relative": ()},
+    "pi05": {"horizon": 6, "state": "text"},
+    "pi0_lora": {"horizon": 6},
+}
+"""Options of `load_policy` that each fixture's files leave open."""
 
 
 def close(ours, theirs, tolerance: float = 1e-4) -> None:

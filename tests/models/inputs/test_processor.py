@@ -11,9 +11,9 @@ import sentencepiece
 from models import Embodiment, Normalizer, Processor
 from models.config import from_json, to_json
 from models.inputs.tokenizer import SentencePiece
-from models.load import _scaled, _unscaled, load_policy
-from models.pi.model import PiConfig
-from tests.helpers.models.openpi_numbers import FIXTURES
+from models.load import load_policy
+from models.pi.conventions import scaled
+from tests.helpers.models.openpi_numbers import FIXTURES, TOLD
 
 PROMPTS = json.loads((FIXTURES / "prompts.json").read_text())
 
@@ -59,8 +59,8 @@ def test_prompts_become_openpis_tokens_and_are_never_cut(case):
 
 def test_quantile_statistics_scale_as_openpis_and_a_constant_dimension_is_its_lowest_bin():
     file = FIXTURES / "pi0" / "assets" / "robot" / "norm_stats.json"
-    config = PiConfig(state_dim=10, action_dim=10)
-    robot = _scaled(_unscaled(config, ("front",)), "robot", file, quantiles=True)
+    one = Normalizer((0.0,), (1.0,))
+    robot = scaled(Embodiment("robot", ("front",), one, one), "robot", file, quantiles=True)
     with np.load(FIXTURES / "processor.npz") as case:
         normalized = robot.state(case["raw/state"])
         np.testing.assert_allclose(
@@ -86,7 +86,7 @@ def test_a_sentencepiece_model_travels_in_the_processor(tmp_path):
     assert tokens[: len(tokens) - len(plain.encode("\n"))].tolist() == plain.encode(
         "lift the red block", add_bos=True
     )
-    policy = load_policy(FIXTURES / "pi05" / "params", tokenizer=file)
+    policy = load_policy(FIXTURES / "pi05" / "params", tokenizer=file, **TOLD["pi05"])
     seen = {"image": {}, "state": np.zeros(10), "prompt": "lift the red block"}
     assert policy.infer(seen, noise=np.zeros((1, 6, 10)))["actions"].shape == (1, 6, 10)
     with pytest.raises(FileNotFoundError, match="no such tokenizer"):
@@ -151,7 +151,7 @@ def test_what_actions_are_relative_to_travels_and_older_processors_are_absolute(
 
 
 def test_a_policy_with_relative_actions_adds_the_state_it_saw():
-    policy = load_policy(FIXTURES / "pi0" / "params")
+    policy = load_policy(FIXTURES / "pi0" / "params", **TOLD["pi0"])
     robot = policy.processor.embodiments[0]
     dims = len(robot.actions.offset)
     moved = replace(robot, relative=(1,) + (-1,) * (dims - 1))

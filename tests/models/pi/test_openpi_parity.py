@@ -15,7 +15,7 @@ from models.flow import flow
 from models.inputs.observation import read_observation
 from models.layers.layers import Lora
 from models.pi import lora, openpi
-from tests.helpers.models.openpi_numbers import FIXTURES, close, observation
+from tests.helpers.models.openpi_numbers import FIXTURES, TOLD, close, observation
 
 NAMES = ("pi05", "pi0", "pi0_lora")
 ROUNDED = (
@@ -41,7 +41,7 @@ def case(request) -> tuple[str, dict[str, np.ndarray], Policy]:
 def load_case(name: str) -> tuple[str, dict[str, np.ndarray], Policy]:
     with np.load(FIXTURES / name / "case.npz") as file:
         arrays = dict(file)
-    policy = load_policy(FIXTURES / name / "params")
+    policy = load_policy(FIXTURES / name / "params", **TOLD[name])
     if name == "pi0_lora":  # alphas that no shape tells
         config = policy.model.config
         attention, mlp = Lora(3, 6.0), Lora(2, 3.0)
@@ -136,7 +136,7 @@ def test_every_gradient_of_the_adapters_case_is_openpis_in_f64():
 
 
 def test_merged_adapters_compute_the_same():
-    policy = load_policy(FIXTURES / "pi0_lora")
+    policy = load_policy(FIXTURES / "pi0_lora", **TOLD["pi0_lora"])
     with np.load(FIXTURES / "pi0_lora" / "case.npz") as file:
         arrays = dict(file)
     config, params = lora.merge(policy.model.config, policy.params)

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from models import load_policy
+from tests.helpers.models.openpi_numbers import TOLD
 from tools.bench.models import pi05
 from tools.bench.peer import asking
 
@@ -21,7 +22,7 @@ FIXTURE = Path(__file__).parents[2] / "fixtures" / "openpi" / "pi05"
 def case():
     with np.load(FIXTURE / "case.npz") as file:
         arrays = dict(file)
-    policy = load_policy(FIXTURE / "params", horizon=arrays["actions"].shape[1])
+    policy = load_policy(FIXTURE / "params", **TOLD["pi05"])
     return policy.model, policy.params, arrays
 
 
