@@ -38,20 +38,31 @@ def answer(case, folder, like, **options):
     for seen, noise, actions in zip(
         observations, recorded["noise"], recorded["actions"], strict=True
     ):
-        found = policy.infer(seen, noise=noise[None])["actions"][0]
+        found = policy.infer(seen, noise=noise[None])["actions"]
+        found = found.reshape(found.shape[-2:])
         wanted = actions[:, : found.shape[-1]]
+        assert found.shape == wanted.shape
         errors.append(float(np.abs(found - wanted).max() / np.abs(wanted).max()))
     return max(errors)
 
 
+def untold(case):
+    """Options of `load_policy` for what neither the case's files nor the table tell."""
+    if case.name.endswith("_base"):
+        return {"relative": ()}
+    if case.parent.name == "0.4.4" and case.name == "pi05":
+        return {"state": "text-padded"}
+    return {}
+
+
 @pytest.mark.parametrize("case", OPENPI, ids=lambda case: case.name)
 def test_openpis_policies_answer_as_openpis_own_stack(case, tmp_path, like):
-    assert answer(case, tmp_path, like) < 1e-4
+    assert answer(case, tmp_path, like, **untold(case)) < 1e-4
 
 
 @pytest.mark.parametrize("case", LEROBOT, ids=lambda case: f"{case.parent.name}-{case.name}")
 def test_lerobots_policies_answer_as_lerobots_own_stack(case, tmp_path, like):
-    assert answer(case, tmp_path, like) < 1e-4
+    assert answer(case, tmp_path, like, **untold(case)) < 1e-4
 
 
 def test_every_policy_of_openpis_that_can_act_here_was_recorded():
