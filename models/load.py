@@ -28,7 +28,7 @@ from models.inputs.tokenizer import SentencePiece
 from models.layers.fp8 import HISTORY_LEAF, quantize
 from models.model import Model, ModelConfig
 from models.pi import lerobot, openpi
-from models.pi.conventions import ActingOptions, lerobot_policy, openpi_policy
+from models.pi.conventions import ActingOptions, lerobot_policy, openpi_policy, with_names
 from models.policy import Policy
 from models.sharding import shardings
 
@@ -168,12 +168,15 @@ def inspect_checkpoint(path: Path, told: ActingOptions | None = None) -> Checkpo
     """Find a checkpoint's format, config and processor; none of its arrays is read."""
     found = inspect_params(path)
     told = told or ActingOptions()
-    if found.source is None:
-        _check_own(found, path, told)
-        return found
-    if found.table is groot.TABLE:
-        find_released(path, "groot", told.released)
-        return found
+    if found.source is None or found.table is groot.TABLE:
+        if found.source is not None:
+            find_released(path, "groot", told.released)
+            told = replace(told, released=None)
+        _check_untold(path, found.config, told)
+        if told.cameras is None or found.processor is None:
+            return found
+        robots = tuple(with_names(robot, told.cameras) for robot in found.processor.embodiments)
+        return replace(found, processor=replace(found.processor, embodiments=robots))
     read_policy = lerobot_policy if _is_safetensors(path) else openpi_policy
     config, processor = read_policy(path, found.source, told)
     return replace(found, config=config, processor=processor)
@@ -200,14 +203,17 @@ def inspect_params(path: Path) -> CheckpointInfo:
     return _from_own(own.find(path))
 
 
-def _check_own(found: CheckpointInfo, path: Path, told: ActingOptions) -> None:
-    """Raises ValueError if a checkpoint of ours is told what it knows itself."""
-    horizon = getattr(found.config, "horizon", None)
-    given = [x for x in ("released", "state", "relative") if getattr(told, x) is not None]
-    if given or told.horizon not in (None, horizon):
+def _check_untold(path: Path, config: ModelConfig, told: ActingOptions) -> None:
+    """Raises ValueError if a checkpoint is told what its own files tell."""
+    horizon = getattr(config, "horizon", None)
+    names = ("released", "state", "relative", "robot")
+    given = [name for name in names if getattr(told, name) is not None]
+    if told.horizon not in (None, horizon):
+        given.append("horizon")
+    if given:
         raise ValueError(
-            f"{path} is a checkpoint of ours, which knows how it acts (horizon {horizon}); leave "
-            f"out {', '.join([*given, *(['horizon'] if told.horizon else [])])}."
+            f"{path} tells by itself how its policy acts (its chunks have {horizon} steps); leave "
+            f"out {', '.join(given)}."
         )
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from models.checkpoints.released import CAMERAS, Released, Source, StateOption, find_released
 from models.checkpoints.sources import CheckpointSource
@@ -22,6 +22,7 @@ from models.pi.lerobot_statistics import read_normalizers
 from models.pi.model import PiConfig
 
 _TEXT_LIMITS = {"modulation": 200, "input": 48}
+_NORMALIZATION = {"modulation": "quantile", "input": "z-score"}
 _EMPTY = re.compile(r"(^|\.)empty_camera_\d+$")
 
 
@@ -64,10 +65,7 @@ def lerobot_policy(
     row = find_released(path, kind, told.released)
     if not found.kind:
         return _openpi(path, config, row, told, found.horizon)
-    if told.horizon not in (None, found.horizon):
-        raise ValueError(
-            f"{path}: horizon is to be {told.horizon}, but its config.json says {found.horizon}."
-        )
+    _check_horizon(path, told, found.horizon)
     if config.state_input == "text":
         config = replace(config, state_dim=found.state_dim)
     _check_family(path, config, row, told)
@@ -118,15 +116,12 @@ def _openpi(
     path: Path, config: PiConfig, row: Released | None, told: ActingOptions, horizon: int | None
 ) -> tuple[PiConfig, Processor]:
     _check_family(path, config, row, told)
-    if horizon is not None and told.horizon not in (None, horizon):
-        raise ValueError(
-            f"{path}: horizon is to be {told.horizon}, but its config.json says {horizon}."
-        )
+    _check_horizon(path, told, horizon)
     name, file = _statistics(path, row, told)
-    row_ = row or Released("pi05" if config.time == "modulation" else "pi0")
-    horizon = told.horizon or horizon or row_.horizon
-    state = told.state or row_.state
-    relative = row_.relative if told.relative is None else tuple(told.relative)
+    known = row or Released(_family(config))
+    horizon = told.horizon or horizon or known.horizon
+    state = told.state or known.state
+    relative = known.relative if told.relative is None else tuple(told.relative)
     questions = []
     if horizon is None:
         questions.append("horizon: how many steps a chunk has (action_horizon of openpi's config)")
@@ -145,22 +140,19 @@ def _openpi(
     _ask(path, questions)
     assert horizon is not None
     config = replace(config, horizon=horizon, state_input=_form(state))
-    dims = row_.state_dims or config.state_dim, row_.action_dims or config.action_dim
+    dims = known.state_dims or config.state_dim, known.action_dims or config.action_dim
     robot = _in_model_units("model units", CAMERAS, *dims)
-    robot = replace(robot, absent=row_.absent, keys=row_.keys, adapter=row_.adapter)
+    robot = replace(robot, absent=known.absent, keys=known.keys, adapter=known.adapter)
     if file is not None:
-        quantiles = (row_.normalization or _NORMALIZATION[config.time]) == "quantile"
-        robot = scaled(robot, name, file, quantiles, (row_.state_dims, row_.action_dims))
+        quantiles = (known.normalization or _NORMALIZATION[config.time]) == "quantile"
+        robot = scaled(robot, name, file, quantiles, (known.state_dims, known.action_dims))
     return config, Processor(
         **config.preparation,
         words=(),
         embodiments=(_finished(robot, relative or (), told),),
-        text_limit=row_.text or _TEXT_LIMITS[config.time],
+        text_limit=known.text or _TEXT_LIMITS[config.time],
         spells_padding=state == "text-padded",
     )
-
-
-_NORMALIZATION = {"modulation": "quantile", "input": "z-score"}
 
 
 def _form(state: StateOption | None) -> Any:
@@ -177,7 +169,7 @@ def _ask(path: Path, questions: list[str]) -> None:
 
 
 def _check_family(path: Path, config: PiConfig, row: Released | None, told: ActingOptions) -> None:
-    family = "pi05" if config.time == "modulation" else "pi0"
+    family = _family(config)
     if row is not None and row.family != family:
         raise ValueError(
             f"{path} is taken for the released {told.released or path.name}, a {row.family}, but "
@@ -189,6 +181,17 @@ def _check_family(path: Path, config: PiConfig, row: Released | None, told: Acti
             + ("text, text-padded or none" if family == "pi05" else "a suffix")
             + f", so it cannot be '{told.state}'."
         )
+
+
+def _check_horizon(path: Path, told: ActingOptions, written: int | None) -> None:
+    if written is not None and told.horizon not in (None, written):
+        raise ValueError(
+            f"{path}: horizon is to be {told.horizon}, but its config.json says {written}."
+        )
+
+
+def _family(config: PiConfig) -> Literal["pi0", "pi05"]:
+    return "pi05" if config.time == "modulation" else "pi0"
 
 
 def _statistics(path: Path, row: Released | None, told: ActingOptions) -> tuple[str, Path | None]:
@@ -237,10 +240,18 @@ def _finished(robot: Embodiment, relative: tuple[int, ...], told: ActingOptions)
     if relative:
         places = range(len(robot.actions.offset))
         robot = replace(robot, relative=tuple(d if d in relative else -1 for d in places))
-    return robot if told.cameras is None else _renamed(robot, told.cameras)
+    return robot if told.cameras is None else with_names(robot, told.cameras)
 
 
-def _renamed(robot: Embodiment, cameras: Mapping[str, str]) -> Embodiment:
+def with_names(robot: Embodiment, cameras: Mapping[str, str]) -> Embodiment:
+    """The robot with its own names for cameras of the model; those without one are absent.
+
+    Args:
+      cameras: {the robot's name: the model's}.
+
+    Raises:
+      ValueError: one is unknown or has two names.
+    """
     unknown = sorted(set(cameras.values()) - set(robot.cameras))
     if unknown or len(set(cameras.values())) < len(cameras):
         raise ValueError(
@@ -248,13 +259,12 @@ def _renamed(robot: Embodiment, cameras: Mapping[str, str]) -> Embodiment:
             f"{list(robot.cameras)}."
         )
     names = {theirs: ours for ours, theirs in cameras.items()}
-    changed = replace(robot, absent=()) if robot.absent else robot
     keys = robot.keys and replace(
         robot.keys,
         images=tuple((key, names.get(camera, camera)) for key, camera in robot.keys.images),
     )
     return replace(
-        changed,
+        robot,
         cameras=tuple(names.get(camera, camera) for camera in robot.cameras),
         absent=tuple(camera for camera in robot.cameras if camera not in names),
         keys=keys,
