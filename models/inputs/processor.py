@@ -154,6 +154,7 @@ class Processor:
     with the word list; prompts of more than `text_limit` tokens are refused. A state as text
     is the robot's dims, or all of the model's where `spells_padding` (LeRobot's π0.5 before
     0.5.0). `resize`: how pictures are fitted to `image_size`, see `models.inputs.pictures`.
+    `cleans`: underscores and line breaks of a prompt become spaces (all but LeRobot's π0).
 
     With `fast`, samples carry their action chunk as tokens too: FAST's token i has the id
     `fast_top` − i, so that they take the rare words at the vocabulary's end. In PaliGemma's,
@@ -175,6 +176,7 @@ class Processor:
     text_limit: int = 200
     spells_padding: bool = False
     resize: Resize = "antialiased"
+    cleans: bool = True
     fast: Fast | None = None
     fast_top: int = 0
 
@@ -227,7 +229,7 @@ class Processor:
         Raises:
           ValueError: they are more than `text_limit`.
         """
-        text = _clean(prompt)
+        text = _clean(prompt) if self.cleans else prompt.removesuffix("\n")
         if self.state_input != "text":
             tokens = np.append(self.tokenizer.encode(text), self.tokenizer.encode("\n")[1:])
             return self._checked(tokens, prompt)

@@ -109,6 +109,7 @@ def lerobot_policy(
         text_limit=found.text,
         spells_padding=state == "text-padded",
         resize="bilinear-dark" if dark else "bilinear",
+        cleans=config.time == "modulation",
     )
 
 

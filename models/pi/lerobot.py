@@ -331,7 +331,7 @@ def _relative(file: Path, values: dict[str, Any], dims: int) -> tuple[int, ...]:
 
 
 def _is_earlier(file: Path, values: dict[str, Any]) -> bool | None:
-    """Whether a LeRobot before 0.5.0 wrote the files; None where they do not tell.
+    """True if a LeRobot before 0.5.0 wrote the files; None where they do not tell.
 
     No file names a version. `use_relative_actions` came with 0.5.1, `cudnn_deterministic` of
     train_config.json with 0.5.0, and `use_peft` with 0.4.3.

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from models import load_policy
+from models import Embodiment, Normalizer, Processor, load_policy
 from models.checkpoints.released import CAMERAS, RELEASED
 from models.checkpoints.sources import open_orbax
 from models.load import inspect_checkpoint
@@ -26,7 +26,7 @@ STATISTICS = {
     }
     for key in ("state", "actions")
 }
-"""Of ten dims, of which a robot has the first."""
+"""Statistics of ten dims, of which a robot has the first."""
 TOKENS = {"tokenized_prompt": np.array([2, 5, 7])}
 PICTURES = {name: DRAW.integers(0, 256, (30, 40, 3), np.uint8) for name in CAMERAS}
 LIBERO = {
@@ -177,7 +177,7 @@ def test_what_contradicts_table_or_files_is_refused(tmp_path):
         inspect_checkpoint(told, ActingOptions(state="text"))
     with pytest.raises(ValueError, match=r"relative names dims \[8\]"):
         inspect_checkpoint(told, ActingOptions(relative=(0, 8)))
-    with pytest.raises(ValueError, match="'pi06' is no released policy of the table"):
+    with pytest.raises(ValueError, match="'pi06' is not in the table of released policies"):
         inspect_checkpoint(told, ActingOptions(released="pi06"))
     with pytest.raises(ValueError, match="is released in groot's format"):
         inspect_checkpoint(told, ActingOptions(released="GR00T-N1.5-3B"))
@@ -248,6 +248,19 @@ def test_lerobots_age_is_read_from_its_files_where_they_tell_it(port):
     newer = inspect_checkpoint(changed(port, use_relative_actions=False)).processor
     assert [p.spells_padding for p in (old, new, newer)] == [True, False, False]
     assert [p.resize for p in (old, new, newer)] == ["bilinear-dark", "bilinear", "bilinear"]
+
+
+def test_lerobots_pi0_reads_a_prompt_as_it_is_sent():
+    one = Normalizer((0.0,), (1.0,))
+    robot = Embodiment("robot", (), one, one)
+    words = ("put", "the", "_", "red", "mug", " ", "\n")
+    sent, cleaned = (
+        Processor(14, 1, 1, 1, "suffix", words, (robot,), cleans=cleans) for cleans in (False, True)
+    )
+    state = np.zeros(1)
+    assert sent.tokens("the_red", state).tolist() != cleaned.tokens("the_red", state).tolist()
+    assert sent.tokens("the red", state).tolist() == cleaned.tokens("the red", state).tolist()
+    assert sent.tokens("mug\n", state).tolist() == sent.tokens("mug", state).tolist()
 
 
 def test_lerobots_state_of_the_models_dims_is_spelt_alike_at_any_age(port):
