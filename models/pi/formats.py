@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from models.inputs.processor import Embodiment
-from models.pi import lerobot, lora, openpi
+from models.pi import lerobot, lerobot_processors, lora, openpi
 from models.pi.model import PiConfig
 from models.policy import Policy
 
@@ -28,12 +28,14 @@ def write_openpi(policy: Policy, target: Path) -> None:
 
 
 def write_lerobot(policy: Policy, target: Path) -> None:
-    """Writes safetensors and config.json of LeRobot's pi0 or pi05. Adapters are folded into their
-    kernels, as they have no place there.
+    """Writes safetensors, config.json and processor files of LeRobot's pi0 or pi05, with the scales
+    of the robot. Adapters are folded into their kernels, as they have no place there.
+
+    LeRobot resizes pictures in its own way, and hands on those under "observation." alone.
 
     Raises:
-      ValueError: the policy has no processor, or the format no place for some parameter or for
-        the units of its robot.
+      ValueError: the policy has no processor, or the format no place for some parameter, for the
+        units of its robot, or for a π0.5 that does not read the state.
     """
     if policy.processor is None:
         raise ValueError("The policy has no processor, whose cameras LeRobot's config.json names.")
@@ -44,6 +46,11 @@ def write_lerobot(policy: Policy, target: Path) -> None:
             f"'{robot.adapter}', relative {list(robot.relative)}); write it as chiliad."
         )
     merged, params = lora.merge(policy.model.config, policy.params)
+    if merged.time == "modulation" and merged.state_input != "text":
+        raise ValueError(
+            f"LeRobot's π0.5 always spells the state in its prompt, but this policy reads it as "
+            f"'{merged.state_input}'; write it as chiliad or openpi."
+        )
     told = lerobot.LerobotConfig(
         horizon=merged.horizon,
         text=policy.processor.text_limit,
@@ -55,6 +62,10 @@ def write_lerobot(policy: Policy, target: Path) -> None:
         earlier=policy.processor.spells_padding,
     )
     lerobot.export(params, told, target)
+    file = target / "config.json"
+    config = json.loads(file.read_text()) | {"normalization_mapping": lerobot_processors.NORM_MAP}
+    file.write_text(json.dumps(config, indent=2) + "\n")
+    lerobot_processors.write_processors(target, config, robot.state, robot.actions)
 
 
 def _write_statistics(target: Path, robot: Embodiment, config: PiConfig) -> None:

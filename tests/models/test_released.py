@@ -1,0 +1,69 @@
+"""Released policies answer raw observations as their authors' own stacks do, from uint8 pictures,
+the robot's state and words to actions in the robot's units: recorded by openpi's `Policy.infer` and
+by LeRobot 0.4.4 and 0.6.1, for every policy of the table (tests/fixtures/released)."""
+
+import numpy as np
+import pytest
+
+from models import load_policy
+from models.checkpoints.released import RELEASED
+from tests.helpers.models.released_cases import (
+    RELEASED_CASES,
+    answers,
+    case_policy,
+)
+
+TOKENIZER = RELEASED_CASES / "tokenizer.model"
+OPENPI = sorted(file.parent for file in RELEASED_CASES.glob("openpi/*/case.json"))
+LEROBOT = sorted(file.parent for file in RELEASED_CASES.glob("lerobot/*/*/case.json"))
+UNRUNNABLE = {"paligemma_diffusion_droid"}
+"""openpi's own config of it raises TypeError (DroidInputs takes no action_dim)."""
+
+
+@pytest.fixture(scope="module")
+def like():
+    """Policies by what they compile for, whose compiled functions others take over."""
+    return {}
+
+
+def answer(case, folder, like, **options):
+    """Largest difference from the recorded actions, as a part of the largest of these."""
+    root = case_policy(case, folder)
+    if case.parent.name == "0.4.4":  # as its training leaves it, by which its version is told
+        (root / "train_config.json").write_text("{}")
+    policy = load_policy(root, tokenizer=TOKENIZER, **options)
+    key = policy.model.config
+    if key in like:
+        vars(policy).update({name: getattr(like[key], name) for name in ("_sample", "_error")})
+    like.setdefault(key, policy)
+    observations, recorded = answers(case)
+    errors = []
+    for seen, noise, actions in zip(
+        observations, recorded["noise"], recorded["actions"], strict=True
+    ):
+        found = policy.infer(seen, noise=noise[None])["actions"]
+        found = found.reshape(found.shape[-2:])
+        wanted = actions[:, : found.shape[-1]]
+        assert found.shape == wanted.shape
+        errors.append(float(np.abs(found - wanted).max() / np.abs(wanted).max()))
+    return max(errors)
+
+
+def untold(case):
+    """Options of `load_policy` for what neither the case's files nor the table tell."""
+    return {"relative": ()} if case.name.endswith("_base") else {}
+
+
+@pytest.mark.parametrize("case", OPENPI, ids=lambda case: case.name)
+def test_openpis_policies_answer_as_openpis_own_stack(case, tmp_path, like):
+    assert answer(case, tmp_path, like, **untold(case)) < 1e-4
+
+
+@pytest.mark.parametrize("case", LEROBOT, ids=lambda case: f"{case.parent.name}-{case.name}")
+def test_lerobots_policies_answer_as_lerobots_own_stack(case, tmp_path, like):
+    assert answer(case, tmp_path, like, **untold(case)) < 1e-4
+
+
+def test_every_policy_of_openpis_that_can_act_here_was_recorded():
+    acting = {name for name, row in RELEASED.items() if row.source == "openpi" and not row.refused}
+    assert acting - UNRUNNABLE == {case.name for case in OPENPI}
