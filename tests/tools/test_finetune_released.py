@@ -22,6 +22,8 @@ from tools import train
 from tools.serving.engine import Engine
 from tools.serving.metrics import Metrics
 
+pytestmark = pytest.mark.slow
+
 QUIET = Console(quiet=True)
 STATISTICS = FIXTURES / "pi0" / "assets" / "robot" / "norm_stats.json"
 PROMPTS = ("push", "pull the thing")
