@@ -1,7 +1,7 @@
 """Models: attention, flow-matching policies and their inputs. Knows no dataset, no mesh."""
 
 from models.inputs.packed_batch import Layout, PackedBatch, Sample, pack
-from models.inputs.processor import Embodiment, Normalizer, Processor
+from models.inputs.processor import Embodiment, Normalizer, Processor, Scaling
 from models.load import load_policy
 from models.pi.model import Pi, PiConfig
 from models.policy import Policy
@@ -16,6 +16,7 @@ __all__ = [
     "Policy",
     "Processor",
     "Sample",
+    "Scaling",
     "load_policy",
     "pack",
 ]

@@ -33,7 +33,8 @@ from data.dataset import use_format
 from data.files.checksums import CHECKSUMS, damaged_files, write_checksums
 from data.files.folder import open_folder
 from data.lerobot.upgrade import upgrade
-from data.statistics.stats import Report, Stats, compute, compute_together, narrow
+from data.statistics.scaling import narrow
+from data.statistics.stats import Report, Stats, compute, compute_together
 from data.store.convert import DESCRIPTION, in_threads
 from data.store.ray_convert import on_ray
 from data.store.store import Encoding, build_store, damaged_store_files

@@ -64,6 +64,21 @@ def embodiment_stats(
     return _read(file)
 
 
+def shown_values(
+    feeds: Sequence[Feed],
+    episodes: Sequence[Int64[np.ndarray, " _e"]],
+    relative: Sequence[int] = (),
+) -> Iterator[tuple[Float[np.ndarray, "_n s"], Float[np.ndarray, "_m a"]]]:
+    """States and actions that the model is given, in the robot's units, a block at a time: one
+    action a frame, or those of all chunks' steps where some are relative to the state."""
+    moving = [d for d, origin in enumerate(relative) if origin >= 0]
+    for state, chunk, valid in _blocks(feeds, episodes, steps=None if moving else 1):
+        if moving:
+            chunk = chunk.astype(np.float64)
+            chunk[..., moving] -= state[:, None, [relative[d] for d in moving]]
+        yield state, chunk[valid] if moving else chunk[:, 0]
+
+
 def _computed(
     feeds: Sequence[Feed], episodes: Sequence[Int64[np.ndarray, " _e"]], relative: Sequence[int]
 ) -> RobotStats:

@@ -4,21 +4,28 @@ and each robot's embodiment with its statistics.
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from data.frames import Feed, Frames
 from data.mixture.embodiments import RobotStats, embodiment_stats
-from data.mixture.mixture import DatasetConfig, Known, Mixture, Reading, resolve
+from data.mixture.mixture import DatasetConfig, Known, Mixture, Reading, RobotConfig, resolve
 from data.mixture.relabelled import Retold
 from data.mixture.split import Episodes, split_episodes
-from data.statistics.stats import normalizer
-from models import Embodiment
+from data.statistics.scaling import normalizer
+from models import Embodiment, Normalizer, Scaling
 from models.config import to_json
+
+
+class Scales(NamedTuple):
+    """Normalizers of a robot's states and actions."""
+
+    state: Normalizer
+    actions: Normalizer
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,9 @@ def mix(
     holdout: float = 0.0,
     seed: int = 0,
     cache: Path | None = None,
+    state_scaling: Scaling = "quantile",
+    action_scaling: Scaling = "quantile",
+    kept: Mapping[str, Scales] | None = None,
 ) -> Mixed:
     """Makes a mixture ready for planning and loading.
 
@@ -54,10 +64,12 @@ def mix(
       holdout: share of each dataset's episodes that is held out; 0 holds none out.
       seed: of that choice.
       cache: folder that keeps statistics which had to be computed.
+      state_scaling, action_scaling: of robots whose settings do not tell.
+      kept: every robot's scales by its name, in place of those of its datasets.
 
     Raises:
       ValueError, FileNotFoundError: as `resolve`, or a dataset has too few episodes to hold any
-        out, or those of one robot differ in their dims.
+        out, or those of one robot differ in their dims, from each other's or its kept scales'.
     """
     robots, readings = resolve(mixture, [Known.of(shown) for shown in frames], horizon)
     feeds = tuple(map(_feed, mixture.datasets, frames, readings))
@@ -77,12 +89,17 @@ def mix(
             cache=cache,
         )
         stats.append(found)
+        if kept is None:
+            scales = _own_scales(robot, found, state_scaling, action_scaling)
+        else:
+            scales = kept[robot.name]
+            check_dims(robot.name, scales, found.state["mean"].size, found.actions["mean"].size)
         embodiments.append(
             Embodiment(
                 name=robot.name,
                 cameras=robot.cameras,
-                state=normalizer(found.state, f"{robot.name}, state"),
-                actions=normalizer(found.actions, f"{robot.name}, action"),
+                state=scales.state,
+                actions=scales.actions,
                 relative=robot.relative,
             )
         )
@@ -95,6 +112,24 @@ def mix(
         embodiments=tuple(embodiments),
         stats=tuple(stats),
         digest=_digest(mixture, feeds, (*training, *held_out)),
+    )
+
+
+def check_dims(robot: str, kept: Scales, states: int, actions: int) -> None:
+    """Raises ValueError unless kept scales are for so many dims of state and actions."""
+    for what, scale, dims in (("state", kept.state, states), ("action", kept.actions, actions)):
+        if len(scale.offset) != dims:
+            raise ValueError(
+                f"embodiment '{robot}': the kept statistics have {len(scale.offset)} {what} dims, "
+                f"but its data {dims}; choose the columns that the policy was trained with, or "
+                "give no --statistics."
+            )
+
+
+def _own_scales(robot: RobotConfig, stats: RobotStats, state: Scaling, actions: Scaling) -> Scales:
+    return Scales(
+        normalizer(stats.state, f"{robot.name}, state", robot.state_scaling or state),
+        normalizer(stats.actions, f"{robot.name}, action", robot.action_scaling or actions),
     )
 
 
@@ -137,6 +172,10 @@ def _split(
 def _digest(mixture: Mixture, feeds: Sequence[Feed], episodes: Sequence[Episodes]) -> str:
     """Digest of a mixture's datasets by their content, wherever they lie."""
     settings: Any = to_json(replace(mixture, datasets=()))
+    for robot in settings["embodiments"]:  # digests of runs saved before these fields stay
+        for name in ("state_scaling", "action_scaling"):
+            if robot[name] is None:
+                del robot[name]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for feed, config in zip(feeds, mixture.datasets, strict=True):
         digest.update(feed.frames.digest.encode())

@@ -20,6 +20,7 @@ from data.frames import ACTION, STATE, Frames
 from data.mixture.relabelled import Transform, Wordings, read_wordings
 from data.mixture.split import Episodes
 from data.mixture.trust import Consent, remembered
+from models import Scaling
 from models.config import from_json
 
 _PREFIX = "observation.images."
@@ -33,7 +34,8 @@ class RobotConfig:
     if none are given. `relative`: for each action dim the state dim that the model measures it
     from, -1 where it is taken as it is. `seconds`: the time that an action chunk covers, at any
     fps; if None a step is a frame. `increments`: action dims that tell a movement since the last
-    frame; over longer or shorter steps they are summed instead of picked.
+    frame; over longer or shorter steps they are summed instead of picked. `state_scaling` and
+    `action_scaling`: the run's, if None.
     """
 
     name: str
@@ -41,6 +43,8 @@ class RobotConfig:
     relative: tuple[int, ...] = ()
     seconds: float | None = None
     increments: tuple[int, ...] = ()
+    state_scaling: Scaling | None = None
+    action_scaling: Scaling | None = None
 
 
 @dataclass(frozen=True)

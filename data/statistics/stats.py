@@ -1,20 +1,18 @@
-"""Exact statistics of a dataset's columns, and the scaling that follows from them.
+"""Exact statistics of a dataset's columns.
 
 Computed from the parquet over every frame of the chosen episodes, a block at a time, so a dataset
 of any size needs the same memory: the stats.json of datasets recorded by LeRobot up to 0.5 holds
-means of per-episode quantiles, which no longer are quantiles. The scaling is π0.5's: the 1st to
-99th percentile becomes -1 to 1.
+means of per-episode quantiles, which no longer are quantiles.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
-from jaxtyping import Bool, Float64, Shaped
+from jaxtyping import Shaped
 
 from data.dataset import Dataset, Report
 from data.frames import Stats
 from data.statistics.quantiles import OrderStatistics, interpolate, ranks
-from models import Normalizer
 from models.terminal import logger
 
 Block = Shaped[np.ndarray, "_n *shape"]
@@ -22,8 +20,6 @@ Blocks = Callable[[Sequence[str]], Iterable[Mapping[str, Block]]]
 
 QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
 
-_NARROW = 0.01
-_SMALLEST_SCALE = 1e-4
 _ROWS = 1 << 16
 
 _log = logger(__name__)
@@ -117,49 +113,6 @@ def describe(values: Block) -> Stats:
         **dict(zip(QUANTILES, quantiles, strict=True)),
     }
     return {k: v.reshape(shape) for k, v in stats.items()} | {"count": np.array([len(values)])}
-
-
-def narrow(stats: Mapping[str, np.ndarray]) -> dict[int, str]:
-    """Dimensions whose percentiles are too close together to divide by their distance, and how
-    they are scaled instead."""
-    low, high, whole = _range(stats)
-    found: dict[int, str] = {}
-    for d in range(len(low)):
-        if high[d] - low[d] < 2 * _SMALLEST_SCALE:
-            found[d] = (
-                f"hardly changes ({low[d]:g}..{high[d]:g}); scaled by {_SMALLEST_SCALE:g}, and so "
-                "of no use to learn from"
-            )
-        elif whole[d]:
-            found[d] = (
-                f"98 % of its values lie in {np.ravel(stats['q01'])[d]:g}.."
-                f"{np.ravel(stats['q99'])[d]:g} but all of them in {low[d]:g}..{high[d]:g}; "
-                "scaled by the latter"
-            )
-    return found
-
-
-def normalizer(stats: Mapping[str, np.ndarray], name: str) -> Normalizer:
-    """The scaling that takes q01 to -1 and q99 to 1, per dimension.
-
-    A dimension that hardly moves between them (a gripper that closes once in a hundred frames)
-    takes min and max instead, and one that never moves a scale of 1e-4; both are logged by `name`
-    and dimension, since dividing by their range would make noise or rare values enormous.
-    """
-    for d, why in narrow(stats).items():
-        _log.warning("%s[%d]: %s.", name, d, why)
-    low, high, _ = _range(stats)
-    scale = np.maximum((high - low) / 2, _SMALLEST_SCALE)
-    return Normalizer(tuple(map(float, (low + high) / 2)), tuple(map(float, scale)))
-
-
-def _range(
-    stats: Mapping[str, np.ndarray],
-) -> tuple[Float64[np.ndarray, " d"], Float64[np.ndarray, " d"], Bool[np.ndarray, " d"]]:
-    """Values that become -1 and 1, and a mask of those that are extremes, not percentiles."""
-    low, high, least, most = (np.ravel(stats[key]) for key in ("q01", "q99", "min", "max"))
-    whole = high - low < _NARROW * (most - least)
-    return np.where(whole, least, low), np.where(whole, most, high), whole
 
 
 class _Column:

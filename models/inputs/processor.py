@@ -23,6 +23,9 @@ from models.inputs.raw import RawKeys
 from models.inputs.tokenizer import SentencePiece, Tokenizer
 
 StateInput = Literal["text", "token", "suffix", "none"]
+Scaling = Literal["quantile", "z-score", "min-max"]
+"""Statistics that become a `Normalizer`: the range from the 1st to the 99th percentile, mean and
+standard deviation, or the whole range."""
 
 _STATE_BINS = np.linspace(-1, 1, 257)[:-1]
 _SMALLEST_SCALE, _LARGEST_SCALE = 1e-12, 1e12

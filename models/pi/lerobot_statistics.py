@@ -29,6 +29,12 @@ def read_normalizers(path: Path) -> dict[str, Normalizer]:
     Raises:
       ValueError: a feature's scaling is of a mode that is not known, or lacks its statistics.
     """
+    return {name: scale for name, (_, scale) in read_modes(path).items()}
+
+
+def read_modes(path: Path) -> dict[str, tuple[str, Normalizer]]:
+    """LeRobot's name of each feature's scaling, such as "MEAN_STD", and its scales; {}, arguments
+    and errors as `read_normalizers`."""
     path = Path(path)
     file = (path if path.is_dir() else path.parent) / "policy_preprocessor.json"
     if not file.is_file():
@@ -50,7 +56,7 @@ def read_normalizers(path: Path) -> dict[str, Normalizer]:
     for name in features:
         mode = modes.get(str(section(features, name, where).get("type")), "IDENTITY")
         if mode != "IDENTITY" and any(key.startswith(f"{name}.") for key in statistics):
-            normalizers[name] = _normalizer(file, name, mode, statistics, config)
+            normalizers[name] = mode, _normalizer(file, name, mode, statistics, config)
     return normalizers
 
 

@@ -17,8 +17,8 @@ from data.files import cached
 from data.files.folder import open_folder
 from data.frames import Frames
 from data.loader.loader import plan_source
-from data.mixture.mixed import Mixed, mix
-from data.mixture.mixture import DatasetConfig, Known, read_mixture, resolve
+from data.mixture.mixed import Mixed, check_dims, mix
+from data.mixture.mixture import DatasetConfig, Known, RobotConfig, read_mixture, resolve
 from data.mixture.trust import Consent, remembered
 from data.packing.plan import PlanSource
 from data.store.convert import DESCRIPTION
@@ -32,6 +32,7 @@ from models.inputs.tokenizer import Tokenizer
 from models.load import check_fit
 from models.terminal import Console, Progress
 from tools.recipes.presets import RunConfig
+from tools.recipes.statistics import Scalings, kept_scales, show_outside
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,7 @@ def prepare(
     console: Console,
     text: Text | None = None,
     consent: Consent = remembered,
+    statistics: Path | None = None,
 ) -> Prepared:
     """Opens the dataset or mixture and derives what the model needs of it.
 
@@ -94,6 +96,7 @@ def prepare(
       out: the run's folder.
       text: how a policy to begin from reads prompts; a word list is made of the datasets' if None.
       consent: to the transforms that a mixture's file names.
+      statistics: what `kept_scales` reads, to scale by instead of the data's own.
 
     Raises:
       ValueError, FileNotFoundError: something is not fit to train on, or not for this model.
@@ -101,7 +104,15 @@ def prepare(
     check_model(config)
     mixture, cache = read_mixture(data, consent), out / "store"
     datasets = [_open(dataset.path, console) for dataset in mixture.datasets]
-    resolve(mixture, [_known(dataset) for dataset in datasets], config.model.horizon)
+    known = [_known(dataset) for dataset in datasets]
+    robots, readings = resolve(mixture, known, config.model.horizon)
+    scalings = {robot.name: _scalings(robot, config) for robot in robots}
+    kept = None if statistics is None else kept_scales(statistics, robots, scalings)
+    for dataset, columns, reading in zip(mixture.datasets, known, readings, strict=True):
+        if kept is not None and reading.transform is None:
+            name, sizes = robots[reading.embodiment].name, columns.columns
+            states, actions = (sum(sizes[c] for c in x) for x in (dataset.state, dataset.actions))
+            check_dims(name, kept[name], states, actions)
     frames = [
         dataset if isinstance(dataset, Store) else _decoded(own, dataset, cache, config, console)
         for own, dataset in zip(mixture.datasets, datasets, strict=True)
@@ -115,7 +126,12 @@ def prepare(
             holdout=config.data.holdout,
             seed=config.trainer.seed,
             cache=cache,
+            state_scaling=config.data.state_scaling,
+            action_scaling=config.data.action_scaling,
+            kept=kept,
         )
+    if statistics is not None:
+        show_outside(mixed, scalings, statistics, console)
     for robot in mixed.embodiments:
         _check_dims(robot, config)
     processor = _processor(mixed, config, text)
@@ -140,6 +156,13 @@ def check_model(config: RunConfig) -> None:
             f"command prepares neither subtasks nor FAST tokens; set the weights of these losses "
             f"(such as model.text_loss) to 0, or train as docs/insulation.md shows."
         )
+
+
+def _scalings(robot: RobotConfig, config: RunConfig) -> Scalings:
+    return Scalings(
+        robot.state_scaling or config.data.state_scaling,
+        robot.action_scaling or config.data.action_scaling,
+    )
 
 
 def _open(path: str, console: Console) -> Dataset | Store:

@@ -14,7 +14,7 @@ from jaxtyping import Int
 
 from data.packing.packing import fit_layout
 from data.packing.plan import PlanSource, typical_costs
-from models import Layout, PiConfig
+from models import Layout, PiConfig, Scaling
 from models.attention.ring import RUN
 from models.augment import AugmentConfig
 from models.files.own_file import load
@@ -51,6 +51,8 @@ class DataConfig:
     `workers`: processes that prepare batches, with `threads` each (None: one
     for every core, up to 8); 0 for those of this process.
     `skip_unreadable`: what cannot be read is left out and counted, instead of ending the run.
+    `state_scaling`, `action_scaling`: statistics that scale them, where a mixture does not say
+    otherwise of a robot.
     """
 
     encoding: Literal["jpeg", "raw", "direct"] = "jpeg"
@@ -58,6 +60,8 @@ class DataConfig:
     workers: int = 0
     threads: int | None = None
     skip_unreadable: bool = False
+    state_scaling: Scaling = "quantile"
+    action_scaling: Scaling = "quantile"
 
 
 @dataclass(frozen=True)
@@ -162,7 +166,11 @@ PI05 = RunConfig(
 )
 """π0.5 as released, to fine-tune: `--init` takes the released weights."""
 
-PI0 = replace(PI05, model=PI05.model.changed(state_input="suffix", time="input"))
+PI0 = replace(
+    PI05,
+    model=PI05.model.changed(state_input="suffix", time="input"),
+    data=DataConfig(state_scaling="z-score", action_scaling="z-score"),
+)
 """π0 as released, to fine-tune."""
 
 GROOT = replace(
@@ -173,6 +181,7 @@ GROOT = replace(
         adapter=replace(GrootConfig().adapter, remat="full"),
         dit=replace(GrootConfig().dit, remat="full"),
     ),
+    data=DataConfig(state_scaling="min-max", action_scaling="min-max"),
     optimizer=replace(PI05.optimizer, learning_rate=1e-4, weight_decay=1e-5),
 )
 """GR00T-N1.5 at its released sizes. Samples are prepared as for our other models, not as NVIDIA's

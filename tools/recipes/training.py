@@ -4,7 +4,8 @@ episodes.
 `python -m tools.train` is this on a command line; a notebook or a script calls `run`.
 """
 
-from collections.abc import Callable, Iterator
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +21,7 @@ from data.dataset import use_format
 from data.loader.loader import Loader
 from data.mixture.mixture import is_mixture
 from data.packing.plan import Plan
-from models import PackedBatch, Policy
+from models import Embodiment, PackedBatch, Policy
 from models.augment import Augmented
 from models.config import from_json, to_json
 from models.flow import flow
@@ -74,6 +75,9 @@ class Paths:
     """Checkpoint to begin from, of any kind that models.load_policy reads."""
     tokenizer: Path | None = None
     """SentencePiece file, for an --init that came without its tokenizer."""
+    statistics: Path | None = None
+    """Checkpoint, or norm_stats.json, policy_preprocessor.json or stats.json, whose scaling of
+    states and actions is kept; the data's own if not given."""
     trust: bool = False
     """Run the transforms, programs in Python, that a mixture's file names."""
     data_format: str = ""
@@ -143,14 +147,22 @@ def _run(
         use_format(paths.data_format)
     agreed = consent(paths.trust, jax.process_count() == 1, console)
     ready = first_host_first(
-        lambda: prepare(paths.data, out, config, console, _text(paths), agreed)
+        lambda: prepare(paths.data, out, config, console, _text(paths), agreed, paths.statistics)
     )
     model, sources = config.model.build(), ready.sources()
     layout = config.layout(sources)
     plan = Plan(sources, layout, config.rows.number, seed=config.trainer.seed)
     content = {"plan": plan.digest, "data": ready.mixed.digest}
+    if paths.statistics is not None:
+        content["scales"] = _digest(ready.mixed.embodiments)
 
     def batches(start: int, position: Any) -> Iterator[tuple[PackedBatch, dict[str, float]]]:
+        if position is not None and position.get("scales") != content.get("scales"):
+            now = paths.statistics or "the data's own"
+            raise ValueError(
+                f"{out} was scaled by other statistics than {now}; give the --statistics that it "
+                f"began with, or start a new run in another folder."
+            )
         if position is not None and position != content:
             raise ValueError(
                 f"{paths.data} (or the version of this code or of scipy) has changed since {out} "
@@ -203,6 +215,11 @@ def _run(
         if config.closed_loop.suite and not result.finished:
             acting.abandon()
     return result
+
+
+def _digest(robots: Sequence[Embodiment]) -> str:
+    scales = [(robot.name, robot.state, robot.actions) for robot in robots]
+    return hashlib.sha256(repr(scales).encode()).hexdigest()[:16]
 
 
 def _text(paths: Paths) -> Text | None:

@@ -13,7 +13,8 @@ from data.mixture.mixed import mix
 from data.mixture.mixture import DatasetConfig, Mixture, RobotConfig, read_mixture
 from data.mixture.relabelled import Retold
 from data.mixture.trust import always
-from data.statistics.stats import describe, normalizer
+from data.statistics.scaling import normalizer
+from data.statistics.stats import describe
 from models import Embodiment, Processor
 from models.config import to_json
 from tests.helpers.data.memory_frames import MemoryFrames
@@ -48,6 +49,22 @@ def test_a_single_dataset_is_taken_as_its_store_has_it():
     assert robot.actions == normalizer(A.stats[ACTION], ACTION)
     np.testing.assert_array_equal(made.training[0], np.arange(4))
     assert not len(made.held_out[0])
+
+
+def test_a_robots_scaling_stands_before_the_runs():
+    robot = replace(ARM, state_scaling="min-max")
+    made = mix(
+        Mixture((OF_A,), (robot,)), [A], 4, state_scaling="z-score", action_scaling="z-score"
+    )
+    (arm,), (stats,) = made.embodiments, made.stats
+    assert arm.state == normalizer(stats.state, "state", "min-max")
+    assert arm.actions == normalizer(stats.actions, "action", "z-score")
+
+
+def test_a_mixture_that_says_no_scaling_keeps_the_digest_of_runs_saved_before_there_was_any():
+    assert mix(Mixture((OF_A,), (ARM,)), [A], 4).digest == "243c974f3beef63b"
+    chosen = replace(ARM, action_scaling="z-score")
+    assert mix(Mixture((OF_A,), (chosen,)), [A], 4).digest != "243c974f3beef63b"
 
 
 def test_columns_end_to_end_have_their_statistics_end_to_end():

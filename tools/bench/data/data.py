@@ -19,7 +19,7 @@ from data import open_dataset
 from data.frames import ACTION, STATE, Feed, Frames
 from data.loader.loader import Loader, plan_source
 from data.packing.plan import Plan
-from data.statistics.stats import normalizer
+from data.statistics.scaling import normalizer
 from data.store.convert import Encoding
 from data.store.direct import open_direct
 from data.store.store import cached_store

@@ -164,7 +164,7 @@ def begin_run(path: Path) -> Report:
         from data.loader.loader import Loader, plan_source
         from data.mixture.split import split_episodes
         from data.packing.plan import Plan
-        from data.statistics.stats import normalizer
+        from data.statistics.scaling import normalizer
         from data.store.store import open_store
         from models import Embodiment, Processor
         from models.inputs.tokenizer import Tokenizer

@@ -1,0 +1,119 @@
+"""Share of a robot's data outside the range of statistics that are not its own, when a checkpoint's
+are kept for fine-tuning.
+
+What those statistics hardly saw move has a tiny scale, by which a value that does move becomes
+enormous: such a dim is refused, as no loss would survive it.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float64
+
+from data.mixture.embodiments import shown_values
+from data.mixture.mixed import Mixed
+from models import Normalizer, Scaling
+
+REACH: dict[Scaling, float] = {"quantile": 1.0, "min-max": 1.0, "z-score": 3.0}
+"""Half the range that statistics cover, in scale units: three standard deviations of z-scores."""
+LARGEST = 100.0
+"""Scale units from the middle; data of the wrong unit, or of a dim that never moved before, lie
+farther out."""
+
+
+class Outside(NamedTuple):
+    """A dim's `share` of values out of range, and by how many scale units the farthest exceeds it
+    (`excess`); `low` and `high` are the data's extremes, in the robot's units."""
+
+    robot: str
+    feature: str
+    dim: int
+    low: float
+    high: float
+    offset: float
+    scale: float
+    share: float
+    excess: float
+    reach: float
+
+    @property
+    def farthest(self) -> float:
+        """Scale units from the middle of the statistics."""
+        return max(abs(self.low - self.offset), abs(self.high - self.offset)) / self.scale
+
+
+def outside(
+    mixed: Mixed, robot: int, state_scaling: Scaling, action_scaling: Scaling
+) -> list[Outside]:
+    """Distances of the training data of the mixture's n-th robot from its scales, a dim each of
+    state and actions."""
+    own = [n for n, feed in enumerate(mixed.feeds) if feed.embodiment == robot]
+    embodiment, stats = mixed.embodiments[robot], mixed.stats[robot]
+    features = (
+        ("state", embodiment.state, stats.state, REACH[state_scaling]),
+        ("action", embodiment.actions, stats.actions, REACH[action_scaling]),
+    )
+    blocks = shown_values(
+        [mixed.feeds[n] for n in own], [mixed.training[n] for n in own], embodiment.relative
+    )
+    counts = [np.zeros(len(scale.offset)) for _, scale, _, _ in features]
+    totals = [0, 0]
+    for values in blocks:
+        for n, (_, scale, _, reach) in enumerate(features):
+            counts[n] += (np.abs(_units(values[n], scale)) > reach).sum(axis=0)
+            totals[n] += len(values[n])
+    found = []
+    for n, (feature, scale, kept, reach) in enumerate(features):
+        low, high = np.ravel(kept["min"]), np.ravel(kept["max"])
+        farthest = np.maximum(*(np.abs(_units(x, scale)) for x in (low, high)))
+        found += [
+            Outside(
+                robot=embodiment.name,
+                feature=feature,
+                dim=d,
+                low=float(low[d]),
+                high=float(high[d]),
+                offset=scale.offset[d],
+                scale=scale.scale[d],
+                share=float(counts[n][d] / max(1, totals[n])),
+                excess=float(max(0.0, farthest[d] - reach)),
+                reach=reach,
+            )
+            for d in range(len(low))
+        ]
+    return found
+
+
+def require_near(found: Sequence[Outside], where: str) -> None:
+    """Refuses data of which a dim lies more than `LARGEST` scale units from the statistics' middle.
+
+    Args:
+      where: the statistics' file, for the message.
+
+    Raises:
+      ValueError: names each such dim, and the remedy.
+    """
+    if far := [x for x in found if x.farthest > LARGEST]:
+        dims = "; ".join(
+            f"{x.feature}[{x.dim}] of '{x.robot}' is {x.low:g}..{x.high:g} here, but "
+            + (
+                f"hardly changed there (around {x.offset:g})"
+                if x.scale <= _CONSTANT * max(1.0, abs(x.offset))
+                else f"{x.offset - x.reach * x.scale:g}..{x.offset + x.reach * x.scale:g} there"
+            )
+            + f", so it would reach {x.farthest:.3g} scale units"
+            for x in far
+        )
+        raise ValueError(
+            f"The statistics in {where} are not of this data: {dims}. Leave these dims out (a "
+            "mixture's columns or a transform), give the robot's units that the statistics have, "
+            "or train without --statistics, on the data's own."
+        )
+
+
+_CONSTANT = 1e-5
+
+
+def _units(x: np.ndarray, scale: Normalizer) -> Float64[np.ndarray, "*b d"]:
+    return (np.asarray(x, np.float64) - np.asarray(scale.offset)) / np.asarray(scale.scale)

@@ -1,0 +1,53 @@
+"""Scaling of state and actions from a file of statistics: openpi's norm_stats.json, which its
+checkpoints have as assets/ROBOT/norm_stats.json, or a LeRobot dataset's meta/stats.json.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+from models.config import from_json
+from models.files.foreign_json import read_json, section
+from models.inputs.processor import Normalizer, Scaling
+
+_KINDS: dict[Scaling, tuple[str, str]] = {
+    "z-score": ("mean", "std"),
+    "min-max": ("min", "max"),
+    "quantile": ("q01", "q99"),
+}
+_LEROBOT = {"state": "observation.state", "actions": "action"}
+_OPENPI_EPS, _LEROBOT_EPS = 1e-6, 1e-8
+
+
+def read_scale(file: Path, feature: Literal["state", "actions"], scaling: Scaling) -> Normalizer:
+    """The scale of a feature, with what its authors add to every divisor so that it is not 0.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: it lacks the statistics, or they are no numbers or of different lengths.
+    """
+    values, where = read_json(file), str(file)
+    if "norm_stats" in values:
+        name, eps, values = str(feature), _OPENPI_EPS, section(values, "norm_stats", where)
+    else:
+        name, eps = _LEROBOT[feature], _LEROBOT_EPS
+    stats = section(values, name, where)
+    if missing := [kind for kind in _KINDS[scaling] if stats.get(kind) is None]:
+        raise ValueError(
+            f"{file} has no {missing[0]} of {name}, which scaling by {scaling} needs; choose "
+            f"another scaling, or another file."
+        )
+    first, second = (
+        from_json(tuple[float, ...], stats[kind], f"{file}: {name}.{kind}")
+        for kind in _KINDS[scaling]
+    )
+    if len(first) != len(second):
+        raise ValueError(f"{file}: {name} has {len(first)} and {len(second)} numbers.")
+    if scaling == "z-score":
+        offset, scale = first, tuple(std + eps for std in second)
+    else:
+        scale = tuple((high - low + eps) / 2 for low, high in zip(first, second, strict=True))
+        offset = tuple(low + half for low, half in zip(first, scale, strict=True))
+    try:
+        return Normalizer(offset, scale)
+    except ValueError as error:
+        raise ValueError(f"{file}, {name}: {error}") from error

@@ -1,0 +1,185 @@
+"""Scales of state and actions kept from what a policy was trained with, when it is fine-tuned on
+data of its robot: a small dataset's own statistics would give the same motion other numbers than
+the policy knows. openpi's `AssetsConfig` is the idea.
+"""
+
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.table import Table
+
+from data.mixture.mixed import Mixed, Scales
+from data.mixture.mixture import RobotConfig
+from data.mixture.outside import REACH, outside, require_near
+from models import Embodiment, Scaling
+from models.checkpoints import own
+from models.files.foreign_json import section
+from models.load import inspect_checkpoint
+from models.pi.lerobot_statistics import read_modes
+from models.pi.statistics_file import read_scale
+from models.terminal import Console
+
+_STATS = "norm_stats.json"
+_PROCESSOR = "policy_preprocessor.json"
+_MODES: dict[str, Scaling] = {
+    "MEAN_STD": "z-score",
+    "MIN_MAX": "min-max",
+    "QUANTILES": "quantile",
+}
+_SCALINGS = typing.get_args(Scaling)
+
+
+class Scalings(NamedTuple):
+    """Kinds of scaling of a robot's states and actions."""
+
+    state: Scaling
+    actions: Scaling
+
+
+def kept_scales(
+    path: Path, robots: Sequence[RobotConfig], scalings: Mapping[str, Scalings]
+) -> dict[str, Scales]:
+    """The scales of every robot by its name: those of the robot of the same name, or the only ones.
+
+    Args:
+      path: a checkpoint of ours, of openpi's (with assets) or of LeRobot's (with its processor), a
+        LeRobot dataset, or a file of statistics: norm_stats.json, policy_preprocessor.json or
+        stats.json.
+      scalings: by robot; what a file records must be of that kind.
+
+    Raises:
+      FileNotFoundError: nothing there has statistics.
+      ValueError: they are of another kind, of several robots of other names, of actions relative to
+        other state dims, or damaged.
+    """
+    found = {}
+    for robot in robots:
+        sources = dict(_sources(path))
+        if robot.name in sources:
+            read = sources[robot.name]
+        elif len(sources) == 1:
+            (read,) = sources.values()
+        else:
+            raise ValueError(
+                f"{path} has statistics of {sorted(sources)}, but none of '{robot.name}'; give one "
+                f"of their files, or name the robot so in a mixture (embodiment)."
+            )
+        found[robot.name] = read(robot, scalings[robot.name])
+    return found
+
+
+def show_outside(
+    mixed: Mixed, scalings: Mapping[str, Scalings], path: Path, console: Console
+) -> None:
+    """Prints how far each dim of the data lies outside the kept scales.
+
+    Raises:
+      ValueError: a dim would become enormous in them.
+    """
+    found = [
+        x
+        for n, robot in enumerate(mixed.embodiments)
+        for x in outside(mixed, n, *scalings[robot.name])
+    ]
+    table = Table(
+        title=f"This data in the statistics of {path}",
+        caption=f"Range: ±{REACH['quantile']:g} scale unit of quantiles and min-max, "
+        f"±{REACH['z-score']:g} of z-scores.",
+    )
+    for name in ("robot", "dim", "data", "range of the statistics", "outside", "largest excess"):
+        table.add_column(name)
+    for x in found:
+        table.add_row(
+            x.robot,
+            f"{x.feature}[{x.dim}]",
+            f"{x.low:.4g}..{x.high:.4g}",
+            f"{x.offset - x.reach * x.scale:.4g}..{x.offset + x.reach * x.scale:.4g}",
+            f"{x.share:.1%}",
+            f"{x.excess:.3g}" if x.excess else "",
+        )
+    console.print(table)
+    require_near(found, str(path))
+
+
+def _sources(path: Path) -> Iterator[tuple[str, Callable[[RobotConfig, Scalings], Scales]]]:
+    """Readers of what has statistics at `path`, by the robot's name, "" where it has none."""
+    if path.is_file() and path.name != _PROCESSOR and path.suffix == ".json":
+        yield "", partial(_in_file, path)
+        return
+    folder = path.parent if path.is_file() else path
+    if (folder / _PROCESSOR).is_file():
+        yield "", partial(_in_processor, folder)
+    elif (folder / _STATS).is_file():
+        yield folder.name, partial(_in_file, folder / _STATS)
+    elif files := sorted((folder / "assets").rglob(_STATS)):
+        for file in files:
+            yield file.parent.relative_to(folder / "assets").as_posix(), partial(_in_file, file)
+    elif (folder / "meta/stats.json").is_file():
+        yield "", partial(_in_file, folder / "meta/stats.json")
+    else:
+        yield from _in_checkpoint(path)
+
+
+def _in_checkpoint(
+    path: Path,
+) -> Iterator[tuple[str, Callable[[RobotConfig, Scalings], Scales]]]:
+    try:
+        found = own.find(path)
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"{path} has no statistics; give a run or checkpoint of ours, openpi's with "
+            f"assets/ROBOT/{_STATS}, LeRobot's with {_PROCESSOR}, or such a file."
+        ) from None
+    processor = inspect_checkpoint(found).processor
+    if processor is None:
+        raise ValueError(f"{found} has no processor, so it tells no scales; give another.")
+    for embodiment in processor.embodiments:
+        yield embodiment.name, partial(_of_ours, found, embodiment)
+
+
+def _in_file(file: Path, robot: RobotConfig, scalings: Scalings) -> Scales:
+    return Scales(
+        read_scale(file, "state", scalings.state), read_scale(file, "actions", scalings.actions)
+    )
+
+
+def _in_processor(folder: Path, robot: RobotConfig, scalings: Scalings) -> Scales:
+    """LeRobot's, whose processor says by what each feature is scaled."""
+    modes, file = read_modes(folder), folder / _PROCESSOR
+    scales = []
+    for what, feature, wanted in (
+        ("state", "observation.state", scalings.state),
+        ("action", "action", scalings.actions),
+    ):
+        if feature not in modes:
+            raise ValueError(f"{file} scales no {feature}; give a file that has its statistics.")
+        mode, scale = modes[feature]
+        _require(str(file), what, _MODES.get(mode, mode), wanted)
+        scales.append(scale)
+    return Scales(*scales)
+
+
+def _of_ours(path: Path, kept: Embodiment, robot: RobotConfig, scalings: Scalings) -> Scales:
+    told = section(own.read_json(path, "config"), "data", str(path))
+    for what, wanted in (("state", scalings.state), ("action", scalings.actions)):
+        _require(str(path), what, told.get(f"{what}_scaling", "quantile"), wanted)
+    if any(x >= 0 for x in (*kept.relative, *robot.relative)) and kept.relative != robot.relative:
+        raise ValueError(
+            f"{path}: its actions are relative to the state dims {list(kept.relative)}, but those "
+            f"of '{robot.name}' to {list(robot.relative)}; give the same in a mixture."
+        )
+    return Scales(kept.state, kept.actions)
+
+
+def _require(where: str, what: str, kind: object, wanted: Scaling) -> None:
+    if kind == wanted:
+        return
+    remedy = (
+        f"give --data.{what}-scaling {kind}"
+        if kind in _SCALINGS
+        else f"known are {', '.join(_MODES)}"
+    )
+    raise ValueError(f"{where} scales the {what} by {str(kind)[:80]}, not {wanted}; {remedy}.")
