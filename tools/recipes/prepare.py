@@ -101,7 +101,7 @@ def prepare(
     check_model(config)
     mixture, cache = read_mixture(data, consent), out / "store"
     datasets = [_open(dataset.path, console) for dataset in mixture.datasets]
-    resolve(mixture, [_known(dataset) for dataset in datasets], config.model.horizon)
+    resolve(mixture, [known(dataset) for dataset in datasets], config.model.horizon)
     frames = [
         dataset if isinstance(dataset, Store) else _decoded(own, dataset, cache, config, console)
         for own, dataset in zip(mixture.datasets, datasets, strict=True)
@@ -154,7 +154,8 @@ def _bar(progress: Progress, what: str) -> Callable[[int, int], None]:
     return lambda done, total: progress.update(task, completed=done, total=total)
 
 
-def _known(dataset: Dataset | Store) -> Known:
+def known(dataset: Dataset | Store) -> Known:
+    """Metadata of a dataset, by which a mixture is resolved."""
     if isinstance(dataset, Store):
         return Known.of(dataset)
     columns, episodes = numeric_columns(dataset), len(dataset.lengths)
