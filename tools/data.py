@@ -33,7 +33,7 @@ from data.dataset import use_format
 from data.files.checksums import CHECKSUMS, damaged_files, write_checksums
 from data.files.folder import open_folder
 from data.lerobot.upgrade import upgrade
-from data.statistics.difference import Difference, difference
+from data.statistics.difference import RecordingDifference, difference
 from data.statistics.stats import Report, Stats, compute, compute_together, narrow
 from data.store.convert import DESCRIPTION, in_threads
 from data.store.ray_convert import on_ray
@@ -319,7 +319,7 @@ def _show_statistics(console: Console, statistics: dict[str, Stats], dataset: Da
             console.print(Text("warning", "yellow"), f"{name}[{dim}]: {why}.")
 
 
-def _show_difference(console: Console, found: Difference) -> None:
+def _show_difference(console: Console, found: RecordingDifference) -> None:
     facts = _table(Column("", no_wrap=True), "First", "Second")
     sides = found.first, found.second
     facts.add_row("path", *(side.path for side in sides))

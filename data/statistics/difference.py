@@ -87,7 +87,7 @@ class RecordingFacts:
 
 
 @dataclass(frozen=True)
-class Difference:
+class RecordingDifference:
     """Two recordings beside each other, and sentences on what differs and matters."""
 
     first: RecordingFacts
@@ -100,7 +100,7 @@ class Difference:
         return asdict(self)
 
 
-def difference(first: Dataset, second: Dataset, report: Report) -> Difference:
+def difference(first: Dataset, second: Dataset, report: Report) -> RecordingDifference:
     """Compares two recordings; `findings` say how the second departs from the first.
 
     Raises:
@@ -133,7 +133,7 @@ def difference(first: Dataset, second: Dataset, report: Report) -> Difference:
         *(line for dim in dims for line in _of_dim(dim)),
         *_of_pictures(*looks),
     ]
-    return Difference(*facts, dims, tuple(findings))
+    return RecordingDifference(*facts, dims, tuple(findings))
 
 
 @dataclass(frozen=True, eq=False)
