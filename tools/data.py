@@ -181,9 +181,9 @@ def diff_command(
         data_format: Format of yours to read them by; the file's Python runs (docs/own_dataset.md).
     """
     console = _console(data_format)
-    datasets = [open_dataset(path) for path in (first, second)]
+    ours, theirs = open_dataset(first), open_dataset(second)
     with _steps() as report:
-        found = difference(*datasets, report)
+        found = difference(ours, theirs, report)
     if json_file is not None:
         json_file.write_text(json.dumps(found.to_json(), indent=2) + "\n")
     _show_difference(console, found)

@@ -127,13 +127,13 @@ def difference(first: Dataset, second: Dataset, report: Report) -> RecordingDiff
         if name not in fit
     )
     findings = [
-        *_of_facts(*facts),
+        *_of_facts(facts[0], facts[1]),
         *(line for name in (STATE, ACTION) for line in _lacking(first, second, name)),
         *unlike,
         *(line for dim in dims for line in _of_dim(dim)),
-        *_of_pictures(*looks),
+        *_of_pictures(looks[0], looks[1]),
     ]
-    return RecordingDifference(*facts, dims, tuple(findings))
+    return RecordingDifference(facts[0], facts[1], dims, tuple(findings))
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,7 +225,8 @@ def _looks(dataset: Dataset, report: Report) -> dict[str, _Seen]:
         if not len(there):
             continue
         chosen = np.unique(there[np.linspace(0, len(there) - 1, _LOOKS).round().astype(int)])
-        thumbs, means, squares, size = [], [], [], (0, 0)
+        thumbs: list[Picture] = []
+        means, squares, size = [], [], (0, 0)
         for n, episode in enumerate(chosen.tolist()):
             pictures = dataset.frames(episode, camera)
             at = np.unique(np.linspace(0, len(pictures) - 1, _FRAMES).round().astype(int))

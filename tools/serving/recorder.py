@@ -254,7 +254,7 @@ class _Asked:
     time: float
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class RecordedAnswers:
     """Answers of a policy, each recorded; as quick as without, but for reading the message twice.
 
@@ -265,10 +265,10 @@ class RecordedAnswers:
     recorder: Recorder
     clock: Callable[[], float] = time.monotonic
 
-    @property
-    def metadata(self) -> Mapping[str, Any]:
-        """The policy's."""
-        return self.answers.metadata
+    metadata: Mapping[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.metadata = self.answers.metadata
 
     def join(self) -> None:
         """One more client."""
@@ -336,7 +336,7 @@ def _columns(
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     chunks = np.stack([one.chunk for one in frames]).astype(np.float32)
     times = np.array([one.time for one in frames])
-    columns = {
+    columns: dict[str, np.ndarray] = {
         ACTION: chunks[:, 0],
         CHUNK: chunks.reshape(len(chunks), -1),
         DELTA_T: np.diff(times, prepend=times[:1])[:, None].astype(np.float32),
