@@ -33,6 +33,7 @@ from data.dataset import use_format
 from data.files.checksums import CHECKSUMS, damaged_files, write_checksums
 from data.files.folder import open_folder
 from data.lerobot.upgrade import upgrade
+from data.statistics.difference import RecordingDifference, difference
 from data.statistics.scaling import narrow
 from data.statistics.stats import Report, Stats, compute, compute_together
 from data.store.convert import DESCRIPTION, in_threads
@@ -44,6 +45,8 @@ from models.terminal import Console, Progress, TextColumn, guard_tracebacks
 from tools.command_line.ending import in_a_line
 
 DatasetPath = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")]
+FirstPath = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="A")]
+SecondPath = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="B")]
 StorePath = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="STORE")]
 DatasetPaths = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATH …")]
 Episode = Annotated[int, tyro.conf.Positional, tyro.conf.arg(metavar="EPISODE")]
@@ -163,6 +166,28 @@ def stats_command(
         json_file.write_text(
             json.dumps(several if len(plain) > 1 else plain[paths[0]], indent=2) + "\n"
         )
+
+
+@app.command(name="diff")
+def diff_command(
+    first: FirstPath, second: SecondPath, json_file: JsonFile = None, data_format: DataFormat = ""
+) -> None:
+    """Compare two datasets, or a dataset with what a robot sent (tools.serve --record): rate,
+    cameras, ranges, prompts and pictures.
+
+    Args:
+        first: Folder of the dataset that a policy was trained on, or its URL.
+        second: Folder of the other dataset or recording, or its URL.
+        json_file: File to write all of it to.
+        data_format: Format of yours to read them by; the file's Python runs (docs/own_dataset.md).
+    """
+    console = _console(data_format)
+    ours, theirs = open_dataset(first), open_dataset(second)
+    with _steps() as report:
+        found = difference(ours, theirs, report)
+    if json_file is not None:
+        json_file.write_text(json.dumps(found.to_json(), indent=2) + "\n")
+    _show_difference(console, found)
 
 
 @app.command(name="view")
@@ -293,6 +318,53 @@ def _show_statistics(console: Console, statistics: dict[str, Stats], dataset: Da
         console.print()
         for dim, why in warnings.items():
             console.print(Text("warning", "yellow"), f"{name}[{dim}]: {why}.")
+
+
+def _show_difference(console: Console, found: RecordingDifference) -> None:
+    facts = _table(Column("", no_wrap=True), "First", "Second")
+    sides = found.first, found.second
+    facts.add_row("path", *(side.path for side in sides))
+    facts.add_row("robot", *(side.robot or "not told" for side in sides))
+    facts.add_row("frames a second", *(f"{side.fps:g}" for side in sides))
+    facts.add_row("episodes, frames", *(f"{side.episodes}, {side.frames}" for side in sides))
+    facts.add_row(
+        "time between frames",
+        *(
+            f"{side.delta_t[0]:.3g} s, up to {side.delta_t[1]:.3g}" if side.delta_t else "not told"
+            for side in sides
+        ),
+    )
+    for camera in dict.fromkeys([*found.first.cameras, *found.second.cameras]):
+        looks = (side.cameras.get(camera) for side in sides)
+        facts.add_row(
+            camera,
+            *(
+                f"{x.size[0]} × {x.size[1]}, RGB {' '.join(f'{v:.2f}' for v in x.mean)}"
+                if x
+                else "none"
+                for x in looks
+            ),
+        )
+    facts.add_row("prompts", *(f"{len(side.prompts)}" for side in sides))
+    console.print(facts)
+    console.print()
+    numbers = (Column(name, justify="right", no_wrap=True) for name in ("B q01", "B q99"))
+    own = (Column(name, justify="right", no_wrap=True) for name in ("A q01", "A q99"))
+    ranges = _table(
+        Column("Column", no_wrap=True), "Dim", *own, *numbers, "Outside of A", "By half ranges"
+    )
+    for dim in found.dims:
+        values = (dim.first[1], dim.first[3], dim.second[1], dim.second[3])
+        ranges.add_row(
+            *(dim.column, dim.name, *(f"{value:.3g}" for value in values)),
+            *(f"{100 * dim.outside:.3g} %", f"{dim.beyond:.3g}"),
+            style="yellow" if dim.outside else None,
+        )
+    console.print(ranges)
+    console.print()
+    for finding in found.findings:
+        console.print(Text("differs", "yellow"), Text(finding), soft_wrap=True)
+    console.print(f"{len(found.findings)} differences that matter.")
 
 
 def _table(*columns: Column | str) -> Table:

@@ -1,11 +1,14 @@
 """Let a trained policy act in simulation and write a report: success by task, beside controls and
-other policies on the same starts.
+other policies on the same starts. Or lay its chunks beside a dataset's recorded ones.
 
     python -m tools.evaluate --checkpoint runs/mine --suite tabletop-lift --out runs/mine/evaluation
     python -m tools.evaluate --checkpoint runs/mine --suite metaworld --tasks reach-v3 push-v3 \\
         --compare runs/other --out runs/mine/metaworld
+    python -m tools.evaluate --data datasets/mine --checkpoint runs/mine --out runs/mine/open_loop
 
-Every finished episode is kept in episodes.jsonl: the same command goes on after an interruption,
+With --data nothing acts, and the options are those of `--data PATH --help` (docs/debugging.md).
+Every finished episode of a suite is kept in episodes.jsonl: the same command goes on after an
+interruption,
 and more --episodes add to those that are there.
 """
 
@@ -16,19 +19,32 @@ import tyro
 from models.terminal import Console, guard_tracebacks
 from tools.command_line.ending import in_a_line
 from tools.command_line.options import current_options
+from tools.recipes import open_loop
 from tools.recipes.evaluation import JOURNAL, EvaluateConfig, run
+from tools.recipes.open_loop import OpenLoopConfig
+
+_PROGRAM = "python -m tools.evaluate"
 
 
 def main() -> None:
     """Command line."""
+    if any(argument.partition("=")[0] == "--data" for argument in sys.argv[1:]):
+        _main_open_loop()
+        return
     arguments = current_options(sys.argv[1:], EvaluateConfig, steps="euler_steps")
-    config = tyro.cli(
-        EvaluateConfig, args=arguments, prog="python -m tools.evaluate", description=__doc__
-    )
+    config = tyro.cli(EvaluateConfig, args=arguments, prog=_PROGRAM, description=__doc__)
     journal = config.out / JOURNAL
     kept = f"{journal} keeps the finished episodes: the same command goes on from there."
     with in_a_line(kept, writing=config.out):
         run(config, Console())
+
+
+def _main_open_loop() -> None:
+    config = tyro.cli(
+        OpenLoopConfig, args=sys.argv[1:], prog=_PROGRAM, description=open_loop.__doc__
+    )
+    with in_a_line(writing=config.out):
+        open_loop.run(config, Console())
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """Serve a trained policy to robots, to openpi's websocket clients as they are.
 
     python -m tools.serve --checkpoint runs/mine
+    python -m tools.serve --checkpoint runs/mine --record recordings/monday
+    python -m tools.serve --replay datasets/mine --episode 3
 
 Clients that ask at about the same time share one batch. Those that come while the policy is loaded
 and compiled wait for it. SIGTERM or Ctrl-C answers what has arrived and lets nobody in.
@@ -31,6 +33,8 @@ from tools.serving.engine import Engine
 from tools.serving.limits import Limits
 from tools.serving.listener import reserve_descriptors
 from tools.serving.metrics import Metrics
+from tools.serving.recorder import recorded, recording
+from tools.serving.replay import open_replay
 from tools.serving.server import Answers, PolicyServer, Report
 from tools.serving.startup import is_preparing
 from tools.serving.token import read_token
@@ -47,8 +51,16 @@ _NOISE = {
 class ServeConfig:
     """Policy, address and limits of a server."""
 
-    checkpoint: Path
+    checkpoint: Path | None = None
     """Run directory or one of its checkpoints; openpi's and LeRobot's are read too."""
+    replay: str | None = None
+    """Dataset of which an episode's recorded actions are played back, in place of a checkpoint."""
+    episode: int = 0
+    """Episode to play back."""
+    replay_steps: int = 10
+    """Steps of a chunk that is played back: those that the client acts before it asks again."""
+    record: Path | None = None
+    """Folder for a LeRobot dataset of what is asked and answered."""
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 lets other machines in."""
     port: int = 8000
@@ -87,6 +99,8 @@ def load(config: ServeConfig) -> Policy:
       ValueError, FileNotFoundError: as `load_policy`, or `longest_prompt` is not one that the
         policy can read.
     """
+    if config.checkpoint is None:
+        raise ValueError("There is no policy to load; give --checkpoint.")
     if config.family is not None:
         run_file(config.family)
     policy = recipe.load(
@@ -109,6 +123,8 @@ def run(config: ServeConfig, console: Console) -> int:
     Raises:
       ValueError, OSError: the checkpoint, token, certificate or address cannot be used.
     """
+    if (config.checkpoint is None) == (config.replay is None):
+        raise ValueError("Give --checkpoint, or --replay with a dataset, and not both.")
     token, tls = _token(config), _tls(config)
     reserve_descriptors(config.limits)
     for line in exposed(config):
@@ -116,8 +132,17 @@ def run(config: ServeConfig, console: Console) -> int:
     metrics = Metrics()
     server = PolicyServer(None, config.limits, token, metrics)
     with ExitStack() as opened:
+        recorder = None
+        if config.record is not None:
+            recorder = opened.enter_context(recording(config.record, server, console))
 
-        def prepare(report: Report) -> Engine:
+        def prepare(report: Report) -> Answers:
+            if config.replay is not None:
+                replay = open_replay(
+                    config.replay, config.episode, config.replay_steps, config.inputs
+                )
+                server.ended.append(replay.forget)
+                return recorded(replay, replay.inputs, recorder)
             engine = opened.enter_context(_engine(config, metrics))
             with Progress(console=console, transient=True) as progress:
                 task = progress.add_task("Compiling", total=None)
@@ -127,7 +152,7 @@ def run(config: ServeConfig, console: Console) -> int:
                     report(done, of)
 
                 engine.warm(show)
-            return engine
+            return recorded(engine, engine.inputs, recorder)
 
         return asyncio.run(_serve(server, prepare, config, tls, console))
 

@@ -4,10 +4,12 @@ Real datasets hold the same episode twice (five of thirty in one of LeRobot's ow
 recordings); a random split would then measure memory and call it generalisation.
 """
 
+from typing import Protocol
+
 import numpy as np
 from jaxtyping import Int64
 
-from data.frames import Frames
+from data.dataset import Runs
 from data.packing.permutation import fold, grouped
 
 _FEW = 64
@@ -15,7 +17,20 @@ _FEW = 64
 Episodes = Int64[np.ndarray, "_e"]
 
 
-def split_episodes(frames: Frames, fraction: float, seed: int = 0) -> tuple[Episodes, Episodes]:
+class Splittable(Protocol):
+    """Part of `Frames` that a split looks at."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def lengths(self) -> Int64[np.ndarray, " e"]: ...
+    @property
+    def runs(self) -> Runs: ...
+    @property
+    def duplicate_of(self) -> Int64[np.ndarray, " e"]: ...
+
+
+def split_episodes(frames: Splittable, fraction: float, seed: int = 0) -> tuple[Episodes, Episodes]:
     """Training and held-out episodes, both sorted; about `fraction` of each task's episodes is held
     out, at least one and not all where a task has several different ones.
 

@@ -52,9 +52,7 @@ def write(dataset: Dataset, folder: Path) -> None:
       DatasetError: a column is missing or of another type than declared.
     """
     dims, rows = numeric_columns(dataset), int(dataset.lengths.sum())
-    duplicates = _Duplicates(
-        dataset.lengths, [name for name in (STATE, ACTION) if name in dims] or [*dims]
-    )
+    duplicates = _Duplicates(dataset.lengths, _telling(dims))
     finite = dict.fromkeys(dims, True)
 
     def passing() -> Iterator[Block]:
@@ -83,6 +81,21 @@ def write(dataset: Dataset, folder: Path) -> None:
     (folder / STATS).write_text(json.dumps(plain, indent=1))
 
 
+def first_alike(dataset: Dataset) -> Int64[np.ndarray, " e"]:
+    """For each episode the first one with the same states and actions, as `Frames.duplicate_of`;
+    reads all rows.
+
+    Raises:
+      DatasetError: a column is missing or of another type than declared.
+    """
+    dims = numeric_columns(dataset)
+    told = {name: dims[name] for name in _telling(dims)}
+    duplicates = _Duplicates(dataset.lengths, [*told])
+    for block in _numbers(dataset, told):
+        duplicates.see(block)
+    return duplicates.first
+
+
 def read_rows(
     folder: Folder, key: str, name: str, shape: tuple[int, int], rows: Int64[np.ndarray, "*n"]
 ) -> Float32[np.ndarray, "*n d"]:
@@ -109,6 +122,11 @@ def _kept_open(
     folder: Folder, key: str, name: str, shape: tuple[int, int], shard: int
 ) -> Float32[np.ndarray, "n d"]:
     return _map(folder, name, shape, shard)
+
+
+def _telling(dims: Mapping[str, int]) -> list[str]:
+    """Columns that tell episodes apart."""
+    return [name for name in (STATE, ACTION) if name in dims] or [*dims]
 
 
 def _shards(

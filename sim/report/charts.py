@@ -47,6 +47,111 @@ def rates(bars: Sequence[Bar]) -> str:
     return _svg(720, height, f"Success rates. {summary}", parts)
 
 
+@dataclass(frozen=True)
+class Amount:
+    """One row of `amounts`, with an interval where there is one; `kind` as in `Bar`."""
+
+    label: str
+    value: float
+    kind: str
+    interval: tuple[float, float] | None = None
+
+
+def amounts(bars: Sequence[Amount], summary: str) -> str:
+    """Horizontal bars from 0, with their intervals as whiskers."""
+    left, right, row = 190, 540, 30
+    height = row * len(bars) + 26
+    ends = [bar.value if bar.interval is None else bar.interval[1] for bar in bars]
+    most = max(ends) or 1.0
+    parts = []
+    for tick in _ticks(0, most, 4):
+        x = left + (right - left) * tick / most
+        parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{height - 24}"/>')
+        parts.append(_text(x, height - 6, f"{tick:g}", "tick", "middle"))
+    for i, bar in enumerate(bars):
+        y = i * row + row / 2
+        interval = None if bar.interval is None else tuple(end / most for end in bar.interval)
+        parts.append(_text(left - 12, y + 5, bar.label, f"label {bar.kind}", "end"))
+        parts.append(_bar(bar.value / most, interval, bar.kind, left, right, y, 16))
+        parts.append(_text(right + 14, y + 5, f"{bar.value:.3g}", "value", "start"))
+        if bar.interval is not None:
+            low, high = bar.interval
+            parts.append(_text(right + 96, y + 5, f"{low:.3g}–{high:.3g}", "tick", "start"))
+    said = "; ".join(f"{bar.label}: {bar.value:.3g}" for bar in bars)
+    return _svg(760, height, f"{summary} {said}", parts)
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line of `lines`, a value for each step; `kind` as in `Bar`."""
+
+    label: str
+    values: Sequence[float]
+    kind: str
+
+
+def lines(drawn: Sequence[Series], summary: str) -> str:
+    """Values by step from 0 up, each line with its label at its end."""
+    left, right, top, bottom = 52, 560, 14, 206
+    count = max(len(line.values) for line in drawn)
+    most = max(max(line.values) for line in drawn) or 1.0
+
+    def across(step: float) -> float:
+        return left + (right - left) * step / max(count - 1, 1)
+
+    def down(value: float) -> float:
+        return bottom - (bottom - top) * value / most
+
+    parts = []
+    for tick in _ticks(0, most, 4):
+        at = down(tick)
+        parts.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{at:.1f}" y2="{at:.1f}"/>')
+        parts.append(_text(left - 8, at + 4, f"{tick:g}", "tick", "end"))
+    for tick in _ticks(0, max(count - 1, 1), 5):
+        if tick == round(tick):
+            parts.append(_text(across(tick), bottom + 20, f"{tick:g}", "tick", "middle"))
+    labels = _apart([down(line.values[-1]) for line in drawn], 16)
+    for line, y in zip(drawn, labels, strict=True):
+        points = [(across(step), down(value)) for step, value in enumerate(line.values)]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        end = points[-1]
+        parts.append(f'<polyline class="line {line.kind}" points="{path}"/>')
+        parts.append(f'<circle class="{line.kind}" cx="{end[0]:.1f}" cy="{end[1]:.1f}" r="3"/>')
+        parts.append(_text(right + 12, y + 4, line.label, f"label {line.kind}", "start"))
+    said = "; ".join(
+        f"{line.label} from {line.values[0]:.3g} to {line.values[-1]:.3g}" for line in drawn
+    )
+    return _svg(720, 232, f"{summary} {said}", parts)
+
+
+def traces(
+    recorded: Float[np.ndarray, " t"],
+    chunks: Sequence[tuple[Sequence[int], Float[np.ndarray, " _h"]]],
+    name: str,
+) -> str:
+    """A recorded action over an episode's frames, under the chunks predicted on the way: each the
+    frames of its steps, and their values."""
+    width, top, bottom = 480, 6, 58
+    values = np.concatenate([recorded, *(predicted for _, predicted in chunks)])
+    low, high = float(values.min()), float(values.max())
+    span = high - low or 1.0
+    last = max(len(recorded) - 1, 1)
+
+    def path(frames: Sequence[int], line: Float[np.ndarray, " _h"]) -> str:
+        return " ".join(
+            f"{width * frame / last:.1f},{bottom - (bottom - top) * (value - low) / span:.1f}"
+            for frame, value in zip(frames, line.tolist(), strict=True)
+        )
+
+    keep = np.unique(np.linspace(0, len(recorded) - 1, min(len(recorded), _POINTS)).astype(int))
+    parts = [f'<polyline class="recorded" points="{path(keep.tolist(), recorded[keep])}"/>']
+    parts += [
+        f'<polyline class="predicted" points="{path(frames, line)}"/>' for frames, line in chunks
+    ]
+    summary = f"{name}, {low:.3g} to {high:.3g}: recorded, and {len(chunks)} predicted chunks"
+    return _svg(width, 64, summary, parts)
+
+
 def strip(rate: Rate) -> str:
     """One bar with its interval, small enough for a table cell."""
     track = '<rect class="track" x="0" y="3" width="120" height="8" rx="2"/>'
@@ -136,14 +241,40 @@ def duration(seconds: float) -> str:
 
 
 def _rate(rate: Rate, kind: str, left: float, right: float, y: float, thick: float) -> str:
-    span, (low, high) = right - left, rate.interval
-    a, b, cap = left + span * low, left + span * high, thick / 3
-    return (
+    return _bar(rate.value, rate.interval, kind, left, right, y, thick)
+
+
+def _bar(
+    value: float,
+    interval: tuple[float, ...] | None,
+    kind: str,
+    left: float,
+    right: float,
+    y: float,
+    thick: float,
+) -> str:
+    """A bar as long as `value`, 0..1, of the way from left to right."""
+    span = right - left
+    drawn = (
         f'<rect class="{kind}" x="{left}" y="{y - thick / 2:g}" '
-        f'width="{max(1.5, span * rate.value):.1f}" height="{thick}" rx="2"/>'
-        f'<path class="whisker" d="M{a:.1f} {y:g}H{b:.1f}'
+        f'width="{max(1.5, span * value):.1f}" height="{thick}" rx="2"/>'
+    )
+    if interval is None:
+        return drawn
+    a, b, cap = left + span * interval[0], left + span * interval[1], thick / 3
+    return (
+        f'{drawn}<path class="whisker" d="M{a:.1f} {y:g}H{b:.1f}'
         f'M{a:.1f} {y - cap:.1f}v{2 * cap:.1f}M{b:.1f} {y - cap:.1f}v{2 * cap:.1f}"/>'
     )
+
+
+def _apart(heights: Sequence[float], least: float) -> list[float]:
+    """Heights moved down as little as leaves `least` between any two."""
+    placed = [0.0] * len(heights)
+    before = -least
+    for i in sorted(range(len(heights)), key=lambda i: heights[i]):
+        before = placed[i] = max(heights[i], before + least)
+    return placed
 
 
 def _svg(width: int, height: int, summary: str, parts: Sequence[str]) -> str:

@@ -5,27 +5,21 @@ it follows the reader's light or dark theme. Everything a user wrote (prompts, n
 is escaped.
 """
 
-import base64
 import json
 import math
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import UInt8
 
-from sim.clips import Clip, encode_jpeg
+from sim.clips import Clip
 from sim.report import charts, tables
-from sim.report.style import STYLE
+from sim.report.page import Encode, page, section, video, write_page
 from sim.results import Episode, Evaluation
 from sim.statistics import Paired
-
-_HOLD_SECONDS = 1
-"""Seconds that a video rests on its last picture before it starts over."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +41,7 @@ class Report:
     config: Mapping[str, Any]
     versions: Mapping[str, str]
     """Versions of libraries, and the hardware."""
-    encode: Callable[[UInt8[np.ndarray, "t h w 3"], float], bytes]
-    """Frames and frames a second to an MP4 that a page can show."""
+    encode: Encode
     comparisons: Mapping[str, Paired] = field(default_factory=dict)
     """The first evaluation against others on the same starts, by their names."""
 
@@ -59,14 +52,7 @@ def write_report(path: str | Path, report: Report) -> None:
     Raises:
       ValueError: the report holds no evaluation.
     """
-    path, page = Path(path), render(report)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.part")
-    try:
-        part.write_text(page, encoding="utf-8")
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    write_page(path, render(report))
 
 
 def render(report: Report) -> str:
@@ -76,27 +62,18 @@ def render(report: Report) -> str:
     name, main = next(iter(report.evaluations.items()))
     body = [
         _header(report, main),
-        _section("Success", tables.success(report.evaluations) + tables.lost(report.evaluations)),
-        _section("Paired comparison", tables.compared(name, report.comparisons)),
-        _section("By task", tables.by_task(report.evaluations)),
-        _section(
+        section("Success", tables.success(report.evaluations) + tables.lost(report.evaluations)),
+        section("Paired comparison", tables.compared(name, report.comparisons)),
+        section("By task", tables.by_task(report.evaluations)),
+        section(
             "By goal and wording", tables.by_goal(report.evaluations) + tables.by_prompt(name, main)
         ),
-        _section("Episodes", _videos(report)),
-        _section("Training", _training(report.metrics) + _fill(report.fill)),
-        _section("Time", _time(report.seconds)),
-        _section("To repeat this", _details(name, main, report)),
+        section("Episodes", _videos(report)),
+        section("Training", _training(report.metrics) + _fill(report.fill)),
+        section("Time", _time(report.seconds)),
+        section("To repeat this", _details(name, main, report)),
     ]
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(report.title)}</title>\n<style>{STYLE}</style>\n</head>\n"
-        f"<body>\n{''.join(body)}</body>\n</html>\n"
-    )
-
-
-def _section(title: str, content: str) -> str:
-    return f"<section>\n<h2>{escape(title)}</h2>\n{content}\n</section>\n" if content else ""
+    return page(report.title, body)
 
 
 def _header(report: Report, main: Evaluation) -> str:
@@ -134,17 +111,12 @@ def _videos(report: Report) -> str:
 
 
 def _video(clip: Clip, episode: Episode, fps: int, report: Report) -> str:
-    rest = np.repeat(clip.frames[-1:], _HOLD_SECONDS * fps, 0)
-    movie = _base64(report.encode(np.concatenate([clip.frames, rest]), fps))
-    poster = _base64(encode_jpeg(clip.frames[0]))
-    height, width = clip.frames.shape[1:3]
     good, outcome = _outcome(episode)
-    text = escape(f"Video of the robot told “{episode.prompt}”: {outcome}")
+    shown = video(
+        clip.frames, fps, report.encode, f"Video of the robot told “{episode.prompt}”: {outcome}"
+    )
     return (
-        f'<figure class="clip"><video autoplay loop muted playsinline '
-        f'width="{width}" height="{height}" aria-label="{text}" '
-        f'poster="data:image/jpeg;base64,{poster}" src="data:video/mp4;base64,{movie}">{text}'
-        f"</video><figcaption>“{escape(episode.prompt)}”"
+        f'<figure class="clip">{shown}<figcaption>“{escape(episode.prompt)}”'
         f'<span class="{"good" if good else "bad"}">{"✓" if good else "✗"} {escape(outcome)}</span>'
         f"<small>{episode.length} steps · seed {episode.seed}</small></figcaption></figure>\n"
     )
@@ -223,7 +195,3 @@ def _details(name: str, main: Evaluation, report: Report) -> str:
         + f"<details><summary>All {len(main.episodes)} episodes, {escape(name)}</summary>"
         + f"{tables.episodes(main)}</details>"
     )
-
-
-def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode("ascii")

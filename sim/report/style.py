@@ -46,6 +46,22 @@ svg .whisker { stroke: var(--ink); stroke-width: 1.5; fill: none; }
 svg polyline { fill: none; stroke: var(--main); stroke-linejoin: round; }
 svg .raw { stroke-width: 1; opacity: .3; }
 svg .smooth { stroke-width: 2; }
+svg .line { stroke-width: 2; }
+svg .line.plain { stroke: var(--plain); } svg .line.control { stroke: var(--control); }
+svg circle.main { fill: var(--main); } svg circle.plain { fill: var(--plain); }
+svg circle.control { fill: var(--control); }
+svg .recorded { stroke: var(--plain); stroke-width: 2.5; }
+svg .predicted { stroke: var(--main); stroke-width: 1.2; }
+.findings { margin: 0; padding-left: 1.1rem; } .findings li { margin: .3rem 0; }
+.beside { display: grid; grid-template-columns: minmax(0, 17rem) minmax(0, 1fr); gap: 1.5rem;
+  margin-top: 1.25rem; align-items: start; }
+.beside + .beside { border-top: 1px solid var(--line); padding-top: 1.25rem; }
+.beside video, .look img { display: block; width: 100%; height: auto; border-radius: 6px; }
+.trace { display: grid; grid-template-columns: 7.5rem minmax(0, 1fr); align-items: center;
+  border-top: 1px solid var(--line); font-size: .85rem; overflow-wrap: anywhere; }
+.looks { display: grid; grid-template-columns: repeat(auto-fill, minmax(9rem, 1fr)); gap: 1rem;
+  margin-top: 1rem; }
+@media (max-width: 44rem) { .beside { grid-template-columns: minmax(0, 1fr); } }
 .scroll { overflow-x: auto; margin-top: 1.25rem; }
 table { border-collapse: collapse; width: 100%; font-size: .9rem;
   font-variant-numeric: tabular-nums; }

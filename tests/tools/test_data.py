@@ -13,6 +13,7 @@ from tests.helpers.data.v21 import write_v21
 from tools.data import (
     app,
     convert_command,
+    diff_command,
     stats_command,
     validate_command,
     verify_command,
@@ -59,6 +60,18 @@ def test_statistics_are_shown_and_written(dataset, tmp_path, capsys):
     stats_command((str(dataset),), tmp_path / "stats.json")
     assert "4 episodes, 26 frames at 20 fps" in capsys.readouterr().out
     assert len(json.loads((tmp_path / "stats.json").read_text())["action"]["q99"]) == 3
+
+
+def test_two_datasets_are_compared_at_the_command_line(dataset, tmp_path, capsys):
+    other = write(tmp_path / "other", [make_episode(number, 6) for number in range(2)])
+    diff_command(str(dataset), str(other), tmp_path / "diff.json")
+    out = capsys.readouterr().out
+    assert "differences that matter" in out
+    assert "observation.images.front" in out
+    found = json.loads((tmp_path / "diff.json").read_text())
+    assert found["first"]["frames"] == 26
+    assert found["second"]["frames"] == 12
+    assert run("diff", dataset, other).returncode == 0
 
 
 def test_an_rlds_dataset_is_described_and_seen_alike(tmp_path, capsys):

@@ -104,11 +104,11 @@ def prepare(
     check_model(config)
     mixture, cache = read_mixture(data, consent), out / "store"
     datasets = [_open(dataset.path, console) for dataset in mixture.datasets]
-    known = [_known(dataset) for dataset in datasets]
-    robots, readings = resolve(mixture, known, config.model.horizon)
+    held = [known(dataset) for dataset in datasets]
+    robots, readings = resolve(mixture, held, config.model.horizon)
     scalings = {robot.name: _scalings(robot, config) for robot in robots}
     kept = None if statistics is None else kept_scales(statistics, robots, scalings)
-    for dataset, columns, reading in zip(mixture.datasets, known, readings, strict=True):
+    for dataset, columns, reading in zip(mixture.datasets, held, readings, strict=True):
         if kept is not None and reading.transform is None:
             name, sizes = robots[reading.embodiment].name, columns.columns
             states, actions = (sum(sizes[c] for c in x) for x in (dataset.state, dataset.actions))
@@ -177,7 +177,8 @@ def _bar(progress: Progress, what: str) -> Callable[[int, int], None]:
     return lambda done, total: progress.update(task, completed=done, total=total)
 
 
-def _known(dataset: Dataset | Store) -> Known:
+def known(dataset: Dataset | Store) -> Known:
+    """Metadata of a dataset, by which a mixture is resolved."""
     if isinstance(dataset, Store):
         return Known.of(dataset)
     columns, episodes = numeric_columns(dataset), len(dataset.lengths)

@@ -70,12 +70,13 @@ class Answers(Protocol):
 @dataclass
 class PolicyServer:
     """`answers`: None if `run` is to prepare it. `token`: what clients must present, as
-    `Authorization: Bearer …` or openpi's `Api-Key …`."""
+    `Authorization: Bearer …` or openpi's `Api-Key …`. `ended`: told of each session that ends."""
 
     answers: Answers | None
     limits: Limits = field(default_factory=Limits)
     token: str | None = None
     metrics: Metrics = field(default_factory=Metrics)
+    ended: list[Callable[[Session], None]] = field(default_factory=list)
     draining: bool = field(default=False, init=False)
     _sessions: set[Session] = field(default_factory=set, init=False)
     _opened: int = field(default=0, init=False)
@@ -246,6 +247,8 @@ class PolicyServer:
         finally:
             self._sessions.discard(session)
             self.metrics.clients.dec()
+            for tell in self.ended:
+                tell(session)
 
     async def _answers(self, session: Session) -> Answers | None:
         """The policy, as soon as it is ready; None if the client leaves or the server stops."""

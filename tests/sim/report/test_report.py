@@ -8,7 +8,6 @@ import re
 from dataclasses import replace
 from functools import partial
 from html import unescape
-from html.parser import HTMLParser
 
 import av
 import numpy as np
@@ -24,47 +23,14 @@ from sim.report.report import Report, render, write_report
 from sim.results import Failure, joined
 from sim.statistics import Paired, Rate
 from tests.helpers.browser import needs_browser, shown
+from tests.helpers.page import Page
 from tests.helpers.sim.point_world import PointWorld, expert, idle_policy, seeing_policy
-
-VOID = {"meta", "rect", "line", "circle", "path", "polyline"}
 
 
 class Hostile(PointWorld):
     """Prompts of a user who writes HTML."""
 
     prompts = tuple((f'<script>alert("{c}")</script> & {c}',) for c in PointWorld.goals)
-
-
-class Page(HTMLParser):
-    """Elements, texts and whether tags nest."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.elements, self.texts, self.open = [], [], []
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.texts.append(data)
-
-    def all(self, tag):
-        return [attrs for name, attrs in self.elements if name == tag]
-
-    @property
-    def text(self):
-        return " ".join(self.texts)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,139 @@
+"""Observations of a dataset with the action chunks that followed them, in the dataset's units, and
+their pictures as recorded.
+
+For looking at some episodes of a dataset of any format without making a frame store of it; training
+reads `Frames`. How the columns are read is a mixture's `Reading`, as in training.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float32, Int64, UInt8
+
+from data.dataset import Dataset, Runs
+from data.mixture.mixture import DatasetConfig, Reading
+from data.store.tables import first_alike
+
+
+class RecordedEpisode(NamedTuple):
+    """Observations of an episode at frames `at`. `actions` are the chunks that followed, whose
+    steps count where `valid`; `before` the action of the frame before, NaN at frame 0; `whole` the
+    action of every frame."""
+
+    episode: int
+    at: Int64[np.ndarray, " n"]
+    state: Float32[np.ndarray, "n s"]
+    actions: Float32[np.ndarray, "n h a"]
+    valid: Bool[np.ndarray, "n h"]
+    before: Float32[np.ndarray, "n a"]
+    prompts: tuple[str, ...]
+    whole: Float32[np.ndarray, "t a"]
+
+
+@dataclass(frozen=True)
+class Divisible:
+    """A dataset as `split_episodes` looks at it, without a store; the copies among its episodes
+    are found, by reading all rows, when they are first asked for."""
+
+    dataset: Dataset
+
+    @property
+    def name(self) -> str:
+        """The dataset's."""
+        return self.dataset.name
+
+    @property
+    def lengths(self) -> Int64[np.ndarray, " e"]:
+        """Frames of each episode."""
+        return self.dataset.lengths
+
+    @property
+    def runs(self) -> Runs:
+        """Runs of frames with one task."""
+        return self.dataset.runs
+
+    @cached_property
+    def duplicate_of(self) -> Int64[np.ndarray, " e"]:
+        """For each episode the first one with the same states and actions."""
+        return first_alike(self.dataset)
+
+
+def read_recorded(
+    dataset: Dataset,
+    config: DatasetConfig,
+    reading: Reading,
+    episode: int,
+    at: Int64[np.ndarray, " n"],
+) -> RecordedEpisode:
+    """Observations of an episode at some of its frames, without pictures.
+
+    Raises:
+      DatasetError: a column is missing or damaged.
+      ValueError: action dims are increments that steps of another length would sum.
+    """
+    if reading.increments:
+        raise ValueError(
+            f"{config.path}: increments are summed over steps of {reading.step:g} frames, which is "
+            "done in training alone; leave 'seconds' and 'increments' of the embodiment out, or "
+            "give a dataset with the policy's own rate."
+        )
+    names = list(dict.fromkeys([*config.state, *config.actions]))
+    blocks = list(dataset.stream(names, [episode]))
+    columns = {
+        name: np.concatenate([block[name].reshape(len(block[name]), -1) for block in blocks])
+        for name in names
+    }
+    states, actions = (
+        np.concatenate([columns[name] for name in chosen], axis=1).astype(np.float32)
+        for chosen in (config.state, config.actions)
+    )
+    last, ahead = len(states) - 1, np.array(reading.ahead)
+
+    def chunks(
+        frames: Int64[np.ndarray, " n"],
+    ) -> tuple[Float32[np.ndarray, "n _s"], Float32[np.ndarray, "n h _a"]]:
+        found = states[frames], actions[np.minimum(frames[:, None] + ahead, last)]
+        return found if reading.transform is None else reading.transform(*found)
+
+    state, followed = chunks(at)
+    _, earlier = chunks(np.maximum(at - 1, 0))
+    _, whole = chunks(np.arange(last + 1))
+    before = np.where((at > 0)[:, None], earlier[:, 0], np.float32(np.nan))
+    return RecordedEpisode(
+        episode=episode,
+        at=at,
+        state=state,
+        actions=followed,
+        valid=at[:, None] + ahead <= last,
+        before=before,
+        prompts=_prompts(dataset.runs, reading, episode, at),
+        whole=whole[:, 0],
+    )
+
+
+def read_pictures(
+    dataset: Dataset, reading: Reading, episode: int, at: Int64[np.ndarray, " n"]
+) -> list[UInt8[np.ndarray, "n _h _w 3"] | None]:
+    """Pictures at some frames by the robot's cameras, None of those that the episode lacks; one
+    camera's frames of the whole episode are in memory at a time.
+
+    Raises:
+      DatasetError: they are missing or damaged.
+    """
+    there = dict(zip(dataset.cameras, dataset.present[episode], strict=True))
+    return [
+        dataset.frames(episode, camera)[at] if camera is not None and there[camera] else None
+        for camera in reading.cameras
+    ]
+
+
+def _prompts(
+    runs: Runs, reading: Reading, episode: int, at: Int64[np.ndarray, " n"]
+) -> tuple[str, ...]:
+    """The first wording of the task of each frame."""
+    own = np.flatnonzero(runs.episode == episode)
+    which: Sequence[int] = own[np.searchsorted(runs.first[own], at, "right") - 1].tolist()
+    return tuple(reading.prompts[runs.task[run]][0] for run in which)

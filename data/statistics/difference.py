@@ -1,0 +1,349 @@
+"""Two recordings compared: rate, cameras, names, ranges, prompts and pictures, and sentences on
+what a policy trained on the first would trip over in the second.
+
+Numbers are exact over all frames; pictures are those of a few episodes. Swapped channels and
+upside-down pictures are told by trying: the mean picture of the second recording is compared with
+the first's after each mistake that is commonly made.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Float64, UInt8
+from PIL import Image
+
+from data.columns import BOOKKEEPING
+from data.dataset import Dataset, Report
+from data.frames import ACTION, STATE
+from data.statistics.stats import compute, numeric_columns
+
+DELTA_T = "delta_t"
+"""Column of seconds since the observation before, which recordings of a server have."""
+
+_LOOKS, _FRAMES, _THUMB = 6, 8, 16
+_SHARE, _BEYOND = 0.01, 1.0
+_ALIKE, _DARK, _LIKE = 0.04, 0.12, 0.5
+"""Root mean square distance of mean pictures that need no explanation, in parts of white; of mean
+brightness; and of a mistake undone, in parts of that before."""
+_UNITS = {57.29578: "degrees and radians", 1000.0: "metres and millimetres"}
+_WITHIN = 0.05
+
+Picture = Float[np.ndarray, "h w 3"]
+MISTAKES: Mapping[str, Callable[[Picture], Picture]] = {
+    "its red and blue channels are swapped": lambda x: x[..., ::-1],
+    "it is upside-down": lambda x: x[::-1],
+    "it is mirrored left to right": lambda x: x[:, ::-1],
+    "it is turned by 180°": lambda x: x[::-1, ::-1],
+    "it is upside-down, and its red and blue channels are swapped": lambda x: x[::-1, :, ::-1],
+    "it is turned by 180°, and its red and blue channels are swapped": lambda x: x[
+        ::-1, ::-1, ::-1
+    ],
+}
+"""Common mistakes with pictures; each undoes itself."""
+
+
+@dataclass(frozen=True)
+class DimDifference:
+    """One dim of a column in both recordings. `first` and `second` hold min, q01, q50, q99 and max.
+    `outside`: share of the second's frames beyond the first's least and greatest value; `beyond`:
+    the farthest of them, in half ranges (q01 to q99) of the first, 0 if none is."""
+
+    column: str
+    name: str
+    first: tuple[float, ...]
+    second: tuple[float, ...]
+    outside: float
+    beyond: float
+
+
+@dataclass(frozen=True)
+class CameraLooks:
+    """Pictures of a camera: [height, width], and mean and standard deviation of red, green and
+    blue, of 0 to 1."""
+
+    size: tuple[int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class RecordingFacts:
+    """Facts of one recording; `delta_t` has the median and the greatest time between frames, in
+    seconds, where it is recorded. Prompts with their episodes, columns with their dims' names."""
+
+    path: str
+    robot: str | None
+    fps: float
+    episodes: int
+    frames: int
+    delta_t: tuple[float, float] | None
+    columns: Mapping[str, tuple[str, ...]]
+    cameras: Mapping[str, CameraLooks]
+    prompts: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class RecordingDifference:
+    """Two recordings beside each other, and sentences on what differs and matters."""
+
+    first: RecordingFacts
+    second: RecordingFacts
+    dims: tuple[DimDifference, ...]
+    findings: tuple[str, ...] = field(default=())
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it."""
+        return asdict(self)
+
+
+def difference(first: Dataset, second: Dataset, report: Report) -> RecordingDifference:
+    """Compares two recordings; `findings` say how the second departs from the first.
+
+    Raises:
+      ValueError: one has no frames.
+      DatasetError: a column or picture cannot be read.
+    """
+    sets = (first, second)
+    shared = [
+        name
+        for name in numeric_columns(first)
+        if name in numeric_columns(second) and name not in (*BOOKKEEPING, DELTA_T)
+    ]
+    fit = [name for name in shared if _dims(first, name) == _dims(second, name)]
+    looks = [_looks(one, report) for one in sets]
+    facts = tuple(
+        _facts(one, {name: camera.told for name, camera in seen.items()})
+        for one, seen in zip(sets, looks, strict=True)
+    )
+    dims = tuple(_compared(first, second, fit, report))
+    unlike = (
+        f"Column '{name}' has {_dims(first, name)} dims in the first and {_dims(second, name)} in "
+        "the second."
+        for name in shared
+        if name not in fit
+    )
+    findings = [
+        *_of_facts(facts[0], facts[1]),
+        *(line for name in (STATE, ACTION) for line in _lacking(first, second, name)),
+        *unlike,
+        *(line for dim in dims for line in _of_dim(dim)),
+        *_of_pictures(looks[0], looks[1]),
+    ]
+    return RecordingDifference(facts[0], facts[1], dims, tuple(findings))
+
+
+@dataclass(frozen=True, eq=False)
+class _Seen:
+    """A camera's pictures: facts and their mean, small."""
+
+    told: CameraLooks
+    mean: Float64[np.ndarray, "h w 3"]
+
+
+def _facts(dataset: Dataset, cameras: Mapping[str, CameraLooks]) -> RecordingFacts:
+    runs = dataset.runs
+    begin = np.flatnonzero(np.diff(runs.episode, prepend=-1))
+    prompts = Counter(dataset.prompts[task][0] for task in runs.task[begin].tolist())
+    kept = [name for name in numeric_columns(dataset) if name not in BOOKKEEPING]
+    return RecordingFacts(
+        path=str(dataset.root),
+        robot=dataset.robot_type,
+        fps=float(dataset.fps),
+        episodes=len(dataset.lengths),
+        frames=int(dataset.lengths.sum()),
+        delta_t=_delta_t(dataset),
+        columns={name: _names(dataset, name) for name in kept},
+        cameras=cameras,
+        prompts=dict(prompts.most_common()),
+    )
+
+
+def _dims(dataset: Dataset, name: str) -> int:
+    return int(np.prod(dataset.features[name]["shape"]))
+
+
+def _names(dataset: Dataset, name: str) -> tuple[str, ...]:
+    names = dataset.features[name].get("names")
+    if isinstance(names, Mapping):
+        names = next(iter(names.values()), None)
+    size = _dims(dataset, name)
+    if isinstance(names, Sequence) and not isinstance(names, str) and len(names) == size:
+        return tuple(map(str, names))
+    return tuple(map(str, range(size)))
+
+
+def _delta_t(dataset: Dataset) -> tuple[float, float] | None:
+    """Median and greatest time between two frames of an episode."""
+    name = next((n for n in (DELTA_T, "timestamp") if n in dataset.column_names), None)
+    if name is None:
+        return None
+    values = np.concatenate([np.ravel(block[name]) for block in dataset.stream([name])])
+    starts = np.cumsum(dataset.lengths) - dataset.lengths
+    inside = np.ones(len(values), bool)
+    inside[starts[dataset.lengths > 0]] = False
+    steps = values[inside] if name == DELTA_T else np.diff(values, prepend=0)[inside]
+    return (float(np.median(steps)), float(steps.max())) if len(steps) else None
+
+
+def _compared(
+    first: Dataset, second: Dataset, names: Sequence[str], report: Report
+) -> Iterator[DimDifference]:
+    if not names:
+        return
+    told = [compute(one, None, names, report) for one in (first, second)]
+    frames = int(second.lengths.sum())
+    for name in names:
+        a, b = ({k: np.ravel(v) for k, v in stats[name].items()} for stats in told)
+        slack = 1e-6 * np.maximum(np.abs(a["min"]), np.abs(a["max"])) + 1e-9
+        outside = np.zeros(len(a["min"]), np.int64)
+        for block in second.stream([name]):
+            values = block[name].reshape(len(block[name]), -1)
+            outside += ((values < a["min"] - slack) | (values > a["max"] + slack)).sum(0)
+        half = np.maximum((a["q99"] - a["q01"]) / 2, slack)
+        beyond = np.maximum(a["min"] - b["min"], b["max"] - a["max"]) / half
+        for d, dim in enumerate(_names(first, name)):
+            quantiles = ("min", "q01", "q50", "q99", "max")
+            yield DimDifference(
+                column=name,
+                name=dim,
+                first=tuple(float(a[q][d]) for q in quantiles),
+                second=tuple(float(b[q][d]) for q in quantiles),
+                outside=float(outside[d] / frames),
+                beyond=float(max(beyond[d], 0.0)) if outside[d] else 0.0,
+            )
+
+
+def _looks(dataset: Dataset, report: Report) -> dict[str, _Seen]:
+    """Cameras by name, from a few pictures of a few episodes."""
+    found = {}
+    for c, camera in enumerate(dataset.cameras):
+        there = np.flatnonzero(dataset.present[:, c] & (dataset.lengths > 0))
+        if not len(there):
+            continue
+        chosen = np.unique(there[np.linspace(0, len(there) - 1, _LOOKS).round().astype(int)])
+        thumbs: list[Picture] = []
+        means, squares, size = [], [], (0, 0)
+        for n, episode in enumerate(chosen.tolist()):
+            pictures = dataset.frames(episode, camera)
+            at = np.unique(np.linspace(0, len(pictures) - 1, _FRAMES).round().astype(int))
+            seen = pictures[at]
+            size = seen.shape[1:3]
+            thumbs += map(_thumb, seen)
+            means.append((seen / 255.0).mean((0, 1, 2)))
+            squares.append(((seen / 255.0) ** 2).mean((0, 1, 2)))
+            report(f"Looking at {camera}", n + 1, len(chosen))
+        mean = np.mean(means, axis=0)
+        std = np.sqrt(np.maximum(np.mean(squares, axis=0) - mean**2, 0))
+        told = CameraLooks(size, tuple(mean.tolist()), tuple(std.tolist()))
+        found[camera] = _Seen(told, np.mean(thumbs, axis=0))
+    return found
+
+
+def _thumb(picture: UInt8[np.ndarray, "_h _w 3"]) -> Float64[np.ndarray, "h w 3"]:
+    small = Image.fromarray(picture).resize((_THUMB, _THUMB), Image.Resampling.BOX)
+    return np.asarray(small) / 255.0
+
+
+def _of_facts(first: RecordingFacts, second: RecordingFacts) -> Iterator[str]:
+    if first.fps != second.fps:
+        yield f"The first has {first.fps:g} frames a second, the second {second.fps:g}."
+    if first.delta_t and second.delta_t and second.delta_t[1] > 3 * second.delta_t[0]:
+        yield (
+            f"Frames of the second lie up to {second.delta_t[1]:.3g} s apart, "
+            f"{second.delta_t[0]:.3g} s at the median: it was held up."
+        )
+    for name, dims in first.columns.items():
+        theirs = second.columns.get(name)
+        if theirs is not None and len(theirs) == len(dims) and theirs != dims:
+            moved = "in another order" if sorted(theirs) == sorted(dims) else "by other names"
+            yield f"Column '{name}' has its dims {moved}: {list(dims)} and {list(theirs)}."
+    for one, other, which in ((first, second, "second"), (second, first, "first")):
+        lacking = sorted(set(_short(one.cameras)) - set(_short(other.cameras)))
+        if lacking:
+            yield f"The {which} has no camera {', '.join(map(repr, lacking))}."
+    strange = [prompt for prompt in second.prompts if prompt not in first.prompts]
+    if strange:
+        yield (
+            f"{len(strange)} of the second's {len(second.prompts)} prompts are not in the first, "
+            f"such as {strange[0][:80]!r}."
+        )
+
+
+def _short(cameras: Mapping[str, Any]) -> dict[str, str]:
+    """Full names by their last parts."""
+    return {name.rpartition(".")[2]: name for name in cameras}
+
+
+def _lacking(first: Dataset, second: Dataset, name: str) -> Iterator[str]:
+    if (name in first.column_names) != (name in second.column_names):
+        which = "second" if name in first.column_names else "first"
+        yield f"The {which} has no column '{name}'."
+
+
+def _of_dim(dim: DimDifference) -> Iterator[str]:
+    """At most one sentence: the likeliest cause of values out of place."""
+    low, high = dim.first[1], dim.first[3]
+    other_low, other_high = dim.second[1], dim.second[3]
+    spread, theirs = high - low, other_high - other_low
+    where = f"{dim.column} '{dim.name}'"
+    size = max(abs(low), abs(high), 1e-9)
+    if theirs <= 1e-6 * size < spread:
+        yield f"{where} never changes in the second, but spreads by {spread:.3g} in the first."
+        return
+    for factor, units in _UNITS.items():
+        for ratio in (factor, 1 / factor):
+            if spread > 1e-6 * size and abs(theirs / spread / ratio - 1) < _WITHIN:
+                yield f"{where} spreads {ratio:.3g} times as far in the second: {units}?"
+                return
+    near = 0.1 * max(spread, 1e-9)
+    mirrored = abs(other_low + high) < near and abs(other_high + low) < near
+    same = abs(other_low - low) < near and abs(other_high - high) < near
+    if mirrored and not same:
+        yield f"{where} has the opposite sign in the second."
+    elif dim.outside > _SHARE and dim.beyond > _BEYOND:
+        yield (
+            f"{where} lies outside of the first in {100 * dim.outside:.3g} % of the second's "
+            f"frames, by up to {dim.beyond:.3g} half ranges."
+        )
+
+
+def _of_pictures(first: Mapping[str, _Seen], second: Mapping[str, _Seen]) -> Iterator[str]:
+    ours, theirs = _short(first), _short(second)
+    for name in [name for name in ours if name in theirs]:
+        a, b = first[ours[name]], second[theirs[name]]
+        if a.told.size != b.told.size:
+            yield (
+                f"Camera '{name}' has pictures of {_by(a.told.size)} in the first and "
+                f"{_by(b.told.size)} in the second."
+            )
+        plain = _apart(a.mean, b.mean)
+        if plain <= _ALIKE:
+            continue
+        tried = {why: _apart(a.mean, undo(b.mean)) for why, undo in MISTAKES.items()}
+        distance = partial(_apart, b.mean)
+        tried |= {
+            f"it shows what camera '{other}' shows there": distance(first[full].mean)
+            for other, full in ours.items()
+            if other != name
+        }
+        why = min(tried, key=lambda why: tried[why])
+        if tried[why] < _LIKE * plain:
+            yield f"Camera '{name}' of the second resembles the first's best if {why}."
+        darker = float(np.mean(b.told.mean) - np.mean(a.told.mean))
+        if abs(darker) > _DARK:
+            yield (
+                f"Camera '{name}' is {'brighter' if darker > 0 else 'darker'} in the second: mean "
+                f"{np.mean(b.told.mean):.2f} and not {np.mean(a.told.mean):.2f} of white."
+            )
+
+
+def _apart(a: Picture, b: Picture) -> float:
+    return float(np.sqrt(np.mean((a - b) ** 2)))
+
+
+def _by(size: tuple[int, int]) -> str:
+    return f"{size[0]} × {size[1]} pixels"

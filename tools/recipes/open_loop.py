@@ -1,0 +1,538 @@
+"""Open-loop evaluation of a checkpoint's policy: its chunks beside a dataset's recorded ones, with
+baselines, what it reacts to, and a page.
+
+`python -m tools.evaluate --data PATH` is this on a command line; a notebook or a script calls
+`run`. A policy that fails here needs no robot to fail; one that passes has still to be tried in
+closed loop. Reads any dataset, and acts by any family of models, through `Policy` alone.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int64, UInt8
+from PIL import Image
+
+from data import Dataset, open_dataset
+from data.dataset import use_format
+from data.mixture.mixture import DatasetConfig, Mixture, Reading, RobotConfig, read_mixture, resolve
+from data.mixture.recorded import Divisible, RecordedEpisode, read_pictures, read_recorded
+from data.mixture.split import split_episodes
+from data.video.video import encode_mp4
+from data.view.view import dimension_names
+from models import Embodiment, Policy, load_policy
+from models.checkpoints import own
+from models.config import to_json
+from models.files.own_file import run_file
+from models.policy import Request
+from models.robot_policy import processor_of
+from models.terminal import Console, Progress
+from parallel.runs.atomic import replace_text
+from parallel.runs.run_lock import locked
+from sim.clips import ENCODING
+from sim.open_loop import (
+    AGAIN,
+    BLIND,
+    POLICY,
+    STILL,
+    TOLD,
+    OpenLoop,
+    RecordedChunks,
+    without,
+)
+from sim.report.open_loop import CameraLook, OpenLoopReport, ShownEpisode, render_open_loop
+from sim.report.page import write_page
+from tools.command_line.versions import versions
+from tools.recipes.prepare import known
+
+RESULTS, PAGE = "open_loop.json", "report.html"
+
+_AGAIN = 1 << 31
+"""Added to a frame's number for other noise; no episode is as long."""
+_PICTURES, _HEIGHT = 240, 160
+"""Most pictures of a video, and their height in pixels."""
+_GRID = 8
+"""Rows and columns into which pictures are cut to be covered."""
+
+Pictures = list[UInt8[np.ndarray, "n _h _w 3"] | None]
+
+
+@dataclass(frozen=True)
+class OpenLoopConfig:
+    """Policy, recording and size of an open-loop evaluation."""
+
+    data: str
+    """Dataset of any format, its folder or URL, or a mixture's file of one dataset, which says how
+    it is read."""
+    checkpoint: Path
+    """Run directory or one of its checkpoints, or any other that models.load_policy reads."""
+    out: Path
+    """Folder for open_loop.json and report.html."""
+    episodes: tuple[int, ...] = ()
+    """Episodes to look at, from 0; if none are given those that the checkpoint's run held out, or
+    all where it held out none."""
+    most_episodes: int = 32
+    """Most episodes of those that were not named, evenly spaced."""
+    observations: int = 512
+    """Observations to predict from, evenly over the episodes, at most about so many."""
+    shown: int = 4
+    """Worst episodes to show with video, and with what the policy looks at."""
+    batch: int = 8
+    """Observations of a batch."""
+    cameras: tuple[str, ...] = ()
+    """Names of the dataset's cameras as the policy's, each DATASET=POLICY; those of the policy that
+    are not mentioned are absent. If none are given they have the same names."""
+    euler_steps: int | None = None
+    """Steps of the flow sampler; the policy's own if not given."""
+    tokenizer: Path | None = None
+    """SentencePiece file, which openpi's checkpoints lack."""
+    family: Path | None = None
+    """Python file that defines the model's family, if it is not one of ours; it runs."""
+    data_format: str = ""
+    """Format of yours to read the dataset by, path/to/file.py:NAME; the file's Python runs."""
+
+
+def run(config: OpenLoopConfig, console: Console) -> OpenLoop:
+    """Evaluates a checkpoint on a recording, and writes open_loop.json and report.html.
+
+    Raises:
+      ValueError, FileNotFoundError: no such dataset, episode or checkpoint, they do not fit each
+        other, something is not finite, or another run is at work in the folder.
+    """
+    _check(config)
+    if config.family is not None:
+        run_file(config.family)
+    if config.data_format:
+        use_format(config.data_format)
+    with locked(config.out, console):
+        settings, dataset = _opened(config)
+        policy = load_policy(
+            config.checkpoint, steps=config.euler_steps, tokenizer=config.tokenizer
+        )
+        recording = bound(policy, settings, dataset)
+        episodes, choice = chosen_episodes(config, dataset)
+        with Progress(console=console, transient=True) as progress:
+            bar = progress.add_task("Predicting", total=None)
+            result, shown = evaluate_recording(
+                config,
+                recording,
+                episodes,
+                lambda done, total: progress.update(bar, completed=done, total=total),
+            )
+        about = {"data": config.data, "checkpoint": str(config.checkpoint), "episodes": choice}
+        text = json.dumps(about | {"result": result.to_json()}, indent=2) + "\n"
+        replace_text(config.out / RESULTS, text)
+        page = render_open_loop(
+            OpenLoopReport(
+                title="Predicted beside recorded actions",
+                data=f"{config.checkpoint} on {config.data}",
+                choice=choice,
+                result=result,
+                shown=shown,
+                config=to_json(config) | {"model": to_json(policy.model.config)},
+                versions=versions(),
+                encode=partial(encode_mp4, options=ENCODING),
+            )
+        )
+        write_page(config.out / PAGE, page)
+    for name, errors in result.errors.items():
+        console.print(f"  {name}: {errors.mean:.3g}")
+    for finding in result.findings():
+        console.print(f"  {finding}", soft_wrap=True, markup=False)
+    console.print(f"Report: {config.out / PAGE}")
+    return result
+
+
+@dataclass(frozen=True, eq=False)
+class BoundRecording:
+    """A policy with a dataset of its own robot, and how that is read."""
+
+    policy: Policy
+    dataset: Dataset
+    settings: DatasetConfig
+    reading: Reading
+
+    @property
+    def robot(self) -> Embodiment:
+        """The policy's embodiment."""
+        return processor_of(self.policy, "a recording").embodiments[self.policy.embodiment]
+
+    @property
+    def action_names(self) -> tuple[str, ...]:
+        """One for each dim; numbers after a transform that changed how many there are."""
+        return self._names(self.settings.actions, len(self.robot.actions.offset))
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """As `action_names`, of the state."""
+        return self._names(self.settings.state, len(self.robot.state.offset))
+
+    def _names(self, columns: Sequence[str], dims: int) -> tuple[str, ...]:
+        told: list[str] = []
+        for name in columns:
+            feature = self.dataset.features[name]
+            told += dimension_names(feature.get("names"), int(np.prod(feature["shape"])))
+        return tuple(told if len(told) == dims else map(str, range(dims)))
+
+
+def bound(policy: Policy, settings: DatasetConfig, dataset: Dataset) -> BoundRecording:
+    """A policy with a recording that it can be shown.
+
+    Raises:
+      ValueError: the policy lacks a processor, it knows several robots and none is the dataset's,
+        or their cameras, state or actions do not fit; says those of both.
+    """
+    processor = processor_of(policy, "a recording")
+    names = [robot.name for robot in processor.embodiments]
+    wanted = settings.embodiment or dataset.name
+    if wanted not in names and (settings.embodiment or len(names) > 1):
+        raise ValueError(
+            f"{settings.path}: shows '{wanted}', but the policy was trained on {names}; give one "
+            "of these as the dataset's 'embodiment' in a mixture's file."
+        )
+    index = names.index(wanted) if wanted in names else 0
+    robot = processor.embodiments[index]
+    mixture = Mixture(
+        (replace(settings, embodiment=robot.name),),
+        (RobotConfig(robot.name, robot.cameras, robot.relative),),
+    )
+    _check_cameras(settings, dataset, robot)
+    _, (reading,) = resolve(mixture, [known(dataset)], processor.horizon)
+    found = BoundRecording(replace(policy, embodiment=index), dataset, settings, reading)
+    _check_dims(found)
+    return found
+
+
+def chosen_episodes(config: OpenLoopConfig, dataset: Dataset) -> tuple[list[int], str]:
+    """The episodes to look at, in order, and a few words on why these.
+
+    Raises:
+      ValueError: there is no such episode, or none at all.
+    """
+    count = len(dataset.lengths)
+    if config.episodes:
+        strange = [e for e in config.episodes if not 0 <= e < count]
+        if strange:
+            raise ValueError(
+                f"{config.data}: there is no episode {strange[0]}; give some of 0 to {count - 1}."
+            )
+        return sorted(set(config.episodes)), "chosen by hand"
+    if not count:
+        raise ValueError(f"{config.data}: has no episodes; give a dataset with some.")
+    holdout, seed = _held_out_share(config.checkpoint)
+    if not holdout:
+        return _some(np.arange(count), config), "the run held out none, so it may know them"
+    _, held = split_episodes(Divisible(dataset), holdout, seed)
+    return _some(held, config), "held out, if the checkpoint's run was trained on this dataset"
+
+
+def evaluate_recording(
+    config: OpenLoopConfig,
+    recording: BoundRecording,
+    episodes: Sequence[int],
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[OpenLoop, list[ShownEpisode]]:
+    """Figures over all the episodes, and the worst of them to look at.
+
+    Raises:
+      ValueError, DatasetError: the recording cannot be read, or something is not finite.
+    """
+    policy = recording.policy.varied(sizes=(config.batch,))
+    recording = replace(recording, policy=policy)
+    dataset, reading = recording.dataset, recording.reading
+    lengths = dataset.lengths[list(episodes)]
+    every = max(1, -(-int(lengths.sum()) // config.observations))
+    seen = [
+        read_recorded(
+            dataset, recording.settings, reading, e, np.arange(0, dataset.lengths[e], every)
+        )
+        for e in episodes
+        if dataset.lengths[e]
+    ]
+    robot = recording.robot
+    told = RecordedChunks(
+        episode=np.concatenate([np.full(len(one.at), one.episode) for one in seen]),
+        frame=np.concatenate([one.at for one in seen]),
+        actions=np.concatenate([one.actions for one in seen]),
+        valid=np.concatenate([one.valid for one in seen]),
+        before=np.concatenate([one.before for one in seen]),
+        scale=np.array(robot.actions.scale),
+        names=recording.action_names,
+    )
+    states = np.concatenate([one.state for one in seen])
+    changes = _changes(recording, states.mean(0), [p for one in seen for p in one.prompts])
+    shown_count = min(config.shown, len(seen))
+    cells = (_GRID - 1) ** 2 * sum(camera is not None for camera in reading.cameras)
+    total = len(told.frame) * len(changes) + shown_count * cells
+    done = 0
+    predicted: dict[str, list[np.ndarray]] = {name: [] for name in changes}
+    for one in seen:
+        pictures = read_pictures(dataset, reading, one.episode, one.at)
+        for name, change in changes.items():
+            predicted[name].append(policy.answer(list(change(one, pictures))))
+            done += len(one.at)
+            progress(done, total)
+    result = OpenLoop(
+        recorded=told,
+        predicted={name: np.concatenate(chunks) for name, chunks in predicted.items()},
+        state=_farthest(robot, recording.state_names, states),
+        prompts=tuple(prompt for one in seen for prompt in one.prompts),
+        horizon_seconds=(reading.ahead[-1] - reading.ahead[0]) / _fps(recording),
+    )
+    by_number = {one.episode: i for i, one in enumerate(seen)}
+    shown = []
+    for e in result.worst[:shown_count]:
+        one, chunks = seen[by_number[e]], predicted[POLICY][by_number[e]]
+        shown.append(_shown(recording, one, chunks))
+        done += cells
+        progress(done, total)
+    return result, shown
+
+
+def _check(config: OpenLoopConfig) -> None:
+    for name in ("most_episodes", "observations", "batch"):
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name} is {getattr(config, name)}; give at least 1.")
+    if config.shown < 0:
+        raise ValueError(f"shown is {config.shown}; give 0 or more.")
+
+
+def _opened(config: OpenLoopConfig) -> tuple[DatasetConfig, Dataset]:
+    """The dataset, and how it is read."""
+    mixture = read_mixture(config.data)
+    if len(mixture.datasets) != 1:
+        raise ValueError(
+            f"{config.data}: lists {len(mixture.datasets)} datasets; give one of them at a time."
+        )
+    (settings,) = mixture.datasets
+    if config.cameras:
+        settings = replace(settings, cameras=dict(map(_pair, config.cameras)))
+    dataset = open_dataset(settings.path)
+    if not dataset.cameras:
+        raise ValueError(f"{settings.path}: has no cameras; a policy looks at pictures.")
+    return settings, dataset
+
+
+def _pair(text: str) -> tuple[str, str]:
+    """The policy's name of a camera, and the dataset's."""
+    theirs, _, ours = text.partition("=")
+    if not theirs or not ours:
+        raise ValueError(f"cameras has '{text}'; give each as DATASET=POLICY.")
+    return ours, theirs
+
+
+def _check_cameras(settings: DatasetConfig, dataset: Dataset, robot: Embodiment) -> None:
+    if settings.cameras is not None:
+        return  # what is not mentioned is absent, and `resolve` refuses unknown names
+    theirs = {name for full in dataset.cameras for name in (full, full.rpartition(".")[2])}
+    lacking = [camera for camera in robot.cameras if camera not in theirs]
+    if lacking:
+        raise ValueError(
+            f"{settings.path}: has cameras {list(dataset.cameras)}, but the policy looks through "
+            f"{list(robot.cameras)}; say which is which, as in "
+            f"`--cameras {dataset.cameras[0].rpartition('.')[2]}={robot.cameras[0]}`. Cameras of "
+            "the policy that are not mentioned are absent."
+        )
+
+
+def _check_dims(recording: BoundRecording) -> None:
+    """Reads one observation, as a transform may change how many dims there are."""
+    dataset, robot = recording.dataset, recording.robot
+    some = np.flatnonzero(dataset.lengths)
+    if not len(some):
+        return
+    one = read_recorded(
+        dataset, recording.settings, recording.reading, int(some[0]), np.zeros(1, np.int64)
+    )
+    found = one.state.shape[1], one.actions.shape[2]
+    wanted = len(robot.state.offset), len(robot.actions.offset)
+    if found != wanted:
+        settings = recording.settings
+        raise ValueError(
+            f"{settings.path}: state {list(settings.state)} has {found[0]} dims and actions "
+            f"{list(settings.actions)} {found[1]}, but the policy was trained on '{robot.name}' "
+            f"with {wanted[0]} and {wanted[1]}; choose columns, or give a transform, in a "
+            "mixture's file."
+        )
+
+
+def _held_out_share(checkpoint: Path) -> tuple[float, int]:
+    """Share of episodes that the checkpoint's run held out, and the seed of that choice; 0 of
+    other codes' checkpoints."""
+    try:
+        values: Any = own.read_json(own.find(checkpoint), "config")
+    except FileNotFoundError:
+        return 0.0, 0
+    return values.get("data", {}).get("holdout", 0.0), values.get("trainer", {}).get("seed", 0)
+
+
+def _some(episodes: Int64[np.ndarray, " e"], config: OpenLoopConfig) -> list[int]:
+    count = min(len(episodes), config.most_episodes)
+    return episodes[np.linspace(0, len(episodes) - 1, count).round().astype(int)].tolist()
+
+
+Change = Callable[[RecordedEpisode, Pictures], Iterator[Request]]
+
+
+def _changes(
+    recording: BoundRecording, still: Float[np.ndarray, " s"], prompts: Sequence[str]
+) -> dict[str, Change]:
+    """Requests for an episode's observations, by what is changed of them: as recorded first."""
+    robot, processor = recording.robot, processor_of(recording.policy, "a recording")
+    ask = partial(_requests, recording)
+    known_prompts = (wordings[0] for wordings in recording.reading.prompts)
+    different = list(dict.fromkeys([*prompts, *known_prompts]))
+    seen = [
+        name
+        for name, own_name in zip(robot.cameras, recording.reading.cameras, strict=True)
+        if own_name is not None
+    ]
+    found: dict[str, Change] = {POLICY: ask, AGAIN: partial(ask, noise=_AGAIN)}
+    if len(seen) > 1:
+        found |= {without(camera): partial(ask, black=(camera,)) for camera in seen}
+    found[BLIND] = partial(ask, black=tuple(seen))
+    if len(different) > 1:
+        found[TOLD] = partial(ask, prompts=different)
+    if processor.state_input != "none":
+        found[STILL] = partial(ask, state=still)
+    return found
+
+
+def _requests(
+    recording: BoundRecording,
+    one: RecordedEpisode,
+    pictures: Pictures,
+    *,
+    black: tuple[str, ...] = (),
+    prompts: Sequence[str] = (),
+    state: Float[np.ndarray, " s"] | None = None,
+    noise: int = 0,
+) -> Iterator[Request]:
+    """Requests for an episode's observations.
+
+    Args:
+      black: cameras whose pictures are black.
+      prompts: in place of its own each row is told another of these.
+      state: what the model is told in place of the state; actions are still told from the latter.
+      noise: what is added to the frame in the noise's key.
+    """
+    for i, frame in enumerate(one.at.tolist()):
+        shown = _one(recording.robot.cameras, pictures, i)
+        shown |= {name: np.zeros_like(shown[name]) for name in black if name in shown}
+        prompt = _other(one.prompts[i], prompts, i) if prompts else one.prompts[i]
+        yield _request(recording, shown, one.state[i], prompt, (one.episode, frame + noise), state)
+
+
+def _request(
+    recording: BoundRecording,
+    shown: dict[str, np.ndarray],
+    state: Float[np.ndarray, " s"],
+    prompt: str,
+    key: tuple[int, int],
+    still: Float[np.ndarray, " s"] | None = None,
+) -> Request:
+    seen = {"image": shown, "state": state if still is None else still, "prompt": prompt}
+    (request,) = recording.policy.prepare(seen, np.array([key], np.int64))
+    return replace(request, state=state)
+
+
+def _one(cameras: Sequence[str], pictures: Pictures, i: int) -> dict[str, np.ndarray]:
+    """One observation's pictures by camera."""
+    pairs = zip(cameras, pictures, strict=True)
+    return {name: frames[i] for name, frames in pairs if frames is not None}
+
+
+def _other(prompt: str, prompts: Sequence[str], i: int) -> str:
+    """One of the prompts that is not this, another one for other rows."""
+    return prompts[(prompts.index(prompt) + 1 + i % (len(prompts) - 1)) % len(prompts)]
+
+
+def _farthest(
+    robot: Embodiment, names: Sequence[str], states: Float[np.ndarray, "n s"]
+) -> dict[str, float]:
+    far = np.abs(robot.state(states)).max(0)
+    return {name: float(value) for name, value in zip(names, far, strict=True)}
+
+
+def _fps(recording: BoundRecording) -> float:
+    return recording.settings.fps or recording.dataset.fps
+
+
+def _shown(
+    recording: BoundRecording, one: RecordedEpisode, chunks: Float[np.ndarray, "n h a"]
+) -> ShownEpisode:
+    """An episode with its video, and what was looked at in its worst observation."""
+    scale = np.array(recording.robot.actions.scale)
+    off = (np.abs(chunks - one.actions) / scale).mean(-1)
+    worst = int(np.where(one.valid, off, 0).sum(1).argmax())
+    dataset, reading = recording.dataset, recording.reading
+    skipped = max(1, -(-len(one.whole) // _PICTURES))
+    frames = np.arange(0, len(one.whole), skipped)
+    both = np.append(frames, one.at[worst])
+    pictures = read_pictures(dataset, reading, one.episode, both)
+    film = np.concatenate(
+        [_smaller(of_camera[:-1]) for of_camera in pictures if of_camera is not None], axis=2
+    )
+    return ShownEpisode(
+        episode=one.episode,
+        prompt=one.prompts[0],
+        pictures=film,
+        fps=_fps(recording) / skipped,
+        actions=one.whole,
+        at=one.at,
+        predicted=chunks,
+        valid=one.valid,
+        ahead=reading.ahead,
+        looks=tuple(_looks(recording, one, worst, pictures)),
+    )
+
+
+def _looks(
+    recording: BoundRecording, one: RecordedEpisode, i: int, pictures: Pictures
+) -> Iterator[CameraLook]:
+    """Change of observation i's chunk when parts of each camera's last picture are covered."""
+    scale = np.array(recording.robot.actions.scale)
+    shown = _one(recording.robot.cameras, pictures, -1)
+    key = one.episode, int(one.at[i])
+    ask = partial(_request, recording, state=one.state[i], prompt=one.prompts[i], key=key)
+    (plain,) = recording.policy.answer([ask(shown)])
+    for camera, picture in shown.items():
+        covered = [ask(shown | {camera: part}) for part in covered_parts(picture)]
+        changed = recording.policy.answer(covered)
+        change = (np.abs(changed - plain) / scale).mean((1, 2))
+        yield CameraLook(key[1], camera, _smaller(picture[None])[0], heat_of(change))
+
+
+def covered_parts(picture: UInt8[np.ndarray, "h w 3"]) -> Iterator[UInt8[np.ndarray, "h w 3"]]:
+    """The picture with each square of two by two cells of a grid of eight in its mean colour, row
+    by row."""
+    height, width = picture.shape[:2]
+    rows, columns = (np.linspace(0, n, _GRID + 1).round().astype(int) for n in (height, width))
+    colour = picture.mean((0, 1)).round().astype(np.uint8)
+    for row in range(_GRID - 1):
+        for column in range(_GRID - 1):
+            part = picture.copy()
+            part[rows[row] : rows[row + 2], columns[column] : columns[column + 2]] = colour
+            yield part
+
+
+def heat_of(change: Float[np.ndarray, " n"]) -> Float[np.ndarray, "g g"]:
+    """For each cell the mean change of the squares that cover it, as `covered_parts` orders
+    them."""
+    total, count = np.zeros((_GRID, _GRID)), np.zeros((_GRID, _GRID))
+    for at, value in enumerate(change.tolist()):
+        row, column = divmod(at, _GRID - 1)
+        total[row : row + 2, column : column + 2] += value
+        count[row : row + 2, column : column + 2] += 1
+    return total / count
+
+
+def _smaller(pictures: UInt8[np.ndarray, "n _h _w 3"]) -> UInt8[np.ndarray, "n _h2 _w2 3"]:
+    height, width = pictures.shape[1:3]
+    size = max(1, round(width * _HEIGHT / height)), _HEIGHT
+    resized = [Image.fromarray(x).resize(size, Image.Resampling.BILINEAR) for x in pictures]
+    return np.stack([np.asarray(x) for x in resized])

@@ -1,0 +1,365 @@
+"""Everything that a server's clients asked and were answered, as a LeRobot dataset: an episode for
+each connection, and a new one where the prompt changes.
+
+Answers never wait for it: they are queued for a thread that writes. What finds the queue full is
+left out and counted, in the log and in the column "dropped". Pictures of open episodes are in
+memory up to a budget; beyond it the largest is written as an episode, and goes on as another.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, UInt8
+
+from data.frames import ACTION, STATE
+from data.lerobot.writer import DatasetWriter
+from data.statistics.difference import DELTA_T
+from models.terminal import Console, logger
+from tools.serving.inputs import Inputs
+from tools.serving.server import Answers, PolicyServer
+from tools.serving.session import Reply, Session
+
+log = logger(__name__)
+
+CHUNK, DROPPED = "action_chunk", "dropped"
+_CAMERA = "observation.images."
+_QUEUED = 64
+_BYTES = 512 * 2**20
+
+
+class Exchange(NamedTuple):
+    """A question with its answer: pictures by camera, state (None if the policy reads none), the
+    prompt, the chunk and the time of asking, in seconds."""
+
+    pictures: Mapping[str, UInt8[np.ndarray, "_h _w 3"]]
+    state: Float[np.ndarray, " s"] | None
+    prompt: str
+    chunk: Float[np.ndarray, "h a"]
+    time: float
+
+
+@dataclass(frozen=True)
+class RecordedCounts:
+    """Counts of a recording. `dropped`: exchanges that the writer was too slow for; `unlike`: whose
+    pictures are of another size than the first's."""
+
+    episodes: int
+    frames: int
+    dropped: int
+    unlike: int
+
+    def __str__(self) -> str:
+        lost = f"; {self.dropped} exchanges were left out, as the disk lagged" * bool(self.dropped)
+        lost += f"; {self.unlike} had pictures of another size" * bool(self.unlike)
+        return f"{self.frames} exchanges in {self.episodes} episodes are recorded{lost}."
+
+
+@dataclass
+class _Open:
+    """An episode that may go on."""
+
+    frames: list[Exchange] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
+    bytes: int = 0
+
+
+class Recorder:
+    """Use as a context manager: the dataset appears when the block ends, whatever ended it; nothing
+    does if nobody asked.
+
+    Args:
+      path: folder to make.
+      queued: exchanges that may wait for the writer.
+      most_bytes: of pictures of all open episodes.
+
+    Raises:
+      ValueError: the folder is there and not empty.
+    """
+
+    def __init__(self, path: Path, *, queued: int = _QUEUED, most_bytes: int = _BYTES) -> None:
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise ValueError(
+                f"--record {path}: already exists and is not empty; choose another folder."
+            )
+        self.path, self._most_bytes = path, most_bytes
+        self._queue: queue.SimpleQueue[tuple[int, Exchange | None, int] | None] = (
+            queue.SimpleQueue()
+        )
+        self._places = threading.BoundedSemaphore(queued)
+        self._lock = threading.Lock()
+        self._missed: dict[int, int] = {}
+        self._dropped = self._unlike = self._episodes = self._frames = 0
+        self._open: dict[int, _Open] = {}
+        self._writer: DatasetWriter | None = None
+        self._failed: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
+
+    def add(self, client: int, exchange: Exchange) -> None:
+        """Queues an exchange of a client; returns at once, whatever the writer does."""
+        if not self._places.acquire(blocking=False):
+            with self._lock:
+                self._missed[client] = self._missed.get(client, 0) + 1
+                self._dropped += 1
+                first = self._dropped == 1
+            if first:
+                log.warning(
+                    "recording lags: exchanges are left out from here on, and counted (%s)",
+                    self.path,
+                )
+            return
+        with self._lock:
+            missed = self._missed.pop(client, 0)
+        self._queue.put((client, exchange, missed))
+
+    def end(self, client: int) -> None:
+        """Ends a client's episode."""
+        self._queue.put((client, None, 0))
+
+    @property
+    def recorded(self) -> RecordedCounts:
+        """Counts so far; those of all when the block has ended."""
+        return RecordedCounts(self._episodes, self._frames, self._dropped, self._unlike)
+
+    def __enter__(self) -> "Recorder":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._queue.put(None)
+        self._thread.join()
+        if self._failed is not None:
+            raise OSError(f"--record {self.path}: could not be written: {self._failed}")
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            client, exchange, missed = item
+            try:
+                if self._failed is None:
+                    self._take(client, exchange, missed)
+                elif exchange is not None:
+                    with self._lock:
+                        self._dropped += 1
+            except Exception as error:
+                log.exception("the recording in %s cannot go on", self.path)
+                self._failed = error
+            finally:
+                if exchange is not None:
+                    self._places.release()
+        try:
+            self._finish()
+        except Exception as error:
+            self._failed = self._failed or error
+
+    def _take(self, client: int, exchange: Exchange | None, missed: int) -> None:
+        if exchange is None:
+            self._write(client)
+            return
+        opened = self._open.get(client)
+        if opened is not None and opened.frames[0].prompt != exchange.prompt:
+            self._write(client)
+        opened = self._open.setdefault(client, _Open())
+        opened.frames.append(exchange)
+        opened.dropped.append(missed)
+        opened.bytes += sum(picture.nbytes for picture in exchange.pictures.values())
+        while sum(one.bytes for one in self._open.values()) > self._most_bytes:
+            largest = max(self._open, key=lambda number: self._open[number].bytes)
+            log.warning("client %d has a long episode, which is recorded as several", largest)
+            self._write(largest)
+
+    def _write(self, client: int) -> None:
+        """Writes a client's open episode, if it has one."""
+        opened = self._open.pop(client, None)
+        if opened is None:
+            return
+        frames = opened.frames
+        if self._writer is None:
+            features = _features(frames[0])
+            self._writer = DatasetWriter(self.path, fps=_rate(frames), features=features)
+        wanted = self._writer.features
+        alike = [
+            all(
+                _even(picture).shape == tuple(wanted[_full(camera)]["shape"])
+                for camera, picture in one.pictures.items()
+            )
+            for one in frames
+        ]
+        if not all(alike):
+            self._unlike += alike.count(False)
+            log.warning(
+                "client %d sends pictures of other sizes than the first recorded; %d exchanges are "
+                "left out",
+                *(client, alike.count(False)),
+            )
+        kept = [i for i, fits in enumerate(alike) if fits]
+        if not kept:
+            return
+        columns, pictures = _columns([frames[i] for i in kept], [opened.dropped[i] for i in kept])
+        self._writer.add_episode(columns, pictures, frames[0].prompt.strip() or "(no prompt)")
+        self._episodes, self._frames = self._episodes + 1, self._frames + len(kept)
+
+    def _finish(self) -> None:
+        """Writes what is open and closes the dataset; after a failure what is whole is kept if it
+        can be."""
+        if self._failed is None:
+            for client in list(self._open):
+                self._write(client)
+        if self._writer is not None:
+            if self._writer.num_episodes:
+                self._writer.__exit__(None, None, None)
+            else:
+                with suppress(OSError):
+                    self._writer.__exit__(ValueError, None, None)
+
+
+@contextmanager
+def recording(path: Path, server: PolicyServer, console: Console) -> Iterator[Recorder]:
+    """A recorder of what a server is asked, which says at the end what it holds.
+
+    Raises:
+      ValueError: as `Recorder`.
+      OSError: the dataset could not be written.
+    """
+    with Recorder(path) as recorder:
+        server.ended.append(lambda session: recorder.end(session.number))
+        yield recorder
+    console.print(f"{path}: {recorder.recorded}", soft_wrap=True)
+
+
+def recorded(answers: Answers, inputs: Inputs, recorder: Recorder | None) -> Answers:
+    """The answers, recorded if there is a recorder."""
+    return answers if recorder is None else RecordedAnswers(answers, inputs, recorder)
+
+
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    """A request with what a recording keeps of it."""
+
+    request: Any
+    client: int
+    observation: Mapping[str, Any]
+    time: float
+
+
+@dataclass(eq=False)
+class RecordedAnswers:
+    """Answers of a policy, each recorded; as quick as without, but for reading the message twice.
+
+    `inputs`: reads a client's message."""
+
+    answers: Answers
+    inputs: Inputs
+    recorder: Recorder
+    clock: Callable[[], float] = time.monotonic
+
+    metadata: Mapping[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.metadata = self.answers.metadata
+
+    def join(self) -> None:
+        """One more client."""
+        self.answers.join()
+
+    def leave(self) -> None:
+        """One client less."""
+        self.answers.leave()
+
+    def read(self, message: Mapping[str, Any], session: Session) -> _Asked:
+        """A client's message as the policy reads it.
+
+        Raises:
+          ValueError: as the policy's, or it is not what a recording keeps.
+        """
+        now = self.clock()
+        request = self.answers.read(message, session)
+        return _Asked(request, session.number, self.inputs.read(message), now)
+
+    def submit(self, request: _Asked) -> Future[Reply]:
+        """The answer; recorded once it is there, if it is finite, as only such are sent."""
+        future = self.answers.submit(request.request)
+        future.add_done_callback(lambda done: self._record(request, done))
+        return future
+
+    def _record(self, asked: _Asked, done: Future[Reply]) -> None:
+        if done.cancelled() or done.exception() is not None:
+            return
+        chunk = done.result().actions
+        if np.isfinite(chunk).all():
+            seen = asked.observation
+            exchange = Exchange(
+                seen["image"], seen.get("state"), seen["prompt"], chunk.copy(), asked.time
+            )
+            self.recorder.add(asked.client, exchange)
+
+
+def _rate(frames: list[Exchange]) -> int:
+    """Requests a second, rounded; exact times are in the column of time differences."""
+    waits = np.diff([one.time for one in frames])
+    return max(1, round(1 / max(float(np.median(waits)), 1e-3))) if len(waits) else 1
+
+
+def _features(one: Exchange) -> dict[str, dict[str, Any]]:
+    horizon, dims = one.chunk.shape
+
+    def numbers(size: int) -> dict[str, Any]:
+        return {"dtype": "float32", "shape": (size,), "names": None}
+
+    found = {ACTION: numbers(dims), CHUNK: numbers(horizon * dims), DELTA_T: numbers(1)}
+    found[DROPPED] = {"dtype": "int64", "shape": (1,), "names": None}
+    if one.state is not None:
+        found[STATE] = numbers(len(one.state))
+    for camera, picture in one.pictures.items():
+        found[_full(camera)] = {
+            "dtype": "video",
+            "shape": _even(picture).shape,
+            "names": ["height", "width", "channels"],
+        }
+    return found
+
+
+def _columns(
+    frames: list[Exchange], dropped: list[int]
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    chunks = np.stack([one.chunk for one in frames]).astype(np.float32)
+    times = np.array([one.time for one in frames])
+    columns: dict[str, np.ndarray] = {
+        ACTION: chunks[:, 0],
+        CHUNK: chunks.reshape(len(chunks), -1),
+        DELTA_T: np.diff(times, prepend=times[:1])[:, None].astype(np.float32),
+        DROPPED: np.array(dropped, np.int64)[:, None],
+    }
+    states = [one.state for one in frames if one.state is not None]
+    if states:
+        columns[STATE] = np.stack(states).astype(np.float32)
+    pictures = {
+        _full(camera): np.stack([_even(one.pictures[camera]) for one in frames])
+        for camera in frames[0].pictures
+    }
+    return columns, pictures
+
+
+def _full(camera: str) -> str:
+    """LeRobot's name of a camera."""
+    return _CAMERA + camera.removeprefix(_CAMERA)
+
+
+def _even(picture: UInt8[np.ndarray, "_h _w 3"]) -> UInt8[np.ndarray, "_h2 _w2 3"]:
+    """An odd height or width grows by one repeated line, as videos need."""
+    height, width = picture.shape[:2]
+    if not (height % 2 or width % 2):
+        return picture
+    return np.pad(picture, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")

@@ -1,0 +1,135 @@
+"""A policy without a checkpoint: it plays back the recorded actions of an episode as chunks, so
+that a robot and its client can be tried before any policy is.
+
+Whatever the client sends is accepted; each request takes it so many steps on as it acts of a chunk.
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float32
+
+from data import Dataset, open_dataset
+from data.frames import ACTION, STATE
+from models import Embodiment, Normalizer
+from tools.serving.inputs import CONTROLS, Inputs, inputs_of, name
+from tools.serving.session import Reply, Session
+
+
+class _Next(NamedTuple):
+    start: int
+    session: Session
+
+
+class Replay:
+    """Plays back an episode to each client from its beginning. A request that says how many steps
+    were `executed` goes on from there; else all of the last chunk counts as acted.
+
+    Args:
+      actions: recorded, one for each frame.
+      steps: of a chunk.
+      inputs: those of the recording, for clients to see and for recordings of what they send.
+
+    Raises:
+      ValueError: there are no actions, or a chunk has no steps.
+    """
+
+    def __init__(
+        self, actions: Float32[np.ndarray, "t a"], steps: int, inputs: Inputs, where: str
+    ) -> None:
+        if steps < 1 or not len(actions):
+            raise ValueError(
+                f"{where}: has {len(actions)} actions, and a chunk {steps} steps; each needs at "
+                "least one."
+            )
+        self._actions, self._steps, self._where = actions, steps, where
+        self.inputs = inputs
+        self._at: dict[int, tuple[int, int]] = {}
+        self._lock = threading.Lock()
+        self.metadata: Mapping[str, Any] = {
+            "robot": where,
+            "inputs": inputs.expected,
+            "actions": {"dtype": "float32", "shape": [steps, actions.shape[1]]},
+            "chunking": list(CONTROLS),
+            "replay": True,
+        }
+
+    def join(self) -> None:
+        """Nobody waits for a client."""
+
+    def leave(self) -> None:
+        """Nobody waits for a client."""
+
+    def read(self, message: Mapping[str, Any], session: Session) -> _Next:
+        """The place in the episode from which this client's next chunk begins.
+
+        Raises:
+          ValueError: the episode has ended, or `executed` is not one of the last chunk's steps.
+        """
+        acted = next((v for k, v in message.items() if name(str(k)) == CONTROLS[0]), None)
+        with self._lock:
+            start, given = self._at.get(session.number, (0, 0))
+        if acted is None:
+            acted = given
+        elif type(acted) is not int or not 0 <= acted <= given:
+            raise ValueError(f"'executed' is {acted!r:.40}; the last chunk had {given} steps.")
+        start += acted
+        if start >= len(self._actions):
+            raise ValueError(
+                f"{self._where} has ended after {len(self._actions)} actions; connect again to "
+                "play it from the beginning."
+            )
+        return _Next(start, session)
+
+    def submit(self, request: _Next) -> Future[Reply]:
+        """The next steps; fewer at the episode's end, as none were recorded after it."""
+        chunk = self._actions[request.start : request.start + self._steps].copy()
+        with self._lock:
+            self._at[request.session.number] = (request.start, len(chunk))
+        done: Future[Reply] = Future()
+        done.set_result(Reply(chunk, 0.0))
+        return done
+
+    def forget(self, session: Session) -> None:
+        """Frees what is kept of a client that has left."""
+        with self._lock:
+            self._at.pop(session.number, None)
+
+
+def open_replay(path: str | Path, episode: int, steps: int, pairs: Sequence[str] = ()) -> Replay:
+    """A recorded episode of a dataset of any format, to play back.
+
+    Args:
+      steps: of a chunk, those that the client acts before it asks again.
+      pairs: how clients spell their observations, see `inputs_of`.
+
+    Raises:
+      ValueError: there is no such episode, or the dataset has no actions.
+      DatasetError: it cannot be read.
+    """
+    dataset = open_dataset(path)
+    if ACTION not in dataset.column_names:
+        raise ValueError(
+            f"{path}: has no column '{ACTION}', only {list(dataset.column_names)}; there is "
+            "nothing to play back."
+        )
+    if not 0 <= episode < len(dataset.lengths):
+        raise ValueError(
+            f"{path}: there is no episode {episode}; give --episode 0 to "
+            f"{len(dataset.lengths) - 1}."
+        )
+    blocks = [block[ACTION] for block in dataset.stream([ACTION], [episode])]
+    actions = np.concatenate([block.reshape(len(block), -1) for block in blocks])
+    where = f"Episode {episode} of {path}"
+    return Replay(actions.astype(np.float32), steps, _inputs(dataset, pairs), where)
+
+
+def _inputs(dataset: Dataset, pairs: Sequence[str]) -> Inputs:
+    dims = int(np.prod(dataset.features[STATE]["shape"])) if STATE in dataset.column_names else 0
+    unscaled = Normalizer((0.0,) * dims, (1.0,) * dims)
+    robot = Embodiment("replay", tuple(dataset.cameras), unscaled, Normalizer((0.0,), (1.0,)))
+    return inputs_of(robot, bool(dims), pairs)
