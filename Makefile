@@ -20,7 +20,8 @@ PINS := constraints/py$(subst .,,$(VERSION)).txt
 SMOKE := .venv-smoke-$(VERSION)
 OPTIMISED := $(addprefix tests/models/, pi/test_openpi_parity.py pi/test_model.py \
   pi/test_targets.py attention/test_ring.py test_sharding.py) \
-  $(addprefix tests/parallel/test_, axes.py stage.py chunked_step.py step.py)
+  $(addprefix tests/parallel/test_, stage.py chunked_step.py step.py) \
+  tests/parallel/test_axes.py::test_three_axes_and_accumulation_give_the_losses_weights_and_averages_of_one_device
 SMOKED := tests/test_imports.py tests/data/lerobot/test_dataset.py tests/models/pi/test_model.py \
   tests/parallel/test_step.py tests/rl/test_objectives.py tests/sim/rendering/test_raycast.py \
   tests/tools/test_data.py

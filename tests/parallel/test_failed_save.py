@@ -8,6 +8,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import threading
 import time
 
 import jax
@@ -125,13 +126,23 @@ def test_a_process_whose_checkpoint_folder_is_lost_says_so_and_ends(tmp_path):
 
 
 def lose(directory):
+    lost, digest_files = threading.Event(), digests.digest_files
+
+    def when_lost(*args):
+        lost.wait(60)
+        return digest_files(*args)
+
+    digests.digest_files = when_lost
     for way in ("file", "dangling", "removed"):
         folder = digests.Path(directory) / way
+        lost.set()
         host.save(folder, MESH, (1,))
+        lost.clear()
         with checkpoint.CheckpointWriter(folder, {}, {}) as writer:
             if way == "removed":
                 save(writer, 2)
             shutil.rmtree(folder, ignore_errors=True)
+            lost.set()
             if way == "file":
                 folder.touch()
             if way == "dangling":
