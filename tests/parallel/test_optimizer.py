@@ -48,7 +48,7 @@ def apart(one, other):
 
 
 def assert_same_moments(ours, theirs, tolerance):
-    """Those of eight bits may round to a neighbour now and then."""
+    """Moments of eight bits may round to a neighbour now and then."""
     pairs = list(zip(*map(jax.tree.leaves, jax.device_get((ours, theirs))), strict=True))
     coded = [np.ravel(ordered(x) - ordered(y)) for x, y in pairs if x.dtype.itemsize == 1]
     if coded:
