@@ -64,7 +64,8 @@ def load_policy(
       horizon: steps of a chunk, which openpi's checkpoints do not tell.
       state: form in which π reads the state, which files of π0.5 do not tell.
       relative: action dims that the model measures from the state dim of the same number.
-      cameras: the robot's names of cameras, each with the model's; the model's others are absent.
+      cameras: the robot's names of cameras, each with the model's; the model's others keep
+        theirs and may be absent.
       tokenizer: a SentencePiece file, which openpi's checkpoints lack; needed for prompts as text.
       robot: which of several statistics in an openpi checkpoint's assets scale state and actions;
         without any, both are in the model's units.

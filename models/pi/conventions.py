@@ -13,16 +13,15 @@ from typing import Any, Literal
 
 from models.checkpoints.released import CAMERAS, Released, Source, StateOption, find_released
 from models.checkpoints.sources import CheckpointSource
-from models.config import from_json
-from models.files.foreign_json import read_json, section
-from models.inputs.processor import Embodiment, Normalizer, Processor
+from models.inputs.processor import Embodiment, Normalizer, Processor, Scaling
 from models.inputs.raw import RawKeys
 from models.pi import lerobot, openpi
 from models.pi.lerobot_statistics import read_normalizers
 from models.pi.model import PiConfig
+from models.pi.statistics_file import read_scale
 
 _TEXT_LIMITS = {"modulation": 200, "input": 48}
-_NORMALIZATION = {"modulation": "quantile", "input": "z-score"}
+_NORMALIZATION: dict[str, Scaling] = {"modulation": "quantile", "input": "z-score"}
 _EMPTY = re.compile(r"(^|\.)empty_camera_\d+$")
 
 
@@ -145,8 +144,13 @@ def _openpi(
     robot = _in_model_units("model units", CAMERAS, *dims)
     robot = replace(robot, absent=known.absent, keys=known.keys, adapter=known.adapter)
     if file is not None:
-        quantiles = (known.normalization or _NORMALIZATION[config.time]) == "quantile"
-        robot = scaled(robot, name, file, quantiles, (known.state_dims, known.action_dims))
+        scaling = known.normalization or _NORMALIZATION[config.time]
+        robot = replace(
+            robot,
+            name=name,
+            state=read_scale(file, "state", scaling, known.state_dims),
+            actions=read_scale(file, "actions", scaling, known.action_dims),
+        )
     return config, Processor(
         **config.preparation,
         words=(),
@@ -245,7 +249,8 @@ def _finished(robot: Embodiment, relative: tuple[int, ...], told: ActingOptions)
 
 
 def with_names(robot: Embodiment, cameras: Mapping[str, str]) -> Embodiment:
-    """The robot with its own names for cameras of the model; those without one are absent.
+    """The robot with its own names for cameras of the model; the others keep theirs and may be
+    absent.
 
     Args:
       cameras: {the robot's name: the model's}.
@@ -269,58 +274,4 @@ def with_names(robot: Embodiment, cameras: Mapping[str, str]) -> Embodiment:
         cameras=tuple(names.get(camera, camera) for camera in robot.cameras),
         absent=tuple(camera for camera in robot.cameras if camera not in names),
         keys=keys,
-    )
-
-
-def scaled(
-    embodiment: Embodiment,
-    name: str,
-    file: Path,
-    quantiles: bool,
-    dims: tuple[int | None, int | None] = (None, None),
-) -> Embodiment:
-    """The embodiment with openpi's statistics: z-scores, or the range from q01 to q99.
-
-    Args:
-      dims: how many of the file's state and action dims are the robot's, all if None.
-
-    Raises:
-      ValueError: the file lacks statistics, or a number of them is not the other's.
-    """
-    stats = section(read_json(file), "norm_stats", str(file))
-
-    def numbers(key: str, kind: str, count: int | None) -> list[float]:
-        found = section(stats, key, str(file)).get(kind)
-        if found is None:
-            raise ValueError(
-                f"{file} has no {'quantiles' if quantiles else 'statistics'} of {key} ({kind})."
-            )
-        values = list(from_json(tuple[float, ...], found, f"{file}: {key}.{kind}"))
-        if count is not None and len(values) < count:
-            raise ValueError(
-                f"{file}: {key}.{kind} has {len(values)} numbers, but the robot has {count} dims."
-            )
-        return values[:count]
-
-    def normalizer(key: str, count: int | None) -> Normalizer:
-        kinds = ("q01", "q99") if quantiles else ("mean", "std")
-        first, second = (numbers(key, kind, count) for kind in kinds)
-        if len(first) != len(second):
-            raise ValueError(f"{file}: {key} has {len(first)} and {len(second)} numbers.")
-        pairs = list(zip(first, second, strict=True))
-        if quantiles:
-            half = tuple((high - low + 1e-6) / 2 for low, high in pairs)
-            offset = tuple(low + h for (low, _), h in zip(pairs, half, strict=True))
-        else:
-            offset, half = tuple(first), tuple(std + 1e-6 for std in second)
-        try:
-            return Normalizer(offset, half)
-        except ValueError as error:
-            raise ValueError(f"{file}, {key}: {error}") from error
-
-    return replace(
-        embodiment,
-        name=name,
-        state=normalizer("state", dims[0]),
-        actions=normalizer("actions", dims[1]),
     )

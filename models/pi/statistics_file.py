@@ -18,15 +18,23 @@ _LEROBOT = {"state": "observation.state", "actions": "action"}
 _OPENPI_EPS, _LEROBOT_EPS = 1e-6, 1e-8
 
 
-def read_scale(file: Path, feature: Literal["state", "actions"], scaling: Scaling) -> Normalizer:
+def read_scale(
+    file: Path,
+    feature: Literal["state", "actions"],
+    scaling: Scaling,
+    dims: int | None = None,
+) -> Normalizer:
     """The scale of a feature, with what its authors add to every divisor so that it is not 0.
+
+    Args:
+      dims: how many of the file's dims are the robot's, the first; all if None.
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: it lacks the statistics, or they are no numbers or of different lengths.
+      ValueError: it lacks the statistics, or they are no numbers, too few or of different lengths.
     """
     values, where = read_json(file), str(file)
-    if "norm_stats" in values:
+    if "norm_stats" in values or file.name == "norm_stats.json":
         name, eps, values = str(feature), _OPENPI_EPS, section(values, "norm_stats", where)
     else:
         name, eps = _LEROBOT[feature], _LEROBOT_EPS
@@ -42,6 +50,12 @@ def read_scale(file: Path, feature: Literal["state", "actions"], scaling: Scalin
     )
     if len(first) != len(second):
         raise ValueError(f"{file}: {name} has {len(first)} and {len(second)} numbers.")
+    if dims is not None and len(first) < dims:
+        raise ValueError(
+            f"{file}: {name} has {len(first)} numbers, but the robot has {dims} dims; give the "
+            "statistics of this robot."
+        )
+    first, second = first[:dims], second[:dims]
     if scaling == "z-score":
         offset, scale = first, tuple(std + eps for std in second)
     else:

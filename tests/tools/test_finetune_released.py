@@ -13,7 +13,7 @@ from rich.console import Console
 
 from data.lerobot.writer import DatasetWriter
 from models import Policy, load_policy
-from models.load import CAMERAS
+from models.checkpoints.released import CAMERAS
 from models.pi.statistics_file import read_scale
 from tests.helpers.models.openpi_numbers import FIXTURES
 from tests.helpers.tools.served import client, serving
@@ -185,7 +185,7 @@ def test_a_released_checkpoint_is_finetuned_acts_and_serves(
     policy = finetune(name, dataset, tokenizer, tmp_path / "run", *options)
     found = losses(tmp_path / "run")
     assert len(found) == 20
-    assert np.mean(found[-5:]) < 0.98 * np.mean(found[:5])
+    assert np.mean(found[-5:]) < 0.9 * np.mean(found[:5])
     if "--statistics" in options:
         assert_z_scores_of_the_checkpoint(policy)
     policy = dataclasses.replace(policy, sizes=(1,))

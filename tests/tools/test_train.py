@@ -1,5 +1,6 @@
 """`tools.train` on a dataset of ours: exact resume, any mesh, and errors that come first."""
 
+import io
 import json
 import shutil
 import subprocess
@@ -171,6 +172,28 @@ def test_a_dataset_changed_since_the_checkpoint_is_refused(finished, tmp_path):
         shutil.rmtree(out / "checkpoints" / str(later))
     with pytest.raises(ValueError, match="has changed since"):
         train.run(train.Paths(str(other), out, resume=True), SMALL, QUIET)
+
+
+def test_a_run_from_before_kinds_of_scaling_resumes_by_quantiles_each_time(
+    finished, dataset, tmp_path
+):
+    out = shutil.copytree(finished, tmp_path / "run")
+    file = out / "config.json"
+    z_scores = replace(SMALL.data, state_scaling="z-score", action_scaling="z-score")
+    since = replace(SMALL, data=z_scores)
+    with pytest.raises(ValueError, match=r"data\.action_scaling is quantile, but z-score"):
+        train.run(train.Paths(str(dataset), out, resume=True), since, QUIET)
+    earlier = json.loads(file.read_text())
+    del earlier["data"]["state_scaling"], earlier["data"]["action_scaling"]
+    file.write_text(json.dumps(earlier))
+    for _ in range(2):
+        for later in (6, 8):
+            shutil.rmtree(out / "checkpoints" / str(later))
+        told = Console(file=io.StringIO())
+        train.run(train.Paths(str(dataset), out, resume=True), since, told)
+        assert "began before data.state_scaling was an option" in told.file.getvalue()
+        assert losses(out) == losses(finished)
+        assert json.loads(file.read_text()) == earlier
 
 
 def test_what_cannot_train_is_refused_before_anything_is_written(finished, dataset, tmp_path):

@@ -8,12 +8,13 @@ closed loop. Reads any dataset, and acts by any family of models, through `Polic
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import tyro
 from jaxtyping import Float, Int64, UInt8
 from PIL import Image
 
@@ -24,7 +25,7 @@ from data.mixture.recorded import Divisible, RecordedEpisode, read_pictures, rea
 from data.mixture.split import split_episodes
 from data.video.video import encode_mp4
 from data.view.view import dimension_names
-from models import Embodiment, Policy, load_policy
+from models import Embodiment, Policy
 from models.checkpoints import own
 from models.config import to_json
 from models.files.own_file import run_file
@@ -47,6 +48,7 @@ from sim.open_loop import (
 from sim.report.open_loop import CameraLook, OpenLoopReport, ShownEpisode, render_open_loop
 from sim.report.page import write_page
 from tools.command_line.versions import versions
+from tools.recipes.policy import PolicyOptions, load
 from tools.recipes.prepare import known
 
 RESULTS, PAGE = "open_loop.json", "report.html"
@@ -83,13 +85,11 @@ class OpenLoopConfig:
     """Worst episodes to show with video, and with what the policy looks at."""
     batch: int = 8
     """Observations of a batch."""
-    cameras: tuple[str, ...] = ()
-    """Names of the dataset's cameras as the policy's, each DATASET=POLICY; those of the policy that
-    are not mentioned are absent. If none are given they have the same names."""
     euler_steps: int | None = None
     """Steps of the flow sampler; the policy's own if not given."""
-    tokenizer: Path | None = None
-    """SentencePiece file, which openpi's checkpoints lack."""
+    dtype: str | None = None
+    """Dtype of the parameters in memory, such as bfloat16; as saved by default."""
+    options: Annotated[PolicyOptions, tyro.conf.arg(name="")] = field(default_factory=PolicyOptions)
     family: Path | None = None
     """Python file that defines the model's family, if it is not one of ours; it runs."""
     data_format: str = ""
@@ -110,8 +110,8 @@ def run(config: OpenLoopConfig, console: Console) -> OpenLoop:
         use_format(config.data_format)
     with locked(config.out, console):
         settings, dataset = _opened(config)
-        policy = load_policy(
-            config.checkpoint, steps=config.euler_steps, tokenizer=config.tokenizer
+        policy = load(
+            config.checkpoint, config.options, steps=config.euler_steps, dtype=config.dtype
         )
         recording = bound(policy, settings, dataset)
         episodes, choice = chosen_episodes(config, dataset)
@@ -309,33 +309,22 @@ def _opened(config: OpenLoopConfig) -> tuple[DatasetConfig, Dataset]:
             f"{config.data}: lists {len(mixture.datasets)} datasets; give one of them at a time."
         )
     (settings,) = mixture.datasets
-    if config.cameras:
-        settings = replace(settings, cameras=dict(map(_pair, config.cameras)))
     dataset = open_dataset(settings.path)
     if not dataset.cameras:
         raise ValueError(f"{settings.path}: has no cameras; a policy looks at pictures.")
     return settings, dataset
 
 
-def _pair(text: str) -> tuple[str, str]:
-    """The policy's name of a camera, and the dataset's."""
-    theirs, _, ours = text.partition("=")
-    if not theirs or not ours:
-        raise ValueError(f"cameras has '{text}'; give each as DATASET=POLICY.")
-    return ours, theirs
-
-
 def _check_cameras(settings: DatasetConfig, dataset: Dataset, robot: Embodiment) -> None:
     if settings.cameras is not None:
         return  # what is not mentioned is absent, and `resolve` refuses unknown names
     theirs = {name for full in dataset.cameras for name in (full, full.rpartition(".")[2])}
-    lacking = [camera for camera in robot.cameras if camera not in theirs]
-    if lacking:
+    lacking = set(robot.cameras) - theirs
+    if not lacking <= set(robot.absent) or lacking == set(robot.cameras):
         raise ValueError(
             f"{settings.path}: has cameras {list(dataset.cameras)}, but the policy looks through "
-            f"{list(robot.cameras)}; say which is which, as in "
-            f"`--cameras {dataset.cameras[0].rpartition('.')[2]}={robot.cameras[0]}`. Cameras of "
-            "the policy that are not mentioned are absent."
+            f"{list(robot.cameras)}; say which of the dataset's each of the policy's shows, as in "
+            f"`--cameras {dataset.cameras[0].rpartition('.')[2]}={robot.cameras[0]}`."
         )
 
 
@@ -454,7 +443,8 @@ def _other(prompt: str, prompts: Sequence[str], i: int) -> str:
 def _farthest(
     robot: Embodiment, names: Sequence[str], states: Float[np.ndarray, "n s"]
 ) -> dict[str, float]:
-    far = np.abs(robot.state(states)).max(0)
+    told = states if robot.units is None else robot.units.state(states)
+    far = np.abs(robot.state(told)).max(0)
     return {name: float(value) for name, value in zip(names, far, strict=True)}
 
 

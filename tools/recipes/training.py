@@ -7,7 +7,7 @@ episodes.
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,8 @@ _FREE = {
 }
 """Settings that a resumed run may change: its losses stay the same. Its steps only where the
 schedule does not end with them."""
+_SCALINGS = ("state_scaling", "action_scaling")
+"""Fields of the config's data that runs saved earlier lack."""
 
 
 @dataclass(frozen=True)
@@ -138,8 +140,11 @@ def _run(
             f"layers, {pipeline.repeats} times around; bubble {pipeline.bubble(stages):.0%}."
         )
     begun = first_host_first(lambda: read_config(out, console)) if resume else None
+    unknown: list[str] = []
     if begun is not None:
         saved = from_json(RunConfig, begun)
+        unknown = [name for name in _SCALINGS if name not in begun.get("data", {})]
+        config = _scaled_as_begun(config, saved, unknown, console)
         check_same(out / CONFIG_NAME, to_json(saved), to_json(config), _FREE)
         before, steps = saved.trainer.steps, config.trainer.steps
         check_more_steps(out / CONFIG_NAME, before, steps, config.optimizer)
@@ -204,7 +209,7 @@ def _run(
             model.sharding_rules,
             batches,
             lambda step: content,
-            Run(out, to_json(config), ready.assets),
+            Run(out, _without(to_json(config), unknown), ready.assets),
             config.trainer,
             with_groups(config.optimizer, model.groups),
             mesh=mesh,
@@ -215,6 +220,28 @@ def _run(
         if config.closed_loop.suite and not result.finished:
             acting.abandon()
     return result
+
+
+def _scaled_as_begun(
+    config: RunConfig, saved: RunConfig, unknown: Sequence[str], console: Console
+) -> RunConfig:
+    """The config to go on with: a run that began before kinds of scaling were a choice keeps the
+    one that there was, whatever its preset says since."""
+    kept = {name: getattr(saved.data, name) for name in unknown}
+    for name, kind in kept.items():
+        if getattr(config.data, name) != kind:
+            console.print(
+                f"This run began before data.{name} was an option; it goes on with '{kind}', not "
+                f"'{getattr(config.data, name)}'.",
+                soft_wrap=True,
+            )
+    return replace(config, data=replace(config.data, **kept))
+
+
+def _without(config: dict[str, Any], unknown: Sequence[str]) -> dict[str, Any]:
+    """The config to save, as silent on scaling as before, so that the run resumes again."""
+    data = {name: value for name, value in config["data"].items() if name not in unknown}
+    return config | {"data": data}
 
 
 def _digest(robots: Sequence[Embodiment]) -> str:

@@ -12,7 +12,7 @@ from models import Embodiment, Normalizer, Processor
 from models.config import from_json, to_json
 from models.inputs.tokenizer import SentencePiece
 from models.load import load_policy
-from models.pi.conventions import scaled
+from models.pi.statistics_file import read_scale
 from tests.helpers.models.openpi_numbers import FIXTURES, TOLD
 
 PROMPTS = json.loads((FIXTURES / "prompts.json").read_text())
@@ -59,14 +59,13 @@ def test_prompts_become_openpis_tokens_and_are_never_cut(case):
 
 def test_quantile_statistics_scale_as_openpis_and_a_constant_dimension_is_its_lowest_bin():
     file = FIXTURES / "pi0" / "assets" / "robot" / "norm_stats.json"
-    one = Normalizer((0.0,), (1.0,))
-    robot = scaled(Embodiment("robot", ("front",), one, one), "robot", file, quantiles=True)
+    state, actions = (read_scale(file, x, "quantile") for x in ("state", "actions"))
     with np.load(FIXTURES / "processor.npz") as case:
-        normalized = robot.state(case["raw/state"])
+        normalized = state(case["raw/state"])
         np.testing.assert_allclose(
             normalized, case["quantile/normalized/state"], rtol=1e-5, atol=1e-5
         )
-        restored = robot.actions.inverse(case["model/actions"][..., :6])
+        restored = actions.inverse(case["model/actions"][..., :6])
         expected = case["quantile/unnormalized/actions"][..., :6]
         np.testing.assert_allclose(restored, expected, rtol=1e-5, atol=1e-6)
 

@@ -25,6 +25,7 @@ from tools.recipes.open_loop import (
     heat_of,
     run,
 )
+from tools.recipes.policy import PolicyOptions
 
 HELD_OUT = [8, 9, 10, 11]
 
@@ -167,6 +168,29 @@ def test_cameras_of_other_names_are_asked_for_and_can_be_told(data, policy, tmp_
     result, (shown,) = evaluated(data, other, tmp_path, alone)
     assert result.errors[POLICY].mean < 0.2
     assert [look.camera for look in shown.looks] == ["base"]
+
+
+def test_cameras_that_may_be_absent_are_but_never_all(data, policy, tmp_path):
+    def seeing(*cameras, absent):
+        robot = replace(policy.processor.embodiments[0], cameras=cameras, absent=absent)
+        return replace(policy, processor=replace(policy.processor, embodiments=(robot,)))
+
+    _, (shown,) = evaluated(data, seeing("front", "hand", absent=("hand",)), tmp_path)
+    assert [look.camera for look in shown.looks] == ["front"]
+    with pytest.raises(ValueError, match=re.escape("looks through ['base', 'hand']")):
+        evaluated(data, seeing("base", "hand", absent=("base", "hand")), tmp_path)
+
+
+def test_cameras_are_told_on_the_command_line_as_everywhere(data, policy, tmp_path):
+    """ROBOT=POLICY, here DATASET=POLICY; the policy's others keep their names."""
+    robot = replace(policy.processor.embodiments[0], cameras=("base", "wrist"))
+    other = replace(policy, processor=replace(policy.processor, embodiments=(robot,)))
+    config = OpenLoopConfig(str(data), saved(other, tmp_path / "run"), tmp_path / "open")
+    config = replace(config, episodes=(8,), observations=4, shown=0)
+    with pytest.raises(ValueError, match="--cameras front=base"):
+        run(config, Console(quiet=True))
+    told = replace(config, options=PolicyOptions(cameras=("front=base",)))
+    assert run(told, Console(quiet=True)).errors[POLICY].mean < 0.02
 
 
 def test_other_dims_and_robots_are_refused_with_those_of_both(data, policy, tmp_path):
