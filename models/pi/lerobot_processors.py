@@ -6,6 +6,7 @@ which hold any of ours exactly (up to f32).
 """
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def _step(name: str, **config: Any) -> dict[str, Any]:
 
 def _statistics(state: Normalizer, actions: Normalizer) -> dict[str, Entry]:
     return {
-        f"{name}.{kind}": ((len(values),), lambda values=values: np.asarray(values))
+        f"{name}.{kind}": ((len(values),), partial(np.asarray, values))
         for name, scaling in (("action", actions), ("observation.state", state))
         for kind, values in (("mean", scaling.offset), ("std", scaling.scale))
     }
