@@ -1,7 +1,8 @@
 """LeRobot's ports of π0 and π0.5, and openpi's own PyTorch files, which lack the leading `model.`.
 
 Names are those of Hugging Face's PaliGemma and Gemma with PyTorch's layouts ([out, in], heads
-merged), one tensor per layer. The embedding is tied to `lm_head`, and a file holds either or both.
+merged), one tensor per layer. The embedding is tied to `lm_head` up to 0.4.4, which saves that name
+alone; 0.6.1 saves both, trains the embedding and no longer ties them, so the embedding is read.
 """
 
 import json
@@ -92,6 +93,7 @@ def _norms(ours: str, theirs: str) -> tuple[Rule, ...]:
     )
 
 
+_HEAD = f"{_PALIGEMMA}.lm_head.weight"
 _SHARED = (
     Rule(
         "vision/embed/kernel",
@@ -113,9 +115,9 @@ _SHARED = (
     *_linear("vision/head", f"{_PALIGEMMA}.model.multi_modal_projector.linear"),
     Rule(
         "embedding",
-        f"{_PALIGEMMA}.lm_head.weight",
+        f"{_LANGUAGE}.embed_tokens.weight",
         "v w -> v w",
-        aliases=(f"{_LANGUAGE}.embed_tokens.weight",),
+        aliases=(_HEAD,),
     ),
     *_projections("language", _LANGUAGE),
     *_norms("language", _LANGUAGE),
@@ -283,6 +285,8 @@ def export(params: PyTree, config: LerobotConfig, path: Path, dtype: str = "floa
     modulated = "expert/norm/modulation/kernel" in flat
     rules = PI05 if modulated else PI0
     theirs = exported(params, rules, "A LeRobot checkpoint")
+    embedding = theirs.pop(f"{_LANGUAGE}.embed_tokens.weight")
+    theirs[_HEAD] = embedding  # the one name that every version of LeRobot reads
     arrays: dict[str, Entry] = {f"model.{name}": entry for name, entry in theirs.items()}
     # The port's expert has an output head that nothing reads and strict loading asks for.
     head = (flat["embedding"].shape[0], flat["action_in/kernel"].shape[1])
