@@ -49,7 +49,7 @@ def apart(one, other):
 
 
 def assert_same_moments(ours, theirs, tolerance):
-    """Those of eight bits may round to a neighbour now and then."""
+    """Asserts that moments agree; eight bits may round to a neighbour now and then."""
     pairs = list(zip(*map(moments, (ours, theirs)), strict=True))
     coded = [(decode(x), decode(y)) for x, y in pairs if isinstance(x, Float8)]
     if coded:
