@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float32, Int64, UInt8
 
 from data.dataset import Dataset, Runs
 from data.mixture.mixture import DatasetConfig, Reading
-from data.store.tables import first_alike
+from data.store.tables import find_duplicates
 
 
 class RecordedEpisode(NamedTuple):
@@ -58,7 +58,7 @@ class Divisible:
     @cached_property
     def duplicate_of(self) -> Int64[np.ndarray, " e"]:
         """For each episode the first one with the same states and actions."""
-        return first_alike(self.dataset)
+        return find_duplicates(self.dataset)
 
 
 def read_recorded(

@@ -81,7 +81,7 @@ def write(dataset: Dataset, folder: Path) -> None:
     (folder / STATS).write_text(json.dumps(plain, indent=1))
 
 
-def first_alike(dataset: Dataset) -> Int64[np.ndarray, " e"]:
+def find_duplicates(dataset: Dataset) -> Int64[np.ndarray, " e"]:
     """For each episode the first one with the same states and actions, as `Frames.duplicate_of`;
     reads all rows.
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
+from models.inputs.processor import Scaling
 from models.inputs.raw import RawKeys
 
 StateOption = Literal["text", "text-padded", "suffix", "none"]
@@ -43,7 +44,7 @@ class Released:
     absent: tuple[str, ...] = ()
     keys: RawKeys | None = None
     adapter: str = ""
-    normalization: Literal["z-score", "quantile"] | None = None
+    normalization: Scaling | None = None
     assets: str | None = None
     state_dims: int | None = None
     action_dims: int | None = None

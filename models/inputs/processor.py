@@ -139,13 +139,15 @@ class Embodiment:
         """Conversion of the robot's units, if it has one."""
         return ADAPTERS[self.adapter] if self.adapter else None
 
+    def converted(self, state: Float[np.ndarray, "*b s"]) -> Float[np.ndarray, "*b s"]:
+        """The robot's state in the units that are scaled."""
+        return state if self.units is None else self.units.state(state)
+
     def origin(self, state: Float[np.ndarray, "*b _s"]) -> Float[np.ndarray, "*b 1 _a"]:
         """Origin of a chunk's relative actions for the robot's state, in the units that are scaled;
         0 where absolute."""
         from_state = np.asarray(self.relative)
-        state = np.asarray(state, np.float64)
-        if self.units is not None:
-            state = self.units.state(state)
+        state = self.converted(np.asarray(state, np.float64))
         return np.where(from_state >= 0, state[..., from_state], 0)[..., None, :]
 
 
@@ -382,9 +384,8 @@ class Processor:
                 f"got {state.shape[1]}."
             )
         padded = np.zeros((n, self.state_dim), np.float32)
-        state = np.asarray(state, np.float32)
-        told = state if robot.units is None else robot.units.state(state)
-        padded[:, : state.shape[1]] = robot.state(told)
+        converted = robot.converted(np.asarray(state, np.float32))
+        padded[:, : state.shape[1]] = robot.state(converted)
         chunk = np.zeros((n, self.horizon, self.action_dim), np.float32)
         mask = np.zeros(chunk.shape, bool)
         if actions is not None:

@@ -443,8 +443,7 @@ def _other(prompt: str, prompts: Sequence[str], i: int) -> str:
 def _farthest(
     robot: Embodiment, names: Sequence[str], states: Float[np.ndarray, "n s"]
 ) -> dict[str, float]:
-    told = states if robot.units is None else robot.units.state(states)
-    far = np.abs(robot.state(told)).max(0)
+    far = np.abs(robot.state(robot.converted(states))).max(0)
     return {name: float(value) for name, value in zip(names, far, strict=True)}
 
 

@@ -55,9 +55,8 @@ def kept_scales(
       ValueError: they are of another kind, of several robots of other names, of actions relative to
         other state dims, or damaged.
     """
-    found = {}
+    sources, found = dict(_sources(path)), {}
     for robot in robots:
-        sources = dict(_sources(path))
         if robot.name in sources:
             read = sources[robot.name]
         elif len(sources) == 1:
