@@ -16,9 +16,9 @@ from models.terminal import Console
 from parallel.checkpoint import CheckpointWriter
 from sim.open_loop import AGAIN, BLIND, HOLD, MEAN, POLICY, STILL, TOLD, without
 from tests.helpers.models.linear_model import fitted, write_reaching
+from tools.recipes.bound_recording import bound
 from tools.recipes.open_loop import (
     OpenLoopConfig,
-    bound,
     chosen_episodes,
     covered_parts,
     evaluate_recording,

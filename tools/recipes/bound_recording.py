@@ -1,0 +1,198 @@
+"""A policy bound to a recording of its own robot, and the requests that ask it about what was
+recorded, or about something changed of it: a black camera, another prompt, other noise.
+
+Open-loop evaluation compares the answers (`tools.recipes.open_loop`).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+from jaxtyping import Float, UInt8
+
+from data import Dataset
+from data.mixture.mixture import DatasetConfig, Mixture, Reading, RobotConfig, resolve
+from data.mixture.recorded import RecordedEpisode, read_recorded
+from data.view.view import dimension_names
+from models import Embodiment, Policy
+from models.policy import Request
+from models.robot_policy import processor_of
+from sim.open_loop import AGAIN, BLIND, POLICY, STILL, TOLD, without
+from tools.recipes.prepare import known
+
+_AGAIN = 1 << 31
+"""Added to a frame's number for other noise; no episode is as long."""
+
+Pictures = list[UInt8[np.ndarray, "n _h _w 3"] | None]
+"""Pictures of an episode by the policy's cameras; None of those that it lacks."""
+Change = Callable[[RecordedEpisode, Pictures], Iterator[Request]]
+
+
+@dataclass(frozen=True, eq=False)
+class BoundRecording:
+    """A policy with a dataset of its own robot, and how that is read."""
+
+    policy: Policy
+    dataset: Dataset
+    settings: DatasetConfig
+    reading: Reading
+
+    @property
+    def robot(self) -> Embodiment:
+        """The policy's embodiment."""
+        return processor_of(self.policy, "a recording").embodiments[self.policy.embodiment]
+
+    @property
+    def action_names(self) -> tuple[str, ...]:
+        """One for each dim; numbers after a transform that changed how many there are."""
+        return self._names(self.settings.actions, len(self.robot.actions.offset))
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """As `action_names`, of the state."""
+        return self._names(self.settings.state, len(self.robot.state.offset))
+
+    def _names(self, columns: Sequence[str], dims: int) -> tuple[str, ...]:
+        told: list[str] = []
+        for name in columns:
+            feature = self.dataset.features[name]
+            told += dimension_names(feature.get("names"), int(np.prod(feature["shape"])))
+        return tuple(told if len(told) == dims else map(str, range(dims)))
+
+
+def bound(policy: Policy, settings: DatasetConfig, dataset: Dataset) -> BoundRecording:
+    """A policy with a recording that it can be shown.
+
+    Raises:
+      ValueError: the policy lacks a processor, it knows several robots and none is the dataset's,
+        or their cameras, state or actions do not fit; says those of both.
+    """
+    processor = processor_of(policy, "a recording")
+    names = [robot.name for robot in processor.embodiments]
+    wanted = settings.embodiment or dataset.name
+    if wanted not in names and (settings.embodiment or len(names) > 1):
+        raise ValueError(
+            f"{settings.path}: shows '{wanted}', but the policy was trained on {names}; give one "
+            "of these as the dataset's 'embodiment' in a mixture's file."
+        )
+    index = names.index(wanted) if wanted in names else 0
+    robot = processor.embodiments[index]
+    mixture = Mixture(
+        (replace(settings, embodiment=robot.name),),
+        (RobotConfig(robot.name, robot.cameras, robot.relative),),
+    )
+    _check_cameras(settings, dataset, robot)
+    _, (reading,) = resolve(mixture, [known(dataset)], processor.horizon)
+    found = BoundRecording(replace(policy, embodiment=index), dataset, settings, reading)
+    _check_dims(found)
+    return found
+
+
+def changed_requests(
+    recording: BoundRecording, still: Float[np.ndarray, " s"], prompts: Sequence[str]
+) -> dict[str, Change]:
+    """Requests for an episode's observations, by what is changed of them: as recorded first."""
+    robot, processor = recording.robot, processor_of(recording.policy, "a recording")
+    ask = partial(_requests, recording)
+    known_prompts = (wordings[0] for wordings in recording.reading.prompts)
+    different = list(dict.fromkeys([*prompts, *known_prompts]))
+    seen = [
+        name
+        for name, own_name in zip(robot.cameras, recording.reading.cameras, strict=True)
+        if own_name is not None
+    ]
+    found: dict[str, Change] = {POLICY: ask, AGAIN: partial(ask, noise=_AGAIN)}
+    if len(seen) > 1:
+        found |= {without(camera): partial(ask, black=(camera,)) for camera in seen}
+    found[BLIND] = partial(ask, black=tuple(seen))
+    if len(different) > 1:
+        found[TOLD] = partial(ask, prompts=different)
+    if processor.state_input != "none":
+        found[STILL] = partial(ask, state=still)
+    return found
+
+
+def request(
+    recording: BoundRecording,
+    shown: dict[str, np.ndarray],
+    state: Float[np.ndarray, " s"],
+    prompt: str,
+    key: tuple[int, int],
+    still: Float[np.ndarray, " s"] | None = None,
+) -> Request:
+    """Request for one observation; with `still` the model is told that state, and its actions are
+    still told from `state`."""
+    seen = {"image": shown, "state": state if still is None else still, "prompt": prompt}
+    (prepared,) = recording.policy.prepare(seen, np.array([key], np.int64))
+    return replace(prepared, state=state)
+
+
+def one_of(cameras: Sequence[str], pictures: Pictures, i: int) -> dict[str, np.ndarray]:
+    """One observation's pictures by camera."""
+    pairs = zip(cameras, pictures, strict=True)
+    return {name: frames[i] for name, frames in pairs if frames is not None}
+
+
+def _requests(
+    recording: BoundRecording,
+    one: RecordedEpisode,
+    pictures: Pictures,
+    *,
+    black: tuple[str, ...] = (),
+    prompts: Sequence[str] = (),
+    state: Float[np.ndarray, " s"] | None = None,
+    noise: int = 0,
+) -> Iterator[Request]:
+    """Requests for an episode's observations.
+
+    Args:
+      black: cameras whose pictures are black.
+      prompts: in place of its own each row is told another of these.
+      state: what the model is told in place of the state; actions are still told from the latter.
+      noise: what is added to the frame in the noise's key.
+    """
+    for i, frame in enumerate(one.at.tolist()):
+        shown = one_of(recording.robot.cameras, pictures, i)
+        shown |= {name: np.zeros_like(shown[name]) for name in black if name in shown}
+        prompt = _other(one.prompts[i], prompts, i) if prompts else one.prompts[i]
+        yield request(recording, shown, one.state[i], prompt, (one.episode, frame + noise), state)
+
+
+def _other(prompt: str, prompts: Sequence[str], i: int) -> str:
+    """One of the prompts that is not this, another one for other rows."""
+    return prompts[(prompts.index(prompt) + 1 + i % (len(prompts) - 1)) % len(prompts)]
+
+
+def _check_cameras(settings: DatasetConfig, dataset: Dataset, robot: Embodiment) -> None:
+    if settings.cameras is not None:
+        return  # what is not mentioned is absent, and `resolve` refuses unknown names
+    theirs = {name for full in dataset.cameras for name in (full, full.rpartition(".")[2])}
+    lacking = set(robot.cameras) - theirs
+    if not lacking <= set(robot.absent) or lacking == set(robot.cameras):
+        raise ValueError(
+            f"{settings.path}: has cameras {list(dataset.cameras)}, but the policy looks through "
+            f"{list(robot.cameras)}; say which of the dataset's each of the policy's shows, as in "
+            f"`--cameras {dataset.cameras[0].rpartition('.')[2]}={robot.cameras[0]}`."
+        )
+
+
+def _check_dims(recording: BoundRecording) -> None:
+    """Reads one observation, as a transform may change how many dims there are."""
+    dataset, robot = recording.dataset, recording.robot
+    some = np.flatnonzero(dataset.lengths)
+    if not len(some):
+        return
+    one = read_recorded(
+        dataset, recording.settings, recording.reading, int(some[0]), np.zeros(1, np.int64)
+    )
+    found = one.state.shape[1], one.actions.shape[2]
+    wanted = len(robot.state.offset), len(robot.actions.offset)
+    if found != wanted:
+        settings = recording.settings
+        raise ValueError(
+            f"{settings.path}: state {list(settings.state)} has {found[0]} dims and actions "
+            f"{list(settings.actions)} {found[1]}, but the policy was trained on '{robot.name}' "
+            f"with {wanted[0]} and {wanted[1]}; choose columns, or give a transform, in a "
+            "mixture's file."
+        )
