@@ -16,8 +16,9 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, UInt8, UInt32
 
+from models.inputs.embodiment import Embodiment, Normalizer
 from models.inputs.packed_batch import PackedBatch, pack
-from models.inputs.processor import Embodiment, Normalizer, Processor
+from models.inputs.processor import Processor
 from models.policy import Policy, Request
 
 Pictures = UInt8[Array | np.ndarray, "c h w 3"] | Sequence[UInt8[np.ndarray, "_h _w 3"] | None]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from models.inputs.processor import Embodiment
+from models.inputs.embodiment import Embodiment
 
 _PROMPT_LENGTH = 2000
 _SIDE = 8192

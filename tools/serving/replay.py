@@ -130,6 +130,6 @@ def open_replay(path: str | Path, episode: int, steps: int, pairs: Sequence[str]
 
 def _inputs(dataset: Dataset, pairs: Sequence[str]) -> Inputs:
     dims = int(np.prod(dataset.features[STATE]["shape"])) if STATE in dataset.column_names else 0
-    unscaled = Normalizer((0.0,) * dims, (1.0,) * dims)
-    robot = Embodiment("replay", tuple(dataset.cameras), unscaled, Normalizer((0.0,), (1.0,)))
+    state, action = (Normalizer.identity(count) for count in (dims, 1))
+    robot = Embodiment("replay", tuple(dataset.cameras), state, action)
     return inputs_of(robot, bool(dims), pairs)
