@@ -16,7 +16,8 @@ from jaxtyping import Float32
 from data import Dataset, open_dataset
 from data.frames import ACTION, STATE
 from models import Embodiment, Normalizer
-from tools.serving.inputs import CONTROLS, Inputs, inputs_of, name
+from models.inputs.camera_names import plain_name
+from tools.serving.inputs import CONTROLS, Inputs, inputs_of
 from tools.serving.session import Reply, Session
 
 
@@ -70,7 +71,7 @@ class Replay:
         Raises:
           ValueError: the episode has ended, or `executed` is not one of the last chunk's steps.
         """
-        acted = next((v for k, v in message.items() if name(str(k)) == CONTROLS[0]), None)
+        acted = next((v for k, v in message.items() if plain_name(str(k)) == CONTROLS[0]), None)
         with self._lock:
             start, given = self._at.get(session.number, (0, 0))
         if acted is None:
