@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float32, Int64, UInt8
 
-from data.dataset import Dataset, Runs
+from data.dataset import Dataset, Runs, frames_at
 from data.mixture.mixture import DatasetConfig, Reading
 from data.store.tables import find_duplicates
 
@@ -117,15 +117,14 @@ def read_recorded(
 def read_pictures(
     dataset: Dataset, reading: Reading, episode: int, at: Int64[np.ndarray, " n"]
 ) -> list[UInt8[np.ndarray, "n _h _w 3"] | None]:
-    """Pictures at some frames by the robot's cameras, None of those that the episode lacks; one
-    camera's frames of the whole episode are in memory at a time.
+    """Pictures at some frames by the robot's cameras, None of those that the episode lacks.
 
     Raises:
       DatasetError: they are missing or damaged.
     """
     there = dict(zip(dataset.cameras, dataset.present[episode], strict=True))
     return [
-        dataset.frames(episode, camera)[at] if camera is not None and there[camera] else None
+        frames_at(dataset, episode, camera, at) if camera is not None and there[camera] else None
         for camera in reading.cameras
     ]
 
