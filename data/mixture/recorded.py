@@ -80,16 +80,7 @@ def read_recorded(
             "done in training alone; leave 'seconds' and 'increments' of the embodiment out, or "
             "give a dataset with the policy's own rate."
         )
-    names = list(dict.fromkeys([*config.state, *config.actions]))
-    blocks = list(dataset.stream(names, [episode]))
-    columns = {
-        name: np.concatenate([block[name].reshape(len(block[name]), -1) for block in blocks])
-        for name in names
-    }
-    states, actions = (
-        np.concatenate([columns[name] for name in chosen], axis=1).astype(np.float32)
-        for chosen in (config.state, config.actions)
-    )
+    states, actions = read_joined(dataset, episode, (config.state, config.actions))
     last, ahead = len(states) - 1, np.array(reading.ahead)
 
     def chunks(
@@ -112,6 +103,26 @@ def read_recorded(
         prompts=_prompts(dataset.runs, reading, episode, at),
         whole=whole[:, 0],
     )
+
+
+def read_joined(
+    dataset: Dataset, episode: int, columns: Sequence[Sequence[str]]
+) -> list[Float32[np.ndarray, "t _d"]]:
+    """Every frame's values of several columns side by side, for each of the lists of them.
+
+    Raises:
+      DatasetError: a column is missing or damaged.
+    """
+    names = list(dict.fromkeys(name for chosen in columns for name in chosen))
+    blocks = list(dataset.stream(names, [episode]))
+    values = {
+        name: np.concatenate([block[name].reshape(len(block[name]), -1) for block in blocks])
+        for name in names
+    }
+    return [
+        np.concatenate([values[name] for name in chosen], axis=1).astype(np.float32)
+        for chosen in columns
+    ]
 
 
 def read_pictures(

@@ -15,6 +15,7 @@ from jaxtyping import Float32
 
 from data import Dataset, open_dataset
 from data.frames import ACTION, STATE
+from data.mixture.recorded import read_joined
 from models import Embodiment, Normalizer
 from models.inputs.camera_names import plain_name
 from tools.serving.inputs import CONTROLS, Inputs, inputs_of
@@ -123,10 +124,8 @@ def open_replay(path: str | Path, episode: int, steps: int, pairs: Sequence[str]
             f"{path}: there is no episode {episode}; give --episode 0 to "
             f"{len(dataset.lengths) - 1}."
         )
-    blocks = [block[ACTION] for block in dataset.stream([ACTION], [episode])]
-    actions = np.concatenate([block.reshape(len(block), -1) for block in blocks])
-    where = f"Episode {episode} of {path}"
-    return Replay(actions.astype(np.float32), steps, _inputs(dataset, pairs), where)
+    (actions,) = read_joined(dataset, episode, [[ACTION]])
+    return Replay(actions, steps, _inputs(dataset, pairs), f"Episode {episode} of {path}")
 
 
 def _inputs(dataset: Dataset, pairs: Sequence[str]) -> Inputs:
