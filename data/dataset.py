@@ -132,6 +132,20 @@ class Dataset(Protocol):
         ...
 
 
+def frames_at(
+    dataset: Dataset, i: int, camera: str, at: Int64[np.ndarray, " n"]
+) -> UInt8[np.ndarray, "n h w 3"]:
+    """Frames `at` of episode i as `camera` saw them. A dataset with a `frames_at` of its own, such
+    as LeRobot's, decodes no others; of one without, the whole episode is read.
+
+    Raises:
+      IndexError: the episode has no such frame.
+      DatasetError: as `Dataset.frames`.
+    """
+    read = getattr(dataset, "frames_at", None)
+    return dataset.frames(i, camera)[at] if read is None else read(i, camera, at)
+
+
 @dataclass(frozen=True)
 class Format:
     """One kind of dataset: how a folder is recognised by its files, opened and checked.

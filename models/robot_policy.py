@@ -16,8 +16,10 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, UInt8, UInt32
 
+from models.inputs.camera_names import find_camera
+from models.inputs.embodiment import Embodiment, Normalizer
 from models.inputs.packed_batch import PackedBatch, pack
-from models.inputs.processor import Embodiment, Normalizer, Processor
+from models.inputs.processor import Processor
 from models.policy import Policy, Request
 
 Pictures = UInt8[Array | np.ndarray, "c h w 3"] | Sequence[UInt8[np.ndarray, "_h _w 3"] | None]
@@ -79,7 +81,7 @@ class RobotPolicy:
         robot = processor.embodiments[policy.embodiment]
         ours = len(robot.state.offset), len(robot.actions.offset)
         theirs = len(spec.state_names), len(spec.action_names)
-        places = tuple(_place(camera, spec.cameras) for camera in robot.cameras)
+        places = tuple(find_camera(camera, spec.cameras) for camera in robot.cameras)
         blind = {camera for camera, at in zip(robot.cameras, places, strict=True) if at is None}
         if ours != theirs or not blind <= set(robot.absent) or len(blind) == len(places):
             height, width = spec.picture
@@ -281,14 +283,6 @@ class RobotPolicy:
         prefix = config.layout(prefix=0, samples=1, images=images).prefix_length(images, text)
         layout = config.layout(prefix=prefix, samples=1, images=images, text=text)
         return pack([[sample] for sample in samples], layout)
-
-
-def _place(camera: str, cameras: Sequence[str]) -> int | None:
-    """The place of a camera by its whole name, or by its last part where that tells it."""
-    if camera in cameras:
-        return cameras.index(camera)
-    alike = [i for i, other in enumerate(cameras) if other.endswith((f".{camera}", f"/{camera}"))]
-    return alike[0] if len(alike) == 1 else None
 
 
 def processor_of(policy: Policy, where: str) -> Processor:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from jaxtyping import Bool, Int64, UInt8
 
 from data.columns import arrow_type
-from data.errors import MissingFileError
+from data.errors import DatasetError, MissingFileError
 from data.files.folder import Folder, open_folder
 from data.lerobot.metadata import VISUAL, Metadata, file_pattern, read_info, robot_type
 from data.lerobot.rows import ParquetRows
@@ -26,6 +26,7 @@ from data.lerobot.v21 import MetadataV21
 from data.lerobot.v30 import MetadataV30
 from data.task_runs import Prompts, Runs, runs_and_prompts
 from data.video.pictures import decode, encoded
+from data.video.seek import seek_table
 from data.video.video import VideoReader
 
 VERSION = "v3.0"
@@ -209,10 +210,8 @@ class LeRobotDataset:
           MissingFileError: its video is missing, or the episode lacks this camera.
           DatasetError: frames are missing or damaged.
         """
-        if camera not in self.cameras:
-            raise ValueError(f"{self.root}: no camera '{camera}'; there are {list(self.cameras)}.")
         place = self._place(i)
-        if self.features[camera]["dtype"] == "image":
+        if self._is_stored(camera):
             return decode(self.folder, *self._cells(i, camera))
         path, start = self.video(i, camera)
         reader = self._readers.get(camera)
@@ -221,6 +220,32 @@ class LeRobotDataset:
                 reader.close()
             reader = self._readers[camera] = VideoReader(path)
         return reader.read(start, int(self.metadata.lengths[place]), self.fps)
+
+    def frames_at(
+        self, i: int, camera: str, at: Int64[np.ndarray, " n"]
+    ) -> UInt8[np.ndarray, "n h w 3"]:
+        """Frames `at` of episode i as seen by `camera`; those of other groups of
+        pictures are not decoded.
+
+        Raises:
+          IndexError: the episode has no such frame.
+          MissingFileError, DatasetError: as `frames`.
+        """
+        self._place(i)
+        length = int(self.lengths[i])
+        if len(at) and not 0 <= at.min() <= at.max() < length:
+            raise IndexError(
+                f"{self.root}: episode {i} has {length} frames; of {at.min()} to {at.max()} some "
+                "are not there."
+            )
+        if self._is_stored(camera):
+            return decode(self.folder, *self._cells(i, camera), at)
+        path, start = self.video(i, camera)
+        try:
+            table = seek_table(path)
+        except DatasetError:  # no mp4, or damaged, which reading it from the start tells
+            return self.frames(i, camera)[at]
+        return table.read(start, at, self.fps)
 
     def episode(self, i: int) -> dict[str, Any]:
         """Episode i whole: its columns, every camera's frames uint8 [T, H, W, 3] and "task"."""
@@ -245,6 +270,16 @@ class LeRobotDataset:
             )
         name, start = self.metadata.video(place, camera)
         return self.folder.local(name), start
+
+    def _is_stored(self, camera: str) -> bool:
+        """True of a camera whose pictures the parquet holds.
+
+        Raises:
+          ValueError: there is no such camera.
+        """
+        if camera not in self.cameras:
+            raise ValueError(f"{self.root}: no camera '{camera}'; there are {list(self.cameras)}.")
+        return bool(self.features[camera]["dtype"] == "image")
 
     def _cells(self, i: int, camera: str) -> tuple[Any, str, pa.Array]:
         """File and column of episode i's stored pictures, and its cells."""

@@ -17,10 +17,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import av
 import google_crc32c
 import numpy as np
-from av.video.reformatter import VideoReformatter
 from jaxtyping import Float32, Int64, UInt8
 
 from data.dataset import Dataset
@@ -34,7 +32,7 @@ from data.store import tables
 from data.store.convert import FILES, FORMAT
 from data.store.episode_tables import EpisodeTables
 from data.store.kept_tables import Kept
-from data.video.seek import SeekTable, read_table, seek_table, write_table
+from data.video.seek import SeekTable, read_table, rgb, seek_table, write_table
 from models.inputs.pictures import resize_with_pad
 
 _PICTURES = ".bin"
@@ -200,7 +198,7 @@ class Direct(EpisodeTables):
         for frame, square in zip(frames.tolist(), out, strict=True):
             squares[frame].append(square)
         for frame, picture in table.decode(sorted(squares)):
-            fitted = resize_with_pad(_rgb(picture), self.image_size)
+            fitted = resize_with_pad(rgb(picture), self.image_size)
             for square in squares[frame]:
                 np.copyto(square, fitted)
 
@@ -226,20 +224,6 @@ class Direct(EpisodeTables):
     @cached_property
     def _tables(self) -> dict[str, SeekTable]:
         return {}
-
-
-def _rgb(frame: av.VideoFrame) -> UInt8[np.ndarray, "h w 3"]:
-    """A decoded frame's pixels. Converters are kept, as making one costs more than using it."""
-    converters = _local.__dict__.setdefault("converters", {})
-    kind = (frame.format.name, frame.width, frame.height)
-    if kind not in converters:
-        converters[kind] = VideoReformatter()
-    rgb = converters[kind].reformat(frame, format="rgb24", threads=1)
-    lines = np.frombuffer(rgb.planes[0], np.uint8).reshape(rgb.height, -1)
-    return lines[:, : 3 * rgb.width].reshape(rgb.height, rgb.width, 3)
-
-
-_local = threading.local()
 
 
 def _write(dataset: LeRobotDataset, folder: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-from models.inputs.processor import Scaling
+from models.inputs.embodiment import Scaling
 from models.inputs.raw import RawKeys
 
 StateOption = Literal["text", "text-padded", "suffix", "none"]

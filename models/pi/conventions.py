@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 from models.checkpoints.released import CAMERAS, Released, Source, StateOption, find_released
 from models.checkpoints.sources import CheckpointSource
-from models.inputs.processor import Embodiment, Normalizer, Processor, Scaling
+from models.inputs.embodiment import Embodiment, Normalizer, Scaling
+from models.inputs.processor import Processor
 from models.inputs.raw import RawKeys
 from models.pi import lerobot, openpi
 from models.pi.lerobot_statistics import read_normalizers
@@ -227,10 +228,7 @@ def _statistics(path: Path, row: Released | None, told: ActingOptions) -> tuple[
 
 
 def _in_model_units(name: str, cameras: tuple[str, ...], states: int, actions: int) -> Embodiment:
-    def identity(dims: int) -> Normalizer:
-        return Normalizer((0.0,) * dims, (1.0,) * dims)
-
-    return Embodiment(name, cameras, identity(states), identity(actions))
+    return Embodiment(name, cameras, Normalizer.identity(states), Normalizer.identity(actions))
 
 
 def _finished(robot: Embodiment, relative: tuple[int, ...], told: ActingOptions) -> Embodiment:

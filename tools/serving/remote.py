@@ -20,9 +20,9 @@ from jaxtyping import Float, UInt8, UInt32
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
 from websockets.sync.client import ClientConnection, connect
 
+from models.inputs.camera_names import find_camera, plain_name
 from models.inputs.pictures import resize_with_pad
 from models.robot_policy import RobotSpec
-from tools.serving.inputs import name
 from tools.serving.wire import pack, unpack
 
 PICTURE = 224
@@ -182,8 +182,8 @@ class RemoteRobot:
         else:
             pictures, states = list(policy.cameras.values() or _ALIASES), [_STATE]
             edge = PICTURE
-        keys = {name(key): key for key in pictures}
-        given = {keys.get(name(key), key): theirs for theirs, key in policy.cameras.items()}
+        keys = {plain_name(key): key for key in pictures}
+        given = {keys.get(plain_name(key), key): theirs for theirs, key in policy.cameras.items()}
         places = {key: _place(key, spec.cameras, given) for key in pictures}
         found = {key: at for key, at in places.items() if at is not None}
         needed = {key for key in pictures if not (told and told[key].get("optional"))}
@@ -228,12 +228,9 @@ def _dtype(kind: Any) -> str:
 
 def _place(key: str, known: tuple[str, ...], given: Mapping[str, str]) -> int | None:
     """The place among the suite's cameras of the one that the server calls `key`."""
-    wanted = given.get(key, key)
-    alike = [i for i, camera in enumerate(known) if name(camera) == name(wanted)]
-    if len(alike) == 1:
-        return alike[0]
+    place = find_camera(given.get(key, key), known)
     alias = _ALIASES.get(key)
-    return known.index(alias) if alias in known else None
+    return known.index(alias) if place is None and alias in known else place
 
 
 def _check_dims(

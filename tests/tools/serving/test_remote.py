@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 from websockets.sync.server import serve as listen
 
+from models.inputs.embodiment import Embodiment, Normalizer
 from models.inputs.pictures import resize_with_pad
-from models.inputs.processor import Embodiment, Normalizer
 from sim.acting import Policy
 from sim.environments.device_slots import spec_of
 from sim.protocol import Observation
