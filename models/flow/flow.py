@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
 from models.flow.realtime_chunking import Guidance, Velocity, guided
@@ -59,6 +60,15 @@ def interpolate(
     return (1 - t) * actions + t * noise, noise - actions
 
 
+def times(steps: int) -> Float[np.ndarray, " k"]:
+    """Flow times of `steps` equal steps from t = 1, f32, each counted down from the one before.
+
+    openpi counts so, and π0's embedding of time has angles of up to 1,570, where a last bit shows;
+    the end of the last step may be off 0 by some 1e-7.
+    """
+    return np.add.accumulate(np.array([1, *[-1 / steps] * (steps - 1)], np.float32))
+
+
 def integrate(
     velocity: Velocity,
     noise: Float[Array, "*b h a"],
@@ -69,10 +79,10 @@ def integrate(
     if guidance is not None:
         velocity = guided(velocity, guidance)
 
-    def step(x: Array, i: Array) -> tuple[Array, None]:
-        return x - velocity(x, 1 - i / steps) / steps, None
+    def step(x: Array, t: Array) -> tuple[Array, None]:
+        return x - velocity(x, t) * np.float32(1 / steps), None
 
-    return jax.lax.scan(step, noise, jnp.arange(steps))[0]
+    return jax.lax.scan(step, noise, times(steps))[0]
 
 
 def sample(

@@ -244,11 +244,11 @@ def time_bucket(time: Float[Array, "*b"]) -> Int[Array, "*b"]:
     """Thousandths of the release's clock (1 − time), truncated towards zero; −1 to 1000.
 
     A time within rounding of a bucket's edge is on the edge, because 1 − (1 − t) may fall short
-    of t in f32.
+    of t in f32, and `flow.times` of a hundred steps by a thousandth of a bucket.
     """
     thousandths = (1 - time) * _BUCKETS
     edge = jnp.round(thousandths)
-    on_edge = jnp.abs(thousandths - edge) < 1e-4
+    on_edge = jnp.abs(thousandths - edge) < 1e-3
     return jnp.where(on_edge, edge, jnp.trunc(thousandths)).astype(jnp.int32)
 
 
