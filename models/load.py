@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 from models.checkpoints import own
 from models.checkpoints.load import read
 from models.checkpoints.released import StateOption, find_released
+from models.checkpoints.remote import local
 from models.checkpoints.rename import Table
 from models.checkpoints.sources import CheckpointSource, open_orbax
 from models.config import from_json, model_config
@@ -54,7 +55,8 @@ def load_policy(
 
     Args:
       path: a run or checkpoint of ours (averaged parameters), a directory of openpi's (with
-        `params`, or `params` itself), or a file or directory of safetensors.
+        `params`, or `params` itself), or a file or directory of safetensors; or the URL of one
+        (hf://org/name@revision, s3://…, gs://…), which is fetched.
       dtype: of the parameters in memory, such as "bfloat16"; as saved (ours) or float32 if None.
         Activations take it too where it is given.
       mesh: spread the parameters over it; else they go to the first device.
@@ -66,7 +68,8 @@ def load_policy(
       relative: action dims that the model measures from the state dim of the same number.
       cameras: the robot's names of cameras, each with the model's; the model's others keep
         theirs and may be absent.
-      tokenizer: a SentencePiece file, which openpi's checkpoints lack; needed for prompts as text.
+      tokenizer: a SentencePiece file or its URL, which openpi's checkpoints lack; needed for
+        prompts as text.
       robot: which of several statistics in an openpi checkpoint's assets scale state and actions;
         without any, both are in the model's units.
       padding: for GR00T; "released" lets padded places be seen, as the release does; as saved if
@@ -81,12 +84,12 @@ def load_policy(
     """
     if steps is not None and steps < 1:
         raise ValueError(f"steps is {steps}; the sampler needs at least one Euler step.")
-    path = Path(path)
+    path = local(path)
     told = ActingOptions(released, horizon, state, relative, cameras, robot)
     found = inspect_checkpoint(path, told)
     config, processor = found.config, found.processor
     if tokenizer is not None and processor is not None:
-        pieces = SentencePiece.read(Path(tokenizer))
+        pieces = SentencePiece.read(local(tokenizer))
         processor = replace(processor, words=(), sentencepiece=pieces.model)
         check_fit(config, processor, str(tokenizer))
     computed = dtype or (config.compute.dtype if found.source is None else "float32")
@@ -117,6 +120,7 @@ def load_params(path: Path, like: PyTree, found: CheckpointInfo | None = None) -
     Raises:
       FileNotFoundError, ValueError: as `load_policy`.
     """
+    path = local(path)
     found = inspect_params(path) if found is None else found
     if found.source is None or found.table is None:
         return own.restore_params(path, "ema", like=like)
@@ -130,6 +134,7 @@ def begin_from(path: Path, model: Model, like: PyTree, seed: int) -> PyTree:
     Raises:
       FileNotFoundError, ValueError: as `load_policy`; the checkpoint is of another model.
     """
+    path = local(path)
     found = inspect_params(path)
     wanted = flatten_dict(like, sep="/")
     held = {path for path in wanted if not _is_fresh(path)}
@@ -167,6 +172,7 @@ def like_model(model: Model, dtype: str | None = None, mesh: Mesh | None = None)
 
 def inspect_checkpoint(path: Path, told: ActingOptions | None = None) -> CheckpointInfo:
     """Find a checkpoint's format, config and processor; none of its arrays is read."""
+    path = local(path)
     found = inspect_params(path)
     told = told or ActingOptions()
     if found.source is None or found.table is groot.TABLE:
@@ -186,6 +192,7 @@ def inspect_checkpoint(path: Path, told: ActingOptions | None = None) -> Checkpo
 def inspect_params(path: Path) -> CheckpointInfo:
     """A checkpoint's format, and as much of its config as its parameters tell; a processor where
     it is ours."""
+    path = local(path)
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; give a checkpoint's directory or file.")
     if _is_safetensors(path):

@@ -1,4 +1,5 @@
-"""Datasets at the command line: check one, see its statistics and episodes, convert and verify it.
+"""Datasets at the command line: check one, see its statistics and episodes, convert,
+verify and push it.
 
 Conversion happens by itself when training starts; the command is for doing it beforehand, on a
 machine with the disk and the cores for it.
@@ -32,6 +33,7 @@ from data.columns import BOOKKEEPING
 from data.dataset import use_format
 from data.files.checksums import CHECKSUMS, damaged_files, write_checksums
 from data.files.folder import open_folder
+from data.lerobot.card import dataset_card
 from data.lerobot.upgrade import upgrade
 from data.statistics.difference import RecordingDifference, difference
 from data.statistics.scaling import narrow
@@ -43,6 +45,7 @@ from data.validation.validate import validate
 from data.view.view import dimension_names, write_page, write_recording
 from models.terminal import Console, Progress, TextColumn, guard_tracebacks
 from tools.command_line.ending import in_a_line
+from tools.command_line.push import PushOptions, licence, own_version, push
 
 DatasetPath = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")]
 FirstPath = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="A")]
@@ -56,6 +59,10 @@ JsonFile = Annotated[Path | None, tyro.conf.arg(name="json", metavar="FILE")]
 
 app = tyro.extras.SubcommandApp()
 
+_PARTS = ("data", "images", "meta", "videos")
+"""Folders of a LeRobot dataset: nothing else beside them is pushed."""
+INFO = "meta/info.json"
+_PUSHED = PushOptions()
 _MOST_SHOWN = 1000
 """Characters of a task."""
 
@@ -265,6 +272,34 @@ def convert_command(
     console.print(
         f"{out}: {store.lengths.sum()} frames of {len(store.cameras)} cameras.", soft_wrap=True
     )
+
+
+@app.command(name="push")
+def push_command(
+    path: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")],
+    url: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="URL")],
+    options: Annotated[PushOptions, tyro.conf.arg(name="")] = _PUSHED,
+) -> None:
+    """Put a LeRobot dataset, with a card, on the Hugging Face hub or into a bucket, from where
+    --data takes it.
+
+    Args:
+        path: Folder of the dataset (the one that holds meta/).
+        url: hf://ORG/NAME, s3://BUCKET/FOLDER or gs://BUCKET/FOLDER.
+        options: Licence, branch, and what is there already.
+    """
+    console, info = Console(), path / INFO
+    if not info.is_file():
+        raise FileNotFoundError(f"{info} is missing; give the folder of a LeRobot dataset.")
+    dataset, kind = open_dataset(path), licence(options, console)
+    if wrong := [p for p in validate(path) if p.severity == "error"]:
+        raise ValueError(f"{path} has {len(wrong)} errors, first: {wrong[0].message}")
+    there = (p.relative_to(path).as_posix() for p in path.rglob("*") if p.is_file())
+    names = [n for n in sorted(there) if n.partition("/")[0] in _PARTS and n != INFO] + [INFO]
+    card = dataset_card(url, kind, dataset, own_version())
+    tag = str(json.loads(info.read_bytes())["codebase_version"])
+    page = push(path, names, url, card, options, kind="dataset", tag=tag)
+    console.print(f"{page}: {path} is there; --data {url} reads it.", soft_wrap=True)
 
 
 def _console(data_format: str) -> Console:

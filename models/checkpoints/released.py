@@ -88,6 +88,8 @@ def _names(path: Path, source: Source) -> list[str]:
     if path.name == "pretrained_model":
         path = path.parent
     name = path.parent.parent.name if path.name.isdecimal() else path.name
+    if path.parent.name == "snapshots":  # of a repository in huggingface_hub's cache
+        name = path.parent.parent.name.rpartition("--")[2]
     return [f"lerobot/{name}"] if source == "lerobot" else [name]
 
 

@@ -18,6 +18,7 @@ import tyro
 from data.video.video import encode_mp4
 from models import Policy
 from models.checkpoints import digests, own
+from models.checkpoints.remote import local
 from models.config import to_json
 from models.files.own_file import run_file
 from models.terminal import Console
@@ -98,7 +99,7 @@ def _run(config: EvaluateConfig, console: Console) -> dict[str, Evaluation]:
         if config.checkpoint is None:
             acting = _Acting.behind(opened.enter_context(_remote(config)), console)
         else:
-            acting = _Acting.of(config.checkpoint, _load(config.checkpoint, config))
+            acting = _Acting.of(at := local(config.checkpoint), _load(at, config))
         return _evaluated(config, acting, suite, console)
 
 
@@ -110,8 +111,9 @@ def _evaluated(
         of_server = config.policy is not None  # then --cameras are too
         cameras = () if of_server else config.options.cameras
         options = replace(config.options, cameras=cameras)
-        other = _load(config.compare, replace(config, options=options))
-        wanted.append(Condition("compared", other, checkpoint=_identity(config.compare)))
+        at = local(config.compare)
+        other = _load(at, replace(config, options=options))
+        wanted.append(Condition("compared", other, checkpoint=_identity(at)))
     set_damage_aside(config.out / JOURNAL, in_order(), console)
     results = evaluate_all(
         suite,

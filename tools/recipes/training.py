@@ -23,6 +23,7 @@ from data.mixture.mixture import is_mixture
 from data.packing.plan import Plan
 from models import Embodiment, PackedBatch, Policy
 from models.augment import Augmented
+from models.checkpoints.remote import local
 from models.config import from_json, to_json
 from models.flow import flow
 from models.inputs.tokenizer import SentencePiece
@@ -36,6 +37,7 @@ from parallel.hosts.job import first_host_first, restarts
 from parallel.hosts.watchdog import note
 from parallel.mesh import make_mesh, replicated, row_shards
 from parallel.optimizer import with_groups
+from parallel.runs.mirror import begin
 from parallel.runs.run_folder import CONFIG_NAME, Run, read_config
 from parallel.runs.run_lock import locked
 from parallel.step import TrainState
@@ -73,8 +75,11 @@ class Paths:
     """Folder of the run; runs/NAME-OF-THE-DATASET if not given."""
     resume: bool = False
     """Go on from the run's last checkpoint."""
+    mirror: str | None = None
+    """Folder (s3://…, gs://…) where the run's checkpoints are kept too; with --resume, a run whose
+    folder is lost goes on from there, and one that is in neither place begins."""
     init: Path | None = None
-    """Checkpoint to begin from, of any kind that models.load_policy reads."""
+    """Checkpoint to begin from, or its URL, of any kind that models.load_policy reads."""
     tokenizer: Path | None = None
     """SentencePiece file, for an --init that came without its tokenizer."""
     statistics: Path | None = None
@@ -121,6 +126,9 @@ def run(paths: Paths, config: RunConfig, console: Console | None = None) -> Trai
     console = console or Console(quiet=host_index() != 0)
     out, mesh = paths.folder, make_mesh(config.mesh)
     resume = paths.resume or (restarts() > 0 and (out / CONFIG_NAME).exists())
+    if paths.mirror is not None:
+        with locked(out, console):
+            resume = begin(paths.mirror, out, resume, console)
     check_start(out, resume, config.rows.number, mesh, config.trainer, config.optimizer)
     with locked(out, console):
         return _run(paths, config, console, mesh, resume)
@@ -130,6 +138,8 @@ def _run(
     paths: Paths, config: RunConfig, console: Console, mesh: Mesh, resume: bool
 ) -> TrainResult:
     out, (index, count) = paths.folder, row_share(mesh)
+    if paths.init is not None:
+        paths = replace(paths, out=out, init=local(paths.init))  # one version of it throughout
     if (stages := mesh.shape["stage"]) > 1:
         pipeline, rows = config.model.compute.pipeline, config.rows.number
         at_once = rows // config.trainer.accumulation
@@ -216,6 +226,7 @@ def _run(
             resume=resume,
             initial=_initial(paths, model, config),
             hooks=[Hook(config.trainer.eval_every, measure) for measure in measures],
+            mirror=paths.mirror,
         )
         if config.closed_loop.suite and not result.finished:
             acting.abandon()
@@ -252,7 +263,7 @@ def _digest(robots: Sequence[Embodiment]) -> str:
 def _text(paths: Paths) -> Text | None:
     """The tokenizer of the policy to begin from, which its embedding was trained with."""
     if paths.tokenizer is not None:
-        return Text(sentencepiece=SentencePiece.read(paths.tokenizer).model)
+        return Text(sentencepiece=SentencePiece.read(local(paths.tokenizer)).model)
     if paths.init is None:
         return None
     processor = inspect_params(paths.init).processor
