@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import unquote
 
-import httpx2  # by which huggingface_hub asks
+import httpx2
 import huggingface_hub
 from huggingface_hub import errors as hub_errors
 from huggingface_hub.hf_api import RepoFile
@@ -112,7 +112,7 @@ def push(
     if place.folder:
         raise ValueError(f"{url}: names a folder; give the repository, hf://organisation/name.")
     branch = revision or place.revision
-    about = {"repo_id": place.repository, "repo_type": kind}
+    about: dict[str, Any] = {"repo_id": place.repository, "repo_type": kind}
     with _errors(url):
         page = api.create_repo(place.repository, repo_type=kind, private=private, exist_ok=True)
         if branch != "main":
@@ -137,10 +137,9 @@ def push(
             revision=branch,
         )
         if tag is not None:
-            with_tag = {"tag": tag, **about}
             if any(ref.name == tag for ref in api.list_repo_refs(**about).tags):
-                api.delete_tag(**with_tag)
-            api.create_tag(**with_tag, revision=branch)
+                api.delete_tag(tag=tag, **about)
+            api.create_tag(tag=tag, **about, revision=branch)
     return str(page)
 
 
@@ -148,6 +147,7 @@ def _tree(place: HubPlace) -> tuple[str, dict[str, int]]:
     """The revision, as huggingface_hub resolved it, and all files of its commit with their bytes;
     from the cache where the hub cannot be reached."""
     api = huggingface_hub.HfApi()
+    revision: str
     try:
         revision = api.resolve_revision(place.repository, revision=place.revision)
         files = api.list_repo_tree(place.repository, recursive=True, revision=revision)

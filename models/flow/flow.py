@@ -82,7 +82,7 @@ def integrate(
     def step(x: Array, t: Array) -> tuple[Array, None]:
         return x - velocity(x, t) * np.float32(1 / steps), None
 
-    return jax.lax.scan(step, noise, times(steps))[0]
+    return jax.lax.scan(step, noise, jnp.asarray(times(steps)))[0]
 
 
 def sample(
