@@ -303,7 +303,7 @@ class Policy:
         actions: Float[ArrayLike, "b h a"],
         *,
         action_mask: Bool[ArrayLike, "b h a"] | None = None,
-        noise: Float[ArrayLike, "b h a"] | None = None,
+        noise: Float[ArrayLike, "b h _a"] | None = None,
         time: Float[ArrayLike, " b"] | Float[ArrayLike, "b h"] | None = None,
         seed: int = 0,
     ) -> Float[np.ndarray, "*b_h"]:
@@ -313,8 +313,9 @@ class Policy:
 
         Args:
           actions: chunks in the robot's units.
-          noise, time: of the flow (1 is noise, 0 is data); drawn from (`seed`, i) if None. A model
-            with `rtc_max_delay` takes a time for each step, 0 where its action is given.
+          noise, time: of the flow (1 is noise, 0 is data), the noise in the model's dims; drawn
+            from (`seed`, i) if None. A model with `rtc_max_delay` takes a time for each step, 0
+            where its action is given.
 
         Raises:
           ValueError: as `infer`, or the model has no velocity field.
