@@ -65,17 +65,6 @@ def test_stages_beside_other_axes_give_the_losses_of_one_device(
 
 
 @pytest.mark.drill
-def test_flow_times_of_single_steps_pass_the_stages():
-    """And the other axes: trained real-time chunking gives the losses of one device."""
-    config = replace(small_pi.CONFIG, rtc_max_delay=small_pi.CONFIG.horizon - 1)
-    one = small_pi.train(make_mesh(devices=jax.devices()[:1]), 1, 3, config)
-    mesh = make_mesh(MeshConfig(context=2, tensor=2, stage=2))
-    found = small_pi.train(mesh, 1, 3, piped(4, 2, config))
-    np.testing.assert_allclose(found.losses, one.losses, rtol=1e-5)
-    assert not np.allclose(found.losses, small_pi.losses(make_mesh())[:3], rtol=1e-3)
-
-
-@pytest.mark.drill
 def test_histories_and_adapters_pass_the_stages():
     """Every layer that something reads has, after steps with float8 and LoRA, repeats included, the
     parameters and magnitudes that it has on one device."""
