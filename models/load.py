@@ -203,7 +203,10 @@ def inspect_params(path: Path) -> CheckpointInfo:
         source = lerobot.open_lerobot(path)
         told = lerobot.read_config(path)
         return CheckpointInfo(
-            lerobot.config(source, told.horizon), None, source, lerobot.table(source)
+            lerobot.config(source, told.horizon, told.rtc_max_delay),
+            None,
+            source,
+            lerobot.table(source),
         )
     if _is_openpi(path):
         source = open_orbax(path)

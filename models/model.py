@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from models.flow import flow
-from models.flow.realtime_chunking import Guidance
+from models.flow.realtime_chunking import Given, Guidance
 from models.inputs.packed_batch import Layout, PackedBatch
 from models.inputs.processor import StateInput
 from models.layers.functional import Params
@@ -71,6 +71,8 @@ class ModelConfig(ABC):
     - `quantizable: str` (tools.quantize): a regex, found in the paths of the stacked kernels
       [layers, …] that may be kept in float8.
     - `pipelined: tuple[int, ...]` (training on stages): depths of the stacks that stages share.
+    - `rtc_max_delay: int` (chunking "trained"): most steps of a chunk that training gave; the field
+      of such a model takes flow times of single steps.
     - `own_inputs`, as `exports` gives a function (acting without a Processor): of (observation,
       config, actions or None, action_mask or None) to a PackedBatch of one sample a row.
     """
@@ -205,9 +207,10 @@ class Model(Protocol):
         batch: PackedBatch,
         noise: Float[Array, "r k h a"],
         steps: int = ...,
-        guidance: Guidance | None = None,
+        guidance: Guidance | Given | None = None,
     ) -> Float[Array, "r k h a"]:
-        """Normalised action chunks from unit noise; `guidance` draws them towards given actions."""
+        """Normalised action chunks from unit noise; `guidance` draws them towards given actions,
+        or, in families with `rtc_max_delay`, they begin with these."""
 
 
 class FlowModel(Model, Protocol):

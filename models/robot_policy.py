@@ -134,16 +134,24 @@ class RobotPolicy:
         observation: tuple[UInt8[ArrayLike, "n c h w 3"], Float[ArrayLike, "n s"]],
         prompts: Sequence[str],
         keys: UInt32[np.ndarray, "n 2"],
+        *,
+        previous: Sequence[Float[np.ndarray, "_t a"] | None] | None = None,
+        committed: int = 0,
     ) -> Float[np.ndarray, "n t a"]:
         """Chunks in the robot's units for N observations (`sim.acting.Policy`).
 
         Args:
           keys: any two words for each row, such as (episode, step); all that its noise depends on.
+          previous, committed: chunks to continue, see `Policy.infer`.
         """
         images, states = (np.asarray(x) for x in observation)
-        rows = zip(images, states, prompts, keys, strict=True)
+        lefts = [None] * len(images) if previous is None else previous
+        rows = zip(images, states, prompts, keys, lefts, strict=True)
         return self.policy.answer(
-            [self.request((shown, state), prompt, key) for shown, state, prompt, key in rows]
+            [
+                self.request((shown, state), prompt, key, previous=left, committed=committed)
+                for shown, state, prompt, key, left in rows
+            ]
         )
 
     def request(

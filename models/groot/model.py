@@ -30,7 +30,7 @@ from models.files.bounds import (
     check_sizes,
 )
 from models.flow import flow
-from models.flow.realtime_chunking import Guidance
+from models.flow.realtime_chunking import Given, Guidance
 from models.inputs.packed_batch import Layout, PackedBatch
 from models.layers.dit import LOG_10000, Adapter, DiT, TransformerConfig, sinusoid
 from models.layers.functional import Functional, Params
@@ -224,7 +224,7 @@ class Groot:
         batch: PackedBatch,
         noise: Float[Array, "r k h a"],
         steps: int | None = None,
-        guidance: Guidance | None = None,
+        guidance: Guidance | Given | None = None,
     ) -> Float[Array, "r k h a"]:
         """Normalised action chunks by Euler integration, in `config.steps` steps if no other
         number is given; `guidance` draws them towards given actions."""

@@ -60,7 +60,7 @@ def lerobot_policy(
       ValueError: as `load_policy`.
     """
     found = lerobot.read_config(path)
-    config = lerobot.config(source, found.horizon)
+    config = lerobot.config(source, found.horizon, found.rtc_max_delay)
     kind: Source = "lerobot" if found.kind else "openpi"
     row = find_released(path, kind, told.released)
     if not found.kind:

@@ -310,7 +310,8 @@ def _held_out_metrics(model: Model, ready: Prepared, config: RunConfig, mesh: Me
         sampled = model.sample_actions(params, batch, noise, config.model.steps)
         usual = jnp.asarray(means)[batch.embodiment][:, :, None]
         errors = [((x - batch.actions) ** 2 * batch.action_mask).sum() for x in (sampled, usual)]
-        return jnp.stack([loss, *errors, count])
+        scale = count / batch.action_mask.sum()  # the loss may count fewer entries
+        return jnp.stack([loss, *(error * scale for error in errors), count])
 
     def hook(step: int, state: TrainState, stopping: Callable[[], bool]) -> dict[str, float]:
         measured = []

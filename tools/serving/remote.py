@@ -201,16 +201,24 @@ class RemoteRobot:
         observation: tuple[UInt8[ArrayLike, "n c h w 3"], Float[ArrayLike, "n s"]],
         prompts: Sequence[str],
         keys: UInt32[np.ndarray, "n 2"],
+        *,
+        previous: Sequence[Float[np.ndarray, "_t a"] | None] | None = None,
+        committed: int = 0,
     ) -> Float[np.ndarray, "n t a"]:
         """Chunks in the robot's units for N observations (`sim.acting.Policy`); the server draws
-        their noise, whatever the keys."""
+        their noise, whatever the keys. Each begins with `committed` steps of what is left of the
+        one before, if there is any."""
         images, states = (np.asarray(x) for x in observation)
         rows = zip(images, states, prompts, strict=True)
         chunks = self.policy.ask([self._message(*row) for row in rows])
         if len({chunk.shape for chunk in chunks}) > 1:
             shapes = sorted({chunk.shape for chunk in chunks})
             raise ValueError(f"{self.policy.url} answered chunks of different shapes, {shapes}.")
-        return np.stack(chunks).astype(np.float32)
+        answered = np.stack(chunks).astype(np.float32)
+        for chunk, left in zip(answered, previous or [None] * len(answered), strict=True):
+            if left is not None:
+                chunk[:committed] = left[:committed]
+        return answered
 
     def _message(
         self, shown: UInt8[np.ndarray, "c h w 3"], state: Float[np.ndarray, " s"], prompt: str
