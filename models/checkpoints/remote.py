@@ -61,7 +61,8 @@ def local(path: Path | str, wanted: Wanted = "policy") -> Path:
       OSError: it cannot be reached, access is refused, or it changed while it was fetched.
     """
     if not is_remote(path):
-        return Path(str(path).removeprefix("file://"))
+        found = _URL.fullmatch(str(path))
+        return Path(f"/{found[2]}") if found and found[1] == "file" else Path(path)
     url = url_of(path).rstrip("/")
 
     def choose(names: Mapping[str, object]) -> list[str]:

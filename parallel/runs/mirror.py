@@ -8,6 +8,7 @@ arrive.
 """
 
 import re
+import shutil
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -118,9 +119,10 @@ class Mirror:
                 raise OSError(f"{self._bucket.url}/{within}/{name} did not arrive whole.")
         self._bucket.put(self._directory, [f"{within}/{digests.NAME}"])
         self._arrived = step
-        kept = sorted(other for other in there if other < step)[-(self._keep - 1) :]
+        older = sorted(o for o, files in there.items() if o < step and digests.NAME in files)
+        kept = older[len(older) - min(len(older), self._keep - 1) :]
         for other, files in there.items():
-            if other == step or (self._keep > 1 and other in kept):
+            if other == step or other in kept:
                 continue
             self._bucket.remove(f"checkpoints/{other}/{n}" for n in (digests.NAME, *files))
 
@@ -180,7 +182,11 @@ def _bring(bucket: Bucket, directory: Path, step: int) -> None:
     files = {n: stored for n, stored in listed.items() if n.startswith(within)}
     fetching = folder / f"{step}{_FETCHING}"
     bucket.get(files, fetching, lambda size: alive())
-    own.refuse(fetching / within, digests.damage(fetching / within))
+    try:
+        own.refuse(fetching / within, digests.damage(fetching / within))
+    except ValueError:
+        shutil.rmtree(fetching)
+        raise
     for name in (CONFIG_NAME, *_LOGS):
         if name in listed and (content := bucket.read(name)) is not None:
             replace_text(directory / name, content.decode())
