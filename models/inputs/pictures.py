@@ -136,7 +136,7 @@ def _weights(
     centre = scale * (np.arange(outer, dtype=dtype) + dtype(0.5))
     first = np.maximum((centre - reach + 0.5).astype(np.int64), 0)
     last = np.minimum((centre + reach + 0.5).astype(np.int64), inner)
-    at = np.arange(inner, dtype=dtype)
+    at: np.ndarray = np.arange(inner, dtype=dtype)
     distance = np.abs(at - centre[:, None] + dtype(0.5)) * (1 / max(scale, dtype(1)))
     if kind == "linear":
         values = np.maximum(1 - distance, 0)

@@ -49,6 +49,7 @@ def dataset(tmp_path_factory) -> Path:
                 ("put the_red mug on the plate", "open the drawer")[i % 2],
             )
     write_modality(path / "meta/modality.json")
+    (path / "meta/checksums.json").unlink()
     return path
 
 
