@@ -295,6 +295,6 @@ def test_pictures_are_fitted_as_asked_and_the_store_tells_how(recorded, raw, tmp
     assert open_store(store.path).resize == "stretched"
     assert store.key != raw.key
     assert raw.resize == "antialiased"
-    assert "resize" not in json.loads((LocalFolder(raw.path).local("store.json")).read_text())
+    assert "resize" not in json.loads(raw.folder.local("store.json").read_text())
     wanted = [fit(frame, 16, "stretched") for frame in dataset.frames(0, FRONT)[:3]]
     np.testing.assert_array_equal(read(store, [0, 1, 2], FRONT), wanted)
