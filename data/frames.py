@@ -39,6 +39,8 @@ class Frames(Protocol):
     @property
     def image_size(self) -> int: ...
     @property
+    def resize(self) -> str: ...
+    @property
     def cameras(self) -> tuple[str, ...]: ...
     @property
     def prompts(self) -> Prompts: ...
@@ -65,7 +67,7 @@ class Frames(Protocol):
         camera: str,
         out: Sequence[UInt8[np.ndarray, "s s 3"]],
     ) -> None:
-        """Fills each of `out` with a frame's picture, a black-padded square of `image_size`.
+        """Fills each of `out` with a frame's picture, a square of `image_size` (see `fit`).
 
         Raises:
           DatasetError: a picture cannot be read; names the file.

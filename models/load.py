@@ -24,6 +24,9 @@ from models.checkpoints.rename import Table
 from models.checkpoints.sources import CheckpointSource, open_orbax
 from models.config import from_json, model_config
 from models.groot import checkpoint as groot
+from models.groot.conventions import groot_policy
+from models.inputs.bpe import ByteBpe
+from models.inputs.chat import PICTURE
 from models.inputs.processor import Processor
 from models.inputs.tokenizer import SentencePiece
 from models.layers.fp8 import HISTORY_LEAF, quantize
@@ -50,6 +53,7 @@ def load_policy(
     tokenizer: Path | str | None = None,
     robot: str | None = None,
     padding: Literal["masked", "released"] | None = None,
+    modality: Path | str | None = None,
 ) -> Policy:
     """The policy in a checkpoint, ready to act.
 
@@ -68,12 +72,14 @@ def load_policy(
       relative: action dims that the model measures from the state dim of the same number.
       cameras: the robot's names of cameras, each with the model's; the model's others keep
         theirs and may be absent.
-      tokenizer: a SentencePiece file or its URL, which openpi's checkpoints lack; needed for
-        prompts as text.
-      robot: which of several statistics in an openpi checkpoint's assets scale state and actions;
-        without any, both are in the model's units.
+      tokenizer: a SentencePiece file, which openpi's checkpoints lack, or for GR00T a
+        tokenizer.json or the folder of one, or its URL; needed for prompts as text.
+      robot: which of several statistics in an openpi checkpoint's assets, or in GR00T's metadata,
+        scale state and actions; without any, both are in the model's units.
       padding: for GR00T; "released" lets padded places be seen, as the release does; as saved if
         None.
+      modality: for NVIDIA's files of GR00T, the modality.json with the parts of the robot in the
+        order in which its data config reads them.
 
     Raises:
       FileNotFoundError: nothing there is a checkpoint.
@@ -85,12 +91,11 @@ def load_policy(
     if steps is not None and steps < 1:
         raise ValueError(f"steps is {steps}; the sampler needs at least one Euler step.")
     path = local(path)
-    told = ActingOptions(released, horizon, state, relative, cameras, robot)
+    told = ActingOptions(released, horizon, state, relative, cameras, robot, modality)
     found = inspect_checkpoint(path, told)
     config, processor = found.config, found.processor
     if tokenizer is not None and processor is not None:
-        pieces = SentencePiece.read(local(tokenizer))
-        processor = replace(processor, words=(), sentencepiece=pieces.model)
+        processor = with_tokenizer(processor, local(tokenizer))
         check_fit(config, processor, str(tokenizer))
     computed = dtype or (config.compute.dtype if found.source is None else "float32")
     if computed != config.compute.dtype:
@@ -178,7 +183,13 @@ def inspect_checkpoint(path: Path, told: ActingOptions | None = None) -> Checkpo
     if found.source is None or found.table is groot.TABLE:
         if found.source is not None:
             find_released(path, "groot", told.released)
-            told = replace(told, released=None)
+            modality = None if told.modality is None else Path(told.modality)
+            own_config: Any = found.config
+            acting, prepared = groot_policy(path, own_config, told.robot, modality)
+            found = replace(found, config=acting, processor=prepared)
+            told = replace(told, released=None, robot=None, modality=None)
+            if prepared is not None and prepared.bpe:
+                check_fit(acting, prepared, str(path))
         _check_untold(path, found.config, told)
         if told.cameras is None or found.processor is None:
             return found
@@ -217,7 +228,7 @@ def inspect_params(path: Path) -> CheckpointInfo:
 def _check_untold(path: Path, config: ModelConfig, told: ActingOptions) -> None:
     """Raises ValueError if a checkpoint is told what its own files tell."""
     horizon = getattr(config, "horizon", None)
-    names = ("released", "state", "relative", "robot")
+    names = ("released", "state", "relative", "robot", "modality")
     given = [name for name in names if getattr(told, name) is not None]
     if told.horizon not in (None, horizon):
         given.append("horizon")
@@ -254,6 +265,18 @@ def _from_own(path: Path) -> CheckpointInfo:
     return CheckpointInfo(config, processor)
 
 
+def with_tokenizer(processor: Processor, path: Path) -> Processor:
+    """The processor with the tokenizer in a file or folder.
+
+    Raises:
+      FileNotFoundError: it is not there.
+      ValueError: it is of another kind than the policy's.
+    """
+    if processor.chat:
+        return replace(processor, bpe=ByteBpe.read(path).packed)
+    return replace(processor, words=(), sentencepiece=SentencePiece.read(path).model)
+
+
 def check_fit(config: ModelConfig, processor: Processor, where: str) -> None:
     """Raises ValueError, naming `where` and the field, unless a processor prepares what the model
     reads: rows of the same sizes, no token beyond its vocabulary, and no embodiment beyond those
@@ -271,7 +294,15 @@ def check_fit(config: ModelConfig, processor: Processor, where: str) -> None:
             f"{where}: there are {robots} embodiments, but the model tells {config.embodiments} "
             f"apart (model.embodiments)."
         )
-    if processor.words or processor.sentencepiece:
+    if processor.chat and processor.bpe:
+        _check_picture_token(config, processor, where)
+    rows = getattr(config, "projectors", ())
+    if rows and len(rows) != robots:
+        raise ValueError(
+            f"{where}: there are {robots} embodiments, but model.projectors gives rows to "
+            f"{len(rows)}; give one to each."
+        )
+    if processor.words or processor.sentencepiece or processor.bpe:
         try:
             size = max(processor.tokenizer.size, processor.fast_top + 1 if processor.fast else 0)
             tokens = processor.fast.size if processor.fast else 0
@@ -286,3 +317,16 @@ def check_fit(config: ModelConfig, processor: Processor, where: str) -> None:
                 f"{where}: the tokenizer has ids up to {size - 1}, but model.vocabulary is "
                 f"{config.vocabulary}; give the tokenizer that the model was trained with."
             )
+
+
+def _check_picture_token(config: ModelConfig, processor: Processor, where: str) -> None:
+    told = getattr(config, "image_token", None)
+    try:
+        id = ByteBpe(processor.bpe).id(PICTURE)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+    if id != told:
+        raise ValueError(
+            f"{where}: the tokenizer's {PICTURE} has the id {id}, but model.image_token is {told}; "
+            f"give the tokenizer that the model was trained with."
+        )

@@ -75,6 +75,9 @@ class ModelConfig(ABC):
       of such a model takes flow times of single steps.
     - `own_inputs`, as `exports` gives a function (acting without a Processor): of (observation,
       config, actions or None, action_mask or None) to a PackedBatch of one sample a row.
+    - `released_text`, likewise (training from another code's checkpoint): of (its path, a
+      tokenizer's path or None) to the fields of a Processor by which it reads prompts.
+    - `for_robots(names) -> config` (tools.train --embodiment): with these robots in this order.
     """
 
     family: ClassVar[str]
@@ -188,8 +191,9 @@ class Model(Protocol):
     @property
     def groups(self) -> Mapping[str, str]:
         """Parts that are trained or frozen together: by name, a regex that the beginning of a
-        parameter's path matches. `optimizer.rate_factors` may say "@name" for it; RL's presets
-        train "action", the part that draws chunks and that `FlowModel.observe` does not read."""
+        parameter's path matches; some may lie within others. `optimizer.rate_factors` may say
+        "@name" for it; RL's presets train "action", the part that draws chunks and that
+        `FlowModel.observe` does not read."""
 
     def init(self, key: PRNGKeyArray) -> Params:
         """Random parameters, f32."""

@@ -197,7 +197,8 @@ class RobotPolicy:
             return processor.text_limit
         dims = processor.state_dim if processor.spells_padding else self._dims[0]
         longest = np.ones(dims)  # where a state is spelt, no bin takes more letters than the last
-        return max(len(processor.tokens(wording, longest)) for wording in self._wordings)
+        shown = sum(at is not None for at in self.cameras)
+        return max(len(processor.tokens(words, longest, shown)) for words in self._wordings)
 
     def check_traced(self) -> None:
         """Raises ValueError unless `batch` and `actions` can stand for what the host prepares."""
@@ -207,6 +208,11 @@ class RobotPolicy:
                 f"{self.name} draws pictures of {self.picture} pixels, but the policy sees "
                 f"{(size, size)}, and a device does not resize them; give the environment "
                 f"image_size={size}."
+            )
+        if self.processor.resize == "stretched-middle":
+            raise ValueError(
+                "The policy sees the middle of each picture, which a device does not cut out; "
+                "choose placement 'host'."
             )
         if self.embodiment.adapter:
             raise ValueError(

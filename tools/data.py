@@ -38,7 +38,7 @@ from data.lerobot.upgrade import upgrade
 from data.statistics.difference import RecordingDifference, difference
 from data.statistics.scaling import narrow
 from data.statistics.stats import Report, Stats, compute, compute_together
-from data.store.convert import DESCRIPTION, in_threads
+from data.store.convert import DESCRIPTION, StoredResize, in_threads
 from data.store.ray_convert import on_ray
 from data.store.store import Encoding, build_store, damaged_store_files
 from data.validation.validate import validate
@@ -232,6 +232,7 @@ def convert_command(
     to: Literal["store", "v3.0"] = "store",
     image_size: int = 224,
     encoding: Encoding = "jpeg",
+    resize: StoredResize = "antialiased",
     workers: int | None = None,
     ray: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     ray_address: str | None = None,
@@ -246,6 +247,8 @@ def convert_command(
         to: "store" for a frame store, "v3.0" for a LeRobot dataset (which no later option changes).
         image_size: Side of the pictures as the model sees them, in pixels.
         encoding: "jpeg" (quality 95), or "raw" for small pictures and the least work in training.
+        resize: "antialiased" keeps the aspect, with black borders; "stretched" and
+            "stretched-middle" are those of GR00T (docs/groot.md).
         workers: Shards made at a time; one for every four cores, if not given.
         ray: Make the shards with a Ray of this machine's own.
         ray_address: Make the shards on this Ray cluster ("auto": the one this machine is in).
@@ -268,7 +271,8 @@ def convert_command(
         run = partial(in_threads, workers=workers)
     kept = "What is finished of the store is kept; the same command goes on from there."
     with in_a_line(kept, writing=out), _progress("Decoding") as report:
-        store = build_store(open_dataset(_absolute(path)), out, image_size, encoding, report, run)
+        dataset = open_dataset(_absolute(path))
+        store = build_store(dataset, out, image_size, encoding, report, run, resize)
     console.print(
         f"{out}: {store.lengths.sum()} frames of {len(store.cameras)} cameras.", soft_wrap=True
     )

@@ -81,12 +81,17 @@ class Batches:
                 parts.append(self._part(drawn, source))
         images = np.zeros(len(drawn.id), np.int64)
         text: list[Any] = [None] * len(drawn.id)
+        most = max(part.shown.sum(axis=1).max(initial=0) for part in parts)
+        image_at = np.zeros((len(drawn.id), most), np.int64)
         for part in parts:
             images[part.draws] = part.shown.sum(axis=1)
-            for draw, ids in zip(part.draws.tolist(), self._text(part), strict=True):
+            for draw, (ids, places) in zip(part.draws.tolist(), self._text(part), strict=True):
                 text[draw] = ids
+                image_at[draw, : len(places)] = places
         arrays, at = lay_out(
-            np.diff(drawn.offsets), images, text, lay, pictures=self._memory.lend()
+            *(np.diff(drawn.offsets), images, text, lay),
+            image_at=image_at,
+            pictures=self._memory.lend(),
         )
         arrays["sample_id"][at.row, at.slot] = drawn.id.astype(np.int32)
         for part in parts:
@@ -144,16 +149,18 @@ class Batches:
         parts = dict(zip(names, np.split(values, ends[:-1], axis=-1), strict=True))
         return values, self.reader(partial(_read_columns, feed.frames, rows, parts), len(rows))
 
-    def _text(self, part: "_Part") -> Iterator[Int[np.ndarray, " _t"]]:
-        """Token ids of each sample; of a wording they are kept, but not where a state follows."""
+    def _text(self, part: "_Part") -> Iterator[tuple[Int[np.ndarray, " _t"], tuple[int, ...]]]:
+        """Token ids of each sample, and before which its pictures stand; of a wording they are
+        kept, but not where a state follows."""
         processor, prompts = self.processor, part.feed.frames.prompts
         dims = len(processor.embodiments[part.feed.embodiment].state.offset)
         spelt = part.state if processor.spells_padding else part.state[:, :dims]
-        for draw, told in enumerate(zip(part.task.tolist(), part.wording.tolist(), strict=True)):
-            key = (part.source, *told)
+        told = zip(part.task.tolist(), part.wording.tolist(), strict=True)
+        shown = part.shown.sum(axis=1).tolist()
+        for draw, ((task, wording), pictures) in enumerate(zip(told, shown, strict=True)):
+            key = (part.source, task, wording, pictures if processor.chat else 0)
             if key not in self._tokens:
-                task, wording = told
-                tokens = processor.tokens(prompts[task][wording], spelt[draw])
+                tokens = processor.text(prompts[task][wording], spelt[draw], pictures)
                 if processor.state_input == "text":
                     yield tokens
                     continue
@@ -178,7 +185,7 @@ class Batches:
             part.lost[seen] |= lost
 
     @cached_property
-    def _tokens(self) -> dict[tuple[int, ...], Int[np.ndarray, " _t"]]:
+    def _tokens(self) -> dict[tuple[int, ...], tuple[Int[np.ndarray, " _t"], tuple[int, ...]]]:
         return {}
 
     @cached_property

@@ -60,6 +60,11 @@ class Retold:
         return self.frames.image_size
 
     @property
+    def resize(self) -> str:
+        """The dataset's."""
+        return self.frames.resize
+
+    @property
     def cameras(self) -> tuple[str, ...]:
         """Full names."""
         return self.frames.cameras

@@ -29,17 +29,19 @@ from data.files.folder import LocalFolder
 from data.files.names import path_within
 from data.lerobot.dataset import LeRobotDataset
 from data.store import tables
-from data.store.convert import FILES, FORMAT
+from data.store.convert import FILES, FORMAT, StoredResize
 from data.store.episode_tables import EpisodeTables
 from data.store.kept_tables import Kept
 from data.video.seek import SeekTable, read_table, rgb, seek_table, write_table
-from models.inputs.pictures import resize_with_pad
+from models.inputs.pictures import fit
 
 _PICTURES = ".bin"
 _SIGNATURES = {b"\x89PN": "png", b"\xff\xd8\xff": "mjpeg"}
 
 
-def open_direct(dataset: Dataset, image_size: int, cache_dir: str | Path) -> "Direct":
+def open_direct(
+    dataset: Dataset, image_size: int, cache_dir: str | Path, resize: StoredResize = "antialiased"
+) -> "Direct":
     """Opens a LeRobot dataset for training without decoding it first.
 
     The first time, its numbers and any pictures in its parquet are copied to `cache_dir`, under a
@@ -73,7 +75,7 @@ def open_direct(dataset: Dataset, image_size: int, cache_dir: str | Path) -> "Di
                 made.rename(folder)
     for name, what in compare(LocalFolder(folder), _sums(folder)):
         raise _damaged(folder, name, what)
-    return Direct(dataset, image_size, folder, cache / "seek")
+    return Direct(dataset, image_size, folder, cache / "seek", resize)
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ class Direct(EpisodeTables):
     image_size: int
     folder: Path
     seek: Path
+    resize: StoredResize = "antialiased"
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     @property
@@ -144,7 +147,7 @@ class Direct(EpisodeTables):
         read(camera, episode, rows - self.starts[episode], out)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Direct, (self.dataset, self.image_size, self.folder, self.seek)
+        return Direct, (self.dataset, self.image_size, self.folder, self.seek, self.resize)
 
     def _is_stored(self, camera: str) -> bool:
         return self.dataset.features[camera]["dtype"] == "image"
@@ -198,7 +201,7 @@ class Direct(EpisodeTables):
         for frame, square in zip(frames.tolist(), out, strict=True):
             squares[frame].append(square)
         for frame, picture in table.decode(sorted(squares)):
-            fitted = resize_with_pad(rgb(picture), self.image_size)
+            fitted = fit(rgb(picture), self.image_size, self.resize)
             for square in squares[frame]:
                 np.copyto(square, fitted)
 

@@ -15,6 +15,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, UInt8
 
 from models.files.bounds import LARGEST_DIMS, LARGEST_HORIZON, LARGEST_IMAGE, check_size
+from models.inputs.bpe import ByteBpe
+from models.inputs.chat import Chat, eagle_turn
 from models.inputs.embodiment import Embodiment
 from models.inputs.fast import Fast
 from models.inputs.packed_batch import Sample
@@ -30,8 +32,9 @@ _STATE_BINS = np.linspace(-1, 1, 257)[:-1]
 class Processor:
     """Everything between a dataset's or robot's units and the model's.
 
-    Text is read with `sentencepiece` (a SentencePiece model file, base64) where there is one, else
-    with the word list; prompts of more than `text_limit` tokens are refused. A state as text
+    Text is read with `sentencepiece` (a SentencePiece model file, base64) where there is one, or
+    with `bpe` (see `ByteBpe`), else with the word list; prompts of more than `text_limit` tokens
+    are refused. With `chat` it is the turn of a chat, pictures among its words. A state as text
     is the robot's dims, or all of the model's where `spells_padding` (LeRobot's π0.5 before
     0.5.0). `resize`: how pictures are fitted to `image_size`, see `models.inputs.pictures`.
     `cleans`: underscores and line breaks of a prompt become spaces (all but LeRobot's π0).
@@ -59,6 +62,8 @@ class Processor:
     cleans: bool = True
     fast: Fast | None = None
     fast_top: int = 0
+    bpe: str = ""
+    chat: Chat = ""
 
     def __post_init__(self) -> None:
         check_size("image_size", self.image_size, LARGEST_IMAGE)
@@ -66,6 +71,11 @@ class Processor:
         check_size("action_dim", self.action_dim, LARGEST_DIMS)
         check_size("horizon", self.horizon, LARGEST_HORIZON)
         check_size("text_limit", self.text_limit)
+        if self.chat and (self.sentencepiece or self.words):
+            raise ValueError(
+                f"The chat '{self.chat}' is read with a BPE tokenizer, not SentencePiece or words; "
+                f"give the folder or tokenizer.json of the model's own."
+            )
         names = [robot.name for robot in self.embodiments]
         if not names or len(set(names)) < len(names):
             raise ValueError(
@@ -88,14 +98,21 @@ class Processor:
                 )
 
     @cached_property
-    def tokenizer(self) -> Tokenizer | SentencePiece:
+    def tokenizer(self) -> Tokenizer | SentencePiece | ByteBpe:
         """Reads prompts.
 
         Raises:
           ValueError: the policy came without a tokenizer.
         """
+        if self.bpe:
+            return ByteBpe(self.bpe)
         if self.sentencepiece:
             return SentencePiece(self.sentencepiece)
+        if self.chat:
+            raise ValueError(
+                "This policy came without a tokenizer, so it cannot read a prompt as text: give "
+                "the folder of its vocab.json and merges.txt, or its tokenizer.json, as tokenizer."
+            )
         if not self.words:
             raise ValueError(
                 "This policy came without a tokenizer, so it cannot read a prompt as text: give "
@@ -103,12 +120,31 @@ class Processor:
             )
         return Tokenizer(self.words)
 
-    def tokens(self, prompt: str, state: Float[np.ndarray, " s"]) -> Int[np.ndarray, " t"]:
+    def tokens(
+        self, prompt: str, state: Float[np.ndarray, " s"], pictures: int = 0
+    ) -> Int[np.ndarray, " t"]:
         """Token ids of a prompt, with the normalised state spelt as text if the model reads it so.
+
+        Args:
+          pictures: how many a chat has between its words.
 
         Raises:
           ValueError: they are more than `text_limit`.
         """
+        return self.text(prompt, state, pictures)[0]
+
+    def text(
+        self, prompt: str, state: Float[np.ndarray, " s"], pictures: int
+    ) -> tuple[Int[np.ndarray, " t"], tuple[int, ...]]:
+        """`tokens`, and how many of them come before each picture; (), pictures come first."""
+        if self.chat:
+            if not isinstance(self.tokenizer, ByteBpe):
+                raise ValueError(f"The chat '{self.chat}' needs a BPE tokenizer.")
+            ids, at = eagle_turn(self.tokenizer, prompt, pictures)
+            return self._checked(ids, prompt), at
+        return self._words(prompt, state), ()
+
+    def _words(self, prompt: str, state: Float[np.ndarray, " s"]) -> Int[np.ndarray, " t"]:
         text = _clean(prompt) if self.cleans else prompt.removesuffix("\n")
         if self.state_input != "text":
             tokens = np.append(self.tokenizer.encode(text), self.tokenizer.encode("\n")[1:])
@@ -222,8 +258,9 @@ class Processor:
         )
         normal = padded[: len(robot.state.offset)]
         spelt = padded if self.spells_padding else normal
+        at: tuple[int, ...] = ()
         if isinstance(prompt, str):
-            text = self.tokens(prompt, spelt)
+            text, at = self.text(prompt, spelt, sum(x is not None for x in images))
         else:
             text = self._checked(prompt, "given as tokens")
         return Sample(
@@ -234,6 +271,7 @@ class Processor:
             action_mask=mask,
             embodiment=embodiment,
             id=id,
+            image_at=at,
             subtask=np.zeros(0, np.int32) if subtask is None else self.subtask_tokens(subtask),
             action_tokens=self.chunk_tokens(chunk, mask, embodiment),
             cameras=tuple(i for i, x in enumerate(images) if x is not None),

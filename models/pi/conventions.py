@@ -36,6 +36,7 @@ class ActingOptions:
     relative: Sequence[int] | None = None
     cameras: Mapping[str, str] | None = None
     robot: str | None = None
+    modality: Path | str | None = None
 
 
 def openpi_policy(

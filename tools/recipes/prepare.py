@@ -6,7 +6,7 @@ store and statistics.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,25 @@ from data.files.folder import open_folder
 from data.frames import Frames
 from data.loader.loader import plan_source
 from data.mixture.mixed import Mixed, check_dims, mix
-from data.mixture.mixture import DatasetConfig, Known, RobotConfig, read_mixture, resolve
+from data.mixture.mixture import (
+    DatasetConfig,
+    Known,
+    Mixture,
+    RobotConfig,
+    read_mixture,
+    resolve,
+)
 from data.mixture.trust import Consent, remembered
 from data.packing.plan import PlanSource
-from data.store.convert import DESCRIPTION
+from data.store.convert import DESCRIPTION, StoredResize
 from data.store.direct import open_direct
 from data.store.store import Store, cached_store, open_store
 from data.store.tables import numeric_columns
 from data.validation.validate import require_valid
 from models import Embodiment, Processor
 from models.config import to_json
+from models.groot.modality import NAME, check_modality, read_modality
+from models.inputs.chat import Chat
 from models.inputs.tokenizer import Tokenizer
 from models.load import check_fit
 from models.terminal import Console, Progress
@@ -37,10 +46,14 @@ from tools.recipes.statistics import Scalings, kept_scales, show_outside
 
 @dataclass(frozen=True)
 class Text:
-    """Reading of prompts: see `Processor`."""
+    """Reading of prompts, and fitting of pictures: see `Processor`."""
 
     words: tuple[str, ...] = ()
     sentencepiece: str = ""
+    bpe: str = ""
+    chat: Chat = ""
+    resize: StoredResize = "antialiased"
+    text_limit: int = 200
 
 
 @dataclass(frozen=True)
@@ -105,6 +118,8 @@ def prepare(
     mixture, cache = read_mixture(data, consent), out / "store"
     datasets = [_open(dataset.path, console) for dataset in mixture.datasets]
     held = [known(dataset) for dataset in datasets]
+    if text is not None and text.chat:
+        mixture = _by_modality(mixture, held)
     robots, readings = resolve(mixture, held, config.model.horizon)
     scalings = {robot.name: _scalings(robot, config) for robot in robots}
     kept = None if statistics is None else kept_scales(statistics, robots, scalings)
@@ -113,8 +128,11 @@ def prepare(
             name, sizes = robots[reading.embodiment].name, columns.columns
             states, actions = (sum(sizes[c] for c in x) for x in (dataset.state, dataset.actions))
             check_dims(name, kept[name], states, actions)
+    resize = Text().resize if text is None else text.resize
     frames = [
-        dataset if isinstance(dataset, Store) else _decoded(own, dataset, cache, config, console)
+        dataset
+        if isinstance(dataset, Store)
+        else _decoded(own, dataset, cache, config, resize, console)
         for own, dataset in zip(mixture.datasets, datasets, strict=True)
     ]
     with Progress(console=console, transient=True) as progress:
@@ -137,6 +155,21 @@ def prepare(
     processor = _processor(mixed, config, text)
     check_fit(config.model, processor, str(data))
     return Prepared(mixed, processor)
+
+
+def _by_modality(mixture: Mixture, held: list[Known]) -> Mixture:
+    """The mixture with names and order of cameras from meta/modality.json where a dataset has it,
+    whose ranges are compared with its columns."""
+    found = []
+    for dataset, columns in zip(mixture.datasets, held, strict=True):
+        folder = open_folder(dataset.path)
+        if folder.exists(NAME):
+            told = read_modality(folder.local(NAME))
+            check_modality(told, columns.columns, f"{dataset.path}/{NAME}")
+            if dataset.cameras is None:
+                dataset = replace(dataset, cameras=dict(told.video))
+        found.append(dataset)
+    return replace(mixture, datasets=tuple(found))
 
 
 def check_model(config: RunConfig) -> None:
@@ -186,7 +219,12 @@ def known(dataset: Dataset | Store) -> Known:
 
 
 def _decoded(
-    config: DatasetConfig, dataset: Dataset, cache: Path, run: RunConfig, console: Console
+    config: DatasetConfig,
+    dataset: Dataset,
+    cache: Path,
+    run: RunConfig,
+    resize: StoredResize,
+    console: Console,
 ) -> Frames:
     """A dataset that is fit to train on, with the numbers and pictures of its store."""
     _check_columns(config, dataset.features, run)
@@ -194,10 +232,10 @@ def _decoded(
         console.print(f"warning: {warning}", highlight=False)
     size, encoding = run.model.image_size, run.data.encoding
     if encoding == "direct":
-        return open_direct(dataset, size, cache)
+        return open_direct(dataset, size, cache, resize)
     with Progress(console=console, transient=True) as progress:
         decoding, comparing = (_bar(progress, w) for w in ("Decoding frames", "Comparing columns"))
-        return cached_store(dataset, size, encoding, cache, decoding, comparing)
+        return cached_store(dataset, size, encoding, cache, decoding, comparing, resize)
 
 
 def _checked(path: str, digest: str, cache: Path, console: Console) -> list[str]:
@@ -250,4 +288,8 @@ def _processor(mixed: Mixed, config: RunConfig, text: Text | None) -> Processor:
         words=text.words,
         sentencepiece=text.sentencepiece,
         embodiments=mixed.embodiments,
+        text_limit=text.text_limit,
+        resize=text.resize,
+        bpe=text.bpe,
+        chat=text.chat,
     )

@@ -28,8 +28,8 @@ from models.config import from_json, to_json
 from models.flow import flow
 from models.inputs.tokenizer import SentencePiece
 from models.layers.pipeline import check_pipeline
-from models.load import begin_from, inspect_params
-from models.model import Model, require
+from models.load import begin_from, inspect_params, with_tokenizer
+from models.model import Model, function_at, require
 from models.terminal import Console
 from parallel.hooks import Hook
 from parallel.hosts.distributed import host_index, put_batch, row_share
@@ -81,7 +81,11 @@ class Paths:
     init: Path | None = None
     """Checkpoint to begin from, or its URL, of any kind that models.load_policy reads."""
     tokenizer: Path | None = None
-    """SentencePiece file, for an --init that came without its tokenizer."""
+    """SentencePiece file, for an --init that came without its tokenizer; for GR00T the folder of
+    Eagle's processor, or its tokenizer.json."""
+    embodiment: tuple[str, ...] = ()
+    """For GR00T: the tag of each robot in the data, such as new_embodiment, or the row of the
+    model's tables that it takes."""
     statistics: Path | None = None
     """Checkpoint, or norm_stats.json, policy_preprocessor.json or stats.json, whose scaling of
     states and actions is kept; the data's own if not given."""
@@ -150,6 +154,7 @@ def _run(
             f"layers, {pipeline.repeats} times around; bubble {pipeline.bubble(stages):.0%}."
         )
     begun = first_host_first(lambda: read_config(out, console)) if resume else None
+    config = _for_robots(paths, config, begun)
     unknown: list[str] = []
     if begun is not None:
         saved = from_json(RunConfig, begun)
@@ -262,17 +267,53 @@ def _digest(robots: Sequence[Embodiment]) -> str:
 
 def _text(paths: Paths) -> Text | None:
     """The tokenizer of the policy to begin from, which its embedding was trained with."""
+    found = None if paths.init is None else inspect_params(paths.init)
+    if paths.init is not None and found is not None and found.source is not None:
+        released = getattr(found.config, "released_text", None)
+        if released is not None:
+            return Text(**function_at(released)(paths.init, paths.tokenizer))
+    processor = None if found is None else found.processor
+    if processor is not None and processor.chat:
+        if paths.tokenizer is not None:
+            processor = with_tokenizer(processor, paths.tokenizer)
+        told = ("bpe", "chat", "resize", "text_limit")
+        return Text(**{name: getattr(processor, name) for name in told})
     if paths.tokenizer is not None:
         return Text(sentencepiece=SentencePiece.read(local(paths.tokenizer)).model)
     if paths.init is None:
         return None
-    processor = inspect_params(paths.init).processor
     if processor is None or not (processor.words or processor.sentencepiece):
         raise ValueError(
             f"{paths.init} came without the tokenizer that its embedding was trained with; give "
             f"--tokenizer FILE (PaliGemma's is paligemma_tokenizer.model)."
         )
     return Text(processor.words, processor.sentencepiece)
+
+
+def _for_robots(paths: Paths, config: RunConfig, begun: Any) -> RunConfig:
+    """The config with the rows that the model keeps for the data's robots: as told, as the run
+    began, or as the checkpoint to begin from has them.
+
+    Raises:
+      ValueError: a checkpoint of another code has such rows, and nothing tells the robots.
+    """
+    model = config.model
+    if paths.embodiment:
+        choose = require(model, "for_robots", "training with --embodiment")
+        return replace(config, model=choose(paths.embodiment))
+    if not hasattr(model, "projectors") or model.projectors:
+        return config
+    if begun is not None:
+        rows = getattr(from_json(RunConfig, begun).model, "projectors", ())
+    else:
+        found = None if paths.init is None else inspect_params(paths.init)
+        rows = () if found is None else getattr(found.config, "projectors", ())
+        if found is not None and found.source is not None:
+            raise ValueError(
+                f"{paths.init} has rows of its own for each embodiment; say which of them the data "
+                f"shows: --embodiment new_embodiment, or a tag that it was trained with."
+            )
+    return replace(config, model=model.changed(projectors=rows))
 
 
 def _initial(paths: Paths, model: Model, config: RunConfig) -> Any:
