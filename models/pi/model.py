@@ -56,7 +56,7 @@ class PiConfig(ModelConfig, family="pi"):
     Knowledge insulation (arXiv 2505.23705): with `insulate` no gradient passes from the expert into
     what it reads, and the language model learns from cross-entropies beside flow matching, of
     subtask text by weight `text_loss` and of FAST action tokens by weight `action_token_loss`;
-    `targets` is the room that a sample has for both.
+    `targets` is the room that a sample has for both; with 0, training takes what its data need.
     """
 
     vision: SiglipConfig = field(default_factory=SiglipConfig)
@@ -105,10 +105,11 @@ class PiConfig(ModelConfig, family="pi"):
             )
         for name in ("text_loss", "action_token_loss"):
             weight = getattr(self, name)
-            if weight < 0 or (weight > 0 and self.targets < 2):
+            if weight < 0 or (weight > 0 and self.targets == 1):
                 raise ValueError(
                     f"model.{name} is {weight} with model.targets {self.targets}; a weight is at "
-                    f"least 0, and one above 0 needs places for the tokens to predict (2 or more)."
+                    f"least 0, and one above 0 needs places for the tokens to predict: 2 or more, "
+                    f"or 0 for as many as the data need."
                 )
 
     @property
@@ -188,11 +189,24 @@ class Pi:
     ) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """The weighted sum of `terms`, and the weighted count of valid action entries; their ratio
         is the mean loss."""
+        total, (count, _) = self.losses(params, batch, key)
+        return total, count
+
+    def losses(
+        self, params: Params, batch: PackedBatch, key: PRNGKeyArray
+    ) -> tuple[Float[Array, ""], tuple[Float[Array, ""], dict[str, Float[Array, ""]]]]:
+        """`loss` with its `terms`: the sum, then the count and each term."""
         terms, count = self.terms(params, batch, key)
         total = terms["flow"]
         for name, weight in self.config.cross_entropies.items():
             total += weight * terms[name]
-        return total, count
+        return total, (count, terms)
+
+    @property
+    def term_names(self) -> tuple[str, ...]:
+        """Names of `terms`, where there are several."""
+        several = self.config.cross_entropies
+        return ("flow", *several) if several else ()
 
     def terms(
         self, params: Params, batch: PackedBatch, key: PRNGKeyArray

@@ -38,7 +38,7 @@ def cross_entropies(
     if hidden is None:
         raise ValueError(
             "The model has a cross-entropy loss but the batch has no targets; make its layout with "
-            "targets=config.targets."
+            "targets=config.targets, and give model.targets (tools.train finds it by its data)."
         )
     kind = batch.target_kind[:, :, 1:]
     same = kind == batch.target_kind[:, :, :-1]
