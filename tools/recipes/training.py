@@ -339,8 +339,8 @@ def _held_out_metrics(model: Model, ready: Prepared, config: RunConfig, mesh: Me
                 return {}
             measured.append(measure(state.ema, batch))
         total = np.sum(measured, axis=0)
-        names = ("val_loss", "val_action_mse", "val_mean_action_mse")
-        names += tuple(f"val_{name}" for name in terms)
+        measures = ("val_loss", "val_action_mse", "val_mean_action_mse")
+        names = (*measures, *(f"val_{name}" for name in terms))
         return dict(zip(names, map(float, total[:-1] / total[-1]), strict=True))
 
     return hook
