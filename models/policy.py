@@ -470,6 +470,7 @@ class Policy:
                 length=processor.subtask_limit - 2,
                 begin=processor.tokenizer.begin,
                 end=processor.tokenizer.end,
+                below=processor.tokenizer.size,
             )
 
         return say

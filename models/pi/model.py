@@ -271,18 +271,25 @@ class Pi:
         return self.config.expert.width
 
     def predict_text(
-        self, params: Params, batch: PackedBatch, length: int, begin: int, end: int
+        self,
+        params: Params,
+        batch: PackedBatch,
+        length: int,
+        begin: int,
+        end: int,
+        below: int | None = None,
     ) -> Int[Array, "r k length"]:
         """The likeliest next tokens after `begin`, one by one (greedy), as far as `length` tokens.
 
         They end at `end`, which fills the rest. `begin=tokenizer.begin` asks for the subtask,
         `begin=tokenizer.end` for FAST action tokens, which see the subtask if the batch has one.
+        Only ids `below` are chosen: `tokenizer.size` keeps a subtask to words.
         """
         modules = self._modules.bind(params)
         _, cache = modules.read(batch)
         return targets.greedy(
             modules.language, modules.embedded, modules.embedding[...], cache,
-            slots=batch.state.shape[1], length=length, begin=begin, end=end,
+            slots=batch.state.shape[1], length=length, begin=begin, end=end, below=below,
         )  # fmt: skip
 
     def sample_actions(
