@@ -37,11 +37,30 @@ class Runs(NamedTuple):
     task: Int64[np.ndarray, " r"]
 
 
+class Subtasks(NamedTuple):
+    """Steps into which tasks are divided: the runs of frames with one of them, end to end through
+    all episodes. `runs.task` indexes `texts`; -1 where nothing is said of the frames."""
+
+    runs: Runs
+    texts: tuple[str, ...]
+
+
+def subtasks_of(frames: Any) -> Subtasks | None:
+    """Subtasks of a Dataset or of Frames; None where it says that it has none, or does not say.
+
+    Raises:
+      DatasetError: a frame's subtask has no text.
+    """
+    return frames.subtasks if getattr(frames, "has_subtasks", False) else None
+
+
 class Dataset(Protocol):
     """Episodes 0..e-1 of frames at a steady rate, with columns of values and pictures of cameras.
 
     For one thread at a time; pickles, so that other threads and processes open their own. What is
     not known without reading data may be found out when it is first asked for.
+
+    It may also have `subtasks`, and a bool `has_subtasks` that is known without reading data.
     """
 
     @property

@@ -27,7 +27,8 @@ class Frames(Protocol):
     `prompts` has for each task its wordings, of which any may be shown. `present` tells which
     episodes have which of `cameras` (full LeRobot names). `duplicate_of` is for each episode the
     first one with the same states and actions. `stats` are those of every column over all frames.
-    `digest` names the content. Pickles, and serves any number of threads.
+    `digest` names the content. Pickles, and serves any number of threads. Frames of a dataset with
+    subtasks have them too (`data.dataset.subtasks_of`).
     """
 
     @property

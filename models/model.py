@@ -237,6 +237,10 @@ class FlowModel(Model, Protocol):
         """The batch's velocity field; what is not `observed` yet is read once, here."""
 
 
+TERMS = ("term_names", "losses")
+"""Optional members of a Model whose loss has several terms: their names, and `losses(params, batch,
+key)`, the loss's sum with (its count, each term's sum by name). Training logs them one by one."""
+
 FLOW = ("field", "observe", "observing", "feature_width")
 """Members of a FlowModel beyond those of a Model."""
 

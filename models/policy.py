@@ -132,13 +132,14 @@ class Policy:
         *,
         previous: Sequence[Float[np.ndarray, "_h a"] | None] | None = None,
         committed: int | Sequence[int] = 0,
-    ) -> dict[str, Float[np.ndarray, "*b h a"]]:
-        """{"actions": chunks in the robot's units} for openpi's observation, see
+    ) -> dict[str, Any]:
+        """{"actions": chunks [*b, h, a] in the robot's units} for openpi's observation, see
         `read_observation`; of a policy without a processor, for the model's own inputs (for
         GR00T's see `groot_batch`), in the model's units.
 
         A released policy also reads what its robot's clients send, see `models.inputs.raw`; as
-        they expect, one such observation without a batch axis is answered [h, a].
+        they expect, one such observation without a batch axis is answered [h, a]. A policy that
+        says subtasks adds "subtask", the text that each row's chunk does.
 
         Args:
           noise: where integration starts, in the model's dims; drawn from `keys` if None.
@@ -173,8 +174,13 @@ class Policy:
         alone = raw is not None and is_raw(observation, raw) and not batched(observation, raw)
         if alone and start is not None and start.ndim == 2:
             start = start[None]
-        answered = self.answer(requests, start)
-        return {"actions": answered[0] if alone else answered}
+        told = self.told(requests)
+        answered = self.answer_told(told, start)
+        found: dict[str, Any] = {"actions": answered[0] if alone else answered}
+        if self.says_subtasks:
+            said = [self.subtask(request) for request in told]
+            found["subtask"] = said[0] if alone else said
+        return found
 
     def prepare(
         self,
@@ -211,7 +217,14 @@ class Policy:
     def answer(
         self, requests: Sequence[Request], noise: Float[np.ndarray, "b h _a"] | None = None
     ) -> Float[np.ndarray, "b h a"]:
-        """Chunks in the robot's units, one for each request; see `infer` for the noise."""
+        """Chunks in the robot's units, one for each request; see `infer` for the noise. A policy
+        that says subtasks does so first."""
+        return self.answer_told(self.told(requests), noise)
+
+    def answer_told(
+        self, requests: Sequence[Request], noise: Float[np.ndarray, "b h _a"] | None = None
+    ) -> Float[np.ndarray, "b h a"]:
+        """`answer` of requests as they are: to do the subtask that each has, if any."""
         _check_rows(noise, len(requests))
         keys, states = (np.stack([getattr(r, name) for r in requests]) for name in ("key", "state"))
         rows: list[Any] = [None] * len(requests)
@@ -223,6 +236,31 @@ class Policy:
                 rows[i] = chunk
         chunks = np.stack(rows)
         return _committed(self.robot_actions(chunks, states), [r.left for r in requests])
+
+    @property
+    def says_subtasks(self) -> bool:
+        """True if the policy says what to do next before it acts."""
+        return self.processor is not None and self.processor.subtask_limit > 0
+
+    def told(self, requests: Sequence[Request]) -> list[Request]:
+        """The requests with the subtask that the policy says for each that has none; as they are if
+        it says none."""
+        found = list(requests)
+        if not self.says_subtasks:
+            return found
+        processor = self._prepared()
+        silent = [i for i, request in enumerate(found) if not len(request.sample.subtask)]
+        for at, count, batch in self.batches([found[i] for i in silent]):
+            tokens = np.asarray(self._say(self.params, batch))[:, 0]
+            for row, i in enumerate(at[:count].tolist()):
+                asked = found[silent[i]]
+                said = processor.subtask_said(tokens[row])
+                found[silent[i]] = replace(asked, sample=replace(asked.sample, subtask=said))
+        return found
+
+    def subtask(self, request: Request) -> str:
+        """The subtask of a request, in words; empty if it has none."""
+        return self._prepared().subtask_text(request.sample.subtask[1:])
 
     def robot_actions(
         self, chunks: Float[np.ndarray, "b h _a"], states: Float[np.ndarray, "b _s"]
@@ -411,7 +449,9 @@ class Policy:
         images = max(1, *(len(sample.images) for sample in samples))
         text = self._text(max(len(sample.text) for sample in samples))
         prefix = images * config.tokens_per_image + text + 1
-        layout = config.layout(prefix=prefix, samples=1, images=images, text=text)
+        room = self.processor.subtask_limit if self.processor is not None else 0
+        targets = max(room, *(len(sample.subtask) for sample in samples))
+        layout = config.layout(prefix=prefix, samples=1, images=images, text=text, targets=targets)
         layout = replace(layout, horizon=len(samples[0].actions))
         return pack([[sample] for sample in samples], layout)
 
@@ -441,7 +481,7 @@ class Policy:
             params=self.params if params is None else params,
             sizes=self.sizes if sizes is None else sizes,
         )
-        vars(other).update({name: getattr(self, name) for name in ("_sample", "_error")})
+        vars(other).update({name: getattr(self, name) for name in ("_sample", "_error", "_say")})
         return other
 
     @cached_property
@@ -461,6 +501,22 @@ class Policy:
             return self.model.sample_actions(params, batch, noise[:, None], guidance=guidance)
 
         return sample
+
+    @cached_property
+    def _say(self) -> Any:
+        @jax.jit
+        def say(params: Any, batch: PackedBatch) -> jax.Array:
+            processor = self._prepared()
+            return require(self.model, "predict_text", "saying subtasks")(
+                params,
+                batch,
+                length=processor.subtask_limit - 2,
+                begin=processor.tokenizer.begin,
+                end=processor.tokenizer.end,
+                below=processor.tokenizer.size,
+            )
+
+        return say
 
     @cached_property
     def _error(self) -> Any:

@@ -43,9 +43,13 @@ from data.store.ray_convert import on_ray
 from data.store.store import Encoding, build_store, damaged_store_files
 from data.validation.validate import validate
 from data.view.view import dimension_names, write_page, write_recording
+from models import Scaling
 from models.terminal import Console, Progress, TextColumn, guard_tracebacks
+from tools.command_line.consent import consent
 from tools.command_line.ending import in_a_line
 from tools.command_line.push import PushOptions, licence, own_version, push
+from tools.recipes.insulation import VOCABULARY, measured, opened, trained
+from tools.recipes.presets import load_preset
 
 DatasetPath = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")]
 FirstPath = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="A")]
@@ -304,6 +308,62 @@ def push_command(
     tag = str(json.loads(info.read_bytes())["codebase_version"])
     page = push(path, names, url, card, options, kind="dataset", tag=tag)
     console.print(f"{page}: {path} is there; --data {url} reads it.", soft_wrap=True)
+
+
+@app.command(name="fast")
+def fast_command(
+    path: DatasetPath,
+    out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")],
+    preset: str = "tiny",
+    horizon: int | None = None,
+    action_scaling: Scaling | None = None,
+    vocabulary: int = VOCABULARY,
+    scale: float = 10.0,
+    trust: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    data_format: DataFormat = "",
+) -> None:
+    """Train a FAST tokenizer on a dataset's action chunks, scaled as tools.train scales them, and
+    say how many tokens a chunk takes; `tools.train --fast FOLDER` takes it.
+
+    Args:
+        path: Folder of the dataset, a frame store, a mixture (.json, .toml) or a URL.
+        out: Folder to make for the tokenizer, in the files that transformers' AutoProcessor reads.
+        preset: Preset of the run, whose chunks, scaling, held-out share and seed are taken.
+        horizon: Steps of a chunk; the preset's if not given.
+        action_scaling: Statistics that scale actions; the preset's if not given.
+        vocabulary: Tokens at most.
+        scale: Steps that a normalised unit is divided into: more are finer and need more tokens.
+        trust: Run the transforms that a mixture's file names.
+        data_format: Format of yours to read it by; the file's Python runs (docs/own_dataset.md).
+    """
+    console, run = _console(data_format), load_preset(preset)
+    if out.exists():
+        raise ValueError(f"{out}: already exists; delete it or choose another folder.")
+    if horizon is not None and horizon < 1:
+        raise ValueError(f"--horizon is {horizon}; a chunk has at least 1 step.")
+    with (
+        in_a_line(writing=out),
+        opened(
+            path,
+            horizon=horizon or run.model.horizon,
+            action_scaling=action_scaling or run.data.action_scaling,
+            holdout=run.data.holdout,
+            seed=run.trainer.seed,
+            console=console,
+            consent=consent(trust, True, console),
+        ) as spelling,
+    ):
+        fast = trained(spelling, vocabulary, scale, console)
+        found = measured(spelling, fast, console)
+        robot = spelling.processor.embodiments[0]
+        fast.save(out, spelling.processor.horizon, len(robot.actions.offset))
+    console.print(
+        f"{out}: {fast.size} tokens. A chunk of {found.values} numbers takes {found.tokens:.1f} "
+        f"(at most {found.longest}), {found.compression:.1f} numbers to a token; decoded, it is "
+        f"{found.error:.4f} off in normalised units (RMS over {found.chunks} chunks).",
+        soft_wrap=True,
+        highlight=False,
+    )
 
 
 def _console(data_format: str) -> Console:

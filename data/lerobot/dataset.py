@@ -18,8 +18,10 @@ import pyarrow as pa
 from jaxtyping import Bool, Int64, UInt8
 
 from data.columns import arrow_type
+from data.dataset import Subtasks
 from data.errors import DatasetError, MissingFileError
 from data.files.folder import Folder, open_folder
+from data.lerobot import subtasks
 from data.lerobot.metadata import VISUAL, Metadata, file_pattern, read_info, robot_type
 from data.lerobot.rows import ParquetRows
 from data.lerobot.v21 import MetadataV21
@@ -38,10 +40,15 @@ class LeRobotDataset:
     `root` is the path it was opened with, or the URL; `path(name)` what a message calls a file.
     `cameras` have their full names, `features` are as info.json has them, `present` tells which
     episodes have which cameras, `runs` which frames have which of `prompts`. For one thread at a
-    time; pickles by its place.
+    time; pickles by its place. `subtask_column` tells subtasks, in place of LeRobot's own.
     """
 
-    def __init__(self, path: str | Path, episodes: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        episodes: Sequence[int] | None = None,
+        subtask_column: str = "",
+    ) -> None:
         self.folder: Folder = open_folder(path)
         self.root: Any = Path(path) if isinstance(path, Path) or "://" not in path else path
         self.name = _name(self.folder.url)
@@ -54,13 +61,23 @@ class LeRobotDataset:
         self.metadata: Metadata = metadata(self.folder, self.info, videos)
         self._rows = ParquetRows(self.folder, self.metadata, self.features)
         self._selected = None if episodes is None else tuple(sorted({int(n) for n in episodes}))
+        self._subtask_column = subtask_column
+        self._telling = subtasks.telling_column(self.folder, self.features, subtask_column)
         self._chosen = self._places()
         self._columns: dict[str, np.ndarray] = {}
         self._seen: dict[str, np.ndarray] = {}
         self._readers: dict[str, VideoReader] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return LeRobotDataset, (self.root, self._selected)
+        return LeRobotDataset, (self.root, self._selected, self._subtask_column)
+
+    def telling(self, subtask_column: str) -> "LeRobotDataset":
+        """The same with subtasks that this column tells.
+
+        Raises:
+          DatasetError: there is no such column, or it cannot tell any.
+        """
+        return LeRobotDataset(self.root, self._selected, subtask_column)
 
     def path(self, name: str) -> Path | str:
         """Path or URL of one of its files, for messages."""
@@ -108,6 +125,30 @@ class LeRobotDataset:
         no frame of theirs refers to."""
         return self._told[1]
 
+    @property
+    def has_subtasks(self) -> bool:
+        """True if a column tells subtasks; no data is read for it."""
+        return self._telling is not None
+
+    @cached_property
+    def subtasks(self) -> Subtasks:
+        """Runs of frames with one subtask, and their texts.
+
+        Raises:
+          DatasetError: a frame's subtask has no text.
+        """
+        column, lengths = self._telling, self.lengths
+        if column is None:
+            raise ValueError(f"{self.root}: no column tells subtasks.")
+        if column == subtasks.ANNOTATIONS:
+            cells = (self._rows.cells(int(place), column) for place in self._chosen)
+            return subtasks.of_annotations(lengths, self.fps, cells)
+        blocks = (block[column] for block in self.stream([column]))
+        if self.features[column]["dtype"] == "string":
+            return subtasks.of_texts(lengths, blocks)
+        texts = subtasks.read_texts(self.folder)
+        return subtasks.of_indices(self.folder.path("data"), column, lengths, blocks, texts)
+
     @cached_property
     def present(self) -> Bool[np.ndarray, "e c"]:
         """True where an episode has a camera of `cameras`."""
@@ -126,6 +167,8 @@ class LeRobotDataset:
         digest = hashlib.sha256()
         if self._selected is not None:
             digest.update(f"episodes {self._selected}\n".encode())
+        if self._subtask_column:
+            digest.update(f"subtasks {self._subtask_column}\n".encode())
         for name in self._files():
             digest.update(f"{name}:{self.folder.size(name)}\n".encode())
             if name.endswith((".parquet", ".json", ".jsonl")):

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float32, Int, Int64, UInt8
 
+from data.dataset import Runs, subtasks_of
 from data.frames import Feed, Frames
 from data.loader.memory import BufferPool
 from data.loader.reading import RetryingReader
@@ -103,12 +104,11 @@ class Batches:
             arrays["action_mask"][row, slot] = part.mask & ~part.lost[:, None, None]
             arrays["embodiment"][row, slot] = part.feed.embodiment
             arrays["weight"][row, slot] = ~part.lost
-            if self.processor.fast is not None:
-                for place, chunk, mask in zip(
-                    zip(row, slot, strict=True), part.actions, part.mask, strict=True
+            if lay.targets:
+                for place, told in zip(
+                    zip(row, slot, strict=True), self._targets(part), strict=True
                 ):
-                    tokens = self.processor.chunk_tokens(chunk, mask, part.feed.embodiment)
-                    put_targets(arrays, place, _NO_TOKENS, tokens)
+                    put_targets(arrays, place, *told)
         counts = np.bincount(drawn.source, minlength=len(self.feeds)).tolist()
         names = [source.name for source in self.plan.sources]
         info = BatchInfo(
@@ -167,6 +167,32 @@ class Batches:
                 self._tokens[key] = tokens
             yield self._tokens[key]
 
+    def _targets(
+        self, part: "_Part"
+    ) -> Iterator[tuple[Int[np.ndarray, " _n"], Int[np.ndarray, " _m"]]]:
+        """Subtask and action tokens of each sample."""
+        robot, told = part.feed.embodiment, None
+        if self.processor.subtask_limit:
+            told = subtasks_of(part.feed.frames)
+        which = np.full(len(part.rows), -1) if told is None else self._subtask(part, told.runs)
+        for number, chunk, mask in zip(which.tolist(), part.actions, part.mask, strict=True):
+            words = _NO_TOKENS
+            if told is not None and number >= 0:
+                words = self._said(told.texts[number])
+            yield words, self.processor.chunk_tokens(chunk, mask, robot)
+
+    def _subtask(self, part: "_Part", runs: Runs) -> Int64[np.ndarray, " n"]:
+        """Number of each sample's subtask, -1 for none."""
+        ends = self._subtask_ends.get(part.source)
+        if ends is None:
+            ends = self._subtask_ends[part.source] = np.cumsum(runs.length)
+        return runs.task[np.searchsorted(ends, part.rows, "right")]
+
+    def _said(self, text: str) -> Int[np.ndarray, " _n"]:
+        if text not in self._spelt:
+            self._spelt[text] = self.processor.subtask_tokens(text)
+        return self._spelt[text]
+
     def _read_images(
         self, part: "_Part", arrays: dict[str, Any], first: Int64[np.ndarray, " n"]
     ) -> None:
@@ -186,6 +212,14 @@ class Batches:
 
     @cached_property
     def _tokens(self) -> dict[tuple[int, ...], tuple[Int[np.ndarray, " _t"], tuple[int, ...]]]:
+        return {}
+
+    @cached_property
+    def _subtask_ends(self) -> dict[int, Int64[np.ndarray, " _r"]]:
+        return {}
+
+    @cached_property
+    def _spelt(self) -> dict[str, Int[np.ndarray, " _n"]]:
         return {}
 
     @cached_property

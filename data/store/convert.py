@@ -94,6 +94,8 @@ def content_key(dataset: Dataset, settings: Settings) -> str:
     """Names a store by its content: 16 hexadecimal digits of a SHA-256 over the dataset's digest
     and all that decides the bytes made of it."""
     content = [FORMAT, _QUALITY, _SUBSAMPLING, dataset.digest, *settings.told.values()]
+    if getattr(dataset, "has_subtasks", False):  # stores made before they were read lack them
+        content.append("subtasks")
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
 
@@ -386,7 +388,16 @@ def _describe(
         _write_json(description | {"sum": checksum(description)}, scratch, DESCRIPTION, folder)
 
 
-_ENTRIES = ("parts", "frames", "columns", *tables.FILES, FILES, DESCRIPTION, _LOCK)
+_ENTRIES = (
+    "parts",
+    "frames",
+    "columns",
+    *tables.FILES,
+    *tables.OPTIONAL,
+    FILES,
+    DESCRIPTION,
+    _LOCK,
+)
 
 
 def _json(value: Any) -> bytes:

@@ -63,7 +63,8 @@ def open_direct(
             "learns from pictures and from numbers, record both."
         )
     cache = Path(cache_dir)
-    key = hashlib.sha256(f"{FORMAT} {dataset.digest}".encode()).hexdigest()[:16]
+    content = f"{FORMAT} {dataset.digest}{' subtasks' if dataset.has_subtasks else ''}"
+    key = hashlib.sha256(content.encode()).hexdigest()[:16]
     folder = cache / f"{key}-straight"
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / f"{folder.name}.lock").open("w") as lock:
@@ -219,6 +220,9 @@ class Direct(EpisodeTables):
         if hashlib.sha256(content).hexdigest() != _sums(self.folder)[name][1]:
             raise _damaged(self.folder, name, "does not hold the bytes it was written with")
         return Kept(content, file, len(self.cameras), self._dims)
+
+    def _holds(self, name: str) -> bool:
+        return name in _sums(self.folder)
 
     @cached_property
     def _dims(self) -> dict[str, int]:

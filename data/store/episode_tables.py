@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Bool, Int64
 
+from data.dataset import Subtasks
 from data.statistics.stats import Stats
 from data.store import kept_tables, tables
 from data.store.kept_tables import Kept
@@ -49,6 +50,17 @@ class EpisodeTables:
         return kept_tables.read_prompts(self._kept(tables.PROMPTS))
 
     @cached_property
+    def has_subtasks(self) -> bool:
+        """True if the dataset had subtasks."""
+        return self._holds(tables.SUBTASKS)
+
+    @cached_property
+    def subtasks(self) -> Subtasks:
+        """Runs of frames with one subtask, and their texts."""
+        kept = self._kept(tables.SUBTASKS), self._kept(tables.SUBTASK_TEXTS)
+        return kept_tables.read_subtasks(*kept, self.lengths)
+
+    @cached_property
     def stats(self) -> dict[str, Stats]:
         """Statistics of every column over all frames."""
         return kept_tables.read_stats(self._kept(tables.STATS))
@@ -58,5 +70,9 @@ class EpisodeTables:
         return kept_tables.read_episodes(self._kept(tables.EPISODES), len(self.prompts))
 
     def _kept(self, name: str) -> Kept:
-        """Content of one of `data.store.tables.FILES`."""
+        """Content of one of `data.store.tables.FILES`, or of those that are optional."""
+        raise NotImplementedError
+
+    def _holds(self, name: str) -> bool:
+        """True if there is such a file."""
         raise NotImplementedError

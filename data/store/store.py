@@ -104,6 +104,9 @@ class Store(EpisodeTables):
         content = kept(self.folder, name, self.files)
         return Kept(content, self.folder.path(name), len(self.cameras), self.columns)
 
+    def _holds(self, name: str) -> bool:
+        return name in listed(self.folder, self.files)
+
     @cached_property
     def _shards(self) -> Int64[np.ndarray, " shards_plus_1"]:
         return convert.shard_episodes(self.lengths, self.shard_frames)

@@ -41,7 +41,8 @@ class Processor:
 
     With `fast`, samples carry their action chunk as tokens too: FAST's token i has the id
     `fast_top` − i, so that they take the rare words at the vocabulary's end. In PaliGemma's,
-    whose last 128 are special, openpi's `fast_top` is 257152 − 1 − 128.
+    whose last 128 are special, openpi's `fast_top` is 257152 − 1 − 128. With `subtask_limit`, a
+    policy says what to do next, in up to so many tokens, before it acts.
 
     Raises:
       ValueError: a size is out of bounds, there are no embodiments, two have one name, one has more
@@ -64,6 +65,7 @@ class Processor:
     fast_top: int = 0
     bpe: str = ""
     chat: Chat = ""
+    subtask_limit: int = 0
 
     def __post_init__(self) -> None:
         check_size("image_size", self.image_size, LARGEST_IMAGE)
@@ -71,6 +73,7 @@ class Processor:
         check_size("action_dim", self.action_dim, LARGEST_DIMS)
         check_size("horizon", self.horizon, LARGEST_HORIZON)
         check_size("text_limit", self.text_limit)
+        check_size("subtask_limit", self.subtask_limit, least=0)
         if self.chat and (self.sentencepiece or self.words):
             raise ValueError(
                 f"The chat '{self.chat}' is read with a BPE tokenizer, not SentencePiece or words; "
@@ -167,6 +170,11 @@ class Processor:
         tokens = self.tokenizer.encode(_clean(subtask))
         return np.append(tokens, np.int32(self.tokenizer.end))
 
+    def subtask_said(self, tokens: Int[np.ndarray, " t"]) -> Int[np.ndarray, " _t"]:
+        """A predicted subtask from begin to end, as `subtask_tokens` gives one that is told."""
+        begin, end = self.tokenizer.begin, self.tokenizer.end
+        return np.array([begin, *self._until_end(tokens), end], np.int32)
+
     def subtask_text(self, tokens: Int[np.ndarray, " t"]) -> str:
         """The text of predicted tokens, as far as the end."""
         return self.tokenizer.decode(self._until_end(tokens))
@@ -187,9 +195,16 @@ class Processor:
         `fast` or where no step counts."""
         if self.fast is None or not mask.any():
             return np.zeros(0, np.int32)
+        return self.action_tokens(self.held_chunk(chunk, mask, embodiment))
+
+    def held_chunk(
+        self, chunk: Float[np.ndarray, "h a"], mask: Bool[np.ndarray, "h a"], embodiment: int = 0
+    ) -> Float[np.ndarray, "h _d"]:
+        """A sample's chunk in the robot's own dims, its last step in the episode held: what action
+        tokens spell."""
         steps = np.where(mask[:, 0], np.arange(self.horizon), 0)
         dims = len(self.embodiments[embodiment].actions.offset)
-        return self.action_tokens(chunk[np.maximum.accumulate(steps), :dims])
+        return chunk[np.maximum.accumulate(steps), :dims]
 
     def predicted_actions(
         self,

@@ -56,7 +56,7 @@ class PiConfig(ModelConfig, family="pi"):
     Knowledge insulation (arXiv 2505.23705): with `insulate` no gradient passes from the expert into
     what it reads, and the language model learns from cross-entropies beside flow matching, of
     subtask text by weight `text_loss` and of FAST action tokens by weight `action_token_loss`;
-    `targets` is the room that a sample has for both.
+    `targets` is the room that a sample has for both; with 0, training takes what its data need.
 
     Trained real-time chunking (arXiv 2512.05964): with `rtc_max_delay` a chunk's first steps, 0 to
     so many of them, are given in training as they are, each step has a flow time of its own (0
@@ -118,10 +118,11 @@ class PiConfig(ModelConfig, family="pi"):
             )
         for name in ("text_loss", "action_token_loss"):
             weight = getattr(self, name)
-            if weight < 0 or (weight > 0 and self.targets < 2):
+            if weight < 0 or (weight > 0 and self.targets == 1):
                 raise ValueError(
                     f"model.{name} is {weight} with model.targets {self.targets}; a weight is at "
-                    f"least 0, and one above 0 needs places for the tokens to predict (2 or more)."
+                    f"least 0, and one above 0 needs places for the tokens to predict: 2 or more, "
+                    f"or 0 for as many as the data need."
                 )
 
     @property
@@ -201,11 +202,24 @@ class Pi:
     ) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """The weighted sum of `terms`, and the weighted count of valid action entries; their ratio
         is the mean loss."""
+        total, (count, _) = self.losses(params, batch, key)
+        return total, count
+
+    def losses(
+        self, params: Params, batch: PackedBatch, key: PRNGKeyArray
+    ) -> tuple[Float[Array, ""], tuple[Float[Array, ""], dict[str, Float[Array, ""]]]]:
+        """`loss` with its `terms`: the sum, then the count and each term."""
         terms, count = self.terms(params, batch, key)
         total = terms["flow"]
         for name, weight in self.config.cross_entropies.items():
             total += weight * terms[name]
-        return total, count
+        return total, (count, terms)
+
+    @property
+    def term_names(self) -> tuple[str, ...]:
+        """Names of `terms`, where there are several."""
+        several = self.config.cross_entropies
+        return ("flow", *several) if several else ()
 
     def terms(
         self, params: Params, batch: PackedBatch, key: PRNGKeyArray
@@ -282,18 +296,25 @@ class Pi:
         return self.config.expert.width
 
     def predict_text(
-        self, params: Params, batch: PackedBatch, length: int, begin: int, end: int
+        self,
+        params: Params,
+        batch: PackedBatch,
+        length: int,
+        begin: int,
+        end: int,
+        below: int | None = None,
     ) -> Int[Array, "r k length"]:
         """The likeliest next tokens after `begin`, one by one (greedy), as far as `length` tokens.
 
         They end at `end`, which fills the rest. `begin=tokenizer.begin` asks for the subtask,
         `begin=tokenizer.end` for FAST action tokens, which see the subtask if the batch has one.
+        Only ids `below` are chosen: `tokenizer.size` keeps a subtask to words.
         """
         modules = self._modules.bind(params)
         _, cache = modules.read(batch)
         return targets.greedy(
             modules.language, modules.embedded, modules.embedding[...], cache,
-            slots=batch.state.shape[1], length=length, begin=begin, end=end,
+            slots=batch.state.shape[1], length=length, begin=begin, end=end, below=below,
         )  # fmt: skip
 
     def sample_actions(

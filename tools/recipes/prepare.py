@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from data import Dataset, open_dataset
+from data import Dataset
 from data.files import cached
 from data.files.folder import open_folder
 from data.frames import Frames
@@ -28,18 +28,20 @@ from data.mixture.mixture import (
 )
 from data.mixture.trust import Consent, remembered
 from data.packing.plan import PlanSource
-from data.store.convert import DESCRIPTION, StoredResize
+from data.store.convert import StoredResize
 from data.store.direct import open_direct
-from data.store.store import Store, cached_store, open_store
+from data.store.store import Store, cached_store
 from data.store.tables import numeric_columns
 from data.validation.validate import require_valid
 from models import Embodiment, Processor
 from models.config import to_json
 from models.groot.modality import NAME, check_modality, read_modality
 from models.inputs.chat import Chat
+from models.inputs.fast import Fast
 from models.inputs.tokenizer import Tokenizer
 from models.load import check_fit
 from models.terminal import Console, Progress
+from tools.recipes.insulation import open_own, prepared_targets, subtask_texts, words_left
 from tools.recipes.presets import RunConfig
 from tools.recipes.statistics import Scalings, kept_scales, show_outside
 
@@ -54,14 +56,18 @@ class Text:
     chat: Chat = ""
     resize: StoredResize = "antialiased"
     text_limit: int = 200
+    processor: Processor | None = None
+    """All of the preparation of the policy to begin from, where it has one."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A mixture made ready for one run, and how the model is shown it."""
+    """A mixture made ready for one run, and how the model is shown it. `targets`: places of a
+    sample for what the language model is to predict."""
 
     mixed: Mixed
     processor: Processor
+    targets: int = 0
 
     def sources(self, *, held_out: bool = False) -> list[PlanSource]:
         """Sources for the plan, of each dataset's training (or held-out) episodes."""
@@ -101,6 +107,7 @@ def prepare(
     text: Text | None = None,
     consent: Consent = remembered,
     statistics: Path | None = None,
+    fast: Path | None = None,
 ) -> Prepared:
     """Opens the dataset or mixture and derives what the model needs of it.
 
@@ -108,6 +115,7 @@ def prepare(
       data: a dataset, a frame store (taken as it is), or a mixture of them.
       out: the run's folder.
       text: how a policy to begin from reads prompts; a word list is made of the datasets' if None.
+      fast: folder of a FAST tokenizer, for the loss of action tokens; see `prepared_targets`.
       consent: to the transforms that a mixture's file names.
       statistics: what `kept_scales` reads, to scale by instead of the data's own.
 
@@ -116,7 +124,7 @@ def prepare(
     """
     check_model(config)
     mixture, cache = read_mixture(data, consent), out / "store"
-    datasets = [_open(dataset.path, console) for dataset in mixture.datasets]
+    datasets = [open_own(dataset, console) for dataset in mixture.datasets]
     held = [known(dataset) for dataset in datasets]
     if text is not None and text.chat:
         mixture = _by_modality(mixture, held)
@@ -152,9 +160,11 @@ def prepare(
         show_outside(mixed, scalings, statistics, console)
     for robot in mixed.embodiments:
         _check_dims(robot, config)
-    processor = _processor(mixed, config, text)
+    processor = _processor(mixed, config, text, fast)
+    begun = None if text is None else text.processor
+    processor, targets = prepared_targets(mixed, processor, config, console, cache, fast, begun)
     check_fit(config.model, processor, str(data))
-    return Prepared(mixed, processor)
+    return Prepared(mixed, processor, targets)
 
 
 def _by_modality(mixture: Mixture, held: list[Known]) -> Mixture:
@@ -176,18 +186,12 @@ def check_model(config: RunConfig) -> None:
     """Refuses what this command cannot train.
 
     Raises:
-      ValueError: the model's kernels are in float8, or it learns from targets.
+      ValueError: the model's kernels are in float8.
     """
     if config.model.compute.quantized:
         raise ValueError(
             f"model.compute.quantized is {config.model.compute.quantized!r}; kernels kept in "
             f"float8 serve a policy and cannot be trained, leave it empty."
-        )
-    if config.model.cross_entropies:
-        raise ValueError(
-            f"The model learns to predict targets, {dict(config.model.cross_entropies)}, but this "
-            f"command prepares neither subtasks nor FAST tokens; set the weights of these losses "
-            f"(such as model.text_loss) to 0, or train as docs/insulation.md shows."
         )
 
 
@@ -196,13 +200,6 @@ def _scalings(robot: RobotConfig, config: RunConfig) -> Scalings:
         robot.state_scaling or config.data.state_scaling,
         robot.action_scaling or config.data.action_scaling,
     )
-
-
-def _open(path: str, console: Console) -> Dataset | Store:
-    if not open_folder(path).exists(DESCRIPTION):
-        return open_dataset(path)
-    with Progress(console=console, transient=True) as progress:
-        return open_store(path, _bar(progress, "Comparing columns"))
 
 
 def _bar(progress: Progress, what: str) -> Callable[[int, int], None]:
@@ -275,21 +272,26 @@ def _check_dims(robot: Embodiment, config: RunConfig) -> None:
             )
 
 
-def _processor(mixed: Mixed, config: RunConfig, text: Text | None) -> Processor:
-    model = config.model
+def _processor(mixed: Mixed, config: RunConfig, text: Text | None, fast: Path | None) -> Processor:
+    model, read = config.model, Text() if text is None else text
+    words = read.words
     if text is None:
         tasks = (wordings for feed in mixed.feeds for wordings in feed.frames.prompts)
         texts = list(dict.fromkeys(wording for wordings in tasks for wording in wordings))
+        if "text" in model.cross_entropies:
+            texts += subtask_texts(mixed)
         if model.state_input == "text":
             texts += [f"Task: , State: {number};\nAction: " for number in range(256)]
-        text = Text(words=Tokenizer.build(texts, model.vocabulary).words)
+        spelt = fast if "action_tokens" in model.cross_entropies else None
+        room = words_left(config, None if spelt is None else Fast.load(spelt))
+        words = Tokenizer.build(texts, room).words
     return Processor(
         **model.preparation,
-        words=text.words,
-        sentencepiece=text.sentencepiece,
+        words=words,
+        sentencepiece=read.sentencepiece,
         embodiments=mixed.embodiments,
-        text_limit=text.text_limit,
-        resize=text.resize,
-        bpe=text.bpe,
-        chat=text.chat,
+        text_limit=read.text_limit,
+        resize=read.resize,
+        bpe=read.bpe,
+        chat=read.chat,
     )

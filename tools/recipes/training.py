@@ -44,6 +44,7 @@ from parallel.step import TrainState
 from parallel.trainer import TrainResult, check_start, train
 from tools.command_line.consent import consent
 from tools.recipes.closed_loop import ClosedLoop
+from tools.recipes.insulation import subtask_texts
 from tools.recipes.prepare import Prepared, Text, prepare
 from tools.recipes.presets import RunConfig, check_more_steps, check_same
 
@@ -89,6 +90,9 @@ class Paths:
     statistics: Path | None = None
     """Checkpoint, or norm_stats.json, policy_preprocessor.json or stats.json, whose scaling of
     states and actions is kept; the data's own if not given."""
+    fast: Path | None = None
+    """Folder of a FAST tokenizer, for the loss of action tokens; one is trained on the data, or the
+    policy's of --init kept, if not given."""
     trust: bool = False
     """Run the transforms, programs in Python, that a mixture's file names."""
     data_format: str = ""
@@ -160,6 +164,8 @@ def _run(
         saved = from_json(RunConfig, begun)
         unknown = [name for name in _SCALINGS if name not in begun.get("data", {})]
         config = _scaled_as_begun(config, saved, unknown, console)
+        if config.model.cross_entropies and not config.model.targets:
+            config = replace(config, model=config.model.changed(targets=saved.model.targets))
         check_same(out / CONFIG_NAME, to_json(saved), to_json(config), _FREE)
         before, steps = saved.trainer.steps, config.trainer.steps
         check_more_steps(out / CONFIG_NAME, before, steps, config.optimizer)
@@ -167,14 +173,20 @@ def _run(
         use_format(paths.data_format)
     agreed = consent(paths.trust, jax.process_count() == 1, console)
     ready = first_host_first(
-        lambda: prepare(paths.data, out, config, console, _text(paths), agreed, paths.statistics)
+        lambda: prepare(
+            paths.data, out, config, console, _text(paths), agreed, paths.statistics, paths.fast
+        )
     )
+    if ready.targets:
+        config = replace(config, model=config.model.changed(targets=ready.targets))
     model, sources = config.model.build(), ready.sources()
     layout = config.layout(sources)
     plan = Plan(sources, layout, config.rows.number, seed=config.trainer.seed)
     content = {"plan": plan.digest, "data": ready.mixed.digest}
     if paths.statistics is not None:
         content["scales"] = _digest(ready.mixed.embodiments)
+    if ready.targets:
+        content["targets"] = _targets_digest(ready)
 
     def batches(start: int, position: Any) -> Iterator[tuple[PackedBatch, dict[str, float]]]:
         if position is not None and position.get("scales") != content.get("scales"):
@@ -182,6 +194,11 @@ def _run(
             raise ValueError(
                 f"{out} was scaled by other statistics than {now}; give the --statistics that it "
                 f"began with, or start a new run in another folder."
+            )
+        if position is not None and position.get("targets") != content.get("targets"):
+            raise ValueError(
+                f"{out} learnt other action tokens or subtasks than these data and --fast tell; "
+                f"give the --fast that it began with, or start a new run in another folder."
             )
         if position is not None and position != content:
             raise ValueError(
@@ -265,6 +282,11 @@ def _digest(robots: Sequence[Embodiment]) -> str:
     return hashlib.sha256(repr(scales).encode()).hexdigest()[:16]
 
 
+def _targets_digest(ready: Prepared) -> str:
+    told = (ready.processor.fast, ready.processor.fast_top, subtask_texts(ready.mixed))
+    return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+
+
 def _text(paths: Paths) -> Text | None:
     """The tokenizer of the policy to begin from, which its embedding was trained with."""
     found = None if paths.init is None else inspect_params(paths.init)
@@ -275,11 +297,12 @@ def _text(paths: Paths) -> Text | None:
     processor = None if found is None else found.processor
     if processor is not None and processor.chat:
         if paths.tokenizer is not None:
-            processor = with_tokenizer(processor, paths.tokenizer)
+            processor = with_tokenizer(processor, local(paths.tokenizer))
         told = ("bpe", "chat", "resize", "text_limit")
         return Text(**{name: getattr(processor, name) for name in told})
     if paths.tokenizer is not None:
-        return Text(sentencepiece=SentencePiece.read(local(paths.tokenizer)).model)
+        pieces = SentencePiece.read(local(paths.tokenizer)).model
+        return Text(sentencepiece=pieces, processor=processor)
     if paths.init is None:
         return None
     if processor is None or not (processor.words or processor.sentencepiece):
@@ -287,7 +310,7 @@ def _text(paths: Paths) -> Text | None:
             f"{paths.init} came without the tokenizer that its embedding was trained with; give "
             f"--tokenizer FILE (PaliGemma's is paligemma_tokenizer.model)."
         )
-    return Text(processor.words, processor.sentencepiece)
+    return Text(processor.words, processor.sentencepiece, processor=processor)
 
 
 def _for_robots(paths: Paths, config: RunConfig, begun: Any) -> RunConfig:
@@ -324,9 +347,10 @@ def _initial(paths: Paths, model: Model, config: RunConfig) -> Any:
 
 
 def _held_out_metrics(model: Model, ready: Prepared, config: RunConfig, mesh: Mesh) -> Measure:
-    """Measures the averaged parameters on held-out episodes, their pictures as they are: flow loss,
-    error of sampled actions, and that of always giving the robot's mean action (both mean squares
-    in normalised units)."""
+    """Measures the averaged parameters on held-out episodes, their pictures as they are: the loss
+    and each of its terms (cross-entropies in nats a token), error of sampled actions, told the true
+    subtask where there are some, and that of always giving the robot's mean action (both mean
+    squares in normalised units)."""
     sources = ready.sources(held_out=True)
     plan = Plan(sources, config.layout(sources), config.rows.number, seed=1)
     index, count = row_share(mesh)
@@ -343,16 +367,24 @@ def _held_out_metrics(model: Model, ready: Prepared, config: RunConfig, mesh: Me
     for mean, robot, stats in zip(means, robots, ready.mixed.stats, strict=True):
         mean[: len(robot.actions.offset)] = robot.actions(stats.actions["mean"])
 
+    terms = getattr(model, "term_names", ())
+
     @partial(jax.jit, out_shardings=replicated(mesh))
     def measure(params: Any, batch: PackedBatch) -> jax.Array:
         key = jax.random.key(0)
-        loss, count = model.loss(params, batch, key)
+        parts: list[jax.Array] = []
+        if terms:
+            losses = require(model, "losses", "the terms of its loss")
+            loss, (count, found) = losses(params, batch, key)
+            parts = [found[name] for name in terms]
+        else:
+            loss, count = model.loss(params, batch, key)
         noise = flow.draw(key, batch.sample_id, 1, batch.actions.shape[2:])[1][:, :, 0]
         sampled = model.sample_actions(params, batch, noise, config.model.steps)
         usual = jnp.asarray(means)[batch.embodiment][:, :, None]
         errors = [((x - batch.actions) ** 2 * batch.action_mask).sum() for x in (sampled, usual)]
         scale = count / batch.action_mask.sum()  # the loss may count fewer entries
-        return jnp.stack([loss, *(error * scale for error in errors), count])
+        return jnp.stack([loss, *(error * scale for error in errors), *parts, count])
 
     def hook(step: int, state: TrainState, stopping: Callable[[], bool]) -> dict[str, float]:
         measured = []
@@ -361,7 +393,8 @@ def _held_out_metrics(model: Model, ready: Prepared, config: RunConfig, mesh: Me
                 return {}
             measured.append(measure(state.ema, batch))
         total = np.sum(measured, axis=0)
-        names = ("val_loss", "val_action_mse", "val_mean_action_mse")
-        return dict(zip(names, map(float, total[:3] / total[3]), strict=True))
+        measures = ("val_loss", "val_action_mse", "val_mean_action_mse")
+        names = (*measures, *(f"val_{name}" for name in terms))
+        return dict(zip(names, map(float, total[:-1] / total[-1]), strict=True))
 
     return hook

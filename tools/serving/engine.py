@@ -191,8 +191,12 @@ class Engine:
 
     def _run(self, requests: list[Request]) -> list[Reply]:
         began = time.monotonic()
-        chunks = self._policy.answer(requests)
+        told = self._policy.told(requests)
+        chunks = self._policy.answer_told(told)
         seconds = time.monotonic() - began
         self.metrics.batch_rows.observe(len(requests))
         self.metrics.batch_seconds.observe(seconds)
-        return [Reply(chunk, seconds) for chunk in chunks]
+        if not self._policy.says_subtasks:
+            return [Reply(chunk, seconds) for chunk in chunks]
+        said = (self._policy.subtask(request) for request in told)
+        return [Reply(chunk, seconds, text) for chunk, text in zip(chunks, said, strict=True)]
