@@ -113,17 +113,17 @@ def test_a_tokenizer_of_tools_data_is_the_one_that_a_run_takes(dataset, finished
     preset = tmp_path / "own.py"
     preset.write_text("from tests.tools.test_insulation import INSULATED as MINE\n")
     folder = tmp_path / "fast"
-    fast_command(str(dataset), folder, preset=f"{preset}:MINE", vocabulary=220)
+    fast_command(str(dataset), folder, preset=f"{preset}:MINE", vocabulary=120)
     assert "numbers to a token" in capsys.readouterr().out
     fast = Fast.load(folder)
     own = load_policy(finished).processor.fast
-    assert (fast.scale, fast.lowest) == (own.scale, own.lowest)
+    assert (fast.scale, fast.lowest) == (own.scale, own.lowest) and fast.size < own.size
+    out = tmp_path / "run"
+    train.run(train.Paths(str(dataset), out, fast=folder), INSULATED, QUIET)
+    assert load_policy(out).processor.fast == fast
+    shutil.rmtree(out / "checkpoints" / "4")
     with pytest.raises(ValueError, match="give the --fast that it began with"):
-        train.run(
-            train.Paths(str(dataset), finished, resume=True, fast=folder),
-            replace(INSULATED, trainer=replace(INSULATED.trainer, steps=4)),
-            QUIET,
-        )
+        train.run(train.Paths(str(dataset), out, resume=True), INSULATED, QUIET)
 
 
 def test_a_vocabulary_without_room_for_the_values_is_refused(dataset, tmp_path):
