@@ -117,7 +117,8 @@ def test_a_tokenizer_of_tools_data_is_the_one_that_a_run_takes(dataset, finished
     assert "numbers to a token" in capsys.readouterr().out
     fast = Fast.load(folder)
     own = load_policy(finished).processor.fast
-    assert (fast.scale, fast.lowest) == (own.scale, own.lowest) and fast.size < own.size
+    assert (fast.scale, fast.lowest) == (own.scale, own.lowest)
+    assert fast.size < own.size
     out = tmp_path / "run"
     train.run(train.Paths(str(dataset), out, fast=folder), INSULATED, QUIET)
     assert load_policy(out).processor.fast == fast
