@@ -1,5 +1,5 @@
-"""Trained real-time chunking through `tools.train`: on several devices, with adapters, in float8, and
-to a policy that continues what its robot has committed to."""
+"""Trained real-time chunking through `tools.train`: on several devices, with adapters, in float8,
+and to a policy that continues what its robot has committed to."""
 
 from dataclasses import replace
 
