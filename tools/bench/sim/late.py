@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import tyro
+from matplotlib.figure import Figure
 
 from models import Policy, load_policy
 from models.flow.realtime_chunking import Chunking
@@ -38,7 +39,7 @@ class LateConfig:
     trained: tuple[Path, ...]
     """Runs trained with --model.rtc-max-delay, as many."""
     out: Path
-    """Folder for the journals and late.json."""
+    """Folder for the journals, late.json and late.svg."""
     suite: str = "tabletop-lift"
     delays: tuple[int, ...] = (0, 2, 4, 6, 8)
     replan_steps: int = 4
@@ -72,7 +73,30 @@ def run(config: LateConfig, console: Console) -> list[dict[str, Any]]:
             runs = [found[f"{way} {i}"] for i in range(len(paths))]
             rows.append(_row(delay, replan, way, runs))
     (config.out / "late.json").write_text(json.dumps(rows, indent=2) + "\n")
+    draw(rows, config.out / "late.svg")
     return rows
+
+
+def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Success with its interval and each run's, jump and roughness, by delay."""
+    figure = Figure(figsize=(11, 3.4), layout="constrained")
+    panels = figure.subplots(1, 3)
+    for number, way in enumerate(dict.fromkeys(row["chunking"] for row in rows)):
+        own, colour = [row for row in rows if row["chunking"] == way], f"C{number}"
+        delays = [row["delay"] for row in own]
+        rates = [row["success"] for row in own]
+        panels[0].plot(delays, [100 * r["rate"] for r in rates], color=colour, label=way)
+        low, high = ([100 * rate[end] for rate in rates] for end in ("low", "high"))
+        panels[0].fill_between(delays, low, high, color=colour, alpha=0.15)
+        for run in zip(*(row["success_by_run"] for row in own), strict=True):
+            panels[0].plot(delays, [100 * x for x in run], ".", color=colour, markersize=4)
+        for panel, what in zip(panels[1:], ("jump", "roughness"), strict=True):
+            panel.plot(delays, [row[what] for row in own], color=colour)
+    for panel, title in zip(panels, ("success, %", "jump", "roughness"), strict=True):
+        panel.set(title=title, xlabel="delay, steps")
+        panel.spines[["top", "right"]].set_visible(False)
+    panels[0].legend(frameon=False)
+    figure.savefig(path, metadata={"Date": None})
 
 
 def _policies(config: LateConfig) -> dict[Chunking, tuple[Sequence[Path], list[Policy]]]:
