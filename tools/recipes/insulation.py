@@ -23,7 +23,7 @@ from data.files import cached
 from data.files.folder import open_folder
 from data.frames import Frames
 from data.lerobot.dataset import LeRobotDataset
-from data.loader.chunks import all_chunks
+from data.mixture.blocks import read_blocks
 from data.mixture.mixed import Mixed, mix
 from data.mixture.mixture import DatasetConfig, read_mixture
 from data.mixture.trust import Consent, remembered
@@ -77,9 +77,12 @@ class Spelling:
         mixed = self.mixed
         for number, feed in enumerate(mixed.feeds):
             episodes = np.concatenate([mixed.training[number], mixed.held_out[number]])
-            for block in all_chunks(feed, self.processor, episodes.tolist()):
+            for block in read_blocks([feed], [episodes]):
+                _, chunks, masks = self.processor.numbers(
+                    block.state, block.chunk, block.valid, embodiment=feed.embodiment
+                )
                 places = zip(block.episode.tolist(), block.frame.tolist(), strict=True)
-                for place, chunk, mask in zip(places, block.actions, block.mask, strict=True):
+                for place, chunk, mask in zip(places, chunks, masks, strict=True):
                     held = self.processor.held_chunk(chunk, mask, feed.embodiment)
                     yield mixed.names[number], *place, held
 
