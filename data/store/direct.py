@@ -19,7 +19,7 @@ from typing import Any
 
 import google_crc32c
 import numpy as np
-from jaxtyping import Float32, Int64, UInt8
+from jaxtyping import Int64, UInt8
 
 from data.dataset import Dataset
 from data.errors import DatasetError
@@ -30,7 +30,7 @@ from data.files.names import path_within
 from data.lerobot.dataset import LeRobotDataset
 from data.store import tables
 from data.store.convert import FILES, FORMAT, StoredResize
-from data.store.episode_tables import EpisodeTables
+from data.store.episode_tables import DatasetTables
 from data.store.kept_tables import Kept
 from data.video.seek import SeekTable, read_table, rgb, seek_table, write_table
 from models.inputs.pictures import fit
@@ -80,7 +80,7 @@ def open_direct(
 
 
 @dataclass(frozen=True)
-class Direct(EpisodeTables):
+class Direct(DatasetTables):
     """`Frames` of a dataset's own videos and pictures; make it with `open_direct`.
 
     `folder` has its numbers and pictures, `seek` the seek tables of videos.
@@ -92,37 +92,6 @@ class Direct(EpisodeTables):
     seek: Path
     resize: StoredResize = "antialiased"
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
-
-    @property
-    def name(self) -> str:
-        """The dataset's."""
-        return self.dataset.name
-
-    @property
-    def digest(self) -> str:
-        """The dataset's."""
-        return self.dataset.digest
-
-    @property
-    def fps(self) -> float:
-        """Frames a second."""
-        return self.dataset.fps
-
-    @property
-    def cameras(self) -> tuple[str, ...]:
-        """Full LeRobot names."""
-        return self.dataset.cameras
-
-    def column(self, name: str, rows: Int64[np.ndarray, "*n"]) -> Float32[np.ndarray, "*n d"]:
-        """Values of a column at these frames, in the dataset's units.
-
-        Raises:
-          ValueError: there is no such column.
-        """
-        if name not in self._dims:
-            raise ValueError(f"{self.name}: no column '{name}'; there are {list(self._dims)}.")
-        shape = (int(self.lengths.sum()), self._dims[name])
-        return tables.read_rows(LocalFolder(self.folder), self.folder.name, name, shape, rows)
 
     def images(
         self,
@@ -223,10 +192,6 @@ class Direct(EpisodeTables):
 
     def _holds(self, name: str) -> bool:
         return name in _sums(self.folder)
-
-    @cached_property
-    def _dims(self) -> dict[str, int]:
-        return tables.numeric_columns(self.dataset)
 
     @cached_property
     def _tables(self) -> dict[str, SeekTable]:
