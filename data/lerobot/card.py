@@ -1,12 +1,12 @@
 """The page of a LeRobot dataset on the Hugging Face hub: README.md, whose front matter (YAML) the
 hub and LeRobot's dataset viewer read, and what the dataset holds."""
 
-import json
 from collections import Counter
 
 import numpy as np
 
 from data.dataset import Dataset
+from models.files.markdown import cell, front_matter
 
 _MOST_TASKS = 20
 
@@ -29,22 +29,15 @@ def dataset_card(url: str, licence: str, dataset: Dataset, version: str) -> str:
         ("Cameras", ", ".join(dataset.cameras) or "none"),
         ("Written by", f"Chiliad {version}"),
     ]
-    lines = [f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in matter.items()]
-    rows = [f"| {fact} | {_cell(value)} |" for fact, value in facts]
-    tasks = [f"- {_cell(task)} ({count} episodes)" for task, count in told.most_common(_MOST_TASKS)]
+    rows = [f"| {fact} | {cell(value)} |" for fact, value in facts]
+    tasks = [f"- {cell(task)} ({count} episodes)" for task, count in told.most_common(_MOST_TASKS)]
     more = [f"- and {len(told) - _MOST_TASKS} more"] if len(told) > _MOST_TASKS else []
     return "\n".join(
         [
-            *["---", *lines, "---", "", f"# {_cell(url.rpartition('/')[2])}", ""],
+            *[front_matter(matter), f"# {cell(url.rpartition('/')[2])}", ""],
             *["A LeRobot dataset.", "", "| | |", "|---|---|", *rows, ""],
             *["## Tasks", "", *tasks, *more, "", "## Use", ""],
             *["```", f"python -m tools.data stats {url}"],
             *[f"python -m tools.train --data {url} --preset NAME", "```", ""],
         ]
     )
-
-
-def _cell(value: object) -> str:
-    """A value inside a table or list, where nothing in it is markup."""
-    text = "".join(character if character.isprintable() else " " for character in str(value))
-    return text.replace("|", "\\|").replace("<", "&lt;").replace("`", "'")[:200]

@@ -5,17 +5,12 @@ Written from the checkpoint's own config and what lies beside it, nothing guesse
 is left out.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
+from models.files.markdown import cell, front_matter
+
 Json = Any
-
-
-def front_matter(values: Mapping[str, Any]) -> str:
-    """YAML between dashes; JSON's notation of strings and lists is YAML's too."""
-    lines = [f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in values.items()]
-    return "\n".join(["---", *lines, "---", ""])
 
 
 def model_card(
@@ -54,10 +49,10 @@ def model_card(
         ("Horizon", model.get("horizon")),
         ("Saved by", f"Chiliad {version}"),
     ]
-    rows = [f"| {fact} | {_cell(value)} |" for fact, value in facts if value is not None]
+    rows = [f"| {fact} | {cell(value)} |" for fact, value in facts if value is not None]
     parts = [
         front_matter(matter),
-        f"# {_cell(name)}\n",
+        f"# {cell(name)}\n",
         "A policy for robots. See it act in simulation before it moves one.\n",
         "\n".join(["| | |", "|---|---|", *rows]) + "\n",
         *(_scores(suite, found) for suite, found in evaluations.items()),
@@ -72,15 +67,9 @@ def model_card(
 
 def _scores(suite: str, rates: Mapping[str, Json]) -> str:
     rows = [
-        f"| {_cell(name)} | {rate['success']:.1%} | {rate['episodes']} |"
+        f"| {cell(name)} | {rate['success']:.1%} | {rate['episodes']} |"
         for name, rate in rates.items()
     ]
     return "\n".join(
-        [f"## {_cell(suite)}\n", "| policy | success | episodes |", "|---|---|---|", *rows, ""]
+        [f"## {cell(suite)}\n", "| policy | success | episodes |", "|---|---|---|", *rows, ""]
     )
-
-
-def _cell(value: object) -> str:
-    """A value inside a table or heading, where nothing in it is markup."""
-    text = "".join(character if character.isprintable() else " " for character in str(value))
-    return text.replace("|", "\\|").replace("<", "&lt;").replace("`", "'")[:200]

@@ -8,7 +8,6 @@ lie in huggingface_hub's cache.
 
 import fcntl
 import hashlib
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from rich.progress import BarColumn, DownloadColumn, TransferSpeedColumn
 from models.files.bounds import check_name
 from models.files.bucket import Bucket, StoredFile
 from models.files.hub import fetch_model
+from models.files.user_cache import user_cache
 from models.terminal import Console, Progress, TextColumn
 
 Wanted = Literal["policy", "statistics"]
@@ -110,8 +110,7 @@ def _fetched(url: str, choose: Callable[[Mapping[str, StoredFile]], list[str]]) 
     place = url.partition("://")[2]
     check_name("A checkpoint's URL", place, nested=True)
     content = hashlib.sha256(repr((url, sorted(files.items()))).encode()).hexdigest()[:16]
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = home / "chiliad/checkpoints" / content
+    folder = user_cache("checkpoints") / content
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_name(f"{content}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -23,7 +23,8 @@ Done = Callable[[int], None]
 """Takes the bytes of a file that has arrived."""
 
 _THREADS = 8
-_VERSION_KEYS = ("ETag", "etag", "LastModified", "mtime", "created", "generation", "md5Hash")
+VERSION_KEYS = ("ETag", "etag", "LastModified", "mtime", "created", "generation", "md5Hash")
+"""Names by which storages tell what changes with a file's content."""
 _NO_ACCESS = re.compile(r"credential|forbidden|denied|unauthori[sz]ed|permission", re.IGNORECASE)
 
 
@@ -60,7 +61,7 @@ class Bucket:
                 continue  # a folder that a browser made
             if name:
                 check_name(f"A file of {self.url}", name, nested=True)
-            version = " ".join(str(about.get(key)) for key in _VERSION_KEYS)
+            version = " ".join(str(about.get(key)) for key in VERSION_KEYS)
             listed[name] = StoredFile(int(about["size"] or 0), version)
         return listed
 
@@ -136,7 +137,31 @@ class Bucket:
 
     @cached_property
     def _files(self) -> tuple[Any, str]:
-        return _open(self.url)
+        with _errors(self.url):
+            return file_system(self.url)
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """The fsspec file system of a URL, and the folder there in its own terms.
+
+    Raises:
+      ValueError: the URL is a chain of several, fsspec does not know the protocol, or lacks a
+        package for it.
+    """
+    protocol = url.partition("://")[0]
+    # chains and references name files with templates, which are programs
+    if "::" in url or protocol == "reference":
+        raise ValueError(f"{url}: is a chain of fsspec's; give the URL of one folder.")
+    try:
+        files, root = fsspec.core.url_to_fs(url)
+    except ImportError:
+        hint = known_implementations[protocol].get("err", "install fsspec's package for it")
+        raise ValueError(f"{url}: a Python package is missing: {hint}.") from None
+    except ValueError as error:
+        raise ValueError(
+            f"{url}: {error}; give a path, hf://organisation/name or a URL that fsspec knows."
+        ) from None
+    return files, root.rstrip("/")
 
 
 def _each(one: Callable[[str], int], names: Iterable[str], done: Done) -> None:
@@ -147,24 +172,6 @@ def _each(one: Callable[[str], int], names: Iterable[str], done: Done) -> None:
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-
-
-def _open(url: str) -> tuple[Any, str]:
-    protocol = url.partition("://")[0]
-    # chains and references name files with templates, which are programs
-    if "::" in url or protocol == "reference":
-        raise ValueError(f"{url}: is a chain of fsspec's; give the URL of one folder.")
-    try:
-        with _errors(url):
-            files, root = fsspec.core.url_to_fs(url)
-    except ImportError:
-        hint = known_implementations[protocol].get("err", "install fsspec's package for it")
-        raise ValueError(f"{url}: a Python package is missing: {hint}.") from None
-    except ValueError as error:
-        raise ValueError(
-            f"{url}: {error}; give a path, hf://organisation/name or a URL that fsspec knows."
-        ) from None
-    return files, root.rstrip("/")
 
 
 def _parent(path: str) -> str:
