@@ -47,8 +47,8 @@ def groot_policy(
       ValueError: the files do not tell how the policy acts, every question being listed, or what
         they tell does not fit together.
     """
-    root = path if path.is_dir() else path.parent
-    values = read_json(root / "config.json") if (root / "config.json").is_file() else {}
+    root = _folder(path)
+    values = _config(root)
     resize: Resize
     if values.get("type") == "groot" and (root / _PROCESSOR).is_file():
         tag, acting, resize = *_lerobot(root, values), "stretched"
@@ -84,15 +84,14 @@ def released_text(path: Path, tokenizer: Path | None = None) -> dict[str, Any]:
             f"{path} came without the tokenizer that its embedding was trained with; give "
             f"--tokenizer FOLDER, that of Eagle's processor with its vocab.json and merges.txt."
         )
-    root = path if path.is_dir() else path.parent
-    values = read_json(root / "config.json") if (root / "config.json").is_file() else {}
+    values = _config(_folder(path))
     resize = "stretched" if values.get("type") == "groot" else "stretched-middle"
     return {"bpe": bpe, "chat": "eagle", "resize": resize, "text_limit": TEXT_LIMIT}
 
 
 def found_tokenizer(path: Path) -> str:
     """The tokenizer that lies in a checkpoint's folder or in one right below it, packed, or ""."""
-    root = path if path.is_dir() else path.parent
+    root = _folder(path)
     folders = [root, *sorted(x for x in root.iterdir() if x.is_dir())]
     found = next((folder for folder in folders if has_tokenizer(folder)), None)
     return "" if found is None else ByteBpe.read(found).packed
@@ -106,6 +105,16 @@ def from_range(
     scale = np.where(moves, (high - low) / 2, still)
     offset = np.where(moves, (low + high) / 2, low)
     return Normalizer(tuple(offset.tolist()), tuple(scale.tolist()))
+
+
+def _folder(path: Path) -> Path:
+    return path if path.is_dir() else path.parent
+
+
+def _config(root: Path) -> dict[str, Any]:
+    """The config.json of a checkpoint's folder, empty where there is none."""
+    file = root / "config.json"
+    return read_json(file) if file.is_file() else {}
 
 
 def _check_only(root: Path, robot: str | None, tag: str) -> None:
