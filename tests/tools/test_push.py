@@ -5,7 +5,6 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import fsspec
 import numpy as np
 import pytest
 
@@ -15,8 +14,8 @@ from models.checkpoints import own
 from models.files.bucket import Bucket
 from models.terminal import Console
 from parallel.runs.mirror import whole_steps
+from tests.helpers.models.buckets import memory_bucket, s3_bucket
 from tests.helpers.models.hub import Repository, writable_hub
-from tests.helpers.tools.buckets import s3_bucket
 from tests.helpers.tools.small_run import SMALL, losses, one_device, write_dataset
 from tools import checkpoint as checkpoint_tool
 from tools import data as data_tool
@@ -41,7 +40,6 @@ def trained(dataset, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with writable_hub(tmp_path / "hub", monkeypatch) as served:
         yield served
@@ -50,9 +48,8 @@ def hub(tmp_path, monkeypatch):
 @pytest.fixture
 def memory(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    files = fsspec.filesystem("memory")
-    yield files
-    files.store.clear()
+    with memory_bucket() as files:
+        yield files
 
 
 def same_weights(one, other) -> None:

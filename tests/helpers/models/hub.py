@@ -62,6 +62,7 @@ class Hub:
 @contextmanager
 def writable_hub(cache: Path, patch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A hub without repositories at first, which huggingface_hub talks to inside the block."""
+    patch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     hub = Hub()
 
     class Handler(BaseHTTPRequestHandler):

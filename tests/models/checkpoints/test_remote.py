@@ -5,7 +5,6 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import fsspec
 import jax
 import numpy as np
 import pytest
@@ -19,6 +18,7 @@ from models.checkpoints.remote import is_remote, local, url_of
 from models.config import to_json
 from models.files.bucket import Bucket
 from parallel.checkpoint import CheckpointWriter
+from tests.helpers.models.buckets import memory_bucket
 from tests.helpers.models.hub import writable_hub
 from tests.helpers.models.openpi_numbers import FIXTURES as OPENPI
 from tests.helpers.models.openpi_numbers import TOLD
@@ -43,16 +43,13 @@ def run(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def memory(tmp_path, monkeypatch):
-    """fsspec's filesystem in memory, emptied at the end."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    files = fsspec.filesystem("memory")
-    yield files
-    files.store.clear()
+    with memory_bucket() as files:
+        yield files
 
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     with writable_hub(tmp_path / "hub", monkeypatch) as served:
         yield served
 

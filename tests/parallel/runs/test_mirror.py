@@ -4,7 +4,6 @@ lost."""
 import json
 import shutil
 
-import fsspec
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,15 +14,15 @@ from models.files.bucket import Bucket
 from models.terminal import Console
 from parallel.checkpoint import CheckpointWriter
 from parallel.runs.mirror import Mirror, begin, whole_steps
+from tests.helpers.models.buckets import memory_bucket
 
 URL = "memory://bucket/runs/mine"
 
 
 @pytest.fixture
 def memory():
-    files = fsspec.filesystem("memory")
-    yield files
-    files.store.clear()
+    with memory_bucket() as files:
+        yield files
 
 
 @pytest.fixture

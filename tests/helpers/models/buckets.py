@@ -1,9 +1,20 @@
-"""Amazon S3 on localhost (moto), which s3fs talks to as it does to the real one."""
+"""Buckets for a test: fsspec's in memory, and Amazon S3 on localhost (moto), which s3fs talks to as
+it does to the real one."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import fsspec
 import pytest
+
+
+@contextmanager
+def memory_bucket() -> Iterator[Any]:
+    """fsspec's filesystem in memory, emptied at the end of the block."""
+    files = fsspec.filesystem("memory")
+    yield files
+    files.store.clear()
 
 
 @contextmanager
