@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from flax.traverse_util import flatten_dict
 
 from models import Sample, pack
@@ -20,7 +21,13 @@ from models.checkpoints.rename import match
 from models.flow import flow
 from models.groot import checkpoint
 from models.groot.inputs import groot_batch
-from models.groot.model import SHARDING_RULES, Groot, GrootConfig, time_bucket
+from models.groot.model import (
+    SHARDING_RULES,
+    EmbodimentLinear,
+    Groot,
+    GrootConfig,
+    time_bucket,
+)
 from models.groot.names import TABLE, canonical
 from models.layers.dit import TransformerConfig
 from models.layers.layers import Compute, Lora
@@ -435,3 +442,10 @@ def test_released_padding_refuses_packed_rows(params, packed):
 def test_sizes_that_do_not_fit_each_other_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(CONFIG, **change)
+
+
+def test_layers_of_embodiments_begin_with_outputs_as_large_as_their_inputs():
+    layer = EmbodimentLinear(3, 64, 64, jnp.dtype("float32"), nnx.Rngs(0))
+    x = jax.random.normal(KEY, (3, 1, 200, 64))
+    out = layer(x, jnp.arange(3)[:, None])
+    np.testing.assert_allclose(np.std(out, axis=(1, 2, 3)), 1, atol=0.1)
