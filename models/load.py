@@ -23,12 +23,14 @@ from models.checkpoints.rename import Table
 from models.checkpoints.sources import CheckpointSource, open_orbax
 from models.config import from_json, model_config
 from models.groot import checkpoint as groot
+from models.inputs.fast import Fast
 from models.inputs.processor import Processor
 from models.inputs.tokenizer import SentencePiece
 from models.layers.fp8 import HISTORY_LEAF, quantize
 from models.model import Model, ModelConfig
 from models.pi import lerobot, openpi
 from models.pi.conventions import ActingOptions, lerobot_policy, openpi_policy, with_names
+from models.pi.fast import checkpoint as pi0_fast
 from models.policy import Policy
 from models.sharding import shardings
 
@@ -47,6 +49,7 @@ def load_policy(
     relative: Sequence[int] | None = None,
     cameras: Mapping[str, str] | None = None,
     tokenizer: Path | str | None = None,
+    fast_tokenizer: Path | str | None = None,
     robot: str | None = None,
     padding: Literal["masked", "released"] | None = None,
 ) -> Policy:
@@ -67,6 +70,7 @@ def load_policy(
       cameras: the robot's names of cameras, each with the model's; the model's others keep
         theirs and may be absent.
       tokenizer: a SentencePiece file, which openpi's checkpoints lack; needed for prompts as text.
+      fast_tokenizer: folder of the FAST tokenizer of a π0-FAST that came without it.
       robot: which of several statistics in an openpi checkpoint's assets scale state and actions;
         without any, both are in the model's units.
       padding: for GR00T; "released" lets padded places be seen, as the release does; as saved if
@@ -89,6 +93,11 @@ def load_policy(
         pieces = SentencePiece.read(Path(tokenizer))
         processor = replace(processor, words=(), sentencepiece=pieces.model)
         check_fit(config, processor, str(tokenizer))
+    if fast_tokenizer is not None:
+        if processor is None or not processor.writes:
+            raise ValueError(f"{path} writes no FAST tokens; leave out fast_tokenizer.")
+        processor = replace(processor, fast=Fast.load(fast_tokenizer))
+        check_fit(config, processor, str(fast_tokenizer))
     computed = dtype or (config.compute.dtype if found.source is None else "float32")
     if computed != config.compute.dtype:
         config = config.computing(dtype=computed)
@@ -179,7 +188,7 @@ def inspect_checkpoint(path: Path, told: ActingOptions | None = None) -> Checkpo
         robots = tuple(with_names(robot, told.cameras) for robot in found.processor.embodiments)
         return replace(found, processor=replace(found.processor, embodiments=robots))
     read_policy = lerobot_policy if _is_safetensors(path) else openpi_policy
-    config, processor = read_policy(path, found.source, told)
+    config, processor = read_policy(path, found.source, told, found.config)
     return replace(found, config=config, processor=processor)
 
 
@@ -195,11 +204,17 @@ def inspect_params(path: Path) -> CheckpointInfo:
             return CheckpointInfo(released, None, source, groot.TABLE)
         source = lerobot.open_lerobot(path)
         told = lerobot.read_config(path)
+        if told.kind == "pi0_fast":
+            table, known = pi0_fast.lerobot_table(source), lerobot.known_axes(source)
+            return CheckpointInfo(pi0_fast.config(source, table, known), None, source, table)
         return CheckpointInfo(
             lerobot.config(source, told.horizon), None, source, lerobot.table(source)
         )
     if _is_openpi(path):
         source = open_orbax(path)
+        if pi0_fast.is_fast(source):
+            table = pi0_fast.OPENPI
+            return CheckpointInfo(pi0_fast.config(source, table), None, source, table)
         return CheckpointInfo(openpi.config(source), None, source, openpi.table(source))
     return _from_own(own.find(path))
 

@@ -17,13 +17,16 @@ from tokenizers import Tokenizer, decoders, models, trainers
 
 from models.files.foreign_json import read_json
 
+SPECIAL_WORDS = 128
+"""Words at the end of PaliGemma's vocabulary; FAST's tokens come before them."""
+
 _LAST_CHARACTER = 0xD7FF
 _LARGEST_SCALE = 1e6
 _BROKEN = "\ufffd"
 _HEADROOM = 2.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Fast:
     """`bpe`: text of a Hugging Face tokenizer.json. `scale`: steps per unit of a coefficient.
     `lowest`: the coefficient that character 0 stands for."""
@@ -39,6 +42,9 @@ class Fast:
                 f"scale above 0 and up to {_LARGEST_SCALE:g}, and no more than {_LAST_CHARACTER} "
                 f"characters."
             )
+
+    def __repr__(self) -> str:
+        return f"Fast({self.size} tokens, scale {self.scale}, lowest {self.lowest})"
 
     @classmethod
     def load(cls, folder: str | Path) -> "Fast":
@@ -111,6 +117,11 @@ class Fast:
         """Number of tokens."""
         return self._tokenizer.get_vocab_size()
 
+    @property
+    def texts(self) -> tuple[str | None, ...]:
+        """Each token as the vocabulary writes it; None for ids without one."""
+        return tuple(self._tokenizer.id_to_token(i) for i in range(self.size))
+
     def encode(self, chunk: Float[np.ndarray, "h a"]) -> Int[np.ndarray, " t"]:
         """Token ids in [0, size) of a normalised chunk, int32.
 
@@ -156,7 +167,9 @@ class Fast:
                 f"{horizon} steps of {dims} dims has {horizon * dims}."
             )
         values = np.array([ord(c) for c in text], np.float64) + self.lowest
-        return (_dct(horizon).T @ (values.reshape(horizon, dims) / self.scale)).astype(np.float32)
+        return (dct_matrix(horizon).T @ (values.reshape(horizon, dims) / self.scale)).astype(
+            np.float32
+        )
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
@@ -166,7 +179,7 @@ class Fast:
             raise ValueError(f"This is no FAST tokenizer ({str(error)[:200]}).") from error
 
 
-def _dct(length: int) -> Float[np.ndarray, "k t"]:
+def dct_matrix(length: int) -> Float[np.ndarray, "k t"]:
     """The orthonormal DCT-II; its transpose is its inverse."""
     k, t = np.ogrid[:length, :length]
     matrix = np.sqrt(2 / length) * np.cos(np.pi * k * (2 * t + 1) / (2 * length))
@@ -175,7 +188,7 @@ def _dct(length: int) -> Float[np.ndarray, "k t"]:
 
 
 def _rounded(chunks: Float[np.ndarray, "*b h a"], scale: float) -> Int[np.ndarray, "*b h a"]:
-    return np.rint(scale * (_dct(chunks.shape[-2]) @ chunks)).astype(np.int64)
+    return np.rint(scale * (dct_matrix(chunks.shape[-2]) @ chunks)).astype(np.int64)
 
 
 def _spelt(values: Int[np.ndarray, "h a"]) -> str:

@@ -23,6 +23,8 @@ class PolicyOptions:
     """Steps of a chunk, which openpi's checkpoints do not tell."""
     tokenizer: Path | None = None
     """SentencePiece file, which openpi's checkpoints lack."""
+    fast_tokenizer: Path | None = None
+    """Folder of the FAST tokenizer of a π0-FAST that came without it."""
     cameras: tuple[str, ...] = ()
     """Robot's cameras and the policy's that they feed, as ROBOT=POLICY where names differ; the
     policy's others keep their names and may be absent."""
@@ -62,6 +64,7 @@ def load(
         relative=options.relative,
         cameras=cameras or None,
         tokenizer=options.tokenizer,
+        fast_tokenizer=options.fast_tokenizer,
         robot=options.robot,
     )
     return _in_own_words(policy) if cameras else policy

@@ -6,7 +6,7 @@ store and statistics.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,10 @@ from data.store.tables import numeric_columns
 from data.validation.validate import require_valid
 from models import Embodiment, Processor
 from models.config import to_json
-from models.inputs.tokenizer import Tokenizer
+from models.inputs.fast import SPECIAL_WORDS, Fast
+from models.inputs.tokenizer import SentencePiece, Tokenizer
 from models.load import check_fit
+from models.model import ModelConfig
 from models.terminal import Console, Progress
 from tools.recipes.presets import RunConfig
 from tools.recipes.statistics import Scalings, kept_scales, show_outside
@@ -37,10 +39,12 @@ from tools.recipes.statistics import Scalings, kept_scales, show_outside
 
 @dataclass(frozen=True)
 class Text:
-    """Reading of prompts: see `Processor`."""
+    """Reading of prompts, and writing of chunks, where it is known: see `Processor`."""
 
     words: tuple[str, ...] = ()
     sentencepiece: str = ""
+    fast: Fast | None = None
+    fast_top: int | None = None
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,8 @@ def prepare(
     Args:
       data: a dataset, a frame store (taken as it is), or a mixture of them.
       out: the run's folder.
-      text: how a policy to begin from reads prompts; a word list is made of the datasets' if None.
+      text: how a policy to begin from reads prompts, and the FAST tokenizer of a model that writes
+        its chunks; a word list is made of the datasets' prompts if there is none.
       consent: to the transforms that a mixture's file names.
       statistics: what `kept_scales` reads, to scale by instead of the data's own.
 
@@ -238,16 +243,43 @@ def _check_dims(robot: Embodiment, config: RunConfig) -> None:
 
 
 def _processor(mixed: Mixed, config: RunConfig, text: Text | None) -> Processor:
-    model = config.model
-    if text is None:
+    model, text = config.model, text or Text()
+    _check_writing(model, text)
+    if not (text.words or text.sentencepiece):
         tasks = (wordings for feed in mixed.feeds for wordings in feed.frames.prompts)
         texts = list(dict.fromkeys(wording for wordings in tasks for wording in wordings))
         if model.state_input == "text":
             texts += [f"Task: , State: {number};\nAction: " for number in range(256)]
-        text = Text(words=Tokenizer.build(texts, model.vocabulary).words)
+        room = model.vocabulary - (text.fast.size if text.fast else 0)
+        text = replace(text, words=Tokenizer.build(texts, room).words)
     return Processor(
         **model.preparation,
         words=text.words,
         sentencepiece=text.sentencepiece,
         embodiments=mixed.embodiments,
+        fast=text.fast,
+        fast_top=_top(model, text) if text.fast else 0,
     )
+
+
+def _check_writing(model: ModelConfig, text: Text) -> None:
+    """Refuses a model that writes FAST tokens without a tokenizer for them, and the reverse."""
+    writes = "writes" in model.preparation
+    if writes and text.fast is None:
+        raise ValueError(
+            "The model writes its chunks in FAST tokens; give --fast-tokenizer FOLDER, that of the "
+            "released tokenizer or one that `python -m tools.data fast` made of this data."
+        )
+    if text.fast is not None and not writes:
+        raise ValueError(
+            f"Models of family '{model.family}' write no FAST tokens; leave out --fast-tokenizer."
+        )
+
+
+def _top(model: ModelConfig, text: Text) -> int:
+    """Id of FAST's token 0: below PaliGemma's special words, or the last of ours."""
+    if text.fast_top is not None:
+        return text.fast_top
+    if text.sentencepiece:
+        return SentencePiece(text.sentencepiece).size - 1 - SPECIAL_WORDS
+    return model.vocabulary - 1

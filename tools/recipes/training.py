@@ -25,10 +25,11 @@ from models import Embodiment, PackedBatch, Policy
 from models.augment import Augmented
 from models.config import from_json, to_json
 from models.flow import flow
+from models.inputs.fast import Fast
 from models.inputs.tokenizer import SentencePiece
 from models.layers.pipeline import check_pipeline
 from models.load import begin_from, inspect_params
-from models.model import Model, require
+from models.model import Model, require, told
 from models.terminal import Console
 from parallel.hooks import Hook
 from parallel.hosts.distributed import host_index, put_batch, row_share
@@ -77,6 +78,8 @@ class Paths:
     """Checkpoint to begin from, of any kind that models.load_policy reads."""
     tokenizer: Path | None = None
     """SentencePiece file, for an --init that came without its tokenizer."""
+    fast_tokenizer: Path | None = None
+    """Folder of the FAST tokenizer that a model which writes its chunks (pi0-fast) writes in."""
     statistics: Path | None = None
     """Checkpoint, or norm_stats.json, policy_preprocessor.json or stats.json, whose scaling of
     states and actions is kept; the data's own if not given."""
@@ -154,7 +157,7 @@ def _run(
     ready = first_host_first(
         lambda: prepare(paths.data, out, config, console, _text(paths), agreed, paths.statistics)
     )
-    model, sources = config.model.build(), ready.sources()
+    model, sources = told(config.model.build(), ready.processor), ready.sources()
     layout = config.layout(sources)
     plan = Plan(sources, layout, config.rows.number, seed=config.trainer.seed)
     content = {"plan": plan.digest, "data": ready.mixed.digest}
@@ -250,18 +253,21 @@ def _digest(robots: Sequence[Embodiment]) -> str:
 
 
 def _text(paths: Paths) -> Text | None:
-    """The tokenizer of the policy to begin from, which its embedding was trained with."""
+    """The tokenizers of the policy to begin from, which its embedding was trained with, and the
+    FAST tokenizer that is given."""
+    fast = Fast.load(paths.fast_tokenizer) if paths.fast_tokenizer else None
     if paths.tokenizer is not None:
-        return Text(sentencepiece=SentencePiece.read(paths.tokenizer).model)
+        return Text(sentencepiece=SentencePiece.read(paths.tokenizer).model, fast=fast)
     if paths.init is None:
-        return None
+        return None if fast is None else Text(fast=fast)
     processor = inspect_params(paths.init).processor
     if processor is None or not (processor.words or processor.sentencepiece):
         raise ValueError(
             f"{paths.init} came without the tokenizer that its embedding was trained with; give "
             f"--tokenizer FILE (PaliGemma's is paligemma_tokenizer.model)."
         )
-    return Text(processor.words, processor.sentencepiece)
+    top = processor.fast_top if processor.fast else None
+    return Text(processor.words, processor.sentencepiece, fast or processor.fast, top)
 
 
 def _initial(paths: Paths, model: Model, config: RunConfig) -> Any:
