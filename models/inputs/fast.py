@@ -81,6 +81,27 @@ class Fast:
             raise ValueError(f"{folder}: {error}") from error
         return found
 
+    def save(self, folder: str | Path) -> None:
+        """Writes the two files that `load` reads, as the released tokenizer has them.
+
+        Raises:
+          ValueError: the folder has a tokenizer.
+        """
+        path = Path(folder)
+        if (path / "tokenizer.json").exists():
+            raise ValueError(f"{path} has a tokenizer.json; give a folder without one.")
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "tokenizer.json").write_text(self.bpe + "\n")
+        config = {
+            "processor_class": "UniversalActionProcessor",
+            "scale": self.scale,
+            "min_token": self.lowest,
+            "vocab_size": self.size,
+            "action_dim": None,
+            "time_horizon": None,
+        }
+        (path / "processor_config.json").write_text(json.dumps(config, indent=2) + "\n")
+
     @classmethod
     def train(
         cls, chunks: Float[np.ndarray, "n h a"], vocabulary: int, scale: float = 10.0

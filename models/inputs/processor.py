@@ -211,7 +211,7 @@ class Processor:
                     f"Embodiment '{robot.name}' has {dims[0]} state and {dims[1]} action dims, but "
                     f"the model takes up to {self.state_dim} and {self.action_dim}."
                 )
-        if self.fast is not None and isinstance(self.tokenizer, Tokenizer):
+        if self.fast is not None and self.words and not self.sentencepiece:
             lowest, words = self.fast_top - self.fast.size + 1, self.tokenizer.size
             if lowest < words:
                 raise ValueError(

@@ -184,7 +184,7 @@ def _openpi(
 
 
 def _writing(config: Any) -> dict[str, Any]:
-    """Where a π0-FAST keeps its tokens in the vocabulary."""
+    """Place of FAST's tokens in the vocabulary of a π0-FAST."""
     top = config.vocabulary - 1 - SPECIAL_WORDS
     return {"fast_top": top} if _family(config) == "pi0_fast" else {}
 

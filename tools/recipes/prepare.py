@@ -267,8 +267,8 @@ def _check_writing(model: ModelConfig, text: Text) -> None:
     writes = "writes" in model.preparation
     if writes and text.fast is None:
         raise ValueError(
-            "The model writes its chunks in FAST tokens; give --fast-tokenizer FOLDER, that of the "
-            "released tokenizer or one that `python -m tools.data fast` made of this data."
+            "The model writes its chunks in FAST tokens; give --fast-tokenizer FOLDER, with the "
+            "tokenizer.json and processor_config.json of the tokenizer to train with."
         )
     if text.fast is not None and not writes:
         raise ValueError(

@@ -17,7 +17,7 @@ from models.pi.fast.model import Pi0FastConfig
 from models.pi.infer import gemma_config, siglip_config
 
 _KEPT = ("vision/", "language/", "embedding")
-_EXPERTS = re.compile(r"_1/|^(action|state|time)_|gemma_expert|(^|\.)(action|state|time)_\w+proj")
+_EXPERTS = re.compile(r"(einsum|mlp|norm)_1/|^(action|state|time)_")
 _HEAD = "paligemma_with_expert.paligemma.lm_head.weight"
 _NEEDED = (
     "vision/embed/kernel",
@@ -44,7 +44,7 @@ TABLES = (OPENPI, LEROBOT, LEROBOT_UNTIED)
 
 
 def is_fast(source: CheckpointSource) -> bool:
-    """The parameters are a vision tower's and a language model's alone."""
+    """The parameters of an openpi checkpoint are a vision tower's and a language model's alone."""
     return not any(_EXPERTS.search(name) for name in source.shapes)
 
 

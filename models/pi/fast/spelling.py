@@ -24,7 +24,7 @@ _LONGEST_CHARACTER = 4
 
 
 class Rest(NamedTuple):
-    """What a chunk still lacks: coefficients that no byte has begun or that are not whole yet, and
+    """Rest of a chunk: coefficients that no byte has begun or that are not whole yet, and
     the state of UTF-8 inside the character that is begun."""
 
     coefficients: Int[Array, "*b"]
