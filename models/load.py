@@ -19,10 +19,14 @@ from jax.sharding import Mesh
 from models.checkpoints import own
 from models.checkpoints.load import read
 from models.checkpoints.released import StateOption, find_released
+from models.checkpoints.remote import local
 from models.checkpoints.rename import Table
 from models.checkpoints.sources import CheckpointSource, open_orbax
 from models.config import from_json, model_config
 from models.groot import checkpoint as groot
+from models.groot.conventions import groot_policy
+from models.inputs.bpe import ByteBpe
+from models.inputs.chat import PICTURE
 from models.inputs.fast import Fast
 from models.inputs.processor import Processor
 from models.inputs.tokenizer import SentencePiece
@@ -49,15 +53,17 @@ def load_policy(
     relative: Sequence[int] | None = None,
     cameras: Mapping[str, str] | None = None,
     tokenizer: Path | str | None = None,
-    fast_tokenizer: Path | str | None = None,
+    fast: Path | str | None = None,
     robot: str | None = None,
     padding: Literal["masked", "released"] | None = None,
+    modality: Path | str | None = None,
 ) -> Policy:
     """The policy in a checkpoint, ready to act.
 
     Args:
       path: a run or checkpoint of ours (averaged parameters), a directory of openpi's (with
-        `params`, or `params` itself), or a file or directory of safetensors.
+        `params`, or `params` itself), or a file or directory of safetensors; or the URL of one
+        (hf://org/name@revision, s3://…, gs://…), which is fetched.
       dtype: of the parameters in memory, such as "bfloat16"; as saved (ours) or float32 if None.
         Activations take it too where it is given.
       mesh: spread the parameters over it; else they go to the first device.
@@ -69,12 +75,15 @@ def load_policy(
       relative: action dims that the model measures from the state dim of the same number.
       cameras: the robot's names of cameras, each with the model's; the model's others keep
         theirs and may be absent.
-      tokenizer: a SentencePiece file, which openpi's checkpoints lack; needed for prompts as text.
-      fast_tokenizer: folder of the FAST tokenizer of a π0-FAST that came without it.
-      robot: which of several statistics in an openpi checkpoint's assets scale state and actions;
-        without any, both are in the model's units.
+      tokenizer: a SentencePiece file, which openpi's checkpoints lack, or for GR00T a
+        tokenizer.json or the folder of one, or its URL; needed for prompts as text.
+      fast: folder of the FAST tokenizer of a π0-FAST that came without it.
+      robot: which of several statistics in an openpi checkpoint's assets, or in GR00T's metadata,
+        scale state and actions; without any, both are in the model's units.
       padding: for GR00T; "released" lets padded places be seen, as the release does; as saved if
         None.
+      modality: for NVIDIA's files of GR00T, the modality.json with the parts of the robot in the
+        order in which its data config reads them.
 
     Raises:
       FileNotFoundError: nothing there is a checkpoint.
@@ -85,19 +94,16 @@ def load_policy(
     """
     if steps is not None and steps < 1:
         raise ValueError(f"steps is {steps}; the sampler needs at least one Euler step.")
-    path = Path(path)
-    told = ActingOptions(released, horizon, state, relative, cameras, robot)
+    path = local(path)
+    told = ActingOptions(released, horizon, state, relative, cameras, robot, modality)
     found = inspect_checkpoint(path, told)
     config, processor = found.config, found.processor
     if tokenizer is not None and processor is not None:
-        pieces = SentencePiece.read(Path(tokenizer))
-        processor = replace(processor, words=(), sentencepiece=pieces.model)
+        processor = with_tokenizer(processor, local(tokenizer))
         check_fit(config, processor, str(tokenizer))
-    if fast_tokenizer is not None:
-        if processor is None or not processor.writes:
-            raise ValueError(f"{path} writes no FAST tokens; leave out fast_tokenizer.")
-        processor = replace(processor, fast=Fast.load(fast_tokenizer))
-        check_fit(config, processor, str(fast_tokenizer))
+    if fast is not None:
+        processor = _with_fast(path, processor, local(fast))
+        check_fit(config, processor, str(fast))
     computed = dtype or (config.compute.dtype if found.source is None else "float32")
     if computed != config.compute.dtype:
         config = config.computing(dtype=computed)
@@ -126,6 +132,7 @@ def load_params(path: Path, like: PyTree, found: CheckpointInfo | None = None) -
     Raises:
       FileNotFoundError, ValueError: as `load_policy`.
     """
+    path = local(path)
     found = inspect_params(path) if found is None else found
     if found.source is None or found.table is None:
         return own.restore_params(path, "ema", like=like)
@@ -139,6 +146,7 @@ def begin_from(path: Path, model: Model, like: PyTree, seed: int) -> PyTree:
     Raises:
       FileNotFoundError, ValueError: as `load_policy`; the checkpoint is of another model.
     """
+    path = local(path)
     found = inspect_params(path)
     wanted = flatten_dict(like, sep="/")
     held = {path for path in wanted if not _is_fresh(path)}
@@ -176,12 +184,19 @@ def like_model(model: Model, dtype: str | None = None, mesh: Mesh | None = None)
 
 def inspect_checkpoint(path: Path, told: ActingOptions | None = None) -> CheckpointInfo:
     """Find a checkpoint's format, config and processor; none of its arrays is read."""
+    path = local(path)
     found = inspect_params(path)
     told = told or ActingOptions()
     if found.source is None or found.table is groot.TABLE:
         if found.source is not None:
             find_released(path, "groot", told.released)
-            told = replace(told, released=None)
+            modality = None if told.modality is None else Path(told.modality)
+            own_config: Any = found.config
+            acting, prepared = groot_policy(path, own_config, told.robot, modality)
+            found = replace(found, config=acting, processor=prepared)
+            told = replace(told, released=None, robot=None, modality=None)
+            if prepared is not None and prepared.bpe:
+                check_fit(acting, prepared, str(path))
         _check_untold(path, found.config, told)
         if told.cameras is None or found.processor is None:
             return found
@@ -195,6 +210,7 @@ def inspect_checkpoint(path: Path, told: ActingOptions | None = None) -> Checkpo
 def inspect_params(path: Path) -> CheckpointInfo:
     """A checkpoint's format, and as much of its config as its parameters tell; a processor where
     it is ours."""
+    path = local(path)
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; give a checkpoint's directory or file.")
     if _is_safetensors(path):
@@ -208,7 +224,10 @@ def inspect_params(path: Path) -> CheckpointInfo:
             table, known = pi0_fast.lerobot_table(source), lerobot.known_axes(source)
             return CheckpointInfo(pi0_fast.config(source, table, known), None, source, table)
         return CheckpointInfo(
-            lerobot.config(source, told.horizon), None, source, lerobot.table(source)
+            lerobot.config(source, told.horizon, told.rtc_max_delay),
+            None,
+            source,
+            lerobot.table(source),
         )
     if _is_openpi(path):
         source = open_orbax(path)
@@ -222,7 +241,7 @@ def inspect_params(path: Path) -> CheckpointInfo:
 def _check_untold(path: Path, config: ModelConfig, told: ActingOptions) -> None:
     """Raises ValueError if a checkpoint is told what its own files tell."""
     horizon = getattr(config, "horizon", None)
-    names = ("released", "state", "relative", "robot")
+    names = ("released", "state", "relative", "robot", "modality")
     given = [name for name in names if getattr(told, name) is not None]
     if told.horizon not in (None, horizon):
         given.append("horizon")
@@ -259,6 +278,31 @@ def _from_own(path: Path) -> CheckpointInfo:
     return CheckpointInfo(config, processor)
 
 
+def with_tokenizer(processor: Processor, path: Path) -> Processor:
+    """The processor with the tokenizer in a file or folder.
+
+    Raises:
+      FileNotFoundError: it is not there.
+      ValueError: it is of another kind than the policy's.
+    """
+    if processor.chat:
+        return replace(processor, bpe=ByteBpe.read(path).packed)
+    return replace(processor, words=(), sentencepiece=SentencePiece.read(path).model)
+
+
+def _with_fast(path: Path, processor: Processor | None, folder: Path) -> Processor:
+    """The processor of a policy that came without its FAST tokenizer, with this one."""
+    if processor is None or not processor.writes:
+        raise ValueError(f"{path} does not write its chunks in FAST tokens; leave out fast.")
+    given = Fast.load(folder)
+    if processor.fast not in (None, given):
+        raise ValueError(
+            f"{folder} is another FAST tokenizer than the one that {path} was trained to write "
+            f"in; leave out fast, as the checkpoint has its own."
+        )
+    return replace(processor, fast=given)
+
+
 def check_fit(config: ModelConfig, processor: Processor, where: str) -> None:
     """Raises ValueError, naming `where` and the field, unless a processor prepares what the model
     reads: rows of the same sizes, no token beyond its vocabulary, and no embodiment beyond those
@@ -276,7 +320,15 @@ def check_fit(config: ModelConfig, processor: Processor, where: str) -> None:
             f"{where}: there are {robots} embodiments, but the model tells {config.embodiments} "
             f"apart (model.embodiments)."
         )
-    if processor.words or processor.sentencepiece:
+    if processor.chat and processor.bpe:
+        _check_picture_token(config, processor, where)
+    rows = getattr(config, "projectors", ())
+    if rows and len(rows) != robots:
+        raise ValueError(
+            f"{where}: there are {robots} embodiments, but model.projectors gives rows to "
+            f"{len(rows)}; give one to each."
+        )
+    if processor.words or processor.sentencepiece or processor.bpe:
         try:
             size = max(processor.tokenizer.size, processor.fast_top + 1 if processor.fast else 0)
             tokens = processor.fast.size if processor.fast else 0
@@ -291,3 +343,23 @@ def check_fit(config: ModelConfig, processor: Processor, where: str) -> None:
                 f"{where}: the tokenizer has ids up to {size - 1}, but model.vocabulary is "
                 f"{config.vocabulary}; give the tokenizer that the model was trained with."
             )
+        own_size = processor.tokenizer.size if processor.sentencepiece else config.vocabulary
+        if processor.writes and own_size != config.vocabulary:
+            raise ValueError(
+                f"{where}: the tokenizer has {own_size} ids, but model.vocabulary, from whose end "
+                f"FAST's tokens are counted, is {config.vocabulary}; give the tokenizer that the "
+                f"model was trained with."
+            )
+
+
+def _check_picture_token(config: ModelConfig, processor: Processor, where: str) -> None:
+    told = getattr(config, "image_token", None)
+    try:
+        id = ByteBpe(processor.bpe).id(PICTURE)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+    if id != told:
+        raise ValueError(
+            f"{where}: the tokenizer's {PICTURE} has the id {id}, but model.image_token is {told}; "
+            f"give the tokenizer that the model was trained with."
+        )

@@ -13,8 +13,9 @@ from typing import Any, Literal
 
 from models.checkpoints.released import CAMERAS, Released, Source, StateOption, find_released
 from models.checkpoints.sources import CheckpointSource
+from models.inputs.embodiment import Embodiment, Normalizer, Scaling
 from models.inputs.fast import SPECIAL_WORDS
-from models.inputs.processor import Embodiment, Normalizer, Processor, Scaling
+from models.inputs.processor import Processor
 from models.inputs.raw import RawKeys
 from models.pi import lerobot
 from models.pi.lerobot_statistics import read_normalizers
@@ -38,6 +39,7 @@ class ActingOptions:
     relative: Sequence[int] | None = None
     cameras: Mapping[str, str] | None = None
     robot: str | None = None
+    modality: Path | str | None = None
 
 
 def openpi_policy(
@@ -171,7 +173,7 @@ def _openpi(
     text = known.text or _TEXT_LIMITS[family]
     if family == "pi0_fast":
         dims = len(robot.state.offset), len(robot.actions.offset)
-        config = replace(config, state_dim=dims[0], action_dim=dims[1], targets=text)
+        config = replace(config, state_dim=dims[0], action_dim=dims[1])
     return config, Processor(
         **config.preparation,
         words=(),
@@ -258,10 +260,7 @@ def _statistics(path: Path, row: Released | None, told: ActingOptions) -> tuple[
 
 
 def _in_model_units(name: str, cameras: tuple[str, ...], states: int, actions: int) -> Embodiment:
-    def identity(dims: int) -> Normalizer:
-        return Normalizer((0.0,) * dims, (1.0,) * dims)
-
-    return Embodiment(name, cameras, identity(states), identity(actions))
+    return Embodiment(name, cameras, Normalizer.identity(states), Normalizer.identity(actions))
 
 
 def _finished(robot: Embodiment, relative: tuple[int, ...], told: ActingOptions) -> Embodiment:

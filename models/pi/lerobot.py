@@ -8,7 +8,7 @@ alone; 0.6.1 saves both, trains the embedding and no longer ties them, so the em
 import json
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +176,7 @@ class LerobotConfig:
 
     `earlier`: True if a LeRobot before 0.5.0 wrote it, None if the files do not tell. `kind`:
     "pi0", "pi05" or "pi0_fast"; "" for openpi's conversion to PyTorch. `steps`: tokens of a chunk
-    that π0-FAST writes at most, drawn at `temperature`.
+    that π0-FAST writes at most, drawn at `temperature`. `rtc_max_delay`: see PiConfig.
     """
 
     horizon: int
@@ -190,6 +190,7 @@ class LerobotConfig:
     kind: str = ""
     steps: int = 256
     temperature: float = 0.0
+    rtc_max_delay: int = 0
 
 
 def open_lerobot(path: Path) -> CheckpointSource:
@@ -208,14 +209,14 @@ def table(source: CheckpointSource) -> Table:
     return PI05 if f"{_EXPERT}.model.norm.dense.weight" in source.shapes else PI0
 
 
-def config(source: CheckpointSource, horizon: int) -> PiConfig:
+def config(source: CheckpointSource, horizon: int, rtc_max_delay: int = 0) -> PiConfig:
     """The config of the model in the files, see `pi_config`.
 
     Heads are merged in these files. Where no export of ours wrote them down, they are taken to be
     Gemma's (one key-value head) and So400m's (16).
     """
-    known = known_axes(source)
-    return pi_config(source, table(source), horizon, known)
+    found = pi_config(source, table(source), horizon, known_axes(source))
+    return replace(found, rtc_max_delay=rtc_max_delay)
 
 
 def known_axes(source: CheckpointSource) -> dict[str, int]:
@@ -274,6 +275,7 @@ def read_config(path: Path) -> LerobotConfig:
         kind=str(values.get("type", "")),
         steps=whole(values, "max_decoding_steps", 256, where),
         temperature=from_json(float, values.get("temperature", 0.0), f"{where}: temperature"),
+        rtc_max_delay=whole(values, "rtc_training_max_delay", 0, where, least=0),
     )
 
 

@@ -22,8 +22,9 @@ class PolicyOptions:
     horizon: int | None = None
     """Steps of a chunk, which openpi's checkpoints do not tell."""
     tokenizer: Path | None = None
-    """SentencePiece file, which openpi's checkpoints lack."""
-    fast_tokenizer: Path | None = None
+    """SentencePiece file, which openpi's checkpoints lack; for GR00T a tokenizer.json, or the
+    folder of Eagle's processor."""
+    fast: Path | None = None
     """Folder of the FAST tokenizer of a π0-FAST that came without it."""
     cameras: tuple[str, ...] = ()
     """Robot's cameras and the policy's that they feed, as ROBOT=POLICY where names differ; the
@@ -35,7 +36,10 @@ class PolicyOptions:
     """Action dims that the model measures from the state dim of the same number; nothing after the
     option if none are."""
     robot: str | None = None
-    """Name of the statistics to take of several in an openpi checkpoint's assets."""
+    """Name of the statistics to take of several in an openpi checkpoint's assets, or GR00T's tag of
+    the embodiment."""
+    modality: Path | None = None
+    """GR00T's modality.json, which orders the parts of a robot in NVIDIA's checkpoints."""
 
 
 DEFAULTS = PolicyOptions()
@@ -64,8 +68,9 @@ def load(
         relative=options.relative,
         cameras=cameras or None,
         tokenizer=options.tokenizer,
-        fast_tokenizer=options.fast_tokenizer,
+        fast=options.fast,
         robot=options.robot,
+        modality=options.modality,
     )
     return _in_own_words(policy) if cameras else policy
 

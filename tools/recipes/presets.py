@@ -180,7 +180,7 @@ PI0_FAST = replace(
         vision=SiglipConfig(remat="full"), language=replace(GEMMA_2B, remat="full"), horizon=10
     ),
 )
-"""π0-FAST as released, to fine-tune; `--fast-tokenizer` takes the released tokenizer's folder."""
+"""π0-FAST as released, to fine-tune; `--fast` takes the released tokenizer's folder."""
 
 PI0_FAST_TINY = replace(
     TINY,
@@ -193,7 +193,6 @@ PI0_FAST_TINY = replace(
         action_dim=8,
         horizon=8,
         steps=64,
-        targets=80,
         writing="plain",
         compute=Compute(dtype="float32"),
     ),

@@ -6,6 +6,7 @@ the cross-entropy of the writing. Layers and packed rows are those of π0; sampl
 once and keeps every token's keys and values. Checked against openpi's `Pi0FAST`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar
@@ -26,16 +27,16 @@ from models.files.bounds import (
     check_size,
     check_sizes,
 )
-from models.flow.realtime_chunking import Guidance
+from models.flow.realtime_chunking import Given, Guidance
 from models.inputs.packed_batch import ACTION_TOKENS, Layout, PackedBatch
-from models.inputs.processor import Processor, StateInput, Writing
+from models.inputs.processor import Processor, Writing
 from models.layers.functional import Functional, Params
 from models.layers.gemma import GEMMA_2B, Cache, GemmaConfig, Prefix
 from models.layers.layers import Compute, Remat
 from models.layers.siglip import Siglip, SiglipConfig
 from models.model import ModelConfig, Stack
 from models.pi import targets
-from models.pi.fast.spelling import Spelling
+from models.pi.fast.grammar import Grammar
 from models.pi.model import SHARDING_RULES
 from models.sharding import ROWS, Rules, constrain, look_up
 
@@ -45,7 +46,8 @@ class Pi0FastConfig(ModelConfig, family="pi0_fast"):
     """Architecture; the defaults are openpi's.
 
     `steps`: FAST tokens of a chunk at most, when acting. `targets`: places for a chunk's tokens in
-    training, with those around them. `temperature`: of the draw of a token; 0 takes the likeliest.
+    training, with those around them; 0 leaves them to the data. `temperature`: of the draw of a
+    token; 0 takes the likeliest.
     `writing`: "plain" acts as it was trained. The authors' do not quite: "openpi" leaves out a
     position before the first token that it writes when acting, and in "lerobot" the prefix sees its
     last token when acting alone. `head`: tokens are scored by
@@ -60,13 +62,13 @@ class Pi0FastConfig(ModelConfig, family="pi0_fast"):
     action_dim: int = 32
     horizon: int = 32
     steps: int = 256
-    targets: int = 180
+    targets: int = 0
     temperature: float = 0.0
     writing: Writing = "openpi"
     head: bool = False
     compute: Compute = field(default_factory=Compute)
 
-    state_input: ClassVar[StateInput] = "text"
+    state_input = "text"
 
     def __post_init__(self) -> None:
         check_size("model.image_size", self.image_size, LARGEST_IMAGE)
@@ -74,7 +76,7 @@ class Pi0FastConfig(ModelConfig, family="pi0_fast"):
         check_sizes("model", self, "state_dim", "action_dim", most=LARGEST_DIMS)
         check_size("model.horizon", self.horizon, LARGEST_HORIZON)
         check_size("model.steps", self.steps, LARGEST_DRAWS)
-        check_size("model.targets", self.targets, least=2)
+        check_size("model.targets", self.targets, least=0)
         if not 0 <= self.temperature <= 100:
             raise ValueError(f"model.temperature is {self.temperature}; expected 0 to 100.")
         if self.image_size % self.vision.patch:
@@ -90,6 +92,10 @@ class Pi0FastConfig(ModelConfig, family="pi0_fast"):
     @property
     def preparation(self) -> dict[str, Any]:
         return super().preparation | {"writes": self.writing}
+
+    @property
+    def cross_entropies(self) -> dict[str, float]:
+        return {"action_tokens": 1.0}
 
     @property
     def adapted(self) -> bool:
@@ -118,16 +124,17 @@ class Pi0FastConfig(ModelConfig, family="pi0_fast"):
         )
 
     quantizable: ClassVar[str] = r"^language/layers/(attention|mlp)/"
+    exports: ClassVar[Mapping[str, str]] = {"openpi": "models.pi.fast.formats:write_openpi"}
 
 
 @dataclass(frozen=True)
 class Pi0Fast:
     """The model as functions of (parameters, batch, key). Only one that was told its `Processor`
-    can write: `spelling` is the grammar of its chunks, `top` the id of FAST's token 0 and `opening`
+    can write: `grammar` is the grammar of its chunks, `top` the id of FAST's token 0 and `opening`
     the ids of what stands before a chunk."""
 
     config: Pi0FastConfig
-    spelling: Spelling | None = None
+    grammar: Grammar | None = None
     top: int = 0
     opening: tuple[int, ...] = ()
 
@@ -146,9 +153,9 @@ class Pi0Fast:
         """
         dims = tuple(len(robot.actions.offset) for robot in processor.embodiments)
         config = self.config
-        spelling = Spelling(processor.action_tokenizer, config.horizon, dims, config.steps)
+        grammar = Grammar(processor.action_tokenizer, config.horizon, dims, config.steps)
         opening = tuple(processor.opening.tolist())
-        return replace(self, spelling=spelling, top=processor.fast_top, opening=opening)
+        return replace(self, grammar=grammar, top=processor.fast_top, opening=opening)
 
     def init(self, key: PRNGKeyArray) -> Params:
         """Random parameters, f32, as a nested dict."""
@@ -193,7 +200,7 @@ class Pi0Fast:
         Raises:
           ValueError: the model was not told its processor.
         """
-        spelling = self._spelling
+        grammar = self._grammar
         config, modules = self.config, self._modules.bind(params)
         cache, last = modules.begun(batch)
         opening = jnp.asarray(self.opening, jnp.int32)
@@ -202,18 +209,18 @@ class Pi0Fast:
         depth, rows, _, *heads = cache.k.shape
         room = first.shape[2] + config.steps
         past = jnp.zeros((depth, rows, last.shape[1], room, *heads), cache.k.dtype)
-        size = spelling.fast.size
+        size = grammar.fast.size
         table = modules.scorer[self.top - size + 1 : self.top + 1][::-1].astype(past.dtype)
         seeds = jax.lax.bitcast_convert_type(noise[..., 0, 0], jnp.uint32)
         keys = jax.vmap(jax.vmap(jax.random.key))(seeds)
 
-        def choose(hidden: Array, rest: Any, at: Array) -> Array:
+        def choose(hidden: Array, rest: Any, at: Array | int) -> Array:
             scores = targets.logits(hidden, table)
             if config.temperature:
                 each = jax.vmap(jax.vmap(lambda k: jax.random.fold_in(k, at)))(keys)
                 drawn = jax.vmap(jax.vmap(lambda k: jax.random.gumbel(k, (size,))))(each)
                 scores = scores / config.temperature + drawn
-            allowed = spelling.allowed(rest, config.steps - at)
+            allowed = grammar.allowed(rest, config.steps - at)
             return jnp.argmax(jnp.where(allowed, scores, -jnp.inf), axis=-1).astype(jnp.int32)
 
         def read(tokens: Array, own: Any, start: Array | int) -> tuple[Array, Any]:
@@ -227,7 +234,7 @@ class Pi0Fast:
             token, written, count, rest, done = state
             token = choose(hidden, rest, i)
             written = written.at[:, :, i].set(jnp.where(done, 0, token))
-            after = spelling.read(rest, token)
+            after = grammar.read(rest, token)
             rest = jax.tree.map(lambda old, new: jnp.where(done, old, new), rest, after)
             return token, written, count + ~done, rest, done | (rest.coefficients == 0)
 
@@ -240,7 +247,7 @@ class Pi0Fast:
         hidden, own = read(first, (past, past), 0)
         nothing = jnp.zeros(last.shape, jnp.int32)
         written = jnp.zeros((*last.shape, config.steps), jnp.int32)
-        rest, empty = spelling.begin(batch.embodiment), jnp.asarray(batch.weight) == 0
+        rest, empty = grammar.begin(batch.embodiment), jnp.asarray(batch.weight) == 0
         begun = jnp.int32(1), own, take(0, hidden, (nothing, written, nothing, rest, empty))
         _, _, (_, written, count, *_) = jax.lax.while_loop(lambda s: ~s[2][4].all(), step, begun)
         return written, count
@@ -251,7 +258,7 @@ class Pi0Fast:
         batch: PackedBatch,
         noise: Float[Array, "r k h a"],
         steps: int | None = None,
-        guidance: Guidance | None = None,
+        guidance: Guidance | Given | None = None,
     ) -> Float[Array, "r k h a"]:
         """Normalised action chunks, of as many dims as the robot has; 0 in the others.
 
@@ -270,18 +277,18 @@ class Pi0Fast:
                 f" change model.steps."
             )
         written, count = self.write(params, batch, noise)
-        chunks = jax.vmap(jax.vmap(self._spelling.chunk))(written, count, batch.embodiment)
+        chunks = jax.vmap(jax.vmap(self._grammar.chunk))(written, count, batch.embodiment)
         dims = batch.actions.shape[-1] - chunks.shape[-1]
         return jnp.pad(chunks, ((0, 0), (0, 0), (0, 0), (0, dims)))
 
     @property
-    def _spelling(self) -> Spelling:
-        if self.spelling is None:
+    def _grammar(self) -> Grammar:
+        if self.grammar is None:
             raise ValueError(
                 "This π0-FAST was not told how its chunks are spelt: act through a Policy with a "
                 "processor that has a FAST tokenizer."
             )
-        return self.spelling
+        return self.grammar
 
     @property
     def _gap(self) -> int:

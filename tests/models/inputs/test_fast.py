@@ -82,15 +82,6 @@ def test_files_in_the_released_form_load_as_they_are(tmp_path):
         fast.decode([half_a_character], 1, 1)
 
 
-def test_a_saved_tokenizer_loads_again_and_is_never_overwritten(fast, tmp_path):
-    fast.save(tmp_path / "own")
-    again, chunk = Fast.load(tmp_path / "own"), smooth(1, 9)[0]
-    assert (again.scale, again.lowest, again.size) == (fast.scale, fast.lowest, fast.size)
-    np.testing.assert_array_equal(again.encode(chunk), fast.encode(chunk))
-    with pytest.raises(ValueError, match="has a tokenizer"):
-        fast.save(tmp_path / "own")
-
-
 def test_missing_and_foreign_files_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"tokenizer\.json"):
         Fast.load(tmp_path)

@@ -60,10 +60,10 @@ def same(ours: dict, theirs: dict) -> None:
 def test_openpis_checkpoint_comes_back_with_what_its_name_tells(openpi, tmp_path):
     root, params = openpi
     chunks = np.random.default_rng(0).uniform(-1, 1, (50, 10, 7))
-    Fast.train(chunks, 400).save(tmp_path / "fast")
-    policy = load_policy(root, fast_tokenizer=tmp_path / "fast")
+    Fast.train(chunks, 400).save(tmp_path / "fast", 10, 7)
+    policy = load_policy(root, fast=tmp_path / "fast")
     config, processor = policy.model.config, policy.processor
-    sizes = {"horizon": 10, "state_dim": 8, "action_dim": 7, "targets": 180}
+    sizes = {"horizon": 10, "state_dim": 8, "action_dim": 7}
     assert config.computing(dtype="bfloat16") == replace(TINY, **sizes)
     same(policy.params, params)
     assert processor.fast_top == 600 - 129

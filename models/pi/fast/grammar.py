@@ -32,7 +32,7 @@ class Rest(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Spelling:
+class Grammar:
     """Chunks of `horizon` steps in FAST tokens, at most `longest` of them; `dims`: action dims of
     each embodiment.
 

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import ByteLevelBPETokenizer, Tokenizer, decoders, trainers
 
 from models.inputs.fast import Fast, dct_matrix
-from models.pi.fast.spelling import Spelling, token_bytes
+from models.pi.fast.grammar import Grammar, token_bytes
 
 HORIZON, DIMS, LONGEST = 8, (3, 2), 48
 
@@ -39,8 +39,8 @@ def fast(request) -> Fast:
 
 
 @pytest.fixture(scope="module")
-def spelling(fast):
-    return Spelling(fast, HORIZON, DIMS, LONGEST)
+def grammar(fast):
+    return Grammar(fast, HORIZON, DIMS, LONGEST)
 
 
 def test_the_bytes_of_every_token_are_those_that_the_tokenizer_decodes(fast):
@@ -49,12 +49,12 @@ def test_the_bytes_of_every_token_are_those_that_the_tokenizer_decodes(fast):
         assert read.decode([token], skip_special_tokens=False) == spelt.decode(errors="replace")
 
 
-def test_any_walk_over_allowed_tokens_ends_in_a_chunk_that_the_tokenizer_reads(spelling, fast):
-    allowed, read, chunk = (jax.jit(f) for f in (spelling.allowed, spelling.read, spelling.chunk))
+def test_any_walk_over_allowed_tokens_ends_in_a_chunk_that_the_tokenizer_reads(grammar, fast):
+    allowed, read, chunk = (jax.jit(f) for f in (grammar.allowed, grammar.read, grammar.chunk))
     draw = np.random.default_rng(1)
     for embodiment, dims in enumerate(DIMS):
         for _ in range(5):
-            tokens, rest = [], spelling.begin(jnp.array(embodiment))
+            tokens, rest = [], grammar.begin(jnp.array(embodiment))
             while int(rest.coefficients):
                 choice = np.flatnonzero(allowed(rest, jnp.int32(LONGEST - len(tokens))))
                 tokens.append(int(draw.choice(choice)))
@@ -68,24 +68,24 @@ def test_any_walk_over_allowed_tokens_ends_in_a_chunk_that_the_tokenizer_reads(s
             assert not found[:, dims:].any()
 
 
-def test_a_chunks_own_tokens_are_allowed_one_after_the_other(spelling, fast):
-    allowed, read = jax.jit(spelling.allowed), jax.jit(spelling.read)
+def test_a_chunks_own_tokens_are_allowed_one_after_the_other(grammar, fast):
+    allowed, read = jax.jit(grammar.allowed), jax.jit(grammar.read)
     for chunk in smooth(5, 7):
-        rest = spelling.begin(jnp.array(0))
+        rest = grammar.begin(jnp.array(0))
         for at, token in enumerate(fast.encode(chunk)):
             assert allowed(rest, jnp.int32(LONGEST - at))[token]
             rest = read(rest, token)
         assert int(rest.coefficients) == 0
 
 
-def test_as_tokens_run_out_only_those_that_finish_in_time_are_allowed(spelling, fast):
-    rest = spelling.begin(jnp.array(0))
-    counts = [int(np.sum(spelling.allowed(rest, left))) for left in range(1, HORIZON * 3)]
+def test_as_tokens_run_out_only_those_that_finish_in_time_are_allowed(grammar, fast):
+    rest = grammar.begin(jnp.array(0))
+    counts = [int(np.sum(grammar.allowed(rest, left))) for left in range(1, HORIZON * 3)]
     assert counts == sorted(counts)
     fewest = 1 + next(i for i, count in enumerate(counts) if count)
     with pytest.raises(ValueError, match=rf"takes at least {fewest} tokens .* lets {fewest - 1}"):
-        Spelling(fast, HORIZON, DIMS, fewest - 1)
-    Spelling(fast, HORIZON, DIMS, fewest)
+        Grammar(fast, HORIZON, DIMS, fewest - 1)
+    Grammar(fast, HORIZON, DIMS, fewest)
 
 
 def test_a_tokenizer_that_decodes_otherwise_is_refused(fast):
