@@ -31,7 +31,7 @@ _AUTO_MAP = {
 _HEADROOM = 2.0
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Fast:
     """`bpe`: text of a Hugging Face tokenizer.json. `scale`: steps per unit of a coefficient.
     `lowest`: the coefficient that character 0 stands for."""
@@ -47,9 +47,6 @@ class Fast:
                 f"scale above 0 and up to {_LARGEST_SCALE:g}, and no more than {_LAST_CHARACTER} "
                 f"characters."
             )
-
-    def __repr__(self) -> str:
-        return f"Fast({self.size} tokens, scale {self.scale}, lowest {self.lowest})"
 
     @classmethod
     def load(cls, folder: str | Path) -> "Fast":

@@ -2,6 +2,7 @@
 not depend on its neighbours."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +34,8 @@ CONFIG = Pi0FastConfig(
     compute=Compute(dtype="float32"),
 )
 DIMS = (3, 2)
+BYTES = Path(__file__).parents[3] / "fixtures" / "pi0_fast" / "fast"
+"""A FAST tokenizer whose tokens are runs of bytes, as the released one."""
 
 
 def chunk(seed: int, dims: int) -> np.ndarray:
@@ -149,6 +152,47 @@ def test_random_weights_write_chunks_that_the_tokenizer_reads(
     if temperature:
         again = jax.jit(model.write)(params, batch, noise[::-1])[0]
         assert (again != written).any()
+
+
+def test_scores_that_favour_what_spells_no_chunk_write_one_all_the_same(processor, params, acting):
+    """Tokens that begin inside a character of UTF-8, or spell more than a chunk, by far the
+    likeliest of all."""
+    fast = Fast.load(BYTES)
+    processor = replace(processor, fast=fast)
+    model = told(replace(CONFIG, head=True).build(), processor)
+    batch = pack(
+        [acting[i : i + 1] for i in range(4)], CONFIG.layout(prefix=70, samples=1, images=1)
+    )
+    noise = np.zeros(batch.actions.shape, np.float32)
+    grammar = model.grammar
+    unfit = np.flatnonzero(~np.asarray(grammar.allowed(grammar.begin(jnp.array(0)), CONFIG.steps)))
+    draw, write = np.random.default_rng(0), jax.jit(model.write)
+    for _ in range(6):
+        favoured = draw.choice(unfit, 30, replace=False)
+        head = draw.standard_normal((CONFIG.vocabulary, CONFIG.language.width))
+        head[processor.fast_top - favoured] = 1e4 * draw.choice([-1, 1], (30, 1))
+        written, count = write(params | {"head": head.astype(np.float32)}, batch, noise)
+        for i in range(4):
+            ids = np.asarray(written[i, 0, : count[i, 0]])
+            assert ids[0] not in favoured
+            assert np.isfinite(fast.decode(ids, CONFIG.horizon, DIMS[i % 2])).all()
+
+
+def test_no_picture_is_looked_at_again_for_another_token(model, params, acting):
+    batch = pack([acting[:2]], CONFIG.layout(prefix=130, samples=2, images=2))
+    noise = jnp.zeros(batch.actions.shape)
+    (loop,) = [
+        equation
+        for equation in jax.make_jaxpr(model.write)(params, batch, noise).eqns
+        if equation.primitive.name == "while"
+    ]
+    read = {v.aval.shape for v in loop.invars}
+    assert batch.images.shape not in read
+    assert not read & {x.shape for x in jax.tree.leaves(params["vision"]) if x.ndim > 2}
+    mlp = params["language"]["layers"]["mlp"]["down"]["kernel"].shape
+    assert mlp in read  # a token passes these layers, and they see the prefix's keys
+    depth, heads = CONFIG.language.depth, CONFIG.language.kv_heads
+    assert (depth, 1, 130, heads, CONFIG.language.head_dim) in read
 
 
 def test_what_is_free_to_be_written_and_spells_a_chunk_is_what_is_written(
