@@ -175,7 +175,7 @@ def write(policy: Policy, target: Path) -> None:
     tag = next((tag for tag, known in TAGS.items() if known == row), str(row))
     parts = {"state": robot.state, "action": robot.actions}
     names = [camera.rpartition(".")[2] for camera in robot.cameras]
-    statistics = {kind: {"all": _range(scale)} for kind, scale in parts.items()}
+    statistics = {kind: {"all": least_and_largest(scale)} for kind, scale in parts.items()}
     told = {tag: {"statistics": statistics, "modalities": {}, "embodiment_tag": tag}}
     spans = {kind: {"all": (0, len(scale.offset))} for kind, scale in parts.items()}
     video = dict(zip(names, robot.cameras, strict=True))
@@ -185,6 +185,13 @@ def write(policy: Policy, target: Path) -> None:
     if policy.processor.bpe:
         text = ByteBpe(policy.processor.bpe).json
         (Path(target) / "tokenizer.json").write_text(text, encoding="utf-8")
+
+
+def least_and_largest(scale: Normalizer) -> dict[str, list[float]]:
+    """Values that a scale takes to −1 and 1, "min" and "max"; equal in a dim that never moved."""
+    offset, half = np.asarray(scale.offset), np.asarray(scale.scale)
+    half = np.where((half > _MOVES[0]) & (half < _MOVES[1]), half, 0)
+    return {"min": (offset - half).tolist(), "max": (offset + half).tolist()}
 
 
 def export(params: PyTree, config: GrootConfig, path: Path, dtype: str = "float32") -> None:
@@ -228,13 +235,6 @@ _VARIANT: tuple[tuple[str, Any], ...] = (
     ("action_head_cfg.vl_self_attention_cfg.positional_embeddings", None),
 )
 """Entries of config.json that change the arithmetic and not always a shape, as released."""
-
-
-def _range(scale: Normalizer) -> dict[str, list[float]]:
-    """Least and largest value; what never moved has one of both."""
-    offset, half = np.asarray(scale.offset), np.asarray(scale.scale)
-    half = np.where((half > _MOVES[0]) & (half < _MOVES[1]), half, 0)
-    return {"min": (offset - half).tolist(), "max": (offset + half).tolist()}
 
 
 def _check_variant(config: Mapping[str, Any], where: str) -> None:

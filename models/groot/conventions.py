@@ -4,7 +4,8 @@ NVIDIA keeps statistics by part of the robot in experiment_cfg/metadata.json and
 parts in a Python class, so that `modality.json` is asked for; LeRobot keeps whole columns.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,25 @@ def groot_policy(
         bpe=found_tokenizer(path),
         chat="eagle",
     )
+
+
+def robots(path: Path) -> dict[str, Callable[[], Embodiment]]:
+    """Readers of the robots whose statistics a folder of LeRobot's or NVIDIA's has, by tag; none
+    where it is no GR00T's. NVIDIA's need the modality.json beside theirs.
+
+    Raises:
+      ValueError: (a reader) as `groot_policy`.
+    """
+    root = _folder(path)
+    values = _config(root)
+    if values.get("type") == "groot" and (root / _PROCESSOR).is_file():
+        tag, robot = _lerobot(root, values)
+        return {tag: lambda: robot}
+    file, beside = root / METADATA, root / MODALITY
+    if not file.is_file():
+        return {}
+    modality = beside if beside.is_file() else None
+    return {tag: partial(_nvidias_robot, file, tag, modality) for tag in read_json(file)}
 
 
 def released_text(path: Path, tokenizer: Path | None = None) -> dict[str, Any]:
@@ -184,8 +204,8 @@ def _nvidia(file: Path, robot: str | None, modality: Path | None) -> tuple[str, 
     if modality is None:
         raise ValueError(
             f"{file} does not tell in which order '{tag}' has its cameras and the parts of its "
-            f"state and actions; give the modality.json that lists them as its data config does: "
-            f"load_policy(modality='…/meta/modality.json')."
+            f"state and actions; give the modality.json that lists them as its data config does, "
+            f"load_policy(modality='…/meta/modality.json'), or lay it beside."
         )
     told = section(known, tag, str(file))
     parts, where = read_modality(modality), f"{file}: {tag}"
@@ -203,6 +223,10 @@ def _nvidia(file: Path, robot: str | None, modality: Path | None) -> tuple[str, 
             DEFAULT,
         ),
     )
+
+
+def _nvidias_robot(file: Path, tag: str, modality: Path | None) -> Embodiment:
+    return _nvidia(file, tag, modality)[1]
 
 
 def _check_plain(modalities: dict[str, Any], parts: Modality, where: str) -> None:

@@ -32,7 +32,7 @@ from models.files.bounds import (
 )
 from models.flow import flow
 from models.flow.realtime_chunking import Given, Guidance
-from models.inputs.packed_batch import Layout, PackedBatch
+from models.inputs.packed_batch import Layout, PackedBatch, image_prompts
 from models.layers.dit import LOG_10000, Adapter, DiT, TransformerConfig, sinusoid
 from models.layers.dropout import folded, sample_keys
 from models.layers.functional import Functional, Params
@@ -58,7 +58,7 @@ class GrootConfig(ModelConfig, family="groot"):
     embodiments' state encoder and action decoder. `image_token`: the id that stands for image
     features in a prompt. `projectors`: the row of the embodiments' tables that each of the
     processor's robots has, its own number if empty. `chunks`: noised chunks per observation in
-    training. `steps`: Euler steps of the sampler.
+    training. `steps`: Euler steps of the sampler. `film`: the prompt also enters the vision stem.
 
     `padding`: "masked" hides it. "released" does what the release does, where adapter and
     cross-attention see padded places, so that an action depends on how far its sample was padded;
@@ -82,6 +82,7 @@ class GrootConfig(ModelConfig, family="groot"):
     hidden: int = 1024
     chunks: int = 1
     steps: int = 4
+    film: bool = False
     padding: Literal["masked", "released"] = "masked"
     compute: Compute = field(default_factory=Compute)
 
@@ -172,7 +173,10 @@ class GrootConfig(ModelConfig, family="groot"):
         return self.language.depth, self.adapter.depth, self.dit.depth // 2
 
     state_input = "suffix"
-    exports: ClassVar[Mapping[str, str]] = {"groot": "models.groot.checkpoint:write"}
+    exports: ClassVar[Mapping[str, str]] = {
+        "groot": "models.groot.checkpoint:write",
+        "lerobot": "models.groot.lerobot:write",
+    }
     own_inputs: ClassVar[str] = "models.groot.inputs:groot_batch"
     released_text: ClassVar[str] = "models.groot.conventions:released_text"
     quantizable: ClassVar[str] = (
@@ -313,8 +317,14 @@ class _Modules(nnx.Module):
         def table(rows: int, width: int, scale: float = 0.02) -> nnx.Param:
             return nnx.Param(nnx.initializers.normal(scale)(rngs.params(), (rows, width)))
 
+        film_width = width if config.film else None
         self.vision = Siglip(
-            config.vision, config.image_size, width, film_width=None, compute=compute, rngs=rngs
+            config.vision,
+            config.image_size,
+            width,
+            film_width=film_width,
+            compute=compute,
+            rngs=rngs,
         )
         self.embedding = table(config.vocabulary, width, width**-0.5)
         self.language = Qwen(config.language, compute, rngs)
@@ -331,12 +341,17 @@ class _Modules(nnx.Module):
 
     def features(self, batch: PackedBatch) -> Float[Array, "r p w"]:
         rows = batch.images.shape[0]
-        images = self.vision(batch.images.reshape(-1, *batch.images.shape[2:]))
         text = look_up(self.embedding[...], batch.text).astype(self.dtype)
+        condition = self._prompts(batch, text) if self.config.film else None
+        images = self.vision(batch.images.reshape(-1, *batch.images.shape[2:]), condition)
         every = jnp.concatenate([images.reshape(rows, -1, text.shape[-1]), text], axis=1)
         x = jnp.take_along_axis(every, batch.prefix_source[..., None], axis=1)
         x = constrain(x, ROWS, "context")
         return self.language(x, batch.prefix_segment, batch.prefix_position)
+
+    def _prompts(self, batch: PackedBatch, text: Float[Array, "r t w"]) -> Float[Array, "b w"]:
+        """Each picture's prompt, as large as π's: this embedding begins with a variance of 1/w."""
+        return image_prompts(batch, text * text.shape[-1] ** 0.5, self.config.tokens_per_image)
 
     def observe(
         self,
@@ -391,7 +406,8 @@ class EmbodimentLinear(nnx.Module):
 
     def __init__(self, kinds: int, inner: int, outer: int, dtype: jnp.dtype, rngs: nnx.Rngs):
         self.dtype = dtype
-        self.kernel = nnx.Param(nnx.initializers.normal(0.02)(rngs.params(), (kinds, inner, outer)))
+        begin = nnx.initializers.lecun_normal(batch_axis=0)
+        self.kernel = nnx.Param(begin(rngs.params(), (kinds, inner, outer)))
         self.bias = nnx.Param(jnp.zeros((kinds, outer)))
 
     def __call__(
@@ -471,7 +487,7 @@ _RULES = (
     (r"_blocks/modulation/kernel$", PartitionSpec(None, "fsdp")),
     (r"^vision/(embed|head)/kernel$", PartitionSpec(None, "fsdp")),
     (r"^dit/(time_in|time_out|out)/kernel$", PartitionSpec(None, "fsdp")),
-    (r"^dit/modulation/kernel$", PartitionSpec("fsdp")),
+    (r"^dit/modulation/kernel$|^vision/film/kernel$", PartitionSpec("fsdp")),
     (
         r"^(state_encoder/.*|action_encoder/.*|action_decoder/hidden)/kernel$",
         PartitionSpec(None, None, "fsdp"),

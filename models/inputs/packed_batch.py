@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int, Int64, UInt8
 
@@ -208,6 +209,27 @@ def put_targets(
     targets[: len(subtask)], kind[: len(subtask)] = subtask, SUBTASK
     targets[len(subtask) : needed] = action_tokens
     kind[len(subtask) : needed] = ACTION_TOKENS
+
+
+def image_prompts(
+    batch: PackedBatch, text: Float[Array, "r t w"], tokens_per_image: int
+) -> Float[Array, "b w"]:
+    """Mean embedding of the prompt of the sample that each image slot belongs to, b = r · i; zeros
+    where no sample has taken the slot.
+
+    Args:
+      text: embedding of each of the rows' text tokens.
+    """
+    slots, samples = batch.images.shape[1], batch.state.shape[1]
+    places, row = slots * tokens_per_image, jnp.arange(text.shape[0])[:, None]
+    owner = jnp.zeros((text.shape[0], places + text.shape[1] + samples), jnp.int32)
+    owner = owner.at[row, batch.prefix_source].max(batch.prefix_segment)
+    image_owner = owner[:, :places:tokens_per_image]
+    text_owner = owner[:, places : places + text.shape[1]]
+    same = (image_owner[:, :, None] == text_owner[:, None]) & (image_owner[:, :, None] > 0)
+    share = same / jnp.maximum(same.sum(-1, keepdims=True), 1)
+    means = jnp.einsum("rit,rtw->riw", share.astype(text.dtype), text)
+    return means.reshape(-1, text.shape[-1])
 
 
 def _blank(rows: int, lay: Layout, pictures: np.ndarray | None) -> dict[str, Any]:

@@ -5,14 +5,14 @@ Step names and order are those that LeRobot 0.6.1 writes; scales go out as means
 which hold any of ours exactly (up to f32).
 """
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from models.checkpoints.safetensors_format import Entry, write_file
+from models.checkpoints.lerobot_pipeline import step, write_pipeline
+from models.checkpoints.safetensors_format import Entry
 from models.inputs.embodiment import Normalizer
 
 NORM_MAP = {"VISUAL": "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"}
@@ -31,11 +31,11 @@ def write_processors(
     relative = bool(config.get("use_relative_actions"))
     scales: dict[str, Any] = {"eps": 0.0, "norm_map": NORM_MAP}
     steps = {
-        "rename": _step("rename_observations_processor", rename_map={}),
-        "batch": _step("to_batch_processor"),
-        "newline": _step("pi0_new_line_processor"),
-        "state": _step("pi05_prepare_state_tokenizer_processor_step"),
-        "tokens": _step(
+        "rename": step("rename_observations_processor", rename_map={}),
+        "batch": step("to_batch_processor"),
+        "newline": step("pi0_new_line_processor"),
+        "state": step("pi05_prepare_state_tokenizer_processor_step"),
+        "tokens": step(
             "tokenizer_processor",
             max_length=config["tokenizer_max_length"],
             task_key="task",
@@ -44,24 +44,26 @@ def write_processors(
             truncation=True,
             tokenizer_name="google/paligemma-3b-pt-224",
         ),
-        "device": _step("device_processor", device="cpu", float_dtype=None),
-        "relative": _step(
+        "device": step("device_processor", device="cpu", float_dtype=None),
+        "relative": step(
             "relative_actions_processor",
             enabled=relative,
             exclude_joints=config.get("relative_exclude_joints", []),
             action_names=config.get("action_feature_names"),
         ),
-        "scale": _step("normalizer_processor", features=inputs | outputs, **scales),
+        "scale": step("normalizer_processor", features=inputs | outputs, **scales),
     }
     order = _ORDER[config["type"]]
     after = [
-        _step("unnormalizer_processor", features=outputs, **scales),
-        _step("absolute_actions_processor", enabled=relative),
+        step("unnormalizer_processor", features=outputs, **scales),
+        step("absolute_actions_processor", enabled=relative),
         steps["device"],
     ]
     statistics = _statistics(state, actions)
-    _write(path, "policy_preprocessor", [steps[name] for name in order], statistics)
-    _write(path, "policy_postprocessor", after, statistics)
+    before = [steps[name] for name in order]
+    scaling = ("normalizer_processor", "unnormalizer_processor")
+    write_pipeline(path, "policy_preprocessor", before, statistics, scaling)
+    write_pipeline(path, "policy_postprocessor", after, statistics, scaling)
 
 
 _ORDER = {
@@ -70,26 +72,9 @@ _ORDER = {
 }
 
 
-def _step(name: str, **config: Any) -> dict[str, Any]:
-    return {"registry_name": name, "config": config}
-
-
 def _statistics(state: Normalizer, actions: Normalizer) -> dict[str, Entry]:
     return {
         f"{name}.{kind}": ((len(values),), partial(np.asarray, values))
         for name, scaling in (("action", actions), ("observation.state", state))
         for kind, values in (("mean", scaling.offset), ("std", scaling.scale))
     }
-
-
-def _write(
-    path: Path, name: str, steps: list[dict[str, Any]], statistics: dict[str, Entry]
-) -> None:
-    listed = []
-    for at, step in enumerate(steps):
-        if step["registry_name"] in ("normalizer_processor", "unnormalizer_processor"):
-            file = f"{name}_step_{at}_{step['registry_name']}.safetensors"
-            write_file(path / file, statistics, np.dtype(np.float32), {})
-            step = step | {"state_file": file}
-        listed.append(step)
-    (path / f"{name}.json").write_text(json.dumps({"name": name, "steps": listed}, indent=2) + "\n")

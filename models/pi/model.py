@@ -29,7 +29,13 @@ from models.files.bounds import (
 )
 from models.flow import flow
 from models.flow.realtime_chunking import Given, Guidance
-from models.inputs.packed_batch import ACTION_TOKENS, SUBTASK, Layout, PackedBatch
+from models.inputs.packed_batch import (
+    ACTION_TOKENS,
+    SUBTASK,
+    Layout,
+    PackedBatch,
+    image_prompts,
+)
 from models.inputs.processor import StateInput
 from models.inputs.tokenizer import SMALLEST_VOCABULARY
 from models.layers.functional import Functional, Params
@@ -370,7 +376,7 @@ class _Modules(nnx.Module):
         rows, slots = batch.images.shape[:2]
         places = config.vision.tokens(config.image_size)
         text = self.embedded(batch.text)
-        condition = self._image_text(batch, text) if config.film else None
+        condition = image_prompts(batch, text, places) if config.film else None
         images = self.vision(batch.images.reshape(-1, *batch.images.shape[2:]), condition)
         tokens = [images.reshape(rows, slots * places, -1), text]
         if config.state_input == "token":
@@ -419,22 +425,6 @@ class _Modules(nnx.Module):
         x, _ = self.expert(x.astype(self.dtype), condition, cache)
         features = x.astype(jnp.float32)
         return flow.Predicted(self.action_out(features), features)
-
-    def _image_text(self, batch: PackedBatch, text: Float[Array, "r t w"]) -> Float[Array, "b w"]:
-        """Mean embedding of the prompt of the sample that each image slot belongs to."""
-        slots, samples = batch.images.shape[1], batch.state.shape[1]
-        places = self.config.vision.tokens(self.config.image_size)
-        total = slots * places + text.shape[1] + samples
-        owner = jnp.zeros((text.shape[0], total), jnp.int32)
-        row = jnp.arange(text.shape[0])[:, None]
-        owner = owner.at[row, batch.prefix_source].max(batch.prefix_segment)
-        image_owner = owner[:, : slots * places : places]
-        text_owner = owner[:, slots * places : slots * places + text.shape[1]]
-        same = (image_owner[:, :, None] == text_owner[:, None]) & (image_owner[:, :, None] > 0)
-        share = same / jnp.maximum(same.sum(-1, keepdims=True), 1)
-        return jnp.einsum("rit,rtw->riw", share.astype(text.dtype), text).reshape(
-            -1, text.shape[-1]
-        )
 
 
 _VISION, _LAYERS = r"^vision/blocks/", r"^(language|expert)/layers/(attention|mlp)/"

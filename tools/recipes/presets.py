@@ -231,6 +231,7 @@ GROOT_TINY = replace(
         positions=16,
         hidden=64,
         chunks=3,
+        film=True,
         compute=Compute(dtype="float32"),
     ),
 )

@@ -18,6 +18,7 @@ from models import Embodiment, Scaling
 from models.checkpoints import own
 from models.checkpoints.remote import local
 from models.files.foreign_json import section
+from models.groot import conventions as groot
 from models.load import inspect_checkpoint
 from models.pi.lerobot_statistics import read_modes
 from models.pi.statistics_file import read_scale
@@ -46,9 +47,9 @@ def kept_scales(
     """The scales of every robot by its name: those of the robot of the same name, or the only ones.
 
     Args:
-      path: a checkpoint of ours, of openpi's (with assets) or of LeRobot's (with its processor), a
-        LeRobot dataset, or a file of statistics: norm_stats.json, policy_preprocessor.json or
-        stats.json.
+      path: a checkpoint of ours, of openpi's (with assets), of LeRobot's (with its processor) or of
+        NVIDIA's (with experiment_cfg), a LeRobot dataset, or a file of statistics: norm_stats.json,
+        policy_preprocessor.json or stats.json.
       scalings: by robot; what a file records must be of that kind.
 
     Raises:
@@ -111,7 +112,10 @@ def _sources(path: Path) -> Iterator[tuple[str, Callable[[RobotConfig, Scalings]
         yield "", partial(_in_file, path)
         return
     folder = path.parent if path.is_file() else path
-    if (folder / _PROCESSOR).is_file():
+    if known := groot.robots(folder):
+        for tag, read in known.items():
+            yield tag, partial(_of_groot, folder, read)
+    elif (folder / _PROCESSOR).is_file():
         yield "", partial(_in_processor, folder)
     elif (folder / _STATS).is_file():
         yield folder.name, partial(_in_file, folder / _STATS)
@@ -161,6 +165,16 @@ def _in_processor(folder: Path, robot: RobotConfig, scalings: Scalings) -> Scale
         _require(str(file), what, _MODES.get(mode, mode), wanted)
         scales.append(scale)
     return Scales(*scales)
+
+
+def _of_groot(
+    folder: Path, read: Callable[[], Embodiment], robot: RobotConfig, scalings: Scalings
+) -> Scales:
+    """Least and largest values, which GR00T's files keep alone."""
+    for what, wanted in (("state", scalings.state), ("action", scalings.actions)):
+        _require(str(folder), what, "min-max", wanted)
+    kept = read()
+    return Scales(kept.state, kept.actions)
 
 
 def _of_ours(path: Path, kept: Embodiment, robot: RobotConfig, scalings: Scalings) -> Scales:

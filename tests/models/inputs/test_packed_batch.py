@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from models import Embodiment, Layout, Normalizer, Processor, Sample, pack
-from models.inputs.packed_batch import lay_out
+from models.inputs.packed_batch import image_prompts, lay_out
 from models.inputs.tokenizer import BOS, Tokenizer
 
 LAYOUT = Layout(
@@ -50,6 +50,15 @@ def test_images_stand_among_the_text_where_a_sample_says():
     second = [15, *range(8, 12), 16, 25]
     np.testing.assert_array_equal(batch.prefix_source[0, :19], first + second)
     np.testing.assert_array_equal(batch.prefix_position[0, :19], [*range(12), *range(7)])
+
+
+@pytest.mark.parametrize("at", [(), (1, 3)])
+def test_an_image_is_told_the_mean_of_its_own_samples_prompt_wherever_it_stands(at):
+    first = dataclasses.replace(sample(2, 3, 10), image_at=at)
+    batch = pack([[first, sample(1, 2, 20)], [sample(1, 4, 30)]], LAYOUT)
+    told = image_prompts(batch, np.stack([batch.text, -batch.text], -1).astype(np.float32), 4)
+    means = [11, 11, 20.5, 31.5, 0, 0]  # the second row's last two slots are free
+    np.testing.assert_allclose(told, np.stack([means, np.negative(means)], -1), rtol=1e-6)
 
 
 @pytest.mark.parametrize("at", [(0,), (2, 1), (0, 4), (-1, 0)])

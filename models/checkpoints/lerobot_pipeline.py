@@ -1,0 +1,38 @@
+"""LeRobot's processor files: a JSON list of steps, and a safetensors file beside it for each step
+that has statistics.
+
+A policy folder has two, policy_preprocessor and policy_postprocessor, which LeRobot 0.4 and later
+read (`lerobot.processor.pipeline`).
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from models.checkpoints.safetensors_format import Entry, write_file
+
+
+def step(name: str, **config: Any) -> dict[str, Any]:
+    """One step, by the name under which LeRobot registers it."""
+    return {"registry_name": name, "config": config}
+
+
+def write_pipeline(
+    path: Path,
+    name: str,
+    steps: Sequence[dict[str, Any]],
+    statistics: Mapping[str, Entry],
+    scaling: Sequence[str],
+) -> None:
+    """Writes `path/name.json`, and f32 statistics for the steps whose names `scaling` lists."""
+    listed = []
+    for at, one in enumerate(steps):
+        if one["registry_name"] in scaling:
+            file = f"{name}_step_{at}_{one['registry_name']}.safetensors"
+            write_file(path / file, statistics, np.dtype(np.float32), {})
+            one = one | {"state_file": file}
+        listed.append(one)
+    (path / f"{name}.json").write_text(json.dumps({"name": name, "steps": listed}, indent=2) + "\n")
