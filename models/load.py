@@ -27,12 +27,14 @@ from models.groot import checkpoint as groot
 from models.groot.conventions import groot_policy
 from models.inputs.bpe import ByteBpe
 from models.inputs.chat import PICTURE
+from models.inputs.fast import Fast
 from models.inputs.processor import Processor
 from models.inputs.tokenizer import SentencePiece
 from models.layers.fp8 import HISTORY_LEAF, quantize
 from models.model import Model, ModelConfig
 from models.pi import lerobot, openpi
 from models.pi.conventions import ActingOptions, lerobot_policy, openpi_policy, with_names
+from models.pi.fast import checkpoint as pi0_fast
 from models.policy import Policy
 from models.sharding import shardings
 
@@ -51,6 +53,7 @@ def load_policy(
     relative: Sequence[int] | None = None,
     cameras: Mapping[str, str] | None = None,
     tokenizer: Path | str | None = None,
+    fast: Path | str | None = None,
     robot: str | None = None,
     padding: Literal["masked", "released"] | None = None,
     modality: Path | str | None = None,
@@ -74,6 +77,7 @@ def load_policy(
         theirs and may be absent.
       tokenizer: a SentencePiece file, which openpi's checkpoints lack, or for GR00T a
         tokenizer.json or the folder of one, or its URL; needed for prompts as text.
+      fast: folder of the FAST tokenizer of a π0-FAST that came without it.
       robot: which of several statistics in an openpi checkpoint's assets, or in GR00T's metadata,
         scale state and actions; without any, both are in the model's units.
       padding: for GR00T; "released" lets padded places be seen, as the release does; as saved if
@@ -97,6 +101,9 @@ def load_policy(
     if tokenizer is not None and processor is not None:
         processor = with_tokenizer(processor, local(tokenizer))
         check_fit(config, processor, str(tokenizer))
+    if fast is not None:
+        processor = _with_fast(path, processor, local(fast))
+        check_fit(config, processor, str(fast))
     computed = dtype or (config.compute.dtype if found.source is None else "float32")
     if computed != config.compute.dtype:
         config = config.computing(dtype=computed)
@@ -196,7 +203,7 @@ def inspect_checkpoint(path: Path, told: ActingOptions | None = None) -> Checkpo
         robots = tuple(with_names(robot, told.cameras) for robot in found.processor.embodiments)
         return replace(found, processor=replace(found.processor, embodiments=robots))
     read_policy = lerobot_policy if _is_safetensors(path) else openpi_policy
-    config, processor = read_policy(path, found.source, told)
+    config, processor = read_policy(path, found.source, told, found.config)
     return replace(found, config=config, processor=processor)
 
 
@@ -213,6 +220,9 @@ def inspect_params(path: Path) -> CheckpointInfo:
             return CheckpointInfo(released, None, source, groot.TABLE)
         source = lerobot.open_lerobot(path)
         told = lerobot.read_config(path)
+        if told.kind == "pi0_fast":
+            table, known = pi0_fast.lerobot_table(source), lerobot.known_axes(source)
+            return CheckpointInfo(pi0_fast.config(source, table, known), None, source, table)
         return CheckpointInfo(
             lerobot.config(source, told.horizon, told.rtc_max_delay),
             None,
@@ -221,6 +231,9 @@ def inspect_params(path: Path) -> CheckpointInfo:
         )
     if _is_openpi(path):
         source = open_orbax(path)
+        if pi0_fast.is_fast(source):
+            table = pi0_fast.OPENPI
+            return CheckpointInfo(pi0_fast.config(source, table), None, source, table)
         return CheckpointInfo(openpi.config(source), None, source, openpi.table(source))
     return _from_own(own.find(path))
 
@@ -277,6 +290,19 @@ def with_tokenizer(processor: Processor, path: Path) -> Processor:
     return replace(processor, words=(), sentencepiece=SentencePiece.read(path).model)
 
 
+def _with_fast(path: Path, processor: Processor | None, folder: Path) -> Processor:
+    """The processor of a policy that came without its FAST tokenizer, with this one."""
+    if processor is None or not processor.writes:
+        raise ValueError(f"{path} does not write its chunks in FAST tokens; leave out fast.")
+    given = Fast.load(folder)
+    if processor.fast not in (None, given):
+        raise ValueError(
+            f"{folder} is another FAST tokenizer than the one that {path} was trained to write "
+            f"in; leave out fast, as the checkpoint has its own."
+        )
+    return replace(processor, fast=given)
+
+
 def check_fit(config: ModelConfig, processor: Processor, where: str) -> None:
     """Raises ValueError, naming `where` and the field, unless a processor prepares what the model
     reads: rows of the same sizes, no token beyond its vocabulary, and no embodiment beyond those
@@ -316,6 +342,13 @@ def check_fit(config: ModelConfig, processor: Processor, where: str) -> None:
             raise ValueError(
                 f"{where}: the tokenizer has ids up to {size - 1}, but model.vocabulary is "
                 f"{config.vocabulary}; give the tokenizer that the model was trained with."
+            )
+        own_size = processor.tokenizer.size if processor.sentencepiece else config.vocabulary
+        if processor.writes and own_size != config.vocabulary:
+            raise ValueError(
+                f"{where}: the tokenizer has {own_size} ids, but model.vocabulary, from whose end "
+                f"FAST's tokens are counted, is {config.vocabulary}; give the tokenizer that the "
+                f"model was trained with."
             )
 
 

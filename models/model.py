@@ -27,7 +27,11 @@ from models.sharding import Rules
 
 Config = TypeVar("Config", bound="ModelConfig")
 
-_SHIPPED = {"pi": "models.pi.model", "groot": "models.groot.model"}
+_SHIPPED = {
+    "pi": "models.pi.model",
+    "pi0_fast": "models.pi.fast.model",
+    "groot": "models.groot.model",
+}
 """Families of ours, by the module that defines each; imported when first asked for."""
 _FAMILIES: dict[str, "tuple[type[ModelConfig], str]"] = {}
 """Families defined so far, each with its file."""
@@ -235,6 +239,13 @@ class FlowModel(Model, Protocol):
 
     def field(self, params: Params, batch: PackedBatch, observed: Any = None) -> flow.Field:
         """The batch's velocity field; what is not `observed` yet is read once, here."""
+
+
+def told(model: Any, processor: Any) -> Any:
+    """The model, which may have a method `reading(processor) -> model` if sampling needs more of a
+    `Processor` than batches hold, such as its tokenizers."""
+    reading = getattr(model, "reading", None)
+    return model if reading is None or processor is None else reading(processor)
 
 
 TERMS = ("term_names", "losses")

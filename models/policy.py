@@ -23,7 +23,7 @@ from models.inputs.observation import read_observation
 from models.inputs.packed_batch import PackedBatch, Sample, pack
 from models.inputs.processor import Processor
 from models.inputs.raw import batched, is_raw, read_raw
-from models.model import function_at, require
+from models.model import function_at, require, told
 
 _BUCKET = 16
 
@@ -486,6 +486,8 @@ class Policy:
 
     @cached_property
     def _sample(self) -> Any:
+        model = told(self.model, self.processor)
+
         @jax.jit
         def sample(
             params: Any, batch: PackedBatch, keys: Any, noise: Any, weights: Any
@@ -498,7 +500,7 @@ class Policy:
             elif weights is not None:
                 weights = weights[:, None, :, None] * batch.action_mask
                 guidance = Guidance(batch.actions, weights, self.guidance)
-            return self.model.sample_actions(params, batch, noise[:, None], guidance=guidance)
+            return model.sample_actions(params, batch, noise[:, None], guidance=guidance)
 
         return sample
 

@@ -60,6 +60,9 @@ class PlannedRun:
     """Cameras of a sample."""
     text: int = 60
     """Text tokens of a sample, the state's included."""
+    targets: int = 64
+    """Places of a sample for what a model with such losses is to predict, where model.targets
+    leaves them to the data."""
     dataset_frames: int = 0
     """Samples of an epoch, for its hours and cost."""
     save_seconds: float = 5.0
@@ -304,8 +307,10 @@ def _read(run: PlannedRun) -> tuple[ModelConfig, OptimizerConfig, Layout]:
     preset = load_preset(run.preset)
     samples = run.samples or preset.rows.samples
     images, text = np.array([run.cameras]), np.array([run.text])
-    layout = row_layout(preset.model, samples, images, text)
-    return preset.model, preset.optimizer, layout
+    model = preset.model
+    if model.cross_entropies and not model.targets:
+        model = model.changed(targets=run.targets)
+    return model, preset.optimizer, row_layout(model, samples, images, text)
 
 
 def _explain(best: dict[str, Any], console: Console) -> None:

@@ -19,7 +19,7 @@ import tyro
 from models import PackedBatch, Policy
 from models.files.own_file import run_file
 from models.layers import fp8
-from models.model import require
+from models.model import require, told
 from models.terminal import Console, guard_tracebacks
 from tools.bench.models.fp8 import random_batch
 from tools.command_line.ending import in_a_line
@@ -53,7 +53,8 @@ def action_error(policy: Policy, other: Policy, batch: PackedBatch) -> float:
     norm of the first's."""
     noise = jax.random.normal(jax.random.key(0), batch.actions.shape)
     actions, others = (
-        np.asarray(jax.jit(p.model.sample_actions)(p.params, batch, noise)) for p in (policy, other)
+        np.asarray(jax.jit(told(p.model, p.processor).sample_actions)(p.params, batch, noise))
+        for p in (policy, other)
     )
     return float(np.linalg.norm(others - actions) / np.linalg.norm(actions))
 
@@ -83,11 +84,11 @@ def main(
             run_file(family)
         policy = load(source, options, dtype=dtype)
         small = quantize(policy, kernels)
+        error = action_error(policy, small, random_batch(policy.model.config, rows=1, samples=1))
         convert(small, target, "chiliad")
-    batch = random_batch(policy.model.config, rows=1, samples=1)
     console.print(
         f"Wrote {target}: {size(policy.params):,} bytes became {size(small.params):,}; on a random "
-        f"observation actions differ by {action_error(policy, small, batch):.2%}.",
+        f"observation actions differ by {error:.2%}.",
         soft_wrap=True,
     )
 

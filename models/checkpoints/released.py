@@ -20,6 +20,8 @@ Source = Literal["openpi", "lerobot", "groot"]
 
 CAMERAS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
 """Cameras of openpi's models, in their order."""
+FAST_CAMERAS = ("base_0_rgb", "base_1_rgb", "wrist_0_rgb")
+"""Cameras of openpi's π0-FAST on DROID."""
 
 
 @dataclass(frozen=True)
@@ -163,14 +165,28 @@ def _aloha(base: Released, prompt: str = "", assets: str = "trossen") -> Release
     )
 
 
-_FAST = Released(
+_FAST = Released("pi0_fast", state="text", normalization="quantile", text=250)
+
+
+def _fast_droid(horizon: int, *, positions: bool = False, text: int = 250) -> Released:
+    """DROID for π0-FAST, which sees the missing camera as a black picture."""
+    images = (_DROID.images[0], (_DROID.images[1][0], FAST_CAMERAS[2]))
+    return replace(
+        _droid(_FAST, horizon, positions=positions, text=text),
+        cameras=FAST_CAMERAS,
+        absent=FAST_CAMERAS[1:2],
+        keys=replace(_DROID, images=images),
+    )
+
+
+_TOKENS = Released(
     "pi0_fast",
-    refused="π0-FAST predicts action tokens one by one, a model that is not built here yet; take "
-    "the π0 or π0.5 that was released for the same robot.",
+    refused="its action tokens are not FAST's, and no other tokens are built here; take the π0, "
+    "π0.5 or π0-FAST that was released for the same robot.",
 )
 
 
-def _lerobot(family: Literal["pi0", "pi05"], state: StateOption | None) -> Released:
+def _lerobot(family: Literal["pi0", "pi05", "pi0_fast"], state: StateOption | None) -> Released:
     """A repository on the hub, whose config.json tells horizon, cameras and relative actions."""
     return Released(family, "lerobot", state=state, cameras=())
 
@@ -199,21 +215,17 @@ RELEASED: Mapping[str, Released] = MappingProxyType(
         "pi0_aloha_sim": replace(
             _aloha(_PI0, "Transfer cube", "lerobot/aloha_sim_transfer_cube_human"), relative=()
         ),
-        **dict.fromkeys(
-            (
-                "pi0_fast_base",
-                "pi0_fast_droid",
-                "pi0_fast_libero",
-                "pi0_fast_libero_low_mem_finetune",
-                "pi0_fast_full_droid_finetune",
-                "pi0_fast_droid_jointpos_polaris",
-                "paligemma_binning_droid",
-                "paligemma_fast_droid",
-                "paligemma_fast_specialist_droid",
-                "paligemma_vq_droid",
-            ),
-            _FAST,
+        "pi0_fast_base": replace(_FAST, absent=CAMERAS[1:]),
+        "pi0_fast_droid": _fast_droid(10),
+        "pi0_fast_libero": _libero(_FAST, horizon=10, relative=tuple(range(6)), text=180),
+        "pi0_fast_libero_low_mem_finetune": _libero(
+            _FAST, horizon=10, relative=tuple(range(6)), text=180
         ),
+        "pi0_fast_full_droid_finetune": _fast_droid(16, positions=True, text=180),
+        "pi0_fast_droid_jointpos_polaris": _fast_droid(10, positions=True, text=180),
+        "paligemma_fast_droid": _fast_droid(15),
+        "paligemma_fast_specialist_droid": _fast_droid(15),
+        **dict.fromkeys(("paligemma_binning_droid", "paligemma_vq_droid"), _TOKENS),
         "lerobot/pi0_base": _lerobot("pi0", "suffix"),
         "lerobot/pi0_libero": _lerobot("pi0", "suffix"),
         "lerobot/pi0_libero_finetuned": _lerobot("pi0", "suffix"),
@@ -221,8 +233,8 @@ RELEASED: Mapping[str, Released] = MappingProxyType(
         "lerobot/pi05_libero_base": _lerobot("pi05", None),
         "lerobot/pi05_libero_finetuned": _lerobot("pi05", "text-padded"),
         "lerobot/pi05_libero_finetuned_v044": _lerobot("pi05", "text-padded"),
-        "lerobot/pi0fast-base": replace(_FAST, source="lerobot"),
-        "lerobot/pi0fast-libero": replace(_FAST, source="lerobot"),
+        "lerobot/pi0fast-base": _lerobot("pi0_fast", "text"),
+        "lerobot/pi0fast-libero": _lerobot("pi0_fast", "text"),
         "GR00T-N1.5-3B": Released(
             "groot",
             "groot",

@@ -18,6 +18,9 @@ from tokenizers import Tokenizer, decoders, models, trainers
 
 from models.files.foreign_json import read_json
 
+SPECIAL_WORDS = 128
+"""Words at the end of PaliGemma's vocabulary; FAST's tokens come before them."""
+
 _LAST_CHARACTER = 0xD7FF
 _LARGEST_SCALE = 1e6
 _BROKEN = "\ufffd"
@@ -159,6 +162,11 @@ class Fast:
         """Number of tokens."""
         return self._tokenizer.get_vocab_size()
 
+    @property
+    def texts(self) -> tuple[str | None, ...]:
+        """Each token as the vocabulary writes it; None for ids without one."""
+        return tuple(self._tokenizer.id_to_token(i) for i in range(self.size))
+
     def encode(self, chunk: Float[np.ndarray, "h a"]) -> Int[np.ndarray, " t"]:
         """Token ids in [0, size) of a normalised chunk, int32.
 
@@ -204,7 +212,9 @@ class Fast:
                 f"{horizon} steps of {dims} dims has {horizon * dims}."
             )
         values = np.array([ord(c) for c in text], np.float64) + self.lowest
-        return (_dct(horizon).T @ (values.reshape(horizon, dims) / self.scale)).astype(np.float32)
+        return (dct_matrix(horizon).T @ (values.reshape(horizon, dims) / self.scale)).astype(
+            np.float32
+        )
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
@@ -214,7 +224,7 @@ class Fast:
             raise ValueError(f"This is no FAST tokenizer ({str(error)[:200]}).") from error
 
 
-def _dct(length: int) -> Float[np.ndarray, "k t"]:
+def dct_matrix(length: int) -> Float[np.ndarray, "k t"]:
     """The orthonormal DCT-II; its transpose is its inverse."""
     k, t = np.ogrid[:length, :length]
     matrix = np.sqrt(2 / length) * np.cos(np.pi * k * (2 * t + 1) / (2 * length))
@@ -223,7 +233,7 @@ def _dct(length: int) -> Float[np.ndarray, "k t"]:
 
 
 def _rounded(chunks: Float[np.ndarray, "*b h a"], scale: float) -> Int[np.ndarray, "*b h a"]:
-    return np.rint(scale * (_dct(chunks.shape[-2]) @ chunks)).astype(np.int64)
+    return np.rint(scale * (dct_matrix(chunks.shape[-2]) @ chunks)).astype(np.int64)
 
 
 def _spelt(values: Int[np.ndarray, "h a"]) -> str:

@@ -24,6 +24,9 @@ from models.inputs.pictures import Resize, fit
 from models.inputs.tokenizer import SentencePiece, Tokenizer
 
 StateInput = Literal["text", "token", "suffix", "none"]
+Writing = Literal["plain", "openpi", "lerobot"]
+"""Form of the text of a model that writes its chunks, π0-FAST: the prompt cleaned as for π0.5; in
+lower case, with its line breaks; or cleaned, with the token that begins a text at its end."""
 
 _STATE_BINS = np.linspace(-1, 1, 257)[:-1]
 
@@ -41,8 +44,10 @@ class Processor:
 
     With `fast`, samples carry their action chunk as tokens too: FAST's token i has the id
     `fast_top` − i, so that they take the rare words at the vocabulary's end. In PaliGemma's,
-    whose last 128 are special, openpi's `fast_top` is 257152 − 1 − 128. With `subtask_limit`, a
-    policy says what to do next, in up to so many tokens, before it acts.
+    whose last 128 are special, openpi's `fast_top` is 257152 − 1 − 128. Where the model `writes`
+    its chunks (π0-FAST), the prompt ends behind the state, and words stand around a chunk's tokens.
+    With `subtask_limit`, a policy says what to do next, in up to so many tokens, before it acts.
+    `blackens`: a camera that is absent is seen, as a black picture.
 
     Raises:
       ValueError: a size is out of bounds, there are no embodiments, two have one name, one has more
@@ -66,6 +71,8 @@ class Processor:
     bpe: str = ""
     chat: Chat = ""
     subtask_limit: int = 0
+    writes: Writing | None = None
+    blackens: bool = False
 
     def __post_init__(self) -> None:
         check_size("image_size", self.image_size, LARGEST_IMAGE)
@@ -92,7 +99,7 @@ class Processor:
                     f"Embodiment '{robot.name}' has {dims[0]} state and {dims[1]} action dims, but "
                     f"the model takes up to {self.state_dim} and {self.action_dim}."
                 )
-        if self.fast is not None and isinstance(self.tokenizer, Tokenizer):
+        if self.fast is not None and self.words and not self.sentencepiece:
             lowest, words = self.fast_top - self.fast.size + 1, self.tokenizer.size
             if lowest < words:
                 raise ValueError(
@@ -154,6 +161,12 @@ class Processor:
             return self._checked(tokens, prompt)
         bins = np.digitize(state, _STATE_BINS) - 1
         spelt = " ".join(map(str, bins.tolist()))
+        if self.writes == "openpi":
+            text = prompt.lower().strip().replace("_", " ")
+        if self.writes:
+            tokens = self.tokenizer.encode(f"Task: {text}, State: {spelt};\n")
+            ends = [self.tokenizer.begin] if self.writes == "lerobot" else []
+            return self._checked(np.append(tokens, np.asarray(ends, np.int32)), prompt)
         whole = f"Task: {text}, State: {spelt};\nAction: "
         return self._checked(self.tokenizer.encode(whole), prompt)
 
@@ -180,12 +193,20 @@ class Processor:
         return self.tokenizer.decode(self._until_end(tokens))
 
     def action_tokens(self, chunk: Float[np.ndarray, "h d"]) -> Int[np.ndarray, " t"]:
-        """Token ids of a normalised chunk for the language model to predict, between two ends.
+        """Token ids of a normalised chunk for the language model to predict, between two ends; or,
+        if it writes them, between "Action: " and "|", the first standing for the prompt's last.
 
         Raises:
           ValueError: there is no `fast`, or it cannot spell the chunk.
         """
-        ids, end = self.fast_top - self._fast.encode(chunk), self.tokenizer.end
+        return self.framed(self.fast_top - self.action_tokenizer.encode(chunk))
+
+    def framed(self, ids: Int[np.ndarray, " n"]) -> Int[np.ndarray, " t"]:
+        """`action_tokens` of a chunk whose own are these."""
+        end = self.tokenizer.end
+        if self.writes:
+            closing = self.tokenizer.encode("|")[1:]
+            return np.array([self.tokenizer.begin, *self.opening, *ids, *closing, end], np.int32)
         return np.array([end, *ids, end], np.int32)
 
     def chunk_tokens(
@@ -219,12 +240,27 @@ class Processor:
         """
         dims = len(self.embodiments[embodiment].actions.offset)
         ids = self.fast_top - self._until_end(tokens)
-        return self.actions(self._fast.decode(ids, self.horizon, dims), embodiment, state)
+        chunk = self.action_tokenizer.decode(ids, self.horizon, dims)
+        return self.actions(chunk, embodiment, state)
 
     @property
-    def _fast(self) -> Fast:
+    def opening(self) -> Int[np.ndarray, " t"]:
+        """Token ids that stand before a chunk that is written."""
+        return self.tokenizer.encode("Action: ")[1:]
+
+    @property
+    def action_tokenizer(self) -> Fast:
+        """Reads and writes chunks.
+
+        Raises:
+          ValueError: the policy came without a FAST tokenizer.
+        """
         if self.fast is None:
-            raise ValueError("The processor has no FAST tokenizer; give it one as `fast`.")
+            raise ValueError(
+                "This policy came without a FAST tokenizer, so its chunks can be neither written "
+                "nor read: give load_policy(fast='FOLDER') (--fast FOLDER), the folder of the "
+                "tokenizer that it was trained with, or a Processor `fast`."
+            )
         return self.fast
 
     def _until_end(self, tokens: Int[np.ndarray, " t"]) -> Int[np.ndarray, " _n"]:
@@ -278,6 +314,9 @@ class Processor:
             text, at = self.text(prompt, spelt, sum(x is not None for x in images))
         else:
             text = self._checked(prompt, "given as tokens")
+        if self.blackens:
+            black = np.zeros((self.image_size, self.image_size, 3), np.uint8)
+            images = [black if x is None else x for x in images]
         return Sample(
             images=tuple(fit(x, self.image_size, self.resize) for x in images if x is not None),
             text=text,

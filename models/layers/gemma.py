@@ -162,13 +162,15 @@ class Prefix(nnx.Module):
         cache: Cache,
         own: tuple[Array, Array] | None = None,
         start: Int[Array, ""] | int = 0,
+        shift: Int[Array, " t"] | int = 0,
     ) -> tuple[Float[Array, "r k t w"], tuple[Array, Array]]:
         """A causal continuation of each of K samples, which sees its sample's cache and its own
         past.
 
         Returns the tokens after the last norm, and their keys and values in every layer, [l, r, k,
         t, g, d]. To continue token by token, give those as `own` with room for what is to come, and
-        the place at which `x` starts; they are returned with `x` written in.
+        the place at which `x` starts; they are returned with `x` written in. Each token's position
+        is `shift` further than its place behind the sample's cache.
         """
         samples, new = x.shape[1:3]
         slot = jnp.arange(1, samples + 1)
@@ -223,7 +225,7 @@ class Prefix(nnx.Module):
             x,
             weights,
             self.remat,
-            rows=(length[..., None] + place, cache.segment),
+            rows=(length[..., None] + place + shift, cache.segment),
             cached=(cache.k, cache.v, own),
             pipeline=self.compute.pipeline,
         )

@@ -14,15 +14,18 @@ from typing import Any, Literal
 from models.checkpoints.released import CAMERAS, Released, Source, StateOption, find_released
 from models.checkpoints.sources import CheckpointSource
 from models.inputs.embodiment import Embodiment, Normalizer, Scaling
+from models.inputs.fast import SPECIAL_WORDS
 from models.inputs.processor import Processor
 from models.inputs.raw import RawKeys
-from models.pi import lerobot, openpi
+from models.pi import lerobot
 from models.pi.lerobot_statistics import read_normalizers
 from models.pi.model import PiConfig
 from models.pi.statistics_file import read_scale
 
-_TEXT_LIMITS = {"modulation": 200, "input": 48}
-_NORMALIZATION: dict[str, Scaling] = {"modulation": "quantile", "input": "z-score"}
+_TEXT_LIMITS = {"pi05": 200, "pi0": 48, "pi0_fast": 250}
+_NORMALIZATION: dict[str, Scaling] = {"pi05": "quantile", "pi0": "z-score", "pi0_fast": "quantile"}
+_STATES: dict[str, StateOption] = {"pi0": "suffix", "pi0_fast": "text"}
+_FORMS = {"pi05": "text, text-padded or none", "pi0": "a suffix", "pi0_fast": "text"}
 _EMPTY = re.compile(r"(^|\.)empty_camera_\d+$")
 
 
@@ -40,33 +43,39 @@ class ActingOptions:
 
 
 def openpi_policy(
-    path: Path, source: CheckpointSource, told: ActingOptions
-) -> tuple[PiConfig, Processor]:
+    path: Path, source: CheckpointSource, told: ActingOptions, config: Any
+) -> tuple[Any, Processor]:
     """Config and processor of a checkpoint in openpi's Orbax format.
+
+    Args:
+      config: a PiConfig or Pi0FastConfig with the sizes that parameters tell.
 
     Raises:
       ValueError: as `load_policy`.
     """
     row = find_released(path, "openpi", told.released)
-    return _openpi(path, openpi.config(source), row, told, None)
+    return _openpi(path, config, row, told, None)
 
 
 def lerobot_policy(
-    path: Path, source: CheckpointSource, told: ActingOptions
-) -> tuple[PiConfig, Processor]:
+    path: Path, source: CheckpointSource, told: ActingOptions, config: Any
+) -> tuple[Any, Processor]:
     """Config and processor of a directory of LeRobot's, or of openpi's conversion to PyTorch.
+
+    Args:
+      config: as for `openpi_policy`.
 
     Raises:
       FileNotFoundError: there is no config.json.
       ValueError: as `load_policy`.
     """
     found = lerobot.read_config(path)
-    config = lerobot.config(source, found.horizon, found.rtc_max_delay)
     kind: Source = "lerobot" if found.kind else "openpi"
     row = find_released(path, kind, told.released)
     if not found.kind:
         return _openpi(path, config, row, told, found.horizon)
     _check_horizon(path, told, found.horizon)
+    family = _family(config)
     if config.state_input == "text":
         config = replace(config, state_dim=found.state_dim)
     _check_family(path, config, row, told)
@@ -75,8 +84,8 @@ def lerobot_policy(
     noted = {"True": True, "False": False}.get(source.metadata.get("earlier", ""), found.earlier)
     written = {True: "text-padded", False: "text", None: None}[noted]
     state: Any = told.state or written or (row.state if row else None)
-    if config.time == "input":
-        state = "suffix"
+    if family != "pi05":
+        state = _STATES[family]
     elif state is None and dims[0] == config.state_dim:
         state = "text"
     elif state is None:
@@ -100,7 +109,11 @@ def lerobot_policy(
             robot, name="LeRobot", state=state_scales, actions=scales.get("action", robot.actions)
         )
     relative = found.relative if told.relative is None else tuple(told.relative)
-    config = replace(config, state_input=_form(state))
+    if family == "pi0_fast":
+        rest = {"steps": found.steps, "temperature": found.temperature, "action_dim": dims[1]}
+        config = replace(config, horizon=found.horizon, **rest)
+    else:
+        config = replace(config, state_input=_form(state))
     # Black borders came with LeRobot 0.5.0, as did text of the robot's dims alone.
     dark = noted or state == "text-padded"
     return config, Processor(
@@ -110,25 +123,27 @@ def lerobot_policy(
         text_limit=found.text,
         spells_padding=state == "text-padded",
         resize="bilinear-dark" if dark else "bilinear",
-        cleans=config.time == "modulation",
+        cleans=family != "pi0",
+        **_writing(config),
     )
 
 
 def _openpi(
-    path: Path, config: PiConfig, row: Released | None, told: ActingOptions, horizon: int | None
-) -> tuple[PiConfig, Processor]:
+    path: Path, config: Any, row: Released | None, told: ActingOptions, horizon: int | None
+) -> tuple[Any, Processor]:
     _check_family(path, config, row, told)
     _check_horizon(path, told, horizon)
     name, file = _statistics(path, row, told)
-    known = row or Released(_family(config))
+    family = _family(config)
+    known = row or Released(family)
     horizon = told.horizon or horizon or known.horizon
     state = told.state or known.state
     relative = known.relative if told.relative is None else tuple(told.relative)
     questions = []
     if horizon is None:
         questions.append("horizon: how many steps a chunk has (action_horizon of openpi's config)")
-    if config.time == "input":
-        state = "suffix"
+    if family != "pi05":
+        state = _STATES[family]
     elif state is None:
         questions.append(
             "state: 'text' if its prompt spells the state (discrete_state_input, as in pi05_droid),"
@@ -141,25 +156,39 @@ def _openpi(
         )
     _ask(path, questions)
     assert horizon is not None
-    config = replace(config, horizon=horizon, state_input=_form(state))
+    config = replace(config, horizon=horizon)
+    if family != "pi0_fast":
+        config = replace(config, state_input=_form(state))
     dims = known.state_dims or config.state_dim, known.action_dims or config.action_dim
-    robot = _in_model_units("model units", CAMERAS, *dims)
+    robot = _in_model_units("model units", known.cameras or CAMERAS, *dims)
     robot = replace(robot, absent=known.absent, keys=known.keys, adapter=known.adapter)
     if file is not None:
-        scaling = known.normalization or _NORMALIZATION[config.time]
+        scaling = known.normalization or _NORMALIZATION[family]
         robot = replace(
             robot,
             name=name,
             state=read_scale(file, "state", scaling, known.state_dims),
             actions=read_scale(file, "actions", scaling, known.action_dims),
         )
+    text = known.text or _TEXT_LIMITS[family]
+    if family == "pi0_fast":
+        dims = len(robot.state.offset), len(robot.actions.offset)
+        config = replace(config, state_dim=dims[0], action_dim=dims[1])
     return config, Processor(
         **config.preparation,
         words=(),
         embodiments=(_finished(robot, relative or (), told),),
-        text_limit=known.text or _TEXT_LIMITS[config.time],
+        text_limit=text,
         spells_padding=state == "text-padded",
+        blackens=family == "pi0_fast",
+        **_writing(config),
     )
+
+
+def _writing(config: Any) -> dict[str, Any]:
+    """Place of FAST's tokens in the vocabulary of a π0-FAST."""
+    top = config.vocabulary - 1 - SPECIAL_WORDS
+    return {"fast_top": top} if _family(config) == "pi0_fast" else {}
 
 
 def _form(state: StateOption | None) -> Any:
@@ -175,17 +204,17 @@ def _ask(path: Path, questions: list[str]) -> None:
         )
 
 
-def _check_family(path: Path, config: PiConfig, row: Released | None, told: ActingOptions) -> None:
+def _check_family(path: Path, config: Any, row: Released | None, told: ActingOptions) -> None:
     family = _family(config)
     if row is not None and row.family != family:
         raise ValueError(
             f"{path} is taken for the released {told.released or path.name}, a {row.family}, but "
             f"its parameters are those of a {family}; give released= its own name."
         )
-    if told.state is not None and (told.state == "suffix") == (family == "pi05"):
+    known = ("text", "text-padded", "none") if family == "pi05" else (_STATES[family],)
+    if told.state is not None and told.state not in known:
         raise ValueError(
-            f"{path} is a {family}, whose state is "
-            + ("text, text-padded or none" if family == "pi05" else "a suffix")
+            f"{path} is a {family}, whose state is {_FORMS[family]}"
             + f", so it cannot be '{told.state}'."
         )
 
@@ -197,7 +226,9 @@ def _check_horizon(path: Path, told: ActingOptions, written: int | None) -> None
         )
 
 
-def _family(config: PiConfig) -> Literal["pi0", "pi05"]:
+def _family(config: Any) -> Literal["pi0", "pi05", "pi0_fast"]:
+    if not isinstance(config, PiConfig):
+        return "pi0_fast"
     return "pi05" if config.time == "modulation" else "pi0"
 
 

@@ -10,7 +10,6 @@ import numpy as np
 
 from models.inputs.embodiment import Embodiment
 from models.pi import lerobot, lerobot_processors, lora, openpi
-from models.pi.model import PiConfig
 from models.policy import Policy
 
 
@@ -24,7 +23,7 @@ def write_openpi(policy: Policy, target: Path) -> None:
     openpi.export(policy.params, target)
     if policy.processor is not None:
         robot = policy.processor.embodiments[policy.embodiment]
-        _write_statistics(target, robot, policy.model.config)
+        write_statistics(target, robot, quantiles=policy.model.config.time == "modulation")
 
 
 def write_lerobot(policy: Policy, target: Path) -> None:
@@ -68,12 +67,12 @@ def write_lerobot(policy: Policy, target: Path) -> None:
     lerobot_processors.write_processors(target, config, robot.state, robot.actions)
 
 
-def _write_statistics(target: Path, robot: Embodiment, config: PiConfig) -> None:
-    """openpi's norm_stats.json: means and deviations for π0, quantiles for π0.5."""
+def write_statistics(target: Path, robot: Embodiment, *, quantiles: bool) -> None:
+    """openpi's norm_stats.json: means and deviations (π0), or quantiles (π0.5, π0-FAST)."""
     stats = {}
     for key, normalizer in (("state", robot.state), ("actions", robot.actions)):
         offset, scale = np.asarray(normalizer.offset), np.asarray(normalizer.scale)
-        if config.time == "modulation":
+        if quantiles:
             width = 2 * scale - 1e-6
             low = offset - scale
             stats[key] = {"mean": offset, "std": scale, "q01": low, "q99": low + width}

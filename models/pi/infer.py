@@ -50,20 +50,13 @@ def pi_config(
             f"{source.where} is not a whole π0 or π0.5 checkpoint; without these its sizes cannot "
             f"be told: {', '.join(missing)}."
         )
-    blocks, (tokens, width) = shapes["vision/blocks/q/kernel"], shapes["vision/position"]
-    patch = math.isqrt(shapes["vision/embed/kernel"][0] // 3)
+    vision = siglip_config(shapes)
     action_dim = shapes["action_in/kernel"][0]
     return PiConfig(
-        vision=SiglipConfig(
-            width=width,
-            depth=blocks[0],
-            hidden=shapes["vision/blocks/up/kernel"][2],
-            heads=blocks[2],
-            patch=patch,
-        ),
-        language=_stack(shapes, "language"),
-        expert=_stack(shapes, "expert"),
-        image_size=math.isqrt(tokens) * patch,
+        vision=vision,
+        language=gemma_config(shapes, "language"),
+        expert=gemma_config(shapes, "expert"),
+        image_size=math.isqrt(shapes["vision/position"][0]) * vision.patch,
         vocabulary=shapes["embedding"][0],
         state_dim=shapes["state_in/kernel"][0] if reads_state else action_dim,
         action_dim=action_dim,
@@ -73,7 +66,20 @@ def pi_config(
     )
 
 
-def _stack(shapes: Mapping[str, Shape], name: str) -> GemmaConfig:
+def siglip_config(shapes: Mapping[str, Shape]) -> SiglipConfig:
+    """Sizes of the vision tower, by the shapes of its parameters."""
+    blocks = shapes["vision/blocks/q/kernel"]
+    return SiglipConfig(
+        width=shapes["vision/position"][1],
+        depth=blocks[0],
+        hidden=shapes["vision/blocks/up/kernel"][2],
+        heads=blocks[2],
+        patch=math.isqrt(shapes["vision/embed/kernel"][0] // 3),
+    )
+
+
+def gemma_config(shapes: Mapping[str, Shape], name: str) -> GemmaConfig:
+    """Sizes of the stack `name` and of its adapters, by the shapes of its parameters."""
     depth, width, heads, head_dim = shapes[f"{name}/layers/attention/q/kernel"]
     return GemmaConfig(
         width=width,

@@ -20,6 +20,7 @@ from models.checkpoints.layout import exported
 from models.checkpoints.rename import Rule, Table
 from models.checkpoints.safetensors_format import Entry, write_file
 from models.checkpoints.sources import CheckpointSource, open_safetensors
+from models.config import from_json
 from models.files.foreign_json import read_json, section, whole
 from models.pi.infer import pi_config
 from models.pi.model import PiConfig
@@ -173,8 +174,9 @@ class LerobotConfig:
     tokens, `state_dim` as padded, `cameras` in the model's order, the robot's own dims if it says,
     and the action dims that are `relative` to the state.
 
-    `earlier`: True if a LeRobot before 0.5.0 wrote it, None if the files do not tell. `kind`: "pi0"
-    or "pi05"; "" for openpi's conversion to PyTorch. `rtc_max_delay`: see PiConfig.
+    `earlier`: True if a LeRobot before 0.5.0 wrote it, None if the files do not tell. `kind`:
+    "pi0", "pi05" or "pi0_fast"; "" for openpi's conversion to PyTorch. `steps`: tokens of a chunk
+    that π0-FAST writes at most, drawn at `temperature`. `rtc_max_delay`: see PiConfig.
     """
 
     horizon: int
@@ -186,6 +188,8 @@ class LerobotConfig:
     relative: tuple[int, ...] = ()
     earlier: bool | None = None
     kind: str = ""
+    steps: int = 256
+    temperature: float = 0.0
     rtc_max_delay: int = 0
 
 
@@ -211,6 +215,12 @@ def config(source: CheckpointSource, horizon: int, rtc_max_delay: int = 0) -> Pi
     Heads are merged in these files. Where no export of ours wrote them down, they are taken to be
     Gemma's (one key-value head) and So400m's (16).
     """
+    found = pi_config(source, table(source), horizon, known_axes(source))
+    return replace(found, rtc_max_delay=rtc_max_delay)
+
+
+def known_axes(source: CheckpointSource) -> dict[str, int]:
+    """Sizes of axes that these files merge, see `config`."""
     known = {
         axis: _heads(source, name, default)
         for axis, name, default in (("g", "kv_heads", 1), ("h", "vision_heads", _VISION_HEADS))
@@ -218,8 +228,7 @@ def config(source: CheckpointSource, horizon: int, rtc_max_delay: int = 0) -> Pi
     key = source.shapes.get(f"{_LANGUAGE}.layers.0.self_attn.k_proj.weight")
     if key:
         known["d"] = key[0] // known["g"]
-    found = pi_config(source, table(source), horizon, known)
-    return replace(found, rtc_max_delay=rtc_max_delay)
+    return known
 
 
 def read_config(path: Path) -> LerobotConfig:
@@ -236,9 +245,10 @@ def read_config(path: Path) -> LerobotConfig:
     values, where = read_json(file), str(file)
     kind = values.get("type", "pi05")
     horizons = [name for name in ("chunk_size", "action_horizon") if values.get(name) is not None]
-    if kind not in ("pi0", "pi05"):
+    if kind not in ("pi0", "pi05", "pi0_fast"):
         raise ValueError(
-            f"{file} describes a policy of type {str(kind)[:80]!r}, expected 'pi0' or 'pi05'."
+            f"{file} describes a policy of type {str(kind)[:80]!r}, expected 'pi0', 'pi05' or "
+            f"'pi0_fast'."
         )
     if not horizons:
         raise ValueError(f"{file} has neither chunk_size nor action_horizon; add one.")
@@ -263,6 +273,8 @@ def read_config(path: Path) -> LerobotConfig:
         relative=_relative(file, values, action or whole(values, "max_action_dim", 32, where)),
         earlier=_is_earlier(file, values),
         kind=str(values.get("type", "")),
+        steps=whole(values, "max_decoding_steps", 256, where),
+        temperature=from_json(float, values.get("temperature", 0.0), f"{where}: temperature"),
         rtc_max_delay=whole(values, "rtc_training_max_delay", 0, where, least=0),
     )
 

@@ -134,8 +134,9 @@ def config(source: CheckpointSource, horizon: int = 50) -> PiConfig:
     return pi_config(source, table(source), horizon)
 
 
-def export(params: PyTree, path: Path) -> None:
-    """Writes `path/params`, an Orbax directory that openpi restores: one tree `params`, f32.
+def export(params: PyTree, path: Path, rules: Table | None = None) -> None:
+    """Writes `path/params`, an Orbax directory that openpi restores: one tree `params`, f32, by
+    `rules`, π0's or π0.5's if None.
 
     Arrays are fetched to this host. LoRA factors go as they are: openpi scales them by the alpha
     of its own config.
@@ -146,7 +147,9 @@ def export(params: PyTree, path: Path) -> None:
     target = Path(path).absolute() / "params"
     if target.exists():
         raise ValueError(f"{target} exists; give a directory without a checkpoint in it.")
-    rules = PI05 if "expert/norm/modulation/kernel" in flatten_dict(params, sep="/") else PI0
+    if rules is None:
+        flow_time = "expert/norm/modulation/kernel"
+        rules = PI05 if flow_time in flatten_dict(params, sep="/") else PI0
     arrays = {
         name: make().astype(np.float32, copy=False)
         for name, (_, make) in exported(params, rules, "An openpi checkpoint").items()

@@ -100,12 +100,14 @@ def greedy(
     *,
     slots: int,
     length: int,
-    begin: int,
+    begin: int | Int[Array, "r k"],
     end: int,
+    gap: int = 0,
     below: int | None = None,
 ) -> Int[Array, "r k length"]:
     """The likeliest token after `begin`, then after that one, until every sample has met `end`;
-    `end` fills what is left, and slots without a sample. Only ids `below` are chosen."""
+    `end` fills what is left, and slots without a sample. So many positions as `gap` are left out
+    behind the first token; only ids `below` are chosen."""
     depth, rows, _, *heads = cache.k.shape
     past = jnp.zeros((depth, rows, slots, length, *heads), cache.k.dtype)
     slot = jnp.arange(1, slots + 1)
@@ -118,12 +120,13 @@ def greedy(
 
     def step(state: tuple) -> tuple:
         i, token, done, tokens, own = state
-        hidden, own = language.read(embed(token[..., None]), cache, own, i)
+        shift = jnp.where(i > 0, gap, 0)[None]
+        hidden, own = language.read(embed(token[..., None]), cache, own, i, shift=shift)
         token = jnp.argmax(logits(hidden[:, :, 0], table), axis=-1).astype(jnp.int32)
         token = jnp.where(done, end, token)
         return i + 1, token, done | (token == end), tokens.at[:, :, i].set(token), own
 
-    first = jnp.full((rows, slots), begin, jnp.int32)
+    first = jnp.broadcast_to(jnp.asarray(begin, jnp.int32), (rows, slots))
     tokens = jnp.full((rows, slots, length), end, jnp.int32)
     start = (jnp.int32(0), first, empty, tokens, (past, past))
     return jax.lax.while_loop(unfinished, step, start)[3]

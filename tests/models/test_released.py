@@ -65,5 +65,9 @@ def test_lerobots_policies_answer_as_lerobots_own_stack(case, tmp_path, like):
 
 
 def test_every_policy_of_openpis_that_can_act_here_was_recorded():
-    acting = {name for name, row in RELEASED.items() if row.source == "openpi" and not row.refused}
+    acting = {
+        name
+        for name, row in RELEASED.items()
+        if row.source == "openpi" and row.family != "pi0_fast" and not row.refused
+    }
     assert acting - UNRUNNABLE == {case.name for case in OPENPI}

@@ -31,7 +31,7 @@ from data.store.convert import DESCRIPTION
 from data.store.numbers import open_numbers
 from data.store.store import Store, open_store
 from models import Processor, Scaling
-from models.inputs.fast import Fast
+from models.inputs.fast import SPECIAL_WORDS, Fast
 from models.inputs.tokenizer import SMALLEST_VOCABULARY
 from models.terminal import Console, Progress
 from tools.recipes.presets import RunConfig
@@ -44,8 +44,6 @@ _Chunk = tuple[str, int, int, Float32[np.ndarray, "h d"]]
 
 _TRAINED_ON = 1 << 16
 _SHOWN = 1 << 10
-_SPECIAL = 128
-"""Last words of PaliGemma's vocabulary, which FAST's tokens leave alone (openpi)."""
 
 
 class SpellingFigures(NamedTuple):
@@ -210,7 +208,7 @@ def _with_fast(
         vocabulary = config.model.vocabulary
         room = vocabulary - processor.tokenizer.size
         if processor.sentencepiece:
-            room = vocabulary - 1 - _SPECIAL
+            room = vocabulary - 1 - SPECIAL_WORDS
         kept = cache / f"fast-{key}-{min(VOCABULARY, room)}"
         if not kept.is_dir():
             _train_into(kept, spelling, min(VOCABULARY, room), console)
@@ -220,7 +218,7 @@ def _with_fast(
             f"{kept}",
             soft_wrap=True,
         )
-    top = config.model.vocabulary - 1 - (_SPECIAL if processor.sentencepiece else 0)
+    top = config.model.vocabulary - 1 - (SPECIAL_WORDS if processor.sentencepiece else 0)
     if before is not None and begun is not None:
         top = begun.fast_top
     spelt = replace(processor, fast=fast, fast_top=top)
@@ -229,7 +227,7 @@ def _with_fast(
     if not counted.is_file():
         cached.write_json(counted, _longest_chunk(spelling, fast, console))
     where, tokens = cached.read_json(counted)
-    return spelt, where, tokens + 2
+    return spelt, where, len(spelt.framed(np.zeros(tokens, np.int32)))
 
 
 def _train_into(folder: Path, spelling: Spelling, vocabulary: int, console: Console) -> None:

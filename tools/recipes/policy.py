@@ -24,6 +24,8 @@ class PolicyOptions:
     tokenizer: Path | None = None
     """SentencePiece file, which openpi's checkpoints lack; for GR00T a tokenizer.json, or the
     folder of Eagle's processor."""
+    fast: Path | None = None
+    """Folder of the FAST tokenizer of a π0-FAST that came without it."""
     cameras: tuple[str, ...] = ()
     """Robot's cameras and the policy's that they feed, as ROBOT=POLICY where names differ; the
     policy's others keep their names and may be absent."""
@@ -66,6 +68,7 @@ def load(
         relative=options.relative,
         cameras=cameras or None,
         tokenizer=options.tokenizer,
+        fast=options.fast,
         robot=options.robot,
         modality=options.modality,
     )

@@ -25,6 +25,7 @@ from models.layers.layers import Compute
 from models.layers.qwen3 import QwenConfig
 from models.layers.siglip import SiglipConfig
 from models.model import ModelConfig
+from models.pi.fast.model import Pi0FastConfig
 from parallel.mesh import MeshConfig
 from parallel.optimizer import OptimizerConfig, ends_with_the_run
 from parallel.trainer import TrainerConfig
@@ -173,6 +174,31 @@ PI0 = replace(
 )
 """π0 as released, to fine-tune."""
 
+PI0_FAST = replace(
+    PI05,
+    model=Pi0FastConfig(
+        vision=SiglipConfig(remat="full"), language=replace(GEMMA_2B, remat="full"), horizon=10
+    ),
+)
+"""π0-FAST as released, to fine-tune; `--fast` takes the released tokenizer's folder."""
+
+PI0_FAST_TINY = replace(
+    TINY,
+    model=Pi0FastConfig(
+        vision=SiglipConfig(width=64, depth=1, hidden=128, heads=4, patch=8),
+        language=GemmaConfig(width=64, depth=3, hidden=128, heads=2, kv_heads=1, head_dim=32),
+        image_size=48,
+        vocabulary=1536,
+        state_dim=8,
+        action_dim=8,
+        horizon=8,
+        steps=64,
+        writing="plain",
+        compute=Compute(dtype="float32"),
+    ),
+)
+"""π0-FAST's architecture with small numbers."""
+
 GROOT = replace(
     PI05,
     model=GrootConfig(
@@ -216,6 +242,8 @@ PRESETS = {
     "metaworld": METAWORLD,
     "pi05": PI05,
     "pi0": PI0,
+    "pi0-fast": PI0_FAST,
+    "pi0-fast-tiny": PI0_FAST_TINY,
     "groot": GROOT,
     "groot-tiny": GROOT_TINY,
 }

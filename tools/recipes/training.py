@@ -29,7 +29,7 @@ from models.flow import flow
 from models.inputs.tokenizer import SentencePiece
 from models.layers.pipeline import check_pipeline
 from models.load import begin_from, inspect_params, with_tokenizer
-from models.model import Model, function_at, require
+from models.model import Model, function_at, require, told
 from models.terminal import Console
 from parallel.hooks import Hook
 from parallel.hosts.distributed import host_index, put_batch, row_share
@@ -91,8 +91,8 @@ class Paths:
     """Checkpoint, or norm_stats.json, policy_preprocessor.json or stats.json, whose scaling of
     states and actions is kept; the data's own if not given."""
     fast: Path | None = None
-    """Folder of a FAST tokenizer, for the loss of action tokens; one is trained on the data, or the
-    policy's of --init kept, if not given."""
+    """Folder of a FAST tokenizer, for the loss of action tokens and for π0-FAST; one is trained on
+    the data, or the policy's of --init kept, if not given."""
     trust: bool = False
     """Run the transforms, programs in Python, that a mixture's file names."""
     data_format: str = ""
@@ -179,7 +179,7 @@ def _run(
     )
     if ready.targets:
         config = replace(config, model=config.model.changed(targets=ready.targets))
-    model, sources = config.model.build(), ready.sources()
+    model, sources = told(config.model.build(), ready.processor), ready.sources()
     layout = config.layout(sources)
     plan = Plan(sources, layout, config.rows.number, seed=config.trainer.seed)
     content = {"plan": plan.digest, "data": ready.mixed.digest}
@@ -294,6 +294,11 @@ def _text(paths: Paths) -> Text | None:
         released = getattr(found.config, "released_text", None)
         if released is not None:
             return Text(**function_at(released)(paths.init, paths.tokenizer))
+        if "writes" in found.config.preparation and paths.fast is None:
+            raise ValueError(
+                f"{paths.init} came without the FAST tokenizer that it writes its chunks in; give "
+                f"--fast FOLDER (openpi's and LeRobot's is physical-intelligence/fast)."
+            )
     processor = None if found is None else found.processor
     if processor is not None and processor.chat:
         if paths.tokenizer is not None:

@@ -189,7 +189,7 @@ def test_what_contradicts_table_or_files_is_refused(tmp_path):
 def test_a_policy_of_action_tokens_is_refused_by_name(tmp_path, name):
     if RELEASED[name].source == "openpi":
         at = folder(tmp_path, name, "pi05")
-        with pytest.raises(ValueError, match=f"{name}, but π0-FAST predicts action tokens"):
+        with pytest.raises(ValueError, match=f"{name}, but its action tokens are not FAST's"):
             load_policy(at)
 
 

@@ -1,0 +1,1 @@
+"""π0-FAST: action chunks written by the language model, token by token."""

@@ -1,0 +1,83 @@
+"""π0-FAST in openpi's Orbax directories and LeRobot's safetensors: names, and sizes by shapes.
+
+Both keep the names that their π0 has for the vision tower and the language model, without an action
+expert. LeRobot's scores may be made by a table of their own, which it no longer ties to the
+embedding.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from models.checkpoints.rename import Rule, Table, our_shapes
+from models.checkpoints.sources import CheckpointSource
+from models.pi import lerobot, openpi
+from models.pi.fast.model import Pi0FastConfig
+from models.pi.infer import gemma_config, siglip_config
+
+_KEPT = ("vision/", "language/", "embedding")
+_EXPERTS = re.compile(r"(einsum|mlp|norm)_1/|^(action|state|time)_")
+_HEAD = "paligemma_with_expert.paligemma.lm_head.weight"
+_NEEDED = (
+    "vision/embed/kernel",
+    "vision/position",
+    "vision/blocks/q/kernel",
+    "vision/blocks/up/kernel",
+    "embedding",
+    "language/layers/attention/q/kernel",
+    "language/layers/attention/k/kernel",
+    "language/layers/mlp/gate/kernel",
+)
+
+OPENPI = Table(tuple(rule for rule in openpi.PI05.rules if rule.ours.startswith(_KEPT)))
+_RULES = tuple(rule for rule in lerobot.PI05.rules if rule.ours.startswith(_KEPT))
+LEROBOT = Table(_RULES, lerobot.PI05.ignored)
+LEROBOT_UNTIED = Table(
+    (
+        *(replace(rule, aliases=()) if rule.ours == "embedding" else rule for rule in _RULES),
+        Rule("head", _HEAD, "v w -> v w"),
+    ),
+    lerobot.PI05.ignored,
+)
+TABLES = (OPENPI, LEROBOT, LEROBOT_UNTIED)
+
+
+def is_fast(source: CheckpointSource) -> bool:
+    """The parameters of an openpi checkpoint are a vision tower's and a language model's alone."""
+    return not any(_EXPERTS.search(name) for name in source.shapes)
+
+
+def lerobot_table(source: CheckpointSource) -> Table:
+    """LeRobot's table, by whether scores have one of their own."""
+    embedding = LEROBOT.by_path["embedding"].theirs
+    return LEROBOT_UNTIED if {_HEAD, embedding} <= source.shapes.keys() else LEROBOT
+
+
+def config(
+    source: CheckpointSource, table: Table, known: Mapping[str, int] | None = None
+) -> Pi0FastConfig:
+    """A config off the checkpoint's shapes by the rules of `table`; robots' sizes are openpi's
+    defaults.
+
+    Args:
+      known: sizes of axes that the checkpoint merges.
+
+    Raises:
+      ValueError: parameters are missing without which sizes cannot be told (all such are listed).
+    """
+    shapes = our_shapes(table, source.shapes, known)
+    if missing := [f"{p} ({table.by_path[p].theirs})" for p in _NEEDED if p not in shapes]:
+        raise ValueError(
+            f"{source.where} is not a whole π0-FAST checkpoint; without these its sizes cannot be "
+            f"told: {', '.join(missing)}."
+        )
+    vision = siglip_config(shapes)
+    return Pi0FastConfig(
+        vision=vision,
+        language=gemma_config(shapes, "language"),
+        image_size=math.isqrt(shapes["vision/position"][0]) * vision.patch,
+        vocabulary=shapes["embedding"][0],
+        head="head" in shapes,
+        writing="openpi" if table is OPENPI else "lerobot",
+    )

@@ -1,0 +1,46 @@
+"""A π0-FAST written as openpi's checkpoint, with its robot's scales and, beside them, the FAST
+tokenizer, for which openpi's own layout has no place.
+
+What openpi would read otherwise than we do is refused, not dropped.
+"""
+
+from pathlib import Path
+
+from models.inputs.fast import SPECIAL_WORDS
+from models.pi import openpi
+from models.pi.fast.checkpoint import OPENPI
+from models.pi.formats import write_statistics
+from models.policy import Policy
+
+
+def write_openpi(policy: Policy, target: Path) -> None:
+    """Writes the parameters as openpi's Orbax directory, norm_stats.json, and a folder `fast` that
+    `load_policy(fast=…)` and transformers' AutoProcessor open.
+
+    Raises:
+      ValueError: openpi's π0-FAST writes its text or places, or scores its words, otherwise, or
+        counts FAST's ids from elsewhere.
+    """
+    config, processor = policy.model.config, policy.processor
+    if config.writing != "openpi":
+        raise ValueError(
+            f"openpi's π0-FAST lays words and places as model.writing 'openpi' says, but this "
+            f"policy was trained with '{config.writing}'; write it as chiliad."
+        )
+    if processor is not None and not processor.sentencepiece and processor.words:
+        raise ValueError(
+            "openpi reads prompts with PaliGemma's tokenizer, but this policy with a word list of "
+            "its own; write it as chiliad."
+        )
+    top = config.vocabulary - 1 - SPECIAL_WORDS
+    if processor is not None and processor.fast_top != top:
+        raise ValueError(
+            f"openpi's FAST tokens begin at id {top}, but this policy's at {processor.fast_top}; "
+            f"write it as chiliad."
+        )
+    openpi.export(policy.params, target, OPENPI)
+    if processor is not None:
+        robot = processor.embodiments[policy.embodiment]
+        write_statistics(target, robot, quantiles=True)
+        if processor.fast is not None:
+            processor.fast.save(target / "fast", config.horizon, len(robot.actions.offset))

@@ -1,0 +1,359 @@
+"""π0-FAST (arXiv 2501.09747): a vision tower and a language model that writes the action chunk
+itself, as FAST tokens, one after the other.
+
+Pictures and prompt are a prefix that is seen both ways, what is written is causal, and the loss is
+the cross-entropy of the writing. Layers and packed rows are those of π0; sampling reads the prefix
+once and keeps every token's keys and values. Checked against openpi's `Pi0FAST`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from models.attention.ring import deal
+from models.files.bounds import (
+    LARGEST_DIMS,
+    LARGEST_DRAWS,
+    LARGEST_HORIZON,
+    LARGEST_IMAGE,
+    LARGEST_VOCABULARY,
+    check_size,
+    check_sizes,
+)
+from models.flow.realtime_chunking import Given, Guidance
+from models.inputs.packed_batch import ACTION_TOKENS, Layout, PackedBatch
+from models.inputs.processor import Processor, Writing
+from models.layers.functional import Functional, Params
+from models.layers.gemma import GEMMA_2B, Cache, GemmaConfig, Prefix
+from models.layers.layers import Compute, Remat
+from models.layers.siglip import Siglip, SiglipConfig
+from models.model import ModelConfig, Stack
+from models.pi import targets
+from models.pi.fast.grammar import Grammar
+from models.pi.model import SHARDING_RULES
+from models.sharding import ROWS, Rules, constrain, look_up
+
+
+@dataclass(frozen=True)
+class Pi0FastConfig(ModelConfig, family="pi0_fast"):
+    """Architecture; the defaults are openpi's.
+
+    `steps`: FAST tokens of a chunk at most, when acting. `targets`: places for a chunk's tokens in
+    training, with those around them; 0 leaves them to the data. `temperature`: of the draw of a
+    token; 0 takes the likeliest.
+    `writing`: "plain" acts as it was trained. The authors' do not quite: "openpi" leaves out a
+    position before the first token that it writes when acting, and in "lerobot" the prefix sees its
+    last token when acting alone. `head`: tokens are scored by
+    a table of their own, not by the embedding.
+    """
+
+    vision: SiglipConfig = field(default_factory=SiglipConfig)
+    language: GemmaConfig = GEMMA_2B
+    image_size: int = 224
+    vocabulary: int = 257_152
+    state_dim: int = 32
+    action_dim: int = 32
+    horizon: int = 32
+    steps: int = 256
+    targets: int = 0
+    temperature: float = 0.0
+    writing: Writing = "openpi"
+    head: bool = False
+    compute: Compute = field(default_factory=Compute)
+
+    state_input = "text"
+
+    def __post_init__(self) -> None:
+        check_size("model.image_size", self.image_size, LARGEST_IMAGE)
+        check_size("model.vocabulary", self.vocabulary, LARGEST_VOCABULARY)
+        check_sizes("model", self, "state_dim", "action_dim", most=LARGEST_DIMS)
+        check_size("model.horizon", self.horizon, LARGEST_HORIZON)
+        check_size("model.steps", self.steps, LARGEST_DRAWS)
+        check_size("model.targets", self.targets, least=0)
+        if not 0 <= self.temperature <= 100:
+            raise ValueError(f"model.temperature is {self.temperature}; expected 0 to 100.")
+        if self.image_size % self.vision.patch:
+            raise ValueError(
+                f"model.image_size is {self.image_size}, which patches of "
+                f"{self.vision.patch} (model.vision.patch) do not divide; change one of them."
+            )
+
+    @property
+    def tokens_per_image(self) -> int:
+        return self.vision.tokens(self.image_size)
+
+    @property
+    def preparation(self) -> dict[str, Any]:
+        return super().preparation | {"writes": self.writing}
+
+    @property
+    def cross_entropies(self) -> dict[str, float]:
+        return {"action_tokens": 1.0}
+
+    @property
+    def adapted(self) -> bool:
+        return bool(self.language.attention_lora or self.language.mlp_lora)
+
+    def build(self) -> "Pi0Fast":
+        return Pi0Fast(self)
+
+    def stacks(self, layout: Layout) -> tuple[Stack, ...]:
+        """The layers that a row passes; what is written passes the language model's too."""
+        vision, language = self.vision, self.language
+        pictures = layout.images * layout.tokens_per_image
+        places = layout.prefix + layout.samples * layout.targets
+        keys = 2 * language.kv_heads * language.head_dim
+        return (
+            Stack(vision.depth, vision.width, pictures, 0),
+            Stack(language.depth, language.width, places, keys),
+        )
+
+    def recomputing(self, remat: Remat) -> "Pi0FastConfig":
+        """With so much of every stack's forward pass recomputed in backward."""
+        return replace(
+            self,
+            vision=replace(self.vision, remat=remat),
+            language=replace(self.language, remat=remat),
+        )
+
+    quantizable: ClassVar[str] = r"^language/layers/(attention|mlp)/"
+    exports: ClassVar[Mapping[str, str]] = {"openpi": "models.pi.fast.formats:write_openpi"}
+
+
+@dataclass(frozen=True)
+class Pi0Fast:
+    """The model as functions of (parameters, batch, key). Only one that was told its `Processor`
+    can write: `grammar` is the grammar of its chunks, `top` the id of FAST's token 0 and `opening`
+    the ids of what stands before a chunk."""
+
+    config: Pi0FastConfig
+    grammar: Grammar | None = None
+    top: int = 0
+    opening: tuple[int, ...] = ()
+
+    groups: ClassVar[dict[str, str]] = {"vision": "vision", "language": "embedding|head|language"}
+
+    @property
+    def sharding_rules(self) -> Rules:
+        return (*SHARDING_RULES, (r"^head$", PartitionSpec(("tensor", "fsdp"))))
+
+    def reading(self, processor: Processor) -> "Pi0Fast":
+        """The model that writes what `processor` can read.
+
+        Raises:
+          ValueError: it has no tokenizer for actions or for text, or a chunk takes more tokens than
+            `config.steps`.
+        """
+        dims = tuple(len(robot.actions.offset) for robot in processor.embodiments)
+        config = self.config
+        grammar = Grammar(processor.action_tokenizer, config.horizon, dims, config.steps)
+        opening = tuple(processor.opening.tolist())
+        return replace(self, grammar=grammar, top=processor.fast_top, opening=opening)
+
+    def init(self, key: PRNGKeyArray) -> Params:
+        """Random parameters, f32, as a nested dict."""
+        return self._modules.init(key)
+
+    def loss(
+        self, params: Params, batch: PackedBatch, key: PRNGKeyArray
+    ) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        """Each sample's cross-entropy, in nats per token, times its (weighted) valid action
+        entries, summed; and these entries' count.
+
+        Raises:
+          ValueError: the batch has no places for targets.
+        """
+        modules = self._modules.bind(params)
+        hidden = modules.written(batch) if batch.targets.shape[2] else None
+        kinds = {"action_tokens": ACTION_TOKENS}
+        means = targets.cross_entropies(hidden, modules.scorer, batch, kinds)
+        weight = (batch.action_mask * batch.weight[..., None, None]).sum((2, 3))
+        return jnp.sum(means["action_tokens"] * weight), jnp.sum(weight)
+
+    def predict_tokens(
+        self, params: Params, batch: PackedBatch, length: int, end: int
+    ) -> Int[Array, "r k length"]:
+        """The likeliest next tokens of all words, one by one, whether they spell a chunk or not;
+        from the first `end` on, all are that."""
+        modules = self._modules.bind(params)
+        cache, last = modules.begun(batch)
+        return targets.greedy(
+            modules.language, modules.embedded, modules.scorer, cache,
+            slots=batch.state.shape[1], length=length, begin=last, end=end, gap=self._gap,
+        )  # fmt: skip
+
+    def write(
+        self, params: Params, batch: PackedBatch, noise: Float[Array, "r k h a"]
+    ) -> tuple[Int[Array, "r k n"], Int[Array, "r k"]]:
+        """FAST tokens that spell one chunk exactly, and their number.
+
+        Of the tokens after which a chunk can still be finished the likeliest is taken, or one drawn
+        at `config.temperature`; all that a draw depends on are the bits of the row's `noise`.
+
+        Raises:
+          ValueError: the model was not told its processor.
+        """
+        grammar = self._grammar
+        config, modules = self.config, self._modules.bind(params)
+        cache, last = modules.begun(batch)
+        opening = jnp.asarray(self.opening, jnp.int32)
+        opening = jnp.broadcast_to(opening, (*last.shape, len(opening)))
+        first = jnp.concatenate([last[..., None], opening], axis=-1)
+        depth, rows, _, *heads = cache.k.shape
+        room = first.shape[2] + config.steps
+        past = jnp.zeros((depth, rows, last.shape[1], room, *heads), cache.k.dtype)
+        size = grammar.fast.size
+        table = modules.scorer[self.top - size + 1 : self.top + 1][::-1].astype(past.dtype)
+        seeds = jax.lax.bitcast_convert_type(noise[..., 0, 0], jnp.uint32)
+        keys = jax.vmap(jax.vmap(jax.random.key))(seeds)
+
+        def choose(hidden: Array, rest: Any, at: Array | int) -> Array:
+            scores = targets.logits(hidden, table)
+            if config.temperature:
+                each = jax.vmap(jax.vmap(lambda k: jax.random.fold_in(k, at)))(keys)
+                drawn = jax.vmap(jax.vmap(lambda k: jax.random.gumbel(k, (size,))))(each)
+                scores = scores / config.temperature + drawn
+            allowed = grammar.allowed(rest, config.steps - at)
+            return jnp.argmax(jnp.where(allowed, scores, -jnp.inf), axis=-1).astype(jnp.int32)
+
+        def read(tokens: Array, own: Any, start: Array | int) -> tuple[Array, Any]:
+            shift = jnp.where(start + jnp.arange(tokens.shape[2]) > 0, self._gap, 0)
+            hidden, own = modules.language.read(
+                modules.embedded(tokens), cache, own, start, shift=shift
+            )
+            return hidden[:, :, -1], own
+
+        def take(i: Array | int, hidden: Array, state: tuple) -> tuple:
+            token, written, count, rest, done = state
+            token = choose(hidden, rest, i)
+            written = written.at[:, :, i].set(jnp.where(done, 0, token))
+            after = grammar.read(rest, token)
+            rest = jax.tree.map(lambda old, new: jnp.where(done, old, new), rest, after)
+            return token, written, count + ~done, rest, done | (rest.coefficients == 0)
+
+        def step(state: tuple) -> tuple:
+            i, own, so_far = state
+            token = so_far[0]
+            hidden, own = read((self.top - token)[..., None], own, first.shape[2] + i - 1)
+            return i + 1, own, take(i, hidden, so_far)
+
+        hidden, own = read(first, (past, past), 0)
+        nothing = jnp.zeros(last.shape, jnp.int32)
+        written = jnp.zeros((*last.shape, config.steps), jnp.int32)
+        rest, empty = grammar.begin(batch.embodiment), jnp.asarray(batch.weight) == 0
+        begun = jnp.int32(1), own, take(0, hidden, (nothing, written, nothing, rest, empty))
+        _, _, (_, written, count, *_) = jax.lax.while_loop(lambda s: ~s[2][4].all(), step, begun)
+        return written, count
+
+    def sample_actions(
+        self,
+        params: Params,
+        batch: PackedBatch,
+        noise: Float[Array, "r k h a"],
+        steps: int | None = None,
+        guidance: Guidance | Given | None = None,
+    ) -> Float[Array, "r k h a"]:
+        """Normalised action chunks, of as many dims as the robot has; 0 in the others.
+
+        Raises:
+          ValueError: the model was not told its processor, `steps` is not the config's, or there is
+            a chunk to continue.
+        """
+        if guidance is not None:
+            raise ValueError(
+                "π0-FAST writes a chunk token by token, so it cannot be drawn towards the chunk "
+                "before it (real-time chunking); act without the previous chunk."
+            )
+        if steps not in (None, self.config.steps):
+            raise ValueError(
+                f"steps is {steps}, but the chunk's grammar is made for {self.config.steps} tokens;"
+                f" change model.steps."
+            )
+        written, count = self.write(params, batch, noise)
+        chunks = jax.vmap(jax.vmap(self._grammar.chunk))(written, count, batch.embodiment)
+        dims = batch.actions.shape[-1] - chunks.shape[-1]
+        return jnp.pad(chunks, ((0, 0), (0, 0), (0, 0), (0, dims)))
+
+    @property
+    def _grammar(self) -> Grammar:
+        if self.grammar is None:
+            raise ValueError(
+                "This π0-FAST was not told how its chunks are spelt: act through a Policy with a "
+                "processor that has a FAST tokenizer."
+            )
+        return self.grammar
+
+    @property
+    def _gap(self) -> int:
+        """Positions that are left out before the first token written."""
+        return int(self.config.writing == "openpi")
+
+    @cached_property
+    def _modules(self) -> "Functional[_Modules]":
+        return Functional(partial(_Modules, self.config))
+
+
+class _Modules(nnx.Module):
+    def __init__(self, config: Pi0FastConfig, rngs: nnx.Rngs):
+        self.config = config
+        compute, width = config.compute, config.language.width
+        self.dtype = jnp.dtype(compute.dtype)
+        self.vision = Siglip(
+            config.vision, config.image_size, width, film_width=None, compute=compute, rngs=rngs
+        )
+        self.embedding = nnx.Param(
+            nnx.initializers.normal(width**-0.5)(rngs.params(), (config.vocabulary, width))
+        )
+        if config.head:
+            self.head = nnx.Param(
+                nnx.initializers.normal(width**-0.5)(rngs.params(), (config.vocabulary, width))
+            )
+        self.language = Prefix(config.language, compute, rngs)
+
+    @property
+    def scorer(self) -> Float[Array, "v w"]:
+        """The table by which words are scored."""
+        return self.head[...] if self.config.head else self.embedding[...]
+
+    def begun(self, batch: PackedBatch, *, blind: bool = False) -> tuple[Cache, Int[Array, "r k"]]:
+        """The language model's cache of each prefix but its last token, and that token, from which
+        the writing goes on: read again, it sees the others and itself as it did in the prefix.
+
+        Args:
+          blind: the prefix does not see its last token.
+        """
+        config, batch = self.config, deal(batch)
+        rows, slots = batch.images.shape[:2]
+        pictured = slots * config.vision.tokens(config.image_size)
+        images = self.vision(batch.images.reshape(-1, *batch.images.shape[2:]), None)
+        tokens = [images.reshape(rows, pictured, -1), self.embedded(batch.text)]
+        every = jnp.concatenate(tokens, axis=1)
+        x = jnp.take_along_axis(every, batch.prefix_source[..., None], axis=1)
+        x = constrain(x, ROWS, "context")
+        slot = jnp.arange(1, batch.state.shape[1] + 1)[:, None]
+        whose = batch.prefix_segment[:, None] == slot
+        length = whose.sum(-1, keepdims=True)
+        ends = whose & (batch.prefix_position[:, None] == length - 1)
+        before = jnp.where(ends.any(1), 0, batch.prefix_segment)
+        seen = before if blind else batch.prefix_segment
+        cache = self.language(x, seen, batch.prefix_position)
+        at = jnp.where(ends, batch.prefix_source[:, None], 0).max(-1) - pictured
+        last = jnp.take_along_axis(batch.text, jnp.maximum(at, 0), axis=1)
+        return cache._replace(segment=before), last
+
+    def written(self, batch: PackedBatch) -> Float[Array, "r k l w"]:
+        """Last hidden states of the targets, the first of which is the prefix's last token."""
+        cache, last = self.begun(batch, blind=self.config.writing == "lerobot")
+        continued = jnp.asarray(batch.targets).at[:, :, 0].set(last)
+        return self.language.read(self.embedded(continued), cache)[0]
+
+    def embedded(self, tokens: Int[Array, "*b t"]) -> Float[Array, "*b t w"]:
+        x = look_up(self.embedding[...], tokens) * self.config.language.width**0.5
+        return x.astype(self.dtype)
