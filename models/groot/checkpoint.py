@@ -18,6 +18,7 @@ from models.checkpoints.rename import Shape, our_shapes
 from models.checkpoints.safetensors_format import write_file
 from models.checkpoints.sources import CheckpointSource, open_safetensors
 from models.files.foreign_json import read_json, section, whole
+from models.groot.lora import merge
 from models.groot.model import GrootConfig
 from models.groot.names import LANGUAGE, TABLE, canonical
 from models.layers.dit import TransformerConfig
@@ -146,8 +147,9 @@ def read_values(path: Path) -> dict[str, Any]:
 
 
 def write(policy: Policy, target: Path) -> None:
-    """`export` of a policy."""
-    export(policy.params, policy.model.config, target)
+    """`export` of a policy, adapters folded into their kernels."""
+    config, params = merge(policy.model.config, policy.params)
+    export(params, config, target)
 
 
 def export(params: PyTree, config: GrootConfig, path: Path, dtype: str = "float32") -> None:

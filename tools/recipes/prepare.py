@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from data import Dataset, open_dataset
@@ -29,8 +30,12 @@ from data.validation.validate import require_valid
 from models import Embodiment, Processor
 from models.config import to_json
 from models.inputs.tokenizer import Tokenizer
+from models.layers.quantized import is_quantized
 from models.load import check_fit
+from models.model import init_params
+from models.sharding import path_name
 from models.terminal import Console, Progress
+from parallel.optimizer import select, with_groups
 from tools.recipes.presets import RunConfig
 from tools.recipes.statistics import Scalings, kept_scales, show_outside
 
@@ -143,19 +148,36 @@ def check_model(config: RunConfig) -> None:
     """Refuses what this command cannot train.
 
     Raises:
-      ValueError: the model's kernels are in float8, or it learns from targets.
+      ValueError: kernels in few bits would move, or it learns from targets.
     """
     if config.model.compute.quantized:
-        raise ValueError(
-            f"model.compute.quantized is {config.model.compute.quantized!r}; kernels kept in "
-            f"float8 serve a policy and cannot be trained, leave it empty."
-        )
+        _check_frozen(config)
     if config.model.cross_entropies:
         raise ValueError(
             f"The model learns to predict targets, {dict(config.model.cross_entropies)}, but this "
             f"command prepares neither subtasks nor FAST tokens; set the weights of these losses "
             f"(such as model.text_loss) to 0, or train as docs/insulation.md shows."
         )
+
+
+def _check_frozen(config: RunConfig) -> None:
+    """Raises ValueError unless kernels in few bits stay as they are."""
+    model, compute = config.model.build(), config.model.compute
+    if compute.fp8 != "none":
+        raise ValueError(
+            f"model.compute.fp8 is '{compute.fp8}', but kernels at {compute.quantized!r} are kept "
+            f"in {compute.quantized_kind}, whose products are not in float8; set it to none."
+        )
+    params = jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
+    moving = select(with_groups(config.optimizer, model.groups), params)[0]
+    parts = jax.tree_util.tree_leaves_with_path(moving, is_leaf=is_quantized)
+    for path, leaf in parts:
+        if is_quantized(leaf) and any(jax.tree.leaves(leaf)):
+            raise ValueError(
+                f"model.compute.quantized keeps {path_name(path)} in {compute.quantized_kind}, "
+                f"which cannot be trained, but optimizer.rate_factors does not freeze it; train "
+                f"adapters alone, as in --optimizer.rate-factors 'lora_[ab]$' 1 . 0."
+            )
 
 
 def _scalings(robot: RobotConfig, config: RunConfig) -> Scalings:

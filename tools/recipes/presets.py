@@ -21,7 +21,7 @@ from models.files.own_file import load
 from models.groot.model import GrootConfig
 from models.layers.dit import TransformerConfig
 from models.layers.gemma import GEMMA_2B, GEMMA_300M, GemmaConfig
-from models.layers.layers import Compute
+from models.layers.layers import Compute, Lora
 from models.layers.qwen3 import QwenConfig
 from models.layers.siglip import SiglipConfig
 from models.model import ModelConfig
@@ -187,6 +187,49 @@ GROOT = replace(
 """GR00T-N1.5 at its released sizes. Samples are prepared as for our other models, not as NVIDIA's
 processor does (docs/presets.md)."""
 
+_ADAPTERS = (("lora_[ab]$", 1.0), (r"^(action|state|time)_", 1.0), (".", 0.0))
+"""Adapters and the small layers around the action expert learn; all else is frozen."""
+_LORA = Lora(16, 16.0)
+
+PI05_QLORA = replace(
+    PI05,
+    model=PI05.model.changed(
+        vision=SiglipConfig(remat="full", lora=_LORA),
+        language=replace(GEMMA_2B, remat="full", attention_lora=_LORA, mlp_lora=_LORA),
+        expert=replace(GEMMA_300M, remat="full", attention_lora=_LORA, mlp_lora=_LORA),
+        compute=Compute(
+            quantized=r"^(vision/blocks|(language|expert)/layers/(attention|mlp))/",
+            quantized_kind="nf4",
+        ),
+    ),
+    rows=RowsConfig(number=4, samples=4),
+    optimizer=replace(
+        PI05.optimizer, learning_rate=1e-4, rate_factors=_ADAPTERS, frozen_dtype="bfloat16"
+    ),
+)
+"""π0.5 on one GPU of 24 GB: adapters in every stack, trained on a frozen base in 4 bits
+(docs/qlora.md)."""
+
+GROOT_QLORA = replace(
+    GROOT,
+    model=GROOT.model.changed(
+        vision=SiglipConfig(remat="full", lora=_LORA),
+        language=QwenConfig(remat="full", lora=_LORA),
+        adapter=replace(GrootConfig().adapter, remat="full", lora=_LORA),
+        dit=replace(GrootConfig().dit, remat="full", lora=_LORA),
+        compute=Compute(
+            quantized=(
+                r"^(vision/blocks|language/layers/(attention|mlp)|adapter/blocks"
+                r"|dit/(cross|self)_blocks)/(q|k|v|out|up|gate|down)/"
+            ),
+            quantized_kind="nf4",
+        ),
+    ),
+    rows=RowsConfig(number=4, samples=4),
+    optimizer=replace(GROOT.optimizer, rate_factors=_ADAPTERS, frozen_dtype="bfloat16"),
+)
+"""`GROOT` likewise; the tables of state encoders and action decoders stay f32, and learn."""
+
 GROOT_TINY = replace(
     TINY,
     model=GrootConfig(
@@ -214,8 +257,10 @@ PRESETS = {
     "tiny": TINY,
     "metaworld": METAWORLD,
     "pi05": PI05,
+    "pi05-qlora": PI05_QLORA,
     "pi0": PI0,
     "groot": GROOT,
+    "groot-qlora": GROOT_QLORA,
     "groot-tiny": GROOT_TINY,
 }
 

@@ -306,7 +306,7 @@ def _held_out_metrics(model: Model, ready: Prepared, config: RunConfig, mesh: Me
         for batch in batches:
             if stopping():
                 return {}
-            measured.append(measure(state.ema, batch))
+            measured.append(measure(state.averaged, batch))
         total = np.sum(measured, axis=0)
         names = ("val_loss", "val_action_mse", "val_mean_action_mse")
         return dict(zip(names, map(float, total[:3] / total[3]), strict=True))
