@@ -25,7 +25,7 @@ from tests.helpers.parallel import small_pi
 from tests.helpers.parallel.small_qlora import OPTIMIZER, Kept, adapted, parameters
 
 KEY = jax.random.key(1)
-ERRORS = {"float8": 0.12, "int8": 0.05, "nf4": 0.4}
+ERRORS = {"float8": 0.2, "int8": 0.05, "nf4": 0.4}
 """Bounds on the error of the adapters' gradient, relative to its norm, for a net of random numbers
 (docs/results/qlora.md)."""
 ONE = make_mesh(MeshConfig(), jax.devices()[:1])
