@@ -37,11 +37,30 @@ class Runs(NamedTuple):
     task: Int64[np.ndarray, " r"]
 
 
+class Subtasks(NamedTuple):
+    """Steps into which tasks are divided: the runs of frames with one of them, end to end through
+    all episodes. `runs.task` indexes `texts`; -1 where nothing is said of the frames."""
+
+    runs: Runs
+    texts: tuple[str, ...]
+
+
+def subtasks_of(frames: Any) -> Subtasks | None:
+    """Subtasks of a Dataset or of Frames; None where it says that it has none, or does not say.
+
+    Raises:
+      DatasetError: a frame's subtask has no text.
+    """
+    return frames.subtasks if getattr(frames, "has_subtasks", False) else None
+
+
 class Dataset(Protocol):
     """Episodes 0..e-1 of frames at a steady rate, with columns of values and pictures of cameras.
 
     For one thread at a time; pickles, so that other threads and processes open their own. What is
     not known without reading data may be found out when it is first asked for.
+
+    It may also have `subtasks`, and a bool `has_subtasks` that is known without reading data.
     """
 
     @property
@@ -130,6 +149,20 @@ class Dataset(Protocol):
     def file(self, i: int) -> Path | str:
         """Path or URL of the file that holds episode i's columns, for messages."""
         ...
+
+
+def frames_at(
+    dataset: Dataset, i: int, camera: str, at: Int64[np.ndarray, " n"]
+) -> UInt8[np.ndarray, "n h w 3"]:
+    """Frames `at` of episode i as `camera` saw them. A dataset with a `frames_at` of its own, such
+    as LeRobot's, decodes no others; of one without, the whole episode is read.
+
+    Raises:
+      IndexError: the episode has no such frame.
+      DatasetError: as `Dataset.frames`.
+    """
+    read = getattr(dataset, "frames_at", None)
+    return dataset.frames(i, camera)[at] if read is None else read(i, camera, at)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,8 @@ class Frames(Protocol):
     `prompts` has for each task its wordings, of which any may be shown. `present` tells which
     episodes have which of `cameras` (full LeRobot names). `duplicate_of` is for each episode the
     first one with the same states and actions. `stats` are those of every column over all frames.
-    `digest` names the content. Pickles, and serves any number of threads.
+    `digest` names the content. Pickles, and serves any number of threads. Frames of a dataset with
+    subtasks have them too (`data.dataset.subtasks_of`).
     """
 
     @property
@@ -38,6 +39,8 @@ class Frames(Protocol):
     def fps(self) -> float: ...
     @property
     def image_size(self) -> int: ...
+    @property
+    def resize(self) -> str: ...
     @property
     def cameras(self) -> tuple[str, ...]: ...
     @property
@@ -65,7 +68,7 @@ class Frames(Protocol):
         camera: str,
         out: Sequence[UInt8[np.ndarray, "s s 3"]],
     ) -> None:
-        """Fills each of `out` with a frame's picture, a black-padded square of `image_size`.
+        """Fills each of `out` with a frame's picture, a square of `image_size` (see `fit`).
 
         Raises:
           DatasetError: a picture cannot be read; names the file.

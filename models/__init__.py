@@ -1,7 +1,8 @@
 """Models: attention, flow-matching policies and their inputs. Knows no dataset, no mesh."""
 
+from models.inputs.embodiment import Embodiment, Normalizer, Scaling
 from models.inputs.packed_batch import Layout, PackedBatch, Sample, pack
-from models.inputs.processor import Embodiment, Normalizer, Processor, Scaling
+from models.inputs.processor import Processor
 from models.load import load_policy
 from models.pi.model import Pi, PiConfig
 from models.policy import Policy

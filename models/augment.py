@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt8
 
 from models.inputs.packed_batch import PackedBatch
-from models.model import Model, init_params
+from models.model import Model, init_params, require
 
 _STREAM = 2**32 - 1
 _TO_YIQ = np.array([[0.299, 0.587, 0.114], [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])
@@ -77,9 +77,24 @@ class Augmented:
     def loss(
         self, params: Any, batch: PackedBatch, key: PRNGKeyArray
     ) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        return self.model.loss(params, self._varied(batch, key), key)
+
+    @property
+    def term_names(self) -> tuple[str, ...]:
+        """The model's, if it has some."""
+        return getattr(self.model, "term_names", ())
+
+    def losses(
+        self, params: Any, batch: PackedBatch, key: PRNGKeyArray
+    ) -> tuple[Float[Array, ""], tuple[Float[Array, ""], dict[str, Float[Array, ""]]]]:
+        """`loss` with its terms, of a model that has several."""
+        return require(self.model, "losses", "the terms of its loss")(
+            params, self._varied(batch, key), key
+        )
+
+    def _varied(self, batch: PackedBatch, key: PRNGKeyArray) -> PackedBatch:
         tokens = self.model.config.tokens_per_image
-        batch = augment(batch, key, self.config, self.cameras, tokens)
-        return self.model.loss(params, batch, key)
+        return augment(batch, key, self.config, self.cameras, tokens)
 
 
 def augment(

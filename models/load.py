@@ -19,10 +19,14 @@ from jax.sharding import Mesh
 from models.checkpoints import own
 from models.checkpoints.load import read
 from models.checkpoints.released import StateOption, find_released
+from models.checkpoints.remote import local
 from models.checkpoints.rename import Table
 from models.checkpoints.sources import CheckpointSource, open_orbax
 from models.config import from_json, model_config
 from models.groot import checkpoint as groot
+from models.groot.conventions import groot_policy
+from models.inputs.bpe import ByteBpe
+from models.inputs.chat import PICTURE
 from models.inputs.processor import Processor
 from models.inputs.tokenizer import SentencePiece
 from models.layers.fp8 import HISTORY_LEAF
@@ -58,12 +62,14 @@ def load_policy(
     tokenizer: Path | str | None = None,
     robot: str | None = None,
     padding: Literal["masked", "released"] | None = None,
+    modality: Path | str | None = None,
 ) -> Policy:
     """The policy in a checkpoint, ready to act.
 
     Args:
       path: a run or checkpoint of ours (averaged parameters), a directory of openpi's (with
-        `params`, or `params` itself), or a file or directory of safetensors.
+        `params`, or `params` itself), or a file or directory of safetensors; or the URL of one
+        (hf://org/name@revision, s3://…, gs://…), which is fetched.
       dtype: of the parameters in memory, such as "bfloat16"; as saved (ours) or float32 if None.
         Activations take it too where it is given.
       mesh: spread the parameters over it; else they go to the first device.
@@ -75,11 +81,14 @@ def load_policy(
       relative: action dims that the model measures from the state dim of the same number.
       cameras: the robot's names of cameras, each with the model's; the model's others keep
         theirs and may be absent.
-      tokenizer: a SentencePiece file, which openpi's checkpoints lack; needed for prompts as text.
-      robot: which of several statistics in an openpi checkpoint's assets scale state and actions;
-        without any, both are in the model's units.
+      tokenizer: a SentencePiece file, which openpi's checkpoints lack, or for GR00T a
+        tokenizer.json or the folder of one, or its URL; needed for prompts as text.
+      robot: which of several statistics in an openpi checkpoint's assets, or in GR00T's metadata,
+        scale state and actions; without any, both are in the model's units.
       padding: for GR00T; "released" lets padded places be seen, as the release does; as saved if
         None.
+      modality: for NVIDIA's files of GR00T, the modality.json with the parts of the robot in the
+        order in which its data config reads them.
 
     Raises:
       FileNotFoundError: nothing there is a checkpoint.
@@ -90,13 +99,12 @@ def load_policy(
     """
     if steps is not None and steps < 1:
         raise ValueError(f"steps is {steps}; the sampler needs at least one Euler step.")
-    path = Path(path)
-    told = ActingOptions(released, horizon, state, relative, cameras, robot)
+    path = local(path)
+    told = ActingOptions(released, horizon, state, relative, cameras, robot, modality)
     found = inspect_checkpoint(path, told)
     config, processor = found.config, found.processor
     if tokenizer is not None and processor is not None:
-        pieces = SentencePiece.read(Path(tokenizer))
-        processor = replace(processor, words=(), sentencepiece=pieces.model)
+        processor = with_tokenizer(processor, local(tokenizer))
         check_fit(config, processor, str(tokenizer))
     computed = dtype or (config.compute.dtype if found.source is None else "float32")
     if computed != config.compute.dtype:
@@ -127,6 +135,7 @@ def load_params(path: Path, like: PyTree, found: CheckpointInfo | None = None) -
     Raises:
       FileNotFoundError, ValueError: as `load_policy`.
     """
+    path = local(path)
     found = inspect_params(path) if found is None else found
     turned: dict[str, Any] = {}
     if not found.config.compute.quantized:
@@ -146,6 +155,7 @@ def begin_from(path: Path, model: Model, like: PyTree, seed: int) -> PyTree:
     Raises:
       FileNotFoundError, ValueError: as `load_policy`; the checkpoint is of another model.
     """
+    path = local(path)
     found = inspect_params(path)
     _check_bits(path, found.config, model.config)
     wanted = flatten_dict(like, sep="/")
@@ -187,12 +197,19 @@ def like_model(model: Model, dtype: str | None = None, mesh: Mesh | None = None)
 
 def inspect_checkpoint(path: Path, told: ActingOptions | None = None) -> CheckpointInfo:
     """Find a checkpoint's format, config and processor; none of its arrays is read."""
+    path = local(path)
     found = inspect_params(path)
     told = told or ActingOptions()
     if found.source is None or found.table is groot.TABLE:
         if found.source is not None:
             find_released(path, "groot", told.released)
-            told = replace(told, released=None)
+            modality = None if told.modality is None else Path(told.modality)
+            own_config: Any = found.config
+            acting, prepared = groot_policy(path, own_config, told.robot, modality)
+            found = replace(found, config=acting, processor=prepared)
+            told = replace(told, released=None, robot=None, modality=None)
+            if prepared is not None and prepared.bpe:
+                check_fit(acting, prepared, str(path))
         _check_untold(path, found.config, told)
         if told.cameras is None or found.processor is None:
             return found
@@ -206,6 +223,7 @@ def inspect_checkpoint(path: Path, told: ActingOptions | None = None) -> Checkpo
 def inspect_params(path: Path) -> CheckpointInfo:
     """A checkpoint's format, and as much of its config as its parameters tell; a processor where
     it is ours."""
+    path = local(path)
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; give a checkpoint's directory or file.")
     if _is_safetensors(path):
@@ -216,7 +234,10 @@ def inspect_params(path: Path) -> CheckpointInfo:
         source = lerobot.open_lerobot(path)
         told = lerobot.read_config(path)
         return CheckpointInfo(
-            lerobot.config(source, told.horizon), None, source, lerobot.table(source)
+            lerobot.config(source, told.horizon, told.rtc_max_delay),
+            None,
+            source,
+            lerobot.table(source),
         )
     if _is_openpi(path):
         source = open_orbax(path)
@@ -251,7 +272,7 @@ _KINDS: dict[str, Kind] = {"float8_e4m3fn": "float8", "int8": "int8"}
 def _check_untold(path: Path, config: ModelConfig, told: ActingOptions) -> None:
     """Raises ValueError if a checkpoint is told what its own files tell."""
     horizon = getattr(config, "horizon", None)
-    names = ("released", "state", "relative", "robot")
+    names = ("released", "state", "relative", "robot", "modality")
     given = [name for name in names if getattr(told, name) is not None]
     if told.horizon not in (None, horizon):
         given.append("horizon")
@@ -288,6 +309,18 @@ def _from_own(path: Path) -> CheckpointInfo:
     return CheckpointInfo(config, processor)
 
 
+def with_tokenizer(processor: Processor, path: Path) -> Processor:
+    """The processor with the tokenizer in a file or folder.
+
+    Raises:
+      FileNotFoundError: it is not there.
+      ValueError: it is of another kind than the policy's.
+    """
+    if processor.chat:
+        return replace(processor, bpe=ByteBpe.read(path).packed)
+    return replace(processor, words=(), sentencepiece=SentencePiece.read(path).model)
+
+
 def check_fit(config: ModelConfig, processor: Processor, where: str) -> None:
     """Raises ValueError, naming `where` and the field, unless a processor prepares what the model
     reads: rows of the same sizes, no token beyond its vocabulary, and no embodiment beyond those
@@ -305,7 +338,15 @@ def check_fit(config: ModelConfig, processor: Processor, where: str) -> None:
             f"{where}: there are {robots} embodiments, but the model tells {config.embodiments} "
             f"apart (model.embodiments)."
         )
-    if processor.words or processor.sentencepiece:
+    if processor.chat and processor.bpe:
+        _check_picture_token(config, processor, where)
+    rows = getattr(config, "projectors", ())
+    if rows and len(rows) != robots:
+        raise ValueError(
+            f"{where}: there are {robots} embodiments, but model.projectors gives rows to "
+            f"{len(rows)}; give one to each."
+        )
+    if processor.words or processor.sentencepiece or processor.bpe:
         try:
             size = max(processor.tokenizer.size, processor.fast_top + 1 if processor.fast else 0)
             tokens = processor.fast.size if processor.fast else 0
@@ -320,3 +361,16 @@ def check_fit(config: ModelConfig, processor: Processor, where: str) -> None:
                 f"{where}: the tokenizer has ids up to {size - 1}, but model.vocabulary is "
                 f"{config.vocabulary}; give the tokenizer that the model was trained with."
             )
+
+
+def _check_picture_token(config: ModelConfig, processor: Processor, where: str) -> None:
+    told = getattr(config, "image_token", None)
+    try:
+        id = ByteBpe(processor.bpe).id(PICTURE)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+    if id != told:
+        raise ValueError(
+            f"{where}: the tokenizer's {PICTURE} has the id {id}, but model.image_token is {told}; "
+            f"give the tokenizer that the model was trained with."
+        )

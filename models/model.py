@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from models.flow import flow
-from models.flow.realtime_chunking import Guidance
+from models.flow.realtime_chunking import Given, Guidance
 from models.inputs.packed_batch import Layout, PackedBatch
 from models.inputs.processor import StateInput
 from models.layers.functional import Params
@@ -72,8 +72,13 @@ class ModelConfig(ABC):
     - `quantizable: str` (tools.quantize): a regex, found in the paths of the stacked kernels
       [layers, …] that may be kept in few bits.
     - `pipelined: tuple[int, ...]` (training on stages): depths of the stacks that stages share.
+    - `rtc_max_delay: int` (chunking "trained"): most steps of a chunk that training gave; the field
+      of such a model takes flow times of single steps.
     - `own_inputs`, as `exports` gives a function (acting without a Processor): of (observation,
       config, actions or None, action_mask or None) to a PackedBatch of one sample a row.
+    - `released_text`, likewise (training from another code's checkpoint): of (its path, a
+      tokenizer's path or None) to the fields of a Processor by which it reads prompts.
+    - `for_robots(names) -> config` (tools.train --embodiment): with these robots in this order.
     """
 
     family: ClassVar[str]
@@ -187,8 +192,9 @@ class Model(Protocol):
     @property
     def groups(self) -> Mapping[str, str]:
         """Parts that are trained or frozen together: by name, a regex that the beginning of a
-        parameter's path matches. `optimizer.rate_factors` may say "@name" for it; RL's presets
-        train "action", the part that draws chunks and that `FlowModel.observe` does not read."""
+        parameter's path matches; some may lie within others. `optimizer.rate_factors` may say
+        "@name" for it; RL's presets train "action", the part that draws chunks and that
+        `FlowModel.observe` does not read."""
 
     def init(self, key: PRNGKeyArray) -> Params:
         """Random parameters, f32."""
@@ -206,9 +212,10 @@ class Model(Protocol):
         batch: PackedBatch,
         noise: Float[Array, "r k h a"],
         steps: int = ...,
-        guidance: Guidance | None = None,
+        guidance: Guidance | Given | None = None,
     ) -> Float[Array, "r k h a"]:
-        """Normalised action chunks from unit noise; `guidance` draws them towards given actions."""
+        """Normalised action chunks from unit noise; `guidance` draws them towards given actions,
+        or, in families with `rtc_max_delay`, they begin with these."""
 
 
 class FlowModel(Model, Protocol):
@@ -230,6 +237,10 @@ class FlowModel(Model, Protocol):
     def field(self, params: Params, batch: PackedBatch, observed: Any = None) -> flow.Field:
         """The batch's velocity field; what is not `observed` yet is read once, here."""
 
+
+TERMS = ("term_names", "losses")
+"""Optional members of a Model whose loss has several terms: their names, and `losses(params, batch,
+key)`, the loss's sum with (its count, each term's sum by name). Training logs them one by one."""
 
 FLOW = ("field", "observe", "observing", "feature_width")
 """Members of a FlowModel beyond those of a Model."""

@@ -18,7 +18,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Bool, Float, Int, Integer, UInt8, UInt32
 
 from models.flow import flow
-from models.flow.realtime_chunking import LIMIT, Guidance, Left, left_over
+from models.flow.realtime_chunking import LIMIT, Chunking, Given, Guidance, Left, left_over
 from models.inputs.observation import read_observation
 from models.inputs.packed_batch import PackedBatch, Sample, pack
 from models.inputs.processor import Processor
@@ -44,7 +44,8 @@ class Policy:
     """`model`: a `models.model.Model`, and a FlowModel for `loss`. `steps`: Euler steps of the
     sampler, which are always the model's own. `embodiment`: index into the processor's. `sizes`:
     rows of the batches that are computed, ascending; others are padded to the next or split by the
-    last. `guidance`: bound on the pull of previous chunks, see `realtime_chunking.guided`.
+    last. `chunking`: how a chunk continues the one before; None, as the model was trained to, or
+    guided where it was not. `guidance`: bound on the pull, see `realtime_chunking.guided`.
 
     GR00T's released checkpoints come without a processor; such a policy takes the model's own
     inputs.
@@ -60,16 +61,32 @@ class Policy:
     embodiment: int = 0
     sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     guidance: float = LIMIT
+    chunking: Chunking | None = None
 
     def __post_init__(self) -> None:
         if not self.sizes or self.sizes[0] < 1 or sorted(set(self.sizes)) != list(self.sizes):
             raise ValueError(
                 f"The policy's sizes are {self.sizes}; give at least one, positive and ascending."
             )
+        if self.chunking == "trained" and not require(
+            self.model.config, "rtc_max_delay", 'chunking "trained"'
+        ):
+            raise ValueError(
+                "chunking is 'trained', but the model was not trained to continue chunks "
+                "(model.rtc_max_delay is 0); take 'guided', which needs no training, or train with "
+                "--model.rtc-max-delay."
+            )
 
     @property
     def steps(self) -> int:
         return self.model.config.steps
+
+    @property
+    def continues(self) -> Chunking:
+        """Continuation of chunks: `chunking`, or what suits the model."""
+        if self.chunking is not None:
+            return self.chunking
+        return "trained" if getattr(self.model.config, "rtc_max_delay", 0) else "guided"
 
     def act(
         self,
@@ -115,13 +132,14 @@ class Policy:
         *,
         previous: Sequence[Float[np.ndarray, "_h a"] | None] | None = None,
         committed: int | Sequence[int] = 0,
-    ) -> dict[str, Float[np.ndarray, "*b h a"]]:
-        """{"actions": chunks in the robot's units} for openpi's observation, see
+    ) -> dict[str, Any]:
+        """{"actions": chunks [*b, h, a] in the robot's units} for openpi's observation, see
         `read_observation`; of a policy without a processor, for the model's own inputs (for
         GR00T's see `groot_batch`), in the model's units.
 
         A released policy also reads what its robot's clients send, see `models.inputs.raw`; as
-        they expect, one such observation without a batch axis is answered [h, a].
+        they expect, one such observation without a batch axis is answered [h, a]. A policy that
+        says subtasks adds "subtask", the text that each row's chunk does.
 
         Args:
           noise: where integration starts, in the model's dims; drawn from `keys` if None.
@@ -129,17 +147,19 @@ class Policy:
           previous: for each row what is left of its last chunk, in the units of the answer and the
             next action first, or None; the answer continues it (real-time chunking).
           committed: how many of these will be acted in any case, for all rows or for each; so many
-            steps of the answer are theirs exactly, the others are drawn towards them.
+            steps of the answer are theirs exactly, and the others continue them as `continues`
+            says.
 
         Raises:
-          ValueError: the observation is not one that this policy reads, or `previous` does not fit.
+          ValueError: the observation is not one that this policy reads, `previous` does not fit,
+            or more is committed than the model was trained to continue.
         """
         start = None if noise is None else np.asarray(noise, np.float32)
         if (own_batch := self._own_batch) is not None:
             batch = own_batch(observation, self.model.config)
             count, _, horizon, dims = batch.actions.shape
             _check_rows(start, count)
-            lefts = left_over(previous, committed, (count, horizon, dims))
+            lefts = self._left(previous, committed, (count, horizon, dims))
             nothing = np.zeros((horizon, dims), np.float32)
             left: Any = np.stack([nothing if x is None else x.actions for x in lefts])
             batch = replace(batch, actions=left[:, None])
@@ -154,8 +174,13 @@ class Policy:
         alone = raw is not None and is_raw(observation, raw) and not batched(observation, raw)
         if alone and start is not None and start.ndim == 2:
             start = start[None]
-        answered = self.answer(requests, start)
-        return {"actions": answered[0] if alone else answered}
+        told = self.told(requests)
+        answered = self.answer_told(told, start)
+        found: dict[str, Any] = {"actions": answered[0] if alone else answered}
+        if self.says_subtasks:
+            said = [self.subtask(request) for request in told]
+            found["subtask"] = said[0] if alone else said
+        return found
 
     def prepare(
         self,
@@ -181,7 +206,7 @@ class Policy:
             state = np.zeros(len(robot.state.offset))
         states = np.broadcast_to(np.asarray(state), (len(samples), np.shape(state)[-1]))
         shape = (len(samples), processor.horizon, len(robot.actions.offset))
-        lefts = left_over(previous, committed, shape)
+        lefts = self._left(previous, committed, shape)
         samples = [
             sample if left is None else self._continuing(sample, state, left)
             for sample, state, left in zip(samples, states, lefts, strict=True)
@@ -192,7 +217,14 @@ class Policy:
     def answer(
         self, requests: Sequence[Request], noise: Float[np.ndarray, "b h _a"] | None = None
     ) -> Float[np.ndarray, "b h a"]:
-        """Chunks in the robot's units, one for each request; see `infer` for the noise."""
+        """Chunks in the robot's units, one for each request; see `infer` for the noise. A policy
+        that says subtasks does so first."""
+        return self.answer_told(self.told(requests), noise)
+
+    def answer_told(
+        self, requests: Sequence[Request], noise: Float[np.ndarray, "b h _a"] | None = None
+    ) -> Float[np.ndarray, "b h a"]:
+        """`answer` of requests as they are: to do the subtask that each has, if any."""
         _check_rows(noise, len(requests))
         keys, states = (np.stack([getattr(r, name) for r in requests]) for name in ("key", "state"))
         rows: list[Any] = [None] * len(requests)
@@ -204,6 +236,31 @@ class Policy:
                 rows[i] = chunk
         chunks = np.stack(rows)
         return _committed(self.robot_actions(chunks, states), [r.left for r in requests])
+
+    @property
+    def says_subtasks(self) -> bool:
+        """True if the policy says what to do next before it acts."""
+        return self.processor is not None and self.processor.subtask_limit > 0
+
+    def told(self, requests: Sequence[Request]) -> list[Request]:
+        """The requests with the subtask that the policy says for each that has none; as they are if
+        it says none."""
+        found = list(requests)
+        if not self.says_subtasks:
+            return found
+        processor = self._prepared()
+        silent = [i for i, request in enumerate(found) if not len(request.sample.subtask)]
+        for at, count, batch in self.batches([found[i] for i in silent]):
+            tokens = np.asarray(self._say(self.params, batch))[:, 0]
+            for row, i in enumerate(at[:count].tolist()):
+                asked = found[silent[i]]
+                said = processor.subtask_said(tokens[row])
+                found[silent[i]] = replace(asked, sample=replace(asked.sample, subtask=said))
+        return found
+
+    def subtask(self, request: Request) -> str:
+        """The subtask of a request, in words; empty if it has none."""
+        return self._prepared().subtask_text(request.sample.subtask[1:])
 
     def robot_actions(
         self, chunks: Float[np.ndarray, "b h _a"], states: Float[np.ndarray, "b _s"]
@@ -223,7 +280,7 @@ class Policy:
         alike = defaultdict(list)
         for i, request in enumerate(requests):
             sample = request.sample
-            kind = len(sample.images), self._text(len(sample.text)), request.left is None
+            kind = len(sample.images), self._text(len(sample.text)), _depends(request.left)
             alike[kind].append(i)
         for group in alike.values():
             for at, count in self._pieces(len(group)):
@@ -245,7 +302,7 @@ class Policy:
           sizes: some of the policy's, all if None.
           text: longest prompt to expect, in tokens (with the state, where it is text); the
             processor's limit if None.
-          guided: also what real-time chunking needs.
+          guided: also what continued chunks need.
           cameras: how many each observation shows, all of the embodiment's if None.
           progress: called with (programs done, programs) after each.
           compute: what requests are given to, `answer` if None.
@@ -268,12 +325,12 @@ class Policy:
             (length, rows, previous)
             for length in sorted(lengths)
             for rows in sizes or self.sizes
-            for previous in ([None, free] if guided else [None])
+            for previous in ([None, free] if guided and self.continues != "none" else [None])
         ]
         for done, (length, rows, previous) in enumerate(programs, 1):
             words = np.zeros(min(length, processor.text_limit), np.int32)
             sample = processor.sample(images, state, words, embodiment=self.embodiment)
-            (left,) = left_over([previous], 0, (1, *free.shape))
+            (left,) = self._left([previous], 1, (1, *free.shape))
             (compute or self.answer)([Request(sample, state, np.zeros(2, np.uint32), left)] * rows)
             if progress is not None:
                 progress(done, len(programs))
@@ -284,8 +341,8 @@ class Policy:
         actions: Float[ArrayLike, "b h a"],
         *,
         action_mask: Bool[ArrayLike, "b h a"] | None = None,
-        noise: Float[ArrayLike, "b h a"] | None = None,
-        time: Float[ArrayLike, " b"] | None = None,
+        noise: Float[ArrayLike, "b h _a"] | None = None,
+        time: Float[ArrayLike, " b"] | Float[ArrayLike, "b h"] | None = None,
         seed: int = 0,
     ) -> Float[np.ndarray, "*b_h"]:
         """Squared velocity error as the peers give it: openpi's [b, h], averaged over all of the
@@ -294,7 +351,9 @@ class Policy:
 
         Args:
           actions: chunks in the robot's units.
-          noise, time: of the flow (1 is noise, 0 is data); drawn from (`seed`, i) if None.
+          noise, time: of the flow (1 is noise, 0 is data), the noise in the model's dims; drawn
+            from (`seed`, i) if None. A model with `rtc_max_delay` takes a time for each step, 0
+            where its action is given.
 
         Raises:
           ValueError: as `infer`, or the model has no velocity field.
@@ -312,6 +371,8 @@ class Policy:
             batch = self.rows(self._samples(self._read(observation), chunks))
         drawn = flow.draw(jax.random.key(seed), batch.sample_id, 1, batch.actions.shape[2:])
         at = drawn[0] if time is None else np.asarray(time, np.float32)[:, None, None]
+        if at.ndim == 4:
+            require(self.model.config, "rtc_max_delay", "flow times of single steps")
         chunk = drawn[1] if noise is None else np.asarray(noise, np.float32)[:, None, None]
         error = np.asarray(self._error(self.params, batch, chunk, at))
         if own_batch is not None:
@@ -326,6 +387,24 @@ class Policy:
         if self.processor is not None:
             return None
         return function_at(require(self.model.config, "own_inputs", "acting without a processor"))
+
+    def _left(
+        self,
+        previous: Sequence[Float[np.ndarray, "_h _a"] | None] | None,
+        committed: int | Sequence[int],
+        shape: tuple[int, int, int],
+    ) -> list[Left | None]:
+        lefts = left_over(previous, committed, shape, self.continues)
+        if self.continues == "trained":
+            trained = self.model.config.rtc_max_delay
+            longest = max((len(left.committed) for left in lefts if left is not None), default=0)
+            if longest > trained:
+                raise ValueError(
+                    f"committed is {longest}, but the model was trained to continue at most "
+                    f"{trained} steps (model.rtc_max_delay); commit fewer, or take a policy whose "
+                    "chunking is 'guided'."
+                )
+        return lefts
 
     def _prepared(self) -> Processor:
         if self.processor is None:
@@ -370,7 +449,9 @@ class Policy:
         images = max(1, *(len(sample.images) for sample in samples))
         text = self._text(max(len(sample.text) for sample in samples))
         prefix = images * config.tokens_per_image + text + 1
-        layout = config.layout(prefix=prefix, samples=1, images=images, text=text)
+        room = self.processor.subtask_limit if self.processor is not None else 0
+        targets = max(room, *(len(sample.subtask) for sample in samples))
+        layout = config.layout(prefix=prefix, samples=1, images=images, text=text, targets=targets)
         layout = replace(layout, horizon=len(samples[0].actions))
         return pack([[sample] for sample in samples], layout)
 
@@ -400,7 +481,7 @@ class Policy:
             params=self.params if params is None else params,
             sizes=self.sizes if sizes is None else sizes,
         )
-        vars(other).update({name: getattr(self, name) for name in ("_sample", "_error")})
+        vars(other).update({name: getattr(self, name) for name in ("_sample", "_error", "_say")})
         return other
 
     @cached_property
@@ -411,13 +492,31 @@ class Policy:
         ) -> jax.Array:
             if noise is None:
                 noise = flow.noise(keys, batch.actions.shape[2:])
-            guidance = None
-            if weights is not None:
+            guidance: Guidance | Given | None = None
+            if weights is not None and self.continues == "trained":
+                guidance = Given(batch.actions, weights[:, None] > 0)
+            elif weights is not None:
                 weights = weights[:, None, :, None] * batch.action_mask
                 guidance = Guidance(batch.actions, weights, self.guidance)
             return self.model.sample_actions(params, batch, noise[:, None], guidance=guidance)
 
         return sample
+
+    @cached_property
+    def _say(self) -> Any:
+        @jax.jit
+        def say(params: Any, batch: PackedBatch) -> jax.Array:
+            processor = self._prepared()
+            return require(self.model, "predict_text", "saying subtasks")(
+                params,
+                batch,
+                length=processor.subtask_limit - 2,
+                begin=processor.tokenizer.begin,
+                end=processor.tokenizer.end,
+                below=processor.tokenizer.size,
+            )
+
+        return say
 
     @cached_property
     def _error(self) -> Any:
@@ -451,11 +550,15 @@ def _check_rows(noise: Float[np.ndarray, "b h a"] | None, count: int) -> None:
 
 
 def _weights(lefts: Sequence[Left | None]) -> Float[np.ndarray, "b h"] | None:
-    """None where no row has a chunk to continue."""
-    given = [left.weight for left in lefts if left is not None]
+    """None where no row depends on a chunk to continue."""
+    given = [left.weight for left in lefts if left is not None and _depends(left)]
     if not given:
         return None
     return np.stack([np.zeros_like(given[0]) if x is None else x.weight for x in lefts])
+
+
+def _depends(left: Left | None) -> bool:
+    return left is not None and bool(left.weight.any())
 
 
 def _committed(

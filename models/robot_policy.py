@@ -16,8 +16,10 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, UInt8, UInt32
 
+from models.inputs.camera_names import find_camera
+from models.inputs.embodiment import Embodiment, Normalizer
 from models.inputs.packed_batch import PackedBatch, pack
-from models.inputs.processor import Embodiment, Normalizer, Processor
+from models.inputs.processor import Processor
 from models.policy import Policy, Request
 
 Pictures = UInt8[Array | np.ndarray, "c h w 3"] | Sequence[UInt8[np.ndarray, "_h _w 3"] | None]
@@ -79,7 +81,7 @@ class RobotPolicy:
         robot = processor.embodiments[policy.embodiment]
         ours = len(robot.state.offset), len(robot.actions.offset)
         theirs = len(spec.state_names), len(spec.action_names)
-        places = tuple(_place(camera, spec.cameras) for camera in robot.cameras)
+        places = tuple(find_camera(camera, spec.cameras) for camera in robot.cameras)
         blind = {camera for camera, at in zip(robot.cameras, places, strict=True) if at is None}
         if ours != theirs or not blind <= set(robot.absent) or len(blind) == len(places):
             height, width = spec.picture
@@ -132,16 +134,24 @@ class RobotPolicy:
         observation: tuple[UInt8[ArrayLike, "n c h w 3"], Float[ArrayLike, "n s"]],
         prompts: Sequence[str],
         keys: UInt32[np.ndarray, "n 2"],
+        *,
+        previous: Sequence[Float[np.ndarray, "_t a"] | None] | None = None,
+        committed: int = 0,
     ) -> Float[np.ndarray, "n t a"]:
         """Chunks in the robot's units for N observations (`sim.acting.Policy`).
 
         Args:
           keys: any two words for each row, such as (episode, step); all that its noise depends on.
+          previous, committed: chunks to continue, see `Policy.infer`.
         """
         images, states = (np.asarray(x) for x in observation)
-        rows = zip(images, states, prompts, keys, strict=True)
+        lefts = [None] * len(images) if previous is None else previous
+        rows = zip(images, states, prompts, keys, lefts, strict=True)
         return self.policy.answer(
-            [self.request((shown, state), prompt, key) for shown, state, prompt, key in rows]
+            [
+                self.request((shown, state), prompt, key, previous=left, committed=committed)
+                for shown, state, prompt, key, left in rows
+            ]
         )
 
     def request(
@@ -187,7 +197,8 @@ class RobotPolicy:
             return processor.text_limit
         dims = processor.state_dim if processor.spells_padding else self._dims[0]
         longest = np.ones(dims)  # where a state is spelt, no bin takes more letters than the last
-        return max(len(processor.tokens(wording, longest)) for wording in self._wordings)
+        shown = sum(at is not None for at in self.cameras)
+        return max(len(processor.tokens(words, longest, shown)) for words in self._wordings)
 
     def check_traced(self) -> None:
         """Raises ValueError unless `batch` and `actions` can stand for what the host prepares."""
@@ -197,6 +208,11 @@ class RobotPolicy:
                 f"{self.name} draws pictures of {self.picture} pixels, but the policy sees "
                 f"{(size, size)}, and a device does not resize them; give the environment "
                 f"image_size={size}."
+            )
+        if self.processor.resize == "stretched-middle":
+            raise ValueError(
+                "The policy sees the middle of each picture, which a device does not cut out; "
+                "choose placement 'host'."
             )
         if self.embodiment.adapter:
             raise ValueError(
@@ -281,14 +297,6 @@ class RobotPolicy:
         prefix = config.layout(prefix=0, samples=1, images=images).prefix_length(images, text)
         layout = config.layout(prefix=prefix, samples=1, images=images, text=text)
         return pack([[sample] for sample in samples], layout)
-
-
-def _place(camera: str, cameras: Sequence[str]) -> int | None:
-    """The place of a camera by its whole name, or by its last part where that tells it."""
-    if camera in cameras:
-        return cameras.index(camera)
-    alike = [i for i, other in enumerate(cameras) if other.endswith((f".{camera}", f"/{camera}"))]
-    return alike[0] if len(alike) == 1 else None
 
 
 def processor_of(policy: Policy, where: str) -> Processor:

@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -43,7 +43,7 @@ class CheckpointWriter:
     Remains of a killed writer are removed first, so one directory has one writer at a time. What
     cannot be removed is named on `console`, once, and tried again at every save. Use as a context
     manager: leaving it waits for the save under way. `on_saved(step)` is called on the first host,
-    in the background, when a checkpoint has got its number.
+    in the background, when a checkpoint has got its number; steps that are `held` then stay.
     """
 
     def __init__(
@@ -54,11 +54,13 @@ class CheckpointWriter:
         keep: int = 3,
         on_saved: Callable[[int], None] = lambda step: None,
         console: Console | None = None,
+        held: Callable[[], Collection[int]] = tuple,
     ) -> None:
         if keep < 1:
             raise ValueError(f"keep is {keep}, but at least one checkpoint must be kept.")
         self._directory, self._keep = Path(directory).absolute(), keep
         self._constant, self._on_saved = {"config": config, "assets": assets}, on_saved
+        self._held = held
         self._console, self._named = console or Console(quiet=True), set[Path]()
         logger("absl").addFilter(_is_said_here)
         self._background = ThreadPoolExecutor(1, "checkpoint")
@@ -143,7 +145,7 @@ class CheckpointWriter:
                 # a network folder may show hosts different listings for a while
                 unseen = (listed | set(digests.names(saving))) - set(found)
                 digests.write_digests(saving, found | digests.digest_files(saving, unseen))
-                _publish(step, saving, self._keep, self._say_left)
+                _publish(step, saving, self._keep, self._say_left, self._held())
             except OSError as error:
                 return _reason(error)
             try:
@@ -268,8 +270,15 @@ Left = Callable[[Path, OSError], None]
 """Takes what could not be removed, and why."""
 
 
-def _publish(step: int, saving: Path, keep: int, left: Left = lambda path, error: None) -> None:
-    """Gives a complete directory its number; the last `keep` up to it stay. Once it has it, only a
+def _publish(
+    step: int,
+    saving: Path,
+    keep: int,
+    left: Left = lambda path, error: None,
+    held: Collection[int] = (),
+) -> None:
+    """Gives a complete directory its number; the last `keep` up to it stay,
+    and those `held`. Once it has it, only a
     later step that stays would be wrong: the run would go on from that."""
     directory = saving.parent
     final = directory / str(step)
@@ -278,8 +287,9 @@ def _publish(step: int, saving: Path, keep: int, left: Left = lambda path, error
     saving.rename(final)
     digests.sync_directory(directory)
     saved = steps(directory)
-    kept = [number for number in saved if number <= step][-keep:]
-    for old in (directory / str(number) for number in saved if number not in kept):
+    before = [number for number in saved if number <= step]
+    stay = {*before[-keep:], *(number for number in before if number in held)}
+    for old in (directory / str(number) for number in saved if number not in stay):
         try:
             _mark(old, _DELETED)
         except OSError as error:

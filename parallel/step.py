@@ -7,7 +7,7 @@ neither accumulation nor the mesh changes what is learnt. State is born sharded 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import jax
 import jax.numpy as jnp
@@ -146,8 +146,9 @@ def make_train_step(
     """Jitted `step(state, batch, seed) -> (state, metrics)`; the state given is consumed.
 
     The model's key derives from (seed, state.step). Metrics are f32 scalars: `loss` (mean over
-    the global batch), `grad_norm` (before clipping), `learning_rate`, `count`, and bool `finite`,
-    false if loss or gradient is not; that state must then not be kept.
+    the global batch), `loss_NAME` of each of its terms where it has several, `grad_norm` (before
+    clipping), `learning_rate`, `count`, and bool `finite`, false if loss or gradient is not; that
+    state must then not be kept.
 
     With `hosts` the step takes a fourth argument, `put_facts` of every host, and settles its state
     by them (`parallel.hosts.facts`); metrics then hold `good`, whether its update was sound and
@@ -164,8 +165,11 @@ def make_train_step(
         key = jax.random.fold_in(_key(seed, _TRAIN), state.step)
         moving, _ = select(optimizer, state.params)
         with use_abstract_mesh(mesh.abstract_mesh):
-            sums = _sum_gradients(model, state.params, moving, batch, key, mesh, accumulation)
-        new, metrics = apply_gradients(state, *sums, optimizer, placed.params)
+            loss, count, terms, summed = _sum_gradients(
+                model, state.params, moving, batch, key, mesh, accumulation
+            )
+        new, metrics = apply_gradients(state, loss, count, summed, optimizer, placed.params)
+        metrics |= {f"loss_{name}": term / count for name, term in terms.items()}
         if not hosts:
             return new, metrics
         with use_abstract_mesh(mesh.abstract_mesh):
@@ -255,16 +259,23 @@ def _sum_gradients(
     key: PRNGKeyArray,
     mesh: Mesh,
     accumulation: int,
-) -> tuple[Float[Array, ""], Float[Array, ""], Params]:
-    """Loss sum, count and gradient of the loss sum over all rows, one micro-batch at a time; None
-    for parameters that do not move."""
+) -> tuple[Float[Array, ""], Float[Array, ""], Metrics, Params]:
+    """Loss sum, count, sums of the loss's terms and gradient of the loss sum over all rows, one
+    micro-batch at a time; None for parameters that do not move."""
     rows = len(batch.state)
     check_rows(rows, mesh, accumulation)
-    wanted = only(params, moving)
-    gradient = jax.value_and_grad(lambda p, b: model.loss(fill(p, params), b, key), has_aux=True)
+    wanted, names = only(params, moving), getattr(model, "term_names", ())
+
+    def losses(p: Params, b: PackedBatch) -> tuple[Array, tuple[Array, Metrics]]:
+        if names:
+            return cast(Any, model).losses(fill(p, params), b, key)
+        total, count = model.loss(fill(p, params), b, key)
+        return total, (count, {})
+
+    gradient = jax.value_and_grad(losses, has_aux=True)
     if accumulation == 1:
-        (loss_sum, count), summed = gradient(wanted, batch)
-        return loss_sum, count, summed
+        (loss_sum, (count, terms)), summed = gradient(wanted, batch)
+        return loss_sum, count, terms, summed
 
     def split(x: Array) -> Array:
         """Row r goes to micro-batch r % accumulation, so that no row leaves its device."""
@@ -272,10 +283,11 @@ def _sum_gradients(
         return constrain(parts, None, ROWS)
 
     def add(carry: Any, part: PackedBatch) -> tuple[Any, None]:
-        (loss_sum, count), gradients = gradient(wanted, part)
-        return fp8.add(carry, (loss_sum, count, gradients)), None
+        (loss_sum, (count, terms)), gradients = gradient(wanted, part)
+        return fp8.add(carry, (loss_sum, count, terms, gradients)), None
 
     zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), wanted)
-    start = (jnp.float32(0), jnp.float32(0), zeros)
-    (loss_sum, count, summed), _ = jax.lax.scan(add, start, jax.tree.map(split, batch))
-    return loss_sum, count, summed
+    nothing = dict.fromkeys(names, jnp.float32(0))
+    start = (jnp.float32(0), jnp.float32(0), nothing, zeros)
+    sums, _ = jax.lax.scan(add, start, jax.tree.map(split, batch))
+    return sums

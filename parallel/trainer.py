@@ -34,6 +34,7 @@ from parallel.monitor.spikes import BadStep, check_record
 from parallel.monitor.step_trace import traced_steps
 from parallel.optimizer import OptimizerConfig, make_schedule
 from parallel.runs.log_failure import LogFailure
+from parallel.runs.mirror import Mirror
 from parallel.runs.position import NoPosition, at_data, check_at_data
 from parallel.runs.run_folder import (
     CONFIG_NAME,
@@ -82,6 +83,7 @@ def train(
     resume: bool = False,
     initial: Callable[[Any], Any] | None = None,
     hooks: Sequence[Hook[TrainState]] = (),
+    mirror: str | None = None,
 ) -> TrainResult:
     """Trains to `config.steps`, saving on the way, at the end and when told to stop.
 
@@ -90,7 +92,8 @@ def train(
     the checkpoint was saved (None at step 0). After a rollback, batches are ahead of steps, and
     both functions go by the batch. `initial(like)` gives the parameters that a new run begins with,
     in the shapes and shardings of `like`. `hooks` are called between updates; those that are due
-    after the same one leave one line in the log.
+    after the same one leave one line in the log. `mirror` is the URL of a folder where checkpoints
+    are kept too.
 
     SIGTERM or Ctrl-C on any host stop all of them after the same step, saved; a second Ctrl-C
     interrupts at once.
@@ -101,7 +104,8 @@ def train(
         parameters, rules, rows and mesh do not fit; a step is bad (BadStep).
       FileNotFoundError: `resume` is true but the directory holds no run, or its checkpoints are
         away.
-      OSError: a save failed, or the logs could not be written, and then the last step is saved.
+      OSError: a save failed; the logs could not be written, and then the last step is saved; or
+        that did not arrive in the mirror.
     """
     mesh = make_mesh() if mesh is None else mesh
     optimizer = _until_the_end(optimizer, config)
@@ -143,7 +147,14 @@ def train(
             console.print(
                 f"Resuming {run.directory} at step {done} of {config.steps}.", soft_wrap=True
             )
+        kept_at = (
+            None
+            if mirror is None
+            else stack.enter_context(Mirror(mirror, run.directory, config.keep, console))
+        )
         if done >= config.steps:
+            if kept_at is not None:
+                kept_at.finish(done)
             return TrainResult(state, done, finished=True)
         if host_index() == 0:
             write_config(run)
@@ -154,8 +165,9 @@ def train(
             run.config,
             run.assets,
             config.keep,
-            on_saved=partial(note_saved, run.directory),
+            on_saved=partial(_saved, run.directory, kept_at),
             console=console,
+            held=tuple if kept_at is None else kept_at.held,
         )
         checkpoints = stack.enter_context(writer)
         loop = Loop(
@@ -201,6 +213,8 @@ def train(
             state, record = begin(loop.saved)
             bad_steps = record["bad_steps"] if record else None
             record = at_data(position(resumed_at), resumed_at - done, bad_steps)
+        if kept_at is not None and loop.saved is not None:
+            kept_at.finish(loop.saved)
         with failure.kept():
             ledger.end(done)
         kept = f"saved in {folder}" if loop.saved == done else "nothing to save yet"
@@ -217,6 +231,12 @@ def train(
             )
         console.print(ledger.account.report(), soft_wrap=True, highlight=False)
     return TrainResult(state, done, finished=done == config.steps)
+
+
+def _saved(directory: Path, mirror: Mirror | None, step: int) -> None:
+    note_saved(directory, step)
+    if mirror is not None:
+        mirror.put(step)
 
 
 def _raise_unlogged(loop: Loop, outcome: str) -> None:

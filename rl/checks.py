@@ -71,6 +71,11 @@ def check_policy(policy: Policy, config: RlConfig) -> None:
             f"file of yours defines; take 'host' or 'colocated'."
         )
     processor_of(policy, config.rollout.suite)
+    if policy.says_subtasks:
+        raise ValueError(
+            "The policy says its subtask before it acts, which RL does not; fine-tune it by "
+            "tools.train --init with --model.text-loss 0 first."
+        )
     if model.config.compute.quantized:
         raise ValueError(
             "The checkpoint's weights are quantised and cannot be trained; begin from the one that "

@@ -162,10 +162,10 @@ def _step(
     config: FlowConfig,
 ) -> _Step:
     drift, std = (jnp.asarray(z)[at][..., None, None] for z in schedule(config))
-    time = 1 - at / config.steps
+    time = jnp.asarray(flow.times(config.steps))[at]
     predicted = field(x[:, None], time[:, None])
     velocity = predicted.velocity[:, 0]
-    euler = x - velocity / config.steps
+    euler = x - velocity * np.float32(1 / config.steps)
     mean = euler - drift * (x + (1 - time[..., None, None]) * velocity)
     if config.noise == "learned":
         wide = jnp.tanh(_apply(params["noise"], predicted.features[:, 0]))

@@ -7,12 +7,12 @@ another, the first that succeed.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Float, UInt8
 
 from sim.acting import EpisodeRun, Policy, act, plan
 from sim.protocol import Slots, Spec, Start
@@ -30,6 +30,8 @@ class Demonstration(NamedTuple):
     """Frames of each camera."""
     task: str
     """One wording of the goal, chosen by the episode's seed."""
+    subtasks: tuple[str, ...] = ()
+    """The step of the task that the expert was about, of each row, if that is told."""
 
 
 @dataclass
@@ -44,6 +46,7 @@ class Demonstrations:
       first_seed: an episode's seed is this one or a later one.
       noise: standard deviation of what is added to the expert's action, in parts of its range.
       policy: acts instead of the slots' expert; it looks again after `replan_steps` steps.
+      phases: of (task, goal, actions) tells what the expert was about at each step.
 
     Raises:
       ValueError: there is nobody to act, or a task succeeds so rarely that 20 episodes for each
@@ -57,6 +60,7 @@ class Demonstrations:
     noise: float = 0.0
     policy: Policy | None = None
     replan_steps: int = 4
+    phases: Callable[[str, str, Float[np.ndarray, "t a"]], tuple[str, ...]] | None = None
     tried: int = 0
     kept: int = 0
     failed: int = 0
@@ -81,7 +85,7 @@ class Demonstrations:
                 self.failed += run.error is not None
                 if run.success:
                     self.kept += 1
-                    yield _demonstration(run, self.slots.spec)
+                    yield self._demonstration(run)
                 quota = quotas[0]
                 if quota.missing == 0:
                     quotas.popleft()
@@ -91,6 +95,13 @@ class Demonstrations:
                         f"'{quota.task}' succeeded, {self.episodes} were asked for; lower the "
                         "noise, take another policy or ask for fewer."
                     )
+
+    def _demonstration(self, run: EpisodeRun) -> Demonstration:
+        made, spec = _demonstration(run, self.slots.spec), self.slots.spec
+        if self.phases is None:
+            return made
+        told = self.phases(run.start.task, spec.goals[run.goal], made.columns["action"])
+        return made._replace(subtasks=told)
 
     def _tell(self, waiting: dict[int, EpisodeRun]) -> None:
         for run in waiting.values():

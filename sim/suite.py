@@ -7,6 +7,9 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+from jaxtyping import Float
+
 from sim.protocol import Environment, Slots
 
 
@@ -33,6 +36,9 @@ class Suite:
     drawn: int | None = None
     """Edge of the pictures that its datasets have, pixels: policies resize them, in training and
     here. None where pictures are drawn as the policy sees them."""
+    phases: Callable[[str, str, Float[np.ndarray, "t a"]], tuple[str, ...]] | None = None
+    """(task, goal, actions) -> what the task's scripted expert was about in each step, in words;
+    None if it does not tell."""
     source: str = ""
     """Origin of a suite that is not ours: SHA-256 of its file, or name and version of its package;
     `load_suite` fills it in."""

@@ -65,7 +65,7 @@ def _installed(name: str) -> Suite:
 
 
 def _tabletop(name: str) -> Suite:
-    from sim.environments.experts import expert
+    from sim.environments.experts import expert, phases
     from sim.environments.scenery import CAMERAS, VARIED
     from sim.environments.tabletop import Tabletop
     from sim.environments.tasks import TASKS
@@ -76,7 +76,8 @@ def _tabletop(name: str) -> Suite:
         for task in TASKS
     }
     families = {"tabletop": tuple(usual), "tabletop_varied": tuple(varied)}
-    return _on_device(name, families, usual | varied, expert)
+    suite = _on_device(name, families, usual | varied, expert)
+    return replace(suite, phases=lambda task, goal, acted: phases(task.split("-")[-1], goal, acted))
 
 
 def _arm(name: str) -> Suite:

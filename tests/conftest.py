@@ -37,3 +37,15 @@ def unchecked():
     config.update("jaxtyping_disable", True)
     yield
     config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def within_the_limit_of_mappings():
+    """Gives compiled programs up before the process has as many memory mappings as Linux allows
+    (65,530): each program has up to twenty, and XLA's compiler crashes at the limit."""
+    yield
+    mappings = Path("/proc/self/maps")
+    if mappings.exists() and mappings.read_bytes().count(b"\n") > 20_000:
+        import jax  # read once those settings stand
+
+        jax.clear_caches()

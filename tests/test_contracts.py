@@ -66,11 +66,14 @@ def test_a_shipped_family_keeps_the_contract(preset):
         assert callable(function_at(where))
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     paths = [path_name(path) for path, _ in jax.tree_util.tree_flatten_with_path(shapes)[0]]
+    parts = ("vision", "language", "action")
     chosen = {
-        path: [n for n, group in model.groups.items() if re.match(f"({group})", path)]
+        path: [n for n in parts if n in model.groups and re.match(f"({model.groups[n]})", path)]
         for path in paths
     }
     assert {len(names) for names in chosen.values()} == {1}
+    for group in model.groups.values():
+        assert any(re.match(f"({group})", path) for path in paths)
     read = {path for path in paths if re.search(model.observing, path)}
     assert read == {path for path, names in chosen.items() if names != ["action"]}
     layout = preset.model.layout(prefix=99, samples=2, images=3)

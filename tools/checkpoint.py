@@ -1,4 +1,4 @@
-"""Checkpoints at the command line: list those of a run, verify, compare and export them.
+"""Checkpoints at the command line: list those of a run, verify, compare, export and push them.
 
 Arrays are read a piece at a time, so that a checkpoint of any size is compared or exported on any
 machine with the disk for it.
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -22,13 +23,19 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from models.checkpoints import digests, own
+from models.checkpoints.card import model_card
+from models.checkpoints.remote import local, needed
 from models.checkpoints.safetensors_format import write_file
 from models.checkpoints.sources import CheckpointSource, open_orbax
 from models.terminal import Console, guard_tracebacks
+from parallel.checkpoint import CheckpointWriter, copy
 from parallel.monitor.metrics import read_metrics
 from tools.command_line.ending import in_a_line
+from tools.command_line.push import PushOptions, licence, own_version, push
 
 Where = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_OR_STEP")]
+Url = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="URL")]
+ALONE = PushOptions()
 Out = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
 
 _PIECE_BYTES = 64 * 2**20
@@ -211,6 +218,73 @@ def seal_command(path: Where) -> None:
         raise ValueError(f"{path} has digests already; `verify` compares its files with them.")
     digests.write_digests(path, digests.digest_files(path, digests.names(path)))
     Console().print(f"{path / digests.NAME}: written.", soft_wrap=True)
+
+
+@app.command(name="push")
+def push_command(
+    path: Where,
+    url: Url,
+    dataset: str | None = None,
+    whole: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    options: Annotated[PushOptions, tyro.conf.arg(name="")] = ALONE,
+) -> None:
+    """Put a checkpoint, with a card, on the Hugging Face hub or into a bucket, from where every
+    --checkpoint and --init takes it.
+
+    Args:
+        path: A run (its last checkpoint) or one numbered folder; or a folder of openpi's, LeRobot's
+            or NVIDIA's, which goes as it is.
+        url: hf://ORG/NAME, s3://BUCKET/FOLDER or gs://BUCKET/FOLDER.
+        dataset: What it was trained on, for the card (hf://ORG/NAME).
+        whole: With the optimizer's state, to train on from; else only what acts.
+        options: Licence, branch, and what is there already.
+    """
+    console, path = Console(), local(path)
+    kind = licence(options, console)
+    with TemporaryDirectory() as made:
+        try:
+            found, folder = own.find(path), Path(made)
+        except FileNotFoundError:
+            config, step, folder = {}, None, path
+            there = [p for p in path.rglob("*") if p.is_file()]
+            names = needed(str(path), [p.relative_to(path).as_posix() for p in there])
+            scores: dict[str, Any] = {}
+        else:
+            config, step = own.read_json(found, "config"), int(found.name)
+            with console.status(f"Reading {found}"):
+                _stage(found, folder / "checkpoints", whole)
+            names = [
+                f"checkpoints/{step}/{n}" for n in digests.names(folder / f"checkpoints/{step}")
+            ]
+            names.append(f"checkpoints/{step}/{digests.NAME}")
+            scores = _evaluations(found.parent.parent)
+        card = model_card(url, kind, config, step, scores, own_version(), dataset)
+        page = push(folder, names, url, card, options, kind="model")
+    console.print(f"{page}: {path} is there; load_policy('{url}') acts with it.", soft_wrap=True)
+
+
+def _stage(found: Path, folder: Path, whole: bool) -> None:
+    """A checkpoint as it is pushed, the only one in `folder`."""
+    if whole:
+        copy(found, folder)
+        return
+    config, assets = (own.read_json(found, name) for name in ("config", "assets"))
+    with CheckpointWriter(folder, config, assets) as writer:
+        writer.save(int(found.name), {"ema": own.restore_params(found)}, {})
+
+
+def _evaluations(run: Path) -> dict[str, Any]:
+    """Success rates of a run's evaluations, by suite: {policy: {"success", "episodes"}}."""
+    found = {}
+    for file in sorted([*run.glob("evaluation.json"), *run.glob("*/evaluation.json")]):
+        summary = json.loads(file.read_text())
+        if "suite" in summary and "evaluations" in summary:
+            rates = {name: e["success"] for name, e in summary["evaluations"].items()}
+            found[summary["suite"]] = {
+                name: {"success": r["successes"] / r["trials"], "episodes": r["trials"]}
+                for name, r in rates.items()
+            }
+    return found
 
 
 def main() -> None:

@@ -1,4 +1,5 @@
-"""Datasets at the command line: check one, see its statistics and episodes, convert and verify it.
+"""Datasets at the command line: check one, see its statistics and episodes, convert,
+verify and push it.
 
 Conversion happens by itself when training starts; the command is for doing it beforehand, on a
 machine with the disk and the cores for it.
@@ -32,17 +33,23 @@ from data.columns import BOOKKEEPING
 from data.dataset import use_format
 from data.files.checksums import CHECKSUMS, damaged_files, write_checksums
 from data.files.folder import open_folder
+from data.lerobot.card import dataset_card
 from data.lerobot.upgrade import upgrade
 from data.statistics.difference import RecordingDifference, difference
 from data.statistics.scaling import narrow
 from data.statistics.stats import Report, Stats, compute, compute_together
-from data.store.convert import DESCRIPTION, in_threads
+from data.store.convert import DESCRIPTION, StoredResize, in_threads
 from data.store.ray_convert import on_ray
 from data.store.store import Encoding, build_store, damaged_store_files
 from data.validation.validate import validate
 from data.view.view import dimension_names, write_page, write_recording
+from models import Scaling
 from models.terminal import Console, Progress, TextColumn, guard_tracebacks
+from tools.command_line.consent import consent
 from tools.command_line.ending import in_a_line
+from tools.command_line.push import PushOptions, licence, own_version, push
+from tools.recipes.insulation import VOCABULARY, measured, opened, trained
+from tools.recipes.presets import load_preset
 
 DatasetPath = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")]
 FirstPath = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="A")]
@@ -56,6 +63,10 @@ JsonFile = Annotated[Path | None, tyro.conf.arg(name="json", metavar="FILE")]
 
 app = tyro.extras.SubcommandApp()
 
+_PARTS = ("data", "images", "meta", "videos")
+"""Folders of a LeRobot dataset: nothing else beside them is pushed."""
+INFO = "meta/info.json"
+_PUSHED = PushOptions()
 _MOST_SHOWN = 1000
 """Characters of a task."""
 
@@ -225,6 +236,7 @@ def convert_command(
     to: Literal["store", "v3.0"] = "store",
     image_size: int = 224,
     encoding: Encoding = "jpeg",
+    resize: StoredResize = "antialiased",
     workers: int | None = None,
     ray: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     ray_address: str | None = None,
@@ -239,6 +251,8 @@ def convert_command(
         to: "store" for a frame store, "v3.0" for a LeRobot dataset (which no later option changes).
         image_size: Side of the pictures as the model sees them, in pixels.
         encoding: "jpeg" (quality 95), or "raw" for small pictures and the least work in training.
+        resize: "antialiased" keeps the aspect, with black borders; "stretched" and
+            "stretched-middle" are those of GR00T (docs/groot.md).
         workers: Shards made at a time; one for every four cores, if not given.
         ray: Make the shards with a Ray of this machine's own.
         ray_address: Make the shards on this Ray cluster ("auto": the one this machine is in).
@@ -261,9 +275,94 @@ def convert_command(
         run = partial(in_threads, workers=workers)
     kept = "What is finished of the store is kept; the same command goes on from there."
     with in_a_line(kept, writing=out), _progress("Decoding") as report:
-        store = build_store(open_dataset(_absolute(path)), out, image_size, encoding, report, run)
+        dataset = open_dataset(_absolute(path))
+        store = build_store(dataset, out, image_size, encoding, report, run, resize)
     console.print(
         f"{out}: {store.lengths.sum()} frames of {len(store.cameras)} cameras.", soft_wrap=True
+    )
+
+
+@app.command(name="push")
+def push_command(
+    path: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")],
+    url: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="URL")],
+    options: Annotated[PushOptions, tyro.conf.arg(name="")] = _PUSHED,
+) -> None:
+    """Put a LeRobot dataset, with a card, on the Hugging Face hub or into a bucket, from where
+    --data takes it.
+
+    Args:
+        path: Folder of the dataset (the one that holds meta/).
+        url: hf://ORG/NAME, s3://BUCKET/FOLDER or gs://BUCKET/FOLDER.
+        options: Licence, branch, and what is there already.
+    """
+    console, info = Console(), path / INFO
+    if not info.is_file():
+        raise FileNotFoundError(f"{info} is missing; give the folder of a LeRobot dataset.")
+    dataset, kind = open_dataset(path), licence(options, console)
+    if wrong := [p for p in validate(path) if p.severity == "error"]:
+        raise ValueError(f"{path} has {len(wrong)} errors, first: {wrong[0].message}")
+    there = (p.relative_to(path).as_posix() for p in path.rglob("*") if p.is_file())
+    names = [n for n in sorted(there) if n.partition("/")[0] in _PARTS and n != INFO] + [INFO]
+    card = dataset_card(url, kind, dataset, own_version())
+    tag = str(json.loads(info.read_bytes())["codebase_version"])
+    page = push(path, names, url, card, options, kind="dataset", tag=tag)
+    console.print(f"{page}: {path} is there; --data {url} reads it.", soft_wrap=True)
+
+
+@app.command(name="fast")
+def fast_command(
+    path: DatasetPath,
+    out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")],
+    preset: str = "tiny",
+    horizon: int | None = None,
+    action_scaling: Scaling | None = None,
+    vocabulary: int = VOCABULARY,
+    scale: float = 10.0,
+    trust: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    data_format: DataFormat = "",
+) -> None:
+    """Train a FAST tokenizer on a dataset's action chunks, scaled as tools.train scales them, and
+    say how many tokens a chunk takes; `tools.train --fast FOLDER` takes it.
+
+    Args:
+        path: Folder of the dataset, a frame store, a mixture (.json, .toml) or a URL.
+        out: Folder to make for the tokenizer, in the files that transformers' AutoProcessor reads.
+        preset: Preset of the run, whose chunks, scaling, held-out share and seed are taken.
+        horizon: Steps of a chunk; the preset's if not given.
+        action_scaling: Statistics that scale actions; the preset's if not given.
+        vocabulary: Tokens at most.
+        scale: Steps that a normalised unit is divided into: more are finer and need more tokens.
+        trust: Run the transforms that a mixture's file names.
+        data_format: Format of yours to read it by; the file's Python runs (docs/own_dataset.md).
+    """
+    console, run = _console(data_format), load_preset(preset)
+    if out.exists():
+        raise ValueError(f"{out}: already exists; delete it or choose another folder.")
+    if horizon is not None and horizon < 1:
+        raise ValueError(f"--horizon is {horizon}; a chunk has at least 1 step.")
+    with (
+        in_a_line(writing=out),
+        opened(
+            path,
+            horizon=horizon or run.model.horizon,
+            action_scaling=action_scaling or run.data.action_scaling,
+            holdout=run.data.holdout,
+            seed=run.trainer.seed,
+            console=console,
+            consent=consent(trust, True, console),
+        ) as spelling,
+    ):
+        fast = trained(spelling, vocabulary, scale, console)
+        found = measured(spelling, fast, console)
+        robot = spelling.processor.embodiments[0]
+        fast.save(out, spelling.processor.horizon, len(robot.actions.offset))
+    console.print(
+        f"{out}: {fast.size} tokens. A chunk of {found.values} numbers takes {found.tokens:.1f} "
+        f"(at most {found.longest}), {found.compression:.1f} numbers to a token; decoded, it is "
+        f"{found.error:.4f} off in normalised units (RMS over {found.chunks} chunks).",
+        soft_wrap=True,
+        highlight=False,
     )
 
 

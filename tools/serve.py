@@ -25,8 +25,9 @@ import tyro
 
 from models import Policy
 from models.files.own_file import run_file
+from models.flow.realtime_chunking import Chunking
 from models.terminal import Console, Progress, guard_tracebacks, harmless, logger
-from tools.command_line.options import current_options
+from tools.command_line.options import current_options, with_value
 from tools.recipes import policy as recipe
 from tools.recipes.policy import PolicyOptions
 from tools.serving.engine import Engine
@@ -85,9 +86,10 @@ class ServeConfig:
     """Python file that defines the model's family, if it is not one of ours; it runs."""
     longest_prompt: int | None = None
     """Longest prompt, tokens; longer are refused, and fewer lengths need compiling at start."""
-    chunking: bool = False
+    chunking: Chunking = "none"
     """Real-time chunking: clients may say how much of their last chunk is acted, to have it
-    continued. Compiles twice as much at start."""
+    continued, drawn by guidance or as the policy was trained to. Compiles twice as much at
+    start."""
     limits: Limits = field(default_factory=Limits)
     options: Annotated[PolicyOptions, tyro.conf.arg(name="")] = field(default_factory=PolicyOptions)
 
@@ -252,7 +254,8 @@ def main() -> None:
     logging.basicConfig(format="%(asctime)s %(name)s %(message)s")
     silence_vanished()
     try:
-        arguments = current_options(sys.argv[1:], ServeConfig, steps="euler_steps")
+        given = with_value(sys.argv[1:], "--chunking", "guided")
+        arguments = current_options(given, ServeConfig, steps="euler_steps")
         config = tyro.cli(
             ServeConfig, args=arguments, prog="python -m tools.serve", description=__doc__
         )

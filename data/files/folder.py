@@ -8,7 +8,6 @@ one that leads out of the folder is refused (data/files/names.py), wherever the 
 
 import fcntl
 import hashlib
-import os
 import re
 import shutil
 import uuid
@@ -20,14 +19,14 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote
 
-import fsspec
 import huggingface_hub
-from fsspec.registry import known_implementations
 from fsspec.utils import glob_translate
 from huggingface_hub import errors as hub_errors
 
 from data.errors import DatasetError, MissingFileError, short
 from data.files.names import file_within
+from models.files.bucket import VERSION_KEYS, file_system
+from models.files.user_cache import user_cache
 
 _DESCRIPTIONS = ("*meta/info.json", "*dataset_info.json")
 """Files that say what a dataset is: the first ones fetched of a repository."""
@@ -197,7 +196,7 @@ class BucketFolder:
 
     @cached_property
     def _files(self) -> Any:
-        return fsspec.core.url_to_fs(self.url)[0]
+        return file_system(self.url)[0]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return BucketFolder, (self.url, self.root, self.cache)
@@ -239,7 +238,7 @@ class BucketFolder:
         about = self._files.info(remote)
         if about["type"] != "file":
             raise FileNotFoundError
-        version = [about["size"], *(str(about.get(key)) for key in _VERSION_KEYS)]
+        version = [about["size"], *(str(about.get(key)) for key in VERSION_KEYS)]
         path = self.cache / _short(self.url) / _short(str(version)) / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.with_name(path.name + ".lock").open("w") as lock:
@@ -250,9 +249,6 @@ class BucketFolder:
                     if (size := partial.stat().st_size) != (about["size"] or size):
                         raise OSError(f"{size} of {about['size']} bytes came")
         return path
-
-
-_VERSION_KEYS = ("ETag", "etag", "LastModified", "mtime", "created", "generation", "md5Hash")
 
 
 def _open_hub(url: str) -> HubFolder:
@@ -286,21 +282,8 @@ def _open_hub(url: str) -> HubFolder:
 
 
 def _open_bucket(url: str) -> BucketFolder:
-    protocol = url.partition("://")[0]
-    # chains and references name files with templates, which are programs
-    if "::" in url or protocol == "reference":
-        raise ValueError(f"{url}: is a chain of fsspec's; give the URL of one folder.")
-    try:
-        _, root = fsspec.core.url_to_fs(url)
-    except ImportError:
-        hint = known_implementations[protocol].get("err", "install fsspec's package for it")
-        raise ValueError(f"{url}: a Python package is missing: {hint}.") from None
-    except ValueError as error:
-        raise ValueError(
-            f"{url}: {error}; give a path, hf://organisation/name or a URL that fsspec knows."
-        ) from None
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return BucketFolder(url.rstrip("/"), root.rstrip("/"), Path(home) / "chiliad/files")
+    _, root = file_system(url)
+    return BucketFolder(url.rstrip("/"), root, user_cache("files"))
 
 
 @contextmanager

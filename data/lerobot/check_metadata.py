@@ -18,6 +18,7 @@ from data.files.json_file import read_json
 from data.frames import ACTION, STATE
 from data.lerobot.dataset import LeRobotDataset
 from data.lerobot.metadata import file_name, robot_type
+from data.lerobot.subtasks import FILE, INDEX
 from data.statistics.stats import QUANTILES, Stats
 
 _STATISTICS = "meta/stats.json"
@@ -76,6 +77,17 @@ def check_tasks(dataset: LeRobotDataset, tasks: Mapping[int, int]) -> Iterator[P
                 dataset.path(dataset.metadata.tasks_file), f"task_index {index}",
                 f"has no text, but episode {episode} is of this task; add the instruction.",
             )  # fmt: skip
+
+
+def check_subtasks(dataset: LeRobotDataset) -> Iterator[Problem]:
+    """Checks that every frame's subtask has a text, where subtasks are told."""
+    if dataset.has_subtasks:
+        _ = dataset.subtasks
+    elif INDEX in dataset.features:
+        yield warning(
+            dataset.path(FILE), "file",
+            f"is missing, so '{INDEX}' has no texts and no subtask is learnt; copy the file.",
+        )  # fmt: skip
 
 
 def check_listing(dataset: LeRobotDataset) -> Iterator[Problem]:

@@ -18,14 +18,17 @@ import pyarrow as pa
 from jaxtyping import Bool, Int64, UInt8
 
 from data.columns import arrow_type
-from data.errors import MissingFileError
+from data.dataset import Subtasks
+from data.errors import DatasetError, MissingFileError
 from data.files.folder import Folder, open_folder
+from data.lerobot import subtasks
 from data.lerobot.metadata import VISUAL, Metadata, file_pattern, read_info, robot_type
 from data.lerobot.rows import ParquetRows
 from data.lerobot.v21 import MetadataV21
 from data.lerobot.v30 import MetadataV30
 from data.task_runs import Prompts, Runs, runs_and_prompts
 from data.video.pictures import decode, encoded
+from data.video.seek import seek_table
 from data.video.video import VideoReader
 
 VERSION = "v3.0"
@@ -37,10 +40,15 @@ class LeRobotDataset:
     `root` is the path it was opened with, or the URL; `path(name)` what a message calls a file.
     `cameras` have their full names, `features` are as info.json has them, `present` tells which
     episodes have which cameras, `runs` which frames have which of `prompts`. For one thread at a
-    time; pickles by its place.
+    time; pickles by its place. `subtask_column` tells subtasks, in place of LeRobot's own.
     """
 
-    def __init__(self, path: str | Path, episodes: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        episodes: Sequence[int] | None = None,
+        subtask_column: str = "",
+    ) -> None:
         self.folder: Folder = open_folder(path)
         self.root: Any = Path(path) if isinstance(path, Path) or "://" not in path else path
         self.name = _name(self.folder.url)
@@ -53,13 +61,23 @@ class LeRobotDataset:
         self.metadata: Metadata = metadata(self.folder, self.info, videos)
         self._rows = ParquetRows(self.folder, self.metadata, self.features)
         self._selected = None if episodes is None else tuple(sorted({int(n) for n in episodes}))
+        self._subtask_column = subtask_column
+        self._telling = subtasks.telling_column(self.folder, self.features, subtask_column)
         self._chosen = self._places()
         self._columns: dict[str, np.ndarray] = {}
         self._seen: dict[str, np.ndarray] = {}
         self._readers: dict[str, VideoReader] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return LeRobotDataset, (self.root, self._selected)
+        return LeRobotDataset, (self.root, self._selected, self._subtask_column)
+
+    def telling(self, subtask_column: str) -> "LeRobotDataset":
+        """The same with subtasks that this column tells.
+
+        Raises:
+          DatasetError: there is no such column, or it cannot tell any.
+        """
+        return LeRobotDataset(self.root, self._selected, subtask_column)
 
     def path(self, name: str) -> Path | str:
         """Path or URL of one of its files, for messages."""
@@ -107,6 +125,30 @@ class LeRobotDataset:
         no frame of theirs refers to."""
         return self._told[1]
 
+    @property
+    def has_subtasks(self) -> bool:
+        """True if a column tells subtasks; no data is read for it."""
+        return self._telling is not None
+
+    @cached_property
+    def subtasks(self) -> Subtasks:
+        """Runs of frames with one subtask, and their texts.
+
+        Raises:
+          DatasetError: a frame's subtask has no text.
+        """
+        column, lengths = self._telling, self.lengths
+        if column is None:
+            raise ValueError(f"{self.root}: no column tells subtasks.")
+        if column == subtasks.ANNOTATIONS:
+            cells = (self._rows.cells(int(place), column) for place in self._chosen)
+            return subtasks.of_annotations(lengths, self.fps, cells)
+        blocks = (block[column] for block in self.stream([column]))
+        if self.features[column]["dtype"] == "string":
+            return subtasks.of_texts(lengths, blocks)
+        texts = subtasks.read_texts(self.folder)
+        return subtasks.of_indices(self.folder.path("data"), column, lengths, blocks, texts)
+
     @cached_property
     def present(self) -> Bool[np.ndarray, "e c"]:
         """True where an episode has a camera of `cameras`."""
@@ -125,6 +167,8 @@ class LeRobotDataset:
         digest = hashlib.sha256()
         if self._selected is not None:
             digest.update(f"episodes {self._selected}\n".encode())
+        if self._subtask_column:
+            digest.update(f"subtasks {self._subtask_column}\n".encode())
         for name in self._files():
             digest.update(f"{name}:{self.folder.size(name)}\n".encode())
             if name.endswith((".parquet", ".json", ".jsonl")):
@@ -209,10 +253,8 @@ class LeRobotDataset:
           MissingFileError: its video is missing, or the episode lacks this camera.
           DatasetError: frames are missing or damaged.
         """
-        if camera not in self.cameras:
-            raise ValueError(f"{self.root}: no camera '{camera}'; there are {list(self.cameras)}.")
         place = self._place(i)
-        if self.features[camera]["dtype"] == "image":
+        if self._is_stored(camera):
             return decode(self.folder, *self._cells(i, camera))
         path, start = self.video(i, camera)
         reader = self._readers.get(camera)
@@ -221,6 +263,32 @@ class LeRobotDataset:
                 reader.close()
             reader = self._readers[camera] = VideoReader(path)
         return reader.read(start, int(self.metadata.lengths[place]), self.fps)
+
+    def frames_at(
+        self, i: int, camera: str, at: Int64[np.ndarray, " n"]
+    ) -> UInt8[np.ndarray, "n h w 3"]:
+        """Frames `at` of episode i as seen by `camera`; those of other groups of
+        pictures are not decoded.
+
+        Raises:
+          IndexError: the episode has no such frame.
+          MissingFileError, DatasetError: as `frames`.
+        """
+        self._place(i)
+        length = int(self.lengths[i])
+        if len(at) and not 0 <= at.min() <= at.max() < length:
+            raise IndexError(
+                f"{self.root}: episode {i} has {length} frames; of {at.min()} to {at.max()} some "
+                "are not there."
+            )
+        if self._is_stored(camera):
+            return decode(self.folder, *self._cells(i, camera), at)
+        path, start = self.video(i, camera)
+        try:
+            table = seek_table(path)
+        except DatasetError:  # no mp4, or damaged, which reading it from the start tells
+            return self.frames(i, camera)[at]
+        return table.read(start, at, self.fps)
 
     def episode(self, i: int) -> dict[str, Any]:
         """Episode i whole: its columns, every camera's frames uint8 [T, H, W, 3] and "task"."""
@@ -245,6 +313,16 @@ class LeRobotDataset:
             )
         name, start = self.metadata.video(place, camera)
         return self.folder.local(name), start
+
+    def _is_stored(self, camera: str) -> bool:
+        """True of a camera whose pictures the parquet holds.
+
+        Raises:
+          ValueError: there is no such camera.
+        """
+        if camera not in self.cameras:
+            raise ValueError(f"{self.root}: no camera '{camera}'; there are {list(self.cameras)}.")
+        return bool(self.features[camera]["dtype"] == "image")
 
     def _cells(self, i: int, camera: str) -> tuple[Any, str, pa.Array]:
         """File and column of episode i's stored pictures, and its cells."""

@@ -7,7 +7,13 @@ from data.dataset import Format, Report
 from data.errors import Problem, caught
 from data.files.checksums import check_sums
 from data.lerobot.check_cameras import check_camera
-from data.lerobot.check_metadata import check_info, check_listing, check_statistics, check_tasks
+from data.lerobot.check_metadata import (
+    check_info,
+    check_listing,
+    check_statistics,
+    check_subtasks,
+    check_tasks,
+)
 from data.lerobot.dataset import LeRobotDataset
 from data.validation.check_columns import check_columns
 
@@ -22,6 +28,7 @@ def _check(dataset: LeRobotDataset, report: Report) -> Iterator[Problem]:
     report("Metadata", 0, 1)
     yield from caught(check_info(dataset))
     yield from caught(check_tasks(dataset, tasks))
+    yield from caught(check_subtasks(dataset))
     yield from caught(check_listing(dataset))
     yield from caught(check_statistics(dataset, stats))
     for camera in dataset.cameras:

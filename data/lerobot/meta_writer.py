@@ -101,11 +101,11 @@ class EpisodeTable:
         self._rows = []
 
 
-def write_tasks(root: Path, tasks: Sequence[str]) -> None:
+def write_tasks(root: Path, tasks: Sequence[str], kind: str = "task") -> None:
     """meta/tasks.parquet as pandas writes a frame indexed by the instructions, which is how LeRobot
-    looks them up."""
-    index = "__index_level_0__"
-    table = pa.table({"task_index": pa.array(range(len(tasks)), pa.int64()), index: list(tasks)})
+    looks them up; with `kind` "subtask", meta/subtasks.parquet."""
+    index, number = "__index_level_0__", f"{kind}_index"
+    table = pa.table({number: pa.array(range(len(tasks)), pa.int64()), index: list(tasks)})
 
     def described(name: str | None, field: str, pandas: str, numpy: str) -> dict[str, Any]:
         kinds = {"pandas_type": pandas, "numpy_type": numpy, "metadata": None}
@@ -115,14 +115,14 @@ def write_tasks(root: Path, tasks: Sequence[str]) -> None:
         "index_columns": [index],
         "column_indexes": [],
         "columns": [
-            described("task_index", "task_index", "int64", "int64"),
+            described(number, number, "int64", "int64"),
             described(None, index, "unicode", "object"),
         ],
         "creator": {"library": "pyarrow", "version": pa.__version__},
         "pandas_version": "2.0.0",
     }
     table = table.replace_schema_metadata({"pandas": json.dumps(pandas)})
-    pq.write_table(table, root / "meta/tasks.parquet", write_page_checksum=True)
+    pq.write_table(table, root / f"meta/{kind}s.parquet", write_page_checksum=True)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ failed recording leaves nothing that could be mistaken for a dataset.
 """
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +21,7 @@ from data.files.names import plain_name
 from data.lerobot.dataset import VERSION
 from data.lerobot.meta_writer import EpisodeTable, write_json, write_tasks
 from data.lerobot.recording import DATA_PATH, FILES_PER_CHUNK, VIDEO_PATH, DataFiles, VideoFiles
+from data.lerobot.subtasks import INDEX
 from data.statistics.pixels import Histogram
 from data.video.video import CODEC, PIXEL_FORMAT
 
@@ -34,6 +35,7 @@ class DatasetWriter:
       features: per feature name its `dtype`, `shape` and `names` as in info.json; dtype "video"
         for cameras (shape (H, W, 3)), a numpy type for columns of shape (n,).
       robot_type: goes into info.json.
+      subtasks: every frame has one, as LeRobot's `subtask_index`.
       data_megabytes: size at which a new parquet file is begun.
       video_megabytes: size at which a new mp4 is begun.
 
@@ -48,6 +50,7 @@ class DatasetWriter:
         fps: int,
         features: Mapping[str, Mapping[str, Any]],
         robot_type: str | None = None,
+        subtasks: bool = False,
         data_megabytes: float = 100,
         video_megabytes: float = 200,
     ) -> None:
@@ -60,14 +63,20 @@ class DatasetWriter:
         self.features = {name: _checked(name, f) for name, f in features.items()}
         self._cameras = [n for n, f in self.features.items() if f["dtype"] == "video"]
         self._given = [n for n in self.features if n not in self._cameras]
-        self._columns = {n: self.features[n] for n in self._given} | BOOKKEEPING
+        self._made = BOOKKEEPING | ({INDEX: BOOKKEEPING["task_index"]} if subtasks else {})
+        if taken := [name for name in self._made if name in self.features]:
+            raise ValueError(
+                f"Feature '{taken[0]}' is a column that the writer makes; name it otherwise."
+            )
+        self._columns = {n: self.features[n] for n in self._given} | self._made
         self._limits = {"data": data_megabytes, "video": video_megabytes}
         self._tasks: dict[str, int] = {}
+        self._subtasks: dict[str, int] = {}
         self._partial = self.path.with_name(self.path.name + ".partial")
         if self._partial.exists():
             shutil.rmtree(self._partial)
         self._partial.mkdir(parents=True)
-        self._episodes = EpisodeTable(self._partial, self.features | BOOKKEEPING)
+        self._episodes = EpisodeTable(self._partial, self.features | self._made)
         self._data = DataFiles(self._partial, self._columns, data_megabytes)
         self._videos = {
             camera: VideoFiles(
@@ -91,6 +100,7 @@ class DatasetWriter:
         columns: Mapping[str, np.ndarray],
         frames: Mapping[str, UInt8[np.ndarray, "t h w 3"]],
         task: str,
+        subtasks: Sequence[str] = (),
     ) -> None:
         """Appends an episode of T frames.
 
@@ -98,6 +108,7 @@ class DatasetWriter:
           columns: every feature that is no camera, [T, *shape]; bookkeeping columns are made here.
           frames: every camera's frames.
           task: what the robot is told to do.
+          subtasks: the part of it that every frame shows, in words, where the writer has them.
 
         Raises:
           ValueError: a column or camera is missing, of a wrong shape or type, or not finite; names
@@ -105,6 +116,7 @@ class DatasetWriter:
         """
         values = self._check(columns, frames, task)
         length = len(next(iter(values.values())))
+        self._check_subtasks(subtasks, length)
         steps = np.arange(length)
         values |= {
             "timestamp": (steps / self.fps).astype(np.float32),
@@ -113,6 +125,9 @@ class DatasetWriter:
             "index": self.num_frames + steps,
             "task_index": np.full(length, self._tasks.setdefault(task, len(self._tasks))),
         }
+        if INDEX in self._made:
+            numbers = [self._subtasks.setdefault(s, len(self._subtasks)) for s in subtasks]
+            values[INDEX] = np.array(numbers, np.int64)
         places: dict[str, int | float] = dict(self._data.add(values))
         for camera, file in self._videos.items():
             places |= file.add(frames[camera])
@@ -146,6 +161,8 @@ class DatasetWriter:
             video.close()
         self._episodes.close()
         write_tasks(self._partial, list(self._tasks))
+        if INDEX in self._made:
+            write_tasks(self._partial, list(self._subtasks), "subtask")
         write_json(self._partial / "meta/info.json", self._info())
         self._episodes.write_statistics()
         write_checksums(self._partial)
@@ -167,9 +184,17 @@ class DatasetWriter:
             "video_path": VIDEO_PATH if self._cameras else None,
             "features": {
                 name: f | {"info": _video_info(f, self.fps)} if f["dtype"] == "video" else f
-                for name, f in (self.features | BOOKKEEPING).items()
+                for name, f in (self.features | self._made).items()
             },
         }
+
+    def _check_subtasks(self, subtasks: Sequence[str], length: int) -> None:
+        expected = length if INDEX in self._made else 0
+        if len(subtasks) != expected or not all(text.strip() for text in subtasks):
+            raise ValueError(
+                f"Episode {self.num_episodes} has {len(subtasks)} subtasks, expected {expected}: "
+                "one for every frame, none empty, where the writer is made with subtasks."
+            )
 
     def _check(
         self, columns: Mapping[str, np.ndarray], frames: Mapping[str, np.ndarray], task: str

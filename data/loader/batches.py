@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float32, Int, Int64, UInt8
 
+from data.dataset import Runs, subtasks_of
 from data.frames import Feed, Frames
 from data.loader.memory import BufferPool
 from data.loader.reading import RetryingReader
@@ -81,12 +82,17 @@ class Batches:
                 parts.append(self._part(drawn, source))
         images = np.zeros(len(drawn.id), np.int64)
         text: list[Any] = [None] * len(drawn.id)
+        most = max(part.shown.sum(axis=1).max(initial=0) for part in parts)
+        image_at = np.zeros((len(drawn.id), most), np.int64)
         for part in parts:
             images[part.draws] = part.shown.sum(axis=1)
-            for draw, ids in zip(part.draws.tolist(), self._text(part), strict=True):
+            for draw, (ids, places) in zip(part.draws.tolist(), self._text(part), strict=True):
                 text[draw] = ids
+                image_at[draw, : len(places)] = places
         arrays, at = lay_out(
-            np.diff(drawn.offsets), images, text, lay, pictures=self._memory.lend()
+            *(np.diff(drawn.offsets), images, text, lay),
+            image_at=image_at,
+            pictures=self._memory.lend(),
         )
         arrays["sample_id"][at.row, at.slot] = drawn.id.astype(np.int32)
         for part in parts:
@@ -98,12 +104,11 @@ class Batches:
             arrays["action_mask"][row, slot] = part.mask & ~part.lost[:, None, None]
             arrays["embodiment"][row, slot] = part.feed.embodiment
             arrays["weight"][row, slot] = ~part.lost
-            if self.processor.fast is not None:
-                for place, chunk, mask in zip(
-                    zip(row, slot, strict=True), part.actions, part.mask, strict=True
+            if lay.targets:
+                for place, told in zip(
+                    zip(row, slot, strict=True), self._targets(part), strict=True
                 ):
-                    tokens = self.processor.chunk_tokens(chunk, mask, part.feed.embodiment)
-                    put_targets(arrays, place, _NO_TOKENS, tokens)
+                    put_targets(arrays, place, *told)
         counts = np.bincount(drawn.source, minlength=len(self.feeds)).tolist()
         names = [source.name for source in self.plan.sources]
         info = BatchInfo(
@@ -144,21 +149,49 @@ class Batches:
         parts = dict(zip(names, np.split(values, ends[:-1], axis=-1), strict=True))
         return values, self.reader(partial(_read_columns, feed.frames, rows, parts), len(rows))
 
-    def _text(self, part: "_Part") -> Iterator[Int[np.ndarray, " _t"]]:
-        """Token ids of each sample; of a wording they are kept, but not where a state follows."""
+    def _text(self, part: "_Part") -> Iterator[tuple[Int[np.ndarray, " _t"], tuple[int, ...]]]:
+        """Token ids of each sample, and before which its pictures stand; of a wording they are
+        kept, but not where a state follows."""
         processor, prompts = self.processor, part.feed.frames.prompts
         dims = len(processor.embodiments[part.feed.embodiment].state.offset)
         spelt = part.state if processor.spells_padding else part.state[:, :dims]
-        for draw, told in enumerate(zip(part.task.tolist(), part.wording.tolist(), strict=True)):
-            key = (part.source, *told)
+        told = zip(part.task.tolist(), part.wording.tolist(), strict=True)
+        shown = part.shown.sum(axis=1).tolist()
+        for draw, ((task, wording), pictures) in enumerate(zip(told, shown, strict=True)):
+            key = (part.source, task, wording, pictures if processor.chat else 0)
             if key not in self._tokens:
-                task, wording = told
-                tokens = processor.tokens(prompts[task][wording], spelt[draw])
+                tokens = processor.text(prompts[task][wording], spelt[draw], pictures)
                 if processor.state_input == "text":
                     yield tokens
                     continue
                 self._tokens[key] = tokens
             yield self._tokens[key]
+
+    def _targets(
+        self, part: "_Part"
+    ) -> Iterator[tuple[Int[np.ndarray, " _n"], Int[np.ndarray, " _m"]]]:
+        """Subtask and action tokens of each sample."""
+        robot, told = part.feed.embodiment, None
+        if self.processor.subtask_limit:
+            told = subtasks_of(part.feed.frames)
+        which = np.full(len(part.rows), -1) if told is None else self._subtask(part, told.runs)
+        for number, chunk, mask in zip(which.tolist(), part.actions, part.mask, strict=True):
+            words = _NO_TOKENS
+            if told is not None and number >= 0:
+                words = self._said(told.texts[number])
+            yield words, self.processor.chunk_tokens(chunk, mask, robot)
+
+    def _subtask(self, part: "_Part", runs: Runs) -> Int64[np.ndarray, " n"]:
+        """Number of each sample's subtask, -1 for none."""
+        ends = self._subtask_ends.get(part.source)
+        if ends is None:
+            ends = self._subtask_ends[part.source] = np.cumsum(runs.length)
+        return runs.task[np.searchsorted(ends, part.rows, "right")]
+
+    def _said(self, text: str) -> Int[np.ndarray, " _n"]:
+        if text not in self._spelt:
+            self._spelt[text] = self.processor.subtask_tokens(text)
+        return self._spelt[text]
 
     def _read_images(
         self, part: "_Part", arrays: dict[str, Any], first: Int64[np.ndarray, " n"]
@@ -178,7 +211,15 @@ class Batches:
             part.lost[seen] |= lost
 
     @cached_property
-    def _tokens(self) -> dict[tuple[int, ...], Int[np.ndarray, " _t"]]:
+    def _tokens(self) -> dict[tuple[int, ...], tuple[Int[np.ndarray, " _t"], tuple[int, ...]]]:
+        return {}
+
+    @cached_property
+    def _subtask_ends(self) -> dict[int, Int64[np.ndarray, " _r"]]:
+        return {}
+
+    @cached_property
+    def _spelt(self) -> dict[str, Int[np.ndarray, " _n"]]:
         return {}
 
     @cached_property

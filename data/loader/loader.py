@@ -124,8 +124,8 @@ def plan_source(
 ) -> PlanSource:
     """A feed as the plan sees it: its runs of frames and what their samples cost.
 
-    Where the model reads the state as text, its length varies from frame to frame; the longest that
-    it can be is planned for.
+    Where the model reads the state as text, its length varies from frame to frame, and that of a
+    chat with the pictures in it; the longest that it can be is planned for.
 
     Args:
       episodes: those to draw from, so that others are held out; all, if None.
@@ -142,13 +142,14 @@ def plan_source(
     states = np.zeros((1, processor.state_dim if processor.spells_padding else dims))
     if processor.state_input == "text":
         states = np.repeat(_STATE_BINS[:, None], states.shape[1], axis=1)
+    cameras = len(processor.embodiments[feed.embodiment].cameras)
     used = np.unique(runs.task).tolist()
     first = frames.prompts[used[0]][0]
-    longest = max(states, key=lambda state: len(processor.tokens(first, state)))
+    longest = max(states, key=lambda state: len(processor.tokens(first, state, cameras)))
     text = np.zeros((len(frames.prompts), max(map(len, frames.prompts))), np.int64)
     for task in used:
         for wording, prompt in enumerate(frames.prompts[task]):
-            text[task, wording] = len(processor.tokens(prompt, longest))
+            text[task, wording] = len(processor.tokens(prompt, longest, cameras))
     return PlanSource(
         name=name or frames.name,
         weight=weight,
@@ -194,6 +195,11 @@ def _check(feed: Feed, processor: Processor) -> None:
         raise ValueError(
             f"{frames.name}: its pictures have {frames.image_size} pixels a side, but the model "
             f"takes {processor.image_size}; convert the dataset at that size."
+        )
+    if processor.chat and frames.resize != processor.resize:
+        raise ValueError(
+            f"{frames.name}: its pictures were fitted as '{frames.resize}', but the policy sees "
+            f"them '{processor.resize}'; convert the dataset with --resize {processor.resize}."
         )
     if absent:
         raise ValueError(

@@ -16,11 +16,11 @@ from jaxtyping import Float, Int64
 
 from data.files import cached
 from data.frames import Feed
+from data.mixture.blocks import read_blocks
 from data.mixture.relabelled import Retold
 from data.statistics.stats import Stats, describe_blocks
 
 _FORMAT = 2
-_ROWS = 1 << 18
 
 
 class RobotStats(NamedTuple):
@@ -72,7 +72,7 @@ def shown_values(
     """States and actions that the model is given, in the robot's units, a block at a time: one
     action a frame, or those of all chunks' steps where some are relative to the state."""
     moving = [d for d, origin in enumerate(relative) if origin >= 0]
-    for state, chunk, valid in _blocks(feeds, episodes, steps=None if moving else 1):
+    for state, chunk, valid, *_ in read_blocks(feeds, episodes, None if moving else 1):
         if moving:
             chunk = chunk.astype(np.float64)
             chunk[..., moving] -= state[:, None, [relative[d] for d in moving]]
@@ -85,10 +85,10 @@ def _computed(
     _check_sizes(feeds, episodes, relative)
 
     def states() -> Iterator[Float[np.ndarray, "_n s"]]:
-        return (state for state, _, _ in _blocks(feeds, episodes, steps=1))
+        return (block.state for block in read_blocks(feeds, episodes, steps=1))
 
     def actions() -> Iterator[Float[np.ndarray, "_n a"]]:
-        return (chunk[:, 0] for _, chunk, _ in _blocks(feeds, episodes, steps=1))
+        return (block.chunk[:, 0] for block in read_blocks(feeds, episodes, steps=1))
 
     found = describe_blocks(actions, "action")
     moving = [d for d, origin in enumerate(relative) if origin >= 0]
@@ -96,7 +96,7 @@ def _computed(
         origin = [relative[d] for d in moving]
 
         def differences() -> Iterator[Float[np.ndarray, "_n m"]]:
-            for state, chunk, valid in _blocks(feeds, episodes, steps=None):
+            for state, chunk, valid, *_ in read_blocks(feeds, episodes):
                 yield (chunk[..., moving] - state[:, None, origin])[valid]
 
         for name, values in describe_blocks(differences, "relative action").items():
@@ -105,45 +105,12 @@ def _computed(
     return RobotStats(describe_blocks(states, "state"), found)
 
 
-def _blocks(
-    feeds: Sequence[Feed], episodes: Sequence[Int64[np.ndarray, " _e"]], steps: int | None
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """States [n, s], chunks [n, h, a] and which of their steps are within the episode [n, h], as
-    the processor is given them; of the first `steps` steps alone, where that makes no difference.
-    """
-    for feed, chosen in zip(feeds, episodes, strict=True):
-        frames = feed.frames
-        ahead = np.array(feed.ahead if steps is None or feed.transform else feed.ahead[:steps])
-        starts, ends = frames.starts[chosen], frames.starts[chosen] + frames.lengths[chosen]
-        total = int((ends - starts).sum())
-        before = np.cumsum(ends - starts) - (ends - starts)
-        size = max(1, _ROWS // len(ahead))
-        for low in range(0, total, size):
-            place = np.arange(low, min(low + size, total))
-            own = np.searchsorted(before, place, "right") - 1
-            rows = starts[own] + place - before[own]
-            wanted = rows[:, None] + ahead
-            valid = wanted < ends[own, None]
-            wanted = np.minimum(wanted, ends[own, None] - 1)
-            state = _columns(feed, feed.state, rows)
-            chunk = _columns(feed, feed.actions, wanted)
-            if feed.transform is not None:
-                state, chunk = feed.transform(state, chunk)
-            yield state, chunk, valid
-
-
-def _columns(
-    feed: Feed, names: Sequence[str], rows: Int64[np.ndarray, "*n"]
-) -> Float[np.ndarray, "*n _d"]:
-    return np.concatenate([feed.frames.column(name, rows) for name in names], axis=-1)
-
-
 def _check_sizes(
     feeds: Sequence[Feed], episodes: Sequence[Int64[np.ndarray, " _e"]], relative: Sequence[int]
 ) -> None:
     found = {}
     for feed, chosen in zip(feeds, episodes, strict=True):
-        state, chunk, _ = next(_blocks([feed], [chosen[:1]], steps=1))
+        state, chunk, *_ = next(read_blocks([feed], [chosen[:1]], steps=1))
         found[feed.frames.name] = (state.shape[1], chunk.shape[2])
     if len(set(found.values())) > 1:
         sizes = ", ".join(f"{name} has {s} and {a}" for name, (s, a) in found.items())

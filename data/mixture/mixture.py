@@ -58,7 +58,9 @@ class DatasetConfig:
     stands for an empty one. `episodes`: ranges [first, last) of those to use; all if empty.
     `transform`: path/to/file.py:function of (state [n, s], actions [n, h, a]), in the dataset's
     units, to two such arrays; `transform_sha256`: of its file, which then runs with no other
-    content. `fps`: frames a second, where the dataset (RLDS) does not tell.
+    content. `fps`: frames a second, where the dataset (RLDS) does not tell. `subtasks`: column of a
+    LeRobot dataset that tells them, of texts or of rows of meta/subtasks.parquet, where it is not
+    LeRobot's own.
     """
 
     path: str
@@ -73,6 +75,7 @@ class DatasetConfig:
     transform: str = ""
     transform_sha256: str = ""
     fps: float | None = None
+    subtasks: str = ""
 
 
 @dataclass(frozen=True)

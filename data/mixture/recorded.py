@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float32, Int64, UInt8
 
-from data.dataset import Dataset, Runs
+from data.dataset import Dataset, Runs, frames_at
 from data.mixture.mixture import DatasetConfig, Reading
 from data.store.tables import find_duplicates
 
@@ -80,16 +80,7 @@ def read_recorded(
             "done in training alone; leave 'seconds' and 'increments' of the embodiment out, or "
             "give a dataset with the policy's own rate."
         )
-    names = list(dict.fromkeys([*config.state, *config.actions]))
-    blocks = list(dataset.stream(names, [episode]))
-    columns = {
-        name: np.concatenate([block[name].reshape(len(block[name]), -1) for block in blocks])
-        for name in names
-    }
-    states, actions = (
-        np.concatenate([columns[name] for name in chosen], axis=1).astype(np.float32)
-        for chosen in (config.state, config.actions)
-    )
+    states, actions = read_joined(dataset, episode, (config.state, config.actions))
     last, ahead = len(states) - 1, np.array(reading.ahead)
 
     def chunks(
@@ -114,18 +105,37 @@ def read_recorded(
     )
 
 
+def read_joined(
+    dataset: Dataset, episode: int, columns: Sequence[Sequence[str]]
+) -> list[Float32[np.ndarray, "t _d"]]:
+    """Every frame's values of several columns side by side, for each of the lists of them.
+
+    Raises:
+      DatasetError: a column is missing or damaged.
+    """
+    names = list(dict.fromkeys(name for chosen in columns for name in chosen))
+    blocks = list(dataset.stream(names, [episode]))
+    values = {
+        name: np.concatenate([block[name].reshape(len(block[name]), -1) for block in blocks])
+        for name in names
+    }
+    return [
+        np.concatenate([values[name] for name in chosen], axis=1).astype(np.float32)
+        for chosen in columns
+    ]
+
+
 def read_pictures(
     dataset: Dataset, reading: Reading, episode: int, at: Int64[np.ndarray, " n"]
 ) -> list[UInt8[np.ndarray, "n _h _w 3"] | None]:
-    """Pictures at some frames by the robot's cameras, None of those that the episode lacks; one
-    camera's frames of the whole episode are in memory at a time.
+    """Pictures at some frames by the robot's cameras, None of those that the episode lacks.
 
     Raises:
       DatasetError: they are missing or damaged.
     """
     there = dict(zip(dataset.cameras, dataset.present[episode], strict=True))
     return [
-        dataset.frames(episode, camera)[at] if camera is not None and there[camera] else None
+        frames_at(dataset, episode, camera, at) if camera is not None and there[camera] else None
         for camera in reading.cameras
     ]
 

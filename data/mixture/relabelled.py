@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float32, Int64, UInt8
 
-from data.dataset import Prompts, Runs
+from data.dataset import Prompts, Runs, Subtasks, subtasks_of
 from data.frames import Frames, Stats
 from models.files import own_file
 
@@ -60,6 +60,11 @@ class Retold:
         return self.frames.image_size
 
     @property
+    def resize(self) -> str:
+        """The dataset's."""
+        return self.frames.resize
+
+    @property
     def cameras(self) -> tuple[str, ...]:
         """Full names."""
         return self.frames.cameras
@@ -78,6 +83,16 @@ class Retold:
     def runs(self) -> Runs:
         """Runs of frames with one task."""
         return self.frames.runs
+
+    @property
+    def has_subtasks(self) -> bool:
+        """True if the dataset has subtasks."""
+        return subtasks_of(self.frames) is not None
+
+    @property
+    def subtasks(self) -> Subtasks | None:
+        """The dataset's."""
+        return subtasks_of(self.frames)
 
     @property
     def present(self) -> Bool[np.ndarray, "e c"]:

@@ -8,7 +8,6 @@ that is read of it is checked against its checksum.
 
 import hashlib
 import logging
-import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +27,7 @@ from data.rlds.index import Index, find_index, read_episode
 from data.rlds.tf_example import feature_spans, feature_values
 from data.rlds.tfrecord import RecordSpan
 from data.task_runs import Runs
+from models.files.user_cache import user_cache
 
 _USUAL_FPS = 10.0
 _INFO, _FEATURES = "dataset_info.json", "features.json"
@@ -58,8 +58,7 @@ def open_rlds(
     if fps is None:
         _log.warning("%s: RLDS does not know steps a second; taken for %g.", root, _USUAL_FPS)
         fps = _USUAL_FPS
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return RldsDataset(root, fps, split, Path(cache_dir or Path(home) / "chiliad/rlds"))
+    return RldsDataset(root, fps, split, Path(cache_dir or user_cache("rlds")))
 
 
 class RldsDataset:

@@ -17,7 +17,7 @@ from jaxtyping import Float, Float64, UInt8
 from PIL import Image
 
 from data.columns import BOOKKEEPING
-from data.dataset import Dataset, Report
+from data.dataset import Dataset, Report, frames_at
 from data.frames import ACTION, STATE
 from data.statistics.stats import compute, numeric_columns
 
@@ -228,9 +228,9 @@ def _looks(dataset: Dataset, report: Report) -> dict[str, _Seen]:
         thumbs: list[Picture] = []
         means, squares, size = [], [], (0, 0)
         for n, episode in enumerate(chosen.tolist()):
-            pictures = dataset.frames(episode, camera)
-            at = np.unique(np.linspace(0, len(pictures) - 1, _FRAMES).round().astype(int))
-            seen = pictures[at]
+            last = int(dataset.lengths[episode]) - 1
+            at = np.unique(np.linspace(0, last, _FRAMES).round().astype(np.int64))
+            seen = frames_at(dataset, episode, camera, at)
             size = seen.shape[1:3]
             thumbs += map(_thumb, seen)
             means.append((seen / 255.0).mean((0, 1, 2)))

@@ -35,9 +35,11 @@ from data.files.checksums import as_sums, sums_of
 from data.files.folder import Folder, LocalFolder
 from data.files.names import path_within
 from data.store import tables
-from models.inputs.pictures import resize_with_pad
+from models.inputs.pictures import fit
 
 Encoding = Literal["jpeg", "raw"]
+StoredResize = Literal["antialiased", "stretched", "stretched-middle"]
+"""Ways to fit a picture that round to grey levels."""
 Progress = Callable[[int, int], None]
 
 FORMAT = 3
@@ -51,12 +53,20 @@ _BLOCK = 16
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of stored pictures: their side in pixels, their encoding, and about how many frames
-    of each camera a shard holds (a quarter of a gigabyte as JPEG at 224 pixels)."""
+    """Settings of stored pictures: their side in pixels, their encoding, about how many frames of
+    each camera a shard holds (a quarter of a gigabyte as JPEG at 224 pixels), and how pictures are
+    fitted to that side, one that rounds to grey levels."""
 
     image_size: int
     encoding: Encoding = "jpeg"
     shard_frames: int = 16384
+    resize: StoredResize = "antialiased"
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """The settings as stores say them; those of before there was a choice do not tell it."""
+        values = asdict(self)
+        return {k: v for k, v in values.items() if (k, v) != ("resize", "antialiased")}
 
 
 class WorkUnit(NamedTuple):
@@ -83,7 +93,9 @@ Run = Callable[[Dataset, Sequence[WorkUnit], Settings, Folder, Done], None]
 def content_key(dataset: Dataset, settings: Settings) -> str:
     """Names a store by its content: 16 hexadecimal digits of a SHA-256 over the dataset's digest
     and all that decides the bytes made of it."""
-    content = [FORMAT, _QUALITY, _SUBSAMPLING, dataset.digest, *asdict(settings).values()]
+    content = [FORMAT, _QUALITY, _SUBSAMPLING, dataset.digest, *settings.told.values()]
+    if getattr(dataset, "has_subtasks", False):  # stores made before they were read lack them
+        content.append("subtasks")
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
 
@@ -259,13 +271,13 @@ def _write_shard(
     """Writes the pictures of a shard, those of each camera in frame order; while an episode of a
     camera is encoded, the next one is decoded."""
     key, number = part.name.rsplit("-", 1)
-    size, encoding = settings.image_size, settings.encoding
+    size, encoding, resize = settings.image_size, settings.encoding, settings.resize
     with ThreadPoolExecutor(threads or os.cpu_count()) as pool, ExitStack() as closing:
         writers: dict[str, Any] = {}
 
         def encode(frames: UInt8[np.ndarray, "t h w 3"]) -> list[Future[list[bytes]]]:
             blocks = (frames[i : i + _BLOCK] for i in range(0, len(frames), _BLOCK))
-            return [pool.submit(_encoded, block, size, encoding) for block in blocks]
+            return [pool.submit(_encoded, block, size, encoding, resize) for block in blocks]
 
         def write(camera: str, blocks: list[Future[list[bytes]]]) -> None:
             if camera not in writers:
@@ -297,8 +309,10 @@ def _write_shard(
             write(*waiting)
 
 
-def _encoded(frames: UInt8[np.ndarray, "t h w 3"], size: int, encoding: Encoding) -> list[bytes]:
-    pictures = (np.ascontiguousarray(resize_with_pad(frame, size)) for frame in frames)
+def _encoded(
+    frames: UInt8[np.ndarray, "t h w 3"], size: int, encoding: Encoding, resize: StoredResize
+) -> list[bytes]:
+    pictures = (np.ascontiguousarray(fit(frame, size, resize)) for frame in frames)
     if encoding == "raw":
         return [_with_crc(picture.tobytes()) for picture in pictures]
     return [simplejpeg.encode_jpeg(p, _QUALITY, "RGB", _SUBSAMPLING) for p in pictures]
@@ -366,7 +380,7 @@ def _describe(
         "fps": dataset.fps,
         "cameras": dataset.cameras,
         "columns": tables.numeric_columns(dataset),
-        **asdict(settings),
+        **settings.told,
         "files": hashlib.sha256(_json(files)).hexdigest(),
     }
     with _scratch(folder) as scratch:
@@ -374,7 +388,16 @@ def _describe(
         _write_json(description | {"sum": checksum(description)}, scratch, DESCRIPTION, folder)
 
 
-_ENTRIES = ("parts", "frames", "columns", *tables.FILES, FILES, DESCRIPTION, _LOCK)
+_ENTRIES = (
+    "parts",
+    "frames",
+    "columns",
+    *tables.FILES,
+    *tables.OPTIONAL,
+    FILES,
+    DESCRIPTION,
+    _LOCK,
+)
 
 
 def _json(value: Any) -> bytes:

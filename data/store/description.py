@@ -50,14 +50,14 @@ def described(folder: Folder) -> dict[str, Any]:
         )
     for name, check in _CHECKS.items():
         try:
-            check(fields.get(name))
+            check(fields.get(name, _DEFAULTS.get(name)))
         except (ValueError, TypeError) as error:
             raise DatasetError(
                 path,
                 name,
                 f"is {short(fields.get(name))}, {error}; delete the store and convert again.",
             ) from None
-    return {name: fields[name] for name in _CHECKS}
+    return {name: fields[name] for name in _CHECKS if name in fields}
 
 
 def listed(folder: Folder, digest: str) -> Sums:
@@ -151,6 +151,11 @@ def _check_encoding(encoding: object) -> None:
         raise ValueError(f"expected one of {get_args(convert.Encoding)}")
 
 
+def _check_resize(resize: object) -> None:
+    if resize not in get_args(convert.StoredResize):
+        raise ValueError(f"expected one of {get_args(convert.StoredResize)}")
+
+
 def _check_number(number: object, most: int, of: str = "") -> None:
     if type(number) is not int or not 1 <= number <= most:
         raise ValueError(f"expected {of}a whole number from 1 to {most}")
@@ -167,5 +172,8 @@ _CHECKS = {
     "encoding": _check_encoding,
     "shard_frames": lambda number: _check_number(number, MOST_FRAMES),
     "files": _check_digest,
+    "resize": _check_resize,
 }
 """Check of each field."""
+_DEFAULTS = {"resize": "antialiased"}
+"""Values of fields that earlier stores lack."""

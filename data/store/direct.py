@@ -17,11 +17,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import av
 import google_crc32c
 import numpy as np
-from av.video.reformatter import VideoReformatter
-from jaxtyping import Float32, Int64, UInt8
+from jaxtyping import Int64, UInt8
 
 from data.dataset import Dataset
 from data.errors import DatasetError
@@ -31,17 +29,19 @@ from data.files.folder import LocalFolder
 from data.files.names import path_within
 from data.lerobot.dataset import LeRobotDataset
 from data.store import tables
-from data.store.convert import FILES, FORMAT
-from data.store.episode_tables import EpisodeTables
+from data.store.convert import FILES, FORMAT, StoredResize
+from data.store.episode_tables import DatasetTables
 from data.store.kept_tables import Kept
-from data.video.seek import SeekTable, read_table, seek_table, write_table
-from models.inputs.pictures import resize_with_pad
+from data.video.seek import SeekTable, read_table, rgb, seek_table, write_table
+from models.inputs.pictures import fit
 
 _PICTURES = ".bin"
 _SIGNATURES = {b"\x89PN": "png", b"\xff\xd8\xff": "mjpeg"}
 
 
-def open_direct(dataset: Dataset, image_size: int, cache_dir: str | Path) -> "Direct":
+def open_direct(
+    dataset: Dataset, image_size: int, cache_dir: str | Path, resize: StoredResize = "antialiased"
+) -> "Direct":
     """Opens a LeRobot dataset for training without decoding it first.
 
     The first time, its numbers and any pictures in its parquet are copied to `cache_dir`, under a
@@ -63,7 +63,8 @@ def open_direct(dataset: Dataset, image_size: int, cache_dir: str | Path) -> "Di
             "learns from pictures and from numbers, record both."
         )
     cache = Path(cache_dir)
-    key = hashlib.sha256(f"{FORMAT} {dataset.digest}".encode()).hexdigest()[:16]
+    content = f"{FORMAT} {dataset.digest}{' subtasks' if dataset.has_subtasks else ''}"
+    key = hashlib.sha256(content.encode()).hexdigest()[:16]
     folder = cache / f"{key}-straight"
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / f"{folder.name}.lock").open("w") as lock:
@@ -75,11 +76,11 @@ def open_direct(dataset: Dataset, image_size: int, cache_dir: str | Path) -> "Di
                 made.rename(folder)
     for name, what in compare(LocalFolder(folder), _sums(folder)):
         raise _damaged(folder, name, what)
-    return Direct(dataset, image_size, folder, cache / "seek")
+    return Direct(dataset, image_size, folder, cache / "seek", resize)
 
 
 @dataclass(frozen=True)
-class Direct(EpisodeTables):
+class Direct(DatasetTables):
     """`Frames` of a dataset's own videos and pictures; make it with `open_direct`.
 
     `folder` has its numbers and pictures, `seek` the seek tables of videos.
@@ -89,38 +90,8 @@ class Direct(EpisodeTables):
     image_size: int
     folder: Path
     seek: Path
+    resize: StoredResize = "antialiased"
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
-
-    @property
-    def name(self) -> str:
-        """The dataset's."""
-        return self.dataset.name
-
-    @property
-    def digest(self) -> str:
-        """The dataset's."""
-        return self.dataset.digest
-
-    @property
-    def fps(self) -> float:
-        """Frames a second."""
-        return self.dataset.fps
-
-    @property
-    def cameras(self) -> tuple[str, ...]:
-        """Full LeRobot names."""
-        return self.dataset.cameras
-
-    def column(self, name: str, rows: Int64[np.ndarray, "*n"]) -> Float32[np.ndarray, "*n d"]:
-        """Values of a column at these frames, in the dataset's units.
-
-        Raises:
-          ValueError: there is no such column.
-        """
-        if name not in self._dims:
-            raise ValueError(f"{self.name}: no column '{name}'; there are {list(self._dims)}.")
-        shape = (int(self.lengths.sum()), self._dims[name])
-        return tables.read_rows(LocalFolder(self.folder), self.folder.name, name, shape, rows)
 
     def images(
         self,
@@ -146,7 +117,7 @@ class Direct(EpisodeTables):
         read(camera, episode, rows - self.starts[episode], out)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Direct, (self.dataset, self.image_size, self.folder, self.seek)
+        return Direct, (self.dataset, self.image_size, self.folder, self.seek, self.resize)
 
     def _is_stored(self, camera: str) -> bool:
         return self.dataset.features[camera]["dtype"] == "image"
@@ -200,7 +171,7 @@ class Direct(EpisodeTables):
         for frame, square in zip(frames.tolist(), out, strict=True):
             squares[frame].append(square)
         for frame, picture in table.decode(sorted(squares)):
-            fitted = resize_with_pad(_rgb(picture), self.image_size)
+            fitted = fit(rgb(picture), self.image_size, self.resize)
             for square in squares[frame]:
                 np.copyto(square, fitted)
 
@@ -219,27 +190,12 @@ class Direct(EpisodeTables):
             raise _damaged(self.folder, name, "does not hold the bytes it was written with")
         return Kept(content, file, len(self.cameras), self._dims)
 
-    @cached_property
-    def _dims(self) -> dict[str, int]:
-        return tables.numeric_columns(self.dataset)
+    def _holds(self, name: str) -> bool:
+        return name in _sums(self.folder)
 
     @cached_property
     def _tables(self) -> dict[str, SeekTable]:
         return {}
-
-
-def _rgb(frame: av.VideoFrame) -> UInt8[np.ndarray, "h w 3"]:
-    """A decoded frame's pixels. Converters are kept, as making one costs more than using it."""
-    converters = _local.__dict__.setdefault("converters", {})
-    kind = (frame.format.name, frame.width, frame.height)
-    if kind not in converters:
-        converters[kind] = VideoReformatter()
-    rgb = converters[kind].reformat(frame, format="rgb24", threads=1)
-    lines = np.frombuffer(rgb.planes[0], np.uint8).reshape(rgb.height, -1)
-    return lines[:, : 3 * rgb.width].reshape(rgb.height, rgb.width, 3)
-
-
-_local = threading.local()
 
 
 def _write(dataset: LeRobotDataset, folder: Path) -> None:

@@ -5,10 +5,13 @@ files come from.
 """
 
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool, Float32, Int64
 
+from data.dataset import Dataset, Subtasks
+from data.files.folder import LocalFolder
 from data.statistics.stats import Stats
 from data.store import kept_tables, tables
 from data.store.kept_tables import Kept
@@ -49,6 +52,17 @@ class EpisodeTables:
         return kept_tables.read_prompts(self._kept(tables.PROMPTS))
 
     @cached_property
+    def has_subtasks(self) -> bool:
+        """True if the dataset had subtasks."""
+        return self._holds(tables.SUBTASKS)
+
+    @cached_property
+    def subtasks(self) -> Subtasks:
+        """Runs of frames with one subtask, and their texts."""
+        kept = self._kept(tables.SUBTASKS), self._kept(tables.SUBTASK_TEXTS)
+        return kept_tables.read_subtasks(*kept, self.lengths)
+
+    @cached_property
     def stats(self) -> dict[str, Stats]:
         """Statistics of every column over all frames."""
         return kept_tables.read_stats(self._kept(tables.STATS))
@@ -58,5 +72,51 @@ class EpisodeTables:
         return kept_tables.read_episodes(self._kept(tables.EPISODES), len(self.prompts))
 
     def _kept(self, name: str) -> Kept:
-        """Content of one of `data.store.tables.FILES`."""
+        """Content of one of `data.store.tables.FILES`, or of those that are optional."""
         raise NotImplementedError
+
+    def _holds(self, name: str) -> bool:
+        """True if there is such a file."""
+        raise NotImplementedError
+
+
+class DatasetTables(EpisodeTables):
+    """Tables in a folder on disk, of a dataset that is at hand and tells the rest."""
+
+    dataset: Dataset
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        """The dataset's."""
+        return self.dataset.name
+
+    @property
+    def digest(self) -> str:
+        """The dataset's."""
+        return self.dataset.digest
+
+    @property
+    def fps(self) -> float:
+        """Frames a second."""
+        return self.dataset.fps
+
+    @property
+    def cameras(self) -> tuple[str, ...]:
+        """Full names."""
+        return tuple(self.dataset.cameras)
+
+    def column(self, name: str, rows: Int64[np.ndarray, "*n"]) -> Float32[np.ndarray, "*n d"]:
+        """Values of a column at these frames, in the dataset's units.
+
+        Raises:
+          ValueError: there is no such column.
+        """
+        if name not in self._dims:
+            raise ValueError(f"{self.name}: no column '{name}'; there are {list(self._dims)}.")
+        shape = (int(self.lengths.sum()), self._dims[name])
+        return tables.read_rows(LocalFolder(self.folder), self.folder.name, name, shape, rows)
+
+    @cached_property
+    def _dims(self) -> dict[str, int]:
+        return tables.numeric_columns(self.dataset)

@@ -9,13 +9,14 @@ import json
 import math
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int64
 
+from data.dataset import Subtasks
 from data.errors import DatasetError, short
 from data.files.limits import MOST_FRAMES
 from data.statistics.stats import QUANTILES, Stats
@@ -44,7 +45,7 @@ def read_episodes(kept: Kept, tasks: int) -> dict[str, np.ndarray]:
     Raises:
       DatasetError: one is missing, or no such array of such values.
     """
-    file, arrays = kept.file, _read_arrays(kept.content, kept.file)
+    file, arrays = kept.file, _read_arrays(kept.content, kept.file, _EPISODES)
     for name in _EPISODES:
         kind, axes = (np.bool_, 2) if name == "present" else (np.int64, 1)
         what = f"is {arrays[name].dtype}{list(arrays[name].shape)}"
@@ -75,6 +76,25 @@ def read_prompts(kept: Kept) -> Prompts:
         if not texts or not wordings:
             raise damaged(file, f"task {task}", f"is {short(wordings)}, expected its wordings")
     return tuple(map(tuple, found))
+
+
+def read_subtasks(kept: Kept, texts: Kept, lengths: Int64[np.ndarray, " e"]) -> Subtasks:
+    """Runs of `subtasks.npz`, and the texts of `subtasks.json` that they name.
+
+    Raises:
+      DatasetError: they are no such arrays and texts.
+    """
+    told = read_json(texts.content, texts.file)
+    strings = isinstance(told, list) and all(isinstance(text, str) for text in told)
+    _require(strings, texts.file, "texts", f"are {short(told)}, expected a list of texts")
+    arrays = _read_arrays(kept.content, kept.file, RUNS)
+    for name, values in arrays.items():
+        good = values.dtype == np.int64 and values.ndim == 1
+        _require(good, kept.file, name, f"is {values.dtype}{list(values.shape)}, expected int64")
+    runs = Runs(*(arrays[name] for name in RUNS))
+    _require_tiled(runs, lengths, kept.file)
+    _require_range(runs.task, -1, len(told) - 1, kept.file, "run_task")
+    return Subtasks(runs, tuple(told))
 
 
 def read_stats(kept: Kept) -> dict[str, Stats]:
@@ -115,12 +135,12 @@ def damaged(file: Path | str, field: str, what: str) -> DatasetError:
     return DatasetError(file, field, f"{what}; delete the folder and convert the dataset again.")
 
 
-def _read_arrays(content: bytes, file: Path | str) -> dict[str, np.ndarray]:
+def _read_arrays(content: bytes, file: Path | str, names: Sequence[str]) -> dict[str, np.ndarray]:
     """Arrays whose headers declare as many bytes as follow: so no array is larger than the file."""
     arrays = {}
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            for name in _EPISODES:
+            for name in names:
                 info = archive.getinfo(f"{name}.npy")
                 if info.compress_type != zipfile.ZIP_STORED or info.file_size > len(content):
                     raise ValueError(f"{name} is compressed")

@@ -24,7 +24,7 @@ from data.errors import DatasetError
 from data.files.checksums import Progress, compare
 from data.files.folder import Folder, LocalFolder, open_folder
 from data.store import convert, tables
-from data.store.convert import Encoding, Run, Settings
+from data.store.convert import Encoding, Run, Settings, StoredResize
 from data.store.description import damaged, described, kept, listed
 from data.store.episode_tables import EpisodeTables
 from data.store.kept_tables import Kept
@@ -53,6 +53,7 @@ class Store(EpisodeTables):
     encoding: Encoding
     shard_frames: int
     files: str
+    resize: StoredResize = "antialiased"
 
     @property
     def path(self) -> str:
@@ -102,6 +103,9 @@ class Store(EpisodeTables):
     def _kept(self, name: str) -> Kept:
         content = kept(self.folder, name, self.files)
         return Kept(content, self.folder.path(name), len(self.cameras), self.columns)
+
+    def _holds(self, name: str) -> bool:
+        return name in listed(self.folder, self.files)
 
     @cached_property
     def _shards(self) -> Int64[np.ndarray, " shards_plus_1"]:
@@ -222,6 +226,7 @@ def build_store(
     encoding: Encoding = "jpeg",
     progress: convert.Progress | None = None,
     run: Run | None = None,
+    resize: StoredResize = "antialiased",
 ) -> Store:
     """Decodes every frame of `dataset` once into a store at `path`, a folder or a bucket's URL.
     What an earlier call has finished there is kept.
@@ -229,6 +234,7 @@ def build_store(
     Args:
       progress: called after each episode with frames done and frames in all.
       run: makes the parts, as `data.store.ray_convert` does on a cluster; threads here if None.
+      resize: how pictures are fitted to `image_size`.
 
     Raises:
       ValueError: `path` holds a store or something else, the dataset has no camera or numeric
@@ -237,7 +243,7 @@ def build_store(
     folder = open_folder(path)
     if folder.exists(convert.DESCRIPTION):
         raise ValueError(f"{path}: already exists; delete it or choose another path.")
-    convert.convert(dataset, folder, Settings(image_size, encoding), run, progress)
+    convert.convert(dataset, folder, Settings(image_size, encoding, resize=resize), run, progress)
     return open_store(path)
 
 
@@ -248,6 +254,7 @@ def cached_store(
     cache_dir: str | Path,
     progress: convert.Progress | None = None,
     opening: Progress | None = None,
+    resize: StoredResize = "antialiased",
 ) -> Store:
     """The store of a dataset's present content, built only if the cache lacks it.
 
@@ -257,8 +264,9 @@ def cached_store(
     Args:
       progress: called after each episode with frames decoded and frames in all.
       opening: as `open_store` calls its `progress`.
+      resize: as `build_store`.
     """
-    settings = Settings(image_size, encoding)
+    settings = Settings(image_size, encoding, resize=resize)
     key = convert.content_key(dataset, settings)
     path = Path(cache_dir) / f"{key}-{image_size}-{encoding}"
     convert.convert(dataset, LocalFolder(path), settings, progress=progress)

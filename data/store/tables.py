@@ -17,7 +17,7 @@ import tensorstore as ts
 from jaxtyping import Float32, Int64
 
 from data.columns import BOOKKEEPING
-from data.dataset import Dataset
+from data.dataset import Dataset, Runs, subtasks_of
 from data.errors import DatasetError
 from data.files.folder import Folder, LocalFolder
 from data.files.names import path_within
@@ -27,6 +27,9 @@ from models.terminal import logger
 
 EPISODES, PROMPTS, STATS = "episodes.npz", "prompts.json", "stats.json"
 FILES = (EPISODES, PROMPTS, STATS)
+SUBTASKS, SUBTASK_TEXTS = "subtasks.npz", "subtasks.json"
+OPTIONAL = (SUBTASKS, SUBTASK_TEXTS)
+"""Tables of datasets that have subtasks."""
 
 Block = dict[str, np.ndarray]
 
@@ -68,8 +71,11 @@ def write(dataset: Dataset, folder: Path) -> None:
         lengths=dataset.lengths,
         present=dataset.present,
         alike=duplicates.first,
-        **{f"run_{field}": values for field, values in dataset.runs._asdict().items()},
+        **prefixed(dataset.runs),
     )
+    if (subtasks := subtasks_of(dataset)) is not None:
+        np.savez(folder / SUBTASKS, **prefixed(subtasks.runs))
+        (folder / SUBTASK_TEXTS).write_text(json.dumps(subtasks.texts, ensure_ascii=False))
     (folder / PROMPTS).write_text(json.dumps(dataset.prompts, indent=0, ensure_ascii=False))
     written, stats = LocalFolder(folder), {}
     for name, width in dims.items():
@@ -79,6 +85,11 @@ def write(dataset: Dataset, folder: Path) -> None:
             _log.warning("%s: '%s' is not finite, so no statistics of it.", dataset.root, name)
     plain = {name: {k: v.tolist() for k, v in of.items()} for name, of in stats.items()}
     (folder / STATS).write_text(json.dumps(plain, indent=1))
+
+
+def prefixed(runs: Runs) -> dict[str, Any]:
+    """Arrays of runs by the names that they are kept under."""
+    return {f"run_{field}": values for field, values in runs._asdict().items()}
 
 
 def find_duplicates(dataset: Dataset) -> Int64[np.ndarray, " e"]:

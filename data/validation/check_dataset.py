@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from data.dataset import Dataset, Report
+from data.dataset import Dataset, Report, subtasks_of
 from data.errors import Problem, caught, error, warning
 from data.validation.check_columns import check_columns
 from data.validation.check_pictures import check_pictures, check_presence
@@ -23,6 +23,7 @@ def check_dataset(dataset: Dataset, report: Report) -> Iterator[Problem]:
     found, _, _ = check_columns(dataset, report)
     yield from found
     yield from check_prompts(dataset)
+    yield from caught(_check_subtasks(dataset))
     for c, camera in enumerate(dataset.cameras):
         present = np.flatnonzero(dataset.present[:, c]).tolist()
         yield from check_presence(dataset, camera, present)
@@ -40,6 +41,29 @@ def check_prompts(dataset: Dataset) -> Iterator[Problem]:
             f"are empty in {len(without)} of {len(dataset.runs.task)} runs of frames, the first in "
             f"episode {dataset.runs.episode[without[0]]}; leave those episodes out, for what they "
             "show cannot be asked for.",
+        )  # fmt: skip
+
+
+def _check_subtasks(dataset: Dataset) -> Iterator[Problem]:
+    """Runs of subtasks go through all frames, and each names a text."""
+    found = subtasks_of(dataset)
+    if found is None:
+        return
+    lengths, runs = dataset.lengths, found.runs
+    starts, ends = np.cumsum(lengths) - lengths, np.cumsum(runs.length)
+    known = np.isin(runs.episode, np.arange(len(lengths))) & (runs.length > 0)
+    begin = starts[np.where(known, runs.episode, 0)] + runs.first
+    if not known.all() or ends[-1:] != lengths.sum() or (begin != ends - runs.length).any():
+        yield error(
+            dataset.root, "subtasks",
+            "do not cover the frames of all episodes one after the other; correct the reader.",
+        )  # fmt: skip
+    strange = (runs.task < -1) | (runs.task >= len(found.texts))
+    if strange.any():
+        yield error(
+            dataset.root, "subtasks",
+            f"name text {runs.task[strange][0]}, but there are {len(found.texts)} (-1: none); "
+            "correct the reader.",
         )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Bool, UInt8
+from jaxtyping import Bool, Int64, UInt8
 from PIL import Image
 
 from data.errors import DatasetError, short
@@ -43,19 +43,27 @@ def given(cells: pa.Array) -> Bool[np.ndarray, " n"]:
     return np.asarray(cells.is_valid()) & np.any([np.asarray(f.is_valid()) for f in fields], axis=0)
 
 
-def decode(folder: Folder, file: Any, camera: str, cells: pa.Array) -> UInt8[np.ndarray, "t h w 3"]:
+def decode(
+    folder: Folder,
+    file: Any,
+    camera: str,
+    cells: pa.Array,
+    rows: Int64[np.ndarray, " n"] | None = None,
+) -> UInt8[np.ndarray, "n h w 3"]:
     """Decodes the cells of a column of pictures.
 
     Args:
       file: the parquet file that holds them, for messages.
+      rows: those to decode; all if None.
 
     Raises:
       DatasetError: a picture is missing, damaged or of another size than the first; names the file
         and the frame.
     """
     pictures = np.zeros((0, 0, 0, 3), np.uint8)
-    for number, cell in enumerate(cells):
-        content = _content(folder, file, f"column '{camera}', row {number}", cell.as_py())
+    chosen = range(len(cells)) if rows is None else rows.tolist()
+    for place, number in enumerate(chosen):
+        content = _content(folder, file, f"column '{camera}', row {number}", cells[number].as_py())
         try:
             pixels = decode_picture(content, _FORMATS)
         except ValueError as error:
@@ -65,8 +73,8 @@ def decode(folder: Folder, file: Any, camera: str, cells: pa.Array) -> UInt8[np.
                 f"row {number} of the episode holds no readable picture ({error}); "
                 "copy or record the dataset again.",
             ) from None
-        if number == 0:
-            pictures = room_for(file, len(cells), pixels.shape)
+        if place == 0:
+            pictures = room_for(file, len(chosen), pixels.shape)
         if pixels.shape != pictures.shape[1:]:
             raise DatasetError(
                 file,
@@ -74,7 +82,7 @@ def decode(folder: Folder, file: Any, camera: str, cells: pa.Array) -> UInt8[np.
                 f"row {number} of the episode is a picture of shape {pixels.shape}, expected "
                 f"{pictures.shape[1:]} as its first; write them in one size.",
             )
-        pictures[number] = pixels
+        pictures[place] = pixels
     return pictures
 
 

@@ -18,6 +18,7 @@ from orbax.checkpoint import v1 as ocp
 
 from models.checkpoints import digests
 from models.checkpoints.declared import check_declared
+from models.checkpoints.remote import local
 from models.sharding import path_name
 
 Json = Any
@@ -39,12 +40,13 @@ def steps(directory: Path) -> list[int]:
 
 
 def find(path: Path) -> Path:
-    """The checkpoint at `path`, or the latest one if `path` is a run or its `checkpoints` folder.
+    """The checkpoint at `path`, or the latest one if `path` is a run or its `checkpoints` folder;
+    that of a URL is fetched.
 
     Raises:
       FileNotFoundError: there is none.
     """
-    path = Path(path).absolute()
+    path = local(path).absolute()
     if _is_checkpoint(path):
         return path
     for directory in (path, path / "checkpoints"):

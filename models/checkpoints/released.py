@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-from models.inputs.processor import Scaling
+from models.inputs.embodiment import Scaling
 from models.inputs.raw import RawKeys
 
 StateOption = Literal["text", "text-padded", "suffix", "none"]
@@ -32,7 +32,8 @@ class Released:
     send. `adapter`: conversion of the robot's units, see `models.inputs.adapters`. `normalization`:
     of state and actions. `assets`: folder of its norm_stats.json. `state_dims`, `action_dims`: the
     robot's, of the model's. `text`: longest prompt in tokens. `tags`: GR00T's embodiments, with the
-    number that its model knows each by. `refused`: why it cannot act here, if so.
+    number that its model knows each by (the last two are LeRobot's). `refused`: why it cannot act
+    here, if so.
     """
 
     family: Literal["pi0", "pi05", "pi0_fast", "groot"]
@@ -88,6 +89,8 @@ def _names(path: Path, source: Source) -> list[str]:
     if path.name == "pretrained_model":
         path = path.parent
     name = path.parent.parent.name if path.name.isdecimal() else path.name
+    if path.parent.name == "snapshots":  # of a repository in huggingface_hub's cache
+        name = path.parent.parent.name.rpartition("--")[2]
     return [f"lerobot/{name}"] if source == "lerobot" else [name]
 
 
@@ -225,7 +228,14 @@ RELEASED: Mapping[str, Released] = MappingProxyType(
             "groot",
             horizon=16,
             cameras=(),
-            tags=(("gr1", 24), ("oxe_droid", 17), ("agibot_genie1", 26), ("new_embodiment", 31)),
+            tags=(
+                ("gr1", 24),
+                ("oxe_droid", 17),
+                ("agibot_genie1", 26),
+                ("new_embodiment", 31),
+                ("so100", 2),
+                ("unitree_g1", 3),
+            ),
         ),
     }
 )

@@ -59,15 +59,17 @@ def section(values: dict[str, Any], name: str, where: str) -> dict[str, Any]:
     return found
 
 
-def whole(values: dict[str, Any], name: str, default: int, where: str) -> int:
+def whole(values: dict[str, Any], name: str, default: int, where: str, least: int = 1) -> int:
     """The whole number at `name`, the default where it is absent.
 
     Raises:
-      ValueError: it is something else, or not positive.
+      ValueError: it is something else, or below `least`.
     """
     found = values.get(name, default)
-    if type(found) is not int or found < 1:
-        raise ValueError(f"{where}: {name} is {str(found)[:80]!r}; expected a number of 1 or more.")
+    if type(found) is not int or found < least:
+        raise ValueError(
+            f"{where}: {name} is {str(found)[:80]!r}; expected a number of {least} or more."
+        )
     return found
 
 

@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
-from models.flow.realtime_chunking import Guidance, Velocity, guided
+from models.flow.realtime_chunking import Given, Guidance, Velocity, guided
 
 
 class Predicted(NamedTuple):
@@ -23,8 +24,14 @@ class Predicted(NamedTuple):
     """Features of the action expert, from which the velocity is read."""
 
 
-Field = Callable[[Float[Array, "r k c h a"], Float[Array, "r k c"]], Predicted]
-"""Function of noised chunks and their flow times, for a batch that was read once."""
+Field = Callable[
+    [Float[Array, "r k c h a"], Float[Array, "r k c"] | Float[Array, "r k c h"]], Predicted
+]
+"""Function of noised chunks and their flow times, for a batch that was read once. Families whose
+config has `rtc_max_delay` also take a time for each step."""
+
+_DELAYS = 2**31
+"""Word folded into a step's key, so that delays are drawn apart from times and noise."""
 
 
 def draw(
@@ -42,6 +49,19 @@ def draw(
     return time, noise
 
 
+def delays(
+    key: PRNGKeyArray, sample_id: Int[Array, "*b"], chunks: int, most: int
+) -> Int[Array, "*b c"]:
+    """Lengths of the given beginnings of `chunks` chunks per sample, each of 0 to `most` steps as
+    likely (arXiv 2512.05964, algorithm 1)."""
+    key = jax.random.fold_in(key, _DELAYS)
+
+    def one(sample_id: Array) -> Array:
+        return jax.random.randint(jax.random.fold_in(key, sample_id), (chunks,), 0, most + 1)
+
+    return jax.vmap(one)(sample_id.reshape(-1)).reshape(*sample_id.shape, chunks)
+
+
 def noise(keys: UInt32[Array, "*b 2"], shape: tuple[int, ...]) -> Float[Array, "*b h a"]:
     """Unit noise, each chunk's from its own key (two words for threefry, any) and nothing else."""
 
@@ -52,11 +72,22 @@ def noise(keys: UInt32[Array, "*b 2"], shape: tuple[int, ...]) -> Float[Array, "
 
 
 def interpolate(
-    actions: Float[Array, "*#b h a"], noise: Float[Array, "*b h a"], time: Float[Array, "*b"]
+    actions: Float[Array, "*#b h a"],
+    noise: Float[Array, "*b h a"],
+    time: Float[Array, "*b"] | Float[Array, "*b h"],
 ) -> tuple[Float[Array, "*b h a"], Float[Array, "*b h a"]]:
-    """The noised chunk x_t and its target velocity."""
-    t = time[..., None, None]
+    """The noised chunk x_t and its target velocity; its steps may have times of their own."""
+    t = time[..., None] if time.ndim == noise.ndim - 1 else time[..., None, None]
     return (1 - t) * actions + t * noise, noise - actions
+
+
+def times(steps: int) -> Float[np.ndarray, " k"]:
+    """Flow times of `steps` equal steps from t = 1, f32, each counted down from the one before.
+
+    openpi counts so, and π0's embedding of time has angles of up to 1,570, where a last bit shows;
+    the end of the last step may be off 0 by some 1e-7.
+    """
+    return np.add.accumulate(np.array([1, *[-1 / steps] * (steps - 1)], np.float32))
 
 
 def integrate(
@@ -69,21 +100,36 @@ def integrate(
     if guidance is not None:
         velocity = guided(velocity, guidance)
 
-    def step(x: Array, i: Array) -> tuple[Array, None]:
-        return x - velocity(x, 1 - i / steps) / steps, None
+    def step(x: Array, t: Array) -> tuple[Array, None]:
+        return x - velocity(x, t) * np.float32(1 / steps), None
 
-    return jax.lax.scan(step, noise, jnp.arange(steps))[0]
+    return jax.lax.scan(step, noise, jnp.asarray(times(steps)))[0]
 
 
 def sample(
     field: Field,
     noise: Float[Array, "r k h a"],
     steps: int,
-    guidance: Guidance | None = None,
+    guidance: Guidance | Given | None = None,
 ) -> Float[Array, "r k h a"]:
-    """`integrate` for a policy: a chunk for each of the batch's samples."""
+    """`integrate` for a policy: a chunk for each of the batch's samples, which begins with what is
+    `Given` exactly, read at flow time 0."""
+    if isinstance(guidance, Given):
+        return _continued(field, noise, steps, guidance)
 
     def velocity(x: Array, t: Array) -> Array:
         return field(x[:, :, None], jnp.full((*x.shape[:2], 1), t)).velocity[:, :, 0]
 
     return integrate(velocity, noise, steps, guidance)
+
+
+def _continued(
+    field: Field, noise: Float[Array, "r k h a"], steps: int, given: Given
+) -> Float[Array, "r k h a"]:
+    still = given.steps[..., None]
+
+    def velocity(x: Array, t: Array) -> Array:
+        time = jnp.where(given.steps, 0, t)
+        return jnp.where(still, 0, field(x[:, :, None], time[:, :, None]).velocity[:, :, 0])
+
+    return integrate(velocity, jnp.where(still, given.actions, noise), steps)

@@ -1,17 +1,22 @@
-"""Real-time chunking: the next chunk is sampled while the robot still acts the last, and fits it
-(Black, Galliker and Levine 2025, arXiv 2506.07339).
+"""Real-time chunking: the next chunk is sampled while the robot still acts the last, and fits it.
 
-What is left of the previous chunk guides the flow as in inpainting (ΠGDM, Song et al. 2023): fully
-where its actions are committed, less and less over the rest. No training is needed.
+Guided (Black, Galliker and Levine 2025, arXiv 2506.07339), what is left of the previous chunk draws
+the flow as in inpainting (ΠGDM, Song et al. 2023): fully where its actions are committed, less and
+less over the rest. No training is needed. Trained (Black et al. 2025, arXiv 2512.05964), the model
+has learnt to read the committed actions, which stand in the chunk at flow time 0.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
+
+Chunking = Literal["none", "guided", "trained"]
+"""Continuation of a chunk by the next, after the committed actions, which are acted in any case:
+none, drawn towards what was planned, or by a model that was trained to read what is committed."""
 
 LIMIT = 5.0
 """The paper's bound on the guidance's weight, which is infinite at the first step of the flow."""
@@ -26,6 +31,14 @@ class Guidance(NamedTuple):
     actions: Float[Array, "*b h a"]
     weight: Float[Array, "*b h a"]
     limit: float = LIMIT
+
+
+class Given(NamedTuple):
+    """First steps of a chunk that are given, for a model that was trained to continue them: actions
+    in the model's units, and which steps these are."""
+
+    actions: Float[Array, "*b h a"]
+    steps: Bool[Array, "*b h"]
 
 
 def soft_mask(
@@ -46,7 +59,7 @@ class Left(NamedTuple):
     actions: Float[np.ndarray, "h a"]
     """Filled up with zeros."""
     weight: Float[np.ndarray, " h"]
-    """Above 0 where there is an action left."""
+    """Above 0 where the answer depends on an action left."""
     committed: Float[np.ndarray, "_d a"]
 
 
@@ -54,6 +67,7 @@ def left_over(
     previous: Sequence[Float[np.ndarray, "_h _a"] | None] | None,
     committed: int | Sequence[int],
     shape: tuple[int, int, int],
+    chunking: Chunking = "guided",
 ) -> list[Left | None]:
     """Actions that each of B robots has left, None where it has nothing.
 
@@ -62,6 +76,8 @@ def left_over(
       committed: how many of them will be acted before an answer can be; where there is no previous
         chunk it says nothing.
       shape: (B, steps of a chunk, action dims).
+      chunking: decides the weights: those of `soft_mask`, of "trained" 1 for what is committed
+        alone, of "none" 0.
 
     Raises:
       ValueError: a previous chunk is too long, of other dims or not finite, or has fewer actions
@@ -75,7 +91,7 @@ def left_over(
             f"previous is for {len(given)} observations and committed for {len(counts)}, but there "
             f"are {count}."
         )
-    return [_left(x, int(d), horizon, dims) for x, d in zip(given, counts, strict=True)]
+    return [_left(x, int(d), horizon, dims, chunking) for x, d in zip(given, counts, strict=True)]
 
 
 def guided(velocity: Velocity, guidance: Guidance) -> Velocity:
@@ -101,7 +117,9 @@ def guided(velocity: Velocity, guidance: Guidance) -> Velocity:
     return corrected
 
 
-def _left(chunk: Float[np.ndarray, "_h _a"] | None, d: int, horizon: int, dims: int) -> Left | None:
+def _left(
+    chunk: Float[np.ndarray, "_h _a"] | None, d: int, horizon: int, dims: int, chunking: Chunking
+) -> Left | None:
     if chunk is None:
         return None
     actions = np.asarray(chunk, np.float32)
@@ -115,5 +133,6 @@ def _left(chunk: Float[np.ndarray, "_h _a"] | None, d: int, horizon: int, dims: 
         raise ValueError(f"committed is {d}, but previous has {len(actions)} actions.")
     whole = np.zeros((horizon, dims), np.float32)
     whole[: len(actions)] = actions
-    weight = soft_mask(horizon, np.asarray(d), np.asarray(len(actions)))
+    overlap = {"none": 0, "guided": len(actions), "trained": d}[chunking]
+    weight = soft_mask(horizon, np.asarray(min(d, overlap)), np.asarray(overlap))
     return Left(whole, weight, actions[:d])

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from models.checkpoints.layout import exported
 from models.checkpoints.rename import Shape, our_shapes
@@ -19,8 +20,11 @@ from models.checkpoints.safetensors_format import write_file
 from models.checkpoints.sources import CheckpointSource, open_safetensors
 from models.files.foreign_json import read_json, section, whole
 from models.groot.lora import merge
-from models.groot.model import GrootConfig
+from models.groot.modality import Modality, write_modality
+from models.groot.model import TAGS, GrootConfig
 from models.groot.names import LANGUAGE, TABLE, canonical
+from models.inputs.bpe import ByteBpe
+from models.inputs.embodiment import Normalizer
 from models.layers.dit import TransformerConfig
 from models.layers.qwen3 import QwenConfig
 from models.layers.siglip import SiglipConfig
@@ -28,6 +32,9 @@ from models.policy import Policy
 
 PyTree = Any
 
+METADATA, MODALITY = "experiment_cfg/metadata.json", "experiment_cfg/modality.json"
+_MOVES = (1e-9, 1e9)
+"""Scales between which a dim is taken to have moved."""
 _SIZED = (
     "vision/blocks/norm1/scale",
     "vision/blocks/up/bias",
@@ -140,16 +147,46 @@ def config(source: CheckpointSource, values: dict[str, Any]) -> GrootConfig:
 
 def read_values(path: Path) -> dict[str, Any]:
     """The config.json of a checkpoint's directory or beside its file; {} if there is none, and the
-    release's settings then hold for what shapes do not tell."""
+    release's settings then hold for what shapes do not tell. Eagle's own config.json, in a folder
+    right below, tells of it what this does not."""
     path = Path(path)
-    file = (path if path.is_dir() else path.parent) / "config.json"
-    return read_json(file) if file.exists() else {}
+    root = path if path.is_dir() else path.parent
+    file = root / "config.json"
+    values = read_json(file) if file.exists() else {}
+    below = sorted(root.glob("*/config.json")) if "eagle_cfg" not in values else []
+    for told in map(read_json, below):
+        if str(told.get("model_type", "")).startswith("eagle_2_5"):
+            return values | {"eagle_cfg": told}
+    return values
 
 
 def write(policy: Policy, target: Path) -> None:
-    """`export` of a policy, adapters folded into their kernels."""
+    """`export` of a policy, adapters folded into their kernels, with the files of its processor
+    where it has one: its statistics in experiment_cfg/metadata.json under the robot's tag, the
+    order of cameras in the modality.json beside it, and tokenizer.json.
+
+    NVIDIA's files have no place for how pictures are fitted, which their data configs tell.
+    """
     config, params = merge(policy.model.config, policy.params)
     export(params, config, target)
+    if policy.processor is None:
+        return
+    robot = policy.processor.embodiments[policy.embodiment]
+    rows = config.projectors
+    row = rows[policy.embodiment] if rows else policy.embodiment
+    tag = next((tag for tag, known in TAGS.items() if known == row), str(row))
+    parts = {"state": robot.state, "action": robot.actions}
+    names = [camera.rpartition(".")[2] for camera in robot.cameras]
+    statistics = {kind: {"all": _range(scale)} for kind, scale in parts.items()}
+    told = {tag: {"statistics": statistics, "modalities": {}, "embodiment_tag": tag}}
+    spans = {kind: {"all": (0, len(scale.offset))} for kind, scale in parts.items()}
+    video = dict(zip(names, robot.cameras, strict=True))
+    modality = Modality(video=video, annotation=("human.task_description",), **spans)
+    write_modality(modality, Path(target) / MODALITY)
+    (Path(target) / METADATA).write_text(json.dumps(told, indent=2) + "\n")
+    if policy.processor.bpe:
+        text = ByteBpe(policy.processor.bpe).json
+        (Path(target) / "tokenizer.json").write_text(text, encoding="utf-8")
 
 
 def export(params: PyTree, config: GrootConfig, path: Path, dtype: str = "float32") -> None:
@@ -193,6 +230,13 @@ _VARIANT: tuple[tuple[str, Any], ...] = (
     ("action_head_cfg.vl_self_attention_cfg.positional_embeddings", None),
 )
 """Entries of config.json that change the arithmetic and not always a shape, as released."""
+
+
+def _range(scale: Normalizer) -> dict[str, list[float]]:
+    """Least and largest value; what never moved has one of both."""
+    offset, half = np.asarray(scale.offset), np.asarray(scale.scale)
+    half = np.where((half > _MOVES[0]) & (half < _MOVES[1]), half, 0)
+    return {"min": (offset - half).tolist(), "max": (offset + half).tolist()}
 
 
 def _check_variant(config: Mapping[str, Any], where: str) -> None:

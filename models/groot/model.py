@@ -2,12 +2,12 @@
 flow-matching transformer with encoders and decoders of each embodiment's own.
 
 The released model and its PyTorch port, on packed rows: a sample pays for the views and tokens it
-has, padding is seen by nobody, and what the actions read of the observation is computed once. There
-is no dropout (the release trains its adapter and transformer with 0.2). The release's clock runs
-from noise at 0 to data at 1; it is turned around in one place, `time_bucket`.
+has, padding is seen by nobody, and what the actions read of the observation is computed once. The
+release trains its adapter and transformer with a dropout of 0.2; here it is a choice. Its clock
+runs from noise at 0 to data at 1; it is turned around in one place, `time_bucket`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -17,9 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
 from models.attention.ring import deal
+from models.checkpoints.released import RELEASED
 from models.files.bounds import (
     LARGEST_DIMS,
     LARGEST_DRAWS,
@@ -30,9 +31,10 @@ from models.files.bounds import (
     check_sizes,
 )
 from models.flow import flow
-from models.flow.realtime_chunking import Guidance
+from models.flow.realtime_chunking import Given, Guidance
 from models.inputs.packed_batch import Layout, PackedBatch
 from models.layers.dit import LOG_10000, Adapter, DiT, TransformerConfig, sinusoid
+from models.layers.dropout import folded, sample_keys
 from models.layers.functional import Functional, Params
 from models.layers.gemma import Cache
 from models.layers.layers import Compute, Remat
@@ -42,6 +44,8 @@ from models.layers.siglip import Siglip, SiglipConfig
 from models.model import ModelConfig, Stack
 from models.sharding import ROWS, Rules, constrain, look_up
 
+TAGS: Mapping[str, int] = dict(RELEASED["GR00T-N1.5-3B"].tags)
+"""Rows of the released embodiments' tables by tag."""
 _BUCKETS = 1000
 _ADAPTER = TransformerConfig(depth=4, heads=32, head_dim=64)
 _DIT = TransformerConfig(depth=16, heads=32, head_dim=48)
@@ -52,8 +56,9 @@ class GrootConfig(ModelConfig, family="groot"):
     """Architecture; the defaults are the released 3B. `future_tokens`: learned tokens between state
     and actions. `positions`: rows of the table of action positions. `hidden`: width of the
     embodiments' state encoder and action decoder. `image_token`: the id that stands for image
-    features in a prompt. `chunks`: noised chunks per observation in training. `steps`: Euler
-    steps of the sampler.
+    features in a prompt. `projectors`: the row of the embodiments' tables that each of the
+    processor's robots has, its own number if empty. `chunks`: noised chunks per observation in
+    training. `steps`: Euler steps of the sampler.
 
     `padding`: "masked" hides it. "released" does what the release does, where adapter and
     cross-attention see padded places, so that an action depends on how far its sample was padded;
@@ -68,6 +73,7 @@ class GrootConfig(ModelConfig, family="groot"):
     vocabulary: int = 151_680
     image_token: int = 151_669
     embodiments: int = 32
+    projectors: tuple[int, ...] = ()
     state_dim: int = 64
     action_dim: int = 32
     horizon: int = 16
@@ -87,6 +93,12 @@ class GrootConfig(ModelConfig, family="groot"):
         check_sizes("model", self, "state_dim", "action_dim", most=LARGEST_DIMS)
         check_size("model.horizon", self.horizon, LARGEST_HORIZON)
         check_sizes("model", self, "chunks", "steps", most=LARGEST_DRAWS)
+        wrong = [row for row in self.projectors if not 0 <= row < self.embodiments]
+        if wrong or len(set(self.projectors)) < len(self.projectors):
+            raise ValueError(
+                f"model.projectors is {list(self.projectors)}; give each robot a row of its own "
+                f"from 0 to {self.embodiments - 1} (model.embodiments)."
+            )
         if self.adapter.width != self.language.width:
             raise ValueError(
                 f"model.adapter is {self.adapter.heads} heads of {self.adapter.head_dim}, "
@@ -108,6 +120,22 @@ class GrootConfig(ModelConfig, family="groot"):
                 f"model.image_size is {self.image_size}, which patches of "
                 f"{self.vision.patch} (model.vision.patch) do not divide; change one of them."
             )
+
+    def for_robots(self, names: Sequence[str]) -> "GrootConfig":
+        """The same for these robots, each by a tag of the release ("new_embodiment") or by the
+        number of its row.
+
+        Raises:
+          ValueError: a name is neither.
+        """
+        unknown = [name for name in names if name not in TAGS and not name.isdecimal()]
+        if unknown:
+            raise ValueError(
+                f"GR00T knows no embodiment '{unknown[0]}'; give --embodiment one of "
+                f"{', '.join(TAGS)}, or the number of a row (0 to {self.embodiments - 1})."
+            )
+        rows = (TAGS[name] if name in TAGS else int(name) for name in names)
+        return replace(self, projectors=tuple(rows))
 
     @property
     def tokens_per_image(self) -> int:
@@ -149,9 +177,13 @@ class GrootConfig(ModelConfig, family="groot"):
         return any(stack.lora is not None for stack in stacks)
 
     state_input = "suffix"
-    quantizable: ClassVar[str] = r"^language/layers/(attention|mlp)/"
     exports: ClassVar[Mapping[str, str]] = {"groot": "models.groot.checkpoint:write"}
     own_inputs: ClassVar[str] = "models.groot.inputs:groot_batch"
+    released_text: ClassVar[str] = "models.groot.conventions:released_text"
+    quantizable: ClassVar[str] = (
+        r"^(vision/blocks|language/layers/(attention|mlp)|adapter/blocks|dit/(cross|self)_blocks)"
+        r"/(q|k|v|out|up|gate|down)/"
+    )
 
 
 @dataclass(frozen=True)
@@ -170,6 +202,10 @@ class Groot:
             "vision": "vision",
             "language": "embedding|language",
             "action": "adapter|dit|state_|action_|future_tokens|positions",
+            "visual": "vision",
+            "llm": "embedding|language",
+            "projector": "state_|action_|positions",
+            "diffusion_model": "dit",
         }
 
     def init(self, key: PRNGKeyArray) -> Params:
@@ -189,7 +225,8 @@ class Groot:
         time, noise = flow.draw(key, batch.sample_id, config.chunks, shape)
         time = (time - 0.001) / 0.999**2  # `draw` gives 0.999 s + 0.001
         noised, target = flow.interpolate(batch.actions[:, :, None], noise, time)
-        error = (self.velocity(params, batch, noised, time) - target) ** 2
+        velocity = self.field(params, batch, key=key)(noised, time).velocity
+        error = (velocity - target) ** 2
         weight = batch.action_mask * batch.weight[..., None, None]
         return jnp.sum(error.mean(2) * weight), jnp.sum(weight)
 
@@ -212,12 +249,19 @@ class Groot:
     """A regex, found in the paths of the parameters that `observe` reads."""
 
     def field(
-        self, params: Params, batch: PackedBatch, observed: Float[Array, "r p w"] | None = None
+        self,
+        params: Params,
+        batch: PackedBatch,
+        observed: Float[Array, "r p w"] | None = None,
+        key: PRNGKeyArray | None = None,
     ) -> flow.Field:
-        """The batch's velocity field; what is not `observed` yet is read once, here."""
+        """The batch's velocity field; what is not `observed` yet is read once, here. With `key`
+        it drops as in training."""
         modules = self._modules.bind(params)
-        seen = modules.observe(batch, observed)
-        return partial(modules.act, observed=seen, embodiment=batch.embodiment)
+        dropping = key is not None and max(self.config.adapter.dropout, self.config.dit.dropout) > 0
+        keys = sample_keys(key, batch.sample_id) if dropping and key is not None else None
+        seen = modules.observe(batch, observed, keys)
+        return partial(modules.act, observed=seen, embodiment=modules.rows(batch), keys=keys)
 
     @property
     def feature_width(self) -> int:
@@ -230,7 +274,7 @@ class Groot:
         batch: PackedBatch,
         noise: Float[Array, "r k h a"],
         steps: int | None = None,
-        guidance: Guidance | None = None,
+        guidance: Guidance | Given | None = None,
     ) -> Float[Array, "r k h a"]:
         """Normalised action chunks by Euler integration, in `config.steps` steps if no other
         number is given; `guidance` draws them towards given actions."""
@@ -250,11 +294,11 @@ def time_bucket(time: Float[Array, "*b"]) -> Int[Array, "*b"]:
     """Thousandths of the release's clock (1 − time), truncated towards zero; −1 to 1000.
 
     A time within rounding of a bucket's edge is on the edge, because 1 − (1 − t) may fall short
-    of t in f32.
+    of t in f32, and `flow.times` of a hundred steps by a thousandth of a bucket.
     """
     thousandths = (1 - time) * _BUCKETS
     edge = jnp.round(thousandths)
-    on_edge = jnp.abs(thousandths - edge) < 1e-4
+    on_edge = jnp.abs(thousandths - edge) < 1e-3
     return jnp.where(on_edge, edge, jnp.trunc(thousandths)).astype(jnp.int32)
 
 
@@ -300,7 +344,10 @@ class _Modules(nnx.Module):
         return self.language(x, batch.prefix_segment, batch.prefix_position)
 
     def observe(
-        self, batch: PackedBatch, features: Float[Array, "r p w"] | None = None
+        self,
+        batch: PackedBatch,
+        features: Float[Array, "r p w"] | None = None,
+        keys: UInt32[Array, "r k d"] | None = None,
     ) -> _Observed:
         """Runs everything that does not depend on the actions."""
         batch = deal(batch)
@@ -313,9 +360,18 @@ class _Modules(nnx.Module):
                     f"{batch.state.shape[1]} slots; use 'masked' for packed rows."
                 )
             segment = jnp.ones_like(segment)
-        cache = self.dit.observe(self.adapter(features, segment), segment)
+        if keys is not None:
+            owner = jnp.maximum(batch.prefix_segment - 1, 0)
+            keys = jnp.take_along_axis(keys, owner[..., None], axis=1)
+            keys = folded(keys, batch.prefix_position)
+        cache = self.dit.observe(self.adapter(features, segment, keys), segment)
         state = batch.state[:, :, None].astype(self.dtype)
-        return _Observed(cache, self.state_encoder(state, batch.embodiment))
+        return _Observed(cache, self.state_encoder(state, self.rows(batch)))
+
+    def rows(self, batch: PackedBatch) -> Int[Array, "r k"]:
+        """Each sample's row of the embodiments' tables."""
+        rows = self.config.projectors
+        return jnp.asarray(rows, jnp.int32)[batch.embodiment] if rows else batch.embodiment
 
     def act(
         self,
@@ -323,13 +379,14 @@ class _Modules(nnx.Module):
         time: Float[Array, "r k c"],
         observed: _Observed,
         embodiment: Int[Array, "r k"],
+        keys: UInt32[Array, "r k d"] | None = None,
     ) -> flow.Predicted:
         horizon, bucket = self.config.horizon, time_bucket(time)
         actions = self.action_encoder(noised.astype(self.dtype), bucket, embodiment)
         actions = actions + self.positions[:horizon].astype(self.dtype)
         shared = (observed.state[:, :, None], self.future_tokens[...].astype(self.dtype))
         spread = [jnp.broadcast_to(x, (*time.shape, *x.shape[-2:])) for x in shared]
-        x = self.dit(jnp.concatenate([*spread, actions], -2), bucket, observed.cache, horizon)
+        x = self.dit(jnp.concatenate([*spread, actions], -2), bucket, observed.cache, horizon, keys)
         velocity = -self.action_decoder(x, embodiment).astype(jnp.float32)
         return flow.Predicted(velocity, x.astype(jnp.float32))
 

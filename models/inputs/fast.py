@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -20,6 +21,10 @@ from models.files.foreign_json import read_json
 _LAST_CHARACTER = 0xD7FF
 _LARGEST_SCALE = 1e6
 _BROKEN = "\ufffd"
+_PROCESSOR = "UniversalActionProcessor"
+_AUTO_MAP = {
+    "AutoProcessor": f"physical-intelligence/fast--processing_action_tokenizer.{_PROCESSOR}"
+}
 _HEADROOM = 2.0
 
 
@@ -77,7 +82,10 @@ class Fast:
 
     @classmethod
     def train(
-        cls, chunks: Float[np.ndarray, "n h a"], vocabulary: int, scale: float = 10.0
+        cls,
+        chunks: Float[np.ndarray, "n h a"] | Sequence[Float[np.ndarray, "h _a"]],
+        vocabulary: int,
+        scale: float = 10.0,
     ) -> "Fast":
         """A vocabulary of at most `vocabulary` tokens for normalised chunks like these.
 
@@ -86,9 +94,9 @@ class Fast:
         Raises:
           ValueError: `vocabulary` has no room for the coefficients alone.
         """
-        coefficients = _rounded(chunks, scale)
-        bound = int(np.ceil(_HEADROOM * scale * np.sqrt(chunks.shape[1])))
-        bound = max(bound, int(np.abs(coefficients).max()))
+        coefficients = [_rounded(chunk, scale) for chunk in chunks]
+        bound = cls.smallest(len(coefficients[0]), scale) // 2
+        bound = max(bound, *(int(np.abs(values).max()) for values in coefficients))
         if vocabulary < 2 * bound + 1:
             raise ValueError(
                 f"A FAST vocabulary of {vocabulary} has no room for the {2 * bound + 1} values "
@@ -105,6 +113,46 @@ class Fast:
         )
         tokenizer.train_from_iterator((_spelt(chunk + bound) for chunk in coefficients), trainer)
         return cls(tokenizer.to_str(), scale, -bound)
+
+    def save(self, folder: str | Path, horizon: int, dims: int) -> None:
+        """Writes the files that `load` reads, with those by which transformers' AutoProcessor (and
+        so openpi and LeRobot) opens the folder; it takes the released tokenizer's code from the
+        hub. `horizon` and `dims` of a chunk are what it decodes to if it is told nothing else."""
+        files: dict[str, Any] = {
+            "tokenizer.json": json.loads(self.bpe),
+            "tokenizer_config.json": {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "clean_up_tokenization_spaces": False,
+                "added_tokens_decoder": {},
+                "model_max_length": 1 << 20,
+                "processor_class": _PROCESSOR,
+                "auto_map": _AUTO_MAP,
+            },
+            "special_tokens_map.json": {},
+            "processor_config.json": {
+                "action_dim": dims,
+                "time_horizon": horizon,
+                "min_token": self.lowest,
+                "scale": self.scale,
+                "vocab_size": self.size,
+                "processor_class": _PROCESSOR,
+                "auto_map": _AUTO_MAP,
+            },
+        }
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            (Path(folder) / name).write_text(json.dumps(content, indent=2, ensure_ascii=False))
+
+    @staticmethod
+    def smallest(horizon: int, scale: float = 10.0) -> int:
+        """Tokens of a vocabulary that has the values of a coefficient alone, for chunks of so many
+        steps within ±2."""
+        return 2 * int(np.ceil(_HEADROOM * scale * np.sqrt(horizon))) + 1
+
+    @staticmethod
+    def reach(chunk: Float[np.ndarray, "h a"], scale: float = 10.0) -> int:
+        """The largest coefficient of a chunk, of either sign, in steps."""
+        return int(np.abs(_rounded(chunk, scale)).max())
 
     @property
     def size(self) -> int:

@@ -1,27 +1,35 @@
 """Pictures of any size fitted to the square that a model sees, each way that released policies were
-trained: openpi's (Pillow), and LeRobot's (torch's `interpolate`).
+trained: openpi's (Pillow), LeRobot's (torch's `interpolate`), and GR00T's (torchvision).
 
 The ways differ by several grey levels at edges, which a policy answers with other actions.
 """
 
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Float, Float32, Shaped, UInt8
+from jaxtyping import Float, Float32, Float64, Shaped, UInt8
 from PIL import Image
 
-Resize = Literal["antialiased", "bilinear", "bilinear-dark"]
-"""Pillow's bilinear filter, which averages where it shrinks; torch's, which reads four pixels; and
-the latter with borders of −255 instead of black (LeRobot before 0.5.0)."""
+Resize = Literal["antialiased", "bilinear", "bilinear-dark", "stretched", "stretched-middle"]
+"""Pillow's bilinear filter, which averages where it shrinks; torch's, which reads four pixels; the
+latter with borders of −255 instead of black (LeRobot before 0.5.0). Without borders, each side by
+its own factor: torchvision's bicubic filter (GR00T in LeRobot), or its bilinear one for the middle
+95 % of each side (NVIDIA's GR00T)."""
+_MIDDLE = 0.95
 
 
 def fit(
     image: Shaped[np.ndarray, "_h _w 3"], size: int, resize: Resize
 ) -> UInt8[np.ndarray, "s s 3"] | Float32[np.ndarray, "s s 3"]:
-    """Picture in the middle of a square of `size`, keeping the aspect; as floats from 0 to 255
-    where `resize` does not round."""
+    """Picture in a square of `size`, in its middle where the aspect is kept; as floats from 0 to
+    255 where `resize` does not round."""
     if resize == "antialiased":
         return resize_with_pad(image, size)
+    if resize == "stretched":
+        return _bicubic(image, size)
+    if resize == "stretched-middle":
+        return _middle(image, size)
     border = -255.0 if resize == "bilinear-dark" else 0.0
     return _in_the_middle(_bilinear(image, *_fitted(image, size)), size, border)
 
@@ -68,3 +76,73 @@ def _lines(image: Float[np.ndarray, "_n _m 3"], count: int) -> Float32[np.ndarra
     weight = (at - first).astype(np.float32)[:, None, None]
     second = np.minimum(first + 1, len(image) - 1)
     return image[first] * (1 - weight) + image[second] * weight
+
+
+def _bicubic(image: UInt8[np.ndarray, "_h _w 3"], size: int) -> UInt8[np.ndarray, "s s 3"]:
+    """Resize in integers, antialiased, as torch does of uint8: first rows, then columns, each sum
+    of 16-bit weights rounded."""
+    for axis in (1, 0):
+        if image.shape[axis] != size:
+            weights, precision = _fixed_point(image.shape[axis], size)
+            sums = np.tensordot(weights, image, (1, axis)) + (1 << (precision - 1))
+            rounded = np.floor(sums / (1 << precision)).clip(0, 255).astype(np.uint8)
+            image = np.moveaxis(rounded, 0, axis)
+    return np.ascontiguousarray(image)
+
+
+def _middle(image: UInt8[np.ndarray, "_h _w 3"], size: int) -> UInt8[np.ndarray, "s s 3"]:
+    """Resize of the middle in floats from 0 to 1, cut off to grey levels at last."""
+    sides = [int(side * _MIDDLE) for side in image.shape[:2]]
+    top, left = (round((a - b) / 2) for a, b in zip(image.shape, sides, strict=False))
+    cut = image[top : top + sides[0], left : left + sides[1]].astype(np.float32) / np.float32(255)
+    for axis in (1, 0):
+        if cut.shape[axis] != size:
+            cut = np.moveaxis(_in_turn(np.moveaxis(cut, axis, 0), size), 0, axis)
+    return np.ascontiguousarray((cut * np.float32(255)).astype(np.uint8))
+
+
+def _in_turn(lines: Float32[np.ndarray, "_n _m 3"], size: int) -> Float32[np.ndarray, "s _m 3"]:
+    """Weighted sums of lines, each product added in turn and rounded once, as torch does: a grey
+    level that is cut off tells a last bit."""
+    weights = _weights(len(lines), size, "linear", np.float32)
+    first = (weights > 0).argmax(axis=1)
+    sums = np.zeros((size, *lines.shape[1:]), np.float32)
+    for tap in range(int((weights > 0).sum(axis=1).max())):
+        at = np.minimum(first + tap, len(lines) - 1)
+        weight = np.where(first + tap < len(lines), weights[np.arange(size), at], 0)
+        product = lines[at].astype(np.float64) * weight[:, None, None]
+        sums = (sums + product).astype(np.float32)
+    return sums
+
+
+@lru_cache(64)
+def _fixed_point(inner: int, outer: int) -> tuple[Float64[np.ndarray, "outer inner"], int]:
+    """Whole numbers of at most 15 bits, and of how many the fraction is."""
+    weights = _weights(inner, outer, "cubic")
+    precision = 0
+    while precision < 22 and int(0.5 + weights.max() * (1 << (precision + 1))) < 1 << 15:
+        precision += 1
+    scaled = weights * (1 << precision)
+    return np.trunc(scaled + np.where(scaled < 0, -0.5, 0.5)), precision
+
+
+@lru_cache(64)
+def _weights(
+    inner: int, outer: int, kind: Literal["linear", "cubic"], dtype: type = np.float64
+) -> Float[np.ndarray, "outer inner"]:
+    """Weights of `inner` pixels in each of `outer`, of a filter that widens where it shrinks."""
+    scale = dtype(inner) / dtype(outer)
+    reach = (2 if kind == "cubic" else 1) * max(scale, dtype(1))
+    centre = scale * (np.arange(outer, dtype=dtype) + dtype(0.5))
+    first = np.maximum((centre - reach + 0.5).astype(np.int64), 0)
+    last = np.minimum((centre + reach + 0.5).astype(np.int64), inner)
+    at: np.ndarray = np.arange(inner, dtype=dtype)
+    distance = np.abs(at - centre[:, None] + dtype(0.5)) * (1 / max(scale, dtype(1)))
+    if kind == "linear":
+        values = np.maximum(1 - distance, 0)
+    else:
+        near = (1.5 * distance - 2.5) * distance * distance + 1
+        far = -0.5 * (((distance - 5) * distance + 8) * distance - 4)
+        values = np.where(distance < 1, near, np.where(distance < 2, far, 0))
+    values = np.where((at >= first[:, None]) & (at < last[:, None]), values, 0)
+    return values / values.sum(axis=1, keepdims=True)

@@ -14,156 +14,35 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt8
 
-from models.files.bounds import LARGEST_DIMS, LARGEST_HORIZON, LARGEST_IMAGE, check_name, check_size
-from models.inputs.adapters import ADAPTERS, UnitConversion
+from models.files.bounds import LARGEST_DIMS, LARGEST_HORIZON, LARGEST_IMAGE, check_size
+from models.inputs.bpe import ByteBpe
+from models.inputs.chat import Chat, eagle_turn
+from models.inputs.embodiment import Embodiment
 from models.inputs.fast import Fast
 from models.inputs.packed_batch import Sample
 from models.inputs.pictures import Resize, fit
-from models.inputs.raw import RawKeys
 from models.inputs.tokenizer import SentencePiece, Tokenizer
 
 StateInput = Literal["text", "token", "suffix", "none"]
-Scaling = Literal["quantile", "z-score", "min-max"]
-"""Statistics that become a `Normalizer`: the range from the 1st to the 99th percentile, mean and
-standard deviation, or the whole range."""
 
 _STATE_BINS = np.linspace(-1, 1, 257)[:-1]
-_SMALLEST_SCALE, _LARGEST_SCALE = 1e-12, 1e12
-"""A dimension that never changes is scaled by 1e-4 (ours), 5e-7 (openpi) or 5e-9 (LeRobot)."""
-
-
-@dataclass(frozen=True)
-class Normalizer:
-    """x ↦ (x − offset) / scale, per dimension; z-scores and quantile ranges are both of this
-    form.
-
-    Raises:
-      ValueError: an offset is not finite or beyond ±1e12, a scale not within 1e-12 to 1e12, or
-        there are more of one than of the other.
-    """
-
-    offset: tuple[float, ...]
-    scale: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        if len(self.offset) != len(self.scale):
-            raise ValueError(
-                f"A normalizer has {len(self.offset)} offsets but {len(self.scale)} scales; "
-                f"expected one of each for every dimension."
-            )
-        for d, (offset, scale) in enumerate(zip(self.offset, self.scale, strict=True)):
-            if not abs(offset) <= _LARGEST_SCALE:
-                raise ValueError(
-                    f"offset[{d}] is {offset}; expected a finite number up to "
-                    f"±{_LARGEST_SCALE:g}, so compute the statistics again."
-                )
-            if not _SMALLEST_SCALE <= scale <= _LARGEST_SCALE:
-                raise ValueError(
-                    f"scale[{d}] is {scale}; expected a number from {_SMALLEST_SCALE:g} to "
-                    f"{_LARGEST_SCALE:g}, so compute the statistics again."
-                )
-
-    def __call__(self, x: Float[np.ndarray, "*b d"]) -> Float[np.ndarray, "*b d"]:
-        return ((x - np.asarray(self.offset)) / np.asarray(self.scale)).astype(np.float32)
-
-    def inverse(self, x: Float[np.ndarray, "*b d"]) -> Float[np.ndarray, "*b d"]:
-        return (x * np.asarray(self.scale) + np.asarray(self.offset)).astype(np.float32)
-
-
-@dataclass(frozen=True)
-class Embodiment:
-    """A robot as a dataset describes it: camera names in the order the model sees them, and its
-    scales.
-
-    `relative` tells for each action dim the state dim that the model measures it from, at the
-    moment of the observation, and -1 where it is taken as it is; empty, all are. The scales of
-    actions are those of the differences. (openpi's DeltaActions is `relative[d]` = d where its mask
-    is true.)
-
-    `absent`: cameras that may be missing. `adapter`: conversion between the robot's units and those
-    that are scaled, one of `models.inputs.adapters.ADAPTERS`, or "". `keys`: how the robot's own
-    clients spell an observation.
-
-    Raises:
-      ValueError: `relative` does not name a state dim for each action dim, there are none of these,
-        a name is a path, cannot be printed or stands twice, `absent` names no camera, or there is
-        no such adapter.
-    """
-
-    name: str
-    cameras: tuple[str, ...]
-    state: Normalizer
-    actions: Normalizer
-    relative: tuple[int, ...] = ()
-    absent: tuple[str, ...] = ()
-    adapter: str = ""
-    keys: RawKeys | None = None
-
-    def __post_init__(self) -> None:
-        check_name("An embodiment", self.name, nested=True)
-        for camera in self.cameras:
-            check_name(f"A camera of embodiment '{self.name}'", camera)
-        if len(set(self.cameras)) < len(self.cameras):
-            raise ValueError(
-                f"Embodiment '{self.name}' has cameras {list(self.cameras)}; name each only once."
-            )
-        states, dims = len(self.state.offset), len(self.actions.offset)
-        if not dims:
-            raise ValueError(f"Embodiment '{self.name}' has no action dims; it needs at least one.")
-        wrong = [d for d in self.relative if not -1 <= d < states]
-        if self.relative and (wrong or len(self.relative) != dims):
-            raise ValueError(
-                f"Embodiment '{self.name}': relative is {list(self.relative)}; give for each of "
-                f"{dims} action dims a state dim below {states}, or -1."
-            )
-
-        for camera in self.absent:
-            if camera not in self.cameras:
-                raise ValueError(
-                    f"Embodiment '{self.name}': absent names '{camera}'; its cameras are "
-                    f"{list(self.cameras)}."
-                )
-        if self.adapter and self.adapter not in ADAPTERS:
-            raise ValueError(
-                f"Embodiment '{self.name}': adapter is '{self.adapter}'; known are "
-                f"{list(ADAPTERS)}."
-            )
-        if self.adapter and (states, dims) != ADAPTERS[self.adapter].dims:
-            raise ValueError(
-                f"Embodiment '{self.name}' has {states} state and {dims} action dims; the adapter "
-                f"'{self.adapter}' is for {ADAPTERS[self.adapter].dims}."
-            )
-
-    @property
-    def units(self) -> UnitConversion | None:
-        """Conversion of the robot's units, if it has one."""
-        return ADAPTERS[self.adapter] if self.adapter else None
-
-    def converted(self, state: Float[np.ndarray, "*b s"]) -> Float[np.ndarray, "*b s"]:
-        """The robot's state in the units that are scaled."""
-        return state if self.units is None else self.units.state(state)
-
-    def origin(self, state: Float[np.ndarray, "*b _s"]) -> Float[np.ndarray, "*b 1 _a"]:
-        """Origin of a chunk's relative actions for the robot's state, in the units that are scaled;
-        0 where absolute."""
-        from_state = np.asarray(self.relative)
-        state = self.converted(np.asarray(state, np.float64))
-        return np.where(from_state >= 0, state[..., from_state], 0)[..., None, :]
 
 
 @dataclass(frozen=True)
 class Processor:
     """Everything between a dataset's or robot's units and the model's.
 
-    Text is read with `sentencepiece` (a SentencePiece model file, base64) where there is one, else
-    with the word list; prompts of more than `text_limit` tokens are refused. A state as text
+    Text is read with `sentencepiece` (a SentencePiece model file, base64) where there is one, or
+    with `bpe` (see `ByteBpe`), else with the word list; prompts of more than `text_limit` tokens
+    are refused. With `chat` it is the turn of a chat, pictures among its words. A state as text
     is the robot's dims, or all of the model's where `spells_padding` (LeRobot's π0.5 before
     0.5.0). `resize`: how pictures are fitted to `image_size`, see `models.inputs.pictures`.
     `cleans`: underscores and line breaks of a prompt become spaces (all but LeRobot's π0).
 
     With `fast`, samples carry their action chunk as tokens too: FAST's token i has the id
     `fast_top` − i, so that they take the rare words at the vocabulary's end. In PaliGemma's,
-    whose last 128 are special, openpi's `fast_top` is 257152 − 1 − 128.
+    whose last 128 are special, openpi's `fast_top` is 257152 − 1 − 128. With `subtask_limit`, a
+    policy says what to do next, in up to so many tokens, before it acts.
 
     Raises:
       ValueError: a size is out of bounds, there are no embodiments, two have one name, one has more
@@ -184,6 +63,9 @@ class Processor:
     cleans: bool = True
     fast: Fast | None = None
     fast_top: int = 0
+    bpe: str = ""
+    chat: Chat = ""
+    subtask_limit: int = 0
 
     def __post_init__(self) -> None:
         check_size("image_size", self.image_size, LARGEST_IMAGE)
@@ -191,6 +73,12 @@ class Processor:
         check_size("action_dim", self.action_dim, LARGEST_DIMS)
         check_size("horizon", self.horizon, LARGEST_HORIZON)
         check_size("text_limit", self.text_limit)
+        check_size("subtask_limit", self.subtask_limit, least=0)
+        if self.chat and (self.sentencepiece or self.words):
+            raise ValueError(
+                f"The chat '{self.chat}' is read with a BPE tokenizer, not SentencePiece or words; "
+                f"give the folder or tokenizer.json of the model's own."
+            )
         names = [robot.name for robot in self.embodiments]
         if not names or len(set(names)) < len(names):
             raise ValueError(
@@ -213,14 +101,21 @@ class Processor:
                 )
 
     @cached_property
-    def tokenizer(self) -> Tokenizer | SentencePiece:
+    def tokenizer(self) -> Tokenizer | SentencePiece | ByteBpe:
         """Reads prompts.
 
         Raises:
           ValueError: the policy came without a tokenizer.
         """
+        if self.bpe:
+            return ByteBpe(self.bpe)
         if self.sentencepiece:
             return SentencePiece(self.sentencepiece)
+        if self.chat:
+            raise ValueError(
+                "This policy came without a tokenizer, so it cannot read a prompt as text: give "
+                "the folder of its vocab.json and merges.txt, or its tokenizer.json, as tokenizer."
+            )
         if not self.words:
             raise ValueError(
                 "This policy came without a tokenizer, so it cannot read a prompt as text: give "
@@ -228,12 +123,31 @@ class Processor:
             )
         return Tokenizer(self.words)
 
-    def tokens(self, prompt: str, state: Float[np.ndarray, " s"]) -> Int[np.ndarray, " t"]:
+    def tokens(
+        self, prompt: str, state: Float[np.ndarray, " s"], pictures: int = 0
+    ) -> Int[np.ndarray, " t"]:
         """Token ids of a prompt, with the normalised state spelt as text if the model reads it so.
+
+        Args:
+          pictures: how many a chat has between its words.
 
         Raises:
           ValueError: they are more than `text_limit`.
         """
+        return self.text(prompt, state, pictures)[0]
+
+    def text(
+        self, prompt: str, state: Float[np.ndarray, " s"], pictures: int
+    ) -> tuple[Int[np.ndarray, " t"], tuple[int, ...]]:
+        """`tokens`, and how many of them come before each picture; (), pictures come first."""
+        if self.chat:
+            if not isinstance(self.tokenizer, ByteBpe):
+                raise ValueError(f"The chat '{self.chat}' needs a BPE tokenizer.")
+            ids, at = eagle_turn(self.tokenizer, prompt, pictures)
+            return self._checked(ids, prompt), at
+        return self._words(prompt, state), ()
+
+    def _words(self, prompt: str, state: Float[np.ndarray, " s"]) -> Int[np.ndarray, " t"]:
         text = _clean(prompt) if self.cleans else prompt.removesuffix("\n")
         if self.state_input != "text":
             tokens = np.append(self.tokenizer.encode(text), self.tokenizer.encode("\n")[1:])
@@ -256,6 +170,11 @@ class Processor:
         tokens = self.tokenizer.encode(_clean(subtask))
         return np.append(tokens, np.int32(self.tokenizer.end))
 
+    def subtask_said(self, tokens: Int[np.ndarray, " t"]) -> Int[np.ndarray, " _t"]:
+        """A predicted subtask from begin to end, as `subtask_tokens` gives one that is told."""
+        begin, end = self.tokenizer.begin, self.tokenizer.end
+        return np.array([begin, *self._until_end(tokens), end], np.int32)
+
     def subtask_text(self, tokens: Int[np.ndarray, " t"]) -> str:
         """The text of predicted tokens, as far as the end."""
         return self.tokenizer.decode(self._until_end(tokens))
@@ -276,9 +195,16 @@ class Processor:
         `fast` or where no step counts."""
         if self.fast is None or not mask.any():
             return np.zeros(0, np.int32)
+        return self.action_tokens(self.held_chunk(chunk, mask, embodiment))
+
+    def held_chunk(
+        self, chunk: Float[np.ndarray, "h a"], mask: Bool[np.ndarray, "h a"], embodiment: int = 0
+    ) -> Float[np.ndarray, "h _d"]:
+        """A sample's chunk in the robot's own dims, its last step in the episode held: what action
+        tokens spell."""
         steps = np.where(mask[:, 0], np.arange(self.horizon), 0)
         dims = len(self.embodiments[embodiment].actions.offset)
-        return self.action_tokens(chunk[np.maximum.accumulate(steps), :dims])
+        return chunk[np.maximum.accumulate(steps), :dims]
 
     def predicted_actions(
         self,
@@ -347,8 +273,9 @@ class Processor:
         )
         normal = padded[: len(robot.state.offset)]
         spelt = padded if self.spells_padding else normal
+        at: tuple[int, ...] = ()
         if isinstance(prompt, str):
-            text = self.tokens(prompt, spelt)
+            text, at = self.text(prompt, spelt, sum(x is not None for x in images))
         else:
             text = self._checked(prompt, "given as tokens")
         return Sample(
@@ -359,6 +286,7 @@ class Processor:
             action_mask=mask,
             embodiment=embodiment,
             id=id,
+            image_at=at,
             subtask=np.zeros(0, np.int32) if subtask is None else self.subtask_tokens(subtask),
             action_tokens=self.chunk_tokens(chunk, mask, embodiment),
             cameras=tuple(i for i, x in enumerate(images) if x is not None),

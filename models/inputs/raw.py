@@ -74,7 +74,8 @@ def read_raw(
         read["state"] = np.concatenate(parts, axis=-1)
     read |= {name: flat[name] for name in words if name in flat}
     if "tokenized_prompt" not in flat:
-        read["prompt"] = _words(flat.get(keys.prompt, keys.default), keys.prompt)
+        words = flat.get(keys.prompt, keys.default)
+        read["prompt"] = _words(keys.default if words == "" else words, keys.prompt)
     return read
 
 

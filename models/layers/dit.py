@@ -7,6 +7,7 @@ actions, so its keys and values are computed once per observation and serve ever
 every noised chunk.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,10 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, UInt32
 
 from models.attention.attention import attend, attend_locally
 from models.files.bounds import LARGEST_DEPTH, check_size, check_sizes
+from models.layers.dropout import drop
 from models.layers.gemma import Cache
 from models.layers.layers import (
     Compute,
@@ -39,16 +41,22 @@ _TIME_WIDTH = 256
 @dataclass(frozen=True)
 class TransformerConfig:
     """Sizes of a stack of blocks; a block is `heads` · `head_dim` wide and its MLP four times
-    that."""
+    that. `dropout`: share of numbers dropped in training, after attention (twice, as the release
+    does), and within and after the MLP."""
 
     depth: int
     heads: int
     head_dim: int
     lora: Lora | None = None
     remat: Remat = "none"
+    dropout: float = 0.0
 
     def __post_init__(self) -> None:
         check_sizes("transformer", self, "heads", "head_dim")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(
+                f"transformer.dropout is {self.dropout}; give a share from 0 to less than 1."
+            )
         check_size("transformer.depth", self.depth, LARGEST_DEPTH)
 
     @property
@@ -61,19 +69,24 @@ class Adapter(nnx.Module):
     """Layer norm, then blocks in which every place sees its whole sample."""
 
     def __init__(self, config: TransformerConfig, compute: Compute, rngs: nnx.Rngs):
-        self.compute, self.remat = compute, config.remat
+        self.compute, self.remat, self.dropout = compute, config.remat, config.dropout
         self.norm = _norm(config.width, compute, rngs)
         self.blocks = stack_layers(
             lambda r: DitBlock(config, config.width, False, compute, r), config.depth, rngs
         )
 
     def __call__(
-        self, x: Float[Array, "r p w"], segment: Int[Array, "r p"]
+        self,
+        x: Float[Array, "r p w"],
+        segment: Int[Array, "r p"],
+        keys: UInt32[Array, "r p d"] | None = None,
     ) -> Float[Array, "r p w"]:
+        """`keys`: of each place, to drop in training."""
         graph, weights = nnx.split(self.blocks)
+        stacked, rows = _with_keys(weights, (segment,), keys)
 
-        def layer(x: Array, weights: Any, segment: Array) -> tuple[Array, None]:
-            block = nnx.merge(graph, weights)
+        def layer(x: Array, stacked: Any, segment: Array, *keys: Array) -> tuple[Array, None]:
+            block, dropped = nnx.merge(graph, stacked[0]), _dropping(stacked, keys, self.dropout)
             x = constrain(x, ROWS, "context")
             y = block.norm1(x)
             seen = attend(
@@ -84,12 +97,13 @@ class Adapter(nnx.Module):
                 segment,
                 implementation=self.compute.attention,
             )
-            return block.mlp(x + block.out(seen.out)), None
+            x = x + _attended(block.out(seen.out), dropped)
+            return block.mlp(x, dropped), None
 
         pipeline = self.compute.pipeline
-        return scan_layers(
-            layer, self.norm(x), weights, self.remat, rows=(segment,), pipeline=pipeline
-        )[0]
+        return scan_layers(layer, self.norm(x), stacked, self.remat, rows=rows, pipeline=pipeline)[
+            0
+        ]
 
 
 class DiT(nnx.Module):
@@ -103,7 +117,7 @@ class DiT(nnx.Module):
         compute: Compute,
         rngs: nnx.Rngs,
     ):
-        self.compute, self.remat = compute, config.remat
+        self.compute, self.remat, self.dropout = compute, config.remat, config.dropout
         dtype, width, pairs = jnp.dtype(compute.dtype), config.width, config.depth // 2
         self.time_in = nnx.Linear(_TIME_WIDTH, width, dtype=dtype, rngs=rngs)
         self.time_out = nnx.Linear(width, width, dtype=dtype, rngs=rngs)
@@ -134,9 +148,14 @@ class DiT(nnx.Module):
         bucket: Int[Array, "r k c"],
         cache: Cache,
         read: int,
+        keys: UInt32[Array, "r k d"] | None = None,
     ) -> Float[Array, "r k c h o"]:
         """The last `read` tokens of each chunk; of the last layer only these are computed, but the
-        last of several stages computes all, in the time that the others take for theirs."""
+        last of several stages computes all, in the time that the others take for theirs.
+
+        Args:
+          keys: of each sample, to drop in training; the last layer then computes all too.
+        """
         half = _TIME_WIDTH // 2
         time = sinusoid(bucket, LOG_10000 * np.arange(half, dtype=np.float32) / (half - 1))
         time = jnp.roll(time, half, axis=-1).astype(jnp.dtype(self.compute.dtype))
@@ -150,11 +169,13 @@ class DiT(nnx.Module):
         )
 
         def pair(
-            x: Array, weights: Any, k: Array, v: Array, *rows: Array, read: int = tokens
+            x: Array, stacked: Any, k: Array, v: Array, *rows: Array, read: int = tokens
         ) -> tuple[Array, None]:
+            weights = stacked[0]
             cross, among = nnx.merge(cross_graph, weights[0]), nnx.merge(self_graph, weights[1])
+            first, second = (_dropping(stacked, rows[3:], self.dropout, half) for half in range(2))
             x = constrain(x, ROWS, over)
-            time, segment, cached_segment = rows
+            time, segment, cached_segment = rows[:3]
             own = jnp.ones((len(x), samples * chunks, tokens), jnp.int32)
             q = cross.q(cross.modulated(x, time))
             seen = attend(
@@ -166,18 +187,19 @@ class DiT(nnx.Module):
                 implementation=self.compute.attention,
                 split_queries=bool(over),
             )
-            x = cross.mlp(x + cross.out(seen.out.reshape(q.shape)))
+            x = cross.mlp(x + _attended(cross.out(seen.out.reshape(q.shape)), first), first)
             y = among.modulated(x, time)
             q, k, v = among.q(y[..., -read:, :]), among.k(y), among.v(y)
             q, k, v = (z.reshape(len(x), -1, *z.shape[3:]) for z in (q, k, v))
             seen = jax.vmap(attend_locally)(q, k, v, own[..., -read:], own)
             x = x[..., -read:, :]
             out = among.out(seen.out.reshape(*x.shape[:-1], *seen.out.shape[3:]))
-            return among.mlp(x + out), None
+            return among.mlp(x + _attended(out, second), second), None
 
-        rows, stacked = (time, segment, cache.segment), (cross_weights, self_weights)
+        both = (cross_weights, self_weights)
+        stacked, rows = _with_keys(both, (time, segment, cache.segment), keys)
         cached, pipeline = (cache.k, cache.v), self.compute.pipeline
-        if axis_size("stage") > 1:
+        if axis_size("stage") > 1 or keys is not None:
             x, _ = scan_layers(pair, x, stacked, self.remat, rows, cached, pipeline)
             x = x[..., -read:, :]
         else:
@@ -222,9 +244,38 @@ class DitBlock(nnx.Module):
         scale, shift = jnp.split(self.modulation(time), 2, axis=-1)
         return self.norm1(x) * (1 + scale) + shift
 
-    def mlp(self, x: Float[Array, "*b w"]) -> Float[Array, "*b w"]:
+    def mlp(
+        self, x: Float[Array, "*b w"], dropped: Callable[..., Array] | None = None
+    ) -> Float[Array, "*b w"]:
         """The second half of the block, residual included."""
-        return x + feed_forward(self.up, self.down, self.norm2(x), self.chunk)
+        if dropped is None:
+            return x + feed_forward(self.up, self.down, self.norm2(x), self.chunk)
+        hidden = dropped(jax.nn.gelu(self.up(self.norm2(x)), approximate=True), 2)
+        return x + dropped(self.down(hidden), 3)
+
+
+def _with_keys(
+    weights: Any, rows: tuple[Array, ...], keys: Array | None
+) -> tuple[tuple[Any, ...], tuple[Array, ...]]:
+    """Inputs of every layer: its own, with its number where it drops, and those of the rows."""
+    if keys is None:
+        return (weights,), rows
+    depth = len(jax.tree.leaves(weights)[0])
+    return (weights, jnp.arange(depth, dtype=jnp.float32)), (*rows, keys)
+
+
+def _dropping(
+    stacked: tuple[Any, ...], keys: tuple[Array, ...], rate: float, half: int = 0
+) -> Callable[..., Array] | None:
+    """A function that drops at a site (0 to 3) of a layer; None where nothing is dropped."""
+    if not keys:
+        return None
+    first = 8 * stacked[1].astype(jnp.int32) + 4 * half
+    return lambda x, site: drop(x, keys[0], first + site, rate)
+
+
+def _attended(out: Array, dropped: Callable[..., Array] | None) -> Array:
+    return out if dropped is None else dropped(dropped(out, 0), 1)
 
 
 def sinusoid(value: Int[Array, "*b"], decay: Float[np.ndarray, " i"]) -> Float[Array, "*b 2*i"]:

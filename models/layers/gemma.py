@@ -254,7 +254,7 @@ class Expert(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "r k c h w"],
-        condition: Float[Array, "r k c 1 w"] | None,
+        condition: Float[Array, "r k c #h w"] | None,
         cache: Cache,
     ) -> tuple[Float[Array, "r k c h w"], Cache]:
         """The tokens after the last norm, and the keys and values they leave behind.

@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 from models.checkpoints.released import CAMERAS, Released, Source, StateOption, find_released
 from models.checkpoints.sources import CheckpointSource
-from models.inputs.processor import Embodiment, Normalizer, Processor, Scaling
+from models.inputs.embodiment import Embodiment, Normalizer, Scaling
+from models.inputs.processor import Processor
 from models.inputs.raw import RawKeys
 from models.pi import lerobot, openpi
 from models.pi.lerobot_statistics import read_normalizers
@@ -35,6 +36,7 @@ class ActingOptions:
     relative: Sequence[int] | None = None
     cameras: Mapping[str, str] | None = None
     robot: str | None = None
+    modality: Path | str | None = None
 
 
 def openpi_policy(
@@ -59,7 +61,7 @@ def lerobot_policy(
       ValueError: as `load_policy`.
     """
     found = lerobot.read_config(path)
-    config = lerobot.config(source, found.horizon)
+    config = lerobot.config(source, found.horizon, found.rtc_max_delay)
     kind: Source = "lerobot" if found.kind else "openpi"
     row = find_released(path, kind, told.released)
     if not found.kind:
@@ -227,10 +229,7 @@ def _statistics(path: Path, row: Released | None, told: ActingOptions) -> tuple[
 
 
 def _in_model_units(name: str, cameras: tuple[str, ...], states: int, actions: int) -> Embodiment:
-    def identity(dims: int) -> Normalizer:
-        return Normalizer((0.0,) * dims, (1.0,) * dims)
-
-    return Embodiment(name, cameras, identity(states), identity(actions))
+    return Embodiment(name, cameras, Normalizer.identity(states), Normalizer.identity(actions))
 
 
 def _finished(robot: Embodiment, relative: tuple[int, ...], told: ActingOptions) -> Embodiment:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from models.inputs.processor import Embodiment
+from models.inputs.embodiment import Embodiment
 from models.pi import lerobot, lerobot_processors, lora, openpi
 from models.pi.model import PiConfig
 from models.policy import Policy

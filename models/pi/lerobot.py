@@ -8,7 +8,7 @@ alone; 0.6.1 saves both, trains the embedding and no longer ties them, so the em
 import json
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +174,7 @@ class LerobotConfig:
     and the action dims that are `relative` to the state.
 
     `earlier`: True if a LeRobot before 0.5.0 wrote it, None if the files do not tell. `kind`: "pi0"
-    or "pi05"; "" for openpi's conversion to PyTorch.
+    or "pi05"; "" for openpi's conversion to PyTorch. `rtc_max_delay`: see PiConfig.
     """
 
     horizon: int
@@ -186,6 +186,7 @@ class LerobotConfig:
     relative: tuple[int, ...] = ()
     earlier: bool | None = None
     kind: str = ""
+    rtc_max_delay: int = 0
 
 
 def open_lerobot(path: Path) -> CheckpointSource:
@@ -204,7 +205,7 @@ def table(source: CheckpointSource) -> Table:
     return PI05 if f"{_EXPERT}.model.norm.dense.weight" in source.shapes else PI0
 
 
-def config(source: CheckpointSource, horizon: int) -> PiConfig:
+def config(source: CheckpointSource, horizon: int, rtc_max_delay: int = 0) -> PiConfig:
     """The config of the model in the files, see `pi_config`.
 
     Heads are merged in these files. Where no export of ours wrote them down, they are taken to be
@@ -217,7 +218,8 @@ def config(source: CheckpointSource, horizon: int) -> PiConfig:
     key = source.shapes.get(f"{_LANGUAGE}.layers.0.self_attn.k_proj.weight")
     if key:
         known["d"] = key[0] // known["g"]
-    return pi_config(source, table(source), horizon, known)
+    found = pi_config(source, table(source), horizon, known)
+    return replace(found, rtc_max_delay=rtc_max_delay)
 
 
 def read_config(path: Path) -> LerobotConfig:
@@ -261,6 +263,7 @@ def read_config(path: Path) -> LerobotConfig:
         relative=_relative(file, values, action or whole(values, "max_action_dim", 32, where)),
         earlier=_is_earlier(file, values),
         kind=str(values.get("type", "")),
+        rtc_max_delay=whole(values, "rtc_training_max_delay", 0, where, least=0),
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from models.checkpoints.safetensors_format import Entry, write_file
-from models.inputs.processor import Normalizer
+from models.inputs.embodiment import Normalizer
 
 NORM_MAP = {"VISUAL": "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"}
 """Scaling by kind of feature, as config.json and the normalizers tell it."""

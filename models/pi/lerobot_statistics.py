@@ -13,7 +13,7 @@ from jaxtyping import Float
 from models.checkpoints.safetensors_format import map_file
 from models.files.bounds import LARGEST_DIMS, check_name
 from models.files.foreign_json import read_json, section
-from models.inputs.processor import Normalizer
+from models.inputs.embodiment import Normalizer
 
 _STEP = "normalizer_processor"
 _RANGES = {"MIN_MAX": ("min", "max"), "QUANTILES": ("q01", "q99"), "QUANTILE10": ("q10", "q90")}

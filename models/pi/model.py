@@ -28,7 +28,7 @@ from models.files.bounds import (
     check_sizes,
 )
 from models.flow import flow
-from models.flow.realtime_chunking import Guidance
+from models.flow.realtime_chunking import Given, Guidance
 from models.inputs.packed_batch import ACTION_TOKENS, SUBTASK, Layout, PackedBatch
 from models.inputs.processor import StateInput
 from models.inputs.tokenizer import SMALLEST_VOCABULARY
@@ -56,7 +56,12 @@ class PiConfig(ModelConfig, family="pi"):
     Knowledge insulation (arXiv 2505.23705): with `insulate` no gradient passes from the expert into
     what it reads, and the language model learns from cross-entropies beside flow matching, of
     subtask text by weight `text_loss` and of FAST action tokens by weight `action_token_loss`;
-    `targets` is the room that a sample has for both.
+    `targets` is the room that a sample has for both; with 0, training takes what its data need.
+
+    Trained real-time chunking (arXiv 2512.05964): with `rtc_max_delay` a chunk's first steps, 0 to
+    so many of them, are given in training as they are, each step has a flow time of its own (0
+    where it is given), and the loss is of the others alone. The policy can then be told the actions
+    that will be acted before its chunk arrives (docs/chunking.md).
     """
 
     vision: SiglipConfig = field(default_factory=SiglipConfig)
@@ -76,6 +81,7 @@ class PiConfig(ModelConfig, family="pi"):
     text_loss: float = 0.0
     action_token_loss: float = 0.0
     targets: int = 0
+    rtc_max_delay: int = 0
     compute: Compute = field(default_factory=Compute)
 
     def __post_init__(self) -> None:
@@ -85,6 +91,13 @@ class PiConfig(ModelConfig, family="pi"):
         check_size("model.horizon", self.horizon, LARGEST_HORIZON)
         check_sizes("model", self, "chunks", "steps", most=LARGEST_DRAWS)
         check_size("model.targets", self.targets, least=0)
+        check_size("model.rtc_max_delay", self.rtc_max_delay, LARGEST_HORIZON, least=0)
+        if self.rtc_max_delay >= self.horizon:
+            raise ValueError(
+                f"model.rtc_max_delay is {self.rtc_max_delay} with chunks of {self.horizon} steps "
+                f"(model.horizon); a chunk whose every step is given leaves nothing to learn, so "
+                f"it must be below the horizon."
+            )
         language, expert = self.language, self.expert
         for name in ("depth", "heads", "kv_heads", "head_dim"):
             if getattr(language, name) != getattr(expert, name):
@@ -105,10 +118,11 @@ class PiConfig(ModelConfig, family="pi"):
             )
         for name in ("text_loss", "action_token_loss"):
             weight = getattr(self, name)
-            if weight < 0 or (weight > 0 and self.targets < 2):
+            if weight < 0 or (weight > 0 and self.targets == 1):
                 raise ValueError(
                     f"model.{name} is {weight} with model.targets {self.targets}; a weight is at "
-                    f"least 0, and one above 0 needs places for the tokens to predict (2 or more)."
+                    f"least 0, and one above 0 needs places for the tokens to predict: 2 or more, "
+                    f"or 0 for as many as the data need."
                 )
 
     @property
@@ -189,18 +203,32 @@ class Pi:
     ) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """The weighted sum of `terms`, and the weighted count of valid action entries; their ratio
         is the mean loss."""
+        total, (count, _) = self.losses(params, batch, key)
+        return total, count
+
+    def losses(
+        self, params: Params, batch: PackedBatch, key: PRNGKeyArray
+    ) -> tuple[Float[Array, ""], tuple[Float[Array, ""], dict[str, Float[Array, ""]]]]:
+        """`loss` with its `terms`: the sum, then the count and each term."""
         terms, count = self.terms(params, batch, key)
         total = terms["flow"]
         for name, weight in self.config.cross_entropies.items():
             total += weight * terms[name]
-        return total, count
+        return total, (count, terms)
+
+    @property
+    def term_names(self) -> tuple[str, ...]:
+        """Names of `terms`, where there are several."""
+        several = self.config.cross_entropies
+        return ("flow", *several) if several else ()
 
     def terms(
         self, params: Params, batch: PackedBatch, key: PRNGKeyArray
     ) -> tuple[dict[str, Float[Array, ""]], Float[Array, ""]]:
         """The loss's terms, each as a sum, and the count that divides them.
 
-        "flow": squared velocity error over valid action entries, averaged over a sample's chunks.
+        "flow": squared velocity error over valid action entries, averaged over a sample's chunks;
+        with `rtc_max_delay`, over those that are not given, which the count then counts.
         "text" and "action_tokens", where their weight is not 0: a sample's cross-entropy, in nats
         per token, times its valid action entries. So each term over the count is a mean over
         samples in which a sample weighs as much as in the others, whatever it is packed with.
@@ -213,10 +241,20 @@ class Pi:
         hidden, cache = modules.read(batch)
         shape = (config.horizon, config.action_dim)
         time, noise = flow.draw(key, batch.sample_id, config.chunks, shape)
+        learnt = None
+        if config.rtc_max_delay:
+            delay = flow.delays(key, batch.sample_id, config.chunks, config.rtc_max_delay)
+            learnt = jnp.arange(config.horizon) >= delay[..., None]
+            time = jnp.where(learnt, time[..., None], 0)
         noised, target = flow.interpolate(batch.actions[:, :, None], noise, time)
         velocity = modules.act(noised, time, modules.shown(batch, cache)).velocity
+        error = (velocity - target) ** 2
         weight = batch.action_mask * batch.weight[..., None, None]
-        terms = {"flow": jnp.sum(((velocity - target) ** 2).mean(2) * weight)}
+        if learnt is None:
+            terms = {"flow": jnp.sum(error.mean(2) * weight)}
+        else:
+            terms = {"flow": jnp.sum((error * learnt[..., None]).mean(2) * weight)}
+            weight *= learnt.mean(2)[..., None]
         if config.cross_entropies:
             kinds = {name: _KINDS[name] for name in config.cross_entropies}
             means = targets.cross_entropies(hidden, modules.embedding[...], batch, kinds)
@@ -228,9 +266,10 @@ class Pi:
         params: Params,
         batch: PackedBatch,
         noised: Float[Array, "r k c h a"],
-        time: Float[Array, "r k c"],
+        time: Float[Array, "r k c"] | Float[Array, "r k c h"],
     ) -> Float[Array, "r k c h a"]:
-        """Velocity of C noised chunks per sample at their own flow times, f32."""
+        """Velocity of C noised chunks per sample at their own flow times, or at those of each of
+        their steps, f32."""
         return self.field(params, batch)(noised, time).velocity
 
     def observe(self, params: Params, batch: PackedBatch) -> Cache:
@@ -258,18 +297,25 @@ class Pi:
         return self.config.expert.width
 
     def predict_text(
-        self, params: Params, batch: PackedBatch, length: int, begin: int, end: int
+        self,
+        params: Params,
+        batch: PackedBatch,
+        length: int,
+        begin: int,
+        end: int,
+        below: int | None = None,
     ) -> Int[Array, "r k length"]:
         """The likeliest next tokens after `begin`, one by one (greedy), as far as `length` tokens.
 
         They end at `end`, which fills the rest. `begin=tokenizer.begin` asks for the subtask,
         `begin=tokenizer.end` for FAST action tokens, which see the subtask if the batch has one.
+        Only ids `below` are chosen: `tokenizer.size` keeps a subtask to words.
         """
         modules = self._modules.bind(params)
         _, cache = modules.read(batch)
         return targets.greedy(
             modules.language, modules.embedded, modules.embedding[...], cache,
-            slots=batch.state.shape[1], length=length, begin=begin, end=end,
+            slots=batch.state.shape[1], length=length, begin=begin, end=end, below=below,
         )  # fmt: skip
 
     def sample_actions(
@@ -278,10 +324,10 @@ class Pi:
         batch: PackedBatch,
         noise: Float[Array, "r k h a"],
         steps: int | None = None,
-        guidance: Guidance | None = None,
+        guidance: Guidance | Given | None = None,
     ) -> Float[Array, "r k h a"]:
         """Normalised action chunks by Euler integration, in `config.steps` steps if no other
-        number is given; `guidance` draws them towards given actions."""
+        number is given; `guidance` draws them towards given actions, or they begin with these."""
         steps = self.config.steps if steps is None else steps
         return flow.sample(self.field(params, batch), noise, steps, guidance)
 
@@ -356,9 +402,14 @@ class _Modules(nnx.Module):
         return x.astype(self.dtype)
 
     def act(
-        self, noised: Float[Array, "r k c h a"], time: Float[Array, "r k c"], cache: Cache
+        self,
+        noised: Float[Array, "r k c h a"],
+        time: Float[Array, "r k c"] | Float[Array, "r k c h"],
+        cache: Cache,
     ) -> flow.Predicted:
-        embedded = sincos_embedding(time, self.config.expert.width)[..., None, :]
+        embedded = sincos_embedding(time, self.config.expert.width)
+        if time.ndim < noised.ndim - 1:
+            embedded = embedded[..., None, :]
         x, condition = self.action_in(noised), None
         if self.config.time == "modulation":
             hidden = self.time_out(jax.nn.swish(self.time_in(embedded)))

@@ -7,7 +7,7 @@ from typing import Literal
 
 from models.config import from_json
 from models.files.foreign_json import read_json, section
-from models.inputs.processor import Normalizer, Scaling
+from models.inputs.embodiment import Normalizer, Scaling
 
 _KINDS: dict[Scaling, tuple[str, str]] = {
     "z-score": ("mean", "std"),

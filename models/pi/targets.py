@@ -38,7 +38,7 @@ def cross_entropies(
     if hidden is None:
         raise ValueError(
             "The model has a cross-entropy loss but the batch has no targets; make its layout with "
-            "targets=config.targets."
+            "targets=config.targets, and give model.targets (tools.train finds it by its data)."
         )
     kind = batch.target_kind[:, :, 1:]
     same = kind == batch.target_kind[:, :, :-1]
@@ -102,14 +102,15 @@ def greedy(
     length: int,
     begin: int,
     end: int,
+    below: int | None = None,
 ) -> Int[Array, "r k length"]:
     """The likeliest token after `begin`, then after that one, until every sample has met `end`;
-    `end` fills what is left, and slots without a sample."""
+    `end` fills what is left, and slots without a sample. Only ids `below` are chosen."""
     depth, rows, _, *heads = cache.k.shape
     past = jnp.zeros((depth, rows, slots, length, *heads), cache.k.dtype)
     slot = jnp.arange(1, slots + 1)
     empty = ~(cache.segment[:, None] == slot[:, None]).any(-1)
-    table = embedding.astype(past.dtype)
+    table = embedding[:below].astype(past.dtype)
 
     def unfinished(state: tuple) -> Array:
         i, _, done, *_ = state

@@ -5,10 +5,12 @@ another policy did before, and its actions are the labels of demonstrations: goa
 until the next phase, not the controller's small steps.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from sim.environments.bodies import BLOCK, blocks, handles
@@ -96,6 +98,68 @@ def _drawer(state: TabletopState) -> Float[Array, "n 4"]:
     return _action(handle[:, 0], y, z, jnp.where(around, 1.0, 0.0))
 
 
+def phases(task: str, goal: str, actions: Float[np.ndarray, "t 4"]) -> tuple[str, ...]:
+    """Steps of a task in words, told by its expert's actions alone: how high the tip is to go, and
+    whether the gripper closes."""
+    name = _PHASES[task](*goal.split())
+    return tuple(name(float(z), closed > 0.5) for z, closed in actions[:, 2:])
+
+
+_Named = Callable[[float, bool], str]
+_LOW, _HIGH = (_GRASP + _TRAVEL) / 2, 0.09
+
+
+def _reach_phases(colour: str) -> _Named:
+    return lambda z, closed: f"move over the {colour} block"
+
+
+def _lift_phases(colour: str) -> _Named:
+    def name(z: float, closed: bool) -> str:
+        if closed:
+            return f"lift the {colour} block" if z > _HIGH else f"grasp the {colour} block"
+        return f"{'lower to' if z < _LOW else 'move over'} the {colour} block"
+
+    return name
+
+
+def _push_phases(colour: str, direction: str) -> _Named:
+    def name(z: float, closed: bool) -> str:
+        if z < _LOW:
+            return f"push the {colour} block to the {direction}"
+        return f"move beside the {colour} block"
+
+    return name
+
+
+def _stack_phases(colour: str, _: str, base: str) -> _Named:
+    first = _lift_phases(colour)
+
+    def name(z: float, closed: bool) -> str:
+        if not closed:
+            return f"let go of the {colour} block" if z > _HIGH else first(z, closed)
+        if z > _HIGH:
+            return f"carry the {colour} block over the {base} block"
+        return first(z, closed) if z < _LOW else f"set the {colour} block on the {base} block"
+
+    return name
+
+
+def _drawer_phases(verb: str, colour: str) -> _Named:
+    def name(z: float, closed: bool) -> str:
+        if closed:
+            return f"{verb} the {colour} drawer"
+        return f"{'lower to' if z < _LOW else 'move over'} the handle of the {colour} drawer"
+
+    return name
+
+
+_PHASES: dict[str, Callable[..., _Named]] = {
+    "reach": _reach_phases,
+    "lift": _lift_phases,
+    "push": _push_phases,
+    "stack": _stack_phases,
+    "drawer": _drawer_phases,
+}
 _ACT = {"reach": _reach, "lift": _lift, "push": _push, "stack": _stack, "drawer": _drawer}
 
 

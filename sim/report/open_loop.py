@@ -202,7 +202,7 @@ def _by_dim(result: OpenLoop) -> str:
 
 
 def _reactions(result: OpenLoop) -> str:
-    bars = [charts.Amount(name, value, "main") for name, value in result.changes.items()]
+    bars = [charts.Amount(name, value, "control") for name, value in result.changes.items()]
     if not bars:
         return ""
     return (
@@ -229,9 +229,9 @@ def _shown(report: OpenLoopReport) -> str:
     if parts:
         parts.append(
             '<p class="note">Grey: recorded actions over the episode; blue: each predicted chunk '
-            "from the frame at which it was asked for. Bright parts of a picture are those which "
-            "change the chunk most when they are covered; all cameras of one observation share "
-            "a scale.</p>"
+            "from the frame at which it was asked for; beside the name, the least and the greatest "
+            "value drawn. Bright parts of a picture change the chunk most when they "
+            "are covered; all cameras of one observation share a scale.</p>"
         )
     return "".join(parts)
 
@@ -243,8 +243,11 @@ def _trace(shown: ShownEpisode, dim: int, name: str) -> str:
         for at, chunk, valid in zip(shown.at, shown.predicted, shown.valid, strict=True)
         if at <= last and valid.any()
     ]
-    drawn = charts.traces(shown.actions[:, dim], chunks, name)
-    return f'<div class="trace"><span>{escape(name)}</span>{drawn}</div>'
+    recorded = shown.actions[:, dim]
+    values = np.concatenate([recorded, *(chunk for _, chunk in chunks)])
+    extent = f"{values.min():.3g} to {values.max():.3g}"
+    drawn = charts.traces(recorded, chunks, name)
+    return f'<div class="trace"><span>{escape(name)}<small>{extent}</small></span>{drawn}</div>'
 
 
 def _looks(shown: ShownEpisode) -> str:

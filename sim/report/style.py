@@ -3,10 +3,12 @@
 STYLE = """
 :root { color-scheme: light dark;
   --paper: #fbfbfa; --card: #ffffff; --ink: #1c1f24; --soft: #5c6570; --line: #e3e5e8;
-  --main: #2f6bd8; --plain: #a4adb9; --control: #d98a1f; --good: #1d7a46; --bad: #b5472a; }
+  --main: #2f6bd8; --plain: #a4adb9; --control: #d98a1f; --good: #1d7a46; --bad: #b5472a;
+  --edge: #00000026; }
 @media (prefers-color-scheme: dark) { :root {
   --paper: #14171b; --card: #1b1f25; --ink: #e7e9ec; --soft: #9aa4b0; --line: #2e343c;
-  --main: #6b9df5; --plain: #66707d; --control: #e3a64a; --good: #5cc48a; --bad: #ee8a6a; } }
+  --main: #6b9df5; --plain: #66707d; --control: #e3a64a; --good: #5cc48a; --bad: #ee8a6a;
+  --edge: #ffffff2e; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 62rem; padding: 2.5rem 1.25rem 4rem; background: var(--paper);
   color: var(--ink); font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
@@ -29,6 +31,13 @@ figure { margin: 0; }
 figcaption { margin-top: .5rem; }
 figcaption b { color: var(--ink); }
 .chart { overflow-x: auto; }
+.chart, .scroll { background: linear-gradient(to right, var(--card) 40%, transparent) left,
+    linear-gradient(to left, var(--card) 40%, transparent) right,
+    linear-gradient(to right, var(--edge), transparent) left,
+    linear-gradient(to left, var(--edge), transparent) right;
+  background-repeat: no-repeat; background-size: 2.5rem 100%, 2.5rem 100%, .8rem 100%, .8rem 100%;
+  background-attachment: local, local, scroll, scroll; }
+.chart figcaption { position: sticky; left: 0; }
 .pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(20rem, 1fr)); gap: 1.5rem; }
 svg { display: block; width: 100%; height: auto; }
 section > .chart > svg { max-width: 52rem; min-width: 34rem; }
@@ -55,12 +64,12 @@ svg .predicted { stroke: var(--main); stroke-width: 1.2; }
 .findings { margin: 0; padding-left: 1.1rem; } .findings li { margin: .3rem 0; }
 .beside { display: grid; grid-template-columns: minmax(0, 17rem) minmax(0, 1fr); gap: 1.5rem;
   margin-top: 1.25rem; align-items: start; }
-.beside + .beside { border-top: 1px solid var(--line); padding-top: 1.25rem; }
+.beside + .beside, .looks + .beside { border-top: 1px solid var(--line); padding-top: 1.25rem; }
 .beside video, .look img { display: block; width: 100%; height: auto; border-radius: 6px; }
 .trace { display: grid; grid-template-columns: 7.5rem minmax(0, 1fr); align-items: center;
   border-top: 1px solid var(--line); font-size: .85rem; overflow-wrap: anywhere; }
 .looks { display: grid; grid-template-columns: repeat(auto-fill, minmax(9rem, 1fr)); gap: 1rem;
-  margin-top: 1rem; }
+  margin: 1rem 0 1.25rem; }
 @media (max-width: 44rem) { .beside { grid-template-columns: minmax(0, 1fr); } }
 .scroll { overflow-x: auto; margin-top: 1.25rem; }
 table { border-collapse: collapse; width: 100%; font-size: .9rem;

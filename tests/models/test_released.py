@@ -19,10 +19,6 @@ LEROBOT = sorted(file.parent for file in RELEASED_CASES.glob("lerobot/*/*/case.j
 UNRUNNABLE = {"paligemma_diffusion_droid"}
 """openpi's own config of it raises TypeError (DroidInputs takes no action_dim)."""
 
-NOT_YET = {case for case in OPENPI if case.name.startswith("pi0_")}
-NOT_YET |= {case for case in LEROBOT if (case.parent.name, case.name) == ("0.4.4", "pi0")}
-"""Recorded, and not yet held to 1e-4, see docs/checkpoints.md."""
-
 
 @pytest.fixture(scope="module")
 def like():
@@ -58,18 +54,12 @@ def untold(case):
     return {"relative": ()} if case.name.endswith("_base") else {}
 
 
-@pytest.mark.parametrize(
-    "case", [c for c in OPENPI if c not in NOT_YET], ids=lambda case: case.name
-)
+@pytest.mark.parametrize("case", OPENPI, ids=lambda case: case.name)
 def test_openpis_policies_answer_as_openpis_own_stack(case, tmp_path, like):
     assert answer(case, tmp_path, like, **untold(case)) < 1e-4
 
 
-@pytest.mark.parametrize(
-    "case",
-    [c for c in LEROBOT if c not in NOT_YET],
-    ids=lambda case: f"{case.parent.name}-{case.name}",
-)
+@pytest.mark.parametrize("case", LEROBOT, ids=lambda case: f"{case.parent.name}-{case.name}")
 def test_lerobots_policies_answer_as_lerobots_own_stack(case, tmp_path, like):
     assert answer(case, tmp_path, like, **untold(case)) < 1e-4
 

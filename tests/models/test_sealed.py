@@ -7,7 +7,7 @@ from models import load_policy
 from models.checkpoints import digests
 from models.config import to_json
 from models.files.bounds import check_name
-from models.inputs.processor import Embodiment, Normalizer
+from models.inputs.embodiment import Embodiment, Normalizer
 from models.load import inspect_checkpoint
 from tests.helpers.models.sealed_files import put, saved, sealed
 from tests.helpers.models.tiny_policy import ARM, PROCESSOR

@@ -66,11 +66,12 @@ def suites(tmp_path_factory):
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     """Makes a checkpoint of a small untrained policy by its seed, its robot (cameras, state and
-    action dims; the points' if not told) and the size of its pictures."""
+    action dims; the points' if not told), the size of its pictures, and the longest delay that it
+    is said to be trained with."""
 
     @cache
-    def make(seed=0, cameras=("top",), dims=(2, 2), size=32):
-        config = replace(TINY.model, chunks=1, image_size=size)
+    def make(seed=0, cameras=("top",), dims=(2, 2), size=32, delay=0):
+        config = replace(TINY.model, chunks=1, image_size=size, rtc_max_delay=delay)
         robot = Embodiment(
             "pointer",
             cameras,
@@ -197,6 +198,57 @@ def test_slots_that_report_in_another_order_give_the_same_report(suites, checkpo
     assert without_timings(tmp_path / "one" / "evaluation.json") == without_timings(
         tmp_path / "two" / "evaluation.json"
     )
+
+
+@pytest.mark.parametrize("chunking", ["none", "guided", "trained"])
+def test_late_chunks_begin_with_what_was_acted_meanwhile(chunking, suites, checkpoint, tmp_path):
+    """With a delay of 2, steps 4 and 5 are still those of the first chunk."""
+    at = partial(EvaluateConfig, checkpoint(delay=2), suite=f"{suites}:LATE", euler_steps=2)
+    late = at(out=tmp_path / "late", delay=2, chunking=chunking)
+    found = run(late)
+    assert found == run(replace(late, out=tmp_path / "again", slots=2))
+    once, waiting = (
+        run(at(out=tmp_path / str(steps), replan_steps=steps))["trained"] for steps in (6, 4)
+    )
+    switched = 0
+    for episode, first, other in zip(
+        found["trained"].episodes, once.episodes, waiting.episodes, strict=True
+    ):
+        np.testing.assert_array_equal(episode.actions[:6], first.actions[:6])
+        assert not np.array_equal(episode.actions[:6], other.actions[:6])
+        switched += len(first.actions) > 7 and not np.array_equal(
+            episode.actions[6:8], first.actions[6:8]
+        )
+    assert switched
+    summary = json.loads((tmp_path / "late" / "evaluation.json").read_text())
+    assert (summary["delay"], summary["chunking"]) == (2, chunking)
+    page = (tmp_path / "late" / "report.html").read_text()
+    assert f"chunks 2 steps after their observation, chunking &#x27;{chunking}&#x27;" in page
+    with pytest.raises(ValueError, match="'trained' whose delay is 2, but now it is 1; choose"):
+        run(replace(late, delay=1))
+    with pytest.raises(ValueError, match="'trained' whose delay is 2, but now it is null; choose"):
+        run(replace(late, delay=0, chunking="none"))
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"delay": 5}, "delay is 5 with replan_steps 4, so the policy would look again before"),
+        ({"delay": -1}, "delay is -1 with replan_steps 4"),
+        ({"delay": 3, "replan_steps": 6}, "replan_steps 6, but chunks have only 8 steps"),
+        ({"delay": 3, "chunking": "trained"}, r"to continue at most 2 steps \(model.rtc_max_delay"),
+        ({"chunking": "trained", "compare": 0}, "not trained to continue chunks"),
+    ],
+)
+def test_a_delay_that_cannot_be_is_refused_before_anything_is_acted(
+    changed, why, suites, checkpoint, tmp_path
+):
+    if "compare" in changed:
+        changed = {**changed, "compare": checkpoint()}
+    config = EvaluateConfig(checkpoint(delay=2), f"{suites}:LATE", out=tmp_path / "out", **changed)
+    with pytest.raises(ValueError, match=why):
+        run(config)
+    assert not (tmp_path / "out" / "episodes.jsonl").exists()
 
 
 @pytest.mark.parametrize(

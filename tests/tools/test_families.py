@@ -61,6 +61,8 @@ class Family:
     options: tuple[str, ...]
     kept: str
     """A parameter that RL's presets leave as it is."""
+    quantised: str
+    """A kernel that tools.quantize takes."""
 
 
 def sizes(stack: str, *values: str) -> tuple[str, ...]:
@@ -75,6 +77,7 @@ FAMILIES = [
         OWN,
         (*sizes("vision.", *TOWER), *sizes("", "width", "16", "depth", "2", "heads", "2")),
         "camera",
+        "blocks/up/kernel",
     ),
     Family(
         "groot",
@@ -88,6 +91,7 @@ FAMILIES = [
             *sizes("", "hidden", "16"),
         ),
         "embedding",
+        "dit/cross_blocks/k/kernel",
     ),
 ]
 
@@ -222,16 +226,18 @@ def command(main, *arguments, monkeypatch) -> None:
     tyro.cli(main)
 
 
-def test_a_policy_is_quantised_at_what_its_family_names(
-    family, trained, tmp_path, monkeypatch, capsys
-):
+def test_a_policy_is_quantised(family, trained, tmp_path, monkeypatch, capsys):
     options = () if family.file is None else ("--family", family.file)
     arguments = (quantize.main, trained, tmp_path / "small", *options)
     command(*arguments, monkeypatch=monkeypatch)
     assert "bytes became" in capsys.readouterr().err
-    params = load_policy(tmp_path / "small").params
-    inside = params["language"]["layers"]["mlp"] if family.name == "groot" else params["blocks"]
-    assert inside["up"]["kernel"].q.dtype == jax.numpy.float8_e4m3fn
+    small = load_policy(tmp_path / "small")
+    kernel = small.params
+    for name in family.quantised.split("/"):
+        kernel = kernel[name]
+    assert kernel.q.dtype == jax.numpy.float8_e4m3fn
+    pictures, state = np.zeros((1, 1, 16, 16, 3), np.uint8), np.zeros((1, 2))
+    assert np.isfinite(small.act((pictures, state), ["go to the red disc"], keys=[(0, 0)])).all()
 
 
 def test_a_policy_is_converted_to_formats_of_its_family_alone(

@@ -58,11 +58,8 @@ def run(console: Console, load: ClientLoad | None = None) -> dict[str, Any]:
 
 def make_policy() -> Policy:
     """A policy of random weights with one camera; an answer costs what a trained one's would."""
-
-    def scale(dims: int) -> Normalizer:
-        return Normalizer((0.0,) * dims, (1.0,) * dims)
-
-    robot = Embodiment("bench", ("front",), scale(_STATE), scale(_ACTIONS))
+    state, actions = Normalizer.identity(_STATE), Normalizer.identity(_ACTIONS)
+    robot = Embodiment("bench", ("front",), state, actions)
     processor = Processor(
         image_size=_MODEL.image_size,
         state_dim=_MODEL.state_dim,

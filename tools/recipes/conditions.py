@@ -9,6 +9,8 @@ from functools import partial
 from typing import Any, Literal
 
 import jax
+import numpy as np
+from jaxtyping import Float, UInt32
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -23,9 +25,10 @@ from models import Policy
 from models.robot_policy import RobotPolicy
 from models.terminal import Console, Progress, TextColumn
 from sim.acting import Control
+from sim.acting import Policy as Acting
 from sim.evaluate import evaluate, evaluate_expert, filmed
 from sim.journal import Journal
-from sim.protocol import Slots, Spec, Start
+from sim.protocol import Observation, Slots, Spec, Start
 from sim.results import Evaluation, joined
 from sim.suite import Suite
 from tools.serving.remote import RemotePolicy, RemoteRobot
@@ -50,6 +53,9 @@ class Condition:
     clips: int = 2
     checkpoint: str = ""
     """Words that tell the policy's parameters from any others."""
+    delay: int | None = None
+    """Control steps from an observation until its chunk is there, which then continues the one
+    before as the policy does; None where every chunk is waited for and stands alone."""
 
     def check(self, spec: Spec) -> None:
         """Raises ValueError unless it can act there."""
@@ -63,6 +69,28 @@ class Condition:
         elif not spec.expert:
             raise ValueError(
                 f"{spec.name} has no scripted expert; leave 'expert' out of --controls."
+            )
+
+    def check_delay(self, replan_steps: int) -> None:
+        """Raises ValueError unless the policy's chunks can come so late."""
+        delay = self.delay
+        if delay is None or self.policy is None:
+            return
+        if not 0 <= delay <= replan_steps:
+            raise ValueError(
+                f"delay is {delay} with replan_steps {replan_steps}, so the policy would look "
+                "again before its last answer is there; give a delay of 0 to replan_steps."
+            )
+        if not isinstance(self.policy, Policy):
+            return
+        horizon, config = self.policy.model.config.horizon, self.policy.model.config
+        if replan_steps + delay > horizon:
+            raise ValueError(_too_short(horizon, replan_steps, delay))
+        if self.policy.continues == "trained" and delay > config.rtc_max_delay:
+            raise ValueError(
+                f"delay is {delay}, but the policy was trained to continue at most "
+                f"{config.rtc_max_delay} steps (model.rtc_max_delay); give a shorter delay, or "
+                "chunking 'guided' or 'none'."
             )
 
     @property
@@ -84,7 +112,10 @@ class Condition:
         """Settings that, besides the suite, decide what becomes of a start."""
         if self.policy is None:
             return {}
-        told = {"checkpoint": self.checkpoint, "control": self.control}
+        told: dict[str, Any] = {"checkpoint": self.checkpoint, "control": self.control}
+        if self.delay is not None:
+            continues = self.policy.continues if isinstance(self.policy, Policy) else "none"
+            told |= {"delay": self.delay, "chunking": continues}
         if isinstance(self.policy, RemotePolicy):
             return told
         return told | {"sampler_steps": self.policy.steps}
@@ -96,9 +127,8 @@ class Condition:
         if self.policy is None:
             return evaluate_expert(slots, starts, **how)
         robot = self._robot(slots.spec)
-        return evaluate(
-            slots, robot.act, starts, replan_steps=replan_steps, control=self.control, **how
-        )
+        acts = robot.act if self.delay is None else _delayed(robot, replan_steps, self.delay)
+        return evaluate(slots, acts, starts, replan_steps=replan_steps, control=self.control, **how)
 
     def _robot(self, spec: Spec) -> RobotPolicy | RemoteRobot:
         if isinstance(self.policy, RemotePolicy):
@@ -168,6 +198,8 @@ def evaluate_all(
             "be at least 1."
         )
     seeds = range(suite.first_seed, suite.first_seed + episodes)
+    for condition in wanted:
+        condition.check_delay(replan_steps)
     count = suite.count(slots, len(groups[0]) * episodes)
     wanted = [condition.batched(count) for condition in wanted]
     about = {
@@ -215,6 +247,32 @@ def evaluate_all(
                     for condition, result in zip(acting, shown, strict=True):
                         parts[condition.name].append(result)
     return {name: joined(found, suite.name) for name, found in parts.items()}
+
+
+def _delayed(robot: RobotPolicy | RemoteRobot, replan_steps: int, delay: int) -> Acting:
+    """The robot's policy with chunks that come `delay` steps after their observation: each begins
+    with what the robot acts meanwhile of the one before. An episode's first is waited for."""
+    last: dict[int, Float[np.ndarray, "h a"]] = {}
+
+    def act(
+        observation: Observation, prompts: list[str], keys: UInt32[np.ndarray, "n 2"]
+    ) -> Float[np.ndarray, "n h a"]:
+        left = [last[episode][replan_steps:] if step else None for episode, step in keys.tolist()]
+        chunks = robot.act(observation, prompts, keys, previous=left, committed=delay)
+        if chunks.shape[1] < replan_steps + delay:
+            raise ValueError(_too_short(chunks.shape[1], replan_steps, delay))
+        last.update(zip(keys[:, 0].tolist(), chunks, strict=True))
+        return chunks
+
+    return act
+
+
+def _too_short(horizon: int, replan_steps: int, delay: int) -> str:
+    return (
+        f"delay is {delay} with replan_steps {replan_steps}, but chunks have only {horizon} steps: "
+        f"the last {delay} of so many must still be there to act when the policy has looked again; "
+        "give a shorter delay or fewer replan_steps."
+    )
 
 
 def _by_picture(wanted: Sequence[Condition], suite: Suite) -> dict[int, list[Condition]]:

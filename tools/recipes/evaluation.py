@@ -18,8 +18,10 @@ import tyro
 from data.video.video import encode_mp4
 from models import Policy
 from models.checkpoints import digests, own
+from models.checkpoints.remote import local
 from models.config import to_json
 from models.files.own_file import run_file
+from models.flow.realtime_chunking import Chunking
 from models.terminal import Console
 from parallel.checkpoint import find
 from parallel.monitor.metrics import read_metrics
@@ -60,6 +62,12 @@ class EvaluateConfig:
     """Episodes at a time; as many as suit the suite if not given."""
     replan_steps: int = 4
     """Steps acted of each chunk before the policy looks again."""
+    delay: int = 0
+    """Control steps from an observation until its chunk is there; meanwhile the robot acts the
+    chunk before. An episode's first chunk is waited for."""
+    chunking: Chunking = "none"
+    """Continuation of the chunk before (docs/chunking.md): none switches to the new one, guided
+    draws it towards what was planned, trained tells a policy that learnt it what is acted."""
     euler_steps: int | None = None
     """Steps of the flow sampler; each policy's own if not given."""
     controls: tuple[Beside, ...] = ()
@@ -98,7 +106,7 @@ def _run(config: EvaluateConfig, console: Console) -> dict[str, Evaluation]:
         if config.checkpoint is None:
             acting = _Acting.behind(opened.enter_context(_remote(config)), console)
         else:
-            acting = _Acting.of(config.checkpoint, _load(config.checkpoint, config))
+            acting = _Acting.of(at := local(config.checkpoint), _load(at, config))
         return _evaluated(config, acting, suite, console)
 
 
@@ -110,8 +118,11 @@ def _evaluated(
         of_server = config.policy is not None  # then --cameras are too
         cameras = () if of_server else config.options.cameras
         options = replace(config.options, cameras=cameras)
-        other = _load(config.compare, replace(config, options=options))
-        wanted.append(Condition("compared", other, checkpoint=_identity(config.compare)))
+        at = local(config.compare)
+        other = _load(at, replace(config, options=options))
+        wanted.append(Condition("compared", other, checkpoint=_identity(at)))
+    if config.delay or config.chunking != "none":
+        wanted = [replace(condition, delay=config.delay) for condition in wanted]
     set_damage_aside(config.out / JOURNAL, in_order(), console)
     results = evaluate_all(
         suite,
@@ -126,12 +137,17 @@ def _evaluated(
     pairs = compared(results["trained"], results["compared"]) if config.compare else None
     summary = {
         "suite": config.suite,
+        "delay": config.delay,
+        "chunking": config.chunking,
         "evaluations": {name: result.to_json() for name, result in results.items()},
         "comparison": pairs.to_json() if pairs else None,
     }
     replace_text(config.out / "evaluation.json", json.dumps(summary, indent=2) + "\n")
     report = report_of(config.suite, results, acting.folder, acting.config)
     report = replace(report, comparisons={"compared": pairs} if pairs else {})
+    if config.delay or config.chunking != "none":
+        late = f"chunks {config.delay} steps after their observation, chunking '{config.chunking}'"
+        report = replace(report, title=f"{report.title}, {late}")
     write_report(config.out / "report.html", report)
     if pairs:
         console.print(f"{acting.name} less {config.compare}: {pairs}")
@@ -188,7 +204,8 @@ class _Acting:
 
 
 def _load(checkpoint: Path, config: EvaluateConfig) -> Policy:
-    return load(checkpoint, config.options, steps=config.euler_steps, dtype=config.dtype)
+    policy = load(checkpoint, config.options, steps=config.euler_steps, dtype=config.dtype)
+    return replace(policy, chunking=config.chunking)
 
 
 def _check(config: EvaluateConfig) -> None:
@@ -200,6 +217,12 @@ def _check(config: EvaluateConfig) -> None:
         if config.token_file is not None:
             raise ValueError("--token-file is for a server's --policy; a checkpoint needs none.")
         return
+    if config.chunking != "none":
+        raise ValueError(
+            f"--chunking is '{config.chunking}', but a server remembers a chunk by its connection, "
+            "and episodes share connections here; with --policy take none, or evaluate the "
+            "--checkpoint itself."
+        )
     if config.compare is not None:
         return
     here = {**vars(config.options), "euler_steps": config.euler_steps, "dtype": config.dtype}

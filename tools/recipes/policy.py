@@ -22,7 +22,8 @@ class PolicyOptions:
     horizon: int | None = None
     """Steps of a chunk, which openpi's checkpoints do not tell."""
     tokenizer: Path | None = None
-    """SentencePiece file, which openpi's checkpoints lack."""
+    """SentencePiece file, which openpi's checkpoints lack; for GR00T a tokenizer.json, or the
+    folder of Eagle's processor."""
     cameras: tuple[str, ...] = ()
     """Robot's cameras and the policy's that they feed, as ROBOT=POLICY where names differ; the
     policy's others keep their names and may be absent."""
@@ -33,7 +34,10 @@ class PolicyOptions:
     """Action dims that the model measures from the state dim of the same number; nothing after the
     option if none are."""
     robot: str | None = None
-    """Name of the statistics to take of several in an openpi checkpoint's assets."""
+    """Name of the statistics to take of several in an openpi checkpoint's assets, or GR00T's tag of
+    the embodiment."""
+    modality: Path | None = None
+    """GR00T's modality.json, which orders the parts of a robot in NVIDIA's checkpoints."""
 
 
 DEFAULTS = PolicyOptions()
@@ -63,6 +67,7 @@ def load(
         cameras=cameras or None,
         tokenizer=options.tokenizer,
         robot=options.robot,
+        modality=options.modality,
     )
     return _in_own_words(policy) if cameras else policy
 

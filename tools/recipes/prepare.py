@@ -6,29 +6,39 @@ store and statistics.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from data import Dataset, open_dataset
+from data import Dataset
 from data.files import cached
 from data.files.folder import open_folder
 from data.frames import Frames
 from data.loader.loader import plan_source
 from data.mixture.mixed import Mixed, check_dims, mix
-from data.mixture.mixture import DatasetConfig, Known, RobotConfig, read_mixture, resolve
+from data.mixture.mixture import (
+    DatasetConfig,
+    Known,
+    Mixture,
+    RobotConfig,
+    read_mixture,
+    resolve,
+)
 from data.mixture.trust import Consent, remembered
 from data.packing.plan import PlanSource
-from data.store.convert import DESCRIPTION
+from data.store.convert import StoredResize
 from data.store.direct import open_direct
-from data.store.store import Store, cached_store, open_store
+from data.store.store import Store, cached_store
 from data.store.tables import numeric_columns
 from data.validation.validate import require_valid
 from models import Embodiment, Processor
 from models.config import to_json
+from models.groot.modality import NAME, check_modality, read_modality
+from models.inputs.chat import Chat
+from models.inputs.fast import Fast
 from models.inputs.tokenizer import Tokenizer
 from models.layers.quantized import is_quantized
 from models.load import check_fit
@@ -36,24 +46,33 @@ from models.model import init_params
 from models.sharding import path_name
 from models.terminal import Console, Progress
 from parallel.optimizer import select, with_groups
+from tools.recipes.insulation import open_own, prepared_targets, subtask_texts, words_left
 from tools.recipes.presets import RunConfig
 from tools.recipes.statistics import Scalings, kept_scales, show_outside
 
 
 @dataclass(frozen=True)
 class Text:
-    """Reading of prompts: see `Processor`."""
+    """Reading of prompts, and fitting of pictures: see `Processor`."""
 
     words: tuple[str, ...] = ()
     sentencepiece: str = ""
+    bpe: str = ""
+    chat: Chat = ""
+    resize: StoredResize = "antialiased"
+    text_limit: int = 200
+    processor: Processor | None = None
+    """All of the preparation of the policy to begin from, where it has one."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A mixture made ready for one run, and how the model is shown it."""
+    """A mixture made ready for one run, and how the model is shown it. `targets`: places of a
+    sample for what the language model is to predict."""
 
     mixed: Mixed
     processor: Processor
+    targets: int = 0
 
     def sources(self, *, held_out: bool = False) -> list[PlanSource]:
         """Sources for the plan, of each dataset's training (or held-out) episodes."""
@@ -93,6 +112,7 @@ def prepare(
     text: Text | None = None,
     consent: Consent = remembered,
     statistics: Path | None = None,
+    fast: Path | None = None,
 ) -> Prepared:
     """Opens the dataset or mixture and derives what the model needs of it.
 
@@ -100,6 +120,7 @@ def prepare(
       data: a dataset, a frame store (taken as it is), or a mixture of them.
       out: the run's folder.
       text: how a policy to begin from reads prompts; a word list is made of the datasets' if None.
+      fast: folder of a FAST tokenizer, for the loss of action tokens; see `prepared_targets`.
       consent: to the transforms that a mixture's file names.
       statistics: what `kept_scales` reads, to scale by instead of the data's own.
 
@@ -108,8 +129,10 @@ def prepare(
     """
     check_model(config)
     mixture, cache = read_mixture(data, consent), out / "store"
-    datasets = [_open(dataset.path, console) for dataset in mixture.datasets]
+    datasets = [open_own(dataset, console) for dataset in mixture.datasets]
     held = [known(dataset) for dataset in datasets]
+    if text is not None and text.chat:
+        mixture = _by_modality(mixture, held)
     robots, readings = resolve(mixture, held, config.model.horizon)
     scalings = {robot.name: _scalings(robot, config) for robot in robots}
     kept = None if statistics is None else kept_scales(statistics, robots, scalings)
@@ -118,8 +141,11 @@ def prepare(
             name, sizes = robots[reading.embodiment].name, columns.columns
             states, actions = (sum(sizes[c] for c in x) for x in (dataset.state, dataset.actions))
             check_dims(name, kept[name], states, actions)
+    resize = Text().resize if text is None else text.resize
     frames = [
-        dataset if isinstance(dataset, Store) else _decoded(own, dataset, cache, config, console)
+        dataset
+        if isinstance(dataset, Store)
+        else _decoded(own, dataset, cache, config, resize, console)
         for own, dataset in zip(mixture.datasets, datasets, strict=True)
     ]
     with Progress(console=console, transient=True) as progress:
@@ -139,25 +165,36 @@ def prepare(
         show_outside(mixed, scalings, statistics, console)
     for robot in mixed.embodiments:
         _check_dims(robot, config)
-    processor = _processor(mixed, config, text)
+    processor = _processor(mixed, config, text, fast)
+    begun = None if text is None else text.processor
+    processor, targets = prepared_targets(mixed, processor, config, console, cache, fast, begun)
     check_fit(config.model, processor, str(data))
-    return Prepared(mixed, processor)
+    return Prepared(mixed, processor, targets)
+
+
+def _by_modality(mixture: Mixture, held: list[Known]) -> Mixture:
+    """The mixture with names and order of cameras from meta/modality.json where a dataset has it,
+    whose ranges are compared with its columns."""
+    found = []
+    for dataset, columns in zip(mixture.datasets, held, strict=True):
+        folder = open_folder(dataset.path)
+        if folder.exists(NAME):
+            told = read_modality(folder.local(NAME))
+            check_modality(told, columns.columns, f"{dataset.path}/{NAME}")
+            if dataset.cameras is None:
+                dataset = replace(dataset, cameras=dict(told.video))
+        found.append(dataset)
+    return replace(mixture, datasets=tuple(found))
 
 
 def check_model(config: RunConfig) -> None:
     """Refuses what this command cannot train.
 
     Raises:
-      ValueError: kernels in few bits would move, or it learns from targets.
+      ValueError: kernels in few bits would move.
     """
     if config.model.compute.quantized:
         _check_frozen(config)
-    if config.model.cross_entropies:
-        raise ValueError(
-            f"The model learns to predict targets, {dict(config.model.cross_entropies)}, but this "
-            f"command prepares neither subtasks nor FAST tokens; set the weights of these losses "
-            f"(such as model.text_loss) to 0, or train as docs/insulation.md shows."
-        )
 
 
 def _check_frozen(config: RunConfig) -> None:
@@ -187,13 +224,6 @@ def _scalings(robot: RobotConfig, config: RunConfig) -> Scalings:
     )
 
 
-def _open(path: str, console: Console) -> Dataset | Store:
-    if not open_folder(path).exists(DESCRIPTION):
-        return open_dataset(path)
-    with Progress(console=console, transient=True) as progress:
-        return open_store(path, _bar(progress, "Comparing columns"))
-
-
 def _bar(progress: Progress, what: str) -> Callable[[int, int], None]:
     task = progress.add_task(what, total=None)
     return lambda done, total: progress.update(task, completed=done, total=total)
@@ -208,7 +238,12 @@ def known(dataset: Dataset | Store) -> Known:
 
 
 def _decoded(
-    config: DatasetConfig, dataset: Dataset, cache: Path, run: RunConfig, console: Console
+    config: DatasetConfig,
+    dataset: Dataset,
+    cache: Path,
+    run: RunConfig,
+    resize: StoredResize,
+    console: Console,
 ) -> Frames:
     """A dataset that is fit to train on, with the numbers and pictures of its store."""
     _check_columns(config, dataset.features, run)
@@ -216,10 +251,10 @@ def _decoded(
         console.print(f"warning: {warning}", highlight=False)
     size, encoding = run.model.image_size, run.data.encoding
     if encoding == "direct":
-        return open_direct(dataset, size, cache)
+        return open_direct(dataset, size, cache, resize)
     with Progress(console=console, transient=True) as progress:
         decoding, comparing = (_bar(progress, w) for w in ("Decoding frames", "Comparing columns"))
-        return cached_store(dataset, size, encoding, cache, decoding, comparing)
+        return cached_store(dataset, size, encoding, cache, decoding, comparing, resize)
 
 
 def _checked(path: str, digest: str, cache: Path, console: Console) -> list[str]:
@@ -259,17 +294,26 @@ def _check_dims(robot: Embodiment, config: RunConfig) -> None:
             )
 
 
-def _processor(mixed: Mixed, config: RunConfig, text: Text | None) -> Processor:
-    model = config.model
+def _processor(mixed: Mixed, config: RunConfig, text: Text | None, fast: Path | None) -> Processor:
+    model, read = config.model, Text() if text is None else text
+    words = read.words
     if text is None:
         tasks = (wordings for feed in mixed.feeds for wordings in feed.frames.prompts)
         texts = list(dict.fromkeys(wording for wordings in tasks for wording in wordings))
+        if "text" in model.cross_entropies:
+            texts += subtask_texts(mixed)
         if model.state_input == "text":
             texts += [f"Task: , State: {number};\nAction: " for number in range(256)]
-        text = Text(words=Tokenizer.build(texts, model.vocabulary).words)
+        spelt = fast if "action_tokens" in model.cross_entropies else None
+        room = words_left(config, None if spelt is None else Fast.load(spelt))
+        words = Tokenizer.build(texts, room).words
     return Processor(
         **model.preparation,
-        words=text.words,
-        sentencepiece=text.sentencepiece,
+        words=words,
+        sentencepiece=read.sentencepiece,
         embodiments=mixed.embodiments,
+        text_limit=read.text_limit,
+        resize=read.resize,
+        bpe=read.bpe,
+        chat=read.chat,
     )

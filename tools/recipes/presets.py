@@ -217,13 +217,7 @@ GROOT_QLORA = replace(
         language=QwenConfig(remat="full", lora=_LORA),
         adapter=replace(GrootConfig().adapter, remat="full", lora=_LORA),
         dit=replace(GrootConfig().dit, remat="full", lora=_LORA),
-        compute=Compute(
-            quantized=(
-                r"^(vision/blocks|language/layers/(attention|mlp)|adapter/blocks"
-                r"|dit/(cross|self)_blocks)/(q|k|v|out|up|gate|down)/"
-            ),
-            quantized_kind="nf4",
-        ),
+        compute=Compute(quantized=GrootConfig.quantizable, quantized_kind="nf4"),
     ),
     rows=RowsConfig(number=4, samples=4),
     optimizer=replace(GROOT.optimizer, rate_factors=_ADAPTERS, frozen_dtype="bfloat16"),

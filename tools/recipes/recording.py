@@ -42,6 +42,8 @@ class RecordConfig:
     noise: float | None = None
     """Standard deviation of what is added to the expert's executed actions, in parts of their
     range; as suits the suite if not given."""
+    subtasks: bool = False
+    """Also write what the expert was about at each step, in words (tabletop)."""
     image_size: int = 48
     """Edge of the cameras' pictures, pixels; with a checkpoint, its own; LIBERO's are its
     datasets'."""
@@ -75,6 +77,12 @@ def record_dataset(
     start = time.perf_counter()
     suite = load_suite(config.suite)
     _check(config)
+    if config.subtasks and (suite.phases is None or config.checkpoint is not None):
+        who = f"suite '{suite.name}'" if suite.phases is None else "a policy"
+        raise ValueError(
+            f"--subtasks is given, but {who} does not tell what it is about at each step; the "
+            "tabletop's experts do."
+        )
     groups = suite.groups(config.tasks)
     if config.family is not None:
         run_file(config.family)
@@ -101,13 +109,18 @@ def record_dataset(
                     noise=suite.noise if config.noise is None else config.noise,
                     policy=None if robot is None else robot.act,
                     replan_steps=config.replan_steps,
+                    phases=suite.phases if config.subtasks else None,
                 )
                 theirs = _features(spec)
                 if writer is None:
                     features = theirs
                     writer = stack.enter_context(
                         DatasetWriter(
-                            config.out, fps=spec.fps, features=features, robot_type=suite.name
+                            config.out,
+                            fps=spec.fps,
+                            features=features,
+                            robot_type=suite.name,
+                            subtasks=config.subtasks,
                         )
                     )
                 elif theirs != features:

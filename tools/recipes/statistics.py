@@ -16,6 +16,7 @@ from data.mixture.mixture import RobotConfig
 from data.mixture.outside import REACH, outside, require_near
 from models import Embodiment, Scaling
 from models.checkpoints import own
+from models.checkpoints.remote import local
 from models.files.foreign_json import section
 from models.load import inspect_checkpoint
 from models.pi.lerobot_statistics import read_modes
@@ -105,6 +106,7 @@ def show_outside(
 
 def _sources(path: Path) -> Iterator[tuple[str, Callable[[RobotConfig, Scalings], Scales]]]:
     """Readers of what has statistics at `path`, by the robot's name, "" where it has none."""
+    path = local(path, "statistics")
     if path.is_file() and path.name != _PROCESSOR and path.suffix == ".json":
         yield "", partial(_in_file, path)
         return

@@ -23,12 +23,13 @@ from data.mixture.mixture import is_mixture
 from data.packing.plan import Plan
 from models import Embodiment, PackedBatch, Policy
 from models.augment import Augmented
+from models.checkpoints.remote import local
 from models.config import from_json, to_json
 from models.flow import flow
 from models.inputs.tokenizer import SentencePiece
 from models.layers.pipeline import check_pipeline
-from models.load import begin_from, inspect_params
-from models.model import Model, require
+from models.load import begin_from, inspect_params, with_tokenizer
+from models.model import Model, function_at, require
 from models.terminal import Console
 from parallel.hooks import Hook
 from parallel.hosts.distributed import host_index, put_batch, row_share
@@ -36,12 +37,14 @@ from parallel.hosts.job import first_host_first, restarts
 from parallel.hosts.watchdog import note
 from parallel.mesh import make_mesh, replicated, row_shards
 from parallel.optimizer import with_groups
+from parallel.runs.mirror import begin
 from parallel.runs.run_folder import CONFIG_NAME, Run, read_config
 from parallel.runs.run_lock import locked
 from parallel.step import TrainState
 from parallel.trainer import TrainResult, check_start, train
 from tools.command_line.consent import consent
 from tools.recipes.closed_loop import ClosedLoop
+from tools.recipes.insulation import subtask_texts
 from tools.recipes.prepare import Prepared, Text, prepare
 from tools.recipes.presets import RunConfig, check_more_steps, check_same
 
@@ -73,13 +76,23 @@ class Paths:
     """Folder of the run; runs/NAME-OF-THE-DATASET if not given."""
     resume: bool = False
     """Go on from the run's last checkpoint."""
+    mirror: str | None = None
+    """Folder (s3://…, gs://…) where the run's checkpoints are kept too; with --resume, a run whose
+    folder is lost goes on from there, and one that is in neither place begins."""
     init: Path | None = None
-    """Checkpoint to begin from, of any kind that models.load_policy reads."""
+    """Checkpoint to begin from, or its URL, of any kind that models.load_policy reads."""
     tokenizer: Path | None = None
-    """SentencePiece file, for an --init that came without its tokenizer."""
+    """SentencePiece file, for an --init that came without its tokenizer; for GR00T the folder of
+    Eagle's processor, or its tokenizer.json."""
+    embodiment: tuple[str, ...] = ()
+    """For GR00T: the tag of each robot in the data, such as new_embodiment, or the row of the
+    model's tables that it takes."""
     statistics: Path | None = None
     """Checkpoint, or norm_stats.json, policy_preprocessor.json or stats.json, whose scaling of
     states and actions is kept; the data's own if not given."""
+    fast: Path | None = None
+    """Folder of a FAST tokenizer, for the loss of action tokens; one is trained on the data, or the
+    policy's of --init kept, if not given."""
     trust: bool = False
     """Run the transforms, programs in Python, that a mixture's file names."""
     data_format: str = ""
@@ -121,6 +134,9 @@ def run(paths: Paths, config: RunConfig, console: Console | None = None) -> Trai
     console = console or Console(quiet=host_index() != 0)
     out, mesh = paths.folder, make_mesh(config.mesh)
     resume = paths.resume or (restarts() > 0 and (out / CONFIG_NAME).exists())
+    if paths.mirror is not None:
+        with locked(out, console):
+            resume = begin(paths.mirror, out, resume, console)
     check_start(out, resume, config.rows.number, mesh, config.trainer, config.optimizer)
     with locked(out, console):
         return _run(paths, config, console, mesh, resume)
@@ -130,6 +146,8 @@ def _run(
     paths: Paths, config: RunConfig, console: Console, mesh: Mesh, resume: bool
 ) -> TrainResult:
     out, (index, count) = paths.folder, row_share(mesh)
+    if paths.init is not None:
+        paths = replace(paths, out=out, init=local(paths.init))  # one version of it throughout
     if (stages := mesh.shape["stage"]) > 1:
         pipeline, rows = config.model.compute.pipeline, config.rows.number
         at_once = rows // config.trainer.accumulation
@@ -140,11 +158,14 @@ def _run(
             f"layers, {pipeline.repeats} times around; bubble {pipeline.bubble(stages):.0%}."
         )
     begun = first_host_first(lambda: read_config(out, console)) if resume else None
+    config = _for_robots(paths, config, begun)
     unknown: list[str] = []
     if begun is not None:
         saved = from_json(RunConfig, begun)
         unknown = [name for name in _SCALINGS if name not in begun.get("data", {})]
         config = _scaled_as_begun(config, saved, unknown, console)
+        if config.model.cross_entropies and not config.model.targets:
+            config = replace(config, model=config.model.changed(targets=saved.model.targets))
         check_same(out / CONFIG_NAME, to_json(saved), to_json(config), _FREE)
         before, steps = saved.trainer.steps, config.trainer.steps
         check_more_steps(out / CONFIG_NAME, before, steps, config.optimizer)
@@ -152,14 +173,20 @@ def _run(
         use_format(paths.data_format)
     agreed = consent(paths.trust, jax.process_count() == 1, console)
     ready = first_host_first(
-        lambda: prepare(paths.data, out, config, console, _text(paths), agreed, paths.statistics)
+        lambda: prepare(
+            paths.data, out, config, console, _text(paths), agreed, paths.statistics, paths.fast
+        )
     )
+    if ready.targets:
+        config = replace(config, model=config.model.changed(targets=ready.targets))
     model, sources = config.model.build(), ready.sources()
     layout = config.layout(sources)
     plan = Plan(sources, layout, config.rows.number, seed=config.trainer.seed)
     content = {"plan": plan.digest, "data": ready.mixed.digest}
     if paths.statistics is not None:
         content["scales"] = _digest(ready.mixed.embodiments)
+    if ready.targets:
+        content["targets"] = _targets_digest(ready)
 
     def batches(start: int, position: Any) -> Iterator[tuple[PackedBatch, dict[str, float]]]:
         if position is not None and position.get("scales") != content.get("scales"):
@@ -167,6 +194,11 @@ def _run(
             raise ValueError(
                 f"{out} was scaled by other statistics than {now}; give the --statistics that it "
                 f"began with, or start a new run in another folder."
+            )
+        if position is not None and position.get("targets") != content.get("targets"):
+            raise ValueError(
+                f"{out} learnt other action tokens or subtasks than these data and --fast tell; "
+                f"give the --fast that it began with, or start a new run in another folder."
             )
         if position is not None and position != content:
             raise ValueError(
@@ -216,6 +248,7 @@ def _run(
             resume=resume,
             initial=_initial(paths, model, config),
             hooks=[Hook(config.trainer.eval_every, measure) for measure in measures],
+            mirror=paths.mirror,
         )
         if config.closed_loop.suite and not result.finished:
             acting.abandon()
@@ -249,19 +282,61 @@ def _digest(robots: Sequence[Embodiment]) -> str:
     return hashlib.sha256(repr(scales).encode()).hexdigest()[:16]
 
 
+def _targets_digest(ready: Prepared) -> str:
+    told = (ready.processor.fast, ready.processor.fast_top, subtask_texts(ready.mixed))
+    return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+
+
 def _text(paths: Paths) -> Text | None:
     """The tokenizer of the policy to begin from, which its embedding was trained with."""
+    found = None if paths.init is None else inspect_params(paths.init)
+    if paths.init is not None and found is not None and found.source is not None:
+        released = getattr(found.config, "released_text", None)
+        if released is not None:
+            return Text(**function_at(released)(paths.init, paths.tokenizer))
+    processor = None if found is None else found.processor
+    if processor is not None and processor.chat:
+        if paths.tokenizer is not None:
+            processor = with_tokenizer(processor, local(paths.tokenizer))
+        told = ("bpe", "chat", "resize", "text_limit")
+        return Text(**{name: getattr(processor, name) for name in told})
     if paths.tokenizer is not None:
-        return Text(sentencepiece=SentencePiece.read(paths.tokenizer).model)
+        pieces = SentencePiece.read(local(paths.tokenizer)).model
+        return Text(sentencepiece=pieces, processor=processor)
     if paths.init is None:
         return None
-    processor = inspect_params(paths.init).processor
     if processor is None or not (processor.words or processor.sentencepiece):
         raise ValueError(
             f"{paths.init} came without the tokenizer that its embedding was trained with; give "
             f"--tokenizer FILE (PaliGemma's is paligemma_tokenizer.model)."
         )
-    return Text(processor.words, processor.sentencepiece)
+    return Text(processor.words, processor.sentencepiece, processor=processor)
+
+
+def _for_robots(paths: Paths, config: RunConfig, begun: Any) -> RunConfig:
+    """The config with the rows that the model keeps for the data's robots: as told, as the run
+    began, or as the checkpoint to begin from has them.
+
+    Raises:
+      ValueError: a checkpoint of another code has such rows, and nothing tells the robots.
+    """
+    model = config.model
+    if paths.embodiment:
+        choose = require(model, "for_robots", "training with --embodiment")
+        return replace(config, model=choose(paths.embodiment))
+    if not hasattr(model, "projectors") or model.projectors:
+        return config
+    if begun is not None:
+        rows = getattr(from_json(RunConfig, begun).model, "projectors", ())
+    else:
+        found = None if paths.init is None else inspect_params(paths.init)
+        rows = () if found is None else getattr(found.config, "projectors", ())
+        if found is not None and found.source is not None:
+            raise ValueError(
+                f"{paths.init} has rows of its own for each embodiment; say which of them the data "
+                f"shows: --embodiment new_embodiment, or a tag that it was trained with."
+            )
+    return replace(config, model=model.changed(projectors=rows))
 
 
 def _initial(paths: Paths, model: Model, config: RunConfig) -> Any:
@@ -272,9 +347,10 @@ def _initial(paths: Paths, model: Model, config: RunConfig) -> Any:
 
 
 def _held_out_metrics(model: Model, ready: Prepared, config: RunConfig, mesh: Mesh) -> Measure:
-    """Measures the averaged parameters on held-out episodes, their pictures as they are: flow loss,
-    error of sampled actions, and that of always giving the robot's mean action (both mean squares
-    in normalised units)."""
+    """Measures the averaged parameters on held-out episodes, their pictures as they are: the loss
+    and each of its terms (cross-entropies in nats a token), error of sampled actions, told the true
+    subtask where there are some, and that of always giving the robot's mean action (both mean
+    squares in normalised units)."""
     sources = ready.sources(held_out=True)
     plan = Plan(sources, config.layout(sources), config.rows.number, seed=1)
     index, count = row_share(mesh)
@@ -291,15 +367,24 @@ def _held_out_metrics(model: Model, ready: Prepared, config: RunConfig, mesh: Me
     for mean, robot, stats in zip(means, robots, ready.mixed.stats, strict=True):
         mean[: len(robot.actions.offset)] = robot.actions(stats.actions["mean"])
 
+    terms = getattr(model, "term_names", ())
+
     @partial(jax.jit, out_shardings=replicated(mesh))
     def measure(params: Any, batch: PackedBatch) -> jax.Array:
         key = jax.random.key(0)
-        loss, count = model.loss(params, batch, key)
+        parts: list[jax.Array] = []
+        if terms:
+            losses = require(model, "losses", "the terms of its loss")
+            loss, (count, found) = losses(params, batch, key)
+            parts = [found[name] for name in terms]
+        else:
+            loss, count = model.loss(params, batch, key)
         noise = flow.draw(key, batch.sample_id, 1, batch.actions.shape[2:])[1][:, :, 0]
         sampled = model.sample_actions(params, batch, noise, config.model.steps)
         usual = jnp.asarray(means)[batch.embodiment][:, :, None]
         errors = [((x - batch.actions) ** 2 * batch.action_mask).sum() for x in (sampled, usual)]
-        return jnp.stack([loss, *errors, count])
+        scale = count / batch.action_mask.sum()  # the loss may count fewer entries
+        return jnp.stack([loss, *(error * scale for error in errors), *parts, count])
 
     def hook(step: int, state: TrainState, stopping: Callable[[], bool]) -> dict[str, float]:
         measured = []
@@ -308,7 +393,8 @@ def _held_out_metrics(model: Model, ready: Prepared, config: RunConfig, mesh: Me
                 return {}
             measured.append(measure(state.averaged, batch))
         total = np.sum(measured, axis=0)
-        names = ("val_loss", "val_action_mse", "val_mean_action_mse")
-        return dict(zip(names, map(float, total[:3] / total[3]), strict=True))
+        measures = ("val_loss", "val_action_mse", "val_mean_action_mse")
+        names = (*measures, *(f"val_{name}" for name in terms))
+        return dict(zip(names, map(float, total[:-1] / total[-1]), strict=True))
 
     return hook

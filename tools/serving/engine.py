@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from jaxtyping import Float
 
 from models import Policy
 from models.batcher import Batcher, Statistics
+from models.flow.realtime_chunking import Chunking
 from models.policy import Request
 from models.robot_policy import RobotPolicy
 from models.terminal import logger
@@ -32,11 +34,13 @@ class Engine:
       deadline: seconds that a request may wait for others to join it.
       capacity: requests that may wait.
       pairs: how clients spell their observations, see `inputs_of`.
-      chunking: whether a client may have its last chunk continued (real-time chunking).
+      chunking: in which way a client may have its last chunk continued (real-time chunking), if
+        in any.
       state_range: see `Limits`.
 
     Raises:
-      ValueError: the policy has no preparation, or `pairs` do not fit it.
+      ValueError: the policy has no preparation, `pairs` do not fit it, or it was not trained to
+        continue chunks as `chunking` says.
     """
 
     def __init__(
@@ -47,9 +51,11 @@ class Engine:
         deadline: float,
         capacity: int,
         pairs: Sequence[str] = (),
-        chunking: bool = False,
+        chunking: Chunking = "none",
         state_range: float = Limits.state_range,
     ) -> None:
+        if chunking not in ("none", policy.continues):
+            policy = replace(policy, chunking=chunking)
         robot = RobotPolicy.for_clients(policy)
         self.inputs: Inputs = inputs_of(robot.embodiment, robot.reads_state, pairs)
         self._robot = RobotPolicy.for_clients(policy, tuple(self.inputs.cameras.values()))
@@ -57,10 +63,10 @@ class Engine:
             "robot": self._robot.name,
             "inputs": self.inputs.expected,
             "actions": {"dtype": "float32", "shape": list(self._robot.chunk)},
-            "chunking": list(CONTROLS) if chunking else [],
+            "chunking": [] if chunking == "none" else list(CONTROLS),
             "picture": self._robot.processor.image_size,
         }
-        self._policy, self._chunking, self.metrics = policy, chunking, metrics
+        self._policy, self._chunking, self.metrics = policy, chunking != "none", metrics
         self._scale, self._state_range = self._robot.embodiment.state, state_range
         self._lock = threading.Lock()
         self._clients = self._waiting = 0
@@ -168,7 +174,7 @@ class Engine:
             return None
         if not self._chunking:
             raise ValueError(
-                "This server continues no chunks; start it with --chunking, or leave out "
+                "This server continues no chunks; start it with --chunking guided, or leave out "
                 f"{' and '.join(CONTROLS)}."
             )
         if executed is None:
@@ -185,8 +191,12 @@ class Engine:
 
     def _run(self, requests: list[Request]) -> list[Reply]:
         began = time.monotonic()
-        chunks = self._policy.answer(requests)
+        told = self._policy.told(requests)
+        chunks = self._policy.answer_told(told)
         seconds = time.monotonic() - began
         self.metrics.batch_rows.observe(len(requests))
         self.metrics.batch_seconds.observe(seconds)
-        return [Reply(chunk, seconds) for chunk in chunks]
+        if not self._policy.says_subtasks:
+            return [Reply(chunk, seconds) for chunk in chunks]
+        said = (self._policy.subtask(request) for request in told)
+        return [Reply(chunk, seconds, text) for chunk, text in zip(chunks, said, strict=True)]

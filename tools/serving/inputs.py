@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from models.inputs.processor import Embodiment
+from models.inputs.camera_names import plain_name
+from models.inputs.embodiment import Embodiment
 
 _PROMPT_LENGTH = 2000
 _SIDE = 8192
 """Pixels; pictures of one row of millions cost more to shrink than any camera's."""
-_GROUPS = {"observation", "image", "images"}
 CONTROLS = ("executed", "committed")
 """Steps of the previous chunk: acted when this was observed, and to be acted until the answer."""
 
@@ -96,11 +96,13 @@ def inputs_of(robot: Embodiment, reads_state: bool, pairs: Sequence[str] = ()) -
     Raises:
       ValueError: a pair names no camera of the robot, or two keys mean the same.
     """
-    known = {name(camera): camera for camera in robot.cameras}
+    known = {plain_name(camera): camera for camera in robot.cameras}
     dims = len(robot.state.offset) if reads_state else 0
     if not pairs and robot.keys is not None:
-        shown = {name(key): camera for key, camera in robot.keys.images}
-        parts, besides = (tuple(map(name, keys)) for keys in (robot.keys.state, robot.keys.ignored))
+        shown = {plain_name(key): camera for key, camera in robot.keys.images}
+        parts, besides = (
+            tuple(map(plain_name, keys)) for keys in (robot.keys.state, robot.keys.ignored)
+        )
         read = (parts, besides) if reads_state else ((), (*parts, *besides))
         return Inputs(shown, read[0], dims, _optional(shown, robot), read[1])
     if not pairs:
@@ -116,12 +118,12 @@ def inputs_of(robot: Embodiment, reads_state: bool, pairs: Sequence[str] = ()) -
     for pair in pairs:
         key, _, target = pair.partition("=")
         camera = target if target in robot.cameras else known.get(target)
-        if camera in cameras.values() or name(key) in [*cameras, *state]:
+        if camera in cameras.values() or plain_name(key) in [*cameras, *state]:
             raise ValueError(f"'{pair}' repeats a key or a camera of {list(pairs)}.")
         if camera is not None:
-            cameras[name(key)] = camera
+            cameras[plain_name(key)] = camera
         elif target == "state":
-            (state if reads_state else unread).append(name(key))
+            (state if reads_state else unread).append(plain_name(key))
         else:
             raise ValueError(
                 f"'{pair}' is not KEY=CAMERA or KEY=state; cameras are {sorted(known)}."
@@ -134,20 +136,12 @@ def _optional(shown: Mapping[str, str], robot: Embodiment) -> frozenset[str]:
     return frozenset(key for key, camera in shown.items() if camera in robot.absent)
 
 
-def name(key: str) -> str:
-    """A key without what says only that it is an observation or an image."""
-    parts = key.replace("/", ".").split(".")
-    while len(parts) > 1 and parts[0] in _GROUPS:
-        parts = parts[1:]
-    return ".".join(parts)
-
-
 def _flat(message: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in message.items():
         path = f"{prefix}{key}"
-        nested = isinstance(value, Mapping) and (value or name(path) not in CONTROLS)
-        inner = _flat(value, f"{path}/") if nested else {name(path): value}
+        nested = isinstance(value, Mapping) and (value or plain_name(path) not in CONTROLS)
+        inner = _flat(value, f"{path}/") if nested else {plain_name(path): value}
         twice = sorted(flat.keys() & inner.keys())
         if twice:
             raise ValueError(f"The observation has '{twice[0]!s:.80}' twice.")

@@ -20,9 +20,9 @@ from jaxtyping import Float, UInt8, UInt32
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
 from websockets.sync.client import ClientConnection, connect
 
+from models.inputs.camera_names import find_camera, plain_name
 from models.inputs.pictures import resize_with_pad
 from models.robot_policy import RobotSpec
-from tools.serving.inputs import name
 from tools.serving.wire import pack, unpack
 
 PICTURE = 224
@@ -182,8 +182,8 @@ class RemoteRobot:
         else:
             pictures, states = list(policy.cameras.values() or _ALIASES), [_STATE]
             edge = PICTURE
-        keys = {name(key): key for key in pictures}
-        given = {keys.get(name(key), key): theirs for theirs, key in policy.cameras.items()}
+        keys = {plain_name(key): key for key in pictures}
+        given = {keys.get(plain_name(key), key): theirs for theirs, key in policy.cameras.items()}
         places = {key: _place(key, spec.cameras, given) for key in pictures}
         found = {key: at for key, at in places.items() if at is not None}
         needed = {key for key in pictures if not (told and told[key].get("optional"))}
@@ -201,16 +201,24 @@ class RemoteRobot:
         observation: tuple[UInt8[ArrayLike, "n c h w 3"], Float[ArrayLike, "n s"]],
         prompts: Sequence[str],
         keys: UInt32[np.ndarray, "n 2"],
+        *,
+        previous: Sequence[Float[np.ndarray, "_t a"] | None] | None = None,
+        committed: int = 0,
     ) -> Float[np.ndarray, "n t a"]:
         """Chunks in the robot's units for N observations (`sim.acting.Policy`); the server draws
-        their noise, whatever the keys."""
+        their noise, whatever the keys. Each begins with `committed` steps of what is left of the
+        one before, if there is any."""
         images, states = (np.asarray(x) for x in observation)
         rows = zip(images, states, prompts, strict=True)
         chunks = self.policy.ask([self._message(*row) for row in rows])
         if len({chunk.shape for chunk in chunks}) > 1:
             shapes = sorted({chunk.shape for chunk in chunks})
             raise ValueError(f"{self.policy.url} answered chunks of different shapes, {shapes}.")
-        return np.stack(chunks).astype(np.float32)
+        answered = np.stack(chunks).astype(np.float32)
+        for chunk, left in zip(answered, previous or [None] * len(answered), strict=True):
+            if left is not None:
+                chunk[:committed] = left[:committed]
+        return answered
 
     def _message(
         self, shown: UInt8[np.ndarray, "c h w 3"], state: Float[np.ndarray, " s"], prompt: str
@@ -228,12 +236,9 @@ def _dtype(kind: Any) -> str:
 
 def _place(key: str, known: tuple[str, ...], given: Mapping[str, str]) -> int | None:
     """The place among the suite's cameras of the one that the server calls `key`."""
-    wanted = given.get(key, key)
-    alike = [i for i, camera in enumerate(known) if name(camera) == name(wanted)]
-    if len(alike) == 1:
-        return alike[0]
+    place = find_camera(given.get(key, key), known)
     alias = _ALIASES.get(key)
-    return known.index(alias) if alias in known else None
+    return known.index(alias) if place is None and alias in known else place
 
 
 def _check_dims(

@@ -15,8 +15,10 @@ from jaxtyping import Float32
 
 from data import Dataset, open_dataset
 from data.frames import ACTION, STATE
+from data.mixture.recorded import read_joined
 from models import Embodiment, Normalizer
-from tools.serving.inputs import CONTROLS, Inputs, inputs_of, name
+from models.inputs.camera_names import plain_name
+from tools.serving.inputs import CONTROLS, Inputs, inputs_of
 from tools.serving.session import Reply, Session
 
 
@@ -70,7 +72,7 @@ class Replay:
         Raises:
           ValueError: the episode has ended, or `executed` is not one of the last chunk's steps.
         """
-        acted = next((v for k, v in message.items() if name(str(k)) == CONTROLS[0]), None)
+        acted = next((v for k, v in message.items() if plain_name(str(k)) == CONTROLS[0]), None)
         with self._lock:
             start, given = self._at.get(session.number, (0, 0))
         if acted is None:
@@ -122,14 +124,12 @@ def open_replay(path: str | Path, episode: int, steps: int, pairs: Sequence[str]
             f"{path}: there is no episode {episode}; give --episode 0 to "
             f"{len(dataset.lengths) - 1}."
         )
-    blocks = [block[ACTION] for block in dataset.stream([ACTION], [episode])]
-    actions = np.concatenate([block.reshape(len(block), -1) for block in blocks])
-    where = f"Episode {episode} of {path}"
-    return Replay(actions.astype(np.float32), steps, _inputs(dataset, pairs), where)
+    (actions,) = read_joined(dataset, episode, [[ACTION]])
+    return Replay(actions, steps, _inputs(dataset, pairs), f"Episode {episode} of {path}")
 
 
 def _inputs(dataset: Dataset, pairs: Sequence[str]) -> Inputs:
     dims = int(np.prod(dataset.features[STATE]["shape"])) if STATE in dataset.column_names else 0
-    unscaled = Normalizer((0.0,) * dims, (1.0,) * dims)
-    robot = Embodiment("replay", tuple(dataset.cameras), unscaled, Normalizer((0.0,), (1.0,)))
+    state, action = (Normalizer.identity(count) for count in (dims, 1))
+    robot = Embodiment("replay", tuple(dataset.cameras), state, action)
     return inputs_of(robot, bool(dims), pairs)

@@ -305,9 +305,11 @@ class PolicyServer:
         timing = {"infer_ms": waited * 1000}
         if session.total_ms is not None:
             timing["prev_total_ms"] = session.total_ms
+        told = {} if answer.subtask is None else {"subtask": answer.subtask}
         packed = pack(
             {
                 "actions": answer.actions,
+                **told,
                 "policy_timing": {"infer_ms": answer.seconds * 1000},
                 "server_timing": timing,
             }

@@ -41,3 +41,5 @@ class Reply(NamedTuple):
     """Actions in the robot's units."""
     seconds: float
     """Seconds of computing its batch."""
+    subtask: str | None = None
+    """Text of what the actions do, of a policy that says so."""

@@ -5,7 +5,7 @@ or another order still gets a plausible chunk, which is worse than an error.
 import numpy as np
 from jaxtyping import Float
 
-from models.inputs.processor import Normalizer
+from models.inputs.embodiment import Normalizer
 
 UNUSUAL = 10.0
 """Worth a line in the log. The farthest states of training data themselves were at 3.7 (Meta-World,

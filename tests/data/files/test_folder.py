@@ -164,7 +164,7 @@ def test_files_are_put_into_folders_and_buckets_but_not_into_the_hub(bucket, hub
 
 
 def test_a_protocol_that_needs_a_package_names_it():
-    with pytest.raises(ValueError, match=r"s3://bucket/set: a Python package is missing.*s3fs"):
-        open_folder("s3://bucket/set")
+    with pytest.raises(ValueError, match=r"gs://bucket/set: a Python package is missing.*gcsfs"):
+        open_folder("gs://bucket/set")
     with pytest.raises(ValueError, match="nonsense"):
         open_folder("nonsense://bucket/set")

@@ -1,5 +1,7 @@
 import io
 import json
+from itertools import product
+from pathlib import Path
 
 import av
 import numpy as np
@@ -10,6 +12,7 @@ from PIL import Image
 
 from data import open_dataset
 from data.errors import DatasetError
+from data.video.seek import SeekTable
 from tests.helpers.data.recording import (
     EPISODES,
     FRONT,
@@ -21,6 +24,8 @@ from tests.helpers.data.recording import (
     psnr,
     write,
 )
+
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "lerobot"
 
 
 def test_written_episodes_read_back_frame_for_frame(recorded, episodes):
@@ -110,6 +115,48 @@ def test_pictures_stored_in_the_parquet_are_read(copy, tmp_path, episodes):
     dataset = open_dataset(copy)
     for i, episode in enumerate(episodes):
         assert np.array_equal(dataset.frames(i, FRONT), episode.frames[FRONT])
+
+
+@pytest.mark.parametrize("name", ["chiliad", "lerobot_av1", "lerobot_h264", "lerobot_png"])
+def test_some_frames_are_those_of_the_whole_episode(name):
+    dataset = open_dataset(FIXTURES / name)
+    for i, camera in product(range(dataset.num_episodes), dataset.cameras):
+        whole, last = dataset.frames(i, camera), int(dataset.lengths[i]) - 1
+        for at in ([last], [0, last], [last, 0, last // 2, 0], [], list(range(last + 1))):
+            chosen = dataset.frames_at(i, camera, np.array(at, np.int64))
+            assert chosen.dtype == np.uint8
+            np.testing.assert_array_equal(chosen, whole[at] if at else chosen[:0])
+
+
+def test_frames_between_those_asked_for_are_not_decoded(recorded, monkeypatch):
+    dataset, read = open_dataset(recorded), []
+    packet = SeekTable._packet
+    monkeypatch.setattr(SeekTable, "_packet", lambda t, k: read.append(k) or packet(t, k))
+    longest = int(dataset.lengths.argmax())
+    dataset.frames_at(longest, FRONT, np.array([1, dataset.lengths[longest] - 1]))
+    assert 2 <= len(read) <= 4, "our groups have two pictures"
+
+
+def test_a_frame_of_the_next_episode_is_refused(recorded):
+    dataset = open_dataset(recorded)
+    for at in (-1, dataset.lengths[0]):
+        with pytest.raises(IndexError, match=rf"episode 0 has {LENGTHS[0]} frames; of {at} to"):
+            dataset.frames_at(0, WRIST, np.array([at]))
+
+
+def test_some_frames_of_a_video_that_is_no_mp4_are_read_from_its_beginning(copy):
+    dataset = open_dataset(copy)
+    path, _ = dataset.video(2, FRONT)
+    expected = dataset.frames(2, FRONT)[[3, 1]]
+    with av.open(str(path)) as source, av.open(str(copy / "a.mkv"), "w") as target:
+        stream = target.add_stream_from_template(source.streams.video[0])
+        for packet in source.demux(video=0):
+            if packet.dts is not None:
+                packet.stream = stream
+                target.mux(packet)
+    path.write_bytes((copy / "a.mkv").read_bytes())
+    again = open_dataset(copy).frames_at(2, FRONT, np.array([3, 1]))
+    np.testing.assert_array_equal(again, expected)
 
 
 def test_another_version_is_refused_by_its_name(copy):

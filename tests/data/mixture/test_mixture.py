@@ -356,7 +356,7 @@ def test_robots_of_different_dims_live_in_one_mixture_but_not_under_one_name():
 def test_statistics_of_relative_actions_come_in_blocks_of_any_size(monkeypatch):
     feed = mix(Mixture((OF_A,)), [A], 4).feeds[0]
     whole = embodiment_stats([feed], [np.arange(4)], (1, -1))
-    monkeypatch.setattr("data.mixture.embodiments._ROWS", 8)
+    monkeypatch.setattr("data.mixture.blocks._ROWS", 8)
     parts = embodiment_stats([feed], [np.arange(4)], (1, -1))
     for one, other in zip(whole, parts, strict=True):
         for name, values in one.items():

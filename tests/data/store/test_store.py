@@ -13,7 +13,7 @@ from data.files.folder import LocalFolder
 from data.frames import ACTION, STATE
 from data.store import convert, tables
 from data.store.store import build_store, cached_store, open_store, verify
-from models.inputs.pictures import resize_with_pad
+from models.inputs.pictures import fit, resize_with_pad
 from tests.helpers.data.recording import FRONT, LENGTHS, TASKS, WRIST, make_episode, write
 
 FRAMES = sum(LENGTHS)
@@ -287,3 +287,14 @@ def test_another_format_version_is_refused(recorded, tmp_path):
     description.write_text(description.read_text().replace('"format": 3', '"format": 1'))
     with pytest.raises(ValueError, match="format is 1"):
         open_store(store.path)
+
+
+def test_pictures_are_fitted_as_asked_and_the_store_tells_how(recorded, raw, tmp_path):
+    dataset = open_dataset(recorded)
+    store = build_store(dataset, tmp_path / "s", 16, "raw", resize="stretched")
+    assert open_store(store.path).resize == "stretched"
+    assert store.key != raw.key
+    assert raw.resize == "antialiased"
+    assert "resize" not in json.loads(raw.folder.local("store.json").read_text())
+    wanted = [fit(frame, 16, "stretched") for frame in dataset.frames(0, FRONT)[:3]]
+    np.testing.assert_array_equal(read(store, [0, 1, 2], FRONT), wanted)

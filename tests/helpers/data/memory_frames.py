@@ -26,6 +26,7 @@ class MemoryFrames:
     absent: frozenset[tuple[int, str]] = frozenset()
     tasks: tuple[tuple[int, int, int, int], ...] = ()
     digest: str = field(default="memory")
+    resize: str = "antialiased"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lengths", np.array(self.lengths, np.int64))

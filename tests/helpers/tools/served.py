@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from websockets.sync.client import connect
 
-from models.inputs.processor import Embodiment, Normalizer
+from models.inputs.embodiment import Embodiment, Normalizer
 from tools.serving.inputs import Inputs, inputs_of
 from tools.serving.server import PolicyServer
 from tools.serving.session import Reply

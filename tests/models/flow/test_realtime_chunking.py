@@ -4,7 +4,6 @@ alone."""
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -260,7 +259,3 @@ def test_the_guide_drives_robots(policy):
     second = policy.infer(openpi(1), keys=[(0, 2)], previous=[first[2:]], committed=1)["actions"]
     np.testing.assert_array_equal(acted[3:5], second[0, 1:3])
     assert len(acted) == 9
-    act = found["delayed"](policy, replan_steps=2, delay=1)
-    observation = SimpleNamespace(images=seen()[0][:1], state=seen()[1][:1])
-    chunks = [act(observation, ["push"], np.array([[9, step]], np.uint32)) for step in (0, 2)]
-    np.testing.assert_array_equal(chunks[1][0, :1], chunks[0][0, 2:3])

@@ -272,9 +272,9 @@ def test_time_falls_into_the_ports_buckets():
     """The port's own f32 product falls short of five edges, k / 1000 just below k; we do not."""
     edges = np.arange(1000, dtype=np.float32) / np.float32(1000)
     np.testing.assert_array_equal(time_bucket(1 - edges), np.arange(1000))
-    for steps in (4, 7, 10, 16):
-        time = 1 - jnp.arange(steps) / steps
-        expected = [int(i / steps * 1000) for i in range(steps)]
+    for steps in (4, 7, 10, 16, 100):
+        time = flow.times(steps)
+        expected = [i * 1000 // steps for i in range(steps)]
         np.testing.assert_array_equal(time_bucket(time), expected)
     outside = jnp.asarray([1.0007, 1.0011, 0.0, 0.00002])
     np.testing.assert_array_equal(time_bucket(outside), [0, -1, 1000, 999])

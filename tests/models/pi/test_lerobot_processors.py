@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from models.inputs.processor import Normalizer
+from models.inputs.embodiment import Normalizer
 from models.pi.lerobot_processors import write_processors
 from models.pi.lerobot_statistics import read_normalizers
 from tests.helpers.models.released_cases import RELEASED_CASES

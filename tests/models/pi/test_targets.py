@@ -284,7 +284,7 @@ def test_a_tiny_model_learns_its_targets_and_then_says_them():
         np.testing.assert_array_equal(done[0, slot, : len(tokens)], tokens)
 
 
-@pytest.mark.parametrize("change", [{"targets": 0}, {"text_loss": -1.0}])
+@pytest.mark.parametrize("change", [{"targets": 1}, {"text_loss": -1.0}])
 def test_weights_without_room_or_below_zero_are_refused(change):
     with pytest.raises(ValueError, match=r"model\.text_loss is .* with model\.targets"):
         dataclasses.replace(CONFIG, **change)

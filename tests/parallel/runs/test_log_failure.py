@@ -1,7 +1,6 @@
 """Logs that cannot be written: what was trained is saved, and then the run ends with a sentence."""
 
 import errno
-import os
 import re
 import shutil
 import subprocess
@@ -14,20 +13,26 @@ import pytest
 
 from models.checkpoints import digests
 from parallel import checkpoint
+from parallel.hooks import Hook
 from parallel.hosts import exits
 from parallel.hosts.distributed import host_index
-from parallel.hooks import Hook
-from parallel.runs.log_failure import naming
 from parallel.mesh import make_mesh
 from parallel.monitor.metrics import FILE_NAME, MetricsWriter, read_metrics
+from parallel.runs.log_failure import naming
 from parallel.trainer import Run, TrainerConfig, train
-from tests.helpers.parallel.toy import (OPTIMIZER, RULES, Denoiser, batches, environment, losses, position)
 from tests.helpers.parallel.full_disk import fill
+from tests.helpers.parallel.toy import (
+    OPTIMIZER,
+    RULES,
+    Denoiser,
+    batches,
+    environment,
+    losses,
+    position,
+)
 
 CONFIG = TrainerConfig(steps=12, save_every=100, log_every=1)
 LOGS = ("metrics.jsonl", "goodput.jsonl", "tensorboard")
-
-
 
 
 def run(directory, source=batches, config=CONFIG, **options):

@@ -9,8 +9,8 @@ from models.checkpoints import digests
 from parallel.hosts import exits
 from parallel.loop import TrainerConfig
 from parallel.mesh import MeshConfig, make_mesh
-from parallel.runs.position import check_at_data
 from parallel.monitor.spikes import Spikes, check_record
+from parallel.runs.position import check_at_data
 from parallel.trainer import Run, train
 from tests.helpers.parallel.toy import OPTIMIZER, RULES, Denoiser, batches, position
 

@@ -14,8 +14,8 @@ import pytest
 from rich.console import Console
 
 from parallel.hosts import exits
-from parallel.runs import run_lock
 from parallel.mesh import make_mesh
+from parallel.runs import run_lock
 from parallel.runs.run_lock import LOCK_NAME, InUse, locked
 from parallel.trainer import Run, TrainerConfig, train
 from tests.helpers.parallel.toy import OPTIMIZER, RULES, Denoiser, batches, environment, position

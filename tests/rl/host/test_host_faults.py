@@ -110,9 +110,14 @@ def test_the_first_error_of_any_thread_ends_the_run(slots, options, error, says)
 
 def test_an_error_does_not_wait_for_a_learner_that_computes(monkeypatch):
     monkeypatch.setattr(host, "_ENDING", 0.5)
-    held = threading.Event()
-    learner = Learner(pause=lambda: held.wait(60))
-    slots = Restless(1, spoil=spoilt("reward", 22))
+    computes, held = threading.Event(), threading.Event()
+
+    def spoil(start, outcome):
+        assert start.seed != 22 or computes.wait(60)
+        return spoilt("reward", 22)(start, outcome)
+
+    learner = Learner(pause=lambda: (computes.set(), held.wait(60)))
+    slots = Restless(1, spoil=spoil)
     with pytest.raises(ValueError, match="seed 22") as raised:
         run([slots], learner=learner)
     assert raised.value.__notes__ == ["Still computing, and left to themselves: learner."]

@@ -100,6 +100,10 @@ def test_a_shown_episode_has_its_video_traces_and_looks(report, page):
     assert len(page.all("img")) == 1
     traces = [svg for svg in page.all("svg") if "4 predicted chunks" in svg["aria-label"]]
     assert len(traces) == 2
+    for dim, name in enumerate(("<b>x</b>", "grip")):
+        (one,) = report.shown
+        drawn = np.append(one.actions[:, dim], one.predicted[..., dim][one.valid])
+        assert f"{name} {drawn.min():.3g} to {drawn.max():.3g}" in page.text
     predicted = [line for line in page.all("polyline") if line["class"] == "predicted"]
     assert len(predicted) == 8
     for line in predicted:

@@ -3,7 +3,7 @@
 import pytest
 
 from rl.config import RlConfig
-from tools.command_line.options import current_options
+from tools.command_line.options import current_options, with_value
 from tools.recipes.presets import RunConfig
 
 
@@ -30,6 +30,16 @@ def test_an_old_option_is_taken_by_its_new_name_with_a_warning(old, new, capsys)
     assert said.err.count("warning: ") == 1
     assert new[0].partition("=")[0] in said.err
     assert said.out == ""
+
+
+@pytest.mark.parametrize("after", [[], ["--port", "0"]])
+def test_a_flag_that_takes_a_value_now_gets_the_one_that_it_meant(after, capsys):
+    typed = ["--checkpoint", "run", "--chunking", *after]
+    expected = ["--checkpoint", "run", "--chunking", "guided", *after]
+    assert with_value(typed, "--chunking", "guided") == expected
+    assert "warning: --chunking is --chunking guided now" in capsys.readouterr().err
+    assert with_value(expected, "--chunking", "guided") == expected
+    assert capsys.readouterr().err == ""
 
 
 def test_todays_options_are_taken_as_they_are_and_silently(capsys):

@@ -27,7 +27,7 @@ from tools.serving.metrics import Metrics
 SUITE = f"{libero_like.__file__}:ARM"
 GIVEN = [
     *("--released", "pi05_droid", "--horizon", "8", "--tokenizer", "words.model", "--robot", "arm"),
-    *("--state", "none", "--relative", "0", "1"),
+    *("--state", "none", "--relative", "0", "1", "--modality", "modality.json"),
     *("--cameras", "image=base_0_rgb", "image2=left_wrist_0_rgb"),
 ]
 WANTED = PolicyOptions(
@@ -38,6 +38,7 @@ WANTED = PolicyOptions(
     tokenizer=Path("words.model"),
     cameras=("image=base_0_rgb", "image2=left_wrist_0_rgb"),
     robot="arm",
+    modality=Path("modality.json"),
 )
 
 

@@ -45,7 +45,7 @@ STEPS = [
 class Numbered(Policy):
     """A policy whose chunks, without computing, tell whose they are: (client, request)."""
 
-    def answer(self, requests, noise=None):
+    def answer_told(self, requests, noise=None):
         chunks = [
             request.key.astype(np.float32) + np.arange(HORIZON)[:, None] / 64
             for request in requests
@@ -60,7 +60,7 @@ def engine():
     words = tuple(OBSERVATION["prompt"].split())
     processor = Processor(*shape, "token", words, (ROBOT,), text_limit=32)
     policy = Numbered(Pi(config), None, processor, sizes=(1, 4))
-    with Engine(policy, Metrics(), deadline=0, capacity=64, chunking=True) as engine:
+    with Engine(policy, Metrics(), deadline=0, capacity=64, chunking="guided") as engine:
         yield engine
 
 

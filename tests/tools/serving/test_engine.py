@@ -117,7 +117,7 @@ def test_cameras_that_clients_do_not_send_are_masked(policy):
 
 
 def test_a_chunk_continues_the_clients_last_one(policy):
-    with make_engine(policy, chunking=True) as engine, serving(engine) as running:
+    with make_engine(policy, chunking="guided") as engine, serving(engine) as running:
         with client(running.url) as other:
             other.infer(observation(3))
         with client(running.url) as one:
@@ -135,6 +135,22 @@ def test_a_chunk_continues_the_clients_last_one(policy):
     np.testing.assert_array_equal(second[:3], first[2:5])
     free = alone(policy, 1, (2, 1))
     assert np.abs(second - free)[3:].max() > 1e-3
+
+
+def test_a_policy_that_was_trained_to_continues_a_clients_chunk_so(policy):
+    with pytest.raises(ValueError, match="not trained to continue chunks"):
+        make_engine(policy, chunking="trained")
+    learnt = replace(policy, model=Pi(replace(policy.model.config, rtc_max_delay=3)))
+    with (
+        make_engine(learnt, chunking="trained") as engine,
+        serving(engine) as running,
+        client(running.url) as one,
+    ):
+        first = one.infer(observation(0))["actions"]
+        with pytest.raises(ValueError, match=r"committed is 4, but .* at most 3 steps"):
+            one.infer({**observation(1), "executed": 2, "committed": 4})
+        second = one.infer({**observation(1), "executed": 2, "committed": 3})["actions"]
+    np.testing.assert_array_equal(second[:3], first[2:5])
 
 
 def test_a_server_that_continues_no_chunks_says_how_to_start_one(policy):

@@ -241,6 +241,25 @@ def test_broken_frames_and_headers_cost_nobody_else_anything(caplog):
     assert not caplog.records, caplog.text
 
 
+@pytest.mark.parametrize(
+    "name", ["two requests at once", "a request within a request", "unmasked", "a reserved opcode"]
+)
+def test_what_breaks_the_rules_right_behind_a_request_ends_the_connection_quietly(name, caplog):
+    """websockets would answer after the end that it has sent, and log an error, where the client
+    does not end its side first."""
+    with serving() as running:
+        with closing(socket.create_connection(("127.0.0.1", running.port))) as raw:
+            raw.settimeout(300)
+            raw.sendall(BROKEN[name])
+            with suppress(ConnectionError):
+                while raw.recv(2**16):
+                    pass
+        with client(running.url) as good:
+            assert good.infer(observation(1))["actions"][0, 0] == 1
+    assert running.join() == 0
+    assert not caplog.records, caplog.text
+
+
 def metric_text(server, name):
     lines = server.metrics.text().splitlines()
     return float(next(line for line in lines if line.startswith(name)).split()[-1])

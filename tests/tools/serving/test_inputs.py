@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from models.checkpoints.released import RELEASED
-from models.inputs.processor import Embodiment, Normalizer
+from models.inputs.embodiment import Embodiment, Normalizer
 from tests.helpers.tools.served import OBSERVATION, PICTURE, ROBOT
 from tools.serving.inputs import inputs_of
 

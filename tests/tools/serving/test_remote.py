@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 from websockets.sync.server import serve as listen
 
+from models.inputs.embodiment import Embodiment, Normalizer
 from models.inputs.pictures import resize_with_pad
-from models.inputs.processor import Embodiment, Normalizer
 from sim.acting import Policy
 from sim.environments.device_slots import spec_of
 from sim.protocol import Observation
@@ -105,6 +105,19 @@ def test_a_policy_behind_our_server_is_evaluated_beside_its_controls(points, tmp
     kept = json.loads((tmp_path / "out" / "episodes.jsonl").read_text().splitlines()[0])
     assert kept["evaluates"]["checkpoint"].startswith(running.url)
     assert (tmp_path / "out" / "report.html").exists()
+
+
+def test_a_servers_chunks_can_come_late_but_not_be_continued(points, tmp_path):
+    with serving(Seeing()) as running:
+        at = EvaluateConfig(policy=running.url, suite=points, out=tmp_path / "out", replan_steps=2)
+        late = told(replace(at, delay=2))[0]["trained"]
+        once = told(replace(at, out=tmp_path / "once", replan_steps=4))[0]["trained"]
+        for episode, first in zip(late.episodes, once.episodes, strict=True):
+            np.testing.assert_array_equal(episode.actions[:4], first.actions[:4])
+        with pytest.raises(ValueError, match=r"delay is 2 with .* chunks have only 4 steps"):
+            told(replace(at, out=tmp_path / "long", replan_steps=3, delay=2))
+        with pytest.raises(ValueError, match=r"--chunking is 'guided', but a server remembers"):
+            told(replace(at, delay=2, chunking="guided"))
 
 
 def test_requests_of_many_slots_are_under_way_at_once():

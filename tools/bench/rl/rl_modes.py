@@ -115,7 +115,10 @@ class BenchedPolicy:
     def policy(self) -> Policy:
         spec, load = self.spec, self.load
         robot = Embodiment(
-            "bench", spec.cameras, _unit(len(spec.state_names)), _unit(len(spec.action_names))
+            "bench",
+            spec.cameras,
+            Normalizer.identity(len(spec.state_names)),
+            Normalizer.identity(len(spec.action_names)),
         )
         config = MODEL.changed(chunks=1, horizon=load.horizon, image_size=load.picture)
         words = sorted({word for texts in spec.prompts for text in texts for word in text.split()})
@@ -306,7 +309,3 @@ def _learner(acting: BenchedPolicy, load: BenchedRun, device: Any, steps: int) -
 
 def _start(slots: Slots, ticket: int, seeds: range) -> Start:
     return draw_start(0, ticket, slots.spec.tasks, seeds)
-
-
-def _unit(dims: int) -> Normalizer:
-    return Normalizer((0.0,) * dims, (1.0,) * dims)

@@ -1,0 +1,43 @@
+"""The page of a LeRobot dataset on the Hugging Face hub: README.md, whose front matter (YAML) the
+hub and LeRobot's dataset viewer read, and what the dataset holds."""
+
+from collections import Counter
+
+import numpy as np
+
+from data.dataset import Dataset
+from models.files.markdown import cell, front_matter
+
+_MOST_TASKS = 20
+
+
+def dataset_card(url: str, licence: str, dataset: Dataset, version: str) -> str:
+    """README.md of a dataset that is pushed to `url`, under a licence by its identifier."""
+    matter = {
+        "license": licence,
+        "task_categories": ["robotics"],
+        "tags": ["LeRobot", "chiliad"],
+        "configs": [{"config_name": "default", "data_files": "data/*/*.parquet"}],
+    }
+    runs = dataset.runs
+    begin = np.searchsorted(runs.episode, np.arange(len(dataset.lengths)))
+    told = Counter(dataset.prompts[task][0] for task in runs.task[begin].tolist())
+    facts = [
+        ("Robot", dataset.robot_type or "not told"),
+        ("Episodes", len(dataset.lengths)),
+        ("Frames", f"{dataset.lengths.sum()} at {dataset.fps:g} a second"),
+        ("Cameras", ", ".join(dataset.cameras) or "none"),
+        ("Written by", f"Chiliad {version}"),
+    ]
+    rows = [f"| {fact} | {cell(value)} |" for fact, value in facts]
+    tasks = [f"- {cell(task)} ({count} episodes)" for task, count in told.most_common(_MOST_TASKS)]
+    more = [f"- and {len(told) - _MOST_TASKS} more"] if len(told) > _MOST_TASKS else []
+    return "\n".join(
+        [
+            *[front_matter(matter), f"# {cell(url.rpartition('/')[2])}", ""],
+            *["A LeRobot dataset.", "", "| | |", "|---|---|", *rows, ""],
+            *["## Tasks", "", *tasks, *more, "", "## Use", ""],
+            *["```", f"python -m tools.data stats {url}"],
+            *[f"python -m tools.train --data {url} --preset NAME", "```", ""],
+        ]
+    )

@@ -1,0 +1,52 @@
+"""A dataset's numbers alone, as `Frames` without pictures: what statistics and action tokens need
+costs no decoding.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int64, UInt8
+
+from data.dataset import Dataset
+from data.store import tables
+from data.store.episode_tables import DatasetTables
+from data.store.kept_tables import Kept
+
+
+def open_numbers(dataset: Dataset, folder: Path) -> "Numbers":
+    """Copies a dataset's numbers to a new folder, of the caller's to delete.
+
+    Raises:
+      DatasetError: a column is missing or of another type than declared.
+    """
+    folder.mkdir(parents=True)
+    tables.write(dataset, folder)
+    return Numbers(dataset, folder)
+
+
+@dataclass(frozen=True)
+class Numbers(DatasetTables):
+    """`Frames` that have no pictures; make it with `open_numbers`."""
+
+    dataset: Dataset
+    folder: Path
+    image_size: int = 0
+    resize: str = "antialiased"
+
+    def images(
+        self,
+        rows: Int64[np.ndarray, " n"],
+        camera: str,
+        out: Sequence[UInt8[np.ndarray, "s s 3"]],
+    ) -> None:
+        """Raises ValueError: there are none."""
+        raise ValueError(f"{self.name}: its pictures were left out.")
+
+    def _kept(self, name: str) -> Kept:
+        file = self.folder / name
+        return Kept(file.read_bytes(), file, len(self.cameras), self._dims)
+
+    def _holds(self, name: str) -> bool:
+        return (self.folder / name).is_file()

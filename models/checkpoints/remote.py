@@ -1,0 +1,142 @@
+"""Checkpoints on the Hugging Face hub and in buckets, fetched to this machine's disk: every path of
+a checkpoint may be a URL, hf://org/name[@revision][/folder] or any of fsspec's.
+
+Only what is needed comes, never pickles or Python. What comes from a bucket lies in a folder of its
+own for each content (names, sizes, tags), which gets its name when all of it is there; hub files
+lie in huggingface_hub's cache.
+"""
+
+import fcntl
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from rich.progress import BarColumn, DownloadColumn, TransferSpeedColumn
+
+from models.files.bounds import check_name
+from models.files.bucket import Bucket, StoredFile
+from models.files.hub import fetch_model
+from models.files.user_cache import user_cache
+from models.terminal import Console, Progress, TextColumn
+
+Wanted = Literal["policy", "statistics"]
+
+_URL = re.compile(r"([a-z][a-z0-9+.]+):/+(.+)")
+"""Form of a URL, also of one that pathlib took a slash from."""
+_WHOLE = re.compile(r"((?:checkpoints/)?(\d+)/)digests\.json")
+_OURS = re.compile(r"(checkpoints/)?\d+/state/.*")
+_WEIGHTS = re.compile(r"(params/)?_METADATA|digests\.json|.*\.safetensors")
+_STATISTICS = re.compile(r".*\.json|(.*/)?policy_[^/]*\.safetensors")
+_UNNEEDED = re.compile(
+    r"(.*/)?(train_state|training_state|optimizer[^/]*|\.git[^/]*|\.cache)(/.*)?"
+    r"|.*\.(bin|ckpt|gif|h5|joblib|mp4|msgpack|npy|npz|onnx|pickle|pkl|pt|pth|py)"
+)
+"""Optimizer states, films, and files of weights in formats that run code or that nothing reads."""
+
+
+def is_remote(path: Path | str) -> bool:
+    """True of a URL, also where it has become a Path (s3:/bucket/run)."""
+    found = _URL.fullmatch(str(path))
+    return found is not None and found[1] != "file" and not Path(path).exists()
+
+
+def url_of(path: Path | str) -> str:
+    """The URL as it was typed, before it became a Path."""
+    found = _URL.fullmatch(str(path))
+    return f"{found[1]}://{found[2]}" if found and is_remote(path) else str(path)
+
+
+def local(path: Path | str, wanted: Wanted = "policy") -> Path:
+    """The checkpoint on this machine's disk, fetched if `path` is a URL and it is not there yet: of
+    a run its newest whole one; of a URL of a file that file.
+
+    Args:
+      wanted: "statistics" leaves the weights of other codes' checkpoints where they are.
+
+    Raises:
+      FileNotFoundError: nothing is there, or nothing that is a checkpoint.
+      ValueError: it is no URL that can be read, or lists a name that leads out of its folder.
+      OSError: it cannot be reached, access is refused, or it changed while it was fetched.
+    """
+    if not is_remote(path):
+        found = _URL.fullmatch(str(path))
+        return Path(f"/{found[2]}") if found and found[1] == "file" else Path(path)
+    url = url_of(path).rstrip("/")
+
+    def choose(names: Mapping[str, object]) -> list[str]:
+        return needed(url, list(names), wanted)
+
+    if url.startswith("hf://"):
+        return fetch_model(url, choose)
+    return _fetched(url, choose)
+
+
+def needed(url: str, names: Sequence[str], wanted: Wanted = "policy") -> list[str]:
+    """The files to fetch of those under a URL: of a run of ours its newest checkpoint that is
+    whole, of anything else what may hold weights or what belongs to them.
+
+    Raises:
+      FileNotFoundError: there is nothing of the kind.
+    """
+    whole = [found for name in names if (found := _WHOLE.fullmatch(name))]
+    if whole:
+        newest = max(whole, key=lambda found: int(found[2]))[1]
+        return [name for name in names if name.startswith(newest)]
+    if any(map(_OURS.fullmatch, names)):
+        raise FileNotFoundError(
+            f"{url}: holds no whole checkpoint, only one that is still on its way there; wait for "
+            "its digests.json, or give another."
+        )
+    rule = _STATISTICS if wanted == "statistics" else _WEIGHTS
+    if not any(map(rule.fullmatch, names)):
+        raise FileNotFoundError(
+            f"{url}: holds no {'statistics' if wanted == 'statistics' else 'checkpoint'}; give the "
+            "folder of a run, of one of its checkpoints, of openpi's params or of safetensors."
+        )
+    if wanted == "statistics":
+        return [name for name in names if rule.fullmatch(name)]
+    return [name for name in names if not _UNNEEDED.fullmatch(name)]
+
+
+def _fetched(url: str, choose: Callable[[Mapping[str, StoredFile]], list[str]]) -> Path:
+    bucket = Bucket(url)
+    listed = bucket.list()
+    if not listed:
+        raise FileNotFoundError(f"{url}: is empty or not there; check the name.")
+    names = [""] if list(listed) == [""] else choose(listed)
+    files = {name: listed[name] for name in names}
+    place = url.partition("://")[2]
+    check_name("A checkpoint's URL", place, nested=True)
+    content = hashlib.sha256(repr((url, sorted(files.items()))).encode()).hexdigest()[:16]
+    folder = user_cache("checkpoints") / content
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_name(f"{content}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.is_dir():
+            partial = folder.with_name(f"{content}.partial")
+            with _progress(f"Fetching {url}", sum(file.size for file in files.values())) as done:
+                bucket.get(files, partial / place, done)
+            now = bucket.list()
+            if any(now.get(name) != file for name, file in files.items()):
+                raise OSError(f"{url}: changed while it was fetched; try again.")
+            partial.rename(folder)
+    return folder / place
+
+
+class _progress:
+    """A bar of bytes on stderr, at a terminal alone."""
+
+    def __init__(self, text: str, total: int) -> None:
+        columns = TextColumn("{task.description}"), BarColumn()
+        more = DownloadColumn(), TransferSpeedColumn()
+        self._bar = Progress(*columns, *more, console=Console(stderr=True), transient=True)
+        self._task = self._bar.add_task(text, total=total)
+
+    def __enter__(self) -> Callable[[int], None]:
+        self._bar.start()
+        return lambda size: self._bar.advance(self._task, size)
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()

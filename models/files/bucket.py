@@ -1,0 +1,209 @@
+"""A folder of a bucket, or of any other file system that fsspec knows: listed, read and written
+file by file, its errors in sentences.
+
+Nothing of it is cached here; names that a storage lists may be anybody's, so one that leads out of
+the folder is refused.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import fsspec
+from fsspec.registry import known_implementations
+
+from models.files.bounds import check_name
+
+Done = Callable[[int], None]
+"""Takes the bytes of a file that has arrived."""
+
+_THREADS = 8
+VERSION_KEYS = ("ETag", "etag", "LastModified", "mtime", "created", "generation", "md5Hash")
+"""Names by which storages tell what changes with a file's content."""
+_NO_ACCESS = re.compile(r"credential|forbidden|denied|unauthori[sz]ed|permission", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file as its storage tells of it: bytes, and what changes with its content."""
+
+    size: int
+    version: str
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Files under `url`, such as s3://bucket/folder or gs://bucket/folder."""
+
+    url: str
+
+    def list(self) -> dict[str, StoredFile]:
+        """All files under the folder, by their names in it; none if there is no such folder. Of
+        the URL of a single file, that one, named "".
+
+        Raises:
+          ValueError: a name leads out of the folder.
+          OSError: the storage cannot be reached, or refuses.
+        """
+        files, root = self._files
+        with _errors(self.url):
+            files.invalidate_cache()
+            found = files.find(root, detail=True)
+        listed = {}
+        for path, about in found.items():
+            name = path[len(root) :].lstrip("/")
+            if not name and path.endswith("/"):
+                continue  # a folder that a browser made
+            if name:
+                check_name(f"A file of {self.url}", name, nested=True)
+            version = " ".join(str(about.get(key)) for key in VERSION_KEYS)
+            listed[name] = StoredFile(int(about["size"] or 0), version)
+        return listed
+
+    def read(self, name: str) -> bytes | None:
+        """Content of a small file, None if there is none."""
+        files, root = self._files
+        with _errors(f"{self.url}/{name}"):
+            try:
+                return files.cat_file(f"{root}/{name}")
+            except FileNotFoundError:
+                return None
+
+    def write(self, name: str, content: bytes) -> None:
+        """Puts a small file, whole or not at all."""
+        files, root = self._files
+        with _errors(f"{self.url}/{name}"):
+            files.makedirs(_parent(f"{root}/{name}"), exist_ok=True)
+            files.pipe_file(f"{root}/{name}", content)
+
+    def get(
+        self, names: dict[str, StoredFile], folder: Path, done: Done = lambda size: None
+    ) -> None:
+        """Fetches files into a local folder, several at a time. One that is there is whole, and
+        stays; one that is broken off goes by another name.
+
+        Raises:
+          FileNotFoundError, OSError: one cannot be fetched, or came short.
+        """
+        files, root = self._files
+
+        def one(name: str) -> int:
+            to = folder / name if name else folder
+            if not to.is_file():
+                to.parent.mkdir(parents=True, exist_ok=True)
+                part = to.with_name(f".{to.name}.part")
+                with _errors(self._of(name)):
+                    files.get_file(f"{root}/{name}" if name else root, str(part))
+                    if (size := part.stat().st_size) != names[name].size:
+                        raise OSError(f"{size} of {names[name].size} bytes came")
+                part.replace(to)
+            return names[name].size
+
+        _each(one, names, done)
+
+    def put(self, folder: Path, names: Iterable[str], done: Done = lambda size: None) -> None:
+        """Copies files of a local folder here, under the same names, several at a time.
+
+        Raises:
+          OSError: one cannot be written.
+        """
+        files, root = self._files
+
+        def one(name: str) -> int:
+            with _errors(self._of(name)):
+                files.makedirs(_parent(f"{root}/{name}"), exist_ok=True)
+                files.put_file(str(folder / name), f"{root}/{name}")
+            return (folder / name).stat().st_size
+
+        _each(one, names, done)
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Removes files, the first of them first; those that are not there are no error."""
+        files, root = self._files
+        for name in names:
+            with _errors(self._of(name)):
+                try:
+                    files.rm_file(f"{root}/{name}")
+                except FileNotFoundError:
+                    continue
+
+    def _of(self, name: str) -> str:
+        return f"{self.url}/{name}" if name else self.url
+
+    @cached_property
+    def _files(self) -> tuple[Any, str]:
+        with _errors(self.url):
+            return file_system(self.url)
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """The fsspec file system of a URL, and the folder there in its own terms.
+
+    Raises:
+      ValueError: the URL is a chain of several, fsspec does not know the protocol, or lacks a
+        package for it.
+    """
+    protocol = url.partition("://")[0]
+    # chains and references name files with templates, which are programs
+    if "::" in url or protocol == "reference":
+        raise ValueError(f"{url}: is a chain of fsspec's; give the URL of one folder.")
+    try:
+        files, root = fsspec.core.url_to_fs(url)
+    except ImportError:
+        hint = known_implementations[protocol].get("err", "install fsspec's package for it")
+        raise ValueError(f"{url}: a Python package is missing: {hint}.") from None
+    except ValueError as error:
+        raise ValueError(
+            f"{url}: {error}; give a path, hf://organisation/name or a URL that fsspec knows."
+        ) from None
+    return files, root.rstrip("/")
+
+
+def _each(one: Callable[[str], int], names: Iterable[str], done: Done) -> None:
+    with ThreadPoolExecutor(_THREADS) as pool:
+        try:
+            for size in pool.map(one, names):
+                done(size)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _parent(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+@contextmanager
+def _errors(where: str) -> Iterator[None]:
+    """Failures of a storage as OSErrors that say what to do: its clients raise of their own kinds,
+    which need not be known to tell access from connection."""
+    try:
+        yield
+    except (ImportError, ValueError, KeyboardInterrupt):
+        raise
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"{where}: there is no such bucket or file ({_line(error)}); check the name."
+        ) from None
+    except Exception as error:
+        line = _line(error)
+        if isinstance(error, PermissionError) or _NO_ACCESS.search(
+            f"{type(error).__name__} {line}"
+        ):
+            raise OSError(
+                f"{where}: access was refused ({line}); log in (`aws configure` or AWS_PROFILE for "
+                "s3, `gcloud auth application-default login` for gs), or ask its owner."
+            ) from error
+        raise OSError(
+            f"{where}: cannot be reached ({line}); see to the connection and try again."
+        ) from error
+
+
+def _line(error: BaseException) -> str:
+    text = next(iter(str(error).splitlines()), "").strip().rstrip(".")
+    return text or type(error).__name__

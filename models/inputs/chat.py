@@ -1,0 +1,42 @@
+"""A prompt as the turn of a chat with pictures in it, as GR00T-N1.5's language model was trained.
+
+Eagle's template: a system's turn, the user's with the pictures and then the words, and the
+beginning of the answer. Words stand in brackets and quotes, as NVIDIA's policy and LeRobot's port
+hand them on (`str([words])`).
+"""
+
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Int
+
+from models.inputs.bpe import ByteBpe
+
+Chat = Literal["", "eagle"]
+PICTURE = "<IMG_CONTEXT>"
+"""The token that stands for a picture's features."""
+DEFAULT = "Perform the task."
+"""Words of a prompt that is empty."""
+TEXT_LIMIT = 512
+
+
+def eagle_turn(
+    tokenizer: ByteBpe, words: str, pictures: int
+) -> tuple[Int[np.ndarray, " t"], tuple[int, ...]]:
+    """Token ids of the turn without those of pictures' features, and before which of them each
+    picture stands.
+
+    Raises:
+      ValueError: the tokenizer lacks a token of the template, or the words hold one for pictures.
+    """
+    shown = "".join(f"<image {k}><img>{PICTURE}</img>" for k in range(1, pictures + 1))
+    ids = tokenizer.encode(
+        "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+        f"<|im_start|>user\n{shown}{[words or DEFAULT]!s}<|im_end|>\n<|im_start|>assistant\n"
+    )
+    at = np.flatnonzero(ids == tokenizer.id(PICTURE))
+    if len(at) != pictures:
+        raise ValueError(
+            f"The prompt ({words[:40]!r}) has {PICTURE}, which stands for a picture; leave it out."
+        )
+    return np.delete(ids, at), tuple((at - np.arange(pictures)).tolist())

@@ -1,0 +1,144 @@
+"""A robot as a policy knows it: cameras, scales of state and actions, and what actions are measured
+from. Part of a `Processor`, so it is JSON and travels in the checkpoint.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float
+
+from models.files.bounds import check_name
+from models.inputs.adapters import ADAPTERS, UnitConversion
+from models.inputs.raw import RawKeys
+
+Scaling = Literal["quantile", "z-score", "min-max"]
+"""Statistics that become a `Normalizer`: the range from the 1st to the 99th percentile, mean and
+standard deviation, or the whole range."""
+
+_SMALLEST_SCALE, _LARGEST_SCALE = 1e-12, 1e12
+"""A dimension that never changes is scaled by 1e-4 (ours), 5e-7 (openpi) or 5e-9 (LeRobot)."""
+
+
+@dataclass(frozen=True)
+class Normalizer:
+    """x ↦ (x − offset) / scale, per dimension; z-scores and quantile ranges are both of this
+    form.
+
+    Raises:
+      ValueError: an offset is not finite or beyond ±1e12, a scale not within 1e-12 to 1e12, or
+        there are more of one than of the other.
+    """
+
+    offset: tuple[float, ...]
+    scale: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.offset) != len(self.scale):
+            raise ValueError(
+                f"A normalizer has {len(self.offset)} offsets but {len(self.scale)} scales; "
+                f"expected one of each for every dimension."
+            )
+        for d, (offset, scale) in enumerate(zip(self.offset, self.scale, strict=True)):
+            if not abs(offset) <= _LARGEST_SCALE:
+                raise ValueError(
+                    f"offset[{d}] is {offset}; expected a finite number up to "
+                    f"±{_LARGEST_SCALE:g}, so compute the statistics again."
+                )
+            if not _SMALLEST_SCALE <= scale <= _LARGEST_SCALE:
+                raise ValueError(
+                    f"scale[{d}] is {scale}; expected a number from {_SMALLEST_SCALE:g} to "
+                    f"{_LARGEST_SCALE:g}, so compute the statistics again."
+                )
+
+    @classmethod
+    def identity(cls, dims: int) -> "Normalizer":
+        """Leaves so many dims as they are."""
+        return cls((0.0,) * dims, (1.0,) * dims)
+
+    def __call__(self, x: Float[np.ndarray, "*b d"]) -> Float[np.ndarray, "*b d"]:
+        return ((x - np.asarray(self.offset)) / np.asarray(self.scale)).astype(np.float32)
+
+    def inverse(self, x: Float[np.ndarray, "*b d"]) -> Float[np.ndarray, "*b d"]:
+        return (x * np.asarray(self.scale) + np.asarray(self.offset)).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Embodiment:
+    """A robot as a dataset describes it: camera names in the order the model sees them, and its
+    scales.
+
+    `relative` tells for each action dim the state dim that the model measures it from, at the
+    moment of the observation, and -1 where it is taken as it is; empty, all are. The scales of
+    actions are those of the differences. (openpi's DeltaActions is `relative[d]` = d where its mask
+    is true.)
+
+    `absent`: cameras that may be missing. `adapter`: conversion between the robot's units and those
+    that are scaled, one of `models.inputs.adapters.ADAPTERS`, or "". `keys`: how the robot's own
+    clients spell an observation.
+
+    Raises:
+      ValueError: `relative` does not name a state dim for each action dim, there are none of these,
+        a name is a path, cannot be printed or stands twice, `absent` names no camera, or there is
+        no such adapter.
+    """
+
+    name: str
+    cameras: tuple[str, ...]
+    state: Normalizer
+    actions: Normalizer
+    relative: tuple[int, ...] = ()
+    absent: tuple[str, ...] = ()
+    adapter: str = ""
+    keys: RawKeys | None = None
+
+    def __post_init__(self) -> None:
+        check_name("An embodiment", self.name, nested=True)
+        for camera in self.cameras:
+            check_name(f"A camera of embodiment '{self.name}'", camera)
+        if len(set(self.cameras)) < len(self.cameras):
+            raise ValueError(
+                f"Embodiment '{self.name}' has cameras {list(self.cameras)}; name each only once."
+            )
+        states, dims = len(self.state.offset), len(self.actions.offset)
+        if not dims:
+            raise ValueError(f"Embodiment '{self.name}' has no action dims; it needs at least one.")
+        wrong = [d for d in self.relative if not -1 <= d < states]
+        if self.relative and (wrong or len(self.relative) != dims):
+            raise ValueError(
+                f"Embodiment '{self.name}': relative is {list(self.relative)}; give for each of "
+                f"{dims} action dims a state dim below {states}, or -1."
+            )
+
+        for camera in self.absent:
+            if camera not in self.cameras:
+                raise ValueError(
+                    f"Embodiment '{self.name}': absent names '{camera}'; its cameras are "
+                    f"{list(self.cameras)}."
+                )
+        if self.adapter and self.adapter not in ADAPTERS:
+            raise ValueError(
+                f"Embodiment '{self.name}': adapter is '{self.adapter}'; known are "
+                f"{list(ADAPTERS)}."
+            )
+        if self.adapter and (states, dims) != ADAPTERS[self.adapter].dims:
+            raise ValueError(
+                f"Embodiment '{self.name}' has {states} state and {dims} action dims; the adapter "
+                f"'{self.adapter}' is for {ADAPTERS[self.adapter].dims}."
+            )
+
+    @property
+    def units(self) -> UnitConversion | None:
+        """Conversion of the robot's units, if it has one."""
+        return ADAPTERS[self.adapter] if self.adapter else None
+
+    def converted(self, state: Float[np.ndarray, "*b s"]) -> Float[np.ndarray, "*b s"]:
+        """The robot's state in the units that are scaled."""
+        return state if self.units is None else self.units.state(state)
+
+    def origin(self, state: Float[np.ndarray, "*b _s"]) -> Float[np.ndarray, "*b 1 _a"]:
+        """Origin of a chunk's relative actions for the robot's state, in the units that are scaled;
+        0 where absolute."""
+        from_state = np.asarray(self.relative)
+        state = self.converted(np.asarray(state, np.float64))
+        return np.where(from_state >= 0, state[..., from_state], 0)[..., None, :]

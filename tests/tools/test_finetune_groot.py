@@ -1,0 +1,161 @@
+"""GR00T-N1.5 fine-tuned in one command from a folder of LeRobot's form, by the preset of its
+released preparation: chat, pictures and rows of embodiments, parts frozen, until it acts."""
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from rich.console import Console
+
+from data.lerobot.writer import DatasetWriter
+from models import load_policy
+from models.load import inspect_params
+from parallel.monitor.metrics import read_metrics
+from tests.helpers.models.groot_whole import lerobots_folder, write_modality
+from tests.helpers.tools.small_run import one_device
+from tools import train
+
+pytestmark = pytest.mark.slow
+QUIET = Console(quiet=True)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory) -> Path:
+    path, rng = tmp_path_factory.mktemp("data") / "robot", np.random.default_rng(0)
+    sizes = {"observation.state": 6, "action": 7}
+    features = {
+        name: {"dtype": "float32", "shape": (d,), "names": [f"joint{i}" for i in range(d)]}
+        for name, d in sizes.items()
+    } | {
+        f"observation.images.{camera}": {
+            "dtype": "video",
+            "shape": (24, 32, 3),
+            "names": ["height", "width", "channels"],
+        }
+        for camera in ("front", "wrist")
+    }
+    with DatasetWriter(path, fps=10, features=features, robot_type="robot") as writer:
+        for i in range(4):
+            state = np.sin(rng.uniform(0, 6, 7) + np.arange(20)[:, None] / 3).astype(np.float32)
+            writer.add_episode(
+                {"observation.state": state[:, :6], "action": state},
+                {
+                    f"observation.images.{camera}": rng.integers(0, 256, (20, 24, 32, 3), np.uint8)
+                    for camera in ("front", "wrist")
+                },
+                ("put the_red mug on the plate", "open the drawer")[i % 2],
+            )
+    write_modality(path / "meta/modality.json")
+    (path / "meta/checksums.json").unlink()
+    return path
+
+
+@pytest.fixture(scope="module")
+def init(tmp_path_factory) -> Path:
+    return lerobots_folder(tmp_path_factory.mktemp("groot") / "base")
+
+
+def options(init: Path) -> list[str]:
+    """Options that shrink the released preset's model to the folder's."""
+    found = []
+    config = inspect_params(init).config
+    for stack in ("vision", "language", "adapter", "dit"):
+        for field in dataclasses.fields(getattr(config, stack)):
+            value = getattr(getattr(config, stack), field.name)
+            if isinstance(value, int) and not isinstance(value, bool):
+                found += [f"--model.{stack}.{field.name.replace('_', '-')}", str(value)]
+        found += [f"--model.{stack}.remat", "none"]
+    names = ("image_size", "vocabulary", "image_token", "embodiments", "state_dim", "action_dim")
+    for name in (*names, "horizon", "future_tokens", "positions", "hidden"):
+        found += [f"--model.{name.replace('_', '-')}", str(getattr(config, name))]
+    return [*found, "--model.compute.dtype", "float32"]
+
+
+def command(dataset: Path, init: Path, out: Path, *more: str) -> None:
+    paths, config, _ = train.parse(
+        [
+            *("--data", str(dataset), "--preset", "groot", "--init", str(init), "--out", str(out)),
+            *("--trainer.steps", "2", "--trainer.save-every", "2", "--trainer.eval-every", "0"),
+            *("--trainer.log-every", "1", "--rows.number", "2", "--rows.samples", "2"),
+            *("--optimizer.warmup-steps", "1", "--mesh.data", "1", "--data.encoding", "raw"),
+            *options(init),
+            *more,
+        ]
+    )
+    with one_device():
+        assert train.run(paths, config, QUIET).finished
+
+
+@pytest.fixture(scope="module")
+def tuned(dataset, init, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("run") / "tuned"
+    frozen = ("--optimizer.rate-factors", "@llm", "0", "@visual", "0", ".", "1")
+    command(dataset, init, out, "--embodiment", "new_embodiment", *frozen)
+    return out
+
+
+def test_a_step_at_the_released_preparation_trains_the_robots_row_and_leaves_what_is_frozen(
+    init, tuned
+):
+    rows = [row for row in read_metrics(tuned) if "loss" in row]
+    assert len(rows) == 2
+    assert all(np.isfinite(row["loss"]) for row in rows)
+    before, after = load_policy(init), load_policy(tuned)
+    assert after.model.config.projectors == (31,)
+    moved = jax.tree.map(lambda a, b: np.abs(a - b), before.params, after.params)
+    for part in ("vision", "language", "embedding"):
+        assert max(x.max() for x in jax.tree.leaves(moved[part])) == 0
+    kernel = moved["action_encoder"]["action"]["kernel"].max(axis=(1, 2))
+    assert kernel[31] > 0
+    assert kernel[:31].max() < 1e-5 * kernel[31] + 1e-7
+
+
+def test_what_was_fine_tuned_prepares_as_its_base_and_acts(init, tuned):
+    base, after = load_policy(init).processor, load_policy(tuned)
+    for name in ("bpe", "chat", "resize", "text_limit"):
+        assert getattr(after.processor, name) == getattr(base, name)
+    (robot,) = after.processor.embodiments
+    assert robot.cameras == ("front", "wrist")  # as modality.json calls them
+    pictures = np.zeros((1, 2, 24, 32, 3), np.uint8)
+    chunk = after.act((pictures, np.zeros((1, 6))), ["open the drawer"], keys=[(0, 0)])
+    assert chunk.shape == (1, 16, 7)
+    assert np.isfinite(chunk).all()
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ((), "say which of them the data shows: --embodiment new_embodiment"),
+        (("--embodiment", "my_robot"), "GR00T knows no embodiment 'my_robot'"),
+        (("--embodiment", "gr1", "so100"), "there are 1 embodiments, but model.projectors gives"),
+    ],
+)
+def test_robots_that_the_model_has_no_row_for_are_refused(dataset, init, tmp_path, more, told):
+    with pytest.raises(ValueError, match=told):
+        command(dataset, init, tmp_path / "run", *more)
+
+
+@pytest.mark.parametrize(
+    ("harm", "told"),
+    [
+        (('"end": 7', '"end": 9'), r"action.gripper is 6 to 9, but the dataset's action has 7"),
+        (('"start": 6', '"start": 5'), r"action are dims \[0, 1, .*; only all of them"),
+        (('images.front', 'images.head'), r"cameras is .*observation.images.head"),
+    ],
+)  # fmt: skip
+def test_a_modality_that_does_not_fit_the_dataset_is_refused(dataset, init, tmp_path, harm, told):
+    other = tmp_path / "other"
+    shutil.copytree(dataset, other)
+    file = other / "meta/modality.json"
+    file.write_text(file.read_text().replace(*harm))
+    with pytest.raises(ValueError, match=told):
+        command(other, init, tmp_path / "run", "--embodiment", "new_embodiment")
+
+
+def test_a_base_without_a_tokenizer_asks_for_one(dataset, tmp_path):
+    bare = lerobots_folder(tmp_path / "base", tokenizer=False)
+    with pytest.raises(ValueError, match="--tokenizer FOLDER, that of Eagle's processor"):
+        command(dataset, bare, tmp_path / "run", "--embodiment", "new_embodiment")

@@ -1,0 +1,100 @@
+"""A folder with its card put on the Hugging Face hub or into a bucket, for the commands that push.
+
+Nothing that is there is replaced unless it is asked for, and a repository that is made is private.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from models.files import hub
+from models.files.bucket import Bucket
+from models.terminal import Console
+
+
+@dataclass(frozen=True)
+class PushOptions:
+    """Terms on which something is pushed."""
+
+    license: str | None = None
+    """Identifier of the licence, such as apache-2.0, cc-by-4.0 or other; asked for if not given."""
+    revision: str | None = None
+    """Branch of the hub's repository, made if need be; main if not given."""
+    public: bool = False
+    """Make a new repository public; one that is there stays as it is."""
+    replace: bool = False
+    """Put this in the place of what the repository or folder holds."""
+
+
+def push(
+    folder: Path,
+    names: Sequence[str],
+    url: str,
+    card: str,
+    options: PushOptions,
+    *,
+    kind: hub.Kind,
+    tag: str | None = None,
+) -> str:
+    """Puts files of a folder and a card there; returns where they can be seen. The last of `names`
+    goes last, so that it can mark the others whole.
+
+    Raises:
+      ValueError: there is something else already, or the URL is neither the hub's nor a bucket's.
+      OSError: access is refused, or the upload failed.
+    """
+    if url.startswith("hf://"):
+        return hub.push(
+            folder,
+            names,
+            url,
+            card,
+            kind=kind,
+            private=not options.public,
+            replace=options.replace,
+            revision=options.revision,
+            tag=tag,
+        )
+    if "://" not in url:
+        raise ValueError(f"{url} is no URL; give hf://org/name, s3://… or gs://….")
+    if options.revision:
+        raise ValueError(f"{url}: a bucket has no revisions; leave --revision out.")
+    bucket = Bucket(url.rstrip("/"))
+    held = bucket.list()
+    if held and not options.replace:
+        raise ValueError(
+            f"{url} holds {len(held)} files already, such as {min(held)[:80]!r}; give another "
+            "place, or --replace to put this there instead."
+        )
+    bucket.remove(sorted(held, key=lambda name: not name.endswith("digests.json")))
+    bucket.put(folder, names[:-1])
+    bucket.write("README.md", card.encode())
+    bucket.put(folder, names[-1:])
+    return url
+
+
+def licence(options: PushOptions, console: Console) -> str:
+    """The licence's identifier, asked for at a terminal.
+
+    Raises:
+      ValueError: none was given.
+    """
+    given = options.license
+    if given is None and console.is_terminal and sys.stdin.isatty():
+        given = console.input("Licence (apache-2.0, cc-by-4.0, …, other): ")
+    if not (given or "").strip():
+        raise ValueError(
+            "Under which licence may others use this? Give --license, such as apache-2.0, "
+            "cc-by-4.0 or other."
+        )
+    return str(given).strip()
+
+
+def own_version() -> str:
+    """Version of Chiliad."""
+    try:
+        return version("chiliad")
+    except PackageNotFoundError:
+        return "from a clone"

@@ -1,0 +1,413 @@
+"""Tokens that a policy learns to predict, made ready by its data: the FAST tokenizer of its action
+chunks, the words of its subtasks, and the places that a sample needs for both.
+
+Every chunk is spelt once before training begins, so that none turns out too long, or not to be
+spelt, in the middle of a run.
+"""
+
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Float32, Int
+
+from data import Dataset, open_dataset
+from data.dataset import subtasks_of
+from data.files import cached
+from data.files.folder import open_folder
+from data.frames import Frames
+from data.lerobot.dataset import LeRobotDataset
+from data.mixture.blocks import read_blocks
+from data.mixture.mixed import Mixed, mix
+from data.mixture.mixture import DatasetConfig, read_mixture
+from data.mixture.trust import Consent, remembered
+from data.store.convert import DESCRIPTION
+from data.store.numbers import open_numbers
+from data.store.store import Store, open_store
+from models import Processor, Scaling
+from models.inputs.fast import Fast
+from models.inputs.tokenizer import SMALLEST_VOCABULARY
+from models.terminal import Console, Progress
+from tools.recipes.presets import RunConfig
+
+VOCABULARY = 1024
+"""Tokens that a FAST tokenizer is trained to have, where there is room."""
+
+_Chunk = tuple[str, int, int, Float32[np.ndarray, "h d"]]
+"""Dataset, episode and frame, and the chunk that begins there."""
+
+_TRAINED_ON = 1 << 16
+_SHOWN = 1 << 10
+_SPECIAL = 128
+"""Last words of PaliGemma's vocabulary, which FAST's tokens leave alone (openpi)."""
+
+
+class SpellingFigures(NamedTuple):
+    """Spelling of chunks by a FAST tokenizer. `tokens`: of a chunk on average, and at most;
+    `values`: numbers of a chunk; `error`: root of the mean squared difference between a chunk and
+    what its tokens decode to, in normalised units."""
+
+    chunks: int
+    tokens: float
+    longest: int
+    values: int
+    error: float
+
+    @property
+    def compression(self) -> float:
+        """Numbers of a chunk to a token."""
+        return self.values / self.tokens
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """Chunks of the training and the held-out episodes of a mixture, to be spelt in tokens."""
+
+    mixed: Mixed
+    processor: Processor
+
+    def chunks(self) -> Iterator[_Chunk]:
+        """Every chunk, as action tokens spell it."""
+        mixed = self.mixed
+        for number, feed in enumerate(mixed.feeds):
+            episodes = np.concatenate([mixed.training[number], mixed.held_out[number]])
+            for block in read_blocks([feed], [episodes]):
+                _, chunks, masks = self.processor.numbers(
+                    block.state, block.chunk, block.valid, embodiment=feed.embodiment
+                )
+                places = zip(block.episode.tolist(), block.frame.tolist(), strict=True)
+                for place, chunk, mask in zip(places, chunks, masks, strict=True):
+                    held = self.processor.held_chunk(chunk, mask, feed.embodiment)
+                    yield mixed.names[number], *place, held
+
+    @property
+    def total(self) -> int:
+        """Number of chunks."""
+        groups = (self.mixed.training, self.mixed.held_out)
+        return sum(
+            int(feed.frames.lengths[episodes].sum())
+            for group in groups
+            for feed, episodes in zip(self.mixed.feeds, group, strict=True)
+        )
+
+
+def prepared_targets(
+    mixed: Mixed,
+    processor: Processor,
+    config: RunConfig,
+    console: Console,
+    cache: Path,
+    fast: Path | None = None,
+    begun: Processor | None = None,
+) -> tuple[Processor, int]:
+    """The processor with what the model's cross-entropies need, and the places that a sample has
+    for targets.
+
+    Args:
+      cache: folder that keeps a tokenizer which had to be trained, and lengths.
+      fast: folder of a FAST tokenizer; the one that the policy was begun with, or else one trained
+        on the training episodes, if None.
+      begun: processor of the policy to begin from.
+
+    Raises:
+      ValueError: the data have no subtasks, a chunk cannot be spelt, a sample needs more places
+        than `model.targets`, or the vocabulary has no room.
+      FileNotFoundError: `fast` is no FAST tokenizer.
+    """
+    weights = config.model.cross_entropies
+    if fast is not None and "action_tokens" not in weights:
+        raise ValueError(
+            f"--fast is {fast}, but no action tokens are learnt; give --model.action-token-loss "
+            "above 0, or leave --fast out."
+        )
+    if not weights:
+        return processor, 0
+    longest_words = 0
+    if "text" in weights:
+        longest_words = _longest_subtask(mixed, processor, weights["text"])
+        processor = replace(processor, subtask_limit=longest_words)
+    longest_chunk = 0
+    if "action_tokens" in weights:
+        processor, where, longest_chunk = _with_fast(
+            mixed, processor, config, console, cache, fast, begun
+        )
+    needed, given = longest_words + longest_chunk, config.model.targets
+    if given and needed > given:
+        of_words = f"a subtask of up to {longest_words} tokens" if longest_words else ""
+        of_chunk = f"the {longest_chunk} action tokens of {where}" if longest_chunk else ""
+        raise ValueError(
+            f"model.targets is {given}, but {' and '.join(filter(None, (of_words, of_chunk)))} "
+            f"need {needed}; raise it, or leave it at 0 to take what the data need."
+        )
+    return processor, given or needed
+
+
+def words_left(config: RunConfig, fast: Fast | None) -> int:
+    """Ids that a word list may take beside FAST's tokens; of a tokenizer yet to be trained, as many
+    as its smallest vocabulary leaves.
+
+    Raises:
+      ValueError: there is no room for the bytes of words.
+    """
+    vocabulary = config.model.vocabulary
+    if "action_tokens" not in config.model.cross_entropies:
+        return vocabulary
+    size = fast.size if fast is not None else Fast.smallest(config.model.horizon)
+    if vocabulary - size < SMALLEST_VOCABULARY:
+        raise ValueError(
+            f"model.vocabulary is {vocabulary}, but {size} FAST tokens and {SMALLEST_VOCABULARY} "
+            "ids of bytes and special tokens need more; raise it, or give a smaller --fast."
+        )
+    return vocabulary - size
+
+
+def subtask_texts(mixed: Mixed) -> list[str]:
+    """Subtasks of all datasets, each once."""
+    found = (subtasks_of(feed.frames) for feed in mixed.feeds)
+    return list(dict.fromkeys(text for told in found if told is not None for text in told.texts))
+
+
+def _longest_subtask(mixed: Mixed, processor: Processor, weight: float) -> int:
+    """Tokens of the longest subtask that any dataset has."""
+    if not (texts := subtask_texts(mixed)):
+        raise ValueError(
+            f"model.text_loss is {weight}, but {', '.join(mixed.names)} has no subtasks to say; "
+            "give data with subtask_index and meta/subtasks.parquet (docs/insulation.md), name "
+            "their column as 'subtasks' in a mixture, or set the loss to 0."
+        )
+    return max(len(processor.subtask_tokens(text)) for text in texts)
+
+
+def _with_fast(
+    mixed: Mixed,
+    processor: Processor,
+    config: RunConfig,
+    console: Console,
+    cache: Path,
+    folder: Path | None,
+    begun: Processor | None,
+) -> tuple[Processor, str, int]:
+    """The processor with its FAST tokenizer, and the sample with most action tokens."""
+    spelling = Spelling(mixed, processor)
+    given = None if folder is None else Fast.load(folder)
+    before = begun.fast if begun is not None else None
+    if before is not None and given is not None and before != given:
+        raise ValueError(
+            f"{folder} is another FAST tokenizer than the one that the policy of --init learnt "
+            "its action tokens with; leave --fast out to keep that one."
+        )
+    fast = before or given
+    key = hashlib.sha256(
+        repr((mixed.digest, mixed.embodiments, config.model.horizon)).encode()
+    ).hexdigest()[:16]
+    if fast is None:
+        vocabulary = config.model.vocabulary
+        room = vocabulary - processor.tokenizer.size
+        if processor.sentencepiece:
+            room = vocabulary - 1 - _SPECIAL
+        kept = cache / f"fast-{key}-{min(VOCABULARY, room)}"
+        if not kept.is_dir():
+            _train_into(kept, spelling, min(VOCABULARY, room), console)
+        fast = Fast.load(kept)
+        console.print(
+            f"FAST tokenizer of {fast.size} tokens trained on the training episodes' chunks: "
+            f"{kept}",
+            soft_wrap=True,
+        )
+    top = config.model.vocabulary - 1 - (_SPECIAL if processor.sentencepiece else 0)
+    if before is not None and begun is not None:
+        top = begun.fast_top
+    spelt = replace(processor, fast=fast, fast_top=top)
+    digest = hashlib.sha256(repr((key, fast)).encode()).hexdigest()[:16]
+    counted = cache / f"action-tokens-{digest}.json"
+    if not counted.is_file():
+        cached.write_json(counted, _longest_chunk(spelling, fast, console))
+    where, tokens = cached.read_json(counted)
+    return spelt, where, tokens + 2
+
+
+def _train_into(folder: Path, spelling: Spelling, vocabulary: int, console: Console) -> None:
+    """Trains a tokenizer; the folder appears when it is whole."""
+    try:
+        fast = trained(spelling, vocabulary, console=console)
+    except ValueError as error:
+        raise ValueError(
+            f"model.vocabulary leaves {vocabulary} ids to a FAST tokenizer, which are too few "
+            f"({error}); raise model.vocabulary, or give --fast a coarser one (tools.data fast)."
+        ) from None
+    robots = spelling.processor.embodiments
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".making-"))
+    try:
+        dims = len(robots[0].actions.offset)
+        fast.save(scratch / "fast", spelling.processor.horizon, dims)
+        (scratch / "fast").rename(folder)
+    finally:
+        shutil.rmtree(scratch)
+
+
+def trained(
+    spelling: Spelling, vocabulary: int, scale: float = 10.0, console: Console | None = None
+) -> Fast:
+    """A FAST tokenizer for these chunks: of up to 65,536 of the training episodes', evenly, and of
+    those that reach furthest of all, so that each of them can be spelt.
+
+    Raises:
+      ValueError: `vocabulary` has no room for the coefficients alone.
+    """
+    every = -(-spelling.total // _TRAINED_ON)
+    chosen, furthest, reach = [], [], 0
+    training = {
+        name: set(episodes.tolist())
+        for name, episodes in zip(spelling.mixed.names, spelling.mixed.training, strict=True)
+    }
+    with _bar(console, "Reading chunks", spelling) as chunks:
+        for number, (name, episode, _, chunk) in enumerate(chunks):
+            if (own := Fast.reach(chunk, scale)) > reach:
+                reach = own
+                furthest.append(chunk)
+            if number % every == 0 and episode in training[name]:
+                chosen.append(chunk)
+    return Fast.train([*chosen, *furthest], vocabulary, scale)
+
+
+def measured(spelling: Spelling, fast: Fast, console: Console | None = None) -> SpellingFigures:
+    """Spells every chunk and decodes it again.
+
+    Raises:
+      ValueError: a chunk cannot be spelt; names it.
+    """
+    chunks = values = tokens = longest = 0
+    squares = 0.0
+    with _bar(console, "Spelling chunks", spelling) as told:
+        for name, episode, frame, chunk in told:
+            ids = _spelt(fast, chunk, name, episode, frame)
+            squares += float(((fast.decode(ids, *chunk.shape) - chunk) ** 2).sum())
+            chunks, values, tokens = chunks + 1, values + chunk.size, tokens + len(ids)
+            longest = max(longest, len(ids))
+    error = float(np.sqrt(squares / values))
+    return SpellingFigures(chunks, tokens / chunks, longest, values // chunks, error)
+
+
+@contextmanager
+def opened(
+    data: str,
+    *,
+    horizon: int,
+    action_scaling: Scaling,
+    holdout: float,
+    seed: int,
+    console: Console,
+    consent: Consent = remembered,
+) -> Iterator[Spelling]:
+    """The chunks of a dataset, frame store or mixture as training with these settings shows them,
+    without its pictures.
+
+    Raises:
+      ValueError, FileNotFoundError: as `data.mixture.mixed.mix`.
+    """
+    mixture = read_mixture(data, consent)
+    with tempfile.TemporaryDirectory(prefix="chiliad-") as scratch:
+        with Progress(console=console, transient=True) as progress:
+            progress.add_task("Reading numbers", total=None)
+            frames = [
+                _numbers(open_own(config, console), Path(scratch) / str(number))
+                for number, config in enumerate(mixture.datasets)
+            ]
+            mixed = mix(
+                mixture,
+                frames,
+                horizon,
+                holdout=holdout,
+                seed=seed,
+                cache=Path(scratch) / "statistics",
+                action_scaling=action_scaling,
+            )
+        robots = mixed.embodiments
+        processor = Processor(
+            image_size=1,
+            state_dim=max(1, *(len(robot.state.offset) for robot in robots)),
+            action_dim=max(1, *(len(robot.actions.offset) for robot in robots)),
+            horizon=horizon,
+            state_input="none",
+            words=(),
+            embodiments=robots,
+        )
+        yield Spelling(mixed, processor)
+
+
+def open_own(config: DatasetConfig, console: Console) -> Dataset | Store:
+    """A dataset of a mixture, with the column that tells its subtasks, or a frame store.
+
+    Raises:
+      ValueError, FileNotFoundError: there is none, or it has no such column.
+    """
+    if open_folder(config.path).exists(DESCRIPTION):
+        if config.subtasks:
+            raise ValueError(
+                f"{config.path}: is a frame store, made with the subtasks that its dataset told, "
+                f"but 'subtasks' names the column '{config.subtasks}'; give the dataset itself."
+            )
+        with Progress(console=console, transient=True) as progress:
+            task = progress.add_task("Comparing columns", total=None)
+            return open_store(
+                config.path,
+                lambda done, total: progress.update(task, completed=done, total=total),
+            )
+    dataset = open_dataset(config.path)
+    if not config.subtasks:
+        return dataset
+    if not isinstance(dataset, LeRobotDataset):
+        raise ValueError(
+            f"{config.path}: 'subtasks' names the column '{config.subtasks}', but only a LeRobot "
+            "dataset is told by a column; leave it out."
+        )
+    return dataset.telling(config.subtasks)
+
+
+def _numbers(dataset: Dataset | Store, scratch: Path) -> Frames:
+    return dataset if isinstance(dataset, Store) else open_numbers(dataset, scratch)
+
+
+def _longest_chunk(spelling: Spelling, fast: Fast, console: Console) -> list[Any]:
+    """The sample whose chunk takes most tokens, and their number."""
+    found: list[Any] = ["", 0]
+    with _bar(console, "Spelling chunks", spelling) as told:
+        for name, episode, frame, chunk in told:
+            tokens = len(_spelt(fast, chunk, name, episode, frame))
+            if tokens > found[1]:
+                found = [f"{name}, episode {episode}, frame {frame}", tokens]
+    return found
+
+
+def _spelt(
+    fast: Fast, chunk: Float[np.ndarray, "h d"], name: str, episode: int, frame: int
+) -> Int[np.ndarray, " t"]:
+    try:
+        return fast.encode(chunk)
+    except ValueError as error:
+        raise ValueError(f"{name}, episode {episode}, frame {frame}: {error}") from None
+
+
+@contextmanager
+def _bar(console: Console | None, what: str, spelling: Spelling) -> Iterator[Iterator[_Chunk]]:
+    """The chunks, counted on the console."""
+    if console is None:
+        yield spelling.chunks()
+        return
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task(what, total=spelling.total)
+
+        def counted() -> Iterator[_Chunk]:
+            for number, chunk in enumerate(spelling.chunks()):
+                if number % _SHOWN == 0:
+                    progress.update(task, completed=number)
+                yield chunk
+
+        yield counted()
