@@ -2,6 +2,8 @@
 what other codes are given of it."""
 
 from dataclasses import replace
+from functools import reduce
+from operator import getitem
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +13,9 @@ import pytest
 from models import load_policy
 from models.groot import lora as groot_lora
 from models.layers.layers import Lora
-from models.layers.quantized import quantize
+from models.layers.quantized import dequantize, quantize
 from models.load import begin_from, like_model
-from models.model import init_params
 from tests.helpers.models.openpi_numbers import FIXTURES, TOLD, observation
-from tools.bench.models.fp8 import random_batch
 from tools.convert_checkpoint import convert
 from tools.recipes.prepare import check_model
 from tools.recipes.presets import GROOT_TINY, PRESETS, TINY
@@ -65,15 +65,16 @@ def test_a_policy_on_few_bits_is_exported_with_its_adapters_folded_in(released, 
         arrays = dict(file)
     seen, noise = observation(arrays), arrays["sample_noise"]
     acted = policy.infer(seen, noise)["actions"]
-    assert np.abs(acted - released.infer(seen, noise)["actions"]).max() > 1e-2
     convert(policy, tmp_path / "theirs", "openpi")
     again = load_policy(tmp_path / "theirs", **TOLD["pi05"], relative=())
     assert not again.model.config.adapted
+    up, before = (p.params["vision"]["blocks"]["up"]["kernel"] for p in (again, released))
+    assert np.abs(np.asarray(up) - before).max() > 1e-2
     np.testing.assert_allclose(again.infer(seen, noise)["actions"], acted, rtol=0, atol=1e-4)
     convert(policy, tmp_path / "ours", "chiliad")
     served = load_policy(tmp_path / "ours")
     assert served.model.config.compute.quantized_kind == "nf4"
-    np.testing.assert_allclose(served.infer(seen, noise)["actions"], acted, rtol=0, atol=1e-6)
+    jax.tree.map(np.testing.assert_array_equal, served.params, policy.params)
     with pytest.raises(ValueError, match=r"keeps the kernels at .* in nf4, but f32 was asked for"):
         begin_from(tmp_path / "ours", released.model, like_model(released.model), 0)
     bare = replace(policy, model=released.model.config.computing(quantized=LANGUAGE).build())
@@ -94,6 +95,9 @@ def test_kernels_in_few_bits_that_would_move_are_refused():
     check_model(replace(moving, optimizer=frozen))
     with pytest.raises(ValueError, match="No kernel's path matches 'vlm'"):
         check_model(replace(TINY, model=TINY.model.computing(quantized="vlm"), optimizer=frozen))
+    alone = replace(TINY.optimizer, rate_factors=(("lora_[ab]$", 1.0), (".", 0.0)))
+    with pytest.raises(ValueError, match=r"'lora_\[ab\]\$', but the model has no adapters"):
+        check_model(replace(moving, optimizer=alone))
     float8 = replace(moving, model=model.computing(fp8="current"), optimizer=frozen)
     with pytest.raises(ValueError, match=r"model.compute.fp8 is 'current'.*set it to none"):
         check_model(float8)
@@ -104,20 +108,28 @@ def test_the_presets_freeze_what_they_keep_in_few_bits(name):
     check_model(PRESETS[name])
 
 
-def test_groots_adapters_on_few_bits_fold_into_the_same_function():
-    pattern, lora = PRESETS["groot-qlora"].model.compute.quantized, Lora(2, 2.0)
-    stacks = {
-        name: replace(getattr(GROOT_TINY.model, name), lora=lora)
-        for name in ("vision", "language", "adapter", "dit")
-    }
-    config = GROOT_TINY.model.changed(**stacks).computing(quantized=pattern, quantized_kind="nf4")
-    key = jax.random.key(0)
-    params = jax.tree.map(
-        lambda x: x + 0.02 if x.dtype == jnp.float32 else x, init_params(config.build(), key)
+def test_groots_adapters_on_few_bits_fold_into_the_kernels_of_every_stack():
+    tiny, lora = GROOT_TINY.model, Lora(2, 4.0)
+    names = ("vision", "language", "adapter", "dit")
+    stacks = {name: replace(getattr(tiny, name), lora=lora) for name in names}
+    pattern = PRESETS["groot-qlora"].model.compute.quantized
+    config = tiny.changed(**stacks).computing(quantized=pattern, quantized_kind="nf4")
+    rng, key = np.random.default_rng(0), jax.random.key(0)
+    whole = jax.tree.map(
+        lambda x: rng.normal(size=x.shape).astype(x.dtype),
+        jax.eval_shape(config.build().init, key),
     )
-    merged, folded = groot_lora.merge(config, params)
-    assert not merged.adapted
-    batch = random_batch(config, rows=1, samples=2)
-    cases = ((config, params), (merged, folded))
-    losses = [float(jax.jit(c.build().loss)(p, batch, key)[0]) for c, p in cases]
-    np.testing.assert_allclose(*losses, rtol=1e-5)
+    params = jax.jit(lambda p: quantize(p, pattern, "nf4"))(whole)
+    merged = groot_lora.merge(config, params)[0]
+    folded = jax.jit(lambda p: groot_lora.merge(config, p)[1])(params)
+    assert not merged.compute.quantized
+    plain = jax.eval_shape(merged.build().init, key)
+    assert jax.tree.map(jnp.shape, folded) == jax.tree.map(jnp.shape, plain)
+    for path in (
+        "vision/blocks/up", "language/layers/mlp/gate", "adapter/blocks/down",
+        "dit/cross_blocks/up", "dit/self_blocks/down",
+    ):  # fmt: skip
+        before, after = (reduce(getitem, path.split("/"), tree) for tree in (params, folded))
+        base = dequantize(f"{path}/kernel", before["kernel"])
+        expected = base + 2 * before["lora_a"] @ before["lora_b"]
+        np.testing.assert_allclose(after["kernel"], expected, rtol=1e-4, atol=1e-5)

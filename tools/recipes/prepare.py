@@ -191,19 +191,27 @@ def check_model(config: RunConfig) -> None:
     """Refuses what this command cannot train.
 
     Raises:
-      ValueError: kernels in few bits would move.
+      ValueError: kernels in few bits would move, or the adapters to train on them are missing.
     """
     if config.model.compute.quantized:
         _check_frozen(config)
 
 
 def _check_frozen(config: RunConfig) -> None:
-    """Raises ValueError unless kernels in few bits stay as they are."""
+    """Raises ValueError unless kernels in few bits stay as they are and something else learns."""
     model, compute = config.model.build(), config.model.compute
     if compute.fp8 != "none":
         raise ValueError(
             f"model.compute.fp8 is '{compute.fp8}', but kernels at {compute.quantized!r} are kept "
             f"in {compute.quantized_kind}, whose products are not in float8; set it to none."
+        )
+    named = [pattern for pattern, _ in config.optimizer.rate_factors if "lora_" in pattern]
+    if named and not config.model.adapted:
+        raise ValueError(
+            f"optimizer.rate_factors has {named[0]!r}, but the model has no adapters to train on "
+            f"kernels in {compute.quantized_kind}; end the command with those that its config "
+            f"lists, such as model.vision.lora:lora, or take a preset that has them, such as "
+            f"pi05-qlora."
         )
     params = jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
     moving = select(with_groups(config.optimizer, model.groups), params)[0]

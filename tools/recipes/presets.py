@@ -191,12 +191,13 @@ _ADAPTERS = (("lora_[ab]$", 1.0), (r"^(action|state|time)_", 1.0), (".", 0.0))
 """Adapters and the small layers around the action expert learn; all else is frozen."""
 _LORA = Lora(16, 16.0)
 
+_PI05: Any = PI05.model
 PI05_QLORA = replace(
     PI05,
-    model=PI05.model.changed(
-        vision=SiglipConfig(remat="full", lora=_LORA),
-        language=replace(GEMMA_2B, remat="full", attention_lora=_LORA, mlp_lora=_LORA),
-        expert=replace(GEMMA_300M, remat="full", attention_lora=_LORA, mlp_lora=_LORA),
+    model=_PI05.changed(
+        vision=replace(_PI05.vision, lora=_LORA),
+        language=replace(_PI05.language, attention_lora=_LORA, mlp_lora=_LORA),
+        expert=replace(_PI05.expert, attention_lora=_LORA, mlp_lora=_LORA),
         compute=Compute(
             quantized=r"^(vision/blocks|(language|expert)/layers/(attention|mlp))/",
             quantized_kind="nf4",
@@ -210,13 +211,14 @@ PI05_QLORA = replace(
 """π0.5 on one GPU of 24 GB: adapters in every stack, trained on a frozen base in 4 bits
 (docs/qlora.md)."""
 
+_GROOT: Any = GROOT.model
 GROOT_QLORA = replace(
     GROOT,
-    model=GROOT.model.changed(
-        vision=SiglipConfig(remat="full", lora=_LORA),
-        language=QwenConfig(remat="full", lora=_LORA),
-        adapter=replace(GrootConfig().adapter, remat="full", lora=_LORA),
-        dit=replace(GrootConfig().dit, remat="full", lora=_LORA),
+    model=_GROOT.changed(
+        vision=replace(_GROOT.vision, lora=_LORA),
+        language=replace(_GROOT.language, lora=_LORA),
+        adapter=replace(_GROOT.adapter, lora=_LORA),
+        dit=replace(_GROOT.dit, lora=_LORA),
         compute=Compute(quantized=GrootConfig.quantizable, quantized_kind="nf4"),
     ),
     rows=RowsConfig(number=4, samples=4),

@@ -1,21 +1,22 @@
 """The small π0.5 with adapters in every stack, on a frozen base that is kept in few bits."""
 
+import functools
 from dataclasses import replace
 from typing import Any
 
 import jax
 
 from models.layers.layers import Lora
-from models.layers.quantized import is_quantized, quantize_kernel
+from models.layers.quantized import quantize
 from models.model import init_params
 from models.pi.model import Pi, PiConfig
-from models.sharding import path_name
-from parallel.optimizer import OptimizerConfig
 from tests.helpers.parallel import small_pi
 
 BLOCKS = r"^(vision/blocks|(language|expert)/layers/(attention|mlp))/"
 ADAPTERS = (("lora_[ab]$", 1.0), (".", 0.0))
-OPTIMIZER = replace(small_pi.OPTIMIZER, learning_rate=3e-3, rate_factors=ADAPTERS)
+OPTIMIZER = replace(
+    small_pi.OPTIMIZER, learning_rate=3e-3, rate_factors=ADAPTERS, frozen_dtype="bfloat16"
+)
 
 
 def adapted(kind: Any = None, config: PiConfig = small_pi.CONFIG) -> PiConfig:
@@ -38,20 +39,11 @@ class Kept:
         self.loss = self.model.loss
 
 
+@functools.cache
 def parameters(config: PiConfig) -> Any:
-    """`small_pi.parameters`, whose kernels are kept as the config says."""
-    whole = small_pi.parameters(config)
-    if not config.compute.quantized:
+    """`small_pi.parameters`, whose kernels are kept as the config says (numpy)."""
+    whole, kept = small_pi.parameters(config), config.compute
+    if not kept.quantized:
         return whole
-    like = jax.eval_shape(Kept(config).init, jax.random.key(0))
-
-    def leaf(path: Any, small: Any, kernel: Any) -> Any:
-        if not is_quantized(small):
-            return kernel
-        return quantize_kernel(path_name(path), kernel, config.compute.quantized_kind)
-
-    return jax.tree_util.tree_map_with_path(leaf, like, whole, is_leaf=is_quantized)
-
-
-def optimizer(**changes: Any) -> OptimizerConfig:
-    return replace(OPTIMIZER, **changes)
+    small = jax.jit(lambda p: quantize(p, kept.quantized, kept.quantized_kind))(whole)
+    return jax.device_get(small)

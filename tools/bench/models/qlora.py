@@ -14,10 +14,10 @@ from parallel.planning.deviceless import CompiledStep, compile_step
 from tools.recipes.presets import PRESETS, RunConfig
 
 SAMPLES, CAMERAS, TEXT = 4, 3, 64
-"""A row has so many samples, each of so many pictures and tokens of text."""
+"""A row has at most so many samples, each of so many pictures and tokens of text."""
 GPU_BYTES = 24e9
 BASES = ("float32", "bfloat16", "float8", "int8", "nf4")
-_CASES = (("pi05-qlora", 1), ("pi05-qlora", 4), ("groot-qlora", 1), ("groot-qlora", 4))
+_CASES = tuple((preset, n) for n in (4, 1, 16) for preset in ("pi05-qlora", "groot-qlora"))
 
 
 def with_base(config: RunConfig, base: str) -> RunConfig:
@@ -32,13 +32,11 @@ def with_base(config: RunConfig, base: str) -> RunConfig:
     return replace(config, model=model, optimizer=replace(config.optimizer, frozen_dtype=frozen))
 
 
-def compiled(config: RunConfig, rows: int) -> CompiledStep:
-    """The training step on so many rows on one H100."""
-    model = config.model.build()
-    places = SAMPLES * (CAMERAS * config.model.tokens_per_image + TEXT)
-    layout = config.model.layout(
-        prefix=places, samples=SAMPLES, images=SAMPLES * CAMERAS, text=SAMPLES * TEXT
-    )
+def compiled(config: RunConfig, samples: int) -> CompiledStep:
+    """The training step on so many samples on one H100."""
+    model, row = config.model.build(), min(samples, SAMPLES)
+    places = row * (CAMERAS * config.model.tokens_per_image + TEXT)
+    layout = config.model.layout(prefix=places, samples=row, images=row * CAMERAS, text=row * TEXT)
     optimizer = replace(config.optimizer, decay_steps=config.optimizer.warmup_steps + 1)
     return compile_step(
         _Kept(model),
@@ -46,7 +44,7 @@ def compiled(config: RunConfig, rows: int) -> CompiledStep:
         model.sharding_rules,
         MeshConfig(),
         layout,
-        rows,
+        samples // row,
         topology="1x1x1",
     )
 
@@ -54,10 +52,10 @@ def compiled(config: RunConfig, rows: int) -> CompiledStep:
 def run(console: Console) -> dict[str, Any]:
     """Compiles every case; the ratio is that of π0.5's bytes at peak with f32 to those with NF4."""
     found: dict[str, dict[str, float]] = {}
-    for preset, rows in _CASES:
+    for preset, samples in _CASES:
         for base in BASES:
-            memory = compiled(with_base(PRESETS[preset], base), rows).memory
-            name = f"{preset}, {rows * SAMPLES} samples, {base}"
+            memory = compiled(with_base(PRESETS[preset], base), samples).memory
+            name = f"{preset}, {samples} samples, {base}"
             found[name] = {"state": memory.arguments, "peak": memory.peak}
             fits = "fits" if memory.peak < GPU_BYTES else "does not fit"
             console.print(
@@ -65,7 +63,7 @@ def run(console: Console) -> dict[str, Any]:
                 f"{fits} 24 GB",
                 highlight=False,
             )
-    first = f"{_CASES[0][0]}, {_CASES[0][1] * SAMPLES} samples"
+    first = f"{_CASES[0][0]}, {_CASES[0][1]} samples"
     ours, other = (found[f"{first}, {base}"]["peak"] for base in ("nf4", "float32"))
     return {
         "ratio": other / ours,
