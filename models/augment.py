@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt8
 
 from models.inputs.packed_batch import PackedBatch
-from models.model import Model, require
+from models.model import Model, init_params, require
 
 _STREAM = 2**32 - 1
 _TO_YIQ = np.array([[0.299, 0.587, 0.114], [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])
@@ -72,7 +72,7 @@ class Augmented:
     cameras: tuple[tuple[str, ...], ...]
 
     def init(self, key: PRNGKeyArray) -> Any:
-        return self.model.init(key)
+        return init_params(self.model, key)
 
     def loss(
         self, params: Any, batch: PackedBatch, key: PRNGKeyArray

@@ -30,7 +30,16 @@ from models.inputs.chat import PICTURE
 from models.inputs.fast import Fast
 from models.inputs.processor import Processor
 from models.inputs.tokenizer import SentencePiece
-from models.layers.fp8 import HISTORY_LEAF, quantize
+from models.layers.fp8 import HISTORY_LEAF
+from models.layers.quantized import (
+    Kernel,
+    Kind,
+    Nf4,
+    is_quantized,
+    quantize,
+    quantize_kernel,
+    shape_of,
+)
 from models.model import Model, ModelConfig
 from models.pi import lerobot, openpi
 from models.pi.conventions import ActingOptions, lerobot_policy, openpi_policy, with_names
@@ -127,16 +136,23 @@ class CheckpointInfo:
 
 
 def load_params(path: Path, like: PyTree, found: CheckpointInfo | None = None) -> PyTree:
-    """Only the parameters, as `like` (a tree of ShapeDtypeStructs) places and types them.
+    """Only the parameters, as `like` (a tree of ShapeDtypeStructs) places and types them. Kernels
+    that are in few bits there but not in the checkpoint become so one by one, as they are read.
 
     Raises:
       FileNotFoundError, ValueError: as `load_policy`.
     """
     path = local(path)
     found = inspect_params(path) if found is None else found
+    turned: dict[str, Any] = {}
+    if not found.config.compute.quantized:
+        flat = flatten_dict(like, sep="/")
+        turned = {p: partial(_quantised, p, leaf) for p, leaf in flat.items() if is_quantized(leaf)}
+        whole = {p: _unquantised(leaf) if p in turned else leaf for p, leaf in flat.items()}
+        like = unflatten_dict(whole, sep="/")
     if found.source is None or found.table is None:
-        return own.restore_params(path, "ema", like=like)
-    return read(found.source, found.table, like)
+        return own.restore_params(path, "ema", like, turned)
+    return read(found.source, found.table, like, turned)
 
 
 def begin_from(path: Path, model: Model, like: PyTree, seed: int) -> PyTree:
@@ -148,6 +164,7 @@ def begin_from(path: Path, model: Model, like: PyTree, seed: int) -> PyTree:
     """
     path = local(path)
     found = inspect_params(path)
+    _check_bits(path, found.config, model.config)
     wanted = flatten_dict(like, sep="/")
     held = {path for path in wanted if not _is_fresh(path)}
     if found.config.adapted:
@@ -172,7 +189,10 @@ def like_model(model: Model, dtype: str | None = None, mesh: Mesh | None = None)
         lambda x: jax.ShapeDtypeStruct(x.shape, jnp.dtype(dtype or x.dtype)), shapes
     )
     if model.config.compute.quantized:
-        wanted = jax.eval_shape(partial(quantize, pattern=model.config.compute.quantized), wanted)
+        compute = model.config.compute
+        wanted = jax.eval_shape(
+            lambda params: quantize(params, compute.quantized, compute.quantized_kind), wanted
+        )
     if mesh is None:
         return wanted
     return jax.tree.map(
@@ -236,6 +256,30 @@ def inspect_params(path: Path) -> CheckpointInfo:
             return CheckpointInfo(pi0_fast.config(source, table), None, source, table)
         return CheckpointInfo(openpi.config(source), None, source, openpi.table(source))
     return _from_own(own.find(path))
+
+
+def _check_bits(path: Path, found: ModelConfig, wanted: ModelConfig) -> None:
+    """Raises ValueError if a checkpoint's kernels are in few bits, but not those asked for."""
+    held, asked = ((c.compute.quantized, c.compute.quantized_kind) for c in (found, wanted))
+    if held[0] and held != asked:
+        now = f"--model.compute.quantized {asked[0]!r} in {asked[1]}" if asked[0] else "f32"
+        raise ValueError(
+            f"{path} keeps the kernels at {held[0]!r} in {held[1]}, but {now} was asked for; begin "
+            f"from the checkpoint it was made of, or ask for the same."
+        )
+
+
+def _unquantised(leaf: Kernel) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape_of(leaf), jnp.float32, sharding=leaf.q.sharding)
+
+
+def _quantised(path: str, leaf: Kernel, kernel: jax.Array) -> Any:
+    kind: Kind = "nf4" if isinstance(leaf, Nf4) else _KINDS[str(leaf.q.dtype)]
+    placed = None if leaf.q.sharding is None else jax.tree.map(lambda x: x.sharding, leaf)
+    return jax.jit(lambda k: quantize_kernel(path, k, kind), out_shardings=placed)(kernel)
+
+
+_KINDS: dict[str, Kind] = {"float8_e4m3fn": "float8", "int8": "int8"}
 
 
 def _check_untold(path: Path, config: ModelConfig, told: ActingOptions) -> None:

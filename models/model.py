@@ -23,6 +23,7 @@ from models.inputs.packed_batch import Layout, PackedBatch
 from models.inputs.processor import StateInput
 from models.layers.functional import Params
 from models.layers.layers import Compute
+from models.layers.quantized import quantize
 from models.sharding import Rules
 
 Config = TypeVar("Config", bound="ModelConfig")
@@ -73,7 +74,7 @@ class ModelConfig(ABC):
     - `recomputing(remat) -> config` (tools.plan, unless remat is "none"): with that much of the
       forward pass recomputed in backward.
     - `quantizable: str` (tools.quantize): a regex, found in the paths of the stacked kernels
-      [layers, …] that may be kept in float8.
+      [layers, …] that may be kept in few bits.
     - `pipelined: tuple[int, ...]` (training on stages): depths of the stacks that stages share.
     - `rtc_max_delay: int` (chunking "trained"): most steps of a chunk that training gave; the field
       of such a model takes flow times of single steps.
@@ -269,6 +270,19 @@ def require(owner: Any, name: str, purpose: str) -> Any:
             f"{type(owner).__name__} as models/model.py describes it."
         )
     return getattr(owner, name)
+
+
+def init_params(model: "Model", key: PRNGKeyArray) -> Params:
+    """Random parameters as the model is trained and served: f32, but for the kernels that
+    `compute.quantized` names, which are in few bits.
+
+    Raises:
+      ValueError: it names no kernel.
+    """
+    compute, params = model.config.compute, model.init(key)
+    if not compute.quantized:
+        return params
+    return quantize(params, compute.quantized, compute.quantized_kind)
 
 
 def function_at(where: Any) -> Callable[..., Any]:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -79,6 +80,8 @@ class CheckpointWriter:
             the checkpoints before it are whole and what was written of it is gone.
         """
         begin = time.perf_counter()
+        if isinstance(state, TrainState):
+            state = replace(state, ema=state.averaged)
         self.wait()
         saving = self._directory / f".{step}{_SAVING}"
         try:
@@ -254,8 +257,12 @@ def restore(path: Path, abstract: State, verified: bool = False) -> State:
     path = find(path)
     if not verified:
         refuse(path, _damage(path))
-    check_same(path, metadata(path), abstract)
-    with context():
+    if not isinstance(abstract, TrainState):
+        check_same(path, metadata(path), abstract)
+        with context():
+            return ocp.load_checkpointables(path, {"state": abstract})["state"]
+    check_same(path, metadata(path), replace(abstract, ema=abstract.averaged))
+    with context(partial=True):
         return ocp.load_checkpointables(path, {"state": abstract})["state"]
 
 

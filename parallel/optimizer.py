@@ -49,7 +49,7 @@ class OptimizerConfig:
 
     `clip_norm` bounds the global gradient norm. `ema_decay` averages the parameters that are
     evaluated; it starts low and reaches its value as steps go by, so that short runs are not held
-    at their initialisation.
+    at their initialisation; those with factor 0 need none. These are kept in `frozen_dtype`.
     """
 
     name: str = "adamw"
@@ -66,6 +66,7 @@ class OptimizerConfig:
     rate_factors: tuple[tuple[str, float], ...] = ()
     clip_norm: float = 1.0
     ema_decay: float = 0.99
+    frozen_dtype: Literal["float32", "bfloat16"] = "float32"
 
 
 def make_schedule(config: OptimizerConfig) -> optax.Schedule:

@@ -5,7 +5,7 @@ neither accumulation nor the mesh changes what is learnt. State is born sharded 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any, Protocol, cast
 
@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from models.inputs.packed_batch import PackedBatch
 from models.layers import fp8
 from models.layers.functional import fill, only
+from models.layers.quantized import is_quantized
 from models.sharding import ROWS, Rules, constrain, shardings
 from parallel.hosts.facts import facts_sharding, settle
 from parallel.mesh import check_rows, replicated, rows_sharding
@@ -62,12 +63,18 @@ class Trainable(Protocol):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TrainState:
-    """All that a run carries from step to step; `step` counts the updates made."""
+    """All that a run carries from step to step; `step` counts the updates made. `ema` has None for
+    parameters that never move, of which one copy is enough."""
 
     step: Int[Array, ""]
     params: Params
     ema: Params
     opt_state: Any
+
+    @property
+    def averaged(self) -> Params:
+        """The parameters to evaluate and to save, none missing."""
+        return fill(self.ema, self.params)
 
 
 def abstract_state(
@@ -79,13 +86,15 @@ def abstract_state(
       ValueError: a parameter does not match exactly one rule, or does not divide over the mesh.
     """
     params = jax.eval_shape(lambda: model.init(_key(0, _INIT)))
-    return abstract_state_of(params, optimizer, rules, mesh)
+    whole = abstract_state_of(params, optimizer, rules, mesh)
+    return replace(whole, ema=only(whole.ema, select(optimizer, whole.params)[0]))
 
 
 def abstract_state_of(
     params: Params, optimizer: OptimizerConfig, rules: Rules, mesh: Mesh
 ) -> TrainState:
-    """`abstract_state` for parameters (or their ShapeDtypeStructs) that no model draws."""
+    """`abstract_state` for parameters (or their ShapeDtypeStructs) that no model draws; all of them
+    have an average."""
     shapes = jax.eval_shape(lambda p: _begin(p, optimizer), params)
     params = shardings(shapes.params, rules, mesh)
     trained = select(optimizer, params)[1]
@@ -105,17 +114,25 @@ def init_state(
     """A fresh state, every array created in its sharding: none is ever whole on one device."""
     placed = jax.tree.map(lambda x: x.sharding, abstract)
     draw = jax.jit(
-        lambda s: _initial(model, optimizer, s),
+        lambda s: _begin(model.init(_key(s, _INIT)), optimizer, abstract.ema),
         out_shardings=placed,
         compiler_options=_RUN_ONCE,
     )
     return draw(seed)
 
 
-def state_from(params: Params, optimizer: OptimizerConfig, abstract: TrainState) -> TrainState:
-    """A state that begins with the parameters given (f32, in the shardings of `abstract`)."""
+def state_from(
+    params: Params, optimizer: OptimizerConfig, abstract: TrainState, *, consume: bool = False
+) -> TrainState:
+    """A state that begins with the parameters given (in the dtypes and shardings of `abstract`);
+    `consume` them, and no second copy is made."""
     placed = jax.tree.map(lambda x: x.sharding, abstract)
-    return jax.jit(lambda p: _begin(p, optimizer), out_shardings=placed)(params)
+    begin = jax.jit(
+        lambda p: _begin(p, optimizer, abstract.ema),
+        out_shardings=placed,
+        donate_argnums=(0,) if consume else (),
+    )
+    return begin(params)
 
 
 def make_train_step(
@@ -194,8 +211,11 @@ def apply_gradients(
     whole = fill(summed, state.params)
     params = fp8.advance(params, state.params, whole)
     decay = jnp.minimum(optimizer.ema_decay, (1 + state.step) / (10 + state.step))
-    ema = jax.tree.map(lambda e, p: e + (1 - decay).astype(e.dtype) * (p - e), state.ema, params)
-    ema = fp8.advance(ema, state.params, whole)
+    kept = _present(state.ema)
+    ema = jax.tree.map(
+        lambda e, p: e + (1 - decay).astype(e.dtype) * (p - e), state.ema, only(params, kept)
+    )
+    ema = fp8.advance(ema, only(state.params, kept), only(whole, kept))
     loss, norm = loss_sum / count, optax.tree_utils.tree_norm(gradients)
     metrics = {
         "loss": loss,
@@ -211,13 +231,24 @@ def _key(seed: Any, what: int) -> PRNGKeyArray:
     return jax.random.fold_in(jax.random.key(seed), what)
 
 
-def _initial(model: Trainable, optimizer: OptimizerConfig, seed: Any) -> TrainState:
-    return _begin(model.init(_key(seed, _INIT)), optimizer)
+def _begin(params: Params, optimizer: OptimizerConfig, averages: Params = None) -> TrainState:
+    """The first state; it has the averages that `averages` has, or all."""
+    moving, trained = select(optimizer, params)
+
+    def kept(leaf: Any, moves: Any) -> Any:
+        if is_quantized(leaf) or moves or leaf.dtype != jnp.float32:
+            return leaf
+        return leaf.astype(optimizer.frozen_dtype)
+
+    params = jax.tree.map(kept, params, moving, is_leaf=is_quantized)
+    ema = params if averages is None else only(params, _present(averages))
+    fresh = make_optimizer(optimizer).init(only(params, trained))
+    return TrainState(jnp.int32(0), params, ema, fresh)
 
 
-def _begin(params: Params, optimizer: OptimizerConfig) -> TrainState:
-    trained = only(params, select(optimizer, params)[1])
-    return TrainState(jnp.int32(0), params, params, make_optimizer(optimizer).init(trained))
+def _present(tree: Params) -> Params:
+    """True where the tree has a leaf, False where it has None."""
+    return jax.tree.map(lambda x: x is not None, tree, is_leaf=lambda x: x is None)
 
 
 def _sum_gradients(

@@ -127,7 +127,7 @@ def train(
                 raise NoPosition(path, error) from None
             return checkpoint.restore(path, abstract, verified=True), record
         if initial is not None:
-            return state_from(initial(abstract.params), optimizer, abstract), None
+            return state_from(initial(abstract.params), optimizer, abstract, consume=True), None
         return init_state(model, optimizer, abstract, np.uint32(config.seed % 2**32)), None
 
     with ExitStack() as stack:

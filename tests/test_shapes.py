@@ -7,8 +7,8 @@ import pytest
 from jaxtyping import TypeCheckError
 
 from models.inputs.packed_batch import Sample
-from models.layers.fp8 import Quantized
 from models.layers.layers import rotary
+from models.layers.quantized import Quantized
 
 X, POSITION = jnp.zeros((2, 3, 1, 4)), jnp.zeros((2, 3), jnp.int32)
 

@@ -38,10 +38,11 @@ def convert(policy: Policy, target: Path, to: str) -> None:
             f"A model of family '{config.family}' does not fit the format '{to}'; write it as "
             f"{' or '.join(['chiliad', *config.exports])}."
         )
-    if config.compute.quantized:
+    if config.compute.quantized and not config.adapted:
         raise ValueError(
-            f"The policy's kernels at {config.compute.quantized!r} are quantised to float8, which "
-            f"the format '{to}' cannot hold; convert the checkpoint it was made from."
+            f"The policy's kernels at {config.compute.quantized!r} are quantised to "
+            f"{config.compute.quantized_kind}, which the format '{to}' cannot hold; convert the "
+            f"checkpoint it was made from."
         )
     function_at(config.exports[to])(policy, target)
 
@@ -70,7 +71,14 @@ def main(
             run_file(family)
         policy = load(source, options, dtype=dtype)
         convert(policy, target, to)
-    Console(stderr=True).print(f"Wrote {target} ({to}).", soft_wrap=True)
+    console, compute = Console(stderr=True), policy.model.config.compute
+    if compute.quantized and to != "chiliad":
+        console.print(
+            f"Kernels at {compute.quantized!r} are in {compute.quantized_kind}; they were written "
+            f"as those numbers in f32, their adapters folded in.",
+            soft_wrap=True,
+        )
+    console.print(f"Wrote {target} ({to}).", soft_wrap=True)
 
 
 def _write_own(policy: Policy, target: Path) -> None:

@@ -28,7 +28,7 @@ from models import Layout
 from models.attention.attention import compiling_for
 from models.inputs.packed_batch import PackedBatch, pack
 from models.layers.layers import Remat
-from models.model import ModelConfig, require
+from models.model import ModelConfig, init_params, require
 from models.terminal import Console, guard_tracebacks, harmless
 from parallel.mesh import MeshConfig
 from parallel.optimizer import OptimizerConfig
@@ -284,7 +284,7 @@ class _OnChip:
     capability: float
 
     def init(self, key: Any) -> Any:
-        return self.model.init(key)
+        return init_params(self.model, key)
 
     def loss(self, params: Any, batch: PackedBatch, key: Any) -> Any:
         with compiling_for("gpu", self.capability):

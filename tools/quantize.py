@@ -1,7 +1,9 @@
-"""Keep a policy's language model in float8, for serving: e4m3 kernels with one scale for every
-128×128 block, nothing calibrated, the vision tower and the expert left as they are.
+"""Keep a policy's language model in few bits, for serving: float8 (e4m3) or int8 kernels with one
+scale for every 128×128 block, or NF4, nothing calibrated, the vision tower and the expert left as
+they are.
 
     python -m tools.quantize checkpoints/pi05_base runs/small
+    python -m tools.quantize checkpoints/pi05_base runs/smaller --kind nf4
 
 SOURCE is anything that Chiliad reads. What is written is a checkpoint of Chiliad's, which
 `load_policy` and every command read like any other; its size and how far its actions are from
@@ -18,7 +20,8 @@ import tyro
 
 from models import PackedBatch, Policy
 from models.files.own_file import run_file
-from models.layers import fp8
+from models.layers import quantized
+from models.layers.quantized import Kind
 from models.model import require, told
 from models.terminal import Console, guard_tracebacks
 from tools.bench.models.fp8 import random_batch
@@ -27,8 +30,8 @@ from tools.convert_checkpoint import convert
 from tools.recipes.policy import DEFAULTS, PolicyOptions, load
 
 
-def quantize(policy: Policy, pattern: str | None = None) -> Policy:
-    """The policy with the stacked kernels whose path `pattern` matches in float8; those that its
+def quantize(policy: Policy, pattern: str | None = None, kind: Kind = "float8") -> Policy:
+    """The policy with the stacked kernels whose path `pattern` matches in few bits; those that its
     family names, if None.
 
     Raises:
@@ -39,8 +42,9 @@ def quantize(policy: Policy, pattern: str | None = None) -> Policy:
         pattern = str(require(config, "quantizable", "tools.quantize"))
     if config.compute.quantized:
         raise ValueError(f"The policy is quantised already, at {config.compute.quantized!r}.")
-    params = jax.jit(lambda p: fp8.quantize(p, pattern))(policy.params)
-    return replace(policy, model=config.computing(quantized=pattern).build(), params=params)
+    params = jax.jit(lambda p: quantized.quantize(p, pattern, kind))(policy.params)
+    model = config.computing(quantized=pattern, quantized_kind=kind).build()
+    return replace(policy, model=model, params=params)
 
 
 def size(params: Any) -> int:
@@ -63,6 +67,7 @@ def main(
     source: Annotated[Path, tyro.conf.Positional],
     target: Annotated[Path, tyro.conf.Positional],
     kernels: str | None = None,
+    kind: Kind = "float8",
     dtype: str | None = None,
     family: Path | None = None,
     options: Annotated[PolicyOptions, tyro.conf.arg(name="")] = DEFAULTS,
@@ -74,6 +79,7 @@ def main(
       target: directory to write.
       kernels: pattern for the paths of the kernels to quantise; the language model's, or what the
         family names, if not given.
+      kind: of numbers to keep them in.
       dtype: of the other parameters, as saved if not given.
       family: Python file that defines the model's family, if it is not one of ours; it runs.
       options: facts about the policy that its files do not tell.
@@ -83,7 +89,7 @@ def main(
         if family is not None:
             run_file(family)
         policy = load(source, options, dtype=dtype)
-        small = quantize(policy, kernels)
+        small = quantize(policy, kernels, kind)
         error = action_error(policy, small, random_batch(policy.model.config, rows=1, samples=1))
         convert(small, target, "chiliad")
     console.print(

@@ -8,9 +8,11 @@ full copy.
 import math
 import os
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -30,12 +32,19 @@ _PIECE_BYTES = 64 * 2**20
 _BAR_FROM_BYTES = 256 * 2**20
 
 
-def read(source: CheckpointSource, table: Table, like: PyTree) -> PyTree:
+def read(
+    source: CheckpointSource,
+    table: Table,
+    like: PyTree,
+    turned: Mapping[str, Callable[[jax.Array], Any]] = MappingProxyType({}),
+) -> PyTree:
     """The parameters that `like` describes, read from `source` by the rules of `table`.
 
     Args:
       like: nested dict of ShapeDtypeStructs. Each leaf is cast to its dtype and placed in its
         sharding; without one, on this host's first device.
+      turned: by path, functions that make of a parameter what is wanted of it, as soon as it and
+        those before it are read; the parameter itself is not kept.
 
     Raises:
       ValueError: the checkpoint does not hold these parameters (every difference is listed), or
@@ -65,7 +74,22 @@ def read(source: CheckpointSource, table: Table, like: PyTree) -> PyTree:
             return [fill(shard) for shard in task]
 
     arrays: dict[str, list[jax.Array]] = {path: [] for path in wanted}
+    missing = Counter(shard.path for shard in shards)
+    flat: dict[str, Any] = {}
     bad = set()
+
+    def finish() -> None:
+        """Joins the parameters that are whole, in the same order on all hosts."""
+        for path in list(arrays):
+            if missing[path]:
+                return
+            leaf = wanted[path]
+            assert leaf.sharding is not None
+            whole = jax.make_array_from_single_device_arrays(
+                leaf.shape, leaf.sharding, arrays.pop(path)
+            )
+            flat[path] = turned[path](whole) if path in turned else whole
+
     threads = min(32, 2 * (os.cpu_count() or 1))
     total = sum(shard.size for shard in shards)
     with _progress(total) as advance, ThreadPoolExecutor(threads) as pool:
@@ -74,17 +98,18 @@ def read(source: CheckpointSource, table: Table, like: PyTree) -> PyTree:
             for future in as_completed(working):
                 for shard, (copies, finite) in zip(working[future], future.result(), strict=True):
                     arrays[shard.path] += copies
+                    missing[shard.path] -= 1
+                    del copies
                     if not finite:
                         bad.add(shard.path)
                     advance(shard.size)
+                working.pop(future)
+                finish()
+                del future
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     _check_finite(source, leaves, bad)
-    flat = {
-        path: jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, arrays[path])
-        for path, leaf in wanted.items()
-    }
     return unflatten_dict(flat, sep="/")
 
 

@@ -6,11 +6,14 @@ its digests first.
 """
 
 import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 from orbax.checkpoint import v1 as ocp
 
 from models.checkpoints import digests
@@ -75,12 +78,18 @@ def read_json(path: Path, name: str) -> Json:
         ) from error
 
 
-def restore_params(path: Path, which: str = "ema", like: PyTree | None = None) -> PyTree:
+def restore_params(
+    path: Path,
+    which: str = "ema",
+    like: PyTree | None = None,
+    turned: Mapping[str, Callable[[jax.Array], Any]] = MappingProxyType({}),
+) -> PyTree:
     """Loads only the "ema" or the "params" of a checkpoint, for acting.
 
     `like` (arrays or ShapeDtypeStructs, with shardings if they are to be sharded) is what the model
     expects; arrays come in its dtypes. Without it, whatever is there comes as a nested dict, on the
-    first device.
+    first device. `turned` has, by path, functions that make of an array of `like` what is wanted of
+    it; these are loaded one by one, after the others.
 
     Raises:
       FileNotFoundError: no checkpoint there.
@@ -97,8 +106,20 @@ def restore_params(path: Path, which: str = "ema", like: PyTree | None = None) -
         check_same(path, saved, like)
     check_declared(path / "state", _bytes(saved))
     wanted = jax.tree.map(_placed, saved if like is None else like)
-    with context(partial=True):
-        return ocp.load_checkpointables(path, {"state": {which: wanted}})["state"][which]
+
+    def load(part: PyTree) -> PyTree:
+        with context(partial=True):
+            return ocp.load_checkpointables(path, {"state": {which: part}})["state"][which]
+
+    if not turned:
+        return load(wanted)
+    flat = flatten_dict(wanted, sep="/")
+    rest = {name: leaf for name, leaf in flat.items() if name not in turned}
+    loaded = flatten_dict(load(unflatten_dict(rest, sep="/")), sep="/")
+    for name, turn in turned.items():
+        one = load(unflatten_dict({name: flat[name]}, sep="/"))
+        loaded[name] = turn(flatten_dict(one, sep="/")[name])
+    return unflatten_dict(loaded, sep="/")
 
 
 def refuse(path: Path, damage: list[str]) -> None:

@@ -19,6 +19,7 @@ from models.checkpoints.rename import Shape, our_shapes
 from models.checkpoints.safetensors_format import write_file
 from models.checkpoints.sources import CheckpointSource, open_safetensors
 from models.files.foreign_json import read_json, section, whole
+from models.groot.lora import merge
 from models.groot.modality import Modality, write_modality
 from models.groot.model import TAGS, GrootConfig
 from models.groot.names import LANGUAGE, TABLE, canonical
@@ -160,17 +161,18 @@ def read_values(path: Path) -> dict[str, Any]:
 
 
 def write(policy: Policy, target: Path) -> None:
-    """`export` of a policy, with the files of its processor where it has one: its statistics in
-    experiment_cfg/metadata.json under the robot's tag, the order of cameras in the modality.json
-    beside it, and tokenizer.json.
+    """`export` of a policy, adapters folded into their kernels, with the files of its processor
+    where it has one: its statistics in experiment_cfg/metadata.json under the robot's tag, the
+    order of cameras in the modality.json beside it, and tokenizer.json.
 
     NVIDIA's files have no place for how pictures are fitted, which their data configs tell.
     """
-    export(policy.params, policy.model.config, target)
+    config, params = merge(policy.model.config, policy.params)
+    export(params, config, target)
     if policy.processor is None:
         return
     robot = policy.processor.embodiments[policy.embodiment]
-    rows = policy.model.config.projectors
+    rows = config.projectors
     row = rows[policy.embodiment] if rows else policy.embodiment
     tag = next((tag for tag, known in TAGS.items() if known == row), str(row))
     parts = {"state": robot.state, "action": robot.actions}

@@ -20,6 +20,7 @@ from models.checkpoints.layout import exported
 from models.checkpoints.lerobot_pipeline import step, write_pipeline
 from models.checkpoints.safetensors_format import Entry, write_file
 from models.groot.checkpoint import least_and_largest
+from models.groot.lora import merge
 from models.groot.model import TAGS, GrootConfig
 from models.groot.names import LANGUAGE, TABLE, VISION
 from models.inputs.embodiment import Embodiment
@@ -32,20 +33,20 @@ _PICTURE = "observation.images."
 
 
 def write(policy: Policy, target: Path) -> None:
-    """Writes the policy of one robot in f32. LeRobot builds the released sizes alone; models of
+    """Writes the policy of one robot in f32, adapters folded in. LeRobot builds the released sizes alone; models of
     others are written alike.
 
     Raises:
       ValueError: `target` holds a model, or LeRobot would prepare for the policy or scale its
-        actions in another way, or has no place for some parameter (LoRA factors must be merged
-        first).
+        actions in another way, or has no place for some parameter.
     """
-    target, config = Path(target), policy.model.config
+    target = Path(target)
     file = target / "model.safetensors"
     if file.exists():
         raise ValueError(f"{file} exists; give a directory without a model in it.")
     robot = _checked(policy)
-    arrays = exported(policy.params, TABLE, "A GR00T-N1.5 checkpoint of LeRobot's")
+    config, params = merge(policy.model.config, policy.params)
+    arrays = exported(params, TABLE, "A GR00T-N1.5 checkpoint of LeRobot's")
     # Tied tensors have one name there, and loading is strict; nothing reads the pooling head.
     arrays[f"{LANGUAGE}lm_head.weight"] = arrays.pop(f"{LANGUAGE}model.embed_tokens.weight")
     arrays |= {f"{VISION}head.{name}": (shape, _zero) for name, shape in _pooling(config).items()}

@@ -172,6 +172,11 @@ class GrootConfig(ModelConfig, family="groot"):
         """Depths of the stacks that stages share; of the transformer, pairs of layers."""
         return self.language.depth, self.adapter.depth, self.dit.depth // 2
 
+    @property
+    def adapted(self) -> bool:
+        stacks = (self.vision, self.language, self.adapter, self.dit)
+        return any(stack.lora is not None for stack in stacks)
+
     state_input = "suffix"
     exports: ClassVar[Mapping[str, str]] = {
         "groot": "models.groot.checkpoint:write",
@@ -474,10 +479,14 @@ _STACK = r"^(vision/blocks|language/layers/(attention|mlp)|adapter/blocks|dit/(c
 
 _RULES = (
     (r"^embedding$", PartitionSpec(("tensor", "fsdp"))),
-    (r"/(scale|fp8_history)$|^vision/position$|^positions$|^future_tokens$", PartitionSpec()),
-    (_STACK + r"(q|k|v|up|gate)/kernel$", PartitionSpec(None, "fsdp", "tensor")),
-    (_STACK + r"out/kernel$", PartitionSpec(None, "tensor", None, "fsdp")),
-    (_STACK + r"down/kernel$", PartitionSpec(None, "tensor", "fsdp")),
+    (
+        r"/(scale|scale_step|scale_mean|fp8_history)$|^vision/position$|^positions$"
+        r"|^future_tokens$",
+        PartitionSpec(),
+    ),
+    (_STACK + r"(q|k|v|up|gate)/kernel(/q)?$", PartitionSpec(None, "fsdp", "tensor")),
+    (_STACK + r"out/kernel(/q)?$", PartitionSpec(None, "tensor", None, "fsdp")),
+    (_STACK + r"down/kernel(/q)?$", PartitionSpec(None, "tensor", "fsdp")),
     (
         _STACK + r"((q|k|v|out)/lora_[ab]|down/lora_a|(q|k|v|up)/bias)$",
         PartitionSpec(None, "tensor"),

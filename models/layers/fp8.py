@@ -8,10 +8,7 @@ per-tensor recipe into one float8 cuBLAS call with the scale folded in; `block` 
 dtype.
 """
 
-import math
 import operator
-import re
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -103,47 +100,6 @@ def is_history(path: tuple[Any, ...]) -> bool:
     return HISTORY_LEAF in jax.tree_util.keystr(path, simple=True, separator="/").split("/")
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Quantized:
-    """A kernel kept in float8 with one f32 scale for every 128×128 block of its matrix."""
-
-    q: Float[Array, "*l i o"]
-    scale: Float[Array, "*l p r"]
-
-    def kernel(self, inner: int) -> Float[Array, "i o"]:
-        """The matrix of one layer, f32."""
-        flat = self.q.reshape(inner, -1).astype(jnp.float32)
-        return flat * _spread(self.scale, (BLOCK, BLOCK), flat.shape)
-
-
-def quantize(params: Any, pattern: str) -> Any:
-    """`params` with the stacked kernels whose path `pattern` matches (`re.search`) as `Quantized`:
-    a quarter of f32's bytes, half of bf16's, for serving. Deterministic and free of calibration.
-
-    Raises:
-      ValueError: no kernel matches.
-    """
-    found = []
-
-    def leaf(path: tuple[Any, ...], kernel: Array) -> Any:
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        if not name.endswith("/kernel") or not re.search(pattern, name):
-            return kernel
-        found.append(name)
-        heads_in = name.split("/")[-2] == "out" and kernel.ndim == 4
-        inner = math.prod(kernel.shape[1 : 3 if heads_in else 2])
-        flat = kernel.reshape(len(kernel), inner, -1).astype(jnp.float32)
-        scale = jax.vmap(lambda k: block_scales(k, (BLOCK, BLOCK)))(flat)
-        spread = jax.vmap(lambda s: _spread(s, (BLOCK, BLOCK), flat.shape[1:]))(scale)
-        return Quantized(_quantise(flat, spread, _FORWARD).reshape(kernel.shape), scale)
-
-    quantized = jax.tree_util.tree_map_with_path(leaf, params)
-    if not found:
-        raise ValueError(f"No kernel's path matches {pattern!r}, so nothing would be quantised.")
-    return quantized
-
-
 @jax.custom_vjp
 def _tensor_dot(
     x: Float[Array, "m k"], kernel: Float[Array, "k n"], history: Float[Array, "3 h"] | None
@@ -155,7 +111,7 @@ def _tensor_forward(x: Array, kernel: Array, history: Array | None) -> tuple[Arr
     amax_x, amax_k = _amax(x), _amax(kernel)
     scale_x = _scale(amax_x if history is None else history[0].max(), _FORWARD)
     scale_k = _scale(amax_k if history is None else history[1].max(), _FORWARD)
-    qx, qk = _quantise(x, scale_x, _FORWARD), _quantise(kernel, scale_k, _FORWARD)
+    qx, qk = quantise(x, scale_x, _FORWARD), quantise(kernel, scale_k, _FORWARD)
     y = _product(qx, qk, (1, 0), scale_x * scale_k, x.dtype)
     return y, (qx, scale_x, kernel, scale_k, (amax_x, amax_k), history)
 
@@ -164,7 +120,7 @@ def _tensor_backward(saved: Any, g: Float[Array, "m n"]) -> tuple[Array, Array, 
     qx, scale_x, kernel, scale_k, amax, history = saved
     amax_g = _amax(g)
     scale_g = _scale(amax_g if history is None else history[2].max(), _BACKWARD)
-    qg, qk = _quantise(g, scale_g, _BACKWARD), _quantise(kernel, scale_k, _FORWARD)
+    qg, qk = quantise(g, scale_g, _BACKWARD), quantise(kernel, scale_k, _FORWARD)
     dx = _product(qg, qk, (1, 1), scale_g * scale_k, g.dtype)
     dk = _product(qx, qg, (0, 0), scale_x * scale_g, g.dtype).astype(kernel.dtype)
     if history is None:
@@ -209,23 +165,29 @@ def _product(
 
 def _round(x: Float[Array, "m n"], block: tuple[int, int], kind: Any) -> Float[Array, "m n"]:
     """x as float8 under one scale a block would hold it, in x's dtype."""
-    scale = _spread(block_scales(x, block, kind), block, x.shape)
-    return _quantise(x, scale, kind).astype(x.dtype) * scale.astype(x.dtype)
+    scale = spread(block_scales(x, block, kind), block, x.shape)
+    return quantise(x, scale, kind).astype(x.dtype) * scale.astype(x.dtype)
 
 
 def block_scales(
     x: Float[Array, "m n"], block: tuple[int, int], kind: Any = _FORWARD
 ) -> Float[Array, "p q"]:
     """One scale for every block, the last of a dimension may be short."""
+    return _scale(block_amax(x, block), kind)
+
+
+def block_amax(x: Float[Array, "m n"], block: tuple[int, int]) -> Float[Array, "p q"]:
+    """Largest magnitude of every block, f32; the last of a dimension may be short."""
     (m, n), (rows, columns) = x.shape, block
     padded = jnp.pad(x, ((0, -m % rows), (0, -n % columns)))
     tiles = padded.reshape(-1, rows, padded.shape[1] // columns, columns)
-    return _scale(jnp.abs(tiles).max((1, 3)).astype(jnp.float32), kind)
+    return jnp.abs(tiles).max((1, 3)).astype(jnp.float32)
 
 
-def _spread(
+def spread(
     scale: Float[Array, "p q"], block: tuple[int, int], shape: tuple[int, ...]
 ) -> Float[Array, "m n"]:
+    """Every block's scale at all places of a matrix of that shape."""
     tall = jnp.repeat(scale, block[0], axis=0)[: shape[0]]
     return jnp.repeat(tall, block[1], axis=1)[:, : shape[1]]
 
@@ -242,7 +204,7 @@ def _scale(amax: Float[Array, "*s"], kind: Any) -> Float[Array, "*s"]:
     return jnp.where((amax > 0) & jnp.isfinite(amax), scale, 1.0)
 
 
-def _quantise(x: Array, scale: Array, kind: Any) -> Array:
+def quantise(x: Array, scale: Array, kind: Any) -> Array:
     """x / scale, clipped to what `kind` holds; NaN stays, and infinity becomes NaN, so that a
     diverged step still shows."""
     largest = float(jnp.finfo(kind).max)

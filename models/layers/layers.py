@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast, get_args
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from models.attention.partial import ATTENTION
 from models.files.bounds import check_size
 from models.layers import fp8
 from models.layers.pipeline import Pipeline, circulate
+from models.layers.quantized import Kind, dot, is_quantized, matrix
 from models.layers.recomputation import recomputes
 from models.layers.token_chunks import in_chunks
 from models.sharding import ROWS, axis_size, keep_rows
@@ -42,14 +43,16 @@ _DTYPES = ("float32", "bfloat16", "float16", "float64")
 class Compute:
     """Computation settings: dtype of activations (parameters stay f32), attention kernel, the
     scaling under which the blocks' projections multiply in float8, a pattern for paths of kernels
-    that are kept in float8 (`fp8.quantize`), for serving alone, and how rows pass the stages of a
-    mesh that has some. Feed-forward layers take `chunk` tokens at a time on each device (0: all at
-    once), see `models.layers.token_chunks`."""
+    that are kept in few bits (`models.layers.quantized`), to serve or as the frozen base of
+    adapters, and in which kind of them, and how rows pass the stages of a mesh that has some.
+    Feed-forward layers take `chunk` tokens at a time on each device (0: all at once), see
+    `models.layers.token_chunks`."""
 
     dtype: str = "bfloat16"
     attention: Implementation = "auto"
     fp8: Literal["none", "current", "delayed", "block"] = "none"
     quantized: str = ""
+    quantized_kind: Kind = "float8"
     pipeline: Pipeline = field(default_factory=Pipeline)
     chunk: int = 0
 
@@ -57,6 +60,11 @@ class Compute:
         if self.dtype not in _DTYPES:
             raise ValueError(f"compute.dtype is '{self.dtype}'; expected one of {list(_DTYPES)}.")
         check_size("compute.chunk", self.chunk, least=0)
+        if self.quantized_kind not in get_args(Kind):
+            raise ValueError(
+                f"compute.quantized_kind is '{self.quantized_kind}'; expected one of "
+                f"{list(get_args(Kind))}."
+            )
         try:
             re.compile(self.quantized)
         except re.error as error:
@@ -129,8 +137,12 @@ class Dense(nnx.Module):
 
     def _product(self, x: Float[Array, "*b i"]) -> Float[Array, "*b o"]:
         inner, kernel = math.prod(self.inner), cast(Any, self.kernel.get_value())
-        quantized = isinstance(kernel, fp8.Quantized)
-        kernel = kernel.kernel(inner) if quantized else kernel.reshape(inner, -1)
+        if not is_quantized(kernel):
+            kernel = kernel.reshape(inner, -1)
+        elif self.fp8 == "none":
+            return dot(x, kernel)
+        else:
+            kernel = matrix(kernel, inner)
         if self.fp8 == "none":
             return x @ kernel.astype(self.dtype)
         history = self.fp8_history[...] if self.fp8 == "delayed" else None

@@ -15,19 +15,28 @@ from flax import nnx
 from jaxtyping import Array, Float, Float32, UInt8
 
 from models.files.bounds import LARGEST_DEPTH, check_size, check_sizes
-from models.layers.layers import Compute, Dense, Remat, feed_forward, scan_layers, stack_layers
+from models.layers.layers import (
+    Compute,
+    Dense,
+    Lora,
+    Remat,
+    feed_forward,
+    scan_layers,
+    stack_layers,
+)
 from models.sharding import ROWS, constrain, dividing
 
 
 @dataclass(frozen=True)
 class SiglipConfig:
-    """Sizes of the tower; the defaults are So400m/14."""
+    """Sizes of the tower, and its adapters if any; the defaults are So400m/14."""
 
     width: int = 1152
     depth: int = 27
     hidden: int = 4304
     heads: int = 16
     patch: int = 14
+    lora: Lora | None = None
     remat: Remat = "none"
 
     def __post_init__(self) -> None:
@@ -99,7 +108,7 @@ class VitBlock(nnx.Module):
 
     def __init__(self, config: SiglipConfig, compute: Compute, rngs: nnx.Rngs):
         width, heads = config.width, (config.heads, config.width // config.heads)
-        dense = partial(Dense, bias=True, compute=compute, rngs=rngs)
+        dense = partial(Dense, bias=True, compute=compute, rngs=rngs, lora=config.lora)
         norm = partial(
             nnx.LayerNorm, width, epsilon=1e-6, dtype=jnp.dtype(compute.dtype), rngs=rngs
         )

@@ -15,12 +15,16 @@ from models.policy import Policy
 
 def write_openpi(policy: Policy, target: Path) -> None:
     """Writes the parameters as openpi's Orbax directory, and norm_stats.json if the policy has a
-    processor.
+    processor. Adapters go as they are, unless openpi has no place for theirs in the vision tower or
+    for the kernels in few bits beneath them: these are folded in.
 
     Raises:
       ValueError: the format has no place for some parameter.
     """
-    openpi.export(policy.params, target)
+    config, params = policy.model.config, policy.params
+    if config.compute.quantized or config.vision.lora is not None:
+        params = lora.merge(config, params)[1]
+    openpi.export(params, target)
     if policy.processor is not None:
         robot = policy.processor.embodiments[policy.embodiment]
         write_statistics(target, robot, quantiles=policy.model.config.time == "modulation")

@@ -140,7 +140,8 @@ class PiConfig(ModelConfig, family="pi"):
     @property
     def adapted(self) -> bool:
         stacks = (self.language, self.expert)
-        return any(stack.attention_lora or stack.mlp_lora for stack in stacks)
+        decoders = any(stack.attention_lora or stack.mlp_lora for stack in stacks)
+        return decoders or self.vision.lora is not None
 
     @property
     def tokens_per_image(self) -> int:
@@ -431,7 +432,7 @@ _VISION, _LAYERS = r"^vision/blocks/", r"^(language|expert)/layers/(attention|ml
 
 _RULES = (
     (r"^embedding$", PartitionSpec(("tensor", "fsdp"))),
-    (r"/(scale|fp8_history)$|^vision/position$", PartitionSpec()),
+    (r"/(scale|scale_step|scale_mean|fp8_history)$|^vision/position$", PartitionSpec()),
     (
         rf"({_VISION}(q|k|v|up)|{_LAYERS}(q|up|gate))/kernel(/q)?$",
         PartitionSpec(None, "fsdp", "tensor"),
@@ -440,11 +441,13 @@ _RULES = (
     (rf"({_VISION}|{_LAYERS})out/kernel(/q)?$", PartitionSpec(None, "tensor", None, "fsdp")),
     (rf"({_VISION}|{_LAYERS})down/kernel(/q)?$", PartitionSpec(None, "tensor", "fsdp")),
     (
-        rf"{_LAYERS}((q|out)/lora_[ab]|down/lora_a)$|{_VISION}(q|k|v|up)/bias$",
+        rf"{_LAYERS}((q|out)/lora_[ab]|down/lora_a)$"
+        rf"|{_VISION}((q|k|v|out)/lora_[ab]|down/lora_a|(q|k|v|up)/bias)$",
         PartitionSpec(None, "tensor"),
     ),
-    (rf"{_LAYERS}(up|gate)/lora_b$", PartitionSpec(None, None, "tensor")),
+    (rf"{_LAYERS}(up|gate)/lora_b$|{_VISION}up/lora_b$", PartitionSpec(None, None, "tensor")),
     (rf"{_LAYERS}((k|v)/lora_[ab]|(up|gate)/lora_a|down/lora_b)$", PartitionSpec()),
+    (rf"{_VISION}(up/lora_a|down/lora_b)$", PartitionSpec()),
     (r"^vision/(embed|head)/kernel$", PartitionSpec(None, "fsdp")),
     (r"^vision/film/kernel$|^expert/norm/.*kernel$", PartitionSpec("fsdp")),
     (r"^(action_in|action_out|time_in|time_out|state_in)/kernel$", PartitionSpec()),

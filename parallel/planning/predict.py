@@ -321,9 +321,9 @@ def _memory(
     task: TrainingTask, choice: Choice, own: Profile, rows: float, width: int
 ) -> dict[str, float]:
     """Bytes on one device. The state is exact. Gradients are f32 and split as their parameters,
-    twice where they are added up over micro-batches. Weights in the dtype of compute: a copy split
-    likewise, and two layers gathered. Activations follow the rows; what `tensor` halves of them is
-    not subtracted."""
+    twice where they are added up over micro-batches. Weights in the dtype of compute: a copy of f32
+    ones split likewise, and two layers gathered. Activations follow the rows; what `tensor` halves
+    of them is not subtracted."""
     sizes = choice.sizes
     trained = sum(_held(leaf, sizes) * 4 / leaf.dtype.itemsize for leaf in task.trained)
     layers = max((stack.depth for stack in task.stacks), default=1)
@@ -333,6 +333,7 @@ def _memory(
         else sum(
             _held(leaf, sizes) * width / leaf.dtype.itemsize
             for leaf in jax.tree.leaves(task.state.params)
+            if leaf.dtype == jnp.float32
         )
     )
     gathered = sum(

@@ -29,6 +29,10 @@ STATISTICS = FIXTURES / "pi0" / "assets" / "robot" / "norm_stats.json"
 PROMPTS = ("push", "pull the thing")
 STATE, ACTION = 7, 6
 ADAPTERS_ALONE = ("--optimizer.rate-factors", "lora_[ab]$", "4", ".", "0")
+IN_FOUR_BITS = (
+    *("--model.compute.quantized", "^(language|expert)/layers/(attention|mlp)/"),
+    *("--model.compute.quantized-kind", "nf4", "--optimizer.frozen-dtype", "bfloat16"),
+)
 ONE, EIGHT = ("--mesh.data", "1"), ("--mesh.data", "4", "--mesh.fsdp", "2")
 
 
@@ -172,6 +176,11 @@ def finetune(
             "pi0_lora",
             (*ONE, *ADAPTERS_ALONE, *adapters((3, 5, 2, 7))),
             id="pi0, its adapters alone, 1 device",
+        ),
+        pytest.param(
+            "pi05",
+            (*EIGHT, *IN_FOUR_BITS, *ADAPTERS_ALONE, *adapters((4, 4, 4, 4))),
+            id="pi05, adapters on NF4, 8 devices",
         ),
         pytest.param("pi0", (*ONE, "--model.compute.fp8", "current"), id="pi0, float8, 1 device"),
         pytest.param(

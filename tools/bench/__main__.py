@@ -18,7 +18,7 @@ import tyro
 from models.terminal import Console, guard_tracebacks, harmless
 from tools.bench import serve
 from tools.bench.data import data, packing, plan, start, stats
-from tools.bench.models import attention, chunks, fp8, pi05
+from tools.bench.models import attention, chunks, fp8, pi05, qlora
 from tools.bench.parallel import predict, recipe
 from tools.bench.rl import rl
 from tools.bench.sim import libero, sim
@@ -34,6 +34,7 @@ BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
     "pi05": pi05.run,
     "plan": plan.run,
     "predict": predict.run,
+    "qlora": qlora.run,
     "recipe": recipe.run,
     "rl": rl.run,
     "serve": serve.run,

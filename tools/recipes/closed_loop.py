@@ -73,7 +73,7 @@ class ClosedLoop:
 
     def begin(self, step: int, state: TrainState, stopping: Callable[[], bool]) -> dict[str, float]:
         """`evaluate` of the averaged parameters, or nothing if the run is stopping."""
-        return {} if stopping() else self.evaluate(step, state.ema)
+        return {} if stopping() else self.evaluate(step, state.averaged)
 
     def evaluate(self, step: int, params: Any) -> dict[str, float]:
         """Evaluates a copy of the policy's parameters after `step` updates, once the evaluation

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from data import Dataset
@@ -39,8 +40,12 @@ from models.groot.modality import NAME, check_modality, read_modality
 from models.inputs.chat import Chat
 from models.inputs.fast import Fast
 from models.inputs.tokenizer import Tokenizer
+from models.layers.quantized import is_quantized
 from models.load import check_fit
+from models.model import init_params
+from models.sharding import path_name
 from models.terminal import Console, Progress
+from parallel.optimizer import select, with_groups
 from tools.recipes.insulation import open_own, prepared_targets, subtask_texts, words_left
 from tools.recipes.presets import RunConfig
 from tools.recipes.statistics import Scalings, kept_scales, show_outside
@@ -186,13 +191,38 @@ def check_model(config: RunConfig) -> None:
     """Refuses what this command cannot train.
 
     Raises:
-      ValueError: the model's kernels are in float8.
+      ValueError: kernels in few bits would move, or the adapters to train on them are missing.
     """
     if config.model.compute.quantized:
+        _check_frozen(config)
+
+
+def _check_frozen(config: RunConfig) -> None:
+    """Raises ValueError unless kernels in few bits stay as they are and something else learns."""
+    model, compute = config.model.build(), config.model.compute
+    if compute.fp8 != "none":
         raise ValueError(
-            f"model.compute.quantized is {config.model.compute.quantized!r}; kernels kept in "
-            f"float8 serve a policy and cannot be trained, leave it empty."
+            f"model.compute.fp8 is '{compute.fp8}', but kernels at {compute.quantized!r} are kept "
+            f"in {compute.quantized_kind}, whose products are not in float8; set it to none."
         )
+    named = [pattern for pattern, _ in config.optimizer.rate_factors if "lora_" in pattern]
+    if named and not config.model.adapted:
+        raise ValueError(
+            f"optimizer.rate_factors has {named[0]!r}, but the model has no adapters to train on "
+            f"kernels in {compute.quantized_kind}; end the command with those that its config "
+            f"lists, such as model.vision.lora:lora, or take a preset that has them, such as "
+            f"pi05-qlora."
+        )
+    params = jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
+    moving = select(with_groups(config.optimizer, model.groups), params)[0]
+    parts = jax.tree_util.tree_leaves_with_path(moving, is_leaf=is_quantized)
+    for path, leaf in parts:
+        if is_quantized(leaf) and any(jax.tree.leaves(leaf)):
+            raise ValueError(
+                f"model.compute.quantized keeps {path_name(path)} in {compute.quantized_kind}, "
+                f"which cannot be trained, but optimizer.rate_factors does not freeze it; train "
+                f"adapters alone, as in --optimizer.rate-factors 'lora_[ab]$' 1 . 0."
+            )
 
 
 def _scalings(robot: RobotConfig, config: RunConfig) -> Scalings:

@@ -21,7 +21,7 @@ from models.files.own_file import load
 from models.groot.model import GrootConfig
 from models.layers.dit import TransformerConfig
 from models.layers.gemma import GEMMA_2B, GEMMA_300M, GemmaConfig
-from models.layers.layers import Compute
+from models.layers.layers import Compute, Lora
 from models.layers.qwen3 import QwenConfig
 from models.layers.siglip import SiglipConfig
 from models.model import ModelConfig
@@ -213,6 +213,45 @@ GROOT = replace(
 """GR00T-N1.5 at its released sizes. Samples are prepared as for our other models, not as NVIDIA's
 processor does (docs/presets.md)."""
 
+_ADAPTERS = (("lora_[ab]$", 1.0), (r"^(action|state|time)_", 1.0), (".", 0.0))
+"""Adapters and the small layers around the action expert learn; all else is frozen."""
+_LORA = Lora(16, 16.0)
+
+_PI05: Any = PI05.model
+PI05_QLORA = replace(
+    PI05,
+    model=_PI05.changed(
+        vision=replace(_PI05.vision, lora=_LORA),
+        language=replace(_PI05.language, attention_lora=_LORA, mlp_lora=_LORA),
+        expert=replace(_PI05.expert, attention_lora=_LORA, mlp_lora=_LORA),
+        compute=Compute(
+            quantized=r"^(vision/blocks|(language|expert)/layers/(attention|mlp))/",
+            quantized_kind="nf4",
+        ),
+    ),
+    rows=RowsConfig(number=4, samples=4),
+    optimizer=replace(
+        PI05.optimizer, learning_rate=1e-4, rate_factors=_ADAPTERS, frozen_dtype="bfloat16"
+    ),
+)
+"""π0.5 on one GPU of 24 GB: adapters in every stack, trained on a frozen base in 4 bits
+(docs/qlora.md)."""
+
+_GROOT: Any = GROOT.model
+GROOT_QLORA = replace(
+    GROOT,
+    model=_GROOT.changed(
+        vision=replace(_GROOT.vision, lora=_LORA),
+        language=replace(_GROOT.language, lora=_LORA),
+        adapter=replace(_GROOT.adapter, lora=_LORA),
+        dit=replace(_GROOT.dit, lora=_LORA),
+        compute=Compute(quantized=GrootConfig.quantizable, quantized_kind="nf4"),
+    ),
+    rows=RowsConfig(number=4, samples=4),
+    optimizer=replace(GROOT.optimizer, rate_factors=_ADAPTERS, frozen_dtype="bfloat16"),
+)
+"""`GROOT` likewise; the tables of state encoders and action decoders stay f32, and learn."""
+
 GROOT_TINY = replace(
     TINY,
     model=GrootConfig(
@@ -241,10 +280,12 @@ PRESETS = {
     "tiny": TINY,
     "metaworld": METAWORLD,
     "pi05": PI05,
+    "pi05-qlora": PI05_QLORA,
     "pi0": PI0,
     "pi0-fast": PI0_FAST,
     "pi0-fast-tiny": PI0_FAST_TINY,
     "groot": GROOT,
+    "groot-qlora": GROOT_QLORA,
     "groot-tiny": GROOT_TINY,
 }
 

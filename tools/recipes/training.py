@@ -396,7 +396,7 @@ def _held_out_metrics(model: Model, ready: Prepared, config: RunConfig, mesh: Me
         for batch in batches:
             if stopping():
                 return {}
-            measured.append(measure(state.ema, batch))
+            measured.append(measure(state.averaged, batch))
         total = np.sum(measured, axis=0)
         measures = ("val_loss", "val_action_mse", "val_mean_action_mse")
         names = (*measures, *(f"val_{name}" for name in terms))

@@ -20,6 +20,7 @@ import optax
 from models import PackedBatch, Pi, Sample, pack
 from models.layers import fp8
 from models.layers.layers import Compute
+from models.layers.quantized import quantize
 from tools.recipes.presets import TINY
 
 _TRAIN, _ROWS, _SAMPLES = 64, 2, 4
@@ -132,7 +133,7 @@ if __name__ == "__main__":
         trained = train(name, int(sys.argv[1]), float(sys.argv[2]))
         print(f"{name:8} held-out loss {held_out_loss(trained, name):.5f}", flush=True)
         if name == "none":
-            served = fp8.quantize(trained, r"^language/layers/(attention|mlp)/")
+            served = quantize(trained, r"^language/layers/(attention|mlp)/")
             print(
                 f"         quantised language model: {held_out_loss(served, name):.5f}, "
                 f"actions differ by {action_error(trained, served):.4f}",

@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from models import pack
 from models.layers import fp8
 from models.layers.layers import Compute, Dense
+from models.layers.quantized import quantize
 from models.pi.model import Pi, PiConfig
 from parallel.planning import deviceless
 from tests.helpers.models.fp8_training import action_error, held_out_loss, train
@@ -210,7 +211,7 @@ LANGUAGE = r"^language/layers/(attention|mlp)/"
 def test_quantised_kernels_multiply_as_their_rounded_matrices():
     dense = Dense((4, 40), 200, compute=Compute("float32"), rngs=nnx.Rngs(0))
     kernel, x = dense.kernel[...], jax.random.normal(KEY, (3, 4, 40))
-    stored = fp8.quantize({"out": {"kernel": kernel[None]}}, "out")["out"]["kernel"]
+    stored = quantize({"out": {"kernel": kernel[None]}}, "out")["out"]["kernel"]
     assert (stored.q.dtype, stored.scale.shape) == (jnp.float8_e4m3fn, (1, 2, 2))
     dense.kernel.set_value(jax.tree.map(lambda leaf: leaf[0], stored))
     expected = np.asarray(x).reshape(3, 160) @ rounded(
@@ -221,7 +222,7 @@ def test_quantised_kernels_multiply_as_their_rounded_matrices():
 
 def test_quantising_the_language_model_leaves_every_other_leaf_alone():
     params = Pi(CONFIG).init(KEY)
-    served = jax.tree_util.tree_leaves_with_path(fp8.quantize(params, LANGUAGE))
+    served = jax.tree_util.tree_leaves_with_path(quantize(params, LANGUAGE))
     named = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in served}
     small = {name for name, leaf in named.items() if leaf.dtype == jnp.float8_e4m3fn}
     assert small == {f"language/layers/{name}/kernel/q" for name in BLOCK_PRODUCTS}
@@ -233,7 +234,7 @@ def test_quantising_the_language_model_leaves_every_other_leaf_alone():
 def test_at_the_released_sizes_a_quantised_language_model_takes_half_of_bf16():
     shapes = jax.eval_shape(Pi(PiConfig()).init, KEY)["language"]
     half = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16), shapes)
-    served = jax.eval_shape(lambda p: fp8.quantize(p, r"^layers/"), half)
+    served = jax.eval_shape(lambda p: quantize(p, r"^layers/"), half)
     before, after = (
         sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(t)) for t in (half, served)
     )
@@ -242,7 +243,7 @@ def test_at_the_released_sizes_a_quantised_language_model_takes_half_of_bf16():
 
 def test_a_pattern_that_matches_no_kernel_is_refused():
     with pytest.raises(ValueError, match="No kernel's path matches 'vlm'"):
-        fp8.quantize({"language": {"kernel": jnp.ones((1, 2, 2))}}, "vlm")
+        quantize({"language": {"kernel": jnp.ones((1, 2, 2))}}, "vlm")
 
 
 SMALL = PiConfig(
@@ -303,4 +304,4 @@ def test_the_tiny_preset_learns_to_within_a_percent_of_its_bf16_loss(recipe, in_
 
 @pytest.mark.slow
 def test_a_trained_policy_with_a_quantised_language_model_acts_almost_alike(in_bf16):
-    assert 0 < action_error(in_bf16, fp8.quantize(in_bf16, LANGUAGE)) < 0.05
+    assert 0 < action_error(in_bf16, quantize(in_bf16, LANGUAGE)) < 0.05

@@ -1,0 +1,190 @@
+"""Kernels kept in few bits, to serve, and as the frozen base that adapters are trained on (QLoRA,
+arXiv 2305.14314): float8 or int8 with one scale for every 128×128 block, or NF4.
+
+NF4 is 4 bits: one of 16 quantiles of a normal distribution for every number, and for every 64 along
+a row of the matrix their largest magnitude, itself kept in float8 (its distance from the layer's
+mean, under a scale that 256 of them share). A product reads them in the activations' dtype, one
+layer at a time and again for backward; what is kept for backward is the few bits.
+"""
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Shaped, UInt8
+
+from models.layers.fp8 import BLOCK, block_amax, block_scales, quantise, spread
+
+Kind = Literal["float8", "int8", "nf4"]
+
+QUANTILES = np.array(
+    [-1.0, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.091050036, 0.0,
+     0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0],
+    np.float32,
+)  # fmt: skip
+"""Numbers that NF4 can say of a block whose largest magnitude is 1 (appendix E of the paper)."""
+
+_EDGES = (QUANTILES[1:] + QUANTILES[:-1]) / 2
+_NF4_BLOCK, _SCALES_BLOCK = 64, 256
+_INT8_MOST = 127
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Quantized:
+    """Kernels in float8 or int8 with one f32 scale for every 128×128 block of each one's matrix."""
+
+    q: Shaped[Array, "*l i o"]
+    scale: Float[Array, "*l p r"]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Nf4:
+    """Kernels in NF4: `q` has two numbers a byte, the first in its upper half, in pairs along the
+    last axis. A block's scale is its `scale` · the `scale_step` of its 256 + the layer's
+    `scale_mean`."""
+
+    q: UInt8[Array, "*l i h"]
+    scale: Float[Array, "*l i p"]
+    scale_step: Float[Array, "*l s"]
+    scale_mean: Float[Array, "*l"]
+
+
+Kernel: TypeAlias = Quantized | Nf4
+
+
+def quantize(params: Any, pattern: str, kind: Kind = "float8") -> Any:
+    """`params` with the stacked kernels whose path `pattern` matches (`re.search`) in few bits;
+    those that are so already stay. Deterministic and free of calibration.
+
+    Raises:
+      ValueError: no kernel matches, or one's last axis is odd, which NF4 cannot pack.
+    """
+    found = []
+
+    def leaf(path: tuple[Any, ...], kernel: Any) -> Any:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        if not name.endswith("/kernel") or not re.search(pattern, name):
+            return kernel
+        found.append(name)
+        return kernel if is_quantized(kernel) else quantize_kernel(name, kernel, kind)
+
+    quantized = jax.tree_util.tree_map_with_path(leaf, params, is_leaf=is_quantized)
+    if not found:
+        raise ValueError(f"No kernel's path matches {pattern!r}, so nothing would be quantised.")
+    return quantized
+
+
+def quantize_kernel(path: str, kernel: Float[Array, "l i *o"], kind: Kind) -> Kernel:
+    """The stacked kernels at `path`, as `quantize` keeps them."""
+    if kind == "nf4" and kernel.shape[-1] % 2:
+        raise ValueError(
+            f"{path} has {kernel.shape[-1]} numbers along its last axis, which NF4 cannot pack in "
+            f"pairs; leave it out of model.compute.quantized, or keep it in int8."
+        )
+    flat = kernel.reshape(len(kernel), _inner(path, kernel.shape), -1).astype(jnp.float32)
+    made = jax.vmap(_ROUNDED[kind])(flat)
+    halved = kernel.shape[-1] // 2 if kind == "nf4" else kernel.shape[-1]
+    return type(made)(**{**vars(made), "q": made.q.reshape(*kernel.shape[:-1], halved)})
+
+
+def dequantize(path: str, kernel: Kernel) -> Float[Array, "l i *o"]:
+    """The stacked kernels at `path` in f32, in the shape that they had."""
+    shape = shape_of(kernel)
+    inner = _inner(path, shape)
+    return jax.vmap(lambda layer: matrix(layer, inner))(kernel).reshape(shape)
+
+
+def shape_of(kernel: Kernel) -> tuple[int, ...]:
+    """Shape of the kernels before they were quantised."""
+    *rest, last = kernel.q.shape
+    return (*rest, 2 * last if isinstance(kernel, Nf4) else last)
+
+
+def is_quantized(leaf: Any) -> bool:
+    """True for kernels in few bits, as `is_leaf` of `jax.tree` functions asks."""
+    return isinstance(leaf, Quantized | Nf4)
+
+
+def matrix(kernel: Kernel, inner: int) -> Float[Array, "i o"]:
+    """The matrix of one layer, f32."""
+    if isinstance(kernel, Quantized):
+        flat = kernel.q.reshape(inner, -1).astype(jnp.float32)
+        return flat * spread(kernel.scale, (BLOCK, BLOCK), flat.shape)
+    pairs = jnp.stack([kernel.q >> 4, kernel.q & 15], axis=-1).reshape(inner, -1)
+    largest = spread(_largest(kernel), (1, _NF4_BLOCK), pairs.shape)
+    return jnp.asarray(QUANTILES)[pairs.astype(jnp.int32)] * largest
+
+
+@jax.custom_vjp
+def dot(x: Float[Array, "*b i"], kernel: Kernel) -> Float[Array, "*b o"]:
+    """x @ kernel of one layer in x's dtype; the kernel has no gradient."""
+    return x @ matrix(kernel, x.shape[-1]).astype(x.dtype)
+
+
+def _forward(x: Array, kernel: Kernel) -> tuple[Array, Kernel]:
+    return dot(x, kernel), kernel
+
+
+def _backward(kernel: Kernel, g: Float[Array, "*b o"]) -> tuple[Array, None]:
+    """The barrier keeps the compiler from holding forward's matrix until now."""
+    kernel = jax.lax.optimization_barrier(kernel)
+    inner = math.prod(shape_of(kernel)) // g.shape[-1]
+    return g @ matrix(kernel, inner).astype(g.dtype).T, None
+
+
+dot.defvjp(_forward, _backward)
+
+
+def _inner(path: str, shape: tuple[int, ...]) -> int:
+    """Rows of each matrix of stacked kernels [layers, …]; heads are rows of "out" alone."""
+    heads_in = path.split("/")[-2] == "out" and len(shape) == 4
+    return math.prod(shape[1 : 3 if heads_in else 2])
+
+
+def _float8(flat: Float[Array, "i o"]) -> Quantized:
+    scale = block_scales(flat, (BLOCK, BLOCK))
+    spread_out = spread(scale, (BLOCK, BLOCK), flat.shape)
+    return Quantized(quantise(flat, spread_out, jnp.float8_e4m3fn), scale)
+
+
+def _int8(flat: Float[Array, "i o"]) -> Quantized:
+    scale = block_amax(flat, (BLOCK, BLOCK)) / _INT8_MOST
+    scale = jnp.where(scale > 0, scale, 1.0)
+    steps = jnp.round(flat / spread(scale, (BLOCK, BLOCK), flat.shape))
+    return Quantized(jnp.clip(steps, -_INT8_MOST, _INT8_MOST).astype(jnp.int8), scale)
+
+
+def _nf4(flat: Float[Array, "i o"]) -> Nf4:
+    largest = block_amax(flat, (1, _NF4_BLOCK))
+    unit = jnp.where(largest > 0, largest, 1.0)
+    shares = flat / spread(unit, (1, _NF4_BLOCK), flat.shape)
+    codes = jnp.searchsorted(jnp.asarray(_EDGES), shares, method="compare_all")
+    codes = codes.astype(jnp.uint8)
+    mean = largest.mean()
+    away = _in_groups(largest - mean)
+    step = block_scales(away, (1, _SCALES_BLOCK))
+    scale = quantise(away, step, jnp.float8_e4m3fn).reshape(-1)[: largest.size]
+    packed = codes[:, ::2] << 4 | codes[:, 1::2]
+    return Nf4(packed, scale.reshape(largest.shape), step[:, 0], mean)
+
+
+_ROUNDED: dict[Kind, Callable[[Array], Any]] = {"float8": _float8, "int8": _int8, "nf4": _nf4}
+
+
+def _largest(kernel: Nf4) -> Float[Array, "i p"]:
+    """Largest magnitude of every block of a layer, as it was kept."""
+    away = _in_groups(kernel.scale.astype(jnp.float32)) * kernel.scale_step[:, None]
+    flat = away.reshape(-1)[: kernel.scale.size] + kernel.scale_mean
+    return flat.reshape(kernel.scale.shape)
+
+
+def _in_groups(scale: Float[Array, "i p"]) -> Float[Array, "s 256"]:
+    flat = scale.reshape(-1)
+    return jnp.pad(flat, (0, -flat.size % _SCALES_BLOCK)).reshape(-1, _SCALES_BLOCK)

@@ -1,0 +1,86 @@
+"""Bytes of a LoRA training step at released sizes on one GPU, by what its frozen base is kept in:
+the steps of the presets `pi05-qlora` and `groot-qlora`, compiled for an H100 that is not there.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from models.inputs.packed_batch import PackedBatch
+from models.model import init_params
+from models.terminal import Console
+from parallel.mesh import MeshConfig
+from parallel.optimizer import with_groups
+from parallel.planning.deviceless import CompiledStep, compile_step
+from tools.recipes.presets import PRESETS, RunConfig
+
+SAMPLES, CAMERAS, TEXT = 4, 3, 64
+"""A row has at most so many samples, each of so many pictures and tokens of text."""
+GPU_BYTES = 24e9
+BASES = ("float32", "bfloat16", "float8", "int8", "nf4")
+_CASES = tuple((preset, n) for n in (4, 1, 16) for preset in ("pi05-qlora", "groot-qlora"))
+
+
+def with_base(config: RunConfig, base: str) -> RunConfig:
+    """A preset of adapters with its frozen base kept so; "float32" keeps all of it so, the others
+    what they do not quantise in bfloat16."""
+    plain = base in ("float32", "bfloat16")
+    model = config.model.computing(
+        quantized="" if plain else config.model.compute.quantized,
+        quantized_kind="float8" if plain else base,
+    )
+    frozen: Any = "float32" if base == "float32" else "bfloat16"
+    return replace(config, model=model, optimizer=replace(config.optimizer, frozen_dtype=frozen))
+
+
+def compiled(config: RunConfig, samples: int) -> CompiledStep:
+    """The training step on so many samples on one H100."""
+    model, row = config.model.build(), min(samples, SAMPLES)
+    places = row * (CAMERAS * config.model.tokens_per_image + TEXT)
+    layout = config.model.layout(prefix=places, samples=row, images=row * CAMERAS, text=row * TEXT)
+    optimizer = replace(config.optimizer, decay_steps=config.optimizer.warmup_steps + 1)
+    return compile_step(
+        _Kept(model),
+        with_groups(optimizer, model.groups),
+        model.sharding_rules,
+        MeshConfig(),
+        layout,
+        samples // row,
+        topology="1x1x1",
+    )
+
+
+def run(console: Console) -> dict[str, Any]:
+    """Compiles every case; the ratio is that of π0.5's bytes at peak with f32 to those with NF4."""
+    found: dict[str, dict[str, float]] = {}
+    for preset, samples in _CASES:
+        for base in BASES:
+            memory = compiled(with_base(PRESETS[preset], base), samples).memory
+            name = f"{preset}, {samples} samples, {base}"
+            found[name] = {"state": memory.arguments, "peak": memory.peak}
+            fits = "fits" if memory.peak < GPU_BYTES else "does not fit"
+            console.print(
+                f"{name}: state {memory.arguments / 1e9:.2f} GB, peak {memory.peak / 1e9:.2f} GB, "
+                f"{fits} 24 GB",
+                highlight=False,
+            )
+    first = f"{_CASES[0][0]}, {_CASES[0][1]} samples"
+    ours, other = (found[f"{first}, {base}"]["peak"] for base in ("nf4", "float32"))
+    return {
+        "ratio": other / ours,
+        "ours": f"{ours / 1e9:.2f} GB at peak in NF4",
+        "other": f"{other / 1e9:.2f} GB in f32",
+        "bytes": found,
+    }
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A model whose parameters begin as they are kept in training."""
+
+    model: Any
+
+    def init(self, key: Any) -> Any:
+        return init_params(self.model, key)
+
+    def loss(self, params: Any, batch: PackedBatch, key: Any) -> Any:
+        return self.model.loss(params, batch, key)
