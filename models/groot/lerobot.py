@@ -33,8 +33,8 @@ _PICTURE = "observation.images."
 
 
 def write(policy: Policy, target: Path) -> None:
-    """Writes the policy of one robot in f32, adapters folded in. LeRobot builds the released sizes alone; models of
-    others are written alike.
+    """Writes the policy of one robot in f32, adapters folded in. LeRobot builds the released sizes
+    alone; models of others are written alike.
 
     Raises:
       ValueError: `target` holds a model, or LeRobot would prepare for the policy or scale its
