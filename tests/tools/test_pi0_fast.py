@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from models import load_policy
+from models import Normalizer, load_policy
 from models.inputs.fast import Fast
+from models.load import inspect_params
 from parallel.mesh import MeshConfig
 from tests.helpers.tools.small_run import MODEL, SMALL, losses, one_device, write_dataset
 from tools import train
@@ -86,39 +87,39 @@ def test_eight_devices_give_the_losses_of_one(finished, dataset, tmp_path):
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(finished), rtol=1e-5)
 
 
-def test_a_policy_trained_as_openpis_comes_back_from_openpis_layout(dataset, tmp_path):
-    """Begun from openpi's checkpoint, trained, written as openpi's and read again."""
-    source = FIXTURES / "openpi" / "pi0_fast"
-    model = load_policy(source, released="pi0_fast_base", horizon=4, relative=()).model.config
-    config = replace(
-        FAST,
-        model=replace(model.computing(dtype="float32"), state_dim=3, action_dim=2, steps=12),
-        trainer=replace(FAST.trainer, steps=4, eval_every=0),
+def test_openpis_policy_is_written_for_openpi_and_comes_back(tmp_path):
+    told = {"released": "pi0_fast_base", "horizon": 10, "relative": ()}
+    told |= {"tokenizer": FIXTURES / "tokenizer.model"}
+    first = load_policy(FIXTURES / "openpi" / "pi0_fast", **told, fast=FIXTURES / "fast")
+    robot = first.processor.embodiments[0]
+    scales = {"state": Normalizer((0.5,) * 32, (2.0,) * 32)}
+    scales |= {"actions": Normalizer((-1.0,) * 32, (0.5,) * 32)}
+    first = replace(
+        first, processor=replace(first.processor, embodiments=(replace(robot, **scales),))
     )
-    out, tokenizer = tmp_path / "run", FIXTURES / "tokenizer.model"
-    paths = train.Paths(str(dataset), out, init=source, tokenizer=tokenizer)
+    convert(first, tmp_path / "openpi", "openpi")
+    again = load_policy(tmp_path / "openpi", **told, fast=tmp_path / "openpi" / "fast")
+    jax.tree.map(np.testing.assert_array_equal, again.params, first.params)
+    assert again.model.config == first.model.config
+    assert again.processor.fast == first.processor.fast
+    for name, scale in scales.items():
+        found = getattr(again.processor.embodiments[0], name)
+        np.testing.assert_allclose(found.offset, scale.offset, atol=1e-6)
+        np.testing.assert_allclose(found.scale, scale.scale, atol=1e-6)
+
+
+def test_openpis_files_are_not_trained_on_with_tokenizers_missing_or_of_other_sizes(
+    dataset, tmp_path
+):
+    source, out = FIXTURES / "openpi" / "pi0_fast", tmp_path / "run"
+    found = inspect_params(source).config
+    config = replace(FAST, model=replace(found, horizon=4, state_dim=3, action_dim=2, steps=12))
+    paths = train.Paths(str(dataset), out, init=source, tokenizer=FIXTURES / "tokenizer.model")
     with pytest.raises(ValueError, match="came without the FAST tokenizer that it writes"):
         train.run(paths, config, QUIET)
     foreign = replace(paths, fast=FIXTURES / "fast", tokenizer=RELEASED / "tokenizer.model")
     with pytest.raises(ValueError, match="whose end FAST's tokens are counted"):
         train.run(foreign, config, QUIET)
-    train.run(replace(paths, fast=FIXTURES / "fast"), config, QUIET)
-    first = load_policy(out)
-    convert(first, tmp_path / "openpi", "openpi")
-    again = load_policy(
-        tmp_path / "openpi",
-        released="pi0_fast_base",
-        horizon=4,
-        relative=(),
-        tokenizer=tokenizer,
-        fast=tmp_path / "openpi" / "fast",
-    )
-    jax.tree.map(np.testing.assert_array_equal, again.params, first.params)
-    assert again.processor.fast == first.processor.fast
-    robots = (again.processor.embodiments[0], first.processor.embodiments[0])
-    for one, other in zip(*((r.state, r.actions) for r in robots), strict=True):
-        np.testing.assert_allclose(one.offset, other.offset, atol=1e-6)
-        np.testing.assert_allclose(one.scale, other.scale, atol=1e-6)
 
 
 def test_what_openpi_would_read_otherwise_is_not_written_for_it(finished, tmp_path):
