@@ -18,6 +18,7 @@ import tyro
 from models.terminal import Console, guard_tracebacks, harmless
 from tools.bench import serve
 from tools.bench.data import data, packing, plan, start, stats
+from tools.bench.ladder import ladder
 from tools.bench.models import attention, chunks, fp8, pi05, qlora
 from tools.bench.parallel import predict, recipe
 from tools.bench.rl import rl
@@ -29,6 +30,7 @@ BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
     "chunks": chunks.run,
     "data": data.run,
     "fp8": fp8.run,
+    "ladder": ladder.run,
     "libero": libero.run,
     "packing": packing.run,
     "pi05": pi05.run,
@@ -43,7 +45,7 @@ BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
     "stats": stats.run,
 }
 
-_WITH_PEER = ("data", "pi05", "stats")
+_WITH_PEER = ("data", "ladder", "pi05", "stats")
 _NAMES = tyro.conf.arg(constructor=tyro.extras.literal_type_from_choices(BENCHMARKS))
 
 
@@ -56,8 +58,8 @@ def main(
 
     Args:
       name: what to measure.
-      peer: the Python of an environment that has openpi, for pi05, LeRobot, for data, or both, for
-        stats.
+      peer: the Python of an environment that has openpi, for pi05, LeRobot, for data and, if it is
+        there, ladder, or both, for stats.
       as_json: end with the result as one line of JSON.
     """
     console = Console(stderr=as_json)

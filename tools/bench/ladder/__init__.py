@@ -1,0 +1,1 @@
+"""The ladder from the recipe's beginnings to ours."""
