@@ -36,7 +36,7 @@ from models.layers.siglip import SiglipConfig
 from models.terminal import Console, track
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.optimizer import OptimizerConfig
-from parallel.step import abstract_state, make_train_step, state_from
+from parallel.step import abstract_state, init_state, make_train_step, state_from
 from tools.bench.data.data import CACHE, ReadRate
 from tools.bench.ladder.dataset import make
 from tools.bench.ladder.rungs import RUNGS, LaidRung, laid, opened
@@ -244,8 +244,8 @@ def trainer(
     model, mesh = config.build(), make_mesh(MeshConfig(), jax.devices()[:1])
     abstract = abstract_state(model, _OPTIMIZER, model.sharding_rules, mesh)
     step = make_train_step(model, _OPTIMIZER, mesh, abstract)
-    params = jax.jit(lambda key: stirred(model.init(key)))(jax.random.key(_SEED))
-    first = state_from(params, _OPTIMIZER, abstract)
+    drawn = init_state(model, _OPTIMIZER, abstract, _SEED).params
+    first = state_from(stirred(drawn), _OPTIMIZER, abstract)
     state = jax.tree.map(jnp.copy, first)
 
     def loss(batch: PackedBatch) -> float:
@@ -262,10 +262,10 @@ def trainer(
 def stirred(params: Any) -> Any:
     """The parameters with noise. Models begin with gates of 0, through which no loss depends on
     pictures or prompt, so none could tell that a rung reads them wrongly."""
-    leaves, tree = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(_SEED), len(leaves))
-    noisy = [p + _NOISE * jax.random.normal(k, p.shape) for p, k in zip(leaves, keys, strict=True)]
-    return jax.tree.unflatten(tree, noisy)
+    draw = np.random.default_rng(_SEED)
+    return jax.tree.map(
+        lambda p: p + jnp.asarray(_NOISE * draw.standard_normal(p.shape, np.float32)), params
+    )
 
 
 def reading(rung: PreparedRung, sizes: LadderSizes) -> LadderReading:
