@@ -91,8 +91,9 @@ def test_a_run_is_written_with_its_family_and_read_with_or_without(name):
     value = json.loads(json.dumps(to_json(preset)))
     assert value["model"]["family"] == preset.model.family
     assert from_json(RunConfig, value) == preset
-    del value["model"]["family"]  # as files were before families had names
-    assert from_json(RunConfig, value) == preset
+    if preset.model.family in ("pi", "groot"):
+        del value["model"]["family"]  # as files were before families had names
+        assert from_json(RunConfig, value) == preset
 
 
 def test_a_config_of_another_family_is_refused_by_its_name():

@@ -100,7 +100,7 @@ def greedy(
     *,
     slots: int,
     length: int,
-    begin: int | Int[Array, "r k"],
+    begin: int | Int[Array, ""] | Int[Array, "r k"],
     end: int,
     gap: int = 0,
     below: int | None = None,

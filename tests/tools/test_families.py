@@ -273,9 +273,10 @@ def test_a_policy_is_converted_to_formats_of_its_family_alone(
     again, first = load_policy(tmp_path / "own"), load_policy(trained)
     jax.tree.map(np.testing.assert_array_equal, again.params, first.params)
     assert again.model == first.model
-    with pytest.raises(SystemExit, match=f"'{family.name}' does not fit the format 'lerobot'"):
+    other = next(x for x in ("lerobot", "openpi") if x not in first.model.config.exports)
+    with pytest.raises(SystemExit, match=f"'{family.name}' does not fit the format '{other}'"):
         command(
-            *(convert_checkpoint.main, trained, tmp_path / "other", "--to", "lerobot", *options),
+            *(convert_checkpoint.main, trained, tmp_path / "other", "--to", other, *options),
             monkeypatch=monkeypatch,
         )
 

@@ -152,7 +152,9 @@ def test_config_json_of_openpis_conversion_is_read_and_others_refused(tmp_path):
     file.write_text(json.dumps({"action_dim": 32, "action_horizon": 15}))
     assert lerobot.read_config(tmp_path).horizon == 15
     file.write_text(json.dumps({"type": "act", "chunk_size": 100}))
-    with pytest.raises(ValueError, match="policy of type 'act', expected 'pi0' or 'pi05'"):
+    with pytest.raises(
+        ValueError, match="policy of type 'act', expected 'pi0', 'pi05' or 'pi0_fast'"
+    ):
         lerobot.read_config(tmp_path)
     file.write_text(json.dumps({"type": "pi05"}))
     with pytest.raises(ValueError, match="neither chunk_size nor action_horizon"):

@@ -350,7 +350,7 @@ def test_acting_and_processors_without_fast_make_no_action_tokens():
     made = plain.sample([IMAGE], np.ones(1), "tidy", actions=CHUNK)
     assert not len(made.subtask)
     assert not len(made.action_tokens)
-    with pytest.raises(ValueError, match="no FAST tokenizer"):
+    with pytest.raises(ValueError, match="without a FAST tokenizer"):
         plain.predicted_actions(np.array([300]))
 
 

@@ -27,6 +27,7 @@ from tools.serving.metrics import Metrics
 SUITE = f"{libero_like.__file__}:ARM"
 GIVEN = [
     *("--released", "pi05_droid", "--horizon", "8", "--tokenizer", "words.model", "--robot", "arm"),
+    *("--fast", "fast"),
     *("--state", "none", "--relative", "0", "1", "--modality", "modality.json"),
     *("--cameras", "image=base_0_rgb", "image2=left_wrist_0_rgb"),
 ]
@@ -36,6 +37,7 @@ WANTED = PolicyOptions(
     relative=(0, 1),
     horizon=8,
     tokenizer=Path("words.model"),
+    fast=Path("fast"),
     cameras=("image=base_0_rgb", "image2=left_wrist_0_rgb"),
     robot="arm",
     modality=Path("modality.json"),
