@@ -1,5 +1,5 @@
-"""AdamW, AdamW with float8 moments, Adafactor or a user's own method, from one config, for any
-parameter tree.
+"""AdamW, AdamW with float8 moments, Muon, Adafactor or a user's own method, from one config, for
+any parameter tree.
 
 A learning rate is one schedule times a factor for the parameter's group; a factor of 0 freezes. The
 schedule is apart from the transformation so that the learning rate can be logged.
@@ -20,6 +20,7 @@ from models.files.own_file import named_in_file
 from models.layers.fp8 import is_history
 from models.sharding import axes_of, path_name
 from parallel import moments
+from parallel.muon import scale_by_muon_and_adam
 
 _LARGEST_WHOLE = 4096
 """Numbers in an array of the optimizer's state that every device may hold whole."""
@@ -29,12 +30,14 @@ _LARGEST_WHOLE = 4096
 class OptimizerConfig:
     """Hyperparameters of one run.
 
-    `name`: "adamw"; "adamw_fp8", whose moments take 2 bytes a parameter, not 8; or "adafactor",
-    whose second moment is factored (arXiv 1804.04235, as modified for ViT-G, arXiv 2106.04560:
-    learning rates as for Adam, `b1` of momentum in bfloat16, decay capped by `b2`), which takes 2,
-    and with `b1` 0 next to nothing. Or `path/to/file.py:function`: the file runs, and the function
-    makes of this config the optax transformation that stands between clipping and weight decay,
-    such as `lambda c: optax.scale_by_lion(c.b1, c.b2)`.
+    `name`: "adamw"; "adamw_fp8", whose moments take 2 bytes a parameter, not 8; "muon" (Jordan
+    2024), which orthogonalises the momentum of the parameters in whose path the regex `matrices` is
+    found, with 4 bytes each, and is AdamW for the others; or "adafactor", whose second moment is
+    factored (arXiv 1804.04235, as modified for ViT-G, arXiv 2106.04560: learning rates as for Adam,
+    `b1` of momentum in bfloat16, decay capped by `b2`), which takes 2, and with `b1` 0 next to
+    nothing. Or `path/to/file.py:function`: the file runs, and the function makes of this config the
+    optax transformation that stands between clipping and weight decay, such as `lambda c:
+    optax.scale_by_lion(c.b1, c.b2)`.
 
     The learning rate rises linearly over `warmup_steps`. Then "cosine" and "linear" fall to
     `final_fraction` of the peak at `decay_steps` (None: at the run's last step), "constant" stays
@@ -59,6 +62,7 @@ class OptimizerConfig:
     eps: float = 1e-8
     weight_decay: float = 1e-6
     decayed: str = ""
+    matrices: str = r"(layers|blocks)/.*kernel$"
     schedule: Literal["cosine", "linear", "constant", "rsqrt"] = "cosine"
     warmup_steps: int = 100
     decay_steps: int | None = None
@@ -166,12 +170,13 @@ def select(config: OptimizerConfig, params: Any) -> tuple[Any, Any]:
             f"the rest or '. 0' to freeze it."
         )
     idle = [pair[0] for pair in config.rate_factors if pair not in deciding.values()]
-    if config.decayed and not any(re.search(config.decayed, name) for name in names):
-        idle.append(config.decayed)
+    regexes = [config.decayed, config.matrices if config.name == "muon" else ""]
+    idle += [regex for regex in regexes if not any(re.search(regex, name) for name in names)]
     if idle:
         raise ValueError(
-            f"optimizer.rate_factors or decayed has {idle[0]!r}, which decides for no parameter; "
-            f"a path is like {names[0]}, and of several regexes found in it the first decides."
+            f"optimizer.rate_factors, decayed or matrices has {idle[0]!r}, which decides for no "
+            f"parameter; a path is like {names[0]}, and of several regexes found in it the first "
+            f"decides."
         )
     moving = jax.tree_util.tree_map_with_path(
         lambda path, _: is_history(path) or _rate(config, path_name(path)) > 0, params
@@ -253,6 +258,7 @@ _METHODS = {
     "adamw": lambda c: optax.scale_by_adam(c.b1, c.b2, c.eps),
     "adamw_fp8": lambda c: moments.scale_by_adam(c.b1, c.b2, c.eps),
     "adafactor": _adafactor,
+    "muon": lambda c: scale_by_muon_and_adam(c.matrices, c.b1, c.b2, c.eps),
 }
 
 
@@ -302,12 +308,12 @@ def _check(config: OptimizerConfig) -> None:
             f"optimizer.ema_decay is {config.ema_decay}; it must be at least 0 (no averaging) "
             f"and below 1."
         )
-    for pattern, factor in (*config.rate_factors, (config.decayed, 1.0)):
+    for pattern, factor in (*config.rate_factors, (config.decayed, 1.0), (config.matrices, 1.0)):
         try:
             re.compile(pattern)
         except re.error as error:
             raise ValueError(
-                f"optimizer.rate_factors or decayed has {pattern!r}, no regex: {error}."
+                f"optimizer.rate_factors, decayed or matrices has {pattern!r}, no regex: {error}."
             ) from error
         if not 0 <= factor < math.inf:
             raise ValueError(

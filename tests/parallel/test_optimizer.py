@@ -64,13 +64,19 @@ def moments(opt_state):
 
 
 @pytest.mark.parametrize(
-    ("name", "moments"),
-    [("adamw", 1e-5), ("adamw_fp8", 1e-5), ("adafactor", 2e-3), (f"{OWN}:amsgrad", 1e-5)],
-    ids=["adamw", "adamw_fp8", "adafactor", "own"],
+    ("name", "moments", "move"),
+    [
+        ("adamw", 1e-5, 1e-5),
+        ("adamw_fp8", 1e-5, 1e-5),
+        ("muon", 1e-5, 1e-4),  # small singular values are enlarged, and their last bits too
+        ("adafactor", 2e-3, 1e-5),
+        (f"{OWN}:amsgrad", 1e-5, 1e-5),
+    ],
+    ids=["adamw", "adamw_fp8", "muon", "adafactor", "own"],
 )
-def test_every_method_learns_and_eight_devices_do_as_one_does(name, moments):
+def test_every_method_learns_and_eight_devices_do_as_one_does(name, moments, move):
     """Every step from one device's state: sums over eight devices differ in the last bit."""
-    optimizer = replace(OPTIMIZER, name=name)
+    optimizer = replace(OPTIMIZER, name=name, matrices="kernel$")
     abstract, step = made(optimizer, make_mesh(devices=jax.devices()[:1]))
     spread, spread_step = made(optimizer, make_mesh(MeshConfig(data=1, fsdp=8)))
     state, losses = init_state(MODEL, optimizer, abstract, 0), []
@@ -82,7 +88,7 @@ def test_every_method_learns_and_eight_devices_do_as_one_does(name, moments):
         for metric in ("loss", "grad_norm"):
             np.testing.assert_allclose(found[metric], wanted[metric], rtol=1e-5)
         moves = (jax.tree.map(np.subtract, x.params, before.params) for x in (eight, state))
-        assert apart(*moves) < 1e-5
+        assert apart(*moves) < move
         assert_same_moments(eight.opt_state, state.opt_state, moments)
         losses.append(float(wanted["loss"]))
     assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:3])
@@ -95,6 +101,7 @@ def test_every_method_learns_and_eight_devices_do_as_one_does(name, moments):
     [
         ("adamw", 0.9, 8.0),
         ("adamw_fp8", 0.9, 2.04),
+        ("muon", 0.9, 4.64),
         ("adafactor", 0.9, 2.01),
         ("adafactor", 0, 0.01),
     ],
@@ -125,6 +132,44 @@ def test_adamw_is_optax_adamw():
         ours, theirs = (o.update(grads, s, PARAMS) for o, s in zip(both, states, strict=True))
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), ours[0], theirs[0])
         states = [ours[1], theirs[1]]
+
+
+def test_muon_orthogonalises_each_layers_matrix_with_its_heads_joined_and_leaves_the_rest_to_adam():
+    config = OptimizerConfig(name="muon", warmup_steps=0, decay_steps=9, clip_norm=1e9)
+    draw = np.random.default_rng(0)
+    attention = {"q": (2, 24, 3, 4), "out": (2, 3, 4, 24), "up": (2, 24, 8)}
+    shapes = {"layers": {name: {"kernel": shape} for name, shape in attention.items()}}
+    shapes |= {"embed": {"kernel": (24, 8)}}
+    grads = jax.tree.map(
+        lambda shape: jnp.asarray(draw.normal(size=shape), jnp.float32),
+        shapes,
+        is_leaf=lambda x: isinstance(x, tuple),
+    )
+    params = jax.tree.map(jnp.zeros_like, grads)
+    optimizer = make_optimizer(config)
+    updates, _ = optimizer.update(grads, optimizer.init(params), params)
+    flat = {"q": (2, 24, 12), "out": (2, 12, 24), "up": (2, 24, 8)}
+    for name, shape in flat.items():
+        update = np.asarray(updates["layers"][name]["kernel"]).reshape(shape)
+        sizes = np.linalg.svd(update, compute_uv=False) / (1e-4 * 0.2 * math.sqrt(24))
+        assert sizes.min() > 0.6
+        assert sizes.max() < 1.3
+        grad = np.asarray(grads["layers"][name]["kernel"]).reshape(shape)
+        u, _, v = np.linalg.svd(grad, full_matrices=False)
+        assert -np.sum(u @ v * update) > 0.9 * np.linalg.norm(u @ v) * np.linalg.norm(update)
+    embed = np.asarray(updates["embed"]["kernel"])
+    np.testing.assert_allclose(np.abs(embed), 1e-4, rtol=1e-3)
+
+
+def test_muon_refuses_parameters_that_are_no_matrices_and_a_regex_that_finds_none():
+    config = OptimizerConfig(name="muon", warmup_steps=0, decay_steps=9)
+    with pytest.raises(ValueError, match=r"matrices has '\(layers\|blocks.*decides for no param"):
+        select(config, PARAMS)
+    biases = make_optimizer(replace(config, matrices="bias$"))
+    with pytest.raises(
+        ValueError, match=r"finds up/bias of shape \(3,\), but Muon is for matrices"
+    ):
+        biases.update(PARAMS, biases.init(PARAMS), PARAMS)
 
 
 @pytest.mark.parametrize(
