@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import tyro
 
 from models.terminal import Console, guard_tracebacks, harmless
-from tools.bench import serve
+from tools.bench import learn, serve
 from tools.bench.data import data, packing, plan, start, stats
 from tools.bench.ladder import ladder
 from tools.bench.models import attention, chunks, fp8, pi05, qlora
@@ -31,6 +31,7 @@ BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
     "data": data.run,
     "fp8": fp8.run,
     "ladder": ladder.run,
+    "learn": learn.run,
     "libero": libero.run,
     "packing": packing.run,
     "pi05": pi05.run,

@@ -184,11 +184,7 @@ def _processor(frames: Frames, config: ModelConfig) -> Processor:
     cameras = (*frames.cameras, *(f"absent{n}" for n in range(len(frames.cameras), _SLOTS)))
     scales = normalizer(frames.stats[STATE], STATE), normalizer(frames.stats[ACTION], ACTION)
     return Processor(
-        image_size=config.image_size,
-        state_dim=config.state_dim,
-        action_dim=config.action_dim,
-        horizon=config.horizon,
-        state_input=config.state_input,
+        **config.preparation,
         words=Tokenizer.build(texts, config.vocabulary).words,
         embodiments=(Embodiment(frames.name, cameras, *scales),),
     )

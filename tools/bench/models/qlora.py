@@ -2,11 +2,10 @@
 the steps of the presets `pi05-qlora` and `groot-qlora`, compiled for an H100 that is not there.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from models.inputs.packed_batch import PackedBatch
-from models.model import init_params
+from models.model import KeptModel
 from models.terminal import Console
 from parallel.mesh import MeshConfig
 from parallel.optimizer import with_groups
@@ -39,7 +38,7 @@ def compiled(config: RunConfig, samples: int) -> CompiledStep:
     layout = config.model.layout(prefix=places, samples=row, images=row * CAMERAS, text=row * TEXT)
     optimizer = replace(config.optimizer, decay_steps=config.optimizer.warmup_steps + 1)
     return compile_step(
-        _Kept(model),
+        KeptModel(model),
         with_groups(optimizer, model.groups),
         model.sharding_rules,
         MeshConfig(),
@@ -71,16 +70,3 @@ def run(console: Console) -> dict[str, Any]:
         "other": f"{other / 1e9:.2f} GB in f32",
         "bytes": found,
     }
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """A model whose parameters begin as they are kept in training."""
-
-    model: Any
-
-    def init(self, key: Any) -> Any:
-        return init_params(self.model, key)
-
-    def loss(self, params: Any, batch: PackedBatch, key: Any) -> Any:
-        return self.model.loss(params, batch, key)

@@ -1,0 +1,63 @@
+"""Time to success, on a suite and a model that take seconds."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from models.terminal import Console
+from tests.helpers.tools.small_run import one_device
+from tools.bench.learn import BASELINE, LearnSizes, LearntTask, Setting, run
+from tools.recipes import training
+
+HELPERS = Path(__file__).parents[2] / "helpers"
+TASK = LearntTask(
+    f"{HELPERS}/sim/point_suite.py:POINTS",
+    episodes=6,
+    steps=8,
+    preset=f"{HELPERS}/tools/small_run.py:SMALL",
+    tasks=("points",),
+    image_size=32,
+    success=0.0,
+)
+SIZES = LearnSizes(
+    seeds=1,
+    checks=2,
+    starts=2,
+    tasks=(TASK,),
+    settings={
+        BASELINE: Setting(lambda preset: preset, (1e-3, 2e-3)),
+        "many chunks": Setting(
+            lambda preset: replace(preset, model=preset.model.changed(chunks=4))
+        ),
+    },
+)
+
+UNCHANGED = {BASELINE: Setting(lambda preset: preset)}
+
+
+@pytest.mark.slow
+def test_the_first_checkpoint_that_succeeds_counts_and_what_was_found_is_kept(
+    tmp_path, monkeypatch
+):
+    console = Console(quiet=True)
+    with one_device():
+        found = run(console, tmp_path, SIZES)
+    samples = 32 * TASK.steps // SIZES.checks
+    for row in found["rows"]:
+        assert row["reached"] == 1
+        assert (row["samples"], row["samples_range"]) == (samples, [samples, samples])
+        assert 0 < row["seconds_range"][0] <= row["seconds"] <= row["seconds_range"][1]
+    assert found["rows"][0]["tuning_runs"] == 2
+    assert found["ratio"] >= 1
+
+    impossible = replace(SIZES, tasks=(replace(TASK, success=1.1),), settings=UNCHANGED)
+    with one_device():
+        (never,) = run(console, tmp_path, impossible)["rows"]
+    assert (never["reached"], never["samples"], never["seconds"]) == (0, None, None)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("what was found is not found again")
+
+    monkeypatch.setattr(training, "run", refuse)
+    assert run(console, tmp_path, SIZES) == found

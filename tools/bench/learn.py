@@ -1,0 +1,245 @@
+"""Time to success: seconds and samples until a policy that begins with nothing acts well, by
+optimizer, chunks, packing and precision (the measure of AlgoPerf, arXiv 2306.07179).
+
+Of every method with several learning rates the best is taken first, by the error of its actions on
+held-out episodes with a seed of its own; then all settings run with the same seeds. A run keeps
+its checkpoints, which act on validation starts, in order, until one succeeds often enough: no start
+of a published figure is among them. What a run found is kept, so the benchmark can be interrupted.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from models import load_policy
+from models.config import to_json
+from models.terminal import Console, track
+from parallel.monitor.metrics import read_metrics
+from parallel.runs.atomic import replace_text
+from sim.suites import load_suite
+from tools.bench.data.data import CACHE
+from tools.recipes import training
+from tools.recipes.closed_loop import held_out
+from tools.recipes.conditions import Condition
+from tools.recipes.presets import RowsConfig, RunConfig, load_preset
+from tools.recipes.recording import RecordConfig, record_dataset
+
+VALIDATION = 1_500_000_000
+"""First seed of the starts that decide here."""
+_TUNED_BY = 1000
+"""Seed of the runs that choose learning rates."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A change of the preset, and the learning rates to choose from; the preset's own if none."""
+
+    change: Callable[[RunConfig], RunConfig]
+    rates: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class LearntTask:
+    """A suite with a single task or a choice of its tasks, and how long a run may take."""
+
+    suite: str
+    episodes: int
+    steps: int
+    preset: str = "tiny"
+    tasks: tuple[str, ...] = ()
+    image_size: int = 48
+    replan_steps: int = 4
+    success: float = 0.9
+
+
+class LearnResult(NamedTuple):
+    """Samples and seconds of the first checkpoint that succeeded often enough; None if none did."""
+
+    samples: int | None
+    seconds: float | None
+    error: float
+    """Mean square of held-out actions, of that of always giving the mean action, at the end."""
+
+
+def _model(**changes: Any) -> Callable[[RunConfig], RunConfig]:
+    return lambda preset: replace(preset, model=preset.model.changed(**changes))
+
+
+def _computing(**changes: Any) -> Callable[[RunConfig], RunConfig]:
+    return lambda preset: replace(preset, model=preset.model.computing(**changes))
+
+
+def _optimizer(name: str) -> Callable[[RunConfig], RunConfig]:
+    return lambda preset: replace(preset, optimizer=replace(preset.optimizer, name=name))
+
+
+def _padded(preset: RunConfig) -> RunConfig:
+    """As many samples a step, each in a row of its own."""
+    number = preset.rows.number * preset.rows.samples
+    return replace(preset, rows=RowsConfig(number=number, samples=1))
+
+
+BASELINE = "AdamW"
+SETTINGS = {
+    BASELINE: Setting(_optimizer("adamw"), (7.5e-4, 1.5e-3, 3e-3)),
+    "Muon": Setting(_optimizer("muon"), (3e-3, 6e-3, 1.2e-2)),
+    "AdamW, float8 moments": Setting(_optimizer("adamw_fp8"), (7.5e-4, 1.5e-3, 3e-3)),
+    "Adafactor": Setting(_optimizer("adafactor"), (7.5e-4, 1.5e-3, 3e-3)),
+    "one chunk": Setting(_model(chunks=1)),
+    "six chunks": Setting(_model(chunks=6)),
+    "padded rows": Setting(_padded),
+    "bfloat16": Setting(_computing(dtype="bfloat16")),
+    "float8": Setting(_computing(fp8="current")),
+}
+
+
+@dataclass(frozen=True)
+class LearnSizes:
+    """Size of the comparison."""
+
+    seeds: int = 5
+    checks: int = 8
+    starts: int = 64
+    tasks: tuple[LearntTask, ...] = (
+        LearntTask("tabletop-reach", 1024, 800),
+        LearntTask("tabletop-lift", 2048, 2400),
+        LearntTask(
+            "metaworld", 50, 2400, "metaworld", ("door-open-v3",), image_size=64, replan_steps=8
+        ),
+    )
+    settings: Mapping[str, Setting] = field(default_factory=lambda: SETTINGS)
+
+
+def run(console: Console, cache: Path = CACHE, sizes: LearnSizes | None = None) -> dict[str, Any]:
+    """Median seconds and samples to success of every setting on every task, with the range over the
+    seeds; `ratio` is AdamW's median over the quickest setting's, on the middle one of the tasks."""
+    sizes = sizes or LearnSizes()
+    rows = [
+        _row(task, name, setting, sizes, cache, console)
+        for task in sizes.tasks
+        for name, setting in sizes.settings.items()
+    ]
+    of = [row for row in rows if row["task"] == _name(sizes.tasks[len(sizes.tasks) // 2])]
+    usual = next(row for row in of if row["setting"] == BASELINE)
+    best = min(of, key=lambda row: row["seconds"] or math.inf)
+    both = usual["seconds"], best["seconds"]
+    return {
+        "ratio": both[0] / both[1] if all(both) else math.nan,
+        "ours": f"{best['seconds']} s with {best['setting']}",
+        "other": f"{usual['seconds']} s with {BASELINE}",
+        "unit": "seconds to success",
+        "rows": rows,
+        "seeds": sizes.seeds,
+        "starts": sizes.starts,
+    }
+
+
+def _row(
+    task: LearntTask,
+    name: str,
+    setting: Setting,
+    sizes: LearnSizes,
+    cache: Path,
+    console: Console,
+) -> dict[str, Any]:
+    dataset = _recorded(task, cache)
+    preset = setting.change(load_preset(task.preset))
+    presets = [
+        replace(preset, optimizer=replace(preset.optimizer, learning_rate=rate))
+        for rate in setting.rates or (preset.optimizer.learning_rate,)
+    ]
+    if len(presets) > 1:
+        tried = [_found(task, each, _TUNED_BY, dataset, sizes, cache, console) for each in presets]
+        presets = [min(zip(tried, presets, strict=True), key=lambda pair: pair[0].error)[1]]
+    (chosen,) = presets
+    runs = [
+        _found(task, chosen, seed, dataset, sizes, cache, console)
+        for seed in track(range(sizes.seeds), f"{_name(task)}: {name}", console=console)
+    ]
+    return {
+        "task": _name(task),
+        "success": task.success,
+        "setting": name,
+        "learning_rate": chosen.optimizer.learning_rate,
+        "tuning_runs": len(setting.rates),
+        "reached": sum(run.samples is not None for run in runs),
+        **_spread("seconds", [run.seconds for run in runs]),
+        **_spread("samples", [run.samples for run in runs]),
+        "error": median(run.error for run in runs),
+    }
+
+
+def _spread(name: str, values: Sequence[float | None]) -> dict[str, Any]:
+    """The median and the range, in which the true median is with 1 - 2^(1 - n) where n are drawn;
+    None for what was never reached."""
+    known = [math.inf if value is None else value for value in values]
+    found = [None if math.isinf(x) else x for x in (median(known), min(known), max(known))]
+    return {name: found[0], f"{name}_range": found[1:]}
+
+
+def _found(
+    task: LearntTask,
+    preset: RunConfig,
+    seed: int,
+    dataset: Path,
+    sizes: LearnSizes,
+    cache: Path,
+    console: Console,
+) -> LearnResult:
+    """A run's result, kept from an earlier benchmark if its preset was the same."""
+    every = max(1, task.steps // sizes.checks)
+    trainer = replace(
+        preset.trainer, steps=task.steps, eval_every=task.steps, save_every=every,
+        keep=sizes.checks + 1, seed=seed,
+    )  # fmt: skip
+    preset = replace(preset, trainer=trainer)
+    told = json.dumps([to_json(preset), str(task), sizes.starts], sort_keys=True)
+    folder = cache / "learn" / f"run-{hashlib.sha256(told.encode()).hexdigest()[:16]}"
+    kept = folder / "result.json"
+    if not kept.is_file():
+        resume = (folder / "config.json").is_file()
+        training.run(training.Paths(str(dataset), folder, resume=resume), preset, console)
+        replace_text(kept, json.dumps(_judged(task, folder, sizes)._asdict()))
+    return LearnResult(**json.loads(kept.read_text()))
+
+
+def _judged(task: LearntTask, folder: Path, sizes: LearnSizes) -> LearnResult:
+    lines = [line for line in read_metrics(folder) if "loss" in line]
+    samples = list(accumulate(int(line["samples"]) for line in lines))
+    seconds = list(accumulate(line["step_seconds"] for line in lines[1:]))  # the first compiles
+    (last,) = (line for line in read_metrics(folder) if "val_action_mse" in line)
+    error = last["val_action_mse"] / last["val_mean_action_mse"]
+    suite = load_suite(task.suite)
+    tasks = task.tasks or suite.tasks
+    starts = held_out(replace(suite, first_seed=VALIDATION), tasks, sizes.starts)
+    steps = sorted(int(path.name) for path in (folder / "checkpoints").iterdir())
+    count = suite.count(None, len(starts))
+    with closing(suite.open(tasks, count, suite.edge(task.image_size))) as slots:
+        for step in steps:
+            policy = load_policy(folder / "checkpoints" / str(step))
+            acting = Condition("learnt", policy).batched(count)
+            acts = acting.evaluate(slots, starts, task.replan_steps, clips=0)
+            if acts.success.value >= task.success:
+                return LearnResult(samples[step - 1], round(seconds[step - 2], 3), error)
+    return LearnResult(None, None, error)
+
+
+def _recorded(task: LearntTask, cache: Path) -> Path:
+    """The task's demonstrations, recorded unless they are there."""
+    out = cache / "learn" / f"{_name(task)}-{task.episodes}-{task.image_size}"
+    if not out.is_dir():
+        record_dataset(
+            RecordConfig(out, task.suite, task.tasks, task.episodes, image_size=task.image_size)
+        )
+    return out
+
+
+def _name(task: LearntTask) -> str:
+    return "-".join((task.suite.rpartition(":")[2], *task.tasks))
