@@ -285,6 +285,23 @@ def init_params(model: "Model", key: PRNGKeyArray) -> Params:
     return quantize(params, compute.quantized, compute.quantized_kind)
 
 
+@dataclass(frozen=True)
+class KeptModel:
+    """The initialisation and loss of a model whose parameters begin by `init_params`."""
+
+    model: "Model"
+
+    def init(self, key: PRNGKeyArray) -> Params:
+        """See `init_params`."""
+        return init_params(self.model, key)
+
+    def loss(
+        self, params: Params, batch: PackedBatch, key: PRNGKeyArray
+    ) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        """The model's."""
+        return self.model.loss(params, batch, key)
+
+
 def function_at(where: Any) -> Callable[..., Any]:
     """The function that "module:function" names, or the function given."""
     if callable(where):

@@ -187,6 +187,25 @@ class Evaluation:
         }
 
 
+@dataclass(frozen=True)
+class Perturbed:
+    """A policy's evaluation under a change, `about` in words, and how much more or less often it
+    succeeds than without, paired by task and seed."""
+
+    about: str
+    evaluation: Evaluation
+    difference: Paired
+
+    def to_json(self) -> dict[str, Any]:
+        """All but the evaluation's episodes, as plain data."""
+        return {
+            "about": self.about,
+            "suite": self.evaluation.suite,
+            "success": self.evaluation.success.to_json(),
+            "difference": self.difference.to_json(),
+        }
+
+
 def joined(parts: Sequence[Evaluation], suite: str) -> Evaluation:
     """One evaluation of a suite whose tasks were evaluated apart."""
     clips, before = [], 0

@@ -4,8 +4,8 @@ A user's own suite is one of these in a file of theirs; `sim.suites` finds it by
 """
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import Float
@@ -25,6 +25,8 @@ class Suite:
     """Starts a task, as the suite's authors count them: seeds 0 … episodes - 1 of `first_seed`."""
     open: Callable[[tuple[str, ...], int, int], Slots]
     first_seed: int = 0
+    recorded_from: int = 0
+    """First seed of recordings, where lower ones are the starts that policies are judged by."""
     noise: float = 0.015
     """Noise that recordings add to the expert's actions as they are executed, unless told
     otherwise: standard deviations in parts of each action's range."""
@@ -39,6 +41,14 @@ class Suite:
     phases: Callable[[str, str, Float[np.ndarray, "t a"]], tuple[str, ...]] | None = None
     """(task, goal, actions) -> what the task's scripted expert was about in each step, in words;
     None if it does not tell."""
+    action_range: tuple[tuple[float, float], ...] = ()
+    """Lowest and highest value of each action; without it, none can be disturbed by a part of it
+    (`tools.evaluate --perturb noise`)."""
+    variants: Mapping[str, "Suite | str"] = field(default_factory=dict)
+    """Suites in which one thing is changed, or their names for `load_suite`, by what that is. They
+    have tasks and first seed of this one (`tools.evaluate --perturb`)."""
+    about: str = ""
+    """Words for what a variant changes."""
     source: str = ""
     """Origin of a suite that is not ours: SHA-256 of its file, or name and version of its package;
     `load_suite` fills it in."""

@@ -7,8 +7,8 @@ point of the group "chiliad.suites" in a package of theirs, as presets are.
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from importlib.metadata import entry_points
+from types import MappingProxyType
 from typing import Any
 
 from models.files.own_file import digest, load
@@ -66,27 +66,46 @@ def _installed(name: str) -> Suite:
 
 def _tabletop(name: str) -> Suite:
     from sim.environments.experts import expert, phases
-    from sim.environments.scenery import CAMERAS, VARIED
+    from sim.environments.physics import ACTION_RANGE
+    from sim.environments.scenery import CAMERAS, CHANGES, VARIED, Randomisation
     from sim.environments.tabletop import Tabletop
     from sim.environments.tasks import TASKS
 
-    usual = {f"tabletop-{task}": partial(Tabletop, task) for task in TASKS}
-    varied = {
-        f"tabletop_varied-{task}": partial(Tabletop, task, cameras=tuple(CAMERAS), random=VARIED)
-        for task in TASKS
+    looks = {
+        "tabletop": (tuple(CAMERAS)[:1], Randomisation()),
+        "tabletop_varied": (tuple(CAMERAS), VARIED),
     }
-    families = {"tabletop": tuple(usual), "tabletop_varied": tuple(varied)}
-    suite = _on_device(name, families, usual | varied, expert)
-    return replace(suite, phases=lambda task, goal, acted: phases(task.split("-")[-1], goal, acted))
+
+    def made(task: str, size: int, change: str) -> Environment:
+        family, _, kind = task.partition("-")
+        cameras, random = looks[family]
+        random = CHANGES[change].of(random) if change in CHANGES else random
+        return Tabletop(kind, size, cameras, random)
+
+    families = {family: tuple(f"{family}-{task}" for task in TASKS) for family in looks}
+    changes = {name: change.about for name, change in CHANGES.items()}
+    suite = _on_device(name, families, made, expert, changes)
+    return replace(
+        suite,
+        action_range=ACTION_RANGE,
+        phases=lambda task, goal, acted: phases(task.split("-")[-1], goal, acted),
+    )
 
 
 def _arm(name: str) -> Suite:
     from sim.environments.arm import Arm, named
-    from sim.environments.arm_physics import CONTROLS
+    from sim.environments.arm_physics import CONTROLS, action_range
     from sim.environments.arm_tasks import TASKS
 
-    made = {named(t, c): partial(Arm, t, control=c) for c in CONTROLS for t in TASKS}
-    suite = _on_device(name, {"arm": tuple(named(t) for t in TASKS)}, made, Arm.expert)
+    tasks = {named(t, c): (t, c) for c in CONTROLS for t in TASKS}
+
+    def made(task: str, size: int, change: str) -> Environment:
+        kind, control = tasks[task]
+        return Arm(kind, size, control=control)
+
+    families = {"arm": tuple(named(t) for t in TASKS), **{task: (task,) for task in tasks}}
+    suite = _on_device(name, families, made, Arm.expert)
+    suite = replace(suite, action_range=action_range(tasks[suite.tasks[0]][1]))
     # A joint's range is wide: of 0.003 the expert still lifts in 63 of 64 episodes, of 0.006 in 15.
     return replace(suite, noise=0.003) if name.endswith("-joint") else suite
 
@@ -94,17 +113,31 @@ def _arm(name: str) -> Suite:
 def _on_device(
     name: str,
     families: Mapping[str, tuple[str, ...]],
-    made: Mapping[str, Callable[..., Environment]],
+    made: Callable[[str, int, str], Any],
     expert: Callable[[Any, Any], Any],
+    changes: Mapping[str, str] = MappingProxyType({}),
 ) -> Suite:
-    """Several tasks by a family's name, or one by its own; `made` makes each task's environment."""
-    known = {**families, **{task: (task,) for task in made}}
-    if name not in known:
-        raise ValueError(f"Unknown suite '{name}'; choose one of {list(known)}.")
+    """Several tasks by a family's name, or one by its own.
+
+    `made(task, size, change)` makes a task's environment, `changes` are the variants that change
+    it, with words for them; all have one more, whose prompts are paraphrases. A variant's name has
+    it behind the family's: "tabletop_camera-lift".
+    """
+    changes = {**changes, "paraphrase": "wordings that no recording has"}
+    known = {**families, **{task: (task,) for tasks in families.values() for task in tasks}}
+    variants = {_changed(suite, c): (suite, c) for suite in known for c in changes}
+    if name not in known and name not in variants:
+        raise ValueError(
+            f"Unknown suite '{name}'; choose one of {list(known)}, or a variant of one: "
+            f"{[_changed(next(iter(known)), change) for change in changes]}."
+        )
+    plain, change = variants.get(name, (name, ""))
 
     def environment(task: str, size: int) -> Environment:
-        env = made[task](image_size=size)
+        env = made(task, size, change)
         env.name = task
+        if change == "paraphrase":
+            env.prompts = env.task.paraphrases
         return env
 
     def open_slots(chosen: tuple[str, ...], count: int, size: int) -> Slots:
@@ -114,22 +147,33 @@ def _on_device(
 
     return Suite(
         name=name,
-        tasks=known[name],
+        tasks=known[plain],
         episodes=128,
         open=open_slots,
         first_seed=EVAL_SEEDS.start,
         together=False,
         slots=128,
         environment=environment,
+        variants={} if change else {c: _changed(name, c) for c in changes},
+        about=changes.get(change, ""),
     )
 
 
+def _changed(suite: str, change: str) -> str:
+    family, dash, task = suite.partition("-")
+    return f"{family}_{change}{dash}{task}"
+
+
 def _metaworld(name: str) -> Suite:
-    if name != "metaworld":
-        raise ValueError(f"Unknown suite '{name}'; choose metaworld, which has all 50 tasks.")
+    known = ("metaworld", "metaworld_paraphrase")
+    if name not in known:
+        raise ValueError(
+            f"Unknown suite '{name}'; choose metaworld, which has all 50 tasks, or "
+            "metaworld_paraphrase, in which they are worded otherwise."
+        )
     from sim.benchmarks.metaworld import suite
 
-    return suite()
+    return suite(paraphrased=name != "metaworld")
 
 
 def _gym(name: str) -> Suite:

@@ -30,9 +30,9 @@ from tools.recipes import training
 from tools.recipes.conditions import BESIDE, conditions, evaluate_all
 from tools.recipes.evaluation import report_of
 from tools.recipes.presets import RunConfig, load_preset
-from tools.recipes.recording import RecordConfig, record_dataset
+from tools.recipes.recording import RECORDINGS, RecordConfig, record_dataset
 
-_SCALE = {"lift": (2048, 3200), "reach": (1024, 1200), "push": (2048, 4000)}
+_SCALE = {"lift": (2048, 2400), "reach": (1024, 800), "push": (2048, 2400)}
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,10 @@ class DemoConfig:
     """Demonstrations; the task's own number if not given."""
     steps: int | None = None
     """Training steps; the task's own number if not given."""
-    evaluations: int = 128
+    evaluations: int = 256
     """Held-out starts per condition."""
+    seed: int = 0
+    """Decides demonstrations, first parameters and all draws; the held-out starts stay."""
 
 
 def run(config: DemoConfig, console: Console) -> dict[str, object]:
@@ -73,7 +75,9 @@ def _run(config: DemoConfig, console: Console) -> dict[str, object]:
     dataset = config.out / "dataset"
     preset = load_preset("tiny")
     half = max(1, steps // 2)
-    trainer = replace(preset.trainer, steps=steps, eval_every=half, save_every=half)
+    trainer = replace(
+        preset.trainer, steps=steps, eval_every=half, save_every=half, seed=config.seed
+    )
     preset = replace(preset, trainer=trainer)
     _check(config, preset, episodes)
     _make_room(config)
@@ -84,7 +88,9 @@ def _run(config: DemoConfig, console: Console) -> dict[str, object]:
     ):
         task = progress.add_task("Recording", total=episodes)
         recorded = record_dataset(
-            RecordConfig(out=dataset, suite=f"tabletop-{config.task}", episodes=episodes),
+            RecordConfig(
+                out=dataset, suite=f"tabletop-{config.task}", episodes=episodes, seed=config.seed
+            ),
             lambda done, total: progress.update(task, completed=done),
         )
     console.print(f"{dataset}: a LeRobot v3.0 dataset of {recorded['frames']} frames.")
@@ -102,6 +108,7 @@ def _run(config: DemoConfig, console: Console) -> dict[str, object]:
         write_report(config.out / "report.html", report)
     summary: dict[str, object] = {
         "task": config.task,
+        "seed": config.seed,
         "episodes": config.evaluations,
         "demonstrations": {name: recorded[name] for name in ("tried", "kept", "frames")},
         "success": results["trained"].success.value,
@@ -128,6 +135,8 @@ def _check(config: DemoConfig, preset: RunConfig, episodes: int) -> None:
             f"episodes is {episodes} and evaluations {config.evaluations}; both must be at least 1."
         )
     mesh = make_mesh(preset.mesh)
+    if not 0 <= config.seed < RECORDINGS:
+        raise ValueError(f"seed is {config.seed}; choose one of 0 … {RECORDINGS - 1}.")
     fresh = config.out / "never"
     check_start(fresh, False, preset.rows.number, mesh, preset.trainer, preset.optimizer)
 

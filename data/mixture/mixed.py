@@ -141,8 +141,9 @@ def _unlike(names: list[str]) -> Iterator[str]:
 
 def _feed(config: DatasetConfig, frames: Frames, reading: Reading) -> Feed:
     shown = frames
-    if reading.increments or reading.prompts != frames.prompts:
-        shown = Retold(frames, reading.prompts, reading.increments, reading.step)
+    if reading.increments or reading.prompts != frames.prompts or config.every > 1:
+        increments, step = reading.increments, reading.step
+        shown = Retold(frames, reading.prompts, increments, step, config.every)
     return Feed(
         frames=shown,
         embodiment=reading.embodiment,
@@ -181,6 +182,8 @@ def _digest(mixture: Mixture, feeds: Sequence[Feed], episodes: Sequence[Episodes
         digest.update(feed.frames.digest.encode())
         digest.update(repr((feed.cameras, feed.ahead, feed.state, feed.actions)).encode())
         digest.update(repr((config.weight, feed.transform, feed.frames.prompts)).encode())
+        if config.every > 1:
+            digest.update(repr(config.every).encode())
     for array in episodes:
         digest.update(np.ascontiguousarray(array, np.int64).tobytes())
     return digest.hexdigest()[:16]

@@ -60,7 +60,7 @@ class DatasetConfig:
     units, to two such arrays; `transform_sha256`: of its file, which then runs with no other
     content. `fps`: frames a second, where the dataset (RLDS) does not tell. `subtasks`: column of a
     LeRobot dataset that tells them, of texts or of rows of meta/subtasks.parquet, where it is not
-    LeRobot's own.
+    LeRobot's own. `every`: frames from one sample to the next, counted from each episode's first.
     """
 
     path: str
@@ -76,6 +76,7 @@ class DatasetConfig:
     transform_sha256: str = ""
     fps: float | None = None
     subtasks: str = ""
+    every: int = 1
 
 
 @dataclass(frozen=True)
@@ -269,6 +270,11 @@ def _reading(
         raise ValueError(
             f"{config.path}: weight is {config.weight}; give a positive number, or leave the "
             "dataset out."
+        )
+    if config.every < 1:
+        raise ValueError(
+            f"{config.path}: every is {config.every}; give 1 to draw samples of all frames, 2 of "
+            "every second …"
         )
     absent = [name for name in (*config.state, *config.actions) if name not in known.columns]
     if absent or not config.state or not config.actions:

@@ -23,7 +23,8 @@ Wordings = Prompts
 
 @dataclass(frozen=True, eq=False)
 class Retold:
-    """`frames` with other wordings, and with increments that reach over a whole step.
+    """`frames` with other wordings, with increments that reach over a whole step, and with samples
+    of some frames alone.
 
     An increment (a movement since the last frame) becomes the movement within the next `step`
     frames: their sum, the last one in part, as far as the episode goes.
@@ -32,12 +33,14 @@ class Retold:
       prompts: of each task.
       increments: dims of a column that are increments.
       step: frames, not necessarily whole.
+      every: frames from one sample to the next, counted in each episode.
     """
 
     frames: Frames
     prompts: Prompts
     increments: Mapping[str, tuple[int, ...]]
     step: float
+    every: int = 1
 
     @property
     def name(self) -> str:
@@ -81,8 +84,16 @@ class Retold:
 
     @property
     def runs(self) -> Runs:
-        """Runs of frames with one task."""
-        return self.frames.runs
+        """Runs of frames with one task: of every n-th frame each its own."""
+        runs = self.frames.runs
+        if self.every == 1:
+            return runs
+        begin = -(-runs.first // self.every)
+        numbers = np.maximum(-(-(runs.first + runs.length) // self.every) - begin, 0)
+        of = np.repeat(np.arange(len(numbers)), numbers)
+        place = np.arange(len(of)) - np.repeat(np.cumsum(numbers) - numbers, numbers)
+        first = (begin[of] + place) * self.every
+        return Runs(runs.episode[of], first, np.ones_like(first), runs.task[of])
 
     @property
     def has_subtasks(self) -> bool:

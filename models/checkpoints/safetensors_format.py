@@ -114,6 +114,14 @@ def _short(value: object) -> str:
     return reprlib.repr(value)
 
 
+def new_model(folder: Path) -> Path:
+    """`model.safetensors` of a folder that has none; raises ValueError where it has."""
+    file = folder / "model.safetensors"
+    if file.exists():
+        raise ValueError(f"{file} exists; give a directory without a model in it.")
+    return file
+
+
 def write_file(
     file: Path,
     arrays: Mapping[str, Entry],

@@ -16,12 +16,12 @@ import numpy as np
 
 from models.checkpoints.layout import exported
 from models.checkpoints.rename import Shape, our_shapes
-from models.checkpoints.safetensors_format import write_file
+from models.checkpoints.safetensors_format import new_model, write_file
 from models.checkpoints.sources import CheckpointSource, open_safetensors
 from models.files.foreign_json import read_json, section, whole
 from models.groot.lora import merge
 from models.groot.modality import Modality, write_modality
-from models.groot.model import TAGS, GrootConfig
+from models.groot.model import GrootConfig
 from models.groot.names import LANGUAGE, TABLE, canonical
 from models.inputs.bpe import ByteBpe
 from models.inputs.embodiment import Normalizer
@@ -172,9 +172,7 @@ def write(policy: Policy, target: Path) -> None:
     if policy.processor is None:
         return
     robot = policy.processor.embodiments[policy.embodiment]
-    rows = config.projectors
-    row = rows[policy.embodiment] if rows else policy.embodiment
-    tag = next((tag for tag, known in TAGS.items() if known == row), str(row))
+    tag, _ = config.robot(policy.embodiment)
     parts = {"state": robot.state, "action": robot.actions}
     names = [camera.rpartition(".")[2] for camera in robot.cameras]
     statistics = {kind: {"all": least_and_largest(scale)} for kind, scale in parts.items()}
@@ -210,9 +208,7 @@ def export(params: PyTree, config: GrootConfig, path: Path, dtype: str = "float3
       factors must be merged first).
     """
     path = Path(path)
-    file = path / "model.safetensors"
-    if file.exists():
-        raise ValueError(f"{file} exists; give a directory without a model in it.")
+    file = new_model(path)
     arrays = exported(params, TABLE, "A GR00T-N1.5 checkpoint")
     path.mkdir(parents=True, exist_ok=True)
     write_file(file, arrays, jnp.dtype(dtype), {"format": "pt"})

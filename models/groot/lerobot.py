@@ -18,7 +18,7 @@ import numpy as np
 
 from models.checkpoints.layout import exported
 from models.checkpoints.lerobot_pipeline import step, write_pipeline
-from models.checkpoints.safetensors_format import Entry, write_file
+from models.checkpoints.safetensors_format import Entry, new_model, write_file
 from models.groot.checkpoint import least_and_largest
 from models.groot.lora import merge
 from models.groot.model import TAGS, GrootConfig
@@ -41,9 +41,7 @@ def write(policy: Policy, target: Path) -> None:
         actions in another way, or has no place for some parameter.
     """
     target = Path(target)
-    file = target / "model.safetensors"
-    if file.exists():
-        raise ValueError(f"{file} exists; give a directory without a model in it.")
+    file = new_model(target)
     robot = _checked(policy)
     config, params = merge(policy.model.config, policy.params)
     arrays = exported(params, TABLE, "A GR00T-N1.5 checkpoint of LeRobot's")
@@ -53,9 +51,7 @@ def write(policy: Policy, target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     named = {_PREFIX + name: entry for name, entry in arrays.items()}
     write_file(file, named, jnp.dtype("float32"), {"format": "pt"})
-    rows = config.projectors
-    row = rows[policy.embodiment] if rows else policy.embodiment
-    tag = next((tag for tag, known in TAGS.items() if known == row), str(row))
+    tag, row = config.robot(policy.embodiment)
     told = json.dumps(_values(config, robot, tag), indent=2)
     (target / "config.json").write_text(told + "\n")
     _write_processors(target, config, robot, {**TAGS, tag: row}, tag)

@@ -32,7 +32,7 @@ from models.files.bounds import (
 )
 from models.flow import flow
 from models.flow.realtime_chunking import Given, Guidance
-from models.inputs.packed_batch import Layout, PackedBatch, image_prompts
+from models.inputs.packed_batch import Layout, PackedBatch, image_prompts, prefix_tokens
 from models.layers.dit import LOG_10000, Adapter, DiT, TransformerConfig, sinusoid
 from models.layers.dropout import folded, sample_keys
 from models.layers.functional import Functional, Params
@@ -42,7 +42,7 @@ from models.layers.pipeline import staged
 from models.layers.qwen3 import Qwen, QwenConfig
 from models.layers.siglip import Siglip, SiglipConfig
 from models.model import ModelConfig, Stack
-from models.sharding import ROWS, Rules, constrain, look_up
+from models.sharding import Rules, look_up
 
 TAGS: Mapping[str, int] = dict(RELEASED["GR00T-N1.5-3B"].tags)
 """Rows of the released embodiments' tables by tag."""
@@ -116,11 +116,7 @@ class GrootConfig(ModelConfig, family="groot"):
                 f"model.horizon is {self.horizon} but there are {self.positions} action positions "
                 f"(model.positions); shorten the horizon."
             )
-        if self.image_size % self.vision.patch:
-            raise ValueError(
-                f"model.image_size is {self.image_size}, which patches of "
-                f"{self.vision.patch} (model.vision.patch) do not divide; change one of them."
-            )
+        self.vision.check_image("model", self.image_size)
 
     def for_robots(self, names: Sequence[str]) -> "GrootConfig":
         """The same for these robots, each by a tag of the release ("new_embodiment") or by the
@@ -137,6 +133,11 @@ class GrootConfig(ModelConfig, family="groot"):
             )
         rows = (TAGS[name] if name in TAGS else int(name) for name in names)
         return replace(self, projectors=tuple(rows))
+
+    def robot(self, number: int) -> tuple[str, int]:
+        """Tag of the processor's robot of that number, as `for_robots` takes it, and its row."""
+        row = self.projectors[number] if self.projectors else number
+        return next((tag for tag, known in TAGS.items() if known == row), str(row)), row
 
     @property
     def tokens_per_image(self) -> int:
@@ -345,13 +346,10 @@ class _Modules(nnx.Module):
         self.dit = DiT(config.dit, width, hidden, compute, rngs)
 
     def features(self, batch: PackedBatch) -> Float[Array, "r p w"]:
-        rows = batch.images.shape[0]
         text = look_up(self.embedding[...], batch.text).astype(self.dtype)
         condition = self._prompts(batch, text) if self.config.film else None
         images = self.vision(batch.images.reshape(-1, *batch.images.shape[2:]), condition)
-        every = jnp.concatenate([images.reshape(rows, -1, text.shape[-1]), text], axis=1)
-        x = jnp.take_along_axis(every, batch.prefix_source[..., None], axis=1)
-        x = constrain(x, ROWS, "context")
+        x = prefix_tokens(batch, images, text)
         return self.language(x, batch.prefix_segment, batch.prefix_position)
 
     def _prompts(self, batch: PackedBatch, text: Float[Array, "r t w"]) -> Float[Array, "b w"]:

@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int, Int64, UInt8
 
+from models.sharding import ROWS, constrain
+
 IntOrArray = TypeVar("IntOrArray", int, np.ndarray)
 
 SUBTASK, ACTION_TOKENS = 1, 2
@@ -209,6 +211,22 @@ def put_targets(
     targets[: len(subtask)], kind[: len(subtask)] = subtask, SUBTASK
     targets[len(subtask) : needed] = action_tokens
     kind[len(subtask) : needed] = ACTION_TOKENS
+
+
+def prefix_tokens(
+    batch: PackedBatch, images: Float[Array, "b n w"], *more: Float[Array, "r _m w"]
+) -> Float[Array, "r p w"]:
+    """The embedded token that `prefix_source` names at each place of the rows, on the devices that
+    share them.
+
+    Args:
+      images: tokens of every image slot, b = r · i.
+      more: tokens of text and, where the model reads it there, of the state.
+    """
+    rows = batch.images.shape[0]
+    every = jnp.concatenate([images.reshape(rows, -1, images.shape[-1]), *more], axis=1)
+    x = jnp.take_along_axis(every, batch.prefix_source[..., None], axis=1)
+    return constrain(x, ROWS, "context")
 
 
 def image_prompts(

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from models.layers.functional import only
+from models.sharding import path_name
 
 Recipe = Literal["current", "delayed", "block"]
 """Scales from the tensor at hand; from the largest of the last `HISTORY` steps; or one for every
@@ -97,7 +98,7 @@ def copies(histories: Any, count: int) -> Any:
 
 def is_history(path: tuple[Any, ...]) -> bool:
     """True if a key path of `jax.tree_util` leads to a history."""
-    return HISTORY_LEAF in jax.tree_util.keystr(path, simple=True, separator="/").split("/")
+    return HISTORY_LEAF in path_name(path).split("/")
 
 
 @jax.custom_vjp

@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Array, Float, Shaped, UInt8
 
 from models.layers.fp8 import BLOCK, block_amax, block_scales, quantise, spread
+from models.sharding import path_name
 
 Kind = Literal["float8", "int8", "nf4"]
 
@@ -69,7 +70,7 @@ def quantize(params: Any, pattern: str, kind: Kind = "float8") -> Any:
     found = []
 
     def leaf(path: tuple[Any, ...], kernel: Any) -> Any:
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        name = path_name(path)
         if not name.endswith("/kernel") or not re.search(pattern, name):
             return kernel
         found.append(name)

@@ -52,6 +52,14 @@ class SiglipConfig:
         """Tokens of one square picture."""
         return (image_size // self.patch) ** 2
 
+    def check_image(self, where: str, image_size: int) -> None:
+        """Raises ValueError unless patches divide a picture of the config `where`."""
+        if image_size % self.patch:
+            raise ValueError(
+                f"{where}.image_size is {image_size}, which patches of {self.patch} "
+                f"({where}.vision.patch) do not divide; change one of them."
+            )
+
 
 class Siglip(nnx.Module):
     """uint8 pictures to `out_width`-wide tokens, patches in row order."""

@@ -18,7 +18,7 @@ from flax.traverse_util import flatten_dict
 
 from models.checkpoints.layout import exported
 from models.checkpoints.rename import Rule, Table
-from models.checkpoints.safetensors_format import Entry, write_file
+from models.checkpoints.safetensors_format import Entry, new_model, write_file
 from models.checkpoints.sources import CheckpointSource, open_safetensors
 from models.config import from_json
 from models.files.foreign_json import read_json, section, whole
@@ -293,9 +293,7 @@ def export(params: PyTree, config: LerobotConfig, path: Path, dtype: str = "floa
       factors must be merged first).
     """
     path = Path(path)
-    file = path / "model.safetensors"
-    if file.exists():
-        raise ValueError(f"{file} exists; give a directory without a model in it.")
+    file = new_model(path)
     flat = flatten_dict(params, sep="/")
     modulated = "expert/norm/modulation/kernel" in flat
     rules = PI05 if modulated else PI0

@@ -35,6 +35,7 @@ from models.inputs.packed_batch import (
     Layout,
     PackedBatch,
     image_prompts,
+    prefix_tokens,
 )
 from models.inputs.processor import StateInput
 from models.inputs.tokenizer import SMALLEST_VOCABULARY
@@ -45,7 +46,7 @@ from models.layers.pipeline import staged
 from models.layers.siglip import Siglip, SiglipConfig
 from models.model import ModelConfig, Stack
 from models.pi import targets
-from models.sharding import ROWS, Rules, constrain, look_up
+from models.sharding import Rules, look_up
 
 _KINDS = {"text": SUBTASK, "action_tokens": ACTION_TOKENS}
 
@@ -112,11 +113,7 @@ class PiConfig(ModelConfig, family="pi"):
                     f"is {getattr(expert, name)}; the expert attends to the language model's keys, "
                     f"so they must be equal."
                 )
-        if self.image_size % self.vision.patch:
-            raise ValueError(
-                f"model.image_size is {self.image_size}, which patches of "
-                f"{self.vision.patch} (model.vision.patch) do not divide; change one of them."
-            )
+        self.vision.check_image("model", self.image_size)
         if self.vocabulary < SMALLEST_VOCABULARY:
             raise ValueError(
                 f"model.vocabulary is {self.vocabulary}; bytes and special tokens alone need "
@@ -374,17 +371,15 @@ class _Modules(nnx.Module):
         """The language model over prefix and targets: the targets' last hidden states, and the keys
         and values of the prefix and, of the targets, the subtask."""
         config, batch = self.config, deal(batch)
-        rows, slots = batch.images.shape[:2]
+        rows = batch.images.shape[0]
         places = config.vision.tokens(config.image_size)
         text = self.embedded(batch.text)
         condition = image_prompts(batch, text, places) if config.film else None
         images = self.vision(batch.images.reshape(-1, *batch.images.shape[2:]), condition)
-        tokens = [images.reshape(rows, slots * places, -1), text]
+        more = [text]
         if config.state_input == "token":
-            tokens.append(self.state_in(batch.state).astype(self.dtype))
-        every = jnp.concatenate(tokens, axis=1)
-        x = jnp.take_along_axis(every, batch.prefix_source[..., None], axis=1)
-        x = constrain(x, ROWS, "context")
+            more.append(self.state_in(batch.state).astype(self.dtype))
+        x = prefix_tokens(batch, images, *more)
         cache = self.language(x, batch.prefix_segment, batch.prefix_position)
         if not batch.targets.shape[2]:
             return None, cache

@@ -1,7 +1,8 @@
 """LIBERO and LIBERO-PRO as suites; `sim.simulators.libero` simulates them, in the environment that
 `make libero` creates.
 
-Published figures are shares of success over every task's 50 initial states: seeds 0 … 49.
+Published figures are shares of success over every task's 50 initial states: seeds 0 … 49. Seeds
+from 1000 on are other starts; demonstrations are recorded from them alone.
 """
 
 import json
@@ -17,15 +18,31 @@ from sim.suite import Suite
 INSTALL = "make libero"
 DRAWN = 256
 """Edge of the pictures in LIBERO's datasets; openpi's and LeRobot's evaluations draw so too."""
+FRESH = 1000
+"""First of the seeds that draw a start afresh, for demonstrations and learning."""
 SIMULATOR = Path(__file__).parents[1] / "simulators" / "libero.py"
 
+VARIANTS = {
+    "paraphrase": ("lan", "LIBERO-PRO's own words for the tasks"),
+    "object": ("object", "LIBERO-PRO's other objects"),
+    "swap": ("swap", "LIBERO-PRO's other places of the objects"),
+    "task": ("task", "LIBERO-PRO's other tasks for the scenes"),
+}
+"""Variants by name: how the names of LIBERO-PRO's suites end, and words for what they change. They
+have initial states of their own, with the tasks' names and numbers."""
+
+_VARIED = ("libero_spatial", "libero_object", "libero_goal", "libero_10")
 _PATIENCE = 300.0
 """Seconds for one request: loading a scene takes several, and more on a busy machine."""
 
 
-def suite(name: str) -> Suite:
+def suite(name: str, draw_every: int = 1) -> Suite:
     """`libero_spatial`, `libero_object`, `libero_goal`, `libero_10`, `libero_90` or one of
     LIBERO-PRO, such as `libero_goal_lan`.
+
+    Args:
+      draw_every: steps from one drawn picture to the next, for recordings: frames in between have
+        the last one again. Policies are judged with 1.
 
     Raises:
       ValueError: there is no such suite, or parts of it are not in the package.
@@ -43,17 +60,28 @@ def suite(name: str) -> Suite:
         name=name,
         tasks=tuple(found["tasks"]),
         episodes=found["episodes"],
-        open=partial(_open, python, name),
+        open=partial(_open, python, name, draw_every),
         drawn=DRAWN,
+        recorded_from=FRESH,
+        noise=0.1,
+        action_range=((-1.0, 1.0),) * 7,
+        variants={v: f"{name}_{end}" for v, (end, _) in VARIANTS.items() if name in _VARIED},
+        about=next((says for end, says in VARIANTS.values() if _varies(name, end)), ""),
     )
 
 
-def _open(python: Path, name: str, tasks: tuple[str, ...], count: int, size: int) -> Slots:
+def _varies(name: str, end: str) -> bool:
+    return name.removesuffix(f"_{end}") in _VARIED and name.endswith(f"_{end}")
+
+
+def _open(
+    python: Path, name: str, draw_every: int, tasks: tuple[str, ...], count: int, size: int
+) -> Slots:
     return Processes(
         SIMULATOR,
         count,
         python=python,
-        options={"suite": name, "tasks": list(tasks), "size": size},
+        options={"suite": name, "tasks": list(tasks), "size": size, "draw_every": draw_every},
         patience=_PATIENCE,
         remedy=INSTALL,
     )

@@ -19,19 +19,25 @@ SIMULATOR = Path(__file__).parents[1] / "simulators" / "metaworld.py"
 TASKS = tuple(PROMPTS)
 
 
-def suite() -> Suite:
+def suite(paraphrased: bool = False) -> Suite:
     """All 50 tasks, 50 starts each, as a policy with a corner and a wrist camera acts in them.
+
+    Args:
+      paraphrased: prompts are wordings that no recording has.
 
     Raises:
       FileNotFoundError: Meta-World is not installed.
     """
     python = interpreter("metaworld", "metaworld", INSTALL)
     return Suite(
-        name="metaworld",
+        name="metaworld_paraphrase" if paraphrased else "metaworld",
         tasks=TASKS,
         episodes=50,
-        open=partial(open_slots, python=python),
+        open=partial(open_slots, python=python, paraphrased=paraphrased),
         first_seed=EVAL_SEEDS.start,
+        action_range=((-1.0, 1.0),) * 4,
+        variants={} if paraphrased else {"paraphrase": "metaworld_paraphrase"},
+        about="wordings that no recording has" if paraphrased else "",
     )
 
 
@@ -44,6 +50,7 @@ def open_slots(
     cameras: tuple[str, ...] = ("corner", "wrist"),
     max_steps: int = 500,
     until_success: bool = True,
+    paraphrased: bool = False,
 ) -> Slots:
     """Slots for some tasks; arguments beyond a suite's as in `sim.simulators.metaworld`.
 
@@ -61,6 +68,7 @@ def open_slots(
             "cameras": cameras,
             "max_steps": max_steps,
             "until_success": until_success,
+            "paraphrased": paraphrased,
         },
         remedy=INSTALL,
     )

@@ -30,6 +30,8 @@ class ArmTask:
 
     goals: tuple[str, ...]
     prompts: tuple[tuple[str, ...], ...]
+    paraphrases: tuple[tuple[str, ...], ...]
+    """Wordings of each goal that no recording has, to judge policies by."""
     max_steps: int
     achieved: Callable[[ArmPhysics], Bool[Array, " g"]]
     expert: Callable[[ArmPhysics, Int[Array, ""]], Float[Array, "7"]]
@@ -111,7 +113,7 @@ def _action(
 
 def _task(name: str, max_steps: int, achieved, expert) -> ArmTask:  # type: ignore[no-untyped-def]
     same = tasks.TASKS[name]
-    return ArmTask(same.goals, same.prompts, max_steps, achieved, expert)
+    return ArmTask(same.goals, same.prompts, same.paraphrases, max_steps, achieved, expert)
 
 
 TASKS = {"reach": _task("reach", 40, _reached, _reach), "lift": _task("lift", 80, _lifted, _lift)}

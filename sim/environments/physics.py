@@ -24,6 +24,8 @@ with redirect_stdout(StringIO()):  # MJX prints that it does without Warp, which
 
 LOW, HIGH = (-0.2, -0.18, 0.006), (0.2, 0.22, 0.25)
 """Bounds of the tip, metres."""
+ACTION_RANGE = tuple(zip((*LOW, 0.0), (*HIGH, 1.0), strict=True))
+"""Lowest and highest value of each action: the tip's, and the gripper's from open to closed."""
 SPEED = (0.025, 0.025, 0.025, 0.5)
 """Largest change of the set point in one control step: metres, and part of the closing."""
 

@@ -5,8 +5,9 @@ and where its bodies are. Domain randomisation as Tobin et al. (2017) have it: c
 cameras and things that are none of the task's business.
 """
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +29,8 @@ _PALM, _FINGER, _TABLE = (0.30, 0.30, 0.33), (0.16, 0.16, 0.18), (0.80, 0.77, 0.
 _CABINET, _HANDLE, _INSIDE = (0.55, 0.42, 0.30), (0.25, 0.25, 0.27), (0.20, 0.16, 0.13)
 _COLOURED = ((0.90, 0.16, 0.12), (0.12, 0.72, 0.20), (0.13, 0.28, 0.95))
 _DISTRACTORS = ((0.85, 0.75, 0.10), (0.55, 0.20, 0.65), (0.10, 0.65, 0.70))
+_STRIPE, _STRIPES, _PITCH = (1.0, 0.025, 0.0005), 8, 0.1
+"""Half edges of a stripe on the table, how many there are, and metres from one to the next."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +53,13 @@ class Randomisation:
     """Largest deviation of the light (1 is 45°) and of the shadows' darkness; at most 0.5."""
     shadows: bool = False
     """Bodies cast shadows."""
+    texture: float = 0.0
+    """Largest change of each channel (0 to 1) of the table's colour, and of that of stripes on it
+    at any angle; at most 0.4. Where it is 0 there are no stripes."""
 
     def __post_init__(self) -> None:
         ranges = {"distractors": MOST_DISTRACTORS, "colours": 0.3, "camera": 0.1, "light": 0.5}
+        ranges["texture"] = 0.4
         for name, most in ranges.items():
             if not 0 <= getattr(self, name) <= most:
                 raise ValueError(
@@ -62,6 +69,36 @@ class Randomisation:
 
 VARIED = Randomisation(distractors=2, colours=0.1, camera=0.02, light=0.3, shadows=True)
 """Randomisation of the suite `tabletop_varied`."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change by which to judge policies: words for it, and what it sets of a `Randomisation`."""
+
+    about: str
+    sets: Mapping[str, Any]
+
+    def of(self, random: Randomisation) -> Randomisation:
+        """The variation with the change."""
+        return replace(random, **self.sets)
+
+
+CHANGES = {
+    "camera": Change(
+        "each camera about 5 cm (up to 9) from its place and turned by about 3° (up to 9); a "
+        "quarter as far on the wrist",
+        {"camera": 0.05},
+    ),
+    "light": Change(
+        "light turned by about 22° (up to 55), darker or lighter shade, and bodies cast shadows",
+        {"light": 0.5, "shadows": True},
+    ),
+    "texture": Change("a table of another colour, with stripes of one more", {"texture": 0.25}),
+    "distractors": Change(
+        "three smaller blocks of colours that no prompt names", {"distractors": MOST_DISTRACTORS}
+    ),
+}
+"""Changes of the tabletop that leave goals and the task's own bodies as they are."""
 
 
 class Scene(NamedTuple):
@@ -82,9 +119,14 @@ def draw(
     samples: int,
 ) -> UInt8[Array, "n c size size 3"]:
     """Pictures of N scenes from the named cameras, samples² rays a pixel; to trace."""
-    geoms = (*(Geom("box", tuple(size)) for size in bodies.sizes.tolist()), Geom("plane", (0, 0)))
-    frames = Poses.of(scene.poses).join(Poses.of(np.array([(0, 0, 0, 1.0, 0, 0, 0)])))
+    stripes = _STRIPES if random.texture else 0
+    boxes = [*bodies.sizes.tolist(), *[_STRIPE] * stripes]
+    geoms = (*(Geom("box", tuple(size)) for size in boxes), Geom("plane", (0, 0)))
     keys = jax.vmap(episode_key)(scene.seed, scene.episode)
+    frames = Poses.of(scene.poses)
+    if stripes:
+        frames = frames.join(Poses.of(jax.vmap(_stripes)(keys)))
+    frames = frames.join(Poses.of(np.array([(0, 0, 0, 1.0, 0, 0, 0)])))
     seen = jax.vmap(lambda key, palm: _views(key, palm, cameras, random.camera))(
         keys, scene.poses[:, 0, :3]
     )
@@ -117,7 +159,20 @@ def _look(key: Array, colours: Float[np.ndarray, "g 3"], random: Randomisation) 
         ambient = ambient + random.light / 2 * draws(4)
     if random.colours:
         painted = jnp.clip(painted + random.colours * draws(5, *colours.shape), 0, 1)
+    if random.texture:
+        stripe, table = jnp.clip(painted[-1] + random.texture * draws(7, 2, 3), 0, 1)
+        stripes = jnp.broadcast_to(stripe, (_STRIPES, 3))
+        painted = jnp.concatenate((painted[:-1], stripes, table[None]))
     return Look(painted, light, ambient)
+
+
+def _stripes(key: Array) -> Float[Array, "s 7"]:
+    """Poses of the table's stripes: one beside another, all turned by the same angle."""
+    angle = jnp.pi * jax.random.uniform(jax.random.fold_in(key, 6))
+    apart = _PITCH * (jnp.arange(_STRIPES) - (_STRIPES - 1) / 2)
+    zero = jnp.zeros(_STRIPES)
+    turn = (zero + jnp.cos(angle / 2), zero, zero, zero + jnp.sin(angle / 2))
+    return jnp.stack((-apart * jnp.sin(angle), apart * jnp.cos(angle), zero, *turn), 1)
 
 
 def _colours(bodies: Bodies) -> Float[np.ndarray, "g 3"]:

@@ -59,7 +59,7 @@ class Tabletop(GroupedEnv):
 
     state_names: tuple[str, ...] = ("z_setpoint", "z_error", "left_finger", "right_finger")
     action_names: tuple[str, ...] = ("x", "y", "z", "gripper")
-    action_range = tuple(zip((*physics.LOW, 0.0), (*physics.HIGH, 1.0), strict=True))
+    action_range = physics.ACTION_RANGE
     fps = round(1 / (TIMESTEP * SUBSTEPS))
 
     def __init__(

@@ -41,6 +41,8 @@ class Task:
 
     goals: tuple[str, ...]
     prompts: tuple[tuple[str, ...], ...]
+    paraphrases: tuple[tuple[str, ...], ...]
+    """Wordings of each goal that no recording has, to judge policies by."""
     max_steps: int
     place: Callable[[Float[Array, "7"]], Start]
     """Initial places, from draws in [0, 1)."""
@@ -143,6 +145,24 @@ def _worded(*wordings: str) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(w.format(colour=c) for w in wordings) for c in COLOURS)
 
 
+def _directed(*wordings: str) -> tuple[tuple[str, ...], ...]:
+    return tuple(
+        tuple(w.format(colour=c, direction=d) for w in wordings)
+        for c in COLOURS
+        for d in DIRECTIONS
+    )
+
+
+def _paired(*wordings: str) -> tuple[tuple[str, ...], ...]:
+    return tuple(
+        tuple(w.format(upper=COLOURS[a], lower=COLOURS[b]) for w in wordings) for a, b in PAIRS
+    )
+
+
+def _opened_or_closed(*verbs: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(w.format(colour=c) for w in wordings) for c in COLOURS for wordings in verbs)
+
+
 TASKS = {
     "reach": Task(
         goals=COLOURS,
@@ -152,6 +172,11 @@ TASKS = {
             "move over the {colour} block",
             "hover above the {colour} one",
             "point at the {colour} cube",
+        ),
+        paraphrases=_worded(
+            "approach the {colour} block",
+            "bring the gripper over the {colour} cube",
+            "stop right above the {colour} block",
         ),
         max_steps=16,
         place=_in_columns,
@@ -167,6 +192,11 @@ TASKS = {
             "grasp the {colour} block and lift it",
             "take the {colour} cube off the table",
         ),
+        paraphrases=_worded(
+            "get the {colour} block up in the air",
+            "hoist the {colour} cube",
+            "hold the {colour} block above the table",
+        ),
         max_steps=36,
         place=_in_columns,
         aside=_before_or_behind,
@@ -174,18 +204,16 @@ TASKS = {
     ),
     "push": Task(
         goals=tuple(f"{c} {d}" for c in COLOURS for d in DIRECTIONS),
-        prompts=tuple(
-            tuple(
-                w.format(colour=c, direction=d)
-                for w in (
-                    "push the {colour} block to the {direction}",
-                    "move the {colour} cube {direction}",
-                    "slide the {colour} block {direction}",
-                    "shove the {colour} one to the {direction}",
-                )
-            )
-            for c in COLOURS
-            for d in DIRECTIONS
+        prompts=_directed(
+            "push the {colour} block to the {direction}",
+            "move the {colour} cube {direction}",
+            "slide the {colour} block {direction}",
+            "shove the {colour} one to the {direction}",
+        ),
+        paraphrases=_directed(
+            "nudge the {colour} block {direction}",
+            "shift the {colour} cube over to the {direction}",
+            "make the {colour} block go {direction}",
         ),
         max_steps=40,
         place=_in_rows,
@@ -194,17 +222,16 @@ TASKS = {
     ),
     "stack": Task(
         goals=tuple(f"{COLOURS[a]} on {COLOURS[b]}" for a, b in PAIRS),
-        prompts=tuple(
-            tuple(
-                w.format(upper=COLOURS[a], lower=COLOURS[b])
-                for w in (
-                    "stack the {upper} block on the {lower} block",
-                    "put the {upper} cube on top of the {lower} one",
-                    "place the {upper} block on the {lower} cube",
-                    "set the {upper} one down on the {lower} block",
-                )
-            )
-            for a, b in PAIRS
+        prompts=_paired(
+            "stack the {upper} block on the {lower} block",
+            "put the {upper} cube on top of the {lower} one",
+            "place the {upper} block on the {lower} cube",
+            "set the {upper} one down on the {lower} block",
+        ),
+        paraphrases=_paired(
+            "build a tower with the {upper} block on the {lower} block",
+            "pile the {upper} cube onto the {lower} cube",
+            "let the {upper} block rest on the {lower} one",
         ),
         max_steps=64,
         place=_in_columns,
@@ -214,23 +241,31 @@ TASKS = {
     ),
     "drawer": Task(
         goals=tuple(f"{verb} {c}" for c in COLOURS for verb in ("open", "close")),
-        prompts=tuple(
-            tuple(w.format(colour=c) for w in wordings)
-            for c in COLOURS
-            for wordings in (
-                (
-                    "open the {colour} drawer",
-                    "pull the {colour} drawer open",
-                    "slide the {colour} drawer open",
-                    "draw the {colour} one open",
-                ),
-                (
-                    "close the {colour} drawer",
-                    "push the {colour} drawer to close it",
-                    "slide the {colour} drawer in to close it",
-                    "close the {colour} one",
-                ),
-            )
+        prompts=_opened_or_closed(
+            (
+                "open the {colour} drawer",
+                "pull the {colour} drawer open",
+                "slide the {colour} drawer open",
+                "draw the {colour} one open",
+            ),
+            (
+                "close the {colour} drawer",
+                "push the {colour} drawer to close it",
+                "slide the {colour} drawer in to close it",
+                "close the {colour} one",
+            ),
+        ),
+        paraphrases=_opened_or_closed(
+            (
+                "get the {colour} drawer open",
+                "pull out the {colour} drawer",
+                "tug the {colour} drawer towards you",
+            ),
+            (
+                "shut the {colour} drawer",
+                "push the {colour} drawer back in",
+                "press the {colour} drawer shut",
+            ),
         ),
         max_steps=40,
         place=_drawn,

@@ -39,7 +39,8 @@ class Simulator(Protocol):
     only if people are to see more than its first camera."""
 
     def spec(self) -> dict[str, Any]:
-        """Fields of `sim.protocol.Spec` besides `expert`, as JSON."""
+        """Fields of `sim.protocol.Spec` as JSON; `expert` only if having the method is not enough
+        to demonstrate."""
 
     def reset(self, task: str, seed: int) -> int:
         """Starts the episode that both determine; returns the index of its goal."""
@@ -140,7 +141,7 @@ class _Episode:
 
     def __init__(self, simulator: Simulator) -> None:
         self.simulator = simulator
-        self.spec = simulator.spec() | {"expert": hasattr(simulator, "expert")}
+        self.spec = {"expert": hasattr(simulator, "expert")} | simulator.spec()
         self.goal = 0
         self.steps = 0
         self.noise = np.random.default_rng(0)

@@ -18,7 +18,7 @@ import numpy as np
 from sim.clips import Clip
 from sim.report import charts, tables
 from sim.report.page import Encode, page, section, video, write_page
-from sim.results import Episode, Evaluation
+from sim.results import Episode, Evaluation, Perturbed
 from sim.statistics import Paired
 
 
@@ -44,6 +44,10 @@ class Report:
     encode: Encode
     comparisons: Mapping[str, Paired] = field(default_factory=dict)
     """The first evaluation against others on the same starts, by their names."""
+    perturbed: Mapping[str, Perturbed] = field(default_factory=dict)
+    """The first evaluation's policy under changes, by their names."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Changes under which it could not act, and why."""
 
 
 def write_report(path: str | Path, report: Report) -> None:
@@ -60,15 +64,18 @@ def render(report: Report) -> str:
     if not report.evaluations:
         raise ValueError("Report.evaluations is empty, expected at least the trained policy's.")
     name, main = next(iter(report.evaluations.items()))
+    changed = {change: p.evaluation for change, p in report.perturbed.items()}
+    robustness = tables.robustness(name, main, report.perturbed, report.left_out)
     body = [
         _header(report, main),
         section("Success", tables.success(report.evaluations) + tables.lost(report.evaluations)),
+        section("Robustness", robustness + tables.lost(changed)),
         section("Paired comparison", tables.compared(name, report.comparisons)),
         section("By task", tables.by_task(report.evaluations)),
         section(
             "By goal and wording", tables.by_goal(report.evaluations) + tables.by_prompt(name, main)
         ),
-        section("Episodes", _videos(report)),
+        section("Episodes", _videos(report, {**report.evaluations, **changed})),
         section("Training", _training(report.metrics) + _fill(report.fill)),
         section("Time", _time(report.seconds)),
         section("To repeat this", _details(name, main, report)),
@@ -93,9 +100,9 @@ def _header(report: Report, main: Evaluation) -> str:
     )
 
 
-def _videos(report: Report) -> str:
+def _videos(report: Report, evaluations: Mapping[str, Evaluation]) -> str:
     groups = []
-    for name, evaluation in report.evaluations.items():
+    for name, evaluation in evaluations.items():
         if evaluation.clips:
             cards = "".join(
                 _video(clip, evaluation.episodes[clip.episode], evaluation.fps, report)

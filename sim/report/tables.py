@@ -1,5 +1,5 @@
-"""Tables of evaluations in HTML: success by condition, task, goal and wording, pairs on the same
-starts, and every episode.
+"""Tables of evaluations in HTML: success by condition, change, task, goal and wording, pairs on the
+same starts, and every episode.
 
 Everything a user wrote is escaped.
 """
@@ -9,7 +9,7 @@ from html import escape
 from statistics import median
 
 from sim.report import charts
-from sim.results import Evaluation
+from sim.results import Evaluation, Perturbed
 from sim.statistics import Paired, Rate
 
 _ABOUT = {
@@ -20,6 +20,11 @@ _ABOUT = {
     "blank image": "shown images of zeros",
     "compared": "the policy of another checkpoint",
 }
+_DIFFERENCE = ["Difference, points", "95 % CI", "Won", "Lost", "p"]
+_PAIRS = (
+    "Won and lost are the starts on which only one of both succeeded; p is of McNemar’s exact "
+    "two-sided test, the interval is Newcombe’s for paired rates."
+)
 
 
 def success(evaluations: Mapping[str, Evaluation]) -> str:
@@ -83,20 +88,47 @@ def compared(name: str, comparisons: Mapping[str, Paired]) -> str:
         [
             f"{escape(name)} − {escape(other)}",
             f"{p.trials}",
-            f"{100 * p.difference:+.1f}",
-            " to ".join(f"{100 * end:+.1f}" for end in p.interval),
-            f"{p.first_only}",
-            f"{p.second_only}",
-            f"{p.p_value:.3g}",
+            *_difference(p),
         ]
         for other, p in comparisons.items()
     ]
-    heads = ["Policies", "Same starts", "Difference, points", "95 % CI", "Won", "Lost", "p"]
-    note = (
-        '<p class="note">Won and lost are the starts on which only one of both succeeded; p is of '
-        "McNemar’s exact two-sided test, the interval is Newcombe’s for paired rates.</p>"
-    )
+    heads = ["Policies", "Same starts", *_DIFFERENCE]
+    note = f'<p class="note">{_PAIRS}</p>'
     return table("Success on the same starts", heads, rows) + note if rows else ""
+
+
+def robustness(
+    name: str, main: Evaluation, perturbed: Mapping[str, Perturbed], left_out: Mapping[str, str]
+) -> str:
+    """A chart and a table of one policy under changes, the wordings that only they have, and the
+    changes that were left out."""
+    notes = [f"{change} is left out: {why}" for change, why in left_out.items()]
+    told = "".join(f'<p class="note">{escape(note)}</p>\n' for note in notes)
+    if not perturbed:
+        return told
+    bars = [charts.Bar("unchanged", main.success, "main")]
+    rows = [["unchanged", *_rate(main.success), "", "", "", "", ""]]
+    wordings = ""
+    for change, p in perturbed.items():
+        bars.append(charts.Bar(change, p.evaluation.success, "plain"))
+        rows.append(
+            [
+                f"{escape(change)}<small>{escape(p.about)}</small>",
+                *_rate(p.evaluation.success),
+                *_difference(p.difference),
+            ]
+        )
+        if p.evaluation.by_prompt.keys() - main.by_prompt.keys():
+            wordings += by_prompt(change, p.evaluation)
+    heads = ["Change", "Episodes", "Success", "95 % CI", *_DIFFERENCE]
+    return (
+        f'<figure class="chart">{charts.rates(bars)}<figcaption>Share of episodes in which '
+        f"“{escape(name)}” reached their goal under each change; whiskers are 95 % Wilson "
+        "intervals.</figcaption></figure>\n"
+        + table("Success under changes, and its difference from unchanged", heads, rows)
+        + '<p class="note">Pairs are episodes of the same task and seed. '
+        + f"{_PAIRS}</p>\n{told}{wordings}"
+    )
 
 
 def by_task(evaluations: Mapping[str, Evaluation]) -> str:
@@ -135,13 +167,7 @@ def by_goal(evaluations: Mapping[str, Evaluation]) -> str:
 def by_prompt(name: str, main: Evaluation) -> str:
     """Success by wording."""
     rows = [
-        [
-            f"“{escape(prompt)}”",
-            f"{rate.successes}/{rate.trials}",
-            percent(rate.value),
-            rate.interval_text,
-            charts.strip(rate),
-        ]
+        [f"“{escape(prompt)}”", *_rate(rate), charts.strip(rate)]
         for prompt, rate in main.by_prompt.items()
     ]
     heads = ["Prompt", "Episodes", "Success", "95 % CI", ""]
@@ -196,3 +222,17 @@ def _cell(rate: Rate, more: str = "") -> str:
         f"{percent(rate.value)}<small>{rate.successes}/{rate.trials}, {rate.interval_text}{more}"
         "</small>"
     )
+
+
+def _rate(rate: Rate) -> list[str]:
+    return [f"{rate.successes}/{rate.trials}", percent(rate.value), rate.interval_text]
+
+
+def _difference(paired: Paired) -> list[str]:
+    return [
+        f"{100 * paired.difference:+.1f}",
+        " to ".join(f"{100 * end:+.1f}" for end in paired.interval),
+        f"{paired.first_only}",
+        f"{paired.second_only}",
+        f"{paired.p_value:.3g}",
+    ]

@@ -13,11 +13,13 @@ import contextlib
 import gc
 import io
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from libero_expert import LARGEST, Expert
 from offscreen import choose_renderer
 
 LIMITS = {
@@ -31,34 +33,52 @@ LIMITS = {
 SETTLING = 10
 """Steps of doing nothing before an episode, in which objects fall onto what is below them."""
 NOTHING = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
+FRESH = 1000
+"""First of the seeds that draw a start afresh; those below are the published initial states."""
+DEMONSTRATED = ("libero_spatial", "libero_object")
+"""Suites, with LIBERO-PRO's variants of them, that `libero_expert` can do."""
 CAMERAS = {
     "observation.images.image": "agentview",
     "observation.images.image2": "robot0_eye_in_hand",
 }
 """Keys of LeRobot's LIBERO datasets, and what the simulator calls the cameras."""
 
+_JOINT_NOISE = 0.02
+"""Standard deviation of the arm's joints in the published initial states, radians."""
+_THROWN = 0.1
+"""Way aside, in metres, that no object of a start makes while it comes to rest. Drawn ones that
+overlap can throw each other off the table; then others are drawn."""
+_DRAWS = 20
 _DRAWN = (
     *("geom_xpos", "geom_xmat", "site_xpos", "site_xmat"),
     *("cam_xpos", "cam_xmat", "light_xpos", "light_xdir"),
 )
 """Fields of MuJoCo's data that a picture depends on."""
+_PLANE, _BOX = 0, 6
+"""mjtGeom of what MuJoCo draws as mirrors: a plane, and a box's upper face."""
+_NEVER_DRAWN = 5
+"""Group of geoms that robosuite shows of none."""
 
 
 class Simulator:
-    """One task at a time of a suite. Seeds are indices of the published initial states.
+    """One task at a time of a suite. Seeds below 1000 are indices of the published initial states,
+    the others draw a start as LIBERO's authors drew those.
 
     Args:
       suite: "libero_spatial" or another of `complete_suites`.
       tasks: those to choose from, by their names.
       size: pixels along the edge of a picture.
+      draw_every: steps from one drawn picture to the next, counted from an episode's start; looks
+        in between see the last one again. For recordings, as drawing is what costs.
     """
 
-    def __init__(self, suite: str, tasks: list[str], size: int) -> None:
+    def __init__(self, suite: str, tasks: list[str], size: int, draw_every: int = 1) -> None:
         choose_renderer()
         everything = _benchmark(suite)
         numbers = {task.name: i for i, task in enumerate(everything.tasks)}
         self.suite = suite
         self.size = size
+        self.draw_every = draw_every
         self.tasks = tasks
         self.prompts = instructions(suite)
         self.files = [everything.get_task_bddl_file_path(numbers[task]) for task in tasks]
@@ -66,6 +86,10 @@ class Simulator:
         self.running: str | None = None
         self.env: Any = None
         self.seen: dict[str, np.ndarray] = {}
+        self.images: np.ndarray | None = None
+        self.steps = 0
+        self.script: Any = None
+        self.limits = -LARGEST, LARGEST
 
     def spec(self) -> dict[str, Any]:
         """Actions are changes of the hand's pose, -1 to 1 of what the controller allows (5 cm and
@@ -80,50 +104,84 @@ class Simulator:
             "action_names": ["x", "y", "z", "rx", "ry", "rz", "gripper"],
             "fps": 20,
             "max_steps": limit(self.suite),
+            "expert": _base(self.suite) in DEMONSTRATED,
             "goals": self.tasks,
             "prompts": [[self.prompts[task]] for task in self.tasks],
         }
 
     def reset(self, task: str, seed: int) -> int:
-        """The initial state with the index `seed`, once objects have come to rest. What it leaves
-        open, where LIBERO puts furniture, derives from the seed too.
+        """The published initial state with the index `seed`, or from 1000 on a fresh one, once
+        objects have come to rest. Where LIBERO puts furniture, which initial states leave open,
+        derives from the seed too.
 
         Raises:
-          ValueError: there are fewer initial states.
+          ValueError: there are fewer initial states, or objects overlap in all that was drawn.
         """
         goal = self.tasks.index(task)
         starts = self.starts[goal]
-        if not 0 <= seed < len(starts):
+        fresh = seed >= FRESH
+        if not fresh and not 0 <= seed < len(starts):
             raise ValueError(
                 f"{self.suite}: task '{task}' has {len(starts)} initial states, seeds 0 … "
-                f"{len(starts) - 1}, got {seed}."
+                f"{len(starts) - 1}, and draws others from seeds of {FRESH} and more, got {seed}."
             )
         if self.running != task:
             self._build(goal)
         self.env.seed(seed)
-        self._restart()
-        self.seen = self.env.set_init_state(starts[seed])
-        for _ in range(SETTLING):
-            self.step(NOTHING)
-        return goal
+        noise = np.random.default_rng(seed)
+        for _ in range(_DRAWS):
+            self._restart()
+            start = self._drawn(noise) if fresh else starts[seed]
+            self.seen = self.env.set_init_state(start)
+            placed = self._places()
+            for _ in range(SETTLING):
+                self.step(NOTHING)
+            aside = np.linalg.norm((self._places() - placed)[:, :2], axis=1).max()
+            if not fresh or aside < _THROWN:
+                self.steps, self.images, self.script = 0, None, None
+                return goal
+        raise ValueError(
+            f"{self.suite}: in {_DRAWS} starts drawn from seed {seed} for task '{task}' an object "
+            "was thrown aside; take another seed."
+        )
 
     def observe(self) -> tuple[np.ndarray, np.ndarray]:
         """Pictures [2, size, size, 3] turned by 180°, as in the datasets, and state [8]."""
-        images = np.stack([self._picture(camera, self.size) for camera in CAMERAS.values()])
+        if self.images is None or self.steps % self.draw_every == 0:
+            pictures = [self._picture(camera, self.size) for camera in CAMERAS.values()]
+            self.images = np.stack(pictures)
         position, turn = self.seen["robot0_eef_pos"], axis_angle(self.seen["robot0_eef_quat"])
-        return images, np.concatenate([position, turn, self.seen["robot0_gripper_qpos"]])
+        return self.images, np.concatenate([position, turn, self.seen["robot0_gripper_qpos"]])
 
     def step(self, action: Any) -> tuple[float, bool, bool, bool]:
         """Acts for 50 ms. Success ends the episode."""
+        self.steps += 1
         self.seen, reward, success, _ = self.env.step(np.asarray(action, np.float64))
         return reward, bool(success), False, bool(success)
+
+    def expert(self) -> np.ndarray:
+        """Action [7] of the scripted expert, which sees where everything is.
+
+        Raises:
+          ValueError: the suite has none.
+        """
+        if _base(self.suite) not in DEMONSTRATED:
+            raise ValueError(
+                f"There is no scripted expert for {self.suite}, only for {list(DEMONSTRATED)} and "
+                "their variants."
+            )
+        if self.script is None:
+            self.script = Expert(self.env)
+        return self.script.action()
 
     def film(self, size: int) -> np.ndarray:
         """The first camera's picture."""
         return self._picture("agentview", size)
 
     def _picture(self, camera: str, size: int) -> np.ndarray:
-        return self.env.sim.render(camera_name=camera, width=size, height=size)[::-1, ::-1]
+        with _hidden(self.env.sim, camera):
+            drawn = self.env.sim.render(camera_name=camera, width=size, height=size)
+        return drawn[::-1, ::-1]
 
     def _build(self, goal: int) -> None:
         """Loads a task's scene, once: LIBERO by default does so at every reset, for seconds."""
@@ -141,7 +199,21 @@ class Simulator:
             hard_reset=False,
         )
         _draw_what_was_sampled(self.env.env)
+        _compute_once(self.env)
         self.running = self.tasks[goal]
+
+    def _drawn(self, noise: np.random.Generator) -> np.ndarray:
+        """The state that a reset has left, the arm's joints disturbed as in published ones."""
+        state = self.env.get_sim_state()
+        for robot in self.env.robots:
+            joints = 1 + np.asarray(robot._ref_joint_pos_indexes)  # the first is the time
+            state[joints] += noise.normal(0.0, _JOINT_NOISE, len(joints))
+        return state
+
+    def _places(self) -> np.ndarray:
+        """Positions of all objects [n, 3]."""
+        env = self.env.env
+        return env.sim.data.body_xpos[[env.obj_body_id[name] for name in env.objects_dict]]
 
     def _restart(self) -> None:
         """Resets like `env.reset()`, which tries again whatever went wrong, and for ever."""
@@ -149,11 +221,57 @@ class Simulator:
 
         for robot in self.env.robots:
             robot.gripper.current_action = np.zeros(robot.gripper.dof)
+        _take_furniture_back(self.env.env)
         placed = False
         while not placed:
             with contextlib.suppress(RandomizationError):
                 self.env.env.reset()
                 placed = True
+
+
+def _compute_once(env: Any) -> None:
+    """robosuite computes the dynamics of each of a control step's 25 substeps before its
+    controller, in it and while stepping. Only torques change in between, so once is enough: what
+    comes out is equal to the last bit, but for MuJoCo 2, whose solver begins where it ended."""
+    import mujoco
+
+    if int(mujoco.__version__.split(".")[0]) < 3:
+        return
+    sim, forward, step = env.sim, env.sim.forward, env.step
+    state = SimpleNamespace(stepping=False, known=False)
+
+    def forward_once() -> None:
+        if not (state.stepping and state.known):
+            forward()
+            state.known = True
+
+    def finish(*_: Any) -> None:
+        mujoco.mj_step2(sim.model._model, sim.data._data)
+        state.known = False
+
+    def step_once(action: np.ndarray) -> Any:
+        state.stepping, state.known = True, False
+        sim.step = finish
+        try:
+            return step(action)
+        finally:
+            state.stepping = False
+            del sim.step
+
+    sim.forward, env.step = forward_once, step_once
+
+
+def _take_furniture_back(env: Any) -> None:
+    """LIBERO places what stands on furniture relative to where furniture is before a reset, and
+    expects it where the scene's file has it, as it is only when the scene is loaded anew. Bowls
+    would fall from 2 m otherwise, wherever initial states do not overwrite where they are."""
+    model = env.sim.model._model
+    for furniture in env.fixtures_dict.values():
+        name = furniture.root_body
+        described = env.model.worldbody.find(f".//body[@name='{name}']")
+        body = model.body(name)
+        body.pos = np.array(described.get("pos", "0 0 0").split(), float)
+        body.quat = np.array(described.get("quat", "1 0 0 0").split(), float)
 
 
 def _draw_what_was_sampled(env: Any) -> None:
@@ -173,6 +291,40 @@ def _draw_what_was_sampled(env: Any) -> None:
 
     env.add_observable(Observable("moment", moment, sampling_rate=env.control_freq, active=False))
     env.sim._render_context_offscreen.data = SimpleNamespace(_data=kept)
+
+
+@contextlib.contextmanager
+def _hidden(sim: Any, camera: str) -> Iterator[None]:
+    """Takes out of the scene what the camera does not see: drawing costs by the vertex, and most
+    are behind the camera on the wrist. Pixels stay equal."""
+    model, groups = sim.model._model, sim.model._model.geom_group.copy()
+    out = out_of_view(model, sim._render_context_offscreen.data._data, model.camera(camera).id)
+    model.geom_group[out] = _NEVER_DRAWN
+    yield
+    model.geom_group[:] = groups
+
+
+def out_of_view(model: Any, data: Any, camera: int) -> np.ndarray:
+    """Geoms, bool [n], that a camera with square pictures cannot see, nor see in a mirror: their
+    bounding spheres, and those of their reflections, lie outside its field of view."""
+    rotation = data.cam_xmat[camera].reshape(3, 3)
+    half = np.radians(model.cam_fovy[camera]) / 2
+    bounded = model.geom_rbound > 0
+
+    def outside(places: np.ndarray) -> np.ndarray:
+        x, y, z = ((places - data.cam_xpos[camera]) @ rotation).T  # it looks along -z
+        beyond = np.maximum(np.abs(x), np.abs(y)) * np.cos(half) + z * np.sin(half)
+        return bounded & (np.maximum(beyond, z) > model.geom_rbound)
+
+    out = direct = outside(data.geom_xpos)
+    shines = (model.geom_matid >= 0) & (model.mat_reflectance[model.geom_matid] > 0)
+    for mirror in np.flatnonzero(shines & np.isin(model.geom_type, (_PLANE, _BOX)) & ~direct):
+        normal = data.geom_xmat[mirror].reshape(3, 3)[:, 2]
+        thickness = model.geom_size[mirror, 2] * (model.geom_type[mirror] == _BOX)
+        face = data.geom_xpos[mirror] + normal * thickness
+        height = (data.geom_xpos - face) @ normal
+        out = out & outside(data.geom_xpos - 2 * height[:, None] * normal)
+    return out
 
 
 def limit(suite: str) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from metaworld_prompts import PROMPTS
+from metaworld_prompts import PARAPHRASES, PROMPTS
 from offscreen import choose_renderer
 
 CAMERAS = {"corner": "corner4", "wrist": "gripperPOV", "behind": "behindGripper", "top": "topview"}
@@ -35,6 +35,7 @@ class Simulator:
         cameras: Sequence[str] = ("corner", "wrist"),
         max_steps: int = 500,
         until_success: bool = True,
+        paraphrased: bool = False,
     ) -> None:
         for names, known in ((tasks, PROMPTS), (cameras, CAMERAS)):
             if unknown := set(names) - set(known):
@@ -44,6 +45,7 @@ class Simulator:
         self.cameras = list(cameras)
         self.max_steps = max_steps
         self.until_success = until_success
+        self.prompts = PARAPHRASES if paraphrased else PROMPTS
         self.limits = np.full(4, -1.0), np.full(4, 1.0)
         self.running: str | None = None
         self.scene: _Scene
@@ -63,7 +65,7 @@ class Simulator:
             "fps": 80,
             "max_steps": self.max_steps,
             "goals": self.tasks,
-            "prompts": [PROMPTS[task] for task in self.tasks],
+            "prompts": [self.prompts[task] for task in self.tasks],
         }
 
     def reset(self, task: str, seed: int) -> int:

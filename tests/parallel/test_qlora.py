@@ -15,6 +15,7 @@ from models.layers.adapters import in_f32
 from models.layers.functional import fill, only
 from models.layers.quantized import Kind, is_quantized
 from models.load import like_model
+from models.model import KeptModel
 from models.pi import lora
 from models.pi.model import SHARDING_RULES, Pi
 from parallel import checkpoint
@@ -22,7 +23,7 @@ from parallel.mesh import MeshConfig, make_mesh
 from parallel.optimizer import select
 from parallel.step import abstract_state, make_train_step, state_from
 from tests.helpers.parallel import small_pi
-from tests.helpers.parallel.small_qlora import OPTIMIZER, Kept, adapted, parameters
+from tests.helpers.parallel.small_qlora import OPTIMIZER, adapted, parameters
 
 KEY = jax.random.key(1)
 ROWS = 3
@@ -72,7 +73,7 @@ def test_gradients_of_adapters_on_few_bits_are_those_on_the_same_numbers_in_f32(
 
 
 def begun(config, mesh):
-    abstract = abstract_state(Kept(config), OPTIMIZER, SHARDING_RULES, mesh)
+    abstract = abstract_state(KeptModel(Pi(config)), OPTIMIZER, SHARDING_RULES, mesh)
     params = jax.tree.map(
         lambda x, a: jax.device_put(jnp.asarray(x, a.dtype), a.sharding),
         parameters(config),
@@ -83,7 +84,7 @@ def begun(config, mesh):
 
 def run(config, mesh, steps=20, accumulation=1):
     state, abstract = begun(config, mesh)
-    step = make_train_step(Kept(config), OPTIMIZER, mesh, abstract, accumulation)
+    step = make_train_step(KeptModel(Pi(config)), OPTIMIZER, mesh, abstract, accumulation)
     losses = []
     for i in range(steps):
         state, metrics = step(state, small_pi.placed(i, mesh), 3)

@@ -54,6 +54,24 @@ def test_a_policy_that_obeys_succeeds_and_one_that_does_not_fails(suite):
     assert {episode.length for episode in idle.episodes} == {40}
 
 
+def test_a_variant_is_the_same_episode_seen_otherwise(folder):
+    (more,) = re.findall(r"```python\n(from dataclasses .*?)```", GUIDE.read_text(), re.S)
+    file = folder / "varied.py"
+    file.write_text((folder / "line.py").read_text() + more)
+    suite = load_suite(f"{file}:VARIED")
+    dim = suite.variants["dim"]
+    assert (dim.name, dim.about, dim.first_seed) == ("dim", "half the light", suite.first_seed)
+    seen = []
+    for either in (suite, dim):
+        slots = either.open(either.tasks, 1, SIZE)
+        slots.begin(0, Start("line", 3))
+        seen.append(slots.poll()[0])
+    light, dark = seen
+    assert np.array_equal(dark.observation.state, light.observation.state)
+    assert np.array_equal(dark.observation.images, light.observation.images // 2)
+    assert light.observation.images.max() == 255
+
+
 def test_an_episode_is_the_same_in_any_slot_and_is_seen_where_it_is(suite):
     slots = suite.open(suite.tasks, 2, SIZE)
     for slot in range(2):

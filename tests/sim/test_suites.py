@@ -2,9 +2,14 @@
 
 import hashlib
 import sys
+from functools import partial
 
+import numpy as np
 import pytest
 
+from sim.environments.arm_tasks import TASKS as ARM_TASKS
+from sim.environments.tabletop import Tabletop
+from sim.environments.tasks import TASKS
 from sim.suites import load_suite
 
 SUITE = """
@@ -84,6 +89,67 @@ def test_the_tabletop_is_one_suite_and_each_of_its_tasks_another():
     assert lift.tasks == ("tabletop-lift",)
     assert {"tabletop-reach", "tabletop-lift", "tabletop-push"} <= set(family.tasks)
     assert family.first_seed == lift.first_seed == 1_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("name", "chosen"),
+    [
+        ("tabletop-lift", ("camera", "light", "texture", "distractors", "paraphrase")),
+        ("tabletop_varied-lift", ("distractors",)),
+    ],
+)
+def test_a_variant_of_the_tabletop_begins_alike_and_looks_or_is_told_otherwise(
+    name, chosen, monkeypatch
+):
+    """Bodies of the task and its goal are the same, bit by bit, and so is what nothing changes."""
+    monkeypatch.setattr("sim.environments.tabletop.Tabletop", partial(Tabletop, group_size=4))
+    base = load_suite(name)
+    seeds = np.arange(base.first_seed, base.first_seed + 4)
+
+    def begun(suite):
+        assert (suite.tasks, suite.first_seed) == (base.tasks, base.first_seed)
+        assert suite.environment is not None
+        env = suite.environment(base.tasks[0], 16)
+        state = env.reset(seeds)
+        position = np.asarray(state.physics.position)[:, : 5 + 3 * 7]
+        return env, (position, *map(np.asarray, (state.goal, state.start))), env.observe(state)
+
+    env, start, seen = begun(base)
+    assert set(base.variants) == {"camera", "light", "texture", "distractors", "paraphrase"}
+    for change in chosen:
+        variant = load_suite(str(base.variants[change]))
+        assert variant.about
+        assert not variant.variants
+        other, began, shown = begun(variant)
+        assert all(map(np.array_equal, began, start))
+        assert np.array_equal(shown.state, seen.state)
+        changed = np.any(np.asarray(shown.images) != np.asarray(seen.images), axis=(1, 2, 3, 4))
+        assert np.all(changed == (change != "paraphrase"))
+        assert (other.prompts == env.prompts) == (change != "paraphrase")
+        assert other.cameras == env.cameras
+
+
+@pytest.mark.parametrize("tasks", [TASKS, ARM_TASKS], ids=["tabletop", "arm"])
+def test_paraphrases_name_each_goal_in_words_of_no_recording(tasks):
+    for task in tasks.values():
+        recorded = {wording for wordings in task.prompts for wording in wordings}
+        assert len(task.paraphrases) == len(task.goals)
+        for goal, wordings in zip(task.goals, task.paraphrases, strict=True):
+            assert len(set(wordings) - recorded) == len(wordings) > 1
+            named = [word for word in goal.split() if word not in ("on", "open", "close")]
+            assert all(word in wording.split() for word in named for wording in wordings)
+
+
+def test_arms_are_told_paraphrases_and_every_suite_of_ours_says_the_range_of_its_actions():
+    for name, dims in (("tabletop", 4), ("arm", 7), ("arm-lift-joint", 8), ("arm-lift-delta", 7)):
+        suite = load_suite(name)
+        assert len(suite.action_range) == dims
+        assert all(low < high for low, high in suite.action_range)
+    paraphrased = load_suite(str(load_suite("arm-lift-joint").variants["paraphrase"]))
+    assert paraphrased.environment is not None
+    env = paraphrased.environment("arm-lift-joint", 8)
+    assert env.prompts == ARM_TASKS["lift"].paraphrases
+    assert env.action_range == paraphrased.action_range
 
 
 def test_recordings_of_an_arm_that_is_told_joints_are_disturbed_less():

@@ -5,6 +5,7 @@ import json
 import re
 from dataclasses import replace
 from functools import cache, partial
+from html import unescape
 from pathlib import Path
 
 import jax
@@ -49,6 +50,31 @@ class Zoomed(PointWorld):
 ZOOMED = Suite("zoomed", ("points",), 3, lambda tasks, n, s: DeviceSlots(Zoomed(s), n, expert))
 LATE = Suite("late", ("points",), 5, lambda tasks, count, size: Shuffled(count, seed=3))
 NO_EXPERT = Suite("plain", ("points",), 7, partial(open_lanes, expert=None))
+
+class Dim(PointWorld):
+    def pictures(self, scene):
+        return super().pictures(scene) // 2
+
+class Reworded(PointWorld):
+    prompts = tuple((f"touch the {colour} one",) for colour in PointWorld.goals)
+
+def points(name, world=PointWorld, **more):
+    return Suite(name, ("points",), 5, lambda *_: DeviceSlots(world(), 5), first_seed=9, **more)
+
+RANGE = ((-1.0, 1.0),) * 2
+VARIANTS = {"paraphrase": points("reworded", Reworded), "dim": points("dim", Dim, about="half")}
+VARIED = points("varied", action_range=RANGE, variants=VARIANTS)
+WRONG = points(
+    "wrong",
+    action_range=RANGE * 2,
+    variants={
+        "tasks": TWO,
+        "seeds": Suite("later", ("points",), 5, open_lanes),
+        "named": "tabletop-fly",
+        "expert": VARIED,
+        "whole": Suite("others", ("others",), 5, open_lanes, first_seed=9),
+    },
+)
 """
 
 
@@ -66,11 +92,11 @@ def suites(tmp_path_factory):
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     """Makes a checkpoint of a small untrained policy by its seed, its robot (cameras, state and
-    action dims; the points' if not told), the size of its pictures, and the longest delay that it
-    is said to be trained with."""
+    action dims; the points' if not told), the size of its pictures, the longest delay that it
+    is said to be trained with, and whether all of its weights are random."""
 
     @cache
-    def make(seed=0, cameras=("top",), dims=(2, 2), size=32, delay=0):
+    def make(seed=0, cameras=("top",), dims=(2, 2), size=32, delay=0, awake=False):
         config = replace(TINY.model, chunks=1, image_size=size, rtc_max_delay=delay)
         robot = Embodiment(
             "pointer",
@@ -90,6 +116,9 @@ def checkpoint(tmp_path_factory):
             text_limit=32,
         )
         params = jax.jit(Pi(config).init)(jax.random.key(seed))
+        if awake:
+            rng = np.random.default_rng(seed)
+            params = jax.tree.map(lambda x: np.float32(0.3 * rng.normal(size=x.shape)), params)
         out = tmp_path_factory.mktemp("run")
         assets = {"processor": to_json(processor)}
         with CheckpointWriter(out / "checkpoints", {"model": to_json(config)}, assets) as writer:
@@ -166,6 +195,111 @@ def test_an_interrupted_evaluation_goes_on_to_the_same_result(
         run(replace(config, replan_steps=2))
     with pytest.raises(ValueError, match=r"'trained' whose checkpoint is \"step 1, .*but now"):
         run(replace(config, checkpoint=second))
+
+
+@pytest.fixture(scope="module")
+def seeing(checkpoint):
+    """A checkpoint of random weights, whose actions depend on all that it is shown and told."""
+    return checkpoint(0, awake=True)
+
+
+def test_a_policy_acts_under_changes_from_the_starts_of_the_unchanged(
+    suites, seeing, tmp_path, monkeypatch, capsys
+):
+    config = EvaluateConfig(seeing, f"{suites}:VARIED", out=tmp_path / "plain", euler_steps=2)
+    (plain,) = run(config).values()
+    config = replace(config, out=tmp_path / "changed", perturb=("all",))
+    results = command.run(config, Console(width=300))
+    assert list(results) == ["trained", "delay", "noise", "paraphrase", "dim"]
+    assert results["trained"] == plain
+    for one, other in zip(results["trained"].episodes, plain.episodes, strict=True):
+        assert np.array_equal(one.actions, other.actions)
+    for name in ("delay", "noise", "paraphrase", "dim"):
+        for one, other in zip(results[name].episodes, plain.episodes, strict=True):
+            assert (one.start, one.goal) == (other.start, other.goal)
+            assert (one.prompt == other.prompt) == (name != "paraphrase")
+            same = min(4 if name == "delay" else 0, len(one.actions))
+            assert np.array_equal(one.actions[:same], other.actions[:same])
+            assert not np.array_equal(one.actions[: same + 4], other.actions[: same + 4])
+
+    written = json.loads((tmp_path / "changed" / "evaluation.json").read_text())
+    assert written["robustness"].keys() == {"delay", "noise", "paraphrase", "dim"}
+    for name, told in written["robustness"].items():
+        better = results[name].success.value - plain.success.value
+        assert told["difference"]["difference"] == pytest.approx(better)
+        assert told["success"] == written["evaluations"][name]["success"]
+    assert (written["robustness"]["dim"]["suite"], written["robustness"]["dim"]["about"]) == (
+        "dim",
+        "half",
+    )
+    said = capsys.readouterr().out
+    page = unescape((tmp_path / "changed" / "report.html").read_text())
+    for name in ("camera", "light", "texture", "distractors"):
+        why = f"{name} is left out: Suite 'varied' has no variant '{name}'"
+        assert why in said
+        assert why in page
+    assert "Success by wording, paraphrase" in page
+    assert "Success by wording, dim" not in page
+
+    added = []
+    monkeypatch.setattr(Journal, "add", lambda *episode: added.append(episode))
+    assert run(config) == results
+    assert not added, "nothing is acted twice"
+
+
+def test_the_same_noise_disturbs_an_episode_beside_any_others(suites, seeing, tmp_path):
+    config = EvaluateConfig(
+        seeing, f"{suites}:VARIED", out=tmp_path / "1", euler_steps=2, perturb=("noise",)
+    )
+    many = run(config)
+    few = run(replace(config, out=tmp_path / "2", episodes=2, slots=1))
+    changes = []
+    for one, other, calm in zip(
+        few["noise"].episodes, many["noise"].episodes, many["trained"].episodes, strict=False
+    ):
+        np.testing.assert_allclose(one.actions, other.actions, atol=1e-5)
+        changes.append(other.actions[:4] - calm.actions[:4])
+    assert 0.02 < np.std(changes) < 0.12, "0.03 of a range from -1 to 1"
+    wider = tmp_path / "wider.py"
+    wider.write_text(suites.read_text().replace("RANGE = ((-1.0,", "RANGE = ((-2.0,"))
+    with pytest.raises(ValueError, match=r"'noise' whose noise is \[0.06, 0.06\], but now it is"):
+        run(replace(config, suite=f"{wider}:VARIED"))
+
+
+@pytest.mark.parametrize(
+    ("suite", "name", "why"),
+    [
+        ("VARIED", "camera", r"'varied' has no variant 'camera'; choose all, or of \['paraphrase'"),
+        ("ZOOMED", "noise", "'zoomed' does not say the range of its actions.* an action_range"),
+        ("WRONG", "noise", "points has 2 actions, but the suite's action_range says 4"),
+        ("WRONG", "seeds", "'seeds' of suite 'wrong' begins with seed 0, the suite with 9"),
+        ("WRONG", "tasks", "'tasks' of suite 'wrong' begins with seed 100, the suite with 9"),
+        ("WRONG", "whole", r"Suite 'others' has no task \['points'\]"),
+        ("WRONG", "named", "Unknown suite 'tabletop-fly'"),
+        ("VARIED", "expert", "'varied' has no variant 'expert'"),
+        ("WRONG", "expert", "calls a variant 'expert', as a condition is called"),
+    ],
+)
+def test_a_change_that_cannot_be_is_refused_before_anything_is_acted(
+    suite, name, why, suites, seeing, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(Journal, "add", None)
+    with pytest.raises(ValueError, match=why):
+        run(EvaluateConfig(seeing, f"{suites}:{suite}", out=tmp_path / "out", perturb=(name,)))
+    assert not (tmp_path / "out" / "episodes.jsonl").exists()
+
+
+def test_a_delay_beyond_the_chunks_is_refused_by_name_and_left_out_of_all(suites, seeing, tmp_path):
+    config = EvaluateConfig(
+        seeing, f"{suites}:VARIED", out=tmp_path, euler_steps=1, replan_steps=8, episodes=1
+    )
+    with pytest.raises(ValueError, match="replan_steps 8, but chunks have only 8 steps"):
+        run(replace(config, perturb=("delay",)))
+    assert list(run(replace(config, perturb=("all",)))) == ["trained", "noise", "paraphrase", "dim"]
+    with pytest.raises(ValueError, match="chunks have only 8 steps"):
+        run(replace(config, perturb=("all", "delay")))
+    left_out = json.loads((tmp_path / "evaluation.json").read_text())["left_out"]
+    assert "chunks have only 8 steps" in left_out["delay"]
 
 
 def test_every_policy_sees_pictures_of_its_own_size(suites, checkpoint, tmp_path):

@@ -71,6 +71,18 @@ def test_noise_that_is_not_given_is_the_suites(tmp_path):
     assert not np.array_equal(seen[0][:3], seen[2][:3])
 
 
+def test_a_recording_never_begins_where_policies_are_judged(tmp_path):
+    """LIBERO's published initial states are the seeds below its `recorded_from`."""
+    text = SUITE.replace("noise=0.4", "noise=0.0, recorded_from=1_000_003")
+    (tmp_path / "mine.py").write_text(text + "\nOTHER = replace(MINE, recorded_from=3)\n")
+    for name, suite, seed in (("a", "MINE", 0), ("b", "OTHER", 1), ("c", "OTHER", 0)):
+        suite = f"{tmp_path / 'mine.py'}:{suite}"
+        record_dataset(RecordConfig(tmp_path / name, suite, ("near",), episodes=1, seed=seed))
+    a, b, c = (open_dataset(tmp_path / name).episode(0)["observation.state"] for name in "abc")
+    np.testing.assert_array_equal(a, b)
+    assert not np.array_equal(a, c)
+
+
 def test_a_folder_that_looks_like_markup_is_recorded_into(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "300")
     file = tmp_path / "mine.py"
@@ -81,6 +93,8 @@ def test_a_folder_that_looks_like_markup_is_recorded_into(tmp_path, monkeypatch,
 
 
 SUITE = """
+from dataclasses import replace
+
 from sim.environments.device_slots import DeviceSlots
 from sim.suite import Suite
 from tests.helpers.sim.point_world import PointWorld, expert

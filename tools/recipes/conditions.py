@@ -1,5 +1,5 @@
-"""Conditions of an evaluation over all tasks of a suite: a trained policy, its controls, the
-suite's expert and other policies, every one on the same starts.
+"""Conditions of an evaluation over all tasks of a suite: a trained policy, its controls and
+perturbations, the suite's expert and other policies, every one on the same starts.
 """
 
 from collections.abc import Sequence
@@ -31,11 +31,22 @@ from sim.journal import Journal
 from sim.protocol import Observation, Slots, Spec, Start
 from sim.results import Evaluation, joined
 from sim.suite import Suite
+from sim.suites import load_suite
 from tools.serving.remote import RemotePolicy, RemoteRobot
 
 Beside = Literal["untrained", "expert", "wrong-prompt", "blank-image"]
 BESIDE: tuple[Beside, ...] = ("untrained", "expert", "wrong-prompt", "blank-image")
+PERTURBATIONS = ("camera", "light", "texture", "distractors", "paraphrase", "delay", "noise")
+"""Usual changes under which policies are judged; suites may have variants besides."""
+DELAY = 2
+"""Control steps by which chunks come later where they are perturbed."""
+NOISE = 0.03
+"""Standard deviation of what is added to every executed action where they are perturbed, in parts
+of its range. Disturbed so, twice as much as in recordings, the tabletop's expert loses of 64 starts
+none of lift, 1 of reach and 4 of push."""
 
+_NAMES = ("all", "trained", "untrained", "expert", "wrong prompt", "blank image", "compared")
+"""Names that no variant can have."""
 _MOST_ROWS = 32
 """Rows of a batch at most. More hardly compute faster by the row; fewer are padded in vain."""
 _SPEED_SECONDS = 600
@@ -56,6 +67,9 @@ class Condition:
     delay: int | None = None
     """Control steps from an observation until its chunk is there, which then continues the one
     before as the policy does; None where every chunk is waited for and stands alone."""
+    noise: tuple[float, ...] = ()
+    """Standard deviation, in the robot's units, of the normal noise added to each executed action;
+    none without. It derives from episode and step."""
 
     def check(self, spec: Spec) -> None:
         """Raises ValueError unless it can act there."""
@@ -66,6 +80,11 @@ class Condition:
             )
         if self.policy is not None:
             self._robot(spec)
+            if self.noise and len(self.noise) != len(spec.action_names):
+                raise ValueError(
+                    f"{spec.name} has {len(spec.action_names)} actions, but the suite's "
+                    f"action_range says {len(self.noise)}; give it one of each."
+                )
         elif not spec.expert:
             raise ValueError(
                 f"{spec.name} has no scripted expert; leave 'expert' out of --controls."
@@ -116,6 +135,8 @@ class Condition:
         if self.delay is not None:
             continues = self.policy.continues if isinstance(self.policy, Policy) else "none"
             told |= {"delay": self.delay, "chunking": continues}
+        if self.noise:
+            told["noise"] = self.noise
         if isinstance(self.policy, RemotePolicy):
             return told
         return told | {"sampler_steps": self.policy.steps}
@@ -128,6 +149,8 @@ class Condition:
             return evaluate_expert(slots, starts, **how)
         robot = self._robot(slots.spec)
         acts = robot.act if self.delay is None else _delayed(robot, replan_steps, self.delay)
+        if self.noise:
+            acts = _disturbed(acts, replan_steps, self.noise)
         return evaluate(slots, acts, starts, replan_steps=replan_steps, control=self.control, **how)
 
     def _robot(self, spec: Spec) -> RobotPolicy | RemoteRobot:
@@ -135,6 +158,77 @@ class Condition:
             return RemoteRobot.in_suite(self.policy, spec)
         assert self.policy is not None
         return RobotPolicy.in_suite(self.policy, spec)
+
+
+@dataclass(frozen=True)
+class Perturbation:
+    """A change under which a policy acts from the same starts, `about` in words."""
+
+    about: str
+    suite: Suite
+    condition: Condition
+
+
+def perturbations(
+    suite: Suite,
+    trained: Condition,
+    asked: Sequence[str],
+    tasks: tuple[str, ...],
+    replan_steps: int,
+) -> tuple[list[Perturbation], dict[str, str]]:
+    """Perturbations of a condition in a suite; "all" are the usual ones and the suite's variants.
+    Of those, some cannot be there: they are left out, and why is told by their names.
+
+    Raises:
+      ValueError, FileNotFoundError: one that is asked for by its name cannot be there.
+    """
+    every = (*PERTURBATIONS, *suite.variants) if "all" in asked else ()
+    named = [name for name in asked if name != "all"]
+    found, left_out = [], {}
+    for name in dict.fromkeys((*every, *named)):
+        try:
+            found.append(_perturbation(name, suite, trained, tasks, replan_steps))
+        except (ValueError, FileNotFoundError) as error:
+            if name in named:
+                raise
+            left_out[name] = str(error)
+    return found, left_out
+
+
+def _perturbation(
+    name: str, suite: Suite, trained: Condition, tasks: tuple[str, ...], replan_steps: int
+) -> Perturbation:
+    acting = replace(trained, name=name, clips=2)
+    if name in suite.variants:
+        if name in _NAMES:
+            raise ValueError(
+                f"Suite '{suite.name}' calls a variant '{name}', as a condition is called; rename "
+                "it."
+            )
+        wanted = suite.variants[name]
+        other = load_suite(wanted) if isinstance(wanted, str) else wanted
+        other.groups(tasks or suite.tasks)
+        if other.first_seed != suite.first_seed:
+            raise ValueError(
+                f"Variant '{name}' of suite '{suite.name}' begins with seed {other.first_seed}, "
+                f"the suite with {suite.first_seed}; give it the same first_seed."
+            )
+        return Perturbation(other.about or other.name, other, acting)
+    if name == "delay":
+        late = replace(acting, delay=(trained.delay or 0) + DELAY)
+        late.check_delay(replan_steps)
+        return Perturbation(f"chunks that come {DELAY} control steps later", suite, late)
+    if name == "noise" and suite.action_range:
+        spread = tuple(NOISE * (high - low) for low, high in suite.action_range)
+        about = f"normal noise of {NOISE} of their range on executed actions"
+        return Perturbation(about, suite, replace(acting, noise=spread))
+    if name == "noise":
+        raise ValueError(
+            f"Suite '{suite.name}' does not say the range of its actions, of which the noise would "
+            "be a part; give it an action_range."
+        )
+    known = [*suite.variants, "delay", "noise"]
+    raise ValueError(f"Suite '{suite.name}' has no variant '{name}'; choose all, or of {known}.")
 
 
 def conditions(
@@ -263,6 +357,23 @@ def _delayed(robot: RobotPolicy | RemoteRobot, replan_steps: int, delay: int) ->
             raise ValueError(_too_short(chunks.shape[1], replan_steps, delay))
         last.update(zip(keys[:, 0].tolist(), chunks, strict=True))
         return chunks
+
+    return act
+
+
+def _disturbed(acts: Acting, replan_steps: int, noise: tuple[float, ...]) -> Acting:
+    """A policy whose actions do not come out as it wants them."""
+
+    def act(
+        observation: Observation, prompts: list[str], keys: UInt32[np.ndarray, "n 2"]
+    ) -> Float[np.ndarray, "n t a"]:
+        chunks = np.asarray(acts(observation, prompts, keys), np.float32)[:, :replan_steps]
+        count, dims = chunks.shape[1], len(noise)
+        draws = [
+            [np.random.default_rng((episode, step + t)).normal(size=dims) for t in range(count)]
+            for episode, step in keys.tolist()
+        ]
+        return chunks + np.asarray(noise, np.float32) * np.asarray(draws, np.float32)
 
     return act
 

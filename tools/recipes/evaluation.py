@@ -31,11 +31,18 @@ from parallel.runs.run_lock import locked
 from sim.clips import ENCODING
 from sim.journal import Journal, in_order
 from sim.report.report import Report, write_report
-from sim.results import Evaluation, compared
+from sim.results import Evaluation, Perturbed, compared
 from sim.suite import Suite
 from sim.suites import load_suite
 from tools.command_line.versions import versions
-from tools.recipes.conditions import Beside, Condition, conditions, evaluate_all
+from tools.recipes.conditions import (
+    Beside,
+    Condition,
+    Perturbation,
+    conditions,
+    evaluate_all,
+    perturbations,
+)
 from tools.recipes.policy import PolicyOptions, camera_map, load
 from tools.serving.remote import RemotePolicy
 from tools.serving.token import read_token
@@ -73,6 +80,10 @@ class EvaluateConfig:
     controls: tuple[Beside, ...] = ()
     """Controls on the same starts: the same network untrained, the suite's scripted expert, the
     policy told another goal, the policy shown images of zeros."""
+    perturb: tuple[str, ...] = ()
+    """Changes under each of which the policy acts from the same starts too: camera, light, texture,
+    distractors, paraphrase, delay, noise, or a variant of the suite's own; all of them that the
+    suite has with all (docs/evaluation.md)."""
     compare: Path | None = None
     """Another checkpoint, compared with the first on the same starts."""
     policy: str | None = None
@@ -123,17 +134,26 @@ def _evaluated(
         wanted.append(Condition("compared", other, checkpoint=_identity(at)))
     if config.delay or config.chunking != "none":
         wanted = [replace(condition, delay=config.delay) for condition in wanted]
+    changes, left_out = perturbations(
+        suite, wanted[0], config.perturb, config.tasks, config.replan_steps
+    )
+    for name, why in left_out.items():
+        console.print(f"  {name} is left out: {why}")
     set_damage_aside(config.out / JOURNAL, in_order(), console)
-    results = evaluate_all(
-        suite,
-        wanted,
-        console,
-        tasks=config.tasks,
-        episodes=config.episodes,
+    act = partial(
+        evaluate_all,
+        console=console,
+        tasks=config.tasks or suite.tasks,
+        episodes=suite.episodes if config.episodes is None else config.episodes,
         slots=config.slots,
         replan_steps=config.replan_steps,
         journal=Journal(config.out / JOURNAL),
     )
+    results = act(suite, wanted + [p.condition for p in changes if p.suite is suite])
+    for change in changes:
+        if change.suite is not suite:
+            results |= act(change.suite, [change.condition])
+    perturbed = {p.condition.name: _beside(p, results) for p in changes}
     pairs = compared(results["trained"], results["compared"]) if config.compare else None
     summary = {
         "suite": config.suite,
@@ -141,10 +161,17 @@ def _evaluated(
         "chunking": config.chunking,
         "evaluations": {name: result.to_json() for name, result in results.items()},
         "comparison": pairs.to_json() if pairs else None,
+        "robustness": {name: change.to_json() for name, change in perturbed.items()},
+        "left_out": left_out,
     }
     replace_text(config.out / "evaluation.json", json.dumps(summary, indent=2) + "\n")
-    report = report_of(config.suite, results, acting.folder, acting.config)
-    report = replace(report, comparisons={"compared": pairs} if pairs else {})
+    usual = {name: found for name, found in results.items() if name not in perturbed}
+    report = replace(
+        report_of(config.suite, usual, acting.folder, acting.config),
+        comparisons={"compared": pairs} if pairs else {},
+        perturbed=perturbed,
+        left_out=left_out,
+    )
     if config.delay or config.chunking != "none":
         late = f"chunks {config.delay} steps after their observation, chunking '{config.chunking}'"
         report = replace(report, title=f"{report.title}, {late}")
@@ -177,6 +204,11 @@ def report_of(
         versions=versions(),
         encode=partial(encode_mp4, options=ENCODING),
     )
+
+
+def _beside(change: Perturbation, results: Mapping[str, Evaluation]) -> Perturbed:
+    found = results[change.condition.name]
+    return Perturbed(change.about, found, compared(found, results["trained"]))
 
 
 @dataclass(frozen=True)

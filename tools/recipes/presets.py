@@ -124,8 +124,8 @@ def row_layout(
 TINY = RunConfig(
     model=PiConfig(
         vision=SiglipConfig(width=64, depth=1, hidden=128, heads=4, patch=8),
-        language=GemmaConfig(width=64, depth=3, hidden=128, heads=2, kv_heads=1, head_dim=32),
-        expert=GemmaConfig(width=32, depth=3, hidden=64, heads=2, kv_heads=1, head_dim=32),
+        language=GemmaConfig(width=64, depth=2, hidden=128, heads=2, kv_heads=1, head_dim=32),
+        expert=GemmaConfig(width=32, depth=2, hidden=64, heads=2, kv_heads=1, head_dim=32),
         image_size=48,
         vocabulary=512,
         state_dim=8,
@@ -139,20 +139,44 @@ TINY = RunConfig(
     rows=RowsConfig(number=16, samples=2),
     data=DataConfig(encoding="raw"),
     optimizer=OptimizerConfig(
-        learning_rate=1.5e-3, b2=0.98, weight_decay=1e-3, warmup_steps=100, ema_decay=0.98
+        name="muon",
+        learning_rate=6e-3,
+        b2=0.98,
+        weight_decay=1e-3,
+        warmup_steps=100,
+        ema_decay=0.98,
     ),
     trainer=TrainerConfig(steps=3000, save_every=500, eval_every=500),
 )
 """π0.5's architecture with small numbers: learns from pixels on two CPU cores in minutes."""
 
+_ADAMW = replace(TINY.optimizer, name="adamw", learning_rate=1.5e-3)
+_TINY: Any = TINY.model
+
 METAWORLD = replace(
     TINY,
-    model=TINY.model.changed(image_size=64, horizon=16),
-    optimizer=replace(TINY.optimizer, learning_rate=1e-3),
+    model=_TINY.changed(
+        language=replace(_TINY.language, depth=3),
+        expert=replace(_TINY.expert, depth=3),
+        image_size=64,
+        horizon=16,
+    ),
+    optimizer=replace(_ADAMW, learning_rate=1e-3),
     trainer=replace(TINY.trainer, steps=5000, save_every=1000, eval_every=1000),
 )
 """`TINY` for some of Meta-World's tasks at once: larger pictures, longer chunks
 (docs/results/metaworld.md)."""
+
+LIBERO_TINY = replace(
+    TINY,
+    model=_TINY.changed(
+        expert=replace(_TINY.expert, width=64, hidden=128), image_size=64, horizon=16
+    ),
+    optimizer=replace(TINY.optimizer, learning_rate=2e-3),
+    trainer=replace(TINY.trainer, steps=7000, save_every=500, eval_every=1000),
+)
+"""`TINY` for a LIBERO suite's ten tasks: two cameras, larger pictures, longer chunks
+(docs/results/libero.md)."""
 
 PI05 = RunConfig(
     model=PiConfig(
@@ -196,6 +220,7 @@ PI0_FAST_TINY = replace(
         writing="plain",
         compute=Compute(dtype="float32"),
     ),
+    optimizer=_ADAMW,
 )
 """π0-FAST's architecture with small numbers."""
 
@@ -273,12 +298,14 @@ GROOT_TINY = replace(
         film=True,
         compute=Compute(dtype="float32"),
     ),
+    optimizer=_ADAMW,
 )
 """GR00T's architecture with small numbers."""
 
 PRESETS = {
     "tiny": TINY,
     "metaworld": METAWORLD,
+    "libero-tiny": LIBERO_TINY,
     "pi05": PI05,
     "pi05-qlora": PI05_QLORA,
     "pi0": PI0,

@@ -22,7 +22,7 @@ from sim.suites import load_suite
 from tools.recipes.policy import PolicyOptions, load
 
 SEEDS_PER_RECORDING = 1_000_000
-_RECORDINGS = 1000
+RECORDINGS = 1000
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def record_dataset(
                     slots,
                     group,
                     config.episodes,
-                    first_seed=config.seed * SEEDS_PER_RECORDING,
+                    first_seed=suite.recorded_from + config.seed * SEEDS_PER_RECORDING,
                     noise=suite.noise if config.noise is None else config.noise,
                     policy=None if robot is None else robot.act,
                     replan_steps=config.replan_steps,
@@ -159,10 +159,9 @@ def _check(config: RecordConfig) -> None:
             f"{given[0]} is {of_policy[given[0]]}, but the suite's expert acts, which has none; "
             f"give --checkpoint, or leave --{given[0].replace('_', '-')} out."
         )
-    if not 0 <= config.seed < _RECORDINGS:
+    if not 0 <= config.seed < RECORDINGS:
         raise ValueError(
-            f"The recording's seed is {config.seed}, expected 0 … {_RECORDINGS - 1}; choose "
-            "another."
+            f"The recording's seed is {config.seed}, expected 0 … {RECORDINGS - 1}; choose another."
         )
 
 

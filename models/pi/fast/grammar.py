@@ -115,9 +115,13 @@ class Grammar:
         return jnp.zeros(most).at[at].set(code.astype(jnp.float32), mode="drop")
 
     @cached_property
+    def _spelt(self) -> list[bytes]:
+        return token_bytes(self.fast)
+
+    @cached_property
     def _bytes(self) -> tuple[UInt8[np.ndarray, "v l"], Int[np.ndarray, " v"]]:
         """Bytes of each token, and how many they are."""
-        found = token_bytes(self.fast)
+        found = self._spelt
         table = np.zeros((len(found), max(map(len, found), default=1) or 1), np.uint8)
         for row, spelt in zip(table, found, strict=True):
             row[: len(spelt)] = list(spelt)
@@ -127,7 +131,7 @@ class Grammar:
     def _steps(self) -> tuple[Int[np.ndarray, "s v"], Int[np.ndarray, "s v"]]:
         """From each state of UTF-8, for each token: characters that it finishes, and the state that
         it leaves; −1 where it breaks UTF-8, or is no token at all."""
-        found = token_bytes(self.fast)
+        found = self._spelt
         finished = np.zeros((len(_STATES), len(found)), np.int32)
         inside = np.full(finished.shape, -1, np.int32)
         for state in range(len(_STATES)):

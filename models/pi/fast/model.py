@@ -28,7 +28,7 @@ from models.files.bounds import (
     check_sizes,
 )
 from models.flow.realtime_chunking import Given, Guidance
-from models.inputs.packed_batch import ACTION_TOKENS, Layout, PackedBatch
+from models.inputs.packed_batch import ACTION_TOKENS, Layout, PackedBatch, prefix_tokens
 from models.inputs.processor import Processor, Writing
 from models.layers.functional import Functional, Params
 from models.layers.gemma import GEMMA_2B, Cache, GemmaConfig, Prefix
@@ -38,7 +38,7 @@ from models.model import ModelConfig, Stack
 from models.pi import targets
 from models.pi.fast.grammar import Grammar
 from models.pi.model import SHARDING_RULES
-from models.sharding import ROWS, Rules, constrain, look_up
+from models.sharding import Rules, look_up
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class Pi0FastConfig(ModelConfig, family="pi0_fast"):
     token; 0 takes the likeliest.
     `writing`: "plain" acts as it was trained. The authors' do not quite: "openpi" leaves out a
     position before the first token that it writes when acting, and in "lerobot" the prefix sees its
-    last token when acting alone. `head`: tokens are scored by
-    a table of their own, not by the embedding.
+    last token when acting alone. `head`: tokens are scored by a table of their own, not by the
+    embedding.
     """
 
     vision: SiglipConfig = field(default_factory=SiglipConfig)
@@ -79,11 +79,7 @@ class Pi0FastConfig(ModelConfig, family="pi0_fast"):
         check_size("model.targets", self.targets, least=0)
         if not 0 <= self.temperature <= 100:
             raise ValueError(f"model.temperature is {self.temperature}; expected 0 to 100.")
-        if self.image_size % self.vision.patch:
-            raise ValueError(
-                f"model.image_size is {self.image_size}, which patches of "
-                f"{self.vision.patch} (model.vision.patch) do not divide; change one of them."
-            )
+        self.vision.check_image("model", self.image_size)
 
     @property
     def tokens_per_image(self) -> int:
@@ -308,13 +304,14 @@ class _Modules(nnx.Module):
         self.vision = Siglip(
             config.vision, config.image_size, width, film_width=None, compute=compute, rngs=rngs
         )
-        self.embedding = nnx.Param(
-            nnx.initializers.normal(width**-0.5)(rngs.params(), (config.vocabulary, width))
-        )
+
+        def table() -> nnx.Param:
+            begin = nnx.initializers.normal(width**-0.5)
+            return nnx.Param(begin(rngs.params(), (config.vocabulary, width)))
+
+        self.embedding = table()
         if config.head:
-            self.head = nnx.Param(
-                nnx.initializers.normal(width**-0.5)(rngs.params(), (config.vocabulary, width))
-            )
+            self.head = table()
         self.language = Prefix(config.language, compute, rngs)
 
     @property
@@ -330,13 +327,9 @@ class _Modules(nnx.Module):
           blind: the prefix does not see its last token.
         """
         config, batch = self.config, deal(batch)
-        rows, slots = batch.images.shape[:2]
-        pictured = slots * config.vision.tokens(config.image_size)
+        pictured = batch.images.shape[1] * config.vision.tokens(config.image_size)
         images = self.vision(batch.images.reshape(-1, *batch.images.shape[2:]), None)
-        tokens = [images.reshape(rows, pictured, -1), self.embedded(batch.text)]
-        every = jnp.concatenate(tokens, axis=1)
-        x = jnp.take_along_axis(every, batch.prefix_source[..., None], axis=1)
-        x = constrain(x, ROWS, "context")
+        x = prefix_tokens(batch, images, self.embedded(batch.text))
         slot = jnp.arange(1, batch.state.shape[1] + 1)[:, None]
         whose = batch.prefix_segment[:, None] == slot
         length = whose.sum(-1, keepdims=True)

@@ -3,10 +3,12 @@
 import json
 import pickle
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from data.dataset import Runs
 from data.frames import ACTION, STATE
 from data.mixture.embodiments import embodiment_stats
 from data.mixture.mixed import mix
@@ -118,6 +120,30 @@ def test_increments_over_parts_of_a_frame_move_by_that_part():
     tenth = Retold(A, A.prompts, {ACTION: (0,)}, 0.1)
     moved = tenth.column(ACTION, np.array([4]))[0]
     np.testing.assert_allclose(moved, [actions[4, 0] / 10, actions[4, 1]], rtol=1e-6)
+
+
+def test_samples_are_of_every_nth_frame_of_an_episode_and_chunks_of_all():
+    ranges = ((0, 3), (3, 4))
+    every, all_frames = (
+        mix(Mixture((replace(OF_A, episodes=ranges, every=n),), (ARM,)), [A], 4) for n in (3, 1)
+    )
+    (feed,), (whole,) = every.feeds, all_frames.feeds
+    shown = {tuple(run) for run in np.stack(feed.frames.runs[:2], 1).tolist()}
+    lengths = enumerate(A.lengths.tolist())
+    assert shown == {(e, f) for e, length in lengths for f in range(0, length, 3)}
+    assert set(feed.frames.runs.length.tolist()) == {1}
+    assert feed.ahead == whole.ahead == (0, 1, 2, 3)
+    assert every.digest != all_frames.digest
+    assert all_frames.feeds[0].frames is A
+    with pytest.raises(ValueError, match="a: every is 0"):
+        mix(Mixture((replace(OF_A, every=0),), (ARM,)), [A], 4)
+
+
+def test_runs_of_several_tasks_keep_their_task_in_every_nth_frame():
+    runs = Runs(np.array([0, 0, 1]), np.array([0, 4, 0]), np.array([4, 1, 6]), np.array([0, 1, 0]))
+    told = Retold(SimpleNamespace(runs=runs), A.prompts, {}, 1.0, every=3)
+    expected = [[0, 0, 1, 0], [0, 3, 1, 0], [1, 0, 1, 0], [1, 3, 1, 0]]
+    assert np.stack(told.runs, 1).tolist() == expected
 
 
 def test_datasets_of_one_robot_have_joint_statistics_each_frame_counting_once():

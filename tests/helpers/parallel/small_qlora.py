@@ -8,8 +8,7 @@ import jax
 
 from models.layers.layers import Lora
 from models.layers.quantized import quantize
-from models.model import init_params
-from models.pi.model import Pi, PiConfig
+from models.pi.model import PiConfig
 from tests.helpers.parallel import small_pi
 
 BLOCKS = r"^(vision/blocks|(language|expert)/layers/(attention|mlp))/"
@@ -28,15 +27,6 @@ def adapted(kind: Any = None, config: PiConfig = small_pi.CONFIG) -> PiConfig:
     }
     config = replace(config, vision=replace(config.vision, lora=lora), **stacks)
     return config if kind is None else config.computing(quantized=BLOCKS, quantized_kind=kind)
-
-
-class Kept:
-    """A model whose parameters begin as they are kept in training, as `tools.train` has it."""
-
-    def __init__(self, config: PiConfig) -> None:
-        self.model = Pi(config)
-        self.init = lambda key: init_params(self.model, key)
-        self.loss = self.model.loss
 
 
 @functools.cache

@@ -29,7 +29,7 @@ SMALL = replace(
     TINY,
     model=MODEL,
     trainer=replace(TINY.trainer, steps=8, save_every=3, eval_every=4),
-    optimizer=replace(TINY.optimizer, warmup_steps=2),
+    optimizer=replace(TINY.optimizer, name="adamw", learning_rate=1.5e-3, warmup_steps=2),
     data=replace(TINY.data, holdout=0.2),
     mesh=MeshConfig(data=1),
 )

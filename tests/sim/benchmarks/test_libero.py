@@ -2,16 +2,17 @@
 
 import json
 import subprocess
+from contextlib import nullcontext
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from textwrap import dedent
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from sim.benchmarks.libero import INSTALL, SIMULATOR
+from sim.benchmarks.libero import FRESH, INSTALL, SIMULATOR
 from sim.processes.interpreters import interpreter
 from sim.protocol import Outcome, Slots, Start
 from sim.suites import load_suite
@@ -56,6 +57,16 @@ def same(a: Outcome, b: Outcome) -> bool:
     return all(np.array_equal(x, y) for x, y in zip(a.observation, b.observation, strict=True))
 
 
+def simulator_module() -> ModuleType:
+    """The simulator's file, imported without LIBERO; its folder must be on the path."""
+    spec = spec_from_file_location("libero_simulator", SIMULATOR)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def random_actions(steps: int) -> np.ndarray:
     return np.random.default_rng(0).uniform(-1, 1, (steps, 7)).astype(np.float32)
 
@@ -79,11 +90,8 @@ def test_pictures_are_drawn_in_the_datasets_size_whatever_a_policy_sees(monkeypa
 
 def test_pictures_are_turned_by_half_a_turn_as_in_the_datasets(monkeypatch):
     monkeypatch.syspath_prepend(SIMULATOR.parent)
-    spec = spec_from_file_location("libero_simulator", SIMULATOR)
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = simulator_module()
+    monkeypatch.setattr(module, "_hidden", lambda *_: nullcontext())
     drawn = np.arange(256 * 256 * 3).reshape(256, 256, 3).astype(np.uint8)
     asked = []
 
@@ -93,7 +101,8 @@ def test_pictures_are_turned_by_half_a_turn_as_in_the_datasets(monkeypatch):
 
     simulator = module.Simulator.__new__(module.Simulator)
     simulator.env = SimpleNamespace(sim=SimpleNamespace(render=render))
-    simulator.size = 256
+    simulator.size, simulator.draw_every = 256, 1
+    simulator.steps, simulator.images = 0, None
     simulator.seen = {
         "robot0_eef_pos": np.arange(3.0),
         "robot0_eef_quat": np.array([0.0, 0.0, 0.0, 1.0]),
@@ -105,6 +114,32 @@ def test_pictures_are_turned_by_half_a_turn_as_in_the_datasets(monkeypatch):
     for image in images:
         np.testing.assert_array_equal(image, np.rot90(drawn, 2))
     np.testing.assert_allclose(state, [0, 1, 2, 0, 0, 0, 0.04, -0.04])
+
+
+def test_geoms_behind_a_camera_are_out_of_view_unless_a_mirror_shows_them(monkeypatch):
+    """The camera is at the origin and looks along -z, 90° wide; a mirror lies below."""
+    monkeypatch.syspath_prepend(SIMULATOR.parent)
+    out_of_view = simulator_module().out_of_view
+    places = np.array([[0, 0, -2.0], [0, 0, 2], [2.2, 0, -2], [2.6, 0, -2], [0, -1, -1.5]])
+    model = SimpleNamespace(
+        cam_fovy=np.array([90.0]),
+        geom_rbound=np.array([0.3, 0.3, 0.3, 0.3, 0.5]),
+        geom_matid=np.array([-1, -1, -1, -1, 0]),
+        geom_type=np.array([7, 7, 7, 7, 6]),
+        geom_size=np.full((5, 3), 0.1),
+        mat_reflectance=np.array([0.0]),
+    )
+    data = SimpleNamespace(
+        cam_xpos=np.zeros((1, 3)),
+        cam_xmat=np.eye(3).reshape(1, 9),
+        geom_xpos=places,
+        geom_xmat=np.tile(np.eye(3).reshape(9), (5, 1)),
+    )
+    assert out_of_view(model, data, 0).tolist() == [False, True, False, True, False]
+    model.mat_reflectance[0] = 0.5  # its upper face is at z = -1.4
+    assert out_of_view(model, data, 0).tolist() == [False, False, False, True, False]
+    model.geom_rbound[1] = 0.0  # planes have no bounds
+    assert not out_of_view(model, data, 0)[1]
 
 
 @pytest.mark.parametrize(
@@ -122,6 +157,7 @@ def test_suites_have_fifty_initial_states_of_each_of_their_tasks(python, name, t
     suite = load_suite(name)
     assert len(set(suite.tasks)) == tasks
     assert (suite.episodes, suite.first_seed, suite.together) == (50, 0, True)
+    assert suite.recorded_from == FRESH > suite.episodes
 
 
 def test_suites_that_are_unknown_or_incomplete_are_refused_with_those_that_are_whole(python):
@@ -129,6 +165,21 @@ def test_suites_that_are_unknown_or_incomplete_are_refused_with_those_that_are_w
         load_suite("libero_moon")
     with pytest.raises(ValueError, match=r"'libero_goal_env' lacks .*libero_goal_env"):
         load_suite("libero_goal_env")
+
+
+def test_the_varied_suites_are_whole_and_have_the_tasks_of_their_base(python):
+    complete = answer(python, "print(json.dumps(libero.complete_suites()))")
+    bases = [load_suite(f"libero_{name}") for name in ("spatial", "object", "goal", "10", "90")]
+    for base in bases[:-1]:
+        assert base.variants.keys() == {"paraphrase", "object", "swap", "task"}
+        assert set(base.variants.values()) <= set(complete)
+    assert not bases[-1].variants
+    assert not bases[-1].about
+    for name, words in (("swap", "other places"), ("object", "other objects")):
+        varied = load_suite(str(bases[1].variants[name]))
+        assert (varied.tasks, varied.episodes) == (bases[1].tasks, 50)
+        assert words in varied.about
+        assert not varied.variants
 
 
 def test_prompts_are_the_published_ones_unless_the_suite_changes_the_words(python):
@@ -189,6 +240,81 @@ def test_the_state_is_openpis_and_actions_move_the_hand(slots):
     assert moved[2] > still[2] + 0.05
     assert np.abs(moved[:2] - still[:2]).max() < 0.02
     assert moved[6] - moved[7] < 0.01  # closed
+
+
+def test_starts_drawn_afresh_are_none_of_the_published_and_derive_from_their_seed(python):
+    """Nor do they depend on what furniture stood where before, which LIBERO's own resets do."""
+    found = answer(
+        python,
+        """
+        import numpy as np
+
+        task = libero._benchmark("libero_spatial").get_task(9).name
+        simulator = libero.Simulator("libero_spatial", [task], 64)
+
+        def places(seed):
+            simulator.reset(task, seed)
+            return simulator._places().copy(), simulator.seen["robot0_joint_pos"].copy()
+
+        published = [places(seed) for seed in (0, 1, 2)]
+        fresh = [places(seed) for seed in range(1000, 1006)]
+        again = places(1000)
+        published, placed = (np.stack([p for p, _ in part]) for part in (published, fresh))
+        joints = np.stack([arm for _, arm in fresh])
+        aside = np.abs(placed[:, None] - published[None]).max((2, 3))
+        heights = [float(np.ptp(np.concatenate([published, placed])[:, i, 2])) for i in range(2)]
+        try:
+            simulator.reset(task, 50)
+        except ValueError as error:
+            refused = str(error)
+        print(json.dumps([
+            float(aside.min()),
+            float(np.abs(again[0] - fresh[0][0]).max() + np.abs(again[1] - fresh[0][1]).max()),
+            heights,
+            joints.std(0).tolist(),
+            refused,
+        ]))
+        """,
+    )
+    nearest, changed, heights, spread, refused = found
+    assert nearest > 1e-3
+    assert changed == 0
+    assert max(heights) < 0.01
+    assert 0.001 < max(spread) < 0.05
+    assert "draws others from seeds of 1000 and more, got 50" in refused
+
+
+def test_the_expert_does_a_task_from_a_fresh_start_and_pictures_between_drawn_ones_repeat(python):
+    told = answer(
+        python,
+        """
+        import numpy as np
+
+        task = libero._benchmark("libero_spatial").get_task(2).name
+        simulator = libero.Simulator("libero_spatial", [task], 64, draw_every=3)
+        simulator.reset(task, 1007)
+        drawn, states, success = [], [], False
+        while not success and len(drawn) < 120:
+            if len(drawn) < 7:
+                images, state = simulator.observe()
+                drawn.append(images.copy())
+                states.append(state)
+            else:
+                drawn.append(None)
+            success = simulator.step(simulator.expert())[3]
+        same = [bool((a == b).all()) for a, b in zip(drawn[:6], drawn[1:7])]
+        moves = [bool((a != b).any()) for a, b in zip(states, states[1:])]
+        print(json.dumps([
+            success, same, moves, simulator.spec()["expert"],
+            libero.Simulator("libero_goal", [], 64).spec()["expert"],
+        ]))
+        """,
+    )
+    success, same, moves, spatial, goal = told
+    assert success
+    assert same == [True, True, False, True, True, False]
+    assert all(moves)
+    assert (spatial, goal) == (True, False)
 
 
 def test_success_is_the_suites_own_predicate_and_ends_the_episode(python):

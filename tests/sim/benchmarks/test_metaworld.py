@@ -12,6 +12,7 @@ import pytest
 from sim.benchmarks.metaworld import INSTALL, TASKS, open_slots
 from sim.processes.interpreters import interpreter
 from sim.protocol import EVAL_SEEDS, TRAIN_SEEDS, Outcome, Slots, Start
+from sim.simulators.metaworld_prompts import PARAPHRASES, PROMPTS
 from sim.suites import load_suite
 
 FEW = ("reach-v3", "drawer-close-v3", "button-press-topdown-v3")
@@ -66,6 +67,19 @@ def test_the_suite_has_all_50_tasks_and_keeps_evaluation_apart(python):
     asked = "import json, metaworld; print(json.dumps(list(metaworld.ALL_V3_ENVIRONMENTS)))"
     theirs = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=True)
     assert sorted(json.loads(theirs.stdout)) == sorted(suite.tasks)
+
+
+def test_paraphrases_are_prompts_of_their_own_suite_and_of_no_recording(slots):
+    suite = load_suite("metaworld")
+    other = load_suite(str(suite.variants["paraphrase"]))
+    assert (other.tasks, other.first_seed) == (suite.tasks, suite.first_seed)
+    assert slots.spec.prompts == tuple(PROMPTS[task] for task in FEW)
+    with other.open(FEW[:1], 1, 48) as reworded:
+        assert reworded.spec.prompts == (PARAPHRASES[FEW[0]],)
+        assert same(begun(reworded, 0, FEW[0], 7), begun(slots, 0, FEW[0], 7))
+    known = {wording for wordings in PROMPTS.values() for wording in wordings}
+    assert PARAPHRASES.keys() == PROMPTS.keys()
+    assert not known & {wording for wordings in PARAPHRASES.values() for wording in wordings}
 
 
 def test_a_policy_is_shown_upright_pictures_and_proprioception(slots):

@@ -42,8 +42,9 @@ def test_without_randomisation_a_picture_is_its_bodies_whatever_the_episode(scen
         Randomisation(camera=0.05),
         Randomisation(light=0.4),
         Randomisation(shadows=True),
+        Randomisation(texture=0.3),
     ],
-    ids=("colours", "camera", "light", "shadows"),
+    ids=("colours", "camera", "light", "shadows", "texture"),
 )
 def test_each_randomisation_changes_every_camera_and_nothing_but_an_episode_decides_it(
     scene, random
@@ -90,6 +91,7 @@ def test_distractors_lie_in_view_and_touch_nothing(task):
         ({"distractors": 4}, r"distractors is 4, expected 0 … 3"),
         ({"colours": -0.1}, r"colours is -0.1, expected 0 … 0.3"),
         ({"light": 0.9}, r"light is 0.9, expected 0 … 0.5"),
+        ({"texture": 0.5}, r"texture is 0.5, expected 0 … 0.4"),
     ],
 )
 def test_randomisation_out_of_range_is_named(bad, says):

@@ -128,6 +128,15 @@ def test_a_disturbed_expert_is_disturbed_alike_by_the_same_seed_and_says_what_it
     np.testing.assert_array_equal(wanted[0], undisturbed[0])
 
 
+def test_a_simulator_may_say_that_its_expert_knows_none_of_its_tasks():
+    class Ignorant(fragile.Simulator):
+        def spec(self) -> dict:
+            return super().spec() | {"expert": False}
+
+    told = [child._Episode(simulator()).spec for simulator in (fragile.Simulator, Ignorant)]
+    assert [spec["expert"] for spec in told] == [True, False]
+
+
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_simulator_that_misbehaves_loses_its_own_episode_alone_and_begins_again(
     slots, wrong, monkeypatch

@@ -20,7 +20,7 @@ from sim.evaluate import evaluate, evaluate_expert
 from sim.protocol import Start
 from sim.report import charts
 from sim.report.report import Report, render, write_report
-from sim.results import Failure, joined
+from sim.results import Failure, Perturbed, compared, joined
 from sim.statistics import Paired, Rate
 from tests.helpers.browser import needs_browser, shown
 from tests.helpers.page import Page
@@ -185,6 +185,35 @@ def test_tasks_comparisons_and_failures_are_tabled(report):
     bare = Page(render(report)).text
     for absent in ("Paired comparison", "Success by task", "given up", "left out, as"):
         assert absent not in bare
+
+
+def test_changes_are_tabled_beside_the_unchanged_with_the_wordings_that_only_they_have(report):
+    class Reworded(PointWorld):
+        prompts = tuple((f"touch <{colour}>",) for colour in PointWorld.goals)
+
+    main = report.evaluations["trained"]
+    starts = [episode.start for episode in main.episodes]
+    idle = evaluate(DeviceSlots(Reworded(), 24), idle_policy, starts, clips=1)
+    lame = Perturbed("it is <lame>", idle, compared(idle, main))
+    blind = replace(lame, evaluation=report.evaluations["blank image"])
+    changed = replace(
+        report, perturbed={"lame": lame, "blind": blind}, left_out={"dark": "no <lamp>"}
+    )
+    page = Page(render(changed))
+    text = page.text.replace("\u00a0", " ")
+    assert "it is <lame>" in text
+    assert "dark is left out: no <lamp>" in text
+    assert lame.difference.second_only == 24
+    assert "unchanged" in text
+    assert "-100.0" in text
+    assert "Success by wording, lame" in text
+    assert "“touch <red>”" in text
+    assert "Success by wording, blind" not in text, "its prompts are those of the unchanged"
+    assert len(page.all("video")) == 8
+    assert "Robustness" not in Page(render(report)).text
+    alone = Page(render(replace(report, left_out={"dark": "no <lamp>"}))).text
+    assert "no <lamp>" in alone
+    assert "Success under changes" not in alone
 
 
 def test_a_report_without_training_has_no_empty_sections(report):

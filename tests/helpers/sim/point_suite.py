@@ -1,0 +1,12 @@
+"""A suite of the point world, for what opens suites by a file and a name."""
+
+from sim.environments.device_slots import DeviceSlots
+from sim.suite import Suite
+from tests.helpers.sim.point_world import PointWorld, expert
+
+
+def slots(tasks: tuple[str, ...], count: int, size: int) -> DeviceSlots:
+    return DeviceSlots(PointWorld(), count, expert)
+
+
+POINTS = Suite("points", ("points",), 8, slots)
