@@ -19,11 +19,13 @@ SIMULATOR = Path(__file__).parents[1] / "simulators" / "metaworld.py"
 TASKS = tuple(PROMPTS)
 
 
-def suite(paraphrased: bool = False) -> Suite:
+def suite(paraphrased: bool = False, draw_every: int = 1) -> Suite:
     """All 50 tasks, 50 starts each, as a policy with a corner and a wrist camera acts in them.
 
     Args:
       paraphrased: prompts are wordings that no recording has.
+      draw_every: steps from one drawn picture to the next, for recordings: frames in between have
+        the last one again. Policies are judged with 1.
 
     Raises:
       FileNotFoundError: Meta-World is not installed.
@@ -33,7 +35,7 @@ def suite(paraphrased: bool = False) -> Suite:
         name="metaworld_paraphrase" if paraphrased else "metaworld",
         tasks=TASKS,
         episodes=50,
-        open=partial(open_slots, python=python, paraphrased=paraphrased),
+        open=partial(open_slots, python=python, paraphrased=paraphrased, draw_every=draw_every),
         first_seed=EVAL_SEEDS.start,
         action_range=((-1.0, 1.0),) * 4,
         variants={} if paraphrased else {"paraphrase": "metaworld_paraphrase"},
@@ -51,6 +53,7 @@ def open_slots(
     max_steps: int = 500,
     until_success: bool = True,
     paraphrased: bool = False,
+    draw_every: int = 1,
 ) -> Slots:
     """Slots for some tasks; arguments beyond a suite's as in `sim.simulators.metaworld`.
 
@@ -69,6 +72,7 @@ def open_slots(
             "max_steps": max_steps,
             "until_success": until_success,
             "paraphrased": paraphrased,
+            "draw_every": draw_every,
         },
         remedy=INSTALL,
     )

@@ -101,6 +101,17 @@ def test_the_first_picture_shows_this_episodes_goal(slots):
     assert not np.array_equal(first.observation.images, other.observation.images)
 
 
+def test_a_recording_may_draw_only_some_steps_which_are_those_of_one_that_draws_all(slots, python):
+    start = Start("button-press-topdown-v3", 3)
+    with open_slots((start.task,), 1, 48, python=python, draw_every=3) as sparse:
+        seen = [outcome.observation for outcome in shown(sparse, 0, start, 1)[:8]]
+    every = [outcome.observation for outcome in shown(slots, 0, start, 1)[:8]]
+    for step, (some, true) in enumerate(zip(seen, every, strict=True)):
+        assert np.array_equal(some.images, every[step - step % 3].images)
+        assert np.array_equal(some.state, true.state)
+    assert not np.array_equal(every[3].images, every[5].images)
+
+
 def test_the_same_start_is_the_same_episode_in_any_slot_after_any_other(slots):
     task = "button-press-topdown-v3"
     actions = np.random.default_rng(0).uniform(-1, 1, (20, 4)).astype(np.float32)
