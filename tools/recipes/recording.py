@@ -57,6 +57,9 @@ class RecordConfig:
     """Python file that defines its model's family, if it is not one of ours; it runs."""
     replan_steps: int = 4
     """Steps acted of each of the policy's chunks before it looks again."""
+    takeover: int | None = None
+    """Steps after which the suite's expert takes over from the policy at the latest; when, is drawn
+    for each episode, and what the expert then does is recorded. To train on where a policy errs."""
     dtype: str | None = None
     """Dtype of its parameters in memory, such as bfloat16; as saved by default."""
     options: Annotated[PolicyOptions, tyro.conf.arg(name="")] = field(default_factory=PolicyOptions)
@@ -77,7 +80,8 @@ def record_dataset(
     start = time.perf_counter()
     suite = load_suite(config.suite)
     _check(config)
-    if config.subtasks and (suite.phases is None or config.checkpoint is not None):
+    alone = config.checkpoint is not None and config.takeover is None
+    if config.subtasks and (suite.phases is None or alone):
         who = f"suite '{suite.name}'" if suite.phases is None else "a policy"
         raise ValueError(
             f"--subtasks is given, but {who} does not tell what it is about at each step; the "
@@ -109,6 +113,7 @@ def record_dataset(
                     noise=suite.noise if config.noise is None else config.noise,
                     policy=None if robot is None else robot.act,
                     replan_steps=config.replan_steps,
+                    takeover=config.takeover,
                     phases=suite.phases if config.subtasks else None,
                 )
                 theirs = _features(spec)
@@ -153,7 +158,15 @@ def _check(config: RecordConfig) -> None:
             f"{config.noise} and replan_steps = {config.replan_steps}: expected at least 1, 1, 0 "
             "and 1."
         )
-    of_policy = {"euler_steps": config.euler_steps, "dtype": config.dtype, **vars(config.options)}
+    if config.takeover is not None and config.takeover < config.replan_steps:
+        raise ValueError(
+            f"takeover is {config.takeover}; expected at least the {config.replan_steps} steps "
+            "(replan_steps) that the policy acts before it looks again."
+        )
+    of_policy = {
+        **{"euler_steps": config.euler_steps, "dtype": config.dtype, "takeover": config.takeover},
+        **vars(config.options),
+    }
     if config.checkpoint is None and (given := [name for name, x in of_policy.items() if x]):
         raise ValueError(
             f"{given[0]} is {of_policy[given[0]]}, but the suite's expert acts, which has none; "
