@@ -111,7 +111,7 @@ class LearnSizes:
         LearntTask("tabletop-reach", 1024, 800),
         LearntTask("tabletop-lift", 2048, 2400),
         LearntTask(
-            "metaworld", 50, 2400, "metaworld", ("door-open-v3",), image_size=64, replan_steps=8
+            "metaworld", 50, 2400, "metaworld", ("door-open-v3",), image_size=96, replan_steps=8
         ),
     )
     settings: Mapping[str, Setting] = field(default_factory=lambda: SETTINGS)
