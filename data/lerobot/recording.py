@@ -16,7 +16,7 @@ from jaxtyping import UInt8
 
 from data.columns import arrow_type
 from data.files.names import fill
-from data.video.video import VideoWriter
+from data.video.video import PIXEL_FORMAT, VideoWriter
 
 FILES_PER_CHUNK = 1000
 DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
@@ -43,7 +43,8 @@ class DataFiles:
             path.parent.mkdir(parents=True, exist_ok=True)
             self.writer = pq.ParquetWriter(path, self.schema, write_page_checksum=True)
         arrays = [_arrow(values[field.name], field.type) for field in self.schema]
-        self.writer.write_table(pa.Table.from_arrays(arrays, schema=self.schema))
+        table = pa.Table.from_arrays(arrays, schema=self.schema)
+        self.writer.write_table(table, row_group_size=max(1, len(table)))
         self.size += size
         return {"data/chunk_index": self.chunk, "data/file_index": self.file}
 
@@ -98,6 +99,20 @@ class VideoFiles:
     def abandon(self) -> None:
         if self.video is not None:
             self.video.abandon()
+
+
+def video_info(size: Sequence[int], fps: float, codec: str) -> dict[str, Any]:
+    """Facts about a camera's videos (height and width first in `size`) as info.json tells them."""
+    return {
+        "video.height": size[0],
+        "video.width": size[1],
+        "video.codec": codec,
+        "video.pix_fmt": PIXEL_FORMAT,
+        "video.is_depth_map": False,
+        "video.fps": fps,
+        "video.channels": 3,
+        "has_audio": False,
+    }
 
 
 def next_file(chunk: int, file: int) -> tuple[int, int]:

@@ -20,10 +20,17 @@ from data.files.checksums import write_checksums
 from data.files.names import plain_name
 from data.lerobot.dataset import VERSION
 from data.lerobot.meta_writer import EpisodeTable, write_json, write_tasks
-from data.lerobot.recording import DATA_PATH, FILES_PER_CHUNK, VIDEO_PATH, DataFiles, VideoFiles
+from data.lerobot.recording import (
+    DATA_PATH,
+    FILES_PER_CHUNK,
+    VIDEO_PATH,
+    DataFiles,
+    VideoFiles,
+    video_info,
+)
 from data.lerobot.subtasks import INDEX
 from data.statistics.pixels import Histogram
-from data.video.video import CODEC, PIXEL_FORMAT
+from data.video.video import CODEC
 
 
 class DatasetWriter:
@@ -183,7 +190,9 @@ class DatasetWriter:
             "data_path": DATA_PATH,
             "video_path": VIDEO_PATH if self._cameras else None,
             "features": {
-                name: f | {"info": _video_info(f, self.fps)} if f["dtype"] == "video" else f
+                name: f | {"info": video_info(f["shape"], self.fps, CODEC)}
+                if f["dtype"] == "video"
+                else f
                 for name, f in (self.features | self._made).items()
             },
         }
@@ -273,17 +282,3 @@ def _checked_column(
             "leave the episode out or repair the recording."
         )
     return value
-
-
-def _video_info(feature: Mapping[str, Any], fps: int) -> dict[str, Any]:
-    height, width, channels = feature["shape"]
-    return {
-        "video.height": height,
-        "video.width": width,
-        "video.codec": CODEC,
-        "video.pix_fmt": PIXEL_FORMAT,
-        "video.is_depth_map": False,
-        "video.fps": fps,
-        "video.channels": channels,
-        "has_audio": False,
-    }

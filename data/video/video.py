@@ -29,11 +29,11 @@ STRICT = {"strict": "strict", "max_pixels": str(MOST_PIXELS)}
 should, which any flipped one brings about. libavcodec's H.264 marks frames it concealed
 (`is_corrupt`), but not in several threads."""
 
-_SAME_BYTES = {"mbtree": "0"}
+SAME_BYTES = {"mbtree": "0"}
 """Options for libx264: its macroblock tree reads memory that nothing has written, so that one frame
 in thousands is coded otherwise (as glibc's MALLOC_PERTURB_ shows)."""
 
-_OPTIONS = {"g": "2", "crf": "14", "preset": "veryfast"} | _SAME_BYTES
+_OPTIONS = {"g": "2", "crf": "14", "preset": "veryfast"} | SAME_BYTES
 _SEEK_BACK_SECONDS = (0.0, 2.0, 10.0, 60.0, float("inf"))
 
 
@@ -51,7 +51,7 @@ def encode_mp4(
     file = io.BytesIO()
     with av.open(file, "w", format="mp4") as container:
         rate = Fraction(fps).limit_denominator(1001)
-        stream = container.add_stream("libx264", rate=rate, options={**options, **_SAME_BYTES})
+        stream = container.add_stream("libx264", rate=rate, options={**options, **SAME_BYTES})
         stream.height, stream.width = frames.shape[1:3]
         stream.pix_fmt = PIXEL_FORMAT
         for picture in frames:
