@@ -306,8 +306,8 @@ def _names(sources: Sequence[LeRobotDataset], edit: Edit) -> tuple[dict[str, str
     found = []
     for source in sources:
         kept = [n for n in source.features if n not in BOOKKEEPING and n not in edit.drop]
-        new = [renamed.get(name, name) for name in kept]
-        twice = [name for name in new if new.count(name) > 1]
+        called = [renamed.get(name, name) for name in kept]
+        twice = [name for name in called if called.count(name) > 1]
         if twice:
             raise ValueError(
                 f"{source.root}: would have two columns '{twice[0]}'; choose another name, or "
@@ -315,7 +315,7 @@ def _names(sources: Sequence[LeRobotDataset], edit: Edit) -> tuple[dict[str, str
             )
         if not kept:
             raise ValueError(f"{source.root}: no column and no camera is left; drop fewer.")
-        found.append(dict(zip(new, kept, strict=True)))
+        found.append(dict(zip(called, kept, strict=True)))
     return tuple(found)
 
 

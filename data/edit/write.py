@@ -8,6 +8,7 @@ files are whole; what was interrupted goes on behind them and comes to the same 
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -81,19 +82,12 @@ def write_plan(
 
     rows = _Rows(plan, journal.entries(_ROWS))
     data = DataFiles(root, rows.stored, data_megabytes)
-    _track(journal, _ROWS, data, plan, lambda k: rows.add(k, data), told)
+    _track(journal, _ROWS, data, plan, partial(rows.add, data=data), told)
     for camera in plan.cameras:
         copied = CopiedVideos(root, camera, video_megabytes)
         with _Camera(plan, camera, root / "encoded.mp4") as pictures:
-            _track(
-                journal,
-                camera,
-                copied,
-                plan,
-                lambda k, pictures=pictures, copied=copied: pictures.add(k, copied),
-                told,
-                lambda entries, camera=camera: _require_same(root, camera, plan.fps, entries),
-            )
+            add, check = partial(pictures.add, files=copied), partial(_require_same, plan, root)
+            _track(journal, camera, copied, plan, add, told, partial(check, camera))
     _describe(plan, root, journal, rows, limits)
     journal.finish()
 
@@ -285,8 +279,9 @@ def _sum(picture: UInt8[np.ndarray, "h w 3"]) -> int:
     return int(google_crc32c.value(picture.tobytes()))
 
 
-def _require_same(root: Path, camera: str, fps: float, entries: list[dict[str, Any]]) -> None:
+def _require_same(plan: EditPlan, root: Path, camera: str, entries: list[dict[str, Any]]) -> None:
     """Decodes the ends of copied episodes, which all lie in one file."""
+    fps = plan.fps
     copied = [entry for entry in entries if "ends" in entry]
     if not copied:
         return

@@ -19,7 +19,7 @@ from data.errors import DatasetError
 from data.files.names import fill
 from data.lerobot.recording import VIDEO_PATH, next_file
 from data.video.mp4 import open_video
-from data.video.span import Span
+from data.video.span import PacketSpan
 
 
 class CopiedVideos:
@@ -52,7 +52,7 @@ class CopiedVideos:
                 "copy or encode it again.",
             ) from None
 
-    def add_span(self, span: Span, frames: int, fps: float) -> dict[str, int | float]:
+    def add_span(self, span: PacketSpan, frames: int, fps: float) -> dict[str, int | float]:
         """Appends a stretch of another video; returns where it went, as `add`."""
         if not span.begins:
             self.close()

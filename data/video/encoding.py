@@ -10,12 +10,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 import av
 import numpy as np
 from av.video.frame import PictureType
 from av.video.reformatter import VideoReformatter
+from av.video.stream import VideoStream
 from jaxtyping import UInt8
 
 from data.video.video import PIXEL_FORMAT, SAME_BYTES
@@ -84,9 +85,8 @@ def write_video(
     to_yuv = VideoReformatter()
     path.parent.mkdir(parents=True, exist_ok=True)
     with _usual_priority(), av.open(str(path), "w", options={"movflags": "faststart"}) as out:
-        stream = out.add_stream(
-            _ENCODERS[encoding.codec], rate=rate, options=options | _OPTIONS[encoding.codec]
-        )
+        options |= _OPTIONS[encoding.codec]
+        stream = cast(VideoStream, out.add_stream(_ENCODERS[encoding.codec], rate, options))
         stream.height, stream.width, stream.pix_fmt = height, width, PIXEL_FORMAT
         stream.codec_context.time_base = 1 / rate
         for number, picture in enumerate(np.ascontiguousarray(frames)):

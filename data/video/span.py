@@ -22,7 +22,7 @@ from data.video.video import own_rate
 
 
 @dataclass(frozen=True)
-class Span:
+class PacketSpan:
     """Packets in decoding order with the stream they are of. `first` is the pts of the first frame
     that is meant, `begins` is False where a decoder can only begin here if the file does."""
 
@@ -57,7 +57,7 @@ class Packets:
         durations = [p.duration for p in packets if p.duration]
         self._duration = float(np.median(durations)) if durations else 0.0
 
-    def span(self, start: float, first: int, count: int, fps: float) -> Span:
+    def span(self, start: float, first: int, count: int, fps: float) -> PacketSpan:
         """The packets of `count` frames from the `first` of an episode on, which begins `start`
         seconds into the file; frames are those that `VideoReader` reads.
 
@@ -89,7 +89,7 @@ class Packets:
         kept = [p for p in packets if (p.pts or 0) >= int(self._pts[key])]
         if len(kept) > 1 and kept[1] is not packets[1]:  # no gap, which would shift all seeking
             kept[0].dts = (kept[1].dts or 0) - int(np.median(np.diff(np.sort(self._dts))))
-        return Span(self._stream, kept, low, _is_beginning(self._stream, kept[0]))
+        return PacketSpan(self._stream, kept, low, _is_beginning(self._stream, kept[0]))
 
     def close(self) -> None:
         """Closes the file."""

@@ -29,7 +29,7 @@ def show_dataset(console: Console, path: str, dataset: Dataset) -> None:
         sep="",
         soft_wrap=True,
     )
-    tasks = _table(Column("Episodes", justify="right"), "Task")
+    tasks = table(Column("Episodes", justify="right"), "Task")
     runs = dataset.runs
     begin = np.searchsorted(runs.episode, np.arange(len(dataset.lengths)))
     shown = (dataset.prompts[task][0] for task in runs.task[begin].tolist())
@@ -50,12 +50,12 @@ def show_statistics(console: Console, statistics: dict[str, Stats], dataset: Dat
         feature = dataset.features[name]
         warnings = narrow(stats) if "float" in feature["dtype"] else {}
         numbers = (Column(key, justify="right", no_wrap=True) for key in shown)
-        table = _table(Column(name, no_wrap=True), *numbers)
+        rows = table(Column(name, no_wrap=True), *numbers)
         for dim, label in enumerate(dimension_names(feature.get("names"), stats["mean"].size)):
             values = (f"{np.ravel(stats[key])[dim]:.3g}" for key in shown)
             style = "yellow" if dim in warnings else None
-            table.add_row(label, *values, style=style)
-        console.print(table)
+            rows.add_row(label, *values, style=style)
+        console.print(rows)
         console.print()
         for dim, why in warnings.items():
             console.print(Text("warning", "yellow"), f"{name}[{dim}]: {why}.")
@@ -63,7 +63,7 @@ def show_statistics(console: Console, statistics: dict[str, Stats], dataset: Dat
 
 def show_difference(console: Console, found: RecordingDifference) -> None:
     """Facts and ranges side by side, then each difference that matters."""
-    facts = _table(Column("", no_wrap=True), "First", "Second")
+    facts = table(Column("", no_wrap=True), "First", "Second")
     sides = found.first, found.second
     facts.add_row("path", *(side.path for side in sides))
     facts.add_row("robot", *(side.robot or "not told" for side in sides))
@@ -92,7 +92,7 @@ def show_difference(console: Console, found: RecordingDifference) -> None:
     console.print()
     numbers = (Column(name, justify="right", no_wrap=True) for name in ("B q01", "B q99"))
     own = (Column(name, justify="right", no_wrap=True) for name in ("A q01", "A q99"))
-    ranges = _table(
+    ranges = table(
         Column("Column", no_wrap=True), "Dim", *own, *numbers, "Outside of A", "By half ranges"
     )
     for dim in found.dims:
@@ -114,5 +114,6 @@ def robot_of(dataset: Dataset) -> str:
     return dataset.robot_type or str(dataset.root)
 
 
-def _table(*columns: Column | str) -> Table:
+def table(*columns: Column | str) -> Table:
+    """A table as all of them look."""
     return Table(*columns, box=SIMPLE_HEAD, show_edge=False, pad_edge=False)

@@ -1,5 +1,6 @@
 """The command that edits datasets: what is typed becomes the edit, mistakes one sentence."""
 
+import json
 import subprocess
 import sys
 
@@ -91,3 +92,12 @@ def test_a_mistake_ends_the_command_with_one_line(dataset, tmp_path):
     assert ended.returncode == 1
     assert ended.stderr == "error: The edit leaves none of 4 episodes; keep at least one.\n"
     assert [path.name for path in tmp_path.iterdir()] == ["set"]
+
+
+def test_idle_frames_are_told_drawn_and_written(dataset, tmp_path, capsys):
+    out, page = tmp_path / "idle.json", tmp_path / "idle.html"
+    app.cli(args=["idle", str(dataset), "--json", str(out), "--plot", str(page)])
+    said = capsys.readouterr().out.replace("\n", " ")
+    assert "0 frames (0.0 %) still, that is within 1 % of each dimension's range" in said
+    assert json.loads(out.read_text())["keep"] == {}
+    assert page.read_text().count('class="idle"') == 4
