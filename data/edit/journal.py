@@ -2,15 +2,9 @@
 on behind them when it was interrupted.
 """
 
-import base64
 import json
-import zlib
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-
-from data.statistics.pixels import Histogram
 
 _WHOLE = "whole"
 
@@ -72,17 +66,6 @@ class FileJournal:
         with self._path.open("ab") as file:
             file.write(_line(line))
         self._lines.append(json.loads(json.dumps(line)))
-
-
-def packed(pixels: Histogram) -> str:
-    """Counts of pixels as text."""
-    return base64.b64encode(zlib.compress(pixels.counts.astype("<i8").tobytes())).decode("ascii")
-
-
-def unpacked(text: str) -> Histogram:
-    """Counts that `packed` has packed."""
-    counts = np.frombuffer(zlib.decompress(base64.b64decode(text)), "<i8")
-    return Histogram(counts.reshape(3, 256).astype(np.int64))
 
 
 def _line(value: Any) -> bytes:

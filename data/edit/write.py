@@ -18,7 +18,7 @@ import pyarrow as pa
 from jaxtyping import Int64, UInt8
 
 from data.columns import BOOKKEEPING, open_parquet, read_columns, to_numpy
-from data.edit.journal import FileJournal, packed, unpacked
+from data.edit.journal import FileJournal
 from data.edit.plan import EditPlan, Part
 from data.errors import DatasetError
 from data.files.checksums import write_checksums
@@ -246,7 +246,7 @@ class _Camera:
             write_video(self._encoded, frames, plan.fps, plan.encoding)
             places = files.add(self._encoded, part.length, plan.fps)
             self._encoded.unlink()
-            return {"places": places, "pixels": packed(Histogram.of(frames))}
+            return {"places": places, "pixels": Histogram.of(frames).to_text()}
         path, start = source.video(part.episode, camera)
         if self._open is None or self._open.path != path:
             self.close()
@@ -255,7 +255,7 @@ class _Camera:
         span = self._open.span(start, first, part.length, source.fps)
         return {
             "places": files.add_span(span, part.length, plan.fps),
-            "pixels": packed(Histogram.of(frames)),
+            "pixels": Histogram.of(frames).to_text(),
             "ends": [_sum(frames[0]), _sum(frames[-1])],
             "from": str(path),
         }
@@ -319,7 +319,7 @@ def _describe(
     written = _written(root, journal, rows)
     for k, (entry, values) in enumerate(zip(journal.entries(_ROWS), written, strict=True)):
         seen = {camera: entries[k] for camera, entries in cameras.items() if entries[k]}
-        pixels = {camera: unpacked(one["pixels"]) for camera, one in seen.items()}
+        pixels = {camera: Histogram.from_text(one["pixels"]) for camera, one in seen.items()}
         pixels |= _stored_pixels(plan, plan.parts[k])
         places = dict(entry["places"])
         for one in seen.values():
