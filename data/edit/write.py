@@ -38,7 +38,7 @@ JOURNAL = "edit.jsonl"
 
 _ROWS = "rows"
 _V21_ONLY = ("total_videos", "total_chunks")
-_OWN_META = ("info.json", "stats.json", "checksums.json")
+_OWN_META = ("info.json", "stats.json", "checksums.json", "recording.jsonl")
 
 
 class _Files(Protocol):

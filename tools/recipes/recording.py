@@ -3,6 +3,7 @@
 `python -m tools.record` is this on a command line; a notebook or a script calls `record_dataset`.
 """
 
+import json
 import shutil
 import time
 from collections.abc import Callable
@@ -163,12 +164,12 @@ def record_dataset(
 
 def _about(config: RecordConfig) -> dict[str, Any]:
     """All that decides which episodes are recorded, as plain data."""
-    every = to_json(config)
+    every = json.loads(json.dumps(to_json(config), default=str))
     return {name: said for name, said in every.items() if name not in ("out", "resume", "slots")}
 
 
 def _finished(out: Path, asked: int) -> dict[str, Any] | None:
-    """What came of a recording that is whole; None if there is something to do.
+    """Summary of a recording that is whole; None if there is something to do.
 
     Raises:
       ValueError: it has another number of episodes than asked for.

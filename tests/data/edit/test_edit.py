@@ -109,6 +109,23 @@ def test_an_edit_interrupted_anywhere_goes_on_and_comes_to_the_same_bytes(record
         shutil.rmtree(out)
 
 
+def test_frames_before_the_first_that_is_kept_are_not_seen_or_warned_of(recorded, tmp_path):
+    edit_dataset([recorded], tmp_path / "new", Edit(keep=(4,), trims=(Trim(None, 5, None),)))
+    with av.open(str(next((tmp_path / "new/videos" / FRONT).rglob("*.mp4")))) as file:
+        assert file.streams.video[0].frames == 8  # from the keyframe at 4 on
+    assert_taken(open_dataset(tmp_path / "new"), 0, open_dataset(recorded), 4, slice(5, None))
+    assert validate(tmp_path / "new") == []
+
+
+def test_a_recording_that_is_not_ended_can_be_edited(episodes, tmp_path):
+    with DatasetWriter(tmp_path / "set", fps=20, features=FEATURES) as writer:
+        for episode in episodes[:3]:
+            writer.add_episode(*episode)
+        edit_dataset([tmp_path / "set"], tmp_path / "new", Edit(delete=(1,)))
+    assert open_dataset(tmp_path / "new").lengths.tolist() == [LENGTHS[0], LENGTHS[2]]
+    assert not (tmp_path / "new/meta/recording.jsonl").exists()
+
+
 def test_another_edit_does_not_go_on_where_one_was_interrupted(recorded, tmp_path):
     def interrupt(done, total):
         raise KeyboardInterrupt

@@ -164,7 +164,7 @@ def small_disk(size):
 
 @pytest.mark.parametrize("size", [3000, 100_000])
 def test_a_full_disk_ends_it_with_one_error_and_keeps_what_is_finished(size, tmp_path, whole):
-    """Where the first episode still fits, or where nothing does."""
+    """The first episode still fits, or nothing does."""
     large, noise = make_episode(1, 60), np.random.default_rng(0)
     for pictures in large.frames.values():
         pictures[:] = noise.integers(0, 255, pictures.shape)
