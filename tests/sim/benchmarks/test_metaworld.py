@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sim.benchmarks.metaworld import INSTALL, TASKS, open_slots
+from sim.benchmarks.metaworld import FAMILIES, INSTALL, MT10, open_slots
 from sim.processes.interpreters import interpreter
 from sim.protocol import EVAL_SEEDS, TRAIN_SEEDS, Outcome, Slots, Start
 from sim.simulators.metaworld_prompts import PARAPHRASES, PROMPTS
 from sim.suites import load_suite
 
+TASKS = FAMILIES["metaworld"][0]
 FEW = ("reach-v3", "drawer-close-v3", "button-press-topdown-v3")
 
 
@@ -64,9 +65,15 @@ def test_the_suite_has_all_50_tasks_and_keeps_evaluation_apart(python):
     for seed in (suite.first_seed, suite.first_seed + suite.episodes - 1):
         assert seed in EVAL_SEEDS
         assert seed not in TRAIN_SEEDS
-    asked = "import json, metaworld; print(json.dumps(list(metaworld.ALL_V3_ENVIRONMENTS)))"
+    asked = """
+import json, metaworld
+from metaworld import env_dict
+print(json.dumps([list(metaworld.ALL_V3_ENVIRONMENTS), list(env_dict.MT10_V3)]))
+"""
     theirs = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=True)
-    assert sorted(json.loads(theirs.stdout)) == sorted(suite.tasks)
+    every, ten = json.loads(theirs.stdout)
+    assert sorted(every) == sorted(suite.tasks)
+    assert sorted(ten) == sorted(load_suite("metaworld_mt10").tasks) == sorted(MT10)
 
 
 def test_paraphrases_are_prompts_of_their_own_suite_and_of_no_recording(slots):
@@ -99,6 +106,31 @@ def test_the_first_picture_shows_this_episodes_goal(slots):
     other = begun(slots, 1, "reach-v3", 2)
     assert same(first, again)
     assert not np.array_equal(first.observation.images, other.observation.images)
+
+
+def test_goals_are_larger_in_the_close_camera_of_mt10_than_in_the_corner():
+    def pixels(suite):
+        """Those of the first camera by which two starts of another goal differ."""
+        with load_suite(suite).open(("reach-v3",), 1, 96) as slots:
+            one, other = (begun(slots, 0, "reach-v3", seed).observation.images for seed in (1, 2))
+        moved = np.abs(one[0].astype(int) - other[0]).max(-1) > 60
+        return slots.spec.cameras[0], int(moved.sum())
+
+    corner, few = pixels("metaworld")
+    close, many = pixels("metaworld_mt10")
+    assert (corner, close) == ("observation.images.corner", "observation.images.close")
+    assert many > 2 * few > 0
+
+
+def test_a_recording_may_draw_only_some_steps_which_are_those_of_one_that_draws_all(slots):
+    start = Start("button-press-topdown-v3", 3)
+    with load_suite("metaworld").sparse(3).open((start.task,), 1, 48) as sparse:
+        seen = [outcome.observation for outcome in shown(sparse, 0, start, 1)[:8]]
+    every = [outcome.observation for outcome in shown(slots, 0, start, 1)[:8]]
+    for step, (some, true) in enumerate(zip(seen, every, strict=True)):
+        assert np.array_equal(some.images, every[step - step % 3].images)
+        assert np.array_equal(some.state, true.state)
+    assert not np.array_equal(every[3].images, every[5].images)
 
 
 def test_the_same_start_is_the_same_episode_in_any_slot_after_any_other(slots):
