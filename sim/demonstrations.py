@@ -8,9 +8,9 @@ task, one after another, the first that succeed.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, UInt8
@@ -33,6 +33,8 @@ class Demonstration(NamedTuple):
     """One wording of the goal, chosen by the episode's seed."""
     subtasks: tuple[str, ...] = ()
     """The step of the task that the expert was about, of each row, if that is told."""
+    note: Mapping[str, Any] = {}
+    """Its task's name and seed, and how many were tried and failed so far, for `kept_before`."""
 
 
 @dataclass
@@ -51,6 +53,7 @@ class Demonstrations:
         decides when. Only what follows is kept, and no episode that the policy has ended before.
         None if the policy acts to the end.
       phases: of (task, goal, actions) tells what the expert was about at each step.
+      kept_before: notes of the first of these demonstrations, which are not made again.
 
     Raises:
       ValueError: there is nobody to act, or a task succeeds so rarely that 20 episodes for each
@@ -66,6 +69,7 @@ class Demonstrations:
     replan_steps: int = 4
     takeover: int | None = None
     phases: Callable[[str, str, Float[np.ndarray, "t a"]], tuple[str, ...]] | None = None
+    kept_before: Sequence[Mapping[str, Any]] = ()
     tried: int = 0
     kept: int = 0
     failed: int = 0
@@ -78,8 +82,10 @@ class Demonstrations:
             )
 
     def __iter__(self) -> Iterator[Demonstration]:
-        self.tried = self.kept = self.failed = 0
-        quotas = deque(_Quota(task, self.episodes, self.first_seed) for task in self.tasks)
+        last = self.kept_before[-1] if self.kept_before else {"tried": 0, "failed": 0}
+        self.tried, self.failed = last["tried"], last["failed"]
+        self.kept = len(self.kept_before)
+        quotas = deque(filter(lambda quota: quota.missing, map(self._quota, self.tasks)))
 
         def following() -> EpisodeRun | None:
             return next((run for quota in quotas for run in quota.starts()), None)
@@ -89,10 +95,10 @@ class Demonstrations:
             while quotas and (run := quotas[0].settled()) is not None:
                 self.tried += 1
                 self.failed += run.error is not None
+                quota = quotas[0]
                 if run.success:
                     self.kept += 1
-                    yield self._demonstration(run)
-                quota = quotas[0]
+                    yield self._demonstration(run, quota.tried)
                 if quota.missing == 0:
                     quotas.popleft()
                 elif quota.tried >= _TRIES * self.episodes:
@@ -102,9 +108,19 @@ class Demonstrations:
                         "noise, take another policy or ask for fewer."
                     )
 
-    def _demonstration(self, run: EpisodeRun) -> Demonstration:
+    def _quota(self, task: str) -> "_Quota":
+        """Episodes of a task that are still to be made."""
+        own = [note for note in self.kept_before if note["task"] == task]
+        if not own:
+            return _Quota(task, self.episodes, self.first_seed)
+        seed, tried = own[-1]["seed"] + 1, own[-1]["tried_of_task"]
+        return _Quota(task, self.episodes - len(own), seed, tried=tried)
+
+    def _demonstration(self, run: EpisodeRun, tried: int) -> Demonstration:
         spec = self.slots.spec
         made = _demonstration(run, spec, self._kept_from(run))
+        told_of = {"task": run.start.task, "seed": run.start.seed, "tried_of_task": tried}
+        made = made._replace(note=told_of | {"tried": self.tried, "failed": self.failed})
         if self.phases is None:
             return made
         told = self.phases(run.start.task, spec.goals[run.goal], made.columns["action"])

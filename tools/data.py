@@ -7,47 +7,37 @@ machine with the disk and the cores for it.
 
 import json
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
-import numpy as np
 import tyro
-from rich.box import SIMPLE_HEAD
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    ProgressColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
-from data import Dataset, open_dataset
-from data.columns import BOOKKEEPING
+from data import open_dataset
 from data.dataset import use_format
 from data.files.checksums import CHECKSUMS, damaged_files, write_checksums
 from data.files.folder import open_folder
 from data.lerobot.card import dataset_card
 from data.lerobot.upgrade import upgrade
-from data.statistics.difference import RecordingDifference, difference
-from data.statistics.scaling import narrow
-from data.statistics.stats import Report, Stats, compute, compute_together
+from data.statistics.difference import difference
+from data.statistics.stats import Stats, compute, compute_together
 from data.store.convert import DESCRIPTION, StoredResize, in_threads
 from data.store.ray_convert import on_ray
 from data.store.store import Encoding, build_store, damaged_store_files
 from data.validation.validate import validate
-from data.view.view import dimension_names, write_page, write_recording
+from data.view.view import write_page, write_recording
 from models import Scaling
-from models.terminal import Console, Progress, TextColumn, guard_tracebacks
+from models.terminal import Console, guard_tracebacks
 from tools.command_line.consent import consent
 from tools.command_line.ending import in_a_line
 from tools.command_line.push import PushOptions, licence, own_version, push
+from tools.datasets.bars import progress, steps
+from tools.datasets.edit import edit_command
+from tools.datasets.idle import idle_command
+from tools.datasets.shown import robot_of, show_dataset, show_difference, show_statistics
 from tools.recipes.insulation import VOCABULARY, measured, opened, trained
 from tools.recipes.presets import load_preset
 
@@ -62,13 +52,13 @@ DataFormat = Annotated[str, tyro.conf.arg(metavar="FILE.py:NAME")]
 JsonFile = Annotated[Path | None, tyro.conf.arg(name="json", metavar="FILE")]
 
 app = tyro.extras.SubcommandApp()
+app.command(name="edit")(edit_command)
+app.command(name="idle")(idle_command)
 
 _PARTS = ("data", "images", "meta", "videos")
 """Folders of a LeRobot dataset: nothing else beside them is pushed."""
 INFO = "meta/info.json"
 _PUSHED = PushOptions()
-_MOST_SHOWN = 1000
-"""Characters of a task."""
 
 
 @app.command(name="validate")
@@ -83,7 +73,7 @@ def validate_command(
         data_format: Format of yours to read it by; the file's Python runs (docs/own_dataset.md).
     """
     console = _console(data_format)
-    with _steps() as report:
+    with steps() as report:
         problems = validate(path, report)
     if json_file is not None:
         json_file.write_text(json.dumps([asdict(p) for p in problems], indent=2) + "\n")
@@ -130,7 +120,7 @@ def verify_command(path: StorePath) -> None:
             "should hold; finish the conversion, or note a dataset's with "
             "`python -m tools.data checksums`."
         )
-    with _progress("Verifying", "MB") as report:
+    with progress("Verifying", "MB") as report:
         found = list(damaged(folder, lambda done, total: report(done // 10**6, total // 10**6)))
     for error in found:
         console.print(f"{error}", soft_wrap=True)
@@ -154,8 +144,8 @@ def stats_command(
     datasets = {path: open_dataset(path) for path in paths}
     robots: dict[str, list[str]] = {}
     for path, dataset in datasets.items():
-        robots.setdefault(_robot(dataset), []).append(path)
-    with _steps() as report:
+        robots.setdefault(robot_of(dataset), []).append(path)
+    with steps() as report:
         of_path = {path: compute(dataset, None, None, report) for path, dataset in datasets.items()}
         of_robot = {
             robot: of_path[group[0]]
@@ -164,12 +154,12 @@ def stats_command(
             for robot, group in robots.items()
         }
     for path, dataset in datasets.items():
-        _show_dataset(console, path, dataset)
-        _show_statistics(console, of_path[path], dataset)
+        show_dataset(console, path, dataset)
+        show_statistics(console, of_path[path], dataset)
     for robot, group in robots.items():
         if len(group) > 1:
             console.print(f"{robot}: {', '.join(group)} together", soft_wrap=True)
-            _show_statistics(console, of_robot[robot], datasets[group[0]])
+            show_statistics(console, of_robot[robot], datasets[group[0]])
     if json_file is not None:
         plain = {path: _plain(stats) for path, stats in of_path.items()}
         joint = {robot: _plain(stats) for robot, stats in of_robot.items()}
@@ -194,11 +184,11 @@ def diff_command(
     """
     console = _console(data_format)
     ours, theirs = open_dataset(first), open_dataset(second)
-    with _steps() as report:
+    with steps() as report:
         found = difference(ours, theirs, report)
     if json_file is not None:
         json_file.write_text(json.dumps(found.to_json(), indent=2) + "\n")
-    _show_difference(console, found)
+    show_difference(console, found)
 
 
 @app.command(name="view")
@@ -265,7 +255,7 @@ def convert_command(
         )
     console, run = _console(data_format), None
     if to == "v3.0":
-        with in_a_line(writing=out), _progress("Copying") as report:
+        with in_a_line(writing=out), progress("Copying") as report:
             upgraded = upgrade(path, out, progress=report)
         console.print(f"{out}: LeRobot v3.0, {upgraded.num_frames} frames.", soft_wrap=True)
         return
@@ -274,7 +264,7 @@ def convert_command(
     elif workers:
         run = partial(in_threads, workers=workers)
     kept = "What is finished of the store is kept; the same command goes on from there."
-    with in_a_line(kept, writing=out), _progress("Decoding") as report:
+    with in_a_line(kept, writing=out), progress("Decoding") as report:
         dataset = open_dataset(_absolute(path))
         store = build_store(dataset, out, image_size, encoding, report, run, resize)
     console.print(
@@ -378,145 +368,8 @@ def _absolute(path: str) -> str:
     return path if "://" in path else str(Path(path).absolute())
 
 
-def _show_dataset(console: Console, path: str, dataset: Dataset) -> None:
-    console.print(
-        Text(path, "bold"),
-        f": {_robot(dataset)}, {len(dataset.lengths)} episodes, "
-        f"{dataset.lengths.sum()} frames at {dataset.fps} fps, "
-        f"cameras {', '.join(dataset.cameras) or 'none'}",
-        sep="",
-        soft_wrap=True,
-    )
-    tasks = _table(Column("Episodes", justify="right"), "Task")
-    runs = dataset.runs
-    begin = np.searchsorted(runs.episode, np.arange(len(dataset.lengths)))
-    shown = (dataset.prompts[task][0] for task in runs.task[begin].tolist())
-    for task, count in Counter(shown).most_common():
-        more = "…" if len(task) > _MOST_SHOWN else ""
-        tasks.add_row(str(count), task[:_MOST_SHOWN] + more)
-    console.print(tasks)
-    console.print()
-
-
-def _show_statistics(console: Console, statistics: dict[str, Stats], dataset: Dataset) -> None:
-    """A table per feature. Dimensions too narrow to divide by their range are yellow, and the lines
-    below say how they are scaled instead."""
-    shown = ("mean", "std", "min", "q01", "q99", "max")
-    for name, stats in statistics.items():
-        if name in BOOKKEEPING:
-            continue
-        feature = dataset.features[name]
-        warnings = narrow(stats) if "float" in feature["dtype"] else {}
-        numbers = (Column(key, justify="right", no_wrap=True) for key in shown)
-        table = _table(Column(name, no_wrap=True), *numbers)
-        for dim, label in enumerate(dimension_names(feature.get("names"), stats["mean"].size)):
-            values = (f"{np.ravel(stats[key])[dim]:.3g}" for key in shown)
-            style = "yellow" if dim in warnings else None
-            table.add_row(label, *values, style=style)
-        console.print(table)
-        console.print()
-        for dim, why in warnings.items():
-            console.print(Text("warning", "yellow"), f"{name}[{dim}]: {why}.")
-
-
-def _show_difference(console: Console, found: RecordingDifference) -> None:
-    facts = _table(Column("", no_wrap=True), "First", "Second")
-    sides = found.first, found.second
-    facts.add_row("path", *(side.path for side in sides))
-    facts.add_row("robot", *(side.robot or "not told" for side in sides))
-    facts.add_row("frames a second", *(f"{side.fps:g}" for side in sides))
-    facts.add_row("episodes, frames", *(f"{side.episodes}, {side.frames}" for side in sides))
-    facts.add_row(
-        "time between frames",
-        *(
-            f"{side.delta_t[0]:.3g} s, up to {side.delta_t[1]:.3g}" if side.delta_t else "not told"
-            for side in sides
-        ),
-    )
-    for camera in dict.fromkeys([*found.first.cameras, *found.second.cameras]):
-        looks = (side.cameras.get(camera) for side in sides)
-        facts.add_row(
-            camera,
-            *(
-                f"{x.size[0]} × {x.size[1]}, RGB {' '.join(f'{v:.2f}' for v in x.mean)}"
-                if x
-                else "none"
-                for x in looks
-            ),
-        )
-    facts.add_row("prompts", *(f"{len(side.prompts)}" for side in sides))
-    console.print(facts)
-    console.print()
-    numbers = (Column(name, justify="right", no_wrap=True) for name in ("B q01", "B q99"))
-    own = (Column(name, justify="right", no_wrap=True) for name in ("A q01", "A q99"))
-    ranges = _table(
-        Column("Column", no_wrap=True), "Dim", *own, *numbers, "Outside of A", "By half ranges"
-    )
-    for dim in found.dims:
-        values = (dim.first[1], dim.first[3], dim.second[1], dim.second[3])
-        ranges.add_row(
-            *(dim.column, dim.name, *(f"{value:.3g}" for value in values)),
-            *(f"{100 * dim.outside:.3g} %", f"{dim.beyond:.3g}"),
-            style="yellow" if dim.outside else None,
-        )
-    console.print(ranges)
-    console.print()
-    for finding in found.findings:
-        console.print(Text("differs", "yellow"), Text(finding), soft_wrap=True)
-    console.print(f"{len(found.findings)} differences that matter.")
-
-
-def _table(*columns: Column | str) -> Table:
-    return Table(*columns, box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-
-
 def _plain(statistics: dict[str, Stats]) -> dict[str, dict[str, list]]:
     return {n: {k: v.tolist() for k, v in s.items()} for n, s in statistics.items()}
-
-
-@contextmanager
-def _steps() -> Iterator[Report]:
-    """A bar that restarts with every step of the work, with its rate and the time left."""
-    with Progress(*_bar("{task.fields[rate]:,.0f}/s"), transient=True) as progress:
-        task = progress.add_task("Opening", total=None, rate=0.0)
-
-        def report(what: str, done: int, total: int) -> None:
-            bar = progress.tasks[task]
-            if bar.description != what or done < bar.completed:
-                progress.reset(task, description=what, rate=0.0)
-            rate = done / bar.elapsed if bar.elapsed else 0.0
-            progress.update(task, completed=done, total=total, rate=rate)
-
-        yield report
-
-
-@contextmanager
-def _progress(what: str, unit: str = "frames") -> Iterator[Callable[[int, int], None]]:
-    with Progress(*_bar("{task.fields[rate]:.0f} " + f"{unit}/s")) as progress:
-        task = progress.add_task(what, total=None, rate=0.0)
-
-        def report(done: int, total: int) -> None:
-            elapsed = progress.tasks[task].elapsed or 0.0
-            rate = done / elapsed if elapsed else 0.0
-            progress.update(task, completed=done, total=total, rate=rate)
-
-        yield report
-
-
-def _bar(rate: str) -> tuple[ProgressColumn, ...]:
-    return (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn(rate),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-
-
-def _robot(dataset: Dataset) -> str:
-    """Key of datasets scaled alike: the robot type, or the dataset where that is not known."""
-    return dataset.robot_type or str(dataset.root)
 
 
 if __name__ == "__main__":

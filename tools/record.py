@@ -5,7 +5,8 @@ LeRobot v3.0 dataset.
     python -m tools.record --suite metaworld --tasks reach-v3 drawer-open-v3 --out datasets/mt2
     python -m tools.record --suite libero_spatial --checkpoint runs/mine --out datasets/own
 
-Of each task the first episodes that succeed are kept, by their seeds; the others are counted.
+Of each task the first episodes that succeed are kept, by their seeds; the others are counted. An
+episode is on disk when it ends; what interrupts the recording, --resume goes on with it.
 """
 
 import sys
@@ -37,7 +38,7 @@ def main(config: RecordConfig, console: Console) -> None:
             rate = done / elapsed if elapsed else 0.0
             bar.update(task, completed=done, total=total, description="Recording", rate=rate)
 
-        with in_a_line("An unfinished recording begins again.", writing=config.out):
+        with in_a_line("Finished episodes are kept; --resume goes on.", writing=config.out):
             summary = record_dataset(config, progress)
     lost = summary["tried"] - summary["kept"] - summary["failed"]
     console.print(

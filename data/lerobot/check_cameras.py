@@ -88,10 +88,11 @@ def _video(path: Path, spans: list[_Span], fps: float) -> Iterator[Problem]:
             f"(its index lists {index}); it was cut off, copy or encode it again.",
         )  # fmt: skip
         return
-    if len(times) > needed and len(spans) == 1:
+    from_start = len(times) - int(np.abs(times - spans[0].start).argmin())
+    if from_start > needed and len(spans) == 1:
         yield warning(
             path, "frames",
-            f"holds {len(times)} frames, but episode {spans[0].episode} has {needed}; the last "
+            f"holds {from_start} frames, but episode {spans[0].episode} has {needed}; the last "
             "ones are not read, and all may be out of step with the rows.",
         )  # fmt: skip
     first = 0

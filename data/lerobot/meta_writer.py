@@ -95,7 +95,7 @@ class EpisodeTable:
     def _write(self) -> None:
         if self._file is None:
             path = self.root / _PATH
-            path.parent.mkdir(parents=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             self._file = pq.ParquetWriter(path, self._schema, write_page_checksum=True)
         self._file.write_table(pa.Table.from_pylist(self._rows, schema=self._schema))
         self._rows = []

@@ -21,6 +21,8 @@ from data.files.json_file import read_json
 from data.files.names import fill, pattern, plain_name
 
 VISUAL = ("video", "image")
+JOURNAL = "meta/recording.jsonl"
+"""File of a recording that is under way, or was cut off; only what meta/episodes lists counts."""
 _INFO = "meta/info.json"
 
 

@@ -1,4 +1,4 @@
-"""The files that a recording fills: parquet and mp4 that grow by episodes until the next is begun.
+"""The parquet files that a recording fills, which grow by episodes until the next is begun.
 
 Names, numbering and sizes are LeRobot v3.0's; each `add` returns where the episode went, as the
 episode's metadata columns.
@@ -12,11 +12,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from jaxtyping import UInt8
 
 from data.columns import arrow_type
-from data.files.names import fill
-from data.video.video import VideoWriter
+from data.video.video import PIXEL_FORMAT
 
 FILES_PER_CHUNK = 1000
 DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
@@ -43,7 +41,8 @@ class DataFiles:
             path.parent.mkdir(parents=True, exist_ok=True)
             self.writer = pq.ParquetWriter(path, self.schema, write_page_checksum=True)
         arrays = [_arrow(values[field.name], field.type) for field in self.schema]
-        self.writer.write_table(pa.Table.from_arrays(arrays, schema=self.schema))
+        table = pa.Table.from_arrays(arrays, schema=self.schema)
+        self.writer.write_table(table, row_group_size=max(1, len(table)))
         self.size += size
         return {"data/chunk_index": self.chunk, "data/file_index": self.file}
 
@@ -59,45 +58,18 @@ class DataFiles:
             self.writer.is_open = False
 
 
-class VideoFiles:
-    """The mp4 files of one camera: episodes end to end, a new file past the limit."""
-
-    def __init__(
-        self, root: Path, camera: str, fps: int, shape: Sequence[int], megabytes: float
-    ) -> None:
-        self.root, self.camera, self.fps, self.limit = root, camera, fps, megabytes * 2**20
-        self.height, self.width, _ = shape
-        self.chunk, self.file = 0, -1
-        self.video: VideoWriter | None = None
-
-    def add(self, frames: UInt8[np.ndarray, "t h w 3"]) -> dict[str, int | float]:
-        per_frame = self.video.size / self.video.frames if self.video else 0
-        expected = per_frame * len(frames)
-        if self.video is None or self.video.size + expected > self.limit:
-            self.close()
-            self.chunk, self.file = next_file(self.chunk, self.file)
-            name = fill(
-                VIDEO_PATH, video_key=self.camera, chunk_index=self.chunk, file_index=self.file
-            )
-            self.video = VideoWriter(self.root / name, self.fps, self.height, self.width)
-        start = self.video.frames
-        self.video.add(frames)
-        where = {
-            "chunk_index": self.chunk,
-            "file_index": self.file,
-            "from_timestamp": start / self.fps,
-            "to_timestamp": self.video.frames / self.fps,
-        }
-        return {f"videos/{self.camera}/{key}": value for key, value in where.items()}
-
-    def close(self) -> None:
-        if self.video is not None:
-            self.video.close()
-            self.video = None
-
-    def abandon(self) -> None:
-        if self.video is not None:
-            self.video.abandon()
+def video_info(size: Sequence[int], fps: float, codec: str) -> dict[str, Any]:
+    """Facts about a camera's videos (height and width first in `size`) as info.json tells them."""
+    return {
+        "video.height": size[0],
+        "video.width": size[1],
+        "video.codec": codec,
+        "video.pix_fmt": PIXEL_FORMAT,
+        "video.is_depth_map": False,
+        "video.fps": fps,
+        "video.channels": 3,
+        "has_audio": False,
+    }
 
 
 def next_file(chunk: int, file: int) -> tuple[int, int]:

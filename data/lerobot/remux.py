@@ -19,6 +19,7 @@ from data.errors import DatasetError
 from data.files.names import fill
 from data.lerobot.recording import VIDEO_PATH, next_file
 from data.video.mp4 import open_video
+from data.video.span import PacketSpan
 
 
 class CopiedVideos:
@@ -42,7 +43,7 @@ class CopiedVideos:
             with open_video(path) as source:
                 stream = source.streams.video[0]
                 packets = [p for p in source.demux(stream) if p.size]
-                return self._append(path, stream, _whole(path, packets, frames), frames, fps)
+                return self._append(stream, _whole(path, packets, frames), frames, fps)
         except (av.error.FFmpegError, IndexError) as error:
             raise DatasetError(
                 path,
@@ -51,6 +52,12 @@ class CopiedVideos:
                 "copy or encode it again.",
             ) from None
 
+    def add_span(self, span: PacketSpan, frames: int, fps: float) -> dict[str, int | float]:
+        """Appends a stretch of another video; returns where it went, as `add`."""
+        if not span.begins:
+            self.close()
+        return self._append(span.stream, span.packets, frames, fps, span.first)
+
     def close(self) -> None:
         """Writes the index of the last file."""
         if self._open is not None:
@@ -58,8 +65,14 @@ class CopiedVideos:
             self._open = None
 
     def _append(
-        self, path: Path, stream: VideoStream, packets: list[Packet], frames: int, fps: float
+        self,
+        stream: VideoStream,
+        packets: list[Packet],
+        frames: int,
+        fps: float,
+        first: int | None = None,
     ) -> dict[str, int | float]:
+        """Appends packets; of them, the frame at pts `first` is the episode's first."""
         tick = stream.time_base or Fraction(1)
         shown, decoded = sorted(p.pts or 0 for p in packets), [p.dts or 0 for p in packets]
         steps = sorted(b - a for a, b in pairwise(shown)) or [round(1 / (fps * tick))]
@@ -77,7 +90,7 @@ class CopiedVideos:
             out.mux(packet)
         self._last = decoded[-1] + shift
         self._end, self._size = shift + shown[-1] + step, self._size + size
-        begin = float(start * tick)
+        begin = float((start if first is None else first + shift) * tick)
         where = {
             "chunk_index": self.chunk,
             "file_index": self.file,

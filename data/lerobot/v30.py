@@ -17,10 +17,11 @@ from data.columns import BOOKKEEPING, open_parquet, read_columns, read_table, to
 from data.errors import DatasetError, MissingFileError
 from data.files.folder import Folder
 from data.files.limits import MOST_FRAMES
-from data.lerobot.metadata import by_number, file_name, file_pattern
+from data.lerobot.metadata import JOURNAL, by_number, file_name, file_pattern
 
 _READERS = 2
 _EPISODES = "meta/episodes/*/*.parquet"
+_HINTS = ("data/chunk_index", "data/file_index")
 _PLACE = {"chunk_index": pa.int64(), "file_index": pa.int64(), "from_timestamp": pa.float64()}
 
 
@@ -50,6 +51,9 @@ class MetadataV30:
                 "lists an episode twice; remove one of the two or record the dataset again.",
             )
         self.texts = table["tasks"].combine_chunks() if "tasks" in table.column_names else None
+        if folder.exists(JOURNAL):
+            self._data_files = [name for name in self._data_files if name in self._named(table)]
+            self.num_data_files = len(self._data_files)
         self.hints = self._hinted(table)
         self._places = {
             camera: {field: table[f"videos/{camera}/{field}"].to_numpy() for field in _PLACE}
@@ -100,24 +104,32 @@ class MetadataV30:
 
     def _hinted(self, table: pa.Table) -> Int64[np.ndarray, " e"]:
         """Numbers of the data files that the metadata names; 0 for one that is not there."""
-        fields = [f"data/{field}" for field in ("chunk_index", "file_index")]
-        if not set(fields) <= set(table.column_names):
+        if not set(_HINTS) <= set(table.column_names):
             return np.zeros(len(self.numbers), np.int64)
-        pairs = np.stack([table[field].to_numpy() for field in fields], axis=1)
-        distinct, which = np.unique(pairs, axis=0, return_inverse=True)
+        distinct, which = self._distinct(table)
         known = {name: number for number, name in enumerate(self._data_files)}
-        names = (
+        return np.array([known.get(name, 0) for name in distinct], np.int64)[which]
+
+    def _named(self, table: pa.Table) -> set[str]:
+        """Data files that the metadata names."""
+        return set(self._distinct(table)[0])
+
+    def _distinct(self, table: pa.Table) -> tuple[list[str], Int64[np.ndarray, " e"]]:
+        """Names of the data files, and each episode's place among them."""
+        pairs = np.stack([table[field].to_numpy() for field in _HINTS], axis=1)
+        distinct, which = np.unique(pairs, axis=0, return_inverse=True)
+        names = [
             file_name(self._folder, self._info, "data_path", chunk_index=c, file_index=f)
             for c, f in distinct.tolist()
-        )
-        return np.array([known.get(name, 0) for name in names], np.int64)[which.reshape(-1)]
+        ]
+        return names, which.reshape(-1)
 
 
 def _read_episodes(folder: Folder, videos: tuple[str, ...]) -> pa.Table:
     """The needed columns of meta/episodes by ascending episode_index; -1 and NaN for nulls."""
     needed = {"episode_index": pa.int64(), "length": pa.int64()}
     needed |= {f"videos/{camera}/{f}": kind for camera in videos for f, kind in _PLACE.items()}
-    optional = {"data/chunk_index": pa.int64(), "data/file_index": pa.int64()}
+    optional = dict.fromkeys(_HINTS, pa.int64())
     texts = {"tasks": pa.list_(pa.string())}
 
     def read(name: str) -> pa.Table:

@@ -1,8 +1,9 @@
 """Writes LeRobot v3.0 datasets that LeRobot's own reader opens: parquet, mp4 and their metadata.
 
-All episodes of a camera go through one encoder into one continuous mp4, so recording costs no
-temporary pictures and no second pass. Everything lies in `<path>.partial` until it is complete: a
-failed recording leaves nothing that could be mistaken for a dataset.
+While it is recorded, the dataset has files of its own for every episode (data/lerobot/growing.py),
+so what ends the recording never costs a finished one. At the end they are joined, without encoding
+again, in `<path>.partial`, and the two are exchanged: the joined dataset is the same however often
+the recording was interrupted.
 """
 
 import shutil
@@ -17,17 +18,21 @@ from jaxtyping import UInt8
 
 from data.columns import BOOKKEEPING, arrow_type
 from data.files.checksums import write_checksums
+from data.files.exchange import exchange
 from data.files.names import plain_name
 from data.lerobot.dataset import VERSION
+from data.lerobot.growing import GrowingDataset, is_growing
 from data.lerobot.meta_writer import EpisodeTable, write_json, write_tasks
-from data.lerobot.recording import DATA_PATH, FILES_PER_CHUNK, VIDEO_PATH, DataFiles, VideoFiles
+from data.lerobot.recording import DATA_PATH, FILES_PER_CHUNK, VIDEO_PATH, DataFiles, video_info
+from data.lerobot.remux import CopiedVideos
 from data.lerobot.subtasks import INDEX
-from data.statistics.pixels import Histogram
-from data.video.video import CODEC, PIXEL_FORMAT
+from data.video.video import CODEC
 
 
 class DatasetWriter:
-    """Use as a context manager; the dataset appears at `path` when the block ends without error.
+    """Use as a context manager; its episodes are joined into few files when the block ends without
+    error. After an error those that are finished stay at `path`, where the dataset can be opened
+    and `resume` goes on; nothing stays if there are none.
 
     Args:
       path: the folder to make; must not exist, or be empty.
@@ -38,9 +43,12 @@ class DatasetWriter:
       subtasks: every frame has one, as LeRobot's `subtask_index`.
       data_megabytes: size at which a new parquet file is begun.
       video_megabytes: size at which a new mp4 is begun.
+      resume: `path` may also hold a recording that was cut off.
+      about: plain data that decides what is recorded, which must be the same on resuming.
 
     Raises:
-      ValueError: `path` is not empty, or a feature cannot be written.
+      ValueError: `path` is not empty, or holds a recording of something else, or a feature cannot
+        be written.
     """
 
     def __init__(
@@ -53,12 +61,11 @@ class DatasetWriter:
         subtasks: bool = False,
         data_megabytes: float = 100,
         video_megabytes: float = 200,
+        resume: bool = False,
+        about: Any = None,
     ) -> None:
         self.path = Path(path)
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-            raise ValueError(
-                f"{self.path}: already exists and is not empty; choose another path or delete it."
-            )
+        _require_free(self.path, resume)
         self.fps, self.robot_type = fps, robot_type
         self.features = {name: _checked(name, f) for name, f in features.items()}
         self._cameras = [n for n, f in self.features.items() if f["dtype"] == "video"]
@@ -70,30 +77,30 @@ class DatasetWriter:
             )
         self._columns = {n: self.features[n] for n in self._given} | self._made
         self._limits = {"data": data_megabytes, "video": video_megabytes}
-        self._tasks: dict[str, int] = {}
-        self._subtasks: dict[str, int] = {}
         self._partial = self.path.with_name(self.path.name + ".partial")
         if self._partial.exists():
             shutil.rmtree(self._partial)
-        self._partial.mkdir(parents=True)
-        self._episodes = EpisodeTable(self._partial, self.features | self._made)
-        self._data = DataFiles(self._partial, self._columns, data_megabytes)
-        self._videos = {
-            camera: VideoFiles(
-                self._partial, camera, fps, self.features[camera]["shape"], video_megabytes
-            )
-            for camera in self._cameras
-        }
+        self._grown = GrowingDataset(
+            self.path,
+            self.features | self._made,
+            fps,
+            {"robot_type": robot_type, "recorded": about},
+        )
 
     @property
     def num_episodes(self) -> int:
         """Episodes added so far."""
-        return self._episodes.num_episodes
+        return self._grown.num_episodes
 
     @property
     def num_frames(self) -> int:
         """Frames added so far."""
-        return self._episodes.num_frames
+        return self._grown.num_frames
+
+    @property
+    def notes(self) -> list[dict[str, Any]]:
+        """Notes given with the episodes so far, those before an interruption included."""
+        return self._grown.notes
 
     def add_episode(
         self,
@@ -101,14 +108,16 @@ class DatasetWriter:
         frames: Mapping[str, UInt8[np.ndarray, "t h w 3"]],
         task: str,
         subtasks: Sequence[str] = (),
+        note: Mapping[str, Any] | None = None,
     ) -> None:
-        """Appends an episode of T frames.
+        """Appends an episode of T frames, which is on disk on return.
 
         Args:
           columns: every feature that is no camera, [T, *shape]; bookkeeping columns are made here.
           frames: every camera's frames.
           task: what the robot is told to do.
           subtasks: the part of it that every frame shows, in words, where the writer has them.
+          note: plain data to find again in `notes`; no part of the dataset.
 
         Raises:
           ValueError: a column or camera is missing, of a wrong shape or type, or not finite; names
@@ -123,16 +132,13 @@ class DatasetWriter:
             "frame_index": steps,
             "episode_index": np.full(length, self.num_episodes),
             "index": self.num_frames + steps,
-            "task_index": np.full(length, self._tasks.setdefault(task, len(self._tasks))),
+            "task_index": np.full(length, self._number(self._grown.tasks, task)),
         }
         if INDEX in self._made:
-            numbers = [self._subtasks.setdefault(s, len(self._subtasks)) for s in subtasks]
+            numbers = [self._number(self._grown.subtasks, text) for text in subtasks]
             values[INDEX] = np.array(numbers, np.int64)
-        places: dict[str, int | float] = dict(self._data.add(values))
-        for camera, file in self._videos.items():
-            places |= file.add(frames[camera])
-        pixels = {camera: Histogram.of(frames[camera]) for camera in self._cameras}
-        self._episodes.add([task], values, pixels, places)
+        info = self._info(self.num_episodes + 1, self.num_frames + length)
+        self._grown.add(task, values, frames, info, note or {})
 
     def __enter__(self) -> "DatasetWriter":
         return self
@@ -147,43 +153,65 @@ class DatasetWriter:
             if kind is None:
                 self._finish()
         finally:
-            self._data.abandon()
-            for video in self._videos.values():
-                with suppress(OSError):  # of a full disk, which ended the recording
-                    video.abandon()
+            self._grown.close()
             shutil.rmtree(self._partial, ignore_errors=True)
 
     def _finish(self) -> None:
         if self.num_episodes == 0:
             raise ValueError(f"{self.path}: no episode was added, so there is no dataset to write.")
-        self._data.close()
-        for video in self._videos.values():
-            video.close()
-        self._episodes.close()
-        write_tasks(self._partial, list(self._tasks))
-        if INDEX in self._made:
-            write_tasks(self._partial, list(self._subtasks), "subtask")
-        write_json(self._partial / "meta/info.json", self._info())
-        self._episodes.write_statistics()
-        write_checksums(self._partial)
-        self._partial.rename(self.path)
+        self._join(self._partial)
+        exchange(self._partial, self.path)
 
-    def _info(self) -> dict[str, Any]:
+    def _join(self, root: Path) -> None:
+        """Writes the dataset with all episodes end to end in as few files as may be."""
+        episodes = EpisodeTable(root, self.features | self._made)
+        data = DataFiles(root, self._columns, self._limits["data"])
+        videos = {c: CopiedVideos(root, c, self._limits["video"]) for c in self._cameras}
+        try:
+            for task, values, pixels, paths in self._grown.finished():
+                length = len(values["index"])
+                places: dict[str, int | float] = dict(data.add(values))
+                for camera, path in paths.items():
+                    places |= videos[camera].add(path, length, self.fps)
+                episodes.add([task], values, pixels, places)
+            data.close()
+            for video in videos.values():
+                video.close()
+        finally:
+            data.abandon()
+            for video in videos.values():
+                with suppress(OSError):  # of a full disk, which ended the recording
+                    video.close()
+        episodes.close()
+        write_tasks(root, list(self._grown.tasks))
+        if INDEX in self._made:
+            write_tasks(root, list(self._grown.subtasks), "subtask")
+        write_json(root / "meta/info.json", self._info(self.num_episodes, self.num_frames))
+        episodes.write_statistics()
+        write_checksums(root)
+
+    @staticmethod
+    def _number(texts: dict[str, int], text: str) -> int:
+        return texts.setdefault(text, len(texts))
+
+    def _info(self, episodes: int, frames: int) -> dict[str, Any]:
         return {
             "codebase_version": VERSION,
             "robot_type": self.robot_type,
-            "total_episodes": self.num_episodes,
-            "total_frames": self.num_frames,
-            "total_tasks": len(self._tasks),
+            "total_episodes": episodes,
+            "total_frames": frames,
+            "total_tasks": len(self._grown.tasks),
             "chunks_size": FILES_PER_CHUNK,
             "data_files_size_in_mb": self._limits["data"],
             "video_files_size_in_mb": self._limits["video"],
             "fps": self.fps,
-            "splits": {"train": f"0:{self.num_episodes}"},
+            "splits": {"train": f"0:{episodes}"},
             "data_path": DATA_PATH,
             "video_path": VIDEO_PATH if self._cameras else None,
             "features": {
-                name: f | {"info": _video_info(f, self.fps)} if f["dtype"] == "video" else f
+                name: f | {"info": video_info(f["shape"], self.fps, CODEC)}
+                if f["dtype"] == "video"
+                else f
                 for name, f in (self.features | self._made).items()
             },
         }
@@ -226,6 +254,23 @@ class DatasetWriter:
                     f"expected uint8 {shape}."
                 )
         return values
+
+
+def _require_free(path: Path, resume: bool) -> None:
+    """Raises ValueError if nothing can be recorded at `path`."""
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        return
+    if path.is_dir() and is_growing(path):
+        if resume:
+            return
+        raise ValueError(
+            f"{path}: already exists and is not empty but holds a recording that was cut off; go "
+            "on with it by --resume (in Python, resume=True), or choose another path."
+        )
+    more = ", and holds nothing to resume" if resume else ""
+    raise ValueError(
+        f"{path}: already exists and is not empty{more}; choose another path or delete it."
+    )
 
 
 def _checked(name: str, feature: Mapping[str, Any]) -> dict[str, Any]:
@@ -273,17 +318,3 @@ def _checked_column(
             "leave the episode out or repair the recording."
         )
     return value
-
-
-def _video_info(feature: Mapping[str, Any], fps: int) -> dict[str, Any]:
-    height, width, channels = feature["shape"]
-    return {
-        "video.height": height,
-        "video.width": width,
-        "video.codec": CODEC,
-        "video.pix_fmt": PIXEL_FORMAT,
-        "video.is_depth_map": False,
-        "video.fps": fps,
-        "video.channels": channels,
-        "has_audio": False,
-    }

@@ -13,6 +13,7 @@ import numpy as np
 
 from data.frames import Feed, Frames
 from data.mixture.embodiments import RobotStats, embodiment_stats
+from data.mixture.kept_frames import read_kept
 from data.mixture.mixture import DatasetConfig, Known, Mixture, Reading, RobotConfig, resolve
 from data.mixture.relabelled import Retold
 from data.mixture.split import Episodes, split_episodes
@@ -141,9 +142,11 @@ def _unlike(names: list[str]) -> Iterator[str]:
 
 def _feed(config: DatasetConfig, frames: Frames, reading: Reading) -> Feed:
     shown = frames
-    if reading.increments or reading.prompts != frames.prompts or config.every > 1:
+    kept = read_kept(config.frames, frames.lengths) if config.frames else None
+    told = reading.prompts != frames.prompts
+    if reading.increments or told or config.every > 1 or kept is not None:
         increments, step = reading.increments, reading.step
-        shown = Retold(frames, reading.prompts, increments, step, config.every)
+        shown = Retold(frames, reading.prompts, increments, step, config.every, kept)
     return Feed(
         frames=shown,
         embodiment=reading.embodiment,
@@ -184,6 +187,9 @@ def _digest(mixture: Mixture, feeds: Sequence[Feed], episodes: Sequence[Episodes
         digest.update(repr((config.weight, feed.transform, feed.frames.prompts)).encode())
         if config.every > 1:
             digest.update(repr(config.every).encode())
+        if config.frames:
+            for column in feed.frames.runs:
+                digest.update(np.ascontiguousarray(column, np.int64).tobytes())
     for array in episodes:
         digest.update(np.ascontiguousarray(array, np.int64).tobytes())
     return digest.hexdigest()[:16]

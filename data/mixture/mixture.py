@@ -61,6 +61,7 @@ class DatasetConfig:
     content. `fps`: frames a second, where the dataset (RLDS) does not tell. `subtasks`: column of a
     LeRobot dataset that tells them, of texts or of rows of meta/subtasks.parquet, where it is not
     LeRobot's own. `every`: frames from one sample to the next, counted from each episode's first.
+    `frames`: a JSON file of the frames to draw, as `tools.data idle` writes it; all if empty.
     """
 
     path: str
@@ -77,6 +78,7 @@ class DatasetConfig:
     fps: float | None = None
     subtasks: str = ""
     every: int = 1
+    frames: str = ""
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,13 @@ def read_mixture(data: str | Path, consent: Consent = remembered) -> Mixture:
         return name if not name or "://" in name else str(path.parent / name)
 
     datasets = (
-        replace(d, path=beside(d.path), prompts=beside(d.prompts), transform=beside(d.transform))
+        replace(
+            d,
+            path=beside(d.path),
+            prompts=beside(d.prompts),
+            transform=beside(d.transform),
+            frames=beside(d.frames),
+        )
         for d in mixture.datasets
     )
     agreed = (_agreed(path, d, consent) if d.transform else d for d in datasets)

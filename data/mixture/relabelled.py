@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float32, Int64, UInt8
 
 from data.dataset import Prompts, Runs, Subtasks, subtasks_of
 from data.frames import Frames, Stats
+from data.mixture.kept_frames import KeptFrames, runs_within
 from models.files import own_file
 
 Wordings = Prompts
@@ -34,6 +35,7 @@ class Retold:
       increments: dims of a column that are increments.
       step: frames, not necessarily whole.
       every: frames from one sample to the next, counted in each episode.
+      kept: frames to draw samples from; all, if None.
     """
 
     frames: Frames
@@ -41,6 +43,7 @@ class Retold:
     increments: Mapping[str, tuple[int, ...]]
     step: float
     every: int = 1
+    kept: KeptFrames | None = None
 
     @property
     def name(self) -> str:
@@ -86,6 +89,8 @@ class Retold:
     def runs(self) -> Runs:
         """Runs of frames with one task: of every n-th frame each its own."""
         runs = self.frames.runs
+        if self.kept is not None:
+            runs = runs_within(runs, self.kept, self.starts)
         if self.every == 1:
             return runs
         begin = -(-runs.first // self.every)

@@ -5,6 +5,9 @@ Counts of episodes add up, so the statistics of a dataset are those of its frame
 of averages. Long episodes and large pictures are thinned out as LeRobot does.
 """
 
+import base64
+import zlib
+
 import numpy as np
 from jaxtyping import Int64, UInt8
 
@@ -33,6 +36,16 @@ class Histogram:
 
     def __add__(self, other: "Histogram") -> "Histogram":
         return Histogram(self.counts + other.counts)
+
+    def to_text(self) -> str:
+        """Counts as text, for a journal."""
+        return base64.b64encode(zlib.compress(self.counts.astype("<i8").tobytes())).decode("ascii")
+
+    @classmethod
+    def from_text(cls, text: str) -> "Histogram":
+        """Counts that `to_text` made text of."""
+        counts = np.frombuffer(zlib.decompress(base64.b64decode(text)), "<i8")
+        return cls(counts.reshape(3, 256).astype(np.int64))
 
     def stats(self, frames: int) -> Stats:
         """Statistics in 0..1 of shape [3, 1, 1], with `frames` as the count."""

@@ -1,5 +1,5 @@
-"""Frames to mp4 and back: written as h264 with a keyframe every second frame, so any frame is cheap
-to reach, and read whatever the codec and its groups of pictures (PyAV).
+"""Frames of a video, read whatever the codec and its groups of pictures (PyAV), and such as a page
+shows.
 
 Frames are found by their number after the first one, which is the nearest to the episode's start,
 and a frame that is not in the file is an error, not a neighbour in its place.
@@ -14,7 +14,6 @@ from types import TracebackType
 import av
 import numpy as np
 from av.container import InputContainer
-from av.video.frame import PictureType
 from av.video.reformatter import VideoReformatter
 from jaxtyping import UInt8
 
@@ -29,11 +28,10 @@ STRICT = {"strict": "strict", "max_pixels": str(MOST_PIXELS)}
 should, which any flipped one brings about. libavcodec's H.264 marks frames it concealed
 (`is_corrupt`), but not in several threads."""
 
-_SAME_BYTES = {"mbtree": "0"}
+SAME_BYTES = {"mbtree": "0"}
 """Options for libx264: its macroblock tree reads memory that nothing has written, so that one frame
 in thousands is coded otherwise (as glibc's MALLOC_PERTURB_ shows)."""
 
-_OPTIONS = {"g": "2", "crf": "14", "preset": "veryfast"} | _SAME_BYTES
 _SEEK_BACK_SECONDS = (0.0, 2.0, 10.0, 60.0, float("inf"))
 
 
@@ -51,52 +49,13 @@ def encode_mp4(
     file = io.BytesIO()
     with av.open(file, "w", format="mp4") as container:
         rate = Fraction(fps).limit_denominator(1001)
-        stream = container.add_stream("libx264", rate=rate, options={**options, **_SAME_BYTES})
+        stream = container.add_stream("libx264", rate=rate, options={**options, **SAME_BYTES})
         stream.height, stream.width = frames.shape[1:3]
         stream.pix_fmt = PIXEL_FORMAT
         for picture in frames:
             container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
         container.mux(stream.encode(None))
     return file.getvalue()
-
-
-class VideoWriter:
-    """One mp4 that grows by `add`; `frames` and `size` say how many frames and bytes it has."""
-
-    def __init__(self, path: Path, fps: int, height: int, width: int) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.path, self.frames, self.size = path, 0, 0
-        self._container = av.open(str(path), "w", options={"movflags": "faststart"})
-        self._stream = self._container.add_stream("libx264", rate=fps, options=dict(_OPTIONS))
-        self._stream.width, self._stream.height = width, height
-        self._stream.pix_fmt = PIXEL_FORMAT
-        self._stream.codec_context.time_base = Fraction(1, fps)
-        self._to_yuv = VideoReformatter()
-
-    def add(self, frames: UInt8[np.ndarray, "t h w 3"]) -> None:
-        """Appends frames, the first of them as a keyframe."""
-        for number, picture in enumerate(np.ascontiguousarray(frames)):
-            rgb = av.VideoFrame.from_ndarray(picture, format="rgb24")
-            frame = self._to_yuv.reformat(rgb, format=PIXEL_FORMAT, threads=1)
-            frame.pts = self.frames
-            if number == 0:
-                frame.pict_type = PictureType.I
-            self._mux(frame)
-            self.frames += 1
-
-    def close(self) -> None:
-        """Writes what the encoder holds back and the index; the file is whole only after this."""
-        self._mux(None)
-        self._container.close()
-
-    def abandon(self) -> None:
-        """Closes the file as it is, for a recording that failed."""
-        self._container.close()
-
-    def _mux(self, frame: av.VideoFrame | None) -> None:
-        for packet in self._stream.encode(frame):
-            self.size += packet.size
-            self._container.mux(packet)
 
 
 class VideoReader:

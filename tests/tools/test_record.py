@@ -110,3 +110,30 @@ def slots(tasks, count, size):
 
 MINE = Suite("mine", ("near", "far"), 8, slots, together=False, noise=0.4)
 """
+
+
+def test_a_recording_interrupted_before_its_files_are_joined_has_all_episodes(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "mine.py").write_text(SUITE)
+    config = RecordConfig(tmp_path / "set", f"{tmp_path / 'mine.py'}:MINE", episodes=3)
+
+    def interrupt(writer, root):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("data.lerobot.writer.DatasetWriter._join", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            record_dataset(config)
+    assert open_dataset(tmp_path / "set").num_episodes == 6
+    with pytest.raises(ValueError, match=r"was recorded with noise None, but now it is 0\.2"):
+        record_dataset(replace(config, noise=0.2, resume=True))
+    summary = record_dataset(replace(config, resume=True))
+    whole = record_dataset(replace(config, out=tmp_path / "whole"))
+    assert [summary[k] for k in ("tried", "kept", "frames")] == [
+        whole[k] for k in ("tried", "kept", "frames")
+    ]
+    for path in (tmp_path / "whole").rglob("*"):
+        if path.is_file():
+            other = tmp_path / "set" / path.relative_to(tmp_path / "whole")
+            assert other.read_bytes() == path.read_bytes()

@@ -3,6 +3,8 @@
 `python -m tools.record` is this on a command line; a notebook or a script calls `record_dataset`.
 """
 
+import json
+import shutil
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -12,7 +14,10 @@ from typing import Annotated, Any
 
 import tyro
 
+from data.lerobot.dataset import LeRobotDataset
+from data.lerobot.growing import is_growing
 from data.lerobot.writer import DatasetWriter
+from models.config import to_json
 from models.files.own_file import run_file
 from models.robot_policy import RobotPolicy
 from parallel.prefetch import Prefetcher
@@ -64,6 +69,9 @@ class RecordConfig:
     takeover: int | None = None
     """Steps after which the suite's expert takes over from the policy at the latest; when, is drawn
     for each episode, and what the expert then does is recorded. To train on where a policy errs."""
+    resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Go on with a recording that was cut off, to the number asked for; the other options are those
+    that it was begun with."""
     dtype: str | None = None
     """Dtype of its parameters in memory, such as bfloat16; as saved by default."""
     options: Annotated[PolicyOptions, tyro.conf.arg(name="")] = field(default_factory=PolicyOptions)
@@ -102,26 +110,21 @@ def record_dataset(
         policy = load(config.checkpoint, config.options, steps=steps, dtype=dtype)
     seen = config.image_size if policy is None else policy.model.config.image_size
     size = suite.edge(seen)
-    asked, kept, tried, failed = config.episodes * sum(map(len, groups)), 0, 0, 0
+    asked, tried, failed = config.episodes * sum(map(len, groups)), 0, 0
+    if config.resume and (done := _finished(config.out, asked)) is not None:
+        return done | {"seconds": round(time.perf_counter() - start, 1)}
     writer: DatasetWriter | None = None
     features: dict[str, Any] = {}
     with ExitStack() as stack:
         count = suite.count(config.slots, config.episodes * len(groups[0]))
         for group in groups:
+            before = [note for note in writer.notes if note["task"] in group] if writer else []
+            if len(before) == config.episodes * len(group):
+                tried, failed = tried + before[-1]["tried"], failed + before[-1]["failed"]
+                continue
             with closing(suite.open(group, count, size)) as slots:
                 spec = slots.spec
                 robot = None if policy is None else RobotPolicy.in_suite(policy, spec)
-                made = Demonstrations(
-                    slots,
-                    group,
-                    config.episodes,
-                    first_seed=suite.recorded_from + config.seed * SEEDS_PER_RECORDING,
-                    noise=suite.noise if config.noise is None else config.noise,
-                    policy=None if robot is None else robot.act,
-                    replan_steps=config.replan_steps,
-                    takeover=config.takeover,
-                    phases=suite.phases if config.subtasks else None,
-                )
                 theirs = _features(spec)
                 if writer is None:
                     features = theirs
@@ -132,28 +135,68 @@ def record_dataset(
                             features=features,
                             robot_type=suite.name,
                             subtasks=config.subtasks,
+                            resume=config.resume,
+                            about=_about(config),
                         )
                     )
+                    before = [note for note in writer.notes if note["task"] in group]
                 elif theirs != features:
                     raise ValueError(
                         f"{spec.name} has other features than {groups[0][0]}; record tasks of one "
                         "robot at a time."
                     )
+                made = Demonstrations(
+                    slots,
+                    group,
+                    config.episodes,
+                    first_seed=suite.recorded_from + config.seed * SEEDS_PER_RECORDING,
+                    noise=suite.noise if config.noise is None else config.noise,
+                    policy=None if robot is None else robot.act,
+                    replan_steps=config.replan_steps,
+                    takeover=config.takeover,
+                    phases=suite.phases if config.subtasks else None,
+                    kept_before=before,
+                )
                 with Prefetcher(iter(made), lambda episode: episode, depth=count) as episodes:
                     for episode in episodes:
                         writer.add_episode(*episode)
-                        kept += 1
                         if progress is not None:
-                            progress(kept, asked)
+                            progress(writer.num_episodes, asked)
             tried, failed = tried + made.tried, failed + made.failed
     assert writer is not None
     return {
         "tried": tried,
-        "kept": kept,
+        "kept": asked,
         "failed": failed,
         "frames": writer.num_frames,
         "seconds": round(time.perf_counter() - start, 1),
     }
+
+
+def _about(config: RecordConfig) -> dict[str, Any]:
+    """All that decides which episodes are recorded, as plain data."""
+    every = json.loads(json.dumps(to_json(config), default=str))
+    return {name: said for name, said in every.items() if name not in ("out", "resume", "slots")}
+
+
+def _finished(out: Path, asked: int) -> dict[str, Any] | None:
+    """Summary of a recording that is whole; None if there is something to do.
+
+    Raises:
+      ValueError: it has another number of episodes than asked for.
+    """
+    if is_growing(out) or not (out / "meta/info.json").is_file():
+        return None
+    dataset = LeRobotDataset(out)
+    if dataset.num_episodes != asked:
+        raise ValueError(
+            f"{out}: is a finished dataset of {dataset.num_episodes} episodes, and {asked} are "
+            "asked for; record the others with another --seed and join both by `tools.data edit`."
+        )
+    left = out.with_name(out.name + ".partial")
+    if is_growing(left):  # its files before they were joined
+        shutil.rmtree(left)
+    return {"tried": asked, "kept": asked, "failed": 0, "frames": dataset.num_frames}
 
 
 def _check(config: RecordConfig) -> None:

@@ -13,7 +13,7 @@ from data import open_dataset
 from data.frames import Runs
 from data.validation.check_dataset import check_prompts
 from data.validation.validate import require_valid, validate
-from data.video.video import VideoWriter
+from data.video.encoding import VideoEncoding, write_video
 from tests.helpers.data import recording
 from tests.helpers.data.damage import change, edit_column
 from tests.helpers.data.recording import EPISODES, FRONT, PARQUET, WRIST, make_episode, write
@@ -467,9 +467,7 @@ def older(recorded, episodes, tmp_path):
         lines.append({"episode_index": number, "tasks": [episode.task], "length": len(rows)})
         for camera, frames in episode.frames.items():
             path = root / f"videos/chunk-000/{camera}/episode_{number:06d}.mp4"
-            writer = VideoWriter(path, 20, *frames.shape[1:3])
-            writer.add(frames)
-            writer.close()
+            write_video(path, frames, 20, VideoEncoding())
     tasks = [{"task_index": i, "task": task} for i, task in enumerate(recording.TASKS)]
     (root / "meta").mkdir()
     (root / INFO).write_text(json.dumps(info))

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from data.errors import DatasetError
-from data.video.video import VideoReader, VideoWriter, count_packets
+from data.video.encoding import VideoEncoding, write_video
+from data.video.video import VideoReader, count_packets
 
 FPS, SIZE = 10, 32
 
@@ -25,10 +26,9 @@ EVERY = np.stack([picture(k)[..., 0] for k in range(64)]).astype(np.int16)
 
 @pytest.fixture
 def clip(tmp_path):
-    writer = VideoWriter(tmp_path / "clip.mp4", FPS, SIZE, SIZE)
-    for first in range(0, 60, 15):
-        writer.add(np.stack([picture(first + k) for k in range(15)]))
-    writer.close()
+    write_video(
+        tmp_path / "clip.mp4", np.stack([picture(k) for k in range(60)]), FPS, VideoEncoding()
+    )
     return tmp_path / "clip.mp4"
 
 
@@ -63,17 +63,15 @@ import hashlib, sys
 from pathlib import Path
 import numpy as np
 from data.view import view
-from data.video.video import VideoWriter, encode_mp4
+from data.video.encoding import VideoEncoding, write_video
+from data.video.video import encode_mp4
 from sim import clips
 
 image = np.random.default_rng(0).integers(235, 255, (12, 160, 160, 3), np.uint8)
 for t, picture in enumerate(image):
     picture[40 + 6 * t : 70 + 6 * t, 60:90] = (200, 30, 20)
     picture[30:60, 20 + 9 * t : 50 + 9 * t] = (20, 130, 20)
-writer = VideoWriter(Path(sys.argv[1]), 10, 160, 160)
-for _ in range(3):
-    writer.add(image)
-writer.close()
+write_video(Path(sys.argv[1]), np.concatenate([image] * 3), 10, VideoEncoding())
 shown = [encode_mp4(image, 10, options) for options in (clips.ENCODING, view._ENCODING)]
 for made in (Path(sys.argv[1]).read_bytes(), *shown):
     print(hashlib.md5(made).hexdigest())

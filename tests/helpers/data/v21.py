@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data.columns import BOOKKEEPING
-from data.video.video import VideoWriter
+from data.video.encoding import VideoEncoding, write_video
 
 CHUNK = 4
 DATA = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
@@ -44,9 +44,7 @@ def write_v21(
         pq.write_table(pa.table(table), path)
         for camera, pictures in frames.items():
             path = root / VIDEO.format(video_key=camera, **where)
-            writer = VideoWriter(path, fps, *pictures.shape[1:3])
-            writer.add(pictures)
-            writer.close()
+            write_video(path, pictures, fps, VideoEncoding())
     (root / "meta").mkdir()
     lines = {
         "tasks": [{"task_index": i, "task": task} for i, task in enumerate(tasks)],

@@ -1,0 +1,1 @@
+"""Datasets edited: episodes chosen, cut, renamed, joined and encoded otherwise."""

@@ -1,0 +1,83 @@
+"""LeRobot datasets edited into new ones: episodes deleted, kept, ordered, split and joined, frames
+cut off, tasks, columns and cameras renamed or left out, videos encoded again, the rate lowered.
+
+What LeRobot's `lerobot-edit-dataset` does, and that without encoding the videos again: packets are
+copied. The result appears when it is whole; interrupted, the same call goes on.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from data.edit.journal import FileJournal
+from data.edit.plan import Edit, EditPlan, plan_edit
+from data.edit.write import JOURNAL, Progress, write_plan
+from data.files.exchange import exchange
+from data.lerobot.dataset import LeRobotDataset
+
+
+def edit_dataset(
+    paths: Sequence[str | Path],
+    out: str | Path,
+    edit: Edit,
+    *,
+    progress: Progress | None = None,
+    data_megabytes: float = 100,
+    video_megabytes: float = 200,
+) -> dict[str, EditPlan]:
+    """Writes the edited datasets as v3.0: to the folder `out`, with splits to folders in it.
+
+    A dataset may be v2.0, v2.1 or v3.0, a folder or a URL. Where `out` is the only one of `paths`,
+    the old dataset is moved to `<out>.old` in the moment in which the new one is whole.
+
+    Args:
+      paths: datasets, joined in this order.
+      progress: called with frames done and frames in all.
+
+    Returns:
+      Plans of what was written, by the names of the splits ("" without).
+
+    Raises:
+      ValueError: the edit does not fit the datasets, `out` is not empty, `<out>.old` is in the way,
+        or `<out>.partial` holds what another edit began.
+      MissingFileError, DatasetError: a file of a dataset is missing or damaged.
+      OSError: the disk is full or fails. What is finished stays in `<out>.partial` then.
+    """
+    out, in_place = Path(out), _is_in_place(paths, Path(out))
+    old, partial = out.with_name(out.name + ".old"), out.with_name(out.name + ".partial")
+    if in_place and old.exists():
+        raise ValueError(f"{old}: is there from an edit before; delete or rename it first.")
+    if not in_place and out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"{out}: already exists and is not empty; choose another path.")
+    if in_place and edit.splits:
+        raise ValueError(f"{out}: cannot be split in place; give another folder for the splits.")
+    plans = plan_edit([LeRobotDataset(path) for path in paths], edit)
+    frames, before = sum(plan.work for plan in plans.values()), 0
+    if edit.splits:
+        FileJournal(partial / JOURNAL, {name: plan.to_json() for name, plan in plans.items()})
+    for name, plan in plans.items():
+
+        def told(done: int, total: int, before: int = before) -> None:
+            if progress is not None:
+                progress(before + done, frames)
+
+        limits = {"data_megabytes": data_megabytes, "video_megabytes": video_megabytes}
+        write_plan(plan, partial / name, told, **limits)
+        before += plan.work
+    if in_place:
+        exchange(partial, out)
+        partial.rename(old)
+    else:
+        if out.exists():
+            out.rmdir()
+        partial.rename(out)
+    for journal in {out / JOURNAL, *(out / name / JOURNAL for name in plans)}:
+        journal.unlink()
+    return plans
+
+
+def _is_in_place(paths: Sequence[str | Path], out: Path) -> bool:
+    """True if the only dataset is at `out`; raises ValueError if it is one of several."""
+    same = ["://" not in str(path) and Path(path).resolve() == out.resolve() for path in paths]
+    if any(same) and len(same) > 1:
+        raise ValueError(f"{out}: is one of the datasets to join; choose another folder for out.")
+    return any(same)

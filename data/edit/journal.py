@@ -1,0 +1,72 @@
+"""Finished files of a dataset that is being written, a line of JSON for each, so that the work goes
+on behind them when it was interrupted.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+_WHOLE = "whole"
+
+
+class FileJournal:
+    """The file `path`: for each track (a camera, or the rows) the files that are whole, each with
+    its entries, one for every episode in it. A last line that a kill tore is dropped.
+
+    Raises:
+      ValueError: it was begun for something else than `about`, a line is damaged, or its folder
+        holds files and no journal.
+    """
+
+    def __init__(self, path: Path, about: Any) -> None:
+        if not path.exists() and path.parent.exists() and any(path.parent.iterdir()):
+            raise ValueError(
+                f"{path.parent}: is in the way and holds nothing that an edit began; rename or "
+                "delete it."
+            )
+        self._path, self._lines = path, list[dict[str, Any]]()
+        about = json.loads(json.dumps(about))
+        content = path.read_bytes() if path.exists() else b""
+        whole = content[: content.rfind(b"\n") + 1]
+        try:
+            lines = [json.loads(line) for line in whole.splitlines()]
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path}: is damaged ({error}); delete the folder.") from None
+        if lines and lines[0] != about:
+            raise ValueError(
+                f"{path.parent}: holds what another edit has begun; finish that by its own "
+                "command, or delete the folder."
+            )
+        self._lines = lines[1:]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
+            file.write(whole or _line(about))
+
+    @property
+    def is_whole(self) -> bool:
+        """True after `finish`."""
+        return any(line["track"] == _WHOLE for line in self._lines)
+
+    def finish(self) -> None:
+        """Notes that nothing is left to do."""
+        self.add(_WHOLE, (0, 0), [])
+
+    def entries(self, track: str) -> list[dict[str, Any]]:
+        """Entries of a track's finished files, in order."""
+        return [e for line in self._lines if line["track"] == track for e in line["entries"]]
+
+    def place(self, track: str) -> tuple[int, int]:
+        """Chunk and number of a track's last finished file, (0, -1) if there is none."""
+        found = [line["place"] for line in self._lines if line["track"] == track]
+        return (found[-1][0], found[-1][1]) if found else (0, -1)
+
+    def add(self, track: str, place: tuple[int, int], entries: list[dict[str, Any]]) -> None:
+        """Notes one more finished file."""
+        line = {"track": track, "place": place, "entries": entries}
+        with self._path.open("ab") as file:
+            file.write(_line(line))
+        self._lines.append(json.loads(json.dumps(line)))
+
+
+def _line(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode() + b"\n"

@@ -1,0 +1,427 @@
+"""Plan of an edited LeRobot dataset: which frames of which episodes it has, under which names.
+
+Made from metadata alone, so that a mistake in a command is found before anything is written.
+Episodes are numbered from 0 through all datasets that are joined, in their order.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Int64
+
+from data.columns import BOOKKEEPING, arrow_type
+from data.errors import DatasetError, short
+from data.files.names import plain_name
+from data.lerobot.dataset import LeRobotDataset
+from data.lerobot.metadata import VISUAL, picture_shape
+from data.lerobot.recording import video_info
+from data.video.encoding import VideoEncoding
+
+Numbers = tuple[int, ...]
+"""Numbers of episodes."""
+
+
+class Trim(NamedTuple):
+    """Frames `first` to `stop` (not included; None for the end) that are kept of some episodes, of
+    all if None."""
+
+    episodes: Numbers | None
+    first: int
+    stop: int | None
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Changes to make; those that are left out change nothing.
+
+    `delete`, `keep` and `order` choose episodes, the last one in a new order, whatever is not named
+    behind them. `splits` are names with the episodes of each, or with shares of all, in order.
+    `tasks` gives episodes (None: all) an instruction, the last that names one counts, and
+    `task_names` new wordings to old ones. `names` gives columns and cameras other names, `drop`
+    leaves some out. With `encoding` all pictures are encoded again. `fps` is a lower rate, at which
+    the nearest frames are kept. `robot` is another robot's name.
+    """
+
+    delete: Numbers = ()
+    keep: Numbers | None = None
+    order: Numbers = ()
+    splits: tuple[tuple[str, Numbers | float], ...] = ()
+    trims: tuple[Trim, ...] = ()
+    tasks: tuple[tuple[Numbers | None, str], ...] = ()
+    task_names: tuple[tuple[str, str], ...] = ()
+    names: tuple[tuple[str, str], ...] = ()
+    drop: tuple[str, ...] = ()
+    encoding: VideoEncoding | None = None
+    fps: float | None = None
+    robot: str = ""
+
+
+class Part(NamedTuple):
+    """Frames of an episode of a source, in order: those `at`, or all where that is None. `task`
+    stands for the instructions of all of them, if it is not empty."""
+
+    source: int
+    episode: int
+    length: int
+    at: Int64[np.ndarray, " t"] | None
+    task: str
+
+
+@dataclass(frozen=True)
+class EditPlan:
+    """A dataset to write: `parts` are its episodes.
+
+    `features` are its columns and cameras, without bookkeeping; `names` those of each source for
+    them. `encoding` is None where packets are copied.
+    """
+
+    sources: tuple[LeRobotDataset, ...]
+    parts: tuple[Part, ...]
+    features: Mapping[str, Mapping[str, Any]]
+    names: tuple[Mapping[str, str], ...]
+    task_names: Mapping[str, str]
+    encoding: VideoEncoding | None
+    fps: float
+    robot: str | None
+
+    @property
+    def num_frames(self) -> int:
+        """Frames of all episodes."""
+        return sum(part.length for part in self.parts)
+
+    @property
+    def cameras(self) -> tuple[str, ...]:
+        """Cameras that are videos in the new dataset."""
+        return tuple(n for n, f in self.features.items() if f["dtype"] == "video")
+
+    @property
+    def work(self) -> int:
+        """Frames to write, each counted with its rows and once for each camera."""
+        return self.num_frames * (1 + len(self.cameras))
+
+    def to_json(self) -> dict[str, Any]:
+        """All that decides what is written, as plain data."""
+        return {
+            "sources": [source.digest for source in self.sources],
+            "parts": [
+                [part.source, part.episode, part.length, part.task]
+                + ([] if part.at is None else [part.at.tolist()])
+                for part in self.parts
+            ],
+            "names": [dict(names) for names in self.names],
+            "features": list(self.features),
+            "task_names": dict(self.task_names),
+            "encoding": None if self.encoding is None else vars(self.encoding),
+            "fps": self.fps,
+            "robot": self.robot,
+        }
+
+
+def plan_edit(sources: Sequence[LeRobotDataset], edit: Edit) -> dict[str, EditPlan]:
+    """Plans of the datasets to write by the names of the splits; one of name "" without splits.
+
+    Raises:
+      ValueError: the edit names what is not there, leaves nothing, or joins what is unlike; says
+        which.
+    """
+    names = _names(sources, edit)
+    fps = _rate(sources, edit)
+    resampled = any(source.fps != fps for source in sources)
+    encoding = (edit.encoding or VideoEncoding()) if resampled else edit.encoding
+    known = [(s, i) for s, source in enumerate(sources) for i in range(source.num_episodes)]
+    trims, tasks = _trims(edit, len(known)), _tasks(edit, len(known))
+    whole = EditPlan(
+        sources=tuple(sources),
+        parts=(),
+        features=_features(sources, names, edit, encoding, fps),
+        names=names,
+        task_names=_task_names(sources, edit),
+        encoding=encoding,
+        fps=fps,
+        robot=edit.robot or sources[0].robot_type,
+    )
+    chosen = _chosen(edit, len(known))
+    parts = {
+        number: _part(sources, number, *known[number], trims[number], tasks[number], fps)
+        for number in chosen
+    }
+    return {
+        name: replace(whole, parts=tuple(parts[number] for number in numbers))
+        for name, numbers in _splits(edit, chosen).items()
+    }
+
+
+def _chosen(edit: Edit, count: int) -> list[int]:
+    """Episodes that stay, in their new order."""
+    keep = range(count) if edit.keep is None else edit.keep
+    for what, numbers in (("delete", edit.delete), ("keep", keep), ("order", edit.order)):
+        _require_known(what, numbers, count)
+    kept = [number for number in sorted(keep) if number not in set(edit.delete)]
+    lost = [number for number in edit.order if number not in set(kept)]
+    if lost:
+        raise ValueError(
+            f"order names episode {lost[0]}, which is not kept; leave it out of one of the two."
+        )
+    if not kept:
+        raise ValueError(f"The edit leaves none of {count} episodes; keep at least one.")
+    first = set(edit.order)
+    return [*edit.order, *(number for number in kept if number not in first)]
+
+
+def _splits(edit: Edit, chosen: list[int]) -> dict[str, list[int]]:
+    if not edit.splits:
+        return {"": chosen}
+    found: dict[str, list[int]] = {}
+    taken: set[int] = set()
+    at = 0
+    for name, said in edit.splits:
+        try:
+            plain_name(name)
+        except ValueError as error:
+            raise ValueError(f"split {error}; name it otherwise.") from None
+        if name in found:
+            raise ValueError(f"split '{name}' is named twice; give each a name of its own.")
+        if isinstance(said, float):
+            if not 0 < said <= 1:
+                raise ValueError(
+                    f"split '{name}' has the share {said:g}; give one above 0 and up to 1."
+                )
+            stop = min(len(chosen), at + max(1, int(said * len(chosen) + 1e-9)))
+            found[name], at = chosen[at:stop], stop
+        else:
+            lost = [number for number in said if number not in set(chosen)]
+            if lost:
+                raise ValueError(f"split '{name}' names episode {lost[0]}, which is not kept.")
+            found[name] = [number for number in chosen if number in set(said)]
+        if not found[name]:
+            raise ValueError(f"split '{name}' has no episode; give it some or leave it out.")
+        if twice := taken & set(found[name]):
+            raise ValueError(f"Episode {min(twice)} is in two splits; name it once.")
+        taken |= set(found[name])
+    if all(isinstance(said, float) for _, said in edit.splits):
+        total = sum(float(said) for _, said in edit.splits if isinstance(said, float))
+        if total > 1 + 1e-9:
+            raise ValueError(f"The shares of the splits are {total:g} in all; give at most 1.")
+        if total > 1 - 1e-9:  # what rounding has left
+            found[edit.splits[-1][0]] += chosen[at:]
+    return found
+
+
+def _trims(edit: Edit, count: int) -> list[Trim | None]:
+    found: list[Trim | None] = [None] * count
+    for trim in edit.trims:
+        for number in range(count) if trim.episodes is None else trim.episodes:
+            _require_known("trim", (number,), count)
+            found[number] = trim
+    return found
+
+
+def _tasks(edit: Edit, count: int) -> list[str]:
+    found = [""] * count
+    for numbers, text in edit.tasks:
+        _require_text(text)
+        for number in range(count) if numbers is None else numbers:
+            _require_known("task", (number,), count)
+            found[number] = text
+    return found
+
+
+def _task_names(sources: Sequence[LeRobotDataset], edit: Edit) -> dict[str, str]:
+    told = {text for source in sources for text in source.tasks.values()}
+    told |= {wording for source in sources for prompt in source.prompts for wording in prompt}
+    for old, new in edit.task_names:
+        _require_text(new)
+        if old not in told:
+            raise ValueError(
+                f"There is no task {short(old)} to rename, only {short(sorted(told))}; give its "
+                "text letter for letter."
+            )
+    return dict(edit.task_names)
+
+
+def _part(
+    sources: Sequence[LeRobotDataset],
+    number: int,
+    source: int,
+    episode: int,
+    trim: Trim | None,
+    task: str,
+    fps: float,
+) -> Part:
+    length, own = int(sources[source].lengths[episode]), sources[source].fps
+    first, stop = (0, length) if trim is None else (trim.first, trim.stop or length)
+    if not 0 <= first < stop <= length:
+        raise ValueError(
+            f"Episode {number} has frames 0 to {length - 1}; of these trim keeps {first} to "
+            f"{stop - 1}, keep at least one that is there."
+        )
+    if own == fps:
+        whole = (first, stop) == (0, length)
+        return Part(source, episode, stop - first, None if whole else np.arange(first, stop), task)
+    step = own / fps
+    kept = int((stop - first - 1) / step + 1e-9) + 1
+    at = first + np.floor(np.arange(kept) * step + 0.5).astype(np.int64)
+    return Part(source, episode, kept, np.minimum(at, stop - 1), task)
+
+
+def _rate(sources: Sequence[LeRobotDataset], edit: Edit) -> float:
+    rates = sorted({source.fps for source in sources})
+    if edit.fps is None:
+        if len(rates) > 1:
+            raise ValueError(
+                f"The datasets have {', '.join(f'{rate:g}' for rate in rates)} fps; give a rate "
+                "for all of them with fps."
+            )
+        return rates[0]
+    if not 0 < edit.fps <= rates[0]:
+        raise ValueError(
+            f"fps is {edit.fps:g}, but a dataset has {rates[0]:g}; frames can be left out and not "
+            f"made, give a rate up to {rates[0]:g}."
+        )
+    return int(edit.fps) if edit.fps == int(edit.fps) else edit.fps
+
+
+def _names(sources: Sequence[LeRobotDataset], edit: Edit) -> tuple[dict[str, str], ...]:
+    """Names of each source for the columns and cameras of the new dataset."""
+    renamed, there = dict(edit.names), {name for source in sources for name in source.features}
+    for what, named in (("rename", renamed), ("drop", edit.drop)):
+        for name in named:
+            if name in BOOKKEEPING or renamed.get(name) in BOOKKEEPING:
+                raise ValueError(
+                    f"{what} names '{name}', but every LeRobot dataset has the columns "
+                    f"{', '.join(BOOKKEEPING)}; leave them as they are."
+                )
+            if name not in there:
+                raise ValueError(
+                    f"{what} names '{name}', but the columns and cameras are "
+                    f"{', '.join(sorted(there - set(BOOKKEEPING)))}."
+                )
+    for new in renamed.values():
+        try:
+            plain_name(new)
+        except ValueError as error:
+            raise ValueError(f"rename: {error}; choose another name.") from None
+    found = []
+    for source in sources:
+        kept = [n for n in source.features if n not in BOOKKEEPING and n not in edit.drop]
+        called = [renamed.get(name, name) for name in kept]
+        twice = [name for name in called if called.count(name) > 1]
+        if twice:
+            raise ValueError(
+                f"{source.root}: would have two columns '{twice[0]}'; choose another name, or "
+                "drop one of them."
+            )
+        if not kept:
+            raise ValueError(f"{source.root}: no column and no camera is left; drop fewer.")
+        found.append(dict(zip(called, kept, strict=True)))
+    return tuple(found)
+
+
+def _features(
+    sources: Sequence[LeRobotDataset],
+    names: Sequence[Mapping[str, str]],
+    edit: Edit,
+    encoding: VideoEncoding | None,
+    fps: float,
+) -> dict[str, Any]:
+    """Features of the new dataset, which are those of every source."""
+    of_source = [
+        {new: source.features[old] for new, old in mapping.items()}
+        for source, mapping in zip(sources, names, strict=True)
+    ]
+    first = of_source[0]
+    for source, features in zip(sources, of_source, strict=True):
+        for name, feature in features.items():
+            if feature["dtype"] not in VISUAL and arrow_type(feature["dtype"]) is None:
+                raise DatasetError(
+                    source.path("meta/info.json"),
+                    f"feature '{name}'",
+                    f"is of dtype {short(feature['dtype'])}, which is not edited; drop it.",
+                )
+        for unlike in _unlike(first, features):
+            raise ValueError(
+                f"{sources[0].root} and {source.root} cannot be joined: {unlike}; rename or drop "
+                "it, or join others."
+            )
+        robots = {sources[0].robot_type, source.robot_type}
+        if len(robots) > 1 and not edit.robot:
+            raise ValueError(
+                f"{sources[0].root} shows the robot {short(sources[0].robot_type)} and "
+                f"{source.root} {short(source.robot_type)}; give a name for both with robot, if "
+                "they are one."
+            )
+    return {
+        name: feature
+        if encoding is None or feature["dtype"] not in (VISUAL if edit.encoding else ("video",))
+        else _encoded(name, feature, encoding, fps)
+        for name, feature in first.items()
+    }
+
+
+def _encoded(
+    name: str, feature: Mapping[str, Any], encoding: VideoEncoding, fps: float
+) -> Mapping[str, Any]:
+    """A camera whose pictures are encoded, those of a parquet too."""
+    about = feature.get("info") or feature.get("video_info") or {}
+    if about.get("video.is_depth_map") or about.get("is_depth_map"):
+        raise ValueError(
+            f"'{name}' is a camera of depth, whose values would be lost if it were encoded again; "
+            "drop it, or change neither codec nor fps."
+        )
+    size = picture_shape(feature)
+    if size is None:
+        raise ValueError(f"'{name}' has the shape {short(feature['shape'])}, which is no picture.")
+    return {
+        "dtype": "video",
+        "shape": (*size, 3),
+        "names": ["height", "width", "channels"],
+        "info": video_info(size, fps, encoding.codec),
+    }
+
+
+def _unlike(first: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
+    """Differences between the features of two datasets, each in words."""
+    for name in [*first, *other]:
+        if (name in first) != (name in other):
+            yield f"only one of them has '{name}'"
+            continue
+        a, b = first[name], other[name]
+        if a["dtype"] != b["dtype"]:
+            yield f"'{name}' is {a['dtype']} in the one and {b['dtype']} in the other"
+        shapes = [picture_shape(f) if f["dtype"] in VISUAL else tuple(f["shape"]) for f in (a, b)]
+        if shapes[0] != shapes[1]:
+            yield f"'{name}' has shape {shapes[0]} in the one and {shapes[1]} in the other"
+        labels = [_labels(f) for f in (a, b)]
+        if a["dtype"] not in VISUAL and None not in labels and labels[0] != labels[1]:
+            yield (
+                f"the dimensions of '{name}' are {short(labels[0])} in the one and "
+                f"{short(labels[1])} in the other"
+            )
+
+
+def _labels(feature: Mapping[str, Any]) -> list[Any] | None:
+    names = feature.get("names")
+    if isinstance(names, dict):
+        names = next(iter(names.values()), None)
+    return names if isinstance(names, list) else None
+
+
+def _require_known(what: str, numbers: Sequence[int], count: int) -> None:
+    wrong = [number for number in numbers if not 0 <= number < count]
+    if wrong:
+        raise ValueError(
+            f"{what} names episode {wrong[0]}; there are {count}, numbered 0 to {count - 1}."
+        )
+    if len(set(numbers)) < len(numbers):
+        twice = next(number for number in numbers if list(numbers).count(number) > 1)
+        raise ValueError(f"{what} names episode {twice} twice; name it once.")
+
+
+def _require_text(text: str) -> None:
+    if not text.strip() or not text.isprintable():
+        raise ValueError(
+            f"A task would be {short(text)}; give an instruction without line breaks and control "
+            "characters."
+        )

@@ -1,0 +1,393 @@
+"""An edited dataset written as LeRobot v3.0, file by file: rows, then each camera, then meta/.
+
+Video packets are copied where nothing has to change in the pictures, and the first and last frame
+of every episode are compared with the old ones afterwards. A journal in the folder tells which
+files are whole; what was interrupted goes on behind them and comes to the same bytes.
+"""
+
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import google_crc32c
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Int64, UInt8
+
+from data.columns import BOOKKEEPING, open_parquet, read_columns, to_numpy
+from data.edit.journal import FileJournal
+from data.edit.plan import EditPlan, Part
+from data.errors import DatasetError
+from data.files.checksums import write_checksums
+from data.lerobot import subtasks
+from data.lerobot.dataset import VERSION, LeRobotDataset
+from data.lerobot.meta_writer import EpisodeTable, write_json, write_tasks
+from data.lerobot.recording import DATA_PATH, FILES_PER_CHUNK, VIDEO_PATH, DataFiles
+from data.lerobot.remux import CopiedVideos
+from data.statistics.pixels import Histogram
+from data.video.encoding import write_video
+from data.video.span import Packets
+from data.video.video import VideoReader
+
+Progress = Callable[[int, int], None]
+
+JOURNAL = "edit.jsonl"
+
+_ROWS = "rows"
+_V21_ONLY = ("total_videos", "total_chunks")
+_OWN_META = ("info.json", "stats.json", "checksums.json", "recording.jsonl")
+
+
+class _Files(Protocol):
+    chunk: int
+    file: int
+
+    def close(self) -> None: ...
+
+
+def write_plan(
+    plan: EditPlan,
+    root: Path,
+    progress: Progress | None = None,
+    *,
+    data_megabytes: float = 100,
+    video_megabytes: float = 200,
+) -> None:
+    """Writes the dataset to the folder `root`, where this plan may have been begun before. Its
+    journal stays, for the caller to delete when the dataset is where it belongs.
+
+    Args:
+      progress: called with frames done and frames in all, each counted with its rows and once for
+        each camera.
+
+    Raises:
+      DatasetError: a file of a source is missing or damaged, or its packets cannot be copied.
+      ValueError: another plan was begun there.
+      OSError: the disk is full or fails; the same call goes on.
+    """
+    limits = {"data": data_megabytes, "video": video_megabytes}
+    journal = FileJournal(root / JOURNAL, plan.to_json() | limits)
+    total, done = plan.work, 0
+    if journal.is_whole:
+        return
+
+    def told(part: Part) -> None:
+        nonlocal done
+        done += part.length
+        if progress is not None:
+            progress(done, total)
+
+    rows = _Rows(plan, journal.entries(_ROWS))
+    data = DataFiles(root, rows.stored, data_megabytes)
+    _track(journal, _ROWS, data, plan, partial(rows.add, data=data), told)
+    for camera in plan.cameras:
+        copied = CopiedVideos(root, camera, video_megabytes)
+        with _Camera(plan, camera, root / "encoded.mp4") as pictures:
+            add, check = partial(pictures.add, files=copied), partial(_require_same, plan, root)
+            _track(journal, camera, copied, plan, add, told, partial(check, camera))
+    _describe(plan, root, journal, rows, limits)
+    journal.finish()
+
+
+def _track(
+    journal: FileJournal,
+    track: str,
+    files: _Files,
+    plan: EditPlan,
+    add: Callable[[int], dict[str, Any]],
+    told: Callable[[Part], None],
+    check: Callable[[list[dict[str, Any]]], None] = lambda entries: None,
+) -> None:
+    """Writes the files of a track that are not there yet, and notes each that is whole."""
+    begun = len(journal.entries(track))
+    files.chunk, files.file = place = journal.place(track)
+    entries: list[dict[str, Any]] = []
+
+    def finished() -> None:
+        if entries:
+            check(entries)
+            journal.add(track, place, entries)
+
+    for part in plan.parts[:begun]:
+        told(part)
+    try:
+        for number in range(begun, len(plan.parts)):
+            entry = add(number)
+            if (files.chunk, files.file) != place:
+                finished()
+                place, entries = (files.chunk, files.file), []
+            entries.append(entry)
+            told(plan.parts[number])
+        files.close()
+    except BaseException:
+        with suppress(OSError):  # of a full disk, which is met again
+            files.close()
+        raise
+    finished()
+
+
+class _Rows:
+    """Rows of the new dataset's episodes, with its tasks and subtasks as they are met."""
+
+    def __init__(self, plan: EditPlan, entries: list[dict[str, Any]]) -> None:
+        self._plan = plan
+        self.stored = {n: f for n, f in plan.features.items() if f["dtype"] != "video"}
+        self.stored |= BOOKKEEPING
+        self.frames = sum(part.length for part in plan.parts[: len(entries)])
+        last = entries[-1] if entries else {"known": [], "known_subtasks": []}
+        self.tasks = {text: k for k, text in enumerate(last["known"])}
+        self.subtasks = {text: k for k, text in enumerate(last["known_subtasks"])}
+        self._texts = [_subtask_texts(source, plan, s) for s, source in enumerate(plan.sources)]
+
+    def add(self, number: int, data: DataFiles) -> dict[str, Any]:
+        """Writes the rows of an episode; its entry."""
+        part = self._plan.parts[number]
+        source = self._plan.sources[part.source]
+        values: dict[str, np.ndarray | pa.Array] = {}
+        old_names = self._plan.names[part.source]
+        columns = source.columns(part.episode)
+        for name, feature in self.stored.items():
+            if name in BOOKKEEPING:
+                continue
+            if feature["dtype"] == "image":
+                cells = source.encoded(part.episode, old_names[name])
+                values[name] = cells if part.at is None else cells.take(pa.array(part.at))
+            else:
+                values[name] = _taken(columns[old_names[name]], part.at)
+        instructions, tasks = self._told(source, part)
+        if (texts := self._texts[part.source]) is not None:
+            values[subtasks.INDEX] = self._renumbered(values[subtasks.INDEX], texts)
+        steps = np.arange(part.length)
+        values |= {
+            "timestamp": (steps / self._plan.fps).astype(np.float32),
+            "frame_index": steps,
+            "episode_index": np.full(part.length, number),
+            "index": self.frames + steps,
+            "task_index": tasks,
+        }
+        self.frames += part.length
+        return {
+            "places": data.add(values),
+            "instructions": instructions,
+            "known": list(self.tasks),
+            "known_subtasks": list(self.subtasks),
+        }
+
+    def _told(
+        self, source: LeRobotDataset, part: Part
+    ) -> tuple[list[str], Int64[np.ndarray, " t"]]:
+        """Instructions of an episode, and its frames' tasks by their new numbers."""
+        if part.task:
+            number = self.tasks.setdefault(part.task, len(self.tasks))
+            return [part.task], np.full(part.length, number)
+        (whole,) = (block["task_index"] for block in source.stream(["task_index"], [part.episode]))
+        kept, named = _taken(whole, part.at), self._plan.task_names
+        texts = {}
+        for index in np.unique(whole).tolist():
+            if index not in source.tasks:
+                raise DatasetError(
+                    source.path(source.metadata.tasks_file),
+                    f"task_index {index}",
+                    f"of episode {source.episode_numbers[part.episode]} has no text; add the line.",
+                )
+            texts[index] = source.tasks[index]
+        lost = set(texts.values()) - {texts[k] for k in np.unique(kept).tolist()}
+        listed = [t for t in source.instructions(part.episode) if t not in lost]
+        in_order = kept[np.sort(np.unique(kept, return_index=True)[1])].tolist()
+        for index in in_order:
+            text = named.get(texts[index], texts[index])
+            self.tasks.setdefault(text, len(self.tasks))
+        told = [named.get(text, text) for text in listed or [texts[in_order[0]]]]
+        numbers = {k: self.tasks[named.get(texts[k], texts[k])] for k in in_order}
+        return list(dict.fromkeys(told)), np.array([numbers[k] for k in kept.tolist()], np.int64)
+
+    def _renumbered(self, told: Any, texts: tuple[str, ...]) -> np.ndarray:
+        """Subtasks of frames by their new numbers; -1 stays."""
+        flat = np.asarray(told).reshape(-1)
+        numbers = {-1: -1} | {
+            k: self.subtasks.setdefault(texts[k], len(self.subtasks))
+            for k in dict.fromkeys(flat.tolist())
+            if 0 <= k < len(texts)
+        }
+        return np.array([numbers[k] for k in flat.tolist()], flat.dtype)
+
+
+def _subtask_texts(source: LeRobotDataset, plan: EditPlan, number: int) -> tuple[str, ...] | None:
+    """Texts of a source's column of subtasks, if it has one that stays."""
+    if plan.names[number].get(subtasks.INDEX) != subtasks.INDEX:
+        return None
+    if not source.folder.exists(subtasks.FILE):
+        return None
+    _ = source.telling(subtasks.INDEX).subtasks  # each of them has a text
+    return subtasks.read_texts(source.folder)
+
+
+class _Camera:
+    """Pictures of one camera: their packets as they are, or encoded again."""
+
+    def __init__(self, plan: EditPlan, camera: str, encoded: Path) -> None:
+        self._plan, self._camera, self._encoded = plan, camera, encoded
+        self._open: Packets | None = None
+
+    def add(self, number: int, files: CopiedVideos) -> dict[str, Any]:
+        """Appends the pictures of an episode; its entry, empty if it has none."""
+        plan, part = self._plan, self._plan.parts[number]
+        source, camera = plan.sources[part.source], plan.names[part.source][self._camera]
+        if not source.present[part.episode, source.cameras.index(camera)]:
+            return {}
+        if part.at is None:
+            frames = source.frames(part.episode, camera)
+        else:
+            frames = source.frames_at(part.episode, camera, part.at)
+        if plan.encoding is not None:
+            write_video(self._encoded, frames, plan.fps, plan.encoding)
+            places = files.add(self._encoded, part.length, plan.fps)
+            self._encoded.unlink()
+            return {"places": places, "pixels": Histogram.of(frames).to_text()}
+        path, start = source.video(part.episode, camera)
+        if self._open is None or self._open.path != path:
+            self.close()
+            self._open = Packets(path)
+        first = 0 if part.at is None else int(part.at[0])
+        span = self._open.span(start, first, part.length, source.fps)
+        return {
+            "places": files.add_span(span, part.length, plan.fps),
+            "pixels": Histogram.of(frames).to_text(),
+            "ends": [_sum(frames[0]), _sum(frames[-1])],
+            "from": str(path),
+        }
+
+    def close(self) -> None:
+        """Closes the video that was read last."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    def __enter__(self) -> "_Camera":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+        with suppress(OSError):
+            self._encoded.unlink(missing_ok=True)
+
+
+def _sum(picture: UInt8[np.ndarray, "h w 3"]) -> int:
+    return int(google_crc32c.value(picture.tobytes()))
+
+
+def _require_same(plan: EditPlan, root: Path, camera: str, entries: list[dict[str, Any]]) -> None:
+    """Decodes the ends of copied episodes, which all lie in one file."""
+    fps = plan.fps
+    copied = [entry for entry in entries if "ends" in entry]
+    if not copied:
+        return
+    with ExitStack() as stack:
+        reader: VideoReader | None = None
+        for entry in copied:
+            place = {k.rpartition("/")[2]: v for k, v in entry["places"].items()}
+            numbers = {k: place[k] for k in ("chunk_index", "file_index")}
+            path = root / VIDEO_PATH.format(video_key=camera, **numbers)
+            if reader is None:
+                reader = stack.enter_context(VideoReader(path))
+            start, end = place["from_timestamp"], place["to_timestamp"] - 1 / fps
+            found = [_sum(reader.read(time, 1, fps)[0]) for time in (start, end)]
+            if found != entry["ends"]:
+                raise DatasetError(
+                    entry["from"],
+                    "packets",
+                    "give other pictures when they are joined with others; encode them again "
+                    "with a codec.",
+                )
+
+
+def _describe(
+    plan: EditPlan,
+    root: Path,
+    journal: FileJournal,
+    rows: _Rows,
+    limits: Mapping[str, float],
+) -> None:
+    """Writes meta/, with statistics of the rows as they were written."""
+    shutil.rmtree(root / "meta", ignore_errors=True)
+    features = dict(plan.features) | BOOKKEEPING
+    episodes = EpisodeTable(root, features)
+    cameras = {camera: journal.entries(camera) for camera in plan.cameras}
+    written = _written(root, journal, rows)
+    for k, (entry, values) in enumerate(zip(journal.entries(_ROWS), written, strict=True)):
+        seen = {camera: entries[k] for camera, entries in cameras.items() if entries[k]}
+        pixels = {camera: Histogram.from_text(one["pixels"]) for camera, one in seen.items()}
+        pixels |= _stored_pixels(plan, plan.parts[k])
+        places = dict(entry["places"])
+        for one in seen.values():
+            places |= one["places"]
+        episodes.add(entry["instructions"], values, pixels, places)
+    episodes.close()
+    _copy_others(plan.sources[0], root)
+    write_tasks(root, list(rows.tasks))
+    if rows.subtasks:
+        write_tasks(root, list(rows.subtasks), "subtask")
+    write_json(
+        root / "meta/info.json",
+        {k: v for k, v in plan.sources[0].info.items() if k not in _V21_ONLY}
+        | {
+            "codebase_version": VERSION,
+            "robot_type": plan.robot,
+            "fps": plan.fps,
+            "total_episodes": episodes.num_episodes,
+            "total_frames": episodes.num_frames,
+            "total_tasks": len(rows.tasks),
+            "chunks_size": FILES_PER_CHUNK,
+            "data_files_size_in_mb": limits["data"],
+            "video_files_size_in_mb": limits["video"],
+            "splits": {"train": f"0:{episodes.num_episodes}"},
+            "data_path": DATA_PATH,
+            "video_path": VIDEO_PATH if plan.cameras else None,
+            "features": features,
+        },
+    )
+    episodes.write_statistics()
+    write_checksums(root)
+
+
+def _written(root: Path, journal: FileJournal, rows: _Rows) -> Any:
+    """Columns of the episodes as the new files hold them, a row group for each."""
+    kinds = {n: f for n, f in rows.stored.items() if f["dtype"] != "image"}
+    opened, path, group = None, None, 0
+    for entry in journal.entries(_ROWS):
+        place = {k.rpartition("/")[2]: v for k, v in entry["places"].items()}
+        mine = root / DATA_PATH.format(**place)
+        if mine != path:
+            opened, path, group = open_parquet(mine), mine, 0
+        assert opened is not None
+        table = read_columns(opened, list(kinds), mine, [group])
+        yield {name: to_numpy(mine, name, table[name], kind) for name, kind in kinds.items()}
+        group += 1
+
+
+def _stored_pixels(plan: EditPlan, part: Part) -> dict[str, Histogram]:
+    """Counts of the pictures that lie in the parquet."""
+    source, names = plan.sources[part.source], plan.names[part.source]
+    found = {}
+    for name, feature in plan.features.items():
+        if feature["dtype"] == "image":
+            camera = names[name]
+            if source.present[part.episode, source.cameras.index(camera)]:
+                at = np.arange(part.length) if part.at is None else part.at
+                found[name] = Histogram.of(source.frames_at(part.episode, camera, at))
+    return found
+
+
+def _copy_others(source: LeRobotDataset, root: Path) -> None:
+    """Files of meta/ that LeRobot does not know, such as GR00T's modality.json."""
+    for name in source.folder.list("meta/*"):
+        last = name.rpartition("/")[2]
+        if last not in _OWN_META and not last.startswith(("tasks.", "subtasks.", "episodes")):
+            shutil.copyfile(source.folder.local(name), root / name)
+
+
+def _taken(values: np.ndarray, at: Int64[np.ndarray, " t"] | None) -> np.ndarray:
+    return values if at is None else values[at]

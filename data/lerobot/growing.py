@@ -1,0 +1,267 @@
+"""A dataset while it is recorded: LeRobot v3.0 with files of its own for every episode, so that
+what is finished can be read at any moment, whatever ends the recording.
+
+An episode is written aside and moved into its place file by file; the list of it in meta/episodes
+comes last, and what is not listed does not count. A journal tells besides what the joined dataset
+needs: counts of pixels, and notes of whoever records.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import UInt8
+
+from data.columns import open_parquet, read_columns, to_numpy
+from data.lerobot.meta_writer import EpisodeTable, write_json, write_tasks
+from data.lerobot.metadata import JOURNAL
+from data.lerobot.recording import DATA_PATH, FILES_PER_CHUNK, VIDEO_PATH, DataFiles
+from data.statistics.pixels import Histogram
+from data.video.encoding import VideoEncoding, write_video
+
+_EPISODES = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+_ASIDE = ".unfinished"
+
+
+class FinishedEpisode(NamedTuple):
+    """An episode on disk: its instruction, numeric and text columns, counts of pixels and videos by
+    camera."""
+
+    task: str
+    values: dict[str, np.ndarray]
+    pixels: dict[str, Histogram]
+    videos: dict[str, Path]
+
+
+class GrowingDataset:
+    """The folder `root`, begun or opened to go on; no other process may write to it meanwhile.
+
+    Args:
+      features: all of them, bookkeeping included.
+      about: plain data that decides what is recorded.
+
+    Attributes:
+      tasks, subtasks: texts with their numbers.
+      notes: of the finished episodes, in order.
+
+    Raises:
+      ValueError: something else was recorded there, or another process records.
+    """
+
+    def __init__(
+        self, root: Path, features: Mapping[str, Mapping[str, Any]], fps: int, about: Any
+    ) -> None:
+        self.root, self.features, self.fps = root, features, fps
+        self.cameras = [n for n, f in features.items() if f["dtype"] == "video"]
+        self._columns = {n: f for n, f in features.items() if f["dtype"] != "video"}
+        self._header = json.loads(json.dumps({"about": about, "features": features, "fps": fps}))
+        self._existed = root.is_dir()
+        (root / "meta").mkdir(parents=True, exist_ok=True)
+        self._journal = (root / JOURNAL).open("a+b")
+        try:
+            fcntl.flock(self._journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._journal.close()
+            raise ValueError(
+                f"{root}: is being recorded by another process; wait for it."
+            ) from None
+        self._size = 0
+        self._entries = self._read()
+        shutil.rmtree(root / _ASIDE, ignore_errors=True)
+        last = self._entries[-1] if self._entries else {"tasks": [], "subtasks": []}
+        self.tasks = {text: k for k, text in enumerate(last["tasks"])}
+        self.subtasks = {text: k for k, text in enumerate(last["subtasks"])}
+
+    @property
+    def num_episodes(self) -> int:
+        """Finished episodes."""
+        return len(self._entries)
+
+    @property
+    def num_frames(self) -> int:
+        """Frames of the finished episodes."""
+        return sum(entry["length"] for entry in self._entries)
+
+    @property
+    def notes(self) -> list[dict[str, Any]]:
+        """Notes of the finished episodes."""
+        return [entry["note"] for entry in self._entries]
+
+    def add(
+        self,
+        task: str,
+        values: Mapping[str, np.ndarray],
+        frames: Mapping[str, UInt8[np.ndarray, "t h w 3"]],
+        info: Mapping[str, Any],
+        note: Mapping[str, Any],
+    ) -> None:
+        """The next episode, on disk on return; interrupted, nothing of it counts.
+
+        Args:
+          info: info.json with this episode counted.
+        """
+        number, length, aside = self.num_episodes, len(values["index"]), self.root / _ASIDE
+        data = DataFiles(aside, self._columns, np.inf)
+        try:
+            data.add(values)
+            data.close()
+        finally:
+            data.abandon()
+        pixels = {camera: Histogram.of(frames[camera]) for camera in self.cameras}
+        for camera in self.cameras:
+            write_video(aside / f"{camera}.mp4", frames[camera], self.fps, VideoEncoding())
+        table = EpisodeTable(aside, self.features)
+        table.num_episodes, table.num_frames = number, self.num_frames
+        table.add([task], values, pixels, self._places(number, length))
+        table.close()
+        write_json(aside / "meta/info.json", info)
+        told = {kind: list(getattr(self, f"{kind}s")) for kind in ("task", "subtask")}
+        before = self._entries[-1] if self._entries else {"tasks": [], "subtasks": []}
+        new = [kind for kind, texts in told.items() if texts != before[f"{kind}s"]]
+        for kind in new:
+            write_tasks(aside, told[kind], kind)
+        entry = {
+            "length": length,
+            "task": task,
+            "tasks": told["task"],
+            "subtasks": told["subtask"],
+            "pixels": {camera: counts.to_text() for camera, counts in pixels.items()},
+            "note": dict(note),
+        }
+        moves = [
+            (f"{camera}.mp4", self._name(VIDEO_PATH, number, video_key=camera))
+            for camera in self.cameras
+        ]
+        moves += [(f"meta/{kind}s.parquet",) * 2 for kind in new]
+        moves += [(self._name(DATA_PATH, 0), self._name(DATA_PATH, number))]
+        moves += [(self._name(_EPISODES, 0), self._name(_EPISODES, number))]
+        for name, _ in moves:
+            _to_disk(aside / name)
+        size = self._write(entry)
+        if number == 0:
+            shutil.copyfile(aside / "meta/info.json", self.root / "meta/info.json")
+        for name, place in moves:
+            (self.root / place).parent.mkdir(parents=True, exist_ok=True)
+            (aside / name).replace(self.root / place)
+        self._entries.append(json.loads(json.dumps(entry)))
+        self._size = size
+        (aside / "meta/info.json").replace(self.root / "meta/info.json")
+        for folder in sorted({(self.root / place).parent for _, place in moves}):
+            _to_disk(folder)
+
+    def finished(self) -> Iterator[FinishedEpisode]:
+        """All episodes, read back."""
+        for number, entry in enumerate(self._entries):
+            path = self.root / self._name(DATA_PATH, number)
+            with open_parquet(path) as opened:
+                table = read_columns(opened, list(self._columns), path)
+            yield FinishedEpisode(
+                entry["task"],
+                {n: to_numpy(path, n, table[n], f) for n, f in self._columns.items()},
+                {c: Histogram.from_text(text) for c, text in entry["pixels"].items()},
+                {c: self.root / self._name(VIDEO_PATH, number, video_key=c) for c in self.cameras},
+            )
+
+    def close(self) -> None:
+        """Ends the writing; the folder stays as it is, or is gone if no episode was finished."""
+        self._journal.close()
+        if not is_growing(self.root):
+            return
+        with suppress(OSError):
+            shutil.rmtree(self.root / _ASIDE)
+        if self._entries:
+            if not (self.root / self._name(_EPISODES, self.num_episodes)).exists():
+                self._remove(self.num_episodes)
+        else:
+            shutil.rmtree(self.root, ignore_errors=True)
+            if self._existed:
+                self.root.mkdir(exist_ok=True)
+
+    def _read(self) -> list[dict[str, Any]]:
+        """The finished episodes; what the journal or the folder has beyond them is removed."""
+        self._journal.seek(0)
+        lines = self._journal.read().split(b"\n")[:-1]
+        if not lines:
+            self._size = self._write(self._header)
+            return []
+        try:
+            header, *entries = (json.loads(line) for line in lines)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{self.root / JOURNAL}: is damaged ({error}).") from None
+        if header != self._header:
+            raise ValueError(
+                f"{self.root}: {_difference(header, self._header)}; go on with the options it was "
+                "begun with, or choose another folder."
+            )
+        listed = 0
+        while (self.root / self._name(_EPISODES, listed)).exists():
+            listed += 1
+        if listed > len(entries):
+            raise ValueError(
+                f"{self.root / JOURNAL}: tells of {len(entries)} episodes, but {listed} are there; "
+                "it was damaged, take the dataset as it is or record it again."
+            )
+        self._remove(listed)
+        self._size = sum(len(line) + 1 for line in lines[: 1 + listed])
+        return entries[:listed]
+
+    def _remove(self, number: int) -> None:
+        """Removes files of an episode that was not finished."""
+        names = [self._name(DATA_PATH, number)]
+        names += [self._name(VIDEO_PATH, number, video_key=camera) for camera in self.cameras]
+        for name in names:
+            with suppress(OSError):
+                (self.root / name).unlink(missing_ok=True)
+
+    def _write(self, line: Any) -> int:
+        """Appends a line to the journal, after those that count; bytes of them all."""
+        self._journal.truncate(self._size)
+        self._journal.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+        self._journal.flush()
+        os.fsync(self._journal.fileno())
+        return self._journal.tell()
+
+    def _name(self, template: str, number: int, **values: str) -> str:
+        chunk, file = divmod(number, FILES_PER_CHUNK)
+        return template.format(chunk_index=chunk, file_index=file, **values)
+
+    def _places(self, number: int, length: int) -> dict[str, int | float]:
+        chunk, file = divmod(number, FILES_PER_CHUNK)
+        found: dict[str, int | float] = {}
+        for at in ("data", "meta/episodes", *(f"videos/{camera}" for camera in self.cameras)):
+            found |= {f"{at}/chunk_index": chunk, f"{at}/file_index": file}
+        for camera in self.cameras:
+            found[f"videos/{camera}/from_timestamp"] = 0.0
+            found[f"videos/{camera}/to_timestamp"] = length / self.fps
+        return found
+
+
+def is_growing(root: Path) -> bool:
+    """True if a recording has begun there and was not ended."""
+    return (root / JOURNAL).is_file()
+
+
+def _difference(header: Any, other: Any) -> str:
+    """Words for the first thing in which two recordings differ."""
+    for name, now in {**header, **other}.items():
+        before = header.get(name)
+        if before != now:
+            if isinstance(before, dict) and isinstance(now, dict):
+                return _difference(before, now)
+            return f"was recorded with {name} {before!r}, but now it is {other.get(name)!r}"
+    return "was recorded otherwise"
+
+
+def _to_disk(path: Path) -> None:
+    """Waits until a file or folder is on disk."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

@@ -1,0 +1,85 @@
+"""Frames of a dataset that a mixture draws from, where it leaves some out: the file that
+`python -m tools.data idle --json` writes."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Int64
+
+from data.dataset import Runs
+from data.errors import short
+
+
+class KeptFrames(NamedTuple):
+    """Ranges of frames, `first` to `stop` (not included), in order, counted in their episodes."""
+
+    episode: Int64[np.ndarray, " k"]
+    first: Int64[np.ndarray, " k"]
+    stop: Int64[np.ndarray, " k"]
+
+
+def read_kept(file: str, lengths: Int64[np.ndarray, " e"]) -> KeptFrames:
+    """Ranges that a file keeps of episodes with these lengths; of those it does not list, all.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: it is of another dataset, malformed, or keeps nothing.
+    """
+    path = Path(file)
+    if not path.is_file():
+        raise FileNotFoundError(f"{file}: no such file of frames; correct 'frames'.")
+    try:
+        value = json.loads(path.read_text())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file}: is no JSON ({error}); write it again.") from None
+    if not isinstance(value, dict) or not isinstance(value.get("keep"), dict):
+        raise ValueError(f"{file}: has no table 'keep'; write it with `tools.data idle --json`.")
+    counts = {"episodes": len(lengths), "frames": int(lengths.sum())}
+    for name, count in counts.items():
+        if value.get(name) != count:
+            raise ValueError(
+                f"{file}: is of a dataset with {short(value.get(name))} {name}, but this one has "
+                f"{count}; find its own with `tools.data idle --json`."
+            )
+    keep = {str(i): [[0, length]] for i, length in enumerate(lengths.tolist())}
+    for episode, ranges in value["keep"].items():
+        if episode not in keep or not _fits(ranges, keep[episode][0][1]):
+            raise ValueError(
+                f"{file}: keep says {short(ranges)} of episode {short(episode)}; expected ranges "
+                "[first, stop) within it, in order."
+            )
+        keep[episode] = ranges
+    rows = [(int(i), *pair) for i, ranges in keep.items() for pair in ranges]
+    if not rows:
+        raise ValueError(f"{file}: keeps no frame at all; leave the dataset out.")
+    return KeptFrames(*np.array(rows, np.int64).T)
+
+
+def runs_within(runs: Runs, kept: KeptFrames, starts: Int64[np.ndarray, " e"]) -> Runs:
+    """The parts of runs that are kept, in their order; `starts` number each episode's first
+    frame."""
+    begin = starts[runs.episode] + runs.first
+    low, high = starts[kept.episode] + kept.first, starts[kept.episode] + kept.stop
+    cuts = np.unique(np.concatenate([begin, begin + runs.length, low, high]))
+    piece, length = cuts[:-1], np.diff(cuts)
+    run = np.searchsorted(begin, piece, "right") - 1
+    of = np.searchsorted(low, piece, "right") - 1
+    inside = (run >= 0) & (of >= 0)
+    inside &= (piece < (begin + runs.length)[run]) & (piece < high[of])
+    run, piece, length = run[inside], piece[inside], length[inside]
+    episode = runs.episode[run]
+    return Runs(episode, piece - starts[episode], length, runs.task[run])
+
+
+def _fits(ranges: Any, length: int) -> bool:
+    if not isinstance(ranges, list):
+        return False
+    at = 0
+    for pair in ranges:
+        whole = isinstance(pair, list) and len(pair) == 2 and all(type(n) is int for n in pair)
+        if not whole or not at <= pair[0] < pair[1] <= length:
+            return False
+        at = pair[1]
+    return True

@@ -1,0 +1,139 @@
+"""Stretches of episodes in which the robot stands still, and frames that were recorded twice.
+
+A robot that waits teaches a policy to wait. A frame is still where it lies in a window of time in
+which no dimension of state and action leaves a narrow band, so that a noisy sensor does not count
+as movement and slow work at a high rate does not count as rest. It is doubled where its values are
+those of the frame before, bit for bit, in the midst of movement.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float64
+from numpy.lib.stride_tricks import sliding_window_view
+
+from data.dataset import Dataset, Report
+from data.frames import ACTION, STATE
+from data.statistics.stats import compute, numeric_columns
+
+
+@dataclass(frozen=True)
+class IdleLimits:
+    """Share of each dimension's range (from the 1st to the 99th percentile) that it stays within,
+    and for how many seconds at least.
+
+    Raises:
+      ValueError: a number is out of range.
+    """
+
+    still: float = 0.01
+    seconds: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.still < 1 or not 0 < self.seconds < 3600:
+            raise ValueError(
+                f"still is {self.still:g} and seconds {self.seconds:g}; give a share of the range "
+                "from 0 to below 1, and a time above 0."
+            )
+
+
+class IdleFrames(NamedTuple):
+    """Frames of an episode: `moved` is the share of the widest dimension's range that is passed
+    through around each of them, in the quietest window of time that it lies in."""
+
+    moved: Float64[np.ndarray, " t"]
+    still: Bool[np.ndarray, " t"]
+    doubled: Bool[np.ndarray, " t"]
+
+    @property
+    def kept(self) -> list[list[int]]:
+        """Ranges [first, stop) of the other frames."""
+        return ranges(~(self.still | self.doubled))
+
+
+def find_idle(
+    dataset: Dataset,
+    limits: IdleLimits,
+    columns: Sequence[str] = (),
+    progress: Report | None = None,
+) -> Iterator[IdleFrames]:
+    """Idle frames of each episode, by state and action or the columns named.
+
+    Raises:
+      ValueError: there is no such column of numbers, or none at all.
+    """
+    numeric = numeric_columns(dataset)
+    names = list(columns) or [name for name in (STATE, ACTION) if name in numeric]
+    if lacking := [name for name in names if name not in numeric]:
+        raise ValueError(f"{dataset.root}: no column '{lacking[0]}' of numbers; it has {numeric}.")
+    if not names:
+        raise ValueError(
+            f"{dataset.root}: has neither '{STATE}' nor '{ACTION}'; name columns that tell "
+            f"movement, of {numeric}."
+        )
+    stats = compute(dataset, None, names, progress)
+    extent = np.concatenate([_extent(stats[name]) for name in names])
+    total, done = int(dataset.lengths.sum()), 0
+    for i, length in enumerate(dataset.lengths.tolist()):
+        blocks = list(dataset.stream(names, [i]))
+        values = np.concatenate(
+            [np.concatenate([b[n].reshape(len(b[n]), -1) for n in names], axis=1) for b in blocks]
+        ).astype(np.float64)
+        yield _idle(values, extent, limits, max(2, round(limits.seconds * dataset.fps)))
+        done += length
+        if progress is not None:
+            progress("Idle frames", done, total)
+
+
+def to_json(
+    dataset: Dataset, limits: IdleLimits, found: Sequence[IdleFrames], columns: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Frames that are left when the idle ones are gone, as a mixture's `frames` reads them; whole
+    episodes are not listed."""
+    return {
+        "dataset": dataset.name,
+        "episodes": len(found),
+        "frames": int(dataset.lengths.sum()),
+        "still": limits.still,
+        "seconds": limits.seconds,
+        "columns": list(columns),
+        "keep": {
+            str(i): idle.kept for i, idle in enumerate(found) if (idle.still | idle.doubled).any()
+        },
+    }
+
+
+def ranges(mask: Bool[np.ndarray, " t"]) -> list[list[int]]:
+    """Ranges [first, stop) in which a mask is True."""
+    edges = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0))
+    return edges.reshape(-1, 2).tolist()
+
+
+def _extent(stats: dict[str, np.ndarray]) -> Float64[np.ndarray, " d"]:
+    """Range of each dimension; of one that rarely changes, such as a gripper, from end to end."""
+    usual, whole = stats["q99"] - stats["q01"], stats["max"] - stats["min"]
+    return np.ravel(np.where(usual > 0, usual, whole)).astype(np.float64)
+
+
+def _idle(
+    values: Float64[np.ndarray, "t d"],
+    extent: Float64[np.ndarray, " d"],
+    limits: IdleLimits,
+    window: int,
+) -> IdleFrames:
+    length, used = len(values), extent > 0
+    same = np.zeros(length, bool)
+    same[1:] = (values[1:] == values[:-1]).all(axis=1)
+    part = values[:, used] / extent[used]
+    if length < window or not used.any():
+        moved = np.full(length, np.ptp(part, axis=0).max(initial=0.0))
+        still = np.zeros(length, bool)
+    else:
+        seen = sliding_window_view(part, window, axis=0)
+        width = (seen.max(axis=-1) - seen.min(axis=-1)).max(axis=1)
+        around = np.pad(width, window - 1, constant_values=np.inf)
+        moved = sliding_window_view(around, window).min(axis=1)
+        still = moved <= limits.still
+    return IdleFrames(moved, still, same & ~still)

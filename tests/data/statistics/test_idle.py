@@ -1,0 +1,137 @@
+"""Idle stretches: what stands still or was recorded twice, and training without it."""
+
+import json
+
+import numpy as np
+import pytest
+
+from data import open_dataset
+from data.lerobot.writer import DatasetWriter
+from data.mixture.kept_frames import KeptFrames, read_kept, runs_within
+from data.mixture.mixed import mix
+from data.mixture.mixture import read_mixture
+from data.statistics.idle import IdleLimits, find_idle, ranges, to_json
+from data.task_runs import Runs
+from data.view.idle_page import write_idle_page
+from tests.helpers.data.memory_frames import MemoryFrames
+
+FPS = 10
+FEATURES = {
+    name: {"dtype": "float32", "shape": (2,), "names": None}
+    for name in ("observation.state", "action")
+}
+
+
+def walk(moving):
+    """A path that goes on where `moving` and stays, but for a sensor's noise, where not."""
+    rng = np.random.default_rng(len(moving))
+    at = np.cumsum(np.where(moving, 0.05, 0.0))
+    noise = rng.normal(scale=1e-4, size=(len(moving), 2))
+    return (np.stack([at, -at], axis=1) + noise).astype(np.float32)
+
+
+def write(path, paths):
+    with DatasetWriter(path, fps=FPS, features=FEATURES) as writer:
+        for values in paths:
+            writer.add_episode(dict.fromkeys(FEATURES, values), {}, "<b>go</b>")
+    return open_dataset(path)
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    waits = np.ones(80, bool)
+    waits[:15] = waits[40:55] = False
+    twice = walk(np.ones(60, bool))
+    twice[21:40:2] = twice[20:40:2]
+    return write(tmp_path / "set", [walk(waits), walk(np.ones(70, bool)), twice])
+
+
+def test_still_and_doubled_stretches_are_found_where_they_are(dataset):
+    found = list(find_idle(dataset, IdleLimits()))
+    still = ranges(found[0].still)
+    assert len(still) == 2
+    for (first, stop), (begin, end) in zip(still, ((0, 15), (40, 55)), strict=True):
+        assert abs(first - begin) <= 2
+        assert abs(stop - end) <= 2
+    assert not found[1].still.any()
+    assert not found[1].doubled.any()
+    assert np.flatnonzero(found[2].doubled).tolist() == list(range(21, 40, 2))
+
+
+def test_a_pause_shorter_than_asked_for_is_no_stretch(dataset):
+    assert not any(idle.still.any() for idle in find_idle(dataset, IdleLimits(seconds=2.0)))
+
+
+def test_columns_that_tell_nothing_are_named(dataset):
+    with pytest.raises(ValueError, match="no column 'wheels' of numbers"):
+        list(find_idle(dataset, IdleLimits(), ["wheels"]))
+    with pytest.raises(ValueError, match=r"still is 1 and seconds 1; give"):
+        IdleLimits(still=1)
+
+
+def test_a_mixture_draws_no_frame_that_is_left_out(dataset, tmp_path):
+    found = list(find_idle(dataset, IdleLimits()))
+    (tmp_path / "idle.json").write_text(json.dumps(to_json(dataset, IdleLimits(), found)))
+    text = {"datasets": [{"path": "set", "frames": "idle.json"}, {"path": "set"}]}
+    (tmp_path / "mixture.json").write_text(json.dumps(text))
+    mixture = read_mixture(tmp_path / "mixture.json")
+    shown = MemoryFrames(lengths=dataset.lengths, fps=FPS)
+    mixed = mix(mixture, [shown, shown], 4)
+    drawn = [set(), set()]
+    for feed, frames in zip(mixed.feeds, drawn, strict=True):
+        for episode, first, length, _ in zip(
+            *map(np.ndarray.tolist, feed.frames.runs), strict=True
+        ):
+            frames |= {(episode, frame) for frame in range(first, first + length)}
+    idle = {
+        (i, frame)
+        for i, one in enumerate(found)
+        for frame in np.flatnonzero(one.still | one.doubled).tolist()
+    }
+    assert drawn[1] - drawn[0] == idle
+    assert len(idle) > 30
+    whole = {"datasets": [{"path": "set"}, {"path": "set"}]}
+    (tmp_path / "mixture.json").write_text(json.dumps(whole))
+    assert mix(read_mixture(tmp_path / "mixture.json"), [shown, shown], 4).digest != mixed.digest
+
+
+def test_runs_are_cut_where_ranges_end():
+    lengths = np.array([10, 6, 4])
+    runs = Runs(*np.array([[0, 0, 4, 0], [0, 4, 6, 1], [1, 0, 6, 0], [2, 0, 4, 1]]).T)
+    keep = np.array([[0, 2, 5], [0, 5, 6], [0, 8, 10], [2, 0, 4]]).T
+    cut = runs_within(runs, KeptFrames(*keep), np.cumsum(lengths) - lengths)
+    rows = np.stack(cut, axis=1).tolist()
+    frames = [(e, f, t) for e, first, n, t in rows for f in range(first, first + n)]
+    assert frames == [
+        *((0, f, 0 if f < 4 else 1) for f in (2, 3, 4, 5, 8, 9)),
+        *((2, f, 1) for f in range(4)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"frames": 5}, "is of a dataset with 5 frames, but this one has 14"),
+        ({"keep": []}, "has no table 'keep'"),
+        ({"keep": {"0": [[3, 9]]}}, "keep says .* of episode '0'"),
+        ({"keep": {"0": [[3, 2]]}}, "keep says"),
+        ({"keep": {"<b>": []}}, "keep says"),
+        ({"keep": {"0": [], "1": []}}, "keeps no frame at all"),
+    ],
+)
+def test_a_file_of_frames_that_does_not_fit_is_refused(change, message, tmp_path):
+    path = tmp_path / "idle.json"
+    path.write_text(json.dumps({"episodes": 2, "frames": 14, "keep": {}} | change))
+    with pytest.raises(ValueError, match=message):
+        read_kept(str(path), np.array([8, 6]))
+    with pytest.raises(FileNotFoundError, match="no such file of frames"):
+        read_kept(str(tmp_path / "none"), np.array([8, 6]))
+
+
+def test_the_page_draws_every_stretch_and_says_the_limits(dataset, tmp_path):
+    found = list(find_idle(dataset, IdleLimits()))
+    write_idle_page(dataset, IdleLimits(), found, tmp_path / "idle.html")
+    page = (tmp_path / "idle.html").read_text()
+    assert page.count('class="still"') == 2
+    assert page.count('class="doubled"') == 10
+    assert "1 % of its range for 1 s" in page

@@ -1,0 +1,93 @@
+"""`tools.record` as a process that is killed at some moment: what is finished can be read, and
+resumed it comes to the bytes of a recording that was not killed."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data import open_dataset
+from data.errors import MissingFileError
+from tests.helpers.parallel.toy import environment
+from tools.record import RecordConfig, record_dataset
+
+SUITE = """
+from sim.environments.device_slots import DeviceSlots
+from sim.suite import Suite
+from tests.helpers.sim.point_world import PointWorld, expert
+
+
+def slots(tasks, count, size):
+    world = PointWorld()
+    (world.name,) = tasks
+    return DeviceSlots(world, count, expert)
+
+
+MINE = Suite("mine", ("near", "far"), 8, slots, together=False, noise=0.4)
+"""
+EPISODES = 20
+
+
+def files(root: Path) -> dict[str, bytes]:
+    return {p.relative_to(root).as_posix(): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+def finished(path: Path) -> int:
+    return len(list(path.glob("meta/episodes/chunk-*/file-*.parquet")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [2, pytest.param(100, marks=pytest.mark.drill)])
+def test_a_recording_killed_at_any_moment_is_resumed_to_the_same_bytes(kills, tmp_path):
+    (tmp_path / "mine.py").write_text(SUITE)
+    suite, rng, left, number = (
+        f"{tmp_path / 'mine.py'}:MINE",
+        np.random.default_rng(kills),
+        kills,
+        0,
+    )
+    whole = record_dataset(RecordConfig(tmp_path / "whole", suite, episodes=EPISODES, slots=3))
+    while left:
+        out, number = tmp_path / f"killed{number}", number + 1
+        while (before := finished(out)) < 2 * EPISODES and left:
+            command = [sys.executable, "-m", "tools.record", "--suite", suite, "--out", str(out)]
+            command += ["--episodes", str(EPISODES), "--slots", "3", "--resume"]
+            with subprocess.Popen(
+                command, env=environment(1), stdout=subprocess.DEVNULL
+            ) as process:
+                wanted = before + int(rng.integers(0, EPISODES))
+                while finished(out) < wanted and process.poll() is None:
+                    time.sleep(0.001)
+                time.sleep(float(rng.uniform(0, 0.05)))
+                process.kill()
+                if process.wait() != -signal.SIGKILL:
+                    break
+            left -= 1
+            assert_opens(out)
+        config = RecordConfig(out, suite, episodes=EPISODES, slots=3, resume=True)
+        assert record_dataset(config)["frames"] == whole["frames"]
+        assert files(out) == files(tmp_path / "whole")
+    again = record_dataset(config)
+    assert (again["kept"], again["frames"]) == (2 * EPISODES, whole["frames"])
+    with pytest.raises(ValueError, match=r"is a finished dataset of 40 episodes, and 44 are asked"):
+        record_dataset(RecordConfig(out, suite, episodes=22, slots=3, resume=True))
+
+
+def assert_opens(path: Path) -> None:
+    """Every finished episode is there, row by row and frame by frame."""
+    count = finished(path)
+    if not count:
+        with pytest.raises(MissingFileError):
+            open_dataset(path)
+        return
+    dataset = open_dataset(path)
+    if (path / "meta/recording.jsonl").exists():
+        assert dataset.num_episodes == count
+    assert dataset.column("index").tolist() == list(range(dataset.num_frames))
+    for i in range(dataset.num_episodes):
+        (camera,) = dataset.cameras
+        assert len(dataset.frames(i, camera)) == dataset.lengths[i]

@@ -1,0 +1,1 @@
+"""Parts of `python -m tools.data`: commands with much to say, tables and bars."""

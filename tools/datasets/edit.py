@@ -1,0 +1,177 @@
+"""The command `python -m tools.data edit`: what is typed, as an edit of data/edit."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from data.edit.edit import edit_dataset
+from data.edit.plan import Edit, EditPlan, Numbers, Trim
+from data.video.encoding import Codec, VideoEncoding
+from models.terminal import Console
+from tools.command_line.ending import in_a_line
+from tools.datasets.bars import progress
+
+Repeated = tyro.conf.UseAppendAction[tuple[str, ...]]
+Pairs = tyro.conf.UseAppendAction[tuple[tuple[str, str], ...]]
+EditedPaths = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATH …")]
+
+
+@dataclass(frozen=True)
+class EditOptions:
+    """Changes; episodes are numbered from 0, through all datasets where there are several, and
+    named as in 3,7-9 (9 included)."""
+
+    delete: Annotated[str, tyro.conf.arg(metavar="EPISODES")] = ""
+    """Episodes to leave out."""
+    keep: Annotated[str, tyro.conf.arg(metavar="EPISODES")] = ""
+    """Episodes to keep, and no others."""
+    order: Annotated[str, tyro.conf.arg(metavar="EPISODES")] = ""
+    """Episodes that come first, in this order; those that stay and are not named follow."""
+    split: Annotated[Pairs, tyro.conf.arg(metavar="NAME EPISODES")] = ()
+    """A dataset of these episodes at OUT/NAME, or of a share such as 0.8 of them, in order."""
+    trim: Annotated[Pairs, tyro.conf.arg(metavar="EPISODES FRAMES")] = ()
+    """Frames to keep of episodes ("all" for each), as in 10-89, 10- or -89."""
+    task: Annotated[Pairs, tyro.conf.arg(metavar="EPISODES TEXT")] = ()
+    """Instruction of episodes ("all" for each), in place of theirs; the last one counts."""
+    rename_task: Annotated[Pairs, tyro.conf.arg(metavar="OLD NEW")] = ()
+    """Another wording of an instruction wherever it stands."""
+    rename: Annotated[Pairs, tyro.conf.arg(metavar="OLD NEW")] = ()
+    """Another name of a camera or column."""
+    drop: Annotated[Repeated, tyro.conf.arg(metavar="NAME")] = ()
+    """A camera or column to leave out."""
+    fps: float | None = None
+    """Lower rate, at which the nearest frames are kept; videos are encoded again, as h264 if
+    --codec does not say otherwise."""
+    codec: Codec | None = None
+    """Encode the pictures of all cameras again, also those stored as images, which become videos.
+    Without it video packets are copied, and no frame changes."""
+    crf: int | None = None
+    """Quality with --codec, 0 is best (14 for h264, 16 for hevc, 20 for av1)."""
+    keyframes: int | None = None
+    """Frames from one keyframe to the next with --codec (2)."""
+    robot: str = ""
+    """Another name of the robot."""
+
+
+_NONE = EditOptions()
+
+
+def edit_command(
+    paths: EditedPaths,
+    out: Annotated[Path | None, tyro.conf.arg(metavar="OUT")] = None,
+    in_place: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    options: Annotated[EditOptions, tyro.conf.arg(name="")] = _NONE,
+) -> None:
+    """Edit a LeRobot dataset into a new one, or join several: delete, keep, order and split
+    episodes, cut frames off, rename tasks, cameras and columns, drop some, encode again. Goes on
+    where it stopped.
+
+    Args:
+        paths: Folder of the dataset, or its URL; several are joined in this order.
+        out: Folder to make for the new dataset (v3.0).
+        in_place: Put the new dataset in the old one's place, which is moved to PATH.old.
+        options: Changes.
+    """
+    if not paths:
+        raise ValueError("Give the folder of a dataset to edit.")
+    if (out is None) != in_place:
+        raise ValueError(
+            "Give --out with a folder for the new dataset, or --in-place to put it in the old "
+            "one's place; one of the two."
+        )
+    if out is None:
+        if len(paths) != 1 or "://" in paths[0]:
+            raise ValueError(
+                f"--in-place is for one dataset on disk, not {', '.join(paths)}; give --out."
+            )
+        out = Path(paths[0])
+    edit = read_edit(options)
+    kept = "What is finished is kept; the same command goes on from there."
+    with in_a_line(kept, writing=out), progress("Writing") as report:
+        plans = edit_dataset(paths, out, edit, progress=report)
+    console = Console()
+    for name, plan in plans.items():
+        console.print(f"{out / name}: {_said(plan)}", soft_wrap=True)
+    if in_place:
+        console.print(f"{out}.old: the dataset as it was; delete it when you are sure.")
+
+
+def read_edit(options: EditOptions) -> Edit:
+    """The edit that options say.
+
+    Raises:
+      ValueError: one is malformed; names it.
+    """
+    encoding = None
+    if options.codec is not None:
+        interval = 2 if options.keyframes is None else options.keyframes
+        encoding = VideoEncoding(options.codec, options.crf, interval)
+    elif given := [n for n in ("crf", "keyframes") if getattr(options, n) is not None]:
+        raise ValueError(f"--{given[0]} is given without --codec; say what it is for.")
+    return Edit(
+        delete=_numbers("--delete", options.delete),
+        keep=_numbers("--keep", options.keep) if options.keep else None,
+        order=_numbers("--order", options.order),
+        splits=tuple((name, _share(name, said)) for name, said in options.split),
+        trims=tuple(_trim(*said) for said in options.trim),
+        tasks=tuple((_some("--task", said), text) for said, text in options.task),
+        task_names=options.rename_task,
+        names=options.rename,
+        drop=options.drop,
+        encoding=encoding,
+        fps=options.fps,
+        robot=options.robot,
+    )
+
+
+def _said(plan: EditPlan) -> str:
+    how = "copied" if plan.encoding is None else f"encoded as {plan.encoding.codec}"
+    return (
+        f"LeRobot v3.0, {len(plan.parts)} episodes, {plan.num_frames} frames"
+        + f", videos {how}" * bool(plan.cameras)
+        + "."
+    )
+
+
+def _numbers(option: str, text: str) -> Numbers:
+    """Numbers as in 3,7-9."""
+    found: list[int] = []
+    for part in text.split(",") if text else ():
+        first, dash, last = (piece.strip() for piece in part.partition("-"))
+        if not _is_number(first) or (dash and not _is_number(last)):
+            raise ValueError(f"{option} is '{text}'; give episodes as in 3,7-9.")
+        low, high = int(first), int(last or first)
+        if high < low:
+            raise ValueError(f"{option} has the range {part.strip()}, which ends before it begins.")
+        found += range(low, high + 1)
+    return tuple(found)
+
+
+def _some(option: str, text: str) -> Numbers | None:
+    return None if text == "all" else _numbers(option, text)
+
+
+def _share(name: str, text: str) -> Numbers | float:
+    if "." not in text:
+        return _numbers(f"--split {name}", text)
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(
+            f"--split {name} is '{text}'; give episodes as in 3,7-9, or a share as in 0.8."
+        ) from None
+
+
+def _trim(episodes: str, frames: str) -> Trim:
+    first, dash, last = (piece.strip() for piece in frames.partition("-"))
+    given = [piece for piece in (first, last) if piece]
+    if not dash or not given or not all(map(_is_number, given)):
+        raise ValueError(f"--trim {episodes} is '{frames}'; give frames as in 10-89, 10- or -89.")
+    stop = int(last) + 1 if last else None
+    return Trim(_some("--trim", episodes), int(first or 0), stop)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 16

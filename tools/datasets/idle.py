@@ -1,0 +1,93 @@
+"""The command `python -m tools.data idle`: stretches in which nothing happens, for a mixture to
+leave out."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import tyro
+from rich.table import Column
+
+from data import open_dataset
+from data.dataset import use_format
+from data.statistics.idle import IdleFrames, IdleLimits, find_idle, to_json
+from data.view.idle_page import write_idle_page
+from models.terminal import Console
+from tools.command_line.ending import in_a_line
+from tools.datasets.bars import steps
+from tools.datasets.shown import table
+
+IdlePath = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")]
+_LIMITS = IdleLimits()
+_MOST_LISTED = 20
+
+
+def idle_command(
+    path: IdlePath,
+    still: float = _LIMITS.still,
+    seconds: float = _LIMITS.seconds,
+    columns: tuple[str, ...] = (),
+    json_file: Annotated[Path | None, tyro.conf.arg(name="json", metavar="FILE.json")] = None,
+    plot: Annotated[Path | None, tyro.conf.arg(metavar="FILE.html")] = None,
+    data_format: Annotated[str, tyro.conf.arg(metavar="FILE.py:NAME")] = "",
+) -> None:
+    """Find stretches in which the robot stands still, and frames recorded twice. A mixture's
+    `frames` leaves them out of training, without a copy of the dataset.
+
+    Args:
+        path: Folder of the dataset (the one that holds meta/), hf://OWNER/NAME or a bucket's URL.
+        still: Share of its range (1st to 99th percentile) that every dimension stays within.
+        seconds: Time for which it does so, at least.
+        columns: Columns that tell movement; observation.state and action if not given.
+        json_file: File to write the frames to that are left, for a mixture.
+        plot: Page to draw the stretches on.
+        data_format: Format of yours to read it by; the file's Python runs (docs/own_dataset.md).
+    """
+    if data_format:
+        use_format(data_format)
+    limits, console = IdleLimits(still, seconds), Console()
+    dataset = open_dataset(path)
+    with steps() as report:
+        found = list(find_idle(dataset, limits, columns, report))
+    _show(console, found)
+    total = int(dataset.lengths.sum())
+    counts = [sum(int(mask.sum()) for mask in masks) for masks in _masks(found)]
+    shares = [f"{count} frames ({100 * count / total:.1f} %)" for count in counts]
+    console.print(
+        f"{path}: {shares[0]} still, that is within {100 * still:g} % of each dimension's range "
+        f"for {seconds:g} s or more; {shares[1]} doubled, with the values of the frame before.",
+        soft_wrap=True,
+    )
+    if json_file is not None:
+        with in_a_line(writing=json_file):
+            said = json.dumps(to_json(dataset, limits, found, columns)) + "\n"
+            json_file.write_text(said)
+        console.print(f'{json_file}: give it as "frames" of the dataset in a mixture.')
+    if plot is not None:
+        with in_a_line(writing=plot):
+            write_idle_page(dataset, limits, found, plot)
+        console.print(f"{plot}: open it in a browser.", soft_wrap=True)
+
+
+def _masks(found: list[IdleFrames]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    return [idle.still for idle in found], [idle.doubled for idle in found]
+
+
+def _show(console: Console, found: list[IdleFrames]) -> None:
+    """Episodes with the most idle frames, and where in them these lie."""
+    names = ("Episode", "Frames", "Still at first", "Between", "At last", "Doubled")
+    shown = table(*(Column(name, justify="right") for name in names))
+    most = sorted(range(len(found)), key=lambda i: -int((found[i].still | found[i].doubled).sum()))
+    listed = [i for i in most[:_MOST_LISTED] if (found[i].still | found[i].doubled).any()]
+    for i in listed:
+        still = found[i].still
+        moving = np.flatnonzero(~still)
+        first = int(moving[0]) if len(moving) else len(still)
+        last = len(still) - 1 - int(moving[-1]) if len(moving) else 0
+        between = int(still.sum()) - first - last
+        numbers = (i, len(still), first, between, last, int(found[i].doubled.sum()))
+        shown.add_row(*map(str, numbers))
+    if listed:
+        console.print(shown)
+        console.print()

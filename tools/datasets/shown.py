@@ -1,0 +1,119 @@
+"""Datasets, their statistics and their differences as tables at the terminal."""
+
+from collections import Counter
+
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.table import Column, Table
+from rich.text import Text
+
+from data import Dataset
+from data.columns import BOOKKEEPING
+from data.statistics.difference import RecordingDifference
+from data.statistics.scaling import narrow
+from data.statistics.stats import Stats
+from data.view.view import dimension_names
+from models.terminal import Console
+
+_MOST_SHOWN = 1000
+"""Characters of a task."""
+
+
+def show_dataset(console: Console, path: str, dataset: Dataset) -> None:
+    """Size, rate and cameras, and how many episodes begin with each task."""
+    console.print(
+        Text(path, "bold"),
+        f": {robot_of(dataset)}, {len(dataset.lengths)} episodes, "
+        f"{dataset.lengths.sum()} frames at {dataset.fps} fps, "
+        f"cameras {', '.join(dataset.cameras) or 'none'}",
+        sep="",
+        soft_wrap=True,
+    )
+    tasks = table(Column("Episodes", justify="right"), "Task")
+    runs = dataset.runs
+    begin = np.searchsorted(runs.episode, np.arange(len(dataset.lengths)))
+    shown = (dataset.prompts[task][0] for task in runs.task[begin].tolist())
+    for task, count in Counter(shown).most_common():
+        more = "…" if len(task) > _MOST_SHOWN else ""
+        tasks.add_row(str(count), task[:_MOST_SHOWN] + more)
+    console.print(tasks)
+    console.print()
+
+
+def show_statistics(console: Console, statistics: dict[str, Stats], dataset: Dataset) -> None:
+    """A table per feature. Dimensions too narrow to divide by their range are yellow, and the lines
+    below say how they are scaled instead."""
+    shown = ("mean", "std", "min", "q01", "q99", "max")
+    for name, stats in statistics.items():
+        if name in BOOKKEEPING:
+            continue
+        feature = dataset.features[name]
+        warnings = narrow(stats) if "float" in feature["dtype"] else {}
+        numbers = (Column(key, justify="right", no_wrap=True) for key in shown)
+        rows = table(Column(name, no_wrap=True), *numbers)
+        for dim, label in enumerate(dimension_names(feature.get("names"), stats["mean"].size)):
+            values = (f"{np.ravel(stats[key])[dim]:.3g}" for key in shown)
+            style = "yellow" if dim in warnings else None
+            rows.add_row(label, *values, style=style)
+        console.print(rows)
+        console.print()
+        for dim, why in warnings.items():
+            console.print(Text("warning", "yellow"), f"{name}[{dim}]: {why}.")
+
+
+def show_difference(console: Console, found: RecordingDifference) -> None:
+    """Facts and ranges side by side, then each difference that matters."""
+    facts = table(Column("", no_wrap=True), "First", "Second")
+    sides = found.first, found.second
+    facts.add_row("path", *(side.path for side in sides))
+    facts.add_row("robot", *(side.robot or "not told" for side in sides))
+    facts.add_row("frames a second", *(f"{side.fps:g}" for side in sides))
+    facts.add_row("episodes, frames", *(f"{side.episodes}, {side.frames}" for side in sides))
+    facts.add_row(
+        "time between frames",
+        *(
+            f"{side.delta_t[0]:.3g} s, up to {side.delta_t[1]:.3g}" if side.delta_t else "not told"
+            for side in sides
+        ),
+    )
+    for camera in dict.fromkeys([*found.first.cameras, *found.second.cameras]):
+        looks = (side.cameras.get(camera) for side in sides)
+        facts.add_row(
+            camera,
+            *(
+                f"{x.size[0]} × {x.size[1]}, RGB {' '.join(f'{v:.2f}' for v in x.mean)}"
+                if x
+                else "none"
+                for x in looks
+            ),
+        )
+    facts.add_row("prompts", *(f"{len(side.prompts)}" for side in sides))
+    console.print(facts)
+    console.print()
+    numbers = (Column(name, justify="right", no_wrap=True) for name in ("B q01", "B q99"))
+    own = (Column(name, justify="right", no_wrap=True) for name in ("A q01", "A q99"))
+    ranges = table(
+        Column("Column", no_wrap=True), "Dim", *own, *numbers, "Outside of A", "By half ranges"
+    )
+    for dim in found.dims:
+        values = (dim.first[1], dim.first[3], dim.second[1], dim.second[3])
+        ranges.add_row(
+            *(dim.column, dim.name, *(f"{value:.3g}" for value in values)),
+            *(f"{100 * dim.outside:.3g} %", f"{dim.beyond:.3g}"),
+            style="yellow" if dim.outside else None,
+        )
+    console.print(ranges)
+    console.print()
+    for finding in found.findings:
+        console.print(Text("differs", "yellow"), Text(finding), soft_wrap=True)
+    console.print(f"{len(found.findings)} differences that matter.")
+
+
+def robot_of(dataset: Dataset) -> str:
+    """Key of datasets scaled alike: the robot type, or the dataset where that is not known."""
+    return dataset.robot_type or str(dataset.root)
+
+
+def table(*columns: Column | str) -> Table:
+    """A table as all of them look."""
+    return Table(*columns, box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
