@@ -169,9 +169,10 @@ def test_one_process_brings_all_rows():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [2, 4])
+@pytest.mark.parametrize("processes", [pytest.param(2, marks=pytest.mark.drill), 4])
 def test_several_processes_give_the_losses_of_one(processes):
-    """2 × 4 and 4 × 2 devices; of four processes, pairs along "context" bring the same rows."""
+    """4 × 2 devices, where pairs along "context" bring the same rows, and in `make drill` 2 × 4. Two
+    processes also train in `test_distributed` and, launched, in tests/tools/test_train.py."""
     outputs = together("tests.helpers.parallel.pi_host", processes, 8 // processes)
     printed = [
         [float(line.split()[1]) for line in output.splitlines() if line.startswith("loss ")]
