@@ -87,8 +87,9 @@ def load_policy(
       tokenizer: a SentencePiece file, which openpi's checkpoints lack, or for GR00T a
         tokenizer.json or the folder of one, or its URL; needed for prompts as text.
       fast: folder of the FAST tokenizer of a π0-FAST that came without it.
-      robot: which of several statistics in an openpi checkpoint's assets, or in GR00T's metadata,
-        scale state and actions; without any, both are in the model's units.
+      robot: which of several robots acts: by its name in the mixture that a checkpoint of ours
+        learnt from (its first, if None); by the statistics in an openpi checkpoint's assets or in
+        GR00T's metadata that scale state and actions (without any, both are in the model's units).
       padding: for GR00T; "released" lets padded places be seen, as the release does; as saved if
         None.
       modality: for NVIDIA's files of GR00T, the modality.json with the parts of the robot in the
@@ -122,7 +123,7 @@ def load_policy(
         config = config.changed(steps=steps)
     model = config.build()
     params = load_params(path, like_model(model, dtype, mesh), found)
-    return Policy(model, params, processor)
+    return Policy(model, params, processor, embodiment=_chosen(path, found, robot))
 
 
 @dataclass(frozen=True)
@@ -217,7 +218,7 @@ def inspect_checkpoint(path: Path, told: ActingOptions | None = None) -> Checkpo
             told = replace(told, released=None, robot=None, modality=None)
             if prepared is not None and prepared.bpe:
                 check_fit(acting, prepared, str(path))
-        _check_untold(path, found.config, told)
+        _check_untold(path, found.config, replace(told, robot=None))
         if told.cameras is None or found.processor is None:
             return found
         robots = tuple(with_names(robot, told.cameras) for robot in found.processor.embodiments)
@@ -294,6 +295,16 @@ def _check_untold(path: Path, config: ModelConfig, told: ActingOptions) -> None:
             f"{path} tells by itself how its policy acts (its chunks have {horizon} steps); leave "
             f"out {', '.join(given)}."
         )
+
+
+def _chosen(path: Path, found: CheckpointInfo, robot: str | None) -> int:
+    """Index of a robot among those that a checkpoint of ours knows."""
+    if robot is None or found.source is not None:
+        return 0
+    names = [e.name for e in found.processor.embodiments] if found.processor else []
+    if robot not in names:
+        raise ValueError(f"{path} knows no robot '{robot}'; choose one of {names}.")
+    return names.index(robot)
 
 
 def _is_fresh(path: str) -> bool:

@@ -2,8 +2,9 @@
 that succeeds what was seen and what was wanted is kept.
 
 An expert's action is executed with noise and kept without, so that a policy also learns the way
-back. Which episodes are kept, and their order, depend on seeds alone: of each task, one after
-another, the first that succeed.
+back; or it takes over where a policy has come to, mistakes and all, in the manner of DAgger (Ross
+et al., arXiv 1011.0686). Which episodes are kept, and their order, depend on seeds alone: of each
+task, one after another, the first that succeed.
 """
 
 from collections import deque
@@ -46,6 +47,9 @@ class Demonstrations:
       first_seed: an episode's seed is this one or a later one.
       noise: standard deviation of what is added to the expert's action, in parts of its range.
       policy: acts instead of the slots' expert; it looks again after `replan_steps` steps.
+      takeover: steps after which the expert takes over from the policy at the latest; the seed
+        decides when. Only what follows is kept, and no episode that the policy has ended before.
+        None if the policy acts to the end.
       phases: of (task, goal, actions) tells what the expert was about at each step.
 
     Raises:
@@ -60,16 +64,17 @@ class Demonstrations:
     noise: float = 0.0
     policy: Policy | None = None
     replan_steps: int = 4
+    takeover: int | None = None
     phases: Callable[[str, str, Float[np.ndarray, "t a"]], tuple[str, ...]] | None = None
     tried: int = 0
     kept: int = 0
     failed: int = 0
 
     def __post_init__(self) -> None:
-        if self.policy is None and not self.slots.spec.expert:
+        if (self.policy is None or self.takeover is not None) and not self.slots.spec.expert:
             raise ValueError(
                 f"'{self.slots.spec.name}' has no scripted expert; let a policy act, by "
-                "--checkpoint."
+                "--checkpoint, to the end."
             )
 
     def __iter__(self) -> Iterator[Demonstration]:
@@ -79,7 +84,8 @@ class Demonstrations:
         def following() -> EpisodeRun | None:
             return next((run for quota in quotas for run in quota.starts()), None)
 
-        for _ in act(self.slots, following, self._tell):
+        for ended in act(self.slots, following, self._tell):
+            ended.success &= ended.length > self._kept_from(ended)
             while quotas and (run := quotas[0].settled()) is not None:
                 self.tried += 1
                 self.failed += run.error is not None
@@ -97,25 +103,41 @@ class Demonstrations:
                     )
 
     def _demonstration(self, run: EpisodeRun) -> Demonstration:
-        made, spec = _demonstration(run, self.slots.spec), self.slots.spec
+        spec = self.slots.spec
+        made = _demonstration(run, spec, self._kept_from(run))
         if self.phases is None:
             return made
         told = self.phases(run.start.task, spec.goals[run.goal], made.columns["action"])
         return made._replace(subtasks=told)
 
-    def _tell(self, waiting: dict[int, EpisodeRun]) -> None:
-        for run in waiting.values():
-            assert run.observation is not None
-            run.seen.append(run.observation)
+    def _led_until(self, run: EpisodeRun) -> int:
+        """Step at which the expert begins: a time at which the policy would look again."""
         if self.policy is None:
-            for slot in waiting:
-                self.slots.demonstrate(slot, 1, self.noise)
-            return
-        planless = [run for run in waiting.values() if run.length % self.replan_steps == 0]
-        if planless:
-            plan(self.policy, self.slots.spec, planless, self.replan_steps)
+            return 0
+        if self.takeover is None:
+            return self.slots.spec.max_steps
+        looks = self.takeover // self.replan_steps
+        return self.replan_steps * int(np.random.default_rng(run.start.key(0)).integers(looks + 1))
+
+    def _kept_from(self, run: EpisodeRun) -> int:
+        return 0 if self.takeover is None else self._led_until(run)
+
+    def _tell(self, waiting: dict[int, EpisodeRun]) -> None:
+        led = {}
         for slot, run in waiting.items():
-            self.slots.send(slot, run.actions[-1][run.length % self.replan_steps][None])
+            if run.length >= self._kept_from(run):
+                assert run.observation is not None
+                run.seen.append(run.observation)
+            if run.length >= self._led_until(run):
+                self.slots.demonstrate(slot, 1, self.noise)
+            else:
+                led[slot] = run
+        planless = [run for run in led.values() if run.length % self.replan_steps == 0]
+        if self.policy is not None and planless:
+            plan(self.policy, self.slots.spec, planless, self.replan_steps)
+        for slot, run in led.items():
+            step, chunk = run.length % self.replan_steps, run.actions[-1]
+            self.slots.send(slot, chunk[step][None] if self.takeover is None else chunk)
 
 
 @dataclass
@@ -146,10 +168,10 @@ class _Quota:
             yield self.runs[-1]
 
 
-def _demonstration(run: EpisodeRun, spec: Spec) -> Demonstration:
+def _demonstration(run: EpisodeRun, spec: Spec, first: int) -> Demonstration:
     images: UInt8[np.ndarray, "t c h w 3"] = np.stack([each.images for each in run.seen])
     state = np.stack([each.state for each in run.seen]).astype(np.float32)
-    wanted = np.concatenate(run.actions)[: run.length].astype(np.float32)
+    wanted = np.concatenate(run.actions)[first : run.length].astype(np.float32)
     return Demonstration(
         {"observation.state": state, "action": wanted},
         {camera: images[:, i] for i, camera in enumerate(spec.cameras)},

@@ -165,15 +165,15 @@ def _changed(suite: str, change: str) -> str:
 
 
 def _metaworld(name: str) -> Suite:
-    known = ("metaworld", "metaworld_paraphrase")
-    if name not in known:
-        raise ValueError(
-            f"Unknown suite '{name}'; choose metaworld, which has all 50 tasks, or "
-            "metaworld_paraphrase, in which they are worded otherwise."
-        )
-    from sim.benchmarks.metaworld import suite
+    from sim.benchmarks.metaworld import FAMILIES, suite
 
-    return suite(paraphrased=name != "metaworld")
+    plain = name.removesuffix("_paraphrase")
+    if plain not in FAMILIES:
+        raise ValueError(
+            f"Unknown suite '{name}'; choose metaworld, which has all 50 tasks, or metaworld_mt10, "
+            "or these with _paraphrase behind the name, in which they are worded otherwise."
+        )
+    return suite(plain, paraphrased=name != plain)
 
 
 def _gym(name: str) -> Suite:

@@ -32,9 +32,10 @@ from models.files.bounds import (
 )
 from models.flow import flow
 from models.flow.realtime_chunking import Given, Guidance
-from models.inputs.packed_batch import Layout, PackedBatch, image_prompts, prefix_tokens
+from models.inputs.packed_batch import Layout, PackedBatch, prefix_tokens
 from models.layers.dit import LOG_10000, Adapter, DiT, TransformerConfig, sinusoid
 from models.layers.dropout import folded, sample_keys
+from models.layers.film import image_prompts
 from models.layers.functional import Functional, Params
 from models.layers.gemma import Cache
 from models.layers.layers import Compute, Remat

@@ -229,27 +229,6 @@ def prefix_tokens(
     return constrain(x, ROWS, "context")
 
 
-def image_prompts(
-    batch: PackedBatch, text: Float[Array, "r t w"], tokens_per_image: int
-) -> Float[Array, "b w"]:
-    """Mean embedding of the prompt of the sample that each image slot belongs to, b = r · i; zeros
-    where no sample has taken the slot.
-
-    Args:
-      text: embedding of each of the rows' text tokens.
-    """
-    slots, samples = batch.images.shape[1], batch.state.shape[1]
-    places, row = slots * tokens_per_image, jnp.arange(text.shape[0])[:, None]
-    owner = jnp.zeros((text.shape[0], places + text.shape[1] + samples), jnp.int32)
-    owner = owner.at[row, batch.prefix_source].max(batch.prefix_segment)
-    image_owner = owner[:, :places:tokens_per_image]
-    text_owner = owner[:, places : places + text.shape[1]]
-    same = (image_owner[:, :, None] == text_owner[:, None]) & (image_owner[:, :, None] > 0)
-    share = same / jnp.maximum(same.sum(-1, keepdims=True), 1)
-    means = jnp.einsum("rit,rtw->riw", share.astype(text.dtype), text)
-    return means.reshape(-1, text.shape[-1])
-
-
 def _blank(rows: int, lay: Layout, pictures: np.ndarray | None) -> dict[str, Any]:
     places, slots, size = (rows, lay.prefix), (rows, lay.samples), lay.image_size
     chunks = (*slots, lay.horizon, lay.action_dim)

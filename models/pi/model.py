@@ -34,11 +34,11 @@ from models.inputs.packed_batch import (
     SUBTASK,
     Layout,
     PackedBatch,
-    image_prompts,
     prefix_tokens,
 )
 from models.inputs.processor import StateInput
 from models.inputs.tokenizer import SMALLEST_VOCABULARY
+from models.layers.film import image_prompts
 from models.layers.functional import Functional, Params
 from models.layers.gemma import GEMMA_2B, GEMMA_300M, Cache, Expert, GemmaConfig, Prefix
 from models.layers.layers import Compute, Remat, sincos_embedding
@@ -57,8 +57,9 @@ class PiConfig(ModelConfig, family="pi"):
 
     `state_input`: as text (π0.5), as a token that the expert reads (π0, "suffix"), as a token
     in the prefix ("token"), or not at all. `time`: flow time modulates the expert's norms (π0.5) or
-    is joined to its input (π0). `film`: the prompt also enters the vision stem. `chunks`: noised
-    chunks per observation in training. `steps`: Euler steps of the sampler.
+    is joined to its input (π0). `film`: the prompt also enters the vision stem, as the mean of its
+    words, or with `film_order` of its words turned by their places in it. `chunks`: noised chunks
+    per observation in training. `steps`: Euler steps of the sampler.
 
     Knowledge insulation (arXiv 2505.23705): with `insulate` no gradient passes from the expert into
     what it reads, and the language model learns from cross-entropies beside flow matching, of
@@ -82,6 +83,7 @@ class PiConfig(ModelConfig, family="pi"):
     state_input: StateInput = "text"
     time: Literal["modulation", "input"] = "modulation"
     film: bool = False
+    film_order: bool = False
     chunks: int = 1
     steps: int = 10
     insulate: bool = False
@@ -374,7 +376,9 @@ class _Modules(nnx.Module):
         rows = batch.images.shape[0]
         places = config.vision.tokens(config.image_size)
         text = self.embedded(batch.text)
-        condition = image_prompts(batch, text, places) if config.film else None
+        condition = None
+        if config.film:
+            condition = image_prompts(batch, text, places, ordered=config.film_order)
         images = self.vision(batch.images.reshape(-1, *batch.images.shape[2:]), condition)
         more = [text]
         if config.state_input == "token":

@@ -66,6 +66,7 @@ def suite(name: str, draw_every: int = 1) -> Suite:
         noise=0.1,
         action_range=((-1.0, 1.0),) * 7,
         variants={v: f"{name}_{end}" for v, (end, _) in VARIANTS.items() if name in _VARIED},
+        sparse=partial(suite, name),
         about=next((says for end, says in VARIANTS.values() if _varies(name, end)), ""),
     )
 

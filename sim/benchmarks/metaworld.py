@@ -16,27 +16,36 @@ from sim.suite import Suite
 
 INSTALL = "make metaworld"
 SIMULATOR = Path(__file__).parents[1] / "simulators" / "metaworld.py"
-TASKS = tuple(PROMPTS)
+MT10 = (
+    *("reach-v3", "push-v3", "pick-place-v3", "door-open-v3", "drawer-open-v3", "drawer-close-v3"),
+    *("button-press-topdown-v3", "peg-insert-side-v3", "window-open-v3", "window-close-v3"),
+)
+"""Tasks of the benchmark of that name."""
+FAMILIES = {"metaworld": tuple(PROMPTS), "metaworld_mt10": MT10}
 
 
-def suite(paraphrased: bool = False) -> Suite:
-    """All 50 tasks, 50 starts each, as a policy with a corner and a wrist camera acts in them.
+def suite(name: str = "metaworld", paraphrased: bool = False, draw_every: int = 1) -> Suite:
+    """All 50 tasks or ten of them, 50 starts each, for a policy with a corner and a wrist camera.
 
     Args:
+      name: of `FAMILIES`.
       paraphrased: prompts are wordings that no recording has.
+      draw_every: steps from one drawn picture to the next, for recordings: frames in between have
+        the last one again. Policies are judged with 1.
 
     Raises:
       FileNotFoundError: Meta-World is not installed.
     """
     python = interpreter("metaworld", "metaworld", INSTALL)
     return Suite(
-        name="metaworld_paraphrase" if paraphrased else "metaworld",
-        tasks=TASKS,
+        name=f"{name}_paraphrase" if paraphrased else name,
+        tasks=FAMILIES[name],
         episodes=50,
-        open=partial(open_slots, python=python, paraphrased=paraphrased),
+        open=partial(open_slots, python=python, paraphrased=paraphrased, draw_every=draw_every),
         first_seed=EVAL_SEEDS.start,
         action_range=((-1.0, 1.0),) * 4,
-        variants={} if paraphrased else {"paraphrase": "metaworld_paraphrase"},
+        variants={} if paraphrased else {"paraphrase": f"{name}_paraphrase"},
+        sparse=partial(suite, name, paraphrased),
         about="wordings that no recording has" if paraphrased else "",
     )
 
@@ -51,6 +60,7 @@ def open_slots(
     max_steps: int = 500,
     until_success: bool = True,
     paraphrased: bool = False,
+    draw_every: int = 1,
 ) -> Slots:
     """Slots for some tasks; arguments beyond a suite's as in `sim.simulators.metaworld`.
 
@@ -69,6 +79,7 @@ def open_slots(
             "max_steps": max_steps,
             "until_success": until_success,
             "paraphrased": paraphrased,
+            "draw_every": draw_every,
         },
         remedy=INSTALL,
     )

@@ -26,6 +26,9 @@ class Simulator:
       cameras: of `CAMERAS`; none, if only states are wanted.
       max_steps: of an episode; 500 is the package's.
       until_success: whether success ends an episode.
+      paraphrased: whether prompts are wordings that no recording has.
+      draw_every: steps from one drawn picture to the next, counted from an episode's start; looks
+        in between see the last one again. For recordings, as drawing is what costs.
     """
 
     def __init__(
@@ -36,6 +39,7 @@ class Simulator:
         max_steps: int = 500,
         until_success: bool = True,
         paraphrased: bool = False,
+        draw_every: int = 1,
     ) -> None:
         for names, known in ((tasks, PROMPTS), (cameras, CAMERAS)):
             if unknown := set(names) - set(known):
@@ -45,6 +49,7 @@ class Simulator:
         self.cameras = list(cameras)
         self.max_steps = max_steps
         self.until_success = until_success
+        self.draw_every = draw_every
         self.prompts = PARAPHRASES if paraphrased else PROMPTS
         self.limits = np.full(4, -1.0), np.full(4, 1.0)
         self.running: str | None = None
@@ -76,18 +81,19 @@ class Simulator:
             self.scene = _Scene(task, self.max_steps, max(self.size, 160))
             self.running = task
         self.scene.reset(seed)
+        self.steps = 0
         return self.tasks.index(task)
 
     def observe(self) -> tuple[np.ndarray, np.ndarray]:
         """Pictures [c, size, size, 3] and state [4]."""
-        pictures = [self.scene.picture(CAMERAS[camera], self.size) for camera in self.cameras]
-        images = (
-            np.stack(pictures) if pictures else np.zeros((0, self.size, self.size, 3), np.uint8)
-        )
-        return images, self.scene.seen[:4]
+        if self.steps % self.draw_every == 0:
+            pictures = [self.scene.picture(CAMERAS[camera], self.size) for camera in self.cameras]
+            self.images = np.array(pictures, np.uint8).reshape(-1, self.size, self.size, 3)
+        return self.images, self.scene.seen[:4]
 
     def step(self, action: np.ndarray) -> tuple[float, bool, bool, bool]:
         """Acts for 12.5 ms."""
+        self.steps += 1
         reward, success = self.scene.step(action)
         return reward, success and self.until_success, False, success
 

@@ -139,3 +139,12 @@ def test_robots_keep_the_names_that_codes_give_them(name):
 def test_names_that_are_paths_or_controls_are_refused(name):
     with pytest.raises(ValueError, match="a name has 1 to 200 bytes"):
         check_name("A robot", name, nested=True)
+
+
+def test_a_checkpoint_of_several_robots_acts_as_the_one_that_is_named(saved, tmp_path):
+    two = [ROBOT, {**ROBOT, "name": "gantry"}]
+    path = sealed(saved, tmp_path, "assets", lambda c: put(c, "processor.embodiments", two))
+    assert load_policy(path).embodiment == 0
+    assert load_policy(path, robot="gantry").embodiment == 1
+    with pytest.raises(ValueError, match=r"no robot 'crane'; choose one of \['arm', 'gantry'\]"):
+        load_policy(path, robot="crane")

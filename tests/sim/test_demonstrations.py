@@ -7,7 +7,15 @@ import pytest
 from sim.demonstrations import Demonstrations
 from sim.environments.device_slots import DeviceSlots
 from sim.protocol import Start
-from tests.helpers.sim.point_world import PointWorld, Shuffled, expert, idle_policy, noisy_policy
+from tests.helpers.sim.point_world import (
+    SPEED,
+    PointWorld,
+    Shuffled,
+    expert,
+    idle_policy,
+    noisy_policy,
+    seeing_policy,
+)
 
 TASK = PointWorld.name
 
@@ -75,3 +83,37 @@ def test_a_task_that_never_succeeds_is_given_up():
 def test_slots_without_an_expert_need_a_policy():
     with pytest.raises(ValueError, match="'points' has no scripted expert"):
         kept(DeviceSlots(PointWorld(), 1))
+
+
+def test_an_expert_that_takes_over_shows_the_way_from_where_the_policy_has_come_to():
+    def away(observation, prompts, keys):
+        return np.tile(np.float32([0.7, -0.7]), (len(prompts), 4, 1))
+
+    policy = {"policy": away, "replan_steps": 2, "takeover": 5}
+    episodes = kept(Shuffled(3), 30, **policy)
+    alone = kept(DeviceSlots(PointWorld(), 2, expert), 30, **policy)
+    assert all(map(same, episodes, alone))
+    begun = np.array([episode.columns["observation.state"][0] for episode in episodes])
+    places = 0.7 * SPEED * np.outer([0, 2, 4], [1, -1])  # two looks at most, of two steps each
+    which = np.abs(begun[:, None] - places).sum(-1).argmin(1)
+    np.testing.assert_allclose(begun, places[which], atol=1e-5)
+    assert set(which) == {0, 1, 2}
+    for episode in episodes:
+        wanted = episode.columns["action"]
+        assert len(wanted) == len(episode.frames["top"]) <= PointWorld.max_steps
+        np.testing.assert_allclose(np.linalg.norm(wanted, axis=1), 1, atol=1e-5)
+
+
+def test_an_episode_that_the_policy_ends_itself_is_not_kept_of_a_takeover():
+    """The seeing policy needs 6 steps, so all that is kept began before."""
+    making = Demonstrations(
+        Shuffled(4), (TASK,), 20, policy=seeing_policy, replan_steps=2, takeover=10
+    )
+    reached = [np.linalg.norm(e.columns["observation.state"][0]) for e in making]
+    assert max(reached) < 6 * SPEED
+    assert making.tried > making.kept == 20
+
+
+def test_an_expert_can_only_take_over_where_there_is_one():
+    with pytest.raises(ValueError, match="has no scripted expert"):
+        kept(DeviceSlots(PointWorld(), 1), policy=noisy_policy, takeover=4)

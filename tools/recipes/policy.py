@@ -36,8 +36,8 @@ class PolicyOptions:
     """Action dims that the model measures from the state dim of the same number; nothing after the
     option if none are."""
     robot: str | None = None
-    """Name of the statistics to take of several in an openpi checkpoint's assets, or GR00T's tag of
-    the embodiment."""
+    """Name of the robot that acts, of several in the mixture that a checkpoint learnt from; of the
+    statistics to take in an openpi checkpoint's assets; or GR00T's tag of the embodiment."""
     modality: Path | None = None
     """GR00T's modality.json, which orders the parts of a robot in NVIDIA's checkpoints."""
 

@@ -18,6 +18,7 @@ from models.robot_policy import RobotPolicy
 from parallel.prefetch import Prefetcher
 from sim.demonstrations import Demonstrations
 from sim.protocol import Spec
+from sim.suite import Suite
 from sim.suites import load_suite
 from tools.recipes.policy import PolicyOptions, load
 
@@ -47,6 +48,9 @@ class RecordConfig:
     image_size: int = 48
     """Edge of the cameras' pictures, pixels; with a checkpoint, its own; LIBERO's are its
     datasets'."""
+    draw_every: int = 1
+    """Steps from one drawn picture to the next; frames in between repeat it, and "every" of a
+    mixture leaves them out. For metaworld and libero, where drawing is what costs."""
     slots: int | None = None
     """Episodes at a time; as many as suit the suite if not given."""
     checkpoint: Path | None = None
@@ -57,6 +61,9 @@ class RecordConfig:
     """Python file that defines its model's family, if it is not one of ours; it runs."""
     replan_steps: int = 4
     """Steps acted of each of the policy's chunks before it looks again."""
+    takeover: int | None = None
+    """Steps after which the suite's expert takes over from the policy at the latest; when, is drawn
+    for each episode, and what the expert then does is recorded. To train on where a policy errs."""
     dtype: str | None = None
     """Dtype of its parameters in memory, such as bfloat16; as saved by default."""
     options: Annotated[PolicyOptions, tyro.conf.arg(name="")] = field(default_factory=PolicyOptions)
@@ -77,7 +84,10 @@ def record_dataset(
     start = time.perf_counter()
     suite = load_suite(config.suite)
     _check(config)
-    if config.subtasks and (suite.phases is None or config.checkpoint is not None):
+    if config.draw_every > 1:
+        suite = _sparse(suite, config)
+    alone = config.checkpoint is not None and config.takeover is None
+    if config.subtasks and (suite.phases is None or alone):
         who = f"suite '{suite.name}'" if suite.phases is None else "a policy"
         raise ValueError(
             f"--subtasks is given, but {who} does not tell what it is about at each step; the "
@@ -109,6 +119,7 @@ def record_dataset(
                     noise=suite.noise if config.noise is None else config.noise,
                     policy=None if robot is None else robot.act,
                     replan_steps=config.replan_steps,
+                    takeover=config.takeover,
                     phases=suite.phases if config.subtasks else None,
                 )
                 theirs = _features(spec)
@@ -147,13 +158,21 @@ def record_dataset(
 
 def _check(config: RecordConfig) -> None:
     noisy = config.noise is None or config.noise >= 0
-    if config.episodes < 1 or config.image_size < 1 or config.replan_steps < 1 or not noisy:
+    counts = ("episodes", "image_size", "replan_steps", "draw_every")
+    if not noisy or any(getattr(config, name) < 1 for name in counts):
+        told = ", ".join(f"{name} = {getattr(config, name)}" for name in counts)
         raise ValueError(
-            f"episodes = {config.episodes}, image_size = {config.image_size}, noise = "
-            f"{config.noise} and replan_steps = {config.replan_steps}: expected at least 1, 1, 0 "
-            "and 1."
+            f"{told} and noise = {config.noise}: expected at least 1 each, and 0 for the noise."
         )
-    of_policy = {"euler_steps": config.euler_steps, "dtype": config.dtype, **vars(config.options)}
+    if config.takeover is not None and config.takeover < config.replan_steps:
+        raise ValueError(
+            f"takeover is {config.takeover}; expected at least the {config.replan_steps} steps "
+            "(replan_steps) that the policy acts before it looks again."
+        )
+    of_policy = {
+        **{"euler_steps": config.euler_steps, "dtype": config.dtype, "takeover": config.takeover},
+        **vars(config.options),
+    }
     if config.checkpoint is None and (given := [name for name, x in of_policy.items() if x]):
         raise ValueError(
             f"{given[0]} is {of_policy[given[0]]}, but the suite's expert acts, which has none; "
@@ -163,6 +182,20 @@ def _check(config: RecordConfig) -> None:
         raise ValueError(
             f"The recording's seed is {config.seed}, expected 0 … {RECORDINGS - 1}; choose another."
         )
+
+
+def _sparse(suite: Suite, config: RecordConfig) -> Suite:
+    if suite.sparse is None:
+        raise ValueError(
+            f"draw_every is {config.draw_every}, but suite '{suite.name}' draws every step, which "
+            "costs it little; leave the option out."
+        )
+    if config.checkpoint is not None and config.replan_steps % config.draw_every:
+        raise ValueError(
+            f"draw_every is {config.draw_every}, but the policy looks every {config.replan_steps} "
+            "steps (replan_steps), where it would see old pictures; choose a divisor of that."
+        )
+    return suite.sparse(config.draw_every)
 
 
 def _features(spec: Spec) -> dict[str, Any]:

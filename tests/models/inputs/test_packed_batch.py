@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from models import Embodiment, Layout, Normalizer, Processor, Sample, pack
-from models.inputs.packed_batch import image_prompts, lay_out
+from models.inputs.packed_batch import lay_out
 from models.inputs.tokenizer import BOS, Tokenizer
+from models.layers.film import image_prompts
 
 LAYOUT = Layout(
     prefix=24, images=3, samples=3, text=12, image_size=4, tokens_per_image=4, state_tokens=1,
@@ -59,6 +60,17 @@ def test_an_image_is_told_the_mean_of_its_own_samples_prompt_wherever_it_stands(
     told = image_prompts(batch, np.stack([batch.text, -batch.text], -1).astype(np.float32), 4)
     means = [11, 11, 20.5, 31.5, 0, 0]  # the second row's last two slots are free
     np.testing.assert_allclose(told, np.stack([means, np.negative(means)], -1), rtol=1e-6)
+
+
+def test_an_image_is_told_the_order_of_its_prompts_words_wherever_it_lies_in_the_row():
+    def told(prompt, before):
+        row = [sample(1, before, 50), dataclasses.replace(sample(1, 3, 0), text=np.array(prompt))]
+        batch = pack([row], LAYOUT)
+        embedding = np.random.default_rng(0).normal(size=(100, 8)).astype(np.float32)
+        return image_prompts(batch, embedding[batch.text], 4, ordered=True)[1]
+
+    np.testing.assert_allclose(told([1, 2, 3], 2), told([1, 2, 3], 5), atol=1e-6)
+    assert np.abs(told([1, 2, 3], 2) - told([3, 2, 1], 2)).max() > 0.1
 
 
 @pytest.mark.parametrize("at", [(0,), (2, 1), (0, 4), (-1, 0)])

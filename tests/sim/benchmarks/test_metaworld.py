@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sim.benchmarks.metaworld import INSTALL, TASKS, open_slots
+from sim.benchmarks.metaworld import FAMILIES, INSTALL, MT10, open_slots
 from sim.processes.interpreters import interpreter
 from sim.protocol import EVAL_SEEDS, TRAIN_SEEDS, Outcome, Slots, Start
 from sim.simulators.metaworld_prompts import PARAPHRASES, PROMPTS
@@ -64,9 +64,15 @@ def test_the_suite_has_all_50_tasks_and_keeps_evaluation_apart(python):
     for seed in (suite.first_seed, suite.first_seed + suite.episodes - 1):
         assert seed in EVAL_SEEDS
         assert seed not in TRAIN_SEEDS
-    asked = "import json, metaworld; print(json.dumps(list(metaworld.ALL_V3_ENVIRONMENTS)))"
+    asked = """
+import json, metaworld
+from metaworld import env_dict
+print(json.dumps([list(metaworld.ALL_V3_ENVIRONMENTS), list(env_dict.MT10_V3)]))
+"""
     theirs = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=True)
-    assert sorted(json.loads(theirs.stdout)) == sorted(suite.tasks)
+    every, ten = json.loads(theirs.stdout)
+    assert sorted(every) == sorted(suite.tasks)
+    assert sorted(ten) == sorted(load_suite("metaworld_mt10").tasks) == sorted(MT10)
 
 
 def test_paraphrases_are_prompts_of_their_own_suite_and_of_no_recording(slots):
@@ -99,6 +105,17 @@ def test_the_first_picture_shows_this_episodes_goal(slots):
     other = begun(slots, 1, "reach-v3", 2)
     assert same(first, again)
     assert not np.array_equal(first.observation.images, other.observation.images)
+
+
+def test_a_recording_may_draw_only_some_steps_which_are_those_of_one_that_draws_all(slots):
+    start = Start("button-press-topdown-v3", 3)
+    with load_suite("metaworld").sparse(3).open((start.task,), 1, 48) as sparse:
+        seen = [outcome.observation for outcome in shown(sparse, 0, start, 1)[:8]]
+    every = [outcome.observation for outcome in shown(slots, 0, start, 1)[:8]]
+    for step, (some, true) in enumerate(zip(seen, every, strict=True)):
+        assert np.array_equal(some.images, every[step - step % 3].images)
+        assert np.array_equal(some.state, true.state)
+    assert not np.array_equal(every[3].images, every[5].images)
 
 
 def test_the_same_start_is_the_same_episode_in_any_slot_after_any_other(slots):
@@ -159,8 +176,8 @@ def test_the_guide_runs_as_it_stands(python, capsys):
 def test_no_task_carries_anything_over_from_one_episode_to_the_next(python):
     actions = np.random.default_rng(0).uniform(-1, 1, (15, 4)).astype(np.float32)
     differing = []
-    with open_slots(TASKS, 2, 32) as slots:
-        for task in TASKS:
+    with open_slots(FAMILIES["metaworld"], 2, 32) as slots:
+        for task in FAMILIES["metaworld"]:
             begun(slots, 1, task, 7)
             slots.demonstrate(1, 40)
             told(slots, 1)
@@ -183,12 +200,12 @@ def test_experts_succeed_as_in_the_bare_package_and_as_fast(python, capsys):
     theirs, ours, cost = [], [], {"bare": 0.0, "ours": 0.0}
     for first in (EVAL_SEEDS.start, EVAL_SEEDS.start + 2):
         before = _cpu()
-        command = [str(python), str(bare), str(first), "2", *TASKS]
+        command = [str(python), str(bare), str(first), "2", *FAMILIES["metaworld"]]
         theirs += json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
         cost["bare"] += _cpu() - before
         before = _cpu()
-        with open_slots(TASKS, 1, 32, cameras=()) as slots:
-            for task in TASKS:
+        with open_slots(FAMILIES["metaworld"], 1, 32, cameras=()) as slots:
+            for task in FAMILIES["metaworld"]:
                 for seed in (first, first + 1):
                     episode = shown(slots, 0, Start(task, seed), 8)
                     length = sum(len(chunk.reward) for chunk in episode)
