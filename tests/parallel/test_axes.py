@@ -171,7 +171,7 @@ def test_one_process_brings_all_rows():
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [pytest.param(2, marks=pytest.mark.drill), 4])
 def test_several_processes_give_the_losses_of_one(processes):
-    """4 × 2 devices, where pairs along "context" bring the same rows, and in `make drill` 2 × 4. Two
+    """4 × 2 devices, where pairs along "context" bring the same rows; `make drill` runs 2 × 4. Two
     processes also train in `test_distributed` and, launched, in tests/tools/test_train.py."""
     outputs = together("tests.helpers.parallel.pi_host", processes, 8 // processes)
     printed = [
