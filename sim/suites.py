@@ -170,8 +170,8 @@ def _metaworld(name: str) -> Suite:
     plain = name.removesuffix("_paraphrase")
     if plain not in FAMILIES:
         raise ValueError(
-            f"Unknown suite '{name}'; choose metaworld, which has all 50 tasks, or metaworld_mt10, "
-            "or these with _paraphrase behind the name, in which they are worded otherwise."
+            f"Unknown suite '{name}'; choose one of {list(FAMILIES)}, or one with _paraphrase "
+            "behind the name, in which tasks are worded otherwise."
         )
     return suite(plain, paraphrased=name != plain)
 

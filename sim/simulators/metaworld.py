@@ -14,7 +14,12 @@ from offscreen import choose_renderer
 
 CAMERAS = {"corner": "corner4", "wrist": "gripperPOV", "behind": "behindGripper", "top": "topview"}
 """The package's names of the cameras. "corner4" is where LeRobot moves "corner2" to, closer."""
-UPSIDE_DOWN = {"corner4"}
+CLOSE = "close"
+"""Camera of ours, which shows the table alone: in the package's, markers of goals are a few pixels
+of 128."""
+_DISTANCE, _AZIMUTH, _ELEVATION, _LOOK_AT, _FOVY = 1.1, 143.0, -36.0, (0.0, 0.68, 0.1), 38.0
+"""Place of that camera: metres and degrees."""
+UPSIDE_DOWN = {"corner"}
 
 
 class Simulator:
@@ -23,7 +28,7 @@ class Simulator:
     Args:
       tasks: names as in `PROMPTS`.
       size: pixels along the edge of a picture.
-      cameras: of `CAMERAS`; none, if only states are wanted.
+      cameras: of `CAMERAS`, or `CLOSE`; none, if only states are wanted.
       max_steps: of an episode; 500 is the package's.
       until_success: whether success ends an episode.
       paraphrased: whether prompts are wordings that no recording has.
@@ -41,7 +46,7 @@ class Simulator:
         paraphrased: bool = False,
         draw_every: int = 1,
     ) -> None:
-        for names, known in ((tasks, PROMPTS), (cameras, CAMERAS)):
+        for names, known in ((tasks, PROMPTS), (cameras, (*CAMERAS, CLOSE))):
             if unknown := set(names) - set(known):
                 raise ValueError(f"Meta-World has no {sorted(unknown)}; choose of {list(known)}.")
         self.tasks = list(tasks)
@@ -87,7 +92,7 @@ class Simulator:
     def observe(self) -> tuple[np.ndarray, np.ndarray]:
         """Pictures [c, size, size, 3] and state [4]."""
         if self.steps % self.draw_every == 0:
-            pictures = [self.scene.picture(CAMERAS[camera], self.size) for camera in self.cameras]
+            pictures = [self.scene.picture(camera, self.size) for camera in self.cameras]
             self.images = np.array(pictures, np.uint8).reshape(-1, self.size, self.size, 3)
         return self.images, self.scene.seen[:4]
 
@@ -103,7 +108,7 @@ class Simulator:
 
     def film(self, size: int) -> np.ndarray:
         """Picture of the camera in the corner."""
-        return self.scene.picture(CAMERAS["corner"], size)
+        return self.scene.picture("corner", size)
 
 
 class _Scene:
@@ -156,8 +161,16 @@ class _Drawing:
         self.geoms.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = False
         self.geoms.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = False
         self.option = mujoco.MjvOption()
-        self.camera = mujoco.MjvCamera()
-        self.camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
+        self.views = {name: mujoco.MjvCamera() for name in (*CAMERAS, CLOSE)}
+        for name, view in self.views.items():
+            fixed = name in CAMERAS
+            view.type = getattr(mujoco.mjtCamera, f"mjCAMERA_{'FIXED' if fixed else 'FREE'}")
+            if fixed:
+                view.fixedcamid = env.model.camera(CAMERAS[name]).id
+            else:
+                view.distance, view.azimuth, view.elevation = _DISTANCE, _AZIMUTH, _ELEVATION
+                view.lookat = _LOOK_AT
+        env.model.vis.global_.fovy = _FOVY  # of cameras that are not the model's own
 
     def picture(self, camera: str, size: int) -> np.ndarray:
         mujoco, model, data = self.mujoco, self.env.model, self.env.data
@@ -165,9 +178,9 @@ class _Drawing:
         mujoco.mj_camlight(model, data)
         for marker, place in self.env._target_site_config:
             data.site(marker).xpos = place[:3]
-        self.camera.fixedcamid = model.camera(camera).id
         every = mujoco.mjtCatBit.mjCAT_ALL
-        mujoco.mjv_updateScene(model, data, self.option, None, self.camera, every, self.geoms)
+        view = self.views[camera]
+        mujoco.mjv_updateScene(model, data, self.option, None, view, every, self.geoms)
         picture, square = np.empty((size, size, 3), np.uint8), mujoco.MjrRect(0, 0, size, size)
         mujoco.mjr_render(square, self.geoms, self.context)
         mujoco.mjr_readPixels(picture, None, square, self.context)

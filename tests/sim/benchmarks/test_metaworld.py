@@ -15,6 +15,7 @@ from sim.protocol import EVAL_SEEDS, TRAIN_SEEDS, Outcome, Slots, Start
 from sim.simulators.metaworld_prompts import PARAPHRASES, PROMPTS
 from sim.suites import load_suite
 
+TASKS = FAMILIES["metaworld"][0]
 FEW = ("reach-v3", "drawer-close-v3", "button-press-topdown-v3")
 
 
@@ -107,6 +108,20 @@ def test_the_first_picture_shows_this_episodes_goal(slots):
     assert not np.array_equal(first.observation.images, other.observation.images)
 
 
+def test_goals_are_larger_in_the_close_camera_of_mt10_than_in_the_corner():
+    def pixels(suite):
+        """Those of the first camera by which two starts of another goal differ."""
+        with load_suite(suite).open(("reach-v3",), 1, 96) as slots:
+            one, other = (begun(slots, 0, "reach-v3", seed).observation.images for seed in (1, 2))
+        moved = np.abs(one[0].astype(int) - other[0]).max(-1) > 60
+        return slots.spec.cameras[0], int(moved.sum())
+
+    corner, few = pixels("metaworld")
+    close, many = pixels("metaworld_mt10")
+    assert (corner, close) == ("observation.images.corner", "observation.images.close")
+    assert many > 2 * few > 0
+
+
 def test_a_recording_may_draw_only_some_steps_which_are_those_of_one_that_draws_all(slots):
     start = Start("button-press-topdown-v3", 3)
     with load_suite("metaworld").sparse(3).open((start.task,), 1, 48) as sparse:
@@ -176,8 +191,8 @@ def test_the_guide_runs_as_it_stands(python, capsys):
 def test_no_task_carries_anything_over_from_one_episode_to_the_next(python):
     actions = np.random.default_rng(0).uniform(-1, 1, (15, 4)).astype(np.float32)
     differing = []
-    with open_slots(FAMILIES["metaworld"], 2, 32) as slots:
-        for task in FAMILIES["metaworld"]:
+    with open_slots(TASKS, 2, 32) as slots:
+        for task in TASKS:
             begun(slots, 1, task, 7)
             slots.demonstrate(1, 40)
             told(slots, 1)
@@ -200,12 +215,12 @@ def test_experts_succeed_as_in_the_bare_package_and_as_fast(python, capsys):
     theirs, ours, cost = [], [], {"bare": 0.0, "ours": 0.0}
     for first in (EVAL_SEEDS.start, EVAL_SEEDS.start + 2):
         before = _cpu()
-        command = [str(python), str(bare), str(first), "2", *FAMILIES["metaworld"]]
+        command = [str(python), str(bare), str(first), "2", *TASKS]
         theirs += json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
         cost["bare"] += _cpu() - before
         before = _cpu()
-        with open_slots(FAMILIES["metaworld"], 1, 32, cameras=()) as slots:
-            for task in FAMILIES["metaworld"]:
+        with open_slots(TASKS, 1, 32, cameras=()) as slots:
+            for task in TASKS:
                 for seed in (first, first + 1):
                     episode = shown(slots, 0, Start(task, seed), 8)
                     length = sum(len(chunk.reward) for chunk in episode)
