@@ -1,8 +1,8 @@
 # Two commands: `make demo` (record, train, evaluate, report) and `make test` (lint, types, tests).
-# `make test-optimised` runs those of parity, packing and sharding on programs as users run them,
+# `make test-optimised` runs a few of parity, packing and sharding on programs as users run them,
 # compiled at XLA's own optimisation level; the other tests do not optimise.
 # `make smoke PYTHON=python3.13` tries another Python in an environment of its own, .venv-smoke-3.13:
-# every module is imported, a shrunk demo runs, and one test file of each package.
+# every module is imported, one test file of each package runs, and beside them a shrunk demo.
 # `make fuzz` reads thousands of damaged datasets: an error or the right data, never a wrong frame;
 # a hundred thousand damaged headers of checkpoints; and sends thousands of malformed messages, and
 # a thousand silent connections, to a policy server, whose good clients must not notice.
@@ -18,15 +18,17 @@ BIN := .venv/bin
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 PINS := constraints/py$(subst .,,$(VERSION)).txt
 SMOKE := .venv-smoke-$(VERSION)
-OPTIMISED := $(addprefix tests/models/, pi/test_openpi_parity.py pi/test_model.py \
-  pi/test_targets.py attention/test_ring.py test_sharding.py) \
-  $(addprefix tests/parallel/test_, stage.py chunked_step.py step.py) \
-  tests/parallel/test_axes.py::test_three_axes_and_accumulation_give_the_losses_weights_and_averages_of_one_device
+OPTIMISED := $(addprefix tests/, \
+  models/pi/test_openpi_parity.py \
+  models/pi/test_model.py::test_a_samples_loss_and_gradients_do_not_depend_on_what_it_is_packed_with \
+  models/attention/test_ring.py::test_a_split_row_is_attended_to_as_a_whole_one \
+  parallel/test_chunked_step.py \
+  parallel/test_axes.py::test_three_axes_and_accumulation_give_the_losses_weights_and_averages_of_one_device)
 SMOKED := tests/test_imports.py tests/data/lerobot/test_dataset.py tests/models/pi/test_model.py \
   tests/parallel/test_step.py tests/rl/test_objectives.py tests/sim/rendering/test_raycast.py \
   tests/tools/test_data.py
 
-.PHONY: demo test test-optimised smoke fuzz drill test-h100 lint install client metaworld libero gym
+.PHONY: demo test test-optimised smoke smoke-demo smoke-tests fuzz drill test-h100 lint install client metaworld libero gym
 demo: install
 	$(BIN)/python -m tools.demo
 
@@ -37,8 +39,13 @@ test-optimised: install
 	XLA_FLAGS=--xla_backend_optimization_level=3 $(BIN)/python -m pytest -n 2 --dist loadfile $(OPTIMISED)
 
 smoke: $(SMOKE)/installed
+	$(MAKE) -j 2 smoke-demo smoke-tests
+
+smoke-demo: $(SMOKE)/installed
 	$(SMOKE)/bin/python -m tools.demo --task reach --episodes 64 --steps 120 --evaluations 8 \
 	  --out runs/smoke-$(VERSION)
+
+smoke-tests: $(SMOKE)/installed
 	$(SMOKE)/bin/python -m pytest $(SMOKED)
 
 $(SMOKE)/installed: pyproject.toml $(PINS)

@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int, Int64
-from scipy.optimize import linprog
-from scipy.sparse import csc_array
 
 from models import Layout
 
@@ -165,6 +163,9 @@ def _combined(
 ) -> tuple[list[tuple[Use, int]], Int[np.ndarray, " k"]]:
     """The fewest rows that the ways of several packings allow, without the fractions of rows, and
     the samples which that leaves."""
+    from scipy.optimize import linprog  # a sixth of the start of commands that pack nothing
+    from scipy.sparse import csc_array
+
     ways = list({tuple(sorted(use.items())): use for uses in tried for use, _ in uses}.values())
     way = np.repeat(np.arange(len(ways)), [len(use) for use in ways])
     kind, copies = np.array([item for use in ways for item in use.items()]).T

@@ -1,7 +1,8 @@
-"""One run, however the mesh is cut: every pair of axes gives the losses of a single device."""
+"""One run, however the mesh is cut: every pair of axes gives the losses of a single device. A mesh
+of three axes holds three pairs, and each mesh costs a compilation."""
 
 import functools
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import combinations
 
 import jax
@@ -24,11 +25,32 @@ PAIRS = [
     for pair in combinations(AXES, 2)
     for a, b in (pair, pair[::-1])
 ]
+THREE = MeshConfig(fsdp=2, context=2, tensor=2)
+MESHES = [
+    (MeshConfig(data=2, fsdp=4), 1),
+    (MeshConfig(data=2, stage=4), 2),
+    (MeshConfig(data=2, context=4), 1),
+    (MeshConfig(data=2, tensor=4), 2),
+    (MeshConfig(fsdp=2, stage=2, context=2), 2),
+    (MeshConfig(stage=2, context=2, tensor=2), 1),
+]
+"""Meshes, and micro-batches of a step: with `THREE`, every pair of axes."""
+
+
+def sizes(mesh):
+    """Axes of more than one device."""
+    return {axis: n for axis, n in make_mesh(mesh).shape.items() if n > 1}
+
+
+def named(value):
+    if isinstance(value, MeshConfig):
+        return "-".join(f"{axis}{n}" for axis, n in asdict(value).items() if n > 1)
+    return None
 
 
 @functools.cache
-def alone(config=CONFIG, steps=20):
-    return train(one_device(), steps=steps, config=config)
+def alone(config=CONFIG):
+    return train(one_device(), config=config)
 
 
 def one_device():
@@ -40,15 +62,19 @@ def assert_same_state(ours, theirs):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("mesh", "accumulation"),
-    [pytest.param(*p.values, 1 + i // 2 % 2, id=p.id) for i, p in enumerate(PAIRS) if i % 2 == 0],
-)
+@pytest.mark.parametrize(("mesh", "accumulation"), MESHES, ids=named)
 def test_every_pair_of_axes_gives_the_losses_of_one_device(mesh, accumulation):
-    """Accumulates or not by turns; `make drill` runs both of each, and both orders."""
+    """Accumulates or not by turns; `make drill` runs each pair alone, both ways and both orders."""
     np.testing.assert_allclose(
         losses(make_mesh(mesh), accumulation), alone().losses, rtol=1e-5, atol=0
     )
+
+
+def test_these_meshes_have_every_pair_of_axes_and_four_devices_along_all_but_the_slowest():
+    cut = [sizes(mesh) for mesh in (*(mesh for mesh, _ in MESHES), THREE)]
+    together = {frozenset(pair) for axes in cut for pair in combinations(axes, 2)}
+    assert together == {frozenset(pair) for pair in combinations(AXES, 2)}
+    assert {axis for axes in cut for axis, n in axes.items() if n == 4} == {*AXES[1:]}
 
 
 @pytest.mark.drill
@@ -61,7 +87,7 @@ def test_every_pair_of_axes_in_both_orders_with_and_without_accumulation(mesh, a
 
 
 def test_three_axes_and_accumulation_give_the_losses_weights_and_averages_of_one_device():
-    run = train(make_mesh(MeshConfig(fsdp=2, context=2, tensor=2)), accumulation=2)
+    run = train(make_mesh(THREE), accumulation=2)
     np.testing.assert_allclose(run.losses, alone().losses, rtol=1e-5, atol=0)
     assert_same_state(run.state.params, alone().state.params)
     assert_same_state(run.state.ema, alone().state.ema)
@@ -98,8 +124,8 @@ VARIANTS = {
 def test_adapters_remat_and_float8_are_cut_like_the_rest(variant, rtol):
     """Scales of float8 are those of whole tensors, so the first loss is the same; later ones differ
     by roundings of sums that were added up in another order."""
-    run = train(make_mesh(MeshConfig(data=2, context=2, tensor=2)), 1, 8, VARIANTS[variant])
-    expected = alone(VARIANTS[variant], 8).losses
+    run = train(make_mesh(MeshConfig(data=2, context=2, tensor=2)), config=VARIANTS[variant])
+    expected = alone(VARIANTS[variant]).losses
     np.testing.assert_allclose(run.losses[0], expected[0], rtol=1e-5)
     np.testing.assert_allclose(run.losses, expected, rtol=rtol)
 
@@ -143,9 +169,10 @@ def test_one_process_brings_all_rows():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [2, 4])
+@pytest.mark.parametrize("processes", [pytest.param(2, marks=pytest.mark.drill), 4])
 def test_several_processes_give_the_losses_of_one(processes):
-    """2 × 4 and 4 × 2 devices; of four processes, pairs along "context" bring the same rows."""
+    """4 × 2 devices, where pairs along "context" bring the same rows; `make drill` runs 2 × 4. Two
+    processes also train in `test_distributed` and, launched, in tests/tools/test_train.py."""
     outputs = together("tests.helpers.parallel.pi_host", processes, 8 // processes)
     printed = [
         [float(line.split()[1]) for line in output.splitlines() if line.startswith("loss ")]

@@ -60,7 +60,7 @@ def test_stages_beside_other_axes_give_the_losses_of_one_device(
     one_device, mesh, accumulation, pipeline
 ):
     """Micro-batches and repeats that are not the default, which `test_axes` runs."""
-    found = small_pi.train(make_mesh(mesh), accumulation, 20, piped(*pipeline)).losses
+    found = small_pi.train(make_mesh(mesh), accumulation, config=piped(*pipeline)).losses
     np.testing.assert_allclose(found, one_device, rtol=1e-5)
 
 

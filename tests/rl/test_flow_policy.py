@@ -49,7 +49,9 @@ def parameters(config: FlowConfig):
     params = flow_policy.init(MODEL, tiny_policy().params, jax.random.key(3), config)
     rng = np.random.default_rng(2)
     heads = {name: head for name, head in params.items() if name != "policy"}
-    moved = jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype(np.float32), heads)
+    moved = jax.tree.map(
+        lambda x: np.asarray(x) + 0.1 * rng.normal(size=x.shape).astype(np.float32), heads
+    )
     return {"policy": params["policy"], **moved}
 
 

@@ -154,7 +154,12 @@ def test_later_epochs_replay_the_step_with_its_first_proximal_policy(name, minib
     ((experience, _),) = micro_batches(given, packed, config, 32)
     near, _, _ = log_prob(params(), experience.batch, experience.drawn)
     transformation, weights = make_optimizer(optimizer), params()
-    opt_state = transformation.init(weights)
+    opt_state = jax.jit(transformation.init)(weights)
+
+    @jax.jit
+    def moved(slopes, opt_state, weights):
+        updates, opt_state = transformation.update(slopes, opt_state, weights)
+        return optax.apply_updates(weights, updates), opt_state
 
     @jax.jit
     def gradient(weights, rows):
@@ -179,8 +184,7 @@ def test_later_epochs_replay_the_step_with_its_first_proximal_policy(name, minib
         clipped = ratios = 0.0
         for mini in minis:
             slopes, terms = gradient(weights, np.isin(micro, mini))
-            updates, opt_state = transformation.update(slopes, opt_state, weights)
-            weights = optax.apply_updates(weights, updates)
+            weights, opt_state = moved(slopes, opt_state, weights)
             clipped += float(terms.sums["clipped"])
             ratios += float(terms.sums["ratios"])
     mine = learner(config, optimizer, epochs=3, minibatches=minibatches)

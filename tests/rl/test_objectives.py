@@ -1,4 +1,5 @@
 from dataclasses import replace
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -33,14 +34,21 @@ def case(spread=0.4, seed=0):
     }
 
 
-def evaluate(config, given):
-    """Loss sum, its gradient in log π, and the terms."""
+@cache
+def program(config):
+    """Loss, terms and gradient of a case, compiled."""
 
-    def loss(log_prob):
-        terms = objective(config, **{**given, "log_prob": log_prob})
+    def loss(log_prob, rest):
+        terms = objective(config, log_prob=log_prob, **rest)
         return terms.loss, terms
 
-    (value, terms), gradient = jax.value_and_grad(loss, has_aux=True)(given["log_prob"])
+    return jax.jit(jax.value_and_grad(loss, has_aux=True))
+
+
+def evaluate(config, given):
+    """Loss sum, its gradient in log π, and the terms."""
+    rest = {name: x for name, x in given.items() if name != "log_prob"}
+    (value, terms), gradient = program(config)(given["log_prob"], rest)
     return float(value), np.asarray(gradient), terms
 
 
@@ -145,7 +153,7 @@ def test_sums_of_parts_are_those_of_the_whole():
     config, given = ObjectiveConfig(name="tis"), case()
     whole = evaluate(config, given)[2]
     parts = [{k: v[rows] for k, v in given.items()} for rows in (slice(0, 5), slice(5, None))]
-    joined = combine(*(evaluate(config, part)[2] for part in parts))
+    joined = jax.jit(combine)(*(evaluate(config, part)[2] for part in parts))
     for one, other in zip(jax.tree.leaves(whole), jax.tree.leaves(joined), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5)
 

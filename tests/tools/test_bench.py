@@ -20,7 +20,7 @@ def test_both_forms_hold_the_same_samples_and_packed_rows_are_fuller():
 @pytest.mark.slow
 def test_both_forms_have_the_same_loss():
     model, samples = Pi(TINY.model), mixture(8)
-    params, key = model.init(jax.random.key(0)), jax.random.key(1)
+    params, key = jax.jit(model.init)(jax.random.key(0)), jax.random.key(1)
     loss = jax.jit(lambda batch: model.loss(params, batch, key))
     (a, n), (b, m) = loss(packed(samples)[0]), loss(padded(samples)[0])
     np.testing.assert_allclose(a, b, rtol=1e-5)

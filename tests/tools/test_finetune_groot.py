@@ -125,7 +125,7 @@ def test_a_step_at_the_released_preparation_trains_the_robots_row_and_leaves_wha
     assert all(np.isfinite(row["loss"]) for row in rows)
     before, after = load_policy(init), load_policy(tuned)
     assert after.model.config.projectors == (31,)
-    moved = jax.tree.map(lambda a, b: np.abs(a - b), before.params, after.params)
+    moved = jax.tree.map(lambda a, b: np.abs(np.subtract(a, b)), before.params, after.params)
     for part in ("vision", "language", "embedding"):
         assert max(x.max() for x in jax.tree.leaves(moved[part])) == 0
     kernel = moved["action_encoder"]["action"]["kernel"].max(axis=(1, 2))

@@ -1,4 +1,4 @@
-"""Random rows of queries and keys, and what attention makes of them."""
+"""Random rows of queries and keys (numpy), and what attention makes of them."""
 
 import jax
 import jax.numpy as jnp
@@ -14,14 +14,14 @@ def case(seed: int, queries: int = 40, keys: int = 56, heads: int = 4, groups: i
     q_segment = np.sort(rng.integers(0, 5, (2, queries)), axis=1)
     kv_segment = np.sort(rng.integers(0, 5, (2, keys)), axis=1)
     q_segment[0, 3], kv_segment[1, :2] = 9, 0  # a query that sees nothing, and padding
-    arrays = (jnp.asarray(x, jnp.float32) for x in (q, k, v))
-    return *arrays, jnp.asarray(q_segment), jnp.asarray(kv_segment)
+    arrays = (x.astype(np.float32) for x in (q, k, v))
+    return *arrays, q_segment.astype(np.int32), kv_segment.astype(np.int32)
 
 
 def positions(q, k):
     return {
-        "q_position": jnp.tile(jnp.arange(q.shape[1]), (len(q), 1)),
-        "kv_position": jnp.tile(jnp.arange(k.shape[1]), (len(k), 1)),
+        f"{of}_position": np.tile(np.arange(x.shape[1], dtype=np.int32), (len(x), 1))
+        for of, x in (("q", q), ("kv", k))
     }
 
 

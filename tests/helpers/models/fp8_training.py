@@ -44,7 +44,7 @@ def train(recipe: Any, steps: int, rate: float) -> Any:
         return updated, fp8.advance(ema, params, gradients), state
 
     params = _same_start(model)
-    ema, state = jax.tree.map(jnp.copy, params), optimizer.init(params)
+    ema, state = jax.tree.map(jnp.copy, params), jax.jit(optimizer.init)(params)
     batches = _batches(range(_TRAIN))
     for i in range(steps):
         params, ema, state = step(params, ema, state, batches[i % _TRAIN], i)
@@ -85,7 +85,7 @@ def _model(recipe: Any) -> Pi:
 
 def _same_start(model: Pi) -> Any:
     """The parameters a model without histories begins with, and empty histories."""
-    plain = _model("none").init(jax.random.key(0))
+    plain = jax.jit(_model("none").init)(jax.random.key(0))
     start = jax.tree_util.tree_leaves_with_path(plain)
     known = {jax.tree_util.keystr(path): leaf for path, leaf in start}
     shapes = jax.eval_shape(model.init, jax.random.key(0))

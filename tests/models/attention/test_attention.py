@@ -12,12 +12,25 @@ from models.attention import blocked, flash
 from models.attention.attention import MASKED, attend, compiling_for, explain, merge
 from tests.helpers.models.attention import case, mixture, outputs_and_gradients, positions
 
+
+def interpreted(*inputs, causal=False, q_position=None, kv_position=None):
+    """The GPU's kernel, step by step on this CPU."""
+    return flash.flash(*inputs, *((q_position, kv_position) if causal else ()), interpret=True)
+
+
+def compiled(run):
+    """`run` as one program, traced anew at each call: a test may change what is traced."""
+
+    def call(*inputs, causal=False, **options):
+        return jax.jit(functools.partial(run, causal=causal))(*inputs, **options)
+
+    return call
+
+
 RUN = {
-    "dense": functools.partial(attend, implementation="dense"),
-    "blocked": functools.partial(attend, implementation="blocked"),
-    "pallas": lambda *inputs, causal=False, q_position=None, kv_position=None: flash.flash(
-        *inputs, *((q_position, kv_position) if causal else ()), interpret=True
-    ),
+    "dense": compiled(functools.partial(attend, implementation="dense")),
+    "blocked": compiled(functools.partial(attend, implementation="blocked")),
+    "pallas": compiled(interpreted),
 }
 every = pytest.mark.parametrize("implementation", RUN)
 causal_or_not = pytest.mark.parametrize("causal", [False, True])
@@ -55,7 +68,7 @@ def reference(q, k, v, q_segment, kv_segment, causal=False):
 def test_implementations_equal_a_softmax_over_the_visible_keys(implementation, causal):
     q, k, v, q_segment, kv_segment = case(0)
     got = RUN[implementation](q, k, v, q_segment, kv_segment, causal=causal, **positions(q, k))
-    out, lse = reference(q, k, v, np.asarray(q_segment), np.asarray(kv_segment), causal)
+    out, lse = reference(q, k, v, q_segment, kv_segment, causal)
     np.testing.assert_allclose(got.out, out, atol=1e-5)
     np.testing.assert_allclose(got.lse, lse, rtol=1e-5, atol=1e-5)
 
@@ -80,7 +93,7 @@ def test_bfloat16_inputs_keep_an_f32_softmax(implementation):
     low = [x.astype(jnp.bfloat16) for x in (q, k, v)]
     got = RUN[implementation](*low, q_segment, kv_segment)
     exact = [np.asarray(x, np.float32) for x in low]
-    out, lse = reference(*exact, np.asarray(q_segment), np.asarray(kv_segment))
+    out, lse = reference(*exact, q_segment, kv_segment)
     assert got.out.dtype == jnp.bfloat16
     np.testing.assert_allclose(got.lse, lse, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(np.asarray(got.out, np.float32), out, atol=2**-7)
@@ -94,7 +107,7 @@ def test_merged_parts_equal_attention_over_all_keys(implementation):
         return RUN[implementation](q, k[:, s], v[:, s], q_segment, kv_segment[:, s])
 
     whole = part(slice(None))
-    joined = merge(part(slice(0, 28)), part(slice(28, None)))
+    joined = jax.jit(merge)(part(slice(0, 28)), part(slice(28, None)))
     np.testing.assert_allclose(joined.out, whole.out, atol=1e-6)
     np.testing.assert_allclose(joined.lse, whole.lse, rtol=1e-6)
 
@@ -102,8 +115,9 @@ def test_merged_parts_equal_attention_over_all_keys(implementation):
 @every
 def test_a_sample_leaks_into_no_other_ones_output_or_gradient(implementation):
     q, k, v, q_segment, kv_segment = case(4)
-    mine, theirs = (np.asarray(s == 2)[..., None, None] for s in (q_segment, kv_segment))
-    changed = jnp.where(mine, 7.0, q), jnp.where(theirs, 5.0, k), jnp.where(theirs, -5.0, v)
+    mine, theirs = ((s == 2)[..., None, None] for s in (q_segment, kv_segment))
+    numbers = ((mine, 7, q), (theirs, 5, k), (theirs, -5, v))
+    changed = [np.where(at, np.float32(number), x) for at, number, x in numbers]
     before, after = (
         outputs_and_gradients(RUN[implementation], *x, q_segment, kv_segment, mix=mixture(q))
         for x in ((q, k, v), changed)
@@ -118,14 +132,15 @@ def test_a_sample_leaks_into_no_other_ones_output_or_gradient(implementation):
 @every
 def test_padding_and_queries_without_keys_get_zero_output_and_zero_gradient(implementation):
     q, k, v, q_segment, kv_segment = case(6)
-    q_segment, kv_segment = q_segment.at[0].set(0), kv_segment.at[1, -20:].set(0)
+    q_segment[0], kv_segment[1, -20:] = 0, 0
     mix = np.ones((*q.shape[:3], q.shape[3] + 1))
 
     def scalar(q, k, v):
         got = RUN[implementation](q, k, v, q_segment, kv_segment)
         return jnp.sum(got.out * mix[..., :-1]) + jnp.sum(got.lse * mix[..., -1]), got.out
 
-    (d_q, d_k, d_v), out = jax.grad(scalar, (0, 1, 2), has_aux=True)(q, k, v)
+    gradients = jax.jit(jax.grad(scalar, (0, 1, 2), has_aux=True))
+    (d_q, d_k, d_v), out = jax.device_get(gradients(q, k, v))
     assert not np.any(out[0])
     for x in (d_q[0], d_k[0], d_v[0], d_k[1, -20:], d_v[1, -20:]):
         np.testing.assert_array_equal(x, 0)
@@ -134,32 +149,36 @@ def test_padding_and_queries_without_keys_get_zero_output_and_zero_gradient(impl
 
 def test_cost_follows_the_sum_of_squared_segment_lengths():
     pairs = []
+    visits = jax.jit(lambda blocks: blocked.visits(blocked.meets(blocks, blocks))[1])
     for segments in (1, 4, 16):
-        blocks = jnp.repeat(jnp.arange(1, segments + 1), 256 // segments).reshape(1, 16, 16)
-        pairs.append(int(blocked.visits(blocked.meets(blocks, blocks))[1].sum()))
+        blocks = np.repeat(np.arange(1, segments + 1), 256 // segments).reshape(1, 16, 16)
+        pairs.append(int(np.asarray(visits(blocks)).sum()))
     assert pairs == [256, 64, 16]
 
 
 @pytest.mark.parametrize("implementation", ["blocked", "pallas"])
 def test_blocks_that_no_query_may_see_are_not_read(implementation):
-    segment = jnp.repeat(jnp.array([1, 2, 3, 1]), 32)[None]
-    x = jnp.ones((1, 128, 1, 16))
-    k = jnp.where((segment == 2)[..., None, None], jnp.nan, x)
-    out = RUN[implementation](x, k, k, segment, segment).out
-    np.testing.assert_array_equal(np.isnan(out[0, :, 0, 0]), np.asarray(segment[0] == 2))
+    segment = np.repeat(np.array([1, 2, 3, 1], np.int32), 32)[None]
+    x = np.ones((1, 128, 1, 16), np.float32)
+    k = np.where((segment == 2)[..., None, None], np.float32(np.nan), x)
+    out = np.asarray(RUN[implementation](x, k, k, segment, segment).out)
+    np.testing.assert_array_equal(np.isnan(out[0, :, 0, 0]), segment[0] == 2)
 
 
 def test_a_block_visits_only_the_blocks_it_needs():
     """Segments 1 to 4, then 2 again, as where the keys of several parts stand one after another."""
-    segment = jnp.repeat(jnp.array([1, 2, 3, 4, 2]), 16).reshape(1, 5, 16)
-    order, count = blocked.visits(blocked.meets(segment, segment))
+    segment = np.repeat(np.array([1, 2, 3, 4, 2], np.int32), 16).reshape(1, 5, 16)
+    meets = jax.jit(blocked.meets)(segment, segment)
+    order, count = jax.device_get(jax.jit(blocked.visits)(meets))
     np.testing.assert_array_equal(count, [[1, 2, 1, 1, 2]])
     assert order[0, 1, :2].tolist() == order[0, 4, :2].tolist() == [1, 4]
 
 
 def test_causal_blocks_skip_later_keys():
-    segment, position = jnp.ones((1, 4, 16), jnp.int32), jnp.arange(64).reshape(1, 4, 16)
-    order, count = blocked.visits(blocked.meets(segment, segment, position, position))
+    segment = np.ones((1, 4, 16), np.int32)
+    position = np.arange(64, dtype=np.int32).reshape(1, 4, 16)
+    meets = jax.jit(blocked.meets)(segment, segment, position, position)
+    order, count = jax.device_get(jax.jit(blocked.visits)(meets))
     np.testing.assert_array_equal(count, [[1, 2, 3, 4]])
     np.testing.assert_array_equal(order[0, 2], [0, 1, 2, 3])
 

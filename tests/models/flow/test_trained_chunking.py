@@ -14,6 +14,7 @@ from models.flow import flow
 from models.load import load_policy
 from models.pi import model as pi
 from tests.helpers.models.pi_samples import CONFIG, KEY, samples
+from tests.helpers.models.random_parameters import random_parameters
 from tests.helpers.models.released_cases import RELEASED_CASES, answers, case_policy
 from tests.helpers.models.tiny_policy import (
     KEYS,
@@ -26,16 +27,12 @@ from tests.helpers.models.tiny_policy import (
 MOST = 2
 TRAINED = Pi(replace(CONFIG, rtc_max_delay=MOST))
 PACKED = CONFIG.layout(prefix=64, samples=5, images=8)
-ALONE = CONFIG.layout(prefix=24, samples=1, images=2)
 
 
 @pytest.fixture(scope="module")
 def params():
     """Random everywhere: π0.5 begins with closed gates, which would hide a step's flow time."""
-    leaves, tree = jax.tree.flatten(jax.eval_shape(TRAINED.init, jax.random.key(0)))
-    keys = jax.random.split(jax.random.key(1), len(leaves))
-    drawn = [0.3 * jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)]
-    return tree.unflatten(drawn)
+    return random_parameters(TRAINED)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +89,7 @@ def test_the_loss_is_that_of_the_paper_for_every_chunk_by_itself(params):
                 error = v[0, k, h] - (noise[0, k, c, h] - actions[0, k, h])
                 total += (error**2)[mask[0, k, h]].sum() / 2
                 counted += mask[0, k, h].sum() / 2
-    loss, count = TRAINED.loss(params, batch, KEY)
+    loss, count = jax.jit(TRAINED.loss)(params, batch, KEY)
     np.testing.assert_allclose(loss, total, rtol=1e-5)
     assert count == counted
     assert 0 < count < mask.sum()
@@ -110,7 +107,7 @@ def test_given_steps_get_no_gradient(params, monkeypatch):
         monkeypatch.setattr(pi._Modules, "act", moving)
         return TRAINED.loss(params, batch, KEY)[0]
 
-    gradient = np.asarray(jax.grad(loss)(jnp.zeros((1, 5, 2, 4, 6))))
+    gradient = np.asarray(jax.jit(jax.grad(loss))(np.zeros((1, 5, 2, 4, 6), np.float32)))
     given = np.arange(4) < np.asarray(delay)[..., None]
     used = np.asarray(batch.action_mask).any(-1)[:, :, None] & ~given
     assert given.any()
@@ -120,27 +117,23 @@ def test_given_steps_get_no_gradient(params, monkeypatch):
 
 def test_packing_changes_neither_the_loss_nor_the_gradients(params):
     group = samples(1)
-    alone = [loss_and_gradient(params, pack([[s]], ALONE)) for s in group]
+    alone = [loss_and_gradient(params, pack([[s]], PACKED)) for s in group]
     together = loss_and_gradient(params, pack([group[::-1]], PACKED))
-    assert_close(together, jax.tree.map(lambda *x: sum(x), *alone))
+    assert_close(together, jax.tree.map(lambda *x: sum(map(np.asarray, x)), *alone))
 
 
 @pytest.mark.parametrize("time", ["modulation", "input"])
 def test_steps_of_one_flow_time_are_the_chunk_that_it_is_today(params, time):
     model = Pi(replace(CONFIG, time=time, rtc_max_delay=MOST))
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
-    leaves, tree = jax.tree.flatten(shapes)
-    keys = jax.random.split(jax.random.key(1), len(leaves))
-    params = tree.unflatten(
-        [0.3 * jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)]
-    )
+    params = random_parameters(model)
     batch = pack([samples(7)], PACKED)
-    times, noise = flow.draw(KEY, batch.sample_id, 2, (4, 6))
+    times, noise = (np.asarray(x) for x in flow.draw(KEY, batch.sample_id, 2, (4, 6)))
     velocity = jax.jit(model.velocity)
-    whole = velocity(params, batch, noise, times)
-    steps = jnp.broadcast_to(times[..., None], (1, 5, 2, 4))
+    whole = np.asarray(velocity(params, batch, noise, times))
+    steps = np.tile(times[..., None], 4)
     np.testing.assert_allclose(velocity(params, batch, noise, steps), whole, atol=1e-5)
-    later = velocity(params, batch, noise, steps.at[..., 3].multiply(0.5))
+    steps[..., 3] *= 0.5
+    later = np.asarray(velocity(params, batch, noise, steps))
     real = np.asarray(batch.action_mask).any((-1, -2))
     assert (np.abs(later - whole).max((2, 4))[real] > 1e-4).all()  # steps see each other
 
@@ -160,7 +153,7 @@ def test_a_model_trained_without_delays_is_todays_to_the_bit(params, monkeypatch
 
     assert [float(x) for x in before(params, batch, KEY)] == [float(x) for x in plain]
     monkeypatch.setattr(flow, "delays", lambda key, ids, c, most: jnp.zeros((*ids.shape, c), int))
-    assert_close(TRAINED.loss(params, batch, KEY), plain, atol=1e-6)
+    assert_close(jax.jit(lambda *x: TRAINED.loss(*x))(params, batch, KEY), plain, atol=1e-6)
 
 
 def test_more_steps_given_than_a_chunk_leaves_are_refused():
@@ -197,13 +190,13 @@ def test_what_is_sampled_stands_on_the_given_steps_at_every_denoising_step(polic
     answer = policy.infer(openpi(1), keys=KEYS[:1], previous=[last], committed=3)["actions"][0]
     (request,) = policy.prepare(openpi(1), KEYS[:1], previous=[last], committed=3)
     batch, model = policy.rows([request.sample]), policy.model
-    x = jnp.asarray(flow.noise(request.key[None], batch.actions.shape[2:]))[:, None, None]
-    still = jnp.arange(6) < 3
+    x = np.asarray(flow.noise(request.key[None], batch.actions.shape[2:]))[:, None, None]
+    still, velocity = np.arange(6) < 3, jax.jit(model.velocity)
     for t in (1.0, 0.5):
-        x = jnp.where(still[:, None], batch.actions[:, :, None], x)
-        times = jnp.where(still, 0.0, t)[None, None, None]
-        x = x - 0.5 * model.velocity(policy.params, batch, x, times)
-    chunk = policy.robot_actions(np.asarray(x)[:, 0, 0], request.state[None])[0]
+        x = np.where(still[:, None], batch.actions[:, :, None], x)
+        times = np.where(still, np.float32(0), np.float32(t))[None, None, None]
+        x = x - np.float32(0.5) * np.asarray(velocity(policy.params, batch, x, times))
+    chunk = policy.robot_actions(x[:, 0, 0], request.state[None])[0]
     np.testing.assert_allclose(answer[3:], chunk[3:], atol=1e-5)
 
 

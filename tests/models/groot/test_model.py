@@ -77,9 +77,14 @@ def batch_of(recorded, padding: str):
     )
 
 
-@partial(jax.jit, static_argnums=0)
 def measure(model, params, batch, noise, time):
-    """Features, each sample's summed squared error over counted entries, and their gradient."""
+    """Features, each sample's summed squared error over counted entries, and their gradient
+    (numpy)."""
+    return jax.device_get(_measure(model, params, batch, noise, time))
+
+
+@partial(jax.jit, static_argnums=0)
+def _measure(model, params, batch, noise, time):
     noised, target = flow.interpolate(batch.actions[:, :, None], noise, time)
 
     def total(params):
@@ -91,8 +96,12 @@ def measure(model, params, batch, noise, time):
     return model.features(params, batch), per_sample, gradient
 
 
-@partial(jax.jit, static_argnums=0)
 def sample(model, params, batch, noise):
+    return np.asarray(_sample(model, params, batch, noise))
+
+
+@partial(jax.jit, static_argnums=0)
+def _sample(model, params, batch, noise):
     return model.sample_actions(params, batch, noise)
 
 
@@ -208,7 +217,7 @@ def test_the_switch_changes_padded_samples_and_no_others(params, alone):
     recorded = case("padded")
     batch = batch_of(recorded, "released")
     released = sample(RELEASED, params, batch, recorded["noise"][:, None])[:, 0]
-    moved = np.abs(np.asarray(released - alone["padded"][-1])).max((1, 2))
+    moved = np.abs(released - alone["padded"][-1]).max((1, 2))
     padded = (recorded["attention_mask"] == 0).any(1)
     assert list(padded) == [True, True, False]
     np.testing.assert_array_equal(moved > 0.01, padded)
@@ -253,8 +262,8 @@ def test_perturbing_one_sample_leaves_the_actions_of_the_others(params, packed):
     changed["images"][row, np.unique(source[source < first] // tokens)] ^= 255
     changed["state"][row, 1] += 1
     noise = spread("noise")
-    before = np.asarray(sample(MODEL, params, packed, noise))
-    after = np.asarray(sample(MODEL, params, dataclasses.replace(packed, **changed), noise))
+    before = sample(MODEL, params, packed, noise)
+    after = sample(MODEL, params, dataclasses.replace(packed, **changed), noise)
     others = np.ones(before.shape[:2], bool)
     others[row, 1] = False
     np.testing.assert_array_equal(before[others], after[others])
@@ -264,7 +273,7 @@ def test_perturbing_one_sample_leaves_the_actions_of_the_others(params, packed):
 def test_the_loss_is_the_mean_over_chunks_at_the_released_density_of_time(params, packed):
     total, count = jax.jit(lambda p, b: MODEL.loss(p, b, KEY))(params, packed)
     assert count == packed.action_mask.sum()
-    time, noise = flow.draw(KEY, packed.sample_id, 2, (6, 7))
+    time, noise = (np.asarray(x) for x in flow.draw(KEY, packed.sample_id, 2, (6, 7)))
     beta = (time - 0.001) / 0.999  # of Beta(1.5, 1), as `flow.draw` takes it
     theirs = (0.999 - beta) / 0.999
     expected = 0.0

@@ -221,7 +221,7 @@ def test_quantised_kernels_multiply_as_their_rounded_matrices():
 
 
 def test_quantising_the_language_model_leaves_every_other_leaf_alone():
-    params = Pi(CONFIG).init(KEY)
+    params = jax.jit(Pi(CONFIG).init)(KEY)
     served = jax.tree_util.tree_leaves_with_path(quantize(params, LANGUAGE))
     named = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in served}
     small = {name for name, leaf in named.items() if leaf.dtype == jnp.float8_e4m3fn}

@@ -13,6 +13,7 @@ from models.flow import flow
 from models.layers.layers import Compute
 from models.pi.model import SHARDING_RULES, Pi, PiConfig
 from tests.helpers.models.pi_samples import CONFIG, KEY, samples
+from tests.helpers.models.random_parameters import random_parameters
 
 MODEL = Pi(CONFIG)
 PACKED = CONFIG.layout(prefix=64, samples=5, images=8)
@@ -22,12 +23,11 @@ ALONE = CONFIG.layout(prefix=24, samples=1, images=2)
 @pytest.fixture(scope="module")
 def params():
     """Random everywhere: π0.5 begins with closed gates, which would hide the expert's gradients."""
-    shapes = jax.eval_shape(MODEL.init, jax.random.key(0))
-    leaves, tree = jax.tree.flatten(shapes)
-    keys = jax.random.split(jax.random.key(1), len(leaves))
-    return tree.unflatten(
-        [0.3 * jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)]
-    )
+    return random_parameters(MODEL)
+
+
+velocity = jax.jit(MODEL.velocity)
+NOISE = np.random.default_rng(7).normal(size=(1, 5, 4, 6)).astype(np.float32)
 
 
 @jax.jit
@@ -45,14 +45,14 @@ def test_a_samples_loss_and_gradients_do_not_depend_on_what_it_is_packed_with(pa
     group = samples(1)
     alone = [loss_and_gradient(params, pack([[s]], ALONE)) for s in group]
     together = loss_and_gradient(params, pack([group], PACKED))
-    assert_close(together, jax.tree.map(lambda *x: sum(x), *alone))
+    assert_close(together, jax.tree.map(lambda *x: sum(map(np.asarray, x)), *alone))
     assert all(np.abs(g).max() > 0 for g in jax.tree.leaves(together[1]["expert"]))
     first = group[0]
     for others in (samples(2, 3), samples(3, 2)):
         row = [others[0], first, *others[1:]]
         with_first = loss_and_gradient(params, pack([row], PACKED))
         without = loss_and_gradient(params, pack([others], PACKED))
-        assert_close(with_first, jax.tree.map(jnp.add, without, alone[0]))
+        assert_close(with_first, jax.tree.map(np.add, without, alone[0]))
 
 
 def test_padding_changes_nothing(params):
@@ -71,42 +71,46 @@ def test_blocked_attention_gives_the_loss_and_gradients_of_dense(params):
 
 def test_perturbing_one_sample_leaves_the_actions_of_the_others(params):
     group = samples(6)
-    noise = jax.random.normal(KEY, (1, 5, 4, 6))
-    act = jax.jit(lambda b: MODEL.sample_actions(params, b, noise, steps=3))
+    act = jax.jit(lambda b: MODEL.sample_actions(params, b, NOISE, steps=3))
     changed = dataclasses.replace(
         group[1],
         images=tuple(255 - i for i in group[1].images),
         text=group[1].text[::-1].copy(),
         state=-group[1].state,
     )
-    before = act(pack([group], PACKED))
-    after = act(pack([[group[0], changed, *group[2:]]], PACKED))
+    before = np.asarray(act(pack([group], PACKED)))
+    after = np.asarray(act(pack([[group[0], changed, *group[2:]]], PACKED)))
     np.testing.assert_array_equal(before[:, [0, 2, 3]], after[:, [0, 2, 3]])
     assert np.abs(before[:, 1] - after[:, 1]).max() > 1e-3
 
 
 def test_the_loss_is_the_mean_of_its_chunks_and_ignores_masked_entries(params):
     batch = pack([samples(7)], PACKED)
-    time, noise = flow.draw(KEY, batch.sample_id, 2, (4, 6))
-    noised, target = flow.interpolate(batch.actions[:, :, None], noise, time)
+    time, noise = jax.device_get(
+        jax.jit(flow.draw, static_argnums=(2, 3))(KEY, batch.sample_id, 2, (4, 6))
+    )
+    noised, target = jax.device_get(
+        jax.jit(flow.interpolate)(batch.actions[:, :, None], noise, time)
+    )
     error = 0.0
     for c in range(2):  # one chunk at a time, so that chunks cannot have seen each other
-        v = MODEL.velocity(params, batch, noised[:, :, c : c + 1], time[:, :, c : c + 1])
+        v = np.asarray(velocity(params, batch, noised[:, :, c : c + 1], time[:, :, c : c + 1]))
         error += np.sum(np.where(batch.action_mask, (v[:, :, 0] - target[:, :, c]) ** 2, 0)) / 2
-    total, count = MODEL.loss(params, batch, KEY)
+    total, count = jax.jit(MODEL.loss)(params, batch, KEY)
     np.testing.assert_allclose(total, error, rtol=1e-5)
     assert count == batch.action_mask.sum()
 
 
 def test_sampling_integrates_the_velocity_that_training_learns(params):
     batch = pack([samples(8)], PACKED)
-    noise = jax.random.normal(KEY, (1, 5, 4, 6))
-    sampled = MODEL.sample_actions(params, batch, noise, steps=2)
-    own = Pi(dataclasses.replace(CONFIG, steps=2)).sample_actions(params, batch, noise)
+    sample = jax.jit(MODEL.sample_actions, static_argnames="steps")
+    sampled = np.asarray(sample(params, batch, NOISE, steps=2))
+    own = jax.jit(Pi(dataclasses.replace(CONFIG, steps=2)).sample_actions)(params, batch, NOISE)
     np.testing.assert_array_equal(own, sampled)
-    x = noise[:, :, None]
+    x = NOISE[:, :, None]
     for t in (1.0, 0.5):
-        x = x - 0.5 * MODEL.velocity(params, batch, x, jnp.full((1, 5, 1), t))
+        x = x - np.float32(0.5) * velocity(params, batch, x, np.full((1, 5, 1), t, np.float32))
+        x = np.asarray(x)
     real = slice(0, 4)
     np.testing.assert_allclose(sampled[:, real], x[:, real, 0], atol=1e-5)
 

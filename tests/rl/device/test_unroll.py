@@ -29,8 +29,10 @@ def params():
     made = flow_policy.init(
         tiny_policy().model, tiny_policy().params, jax.random.key(0), CONFIG.flow
     )
-    keys = iter(jax.random.split(jax.random.key(1), 99))
-    heads = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(next(keys), x.shape), made["value"])
+    rng = np.random.default_rng(1)
+    heads = jax.tree.map(
+        lambda x: np.asarray(x) + 0.1 * rng.normal(size=x.shape).astype(np.float32), made["value"]
+    )
     return jax.tree.map(jnp.asarray, {**made, "value": heads})
 
 
