@@ -61,13 +61,19 @@ def test_malformed_options_are_named(options, message):
         read_edit(EditOptions(**options))
 
 
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch):
+    """Lines of any length, whatever the paths of temporary folders."""
+    monkeypatch.setenv("COLUMNS", "1000")
+
+
 def test_the_command_writes_a_dataset_and_says_what_it_is(dataset, tmp_path, capsys):
     text = '<img src=x onerror="alert(1)">[red]'
     out = tmp_path / "new"
     app.cli(
         args=["edit", str(dataset), "--delete", "1", "--task", "0", text, "--out", str(out)],
     )
-    said = capsys.readouterr().out.replace("\n", " ")
+    said = capsys.readouterr().out
     assert f"{out}: LeRobot v3.0, 3 episodes, 17 frames, videos copied." in said
     assert open_dataset(out).task(0) == text
     write_page(open_dataset(out), 0, tmp_path / "page.html")
@@ -80,7 +86,7 @@ def test_in_place_is_asked_for_by_name(dataset, capsys):
     with pytest.raises(ValueError, match=r"is for one dataset on disk, not .*; give --out"):
         app.cli(args=["edit", str(dataset), str(dataset), "--in-place"])
     app.cli(args=["edit", str(dataset), "--delete", "0", "--in-place"])
-    assert "set.old: the dataset as it was" in capsys.readouterr().out.replace("\n", "")
+    assert "set.old: the dataset as it was" in capsys.readouterr().out
     assert open_dataset(dataset).num_episodes == 3
 
 
@@ -97,7 +103,7 @@ def test_a_mistake_ends_the_command_with_one_line(dataset, tmp_path):
 def test_idle_frames_are_told_drawn_and_written(dataset, tmp_path, capsys):
     out, page = tmp_path / "idle.json", tmp_path / "idle.html"
     app.cli(args=["idle", str(dataset), "--json", str(out), "--plot", str(page)])
-    said = capsys.readouterr().out.replace("\n", " ")
+    said = capsys.readouterr().out
     assert "0 frames (0.0 %) still, that is within 1 % of each dimension's range" in said
     assert json.loads(out.read_text())["keep"] == {}
     assert page.read_text().count('class="idle"') == 4
