@@ -24,6 +24,7 @@ from orbax.checkpoint import v1 as ocp
 
 from models.checkpoints import digests
 from models.checkpoints.own import check_same, context, find, metadata, refuse, steps
+from models.files.on_disk import to_disk
 from models.terminal import Console, harmless, logger
 from parallel.hosts.agreement import agree
 from parallel.hosts.distributed import host_count, host_index
@@ -285,7 +286,7 @@ def _publish(
     if os.path.lexists(final):
         _mark(final, _DELETED)
     saving.rename(final)
-    digests.sync_directory(directory)
+    to_disk(directory)
     saved = steps(directory)
     before = [number for number in saved if number <= step]
     stay = {*before[-keep:], *(number for number in before if number in held)}

@@ -24,6 +24,7 @@ from data.lerobot.metadata import JOURNAL
 from data.lerobot.recording import DATA_PATH, FILES_PER_CHUNK, VIDEO_PATH, DataFiles
 from data.statistics.pixels import Histogram
 from data.video.encoding import VideoEncoding, write_video
+from models.files.on_disk import to_disk
 
 _EPISODES = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 _ASIDE = ".unfinished"
@@ -48,7 +49,8 @@ class GrowingDataset:
 
     Attributes:
       tasks, subtasks: texts with their numbers.
-      notes: of the finished episodes, in order.
+      num_frames: of the finished episodes.
+      notes: of these, in order.
 
     Raises:
       ValueError: something else was recorded there, or another process records.
@@ -73,6 +75,7 @@ class GrowingDataset:
             ) from None
         self._size = 0
         self._entries = self._read()
+        self.num_frames = sum(entry["length"] for entry in self._entries)
         shutil.rmtree(root / _ASIDE, ignore_errors=True)
         last = self._entries[-1] if self._entries else {"tasks": [], "subtasks": []}
         self.tasks = {text: k for k, text in enumerate(last["tasks"])}
@@ -82,11 +85,6 @@ class GrowingDataset:
     def num_episodes(self) -> int:
         """Finished episodes."""
         return len(self._entries)
-
-    @property
-    def num_frames(self) -> int:
-        """Frames of the finished episodes."""
-        return sum(entry["length"] for entry in self._entries)
 
     @property
     def notes(self) -> list[dict[str, Any]]:
@@ -142,7 +140,7 @@ class GrowingDataset:
         moves += [(self._name(DATA_PATH, 0), self._name(DATA_PATH, number))]
         moves += [(self._name(_EPISODES, 0), self._name(_EPISODES, number))]
         for name, _ in moves:
-            _to_disk(aside / name)
+            to_disk(aside / name)
         size = self._write(entry)
         if number == 0:
             shutil.copyfile(aside / "meta/info.json", self.root / "meta/info.json")
@@ -150,10 +148,11 @@ class GrowingDataset:
             (self.root / place).parent.mkdir(parents=True, exist_ok=True)
             (aside / name).replace(self.root / place)
         self._entries.append(json.loads(json.dumps(entry)))
+        self.num_frames += length
         self._size = size
         (aside / "meta/info.json").replace(self.root / "meta/info.json")
         for folder in sorted({(self.root / place).parent for _, place in moves}):
-            _to_disk(folder)
+            to_disk(folder)
 
     def finished(self) -> Iterator[FinishedEpisode]:
         """All episodes, read back."""
@@ -256,12 +255,3 @@ def _difference(header: Any, other: Any) -> str:
                 return _difference(before, now)
             return f"was recorded with {name} {before!r}, but now it is {other.get(name)!r}"
     return "was recorded otherwise"
-
-
-def _to_disk(path: Path) -> None:
-    """Waits until a file or folder is on disk."""
-    number = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)

@@ -24,6 +24,7 @@ from typing import BinaryIO
 import google_crc32c
 
 from models.checkpoints.declared import check_regular
+from models.files.on_disk import to_disk
 
 NAME = "digests.json"
 Digests = dict[str, tuple[int, str]]
@@ -75,16 +76,7 @@ def write_digests(folder: Path, digests: Digests) -> None:
         file.flush()
         os.fsync(file.fileno())
     for directory in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
-        sync_directory(directory)
-
-
-def sync_directory(directory: Path) -> None:
-    """Returns when the entries of a directory are on disk."""
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        to_disk(directory)
 
 
 def is_sealed(folder: Path) -> bool:

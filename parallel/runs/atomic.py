@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from models.checkpoints.digests import sync_directory
+from models.files.on_disk import to_disk
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -15,4 +15,4 @@ def replace_text(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
-    sync_directory(path.parent)
+    to_disk(path.parent)

@@ -16,6 +16,7 @@ from pathlib import Path
 from models.checkpoints import digests, own
 from models.checkpoints.remote import is_remote, url_of
 from models.files.bucket import Bucket
+from models.files.on_disk import to_disk
 from models.terminal import Console
 from parallel.hosts.agreement import agree
 from parallel.hosts.watchdog import alive
@@ -191,7 +192,7 @@ def _bring(bucket: Bucket, directory: Path, step: int) -> None:
         if name in listed and (content := bucket.read(name)) is not None:
             replace_text(directory / name, content.decode())
     (fetching / within).rename(folder / str(step))
-    digests.sync_directory(folder)
+    to_disk(folder)
     (fetching / "checkpoints").rmdir()
     fetching.rmdir()
     note_saved(directory, step)

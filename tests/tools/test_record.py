@@ -9,6 +9,7 @@ import pytest
 from data import open_dataset
 from models.terminal import Console
 from sim.environments.tabletop import Tabletop
+from tests.helpers.sim.point_suite import TWO_TASKS
 from tools.record import RecordConfig, main, record_dataset
 
 
@@ -48,7 +49,7 @@ def test_numbers_that_make_no_recording_are_named(tmp_path):
 def test_a_users_suite_is_recorded_by_its_expert_task_by_task(tmp_path):
     """Tasks that cannot share slots follow one another."""
     file = tmp_path / "mine.py"
-    file.write_text(SUITE)
+    file.write_text(TWO_TASKS)
     config = RecordConfig(tmp_path / "demos", f"{file}:MINE", episodes=4, noise=0.3, slots=3)
     summary = record_dataset(config)
     dataset = open_dataset(tmp_path / "demos")
@@ -61,7 +62,7 @@ def test_a_users_suite_is_recorded_by_its_expert_task_by_task(tmp_path):
 
 
 def test_noise_that_is_not_given_is_the_suites(tmp_path):
-    (tmp_path / "mine.py").write_text(SUITE)
+    (tmp_path / "mine.py").write_text(TWO_TASKS)
     record = partial(RecordConfig, suite=f"{tmp_path / 'mine.py'}:MINE", tasks=("near",))
     for name, given in (("usual", {}), ("same", {"noise": 0.4}), ("none", {"noise": 0.0})):
         record_dataset(record(tmp_path / name, episodes=2, **given))
@@ -75,7 +76,7 @@ def test_noise_that_is_not_given_is_the_suites(tmp_path):
 
 def test_a_recording_never_begins_where_policies_are_judged(tmp_path):
     """LIBERO's published initial states are the seeds below its `recorded_from`."""
-    text = SUITE.replace("noise=0.4", "noise=0.0, recorded_from=1_000_003")
+    text = TWO_TASKS.replace("noise=0.4", "noise=0.0, recorded_from=1_000_003")
     (tmp_path / "mine.py").write_text(text + "\nOTHER = replace(MINE, recorded_from=3)\n")
     for name, suite, seed in (("a", "MINE", 0), ("b", "OTHER", 1), ("c", "OTHER", 0)):
         suite = f"{tmp_path / 'mine.py'}:{suite}"
@@ -88,34 +89,16 @@ def test_a_recording_never_begins_where_policies_are_judged(tmp_path):
 def test_a_folder_that_looks_like_markup_is_recorded_into(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "300")
     file = tmp_path / "mine.py"
-    file.write_text(SUITE)
+    file.write_text(TWO_TASKS)
     out = tmp_path / "a[/b]c"
     main(RecordConfig(out, f"{file}:MINE", episodes=1), Console())
     assert f"{out}: 2 episodes" in capsys.readouterr().out
 
 
-SUITE = """
-from dataclasses import replace
-
-from sim.environments.device_slots import DeviceSlots
-from sim.suite import Suite
-from tests.helpers.sim.point_world import PointWorld, expert
-
-
-def slots(tasks, count, size):
-    world = PointWorld()
-    (world.name,) = tasks
-    return DeviceSlots(world, count, expert)
-
-
-MINE = Suite("mine", ("near", "far"), 8, slots, together=False, noise=0.4)
-"""
-
-
 def test_a_recording_interrupted_before_its_files_are_joined_has_all_episodes(
     tmp_path, monkeypatch
 ):
-    (tmp_path / "mine.py").write_text(SUITE)
+    (tmp_path / "mine.py").write_text(TWO_TASKS)
     config = RecordConfig(tmp_path / "set", f"{tmp_path / 'mine.py'}:MINE", episodes=3)
 
     def interrupt(writer, root):

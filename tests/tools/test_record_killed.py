@@ -13,22 +13,9 @@ import pytest
 from data import open_dataset
 from data.errors import MissingFileError
 from tests.helpers.parallel.toy import environment
+from tests.helpers.sim.point_suite import TWO_TASKS
 from tools.record import RecordConfig, record_dataset
 
-SUITE = """
-from sim.environments.device_slots import DeviceSlots
-from sim.suite import Suite
-from tests.helpers.sim.point_world import PointWorld, expert
-
-
-def slots(tasks, count, size):
-    world = PointWorld()
-    (world.name,) = tasks
-    return DeviceSlots(world, count, expert)
-
-
-MINE = Suite("mine", ("near", "far"), 8, slots, together=False, noise=0.4)
-"""
 EPISODES = 20
 
 
@@ -43,7 +30,7 @@ def finished(path: Path) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("kills", [2, pytest.param(100, marks=pytest.mark.drill)])
 def test_a_recording_killed_at_any_moment_is_resumed_to_the_same_bytes(kills, tmp_path):
-    (tmp_path / "mine.py").write_text(SUITE)
+    (tmp_path / "mine.py").write_text(TWO_TASKS)
     suite, rng, left, number = (
         f"{tmp_path / 'mine.py'}:MINE",
         np.random.default_rng(kills),

@@ -17,6 +17,7 @@ from data.lerobot.writer import DatasetWriter
 from data.validation.validate import validate
 from data.video.encoding import VideoEncoding
 from data.video.video import encode_mp4
+from tests.helpers.data.pictures import encode
 from tests.helpers.data.recording import FEATURES, FRONT, LENGTHS, WRIST, make_episode, psnr, write
 from tests.helpers.data.v21 import video, write_v21
 
@@ -71,16 +72,6 @@ def test_frames_within_a_group_of_pictures_are_cut_out_without_encoding(
     ):
         assert_taken(new, i, before, j, at)
     assert [p for p in validate(tmp_path / "new") if p.severity == "error"] == []
-
-
-def encode(path, frames, encoder, options):
-    with av.open(str(path), "w") as out:
-        stream = out.add_stream(encoder, rate=20, options=options)
-        stream.height, stream.width = frames.shape[1:3]
-        stream.pix_fmt = "yuv420p"
-        for frame in frames:
-            out.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
-        out.mux(stream.encode(None))
 
 
 def test_an_edit_interrupted_anywhere_goes_on_and_comes_to_the_same_bytes(recorded, tmp_path):

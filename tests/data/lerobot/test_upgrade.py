@@ -12,7 +12,7 @@ from data import open_dataset
 from data.errors import DatasetError
 from data.lerobot.upgrade import upgrade
 from data.validation.validate import validate
-from tests.helpers.data.pictures import png
+from tests.helpers.data.pictures import encode, png
 from tests.helpers.data.recording import FEATURES, FRONT, LENGTHS, SHARED, WRIST
 from tests.helpers.data.v21 import edit_lines, parquet, video, write_v21
 
@@ -26,16 +26,6 @@ ENCODERS = (
 @pytest.fixture
 def old(tmp_path, episodes):
     return write_v21(tmp_path / "old", episodes, FEATURES, 20)
-
-
-def encode(path, frames, encoder, options):
-    with av.open(str(path), "w") as out:
-        stream = out.add_stream(encoder, rate=20, options=options)
-        stream.height, stream.width = frames.shape[1:3]
-        stream.pix_fmt = "yuv420p"
-        for frame in frames:
-            out.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
-        out.mux(stream.encode(None))
 
 
 def assert_same(new, old):

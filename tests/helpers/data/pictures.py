@@ -1,8 +1,9 @@
-"""Datasets whose pictures are in parquet or in files instead of videos."""
+"""Pictures of datasets: in parquet, in files, or in videos of any codec."""
 
 import io
 import json
 
+import av
 import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
@@ -44,3 +45,14 @@ def stored_in_parquet(root, cells):
         {"dtype": "image", "shape": [3, 48, 64], "names": ["c", "h", "w"]},
     )
     return "observation.images.top"
+
+
+def encode(path, frames, encoder, options):
+    """Writes frames [t, h, w, 3] as a video at 20 frames a second."""
+    with av.open(str(path), "w") as out:
+        stream = out.add_stream(encoder, rate=20, options=options)
+        stream.height, stream.width = frames.shape[1:3]
+        stream.pix_fmt = "yuv420p"
+        for frame in frames:
+            out.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        out.mux(stream.encode(None))

@@ -5,26 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from models import Embodiment, Layout, Normalizer, Processor, Sample, pack
+from models import Embodiment, Normalizer, Processor, Sample, pack
 from models.inputs.packed_batch import lay_out
 from models.inputs.tokenizer import BOS, Tokenizer
-from models.layers.film import image_prompts
-
-LAYOUT = Layout(
-    prefix=24, images=3, samples=3, text=12, image_size=4, tokens_per_image=4, state_tokens=1,
-    state_dim=2, horizon=2, action_dim=3,
-)  # fmt: skip
-
-
-def sample(images: int, text: int, value: int) -> Sample:
-    return Sample(
-        images=tuple(np.full((4, 4, 3), value + i, np.uint8) for i in range(images)),
-        text=np.arange(value, value + text, dtype=np.int32),
-        state=np.full(2, value, np.float32),
-        actions=np.full((2, 3), value, np.float32),
-        action_mask=np.ones((2, 3), bool),
-        id=value,
-    )
+from tests.helpers.models.rows import LAYOUT, sample
 
 
 def test_every_place_of_a_row_points_at_what_belongs_to_its_sample():
@@ -51,26 +35,6 @@ def test_images_stand_among_the_text_where_a_sample_says():
     second = [15, *range(8, 12), 16, 25]
     np.testing.assert_array_equal(batch.prefix_source[0, :19], first + second)
     np.testing.assert_array_equal(batch.prefix_position[0, :19], [*range(12), *range(7)])
-
-
-@pytest.mark.parametrize("at", [(), (1, 3)])
-def test_an_image_is_told_the_mean_of_its_own_samples_prompt_wherever_it_stands(at):
-    first = dataclasses.replace(sample(2, 3, 10), image_at=at)
-    batch = pack([[first, sample(1, 2, 20)], [sample(1, 4, 30)]], LAYOUT)
-    told = image_prompts(batch, np.stack([batch.text, -batch.text], -1).astype(np.float32), 4)
-    means = [11, 11, 20.5, 31.5, 0, 0]  # the second row's last two slots are free
-    np.testing.assert_allclose(told, np.stack([means, np.negative(means)], -1), rtol=1e-6)
-
-
-def test_an_image_is_told_the_order_of_its_prompts_words_wherever_it_lies_in_the_row():
-    def told(prompt, before):
-        row = [sample(1, before, 50), dataclasses.replace(sample(1, 3, 0), text=np.array(prompt))]
-        batch = pack([row], LAYOUT)
-        embedding = np.random.default_rng(0).normal(size=(100, 8)).astype(np.float32)
-        return image_prompts(batch, embedding[batch.text], 4, ordered=True)[1]
-
-    np.testing.assert_allclose(told([1, 2, 3], 2), told([1, 2, 3], 5), atol=1e-6)
-    assert np.abs(told([1, 2, 3], 2) - told([3, 2, 1], 2)).max() > 0.1
 
 
 @pytest.mark.parametrize("at", [(0,), (2, 1), (0, 4), (-1, 0)])
