@@ -227,7 +227,7 @@ def test_a_reader_that_leaves_rows_out_makes_no_store(episodes, npz, tmp_path):
 def test_reworded_frames_have_all_that_frames_have():
     frames = MemoryFrames()
     told = Retold(frames, (("go",), ("stop",)), {}, 1.0)
-    given = ["frames", "prompts", "increments", "step", "every"]
+    given = ["frames", "prompts", "increments", "step", "every", "kept"]
     assert [field.name for field in fields(Retold)] == given
     for name in members(Frames):
         assert name in dir(Retold) or name in vars(told), name
