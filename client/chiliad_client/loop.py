@@ -116,7 +116,7 @@ class TickRecorder(Protocol):
     """Takes in what was seen and sent; `EpisodeRecorder` is one."""
 
     def begin(self, hz: float, prompt: str) -> None:
-        """Begins an episode."""
+        """Begins an episode, and ends the one under way."""
 
     def add(self, seen: Mapping[str, Any], command: Command, seconds: float) -> None:
         """One tick, at `seconds` of a clock; never waits."""
@@ -207,6 +207,7 @@ class ControlLoop:
         self._idle, self._idling, self._retry = 0, True, 0
         self._acted: int | None = None
         self._stopped = self._ended = False
+        self._told: str | None = None
 
     def run(
         self,
@@ -222,8 +223,6 @@ class ControlLoop:
         """
         self._begin()
         ticks = math.inf if seconds is None else math.ceil(seconds * self.settings.hz)
-        if self.recorder is not None:
-            self.recorder.begin(self.settings.hz, self.prompt)
         try:
             while not self._ended and (tick := self._pace.wait()) < ticks:
                 self._step(tick)
@@ -240,7 +239,7 @@ class ControlLoop:
         return self.report
 
     def step(self) -> Command:
-        """Waits for the next tick and sends its command; `run` without an end or a recording."""
+        """Waits for the next tick and sends its command: a `run` that the caller ends."""
         return self._step(self._pace.wait())
 
     def end(self) -> None:
@@ -284,9 +283,7 @@ class ControlLoop:
         self._send(command)
         if not ending:
             self._ask(begun, idle)
-        if self.recorder is not None:
-            sent = command if self._last is None else command._replace(sent=self._last)
-            self.recorder.add(seen, sent, self.clock.now())
+        self._record(command)
         return command
 
     def _check_rest(self, rest: np.ndarray, seen: Mapping[str, Any]) -> None:
@@ -413,6 +410,15 @@ class ControlLoop:
                 message.update(further._asdict())
         number = self.server.ask(message)
         self._asked = _Asked(number, tick, committed, idle)
+
+    def _record(self, command: Command) -> None:
+        """One more tick of the episode; another prompt begins another episode."""
+        if self.recorder is None or self._last is None:
+            return
+        if self._told != self.prompt:
+            self._told = self.prompt
+            self.recorder.begin(self.settings.hz, self.prompt)
+        self.recorder.add(self._seen, command._replace(sent=self._last), self.clock.now())
 
     def _is_old(self, tick: int, observed: int) -> bool:
         limit = self.settings.max_age

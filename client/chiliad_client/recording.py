@@ -16,11 +16,11 @@ import zipfile
 from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any, Mapping, NamedTuple
 
 import numpy as np
 
-from .agreement import last_part
+from .agreement import flat
 from .loop import Command
 from .wire import encoder
 
@@ -31,17 +31,20 @@ MODES = ("act", "hold", "stop")
 _QUEUED = 64
 
 
-class _Begin:
-    def __init__(self, hz: float, prompt: str) -> None:
-        self.hz, self.prompt = hz, prompt
+class _Edge(NamedTuple):
+    """Beginning of an episode, or its end where there is no prompt; ticks dropped so far."""
+
+    dropped: int
+    hz: float = 0.0
+    prompt: str | None = None
 
 
 class _Tick:
     def __init__(self, seen: Mapping[str, Any], command: Command, seconds: float) -> None:
         self.pictures: dict[str, np.ndarray] = {}
         self.numbers: dict[str, np.ndarray] = {}
-        for key, value in seen.items():
-            array, name = np.array(value), last_part(key)
+        for name, value in flat(seen).items():
+            array = np.array(value)
             if array.ndim == 3:
                 channels_last = array.shape[2] == 3 or array.shape[0] != 3
                 self.pictures[name] = array if channels_last else array.transpose(1, 2, 0)
@@ -80,7 +83,7 @@ class EpisodeRecorder:
 
     def begin(self, hz: float, prompt: str) -> None:
         """Begins an episode, after the one under way if there is one."""
-        self._queue.put(_Begin(hz, prompt))
+        self._queue.put(_Edge(self._dropped, hz, prompt))
 
     def add(self, seen: Mapping[str, Any], command: Command, seconds: float) -> None:
         """One tick; never waits. Arrays are copied. Left out and counted where the disk lags."""
@@ -93,7 +96,7 @@ class EpisodeRecorder:
 
     def end(self) -> None:
         """Ends the episode."""
-        self._queue.put(None)
+        self._queue.put(_Edge(self._dropped))
 
     @property
     def dropped(self) -> int:
@@ -106,14 +109,14 @@ class EpisodeRecorder:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.end()
         self._queue.put(None)
-        self._queue.put("over")
         self._thread.join()
         if self._failed is not None:
             raise OSError(f"{self.folder}: the recording could not be written: {self._failed}")
 
     def _run(self) -> None:
-        while (item := self._queue.get()) != "over":
+        while (item := self._queue.get()) is not None:
             try:
                 if self._failed is None:
                     self._take(item)
@@ -131,13 +134,13 @@ class EpisodeRecorder:
         if isinstance(item, _Tick):
             self._write(item)
             return
-        self._finish()
-        if isinstance(item, _Begin):
+        self._finish(item.dropped)
+        if item.prompt is not None:
             there = [int(path.stem[-6:]) for path in self.folder.glob("episode_??????.npz")]
             self._path = self.folder / f"episode_{max(there, default=-1) + 1:06d}.npz"
             self._file = zipfile.ZipFile(self._partial, "w")
             self._rows = defaultdict(list)
-            self._about = {"task": item.prompt, "hz": item.hz, "before": self._dropped}
+            self._about = {"task": item.prompt, "hz": item.hz, "before": item.dropped}
 
     @property
     def _partial(self) -> Path:
@@ -167,19 +170,15 @@ class EpisodeRecorder:
         for name, value in row.items():
             self._rows[name].append(value)
 
-    def _finish(self) -> None:
+    def _finish(self, dropped: int) -> None:
         """Writes the columns of the episode under way and gives its file its name."""
         file, self._file = self._file, None
         if file is None:
             return
         for name, values in self._rows.items():
             file.writestr(f"{name}.npy", _npy(np.array(values)))
-        dropped = self._dropped - self._about["before"]
-        for name, value in (
-            ("task", self._about["task"]),
-            ("hz", self._about["hz"]),
-            ("dropped", dropped),
-        ):
+        before = self._about.pop("before")
+        for name, value in {**self._about, "dropped": dropped - before}.items():
             file.writestr(f"{name}.npy", _npy(np.array(value)))
         file.close()
         if self._rows["tick"]:
@@ -190,5 +189,5 @@ class EpisodeRecorder:
 
 def _npy(array: np.ndarray) -> bytes:
     file = io.BytesIO()
-    np.lib.format.write_array(file, np.ascontiguousarray(array), allow_pickle=False)
+    np.lib.format.write_array(file, array, allow_pickle=False)
     return file.getvalue()

