@@ -2,15 +2,15 @@
 fixed rate, action chunks laid out by tick, safety limits, reconnection and recording.
 """
 
-from .chunks import Chunk, Delays, Plan
-from .connection import Answer, Backoff, Connection, Session
+from .chunks import ActionPlan, Chunk, Delays
+from .connection import Backoff, Connection, ServerAnswer, ServerSession
 from .lerobot_robot import LeRobotRobot
 from .limits import Limited, SafetyLimits
 from .loop import Command, ControlLoop, DriveReport, LoopSettings, drive
 from .recording import EpisodeRecorder
 
 __all__ = [
-    "Answer",
+    "ActionPlan",
     "Backoff",
     "Chunk",
     "Command",
@@ -22,8 +22,8 @@ __all__ = [
     "LeRobotRobot",
     "Limited",
     "LoopSettings",
-    "Plan",
     "SafetyLimits",
-    "Session",
+    "ServerAnswer",
+    "ServerSession",
     "drive",
 ]

@@ -41,7 +41,7 @@ class Planned(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class ActionPlan:
     """Actions of ticks `first`, `first` + 1, …: `actions` [n, a], and for each the tick of the
     newest observation behind it and how many chunks it is the mean of, int [n]."""
 
@@ -62,7 +62,7 @@ class Plan:
         i = tick - self.first
         return Planned(self.actions[i], int(self.observed[i]))
 
-    def merged(self, chunk: Chunk, now: int, overlap: Overlap, frozen_until: int = 0) -> Plan:
+    def merged(self, chunk: Chunk, now: int, overlap: Overlap, frozen_until: int = 0) -> ActionPlan:
         """The plan from tick `now` on with a new chunk in it; it ends where the chunk ends, and is
         unchanged where that is over. `frozen_until`: first tick that is not promised.
 
@@ -81,15 +81,15 @@ class Plan:
         if overlap == "frozen":
             shared &= ticks < frozen_until
         if overlap == "latest" or not shared.any():
-            return Plan(now, actions, observed, chunks)
+            return ActionPlan(now, actions, observed, chunks)
         old = ticks[shared] - self.first
         if overlap == "frozen":
             actions[shared], observed[shared] = self.actions[old], self.observed[old]
-            return Plan(now, actions, observed, chunks)
+            return ActionPlan(now, actions, observed, chunks)
         count = self.chunks[old] + 1
         actions[shared] = self.actions[old] + (actions[shared] - self.actions[old]) / count[:, None]
         chunks[shared] = count
-        return Plan(now, actions, observed, chunks)
+        return ActionPlan(now, actions, observed, chunks)
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,8 @@ class Continuation(NamedTuple):
 def continuation(
     last: Chunk | None, tick: int, delay: int, most: int | None = None
 ) -> Continuation | None:
-    """How the server's last chunk is to be continued by an observation of this tick; None if it
-    cannot be, as there is none or it is over.
+    """Continuation of the server's last chunk by an observation of this tick; None if it cannot be
+    continued, as there is none or it is over.
 
     Args:
       delay: ticks until the answer is expected.
@@ -134,7 +134,7 @@ def continuation(
 
 
 def chunk_fault(actions: Any, dims: int) -> str | None:
-    """What keeps an answer's actions from being a chunk [h, dims] of finite numbers, in words."""
+    """Reason why an answer's actions are no chunk [h, dims] of finite numbers, in words."""
     if not isinstance(actions, np.ndarray) or actions.dtype.kind != "f" or actions.ndim != 2:
         kind = getattr(actions, "dtype", type(actions).__name__)
         return f"are {kind} {list(getattr(actions, 'shape', []))}, not floats [steps, {dims}]"

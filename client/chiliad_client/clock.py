@@ -12,7 +12,7 @@ _ROUNDING = 1e-6
 """Part of a tick that rounding of the clock may make it begin early."""
 
 
-class Clock(Protocol):
+class TickClock(Protocol):
     """Source of time, in seconds; tests have one of their own."""
 
     def now(self) -> float:
@@ -38,7 +38,7 @@ class Pace:
     """Ticks 0, 1, … of 1 / `hz` seconds from now on, each of which is taken at most once. `last` is
     the one that was taken last, `missed` counts those that nobody took before they were over."""
 
-    def __init__(self, hz: float, clock: Clock) -> None:
+    def __init__(self, hz: float, clock: TickClock) -> None:
         self._clock, self._hz, self._start = clock, hz, clock.now()
         self.last, self.missed = -1, 0
 

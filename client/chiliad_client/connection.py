@@ -29,14 +29,14 @@ _TOO_BIG = 1009
 """Close code of a message that is longer than the server reads."""
 
 
-class Session(NamedTuple):
+class ServerSession(NamedTuple):
     """A connection that stands: its number, and what the server told of itself."""
 
     number: int
     metadata: Mapping[str, Any]
 
 
-class Answer(NamedTuple):
+class ServerAnswer(NamedTuple):
     """Answer to question `number`: what came, or `refusal`, the server's reason for none."""
 
     number: int
@@ -95,17 +95,17 @@ class Connection:
         if token:
             self._options["additional_headers"] = {"Authorization": f"Api-Key {token}"}
         self._changed = threading.Condition()
-        self._session: Session | None = None
+        self._session: ServerSession | None = None
         self._broken: str | None = None
         self._why = "it has not been tried yet"
         self._opened = self._asked = 0
         self._waiting: tuple[int, Mapping[str, Any]] | None = None
-        self._answers: deque[Answer] = deque(maxlen=16)
+        self._answers: deque[ServerAnswer] = deque(maxlen=16)
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="chiliad connection", daemon=True)
 
     @property
-    def session(self) -> Session | None:
+    def session(self) -> ServerSession | None:
         """The connection that stands, None while there is none.
 
         Raises:
@@ -116,7 +116,7 @@ class Connection:
                 raise ValueError(self._broken)
             return self._session
 
-    def wait(self, seconds: float) -> Session:
+    def wait(self, seconds: float) -> ServerSession:
         """The connection, once it stands.
 
         Raises:
@@ -145,7 +145,7 @@ class Connection:
             self._loop.call_soon_threadsafe(self._wake.set)
         return number
 
-    def answer(self) -> Answer | None:
+    def answer(self) -> ServerAnswer | None:
         """The next answer, if one has come; never waits."""
         with self._changed:
             return self._answers.popleft() if self._answers else None
@@ -239,7 +239,7 @@ class Connection:
                     "this server does not read JPEG; leave jpeg out, or serve with a newer Chiliad."
                 )
             self._opened += 1
-            self._set_session(Session(self._opened, metadata))
+            self._set_session(ServerSession(self._opened, metadata))
             log.info("%s: connected", self.url)
             await self._converse(socket)
 
@@ -262,9 +262,9 @@ class Connection:
                 told = await asyncio.wait_for(socket.recv(), self._answer_within)
                 if isinstance(told, str):
                     last = (told.strip().splitlines() or [""])[-1]  # openpi sends a traceback
-                    self._add(Answer(number, {}, last))
+                    self._add(ServerAnswer(number, {}, last))
                 else:
-                    self._add(Answer(number, self._read(told)))
+                    self._add(ServerAnswer(number, self._read(told)))
         finally:
             closed.cancel()
 
@@ -278,12 +278,12 @@ class Connection:
                 f"what came cannot be read, as {error}; is it a server of openpi's protocol?"
             ) from None
 
-    def _add(self, answer: Answer) -> None:
+    def _add(self, answer: ServerAnswer) -> None:
         with self._changed:
             self._answers.append(answer)
             self._changed.notify_all()
 
-    def _set_session(self, session: Session | None) -> None:
+    def _set_session(self, session: ServerSession | None) -> None:
         with self._changed:
             self._session = session
             if session is None:

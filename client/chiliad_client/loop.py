@@ -16,9 +16,9 @@ from typing import Any, Callable, Literal, Mapping, NamedTuple, Protocol
 import numpy as np
 
 from .agreement import check_actions, check_agreement, continues
-from .chunks import Chunk, Delays, Overlap, Plan, chunk_fault, continuation
-from .clock import Clock, MonotonicClock, Pace
-from .connection import Answer, Session
+from .chunks import ActionPlan, Chunk, Delays, Overlap, chunk_fault, continuation
+from .clock import MonotonicClock, Pace, TickClock
+from .connection import ServerAnswer, ServerSession
 from .limits import SafetyLimits
 
 log = logging.getLogger("chiliad_client")
@@ -43,19 +43,19 @@ class RealRobot(Protocol):
         where it stands if that is None; of relative ones zeros."""
 
 
-class Link(Protocol):
+class ServerLink(Protocol):
     """A server as the loop sees it; `Connection` is one."""
 
     url: str
 
     @property
-    def session(self) -> Session | None:
+    def session(self) -> ServerSession | None:
         """The connection that stands; ValueError if there will never be one."""
 
     def ask(self, message: Mapping[str, Any]) -> int:
         """Number of a question; never waits."""
 
-    def answer(self) -> Answer | None:
+    def answer(self) -> ServerAnswer | None:
         """The next answer, if one has come; never waits."""
 
 
@@ -176,19 +176,19 @@ class ControlLoop:
     """
 
     robot: RealRobot
-    server: Link
+    server: ServerLink
     prompt: str
     settings: LoopSettings
     limits: SafetyLimits = field(default_factory=SafetyLimits)
     stop: Stop | None = None
     recorder: TickRecorder | None = None
-    clock: Clock = field(default_factory=MonotonicClock)
+    clock: TickClock = field(default_factory=MonotonicClock)
 
     def __post_init__(self) -> None:
         self._delays = Delays()
         self._totals: Counter[str] = Counter()
         self._limited: Counter[str] = Counter()
-        self._measured: tuple[int, ...] = ()
+        self._measured: list[int] = []
         self._missed, self._pace = 0, Pace(self.settings.hz, self.clock)
         self._begin()
 
@@ -196,10 +196,10 @@ class ControlLoop:
         """Forgets the episode before, and all that its server knew."""
         self._missed += self._pace.missed
         self._pace = Pace(self.settings.hz, self.clock)
-        self._plan = Plan()
+        self._plan = ActionPlan()
         self._seen: Mapping[str, Any] = {}
         self._last: np.ndarray | None = None
-        self._session: Session | None = None
+        self._session: ServerSession | None = None
         self._asked: _Asked | None = None
         self._newest: Chunk | None = None
         self._continued: Chunk | None = None
@@ -267,7 +267,7 @@ class ControlLoop:
             lost=totals["lost"],
             expired=totals["expired"],
             late=totals["late"],
-            delays=self._measured,
+            delays=tuple(self._measured),
         )
 
     def _step(self, begun: int, ending: bool = False) -> Command:
@@ -301,11 +301,7 @@ class ControlLoop:
                 asked, self._asked = self._asked, None
                 self._take(answer, asked, tick, len(rest))
         session = self.server.session
-        if session == self._session or (
-            session is not None
-            and self._session is not None
-            and session.number == self._session.number
-        ):
+        if _number(session) == _number(self._session):
             return
         self._totals["lost"] += self._asked is not None
         self._session, self._asked, self._continued = session, None, None
@@ -316,7 +312,7 @@ class ControlLoop:
             wanted = self.settings.chunking if self.settings.overlap == "frozen" else False
             self._continues = continues(url, told, wanted)
 
-    def _take(self, answer: Answer, asked: _Asked, tick: int, dims: int) -> None:
+    def _take(self, answer: ServerAnswer, asked: _Asked, tick: int, dims: int) -> None:
         """Merges an answer into the plan. Its first action is for the tick that it was asked at,
         later by as many as the robot has been held since, for so long nothing moved."""
         if answer.refusal is not None:
@@ -332,7 +328,7 @@ class ControlLoop:
         self._totals["answers"] += 1
         delay = tick - asked.tick
         self._delays = self._delays.and_then(delay)
-        self._measured += (delay,)
+        self._measured.append(delay)
         chunk = Chunk(asked.tick + self._idle - asked.idle, asked.tick, answer.content["actions"])
         self._continued = None
         if chunk.end <= tick or self._is_old(tick, chunk.observed):
@@ -358,9 +354,9 @@ class ControlLoop:
         silent = self._acted is not None and planned is None and self.stop is not None
         if silent and tick - (self._acted or 0) > self.settings.stop_after * self.settings.hz:
             self._stopped = True
-        mode: Mode = "stop" if self._stopped else "hold"
+        mode: Mode = "stop" if self._stopped and not ending else "hold"
         wanted = rest
-        if self._stopped and self.stop is not None:
+        if self._stopped and self.stop is not None and not ending:
             wanted = np.array(self.stop(self._seen, rest if self._last is None else self._last))
         elif planned is not None and not ending:
             mode, wanted = "act", planned.action
@@ -375,7 +371,7 @@ class ControlLoop:
         return Command(tick, mode, sent, wanted, tick - planned.observed, by)
 
     def _send(self, command: Command) -> None:
-        done = self.robot.act(command.sent)
+        done = self.robot.act(command.sent.copy())
         self._last = command.sent if done is None else np.array(done, np.float64)
         if self._last.shape != command.sent.shape:
             raise ValueError(
@@ -430,9 +426,13 @@ class ControlLoop:
             self.robot.act(self.limits.applied(rest, rest, self._seen).action)
 
 
+def _number(session: ServerSession | None) -> int:
+    return 0 if session is None else session.number
+
+
 def drive(
     robot: RealRobot,
-    server: Link,
+    server: ServerLink,
     prompt: str,
     *,
     hz: float,

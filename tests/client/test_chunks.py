@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from chiliad_client.chunks import Chunk, Delays, Plan, chunk_fault, continuation
+from chiliad_client.chunks import ActionPlan, Chunk, Delays, chunk_fault, continuation
 
 
 def chunk(start, number, steps=6, observed=None):
@@ -14,7 +14,7 @@ def chunk(start, number, steps=6, observed=None):
 
 
 def test_an_action_is_of_its_own_tick_and_of_no_other():
-    plan = Plan().merged(chunk(10, 1), 10, "latest")
+    plan = ActionPlan().merged(chunk(10, 1), 10, "latest")
     assert [plan.at(tick) is None for tick in (9, 10, 15, 16)] == [True, False, False, True]
     assert plan.at(12).action.tolist() == [1, 12]
     assert plan.at(12).observed == 10
@@ -23,7 +23,7 @@ def test_an_action_is_of_its_own_tick_and_of_no_other():
 @pytest.mark.parametrize("overlap", ["frozen", "latest", "average"])
 def test_merging_is_what_a_map_of_ticks_says(overlap):
     rng = np.random.default_rng(0)
-    plan, wanted, now = Plan(), {}, 0
+    plan, wanted, now = ActionPlan(), {}, 0
     for number in range(200):
         now += int(rng.integers(0, 5))
         new = chunk(now - int(rng.integers(0, 8)), number, int(rng.integers(1, 10)))
@@ -50,7 +50,7 @@ def test_merging_is_what_a_map_of_ticks_says(overlap):
 
 
 def test_a_chunk_that_is_over_changes_nothing_and_one_of_the_future_is_refused():
-    plan = Plan().merged(chunk(0, 1), 0, "latest")
+    plan = ActionPlan().merged(chunk(0, 1), 0, "latest")
     assert plan.merged(chunk(-20, 2), 3, "latest") is plan
     with pytest.raises(ValueError, match="begins at tick 4, after tick 3"):
         plan.merged(chunk(4, 2), 3, "latest")

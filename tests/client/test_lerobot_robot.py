@@ -11,8 +11,8 @@ JOINTS = ("shoulder.pos", "elbow.pos", "gripper.pos")
 
 
 class Arm:
-    """What LeRobot's `Robot` has, in degrees; like its followers it moves at most `most` at once,
-    and refuses what it was not connected for."""
+    """A robot with what LeRobot's has, in degrees; like its followers it moves at most `most` at
+    once, and refuses what it was not connected for."""
 
     name, most = "little_arm", 5.0
 

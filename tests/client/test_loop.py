@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from chiliad_client import ControlLoop, LoopSettings, SafetyLimits
+from chiliad_client import ControlLoop, LoopSettings, SafetyLimits, ServerAnswer
 from tests.helpers.client.fakes import DIMS, FakeClock, FakeRobot, FakeServer
 
 HZ = 10
@@ -133,6 +133,32 @@ def test_the_first_chunk_is_acted_from_its_first_step_however_long_it_took():
     assert commands[8].age == 8
 
 
+def test_ticks_that_are_missed_while_the_robot_is_held_cost_no_step_of_the_chunk():
+    loop, _, _, clock = made(delay=0.75, chunk=Numbered(20))
+    commands = steps(loop, 3)
+    clock.time += 0.3
+    commands += steps(loop, 8)
+    acted = [c for c in commands if c.mode == "act"]
+    assert [c.tick for c in commands[:5]] == [0, 1, 2, 5, 6]
+    assert acted[0].tick == 8
+    assert [round(100 * c.sent[1]) for c in acted] == list(range(len(acted)))
+
+
+def test_a_short_chunk_is_followed_in_time_however_long_it_was_to_be_acted():
+    loop, _, _, _ = made(delay=0.25, chunk=Numbered(10), replan=9)
+    assert {c.mode for c in steps(loop, 80)[3:]} == {"act"}
+
+
+def test_an_answer_to_another_question_is_none_of_this_one():
+    loop, _, server, _ = made(delay=0.25, chunk=Numbered(30))
+    steps(loop, 1)
+    strange = np.full((30, DIMS), 9, np.float32)
+    server.coming.appendleft((0.0, ServerAnswer(999, {"actions": strange})))
+    commands = steps(loop, 20)
+    assert not any((c.sent == 9).any() for c in commands)
+    assert commands[-1].mode == "act"
+
+
 def test_a_plan_that_runs_out_holds_and_its_next_chunk_goes_on_where_the_robot_is():
     """The answer comes 3 steps into a hold: these 3 steps of it were not acted and are not left
     out."""
@@ -162,6 +188,21 @@ def test_no_action_is_sent_that_is_older_than_its_age_allows():
     assert {"hold"} < {c.mode for c in commands[20:]}
     assert loop.report.expired >= 1
     assert len(robot.sent) == 120
+
+
+def test_a_chunk_that_the_robot_did_not_act_on_is_not_continued():
+    """Its actions became too old while the answer was refused, so the robot was held."""
+    loop, _, server, _ = made(delay=0.05, chunk=Numbered(60), replan=3, max_age=0.8)
+    steps(loop, 10)
+    server.refuse = "too fast"
+    steps(loop, 4)
+    server.refuse = None
+    held = steps(loop, 20)
+    assert {"hold", "act"} == {c.mode for c in held}
+    asked = [m for _, m in server.messages]
+    fresh = [i for i, m in enumerate(asked) if "executed" not in m]
+    assert len(fresh) == 2
+    assert fresh[0] == 0 < fresh[1] < len(asked) - 1
 
 
 def test_a_lost_server_leaves_the_robot_held_until_it_is_back():
@@ -213,6 +254,7 @@ def test_silence_holds_then_stops_and_the_stop_stays_until_it_is_lifted():
     assert robot.at.tolist() == [-1.0, -1.0]
     server.open()
     assert {c.mode for c in steps(loop, 30)} == {"stop"}
+    assert loop.report.limited["step"] > 0
     loop.resume()
     assert steps(loop, 30)[-1].mode == "act"
 

@@ -14,7 +14,7 @@ class BadNetwork:
         self.to, self.delay = port, delay
         self.loses = self.dead = False
         self.connections = 0
-        self._writers = set()
+        self._writers, self._tasks = set(), set()
         self._started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
         self._thread.start()
@@ -43,9 +43,11 @@ class BadNetwork:
         await self._over.wait()
         server.close()
         self._cut()
+        await asyncio.gather(*self._tasks)
 
     async def _accept(self, reader, writer):
         self._writers.add(writer)
+        self._tasks.add(asyncio.current_task())
         self.connections += 1
         if self.dead:
             writer.transport.abort()

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from chiliad_client import Answer, Session
+from chiliad_client import ServerAnswer, ServerSession
 
 DIMS = 2
 
@@ -80,7 +80,7 @@ class FakeServer:
     def open(self):
         self.opened += 1
         self.last = None
-        self.session = Session(self.opened, self.metadata)
+        self.session = ServerSession(self.opened, self.metadata)
 
     def lose(self):
         self.session = None
@@ -93,7 +93,7 @@ class FakeServer:
         assert not self.coming, "One question at a time."
         self.messages.append((self.clock.time, message))
         if self.refuse is not None:
-            self.coming.append((self.clock.time, Answer(self.number, {}, self.refuse)))
+            self.coming.append((self.clock.time, ServerAnswer(self.number, {}, self.refuse)))
             return self.number
         actions = np.asarray(self.chunk(message), np.float32)
         if "executed" in message:
@@ -104,7 +104,7 @@ class FakeServer:
             actions[: message["committed"]] = left[: message["committed"]]
         self.last = actions
         delay = self.delay(self.number) if callable(self.delay) else self.delay
-        answer = Answer(self.number, {"actions": actions})
+        answer = ServerAnswer(self.number, {"actions": actions})
         self.coming.append((self.clock.time + delay, answer))
         return self.number
 
