@@ -18,6 +18,7 @@ from sim.environments import arm_control
 from sim.environments.arm import Arm
 from sim.environments.arm_model import HOME, LIMITS, SPEEDS
 from tests.helpers.client.bad_network import bad_network
+from tests.helpers.client.log import CommandLog
 from tests.helpers.tools.served import Running
 from tools.recipes.presets import TINY
 from tools.serving.engine import Engine
@@ -83,27 +84,6 @@ def forward(action, seen):
     return np.asarray(tip(jnp.asarray(action[:7], jnp.float32)))
 
 
-@dataclass
-class Log:
-    """Commands as they were sent."""
-
-    commands: list = field(default_factory=list)
-
-    def begin(self, hz, prompt):
-        self.commands.clear()
-
-    def add(self, seen, command, seconds):
-        self.commands.append(command)
-
-    def end(self):
-        pass
-
-    def row(self, mode):
-        """Number of the last commands that were all of this mode."""
-        modes = [command.mode for command in self.commands]
-        return next((i for i, found in enumerate(reversed(modes)) if found != mode), len(modes))
-
-
 @pytest.fixture(scope="module")
 def policy():
     config = replace(TINY.model, horizon=HORIZON, state_dim=15)
@@ -122,28 +102,23 @@ def ended(running):
 
 def troubles(log, network, first, start_another):
     """Yields False at each tick until the next trouble is due, and ends after the last."""
-
-    def until_row(mode, count):
-        while log.row(mode) < count:
-            yield False
-
-    yield from until_row("act", 10)
+    yield from log.until("act", 10)
     network.dead = True
     network.cut()
     first.stop()
-    yield from until_row("hold", 5)
+    yield from log.until("hold", 5)
     network.to = start_another()
     network.dead = False
-    yield from until_row("act", 10)
+    yield from log.until("act", 10)
     network.loses = True
-    yield from until_row("hold", 5)
+    yield from log.until("hold", 5)
     network.loses = False
-    yield from until_row("act", 10)
+    yield from log.until("act", 10)
 
 
 @pytest.mark.slow
 def test_an_arm_is_driven_through_delay_a_killed_server_and_lost_messages(policy):
-    robot, log = SimulatedArm(), Log()
+    robot, log = SimulatedArm(), CommandLog()
     start = forward(robot.hold(robot.observe(), None), {})
     step = np.append(SPEEDS / HZ, 1.0)
     low, high = np.append(LIMITS[:, 0], 0.0), np.append(LIMITS[:, 1], 1.0)
