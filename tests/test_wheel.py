@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -51,3 +52,9 @@ def test_a_wheels_commands_work_outside_the_repository(unpacked, tmp_path):
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.splitlines()[-1].startswith(str(unpacked))
     assert "h100" in ran.stdout.lower()
+
+
+def test_the_citation_and_the_changes_name_the_version():
+    number = version("chiliad")
+    assert f"\nversion: {number}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"\n## {number}" in (ROOT / "CHANGELOG.md").read_text()
