@@ -33,8 +33,8 @@ class LeRobotLike(Protocol):
     def get_observation(self) -> Mapping[str, Any]:
         """Numbers and pictures by name."""
 
-    def send_action(self, action: dict[str, float]) -> Mapping[str, Any]:
-        """Sends numbers by name; returns what was truly sent."""
+    def send_action(self, action: dict[str, float]) -> Mapping[str, Any] | None:
+        """Sends numbers by name; returns what was truly sent, as far as it differs."""
 
     def disconnect(self) -> None:
         """Closes motors and cameras."""
@@ -43,12 +43,12 @@ class LeRobotLike(Protocol):
 class LeRobotRobot:
     """A LeRobot robot for `drive`; as a context manager it connects and disconnects it.
 
-    The state is its numbers in the order of `observation_features`, and actions are in the order of
+    The state is its floats in the order of `observation_features`, and actions are in the order of
     `action_features`, both as LeRobot records them. Actions must be absolute targets of numbers
     that it also observes, as `SO100`'s are; for others override `hold`.
 
     Args:
-      cameras: {its camera's name: the server's}; those not among them keep their names.
+      cameras: {its camera's name: the server's} of those to send; all by their own names if None.
 
     Raises:
       ValueError: it observes no numbers, a camera is not its own, or a key of the action is not
@@ -59,7 +59,7 @@ class LeRobotRobot:
         self.robot = robot
         features = robot.observation_features
         self.state_names: tuple[str, ...] = tuple(
-            name for name, kind in features.items() if not isinstance(kind, tuple)
+            name for name, kind in features.items() if kind is float
         )
         own = [name for name, kind in features.items() if isinstance(kind, tuple)]
         unknown = [name for name in cameras or {} if name not in own]
@@ -68,7 +68,7 @@ class LeRobotRobot:
                 f"The robot observes the numbers {list(self.state_names)} and the cameras {own}, "
                 f"not {unknown or 'any number'}; see its observation_features."
             )
-        self.cameras = {name: (cameras or {}).get(name, name) for name in own}
+        self.cameras = {name: name for name in own} if cameras is None else dict(cameras)
         self.action_names: tuple[str, ...] = tuple(robot.action_features)
         blind = [name for name in self.action_names if name not in self.state_names]
         if blind and type(self).hold is LeRobotRobot.hold:
@@ -89,7 +89,7 @@ class LeRobotRobot:
     def act(self, action: np.ndarray) -> np.ndarray:
         """Sends an action [a]; returns what the robot says it was truly sent, [a]."""
         given = {name: float(value) for name, value in zip(self.action_names, action)}
-        sent = self.robot.send_action(given)
+        sent = {**given, **(self.robot.send_action(given) or {})}
         return np.array([float(sent[name]) for name in self.action_names])
 
     def hold(self, seen: Mapping[str, Any], last: np.ndarray | None) -> np.ndarray:

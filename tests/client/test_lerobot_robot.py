@@ -23,7 +23,7 @@ class Arm:
 
     @property
     def observation_features(self):
-        return {**dict.fromkeys(JOINTS, float), "wrist_cam": (6, 8, 3)}
+        return {**dict.fromkeys(JOINTS, float), "wrist_cam": (6, 8, 3), "serial": str}
 
     @property
     def action_features(self):
@@ -35,7 +35,7 @@ class Arm:
 
     def get_observation(self):
         assert self.is_connected
-        return {**self.at, "wrist_cam": np.full((6, 8, 3), 7, np.uint8)}
+        return {**self.at, "wrist_cam": np.full((6, 8, 3), 7, np.uint8), "serial": "7"}
 
     def send_action(self, action):
         assert self.is_connected
@@ -105,6 +105,13 @@ def test_a_robot_that_cannot_be_understood_is_refused():
             return np.zeros(1)
 
     assert Held(Base()).action_names == ("x.vel",)
+
+
+def test_only_the_cameras_that_are_named_are_sent():
+    arm = Arm()
+    arm.connect()
+    assert set(LeRobotRobot(arm, cameras={}).observe()) == {"observation/state"}
+    assert set(LeRobotRobot(arm).observe()) == {"observation/state", "observation/wrist_cam"}
 
 
 def test_lerobots_own_class_of_robots_is_driven(tmp_path):

@@ -4,9 +4,11 @@ messages that our server reads."""
 import ast
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -66,6 +68,22 @@ def test_nothing_of_ours_and_no_jax_is_loaded_with_it():
 
 def test_every_public_name_is_there():
     assert [name for name in chiliad_client.__all__ if not hasattr(chiliad_client, name)] == []
+
+
+def test_a_wheel_has_every_file_and_asks_for_nothing_else(tmp_path):
+    source = tmp_path / "source"
+    shutil.copytree(FOLDER, source, ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg*"))
+    command = "-m pip wheel --quiet --no-deps --no-build-isolation --disable-pip-version-check"
+    subprocess.run([sys.executable, *command.split(), "-w", tmp_path, source], check=True)
+    (wheel,) = tmp_path.glob("chiliad_client-*-py3-none-any.whl")
+    with ZipFile(wheel) as content:
+        packed = {name for name in content.namelist() if ".dist-info/" not in name}
+        (about,) = (name for name in content.namelist() if name.endswith("/METADATA"))
+        told = content.read(about).decode()
+    assert packed == {f"chiliad_client/{file.name}" for file in FILES} | {"chiliad_client/py.typed"}
+    assert "Requires-Python: >=3.8" in told
+    needed = re.findall(r"^Requires-Dist: (\w+)(?!.*extra)", told, re.MULTILINE)
+    assert set(needed) == NEEDED
 
 
 @pytest.mark.parametrize("dtype", ["?", "u1", "<i8", ">i2", "<f2", "<f4", ">f8"])
