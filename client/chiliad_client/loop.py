@@ -15,9 +15,9 @@ from typing import Any, Callable, Literal, Mapping, NamedTuple, Protocol
 
 import numpy as np
 
-from .agreement import check_actions, check_agreement, continues
 from .chunks import ActionPlan, Chunk, Delays, Overlap, chunk_fault, continuation
 from .clock import MonotonicClock, Pace, TickClock
+from .compatibility import check_actions, check_inputs, continues
 from .connection import ServerAnswer, ServerSession
 from .limits import SafetyLimits
 
@@ -307,7 +307,7 @@ class ControlLoop:
         self._session, self._asked, self._continued = session, None, None
         if session is not None:
             url, told = self.server.url, session.metadata
-            check_agreement(url, told, {**self._seen, "prompt": self.prompt})
+            check_inputs(url, told, {**self._seen, "prompt": self.prompt})
             check_actions(url, told, len(rest))
             wanted = self.settings.chunking if self.settings.overlap == "frozen" else False
             self._continues = continues(url, told, wanted)

@@ -20,7 +20,7 @@ from typing import Any, Mapping, NamedTuple
 
 import numpy as np
 
-from .agreement import flat
+from .compatibility import flat
 from .loop import Command
 from .wire import encoder
 

@@ -325,6 +325,15 @@ def test_other_overlaps_ask_a_server_to_continue_nothing(overlap):
     assert all(whole) == (overlap == "latest")
 
 
+def test_a_server_that_tells_nothing_of_itself_is_believed_and_continues_nothing():
+    """As openpi's, whose metadata is whatever its owner wrote."""
+    loop, _, server, _ = made(delay=0.15, replan=4)
+    server.metadata = {"reset_pose": [0.0]}
+    server.open()
+    assert {c.mode for c in steps(loop, 30)[3:]} == {"act"}
+    assert not any("executed" in message for _, message in server.messages)
+
+
 def test_relative_actions_are_held_by_zeros():
     robot = FakeRobot(FakeClock(), relative=True)
     loop, _, server, _ = made(delay=0.05, robot=robot, limits=SafetyLimits(step=0.05))

@@ -1,4 +1,4 @@
-"""Agreement of a robot with a server: whether what it sees and does is what the policy reads and
+"""Compatibility of a robot with a server: whether what it sees and does is what the policy reads and
 answers, told before it moves, with what to change.
 """
 
@@ -12,7 +12,7 @@ CONTROLS = ("executed", "committed")
 """Keys of real-time chunking in a request, as `chunks.Continuation` has them."""
 
 
-def check_agreement(url: str, metadata: Mapping[str, Any], seen: Mapping[str, Any]) -> None:
+def check_inputs(url: str, metadata: Mapping[str, Any], seen: Mapping[str, Any]) -> None:
     """Raises ValueError unless an observation, its prompt included, is what the server says that it
     reads; a server that says nothing, as openpi's, is believed to read it."""
     inputs = metadata.get("inputs")
