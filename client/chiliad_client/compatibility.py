@@ -1,5 +1,5 @@
-"""Compatibility of a robot with a server: whether what it sees and does is what the policy reads and
-answers, told before it moves, with what to change.
+"""Compatibility of a robot with a server: whether what it sees and does is what the policy reads
+and answers, told before it moves, with what to change.
 """
 
 from __future__ import annotations
