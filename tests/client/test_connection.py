@@ -34,6 +34,19 @@ def no_thread_stays():
     assert not left
 
 
+def number(server):
+    """Number of the connection that stands, 0 without one; it may go at any moment."""
+    session = server.session
+    return 0 if session is None else session.number
+
+
+def insistent(server, message):
+    """The answer, however often a slow machine makes it come too late."""
+    while True:
+        with suppress(ConnectionError):
+            return server.infer(message, LONG)["actions"]
+
+
 def test_a_chunk_is_asked_for_and_answered():
     with serving() as running, Connection(running.url) as server:
         assert server.wait(LONG).metadata["actions"]["shape"] == [2, 2]
@@ -48,13 +61,13 @@ def test_asking_never_waits_and_arrays_may_be_used_again():
         server.wait(LONG)
         echo.gate.clear()
         state = np.full(3, 0.5)
-        number = server.ask({**OBSERVATION, "observation/state": state})
+        asked = server.ask({**OBSERVATION, "observation/state": state})
         state[:] = 7
         assert server.answer() is None
         echo.gate.set()
         answers = []
         until(lambda: answers.append(server.answer()) or answers[-1])
-        assert answers[-1].number == number
+        assert answers[-1].number == asked
         assert (answers[-1].content["actions"] == 0.5).all()
 
 
@@ -105,8 +118,8 @@ def test_a_cut_connection_is_opened_again():
     ):
         first = server.wait(LONG)
         network.cut()
-        until(lambda: server.session is not None and server.session.number > first.number)
-        assert (server.infer(observation(2.0), LONG)["actions"] == 2).all()
+        until(lambda: number(server) > first.number)
+        assert (insistent(server, observation(2.0)) == 2).all()
 
 
 def test_a_dead_server_is_tried_again_with_growing_pauses():
@@ -124,13 +137,6 @@ def test_a_dead_server_is_tried_again_with_growing_pauses():
             assert (server.infer(observation(3.0), LONG)["actions"] == 3).all()
 
 
-def insistent(server, message):
-    """The answer, however often a slow machine makes it come too late."""
-    while True:
-        with suppress(ConnectionError):
-            return server.infer(message, LONG)["actions"]
-
-
 def test_a_lost_answer_ends_its_connection_and_never_answers_another_question():
     echo = Echo()
     with (
@@ -143,7 +149,7 @@ def test_a_lost_answer_ends_its_connection_and_never_answers_another_question():
         with pytest.raises(ConnectionError, match=r"did not answer: no answer within 1 s"):
             server.infer(observation(4.0), LONG)
         network.loses = False
-        until(lambda: server.session is not None and server.session.number > first.number)
+        until(lambda: number(server) > first.number)
         for value in (5.0, 6.0):
             assert (insistent(server, observation(value)) == value).all()
 
