@@ -21,7 +21,7 @@ ARROWS = {
 ELSEWHERE = ("sim/simulators/", "tools/bench/peers/")
 """Scripts that run in environments of their own."""
 MOST = 17
-"""Entries of a folder, besides its `__init__.py`."""
+"""Entries of a folder, besides its `__init__.py` and `__main__.py`."""
 MOST_COMMANDS = 20
 
 
@@ -108,7 +108,7 @@ def test_folders_stay_small() -> None:
                 assert len(entries) <= most, f"{folder.relative_to(ROOT)} has {len(entries)}"
 
 
-_UNCOUNTED = ("__init__.py", "__pycache__")
+_UNCOUNTED = ("__init__.py", "__main__.py", "__pycache__")
 
 
 def test_files_beside_the_commands_are_commands() -> None:

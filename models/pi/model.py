@@ -116,6 +116,11 @@ class PiConfig(ModelConfig, family="pi"):
                     f"so they must be equal."
                 )
         self.vision.check_image("model", self.image_size)
+        if self.film_order and not self.film:
+            raise ValueError(
+                "model.film_order is true but model.film is false; the order of the prompt's words "
+                "matters only where they enter the vision stem: set both, or neither."
+            )
         if self.vocabulary < SMALLEST_VOCABULARY:
             raise ValueError(
                 f"model.vocabulary is {self.vocabulary}; bytes and special tokens alone need "

@@ -156,7 +156,7 @@ _TINY: Any = TINY.model
 TABLETOP = replace(
     TINY,
     model=_TINY.changed(film_order=True, state_dim=16),
-    trainer=replace(TINY.trainer, steps=8000, save_every=1000, eval_every=2000),
+    trainer=replace(TINY.trainer, steps=12_000, save_every=1000, eval_every=2000),
 )
 """`TINY` for all tasks of the tabletop's gripper and of the arm, in some of whose prompts the order
 of the words matters (docs/results/tabletop.md)."""

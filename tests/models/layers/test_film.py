@@ -7,6 +7,7 @@ import pytest
 
 from models import pack
 from models.layers.film import image_prompts
+from tests.helpers.models.pi_samples import CONFIG
 from tests.helpers.models.rows import LAYOUT, sample
 
 
@@ -28,3 +29,8 @@ def test_an_image_is_told_the_order_of_its_prompts_words_wherever_it_lies_in_the
 
     np.testing.assert_allclose(told([1, 2, 3], 2), told([1, 2, 3], 5), atol=1e-6)
     assert np.abs(told([1, 2, 3], 2) - told([3, 2, 1], 2)).max() > 0.1
+
+
+def test_the_order_of_words_that_enter_no_vision_stem_is_refused():
+    with pytest.raises(ValueError, match=r"film_order is true but model.film is false"):
+        CONFIG.changed(film=False, film_order=True)
