@@ -18,6 +18,7 @@ from data.video.pictures import decode_picture
 
 PICTURES = ("JPEG", "PNG", "WEBP", "BMP")
 """Encodings of pictures that are read."""
+_LONGEST = 9e18
 _UNITS: Mapping[TimeUnit, int] = {"s": SECOND, "ms": 10**6, "us": 10**3, "ns": 1}
 
 
@@ -181,12 +182,15 @@ def stretches(
     if not np.isfinite(times).all():
         raise DatasetError(file, place, "has times that are not finite; repair the recording.")
     scale = _UNITS[layout.time_unit]
-    if times.dtype.kind == "f":
-        stamps = np.round((times - times[:1]) * scale).astype(np.int64)
-    else:
-        stamps = times.astype(np.int64) * scale
+    since = (times if times.dtype.kind == "f" else times.astype(np.int64)).reshape(-1)
+    since = since - since[0]
+    if float(np.abs(since).max()) * scale > _LONGEST:
+        raise DatasetError(
+            file, place, f"spans centuries in '{layout.time_unit}'; give another \"time_unit\"."
+        )
+    stamps = np.round(since * scale).astype(np.int64)
     try:
-        found = align({"time": stamps.reshape(-1)}, layout.fps, layout.silence, layout.gaps)
+        found = align({"time": stamps}, layout.fps, layout.silence, layout.gaps)
     except ValueError as error:
         raise DatasetError(
             file, place, f'{error}; repair it, or say "gaps": "cut" in the layout for gaps.'

@@ -58,6 +58,7 @@ def bag_format(
     )
 
 
+_LATEST = 2**63 - 2**61
 OpenBag = Callable[[Path], AbstractContextManager[Bag]]
 
 
@@ -120,9 +121,11 @@ def _times(path: Path, bag: Bag, layout: ImportLayout) -> dict[str, Int64[np.nda
     found: dict[str, list[int]] = {topic: [] for topic in _topics(path, layout)}
     for message in bag.messages(found):
         time = message.time
-        if layout.clock == "header":
-            with _reading(path, message.topic):
+        with _reading(path, message.topic):
+            if layout.clock == "header":
                 time = header_time(message.decode())
+            if not 0 <= time < _LATEST:
+                raise ValueError(f"has a message at {time} ns, after the year 2200 or before 1970")
         found[message.topic].append(time)
     return {topic: np.array(at, np.int64) for topic, at in found.items()}
 

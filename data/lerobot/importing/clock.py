@@ -3,15 +3,17 @@
 Times are whole nanoseconds. All is decided by times alone, before a message is decoded.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int64
+from jaxtyping import Int64
 
 from data.lerobot.importing.layout import Gaps
 
 SECOND = 10**9
+ROUNDING = 1000
+"""Nanoseconds by which a message may come after its tick: floats of seconds since 1970 round so."""
 
 
 class AlignedStretch(NamedTuple):
@@ -43,35 +45,43 @@ def align(
     begin = min(int(at[0]) for at in times.values())
     start = max(int(at[0]) for at in times.values())
     end = max(int(at[-1]) for at in times.values())
-    count = (end - start) * fps // SECOND + 1
-    ticks = start + np.arange(count, dtype=np.int64) * SECOND // fps
-    kept = np.ones(count, bool)
-    bound = round(silence * SECOND)
+    silent: list[tuple[int, int]] = []
     for topic, at in times.items():
         edges = np.concatenate([[begin], at, [end]])
-        for gap in np.flatnonzero(np.diff(edges) > bound):
+        for gap in np.flatnonzero(np.diff(edges) > round(silence * SECOND)):
             first, last = int(edges[gap]), int(edges[gap + 1])
             if gaps == "refuse":
                 raise ValueError(
                     f"{topic} is silent from {_seconds(first - begin)} s to "
                     f"{_seconds(last - begin)} s, longer than {silence:g} s"
                 )
-            after = ticks < last if gap + 2 < len(edges) else ticks <= last
-            kept &= ~((ticks > first) & after)
-    return [
-        AlignedStretch(
-            ticks[run],
-            {t: np.searchsorted(at, ticks[run], "right") - 1 for t, at in times.items()},
-        )
-        for run in _runs(kept)
-    ]
+            silent.append((first, last + (gap == len(at))))
+    stretches = [_ticks(start, *span, fps) for span in _between(silent, start, end)]
+    return [AlignedStretch(t, _last(times, t)) for t in stretches if len(t) > 1]
 
 
-def _runs(kept: Bool[np.ndarray, " n"]) -> list[slice]:
-    """Runs of two frames or more."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], kept, [False]]).astype(np.int8)))
-    pairs = edges.reshape(-1, 2).tolist()
-    return [slice(first, stop) for first, stop in pairs if stop - first > 1]
+def _last(
+    times: Mapping[str, Int64[np.ndarray, " n"]], ticks: Int64[np.ndarray, " t"]
+) -> dict[str, Int64[np.ndarray, " t"]]:
+    """Number of each topic's last message at every tick."""
+    until = ticks + ROUNDING
+    return {topic: np.searchsorted(at, until, "right") - 1 for topic, at in times.items()}
+
+
+def _between(silent: list[tuple[int, int]], start: int, end: int) -> Iterator[tuple[int, int]]:
+    """First and last moments of what lies between stretches of silence."""
+    for first, last in sorted(silent):
+        if first >= start:
+            yield start, first
+        start = max(start, last)
+    yield start, end
+
+
+def _ticks(start: int, first: int, last: int, fps: int) -> Int64[np.ndarray, " t"]:
+    """Ticks from `first` to `last` of a clock that began at `start`."""
+    low = -((start - first) * fps // SECOND)
+    high = -((start - last - 1) * fps // SECOND)
+    return start + np.arange(low, high, dtype=np.int64) * SECOND // fps
 
 
 def _seconds(nanoseconds: float) -> str:

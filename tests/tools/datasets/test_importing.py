@@ -1,7 +1,11 @@
 """The command that imports recordings: typed as in the guide, and mistakes are one sentence."""
 
+import re
+import shlex
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -11,11 +15,13 @@ from data import open_dataset
 from data.lerobot.importing import recording
 from tools.data import app
 
+GUIDE = Path(__file__).parents[3] / "docs/importing.md"
+
 
 @pytest.fixture
 def recordings(tmp_path):
-    folder = tmp_path / "recordings"
-    folder.mkdir()
+    folder = tmp_path / "recordings/cube"
+    folder.mkdir(parents=True)
     for number in range(2):
         with h5py.File(folder / f"episode_{number}.hdf5", "w") as root:
             root["observations/qpos"] = np.full((4, 14), number, np.float32)
@@ -29,12 +35,21 @@ def command(*arguments):
     return subprocess.run(run, capture_output=True, text=True, check=False)
 
 
-def test_the_command_makes_the_dataset_and_says_so(recordings, tmp_path, capsys):
-    options = ["--layout", "aloha", "--task", "transfer", "--out", str(tmp_path / "out")]
-    app.cli(args=["import", str(recordings), *options])
+def test_the_guides_command_and_its_python_make_the_same_dataset(
+    recordings, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (typed,) = re.findall(r"^python -m tools.data (import .*)$", GUIDE.read_text(), re.MULTILINE)
+    app.cli(args=shlex.split(typed))
     said = " ".join(capsys.readouterr().out.split())
-    assert said.endswith("LeRobot v3.0, 2 episodes, 8 frames of 2 recordings.")
-    assert open_dataset(tmp_path / "out").prompts == (("transfer",),)
+    assert said.endswith("datasets/cube: LeRobot v3.0, 2 episodes, 8 frames of 2 recordings.")
+    found = open_dataset("datasets/cube")
+    assert found.prompts == (("transfer the cube",),)
+    digest = found.digest
+    shutil.rmtree("datasets")
+    (code,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    exec(code, {})
+    assert open_dataset("datasets/cube").digest == digest
 
 
 def test_a_mistake_is_one_sentence_and_exits_with_an_error(recordings, tmp_path):

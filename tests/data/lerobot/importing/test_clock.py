@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from data.lerobot.importing.clock import SECOND, align
+from data.lerobot.importing.clock import ROUNDING, SECOND, align
 
 
 def at(*seconds):
@@ -15,9 +15,10 @@ def test_each_tick_has_the_last_message_so_far_as_counted_one_by_one():
     times = {n: np.sort(rng.integers(0, 5 * SECOND, 60)) for n in "abc"}
     (found,) = align(times, 7, 10, "refuse")
     assert found.ticks[0] == max(t[0] for t in times.values())
-    assert found.ticks[-1] <= max(t[-1] for t in times.values()) < found.ticks[-1] + SECOND // 7 + 1
+    assert found.ticks[-1] <= max(t[-1] for t in times.values()) <= found.ticks[-1] + SECOND // 7
     for topic, stamps in times.items():
-        expected = [max(k for k, t in enumerate(stamps) if t <= tick) for tick in found.ticks]
+        until = found.ticks + ROUNDING
+        expected = [max(k for k, t in enumerate(stamps) if t <= tick) for tick in until]
         assert found.messages[topic].tolist() == expected
 
 
@@ -53,3 +54,11 @@ def test_gaps_are_cut_between_the_messages_around_them():
     assert second.messages["b"].tolist() == [3, 3, 4, 4]
     only = align({"a": times["a"], "b": at(0, 1)}, 2, 1, "cut")
     assert [(part.ticks / SECOND).tolist() for part in only] == [[0, 0.5, 1]]
+
+
+def test_a_clock_that_was_not_set_takes_no_memory():
+    times = {"a": at(0, 1.7e9, 1.7e9 + 0.1), "b": at(1.7e9, 1.7e9 + 0.1)}
+    with pytest.raises(ValueError, match=r"a is silent from 0\.00 s to 1700000000\.00 s"):
+        align(times, 1000, 1, "refuse")
+    (found,) = align({"a": at(0, 0.1, 1.7e9, 1.7e9 + 0.1)} | {"b": at(1.7e9)}, 10, 1, "cut")
+    assert found.ticks.tolist() == at(1.7e9, 1.7e9 + 0.1).tolist()

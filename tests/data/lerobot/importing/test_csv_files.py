@@ -40,7 +40,7 @@ def rows(lengths=(4, 3)):
 def write(folder, found):
     (folder / "front").mkdir(parents=True, exist_ok=True)
     for row in found:
-        value = int(30 * float(row["y"]) * 8) + 40
+        value = min(255, int(30 * float(row["y"]) * 8) + 40)
         Image.fromarray(np.full((16, 24, 3), value, np.uint8)).save(
             folder / "front" / row["front"].rpartition("/")[2]
         )
@@ -101,6 +101,25 @@ def test_rows_that_cannot_be_read_are_named(tmp_path, change, message):
     with pytest.raises(ValueError, match=message):
         load(folder, tmp_path, time="time")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_wrong_unit_of_time_is_said_so(tmp_path):
+    found = rows((4,))
+    for row in found:
+        row["time"] = 1_700_000_000 * 10**9 + round(float(row["time"]) * 10**9)
+    folder = write(tmp_path / "in", found)
+    with pytest.raises(ValueError, match=r"'time': time is silent from 0\.00 s to 100000"):
+        load(folder, tmp_path, time="time")
+    read = load(folder, tmp_path, time="time", time_unit="ns")
+    assert read.columns(0)["action"][:, 0].tolist() == [0, -1, -2, -3]
+
+
+def test_seconds_since_1970_keep_every_row(tmp_path):
+    found = rows((40,))
+    for row in found:
+        row["time"] = repr(1_700_000_000.123 + float(row["time"]))
+    read = load(write(tmp_path / "in", found), tmp_path, time="time")
+    assert read.columns(0)["action"][:, 0].tolist() == [-step for step in range(40)]
 
 
 @pytest.mark.parametrize(
