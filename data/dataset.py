@@ -15,9 +15,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from jaxtyping import Bool, Int64, UInt8
 
+from data.columns import BOOKKEEPING
 from data.errors import MissingFileError, Problem
 from data.files.folder import Folder, open_folder
-from models.files import own_file
+from models.files import html, own_file
 
 Prompts = tuple[tuple[str, ...], ...]
 """The wordings of each task, at least one."""
@@ -149,6 +150,50 @@ class Dataset(Protocol):
     def file(self, i: int) -> Path | str:
         """Path or URL of the file that holds episode i's columns, for messages."""
         ...
+
+
+def card(dataset: Dataset, tasks: Iterable[str] = ()) -> str:
+    """A dataset as a notebook shows it (HTML): what its metadata says; no data is read for it."""
+    lengths = dataset.lengths
+    facts = {
+        "episodes": f"{len(lengths):,}, {lengths.sum():,} frames at {dataset.fps:g} a second",
+        "robot": dataset.robot_type or "not told",
+    }
+    shown = [
+        (name, told["dtype"], " × ".join(map(str, told["shape"])), _names(told.get("names")))
+        for name, told in dataset.features.items()
+        if name in dataset.cameras or (name in dataset.column_names and name not in BOOKKEEPING)
+    ]
+    heads = ("column or camera", "dtype", "shape", "names")
+    pieces = [html.table(heads, shown)]
+    if told := [(task,) for task in tasks]:
+        pieces.append(html.table(("task",), told))
+    return html.card(f"{type(dataset).__name__} {dataset.name}", facts, *pieces)
+
+
+def _names(told: Any) -> str:
+    names = told if isinstance(told, list | tuple) else ()
+    return ", ".join(map(str, names))
+
+
+class LoadedEpisode(dict[str, Any]):
+    """An episode whole, by name: columns [T, *shape], frames uint8 [T, H, W, 3] and "task"; a
+    notebook shows some of its frames."""
+
+    def _repr_html_(self) -> str:
+        arrays = {name: x for name, x in self.items() if isinstance(x, np.ndarray)}
+        cameras = {n: x for n, x in arrays.items() if x.ndim == 4 and x.dtype == np.uint8}
+        columns = [
+            (name, x.dtype, " × ".join(map(str, x.shape)))
+            for name, x in arrays.items()
+            if name not in BOOKKEEPING
+        ]
+        return html.card(
+            "Episode",
+            {"task": self.get("task", "")},
+            html.table(("name", "dtype", "shape"), columns),
+            *(html.strip(frames, camera) for camera, frames in cameras.items()),
+        )
 
 
 def frames_at(

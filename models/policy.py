@@ -17,6 +17,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Bool, Float, Int, Integer, UInt8, UInt32
 
+from models.files import html
 from models.flow import flow
 from models.flow.realtime_chunking import LIMIT, Chunking, Given, Guidance, Left, left_over
 from models.inputs.observation import read_observation
@@ -76,6 +77,27 @@ class Policy:
                 "(model.rtc_max_delay is 0); take 'guided', which needs no training, or train with "
                 "--model.rtc-max-delay."
             )
+
+    def __repr__(self) -> str:
+        robot = None if self.processor is None else self.processor.embodiments[self.embodiment].name
+        return f"Policy(family={self.model.config.family!r}, robot={robot!r}, {self._size})"
+
+    def _repr_html_(self) -> str:
+        config = self.model.config
+        facts = {
+            "size": self._size,
+            "chunk": f"{config.horizon} steps of up to {config.action_dim} dims",
+            "sampler": f"{self.steps} Euler steps",
+        }
+        if self.processor is not None:
+            robot = self.processor.embodiments[self.embodiment]
+            facts |= {
+                "robot": robot.name,
+                "cameras": ", ".join(robot.cameras),
+                "state": f"{len(robot.state.offset)} dims, read as {config.state_input!r}",
+                "actions": f"{len(robot.actions.offset)} dims",
+            }
+        return html.card(f"Policy of family {config.family!r}", facts)
 
     @property
     def steps(self) -> int:
@@ -483,6 +505,13 @@ class Policy:
         )
         vars(other).update({name: getattr(self, name) for name in ("_sample", "_error", "_say")})
         return other
+
+    @property
+    def _size(self) -> str:
+        leaves = jax.tree.leaves(self.params)
+        dtypes = sorted({str(leaf.dtype) for leaf in leaves})
+        kind = f" in {', '.join(dtypes)}" * bool(dtypes)
+        return f"{sum(leaf.size for leaf in leaves):,} parameters{kind}"
 
     @cached_property
     def _sample(self) -> Any:

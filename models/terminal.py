@@ -11,6 +11,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -60,6 +61,12 @@ class Console(rich.console.Console):
         return super().status(shown, **how)
 
 
+def draws(console: rich.console.Console) -> bool:
+    """True where a bar can be drawn again and again: on a terminal, and in a notebook that has
+    ipywidgets. Elsewhere a long job prints a line now and then."""
+    return console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
+
+
 class TextColumn(rich.progress.ProgressColumn):
     """A column of a progress bar: `template`, with `{task.description}` and such filled in."""
 
@@ -73,12 +80,22 @@ class TextColumn(rich.progress.ProgressColumn):
 
 
 class Progress(rich.progress.Progress):
-    """rich's progress bars on a console of ours; `options` are rich's own."""
+    """rich's progress bars on a console of ours; `options` are rich's own. Nothing is drawn in a
+    notebook without ipywidgets, nor on a quiet console."""
 
     def __init__(
         self, *columns: rich.progress.ProgressColumn, console: Console | None = None, **options: Any
     ) -> None:
-        super().__init__(*columns, console=console or Console(), **options)
+        console = console or Console()
+        unseen = console.quiet or (console.is_jupyter and not draws(console))
+        disable = options.pop("disable", False) or unseen
+        super().__init__(*columns, console=console, disable=disable, **options)
+
+    def stop(self) -> None:
+        """Ends drawing, with the bars as they are now; rich leaves a notebook's as last drawn."""
+        if self.console.is_jupyter and not self.disable:
+            self.refresh()
+        super().stop()
 
     @classmethod
     def get_default_columns(cls) -> tuple[rich.progress.ProgressColumn, ...]:

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int64
 
+from models.files import html
+
 POLICY, HOLD, MEAN = "policy", "repeat last action", "mean action"
 BLIND, TOLD, STILL, AGAIN = "blind", "other prompt", "mean state", "other noise"
 
@@ -145,6 +147,23 @@ class OpenLoop:
     state: Mapping[str, float]
     prompts: tuple[str, ...]
     horizon_seconds: float
+
+    def __repr__(self) -> str:
+        return f"OpenLoop({len(self.recorded.frame)} observations, {', '.join(self.predicted)})"
+
+    def _repr_html_(self) -> str:
+        facts = {
+            "observations": f"{len(self.recorded.frame):,}",
+            "episodes": len(self.recorded.episodes),
+            "chunk": f"{self.horizon_seconds:.3g} s",
+        }
+        rows = [
+            (name, f"{found.mean:.3g}", _percentage(self.changes.get(name), self.spread))
+            for name, found in self.errors.items()
+        ]
+        heads = ("predicted by", "mean error, scaled", "change of the chunks, of their spread")
+        found = html.listed(self.findings() or ["Nothing stands out."])
+        return html.card("Open loop", facts, html.table(heads, rows), found)
 
     @cached_property
     def errors(self) -> dict[str, ChunkErrors]:
@@ -281,6 +300,10 @@ def without(camera: str) -> str:
 def _cause(name: str) -> str:
     causes = {BLIND: "all pictures black", TOLD: "another task's prompt", STILL: "the mean state"}
     return causes.get(name, f"camera '{name.removeprefix('without ')}' black")
+
+
+def _percentage(change: float | None, spread: float) -> str:
+    return "" if change is None or not spread else f"{change / spread:.0%}"
 
 
 def _interval(

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from models.files import html
 from sim.clips import Clip
 from sim.protocol import Start
 from sim.statistics import Paired, Rate
@@ -98,6 +99,26 @@ class Evaluation:
     unrepeatable: int = field(default=0, compare=False)
     """Episodes that came out otherwise when their actions were repeated for a clip, which was left
     out: the simulator's episodes do not follow from their seeds."""
+
+    def __repr__(self) -> str:
+        told = f"{len(self.episodes)} episodes, {len(self.failures)} failures"
+        return f"Evaluation({self.suite!r}, {told})"
+
+    def _repr_html_(self) -> str:
+        facts: dict[str, object] = {"episodes": len(self.episodes)}
+        if self.episodes:
+            steps = f"{self.mean_length:.1f} on average, {self.fps} a second"
+            facts |= {"success": self.success, "steps": steps}
+        if self.failures:
+            facts["simulator failed"] = f"{len(self.failures)} starts, which count for nothing"
+        pieces = []
+        for what, rates in (
+            ("task", {task: part.success for task, part in self.by_task.items()}),
+            ("goal", self.by_goal),
+        ):
+            if len(rates) > 1:
+                pieces.append(html.table((what, "success"), list(rates.items())))
+        return html.card(f"Evaluation in {self.suite}", facts, *pieces)
 
     @property
     def success(self) -> Rate:

@@ -38,6 +38,7 @@ from tools.datasets.bars import progress, steps
 from tools.datasets.edit import edit_command
 from tools.datasets.from_robot import from_robot_command
 from tools.datasets.idle import idle_command
+from tools.datasets.importing import import_command
 from tools.datasets.shown import robot_of, show_dataset, show_difference, show_statistics
 from tools.recipes.insulation import VOCABULARY, measured, opened, trained
 from tools.recipes.presets import load_preset
@@ -56,6 +57,7 @@ app = tyro.extras.SubcommandApp()
 app.command(name="edit")(edit_command)
 app.command(name="idle")(idle_command)
 app.command(name="from-robot")(from_robot_command)
+app.command(name="import")(import_command)
 
 _PARTS = ("data", "images", "meta", "videos")
 """Folders of a LeRobot dataset: nothing else beside them is pushed."""

@@ -18,7 +18,7 @@ import pyarrow as pa
 from jaxtyping import Bool, Int64, UInt8
 
 from data.columns import arrow_type
-from data.dataset import Subtasks
+from data.dataset import LoadedEpisode, Subtasks, card
 from data.errors import DatasetError, MissingFileError
 from data.files.folder import Folder, open_folder
 from data.lerobot import subtasks
@@ -67,6 +67,9 @@ class LeRobotDataset:
         self._columns: dict[str, np.ndarray] = {}
         self._seen: dict[str, np.ndarray] = {}
         self._readers: dict[str, VideoReader] = {}
+
+    def _repr_html_(self) -> str:
+        return card(self, self.tasks.values())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return LeRobotDataset, (self.root, self._selected, self._subtask_column)
@@ -290,11 +293,11 @@ class LeRobotDataset:
             return self.frames(i, camera)[at]
         return table.read(start, at, self.fps)
 
-    def episode(self, i: int) -> dict[str, Any]:
+    def episode(self, i: int) -> LoadedEpisode:
         """Episode i whole: its columns, every camera's frames uint8 [T, H, W, 3] and "task"."""
         seen = [c for c, there in zip(self.cameras, self.present[i], strict=True) if there]
         frames = {camera: self.frames(i, camera) for camera in seen}
-        return {**self.columns(i), **frames, "task": self.task(i)}
+        return LoadedEpisode(self.columns(i), **frames, task=self.task(i))
 
     def video(self, i: int, camera: str) -> tuple[Path, float]:
         """The mp4 that holds episode i of `camera`, fetched if it is far away, and the second at

@@ -22,6 +22,7 @@ from data.packing.order import Order, PlanSource, share_ranges, split
 from data.packing.packing import assign_rows, pack_kinds
 from data.packing.permutation import fold, grouped, shuffled
 from models import Layout
+from models.files import html
 
 _SOURCE, _PLACES, _ROWS, _WITHIN = 0, 1, 2, 3
 _WINDOWS = 4096, 32768
@@ -125,6 +126,21 @@ class Plan:
         self._pack_places()
         self._kept: OrderedDict[int, PlannedRows] = OrderedDict()
         self._lock = Lock()
+
+    def _repr_html_(self) -> str:
+        lay, first = self.layout, self.fill(range(1))
+        facts = {
+            "rows of a batch": f"{self.rows_per_step} of {lay.prefix} prefix places",
+            "filled": f"{first.prefix:.1%} in the first batch, {first.samples:.1f} samples a row",
+            "a row's most": f"{lay.samples} samples, {lay.images} images, {lay.text} text tokens",
+            "seed": self.seed,
+        }
+        heads = ("source", "weight", "samples", "wordings")
+        rows = [
+            (s.name, f"{float(s.weight):g}", f"{s.runs.length.sum():,}", (s.text > 0).sum())
+            for s in self.sources
+        ]
+        return html.card("Packing plan", facts, html.table(heads, rows))
 
     @property
     def digest(self) -> str:

@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Int64, UInt8
 
 from data.columns import BOOKKEEPING
+from data.dataset import card
 from data.errors import DatasetError, MissingFileError, short
 from data.files.folder import Folder, open_folder
 from data.files.json_file import read_json
@@ -84,6 +85,9 @@ class RldsDataset:
         self.column_names = (*self._columns, *BOOKKEEPING)
         self._last: tuple[int, bytes, dict[str, tuple[int, int]]] | None = None
         self._lock = Lock()
+
+    def _repr_html_(self) -> str:
+        return card(self)
 
     def __reduce__(self) -> tuple[Callable[..., "RldsDataset"], tuple[Any, ...]]:
         return RldsDataset, (self.root, self.fps, self.split, self._cache_dir)

@@ -23,7 +23,7 @@ from rich.progress import BarColumn, DownloadColumn, TransferSpeedColumn
 from models.checkpoints.layout import read_block
 from models.checkpoints.rename import MappedParameter, Table, match
 from models.checkpoints.sources import IN_FLIGHT_BYTES, CheckpointSource
-from models.terminal import Console, Progress, TextColumn
+from models.terminal import Console, Progress, TextColumn, draws
 
 PyTree = Any
 Index = tuple[slice, ...]
@@ -160,7 +160,7 @@ def _shards(path: str, leaf: jax.ShapeDtypeStruct) -> list[_Shard]:
 def _progress(total: int) -> Iterator[Any]:
     console = Console(stderr=True)
     columns = (TextColumn("reading weights"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    drawn = console.is_terminal and total >= _BAR_FROM_BYTES
+    drawn = draws(console) and total >= _BAR_FROM_BYTES
     with Progress(*columns, console=console, disable=not drawn, transient=True) as bar:
         task = bar.add_task("", total=total)
         yield lambda size: bar.advance(task, size)

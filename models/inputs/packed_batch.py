@@ -7,7 +7,7 @@ unpacked form is the same type with one sample a row.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int, Int64, UInt8
 
+from models.files import html
 from models.sharding import ROWS, constrain
 
 IntOrArray = TypeVar("IntOrArray", int, np.ndarray)
@@ -100,6 +101,21 @@ class PackedBatch:
     sample_id: Int[Array, "r k"]
     targets: Int[Array, "r k l"]
     target_kind: Int[Array, "r k l"]
+
+    def __repr__(self) -> str:
+        arrays = (f"{name}={_spelt(x)}" for name, x in _members(self))
+        return f"PackedBatch({', '.join(arrays)})"
+
+    def _repr_html_(self) -> str:
+        rows, facts = [(name, _spelt(x)) for name, x in _members(self)], {}
+        if _is_held(self.weight) and _is_held(self.prefix_segment):
+            taken, segment = np.asarray(self.weight) > 0, np.asarray(self.prefix_segment)
+            facts = {
+                "rows": f"{segment.shape[0]} of {segment.shape[1]} prefix places",
+                "samples": f"{taken.sum()} in {taken.size} slots",
+                "prefix": f"{(segment > 0).mean():.1%} filled",
+            }
+        return html.card("PackedBatch", facts, html.table(("array", "dtype and shape"), rows))
 
 
 class Places(NamedTuple):
@@ -227,6 +243,23 @@ def prefix_tokens(
     every = jnp.concatenate([images.reshape(rows, -1, images.shape[-1]), *more], axis=1)
     x = jnp.take_along_axis(every, batch.prefix_source[..., None], axis=1)
     return constrain(x, ROWS, "context")
+
+
+def _members(batch: PackedBatch) -> list[tuple[str, Any]]:
+    return [(field.name, getattr(batch, field.name)) for field in fields(batch)]
+
+
+def _spelt(x: Any) -> str:
+    """An array's dtype and shape; anything else that a tree of this form may hold as it is."""
+    known = hasattr(x, "dtype") and hasattr(x, "shape")
+    return f"{x.dtype}{list(x.shape)}" if known else repr(x)
+
+
+def _is_held(x: Any) -> bool:
+    """True of an array whose values this process has."""
+    if isinstance(x, jax.core.Tracer):
+        return False
+    return isinstance(x, np.ndarray) or (isinstance(x, jax.Array) and x.is_fully_addressable)
 
 
 def _blank(rows: int, lay: Layout, pictures: np.ndarray | None) -> dict[str, Any]:

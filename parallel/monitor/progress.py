@@ -12,7 +12,7 @@ import jax
 from jax.sharding import Mesh
 from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 
-from models.terminal import Console, Progress, TextColumn
+from models.terminal import Console, Progress, TextColumn, draws
 from parallel.hosts.facts import by_host, stop_signal
 from parallel.monitor.data_wait import DataWait
 from parallel.monitor.goodput import Account
@@ -24,12 +24,12 @@ from parallel.runs.log_failure import LogFailure
 from parallel.step import Metrics
 
 _WINDOW = 50  # steps the progress bar averages over
-_SPOKEN_SECONDS = 30.0  # between lines where there is no terminal to draw a bar on
+_SPOKEN_SECONDS = 30.0  # between lines where no bar can be drawn
 
 
 class StepBar:
-    """A progress bar over steps, or a line now and then where there is no terminal. Use as a
-    context manager."""
+    """A progress bar over steps, or a line now and then where none can be drawn. Use as a context
+    manager."""
 
     def __init__(self, console: Console, doing: str, done: int, steps: int) -> None:
         self._console, self._steps, self._spoken = console, steps, time.perf_counter()
@@ -41,7 +41,7 @@ class StepBar:
             TextColumn("{task.fields[status]}"),
             console=console,
             refresh_per_second=2,
-            disable=not console.is_terminal,
+            disable=not draws(console),
         )
         self._task = self._bar.add_task(doing, total=steps, completed=done, status="compiling")
 
@@ -50,7 +50,7 @@ class StepBar:
         self._bar.update(self._task, completed=done, status=status)
         now = time.perf_counter()
         last = done == self._steps
-        if not self._console.is_terminal and (last or now - self._spoken > _SPOKEN_SECONDS):
+        if not draws(self._console) and (last or now - self._spoken > _SPOKEN_SECONDS):
             self._spoken = now
             self._console.print(f"step {done} of {self._steps}: {status}", soft_wrap=True)
 

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType
 
+from models.files import html
 from models.inputs.packed_batch import PackedBatch
 from models.layers.layers import Remat
 from models.model import Stack
@@ -138,6 +139,21 @@ class Prediction:
     crossing: float
     mfu: float
     samples_per_second: float
+
+    def _repr_html_(self) -> str:
+        def shares(parts: dict[str, float]) -> list[tuple[str, str]]:
+            total = sum(parts.values())
+            return [(what, f"{part / total:.1%}") for what, part in parts.items() if part]
+
+        facts = {
+            "step": f"{self.step:.3g} s",
+            "samples a second": f"{self.samples_per_second:,.0f}",
+            "MFU": f"{self.mfu:.1%}",
+            "memory": f"{self.bytes / 2**30:.1f} GiB a device",
+        }
+        spent = html.table(("step is spent on", "share"), shares(self.parts))
+        held = html.table(("memory holds", "share"), shares(self.memory))
+        return html.card(f"Prediction: {self.choice}", facts, spent, held)
 
     @property
     def step(self) -> float:

@@ -11,7 +11,17 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
-from models.terminal import Console, Progress, TextColumn, guard_tracebacks, harmless, logger, track
+from models import terminal
+from models.terminal import (
+    Console,
+    Progress,
+    TextColumn,
+    draws,
+    guard_tracebacks,
+    harmless,
+    logger,
+    track,
+)
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("models", "data", "parallel", "sim", "rl", "tools")
@@ -203,3 +213,18 @@ def test_every_command_guards_its_tracebacks():
     assert len(commands) > 12
     left = {"tools/bench/data/start.py", "tools/serving/robots.py"}
     assert {n for n, text in commands.items() if "guard_tracebacks()" not in text} == left
+
+
+def test_bars_are_drawn_on_terminals_and_in_notebooks_with_widgets(monkeypatch):
+    shown = Console(force_terminal=True, file=io.StringIO())
+    piped = Console(file=io.StringIO())
+    notebook = Console(force_jupyter=True, file=io.StringIO())
+    assert draws(shown)
+    assert not draws(piped)
+    assert draws(notebook)
+    assert not Progress(console=notebook).disable
+    monkeypatch.setattr(terminal, "find_spec", lambda name: None)
+    assert not draws(notebook)
+    assert Progress(console=notebook).disable
+    assert not Progress(console=shown).disable
+    assert Progress(console=Console(quiet=True)).disable

@@ -125,7 +125,7 @@ def record_dataset(
             with closing(suite.open(group, count, size)) as slots:
                 spec = slots.spec
                 robot = None if policy is None else RobotPolicy.in_suite(policy, spec)
-                theirs = _features(spec)
+                theirs = spec_features(spec)
                 if writer is None:
                     features = theirs
                     writer = stack.enter_context(
@@ -170,6 +170,24 @@ def record_dataset(
         "failed": failed,
         "frames": writer.num_frames,
         "seconds": round(time.perf_counter() - start, 1),
+    }
+
+
+def spec_features(spec: Spec) -> dict[str, Any]:
+    """Features of a LeRobot dataset of what is seen and acted there, as its writer takes them."""
+
+    def column(names: tuple[str, ...]) -> dict[str, Any]:
+        return {"dtype": "float32", "shape": (len(names),), "names": list(names)}
+
+    picture = {
+        "dtype": "video",
+        "shape": (*spec.picture, 3),
+        "names": ["height", "width", "channels"],
+    }
+    return {
+        "observation.state": column(spec.state_names),
+        "action": column(spec.action_names),
+        **dict.fromkeys(spec.cameras, picture),
     }
 
 
@@ -239,19 +257,3 @@ def _sparse(suite: Suite, config: RecordConfig) -> Suite:
             "steps (replan_steps), where it would see old pictures; choose a divisor of that."
         )
     return suite.sparse(config.draw_every)
-
-
-def _features(spec: Spec) -> dict[str, Any]:
-    def column(names: tuple[str, ...]) -> dict[str, Any]:
-        return {"dtype": "float32", "shape": (len(names),), "names": list(names)}
-
-    picture = {
-        "dtype": "video",
-        "shape": (*spec.picture, 3),
-        "names": ["height", "width", "channels"],
-    }
-    return {
-        "observation.state": column(spec.state_names),
-        "action": column(spec.action_names),
-        **dict.fromkeys(spec.cameras, picture),
-    }

@@ -1,0 +1,284 @@
+"""Episodes whose frames are rows of arrays: in groups of HDF5, in zarr, in the columns of a CSV.
+
+Lengths and types are checked before anything is read.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from jaxtyping import Int64, UInt8
+
+from data.errors import DatasetError, short
+from data.files.limits import most_values, require_pixels, room_for
+from data.lerobot.importing.clock import SECOND, align
+from data.lerobot.importing.layout import CameraSource, ColumnSource, ImportLayout, TimeUnit
+from data.video.pictures import decode_picture
+
+PICTURES = ("JPEG", "PNG", "WEBP", "BMP")
+"""Encodings of pictures that are read."""
+_LONGEST = 9e18
+_UNITS: Mapping[TimeUnit, int] = {"s": SECOND, "ms": 10**6, "us": 10**3, "ns": 1}
+
+
+class RowArray(Protocol):
+    """An array on disk; a slice of it is read when it is taken."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> np.dtype: ...
+
+    def __getitem__(self, rows: Any) -> Any: ...
+
+
+def check_rows(
+    file: Path, episode: str, layout: ImportLayout, arrays: Mapping[str, RowArray], size: int
+) -> int:
+    """Frames of an episode.
+
+    Args:
+      episode: its place in the file, for messages.
+      layout: without patterns.
+      arrays: by path.
+      size: bytes of the file, against which is held what the arrays say that they hold.
+
+    Raises:
+      DatasetError: arrays are of unlike lengths, or one is of a type or shape that cannot be read.
+    """
+    columns = {s.path: name for name, sources in layout.columns.items() for s in sources}
+    columns |= {layout.time: "time"} if layout.time else {}
+    cameras = {camera.path: name for name, camera in layout.cameras.items()}
+    lengths = {path: _length(file, episode, path, arrays[path]) for path in (*columns, *cameras)}
+    if len(set(lengths.values())) > 1:
+        first, *others = lengths
+        other = next(path for path in others if lengths[path] != lengths[first])
+        raise DatasetError(
+            file,
+            f"{episode}'{other}'",
+            f"has {lengths[other]} frames, but '{first}' has {lengths[first]}; cut both to the "
+            "frames that belong together, or leave the episode out.",
+        )
+    for path, name in columns.items():
+        array = arrays[path]
+        if array.dtype.kind not in "fiub" or len(array.shape) > 2 or 0 in array.shape[1:]:
+            raise DatasetError(
+                file,
+                f"{episode}'{path}'",
+                f"is {array.dtype} of shape {array.shape}; column '{name}' needs numbers of shape "
+                "(frames,) or (frames, n).",
+            )
+        if int(np.prod(array.shape, dtype=object)) > most_values(size):
+            raise DatasetError(
+                file,
+                f"{episode}'{path}'",
+                f"is said to have shape {array.shape}, far more than a file of {size} bytes holds; "
+                "copy it again.",
+            )
+    for path in cameras:
+        _check_pictures(file, f"{episode}'{path}'", arrays[path])
+    return next(iter(lengths.values()))
+
+
+def read_rows(
+    file: Path,
+    episode: str,
+    layout: ImportLayout,
+    arrays: Mapping[str, RowArray],
+    rows: slice,
+    at: Int64[np.ndarray, " t"] | None = None,
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Columns [T, n] and pictures [T, h, w, 3] of an episode, by name.
+
+    Args:
+      rows: the episode's, first and last of them given.
+      at: those of them to keep, counted within; all if None.
+
+    Raises:
+      DatasetError: what is read is not as declared.
+    """
+    columns = {
+        name: _read_column(file, episode, sources, arrays, rows)
+        for name, sources in layout.columns.items()
+    }
+    frames = {
+        name: _read_pictures(file, episode, camera, arrays[camera.path], rows)
+        for name, camera in layout.cameras.items()
+    }
+    if at is not None:
+        columns = {name: values[at] for name, values in columns.items()}
+        frames = {name: values[at] for name, values in frames.items()}
+    return columns, frames
+
+
+def as_column(parts: list[np.ndarray]) -> np.ndarray:
+    """Arrays [T, n] side by side, floats as float32."""
+    values = np.concatenate(parts, axis=1)
+    return values.astype(np.float32) if values.dtype.kind == "f" else values
+
+
+def chosen(file: Path, place: str, values: np.ndarray, dims: tuple[int, ...] | None) -> np.ndarray:
+    """Some of the last axis, all if `dims` is None."""
+    if dims is None:
+        return values
+    if max(dims) >= values.shape[-1]:
+        raise DatasetError(
+            file, place, f"has {values.shape[-1]} dims, but the layout takes {list(dims)} of them."
+        )
+    return values[..., list(dims)]
+
+
+def dim_names(layout: ImportLayout) -> dict[str, tuple[str, ...]]:
+    """Names of the columns' dimensions, of those columns whose sources all have some."""
+    return {
+        name: tuple(text for source in sources for text in source.names or ())
+        for name, sources in layout.columns.items()
+        if all(source.names for source in sources)
+    }
+
+
+def placed(
+    file: Path,
+    place: str,
+    pictures: np.ndarray | None,
+    number: int,
+    count: int,
+    picture: UInt8[np.ndarray, "h w 3"],
+) -> np.ndarray:
+    """The `count` pictures of an episode, with this one put into them."""
+    if pictures is None:
+        pictures = room_for(file, count, picture.shape)
+    if picture.shape != pictures.shape[1:]:
+        raise DatasetError(
+            file,
+            place,
+            f"frame {number} is a picture of shape {picture.shape}, but those before have "
+            f"{pictures.shape[1:]}; write them in one size.",
+        )
+    pictures[number] = picture
+    return pictures
+
+
+def oriented(
+    pictures: UInt8[np.ndarray, "t h w 3"], camera: CameraSource
+) -> UInt8[np.ndarray, "t h w 3"]:
+    """Pictures as RGB, the right way up."""
+    if camera.colour == "bgr":
+        pictures = pictures[..., ::-1]
+    return pictures[:, ::-1, ::-1] if camera.turned else pictures
+
+
+def stretches(
+    file: Path, episode: str, times: np.ndarray, layout: ImportLayout
+) -> list[Int64[np.ndarray, " t"]]:
+    """Rows in use at the ticks of the layout's rate, of each stretch without a gap.
+
+    Raises:
+      DatasetError: times go backwards, are not finite, or have a gap.
+    """
+    place = f"{episode}'{layout.time}'"
+    if not np.isfinite(times).all():
+        raise DatasetError(file, place, "has times that are not finite; repair the recording.")
+    scale = _UNITS[layout.time_unit]
+    since = (times if times.dtype.kind == "f" else times.astype(np.int64)).reshape(-1)
+    since = since - since[0]
+    if float(np.abs(since).max()) * scale > _LONGEST:
+        raise DatasetError(
+            file, place, f"spans centuries in '{layout.time_unit}'; give another \"time_unit\"."
+        )
+    stamps = np.round(since * scale).astype(np.int64)
+    try:
+        found = align({"time": stamps}, layout.fps, layout.silence, layout.gaps)
+    except ValueError as error:
+        raise DatasetError(
+            file, place, f'{error}; repair it, or say "gaps": "cut" in the layout for gaps.'
+        ) from None
+    if not found:
+        raise DatasetError(file, place, "leaves no two frames without a gap; leave it out.")
+    return [stretch.messages["time"] for stretch in found]
+
+
+def _read_column(
+    file: Path,
+    episode: str,
+    sources: tuple[ColumnSource, ...],
+    arrays: Mapping[str, RowArray],
+    rows: slice,
+) -> np.ndarray:
+    """The values of one column, [T, n]: those of its sources side by side, floats as float32."""
+    parts = []
+    for source in sources:
+        values = np.asarray(arrays[source.path][rows])
+        values = values.reshape(len(values), -1)
+        parts.append(chosen(file, f"{episode}'{source.path}'", values, source.dims))
+    return as_column(parts)
+
+
+def _read_pictures(
+    file: Path, episode: str, camera: CameraSource, array: RowArray, rows: slice
+) -> UInt8[np.ndarray, "t h w 3"]:
+    """Pictures of a camera as RGB, the right way up.
+
+    Raises:
+      DatasetError: one cannot be decoded, has another size, or values that are no bytes.
+    """
+    place = f"{episode}'{camera.path}'"
+    if len(array.shape) == 4:
+        room_for(file, rows.stop - rows.start, array.shape[1:])
+        pictures = np.asarray(array[rows])
+        if pictures.dtype != np.uint8:
+            pictures = _to_bytes(file, place, pictures)
+        return oriented(pictures, camera)
+    decoded: np.ndarray | None = None
+    for number in range(rows.stop - rows.start):
+        cell = array[rows.start + number]
+        try:
+            picture = decode_picture(bytes(np.asarray(cell)), PICTURES)
+        except ValueError as error:
+            raise DatasetError(
+                file, place, f"frame {number} holds no readable picture ({error}); copy it again."
+            ) from None
+        decoded = placed(file, place, decoded, number, rows.stop - rows.start, picture)
+    if decoded is None:
+        raise DatasetError(file, place, "holds no picture; leave the episode out.")
+    return oriented(decoded, camera)
+
+
+def _length(file: Path, episode: str, path: str, array: RowArray) -> int:
+    if not array.shape or array.shape[0] < 1:
+        raise DatasetError(
+            file, f"{episode}'{path}'", f"has shape {array.shape}, no frames; leave it out."
+        )
+    return int(array.shape[0])
+
+
+def _check_pictures(file: Path, place: str, array: RowArray) -> None:
+    shape, kind = array.shape, array.dtype.kind
+    encoded = (len(shape) == 2 and array.dtype == np.uint8) or (len(shape) == 1 and kind in "OSV")
+    if not encoded and not (len(shape) == 4 and shape[3] == 3 and kind in "uif"):
+        raise DatasetError(
+            file,
+            place,
+            f"is {array.dtype} of shape {shape}; a camera needs pictures of shape (frames, height, "
+            "width, 3) in uint8, or JPEG or PNG bytes of each frame.",
+        )
+    if not encoded:
+        try:
+            require_pixels(shape[2], shape[1])
+        except ValueError as error:
+            raise DatasetError(file, place, f"{error}.") from None
+
+
+def _to_bytes(file: Path, place: str, pictures: np.ndarray) -> np.ndarray:
+    with np.errstate(invalid="ignore"):
+        found = pictures.astype(np.uint8)
+    if not (found == pictures).all():
+        raise DatasetError(
+            file,
+            place,
+            f"has {pictures.dtype} pictures with values such as "
+            f"{short(float(pictures[found != pictures][0]))}; write them as uint8 from 0 to 255.",
+        )
+    return found

@@ -1,0 +1,207 @@
+"""HDF5: ALOHA's file for each episode, robomimic's and LIBERO's groups in one file.
+
+Read by h5py, a slice at a time. Links and storage that lead out of the file are refused, as a
+stranger's file could fill a dataset with what else lies on the disk.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int64
+
+from data.errors import DatasetError, short
+from data.lerobot.importing.arrays import check_rows, dim_names, read_rows, stretches
+from data.lerobot.importing.layout import ImportLayout
+from data.lerobot.importing.recording import (
+    ImportedEpisode,
+    PendingEpisode,
+    RecordingFormat,
+    instruction,
+    library,
+    natural,
+)
+
+_SUFFIXES = (".hdf5", ".h5", ".hdf")
+
+
+def _recognises(path: Path) -> bool:
+    return path.suffix in _SUFFIXES and not path.is_dir()
+
+
+def _check(path: Path, layout: ImportLayout) -> int:
+    """Looks at the shapes of all episodes; their number."""
+    with _open(path) as root:
+        names = _episode_names(path, root, layout)
+        for name in names:
+            _rows_of(path, root, name, layout)
+            _told(path, root, name, layout)
+    return len(names)
+
+
+@contextmanager
+def _episodes(path: Path, layout: ImportLayout) -> Iterator[list[PendingEpisode]]:
+    with _open(path) as root:
+        found = list[PendingEpisode]()
+        for name in _episode_names(path, root, layout):
+            read = partial(_read, path, root, name, layout)
+            title = f"{path}, {name}" if name else str(path)
+            if layout.time:
+                resolved, arrays, _ = _rows_of(path, root, name, layout)
+                times = arrays[layout.time][:]
+                parts = stretches(path, _place(name), times, resolved)
+                titles = (f"{title}, part {number}" for number in range(len(parts)))
+                found += map(PendingEpisode, titles, (partial(read, rows) for rows in parts))
+            else:
+                found.append(PendingEpisode(title, partial(read, None)))
+        yield found
+
+
+HDF5 = RecordingFormat("HDF5", _recognises, _check, _episodes)
+
+
+def _rows_of(
+    path: Path, root: Any, name: str, layout: ImportLayout
+) -> tuple[ImportLayout, dict[str, Any], int]:
+    """Layout without patterns, arrays and number of frames of an episode."""
+    group = _group(path, root, name)
+    resolved = layout.resolved(_names(group), path)
+    arrays = _arrays(path, _place(name), group, resolved)
+    return resolved, arrays, check_rows(path, _place(name), resolved, arrays, path.stat().st_size)
+
+
+def _read(
+    path: Path,
+    root: Any,
+    name: str,
+    layout: ImportLayout,
+    rows: Int64[np.ndarray, " t"] | None,
+) -> ImportedEpisode:
+    place = _place(name)
+    resolved, arrays, count = _rows_of(path, root, name, layout)
+    try:
+        columns, frames = read_rows(path, place, resolved, arrays, slice(0, count), rows)
+    except OSError as error:
+        raise DatasetError(
+            path, place.strip() or "file", f"cannot be read ({error}); copy the file again."
+        ) from None
+    return ImportedEpisode(columns, frames, _told(path, root, name, layout), dim_names(layout))
+
+
+def _place(name: str) -> str:
+    return f"{name} " if name else ""
+
+
+def _open(path: Path) -> Any:
+    h5py = library("h5py", "An HDF5 file")
+    try:
+        return h5py.File(path, "r")
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise DatasetError(
+            path,
+            "file",
+            f"is no readable HDF5 ({error}); it was cut off or is something else, copy it again.",
+        ) from None
+
+
+def _episode_names(path: Path, root: Any, layout: ImportLayout) -> list[str]:
+    """Groups that are an episode each, in their natural order; "" is the whole file."""
+    if not layout.episodes:
+        return [""]
+    folder, _, last = layout.episodes.rpartition("/")
+    group = _group(path, root, folder)
+    pattern = re.compile(re.escape(last).replace(r"\*", ".+"))
+    found = sorted((name for name in group if pattern.fullmatch(name)), key=natural)
+    if not found:
+        raise DatasetError(
+            path,
+            f"'{layout.episodes}'",
+            f"fits no group of it, only {short(sorted(group))} are there; give another layout.",
+        )
+    return [f"{folder}/{name}" if folder else name for name in found]
+
+
+def _group(path: Path, root: Any, name: str) -> Any:
+    found = _entry(path, root, name) if name else root
+    if not hasattr(found, "keys"):
+        raise DatasetError(path, f"'{name}'", "is no group; the file has another layout.")
+    return found
+
+
+def _entry(path: Path, group: Any, name: str) -> Any:
+    """Entry at a path, which no link leads out of the file."""
+    h5py, here = library("h5py", "An HDF5 file"), group
+    for part in name.strip("/").split("/"):
+        link = here.get(part, getlink=True) if hasattr(here, "keys") else None
+        if isinstance(link, h5py.ExternalLink):
+            raise DatasetError(
+                path, f"'{name}'", f"is a link to {short(link.filename)}; copy its content here."
+            )
+        if link is None or part not in here:
+            raise DatasetError(path, f"'{name}'", "is missing; give another layout.")
+        here = here[part]
+    if here.file.filename != group.file.filename:  # a soft link may lead through such a link
+        raise DatasetError(
+            path, f"'{name}'", f"is a link to {short(here.file.filename)}; copy its content here."
+        )
+    if isinstance(here, h5py.Dataset) and (here.external or here.is_virtual):
+        raise DatasetError(
+            path, f"'{name}'", "is stored in other files; copy its content into this one."
+        )
+    return here
+
+
+def _names(group: Any) -> list[str]:
+    """Paths of all datasets and links below a group."""
+    h5py, found = library("h5py", "An HDF5 file"), list[str]()
+
+    def visit(name: str, link: Any) -> None:
+        if not isinstance(link, h5py.HardLink) or hasattr(group[name], "shape"):
+            found.append(name)
+
+    group.visititems_links(visit)
+    return found
+
+
+def _arrays(path: Path, place: str, group: Any, layout: ImportLayout) -> dict[str, Any]:
+    paths = [s.path for sources in layout.columns.values() for s in sources]
+    paths += [camera.path for camera in layout.cameras.values()]
+    paths += [layout.time] * bool(layout.time)
+    arrays = {name: _entry(path, group, name) for name in paths}
+    for name, array in arrays.items():
+        if not hasattr(array, "shape") or array.shape is None:
+            raise DatasetError(path, f"{place}'{name}'", "is no array; give another layout.")
+    return arrays
+
+
+def _told(path: Path, root: Any, name: str, layout: ImportLayout) -> str:
+    """The instruction of an episode."""
+    group = _group(path, root, name)
+    return instruction(path, layout.task, lambda where: _text(path, root, group, where))
+
+
+def _text(path: Path, root: Any, group: Any, where: str) -> str:
+    """Text of a dataset, or of an attribute: `GROUP@NAME`, and in its JSON `GROUP@NAME.KEY`."""
+    name, at, attribute = where.partition("@")
+    top = root if name.startswith("/") or where.startswith("@/") else group
+    entry = _entry(path, top, name) if name.strip("/") else top
+    first, *keys = attribute.split(".")
+    try:
+        value = entry.attrs[first] if at else entry[()]
+        value = value.decode() if isinstance(value, bytes) else value
+        for key in keys:
+            value = (json.loads(value) if isinstance(value, str) else value)[key]
+    except (KeyError, TypeError, ValueError, RecursionError, OSError):
+        value = None
+    if not isinstance(value, str):
+        raise DatasetError(
+            path, f"'{where}'", "holds no text for the instruction; give it as --task 'lift it'."
+        )
+    return value

@@ -1,0 +1,168 @@
+"""Numbers, pictures and times in decoded messages, whatever decoded them: ROS 1 and 2, protobuf
+(Foxglove's) or JSON.
+
+A field is named by its path, as in `position`, `pose.orientation` or `data.3`.
+"""
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import UInt8
+
+from data.errors import short
+from data.files.limits import require_pixels
+from data.lerobot.importing.clock import SECOND
+from data.video.pictures import decode_picture
+
+_PARTS = ("x", "y", "z", "w")
+"""Fields of a point, vector or quaternion, which is read as a whole."""
+_JOINTS = ("position", "velocity", "effort")
+_CHANNELS: Mapping[str, tuple[int, tuple[int, ...]]] = {
+    "rgb8": (3, (0, 1, 2)),
+    "bgr8": (3, (2, 1, 0)),
+    "8UC3": (3, (2, 1, 0)),
+    "rgba8": (4, (0, 1, 2)),
+    "bgra8": (4, (2, 1, 0)),
+    "mono8": (1, (0, 0, 0)),
+    "8UC1": (1, (0, 0, 0)),
+}
+"""Channels stored of each encoding, and those of them that are red, green and blue."""
+
+
+def numbers(message: Any, path: str, names: Sequence[str] | None) -> np.ndarray:
+    """The values of a field, [n]; of a JointState's position, velocity or effort those of the
+    joints `names`, where they are given.
+
+    Raises:
+      ValueError: there is no such field, it holds no numbers, or a joint is not in it.
+    """
+    value, joints = field(message, path), joint_order(message, path)
+    if joints and names is not None:
+        values = list(value)
+        if missing := [name for name in names if name not in joints]:
+            raise ValueError(f"has no joint '{missing[0]}', only {short(joints)}")
+        if len(values) < len(joints):
+            raise ValueError(f"has {len(values)} values of '{path}' for {len(joints)} joints")
+        value = [values[joints.index(name)] for name in names]
+    if not isinstance(value, str | bytes) and _has(value, "x") and _has(value, "y"):
+        value = [_get(value, part) for part in _PARTS if _has(value, part)]
+    found = np.asarray(value)
+    if found.dtype.kind not in "fiub" or found.ndim > 1 or not found.size:
+        raise ValueError(f"has {short(value)} at '{path}', but numbers are needed")
+    return found.reshape(-1)
+
+
+def joint_order(message: Any, path: str) -> list[str]:
+    """Names of the joints in a JointState's position, velocity or effort, as they stand there; none
+    of any other field."""
+    parent = field(message, path.rpartition(".")[0]) if "." in path else message
+    joints = path.rpartition(".")[2] in _JOINTS and _has(parent, "name")
+    return [str(name) for name in _get(parent, "name")] if joints else []
+
+
+def field(message: Any, path: str) -> Any:
+    """Value at a path.
+
+    Raises:
+      ValueError: there is no such field; lists those that there are.
+    """
+    value = message
+    for part in path.split("."):
+        if part.isdecimal() and isinstance(value, Sequence | np.ndarray):
+            if int(part) >= len(value):
+                raise ValueError(f"has {len(value)} values before '{part}' of '{path}'")
+            value = value[int(part)]
+        elif _has(value, part):
+            value = _get(value, part)
+        else:
+            raise ValueError(f"has no field '{part}' of '{path}', only {_fields(value)}")
+    return value
+
+
+def picture(message: Any) -> UInt8[np.ndarray, "h w 3"]:
+    """RGB picture of a ROS Image or CompressedImage, or of Foxglove's RawImage or CompressedImage.
+
+    Raises:
+      ValueError: it is another message, or its encoding is not read.
+    """
+    if _has(message, "encoding") and _has(message, "step"):
+        return _raw_picture(message)
+    if not (_has(message, "format") and _has(message, "data")):
+        raise ValueError(f"is no picture; it has {_fields(message)}")
+    content = _bytes(_get(message, "data"))
+    try:
+        return decode_picture(content, ("JPEG", "PNG", "WEBP"))
+    except ValueError as error:
+        raise ValueError(
+            f"holds a picture of format {short(str(_get(message, 'format')))}, which is not read "
+            f"as JPEG, PNG or WebP ({error})"
+        ) from None
+
+
+def header_time(message: Any) -> int:
+    """Nanoseconds of the message's header (ROS), or of its timestamp (Foxglove).
+
+    Raises:
+      ValueError: it has neither.
+    """
+    for path in ("header.stamp", "timestamp"):
+        try:
+            stamp = field(message, path)
+        except ValueError:
+            continue
+        for seconds, rest in (("sec", "nanosec"), ("seconds", "nanos"), ("sec", "nsec"),
+                              ("secs", "nsecs")):  # fmt: skip
+            if _has(stamp, seconds) and _has(stamp, rest):
+                return int(_get(stamp, seconds)) * SECOND + int(_get(stamp, rest))
+    raise ValueError('has no header with a time; leave "clock": "header" out of the layout')
+
+
+def _raw_picture(message: Any) -> UInt8[np.ndarray, "h w 3"]:
+    encoding = str(_get(message, "encoding"))
+    if encoding not in _CHANNELS:
+        raise ValueError(
+            f"holds a picture of encoding '{encoding}'; {', '.join(_CHANNELS)} are read"
+        )
+    stored, order = _CHANNELS[encoding]
+    height, width = int(_get(message, "height")), int(_get(message, "width"))
+    require_pixels(width, height)
+    step, content = int(_get(message, "step")), _bytes(_get(message, "data"))
+    if step < width * stored or len(content) < step * height or not height * width:
+        raise ValueError(
+            f"says to hold {width}x{height} pixels in rows of {step} bytes, but has {len(content)} "
+            "bytes"
+        )
+    rows = np.frombuffer(content, np.uint8, step * height).reshape(height, step)
+    return rows[:, : width * stored].reshape(height, width, stored)[..., list(order)]
+
+
+def _bytes(value: Any) -> bytes:
+    """Bytes, which JSON has as base64."""
+    if isinstance(value, str):
+        try:
+            return base64.b64decode(value, validate=True)
+        except ValueError:
+            raise ValueError("holds text that is no base64 for its bytes") from None
+    return value.tobytes() if isinstance(value, np.ndarray) else bytes(value)
+
+
+def _has(value: Any, name: str) -> bool:
+    if isinstance(value, Mapping):
+        return name in value
+    return not name.startswith("_") and hasattr(value, name)
+
+
+def _get(value: Any, name: str) -> Any:
+    return value[name] if isinstance(value, Mapping) else getattr(value, name)
+
+
+def _fields(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return short(sorted(value))
+    descriptor = getattr(value, "DESCRIPTOR", None)  # of protobuf
+    if descriptor is not None:
+        return short([one.name for one in descriptor.fields])
+    names = getattr(value, "__dataclass_fields__", None) or getattr(value, "__slots__", None)
+    return short(sorted(n for n in names if n[:1] != "_")) if names else short(value)

@@ -1,0 +1,93 @@
+"""Recordings of other formats: files or folders that hold episodes, found by their names."""
+
+import re
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from data.errors import DatasetError
+from data.lerobot.importing.layout import ImportLayout, TaskSource
+
+
+class ImportedEpisode(NamedTuple):
+    """Columns [T, n] and pictures uint8 [T, h, w, 3] by name, dimension names of the columns that
+    have some, and the instruction."""
+
+    columns: dict[str, np.ndarray]
+    frames: dict[str, np.ndarray]
+    task: str
+    names: dict[str, tuple[str, ...]]
+
+
+class PendingEpisode(NamedTuple):
+    """An episode that is not read yet; messages call it `name`."""
+
+    name: str
+    read: Callable[[], ImportedEpisode]
+
+
+@dataclass(frozen=True)
+class RecordingFormat:
+    """One kind of recording.
+
+    `recognises` tells by the name of a file or folder. `check` looks for all that can be wrong
+    without reading data, and counts episodes (1 where only the data tell). `episodes` opens the
+    recording for a block, in which its episodes, in order, can be read.
+    """
+
+    name: str
+    recognises: Callable[[Path], bool]
+    check: Callable[[Path, ImportLayout], int]
+    episodes: Callable[[Path, ImportLayout], AbstractContextManager[Sequence[PendingEpisode]]]
+
+
+def library(module: str, what: str) -> Any:
+    """A module of the extra `import`.
+
+    Raises:
+      ValueError: it is not installed.
+    """
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise ValueError(
+            f"{what} needs the package {module.partition('.')[0]}; install what importing needs "
+            "by `pip install -e '.[import]'`."
+        ) from None
+
+
+def instruction(file: Path, task: TaskSource, read: Callable[[str], str]) -> str:
+    """A recording's instruction, in one line; `read` gives the text at a path.
+
+    Raises:
+      DatasetError: there is none.
+    """
+    text = task.text
+    if task.path:
+        text = read(task.path)
+    elif task.file:
+        stem = file.name.partition(".")[0]
+        match = re.fullmatch(task.file, stem)
+        if match is None:
+            raise DatasetError(
+                file, "name", f"does not fit the layout's pattern '{task.file}'; give --task."
+            )
+        text = (match[1] or "").replace("_", " ")
+    text = " ".join(text.split())
+    if not text:
+        raise DatasetError(
+            file, "task", "the recording names no instruction; give it as --task 'lift the cup'."
+        )
+    return text
+
+
+def natural(text: str) -> list[tuple[int, str]]:
+    """Key by which demo_2 comes before demo_10."""
+    return [(int(p), "") if p.isdecimal() else (-1, p) for p in re.split(r"(\d+)", text) if p]

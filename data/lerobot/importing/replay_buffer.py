@@ -1,0 +1,238 @@
+"""Zarr replay buffers: diffusion policy's folders, and UMI's `dataset.zarr.zip` with JPEG XL.
+
+`data/*` has the frames of all episodes end to end and `meta/episode_ends` where each ends. Formats
+2 and 3 of zarr are read by the zarr package, JPEG XL by imagecodecs.
+"""
+
+import zipfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Int64
+
+from data.errors import DatasetError, short
+from data.files.json_file import read_json
+from data.lerobot.importing.arrays import check_rows, dim_names, read_rows, stretches
+from data.lerobot.importing.layout import ImportLayout
+from data.lerobot.importing.recording import (
+    ImportedEpisode,
+    PendingEpisode,
+    RecordingFormat,
+    instruction,
+    library,
+)
+
+_ENDS = "meta/episode_ends"
+_GROUP_FILES = (".zgroup", "zarr.json")
+
+
+def _recognises(path: Path) -> bool:
+    if path.is_dir():
+        return path.suffix == ".zarr" or any((path / name).is_file() for name in _GROUP_FILES)
+    return path.name.endswith((".zarr.zip", ".zarr"))
+
+
+def _check(path: Path, layout: ImportLayout) -> int:
+    with _open(path) as buffer:
+        _rows_of(buffer, layout)
+        _told(buffer, layout)
+        return len(_ends(buffer))
+
+
+@contextmanager
+def _episodes(path: Path, layout: ImportLayout) -> Iterator[list[PendingEpisode]]:
+    with _open(path) as buffer:
+        resolved, arrays = _rows_of(buffer, layout)
+        text, ends, begin = _told(buffer, layout), _ends(buffer), 0
+        found = list[PendingEpisode]()
+        for number, end in enumerate(ends.tolist()):
+            rows, place = slice(begin, end), f"episode {number} "
+            begin, read = end, partial(_read, path, place, resolved, arrays, rows, text)
+            title = f"{path}, episode {number}"
+            if layout.time:
+                with _reading(path, place):
+                    times = np.asarray(arrays[layout.time][rows])
+                parts = stretches(path, place, times, resolved)
+                titles = (f"{title}, part {part}" for part in range(len(parts)))
+                found += map(PendingEpisode, titles, (partial(read, at) for at in parts))
+            else:
+                found.append(PendingEpisode(title, partial(read, None)))
+        yield found
+
+
+ZARR = RecordingFormat("zarr", _recognises, _check, _episodes)
+
+
+def _read(
+    path: Path,
+    place: str,
+    layout: ImportLayout,
+    arrays: Any,
+    rows: slice,
+    text: str,
+    at: Int64[np.ndarray, " t"] | None,
+) -> ImportedEpisode:
+    with _reading(path, place):
+        columns, frames = read_rows(path, place, layout, arrays, rows, at)
+    return ImportedEpisode(columns, frames, text, dim_names(layout))
+
+
+@contextmanager
+def _reading(path: Path, place: str) -> Iterator[None]:
+    """Turns what zarr and the codecs raise on damage into an error that names the file."""
+    try:
+        yield
+    except DatasetError:
+        raise
+    except Exception as error:
+        if isinstance(error, MemoryError):
+            raise
+        raise DatasetError(
+            path,
+            place.strip() or "file",
+            f"cannot be read ({_reason(error)}); it was cut off or damaged, copy it again.",
+        ) from None
+
+
+@contextmanager
+def _open(path: Path) -> Iterator["_Buffer"]:
+    zarr = library("zarr", "A zarr replay buffer")
+    _register_codecs()
+    with ExitStack() as stack:
+        if path.is_dir():
+            files: Any = path
+            store = zarr.storage.LocalStore(path, read_only=True)
+        else:
+            try:
+                files = zipfile.Path(stack.enter_context(zipfile.ZipFile(path)))
+            except (zipfile.BadZipFile, EOFError):
+                raise DatasetError(
+                    path, "file", "is no readable zip; it was cut off, copy it again."
+                ) from None
+            store = zarr.storage.ZipStore(path, mode="r", read_only=True)
+        stack.callback(store.close)
+        if not any((files / name).is_file() for name in _GROUP_FILES):
+            raise DatasetError(path, "file", "has no .zgroup or zarr.json, so it is no zarr group.")
+        with _reading(path, "file"):
+            root = zarr.open_group(store, mode="r", use_consolidated=False)
+        yield _Buffer(path, root, files)
+
+
+class _Buffer(NamedTuple):
+    """An open group, and the files that it consists of, for what zarr does not tell."""
+
+    path: Path
+    root: Any
+    files: Any
+
+    def array(self, name: str) -> Any:
+        """An array whose codecs are known and run no code of the file's."""
+        codecs = self._codecs(name)
+        if any("pickle" in codec for codec in codecs):
+            raise self._wrong(name, "holds Python objects, which are not read; write numbers.")
+        try:
+            found = self.root[name]
+        except Exception as error:
+            also = ", also by `pip install imagecodecs`" if "imagecodecs" in str(codecs) else ""
+            raise self._wrong(
+                name,
+                f"cannot be opened ({_reason(error)}), with codecs {', '.join(codecs)}; install "
+                f"the package that has them{also}, or write the array without.",
+            ) from None
+        if not hasattr(found, "shape"):
+            raise self._wrong(name, "is no array; give another layout.")
+        return found
+
+    def _codecs(self, name: str) -> list[str]:
+        """Names of an array's codecs, as its metadata say."""
+        for file in (".zarray", "zarr.json"):
+            if (self.files / name / file).is_file():
+                said = read_json(self.files / name / file, f"{self.path}/{name}/{file}", "copy it")
+                with _reading(self.path, name):
+                    codecs = [said.get("compressor"), *(said.get("filters") or ())]
+                    codecs += said.get("codecs") or ()
+                    return [str(c.get("id") or c.get("name")) for c in codecs if c]
+        raise self._wrong(name, "is missing; give another layout.")
+
+    def _wrong(self, name: str, sentence: str) -> DatasetError:
+        return DatasetError(self.path, f"'{name}'", sentence)
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _register_codecs() -> None:
+    """Makes the codecs of pictures known that are at hand."""
+    try:
+        from imagecodecs.numcodecs import register_codecs
+    except ImportError:
+        return
+    register_codecs(verbose=False)
+
+
+def _ends(buffer: _Buffer) -> Int64[np.ndarray, " e"]:
+    """Rows at which the episodes end."""
+    path = buffer.path
+    array = buffer.array(_ENDS)
+    if len(array.shape) != 1 or array.dtype.kind not in "iu":
+        raise DatasetError(
+            path,
+            f"'{_ENDS}'",
+            f"is {array.dtype} of shape {array.shape}, but should be whole numbers, one for each "
+            "episode.",
+        )
+    with _reading(path, _ENDS):
+        ends = np.asarray(array[:]).astype(np.int64)
+    if not len(ends) or (np.diff(ends, prepend=0) < 1).any():
+        raise DatasetError(
+            path, f"'{_ENDS}'", f"is {short(ends.tolist())}, but should rise from above 0."
+        )
+    return ends
+
+
+def _rows_of(buffer: _Buffer, layout: ImportLayout) -> tuple[ImportLayout, dict[str, Any]]:
+    """Layout without patterns, and arrays, each of as many rows as the episodes have frames."""
+    path = buffer.path
+    folder = buffer.files / "data"
+    names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+    resolved = layout.resolved(names, path)
+    paths = [s.path for sources in resolved.columns.values() for s in sources]
+    paths += [camera.path for camera in resolved.cameras.values()]
+    paths += [layout.time] * bool(layout.time)
+    arrays = {name: buffer.array(f"data/{name}") for name in paths}
+    size = path.stat().st_size if path.is_file() else _bytes(path, resolved)
+    count, ends = check_rows(path, "", resolved, arrays, size), _ends(buffer)
+    if count != ends[-1]:
+        raise DatasetError(
+            path,
+            f"'{_ENDS}'",
+            f"ends at {ends[-1]}, but the arrays have {count} frames; was the recording cut off?",
+        )
+    return resolved, arrays
+
+
+def _bytes(path: Path, layout: ImportLayout) -> int:
+    """Bytes of the columns' chunks in a folder."""
+    folders = {path / "data" / s.path for sources in layout.columns.values() for s in sources}
+    return sum(file.stat().st_size for folder in folders for file in folder.rglob("*"))
+
+
+def _told(buffer: _Buffer, layout: ImportLayout) -> str:
+    """The instruction of all episodes: the layout's, or an attribute of the root, `@NAME`."""
+
+    def attribute(where: str) -> str:
+        value = buffer.root.attrs.get(where.removeprefix("@"))
+        if not isinstance(value, str):
+            raise DatasetError(
+                buffer.path,
+                f"'{where}'",
+                "is no attribute with a text; give --task 'lift it'.",
+            )
+        return value
+
+    return instruction(buffer.path, layout.task, attribute)

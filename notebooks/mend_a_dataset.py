@@ -1,0 +1,242 @@
+# %% [markdown]
+# # Look at a dataset and mend it
+#
+# Most runs that fail, fail because of their data: a sensor that glitched once, an episode saved
+# twice, an operator who paused. Here we record a small dataset with such faults in it, find them,
+# mend them without encoding a video again, and look at what training draws.
+
+# %%
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from data import open_dataset
+from data.edit.edit import edit_dataset
+from data.edit.plan import Edit, Trim
+from data.lerobot.writer import DatasetWriter
+from data.loader.loader import Loader
+from data.packing.plan import Plan
+from data.statistics.idle import IdleLimits, find_idle, to_json
+from data.statistics.stats import compute
+from data.validation.validate import validate
+from data.view.view import write_page
+from models.terminal import Console
+from rl.simulated.latency import Constant, Latencies
+from rl.simulated.points import Points
+from rl.simulated.synthetic import Synthetic
+from sim.demonstrations import Demonstrations
+from tools.recipes.prepare import prepare
+from tools.recipes.presets import RowsConfig, load_preset
+from tools.recipes.recording import spec_features
+
+# %% tags=["parameters"]
+EPISODES = 24
+
+# %% [markdown]
+# ## A recording with faults
+#
+# In this toy world a dot is told to go to the red, green or blue disc. Its scripted expert shows
+# how.
+
+# %%
+out = Path("runs/mend_a_dataset")
+shutil.rmtree(out, ignore_errors=True)
+
+at_once = Latencies(Constant(0), Constant(0))
+world = Points(picture=64, speed=0.05, max_steps=72)
+slots = Synthetic(at_once, 4, world=world)
+episodes = list(Demonstrations(slots, ("reach",), EPISODES))
+
+# %% [markdown]
+# We write them as a LeRobot dataset (columns of numbers, pictures that become mp4, an instruction)
+# with four faults: in episode 2 the operator pauses for three seconds, episode 5 is saved twice,
+# in episode 8 the sensor reports a place a million times too far away, and an instruction has a
+# typo.
+
+# %%
+features = spec_features(slots.spec)
+with DatasetWriter(out / "raw", fps=10, features=features, robot_type="dot") as writer:
+    for number, episode in enumerate(episodes):
+        frame = np.arange(len(episode.columns["action"]))
+        if number == 2:
+            frame = np.insert(frame, 3, [3] * 30)
+        columns = {name: values[frame] for name, values in episode.columns.items()}
+        pictures = {camera: seen[frame] for camera, seen in episode.frames.items()}
+        if number == 2:
+            columns["action"][3:33] = 0
+        if number == 8:
+            columns["observation.state"][-1] *= 1_000_000
+        task = episode.task + " plaese" * (number == 9)
+        for _ in range(1 + (number == 5)):
+            writer.add_episode(columns, pictures, task)
+dataset = open_dataset(out / "raw")
+dataset
+
+# %% [markdown]
+# ## Look
+#
+# The table above lists the instructions, and one of them looks odd. An episode in a notebook shows
+# a few of its frames.
+
+# %%
+dataset.episode(0)
+
+# %% [markdown]
+# `write_page` makes a page to play it in a browser, videos beside numbers. And all episodes on one
+# picture show at once that something is wrong: somebody was very far away.
+
+# %%
+write_page(dataset, 0, out / "episode.html")
+
+fig, axes = plt.subplots(1, 2, figsize=(9, 3), layout="constrained")
+for i in range(len(dataset.lengths)):
+    x, y = dataset.columns(i)["observation.state"].T
+    for ax in axes:
+        ax.plot(x, y, ".-", lw=0.8)
+axes[0].set(title="paths of all episodes", xlabel="x", ylabel="y")
+axes[1].set(title="the same, near the middle", xlim=(-1.5, 1.5), ylim=(-1.5, 1.5), xlabel="x")
+plt.show()
+
+# %% [markdown]
+# ## Check
+#
+# Training begins with this check, and refuses what it cannot learn from. Warnings leave the
+# decision to you: each names the file, the field and what to do about it.
+
+# %%
+for problem in validate(out / "raw"):
+    print(f"{problem.severity}: {problem.message}\n")
+
+# %% [markdown]
+# What one frame does to statistics: the standard deviation by which some codes scale states is off
+# by orders of magnitude, the 1st and 99th percentiles, which π0.5 scales by, hardly notice.
+
+# %%
+for name, values in compute(dataset, None, ["observation.state"])["observation.state"].items():
+    if name in ("mean", "std", "q01", "q99", "max"):
+        print(f"{name:5}", np.round(values, 3))
+
+# %% [markdown]
+# ## Mend
+#
+# An `Edit` says what changes; episodes are numbered as they were. Video packets are copied, not
+# encoded again, so every frame that stays is the same to the bit. The old dataset is left alone.
+
+# %%
+edit = Edit(
+    delete=(6,),  # the second copy of episode 5
+    trims=(Trim((9,), 0, int(dataset.lengths[9]) - 1),),  # the last frame of what was episode 8
+    task_names=((dataset.task(10), dataset.task(10).removesuffix(" plaese")),),
+)
+edit_dataset([out / "raw"], out / "clean", edit)
+clean = open_dataset(out / "clean")
+print("problems left:", validate(out / "clean"))
+clean
+
+# %% [markdown]
+# ## Idle frames
+#
+# The pause is not an error, but a policy that sees it learns to pause. `find_idle` looks for
+# windows of time in which nothing moves.
+
+# %%
+limits = IdleLimits(still=0.01, seconds=1.0)
+idle = list(find_idle(clean, limits))
+
+fig, ax = plt.subplots(figsize=(9, 2.6), layout="constrained")
+for i, found in enumerate(idle):
+    frames = np.arange(len(found.moved))
+    ax.plot(frames, found.moved, color="C0", lw=0.6)
+    if found.still.any():
+        ax.fill_between(frames, 0, 1, where=found.still, color="C1", alpha=0.4)
+        ax.text(frames[found.still].mean(), 0.5, f"episode {i}", ha="center")
+ax.set(xlabel="frame", ylabel="share of the range passed", ylim=(0, None))
+print({i: found.kept for i, found in enumerate(idle) if found.still.any()})
+plt.show()
+
+# %% [markdown]
+# Nothing has to be cut out. A mixture lists the frames that are left, and training draws samples
+# of no others.
+
+# %%
+(out / "idle.json").write_text(json.dumps(to_json(clean, limits, idle)))
+print((out / "idle.json").read_text())
+
+# %% [markdown]
+# ## A mixture
+#
+# Most policies learn from several datasets. Here a second robot has two cameras, and is drawn half
+# as often.
+
+# %%
+two = replace(world, cameras=("observation.images.top", "observation.images.wrist"))
+slots = Synthetic(at_once, 4, world=two)
+features = spec_features(slots.spec)
+with DatasetWriter(out / "two", fps=10, features=features, robot_type="two eyes") as writer:
+    for episode in Demonstrations(slots, ("reach",), EPISODES, first_seed=1000):
+        writer.add_episode(*episode)
+
+mixture = {
+    "datasets": [
+        {"path": "clean", "embodiment": "dot", "frames": "idle.json", "weight": 2},
+        {"path": "two", "embodiment": "two eyes", "weight": 1},
+    ]
+}
+(out / "mixture.json").write_text(json.dumps(mixture))
+print((out / "mixture.json").read_text())
+
+# %% [markdown]
+# `prepare` is what training begins with: it checks both datasets, keeps their pictures in a store,
+# and computes the scales of each robot. The plan then says which sample stands where.
+
+# %%
+preset = load_preset("tiny")
+preset = replace(preset, rows=RowsConfig(4, 4), data=replace(preset.data, holdout=0))
+ready = prepare(out / "mixture.json", out / "run", preset, Console(quiet=True))
+sources = ready.sources()
+plan = Plan(sources, preset.layout(sources), preset.rows.number)
+plan
+
+# %% [markdown]
+# A frame of the second robot takes two pictures of a row, one of the first only one: nobody is
+# padded.
+
+# %%
+with Loader(ready.mixed.feeds, ready.processor, plan, threads=0) as loader:
+    batch, _ = next(loader)
+
+fig, axes = plt.subplots(4, plan.layout.images, figsize=(9, 7.5), layout="constrained")
+for row, (draws, line) in enumerate(zip(plan.rows(0), axes, strict=True)):
+    titles = []
+    for draw in draws:
+        cameras = int(sources[draw.source].images[0])
+        titles += [
+            f"{sources[draw.source].name}\nepisode {draw.episode}, frame {draw.frame}"
+        ] * cameras
+    for slot, ax in enumerate(line):
+        ax.axis("off")
+        if slot < len(titles):
+            ax.imshow(batch.images[row, slot])
+            ax.set_title(titles[slot], fontsize=6)
+plt.show()
+
+# %% [markdown]
+# And the promise that idle frames are not drawn, checked over many batches:
+
+# %%
+(where,) = (i for i, found in enumerate(idle) if found.still.any())
+drawn = [d for step in range(50) for row in plan.rows(step) for d in row]
+frames = {d.frame for d in drawn if (d.source, d.episode) == (0, where)}
+print("drawn of the episode with the pause:", sorted(frames))
+print("idle frames among them:", sum(idle[where].still[frame] for frame in frames))
+
+# %% [markdown]
+# ## Next
+#
+# `python -m tools.train --data runs/mend_a_dataset/mixture.json --preset tiny` trains on this. All
+# of it also works on the command line: `python -m tools.data validate | edit | idle | view | stats
+# | diff`.

@@ -1,0 +1,80 @@
+"""Layouts say what is wrong with them by key, and the guide's examples are layouts."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from data.lerobot.importing.known import KNOWN
+from data.lerobot.importing.layout import CameraSource, TaskSource, read_layout
+
+GUIDE = Path(__file__).parents[4] / "docs/importing.md"
+PLAIN = {"fps": 10, "columns": {"action": "a"}}
+
+
+def written(folder, said):
+    path = folder / "layout.json"
+    path.write_text(said if isinstance(said, str) else json.dumps(said))
+    return str(path)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_known_layouts_are_read_with_what_is_given_in_place_of_theirs(name):
+    read = read_layout(name, task="lift", fps=7, robot="mine")
+    assert (read.task, read.fps, read.robot) == (TaskSource("lift"), 7, "mine")
+    assert "action" in read.columns
+    assert read.cameras
+
+
+def test_the_guides_examples_are_layouts(tmp_path):
+    examples = re.findall(r"```json\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    assert len(examples) == 3
+    aloha, topics, sheet = (read_layout(written(tmp_path, said)) for said in examples)
+    assert (aloha.fps, aloha.robot) == (50, "mobile_aloha")
+    assert topics.columns["observation.state"][0].names == ("shoulder", "elbow", "gripper")
+    assert (sheet.time, sheet.episodes) == ("seconds", "episode")
+    for name in KNOWN:
+        assert f"| `{name}` |" in GUIDE.read_text()
+
+
+def test_a_name_goes_before_a_pattern_that_fits_it_too(tmp_path):
+    cameras = {"front": {"from": "x/front", "turned": True}, "*": "x/*"}
+    read = read_layout(written(tmp_path, PLAIN | {"cameras": cameras}))
+    found = read.resolved(["a", "x/front", "x/back"], Path("file")).cameras
+    assert found == {
+        "front": CameraSource("x/front", turned=True),
+        "back": CameraSource("x/back"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ("{", "is no JSON"),
+        ("[]", "is no JSON object"),
+        ({"columns": {"action": "a"}}, "fps: is None; give whole frames per second"),
+        (PLAIN | {"fps": 29.97}, "fps: is 29.97"),
+        (PLAIN | {"fps": True}, "fps: is True"),
+        ({"fps": 10, "columns": {}}, "columns: is {}"),
+        (PLAIN | {"camera": {}}, "camera: is no key of a layout"),
+        (PLAIN | {"like": "nosuch"}, "like: is 'nosuch'; give one of aloha"),
+        (PLAIN | {"columns": {"action": 3}}, "columns/action: is 3; give a path"),
+        (PLAIN | {"columns": {"action": {"from": "a", "dim": [0]}}}, "columns/action: is"),
+        (PLAIN | {"columns": {"action": {"from": "a", "dims": [-1]}}}, r"has dims \[-1\]"),
+        (PLAIN | {"cameras": {"c": {"from": "a", "colour": "hsv"}}}, "is 'hsv'; give rgb or bgr"),
+        (PLAIN | {"cameras": {"c": {"from": "a", "turned": 180}}}, "has turned 180"),
+        (PLAIN | {"task": {"file": "("}}, "task: has no regular expression"),
+        (PLAIN | {"task": {"file": "a"}}, "task: has a pattern of 0 groups; give it one"),
+        (PLAIN | {"silence": 0}, "silence: is 0; give seconds"),
+        (PLAIN | {"gaps": "fill"}, "gaps: is 'fill'; give refuse or cut"),
+    ],
+)
+def test_a_layout_that_is_not_understood_is_named_by_its_key(tmp_path, said, message):
+    with pytest.raises(ValueError, match=message):
+        read_layout(written(tmp_path, said))
+
+
+def test_a_layout_that_is_not_there_is_said_so():
+    with pytest.raises(ValueError, match="--layout is 'alhoa', neither a file nor one of aloha"):
+        read_layout("alhoa")

@@ -1,0 +1,95 @@
+"""The command that imports recordings: typed as in the guide, and mistakes are one sentence."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from data import open_dataset
+from data.lerobot.importing import recording
+from tools.data import app
+
+GUIDE = Path(__file__).parents[3] / "docs/importing.md"
+
+
+@pytest.fixture
+def recordings(tmp_path):
+    folder = tmp_path / "recordings/cube"
+    folder.mkdir(parents=True)
+    for number in range(2):
+        with h5py.File(folder / f"episode_{number}.hdf5", "w") as root:
+            root["observations/qpos"] = np.full((4, 14), number, np.float32)
+            root["observations/images/top"] = np.full((4, 16, 16, 3), 99, np.uint8)
+            root["action"] = np.zeros((4, 14), np.float32)
+    return folder
+
+
+def command(*arguments):
+    run = [sys.executable, "-m", "tools.data", "import", *map(str, arguments)]
+    return subprocess.run(run, capture_output=True, text=True, check=False)
+
+
+def test_the_guides_command_and_its_python_make_the_same_dataset(
+    recordings, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (typed,) = re.findall(r"^python -m tools.data (import .*)$", GUIDE.read_text(), re.MULTILINE)
+    app.cli(args=shlex.split(typed))
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.endswith("datasets/cube: LeRobot v3.0, 2 episodes, 8 frames of 2 recordings.")
+    found = open_dataset("datasets/cube")
+    assert found.prompts == (("transfer the cube",),)
+    digest = found.digest
+    shutil.rmtree("datasets")
+    (code,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    exec(code, {})
+    assert open_dataset("datasets/cube").digest == digest
+
+
+def test_a_mistake_is_one_sentence_and_exits_with_an_error(recordings, tmp_path):
+    found = command(recordings, "--layout", "aloha", "--out", tmp_path / "out")
+    assert found.returncode == 1
+    assert "the recording names no instruction; give it as --task" in found.stderr
+    assert "Traceback" not in found.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_missing_library_is_a_sentence_that_names_the_extra(recordings, tmp_path, monkeypatch):
+    def missing(name):
+        raise ModuleNotFoundError(f"No module named '{name}'", name=name)
+
+    monkeypatch.setattr(recording, "import_module", missing)
+    options = ["--layout", "aloha", "--task", "transfer", "--out", str(tmp_path / "out")]
+    with pytest.raises(SystemExit) as ended:
+        app.cli(args=["import", str(recordings), *options])
+    assert "An HDF5 file needs the package h5py" in str(ended.value)
+    assert "pip install -e '.[import]'" in str(ended.value)
+
+
+def test_a_full_disk_keeps_finished_episodes_and_resume_goes_on(recordings, tmp_path, monkeypatch):
+    from data.lerobot import growing
+
+    options = ["--layout", "aloha", "--task", "transfer", "--out", str(tmp_path / "out")]
+    real, calls = growing.write_video, []
+
+    def full(path, *arguments):
+        calls.append(path)
+        if len(calls) == 2:
+            raise OSError(28, "No space left on device")
+        real(path, *arguments)
+
+    monkeypatch.setattr(growing, "write_video", full)
+    with pytest.raises(SystemExit) as ended:
+        app.cli(args=["import", str(recordings), *options])
+    assert "No space left on device; make room." in str(ended.value)
+    assert "--resume goes on" in str(ended.value)
+    assert open_dataset(tmp_path / "out").num_episodes == 1
+    app.cli(args=["import", str(recordings), *options, "--resume"])
+    found = open_dataset(tmp_path / "out")
+    assert found.column("observation.state")[:, 0].tolist() == [0] * 4 + [1] * 4

@@ -1,0 +1,47 @@
+"""The command `python -m tools.data import`: recordings of other formats as a LeRobot dataset."""
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from data.lerobot.importing.importing import import_dataset
+from data.lerobot.importing.layout import read_layout
+from models.terminal import Console
+from tools.command_line.ending import in_a_line
+from tools.datasets.bars import steps
+
+RecordingPaths = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATH …")]
+
+
+def import_command(
+    paths: RecordingPaths,
+    layout: Annotated[str, tyro.conf.arg(metavar="NAME|FILE.json")],
+    out: Annotated[Path, tyro.conf.arg(metavar="NEW")],
+    task: str = "",
+    fps: int | None = None,
+    robot: str = "",
+    resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+) -> None:
+    """Make a LeRobot dataset (v3.0) of recordings of other formats: HDF5, zarr, MCAP, ROS bags, or
+    pictures with a CSV. Needs `pip install -e '.[import]'`.
+
+    Args:
+        paths: Files of recordings, or folders of them.
+        layout: What becomes which column and camera: aloha, robomimic, libero, diffusion_policy,
+            umi, or a file as docs/importing.md says.
+        out: Folder to make for the dataset.
+        task: Instruction of all episodes, in place of the layout's.
+        fps: Frames per second, in place of the layout's.
+        robot: Name of the robot, in place of the layout's.
+        resume: Go on with an import that was cut off, given the same recordings and options.
+    """
+    read = read_layout(layout, task=task, fps=fps, robot=robot)
+    kept = "Finished episodes are kept; --resume goes on."
+    with in_a_line(kept, writing=out), steps() as report:
+        found = import_dataset(paths, out, read, resume=resume, progress=report)
+    Console().print(
+        f"{out}: LeRobot v3.0, {found.episodes} episodes, {found.frames} frames of "
+        f"{found.recordings} recordings.",
+        soft_wrap=True,
+    )
