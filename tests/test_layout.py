@@ -16,6 +16,7 @@ ARROWS = {
     "sim": {"models"},
     "rl": {"models", "data", "parallel", "sim"},
     "tools": {"models", "data", "parallel", "sim", "rl"},
+    "client": set(),
 }
 """Packages that each package may import, besides itself."""
 ELSEWHERE = ("sim/simulators/", "tools/bench/peers/")

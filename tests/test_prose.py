@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("models", "data", "parallel", "sim", "rl", "tools", "tests")
+PACKAGES = ("models", "data", "parallel", "sim", "rl", "tools", "client", "tests")
 OPENING = re.compile(r"(What|Who|Whose|How|Of|Those|Whether|Which|Where|When)\b")
 
 

@@ -36,6 +36,7 @@ from tools.command_line.ending import in_a_line
 from tools.command_line.push import PushOptions, licence, own_version, push
 from tools.datasets.bars import progress, steps
 from tools.datasets.edit import edit_command
+from tools.datasets.from_robot import from_robot_command
 from tools.datasets.idle import idle_command
 from tools.datasets.importing import import_command
 from tools.datasets.shown import robot_of, show_dataset, show_difference, show_statistics
@@ -55,6 +56,7 @@ JsonFile = Annotated[Path | None, tyro.conf.arg(name="json", metavar="FILE")]
 app = tyro.extras.SubcommandApp()
 app.command(name="edit")(edit_command)
 app.command(name="idle")(idle_command)
+app.command(name="from-robot")(from_robot_command)
 app.command(name="import")(import_command)
 
 _PARTS = ("data", "images", "meta", "videos")

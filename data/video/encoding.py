@@ -65,6 +65,14 @@ class VideoEncoding:
         return _CRF[self.codec] if self.crf is None else self.crf
 
 
+def even(picture: UInt8[np.ndarray, "_h _w 3"]) -> UInt8[np.ndarray, "_h2 _w2 3"]:
+    """A picture that a video can have: an odd height or width grows by one repeated line."""
+    height, width = picture.shape[:2]
+    if not (height % 2 or width % 2):
+        return picture
+    return np.pad(picture, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+
+
 def write_video(
     path: Path, frames: UInt8[np.ndarray, "t h w 3"], fps: float, encoding: VideoEncoding
 ) -> None:

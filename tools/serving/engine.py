@@ -59,13 +59,16 @@ class Engine:
         robot = RobotPolicy.for_clients(policy)
         self.inputs: Inputs = inputs_of(robot.embodiment, robot.reads_state, pairs)
         self._robot = RobotPolicy.for_clients(policy, tuple(self.inputs.cameras.values()))
-        self.metadata: Mapping[str, Any] = {
+        told = {
             "robot": self._robot.name,
             "inputs": self.inputs.expected,
             "actions": {"dtype": "float32", "shape": list(self._robot.chunk)},
             "chunking": [] if chunking == "none" else list(CONTROLS),
             "picture": self._robot.processor.image_size,
         }
+        if chunking == "trained":
+            told["most_committed"] = policy.model.config.rtc_max_delay
+        self.metadata: Mapping[str, Any] = told
         self._policy, self._chunking, self.metrics = policy, chunking != "none", metrics
         self._scale, self._state_range = self._robot.embodiment.state, state_range
         self._lock = threading.Lock()

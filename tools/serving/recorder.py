@@ -23,6 +23,7 @@ from jaxtyping import Float, UInt8
 from data.frames import ACTION, STATE
 from data.lerobot.writer import DatasetWriter
 from data.statistics.difference import DELTA_T
+from data.video.encoding import even
 from models.terminal import Console, logger
 from tools.serving.inputs import Inputs
 from tools.serving.server import Answers, PolicyServer
@@ -192,7 +193,7 @@ class Recorder:
         wanted = self._writer.features
         alike = [
             all(
-                _even(picture).shape == tuple(wanted[_full(camera)]["shape"])
+                even(picture).shape == tuple(wanted[_full(camera)]["shape"])
                 for camera, picture in one.pictures.items()
             )
             for one in frames
@@ -325,7 +326,7 @@ def _features(one: Exchange) -> dict[str, dict[str, Any]]:
     for camera, picture in one.pictures.items():
         found[_full(camera)] = {
             "dtype": "video",
-            "shape": _even(picture).shape,
+            "shape": even(picture).shape,
             "names": ["height", "width", "channels"],
         }
     return found
@@ -346,7 +347,7 @@ def _columns(
     if states:
         columns[STATE] = np.stack(states).astype(np.float32)
     pictures = {
-        _full(camera): np.stack([_even(one.pictures[camera]) for one in frames])
+        _full(camera): np.stack([even(one.pictures[camera]) for one in frames])
         for camera in frames[0].pictures
     }
     return columns, pictures
@@ -355,11 +356,3 @@ def _columns(
 def _full(camera: str) -> str:
     """LeRobot's name of a camera."""
     return _CAMERA + camera.removeprefix(_CAMERA)
-
-
-def _even(picture: UInt8[np.ndarray, "_h _w 3"]) -> UInt8[np.ndarray, "_h2 _w2 3"]:
-    """An odd height or width grows by one repeated line, as videos need."""
-    height, width = picture.shape[:2]
-    if not (height % 2 or width % 2):
-        return picture
-    return np.pad(picture, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")

@@ -29,7 +29,7 @@ from tools.serving.listener import Listener, listen
 from tools.serving.metrics import CONTENT_TYPE, Metrics
 from tools.serving.session import Reply, Session
 from tools.serving.startup import in_background
-from tools.serving.wire import pack, unpack
+from tools.serving.wire import PICTURES, pack, unpack
 
 log = logger(__name__)
 
@@ -263,7 +263,7 @@ class PolicyServer:
         """Answers a client's messages until its last call."""
         answers.join()
         try:
-            await session.connection.send(pack(answers.metadata))
+            await session.connection.send(pack({**answers.metadata, "pictures": PICTURES}))
             while True:
                 session.since, session.busy = time.monotonic(), False
                 message = await _receive(session)

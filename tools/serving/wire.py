@@ -1,5 +1,6 @@
 """Messages of openpi's websocket protocol: msgpack maps whose arrays are maps of their own, with
 the byte keys `__ndarray__`, `data`, `dtype` and `shape`; `__npgeneric__` marks numpy's scalars.
+`__jpeg__`, which openpi's has not, marks a picture as the bytes of a JPEG file.
 
 Written to openpi-client 0.1.2's `msgpack_numpy`. A message comes from anyone, so reading one never
 unpickles, makes no array that is larger than its bytes, and ends at the first surplus.
@@ -12,11 +13,16 @@ from typing import Any
 
 import msgpack
 import numpy as np
+import simplejpeg
 
 _NUMBERS = re.compile(r"[<>|=]?(b1|[iu][1248]|f[248])")
 _CONTAINERS, _LENGTH, _KEY, _DIMS, _DEPTH = 256, 256, 256, 4, 4
 """Maps and lists in a message, entries of each, a key's characters, an array's dims, and maps
 within maps."""
+_DECODED, _SIDE = 64 * 2**20, 8192
+"""Bytes that a message's JPEG pictures may come to, and pixels along one of their edges."""
+PICTURES = ("raw", "jpeg")
+"""Kinds of pictures that are read, for clients to know."""
 
 
 def pack(message: Mapping[str, Any]) -> bytes:
@@ -59,10 +65,11 @@ def unpack(data: bytes) -> dict[str, Any]:
 
 
 class _Reading:
-    """Counts containers while one message is read, so that few bytes never become many objects."""
+    """Counts containers and decoded bytes while one message is read, so that few bytes never become
+    many objects or large pictures."""
 
     def __init__(self) -> None:
-        self.containers = 0
+        self.containers = self.decoded = 0
 
     def map(self, content: dict[Any, Any]) -> Any:
         self._count()
@@ -70,11 +77,28 @@ class _Reading:
             return _array(content)
         if b"__npgeneric__" in content:
             return _scalar(content)
+        if b"__jpeg__" in content:
+            return self._picture(content.get(b"data"))
         return content
 
     def list(self, content: list[Any]) -> list[Any]:
         self._count()
         return content
+
+    def _picture(self, data: Any) -> np.ndarray:
+        """A JPEG's pixels, uint8 [h, w, 3]."""
+        if not isinstance(data, bytes):
+            raise ValueError("a JPEG's data is not binary.")
+        try:
+            height, width, _, _ = simplejpeg.decode_jpeg_header(data)
+            self.decoded += height * width * 3
+            if max(height, width) > _SIDE or self.decoded > _DECODED:
+                raise ValueError(
+                    f"its JPEG pictures have over {_SIDE} pixels a side or {_DECODED} bytes."
+                )
+            return simplejpeg.decode_jpeg(data, "RGB")
+        except ValueError as error:
+            raise ValueError(f"a picture is no JPEG that is read: {error}") from None
 
     def _count(self) -> None:
         self.containers += 1

@@ -146,6 +146,7 @@ def test_a_policy_that_was_trained_to_continues_a_clients_chunk_so(policy):
         serving(engine) as running,
         client(running.url) as one,
     ):
+        assert one.metadata["most_committed"] == 3
         first = one.infer(observation(0))["actions"]
         with pytest.raises(ValueError, match=r"committed is 4, but .* at most 3 steps"):
             one.infer({**observation(1), "executed": 2, "committed": 4})

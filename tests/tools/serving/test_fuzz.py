@@ -8,11 +8,13 @@ from contextlib import closing, suppress
 import msgpack
 import numpy as np
 import pytest
+import simplejpeg
 from websockets.exceptions import ConnectionClosed
 
 from models import Pi, Policy, Processor
 from tests.helpers.tools.served import (
     OBSERVATION,
+    PICTURE,
     ROBOT,
     UPGRADE,
     client,
@@ -28,6 +30,7 @@ from tools.serving.session import Session
 from tools.serving.wire import pack, unpack
 
 GOOD = pack(OBSERVATION)
+JPEG = simplejpeg.encode_jpeg(PICTURE, 90, "RGB", "420")
 STRANGE = [
     *(None, True, -1, 2**63, float("nan"), b"", b"\0" * 9, "", "é" * 3000, [], [[]], {}, {"": {}}),
     *(msgpack.ExtType(1, b""), msgpack.Timestamp(1), ["a"] * 300, {str(i): i for i in range(300)}),
@@ -89,12 +92,24 @@ def false_array(rng):
     return msgpack.packb(message)
 
 
+def false_jpeg(rng):
+    """A good observation in which one picture is a JPEG, mostly a damaged one."""
+    data = bytearray(JPEG)
+    for _ in range(rng.integers(4)):
+        data[rng.integers(len(data))] = rng.integers(256)
+    if rng.random() < 0.3:
+        del data[rng.integers(len(data)) :]
+    key = list(OBSERVATION)[rng.integers(len(OBSERVATION))]
+    message = {**msgpack.unpackb(GOOD), key: {b"__jpeg__": True, b"data": bytes(data)}}
+    return msgpack.packb(message)
+
+
 def text(rng):
     """Words where bytes are expected."""
     return rng.bytes(20).hex()
 
 
-KINDS = [damaged, nonsense, nested, strange, false_array, text]
+KINDS = [damaged, nonsense, nested, strange, false_array, false_jpeg, text]
 
 
 def send_all(url, seeds):

@@ -3,6 +3,7 @@
 import msgpack
 import numpy as np
 import pytest
+import simplejpeg
 
 from tools.serving.wire import pack, unpack
 
@@ -18,6 +19,32 @@ def test_an_array_comes_back_as_it_was(dtype):
     back = unpack(pack({"image": {"front": x}}))["image"]["front"]
     assert back.dtype == x.dtype
     np.testing.assert_array_equal(back, x)
+
+
+def jpeg(data):
+    return {b"__jpeg__": True, b"data": data}
+
+
+GREY = simplejpeg.encode_jpeg(np.full((16, 24, 1), 90, np.uint8), colorspace="GRAY")
+LARGE = simplejpeg.encode_jpeg(np.zeros((4096, 4096, 1), np.uint8), colorspace="GRAY")
+LONG = simplejpeg.encode_jpeg(np.zeros((1, 8193, 1), np.uint8), colorspace="GRAY")
+
+
+def test_a_jpeg_comes_as_its_pixels_grey_or_coloured():
+    colours = np.zeros((16, 24, 3), np.uint8)
+    colours[:] = (200, 30, 90)
+    coloured = simplejpeg.encode_jpeg(colours, 95, "RGB", "420")
+    back = unpack(msgpack.packb({"a": jpeg(GREY), "b": {"c": jpeg(coloured)}}))
+    for found, wanted in ((back["a"], 90), (back["b"]["c"], colours)):
+        assert found.shape == (16, 24, 3)
+        assert np.abs(found.astype(int) - wanted).max() <= 3
+
+
+def test_few_bytes_of_jpeg_never_become_many_pixels():
+    assert len(LARGE) < 2**19
+    assert unpack(msgpack.packb({"a": jpeg(LARGE)}))["a"].shape == (4096, 4096, 3)
+    with pytest.raises(ValueError, match="over 8192 pixels a side or 67108864 bytes"):
+        unpack(msgpack.packb({"a": jpeg(LARGE), "b": jpeg(LARGE)}))
 
 
 def test_numbers_text_and_numpy_scalars_come_back():
@@ -62,6 +89,11 @@ def test_what_is_no_number_is_not_packed(value):
         (array(shape=2), "positive whole"),
         (array(shape=[1] * 4 + [2]), "5 dims"),
         (msgpack.packb({"x": {b"__ndarray__": True}}), "dtype None"),
+        (msgpack.packb({"x": {b"__jpeg__": True}}), "JPEG's data is not binary"),
+        (msgpack.packb({"x": jpeg(b"")}), "no JPEG that is read"),
+        (msgpack.packb({"x": jpeg(GREY[:40])}), "no JPEG that is read"),
+        (msgpack.packb({"x": jpeg(LARGE[:-2000])}), "no JPEG that is read"),
+        (msgpack.packb({"x": jpeg(LONG)}), "over 8192 pixels a side"),
         (msgpack.packb({"x": {b"__npgeneric__": True, b"dtype": "<f4", b"data": "1"}}), "number"),
     ],
 )

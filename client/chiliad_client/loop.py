@@ -1,0 +1,460 @@
+"""The control loop: at every tick of a fixed rate it observes, takes what the server has answered,
+sends the robot exactly one command within its limits, and asks for the next chunk in time. It never
+waits for the server: while there is no action for a tick the robot is held, and after a silence it
+is stopped if the user says how.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Callable, Literal, Mapping, NamedTuple, Protocol
+
+import numpy as np
+
+from .chunks import ActionPlan, Chunk, Delays, Overlap, chunk_fault, continuation
+from .clock import MonotonicClock, Pace, TickClock
+from .compatibility import check_actions, check_inputs, continues
+from .connection import ServerAnswer, ServerSession
+from .limits import SafetyLimits
+
+log = logging.getLogger("chiliad_client")
+
+Mode = Literal["act", "hold", "stop"]
+Stop = Callable[[Mapping[str, Any], np.ndarray], Any]
+_RETRY_SECONDS = 1.0
+"""Pause after a refused request."""
+
+
+class RealRobot(Protocol):
+    """A robot as the loop sees it; anything with these three methods."""
+
+    def observe(self) -> Mapping[str, Any]:
+        """Pictures uint8 [h, w, 3] and numbers [n] by the server's keys, without the prompt."""
+
+    def act(self, action: np.ndarray) -> Any:
+        """Sends a command [a] and returns at once; may return what was truly sent, [a]."""
+
+    def hold(self, seen: Mapping[str, Any], last: np.ndarray | None) -> Any:
+        """The command [a] that keeps it where it is: of absolute targets the `last` command, or
+        where it stands if that is None; of relative ones zeros."""
+
+
+class ServerLink(Protocol):
+    """A server as the loop sees it; `Connection` is one."""
+
+    url: str
+
+    @property
+    def session(self) -> ServerSession | None:
+        """The connection that stands; ValueError if there will never be one."""
+
+    def ask(self, message: Mapping[str, Any]) -> int:
+        """Number of a question; never waits."""
+
+    def answer(self) -> ServerAnswer | None:
+        """The next answer, if one has come; never waits."""
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """Rate and manner of a control loop.
+
+    Args:
+      hz: ticks a second: the rate that the policy was trained at.
+      replan: steps of a chunk that are acted before the next is asked for; half of it if None.
+      overlap: see `chunks.Overlap`.
+      chunking: whether the server continues its last chunk; None where it can.
+      max_age: seconds that an observation may be old when its action is sent; None for the whole
+        chunk.
+      stop_after: seconds without an action, after the first, until the robot is stopped.
+
+    Raises:
+      ValueError: they make no sense, or contradict each other.
+    """
+
+    hz: float
+    replan: int | None = None
+    overlap: Overlap = "frozen"
+    chunking: bool | None = None
+    max_age: float | None = None
+    stop_after: float = 5.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.hz) and self.hz > 0):
+            raise ValueError(f"hz is {self.hz}; give ticks a second, above 0.")
+        if self.replan is not None and self.replan < 1:
+            raise ValueError(f"replan is {self.replan}; give steps, at least 1.")
+        if self.overlap not in ("frozen", "latest", "average"):
+            raise ValueError(f"overlap is '{self.overlap}'; give frozen, latest or average.")
+        if self.chunking and self.overlap != "frozen":
+            raise ValueError(
+                f"overlap is '{self.overlap}', but a server continues what it answered; "
+                "take 'frozen', or chunking=False."
+            )
+        if self.max_age is not None and self.max_age * self.hz < 1:
+            raise ValueError(f"max_age is {self.max_age} s, less than a tick at {self.hz} Hz.")
+
+
+class Command(NamedTuple):
+    """Command of one tick. `sent` [a] is what the robot was sent, `planned` [a] what the policy
+    wanted (None where the tick has no action), `age` the ticks since what that was made from was
+    seen, and `limited` the limits that changed it."""
+
+    tick: int
+    mode: Mode
+    sent: np.ndarray
+    planned: np.ndarray | None = None
+    age: int | None = None
+    limited: tuple[str, ...] = ()
+
+
+class TickRecorder(Protocol):
+    """Takes in what was seen and sent; `EpisodeRecorder` is one."""
+
+    def begin(self, hz: float, prompt: str) -> None:
+        """Begins an episode, and ends the one under way."""
+
+    def add(self, seen: Mapping[str, Any], command: Command, seconds: float) -> None:
+        """One tick, at `seconds` of a clock; never waits."""
+
+    def end(self) -> None:
+        """Ends the episode."""
+
+
+@dataclass(frozen=True)
+class DriveReport:
+    """Counts of a run. `ticks`: by mode. `missed`: ticks that passed without a command, as the
+    robot or this program was slow. `limited`: commands that a limit changed, by limit. `answers`,
+    `refused`, `lost`: of the questions. `expired`: answers that came when all they say was over.
+    `late`: answers after the promised steps. `delays`: ticks from observation to answer."""
+
+    ticks: Mapping[str, int]
+    missed: int
+    limited: Mapping[str, int]
+    answers: int
+    refused: int
+    lost: int
+    expired: int
+    late: int
+    delays: tuple[int, ...]
+
+    def __str__(self) -> str:
+        ticks = ", ".join(f"{count} {mode}" for mode, count in self.ticks.items() if count)
+        limits = ", ".join(f"{count} {name}" for name, count in self.limited.items()) or "none"
+        delay = f"{np.mean(self.delays):.1f} (at most {max(self.delays)})" if self.delays else "-"
+        return (
+            f"Ticks: {ticks or 'none'}; {self.missed} missed. Limited: {limits}. Answers: "
+            f"{self.answers}, {self.late} late, {self.expired} expired, {self.refused} refused, "
+            f"{self.lost} lost; delay in ticks: {delay}."
+        )
+
+
+class _Asked(NamedTuple):
+    """A question under way. `idle`: ticks so far for which the plan had no action."""
+
+    number: int
+    tick: int
+    committed: int
+    idle: int
+
+
+@dataclass(eq=False)
+class ControlLoop:
+    """Drives a robot by a server's answers.
+
+    Args:
+      stop: command [a] of each tick after a silence of `stop_after`, given what is seen and the
+        last command; holds for as long as it takes if None.
+      clock: source of time.
+
+    Raises:
+      ValueError: nothing; `run` and `step` do, for what does not agree.
+    """
+
+    robot: RealRobot
+    server: ServerLink
+    prompt: str
+    settings: LoopSettings
+    limits: SafetyLimits = field(default_factory=SafetyLimits)
+    stop: Stop | None = None
+    recorder: TickRecorder | None = None
+    clock: TickClock = field(default_factory=MonotonicClock)
+
+    def __post_init__(self) -> None:
+        self._delays = Delays()
+        self._totals: Counter[str] = Counter()
+        self._limited: Counter[str] = Counter()
+        self._measured: list[int] = []
+        self._missed, self._pace = 0, Pace(self.settings.hz, self.clock)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Forgets the episode before, and all that its server knew."""
+        self._missed += self._pace.missed
+        self._pace = Pace(self.settings.hz, self.clock)
+        self._plan = ActionPlan()
+        self._seen: Mapping[str, Any] = {}
+        self._last: np.ndarray | None = None
+        self._session: ServerSession | None = None
+        self._asked: _Asked | None = None
+        self._newest: Chunk | None = None
+        self._continued: Chunk | None = None
+        self._continues = self._answered = False
+        self._idle, self._idling, self._retry = 0, True, 0
+        self._acted: int | None = None
+        self._stopped = self._ended = False
+        self._told: str | None = None
+
+    def run(
+        self,
+        seconds: float | None = None,
+        until: Callable[[Mapping[str, Any]], bool] | None = None,
+    ) -> DriveReport:
+        """Drives an episode until so many seconds have passed, what is seen says so, or `end` is
+        called. Its last command holds the robot, whatever ended it.
+
+        Raises:
+          ValueError: robot and server do not agree, or the robot stands outside its limits.
+          Exception: whatever the robot raises.
+        """
+        self._begin()
+        ticks = math.inf if seconds is None else math.ceil(seconds * self.settings.hz)
+        try:
+            while not self._ended and (tick := self._pace.wait()) < ticks:
+                self._step(tick)
+                if until is not None and until(self._seen):
+                    break
+            self._step(self._pace.wait(), ending=True)
+        except BaseException:
+            with suppress(Exception):
+                self._hold_at_once()
+            raise
+        finally:
+            if self.recorder is not None:
+                self.recorder.end()
+        return self.report
+
+    def step(self) -> Command:
+        """Waits for the next tick and sends its command: a `run` that the caller ends."""
+        return self._step(self._pace.wait())
+
+    def end(self) -> None:
+        """Ends `run` after the tick under way; may be called from any thread."""
+        self._ended = True
+
+    def say(self, prompt: str) -> None:
+        """Has the next chunk asked for with another prompt; may be called from any thread."""
+        self.prompt = prompt
+
+    def resume(self) -> None:
+        """Lets a robot that was stopped act again; may be called from any thread."""
+        self._acted, self._stopped = None, False
+
+    @property
+    def report(self) -> DriveReport:
+        """Counts so far, of all runs."""
+        totals = self._totals
+        return DriveReport(
+            ticks={mode: totals[mode] for mode in ("act", "hold", "stop")},
+            missed=self._missed + self._pace.missed,
+            limited=dict(self._limited),
+            answers=totals["answers"],
+            refused=totals["refused"],
+            lost=totals["lost"],
+            expired=totals["expired"],
+            late=totals["late"],
+            delays=tuple(self._measured),
+        )
+
+    def _step(self, begun: int, ending: bool = False) -> Command:
+        self._seen = seen = dict(self.robot.observe())
+        rest = np.array(self.robot.hold(seen, self._last), np.float64)
+        if self._last is None:
+            self._check_rest(rest, seen)
+        before, tick = self._pace.last, self._pace.take()
+        idle = self._idle = self._idle + self._idling * (begun - before - 1)
+        self._idle += self._idling * (tick - begun)
+        self._hear(tick, rest)
+        command = self._command(tick, rest, ending)
+        self._send(command)
+        if not ending:
+            self._ask(begun, idle)
+        self._record(command)
+        return command
+
+    def _check_rest(self, rest: np.ndarray, seen: Mapping[str, Any]) -> None:
+        if rest.ndim != 1 or not rest.size or not np.isfinite(rest).all():
+            raise ValueError(
+                f"The robot's `hold` gives {rest!r:.80}; give the numbers [a] of an action that "
+                "keeps it where it is."
+            )
+        self.limits.check(rest, seen)
+
+    def _hear(self, tick: int, rest: np.ndarray) -> None:
+        """Takes in what the server has answered, and whether it is still the same."""
+        while (answer := self.server.answer()) is not None:
+            if self._asked is not None and answer.number == self._asked.number:
+                asked, self._asked = self._asked, None
+                self._take(answer, asked, tick, len(rest))
+        session = self.server.session
+        if _number(session) == _number(self._session):
+            return
+        self._totals["lost"] += self._asked is not None
+        self._session, self._asked, self._continued = session, None, None
+        if session is not None:
+            url, told = self.server.url, session.metadata
+            check_inputs(url, told, {**self._seen, "prompt": self.prompt})
+            check_actions(url, told, len(rest))
+            wanted = self.settings.chunking if self.settings.overlap == "frozen" else False
+            self._continues = continues(url, told, wanted)
+
+    def _take(self, answer: ServerAnswer, asked: _Asked, tick: int, dims: int) -> None:
+        """Merges an answer into the plan. Its first action is for the tick that it was asked at,
+        later by as many as the robot has been held since, for so long nothing moved."""
+        if answer.refusal is not None:
+            self._refuse(answer.refusal, tick)
+            return
+        fault = chunk_fault(answer.content.get("actions"), dims)
+        if fault is not None:
+            raise ValueError(
+                f"{self.server.url} answered {sorted(answer.content)}, whose actions {fault}; is "
+                "it a policy of this robot?"
+            )
+        self._answered = True
+        self._totals["answers"] += 1
+        delay = tick - asked.tick
+        self._delays = self._delays.and_then(delay)
+        self._measured.append(delay)
+        chunk = Chunk(asked.tick + self._idle - asked.idle, asked.tick, answer.content["actions"])
+        self._continued = None
+        if chunk.end <= tick or self._is_old(tick, chunk.observed):
+            self._totals["expired"] += 1
+            return
+        promised = asked.tick + asked.committed
+        self._totals["late"] += tick - chunk.start > asked.committed
+        self._plan = self._plan.merged(chunk, tick, self.settings.overlap, promised)
+        self._newest = self._continued = chunk
+
+    def _refuse(self, why: str, tick: int) -> None:
+        self._totals["refused"] += 1
+        self._retry = tick + math.ceil(_RETRY_SECONDS * self.settings.hz)
+        if not self._answered:
+            raise ValueError(f"{self.server.url} refused the first request: {why}")
+        log.warning("%s refused a request: %s", self.server.url, why)
+
+    def _command(self, tick: int, rest: np.ndarray, ending: bool) -> Command:
+        """The one command of a tick, within the limits."""
+        planned = self._plan.at(tick)
+        if planned is not None and self._is_old(tick, planned.observed):
+            planned = None
+        silent = self._acted is not None and planned is None and self.stop is not None
+        if silent and tick - (self._acted or 0) > self.settings.stop_after * self.settings.hz:
+            self._stopped = True
+        mode: Mode = "stop" if self._stopped and not ending else "hold"
+        wanted = rest
+        if self._stopped and self.stop is not None and not ending:
+            wanted = np.array(self.stop(self._seen, rest if self._last is None else self._last))
+        elif planned is not None and not ending:
+            mode, wanted = "act", planned.action
+        if wanted.shape != rest.shape:
+            raise ValueError(
+                f"`stop` gives {list(wanted.shape)} numbers, but `hold` {list(rest.shape)}; both "
+                "are actions of the robot."
+            )
+        sent, by = self.limits.applied(wanted, rest, self._seen)
+        if mode != "act" or planned is None:
+            return Command(tick, mode, sent, limited=by)
+        return Command(tick, mode, sent, wanted, tick - planned.observed, by)
+
+    def _send(self, command: Command) -> None:
+        done = self.robot.act(command.sent.copy())
+        self._last = command.sent if done is None else np.array(done, np.float64)
+        if self._last.shape != command.sent.shape:
+            raise ValueError(
+                f"The robot's `act` returned {list(self._last.shape)} numbers for an action of "
+                f"{len(command.sent)}; return what was sent, or nothing."
+            )
+        self._idling = command.mode != "act"
+        self._totals[command.mode] += 1
+        self._limited.update(command.limited)
+        if self._idling:
+            self._idle += 1
+            self._continued = None
+        else:
+            self._acted = command.tick
+
+    def _ask(self, tick: int, idle: int) -> None:
+        """Asks for the next chunk by what was seen at this tick, if it is time."""
+        if self._session is None or self._asked or self._stopped or tick < self._retry:
+            return
+        delay = self._delays.expected
+        if self._newest is not None and self._plan.end > tick + delay:
+            enough = self.settings.replan or max(1, len(self._newest.actions) // 2)
+            if tick - self._newest.start < enough:
+                return
+        message = {**self._seen, "prompt": self.prompt}
+        committed = delay
+        if self._continues:
+            most = self._session.metadata.get("most_committed")
+            further = continuation(self._continued, tick, delay, most)
+            if further is not None:
+                committed = further.committed
+                message.update(further._asdict())
+        number = self.server.ask(message)
+        self._asked = _Asked(number, tick, committed, idle)
+
+    def _record(self, command: Command) -> None:
+        """One more tick of the episode; another prompt begins another episode."""
+        if self.recorder is None or self._last is None:
+            return
+        if self._told != self.prompt:
+            self._told = self.prompt
+            self.recorder.begin(self.settings.hz, self.prompt)
+        self.recorder.add(self._seen, command._replace(sent=self._last), self.clock.now())
+
+    def _is_old(self, tick: int, observed: int) -> bool:
+        limit = self.settings.max_age
+        return limit is not None and tick - observed > limit * self.settings.hz
+
+    def _hold_at_once(self) -> None:
+        if self._last is not None:
+            rest = np.array(self.robot.hold(self._seen, self._last), np.float64)
+            self.robot.act(self.limits.applied(rest, rest, self._seen).action)
+
+
+def _number(session: ServerSession | None) -> int:
+    return 0 if session is None else session.number
+
+
+def drive(
+    robot: RealRobot,
+    server: ServerLink,
+    prompt: str,
+    *,
+    hz: float,
+    seconds: float | None = None,
+    until: Callable[[Mapping[str, Any]], bool] | None = None,
+    limits: SafetyLimits | None = None,
+    stop: Stop | None = None,
+    recorder: TickRecorder | None = None,
+    **settings: Any,
+) -> DriveReport:
+    """Drives one episode; see `ControlLoop`, its `run`, and `LoopSettings` for the rest.
+
+    Raises:
+      ValueError, Exception: as `ControlLoop.run`.
+    """
+    loop = ControlLoop(
+        robot,
+        server,
+        prompt,
+        LoopSettings(hz, **settings),
+        limits or SafetyLimits(),
+        stop,
+        recorder,
+    )
+    return loop.run(seconds, until)

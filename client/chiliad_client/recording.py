@@ -1,0 +1,193 @@
+"""Recording of what a robot saw and was sent: one .npz file for each episode, written by a thread
+while the robot acts, so that memory holds a few ticks and the loop never waits for the disk.
+`python -m tools.data from-robot` makes a LeRobot dataset of them.
+
+A file has columns [ticks, …] under LeRobot's names, pictures as `observation.images.NAME/000000`
+and so on (.npy, or .jpg), and `task`, `hz` and `dropped`.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import queue
+import threading
+import zipfile
+from collections import defaultdict
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Mapping, NamedTuple
+
+import numpy as np
+
+from .compatibility import flat
+from .loop import Command
+from .wire import encoder
+
+log = logging.getLogger("chiliad_client")
+
+MODES = ("act", "hold", "stop")
+"""Meanings of the numbers in the column `mode`."""
+_QUEUED = 64
+
+
+class _Edge(NamedTuple):
+    """Beginning of an episode, or its end where there is no prompt; ticks dropped so far."""
+
+    dropped: int
+    hz: float = 0.0
+    prompt: str | None = None
+
+
+class _Tick:
+    def __init__(self, seen: Mapping[str, Any], command: Command, seconds: float) -> None:
+        self.pictures: dict[str, np.ndarray] = {}
+        self.numbers: dict[str, np.ndarray] = {}
+        for name, value in flat(seen).items():
+            array = np.array(value)
+            if array.ndim == 3:
+                channels_last = array.shape[2] == 3 or array.shape[0] != 3
+                self.pictures[name] = array if channels_last else array.transpose(1, 2, 0)
+            elif array.dtype.kind in "biuf":
+                self.numbers[f"observation.{name}"] = np.atleast_1d(array).astype(np.float32)
+        self.command, self.seconds = command, seconds
+
+
+class EpisodeRecorder:
+    """Use as a context manager: what is recorded is whole when the block ends. A file that is being
+    written has the suffix .partial; a killed process leaves it behind, unreadable.
+
+    Args:
+      folder: to write `episode_000000.npz` and so on to, after those that are there.
+      jpeg: quality, 1 to 100, in which pictures are kept; as they are if None.
+      queued: ticks that may wait for the disk; more are left out and counted.
+
+    Raises:
+      ImportError: nothing is there to make JPEG with.
+    """
+
+    def __init__(
+        self, folder: str | Path, *, jpeg: int | None = None, queued: int = _QUEUED
+    ) -> None:
+        self.folder, self._jpeg = Path(folder), jpeg
+        self._encode = None if jpeg is None else encoder()
+        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._places = threading.BoundedSemaphore(queued)
+        self._dropped = 0
+        self._failed: Exception | None = None
+        self._file: zipfile.ZipFile | None = None
+        self._path = self.folder
+        self._rows: dict[str, list[Any]] = {}
+        self._about: dict[str, Any] = {}
+        self._thread = threading.Thread(target=self._run, name="chiliad recorder", daemon=True)
+
+    def begin(self, hz: float, prompt: str) -> None:
+        """Begins an episode, after the one under way if there is one."""
+        self._queue.put(_Edge(self._dropped, hz, prompt))
+
+    def add(self, seen: Mapping[str, Any], command: Command, seconds: float) -> None:
+        """One tick; never waits. Arrays are copied. Left out and counted where the disk lags."""
+        if not self._places.acquire(blocking=False):
+            self._dropped += 1
+            if self._dropped == 1:
+                log.warning("%s: the disk lags; ticks are left out and counted", self.folder)
+            return
+        self._queue.put(_Tick(seen, command, seconds))
+
+    def end(self) -> None:
+        """Ends the episode."""
+        self._queue.put(_Edge(self._dropped))
+
+    @property
+    def dropped(self) -> int:
+        """Ticks that were left out so far."""
+        return self._dropped
+
+    def __enter__(self) -> EpisodeRecorder:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.end()
+        self._queue.put(None)
+        self._thread.join()
+        if self._failed is not None:
+            raise OSError(f"{self.folder}: the recording could not be written: {self._failed}")
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            try:
+                if self._failed is None:
+                    self._take(item)
+            except Exception as error:
+                log.exception("%s: the recording cannot go on", self.folder)
+                self._failed = error
+                with suppress(Exception):
+                    if self._file is not None:
+                        self._file.close()
+            finally:
+                if isinstance(item, _Tick):
+                    self._places.release()
+
+    def _take(self, item: Any) -> None:
+        if isinstance(item, _Tick):
+            self._write(item)
+            return
+        self._finish(item.dropped)
+        if item.prompt is not None:
+            there = [int(path.stem[-6:]) for path in self.folder.glob("episode_??????.npz")]
+            self._path = self.folder / f"episode_{max(there, default=-1) + 1:06d}.npz"
+            self._file = zipfile.ZipFile(self._partial, "w")
+            self._rows = defaultdict(list)
+            self._about = {"task": item.prompt, "hz": item.hz, "before": item.dropped}
+
+    @property
+    def _partial(self) -> Path:
+        return self._path.with_name(self._path.name + ".partial")
+
+    def _write(self, tick: _Tick) -> None:
+        if self._file is None:
+            raise ValueError("a tick came outside an episode; call `begin` first")
+        number, command = len(self._rows["tick"]), tick.command
+        for name, picture in tick.pictures.items():
+            member = f"observation.images.{name}/{number:06d}"
+            if self._encode is None:
+                self._file.writestr(f"{member}.npy", _npy(picture))
+            else:
+                self._file.writestr(f"{member}.jpg", self._encode(picture, self._jpeg))
+        planned = np.full(len(command.sent), np.nan) if command.planned is None else command.planned
+        row = {
+            **tick.numbers,
+            "action": command.sent.astype(np.float32),
+            "planned": np.asarray(planned, np.float32),
+            "tick": command.tick,
+            "seconds": tick.seconds,
+            "mode": MODES.index(command.mode),
+            "age": -1 if command.age is None else command.age,
+            "limited": bool(command.limited),
+        }
+        for name, value in row.items():
+            self._rows[name].append(value)
+
+    def _finish(self, dropped: int) -> None:
+        """Writes the columns of the episode under way and gives its file its name."""
+        file, self._file = self._file, None
+        if file is None:
+            return
+        for name, values in self._rows.items():
+            file.writestr(f"{name}.npy", _npy(np.array(values)))
+        before = self._about.pop("before")
+        for name, value in {**self._about, "dropped": dropped - before}.items():
+            file.writestr(f"{name}.npy", _npy(np.array(value)))
+        file.close()
+        if self._rows["tick"]:
+            self._partial.replace(self._path)
+        else:
+            self._partial.unlink()
+
+
+def _npy(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.lib.format.write_array(file, array, allow_pickle=False)
+    return file.getvalue()

@@ -1,0 +1,133 @@
+"""The command `python -m tools.data from-robot`: what `chiliad_client.EpisodeRecorder` kept of a
+robot, as a LeRobot dataset.
+
+Columns stay as they are, and so do ticks at which the robot was held or stopped: `mode` tells them,
+and `delta_t` where the loop missed some.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+from zipfile import BadZipFile
+
+import numpy as np
+import simplejpeg
+import tyro
+from jaxtyping import UInt8
+
+from data.errors import DatasetError
+from data.lerobot.writer import DatasetWriter
+from data.statistics.difference import DELTA_T
+from data.video.encoding import even
+from models.terminal import Console
+from tools.command_line.ending import in_a_line
+from tools.datasets.bars import progress
+
+SeenPath = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SEEN")]
+OutPath = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
+
+_IMAGES = "observation.images."
+_KEPT = ("mode", "age")
+"""Columns of whole numbers that go along, beside the action and what was observed."""
+
+
+@dataclass(frozen=True)
+class RobotEpisode:
+    """An episode of T ticks: columns [T, n], frames by camera, its rate and its prompt."""
+
+    columns: Mapping[str, np.ndarray]
+    frames: Mapping[str, UInt8[np.ndarray, "t h w 3"]]
+    hz: float
+    prompt: str
+
+
+def read_robot_episode(file: Path) -> RobotEpisode:
+    """An episode of a robot's recording.
+
+    Raises:
+      DatasetError: it is damaged or something else; names the file and what is wrong in it.
+    """
+    try:
+        with np.load(file) as content:
+            pictures: dict[str, list[str]] = {}
+            for name in sorted(content.files):
+                if name.startswith(_IMAGES):
+                    pictures.setdefault(name.rpartition("/")[0], []).append(name)
+            numbers = {
+                name: content[name].astype(np.float32)
+                for name in content.files
+                if name == "action" or (name.startswith("observation.") and "/" not in name)
+            }
+            whole = {name: content[name].astype(np.int64)[:, None] for name in _KEPT}
+            seconds = content["seconds"]
+            waits = np.diff(seconds, prepend=seconds[:1])[:, None].astype(np.float32)
+            return RobotEpisode(
+                {**numbers, **whole, DELTA_T: waits},
+                {
+                    camera: np.stack([even(_picture(content[name])) for name in names])
+                    for camera, names in pictures.items()
+                },
+                float(content["hz"]),
+                str(content["task"]),
+            )
+    except (OSError, ValueError, KeyError, BadZipFile) as error:
+        sentence = f"cannot be read ({error}); is it an episode of EpisodeRecorder?"
+        raise DatasetError(file, "episode", sentence) from None
+
+
+def write_robot_dataset(seen: Path, out: Path) -> Iterator[int]:
+    """Writes the episodes of a robot's recording as a LeRobot dataset; yields how many are done.
+
+    Raises:
+      FileNotFoundError: there are none.
+      ValueError: `out` exists, or an episode does not fit the first.
+    """
+    files = sorted(seen.glob("episode_*.npz"))
+    if not files:
+        raise FileNotFoundError(
+            f"{seen}: has no episode_000000.npz; give the folder of an EpisodeRecorder."
+        )
+    first = read_robot_episode(files[0])
+    with DatasetWriter(out, fps=round(first.hz), features=_features(first)) as writer:
+        for number, file in enumerate(files):
+            episode = read_robot_episode(file)
+            if episode.hz != first.hz:
+                raise ValueError(
+                    f"{file}: was recorded at {episode.hz:g} Hz, {files[0].name} at {first.hz:g}; "
+                    "a dataset has one rate, so put them into folders of their own."
+                )
+            prompt = episode.prompt.strip() or "(no prompt)"
+            writer.add_episode(episode.columns, episode.frames, prompt)
+            yield number + 1
+
+
+def from_robot_command(seen: SeenPath, out: OutPath) -> None:
+    """Make a LeRobot dataset of what chiliad-client recorded on a robot.
+
+    Args:
+        seen: Folder of an EpisodeRecorder.
+        out: Folder to make.
+    """
+    total = len(list(seen.glob("episode_*.npz")))
+    with in_a_line(writing=out), progress("Writing", "episodes") as report:
+        for done in write_robot_dataset(seen, out):
+            report(done, total)
+    Console().print(f"{out}: {total} episodes.", soft_wrap=True)
+
+
+def _picture(stored: Any) -> UInt8[np.ndarray, "_h _w 3"]:
+    """A picture as it was kept, or of a JPEG's bytes."""
+    return simplejpeg.decode_jpeg(stored, "RGB") if isinstance(stored, bytes) else stored
+
+
+def _features(episode: RobotEpisode) -> dict[str, dict[str, Any]]:
+    numbers = {
+        name: {"dtype": str(column.dtype), "shape": column.shape[1:], "names": None}
+        for name, column in episode.columns.items()
+    }
+    shown = ["height", "width", "channels"]
+    return numbers | {
+        camera: {"dtype": "video", "shape": frames.shape[1:], "names": shown}
+        for camera, frames in episode.frames.items()
+    }
