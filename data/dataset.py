@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from jaxtyping import Bool, Int64, UInt8
 
-from data.columns import BOOKKEEPING
 from data.errors import MissingFileError, Problem
 from data.files.folder import Folder, open_folder
 from models.files import html, own_file
@@ -154,6 +153,8 @@ class Dataset(Protocol):
 
 def card(dataset: Dataset, tasks: Iterable[str] = ()) -> str:
     """A dataset as a notebook shows it (HTML): what its metadata says; no data is read for it."""
+    from data.columns import BOOKKEEPING  # which needs pyarrow
+
     lengths = dataset.lengths
     facts = {
         "episodes": f"{len(lengths):,}, {lengths.sum():,} frames at {dataset.fps:g} a second",
@@ -181,6 +182,8 @@ class LoadedEpisode(dict[str, Any]):
     notebook shows some of its frames."""
 
     def _repr_html_(self) -> str:
+        from data.columns import BOOKKEEPING
+
         arrays = {name: x for name, x in self.items() if isinstance(x, np.ndarray)}
         cameras = {n: x for n, x in arrays.items() if x.ndim == 4 and x.dtype == np.uint8}
         columns = [

@@ -13,6 +13,8 @@ import sys
 from difflib import get_close_matches
 from importlib.metadata import version
 from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import wrap
 
 FOLDER = Path(__file__).parent
 USAGE = "usage: chiliad [-h] [--version] COMMAND [OPTIONS]"
@@ -48,20 +50,15 @@ def main() -> None:
 
 
 def _help() -> str:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table.grid("name", "text", padding=(0, 2))
-    for name, text in commands().items():
-        table.add_row(name, Text(text))
-    console = Console()
-    with console.capture() as captured:
-        console.print(table)
-    return (
-        f"{USAGE}\n\n{captured.get()}\n`chiliad COMMAND --help` lists a command's options; "
-        "`python -m tools.COMMAND` is the same."
-    )
+    found = commands()
+    width = 2 + max(map(len, found))
+    room = max(40, min(100, get_terminal_size().columns)) - width
+    lines = [
+        f"{name:{width}}" + f"\n{' ' * width}".join(wrap(text, room))
+        for name, text in found.items()
+    ]
+    last = "`python -m tools.COMMAND` is the same as `chiliad COMMAND`; `--help` lists its options."
+    return "\n".join([USAGE, "", *lines, "", last])
 
 
 if __name__ == "__main__":

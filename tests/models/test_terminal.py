@@ -167,9 +167,15 @@ def test_there_is_one_console_and_one_kind_of_bar():
 def test_what_goes_around_the_console_is_harmless_too():
     """`print`, the sentence that a command ends with, and logs: constants, JSON or `harmless`.
 
-    Left out: a launcher passes its processes' lines on; `tools` itself says a path as ASCII before
-    anything is imported; the other logs hold what the user typed."""
-    prints = {"parallel/hosts/supervisor.py", "parallel/hosts/inject.py", "tools/__init__.py"}
+    Left out: a launcher passes its processes' lines on; `tools` itself says a path, and
+    its list of commands what was typed, as ASCII before anything is imported; the other logs hold
+    what the user typed."""
+    prints = {
+        "parallel/hosts/supervisor.py",
+        "parallel/hosts/inject.py",
+        "tools/__init__.py",
+        "tools/__main__.py",
+    }
     logs = {
         "data/rlds/dataset.py",
         "data/rlds/index.py",
@@ -211,7 +217,7 @@ def test_every_command_guards_its_tracebacks():
         if name.startswith("tools/") and "__name__ == '__main__'" in ast.unparse(tree)
     }
     assert len(commands) > 12
-    left = {"tools/bench/data/start.py", "tools/serving/robots.py"}
+    left = {"tools/__main__.py", "tools/bench/data/start.py", "tools/serving/robots.py"}
     assert {n for n, text in commands.items() if "guard_tracebacks()" not in text} == left
 
 

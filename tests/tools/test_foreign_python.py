@@ -23,6 +23,8 @@ RUNS = {
     "path/to/file.py:NAME, --family, and a transform, by its digest (data/mixture/trust.py)",
     "models/model.py": "modules of the shipped families, by a table of their names",
     "data/dataset.py": "modules of the shipped formats, by a table of their names",
+    "data/lerobot/importing/recording.py": "libraries of other formats, by names of ours",
+    "tools/__main__.py": "commands, by the names of their files",
     "sim/processes/child.py": "a simulator's script of ours or of the user's suite",
     "data/store/convert.py": "pickles of this process, for its threads",
     "data/store/ray_convert.py": "pickles of this job, in its own Ray",
