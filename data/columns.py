@@ -7,8 +7,8 @@ broken recording.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data.errors import DatasetError, MissingFileError
+from data.errors import DatasetError, MissingFileError, naming_damage
 from data.files.limits import most_bytes, most_values
 
 BOOKKEEPING: dict[str, dict[str, Any]] = {
@@ -70,21 +70,14 @@ def open_parquet(path: Path, file: Path | str | None = None) -> ParquetFile:
     return opened
 
 
-@contextmanager
-def reading(file: Path | str) -> Iterator[None]:
+def reading(file: Path | str) -> AbstractContextManager[None]:
     """Turns pyarrow's errors about a damaged parquet file into one that names it."""
-    try:
-        yield
-    except (pa.ArrowException, OSError, ValueError, MemoryError, RecursionError) as error:
-        if isinstance(error, DatasetError):
-            raise
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DatasetError(
-            file,
-            "file",
-            f"is no readable parquet ({reason}); it was cut off or damaged, "
-            "copy or record it again.",
-        ) from None
+    return naming_damage(
+        file,
+        "file",
+        "is no readable parquet ({reason}); it was cut off or damaged, copy or record it again.",
+        caught=(pa.ArrowException, OSError, ValueError, MemoryError, RecursionError),
+    )
 
 
 def read_table(path: Path, file: Path | str | None = None) -> pa.Table:

@@ -3,6 +3,7 @@ that they can be found and corrected."""
 
 import reprlib
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -57,6 +58,34 @@ def caught(check: Iterable[Problem]) -> Iterator[Problem]:
         yield from check
     except DatasetError as raised:
         yield from_error(raised)
+
+
+@contextmanager
+def naming_damage(
+    file: Path | str,
+    field: str,
+    sentence: str,
+    *,
+    caught: tuple[type[Exception], ...] = (Exception,),
+    kept: tuple[type[Exception], ...] = (),
+) -> Iterator[None]:
+    """Turns what a library raises about a damaged file into a DatasetError that names it.
+
+    Args:
+      sentence: its `{reason}` becomes the first line of what was raised.
+      caught: errors that are turned; a DatasetError, and those `kept`, pass as they are.
+    """
+    try:
+        yield
+    except Exception as raised:
+        if isinstance(raised, (DatasetError, *kept)) or not isinstance(raised, caught):
+            raise
+        raise DatasetError(file, field, sentence.format(reason=first_line(raised))) from None
+
+
+def first_line(raised: Exception) -> str:
+    """The first line of what an error says, or the name of its kind."""
+    return (str(raised).splitlines() or [type(raised).__name__])[0]
 
 
 def short(value: object) -> str:

@@ -10,6 +10,7 @@ at once.
 import ast
 import runpy
 import sys
+from collections.abc import Mapping
 from difflib import get_close_matches
 from importlib.metadata import version
 from pathlib import Path
@@ -35,27 +36,27 @@ def commands() -> dict[str, str]:
 def main() -> None:
     """Runs the command that the first argument names, with the others as its own."""
     name, *options = sys.argv[1:] or ["--help"]
+    known = commands()
     if name in ("-h", "--help"):
-        print(_help())
+        print(_help(known))
     elif name == "--version":
         print(f"chiliad {version('chiliad')}")
-    elif (module := name.replace("-", "_")) in commands():
+    elif (module := name.replace("-", "_")) in known:
         sys.argv = [f"chiliad {name}", *options]
         runpy.run_module(f"tools.{module}", run_name="__main__", alter_sys=True)
     else:
-        near = get_close_matches(module, commands(), n=1)
+        near = get_close_matches(module, known, n=1)
         hint = f"did you mean {near[0]}?" if near else "`chiliad --help` lists them."
         print(f"{USAGE}\nerror: there is no command {name!a}; {hint}", file=sys.stderr)
         sys.exit(2)
 
 
-def _help() -> str:
-    found = commands()
-    width = 2 + max(map(len, found))
+def _help(known: Mapping[str, str]) -> str:
+    width = 2 + max(map(len, known))
     room = max(40, min(100, get_terminal_size().columns)) - width
     lines = [
         f"{name:{width}}" + f"\n{' ' * width}".join(wrap(text, room))
-        for name, text in found.items()
+        for name, text in known.items()
     ]
     last = "`python -m tools.COMMAND` is the same as `chiliad COMMAND`; `--help` lists its options."
     return "\n".join([USAGE, "", *lines, "", last])

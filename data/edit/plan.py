@@ -16,7 +16,7 @@ from data.errors import DatasetError, short
 from data.files.names import plain_name
 from data.lerobot.dataset import LeRobotDataset
 from data.lerobot.metadata import VISUAL, picture_shape
-from data.lerobot.recording import video_info
+from data.lerobot.recording import video_feature, video_info
 from data.video.encoding import VideoEncoding
 
 Numbers = tuple[int, ...]
@@ -373,12 +373,7 @@ def _encoded(
     size = picture_shape(feature)
     if size is None:
         raise ValueError(f"'{name}' has the shape {short(feature['shape'])}, which is no picture.")
-    return {
-        "dtype": "video",
-        "shape": (*size, 3),
-        "names": ["height", "width", "channels"],
-        "info": video_info(size, fps, encoding.codec),
-    }
+    return {**video_feature((*size, 3)), "info": video_info(size, fps, encoding.codec)}
 
 
 def _unlike(first: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:

@@ -21,6 +21,25 @@ DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 
 
+def features_of(
+    columns: Mapping[str, np.ndarray],
+    frames: Mapping[str, np.ndarray],
+    names: Mapping[str, Sequence[str]] | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Features, as in info.json, of an episode's columns [T, n] and pictures uint8 [T, h, w, 3];
+    `names`: of the dims of columns that have some."""
+    found: dict[str, dict[str, Any]] = {
+        name: {"dtype": str(x.dtype), "shape": x.shape[1:], "names": (names or {}).get(name)}
+        for name, x in columns.items()
+    }
+    return found | {camera: video_feature(x.shape[1:]) for camera, x in frames.items()}
+
+
+def video_feature(shape: Sequence[int]) -> dict[str, Any]:
+    """Feature of a camera with pictures of shape (h, w, 3)."""
+    return {"dtype": "video", "shape": tuple(shape), "names": ["height", "width", "channels"]}
+
+
 class DataFiles:
     """The parquet files of the frames: one row group per episode, a new file past the limit."""
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 from jaxtyping import Bool, Int64, UInt8
 from PIL import Image
 
-from data.errors import DatasetError, short
+from data.errors import DatasetError, first_line, short
 from data.files.folder import Folder
 from data.files.limits import require_pixels, room_for
 from data.files.names import is_within
@@ -98,7 +98,7 @@ def decode_picture(content: bytes, formats: tuple[str, ...]) -> UInt8[np.ndarray
             require_pixels(*picture.size)
             return np.asarray(picture.convert("RGB"))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, MemoryError) as error:
-        raise ValueError((str(error).splitlines() or [type(error).__name__])[0]) from None
+        raise ValueError(first_line(error)) from None
 
 
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "PPM")

@@ -17,6 +17,7 @@ import tyro
 from jaxtyping import UInt8
 
 from data.errors import DatasetError
+from data.lerobot.recording import features_of
 from data.lerobot.writer import DatasetWriter
 from data.statistics.difference import DELTA_T
 from data.video.encoding import even
@@ -89,7 +90,8 @@ def write_robot_dataset(seen: Path, out: Path) -> Iterator[int]:
             f"{seen}: has no episode_000000.npz; give the folder of an EpisodeRecorder."
         )
     first = read_robot_episode(files[0])
-    with DatasetWriter(out, fps=round(first.hz), features=_features(first)) as writer:
+    features = features_of(first.columns, first.frames)
+    with DatasetWriter(out, fps=round(first.hz), features=features) as writer:
         for number, file in enumerate(files):
             episode = read_robot_episode(file)
             if episode.hz != first.hz:
@@ -119,15 +121,3 @@ def from_robot_command(seen: SeenPath, out: OutPath) -> None:
 def _picture(stored: Any) -> UInt8[np.ndarray, "_h _w 3"]:
     """A picture as it was kept, or of a JPEG's bytes."""
     return simplejpeg.decode_jpeg(stored, "RGB") if isinstance(stored, bytes) else stored
-
-
-def _features(episode: RobotEpisode) -> dict[str, dict[str, Any]]:
-    numbers = {
-        name: {"dtype": str(column.dtype), "shape": column.shape[1:], "names": None}
-        for name, column in episode.columns.items()
-    }
-    shown = ["height", "width", "channels"]
-    return numbers | {
-        camera: {"dtype": "video", "shape": frames.shape[1:], "names": shown}
-        for camera, frames in episode.frames.items()
-    }

@@ -16,6 +16,7 @@ import tyro
 
 from data.lerobot.dataset import LeRobotDataset
 from data.lerobot.growing import is_growing
+from data.lerobot.recording import video_feature
 from data.lerobot.writer import DatasetWriter
 from models.config import to_json
 from models.files.own_file import run_file
@@ -179,15 +180,10 @@ def spec_features(spec: Spec) -> dict[str, Any]:
     def column(names: tuple[str, ...]) -> dict[str, Any]:
         return {"dtype": "float32", "shape": (len(names),), "names": list(names)}
 
-    picture = {
-        "dtype": "video",
-        "shape": (*spec.picture, 3),
-        "names": ["height", "width", "channels"],
-    }
     return {
         "observation.state": column(spec.state_names),
         "action": column(spec.action_names),
-        **dict.fromkeys(spec.cameras, picture),
+        **dict.fromkeys(spec.cameras, video_feature((*spec.picture, 3))),
     }
 
 

@@ -21,6 +21,7 @@ import numpy as np
 from jaxtyping import Float, UInt8
 
 from data.frames import ACTION, STATE
+from data.lerobot.recording import video_feature
 from data.lerobot.writer import DatasetWriter
 from data.statistics.difference import DELTA_T
 from data.video.encoding import even
@@ -324,11 +325,7 @@ def _features(one: Exchange) -> dict[str, dict[str, Any]]:
     if one.state is not None:
         found[STATE] = numbers(len(one.state))
     for camera, picture in one.pictures.items():
-        found[_full(camera)] = {
-            "dtype": "video",
-            "shape": even(picture).shape,
-            "names": ["height", "width", "channels"],
-        }
+        found[_full(camera)] = video_feature(even(picture).shape)
     return found
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from jaxtyping import Int64
 
-from data.errors import DatasetError, short
+from data.errors import DatasetError, naming_damage, short
 from data.lerobot.importing.arrays import as_column, chosen, dim_names, oriented, placed
 from data.lerobot.importing.clock import AlignedStretch, align
 from data.lerobot.importing.layout import ImportLayout
@@ -114,7 +114,7 @@ def _resolved(path: Path, bag: Bag, layout: ImportLayout) -> ImportLayout:
 def _topics(path: Path, layout: ImportLayout) -> list[str]:
     """Topics that are aligned."""
     found = [_split(path, s.path)[0] for sources in layout.columns.values() for s in sources]
-    return list(dict.fromkeys([*found, *(c.path for c in layout.cameras.values())]))
+    return list(dict.fromkeys([*found, *layout.camera_paths]))
 
 
 def _times(path: Path, bag: Bag, layout: ImportLayout) -> dict[str, Int64[np.ndarray, " n"]]:
@@ -226,17 +226,7 @@ def _split(path: Path, where: str) -> tuple[str, str]:
     return topic, name
 
 
-@contextmanager
-def _reading(path: Path, place: str) -> Iterator[None]:
+def _reading(path: Path, place: str) -> AbstractContextManager[None]:
     """Turns errors about a message into one that names file, topic and message."""
-    try:
-        yield
-    except DatasetError:
-        raise
-    except Exception as error:
-        if isinstance(error, OSError | MemoryError):
-            raise
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DatasetError(
-            path, place, f"{reason}; correct the layout, or leave the recording out."
-        ) from None
+    sentence = "{reason}; correct the layout, or leave the recording out."
+    return naming_damage(path, place, sentence, kept=(OSError, MemoryError))

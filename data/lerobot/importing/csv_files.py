@@ -23,6 +23,7 @@ from data.lerobot.importing.recording import (
     PendingEpisode,
     RecordingFormat,
     instruction,
+    pending,
 )
 
 
@@ -92,12 +93,9 @@ def _episodes(path: Path, layout: ImportLayout) -> Iterator[list[PendingEpisode]
         if len(runs) > 1:
             title, place = f"{path}, episode {number}", f"episode {number} "
         read = partial(_read, sheet, place, resolved, arrays, rows)
-        if layout.time:
-            parts = stretches(path, place, sheet.numbers(layout.time)[rows], resolved)
-            titles = (f"{title}, part {part}" for part in range(len(parts)))
-            found += map(PendingEpisode, titles, (partial(read, at) for at in parts))
-        else:
-            found.append(PendingEpisode(title, partial(read, None)))
+        times = sheet.numbers(layout.time)[rows] if layout.time else None
+        parts = None if times is None else stretches(path, place, times, resolved)
+        found += pending(title, read, parts)
     yield found
 
 
@@ -142,11 +140,8 @@ def _read_sheet(path: Path) -> _Sheet:
 def _arrays(sheet: _Sheet, layout: ImportLayout) -> tuple[ImportLayout, dict[str, Any]]:
     """Layout without patterns, and the columns that it takes."""
     resolved = layout.resolved(sheet.cells, sheet.path)
-    paths = [s.path for sources in resolved.columns.values() for s in sources]
-    paths += [layout.time] * bool(layout.time)
-    arrays: dict[str, Any] = {name: sheet.numbers(name) for name in paths}
-    cameras = [camera.path for camera in resolved.cameras.values()]
-    arrays |= {name: _PictureFiles(sheet, name) for name in cameras}
+    arrays: dict[str, Any] = {name: sheet.numbers(name) for name in resolved.column_paths}
+    arrays |= {name: _PictureFiles(sheet, name) for name in resolved.camera_paths}
     check_rows(sheet.path, "", resolved, arrays, sheet.path.stat().st_size)
     return resolved, arrays
 

@@ -25,6 +25,7 @@ from data.lerobot.importing.recording import (
     instruction,
     library,
     natural,
+    pending,
 )
 
 _SUFFIXES = (".hdf5", ".h5", ".hdf")
@@ -51,14 +52,11 @@ def _episodes(path: Path, layout: ImportLayout) -> Iterator[list[PendingEpisode]
         for name in _episode_names(path, root, layout):
             read = partial(_read, path, root, name, layout)
             title = f"{path}, {name}" if name else str(path)
+            parts = None
             if layout.time:
                 resolved, arrays, _ = _rows_of(path, root, name, layout)
-                times = arrays[layout.time][:]
-                parts = stretches(path, _place(name), times, resolved)
-                titles = (f"{title}, part {number}" for number in range(len(parts)))
-                found += map(PendingEpisode, titles, (partial(read, rows) for rows in parts))
-            else:
-                found.append(PendingEpisode(title, partial(read, None)))
+                parts = stretches(path, _place(name), arrays[layout.time][:], resolved)
+            found += pending(title, read, parts)
         yield found
 
 
@@ -171,9 +169,7 @@ def _names(group: Any) -> list[str]:
 
 
 def _arrays(path: Path, place: str, group: Any, layout: ImportLayout) -> dict[str, Any]:
-    paths = [s.path for sources in layout.columns.values() for s in sources]
-    paths += [camera.path for camera in layout.cameras.values()]
-    paths += [layout.time] * bool(layout.time)
+    paths = [*layout.column_paths, *layout.camera_paths]
     arrays = {name: _entry(path, group, name) for name in paths}
     for name, array in arrays.items():
         if not hasattr(array, "shape") or array.shape is None:

@@ -21,6 +21,7 @@ from data.lerobot.importing.recording import (
 )
 from data.lerobot.importing.replay_buffer import ZARR
 from data.lerobot.importing.ros_bags import ROS_BAG
+from data.lerobot.recording import features_of
 from data.lerobot.writer import DatasetWriter
 
 FORMATS: tuple[RecordingFormat, ...] = (HDF5, ZARR, ROS_BAG, MCAP, CSV)
@@ -164,23 +165,11 @@ def _bytes(path: Path) -> int:
 
 
 def _features(episode: ImportedEpisode) -> dict[str, dict[str, Any]]:
-    features: dict[str, dict[str, Any]] = {}
-    for name, values in episode.columns.items():
-        names = episode.names.get(name)
-        if names is not None and len(names) != values.shape[1]:
+    for name, names in episode.names.items():
+        dims = episode.columns[name].shape[1]
+        if len(names) != dims:
             raise ValueError(
-                f"Column '{name}' has {values.shape[1]} dims, but the layout names "
+                f"Column '{name}' has {dims} dims, but the layout names "
                 f"{len(names)} of them; correct its names."
             )
-        features[name] = {
-            "dtype": str(values.dtype),
-            "shape": values.shape[1:],
-            "names": None if names is None else list(names),
-        }
-    for name, frames in episode.frames.items():
-        features[name] = {
-            "dtype": "video",
-            "shape": frames.shape[1:],
-            "names": ["height", "width", "channels"],
-        }
-    return features
+    return features_of(episode.columns, episode.frames, episode.names)

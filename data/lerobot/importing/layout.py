@@ -76,6 +76,17 @@ class ImportLayout:
     gaps: Gaps = "refuse"
     clock: Clock = "log"
 
+    @property
+    def column_paths(self) -> list[str]:
+        """Paths in a recording of the columns and, if there is one, the time."""
+        paths = [source.path for sources in self.columns.values() for source in sources]
+        return paths + [self.time] * bool(self.time)
+
+    @property
+    def camera_paths(self) -> list[str]:
+        """Paths in a recording of the cameras' pictures."""
+        return [camera.path for camera in self.cameras.values()]
+
     def resolved(self, names: Iterable[str], file: Path) -> "ImportLayout":
         """The same without patterns: each `*` filled in with what is there.
 

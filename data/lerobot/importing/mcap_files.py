@@ -1,13 +1,14 @@
 """MCAP files, read by the mcap packages: messages of ROS 2 (CDR), protobuf and JSON."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from data.errors import DatasetError
+from data.errors import naming_damage
 from data.lerobot.importing.bags import BagMessage, bag_format
 from data.lerobot.importing.recording import library
 
@@ -15,22 +16,17 @@ from data.lerobot.importing.recording import library
 class _McapBag:
     """An open MCAP file; messages come in the order in which they were written."""
 
-    def __init__(self, path: Path, file: Any) -> None:
-        what = "An MCAP file"
-        self._path, self._reader = path, library("mcap.reader", what).make_reader(file)
-        self._factories = [
-            library("mcap_ros2.decoder", what).DecoderFactory(),
-            library("mcap_protobuf.decoder", what).DecoderFactory(),
-        ]
+    def __init__(self, path: Path, reader: Any, factories: Sequence[Any]) -> None:
+        self._path, self._reader, self._factories = path, reader, factories
         self._decoders: dict[int, Callable[[bytes], Any]] = {}
         summary = self._reader.get_summary()
         if summary is None or summary.statistics is None:
             raise ValueError("it has no index, as of a recording that was cut off")
         counts = summary.statistics.channel_message_counts
-        self.topics: Mapping[str, int] = {}
+        topics: Counter[str] = Counter()
         for number, channel in summary.channels.items():
-            before = self.topics.get(channel.topic, 0)
-            self.topics = {**self.topics, channel.topic: before + counts.get(number, 0)}
+            topics[channel.topic] += counts.get(number, 0)
+        self.topics: Mapping[str, int] = topics
 
     def messages(self, topics: Iterable[str]) -> Iterator[BagMessage]:
         read = self._reader.iter_messages(list(topics), log_time_order=False)
@@ -60,28 +56,24 @@ class _McapBag:
 
 @contextmanager
 def _open_mcap(path: Path) -> Iterator[_McapBag]:
+    what = "An MCAP file"
+    reader = library("mcap.reader", what)
+    decoders = [library(name, what) for name in ("mcap_ros2.decoder", "mcap_protobuf.decoder")]
     with path.open("rb") as file:
         with _reading(path):
-            bag = _McapBag(path, file)
+            factories = [decoder.DecoderFactory() for decoder in decoders]
+            bag = _McapBag(path, reader.make_reader(file), factories)
         yield bag
 
 
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def _reading(path: Path) -> AbstractContextManager[None]:
     """Turns mcap's errors about a damaged file into one that names it."""
-    try:
-        yield
-    except DatasetError:
-        raise
-    except Exception as error:
-        if isinstance(error, OSError | MemoryError) or "pip install" in str(error):
-            raise
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DatasetError(
-            path,
-            "file",
-            f"is no readable MCAP ({reason}); repair it by `mcap recover`, or copy it again.",
-        ) from None
+    return naming_damage(
+        path,
+        "file",
+        "is no readable MCAP ({reason}); repair it by `mcap recover`, or copy it again.",
+        kept=(OSError, MemoryError),
+    )
 
 
 MCAP = bag_format("MCAP", lambda path: path.suffix == ".mcap" and path.is_file(), _open_mcap)

@@ -4,11 +4,13 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Int64
 
 from data.errors import DatasetError
 from data.lerobot.importing.layout import ImportLayout, TaskSource
@@ -44,6 +46,20 @@ class RecordingFormat:
     recognises: Callable[[Path], bool]
     check: Callable[[Path, ImportLayout], int]
     episodes: Callable[[Path, ImportLayout], AbstractContextManager[Sequence[PendingEpisode]]]
+
+
+def pending(
+    title: str,
+    read: Callable[[Int64[np.ndarray, " t"] | None], ImportedEpisode],
+    stretches: Sequence[Int64[np.ndarray, " t"]] | None,
+) -> list[PendingEpisode]:
+    """An episode of all rows, or of each of their stretches one."""
+    if stretches is None:
+        return [PendingEpisode(title, partial(read, None))]
+    return [
+        PendingEpisode(f"{title}, part {number}", partial(read, rows))
+        for number, rows in enumerate(stretches)
+    ]
 
 
 def library(module: str, what: str) -> Any:

@@ -6,7 +6,7 @@
 
 import zipfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int64
 
-from data.errors import DatasetError, short
+from data.errors import DatasetError, first_line, naming_damage, short
 from data.files.json_file import read_json
 from data.lerobot.importing.arrays import check_rows, dim_names, read_rows, stretches
 from data.lerobot.importing.layout import ImportLayout
@@ -24,6 +24,7 @@ from data.lerobot.importing.recording import (
     RecordingFormat,
     instruction,
     library,
+    pending,
 )
 
 _ENDS = "meta/episode_ends"
@@ -38,29 +39,27 @@ def _recognises(path: Path) -> bool:
 
 def _check(path: Path, layout: ImportLayout) -> int:
     with _open(path) as buffer:
-        _rows_of(buffer, layout)
+        _, _, ends = _rows_of(buffer, layout)
         _told(buffer, layout)
-        return len(_ends(buffer))
+        return len(ends)
 
 
 @contextmanager
 def _episodes(path: Path, layout: ImportLayout) -> Iterator[list[PendingEpisode]]:
     with _open(path) as buffer:
-        resolved, arrays = _rows_of(buffer, layout)
-        text, ends, begin = _told(buffer, layout), _ends(buffer), 0
+        resolved, arrays, ends = _rows_of(buffer, layout)
+        text, begin = _told(buffer, layout), 0
         found = list[PendingEpisode]()
         for number, end in enumerate(ends.tolist()):
             rows, place = slice(begin, end), f"episode {number} "
             begin, read = end, partial(_read, path, place, resolved, arrays, rows, text)
             title = f"{path}, episode {number}"
+            parts = None
             if layout.time:
                 with _reading(path, place):
                     times = np.asarray(arrays[layout.time][rows])
                 parts = stretches(path, place, times, resolved)
-                titles = (f"{title}, part {part}" for part in range(len(parts)))
-                found += map(PendingEpisode, titles, (partial(read, at) for at in parts))
-            else:
-                found.append(PendingEpisode(title, partial(read, None)))
+            found += pending(title, read, parts)
         yield found
 
 
@@ -81,21 +80,14 @@ def _read(
     return ImportedEpisode(columns, frames, text, dim_names(layout))
 
 
-@contextmanager
-def _reading(path: Path, place: str) -> Iterator[None]:
+def _reading(path: Path, place: str) -> AbstractContextManager[None]:
     """Turns what zarr and the codecs raise on damage into an error that names the file."""
-    try:
-        yield
-    except DatasetError:
-        raise
-    except Exception as error:
-        if isinstance(error, MemoryError):
-            raise
-        raise DatasetError(
-            path,
-            place.strip() or "file",
-            f"cannot be read ({_reason(error)}); it was cut off or damaged, copy it again.",
-        ) from None
+    return naming_damage(
+        path,
+        place.strip() or "file",
+        "cannot be read ({reason}); it was cut off or damaged, copy it again.",
+        kept=(MemoryError,),
+    )
 
 
 @contextmanager
@@ -140,7 +132,7 @@ class _Buffer(NamedTuple):
             also = ", also by `pip install imagecodecs`" if "imagecodecs" in str(codecs) else ""
             raise self._wrong(
                 name,
-                f"cannot be opened ({_reason(error)}), with codecs {', '.join(codecs)}; install "
+                f"cannot be opened ({first_line(error)}), with codecs {', '.join(codecs)}; install "
                 f"the package that has them{also}, or write the array without.",
             ) from None
         if not hasattr(found, "shape"):
@@ -160,10 +152,6 @@ class _Buffer(NamedTuple):
 
     def _wrong(self, name: str, sentence: str) -> DatasetError:
         return DatasetError(self.path, f"'{name}'", sentence)
-
-
-def _reason(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _register_codecs() -> None:
@@ -195,15 +183,16 @@ def _ends(buffer: _Buffer) -> Int64[np.ndarray, " e"]:
     return ends
 
 
-def _rows_of(buffer: _Buffer, layout: ImportLayout) -> tuple[ImportLayout, dict[str, Any]]:
-    """Layout without patterns, and arrays, each of as many rows as the episodes have frames."""
+def _rows_of(
+    buffer: _Buffer, layout: ImportLayout
+) -> tuple[ImportLayout, dict[str, Any], Int64[np.ndarray, " e"]]:
+    """Layout without patterns, arrays, each of as many rows as the episodes have frames, and the
+    rows at which the episodes end."""
     path = buffer.path
     folder = buffer.files / "data"
     names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
     resolved = layout.resolved(names, path)
-    paths = [s.path for sources in resolved.columns.values() for s in sources]
-    paths += [camera.path for camera in resolved.cameras.values()]
-    paths += [layout.time] * bool(layout.time)
+    paths = [*resolved.column_paths, *resolved.camera_paths]
     arrays = {name: buffer.array(f"data/{name}") for name in paths}
     size = path.stat().st_size if path.is_file() else _bytes(path, resolved)
     count, ends = check_rows(path, "", resolved, arrays, size), _ends(buffer)
@@ -213,7 +202,7 @@ def _rows_of(buffer: _Buffer, layout: ImportLayout) -> tuple[ImportLayout, dict[
             f"'{_ENDS}'",
             f"ends at {ends[-1]}, but the arrays have {count} frames; was the recording cut off?",
         )
-    return resolved, arrays
+    return resolved, arrays, ends
 
 
 def _bytes(path: Path, layout: ImportLayout) -> int:

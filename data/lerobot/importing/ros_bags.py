@@ -3,12 +3,12 @@ MCAP in them."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from data.errors import DatasetError
+from data.errors import naming_damage
 from data.lerobot.importing.bags import BagMessage, bag_format
 from data.lerobot.importing.recording import library
 
@@ -50,20 +50,14 @@ def _open_bag(path: Path) -> Iterator[_RosBag]:
         reader.close()
 
 
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def _reading(path: Path) -> AbstractContextManager[None]:
     """Turns the errors of rosbags and SQLite about a damaged bag into one that names it."""
-    try:
-        yield
-    except DatasetError:
-        raise
-    except Exception as error:
-        if isinstance(error, OSError | MemoryError):
-            raise
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DatasetError(
-            path, "file", f"is no readable bag ({reason}); `ros2 bag reindex` it, or copy it again."
-        ) from None
+    return naming_damage(
+        path,
+        "file",
+        "is no readable bag ({reason}); `ros2 bag reindex` it, or copy it again.",
+        kept=(OSError, MemoryError),
+    )
 
 
 def _recognises(path: Path) -> bool:

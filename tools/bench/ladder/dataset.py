@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 
 from data.frames import ACTION, STATE
+from data.lerobot.recording import video_feature
 from data.lerobot.writer import DatasetWriter
 
 CAMERAS = ("observation.images.front", "observation.images.wrist")
@@ -30,14 +31,9 @@ def make(root: Path, episodes: int, frames: int, size: int) -> Path:
     if root.exists():
         return root
     draw = np.random.default_rng(0)
-    picture = {
-        "dtype": "video",
-        "shape": (size, size, 3),
-        "names": ["height", "width", "channels"],
-    }
     numbers = {STATE: _STATE, ACTION: _ACTION}
     columns = {n: {"dtype": "float32", "shape": (d,), "names": None} for n, d in numbers.items()}
-    features = columns | dict.fromkeys(CAMERAS, picture)
+    features = columns | dict.fromkeys(CAMERAS, video_feature((size, size, 3)))
     with DatasetWriter(root, fps=_FPS, features=features) as writer:
         for task in instructions(draw, episodes):
             writer.add_episode(
