@@ -44,6 +44,8 @@ Progress = Callable[[int, int], None]
 
 FORMAT = 3
 DESCRIPTION, FILES = "store.json", "files.json"
+DEFAULTS = {"resize": "antialiased", "every": 1}
+"""Settings that stores do not tell if they are these."""
 SUFFIX = {"jpeg": ".array_record", "raw": ".rgb"}
 
 _QUALITY, _SUBSAMPLING = 95, "420"
@@ -54,19 +56,20 @@ _BLOCK = 16
 @dataclass(frozen=True)
 class Settings:
     """Settings of stored pictures: their side in pixels, their encoding, about how many frames of
-    each camera a shard holds (a quarter of a gigabyte as JPEG at 224 pixels), and how pictures are
-    fitted to that side, one that rounds to grey levels."""
+    each camera a shard covers (a quarter of a gigabyte as JPEG at 224 pixels), how pictures are
+    fitted to that side, one that rounds to grey levels, and frames of an episode from one stored
+    picture to the next, as a mixture's `every` draws them."""
 
     image_size: int
     encoding: Encoding = "jpeg"
     shard_frames: int = 16384
     resize: StoredResize = "antialiased"
+    every: int = 1
 
     @property
     def told(self) -> dict[str, Any]:
         """The settings as stores say them; those of before there was a choice do not tell it."""
-        values = asdict(self)
-        return {k: v for k, v in values.items() if (k, v) != ("resize", "antialiased")}
+        return {k: v for k, v in asdict(self).items() if (k, v) not in DEFAULTS.items()}
 
 
 class WorkUnit(NamedTuple):
@@ -114,10 +117,16 @@ def shard_episodes(
     return np.array(firsts, np.int64)
 
 
+def pictures_of(lengths: Int64[np.ndarray, " e"], every: int) -> Int64[np.ndarray, " e"]:
+    """Stored pictures of a camera in episodes of these lengths."""
+    return -(-lengths // every)
+
+
 def parts_of(dataset: Dataset, settings: Settings) -> list[WorkUnit]:
     """All parts of a store: its tables and its shards."""
     key = content_key(dataset, settings)
-    pictures = np.pad(np.cumsum(dataset.lengths * dataset.present.sum(axis=1)), (1, 0))
+    stored = pictures_of(dataset.lengths, settings.every)
+    pictures = np.pad(np.cumsum(stored * dataset.present.sum(axis=1)), (1, 0))
     firsts = shard_episodes(dataset.lengths, settings.shard_frames)
     shards = [
         WorkUnit(
@@ -304,7 +313,7 @@ def _write_shard(
                     f"has {len(frames)} frames, expected {lengths[part.first + i]}; copy the "
                     "dataset again.",
                 )
-            waiting = camera, encode(frames)
+            waiting = camera, encode(frames[:: settings.every])
         if waiting is not None:
             write(*waiting)
 

@@ -50,7 +50,7 @@ def described(folder: Folder) -> dict[str, Any]:
         )
     for name, check in _CHECKS.items():
         try:
-            check(fields.get(name, _DEFAULTS.get(name)))
+            check(fields.get(name, convert.DEFAULTS.get(name)))
         except (ValueError, TypeError) as error:
             raise DatasetError(
                 path,
@@ -173,7 +173,6 @@ _CHECKS = {
     "shard_frames": lambda number: _check_number(number, MOST_FRAMES),
     "files": _check_digest,
     "resize": _check_resize,
+    "every": lambda number: _check_number(number, MOST_FRAMES),
 }
 """Check of each field."""
-_DEFAULTS = {"resize": "antialiased"}
-"""Values of fields that earlier stores lack."""

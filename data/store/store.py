@@ -54,6 +54,7 @@ class Store(EpisodeTables):
     shard_frames: int
     files: str
     resize: StoredResize = "antialiased"
+    every: int = 1
 
     @property
     def path(self) -> str:
@@ -82,7 +83,7 @@ class Store(EpisodeTables):
         `image_size`.
 
         Raises:
-          ValueError: there is no such camera, or an episode lacks it.
+          ValueError: there is no such camera, an episode lacks it, or the store leaves out a frame.
           DatasetError: a picture is damaged; names the shard's file and the frame.
         """
         rows = np.asarray(rows)
@@ -114,7 +115,8 @@ class Store(EpisodeTables):
     @cached_property
     def _before(self) -> Int64[np.ndarray, "c {len(self.lengths)}+1"]:
         """Pictures of each camera before each episode."""
-        counts = np.cumsum(self.lengths[:, None] * self.present, axis=0).T
+        stored = convert.pictures_of(self.lengths, self.every)
+        counts = np.cumsum(stored[:, None] * self.present, axis=0).T
         return np.pad(counts, ((0, 0), (1, 0)))
 
     def _locate(
@@ -130,9 +132,15 @@ class Store(EpisodeTables):
         absent = ~self.present[episode, at]
         if absent.any():
             raise ValueError(f"{self.path}: episode {episode[absent][0]} has no '{camera}'.")
+        place = rows - self.starts[episode]
+        if (left_out := place % self.every != 0).any():
+            raise ValueError(
+                f"{self.path}: has one picture for {self.every} frames of an episode, and none of "
+                f"frame {rows[left_out][0]}; convert the dataset again."
+            )
         shard = np.searchsorted(self._shards, episode, "right") - 1
         before = self._before[at]
-        record = before[episode] - before[self._shards[shard]] + rows - self.starts[episode]
+        record = before[episode] - before[self._shards[shard]] + place // self.every
         return shard, record
 
     def _read_jpegs(
@@ -255,6 +263,7 @@ def cached_store(
     progress: convert.Progress | None = None,
     opening: Progress | None = None,
     resize: StoredResize = "antialiased",
+    every: int = 1,
 ) -> Store:
     """The store of a dataset's present content, built only if the cache lacks it.
 
@@ -265,8 +274,9 @@ def cached_store(
       progress: called after each episode with frames decoded and frames in all.
       opening: as `open_store` calls its `progress`.
       resize: as `build_store`.
+      every: frames of an episode from one stored picture to the next.
     """
-    settings = Settings(image_size, encoding, resize=resize)
+    settings = Settings(image_size, encoding, resize=resize, every=every)
     key = convert.content_key(dataset, settings)
     path = Path(cache_dir) / f"{key}-{image_size}-{encoding}"
     convert.convert(dataset, LocalFolder(path), settings, progress=progress)

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +11,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from data.mixture.mixture import DatasetConfig
 from models import load_policy
 from tests.helpers.tools.small_run import SMALL, losses, one_device, write_dataset
 from tools import train
+from tools.recipes.insulation import open_own
 from tools.recipes.presets import PRESETS
 
 QUIET = Console(quiet=True)
@@ -93,3 +96,17 @@ def test_a_mistake_in_a_mixture_is_named_before_anything_is_decoded(guide, tmp_p
     with pytest.raises(ValueError, match=r"hall: cameras is .*'ceiling'"):
         train.run(train.Paths(str(broken), tmp_path / "run", trust=True), SMALL, QUIET)
     assert not (tmp_path / "run").exists()
+
+
+def test_samples_of_every_second_frame_train_on_a_store_of_those_pictures(guide, tmp_path):
+    drawn = {"path": str(guide / "kitchen"), "every": 2}
+    mixture, out = tmp_path / "mixture.json", tmp_path / "run"
+    mixture.write_text(json.dumps({"datasets": [drawn]}))
+    train.run(train.Paths(str(mixture), out), SMALL, QUIET)
+    assert all(np.isfinite(losses(out)))
+    (store,) = (file.parent for file in out.glob("store/*/store.json"))
+    assert json.loads((store / "store.json").read_text())["every"] == 2
+    for every, refused in ((4, False), (3, True)):
+        config = DatasetConfig(str(store), every=every)
+        with pytest.raises(ValueError, match="but 'every' draws a") if refused else nullcontext():
+            assert open_own(config, QUIET).every == 2

@@ -354,10 +354,16 @@ def open_own(config: DatasetConfig, console: Console) -> Dataset | Store:
             )
         with Progress(console=console, transient=True) as progress:
             task = progress.add_task("Comparing columns", total=None)
-            return open_store(
+            store = open_store(
                 config.path,
                 lambda done, total: progress.update(task, completed=done, total=total),
             )
+        if config.every % store.every:
+            raise ValueError(
+                f"{config.path}: has one picture for {store.every} frames, but 'every' draws a "
+                f"sample for {config.every}; give a multiple, or the dataset itself."
+            )
+        return store
     dataset = open_dataset(config.path)
     if not config.subtasks:
         return dataset

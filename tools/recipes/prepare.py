@@ -262,7 +262,8 @@ def _decoded(
         return open_direct(dataset, size, cache, resize)
     with Progress(console=console, transient=True) as progress:
         decoding, comparing = (_bar(progress, w) for w in ("Decoding frames", "Comparing columns"))
-        return cached_store(dataset, size, encoding, cache, decoding, comparing, resize)
+        every = config.every
+        return cached_store(dataset, size, encoding, cache, decoding, comparing, resize, every)
 
 
 def _checked(path: str, digest: str, cache: Path, console: Console) -> list[str]:

@@ -188,6 +188,25 @@ def test_a_cached_store_is_built_once_per_content(copy, tmp_path):
     assert changed.digest != first.digest
 
 
+@pytest.mark.parametrize("encoding", ["jpeg", "raw"])
+def test_a_store_of_every_third_frame_has_those_pictures_and_all_numbers(encoding, copy, tmp_path):
+    whole, sparse = (
+        cached_store(open_dataset(copy), 16, encoding, tmp_path / "cache", every=n) for n in (1, 3)
+    )
+    assert sparse.path != whole.path
+    rows = np.concatenate(
+        [np.arange(s, s + n, 3) for s, n in zip(whole.starts, whole.lengths, strict=True)]
+    )
+    for store in (sparse, open_store(sparse.path), pickle.loads(pickle.dumps(sparse))):
+        assert np.array_equal(read(store, rows, FRONT), read(whole, rows, FRONT))
+        assert np.array_equal(store.column("action", rows + 1), whole.column("action", rows + 1))
+    with pytest.raises(
+        ValueError, match="one picture for 3 frames of an episode, and none of frame 1;"
+    ):
+        read(sparse, [0, 1], FRONT)
+    verify(sparse)
+
+
 def test_a_frame_whose_bytes_changed_is_named_with_its_file(damaged):
     root, damage = damaged
     store = open_store(root)
