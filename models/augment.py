@@ -1,8 +1,9 @@
-"""Training pictures that vary: cropped, rotated and recoloured inside the compiled step.
+"""Training pictures that vary: cropped, rotated, shifted and recoloured inside the compiled step.
 
 A picture changes by (key, sample id, camera) alone: not by what its sample is packed with, and each
 camera by itself. Crop and rotation are one affine, bilinear warp; brightness, contrast, saturation
-and hue one affine map of colours, with the meanings that torchvision's ColorJitter gives them.
+and hue one affine map of colours, with the meanings that torchvision's ColorJitter gives them. A
+shift moves whole pixels and repeats the edge (DrQ, Kostrikov et al., arXiv 2004.13649).
 """
 
 from collections.abc import Sequence
@@ -27,12 +28,14 @@ class AugmentConfig:
 
     `crop`: side of the square that is cut out at random and enlarged again, as a share of the
     picture's. `rotation`: degrees either way. `brightness`, `contrast` and `saturation` are scaled
-    by 1 − x to 1 + x, `hue` turned by up to x of a full turn either way. Cameras whose name holds
-    one of `fixed` are neither cropped nor rotated.
+    by 1 − x to 1 + x, `hue` turned by up to x of a full turn either way. `shift`: up, down and
+    sideways, as a share of the picture's side; unlike a crop it leaves sizes as the policy will
+    see them. Cameras whose name holds one of `fixed` are neither cropped, rotated nor shifted.
     """
 
     crop: float = 1.0
     rotation: float = 0.0
+    shift: float = 0.0
     brightness: float = 0.0
     contrast: float = 0.0
     saturation: float = 0.0
@@ -40,7 +43,8 @@ class AugmentConfig:
     fixed: tuple[str, ...] = ("wrist",)
 
     def __post_init__(self) -> None:
-        limits = {"rotation": 180, "brightness": 1, "contrast": 1, "saturation": 1, "hue": 0.5}
+        limits = {"rotation": 180, "shift": 1, "hue": 0.5}
+        limits |= dict.fromkeys(("brightness", "contrast", "saturation"), 1)
         for name, most in limits.items():
             if not 0 <= getattr(self, name) <= most:
                 raise ValueError(
@@ -111,7 +115,7 @@ def augment(
       cameras: names of the cameras of every embodiment.
       tokens_per_image: prefix places that a picture fills.
     """
-    if not (config.moves or config.colours):
+    if not (config.moves or config.shift or config.colours):
         return batch
     slot = jnp.arange(batch.images.shape[1])
     begins = batch.prefix_source[:, :, None] == slot * tokens_per_image
@@ -140,11 +144,23 @@ def augment_image(
     """One picture, changed as `key` says; not `movable`, in its colours only."""
     warp_key, colour_key = jax.random.split(key)
     pixels = image.astype(jnp.float32)
+    if config.shift:
+        image = _shifted(image, jax.random.fold_in(warp_key, 1), config, movable)
+        pixels = image.astype(jnp.float32)
     if config.moves:
         pixels = _warp(image, warp_key, config, movable)
     if config.colours:
         pixels = _recolour(pixels, colour_key, config)
     return jnp.clip(jnp.round(pixels), 0, 255).astype(jnp.uint8)
+
+
+def _shifted(
+    image: UInt8[Array, "s s 3"], key: PRNGKeyArray, config: AugmentConfig, movable: Any
+) -> UInt8[Array, "s s 3"]:
+    most = round(config.shift * image.shape[0])
+    move = jax.random.randint(key, (2,), -most, most + 1) * movable
+    padded = jnp.pad(image, ((most, most), (most, most), (0, 0)), mode="edge")
+    return jax.lax.dynamic_slice(padded, (*(most + move), 0), image.shape)
 
 
 def _warp(

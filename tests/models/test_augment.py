@@ -13,7 +13,9 @@ from models.pi.model import Pi
 from tests.helpers.models.pi_samples import CONFIG, KEY
 from tests.helpers.models.pi_samples import samples as of_pi
 
-FULL = AugmentConfig(crop=0.8, rotation=20, brightness=0.3, contrast=0.4, saturation=0.5, hue=0.1)
+FULL = AugmentConfig(
+    crop=0.8, rotation=20, shift=0.2, brightness=0.3, contrast=0.4, saturation=0.5, hue=0.1
+)
 CAMERAS = (("front", "left wrist", "side"),)
 TOKENS = CONFIG.vision.tokens(8)
 MODEL = Pi(CONFIG)
@@ -131,6 +133,15 @@ def test_a_turn_and_a_crop_read_the_right_pixels():
     steps = np.diff(cut[..., 0], axis=0)
     assert np.abs(steps - 10).max() <= 1
     assert 0 <= cut[0, 0, 0] <= 80
+
+
+def test_a_shift_moves_whole_pixels_by_every_amount_up_to_its_share_and_repeats_the_edge():
+    picture = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    keys = jax.random.split(KEY, 200)
+    vary = jax.vmap(lambda k: augment_image(jnp.asarray(picture), k, AugmentConfig(shift=0.25)))
+    padded = np.pad(picture, ((2, 2), (2, 2), (0, 0)), "edge")
+    moved = {padded[y : y + 8, x : x + 8].tobytes() for y in range(5) for x in range(5)}
+    assert {image.tobytes() for image in np.asarray(vary(keys))} == moved
 
 
 def test_colours_move_as_their_names_say():
