@@ -4,9 +4,10 @@ fixed rate, action chunks laid out by tick, safety limits, reconnection and reco
 
 from .chunks import ActionPlan, Chunk, Delays
 from .connection import Backoff, Connection, ServerAnswer, ServerSession
+from .contract import Command, DriveReport, LoopSettings
 from .lerobot_robot import LeRobotRobot
 from .limits import Limited, SafetyLimits
-from .loop import Command, ControlLoop, DriveReport, LoopSettings, drive
+from .loop import ControlLoop, drive
 from .recording import EpisodeRecorder
 
 __all__ = [

@@ -11,146 +11,30 @@ import math
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Callable, Literal, Mapping, NamedTuple, Protocol
+from typing import Any, Callable, Mapping, NamedTuple
 
 import numpy as np
 
-from .chunks import ActionPlan, Chunk, Delays, Overlap, chunk_fault, continuation
+from .chunks import ActionPlan, Chunk, Delays, chunk_fault, continuation
 from .clock import MonotonicClock, Pace, TickClock
 from .compatibility import check_actions, check_inputs, continues
 from .connection import ServerAnswer, ServerSession
+from .contract import (
+    Command,
+    DriveReport,
+    LoopSettings,
+    Mode,
+    RealRobot,
+    ServerLink,
+    TickRecorder,
+)
 from .limits import SafetyLimits
 
 log = logging.getLogger("chiliad_client")
 
-Mode = Literal["act", "hold", "stop"]
 Stop = Callable[[Mapping[str, Any], np.ndarray], Any]
 _RETRY_SECONDS = 1.0
 """Pause after a refused request."""
-
-
-class RealRobot(Protocol):
-    """A robot as the loop sees it; anything with these three methods."""
-
-    def observe(self) -> Mapping[str, Any]:
-        """Pictures uint8 [h, w, 3] and numbers [n] by the server's keys, without the prompt."""
-
-    def act(self, action: np.ndarray) -> Any:
-        """Sends a command [a] and returns at once; may return what was truly sent, [a]."""
-
-    def hold(self, seen: Mapping[str, Any], last: np.ndarray | None) -> Any:
-        """The command [a] that keeps it where it is: of absolute targets the `last` command, or
-        where it stands if that is None; of relative ones zeros."""
-
-
-class ServerLink(Protocol):
-    """A server as the loop sees it; `Connection` is one."""
-
-    url: str
-
-    @property
-    def session(self) -> ServerSession | None:
-        """The connection that stands; ValueError if there will never be one."""
-
-    def ask(self, message: Mapping[str, Any]) -> int:
-        """Number of a question; never waits."""
-
-    def answer(self) -> ServerAnswer | None:
-        """The next answer, if one has come; never waits."""
-
-
-@dataclass(frozen=True)
-class LoopSettings:
-    """Rate and manner of a control loop.
-
-    Args:
-      hz: ticks a second: the rate that the policy was trained at.
-      replan: steps of a chunk that are acted before the next is asked for; half of it if None.
-      overlap: see `chunks.Overlap`.
-      chunking: whether the server continues its last chunk; None where it can.
-      max_age: seconds that an observation may be old when its action is sent; None for the whole
-        chunk.
-      stop_after: seconds without an action, after the first, until the robot is stopped.
-
-    Raises:
-      ValueError: they make no sense, or contradict each other.
-    """
-
-    hz: float
-    replan: int | None = None
-    overlap: Overlap = "frozen"
-    chunking: bool | None = None
-    max_age: float | None = None
-    stop_after: float = 5.0
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.hz) and self.hz > 0):
-            raise ValueError(f"hz is {self.hz}; give ticks a second, above 0.")
-        if self.replan is not None and self.replan < 1:
-            raise ValueError(f"replan is {self.replan}; give steps, at least 1.")
-        if self.overlap not in ("frozen", "latest", "average"):
-            raise ValueError(f"overlap is '{self.overlap}'; give frozen, latest or average.")
-        if self.chunking and self.overlap != "frozen":
-            raise ValueError(
-                f"overlap is '{self.overlap}', but a server continues what it answered; "
-                "take 'frozen', or chunking=False."
-            )
-        if self.max_age is not None and self.max_age * self.hz < 1:
-            raise ValueError(f"max_age is {self.max_age} s, less than a tick at {self.hz} Hz.")
-
-
-class Command(NamedTuple):
-    """Command of one tick. `sent` [a] is what the robot was sent, `planned` [a] what the policy
-    wanted (None where the tick has no action), `age` the ticks since what that was made from was
-    seen, and `limited` the limits that changed it."""
-
-    tick: int
-    mode: Mode
-    sent: np.ndarray
-    planned: np.ndarray | None = None
-    age: int | None = None
-    limited: tuple[str, ...] = ()
-
-
-class TickRecorder(Protocol):
-    """Takes in what was seen and sent; `EpisodeRecorder` is one."""
-
-    def begin(self, hz: float, prompt: str) -> None:
-        """Begins an episode, and ends the one under way."""
-
-    def add(self, seen: Mapping[str, Any], command: Command, seconds: float) -> None:
-        """One tick, at `seconds` of a clock; never waits."""
-
-    def end(self) -> None:
-        """Ends the episode."""
-
-
-@dataclass(frozen=True)
-class DriveReport:
-    """Counts of a run. `ticks`: by mode. `missed`: ticks that passed without a command, as the
-    robot or this program was slow. `limited`: commands that a limit changed, by limit. `answers`,
-    `refused`, `lost`: of the questions. `expired`: answers that came when all they say was over.
-    `late`: answers after the promised steps. `delays`: ticks from observation to answer."""
-
-    ticks: Mapping[str, int]
-    missed: int
-    limited: Mapping[str, int]
-    answers: int
-    refused: int
-    lost: int
-    expired: int
-    late: int
-    delays: tuple[int, ...]
-
-    def __str__(self) -> str:
-        ticks = ", ".join(f"{count} {mode}" for mode, count in self.ticks.items() if count)
-        limits = ", ".join(f"{count} {name}" for name, count in self.limited.items()) or "none"
-        delay = f"{np.mean(self.delays):.1f} (at most {max(self.delays)})" if self.delays else "-"
-        return (
-            f"Ticks: {ticks or 'none'}; {self.missed} missed. Limited: {limits}. Answers: "
-            f"{self.answers}, {self.late} late, {self.expired} expired, {self.refused} refused, "
-            f"{self.lost} lost; delay in ticks: {delay}."
-        )
 
 
 class _Asked(NamedTuple):

@@ -21,7 +21,7 @@ from typing import Any, Mapping, NamedTuple
 import numpy as np
 
 from .compatibility import flat
-from .loop import Command
+from .contract import Command
 from .wire import encoder
 
 log = logging.getLogger("chiliad_client")
