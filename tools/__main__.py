@@ -2,6 +2,7 @@
 
     chiliad --help
     chiliad train --data PATH --preset tiny
+    chiliad --completion > ~/.local/share/bash-completion/completions/chiliad
 
 The list is read from the commands' files, without importing them, so it needs no JAX and is there
 at once.
@@ -18,7 +19,7 @@ from shutil import get_terminal_size
 from textwrap import wrap
 
 FOLDER = Path(__file__).parent
-USAGE = "usage: chiliad [-h] [--version] COMMAND [OPTIONS]"
+USAGE = "usage: chiliad [-h] [--version] [--completion] COMMAND [OPTIONS]"
 
 
 def commands() -> dict[str, str]:
@@ -41,6 +42,10 @@ def main() -> None:
         print(_help(known))
     elif name == "--version":
         print(f"chiliad {version('chiliad')}")
+    elif name == "--completion":
+        from tools.command_line.completion import bash_completion
+
+        print(bash_completion(known))
     elif (module := name.replace("-", "_")) in known:
         sys.argv = [f"chiliad {name}", *options]
         runpy.run_module(f"tools.{module}", run_name="__main__", alter_sys=True)
