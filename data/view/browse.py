@@ -46,11 +46,14 @@ def write_browser(
     """Writes the folder; the number of episodes that have each mark.
 
     Raises:
-      ValueError: there are no episodes, or no such columns of numbers, or no finite ones.
+      ValueError: `out` has other files, or there are no episodes, no such columns of numbers, or no
+        finite ones.
       DatasetError: a column cannot be read; pictures that cannot are marked on the page.
     """
     if not len(dataset.lengths):
         raise ValueError(f"{dataset.root}: has no episodes to show; record some first.")
+    if out.exists() and not (out / "sheets").is_dir() and any(out.iterdir()):
+        raise ValueError(f"{out}: has other files; choose a folder that is new or empty.")
     facts = episode_facts(dataset, limits, columns, report)
     section = distributions.distributions(dataset, facts.stats, against, report)
     sheets, unreadable = _sheets(dataset, out, report)

@@ -41,7 +41,8 @@ def distributions(
       stats: of the columns to show.
 
     Raises:
-      ValueError, DatasetError: `against` cannot be read, or has values that are not finite.
+      DatasetError: a column or picture that is compared cannot be read.
+      ValueError: there are two, and one has values that are not finite.
     """
     sets = [dataset] if against is None else [dataset, against]
     told = None if against is None else difference(dataset, against, report)

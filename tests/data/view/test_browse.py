@@ -161,11 +161,13 @@ def test_an_episode_whose_pictures_cannot_be_read_is_shown_with_the_reason(tmp_p
         assert "video.mp4" in data["unreadable"]["1"]
 
 
-def test_a_dataset_without_episodes_is_refused(tmp_path):
-    made = MemoryDataset(0)
+def test_a_dataset_without_episodes_and_a_folder_of_something_else_are_refused(tmp_path):
     with pytest.raises(ValueError, match="has no episodes to show"):
-        page_of(made, tmp_path / "page")
+        page_of(MemoryDataset(0), tmp_path / "page")
     assert not (tmp_path / "page").exists()
+    (tmp_path / "index.html").write_text("mine")
+    with pytest.raises(ValueError, match="has other files; choose a folder"):
+        page_of(MemoryDataset(2), tmp_path)
 
 
 def test_text_stays_text_and_nothing_comes_from_elsewhere(tmp_path):
