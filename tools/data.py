@@ -35,6 +35,7 @@ from tools.command_line.consent import consent
 from tools.command_line.ending import in_a_line
 from tools.command_line.push import PushOptions, licence, own_version, push
 from tools.datasets.bars import progress, steps
+from tools.datasets.browse import browse_command
 from tools.datasets.edit import edit_command
 from tools.datasets.from_robot import from_robot_command
 from tools.datasets.idle import idle_command
@@ -54,6 +55,7 @@ DataFormat = Annotated[str, tyro.conf.arg(metavar="FILE.py:NAME")]
 JsonFile = Annotated[Path | None, tyro.conf.arg(name="json", metavar="FILE")]
 
 app = tyro.extras.SubcommandApp()
+app.command(name="browse")(browse_command)
 app.command(name="edit")(edit_command)
 app.command(name="idle")(idle_command)
 app.command(name="from-robot")(from_robot_command)

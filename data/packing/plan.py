@@ -4,7 +4,8 @@ A pure function of (datasets' metadata, weights, seed, step): no frame is decode
 so any host or worker computes the rows it needs and a run resumes at any step at once. Draws come
 in windows of the same number, in which each source has its exact share. What a window costs is
 known beforehand, so its rows are packed once; every window fills them with other samples, and all
-windows have equally many rows.
+windows have equally many rows. A step's rows stand in an order in which the ranks that share them
+have equally much to do.
 """
 
 import hashlib
@@ -18,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int64
 
+from data.packing.balance import balanced_order, excess
 from data.packing.order import Order, PlanSource, share_ranges, split
 from data.packing.packing import assign_rows, pack_kinds
 from data.packing.permutation import fold, grouped, shuffled
@@ -64,6 +66,13 @@ class PlannedRows(NamedTuple):
         draws = [array[low:high] for array in self[:-1]]
         return PlannedRows._make([*draws, self.offsets[start : stop + 1] - low])
 
+    def take(self, rows: Int64[np.ndarray, " k"]) -> "PlannedRows":
+        """These rows, in this order."""
+        sizes = np.diff(self.offsets)[rows]
+        ends = np.cumsum(sizes)
+        at = np.repeat(self.offsets[rows] - (ends - sizes), sizes) + np.arange(sizes.sum())
+        return PlannedRows._make([*(array[at] for array in self[:-1]), np.append(0, ends)])
+
 
 class Fill(NamedTuple):
     """Used part of the places of some rows; `samples` is their mean number in a row."""
@@ -84,14 +93,16 @@ class Plan:
       seed: of the order.
       window: draws packed together; more fill rows better, fewer keep epochs apart. If None, as
         many as there are samples, but 4,096 to 32,768.
+      ranks: parts, of equally many rows, that share a batch and whose attention is to cost alike;
+        they decide the order of a step's rows, not which these are.
 
     Attributes:
       kinds: images and text tokens of every kind of sample.
       rows_per_window: rows that each window of draws fills.
 
     Raises:
-      ValueError: a source has no samples or no positive weight, a task has no wording, or a sample
-        does not fit into an empty row.
+      ValueError: a source has no samples or no positive weight, a task has no wording, a sample
+        does not fit into an empty row, or the rows do not divide among the ranks.
     """
 
     def __init__(
@@ -102,8 +113,14 @@ class Plan:
         *,
         seed: int = 0,
         window: int | None = None,
+        ranks: int = 1,
     ) -> None:
         self.sources, self.layout, self.rows_per_step = tuple(sources), layout, rows
+        if ranks < 1 or rows % ranks:
+            raise ValueError(
+                f"{rows} rows a step do not divide among {ranks} ranks; choose a multiple of them."
+            )
+        self.ranks = ranks
         for source in self.sources:
             _check(source, layout)
         samples = sum(int(source.runs.length.sum()) for source in self.sources)
@@ -112,6 +129,7 @@ class Plan:
         self._span = 1 + max(int(source.text.max()) for source in self.sources)
         self._codes = np.unique(np.concatenate([_codes(s, self._span)[0] for s in self.sources]))
         self.kinds = np.stack(np.divmod(self._codes, self._span))
+        self._attention = layout.prefix_length(*self.kinds) ** 2
         fractions = [Fraction(source.weight) for source in self.sources]
         scale = lcm(*(f.denominator for f in fractions))
         self._weights = [int(f * scale) for f in fractions]
@@ -162,17 +180,26 @@ class Plan:
         return [draws[low:high] for low, high in zip(rows.offsets, rows.offsets[1:], strict=False)]
 
     def draws(self, step: int, start: int = 0, stop: int | None = None) -> PlannedRows:
-        """Rows start..stop of the global batch at `step` as arrays."""
-        first = step * self.rows_per_step
-        low = first + start
-        high = first + (self.rows_per_step if stop is None else stop)
+        """Rows start..stop of the global batch at `step` as arrays; those of later steps follow."""
+        stop = self.rows_per_step if stop is None else stop
         parts = []
-        while low < high:
-            number, begin = divmod(low, self.rows_per_window)
-            end = min(begin + high - low, self.rows_per_window)
-            parts.append(self._rows_of(number).cut(begin, end))
-            low += end - begin
+        while start < stop:
+            later, begin = divmod(start, self.rows_per_step)
+            end = min(begin + stop - start, self.rows_per_step)
+            rows = self._as_packed(step + later)
+            if self.ranks > 1:
+                rows = rows.take(balanced_order(self._costs(rows), self.ranks))
+            parts.append(rows.cut(begin, end))
+            start += end - begin
         return _joined(parts)
+
+    def excess(self, step: int) -> float:
+        """The share by which attention costs the slowest of the ranks more than their mean."""
+        return excess(self.costs(step), self.ranks)
+
+    def costs(self, step: int) -> Int64[np.ndarray, " r"]:
+        """Cost of attention in each row: the sum of its samples' squared lengths."""
+        return self._costs(self.draws(step))
 
     def fill(self, steps: Iterable[int]) -> Fill:
         """Fill of the rows of these steps."""
@@ -211,6 +238,20 @@ class Plan:
         self._need = np.split(need.reshape(-1), ends)
         of_class = np.searchsorted(images, images)
         self._class, self._first_place = of_class, (np.cumsum(places) - places)[of_class]
+
+    def _as_packed(self, step: int) -> PlannedRows:
+        """The rows of a step as they follow each other in their windows."""
+        low, high, parts = step * self.rows_per_step, (step + 1) * self.rows_per_step, []
+        while low < high:
+            number, begin = divmod(low, self.rows_per_window)
+            end = min(begin + high - low, self.rows_per_window)
+            parts.append(self._rows_of(number).cut(begin, end))
+            low += end - begin
+        return _joined(parts)
+
+    def _costs(self, rows: PlannedRows) -> Int64[np.ndarray, " r"]:
+        sums = np.append(0, np.cumsum(self._attention[rows.kind]))
+        return np.diff(sums[rows.offsets])
 
     def _rows_of(self, number: int) -> PlannedRows:
         """The rows of a window, made or kept."""

@@ -6,7 +6,7 @@ as movement and slow work at a high rate does not count as rest. It is doubled w
 those of the frame before, bit for bit, in the midst of movement.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,8 +15,10 @@ from jaxtyping import Bool, Float64
 from numpy.lib.stride_tricks import sliding_window_view
 
 from data.dataset import Dataset, Report
-from data.frames import ACTION, STATE
+from data.frames import ACTION, STATE, Stats
 from data.statistics.stats import compute, numeric_columns
+
+_ENDS = ("q01", "q99", "min", "max")
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,23 @@ def find_idle(
     Raises:
       ValueError: there is no such column of numbers, or none at all.
     """
+    names = movement_columns(dataset, columns)
+    stats = compute(dataset, None, names, progress)
+    extent = usual_extent(stats, names)
+    total, done = int(dataset.lengths.sum()), 0
+    for values in by_episode(dataset, names):
+        yield idle_frames(values, extent, limits, dataset.fps)
+        done += len(values)
+        if progress is not None:
+            progress("Idle frames", done, total)
+
+
+def movement_columns(dataset: Dataset, columns: Sequence[str] = ()) -> list[str]:
+    """The columns named, or state and action.
+
+    Raises:
+      ValueError: there is no such column of numbers, or none at all.
+    """
     numeric = numeric_columns(dataset)
     names = list(columns) or [name for name in (STATE, ACTION) if name in numeric]
     if lacking := [name for name in names if name not in numeric]:
@@ -73,18 +92,49 @@ def find_idle(
             f"{dataset.root}: has neither '{STATE}' nor '{ACTION}'; name columns that tell "
             f"movement, of {numeric}."
         )
-    stats = compute(dataset, None, names, progress)
-    extent = np.concatenate([_extent(stats[name]) for name in names])
-    total, done = int(dataset.lengths.sum()), 0
-    for i, length in enumerate(dataset.lengths.tolist()):
-        blocks = list(dataset.stream(names, [i]))
-        values = np.concatenate(
-            [np.concatenate([b[n].reshape(len(b[n]), -1) for n in names], axis=1) for b in blocks]
-        ).astype(np.float64)
-        yield _idle(values, extent, limits, max(2, round(limits.seconds * dataset.fps)))
-        done += length
-        if progress is not None:
-            progress("Idle frames", done, total)
+    return names
+
+
+def by_episode(dataset: Dataset, names: Sequence[str]) -> Iterator[Float64[np.ndarray, "t d"]]:
+    """Columns side by side, one episode after the other."""
+    lengths, episode = dataset.lengths.tolist(), 0
+    for block in dataset.stream(names):
+        values = np.concatenate([block[n].reshape(len(block[n]), -1) for n in names], axis=1)
+        first = 0
+        while first < len(values):
+            yield values[first : first + lengths[episode]].astype(np.float64)
+            first, episode = first + lengths[episode], episode + 1
+
+
+def usual_extent(stats: Mapping[str, Stats], names: Sequence[str]) -> Float64[np.ndarray, " d"]:
+    """Range of each dimension from the 1st to the 99th percentile; of one that rarely changes, such
+    as a gripper, from end to end."""
+    kinds = (np.concatenate([np.ravel(stats[n][q]) for n in names]) for q in _ENDS)
+    q01, q99, low, high = kinds
+    return np.where(q99 > q01, q99 - q01, high - low).astype(np.float64)
+
+
+def idle_frames(
+    values: Float64[np.ndarray, "t d"],
+    extent: Float64[np.ndarray, " d"],
+    limits: IdleLimits,
+    fps: float,
+) -> IdleFrames:
+    """Idle frames of one episode by its values and their usual extent."""
+    length, used, window = len(values), extent > 0, max(2, round(limits.seconds * fps))
+    same = np.zeros(length, bool)
+    same[1:] = (values[1:] == values[:-1]).all(axis=1)
+    part = values[:, used] / extent[used]
+    if length < window or not used.any():
+        moved = np.full(length, np.ptp(part, axis=0).max(initial=0.0))
+        still = np.zeros(length, bool)
+    else:
+        seen = sliding_window_view(part, window, axis=0)
+        width = (seen.max(axis=-1) - seen.min(axis=-1)).max(axis=1)
+        around = np.pad(width, window - 1, constant_values=np.inf)
+        moved = sliding_window_view(around, window).min(axis=1)
+        still = moved <= limits.still
+    return IdleFrames(moved, still, same & ~still)
 
 
 def to_json(
@@ -109,31 +159,3 @@ def ranges(mask: Bool[np.ndarray, " t"]) -> list[list[int]]:
     """Ranges [first, stop) in which a mask is True."""
     edges = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0))
     return edges.reshape(-1, 2).tolist()
-
-
-def _extent(stats: dict[str, np.ndarray]) -> Float64[np.ndarray, " d"]:
-    """Range of each dimension; of one that rarely changes, such as a gripper, from end to end."""
-    usual, whole = stats["q99"] - stats["q01"], stats["max"] - stats["min"]
-    return np.ravel(np.where(usual > 0, usual, whole)).astype(np.float64)
-
-
-def _idle(
-    values: Float64[np.ndarray, "t d"],
-    extent: Float64[np.ndarray, " d"],
-    limits: IdleLimits,
-    window: int,
-) -> IdleFrames:
-    length, used = len(values), extent > 0
-    same = np.zeros(length, bool)
-    same[1:] = (values[1:] == values[:-1]).all(axis=1)
-    part = values[:, used] / extent[used]
-    if length < window or not used.any():
-        moved = np.full(length, np.ptp(part, axis=0).max(initial=0.0))
-        still = np.zeros(length, bool)
-    else:
-        seen = sliding_window_view(part, window, axis=0)
-        width = (seen.max(axis=-1) - seen.min(axis=-1)).max(axis=1)
-        around = np.pad(width, window - 1, constant_values=np.inf)
-        moved = sliding_window_view(around, window).min(axis=1)
-        still = moved <= limits.still
-    return IdleFrames(moved, still, same & ~still)

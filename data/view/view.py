@@ -63,7 +63,7 @@ def write_page(dataset: Dataset, episode: int, path: Path) -> None:
         '<p id="now"></p></div>'
         '<p class="note">Space plays, arrow keys step, dragging over a plot scrubs.</p></div>'
         f'<div class="plots">{"".join(_plots(dataset, columns))}</div></main>'
-        f'<script type="application/json" id="data">{_json(data)}</script>'
+        f'<script type="application/json" id="data">{script_json(data)}</script>'
         f"<script>{SCRIPT}</script></body></html>\n"
     )
 
@@ -217,6 +217,6 @@ def _rounded(values: Float64[np.ndarray, "t d"]) -> list[list[float | None]]:
     ]
 
 
-def _json(data: Any) -> str:
+def script_json(data: Any) -> str:
     """JSON that no text in it can end the script element of."""
     return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")

@@ -12,6 +12,7 @@ from tests.helpers.data.recording import FEATURES, make_episode, write
 from tests.helpers.data.v21 import write_v21
 from tools.data import (
     app,
+    browse_command,
     convert_command,
     diff_command,
     stats_command,
@@ -33,7 +34,7 @@ def run(*arguments):
     return subprocess.run(command, capture_output=True, text=True, timeout=500)
 
 
-@pytest.mark.parametrize("command", ["validate", "stats", "view", "convert"])
+@pytest.mark.parametrize("command", ["validate", "stats", "view", "browse", "convert"])
 def test_help_of_every_command_says_what_it_does(command, capsys):
     with pytest.raises(SystemExit, match="0"):
         app.cli(args=[command, "--help"])
@@ -188,3 +189,11 @@ def test_verify_reads_a_store_in_a_bucket(dataset, tmp_path, monkeypatch, capsys
     with pytest.raises(SystemExit, match="0"):
         verify_command(url)
     assert f"0 damaged files in {url}." in capsys.readouterr().out
+
+
+def test_a_dataset_is_browsed_beside_another(dataset, tmp_path, capsys):
+    other = write(tmp_path / "other", [make_episode(9, 6)])
+    browse_command(str(dataset), tmp_path / "page", str(other))
+    assert "4 episodes (" in capsys.readouterr().out
+    assert "The first has" not in (tmp_path / "page/index.html").read_text()
+    assert len(list((tmp_path / "page/sheets").iterdir())) == 2

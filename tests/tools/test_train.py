@@ -78,6 +78,10 @@ def test_eight_devices_give_the_losses_of_one(finished, dataset, tmp_path):
     sharded = replace(SMALL, mesh=MeshConfig(data=4, fsdp=2))
     train.run(train.Paths(str(dataset), tmp_path / "run"), sharded, QUIET)
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(finished), rtol=1e-5)
+    logged = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    found = [row["attention_excess"] for row in map(json.loads, logged) if "loss" in row]
+    assert found
+    assert all(0 <= value < 0.5 for value in found)
 
 
 def test_a_policy_is_rebuilt_from_its_checkpoint_alone(finished, tmp_path):

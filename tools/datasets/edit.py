@@ -136,7 +136,9 @@ def _said(plan: EditPlan) -> str:
 
 
 def _numbers(option: str, text: str) -> Numbers:
-    """Numbers as in 3,7-9."""
+    """Numbers as in 3,7-9, or those in a text file."""
+    if text.endswith(".txt"):
+        option, text = f"{option} {text}", _read(option, Path(text))
     found: list[int] = []
     for part in text.split(",") if text else ():
         first, dash, last = (piece.strip() for piece in part.partition("-"))
@@ -147,6 +149,15 @@ def _numbers(option: str, text: str) -> Numbers:
             raise ValueError(f"{option} has the range {part.strip()}, which ends before it begins.")
         found += range(low, high + 1)
     return tuple(found)
+
+
+def _read(option: str, file: Path) -> str:
+    if not file.is_file():
+        raise FileNotFoundError(
+            f"{option}: {file} is missing; save it from the page of `python -m tools.data browse`, "
+            "or write episodes into it as in 3,7-9."
+        )
+    return file.read_text().strip()
 
 
 def _some(option: str, text: str) -> Numbers | None:

@@ -50,6 +50,7 @@ from tools.recipes.presets import RunConfig, check_more_steps, check_same
 
 Measure = Callable[[int, TrainState, Callable[[], bool]], dict[str, float]]
 
+_TOLD_STEPS = 20
 _EVAL_STEPS = 8
 _FREE = {
     "mesh",
@@ -181,7 +182,8 @@ def _run(
         config = replace(config, model=config.model.changed(targets=ready.targets))
     model, sources = told(config.model.build(), ready.processor), ready.sources()
     layout = config.layout(sources)
-    plan = Plan(sources, layout, config.rows.number, seed=config.trainer.seed)
+    seed, ranks = config.trainer.seed, row_shards(mesh)
+    plan = Plan(sources, layout, config.rows.number, seed=seed, ranks=ranks)
     content = {"plan": plan.digest, "data": ready.mixed.digest}
     if paths.statistics is not None:
         content["scales"] = _digest(ready.mixed.embodiments)
@@ -220,14 +222,19 @@ def _run(
         def rows() -> Iterator[tuple[PackedBatch, dict[str, float]]]:
             with loader:
                 for batch, info in loader:
-                    yield batch, info.facts(count)
+                    apart = {"attention_excess": plan.excess(info.step)} if ranks > 1 else {}
+                    yield batch, info.facts(count) | apart
 
         return rows()
 
     trained, held_out = ready.episodes
+    slowest = np.mean([plan.excess(step) for step in range(_TOLD_STEPS)])
     console.print(
         f"{trained} episodes to train on, {held_out} held out; rows of {layout.prefix} places "
-        f"filled to {plan.fill(range(20)).prefix:.1%}."
+        f"filled to {plan.fill(range(_TOLD_STEPS)).prefix:.1%}"
+        + f"; the slowest of {ranks} ranks has {slowest:.1%} more attention than their mean"
+        * (ranks > 1)
+        + "."
     )
     cameras = tuple(robot.cameras for robot in ready.processor.embodiments)
     measures = [_held_out_metrics(model, ready, config, mesh)] if held_out else []

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from data.frames import Runs
+from data.packing.balance import excess
 from data.packing.packing import fit_layout
 from data.packing.plan import Draw, Plan, PlanSource, typical_costs
 from tests.helpers.data.layouts import layout
@@ -189,6 +190,44 @@ def test_rows_are_99_percent_full_on_one_to_three_cameras(tokens, places):
     fill = Plan(sources, fitted, 64).fill(range(70))
     assert fill.prefix >= 0.99
     assert fill.images >= 0.99
+
+
+def test_ranks_with_four_rows_or_more_wait_less_than_2_percent_for_the_slowest():
+    sources = five()
+    fitted = fit_layout(*typical_costs(sources), layout(2000, 2000, 16, 2000, 256, 1))
+    packed = Plan(sources, fitted, 64)
+    for ranks in (4, 8, 16):
+        planned = Plan(sources, fitted, 64, ranks=ranks)
+        found = np.mean([planned.excess(step) for step in range(70)])
+        assert found < 0.02
+        assert found < np.mean([excess(packed.costs(step), ranks) for step in range(70)]) / 4
+
+
+def test_ranks_change_the_order_of_a_steps_rows_and_nothing_else(mixture):
+    whole, shared = plan(mixture), plan(mixture, ranks=8)
+    assert shared.digest == whole.digest
+    for step in (0, whole.rows_per_window // 32, 9):
+        assert sorted(shared.rows(step)) == sorted(whole.rows(step))
+        assert shared.rows(step) != whole.rows(step)
+        assert shared.draws(step, 4, 8).id.tolist() == [
+            draw.id for row in shared.rows(step)[4:8] for draw in row
+        ]
+
+
+def test_the_excess_is_of_squared_lengths(mixture):
+    planned, lengths = plan(mixture, ranks=4), []
+    for row in planned.rows(5):
+        images = [1 + draw.source for draw in row]
+        text = [mixture[d.source].text[d.task, d.wording] for d in row]
+        lengths.append(sum((36 * i + t + 1) ** 2 for i, t in zip(images, text, strict=True)))
+    shares = np.reshape(lengths, (4, 8)).sum(axis=1)
+    assert planned.costs(5).tolist() == lengths
+    assert planned.excess(5) == pytest.approx(shares.max() / shares.mean() - 1)
+
+
+def test_rows_that_do_not_divide_among_ranks_are_refused(mixture):
+    with pytest.raises(ValueError, match="32 rows a step do not divide among 5 ranks"):
+        plan(mixture, ranks=5)
 
 
 @pytest.mark.parametrize("window", [60, 1024])

@@ -44,6 +44,17 @@ def test_typed_options_become_the_edit():
     assert read_edit(EditOptions()) == Edit()
 
 
+def test_a_list_that_browse_saved_is_read_from_its_file(tmp_path):
+    saved = tmp_path / "flagged.txt"
+    saved.write_text("3,7-9\n")
+    assert read_edit(EditOptions(delete=str(saved))).delete == (3, 7, 8, 9)
+    saved.write_text("3;7")
+    with pytest.raises(ValueError, match=r"--delete .*flagged.txt is '3;7'; give episodes"):
+        read_edit(EditOptions(delete=str(saved)))
+    with pytest.raises(FileNotFoundError, match=r"--keep: none.txt is missing; save it from"):
+        read_edit(EditOptions(keep="none.txt"))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -4,7 +4,8 @@ Ten million samples of five datasets with one to three cameras and weights that 
 each other, some of whose tasks have several wordings. Both sides get the same samples and row
 sizes; grain once with all three budgets and once with prefix places alone, which suits it best.
 Rates are per second of CPU. grain packs some of the samples, and the last rows it closes, which
-had no time to fill, do not count.
+had no time to fill, do not count. Then, by number of ranks, how much more attention costs the
+slowest of them than their mean, with a step's rows as they were packed and as the plan orders them.
 """
 
 import resource
@@ -18,13 +19,15 @@ from grain.experimental import BestFitPackIterDataset
 from rich.table import Table
 
 from data.frames import Runs
+from data.packing.balance import excess
 from data.packing.plan import Plan, PlanSource
 from models import Layout
 from models.terminal import Console, track
 from tools.recipes.presets import PI05, TINY, RunConfig
 
 _SAMPLES, _PEER_SAMPLES, _BINS = 10_000_000, 50_000, 1024
-_ROWS = 256
+_ROWS, _EXCESS_STEPS = 256, 100
+_RANKS = 8, 16, 32, 64, 128
 
 _COLUMNS = {
     "rate": ("per s", "{:,.0f}"),
@@ -97,6 +100,26 @@ def planned(sources: list[PlanSource], layout: Layout, samples: int) -> dict[str
     }
 
 
+def slowest(sources: list[PlanSource], layout: Layout) -> dict[str, dict[str, float]]:
+    """Excess of the slowest rank's attention, the mean and the most of 100 steps, by number of
+    ranks: of rows in the order of packing, and of the plan's."""
+    steps, plain = range(_EXCESS_STEPS), Plan(sources, layout, _ROWS)
+    found = {}
+    for ranks in _RANKS:
+        plan = Plan(sources, layout, _ROWS, ranks=ranks)
+        before = [excess(plain.costs(step), ranks) for step in steps]
+        start = time.process_time()
+        after = [plan.excess(step) for step in steps]
+        found[str(ranks)] = {
+            "as packed": float(np.mean(before)),
+            "as packed, most": max(before),
+            "ordered": float(np.mean(after)),
+            "ordered, most": max(after),
+            "ms a step": (time.process_time() - start) / len(steps) * 1e3,
+        }
+    return found
+
+
 def packed(
     sources: list[PlanSource], layout: Layout, budgets: Sequence[str], samples: int
 ) -> dict[str, float]:
@@ -136,14 +159,22 @@ def run(
         results[name] = {
             "row": vars(layout),
             "ours": planned(sources, layout, samples),
+            "slowest": slowest(sources, layout),
             "grain": packed(sources, layout, ["prefix"], peer_samples),
             "grain, all": packed(sources, layout, ["prefix", "images", "text"], peer_samples),
         }
     table = Table("rows", "by", *(heading for heading, _ in _COLUMNS.values()))
     for name, result in results.items():
-        for who, figures in list(result.items())[1:]:
+        for who in ("ours", "grain", "grain, all"):
+            figures = result[who]
             cells = [f.format(figures[k]) if k in figures else "" for k, (_, f) in _COLUMNS.items()]
             table.add_row(name, who, *cells)
+    console.print(table)
+    table = Table("rows", "attention of the slowest rank", *map(str, _RANKS))
+    for name, result in results.items():
+        for order in ("as packed", "ordered"):
+            figures = (f"+{own[order]:.2%}" for own in result["slowest"].values())
+            table.add_row(name, order, *figures)
     console.print(table)
     ours, other = results["pi05"]["ours"], results["pi05"]["grain"]
     return {

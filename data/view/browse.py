@@ -1,0 +1,202 @@
+"""A whole dataset as one page: a row for each episode, with pictures of it, its task and its facts,
+to filter, sort and flag for `tools.data edit`.
+
+The page is a folder that works without a server: index.html holds the numbers, and beside it lie
+sheets with the pictures of fifty episodes each. A sheet is named after the dataset's content and
+appears when it is whole, so that an interrupted run goes on with the next one.
+"""
+
+import json
+import os
+import shlex
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from data.dataset import Dataset, Report, frames_at
+from data.errors import DatasetError
+from data.statistics.episodes import EpisodeFacts, episode_facts, unlike
+from data.statistics.idle import IdleLimits
+from data.view import browse_page, distributions
+from data.view.page import STYLE
+from data.view.view import script_json
+
+PER_SHEET = 50
+_MOMENTS, _WIDTH, _HEIGHT = 4, 96, 72
+_MUCH_STILL, _MUCH_DOUBLED = 0.5, 0.05
+_LONGEST_TASK = 500
+
+MARKS = ("short", "long", "still", "doubled", "rough", "out of range", "not finite", "unreadable")
+"""Reasons to look at an episode."""
+
+
+def write_browser(
+    dataset: Dataset,
+    out: Path,
+    report: Report,
+    *,
+    against: Dataset | None = None,
+    limits: IdleLimits,
+    columns: Sequence[str] = (),
+) -> dict[str, int]:
+    """Writes the folder; the number of episodes that have each mark.
+
+    Raises:
+      ValueError: `out` has other files, or there are no episodes, no such columns of numbers, or no
+        finite ones.
+      DatasetError: a column cannot be read; pictures that cannot are marked on the page.
+    """
+    if not len(dataset.lengths):
+        raise ValueError(f"{dataset.root}: has no episodes to show; record some first.")
+    if out.exists() and not (out / "sheets").is_dir() and any(out.iterdir()):
+        raise ValueError(f"{out}: has other files; choose a folder that is new or empty.")
+    facts = episode_facts(dataset, limits, columns, report)
+    section = distributions.distributions(dataset, facts.stats, against, report)
+    sheets, unreadable = _sheets(dataset, out, report)
+    marked = _marked(dataset, facts, unreadable)
+    first = np.searchsorted(dataset.runs.episode, np.arange(len(dataset.lengths)))
+    tasks = dataset.runs.task[np.minimum(first, len(dataset.runs.task) - 1)]
+    data = {
+        "digest": dataset.digest,
+        "path": shlex.quote(str(dataset.root)),
+        "fps": dataset.fps,
+        "lengths": dataset.lengths.tolist(),
+        "tasks": [wordings[0][:_LONGEST_TASK] for wordings in dataset.prompts],
+        "task": tasks.tolist(),
+        "still": facts.still.tolist(),
+        "doubled": facts.doubled.tolist(),
+        "outside": facts.outside.tolist(),
+        "jerk": [float(f"{x:.3g}") if np.isfinite(x) else None for x in facts.jerk.tolist()],
+        "marks": MARKS,
+        "marked": (marked << np.arange(len(MARKS))[:, None]).sum(axis=0).tolist(),
+        "unreadable": {str(i): why for i, why in unreadable.items()},
+        "per_sheet": PER_SHEET,
+        "sheets": sheets,
+        "seen": dataset.present.T.astype(int).tolist(),
+    }
+    counts = dict(zip(MARKS, marked.sum(axis=1).tolist(), strict=True))
+    page = out / "index.html.partial"
+    page.write_text(_page(dataset, data, section, counts, limits))
+    os.replace(page, out / "index.html")
+    return counts
+
+
+def _marked(dataset: Dataset, facts: EpisodeFacts, unreadable: dict[int, str]) -> np.ndarray:
+    """Masks of the episodes by mark [marks, e]."""
+    frames = np.maximum(1, dataset.lengths)
+    short, long = unlike(dataset.lengths.astype(np.float64))
+    found = {
+        "short": short,
+        "long": long,
+        "still": facts.still > _MUCH_STILL * frames,
+        "doubled": facts.doubled > _MUCH_DOUBLED * frames,
+        "rough": unlike(facts.jerk)[1],
+        "out of range": facts.outside > 0,
+        "not finite": facts.broken > 0,
+        "unreadable": np.isin(np.arange(len(frames)), list(unreadable)),
+    }
+    return np.stack([found[mark] for mark in MARKS]).astype(np.int64)
+
+
+def _sheets(dataset: Dataset, out: Path, report: Report) -> tuple[list[list[str]], dict[int, str]]:
+    """Files of each camera's sheets, and episodes whose pictures cannot be read, with reasons."""
+    folder, count = out / "sheets", len(dataset.lengths)
+    folder.mkdir(parents=True, exist_ok=True)
+    files: list[list[str]] = [[] for _ in dataset.cameras]
+    unreadable: dict[int, str] = {}
+    for first in range(0, count, PER_SHEET):
+        episodes = range(first, min(first + PER_SHEET, count))
+        for c in range(len(dataset.cameras)):
+            name = f"{dataset.digest[:12]}-{c}-{first // PER_SHEET:05d}.jpg"
+            if not (folder / name).exists():
+                _write_sheet(dataset, c, episodes, folder / name)
+            with Image.open(folder / name) as sheet:
+                said = json.loads(sheet.info["comment"])
+            unreadable |= {int(i): why for i, why in said.items()}
+            files[c].append(f"sheets/{name}")
+        report("Pictures", episodes.stop, count)
+    return files, unreadable
+
+
+def _write_sheet(dataset: Dataset, camera: int, episodes: range, file: Path) -> None:
+    """Pictures of a few moments of each episode, one below the other; reasons why some are not
+    there stand in the file's comment."""
+    sheet = Image.new("RGB", (_MOMENTS * _WIDTH, len(episodes) * _HEIGHT))
+    why: dict[int, str] = {}
+    for y, i in enumerate(episodes):
+        if not (dataset.present[i, camera] and dataset.lengths[i]):
+            continue
+        at = np.linspace(0, dataset.lengths[i] - 1, _MOMENTS).round().astype(np.int64)
+        try:
+            pictures = frames_at(dataset, i, dataset.cameras[camera], at)
+        except DatasetError as error:
+            why[i] = str(error)
+            continue
+        for x, picture in enumerate(pictures):
+            small = ImageOps.pad(Image.fromarray(picture), (_WIDTH, _HEIGHT))
+            sheet.paste(small, (x * _WIDTH, y * _HEIGHT))
+    partial = file.with_suffix(".partial")
+    sheet.save(partial, "JPEG", quality=80, comment=json.dumps(why))
+    os.replace(partial, file)
+
+
+def _page(
+    dataset: Dataset, data: dict[str, Any], section: str, counts: dict[str, int], limits: IdleLimits
+) -> str:
+    marks = "".join(
+        f'<option value="{mark}">{mark} ({count:,})</option>'
+        for mark, count in counts.items()
+        if count
+    )
+    cameras = "".join(
+        f'<option value="{c}">{escape(name)}</option>' for c, name in enumerate(dataset.cameras)
+    )
+    sorts = "".join(
+        f'<option value="{value}">{text}</option>'
+        for value, text in (
+            ("number", "number"),
+            ("length", "length"),
+            ("still", "still"),
+            ("doubled", "doubled"),
+            ("jerk", "jerk"),
+            ("outside", "out of range"),
+        )
+    )
+    frames = int(dataset.lengths.sum())
+    return (
+        "<!doctype html>\n"
+        '<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(dataset.name)}</title>"
+        f"<style>{STYLE}{distributions.STYLE}{browse_page.STYLE}</style></head>"
+        f'<body><header><p class="eyebrow">{escape(str(dataset.root))}</p>'
+        f"<h1>{len(dataset.lengths):,} episodes</h1>"
+        f'<ul class="facts"><li><b>{frames:,}</b> frames</li>'
+        f"<li><b>{frames / dataset.fps / 3600:.2f}</b> h at {dataset.fps:g} fps</li>"
+        f"<li><b>{len(dataset.prompts):,}</b> tasks</li></ul></header>{section}"
+        '<div class="flags" id="saved" hidden><div><a id="save" download="flagged.txt">Save the '
+        'list of flagged episodes</a>, or edit them out:</div><code id="command"></code></div>'
+        '<div class="bar"><input id="task" type="search" placeholder="task" aria-label="task">'
+        '<input id="least" type="number" min="0" step="any" placeholder="from s" '
+        'aria-label="seconds at least"><input id="most" type="number" min="0" step="any" '
+        'placeholder="to s" aria-label="seconds at most">'
+        '<select id="mark" aria-label="marks"><option value="">all episodes</option>'
+        f'<option value="any">any mark</option>{marks}<option value="flagged">flagged</option>'
+        f'</select><select id="sort" aria-label="order">{sorts}</select>'
+        '<label><input id="down" type="checkbox"> falling</label>'
+        f'<select id="camera" aria-label="camera">{cameras}</select>'
+        '<button id="all">Flag shown</button><button id="none">Unflag shown</button></div>'
+        f'<p id="count"></p><div id="rows"></div><p class="note">Still: no dimension leaves '
+        f"{100 * limits.still:g} % of its range for {limits.seconds:g} s or more; marked from "
+        f"{100 * _MUCH_STILL:g} % of the frames on. Doubled: the values of the frame before; from "
+        f"{100 * _MUCH_DOUBLED:g} % on. Jerk: of the median dimension, in ranges per s³. Out of "
+        "range: frames in which a dimension lies more than half of its range (1st to 99th "
+        "percentile) beyond that. Short, long and rough: three interquartile ranges off the "
+        "quartiles.</p>"
+        f'<script type="application/json" id="data">{script_json(data)}</script>'
+        f"<script>{browse_page.SCRIPT}</script></body></html>\n"
+    )

@@ -1,0 +1,54 @@
+"""The command `python -m tools.data browse`: a page of a whole dataset, alone or beside another."""
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from data import open_dataset
+from data.dataset import use_format
+from data.statistics.idle import IdleLimits
+from data.view.browse import write_browser
+from models.terminal import Console
+from tools.command_line.ending import in_a_line
+from tools.datasets.bars import steps
+
+BrowsedPath = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")]
+_LIMITS = IdleLimits()
+
+
+def browse_command(
+    path: BrowsedPath,
+    out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("browse"),
+    against: Annotated[str, tyro.conf.arg(metavar="PATH")] = "",
+    still: float = _LIMITS.still,
+    seconds: float = _LIMITS.seconds,
+    columns: tuple[str, ...] = (),
+    data_format: Annotated[str, tyro.conf.arg(metavar="FILE.py:NAME")] = "",
+) -> None:
+    """Make a page of all episodes to open in a browser: pictures, tasks and what is odd, to filter
+    and to flag for `edit`. Goes on where it stopped.
+
+    Args:
+        path: Folder of the dataset (the one that holds meta/), hf://OWNER/NAME or a bucket's URL.
+        out: Folder to make; index.html in it is the page.
+        against: Another dataset, whose distributions are drawn beside this one's.
+        still: Share of its range (1st to 99th percentile) that a still robot stays within.
+        seconds: Time for which it does so, at least.
+        columns: Columns that tell movement; observation.state and action if not given.
+        data_format: Format of yours to read it by; the file's Python runs (docs/own_dataset.md).
+    """
+    if data_format:
+        use_format(data_format)
+    limits, console = IdleLimits(still, seconds), Console()
+    dataset = open_dataset(path)
+    other = open_dataset(against) if against else None
+    kept = "Pictures that are finished are kept; the same command goes on from there."
+    with in_a_line(kept, writing=out), steps() as report:
+        counts = write_browser(dataset, out, report, against=other, limits=limits, columns=columns)
+    said = ", ".join(f"{count} {mark}" for mark, count in counts.items() if count)
+    console.print(
+        f"{out / 'index.html'}: {len(dataset.lengths)} episodes ({said or 'none is odd'}); open it "
+        "in a browser.",
+        soft_wrap=True,
+    )
