@@ -84,8 +84,8 @@ def find_tracker(named: str) -> tuple[Opener, str]:
     library, where = _SHIPPED[service]
     if find_spec(library) is None:
         raise ValueError(
-            f"--track {named} needs {library}, which is not installed: pip install "
-            f"'chiliad[{service}]'."
+            f"--track {named} needs {library}, which is not installed: "
+            f"`pip install -e '.[{service}]'` in Chiliad's repository."
         )
     module, _, name = where.partition(":")
     return getattr(import_module(module), name), project

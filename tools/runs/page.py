@@ -117,7 +117,8 @@ def _success(runs: Sequence[SeenRun]) -> str:
 
 
 def _figure(chart: str, name: str, lost: int) -> str:
-    left_out = f"; left out: {lost} values that are no numbers" if lost else ""
+    count = "1 value that is no number" if lost == 1 else f"{lost} values that are no numbers"
+    left_out = f"; left out: {count}" if lost else ""
     return (
         f'<figure class="chart">{chart}<figcaption><b>{_text(name)}</b>{left_out}</figcaption>'
         "</figure>\n"
@@ -137,7 +138,8 @@ def _configs(runs: Sequence[SeenRun]) -> str:
         return '<p class="note">They are the same.</p>\n'
     heads = "".join(f"<th>{_text(run.name)}</th>" for run in runs)
     rows = "".join(
-        f"<tr><th>{_text(name)}</th>{''.join(f'<td>{_text(written(v))}</td>' for v in values)}</tr>"
+        f"<tr><th>{_text(name).replace('.', '.<wbr>')}</th>"
+        f"{''.join(f'<td>{_text(written(v))}</td>' for v in values)}</tr>"
         for name, values in found.items()
     )
     return (
@@ -206,7 +208,7 @@ body {{ max-width: 78rem; }}
 @media (prefers-color-scheme: dark) {{ {_colours(_DARK)} }}
 svg g polyline {{ stroke: var(--of); }} svg g circle {{ fill: var(--of); }}
 svg g polygon {{ fill: var(--of); opacity: .13; }}
-svg g .raw {{ opacity: .18; }}
+svg g .raw {{ opacity: .12; }}
 .dashes1 .line {{ stroke-dasharray: 6 3; }} .dashes2 .line {{ stroke-dasharray: 2 3; }}
 .runs label {{ display: flex; gap: .5rem; align-items: center; cursor: pointer;
   overflow-wrap: anywhere; min-width: 9rem; }}
@@ -215,7 +217,8 @@ svg g .raw {{ opacity: .18; }}
 .runs .dashes1 i {{ border-top-style: dashed; }} .runs .dashes2 i {{ border-top-style: dotted; }}
 .pair {{ grid-template-columns: repeat(auto-fit, minmax(min(100%, 22rem), 1fr)); }}
 .pair figure {{ background: none; max-width: 36rem; }}
-tbody th {{ overflow-wrap: anywhere; }}
+tbody th {{ overflow-wrap: break-word; }}
+.films {{ width: auto; }}
 .status {{ font-weight: 600; }}
 .finished {{ color: var(--good); }} .running {{ color: var(--main); }}
 .interrupted {{ color: var(--bad); }}

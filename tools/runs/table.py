@@ -15,11 +15,12 @@ _STYLES = {"running": "cyan", "finished": "green", "interrupted": "red"}
 _LONGEST = 60
 
 
-def cells(run: SeenRun) -> list[str]:
-    """One run under `HEADS`; a dash where there is nothing to say."""
+def cells(run: SeenRun, brief: bool = False) -> list[str]:
+    """One run under `HEADS`; a dash where there is nothing to say. If it is to be `brief`, without
+    intervals and the best of what was held out."""
     loss, held_out = run.points("loss"), run.points(HELD_OUT_LOSS)
     best = min(finite(held_out), key=lambda point: point[1], default=None)
-    lowest = f", best {best[1]:.3g}" if best and best != held_out[-1] else ""
+    lowest = f", best {best[1]:.3g}" if best and best != held_out[-1] and not brief else ""
     return [
         run.name,
         run.origin.get("preset") or "–",
@@ -27,7 +28,7 @@ def cells(run: SeenRun) -> list[str]:
         f"{run.done:,}" + (f"/{run.steps:,}" if run.steps is not None else ""),
         f"{loss[-1][1]:.3g}" if loss else "–",
         f"{held_out[-1][1]:.3g}{lowest}" if held_out else "–",
-        _success(run),
+        _success(run, brief),
         duration(run.seconds) if run.seconds else "–",
         run.status,
     ]
@@ -37,10 +38,16 @@ def show_runs(runs: Sequence[SeenRun], console: Console) -> None:
     """Prints a table of the runs, and below it what is wrong with them."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for head in HEADS:
-        right, whole = head in HEADS[3:5], head in HEADS[3:]
-        table.add_column(head, overflow="fold", justify="right" if right else "left", no_wrap=whole)
+        text = head in HEADS[:3]
+        table.add_column(
+            head,
+            overflow="fold",
+            no_wrap=not text,
+            min_width={"run": 8}.get(head, 4) if text else None,
+            justify="right" if head in ("step", "loss") else "left",
+        )
     for run in runs:
-        *others, status = cells(run)
+        *others, status = cells(run, brief=console.width < 110)
         table.add_row(*others, Text(status, _STYLES.get(status, "")))
     console.print(table)
     for sentence in (sentence for run in runs for sentence in run.damage):
@@ -79,10 +86,10 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes % 60:02d} min" if days < 1 else f"{days} d {hours % 24} h"
 
 
-def _success(run: SeenRun) -> str:
+def _success(run: SeenRun, brief: bool) -> str:
     rates = [*run.judged.values(), *(line["success"] for line in run.evaluations[-1:])]
     if rates:
         rate, low, high = (round(100 * rates[0][name]) for name in ("rate", "low", "high"))
-        return f"{rate}% ({low}–{high})"
+        return f"{rate}%" if brief else f"{rate}% ({low}–{high})"
     acted = run.points("success")
     return f"{acted[-1][1]:.0%} in training" if acted else "–"

@@ -147,13 +147,13 @@ def test_a_tracker_that_cannot_be_opened_ends_the_run_before_it_begins(tmp_path,
     with (
         pytest.raises(ValueError, match="names wandb twice")
         if find_spec("wandb")
-        else (pytest.raises(ValueError, match=r"pip install 'chiliad\[wandb\]'"))
+        else (pytest.raises(ValueError, match=r"pip install -e '\.\[wandb\]'"))
     ):
         check_trackers(["wandb:a", "wandb:b"])
 
 
 def test_wandb_holds_a_resumed_run_once(tmp_path, monkeypatch):
-    pytest.importorskip("wandb", reason="needs wandb: pip install 'chiliad[wandb]'")
+    pytest.importorskip("wandb", reason="needs wandb: pip install -e '.[wandb]'")
     monkeypatch.setenv("WANDB_MODE", "offline")
     run = tmp_path / "a run"
     interrupted(run, ["wandb:arms"])
@@ -164,7 +164,7 @@ def test_wandb_holds_a_resumed_run_once(tmp_path, monkeypatch):
 
 
 def test_mlflow_holds_a_resumed_run_once(tmp_path, monkeypatch):
-    pytest.importorskip("mlflow", reason="needs MLflow: pip install 'chiliad[mlflow]'")
+    pytest.importorskip("mlflow", reason="needs MLflow: pip install -e '.[mlflow]'")
     from mlflow.tracking import MlflowClient
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
@@ -182,7 +182,7 @@ def test_mlflow_holds_a_resumed_run_once(tmp_path, monkeypatch):
 
 def test_trackio_holds_a_resumed_run_once(tmp_path, monkeypatch):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # read when it is imported
-    pytest.importorskip("trackio", reason="needs trackio: pip install 'chiliad[trackio]'")
+    pytest.importorskip("trackio", reason="needs trackio: pip install -e '.[trackio]'")
     run = tmp_path / "a run"
     interrupted(run, ["trackio:arms"])
     names, held = read_trackio(tmp_path / "trackio")
