@@ -24,7 +24,7 @@ class Retention:
             raise ValueError(f"keep is {self.last}, but at least one checkpoint must be kept.")
 
     def stays(self, steps: Sequence[int]) -> set[int]:
-        """Those of the ascending steps whose checkpoints stay."""
+        """Steps, of these ascending ones, whose checkpoints stay."""
         policies = ocp.training.preservation_policies
         rules: list[Any] = [policies.LatestN(self.last)]
         if self.every:

@@ -66,7 +66,7 @@ _SHIPPED = {
 
 
 def find_tracker(named: str) -> tuple[Opener, str]:
-    """What opens a tracker, and the project: of wandb, mlflow or trackio, each alone or as
+    """Opener of a tracker, and the project: of wandb, mlflow or trackio, each alone or as
     SERVICE:PROJECT, or of path/to/file.py:NAME, whose file runs.
 
     Raises:

@@ -25,7 +25,7 @@ Json = Any
 Points = list[tuple[int, float]]
 
 _MARKS = (metrics.FILE_NAME, goodput.FILE_NAME, SAVED_NAME, "checkpoints", LOCK_NAME)
-"""What a run's folder holds besides its config: one of these."""
+"""Names of which a run's folder holds one at least, besides its config."""
 _ROOMS = ("checkpoints", "tensorboard", "wandb", "profile", "store", "frames")
 """Folders of a run in which no run lies."""
 
@@ -123,7 +123,7 @@ def find_runs(paths: Sequence[str | Path]) -> list[Path]:
 
 
 def read_runs(folders: Sequence[Path]) -> list[SeenRun]:
-    """What lies in the folders, each run under a name that no other has."""
+    """Read the folders, each run under a name that no other has."""
     parts = [folder.absolute().parts for folder in folders]
     length = 1
     while length < max(map(len, parts), default=1) and len({p[-length:] for p in parts}) < len(
@@ -213,5 +213,5 @@ def _flat(value: Json, path: str = "") -> Iterator[tuple[str, Json]]:
 
 
 def finite(points: Points) -> Points:
-    """Those whose value is a number."""
+    """Points whose value is a number."""
     return [(step, value) for step, value in points if isfinite(value)]

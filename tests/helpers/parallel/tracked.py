@@ -1,4 +1,4 @@
-"""What a tracker holds of a run, read by the means of the service itself."""
+"""Contents of a tracker, read by the means of the service itself."""
 
 import json
 import sqlite3
