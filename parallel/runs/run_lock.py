@@ -54,9 +54,9 @@ def locked(folder: Path, console: Console | None = None) -> Iterator[None]:
 
 
 def at_work(folder: Path) -> str:
-    """Place where a run is at work in the folder, "here" or the name of another machine; "" if nobody
-    is. Only looks, so a run that starts meanwhile is not kept out; of another machine it knows
-    what the lock file says."""
+    """Place where a run is at work in the folder, "here" or the name of another machine; "" if
+    nobody is. Only looks, so a run that starts meanwhile is not kept out; of another machine it
+    knows what the lock file says."""
     try:
         handle = os.open(Path(folder) / LOCK_NAME, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
