@@ -28,6 +28,7 @@ from models.files.on_disk import to_disk
 from models.terminal import Console, harmless, logger
 from parallel.hosts.agreement import agree
 from parallel.hosts.distributed import host_count, host_index
+from parallel.retention import Retention
 from parallel.step import TrainState
 
 Json = Any
@@ -39,7 +40,8 @@ _UNFINISHED = (".orbax-checkpoint-tmp", _DELETED, _SAVING)
 
 
 class CheckpointWriter:
-    """Saves into `directory`, in the background, and keeps the last `keep` checkpoints.
+    """Saves into `directory`, in the background, and keeps the checkpoints that `keep` says, the
+    last so many or a `Retention`.
 
     Remains of a killed writer are removed first, so one directory has one writer at a time. What
     cannot be removed is named on `console`, once, and tried again at every save. Use as a context
@@ -52,14 +54,13 @@ class CheckpointWriter:
         directory: Path,
         config: Json,
         assets: Json,
-        keep: int = 3,
+        keep: int | Retention = 3,
         on_saved: Callable[[int], None] = lambda step: None,
         console: Console | None = None,
         held: Callable[[], Collection[int]] = tuple,
     ) -> None:
-        if keep < 1:
-            raise ValueError(f"keep is {keep}, but at least one checkpoint must be kept.")
-        self._directory, self._keep = Path(directory).absolute(), keep
+        self._directory = Path(directory).absolute()
+        self._keep = keep if isinstance(keep, Retention) else Retention(keep)
         self._constant, self._on_saved = {"config": config, "assets": assets}, on_saved
         self._held = held
         self._console, self._named = console or Console(quiet=True), set[Path]()
@@ -198,7 +199,7 @@ def copy(path: Path, directory: Path) -> None:
     shutil.copytree(path, saving, ignore=shutil.ignore_patterns(".nfs*"))
     refuse(path, digests.damage(saving))
     digests.digest_files(saving, digests.names(saving))  # so that they are on disk
-    _publish(int(path.name), saving, keep=1)
+    _publish(int(path.name), saving, Retention(1))
 
 
 def newest_good(directory: Path, console: Console | None = None) -> int | None:
@@ -274,13 +275,13 @@ Left = Callable[[Path, OSError], None]
 def _publish(
     step: int,
     saving: Path,
-    keep: int,
+    keep: Retention,
     left: Left = lambda path, error: None,
     held: Collection[int] = (),
 ) -> None:
-    """Gives a complete directory its number; the last `keep` up to it stay,
-    and those `held`. Once it has it, only a
-    later step that stays would be wrong: the run would go on from that."""
+    """Gives a complete directory its number; of those up to it stay what `keep` says and those
+    `held`. Once it has it, only a later step that stays would be wrong: the run would go on from
+    that."""
     directory = saving.parent
     final = directory / str(step)
     if os.path.lexists(final):
@@ -289,7 +290,7 @@ def _publish(
     to_disk(directory)
     saved = steps(directory)
     before = [number for number in saved if number <= step]
-    stay = {*before[-keep:], *(number for number in before if number in held)}
+    stay = keep.stays(before) | {number for number in before if number in held}
     for old in (directory / str(number) for number in saved if number not in stay):
         try:
             _mark(old, _DELETED)

@@ -19,8 +19,10 @@ from jax.sharding import Mesh
 from models.inputs.packed_batch import PackedBatch
 from models.terminal import Console
 from parallel.checkpoint import CheckpointWriter
+from parallel.evaluations import Evaluations
 from parallel.hooks import Hook, due
 from parallel.hosts import inject
+from parallel.hosts.agreement import agree
 from parallel.hosts.distributed import host_count, host_index, put_batch
 from parallel.hosts.facts import HostFacts, any_host, put_facts
 from parallel.hosts.stop import UNLOGGED, StopSignals
@@ -35,6 +37,7 @@ from parallel.prefetch import GivenUp, Prefetcher
 from parallel.runs.log_failure import LogFailure
 from parallel.runs.position import at_data
 from parallel.step import TrainState
+from parallel.trackers.trackers import Trackers
 
 Json = Any
 Fed = tuple[PackedBatch, Mapping[str, float]]
@@ -44,8 +47,11 @@ Fed = tuple[PackedBatch, Mapping[str, float]]
 class TrainerConfig:
     """Settings of the training loop; steps count updates.
 
-    Every step goes to metrics.jsonl, every `log_every`-th to TensorBoard. The last `keep`
-    checkpoints stay. `eval_every` 0 never evaluates. A batch is taken in `accumulation`
+    Every step goes to metrics.jsonl, every `log_every`-th to TensorBoard and trackers. The last
+    `keep` checkpoints stay, those of every `keep_every`-th step (0: none), and the one with the
+    lowest `keep_best`, a metric of the evaluations such as val_loss ("": none). `eval_every` 0
+    never evaluates. The run ends early when `patience` evaluations in a row (0: never) brought no
+    lower `keep_best`, or val_loss where that names none. A batch is taken in `accumulation`
     micro-batches; `prefetch` batches wait on the device. A step whose loss is not finite, or whose
     gradient norm is above `spike_factor` times the recent median (0: no such limit), does not
     change the state; the run then stops, skips it, or goes back to its last checkpoint and on from
@@ -57,6 +63,9 @@ class TrainerConfig:
     log_every: int = 10
     save_every: int = 1000
     keep: int = 3
+    keep_every: int = 0
+    keep_best: str = ""
+    patience: int = 0
     eval_every: int = 0
     accumulation: int = 1
     seed: int = 0
@@ -71,7 +80,8 @@ class Loop:
     """Steps of a run, whichever state they go on from, with all they need.
 
     `saved` is the step of the last checkpoint; `stopped` the host that was told to stop and the
-    signal's number, once all know it. A host whose logs cannot be written, which `failure` keeps,
+    signal's number, once all know it; `verdict` why the run ends before its last step, judged by
+    its `evaluations`. A host whose logs cannot be written, which `failure` keeps,
     is told to stop by `UNLOGGED`. `flops` counts a global batch's, see `monitor.speed.model_flops`.
     """
 
@@ -89,7 +99,10 @@ class Loop:
     ledger: Ledger
     failure: LogFailure
     saved: int | None
+    evaluations: Evaluations | None = None
+    trackers: Trackers | None = None
     stopped: tuple[int, int] | None = None
+    verdict: str = ""
     _compiled: Any = field(default=None, init=False)
     _speed: Speed = field(init=False)
 
@@ -116,7 +129,7 @@ class Loop:
             )
             writer = None
             if host_index() == 0:
-                writer = stack.enter_context(MetricsWriter(self.directory, start))
+                writer = stack.enter_context(MetricsWriter(self.directory, start, self.trackers))
             log = stack.enter_context(
                 StepLog(
                     writer,
@@ -140,7 +153,7 @@ class Loop:
             if item is not None and self._compiled is None:
                 self._compile(state, item[0], seed)
             self.stopped = any_host(self.stop.number)
-            while done < config.steps and not self.stopped:
+            while done < config.steps and not self.stopped and not self.verdict:
                 if trace.turns(done) and not self._turn(trace, log):
                     break
                 if done > start:
@@ -241,6 +254,11 @@ class Loop:
         self.ledger.spend("evaluation")
         if not self.stopped:
             log.noted(done - 1, found)
+            if self.evaluations is not None and due(done, self.config.eval_every):
+                if self.failure.error is None:
+                    self.evaluations.add(done, found)
+                said = self.evaluations.verdict
+                self.verdict = agree("verdict", "", lambda _: said)
 
     def _stopping(self) -> bool:
         """True if any host was told to stop: all must ask at the same point of an evaluation."""

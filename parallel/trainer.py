@@ -20,6 +20,7 @@ from models.inputs.packed_batch import PackedBatch
 from models.sharding import Rules
 from models.terminal import Console
 from parallel import checkpoint
+from parallel.evaluations import HELD_OUT_LOSS, Evaluations, check_judged
 from parallel.hooks import Hook
 from parallel.hosts.agreement import agree
 from parallel.hosts.distributed import host_count, host_index
@@ -33,6 +34,7 @@ from parallel.monitor.speed import model_flops
 from parallel.monitor.spikes import BadStep, check_record
 from parallel.monitor.step_trace import traced_steps
 from parallel.optimizer import OptimizerConfig, make_schedule
+from parallel.retention import Retention
 from parallel.runs.log_failure import LogFailure
 from parallel.runs.mirror import Mirror
 from parallel.runs.position import NoPosition, at_data, check_at_data
@@ -54,6 +56,7 @@ from parallel.step import (
     make_train_step,
     state_from,
 )
+from parallel.trackers.trackers import Trackers
 
 __all__ = ["CONFIG_NAME", "Run", "TrainResult", "TrainerConfig", "check_start", "train"]
 
@@ -63,7 +66,8 @@ _ROLLBACKS = 3  # to the same checkpoint
 
 @dataclass(frozen=True)
 class TrainResult:
-    """The state after `step` updates; not `finished` if a signal ended the run before its time."""
+    """The state after `step` updates; not `finished` if a signal ended the run before its time, but
+    so if it stopped early by its evaluations."""
 
     state: TrainState
     step: int
@@ -84,6 +88,7 @@ def train(
     initial: Callable[[Any], Any] | None = None,
     hooks: Sequence[Hook[TrainState]] = (),
     mirror: str | None = None,
+    track: Sequence[str] = (),
 ) -> TrainResult:
     """Trains to `config.steps`, saving on the way, at the end and when told to stop.
 
@@ -93,7 +98,7 @@ def train(
     both functions go by the batch. `initial(like)` gives the parameters that a new run begins with,
     in the shapes and shardings of `like`. `hooks` are called between updates; those that are due
     after the same one leave one line in the log. `mirror` is the URL of a folder where checkpoints
-    are kept too.
+    are kept too. `track` names trackers, see `parallel.trackers.tracker.find_tracker`.
 
     SIGTERM or Ctrl-C on any host stop all of them after the same step, saved; a second Ctrl-C
     interrupts at once.
@@ -142,6 +147,13 @@ def train(
         saved = checkpoint.newest_good(folder, console) if resume else None
         done = saved or 0
         check_steps_made(run.directory, done, config.steps)
+        evaluations = None
+        if config.keep_best or config.patience:
+            evaluations = Evaluations(config.keep_best or HELD_OUT_LOSS, config.patience)
+            evaluations.restore(run.directory, done)
+        best = evaluations.finite if evaluations is not None and config.keep_best else {}
+        keep = Retention(config.keep, config.keep_every, best)
+        verdict = evaluations.verdict if evaluations is not None else ""
         state, record = begin(saved)
         if resume:
             console.print(
@@ -150,21 +162,24 @@ def train(
         kept_at = (
             None
             if mirror is None
-            else stack.enter_context(Mirror(mirror, run.directory, config.keep, console))
+            else stack.enter_context(Mirror(mirror, run.directory, keep, console))
         )
-        if done >= config.steps:
+        if done >= config.steps or verdict:
             if kept_at is not None:
                 kept_at.finish(done)
+            _say_early(verdict if done < config.steps else "", done, config, folder, console)
             return TrainResult(state, done, finished=True)
         if host_index() == 0:
             write_config(run)
             if saved is not None:
                 note_saved(run.directory, saved)
+        note("opening trackers")
+        trackers = stack.enter_context(Trackers(track, run.directory, run.config, resume, console))
         writer = checkpoint.CheckpointWriter(
             folder,
             run.config,
             run.assets,
-            config.keep,
+            keep,
             on_saved=partial(_saved, run.directory, kept_at),
             console=console,
             held=tuple if kept_at is None else kept_at.held,
@@ -185,6 +200,8 @@ def train(
             ledger=ledger,
             failure=(failure := LogFailure()),
             saved=saved,
+            evaluations=evaluations,
+            trackers=trackers,
         )
         rollbacks: list[int | None] = []
         while True:
@@ -206,6 +223,8 @@ def train(
             check_saved(run.directory)
             loop.saved = checkpoint.newest_good(folder, console)
             done = loop.saved or 0
+            if evaluations is not None:
+                evaluations.restore(run.directory, done)
             console.print(
                 f"{reason} Going back to step {done} and on from there with batch {resumed_at}.",
                 soft_wrap=True,
@@ -213,6 +232,8 @@ def train(
             state, record = begin(loop.saved)
             bad_steps = record["bad_steps"] if record else None
             record = at_data(position(resumed_at), resumed_at - done, bad_steps)
+        ended = done == config.steps or bool(loop.verdict)
+        trackers.outcome = "finished" if ended else "stopped"
         if kept_at is not None and loop.saved is not None:
             kept_at.finish(loop.saved)
         with failure.kept():
@@ -229,8 +250,20 @@ def train(
                 f"Stopped by {signal.Signals(number).name}{where} {outcome} goes on from there.",
                 soft_wrap=True,
             )
+        _say_early(loop.verdict, done, config, folder, console)
         console.print(ledger.account.report(), soft_wrap=True, highlight=False)
-    return TrainResult(state, done, finished=done == config.steps)
+    return TrainResult(state, done, finished=ended)
+
+
+def _say_early(
+    verdict: str, done: int, config: TrainerConfig, folder: Path, console: Console
+) -> None:
+    if verdict:
+        console.print(
+            f"Stopped early after step {done} of {config.steps}: {verdict}. Saved in {folder}; "
+            f"--resume with --trainer.patience 0 goes on from there.",
+            soft_wrap=True,
+        )
 
 
 def _saved(directory: Path, mirror: Mirror | None, step: int) -> None:
@@ -268,6 +301,7 @@ def check_start(
     traced_steps(config.profile, config.steps, "trainer.profile")
     check_rows(rows, mesh, config.accumulation)
     make_schedule(_until_the_end(optimizer, config))
+    check_judged(config.keep_best, config.patience, config.eval_every, config.save_every)
 
 
 def _until_the_end(optimizer: OptimizerConfig, config: TrainerConfig) -> OptimizerConfig:

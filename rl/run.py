@@ -25,6 +25,7 @@ from parallel.runs.log_failure import LogFailure
 from parallel.runs.position import NoPosition
 from parallel.runs.run_folder import Run, check_folder, check_steps_made, note_saved, write_config
 from parallel.runs.run_lock import locked
+from parallel.trackers.trackers import Trackers
 from rl.config import RlConfig
 from rl.environment import FIELD, check_environment
 
@@ -77,11 +78,13 @@ def improve(
     *,
     resume: bool = False,
     hooks: Sequence[Hook[Params]] = (),
+    track: Sequence[str] = (),
 ) -> RlResult:
     """Makes `config.steps` steps, saving on the way, at the end and when told to stop.
 
     `hooks` get the policy's parameters, must copy them and return: those with `ends` before the
-    first step, and each when it is due.
+    first step, and each when it is due. `track` names trackers, see
+    `parallel.trackers.tracker.find_tracker`.
 
     SIGTERM or Ctrl-C end the run with a checkpoint of the last whole step; a second Ctrl-C
     interrupts at once.
@@ -116,9 +119,20 @@ def improve(
         for hook in hooks:
             if done == 0 and hook.ends and hook.every:
                 hook.call(0, place.state()["ema"], stop.should_stop)
-        return advance(
-            place, run, config, console, done=done, until=config.steps, stop=stop, hooks=hooks
+        trackers = stack.enter_context(Trackers(track, run.directory, run.config, resume, console))
+        result = advance(
+            place,
+            run,
+            config,
+            console,
+            done=done,
+            until=config.steps,
+            stop=stop,
+            hooks=hooks,
+            trackers=trackers,
         )
+        trackers.outcome = "finished" if result.finished else "stopped"
+        return result
 
 
 def restore(place: Placement, path: Path, console: Console) -> None:
@@ -147,6 +161,7 @@ def advance(
     stop: StopSignals,
     hooks: Sequence[Hook[Params]] = (),
     doing: str = "improving",
+    trackers: Trackers | None = None,
 ) -> RlResult:
     """Lets a placement that has made `done` steps, which are saved, make them `until` so many;
     otherwise as `improve`.
@@ -170,7 +185,7 @@ def advance(
                 console=console,
             )
         )
-        metrics = stack.enter_context(MetricsWriter(run.directory, done))
+        metrics = stack.enter_context(MetricsWriter(run.directory, done, trackers))
         bar = stack.enter_context(StepBar(console, doing, done, until))
 
         trace = stack.enter_context(StepTrace(wanted, run.directory, done, console, failure))

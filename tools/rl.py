@@ -16,6 +16,7 @@ population.svg; its checkpoints are those of the best member.
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated
 
 import tyro
@@ -46,12 +47,13 @@ def parse(arguments: Sequence[str]) -> tuple[RlPaths, RlConfig, PopulationConfig
     ) -> tuple[RlPaths, RlConfig, PopulationConfig]:
         return paths, config, population
 
-    return tyro.cli(
+    paths, config, population = tyro.cli(
         command,
         args=current_options(arguments, RlConfig),
         description=__doc__,
         prog="python -m tools.rl --preset NAME",
     )
+    return replace(paths, preset=name), config, population
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ folder holds config.json, metrics.jsonl, TensorBoard events, the frame store and
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated
 
 import tyro
@@ -40,12 +41,13 @@ def parse(arguments: Sequence[str]) -> tuple[Paths, RunConfig, Process]:
     ) -> tuple[Paths, RunConfig, Process]:
         return paths, config, process
 
-    return tyro.cli(
+    paths, config, process = tyro.cli(
         command,
         args=current_options(arguments, type(preset)),
         description=__doc__,
         prog="python -m tools.train --preset NAME",
     )
+    return replace(paths, preset=name), config, process
 
 
 def main() -> None:

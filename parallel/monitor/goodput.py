@@ -102,17 +102,18 @@ def read_account(directory: Path) -> Account:
       ValueError: a line is damaged.
     """
     account = Account()
-    for line in read_lines(Path(directory) / FILE_NAME, _is_line):
+    for line in read_lines(Path(directory) / FILE_NAME, is_line):
         account.add(line)
     return account
 
 
 def set_damaged_account_aside(directory: Path, console: Console) -> None:
     """Before a run goes on: keeps the good lines of a damaged goodput.jsonl."""
-    set_damage_aside(Path(directory) / FILE_NAME, _is_line, console)
+    set_damage_aside(Path(directory) / FILE_NAME, is_line, console)
 
 
-def _is_line(line: dict[str, Any]) -> bool:
+def is_line(line: dict[str, Any]) -> bool:
+    """True of a line of goodput.jsonl."""
     known = line["event"] != "begin" or type(line["start"]) is int
     numbers = (line["time"], *line["seconds"].values())
     return (

@@ -1,4 +1,5 @@
-"""Metrics of a run: one JSON object per line in metrics.jsonl, and the same for TensorBoard.
+"""Metrics of a run: one JSON object per line in metrics.jsonl, and the same for TensorBoard and
+other trackers.
 
 Each line has `step`, counted from 0: the metrics of the update that step made. A resumed run drops
 what was written past its checkpoint once it has made a step, so the file always holds one sequence
@@ -20,6 +21,7 @@ from models.terminal import Console
 from parallel.runs.atomic import replace_text
 from parallel.runs.json_lines import read_lines, set_damage_aside
 from parallel.runs.log_failure import naming
+from parallel.trackers.trackers import Trackers
 
 FILE_NAME = "metrics.jsonl"
 
@@ -28,17 +30,20 @@ class MetricsWriter:
     """Appends metrics of `start_step` and later, which drop what is there of these steps when the
     first is written; use as a context manager. Every line is handed to the operating system at
     once, so it survives this process, and what cannot be written is raised here: TensorBoard's own
-    writer would stop in a thread and block for good.
+    writer would stop in a thread and block for good. `trackers` are told what TensorBoard is.
     """
 
-    def __init__(self, directory: Path, start_step: int = 0) -> None:
+    def __init__(
+        self, directory: Path, start_step: int = 0, trackers: Trackers | None = None
+    ) -> None:
         self._path, self._start = Path(directory) / FILE_NAME, start_step
+        self._trackers = trackers
         self._board_path = Path(directory) / "tensorboard"
         self._opened: tuple[IO[str], EventsWriter] | None = None
         self._failed = False
 
     def write(self, step: int, metrics: dict[str, float], board: bool = True) -> None:
-        """Writes one line; `board` also sends it to TensorBoard.
+        """Writes one line; `board` also sends it to TensorBoard and trackers.
 
         Raises:
           OSError: a file cannot be written; names it.
@@ -57,6 +62,8 @@ class MetricsWriter:
                         Event(wall_time=time.time(), step=step, summary=scalar(name, value))
                     )
                 events.flush()
+            if self._trackers is not None:
+                self._trackers.log(step, metrics)
         self._failed = False
 
     def sync(self) -> None:
@@ -91,6 +98,8 @@ class MetricsWriter:
             ):
                 events.write_event(Event(step=self._start, **what))
             events.flush()
+        if self._trackers is not None:
+            self._trackers.begin()
         return file, events
 
 
@@ -100,15 +109,16 @@ def read_metrics(directory: Path) -> list[dict[str, float]]:
     Raises:
       ValueError: a line is damaged.
     """
-    return read_lines(Path(directory) / FILE_NAME, _is_line)
+    return read_lines(Path(directory) / FILE_NAME, is_line)
 
 
 def set_damaged_metrics_aside(directory: Path, console: Console) -> None:
     """Before a run goes on: keeps the good lines of a damaged metrics.jsonl."""
-    set_damage_aside(Path(directory) / FILE_NAME, _is_line, console)
+    set_damage_aside(Path(directory) / FILE_NAME, is_line, console)
 
 
-def _is_line(line: dict[str, Any]) -> bool:
+def is_line(line: dict[str, Any]) -> bool:
+    """True of a line of metrics.jsonl."""
     return type(line["step"]) is int
 
 

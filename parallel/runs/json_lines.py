@@ -31,6 +31,13 @@ def read_lines(path: Path, fits: Fits) -> list[dict[str, Any]]:
     return lines
 
 
+def sound_lines(path: Path, fits: Fits) -> tuple[list[dict[str, Any]], list[int]]:
+    """All whole lines of a log that are sound, for one who only looks, and the numbers of those
+    that are damaged."""
+    lines, damaged, _ = _scan(path, fits)
+    return lines, damaged
+
+
 def set_damage_aside(
     path: Path, fits: Fits, console: Console, *, last_matters: bool = False
 ) -> None:

@@ -20,22 +20,24 @@ from models.files.on_disk import to_disk
 from models.terminal import Console
 from parallel.hosts.agreement import agree
 from parallel.hosts.watchdog import alive
+from parallel.retention import Retention
 from parallel.runs.atomic import replace_text
-from parallel.runs.run_folder import CONFIG_NAME, note_saved
+from parallel.runs.run_folder import CONFIG_NAME, ORIGIN_NAME, note_saved
 
 _STEP = re.compile(r"checkpoints/(\d+)/(.+)")
-_LOGS = ("metrics.jsonl", "goodput.jsonl")
+_LOGS = ("metrics.jsonl", "goodput.jsonl", "trackers.json", ORIGIN_NAME)
 _FETCHING = ".orbax-checkpoint-tmp-fetching"
 """Mark of what a killed run leaves half fetched, which the next writer removes."""
 
 
 class Mirror:
-    """Copies of the checkpoints in `directory` at `url`, the last `keep` of them. Use as a context
-    manager: leaving it gives up what is under way."""
+    """Copies of the checkpoints in `directory` at `url`, those that `keep` says of them, the last
+    so many or a `Retention`. Use as a context manager: leaving it gives up what is under way."""
 
-    def __init__(self, url: str, directory: Path, keep: int, console: Console) -> None:
+    def __init__(self, url: str, directory: Path, keep: int | Retention, console: Console) -> None:
         self._bucket, self._directory = Bucket(_bucket_url(url)), Path(directory).absolute()
-        self._keep, self._console = keep, console
+        self._keep = keep if isinstance(keep, Retention) else Retention(keep)
+        self._console = console
         self._background = ThreadPoolExecutor(1, "mirror")
         self._lock, self._wanted, self._busy = threading.Lock(), list[int](), set[int]()
         self._arrived: int | None = None
@@ -121,7 +123,7 @@ class Mirror:
         self._bucket.put(self._directory, [f"{within}/{digests.NAME}"])
         self._arrived = step
         older = sorted(o for o, files in there.items() if o < step and digests.NAME in files)
-        kept = older[len(older) - min(len(older), self._keep - 1) :]
+        kept = self._keep.stays([*older, step])
         for other, files in there.items():
             if other == step or other in kept:
                 continue

@@ -3,8 +3,9 @@ saved, so that checkpoints that are away are not taken for a run that has none y
 """
 
 import json
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,18 @@ from parallel.runs.atomic import replace_text
 from parallel.runs.json_lines import set_aside
 
 Json = Any
-CONFIG_NAME, SAVED_NAME = "config.json", "saved.json"
+CONFIG_NAME, SAVED_NAME, ORIGIN_NAME = "config.json", "saved.json", "origin.json"
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run's folder, and what its checkpoints carry besides the state, as JSON values."""
+    """A run's folder, and what its checkpoints carry besides the state, as JSON values. `origin`:
+    where it comes from, for people: `preset`, `data` and such, as text."""
 
     directory: Path
     config: Json
     assets: Json
+    origin: Mapping[str, str] = field(default_factory=dict)
 
 
 def check_folder(directory: Path, resume: bool) -> None:
@@ -86,8 +89,10 @@ def note_saved(directory: Path, step: int) -> None:
 
 
 def write_config(run: Run) -> None:
-    """Leaves the config in the run's folder, at once or not at all."""
+    """Leaves config and origin in the run's folder, each at once or not at all."""
     replace_text(run.directory / CONFIG_NAME, json.dumps(run.config, indent=2) + "\n")
+    if run.origin:
+        replace_text(run.directory / ORIGIN_NAME, json.dumps(run.origin, indent=2) + "\n")
 
 
 def read_config(directory: Path, console: Console) -> Json | None:

@@ -53,6 +53,23 @@ def locked(folder: Path, console: Console | None = None) -> Iterator[None]:
         _release(folder)
 
 
+def at_work(folder: Path) -> str:
+    """Place where a run is at work in the folder, "here" or the name of another machine; "" if
+    nobody is. Only looks, so a run that starts meanwhile is not kept out; of another machine it
+    knows what the lock file says."""
+    try:
+        handle = os.open(Path(folder) / LOCK_NAME, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return ""
+    try:
+        holder = _read(handle)
+    finally:
+        os.close(handle)
+    if holder is None or (holder.is_here and not holder.is_alive):
+        return ""
+    return "here" if holder.is_here else holder.host
+
+
 @dataclass(frozen=True)
 class _Holder:
     """Writer of a lock file: `since` for people, `began` the start of the process by the kernel's

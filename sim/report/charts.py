@@ -208,6 +208,76 @@ def curve(
     return _svg(480, 232, summary, parts)
 
 
+@dataclass(frozen=True)
+class Course:
+    """One run in `courses`: values over training steps, perhaps with an interval for each. `kind`
+    is the CSS class of all that is drawn of it; `noisy` values are faint, under a moving mean."""
+
+    label: str
+    kind: str
+    x: Float[np.ndarray, " n"]
+    y: Float[np.ndarray, " n"]
+    interval: tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]] | None = None
+    noisy: bool = False
+
+
+def courses(
+    drawn: Sequence[Course],
+    *,
+    name: str,
+    unit: str = "",
+    log: bool = False,
+    bounds: tuple[float, float] | None = None,
+) -> str:
+    """Values of several runs over their training steps, on one pair of axes; none may be empty.
+
+    Args:
+      log: logarithmic y axis; values must be positive.
+      bounds: of the y axis; those of the values if None.
+    """
+    left, right, top, bottom = 60, 462, 10, 206
+    values = np.concatenate([course.y for course in drawn])
+    low, high = bounds or (float(values.min()), float(values.max()))
+    if low == high:
+        low, high = (low / 2, high * 2) if log else (low - 1, high + 1)
+    scale = np.log10 if log else np.asarray
+    y0, y1 = float(scale(low)), float(scale(high))
+    x0 = min(float(course.x[0]) for course in drawn)
+    x1 = max(x0 + 1, *(float(course.x[-1]) for course in drawn))
+
+    def path(x, y) -> str:
+        across = left + (right - left) * (x - x0) / (x1 - x0)
+        down = bottom - (bottom - top) * (scale(np.clip(y, low, high)) - y0) / (y1 - y0)
+        return " ".join(f"{u:.1f},{v:.1f}" for u, v in zip(across, down, strict=True))
+
+    parts = []
+    for tick in _log_ticks(low, high) if log else _ticks(low, high, 4):
+        at = float(path(np.array([x0]), np.array([tick])).partition(",")[2])
+        parts.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{at:.1f}" y2="{at:.1f}"/>')
+        parts.append(_text(left - 8, at + 4, f"{tick:g}{unit}", "tick", "end"))
+    for tick in _ticks(x0, x1, 4):
+        at = left + (right - left) * (tick - x0) / (x1 - x0)
+        parts.append(_text(at, bottom + 20, f"{tick:,g}", "tick", "middle"))
+    said = []
+    for course in drawn:
+        x, y = course.x, course.y
+        keep = np.unique(np.linspace(0, len(x) - 1, min(len(x), _POINTS)).astype(int))
+        shapes = []
+        if course.interval is not None:
+            around = np.concatenate([course.interval[0], course.interval[1][::-1]])
+            shapes.append(f'<polygon points="{path(np.concatenate([x, x[::-1]]), around)}"/>')
+        if course.noisy:
+            shapes.append(f'<polyline class="raw" points="{path(x[keep], y[keep])}"/>')
+            y = _moving_mean(y, max(1, len(y) // 20))
+        shapes.append(f'<polyline class="line" points="{path(x[keep], y[keep])}"/>')
+        last = path(x[-1:], y[-1:]).split(",")
+        shapes.append(f'<circle cx="{last[0]}" cy="{last[1]}" r="3"/>')
+        told = f"{course.label}: {y[-1]:.4g}{unit} at step {x[-1]:g}"
+        said.append(told)
+        parts.append(f'<g class="{course.kind}"><title>{escape(told)}</title>{"".join(shapes)}</g>')
+    return _svg(480, 232, f"{name}. {'; '.join(said)}", parts)
+
+
 def timeline(seconds: Mapping[str, float]) -> str:
     """Stages one after the other, each a bar from its start to its end."""
     left, right, row = 178, 610, 28

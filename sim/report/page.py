@@ -21,12 +21,12 @@ _HOLD_SECONDS = 1
 """Seconds that a video rests on its last picture before it starts over."""
 
 
-def page(title: str, body: Sequence[str]) -> str:
-    """The document; parts of the body are HTML, the title is text."""
+def page(title: str, body: Sequence[str], head: str = "") -> str:
+    """The document; parts of the body and what is added to its head are HTML, the title is text."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n"
+        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n{head}</head>\n"
         f"<body>\n{''.join(body)}</body>\n</html>\n"
     )
 

@@ -213,16 +213,17 @@ def read_closed_loop(directory: Path) -> list[dict[str, Any]]:
     Raises:
       ValueError: a line is damaged.
     """
-    found = {line["step"]: line for line in read_lines(directory / FILE_NAME, _is_line)}
+    found = {line["step"]: line for line in read_lines(directory / FILE_NAME, is_line)}
     return [found[step] for step in sorted(found)]
 
 
 def set_damaged_evaluations_aside(directory: Path, console: Console) -> None:
     """Keeps the good lines of a damaged closed_loop.jsonl, before a run goes on."""
-    set_damage_aside(directory / FILE_NAME, _is_line, console)
+    set_damage_aside(directory / FILE_NAME, is_line, console)
 
 
-def _is_line(line: dict[str, Any]) -> bool:
+def is_line(line: dict[str, Any]) -> bool:
+    """True of a line of closed_loop.jsonl."""
     rates = [line["success"][name] for name in ("rate", "low", "high")]
     return type(line["step"]) is int and all(type(rate) in (int, float) for rate in rates)
 

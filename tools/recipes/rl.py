@@ -21,6 +21,7 @@ from parallel.hooks import Hook
 from parallel.hosts.watchdog import note
 from parallel.runs.run_folder import CONFIG_NAME, Run, check_folder, read_config
 from parallel.runs.run_lock import locked
+from parallel.trackers.trackers import check_trackers
 from rl.checks import check_config, check_policy, one_group
 from rl.config import RlConfig
 from rl.environment import FIELD
@@ -73,6 +74,10 @@ class RlPaths:
     stall_seconds: float = 1200.0
     """A run in which no simulator, no answer and no update goes on for so long is ended."""
     options: Annotated[PolicyOptions, tyro.conf.arg(name="")] = field(default_factory=PolicyOptions)
+    track: tuple[str, ...] = ()
+    """Trackers that get the metrics too, as with tools.train; see docs/trackers.md."""
+    preset: Annotated[str, tyro.conf.Suppress] = ""
+    """Name of the preset that the config was made of, for people."""
 
 
 def run(
@@ -88,6 +93,7 @@ def run(
     """
     note("preparing")
     check_folder(paths.out, paths.resume)
+    check_trackers(paths.track)
     with locked(paths.out, console):
         return _run(paths, config, console, population)
 
@@ -99,6 +105,11 @@ def _run(
     together = replace(population, population=0) != ALONE or population.population not in (0, 1)
     if together:
         check_population(population, config)
+        if paths.track:
+            raise ValueError(
+                "--track follows one run, but a population's members have metrics of their own; "
+                "leave it out (members/K/metrics.jsonl and TensorBoard have them)."
+            )
         if config.placement == "disaggregated":
             raise ValueError(
                 "placement is 'disaggregated', but a population's members share simulators in this "
@@ -130,7 +141,8 @@ def _run(
             check_same(paths.out / CONFIG_NAME, saved, json.loads(json.dumps(content)), _FREE)
             before, optimizer = saved["rl"]["steps"], config.learner.optimizer
             check_more_steps(paths.out / CONFIG_NAME, before, config.steps, optimizer, "learner.")
-    made = Run(paths.out, content, _assets(paths.checkpoint, policy))
+    origin = {"preset": paths.preset, "data": config.rollout.suite}
+    made = Run(paths.out, content, _assets(paths.checkpoint, policy), origin)
     if together:
         evolved = run_population(
             policy, suite, tasks, made, config, population, console, paths.resume
@@ -160,6 +172,7 @@ def _run(
                     ends=True,
                 )
             ],
+            track=paths.track,
         )
         if not improved.finished:
             loop.abandon()

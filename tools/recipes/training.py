@@ -10,11 +10,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import tyro
 from jax.sharding import Mesh
 
 from data.dataset import use_format
@@ -31,6 +32,7 @@ from models.layers.pipeline import check_pipeline
 from models.load import begin_from, inspect_params, with_tokenizer
 from models.model import Model, function_at, require, told
 from models.terminal import Console
+from parallel.evaluations import HELD_OUT_LOSS, check_metric
 from parallel.hooks import Hook
 from parallel.hosts.distributed import host_index, put_batch, row_share
 from parallel.hosts.job import first_host_first, restarts
@@ -41,6 +43,7 @@ from parallel.runs.mirror import begin
 from parallel.runs.run_folder import CONFIG_NAME, Run, read_config
 from parallel.runs.run_lock import locked
 from parallel.step import TrainState
+from parallel.trackers.trackers import check_trackers
 from parallel.trainer import TrainResult, check_start, train
 from tools.command_line.consent import consent
 from tools.recipes.closed_loop import ClosedLoop
@@ -58,7 +61,7 @@ _FREE = {
     "model.compute.pipeline",
     *(f"data.{n}" for n in ("workers", "threads", "skip_unreadable")),
     *(f"trainer.{n}" for n in ("log_every", "save_every", "keep", "eval_every", "prefetch")),
-    "trainer.profile",
+    *(f"trainer.{n}" for n in ("keep_every", "keep_best", "patience", "profile")),
     "trainer.steps",
 }
 """Settings that a resumed run may change: its losses stay the same. Its steps only where the
@@ -98,6 +101,11 @@ class Paths:
     """Run the transforms, programs in Python, that a mixture's file names."""
     data_format: str = ""
     """path/to/file.py:NAME of a Format of yours to read datasets by; see docs/own_dataset.md."""
+    track: tuple[str, ...] = ()
+    """Trackers that get the metrics too: wandb, mlflow, trackio, each also with :PROJECT, or
+    path/to/file.py:NAME of yours; see docs/trackers.md."""
+    preset: Annotated[str, tyro.conf.Suppress] = ""
+    """Name of the preset that the config was made of, for people."""
 
     @property
     def folder(self) -> Path:
@@ -139,6 +147,7 @@ def run(paths: Paths, config: RunConfig, console: Console | None = None) -> Trai
         with locked(out, console):
             resume = begin(paths.mirror, out, resume, console)
     check_start(out, resume, config.rows.number, mesh, config.trainer, config.optimizer)
+    check_trackers(paths.track)
     with locked(out, console):
         return _run(paths, config, console, mesh, resume)
 
@@ -237,6 +246,9 @@ def _run(
         + "."
     )
     cameras = tuple(robot.cameras for robot in ready.processor.embodiments)
+    if config.trainer.keep_best or config.trainer.patience:
+        metric = config.trainer.keep_best or HELD_OUT_LOSS
+        check_metric(metric, _measured(model) if held_out else ())
     measures = [_held_out_metrics(model, ready, config, mesh)] if held_out else []
     with ExitStack() as stack:
         if config.closed_loop.suite:
@@ -248,7 +260,12 @@ def _run(
             model.sharding_rules,
             batches,
             lambda step: content,
-            Run(out, _without(to_json(config), unknown), ready.assets),
+            Run(
+                out,
+                _without(to_json(config), unknown),
+                ready.assets,
+                {"preset": paths.preset, "data": paths.data},
+            ),
             config.trainer,
             with_groups(config.optimizer, model.groups),
             mesh=mesh,
@@ -256,6 +273,7 @@ def _run(
             initial=_initial(paths, model, config),
             hooks=[Hook(config.trainer.eval_every, measure) for measure in measures],
             mirror=paths.mirror,
+            track=paths.track,
         )
         if config.closed_loop.suite and not result.finished:
             acting.abandon()
@@ -405,8 +423,12 @@ def _held_out_metrics(model: Model, ready: Prepared, config: RunConfig, mesh: Me
                 return {}
             measured.append(measure(state.averaged, batch))
         total = np.sum(measured, axis=0)
-        measures = ("val_loss", "val_action_mse", "val_mean_action_mse")
-        names = (*measures, *(f"val_{name}" for name in terms))
-        return dict(zip(names, map(float, total[:-1] / total[-1]), strict=True))
+        return dict(zip(_measured(model), map(float, total[:-1] / total[-1]), strict=True))
 
     return hook
+
+
+def _measured(model: Model) -> tuple[str, ...]:
+    """Names of what `_held_out_metrics` measures, in its order."""
+    terms = (f"val_{name}" for name in getattr(model, "term_names", ()))
+    return (HELD_OUT_LOSS, "val_action_mse", "val_mean_action_mse", *terms)

@@ -1,0 +1,101 @@
+"""Evaluations of a run by one metric, the lower the better: which checkpoint is the best, and
+whether the run has stopped getting better.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from parallel.hosts.agreement import agree
+from parallel.monitor.metrics import read_metrics
+
+HELD_OUT_LOSS = "val_loss"
+
+
+class Evaluations:
+    """Values of `metric` by the number of steps made; what is not finite has no place in `finite`,
+    but counts as an evaluation that was no better. With `patience`, so many of these in a row end
+    the run."""
+
+    def __init__(self, metric: str, patience: int = 0) -> None:
+        self.metric, self._patience = metric, patience
+        self._values: dict[int, float] = {}
+        self.finite: dict[int, float] = {}
+
+    def add(self, step: int, found: Mapping[str, float]) -> None:
+        """Takes what the evaluations after `step` steps found.
+
+        Raises:
+          ValueError: the metric is not among it.
+        """
+        check_metric(self.metric, sorted(found))
+        self._put(step, found[self.metric])
+
+    def restore(self, directory: Path, done: int) -> None:
+        """Takes what the run in `directory` found in its first `done` steps; all hosts get it."""
+
+        def read(_: list[str]) -> str:
+            rows = read_metrics(directory)
+            return json.dumps([row for row in rows if self.metric in row and row["step"] < done])
+
+        self.finite.clear()
+        self._values.clear()
+        self.take(json.loads(agree("evaluations", "", read)))
+
+    def take(self, rows: Sequence[Mapping[str, float]]) -> None:
+        """Takes what lines of metrics.jsonl hold of it."""
+        for row in rows:
+            if self.metric in row:
+                self._put(int(row["step"]) + 1, row[self.metric])
+
+    @property
+    def verdict(self) -> str:
+        """Reason to end the run; "" as long as it gets better."""
+        steps = sorted(self._values)
+        best = min(self.finite, key=lambda step: (self.finite[step], step), default=None)
+        since = steps if best is None else steps[steps.index(best) + 1 :]
+        if not self._patience or len(since) < self._patience:
+            return ""
+        if best is None:
+            return f"{self.metric} was not finite in any of {len(since)} evaluations"
+        return (
+            f"{self.metric} was lowest after step {best} ({self.finite[best]:.4g}), and not lower "
+            f"in the {len(since)} evaluation{'s' * (len(since) > 1)} since"
+        )
+
+    def _put(self, step: int, value: float) -> None:
+        self._values[step] = value
+        if math.isfinite(value):
+            self.finite[step] = value
+
+
+def check_judged(keep_best: str, patience: int, eval_every: int, save_every: int) -> None:
+    """Refuses settings of a trainer by which no checkpoint could be judged.
+
+    Raises:
+      ValueError: it is so.
+    """
+    if not (keep_best or patience):
+        return
+    if eval_every < 1:
+        name, value = ("keep_best", keep_best) if keep_best else ("patience", patience)
+        raise ValueError(
+            f"trainer.{name} is {value}, but trainer.eval_every is 0: nothing is ever evaluated."
+        )
+    often, seldom = sorted((eval_every, save_every))
+    if keep_best and often and seldom % often:
+        raise ValueError(
+            f"trainer.keep_best is {keep_best}, but of checkpoints every {save_every} steps "
+            f"(trainer.save_every) few or none are evaluated every {eval_every} "
+            f"(trainer.eval_every); let one be a multiple of the other."
+        )
+
+
+def check_metric(metric: str, names: Sequence[str]) -> None:
+    """Raises ValueError if evaluations do not give the metric that a run is to be judged by."""
+    if metric not in names:
+        raise ValueError(
+            f"The run is judged by '{metric}' (trainer.keep_best, trainer.patience), but its "
+            f"evaluations give {', '.join(names) or 'nothing, as no episode is held out'}."
+        )

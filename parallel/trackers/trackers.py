@@ -1,0 +1,179 @@
+"""All trackers of a run: opened together on the first host, told in the background, and told no
+step twice.
+
+`trackers.json` in the run's folder holds each one's id and the last step that it was told. Services
+cannot take back what they were told, so steps that a run makes again, after a resume from an
+earlier checkpoint or a rollback, are not sent again; metrics.jsonl has them as they count.
+"""
+
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from models.terminal import Console
+from parallel.hosts.agreement import agree
+from parallel.runs.atomic import replace_text
+from parallel.trackers.tracker import Outcome, TrackedRun, Tracker, find_tracker
+
+FILE_NAME = "trackers.json"
+
+Json = Any
+_LAST_SECONDS = 30.0
+"""Time that trackers have at a run's end to send what they hold."""
+
+
+class Trackers:
+    """Use as a context manager; `outcome` says how the run ended, by default that it failed.
+
+    All hosts make one alike; those after the first tell nobody.
+
+    Args:
+      named: `--track`'s values, see `find_tracker`.
+      resume: goes on with the runs that trackers.json names, where it names any.
+
+    Raises:
+      ValueError, FileNotFoundError: a tracker cannot be opened.
+    """
+
+    outcome: Outcome = "failed"
+
+    def __init__(
+        self, named: Sequence[str], folder: Path, config: Json, resume: bool, console: Console
+    ) -> None:
+        check_trackers(named)
+        self._senders: list[_Sender] = []
+        book = _Book(folder / FILE_NAME, resume, console)
+
+        def begin(_: list[str]) -> str:
+            for name in named:
+                try:
+                    self._senders.append(_Sender(name, folder, config, book, console))
+                except Exception as error:  # whatever a service's library raises
+                    return f"--track {name} could not be opened: {_reason(error)}."
+            return ""
+
+        if named and (failure := agree("trackers", "", begin)):
+            self.close()
+            raise ValueError(failure)
+
+    def begin(self) -> None:
+        """Steps go on from some checkpoint: those told already are not told again."""
+        for sender in self._senders:
+            sender.floor = sender.told
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Tells all trackers of a step, in the background; what one fails of, the console says."""
+        for sender in self._senders:
+            sender.put(step, metrics)
+
+    def close(self) -> None:
+        """Ends the run in all of them, and waits for that, but not for long."""
+        for sender in self._senders:
+            sender.end(self.outcome)
+        for sender in self._senders:
+            sender.join()
+
+    def __enter__(self) -> "Trackers":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def check_trackers(named: Sequence[str]) -> None:
+    """All that can be refused before anything is opened.
+
+    Raises:
+      ValueError, FileNotFoundError: a tracker is none, is not installed, or stands twice.
+    """
+    services = [name if ".py:" in name else name.partition(":")[0] for name in named]
+    for name, service in zip(named, services, strict=True):
+        find_tracker(name)
+        if services.count(service) > 1:
+            raise ValueError(f"--track names {service} twice; a run has one place in each service.")
+
+
+class _Book:
+    """trackers.json, shared by the threads of its trackers."""
+
+    def __init__(self, path: Path, resume: bool, console: Console) -> None:
+        self._path, self._lock, self._lines = path, threading.Lock(), dict[str, Json]()
+        if not (resume and path.exists()):
+            return
+        try:
+            self._lines = {
+                name: {"id": str(line["id"]), "step": int(line["step"])}
+                for name, line in json.loads(path.read_bytes()).items()
+            }
+        except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
+            console.print(f"{path} is damaged; trackers begin new runs.", soft_wrap=True)
+
+    def of(self, name: str) -> tuple[str | None, int]:
+        """The id of a tracker's run and the last step it was told; None and -1 at its beginning."""
+        line = self._lines.get(name, {"id": None, "step": -1})
+        return line["id"], line["step"]
+
+    def note(self, name: str, identity: str, step: int) -> None:
+        """Writes them, for this process or the next."""
+        with self._lock:
+            self._lines[name] = {"id": identity, "step": step}
+            replace_text(self._path, json.dumps(self._lines) + "\n")
+
+
+class _Sender:
+    """One tracker and the thread that tells it."""
+
+    def __init__(
+        self, name: str, folder: Path, config: Json, book: _Book, console: Console
+    ) -> None:
+        self._name, self._book, self._console = name, book, console
+        opener, project = find_tracker(name)
+        known, self.told = book.of(name)
+        self.floor, self._lost = self.told, 0
+        self._tracker: Tracker = opener(TrackedRun(folder, project, known, config))
+        book.note(name, self._tracker.id, self.told)
+        again = "goes on" if known else "begins"
+        console.print(f"--track {name} {again}: {self._tracker.place}", soft_wrap=True)
+        self._queue: SimpleQueue[tuple[int, Mapping[str, float]] | Outcome] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=f"track {name}", daemon=True)
+        self._thread.start()
+
+    def put(self, step: int, metrics: Mapping[str, float]) -> None:
+        if step > self.floor:
+            self.told = max(self.told, step)
+            self._queue.put((step, metrics))
+
+    def end(self, outcome: Outcome) -> None:
+        self._queue.put(outcome)
+
+    def join(self) -> None:
+        self._thread.join(_LAST_SECONDS)
+        left = self._queue.qsize() if self._thread.is_alive() else 0
+        if self._thread.is_alive() or self._lost:
+            self._say(f"{self._lost + left} lines did not arrive; metrics.jsonl has them all.")
+
+    def _work(self) -> None:
+        while isinstance(item := self._queue.get(), tuple):
+            step, metrics = item
+            try:
+                self._book.note(self._name, self._tracker.id, step)  # before: none is told twice
+                self._tracker.log(step, metrics)
+            except Exception as error:  # the run goes on, and the service may come back
+                self._lost += 1
+                if self._lost == 1:
+                    self._say(f"step {step} did not arrive ({_reason(error)}); the run goes on.")
+        try:
+            self._tracker.finish(item)
+        except Exception as error:
+            self._say(f"could not be ended ({_reason(error)}).")
+
+    def _say(self, what: str) -> None:
+        self._console.print(f"warning: --track {self._name}: {what}", soft_wrap=True)
+
+
+def _reason(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0].rstrip(".")

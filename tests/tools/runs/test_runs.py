@@ -1,0 +1,186 @@
+"""Runs are listed, compared and plotted from whatever lies in their folders."""
+
+import json
+import os
+import re
+import sys
+from functools import partial
+
+import numpy as np
+import pytest
+
+import tools.runs.__main__ as command
+from data.video.video import encode_mp4
+from models.terminal import Console
+from parallel.runs.run_lock import locked
+from sim.clips import ENCODING, Clip
+from sim.report.report import Report, write_report
+from sim.results import Episode, Evaluation
+from tests.helpers.browser import needs_browser, shown
+from tests.helpers.page import VOID, Page
+from tools.runs.page import render
+from tools.runs.seen import differences, find_runs, read_runs
+
+VOID |= {"input", "polygon", "wbr"}
+HOSTILE = '<img src=x onerror="alert(1)"> & co'
+
+
+@pytest.fixture
+def typed(monkeypatch, capsys):
+    def run(*words):
+        monkeypatch.setenv("COLUMNS", "160")
+        monkeypatch.setattr(sys, "argv", ["runs", *map(str, words)])
+        command.main()
+        return capsys.readouterr().out
+
+    return run
+
+
+def made(folder, losses, steps=100, rate=1e-3, data="lift", held_out=(), success=()):
+    """A run's folder, as training leaves it."""
+    (folder / "checkpoints").mkdir(parents=True)
+    config = {"optimizer": {"learning_rate": rate, "name": "muon"}, "trainer": {"steps": steps}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "origin.json").write_text(json.dumps({"preset": "tiny", "data": f"sets/{data}"}))
+    rows = [{"step": step, "loss": loss, "step_seconds": 60.0} for step, loss in enumerate(losses)]
+    rows += [{"step": step - 1, "val_loss": loss} for step, loss in held_out]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines = [
+        {"step": step, "success": {"rate": rate, "low": rate - 0.1, "high": rate + 0.1}}
+        for step, rate in success
+    ]
+    (folder / "closed_loop.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+    return folder
+
+
+def filmed(folder, seeds):
+    """A report beside it, with a film of each start."""
+    episodes = tuple(
+        Episode(
+            "lift", seed, "a", "a", "lift <it>", seed > 1, seed > 1, 9, 1.0, 0.1, np.zeros((3, 2))
+        )
+        for seed in seeds
+    )
+    frames = np.zeros((4, 32, 32, 3), np.uint8)
+    clips = tuple(Clip(k, frames) for k in range(len(seeds)))
+    found = Evaluation("lift", ("lift",), ("a",), episodes, 10, clips=clips)
+    encode = partial(encode_mp4, options=ENCODING)
+    report = Report("t", "lift", {"trained": found, "expert": found}, [], {}, {}, {}, {}, encode)
+    write_report(folder / "evaluation" / "report.html", report)
+    judged = {"evaluations": {"trained": found.to_json()}}
+    (folder / "evaluation" / "evaluation.json").write_text(json.dumps(judged))
+
+
+def page(*folders, **options):
+    return render(read_runs(find_runs(folders)), **options)
+
+
+def test_a_table_lists_what_the_folders_hold(tmp_path, typed):
+    made(tmp_path / "a", [2.0, 0.5], 2, held_out=[(1, 0.25), (2, 0.75)], success=[(2, 0.5)])
+    filmed(tmp_path / "a", [1, 2])
+    with locked(made(tmp_path / "sub" / "b", [3.0], data="push")):
+        said = typed("list", tmp_path)
+    *_, a, b = (re.split(r"  +", line.strip()) for line in said.splitlines())
+    assert a[:6] == ["a", "tiny", "lift", "2/2", "0.5", "0.75, best 0.25"]
+    assert a[6:] == ["50% (9–91)", "2 min", "finished"]  # of evaluation.json, made last
+    assert b == ["b", "tiny", "push", "1/100", "3", "–", "–", "1 min", "running"]
+
+
+def test_what_is_damaged_is_left_out_and_named(tmp_path, typed):
+    run = made(tmp_path / "a", [2.0, 1.0, float("nan")])
+    log = run / "metrics.jsonl"
+    first, *others = log.read_text().splitlines(keepends=True)
+    log.write_text("".join([first, '{"step": \n', *others, '{"step": 3, "lo']))
+    (run / "origin.json").write_text("{")
+    said = typed("list", run)
+    assert "3/100   nan" in said
+    assert f"{log}, line 2: not of this log, and left out." in said
+    assert f"{run / 'origin.json'} is damaged, and left out." in said
+    shown = Page(page(run))
+    assert "left out: 1 value that is no number" in shown.text
+    assert f"{log}, line 2: not of this log, and left out." in shown.text
+
+
+def test_a_path_without_runs_is_refused_in_a_sentence(tmp_path, typed):
+    for path, said in ((tmp_path, "holds no run: there is no config.json"), ("gone", "no such")):
+        with pytest.raises(SystemExit) as ended:
+            typed("list", path)
+        assert re.fullmatch(rf"error: {path}.*{said}.*", str(ended.value.code))
+
+
+def test_only_what_differs_in_the_configs_is_compared(tmp_path, typed):
+    made(tmp_path / "x" / "a", [1.0])
+    made(tmp_path / "y" / "a", [1.0], rate=2e-3)
+    said = typed("compare", tmp_path)
+    assert re.search(r"config +x/a +y/a *\noptimizer\.learning_rate +0\.001 +0\.002 *\n$", said)
+    made(tmp_path / "z", [2.0])
+    assert differences(read_runs([tmp_path / "x" / "a", tmp_path / "z"])) == {}
+
+
+def test_the_page_escapes_names_and_needs_no_network_and_no_script(tmp_path):
+    run = made(tmp_path / HOSTILE, [1.0, 2.0], data=HOSTILE, held_out=[(2, 1.0)])
+    (run / "config.json").write_text(json.dumps({HOSTILE: HOSTILE, "trainer": {"steps": 2}}))
+    filmed(run, [1])
+    text = page(run, made(tmp_path / "b", [float("inf")], success=[(1, 0.5)]))
+    found = Page(text)
+    assert found.text.count(HOSTILE) >= 5
+    assert not found.all("script") + found.all("img") + found.all("link") + found.all("iframe")
+    assert all(one["src"].startswith("data:video/mp4;") for one in found.all("video"))
+    assert "http" not in re.sub('data:[^"]+', "", text).replace('http-equiv="refresh"', "")
+    assert [one["id"] for one in found.all("input")] == ["run0", "run1"]
+
+
+def test_films_of_the_same_start_stand_side_by_side(tmp_path):
+    a, b = made(tmp_path / "a", [1.0]), made(tmp_path / "b", [1.0])
+    filmed(a, [1, 2])
+    filmed(b, [2, 3])
+    text = page(a, b).partition("<h2>Films</h2>")[2]
+    rows = [Page(f"<table>{row}</table>") for row in re.findall("<tr>.*?</tr>", text, re.S)[1:]]
+    assert [row.text.split("seed ")[1].split()[0] for row in rows] == ["2", "1", "3"]
+    assert [len(row.all("video")) for row in rows] == [2, 1, 1]
+    assert "✓ success" in rows[0].text
+    assert "✗ failure" in rows[1].text
+
+
+def test_a_report_of_somebody_else_brings_nothing_but_films(tmp_path):
+    run = made(tmp_path / "a", [1.0])
+    (run / "evil").mkdir()
+    clip = '<figure class="clip"><video src="{}" poster="javascript:1"></video><figcaption>x'
+    films = [clip.format(url) for url in ("https://a/b.mp4", 'data:video/mp4;base64,AA=="onload="')]
+    films.append(clip.format("data:video/mp4;base64,AAAA") + "<script>alert(1)</script></figure>")
+    text = '<div class="clips">' + "</figcaption></figure>".join(films) + "</div></p></b>"
+    (run / "evil" / "report.html").write_text(text)
+    found = Page(page(run))
+    assert [one["src"] for one in found.all("video")] == ["data:video/mp4;base64,AAAA"]
+    assert not found.all("script")
+    assert "poster" not in found.all("video")[0]
+
+
+def test_a_page_is_written_again_until_the_run_is_over(tmp_path, typed, monkeypatch):
+    run, out = made(tmp_path / "a", [2.0, 1.0], 3), tmp_path / "page.html"
+    pages = []
+    with locked(run, Console(quiet=True)):
+        lock = (run / ".lock").read_bytes()
+
+    def ended(seconds):
+        pages.append(out.read_text())
+        (run / ".lock").unlink()
+
+    (run / ".lock").write_bytes(lock)
+    monkeypatch.setattr("time.sleep", ended)
+    assert "No run is under way" in typed("plot", run, "--out", out, "--watch")
+    assert [
+        [one for one in Page(text).all("meta") if one.get("http-equiv") == "refresh"]
+        for text in (*pages, out.read_text())
+    ] == [[{"http-equiv": "refresh", "content": "5"}], []]
+    assert str(os.getpid()) in lock.decode()
+
+
+@needs_browser
+def test_a_browser_draws_it_from_the_disk(tmp_path):
+    run = made(tmp_path / "a", [2.0, 1.0, 0.5], success=[(1, 0.2), (3, 0.9)])
+    out = tmp_path / "page.html"
+    out.write_text(page(run))
+    drawn = shown(out, tmp_path)
+    assert drawn.count("<polyline") == 2
+    assert "success on held-out starts" in drawn

@@ -1,0 +1,1 @@
+"""Runs listed, compared and plotted from what they left in their folders."""

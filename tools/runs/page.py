@@ -1,0 +1,228 @@
+"""One page on several runs: their table, learning curves, what differs in their configs, and films
+of the same starts side by side.
+
+It stands alone as a report does: no network, no script, no second file. Ticks beside the runs'
+names hide their curves, by CSS alone.
+"""
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from html import escape
+
+import numpy as np
+
+from models.terminal import harmless
+from sim.report import charts
+from sim.report.page import page, section
+from tools.runs.films import Film, read_films
+from tools.runs.seen import Points, SeenRun, differences, finite
+from tools.runs.table import HEADS, cells, written
+
+METRICS = ("loss", "val_*", "success", "grad_norm", "learning_rate", "samples_per_second")
+"""Metrics that are drawn, in this order, unless others are asked for."""
+
+_COLOURS = 8
+_NOISY = 200
+"""More values than these are drawn faint, under their mean."""
+
+
+def render(runs: Sequence[SeenRun], metrics: Sequence[str] = METRICS, refresh: int = 0) -> str:
+    """The page as text.
+
+    Args:
+      metrics: names, or patterns such as val_*, of what is drawn.
+      refresh: seconds after which a browser is to read the page again; 0: never.
+    """
+    names = ", ".join(run.name for run in runs)
+    title = f"{len(runs)} runs: {names}" if len(runs) > 1 else f"Run {names}"
+    found = [read_films(run.folder) for run in runs]
+    said = [line for run in runs for line in run.damage] + [line for _, d in found for line in d]
+    shorter = title if len(title) < 80 else f"{len(runs)} runs"
+    live = f'<p class="note">Under way: read again every {refresh} seconds.</p>' if refresh else ""
+    body = [
+        f'<header>\n<p class="eyebrow">Chiliad</p>\n<h1>{_text(shorter)}</h1>\n{live}</header>\n',
+        section("Runs", _legend(runs) + _damage(said)),
+        section("Learning curves", _curves(runs, metrics)),
+        section("Configs", _configs(runs)),
+        section("Films", _films(runs, [films for films, _ in found])),
+    ]
+    head = f'<meta http-equiv="refresh" content="{refresh}">\n' if refresh else ""
+    return page(harmless(title), body, f"{head}<style>{_STYLE}{_hiding(len(runs))}</style>\n")
+
+
+def _legend(runs: Sequence[SeenRun]) -> str:
+    rows = []
+    for k, run in enumerate(runs):
+        name, *others = cells(run)
+        tick = (
+            f'<label class="{_kind(k)}"><input type="checkbox" id="run{k}" checked><i></i>'
+            f"{_text(name)}</label>"
+        )
+        status = others.pop()
+        texts = "".join(f"<td>{_text(other)}</td>" for other in others)
+        said = f'<td class="status {status.split()[0]}">{_text(status)}</td>'
+        rows.append(f"<tr><th>{tick}</th>{texts}{said}</tr>")
+    heads = "".join(f"<th>{escape(head)}</th>" for head in HEADS)
+    return (
+        f'<div class="scroll"><table class="runs"><thead><tr>{heads}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>\n"
+    )
+
+
+def _damage(said: Sequence[str]) -> str:
+    items = "".join(f"<li>{_text(line)}</li>" for line in said)
+    return f'<ul class="findings note">{items}</ul>\n' if said else ""
+
+
+def _curves(runs: Sequence[SeenRun], patterns: Sequence[str]) -> str:
+    names = list(dict.fromkeys(name for run in runs for name in run.names))
+    chosen = dict.fromkeys(n for pattern in patterns for n in names if fnmatchcase(n, pattern))
+    figures = [_curve(name, [run.points(name) for run in runs], runs) for name in chosen]
+    if any(fnmatchcase("success", pattern) for pattern in patterns):
+        figures.insert(0, _success(runs))
+    drawn = "".join(figures)
+    if not drawn:
+        return '<p class="note">There is nothing to draw yet.</p>\n'
+    return f'<div class="pair">{drawn}</div>\n'
+
+
+def _curve(name: str, points: Sequence[Points], runs: Sequence[SeenRun]) -> str:
+    sound = [finite(one) for one in points]
+    values = [value for one in sound for _, value in one]
+    if not values:
+        return _figure("", name, sum(map(len, points)))
+    log = min(values) > 0 and max(values) / min(values) > 20
+    drawn = [
+        charts.Course(run.name, _kind(k), *_arrays(one), noisy=len(one) > _NOISY)
+        for k, (run, one) in enumerate(zip(runs, sound, strict=True))
+        if one
+    ]
+    chart = charts.courses(drawn, name=name, log=log)
+    lost = sum(map(len, points)) - len(values)
+    return _figure(chart, f"{name}, logarithmic" if log else name, lost)
+
+
+def _success(runs: Sequence[SeenRun]) -> str:
+    drawn = []
+    for k, run in enumerate(runs):
+        lines = [(line["step"], line["success"]) for line in run.evaluations]
+        if lines:
+            x, y = _arrays([(step, 100 * rate["rate"]) for step, rate in lines])
+            low, high = (np.array([100.0 * r[end] for _, r in lines]) for end in ("low", "high"))
+            drawn.append(charts.Course(run.name, _kind(k), x, y, (low, high)))
+    if not drawn:
+        return ""
+    chart = charts.courses(drawn, name="Success", unit=" %", bounds=(0, 100))
+    return _figure(chart, "success on held-out starts, 95 %", 0)
+
+
+def _figure(chart: str, name: str, lost: int) -> str:
+    count = "1 value that is no number" if lost == 1 else f"{lost} values that are no numbers"
+    left_out = f"; left out: {count}" if lost else ""
+    return (
+        f'<figure class="chart">{chart}<figcaption><b>{_text(name)}</b>{left_out}</figcaption>'
+        "</figure>\n"
+    )
+
+
+def _arrays(points: Points) -> tuple[np.ndarray, np.ndarray]:
+    x, y = np.array(points, np.float64).T
+    return x, y
+
+
+def _configs(runs: Sequence[SeenRun]) -> str:
+    if len(runs) < 2:
+        return ""
+    found = differences(runs)
+    if not found:
+        return '<p class="note">They are the same.</p>\n'
+    heads = "".join(f"<th>{_text(run.name)}</th>" for run in runs)
+    rows = "".join(
+        f"<tr><th>{_text(name).replace('.', '.<wbr>')}</th>"
+        f"{''.join(f'<td>{_text(written(v))}</td>' for v in values)}</tr>"
+        for name, values in found.items()
+    )
+    return (
+        f'<div class="scroll"><table><thead><tr><th></th>{heads}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>\n"
+    )
+
+
+def _films(runs: Sequence[SeenRun], films: Sequence[Sequence[Film]]) -> str:
+    shown = [k for k, own in enumerate(films) if own]
+    if not shown:
+        return ""
+    by_start = [{film.start: film for film in films[k]} for k in shown]
+    starts = list(dict.fromkeys(start for own in by_start for start in own))
+    starts.sort(key=lambda start: -sum(start in own for own in by_start))
+    heads = "".join(f"<th>{_text(runs[k].name)}</th>" for k in shown)
+    rows = []
+    for start in starts:
+        task, prompt, seed = map(_text, start)
+        films_of = "".join(f"<td>{_film(own.get(start))}</td>" for own in by_start)
+        about = f"“{prompt}”<small>{task} · seed {seed}</small>"
+        rows.append(f"<tr><th>{about}</th>{films_of}</tr>\n")
+    return (
+        f'<div class="scroll"><table class="films"><thead><tr><th></th>{heads}</tr></thead>\n'
+        f"<tbody>{''.join(rows)}</tbody></table></div>\n"
+    )
+
+
+def _film(film: Film | None) -> str:
+    if film is None:
+        return '<span class="note">none</span>'
+    poster = f' poster="{film.poster}"' if film.poster else ""
+    kind, mark = ("good", "✓") if film.good else ("bad", "✗")
+    return (
+        f'<video autoplay loop muted playsinline{poster} src="{film.source}"></video>'
+        f'<span class="{kind}">{mark} {_text(film.outcome.lstrip("✓✗ "))}</span>'
+    )
+
+
+def _text(text: str) -> str:
+    return escape(harmless(text))
+
+
+def _kind(k: int) -> str:
+    """CSS classes of the run with this number: its own, its colour, its dashes."""
+    return f"run{k} colour{k % _COLOURS} dashes{k // _COLOURS % 3}"
+
+
+def _hiding(count: int) -> str:
+    return "".join(
+        f"body:has(#run{k}:not(:checked)) svg .run{k} {{ display: none; }}\n" for k in range(count)
+    )
+
+
+_LIGHT = ("#2f6bd8", "#c2571a", "#1d7a46", "#8a3fb0", "#b8860b", "#0e7c86", "#c02a5b", "#5c6570")
+_DARK = ("#6b9df5", "#f0935a", "#5cc48a", "#c58ae6", "#e0b84a", "#4fc3cd", "#f2789f", "#9aa4b0")
+
+
+def _colours(values: Sequence[str]) -> str:
+    return "".join(f".colour{k} {{ --of: {value}; }}\n" for k, value in enumerate(values))
+
+
+_STYLE = f"""
+body {{ max-width: 78rem; }}
+{_colours(_LIGHT)}
+@media (prefers-color-scheme: dark) {{ {_colours(_DARK)} }}
+svg g polyline {{ stroke: var(--of); }} svg g circle {{ fill: var(--of); }}
+svg g polygon {{ fill: var(--of); opacity: .13; }}
+svg g .raw {{ opacity: .12; }}
+.dashes1 .line {{ stroke-dasharray: 6 3; }} .dashes2 .line {{ stroke-dasharray: 2 3; }}
+.runs label {{ display: flex; gap: .5rem; align-items: center; cursor: pointer;
+  overflow-wrap: anywhere; min-width: 9rem; }}
+.runs input {{ accent-color: var(--of); margin: 0; }}
+.runs i {{ flex: none; width: 1.4rem; border-top: 3px solid var(--of); }}
+.runs .dashes1 i {{ border-top-style: dashed; }} .runs .dashes2 i {{ border-top-style: dotted; }}
+.pair {{ grid-template-columns: repeat(auto-fit, minmax(min(100%, 22rem), 1fr)); }}
+.pair figure {{ background: none; max-width: 36rem; }}
+tbody th {{ overflow-wrap: break-word; }}
+.films {{ width: auto; }}
+.status {{ font-weight: 600; }}
+.finished {{ color: var(--good); }} .running {{ color: var(--main); }}
+.interrupted {{ color: var(--bad); }}
+.films th, .films td {{ min-width: 9rem; }}
+.films video {{ display: block; width: 11rem; max-width: 100%; height: auto; border-radius: 6px;
+  background: var(--line); margin-bottom: .3rem; }}
+"""

@@ -1,0 +1,217 @@
+"""Runs as somebody finds them in their folders: under way, ended, interrupted or damaged.
+
+Nothing is changed, and nothing that can still be read is refused: damaged lines are left out and
+told of, and what a run does not say is None.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from parallel.evaluations import HELD_OUT_LOSS, Evaluations
+from parallel.monitor import goodput, metrics
+from parallel.runs.json_lines import sound_lines
+from parallel.runs.run_folder import CONFIG_NAME, ORIGIN_NAME, SAVED_NAME
+from parallel.runs.run_lock import LOCK_NAME, at_work
+from tools.recipes import closed_loop
+
+Json = Any
+Points = list[tuple[int, float]]
+
+_MARKS = (metrics.FILE_NAME, goodput.FILE_NAME, SAVED_NAME, "checkpoints", LOCK_NAME)
+"""Names of which a run's folder holds one at least, besides its config."""
+_ROOMS = ("checkpoints", "tensorboard", "wandb", "profile", "store", "frames")
+"""Folders of a run in which no run lies."""
+
+
+@dataclass(frozen=True)
+class SeenRun:
+    """A run's folder as it was read. `rows` are the sound lines of metrics.jsonl, `evaluations`
+    those of closed_loop.jsonl, `account` those of goodput.jsonl; `judged` the success rates that
+    tools.evaluate left in folders of it, by these; `damage` sentences on all else."""
+
+    folder: Path
+    name: str
+    config: Mapping[str, Json]
+    origin: Mapping[str, str]
+    rows: Sequence[Mapping[str, Any]]
+    evaluations: Sequence[Mapping[str, Any]]
+    account: Sequence[Mapping[str, Any]]
+    judged: Mapping[str, Mapping[str, float]]
+    at_work: str
+    damage: Sequence[str]
+
+    @property
+    def done(self) -> int:
+        """Steps that were made."""
+        return max((row["step"] + 1 for row in self.rows if "loss" in row), default=0)
+
+    @property
+    def steps(self) -> int | None:
+        """Steps that it is to make."""
+        part = self.config.get("rl", self.config.get("trainer"))
+        steps = part.get("steps") if isinstance(part, dict) else None
+        return steps if type(steps) is int else None
+
+    @property
+    def seconds(self) -> float:
+        """Time that it took, without that in which it was stopped."""
+        if not self.account:
+            return sum(value for _, value in self.points("step_seconds"))
+        account = goodput.Account()
+        for line in self.account:
+            account.add(dict(line))
+        return sum(account.seconds.values()) - account.seconds["stopped"]
+
+    @property
+    def status(self) -> str:
+        """Such as "running" or "finished"; "interrupted" if it came to no orderly end."""
+        if self.at_work:
+            return "running" if self.at_work == "here" else f"running on {self.at_work}"
+        if self.steps is not None and self.done >= self.steps:
+            return "finished"
+        if self._stopped_early:
+            return "stopped early"
+        if not self.account:
+            return "stopped"
+        return "stopped" if self.account[-1]["event"] == "end" else "interrupted"
+
+    def points(self, name: str) -> Points:
+        """Steps made, and what a metric was after them."""
+        values = [(row["step"] + 1, row[name]) for row in self.rows if name in row]
+        return [(step, float(value)) for step, value in values if type(value) in (int, float)]
+
+    @cached_property
+    def names(self) -> list[str]:
+        """All its metrics, in the order in which they first came."""
+        return list(dict.fromkeys(name for row in self.rows for name in row if name != "step"))
+
+    @property
+    def _stopped_early(self) -> bool:
+        trainer = self.config.get("trainer")
+        if not isinstance(trainer, dict) or type(trainer.get("patience")) is not int:
+            return False
+        judge = Evaluations(trainer.get("keep_best") or HELD_OUT_LOSS, trainer["patience"])
+        judge.take([row for row in self.rows if type(row.get(judge.metric)) in (int, float)])
+        return bool(judge.verdict)
+
+
+def find_runs(paths: Sequence[str | Path]) -> list[Path]:
+    """Folders of all runs at the paths or in them, each once.
+
+    Raises:
+      FileNotFoundError: a path does not exist, or there is no run.
+    """
+    found: dict[Path, None] = {}
+    for path in map(Path, paths):
+        if not path.exists():
+            raise FileNotFoundError(f"{path}: no such folder; give that of a run or of several.")
+        inside = list(_runs_in(path))
+        if not inside:
+            raise FileNotFoundError(
+                f"{path} holds no run: there is no {CONFIG_NAME} beside a {metrics.FILE_NAME} or "
+                f"checkpoints; give what was --out of tools.train or tools.rl, or a folder of them."
+            )
+        found |= dict.fromkeys(inside)
+    return list(found)
+
+
+def read_runs(folders: Sequence[Path]) -> list[SeenRun]:
+    """Read the folders, each run under a name that no other has."""
+    parts = [folder.absolute().parts for folder in folders]
+    length = 1
+    while length < max(map(len, parts), default=1) and len({p[-length:] for p in parts}) < len(
+        parts
+    ):
+        length += 1
+    return [_read(folder, "/".join(p[-length:])) for folder, p in zip(folders, parts, strict=True)]
+
+
+def differences(runs: Sequence[SeenRun]) -> dict[str, list[Json]]:
+    """Fields of the configs that differ, with the value in each run; None where it has none."""
+    flat = [dict(_flat(run.config)) for run in runs]
+    names = dict.fromkeys(name for one in flat for name in one)
+    table = {name: [one.get(name) for one in flat] for name in names}
+    return {
+        name: values
+        for name, values in table.items()
+        if any(json.dumps(value) != json.dumps(values[0]) for value in values)
+    }
+
+
+def _runs_in(path: Path) -> Iterator[Path]:
+    for at, folders, files in os.walk(path):
+        there = {*folders, *files}
+        if CONFIG_NAME in files and there & set(_MARKS):
+            yield Path(at)
+            folders[:] = sorted({"members"} & there)
+        folders[:] = sorted(f for f in folders if f not in _ROOMS and not f.startswith("."))
+
+
+def _read(folder: Path, name: str) -> SeenRun:
+    damage: list[str] = []
+
+    def log(file: str, fits: Any) -> list[dict[str, Any]]:
+        path = folder / file
+        try:
+            lines, damaged = sound_lines(path, fits)
+        except OSError as error:
+            damage.append(f"{path} cannot be read ({error.strerror}).")
+            return []
+        if damaged:
+            more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
+            damage.append(f"{path}, line {damaged[0]}{more}: not of this log, and left out.")
+        return lines
+
+    def values(file: str | Path) -> dict[str, Any]:
+        path = folder / file
+        with suppress(FileNotFoundError):
+            try:
+                if isinstance(found := json.loads(path.read_bytes()), dict):
+                    return found
+                raise ValueError
+            except FileNotFoundError:
+                raise
+            except (OSError, ValueError, RecursionError):
+                damage.append(f"{path} is damaged, and left out.")
+        return {}
+
+    origin = {k: v for k, v in values(ORIGIN_NAME).items() if isinstance(v, str)}
+    judged = {}
+    for path in sorted({*folder.glob("evaluation.json"), *folder.glob("*/evaluation.json")}):
+        with suppress(KeyError, TypeError, ValueError, AttributeError, StopIteration):
+            first = next(iter(values(path.relative_to(folder))["evaluations"].values()))
+            rate = {name: float(first["success"][name]) for name in ("rate", "low", "high")}
+            judged[path.parent.name] = rate
+    evaluations = {one["step"]: one for one in log(closed_loop.FILE_NAME, closed_loop.is_line)}
+    return SeenRun(
+        folder,
+        name,
+        values(CONFIG_NAME),
+        origin,
+        log(metrics.FILE_NAME, metrics.is_line),
+        [evaluations[step] for step in sorted(evaluations)],
+        log(goodput.FILE_NAME, goodput.is_line),
+        judged,
+        at_work(folder),
+        damage,
+    )
+
+
+def _flat(value: Json, path: str = "") -> Iterator[tuple[str, Json]]:
+    if isinstance(value, dict) and value:
+        for name, part in value.items():
+            yield from _flat(part, f"{path}.{name}" if path else name)
+    else:
+        yield path, value
+
+
+def finite(points: Points) -> Points:
+    """Points whose value is a number."""
+    return [(step, value) for step, value in points if isfinite(value)]
