@@ -4,6 +4,8 @@ fit says why, and the others are measured."""
 from collections.abc import Callable
 from typing import Any
 
+FULL = "RESOURCE_EXHAUSTED"
+"""Word in the error of a program that does not fit its device's memory."""
 _LONGEST = 600
 """Characters of an error that are kept: XLA's list every buffer."""
 

@@ -54,8 +54,8 @@ class Measurement:
     part: str
     about: str
     seconds: int
+    limit: int
     module: str = ""
-    limit: int = 240
     options: tuple[str, ...] = ()
     wants: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
@@ -68,38 +68,38 @@ _HALF = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.45"}
 _SOME = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.6"}
 
 MEASUREMENTS = (
-    Measurement("tests", "tests", "the tests marked gpu", 60, needs=("pytest", "beartype")),
+    Measurement("tests", "tests", "the tests marked gpu", 60, 240, needs=("pytest", "beartype")),
     Measurement(
-        "attention", "attention", "every kernel on the released models' heads", 90,
+        "attention", "attention", "every kernel on the released models' heads", 120, 300,
         "tools.bench.models.attention",
     ),
     Measurement(
-        "step", "step", "training steps of π0.5 and GR00T, bf16 and float8, MFU", 120,
+        "step", "step", "training steps of π0.5 and GR00T, bf16 and float8, MFU", 200, 540,
         "tools.bench.models.step", environment=_WHOLE,
     ),
     Measurement(
-        "pi05", "step", "openpi's training step and sampler beside ours", 90,
+        "pi05", "step", "openpi's training step and sampler beside ours", 120, 300,
         "tools.bench.models.pi05", options=("--peer", sys.executable), wants=("openpi",),
         environment=_HALF,
     ),
     Measurement(
-        "fp8", "fp8", "loss and gradient of π0.5 in float8 against bf16", 90,
+        "fp8", "fp8", "loss and gradient of π0.5 in float8 against bf16", 150, 360,
         "tools.bench.models.fp8", environment=_WHOLE,
     ),
     Measurement(
-        "act", "act", "latency of π0.5 and GR00T, batches of 1 to 32", 90,
+        "act", "act", "latency of π0.5 and GR00T, batches of 1 to 32", 150, 360,
         "tools.bench.models.act", environment=_WHOLE,
     ),
     Measurement(
-        "sim", "sim", "MJX (and Warp's) control steps, pictures of ours and through EGL", 80,
+        "sim", "sim", "MJX (and Warp's) control steps, pictures of ours and through EGL", 150, 360,
         "tools.bench.sim.sim", needs=("mujoco.mjx",), environment=_SOME,
     ),
     Measurement(
-        "colocated", "rl", "RL with environments, policy and learner on the GPU", 60,
+        "colocated", "rl", "RL with environments, policy and learner on the GPU", 90, 300,
         "tools.bench.rl.colocated", needs=("mujoco.mjx",),
     ),
     Measurement(
-        "processes", "multi", "a process for each GPU beside one with all", 45,
+        "processes", "multi", "a process for each GPU beside one with all", 100, 300,
         "tools.bench.parallel.processes", environment=_WHOLE,
     ),
 )  # fmt: skip
@@ -111,28 +111,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     out = options.out or (ROOT / "runs" / "gpu-tiny" if options.tiny else RESULTS)
     if options.tiny and out.resolve() == RESULTS:
-        print(f"error: --out is {out}, which is for measured figures; --tiny's say nothing.")
+        _say(f"error: --out is {out}, which is for measured figures; --tiny's say nothing.")
         return 1
+    failed = 0
     if not options.page:
-        failed = measure(options.part or PARTS, out, options)
-    if options.tiny:
-        return failed if not options.page else 0
-    PAGE.write_text(page(out, MEASUREMENTS), encoding="utf-8")
-    print(f"{PAGE.relative_to(ROOT)} is made of {out}.")
-    return 0 if options.page else failed
+        machine = describe()
+        if "error" in machine or not (options.tiny or machine["platform"] == "gpu"):
+            why = machine.get("error", f"JAX sees only {machine.get('device')}.")
+            _say(f"error: there is no NVIDIA GPU that JAX can use: {why}\n--tiny tries a CPU.")
+            return 1
+        failed = measure(options.part or PARTS, out, options, machine)
+    file = PAGE if out == RESULTS else out / "gpu.md"
+    file.write_text(page(out, MEASUREMENTS), encoding="utf-8")
+    _say(f"{file} is made of {out}.")
+    return failed
 
 
-def measure(parts: Sequence[str], out: Path, options: argparse.Namespace) -> int:
+def measure(
+    parts: Sequence[str], out: Path, options: argparse.Namespace, machine: Mapping[str, str]
+) -> int:
     """Runs the parts' measurements one after another; 1 if some failed."""
-    machine = describe()
-    if "error" in machine or not (options.tiny or machine["platform"] == "gpu"):
-        why = machine.get("error", f"JAX sees only {machine.get('device')}.")
-        print(f"error: there is no NVIDIA GPU here that JAX can use: {why}\n--tiny tries a CPU.")
-        return 1
+    out.mkdir(parents=True, exist_ok=True)
     wanted = [each for each in MEASUREMENTS if each.part in parts]
-    print(f"{machine['device']}; Python {machine['python']}, {machine['packages']}", flush=True)
+    _say(f"{machine['device']}; Python {machine['python']}, {machine['packages']}")
     for each in wanted:
-        print(f"  {each.name:10} {_prospect(each, out, options)}", flush=True)
+        _say(f"  {each.name:10} {_prospect(each, out, options)}")
     until = time.monotonic() + 60 * options.minutes
     failed, left = [], []
     for each in wanted:
@@ -143,17 +146,16 @@ def measure(parts: Sequence[str], out: Path, options: argparse.Namespace) -> int
             left.append(each.name)
             continue
         limit = _PATIENCE if options.tiny else min(each.limit, room)
-        result = run(each, limit, options.tiny) | {"machine": machine}
-        out.mkdir(parents=True, exist_ok=True)
+        result = run(each, limit, options.tiny) | {"machine": dict(machine)}
         text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=True) + "\n"
         (out / f"{each.name}.json").write_text(text, encoding="utf-8")
         problems = list(errors(result))
         failed += [each.name] * bool(problems)
-        print(f"{each.name}: {_verdict(result, problems)}", flush=True)
+        _say(f"{each.name}: {_verdict(result, problems)}")
     if left:
-        print(f"No time left for {', '.join(left)}: the same command goes on with them.")
+        _say(f"No time left for {', '.join(left)}: the same command goes on with them.")
     if failed:
-        print(f"Failed: {', '.join(failed)}; the errors stand in {out}.")
+        _say(f"Failed: {', '.join(failed)}; the errors stand in {out}.")
     return 1 if failed else 0
 
 
@@ -230,6 +232,12 @@ def describe() -> dict[str, str]:
     return _ended([sys.executable, "-c", script], environment, 120, _last_json)
 
 
+def _say(text: str) -> None:
+    """Prints as `models.terminal` does, whose packages may be lacking here."""
+    plain = (c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+    print("".join(plain), flush=True)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tools.bench.gpu", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -279,6 +287,8 @@ def _tested(environment: Mapping[str, str], limit: float, tiny: bool) -> dict[st
         if tiny or not report.is_file():
             return found
         tests = [_outcome(case) for case in ElementTree.parse(report).iter("testcase")]
+    if not tests:
+        return found
     failures = {"error": f"{sum('error' in t for t in tests)} tests failed."}
     return {"rows": tests} | (failures if any("error" in t for t in tests) else {})
 

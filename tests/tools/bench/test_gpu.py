@@ -28,15 +28,10 @@ def test_a_benchmark_runs_shrunk_and_its_result_makes_a_section(each, tmp_path):
     assert made.count("\n| ") > 2
 
 
-@pytest.fixture
-def machine(monkeypatch):
-    about = {"platform": "gpu", "device": "1 × A GPU", "python": "3.12", "packages": "jax 0.12"}
-    monkeypatch.setattr(gpu, "describe", lambda: about)
+MACHINE = {"platform": "gpu", "device": "1 × A GPU", "python": "3.12", "packages": "jax 0.12"}
 
 
-def test_a_failure_is_recorded_stops_no_other_and_is_tried_again(
-    machine, monkeypatch, tmp_path, capsys
-):
+def test_a_failure_is_recorded_stops_no_other_and_is_tried_again(monkeypatch, tmp_path, capsys):
     ran = []
 
     def run(each, limit, tiny=False):
@@ -45,6 +40,7 @@ def test_a_failure_is_recorded_stops_no_other_and_is_tried_again(
         inner = [{"batch": 32, "error": "out of memory"}] if each.name == "act" else []
         return result | {"rows": inner}
 
+    monkeypatch.setattr(gpu, "describe", lambda: MACHINE)
     monkeypatch.setattr(gpu, "run", run)
     options = ["--tiny", "--out", str(tmp_path), "--part", "act", "rl"]
     assert main(options) == 1
@@ -57,20 +53,20 @@ def test_a_failure_is_recorded_stops_no_other_and_is_tried_again(
     assert "colocated  RL with environments, policy and learner on the GPU: finished" in said
     assert main([*options, "--again"]) == 1
     assert ran[3:] == ["act", "colocated"]
+    assert "out of memory" in (tmp_path / "gpu.md").read_text()
 
 
-def test_without_time_for_it_a_part_is_left_for_the_next_call(
-    machine, monkeypatch, tmp_path, capsys
-):
+def test_without_time_for_it_a_part_is_left_for_the_next_call(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(gpu, "run", lambda *_: pytest.fail("it was begun"))
-    assert gpu.measure(["fp8"], tmp_path, gpu._parser().parse_args(["--minutes", "1"])) == 0
+    options = gpu._parser().parse_args(["--minutes", "1"])
+    assert gpu.measure(["fp8"], tmp_path, options, MACHINE) == 0
     assert "No time left for fp8: the same command goes on" in capsys.readouterr().out
 
 
 def test_without_a_gpu_it_says_so(monkeypatch, capsys):
     monkeypatch.setattr(gpu, "describe", lambda: {"platform": "cpu", "device": "1 × cpu"})
     assert main(["--part", "fp8"]) == 1
-    assert "no NVIDIA GPU here that JAX can use: JAX sees only 1 × cpu" in capsys.readouterr().out
+    assert "no NVIDIA GPU that JAX can use: JAX sees only 1 × cpu" in capsys.readouterr().out
 
 
 def test_a_process_that_dies_or_hangs_gives_its_error():

@@ -9,6 +9,9 @@ import numpy as np
 from models import Embodiment, Normalizer, Policy, Processor
 from models.model import ModelConfig
 
+_RUN_ONCE = {"xla_backend_optimization_level": 0}
+"""Compiles the draws sooner."""
+
 
 def random_policy(
     config: ModelConfig,
@@ -45,6 +48,6 @@ def random_policy(
             for x, like in zip(drawn, leaves, strict=True)
         ]
 
-    weights = jax.jit(draw)(jax.random.key(0))
+    weights = jax.jit(draw, compiler_options=_RUN_ONCE)(jax.random.key(0))
     params = jax.tree.unflatten(jax.tree.structure(shapes), weights)
     return Policy(model, params, processor, sizes=tuple(sizes))

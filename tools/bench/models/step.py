@@ -23,7 +23,7 @@ from parallel.monitor.speed import Speed, model_flops
 from parallel.optimizer import OptimizerConfig
 from parallel.planning.flops import gradient_work
 from parallel.step import abstract_state, init_state, make_train_step
-from tools.bench.attempt import attempt
+from tools.bench.attempt import FULL, attempt
 from tools.bench.models.fp8 import random_batch
 from tools.recipes.presets import RunConfig, load_preset
 
@@ -31,7 +31,6 @@ PRECISIONS = {"bf16": "none", "fp8": "delayed"}
 """Scaling of float8 products by the planner's name of a precision."""
 _SHARES, _REMATS = (1.0, 0.75, 0.5, 0.25), ("none", "dots", "qkv", "attention", "full")
 _FITS = 0.9
-_FULL = "RESOURCE_EXHAUSTED"
 
 
 def run(console: Console, tiny: bool = False, rows: int = 8, samples: int = 4) -> dict[str, Any]:
@@ -46,13 +45,10 @@ def run(console: Console, tiny: bool = False, rows: int = 8, samples: int = 4) -
         rows, samples = 2, 2
     found = []
     for name in ("tiny", "groot-tiny") if tiny else ("pi05", "groot"):
-        preset = load_preset(name)
-        ending = replace(preset.optimizer, decay_steps=preset.optimizer.warmup_steps + 1)
-        preset = replace(preset, optimizer=ending)
-        choices = list(fitting(preset, rows, samples))
+        preset = benched(name)
         for precision, scaling in PRECISIONS.items():
             console.print(f"{name}: a step in {precision}")
-            row = _largest(preset, choices, scaling, rows, samples, 2 if tiny else 10)
+            row = _largest(preset, scaling, rows, samples, 2 if tiny else 10)
             found.append({"model": name, "precision": precision, **row})
             jax.clear_caches()
     ours, other = (found[i].get("samples/s", math.nan) for i in (1, 0))
@@ -63,6 +59,14 @@ def run(console: Console, tiny: bool = False, rows: int = 8, samples: int = 4) -
         "unit": "samples/s",
         "rows": found,
     }
+
+
+def benched(name: str) -> RunConfig:
+    """A preset that trains one chunk of each sample by AdamW, with a schedule that ends."""
+    preset = load_preset(name)
+    ends = preset.optimizer.warmup_steps + 1
+    optimizer = replace(preset.optimizer, name="adamw", decay_steps=ends)
+    return replace(preset, model=preset.model.changed(chunks=1), optimizer=optimizer)
 
 
 def with_depth(config: ModelConfig, share: float) -> ModelConfig:
@@ -123,19 +127,14 @@ def _config(preset: RunConfig, share: float, remat: Remat, scaling: str) -> Mode
 
 
 def _largest(
-    preset: RunConfig,
-    choices: list[tuple[float, Remat]],
-    scaling: str,
-    rows: int,
-    samples: int,
-    rounds: int,
+    preset: RunConfig, scaling: str, rows: int, samples: int, rounds: int
 ) -> dict[str, Any]:
     """The first choice that does fit, measured; `full` are those that did not."""
     full: list[str] = []
-    for share, remat in choices:
+    for share, remat in fitting(preset, rows, samples):
         config = _config(preset, share, remat, scaling)
         row = attempt(lambda c=config: _measured(c, preset.optimizer, rows, samples, rounds))
-        if _FULL not in row.get("error", ""):
+        if FULL not in row.get("error", ""):
             return {"layers": share, "remat": remat, "full": full, **row}
         full.append(f"{share:.0%} of the layers, remat {remat}")
     return {"full": full, "error": "No number of layers fits this GPU's memory."}

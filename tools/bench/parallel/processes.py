@@ -15,14 +15,13 @@ from typing import Any
 
 import jax
 
-from models.terminal import Console
+from models.terminal import Console, guard_tracebacks
 from parallel.hosts import job
 from parallel.hosts.distributed import host_count, put_batch, row_share
 from parallel.hosts.supervisor import accelerators
 from parallel.mesh import MeshConfig, make_mesh
 from tools.bench.models.fp8 import random_batch
-from tools.bench.models.step import stepper, with_depth
-from tools.recipes.presets import load_preset
+from tools.bench.models.step import benched, stepper, with_depth
 
 _ROWS, _SAMPLES, _STEPS, _LAYERS = 4, 2, 8, 0.25
 _FORCED = "--xla_force_host_platform_device_count"
@@ -58,7 +57,7 @@ def run(console: Console, tiny: bool = False) -> dict[str, Any]:
 def work(tiny: bool) -> dict[str, Any]:
     """The part of a process: steps over all devices of its job."""
     job.start()
-    preset = load_preset("tiny" if tiny else "pi05")
+    preset = benched("tiny" if tiny else "pi05")
     config = with_depth(preset.model, _LAYERS).computing(dtype="bfloat16")
     devices = jax.device_count()
     mesh, rows = make_mesh(MeshConfig(data=1, fsdp=-1)), _ROWS * devices
@@ -91,6 +90,7 @@ def _asked(command: list[str], environment: dict[str, str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    guard_tracebacks()
     found = work("--tiny" in sys.argv)
     if jax.process_index() == 0:
         print(json.dumps(found))

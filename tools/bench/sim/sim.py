@@ -39,7 +39,7 @@ from tools.bench.attempt import attempt
 from tools.bench.peer import asking
 
 _BATCHES = (1, 16, 256, 1024)
-_GPU_BATCHES = (256, 1024, 4096)
+_GPU_BATCHES = (1024, 4096)
 _SLOTS = (1, 16)
 """Slots of suites that take a process each."""
 _LANES = 128
