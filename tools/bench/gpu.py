@@ -17,6 +17,7 @@ import argparse
 import ast
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution, packages_distributions, requires
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -190,12 +192,34 @@ def errors(result: Any) -> Iterator[str]:
 
 def lacking(each: Measurement) -> list[str]:
     """Packages that a measurement imports and this Python does not have."""
+    return _absent(needed(each))
+
+
+def incomplete(each: Measurement) -> list[str]:
+    """Packages that those which a measurement imports require, and this Python does not have."""
+    owners = packages_distributions()
+    waiting = [one for name in needed(each) for one in owners.get(name.partition(".")[0], ())]
+    seen, found = set(waiting), set[str]()
+    while waiting:
+        for text in requires(waiting.pop()) or ():
+            name = re.split(r"[^\w.-]", text)[0]
+            if ";" in text or name in seen:  # an extra's, or another platform's
+                continue
+            seen.add(name)
+            try:
+                waiting.append(distribution(name).name)
+            except PackageNotFoundError:
+                found.add(name)
+    return sorted(found)
+
+
+def needed(each: Measurement) -> list[str]:
+    """Foreign packages that a measurement imports."""
     if each.module:
         files = [ROOT / "tools/bench/__main__.py", _file(each.module)]
     else:
         files = [ROOT / "tests/conftest.py", *gpu_tests()]
-    needed = {name for file in files if file for name in imported(file)}
-    return _absent(sorted(needed | set(each.needs)))
+    return sorted({name for file in files if file for name in imported(file)} | set(each.needs))
 
 
 def gpu_tests() -> list[Path]:
@@ -258,6 +282,8 @@ def _prospect(each: Measurement, out: Path, options: argparse.Namespace) -> str:
         return f"{each.about}: left out, without {', '.join(absent)}"
     if absent := lacking(each):
         return f"{each.about}: will fail, this Python lacks {', '.join(absent)}"
+    if absent := incomplete(each):
+        return f"{each.about}: may fail, packages that it needs lack {', '.join(absent)}"
     return f"{each.about}: about {each.seconds} s, at most {each.limit}"
 
 

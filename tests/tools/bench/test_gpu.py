@@ -12,11 +12,18 @@ from tools.bench import gpu
 from tools.bench.gpu import MEASUREMENTS, PAGE, RESULTS, errors, main
 from tools.bench.gpu_page import page
 
-BENCHES = [each for each in MEASUREMENTS if each.module and not each.wants]
+CHEAP = ("attention", "act")
+"""Benchmarks that compile for less than a minute; `make drill` runs the others."""
+BENCHES = [
+    pytest.param(
+        each, id=each.name, marks=pytest.mark.slow if each.name in CHEAP else pytest.mark.drill
+    )
+    for each in MEASUREMENTS
+    if each.module and not each.wants
+]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("each", BENCHES, ids=lambda each: each.name)
+@pytest.mark.parametrize("each", BENCHES)
 def test_a_benchmark_runs_shrunk_and_its_result_makes_a_section(each, tmp_path):
     found = import_module(each.module).run(Console(quiet=True), tiny=True)
     assert not list(errors(found))
