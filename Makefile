@@ -10,6 +10,7 @@
 # `make drill` kills runs at random moments until they have all come through.
 # `make test-h100` compiles for an H100 without one (0.6 GB of NVIDIA's compiler, no driver, no GPU);
 # `make test EXTRAS=dev,plan` installs that compiler from the start, and its tests are not skipped.
+# `make gpu PYTHON=python3` measures what wants an NVIDIA GPU with that Python's packages (docs/gpu.md).
 # `make client`, `make metaworld`, `make libero` and `make gym` install openpi's websocket client,
 # these benchmarks (0.4 and 2.1 GB) and gymnasium into environments of their own, .venv-NAME; tests
 # use them.
@@ -29,7 +30,7 @@ SMOKED := tests/test_imports.py tests/data/lerobot/test_dataset.py tests/models/
   tests/parallel/test_step.py tests/rl/test_objectives.py tests/sim/rendering/test_raycast.py \
   tests/tools/test_data.py
 
-.PHONY: demo notebooks test test-optimised smoke smoke-demo smoke-tests fuzz drill test-h100 lint install client metaworld libero gym
+.PHONY: demo notebooks test test-optimised smoke smoke-demo smoke-tests fuzz drill test-h100 gpu lint install client metaworld libero gym
 demo: install
 	$(BIN)/python -m tools.demo
 
@@ -66,6 +67,9 @@ drill: install
 test-h100: install
 	$(BIN)/pip install --quiet --disable-pip-version-check -c $(PINS) -e '.[dev,plan]'
 	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -k 'h100 or deviceless or budgets'
+
+gpu:
+	$(PYTHON) -m tools.bench.gpu
 
 lint: install
 	$(BIN)/ruff check .

@@ -76,11 +76,11 @@ def supervise(plan: LaunchPlan) -> int:
       ValueError: the numbers do not fit each other or this machine.
     """
     _check(plan)
-    accelerators = _accelerators()
+    available = accelerators()
     slots = list(range(plan.processes))
     with _Forwarded() as signals:
         for attempt in range(plan.max_restarts + 1):
-            failure = _Attempt(plan, slots, attempt, accelerators, signals).run()
+            failure = _Attempt(plan, slots, attempt, available, signals).run()
             if failure is None:
                 return 0
             hopeless = failure.code in (exits.REFUSED, exits.NON_FINITE, exits.INTERRUPTED)
@@ -92,6 +92,14 @@ def supervise(plan: LaunchPlan) -> int:
                 f"{plan.max_restarts}"
             )
     raise AssertionError("unreachable")
+
+
+def accelerators() -> int:
+    """NVIDIA GPUs that this process may use."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
+    return len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
 def _check(plan: LaunchPlan) -> None:
@@ -338,14 +346,6 @@ def _is_stopped(pid: int) -> bool:
     except OSError:
         return False
     return stat.rpartition(")")[2].split()[0] in ("T", "t")
-
-
-def _accelerators() -> int:
-    """NVIDIA GPUs that this process may use."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
-    return len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
 def _devices(

@@ -3,56 +3,59 @@
     python -m tools.bench packing --json
     python -m tools.bench pi05 --peer ENVIRONMENT/bin/python
     python -m tools.bench data --peer ENVIRONMENT/bin/python
+    python -m tools.bench attention --tiny
 
 Each result has `ratio` (ours over the other), both figures with their unit, versions and hardware.
+A benchmark is imported when it is asked for, so that each needs only its own packages.
 """
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
 from models.terminal import Console, guard_tracebacks, harmless
-from tools.bench import learn, serve
-from tools.bench.data import data, packing, plan, start, stats
-from tools.bench.ladder import ladder
-from tools.bench.models import attention, chunks, fp8, pi05, qlora
-from tools.bench.parallel import predict, recipe
-from tools.bench.rl import rl
-from tools.bench.sim import libero, sim
 from tools.command_line.versions import versions
 
-BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
-    "attention": attention.run,
-    "chunks": chunks.run,
-    "data": data.run,
-    "fp8": fp8.run,
-    "ladder": ladder.run,
-    "learn": learn.run,
-    "libero": libero.run,
-    "packing": packing.run,
-    "pi05": pi05.run,
-    "plan": plan.run,
-    "predict": predict.run,
-    "qlora": qlora.run,
-    "recipe": recipe.run,
-    "rl": rl.run,
-    "serve": serve.run,
-    "sim": sim.run,
-    "start": start.run,
-    "stats": stats.run,
+BENCHMARKS: Mapping[str, str] = {
+    "act": "tools.bench.models.act",
+    "attention": "tools.bench.models.attention",
+    "chunks": "tools.bench.models.chunks",
+    "colocated": "tools.bench.rl.colocated",
+    "data": "tools.bench.data.data",
+    "fp8": "tools.bench.models.fp8",
+    "ladder": "tools.bench.ladder.ladder",
+    "learn": "tools.bench.learn",
+    "libero": "tools.bench.sim.libero",
+    "packing": "tools.bench.data.packing",
+    "pi05": "tools.bench.models.pi05",
+    "plan": "tools.bench.data.plan",
+    "predict": "tools.bench.parallel.predict",
+    "processes": "tools.bench.parallel.processes",
+    "qlora": "tools.bench.models.qlora",
+    "recipe": "tools.bench.parallel.recipe",
+    "rl": "tools.bench.rl.rl",
+    "serve": "tools.bench.serve",
+    "sim": "tools.bench.sim.sim",
+    "start": "tools.bench.data.start",
+    "stats": "tools.bench.data.stats",
+    "step": "tools.bench.models.step",
 }
+"""Modules, whose `run` measures."""
 
 _WITH_PEER = ("data", "ladder", "pi05", "stats")
+_WITH_TINY = ("act", "attention", "colocated", "fp8", "pi05", "processes", "sim", "step")
 _NAMES = tyro.conf.arg(constructor=tyro.extras.literal_type_from_choices(BENCHMARKS))
 
 
 def main(
     name: Annotated[str, tyro.conf.Positional, _NAMES],
     peer: Path | None = None,
+    tiny: bool = False,
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> None:
     """Measure a claim against its alternative in one run.
@@ -61,13 +64,17 @@ def main(
       name: what to measure.
       peer: the Python of an environment that has openpi, for pi05, LeRobot, for data and, if it is
         there, ladder, or both, for stats.
+      tiny: shrink it to seconds on a CPU, to try the same code; its figures say nothing.
       as_json: end with the result as one line of JSON.
     """
     console = Console(stderr=as_json)
     if peer is not None and name not in _WITH_PEER:
         raise ValueError(f"--peer is for {', '.join(_WITH_PEER)}; {name} has no use for it.")
-    options = {} if peer is None else {"peer": peer}
-    result = {"name": name, **BENCHMARKS[name](console, **options), "versions": versions()}
+    if tiny and name not in _WITH_TINY:
+        raise ValueError(f"--tiny is for {', '.join(_WITH_TINY)}; {name} has one size.")
+    options = ({} if peer is None else {"peer": peer}) | ({"tiny": True} if tiny else {})
+    found = import_module(BENCHMARKS[name]).run(console, **options)
+    result = {"name": name, **found, "versions": versions()}
     console.print(
         f"{name}: {result['ratio']:.2f} times ({result['ours']} against {result['other']})"
     )

@@ -16,9 +16,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from models import Embodiment, Normalizer, Pi, Policy, Processor
+from models import Policy
 from models.config import to_json
 from models.terminal import Console
+from tools.bench.models.random_policy import random_policy
 from tools.recipes.presets import TINY
 from tools.serving.engine import Engine
 from tools.serving.limits import Limits
@@ -58,22 +59,7 @@ def run(console: Console, load: ClientLoad | None = None) -> dict[str, Any]:
 
 def make_policy() -> Policy:
     """A policy of random weights with one camera; an answer costs what a trained one's would."""
-    state, actions = Normalizer.identity(_STATE), Normalizer.identity(_ACTIONS)
-    robot = Embodiment("bench", ("front",), state, actions)
-    processor = Processor(
-        image_size=_MODEL.image_size,
-        state_dim=_MODEL.state_dim,
-        action_dim=_MODEL.action_dim,
-        horizon=_MODEL.horizon,
-        state_input=_MODEL.state_input,
-        words=tuple(_PROMPT.split()),
-        embodiments=(robot,),
-        text_limit=32,
-    )
-    model, rng = Pi(_MODEL), np.random.default_rng(0)
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
-    params = jax.tree.map(lambda x: rng.normal(0, 0.05, x.shape).astype(x.dtype), shapes)
-    return Policy(model, jax.device_put(params), processor)
+    return random_policy(_MODEL, _PROMPT.split(), state=_STATE, actions=_ACTIONS)
 
 
 async def _measure(policy: Policy, load: ClientLoad, console: Console) -> dict[str, Any]:

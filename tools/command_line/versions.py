@@ -2,7 +2,7 @@
 
 import os
 import platform
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import jax
@@ -15,10 +15,17 @@ def versions() -> dict[str, str]:
     devices = jax.devices()
     return {
         "python": platform.python_version(),
-        **{package: version(package) for package in _PACKAGES},
+        **{package: _version(package) for package in _PACKAGES},
         "hardware": f"{len(devices)} × {devices[0].device_kind}; {_processor()}, "
         f"{os.cpu_count()} cores",
     }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # a benchmark that does without it
+        return "not installed"
 
 
 def _processor() -> str:

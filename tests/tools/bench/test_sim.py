@@ -23,19 +23,18 @@ def test_the_first_call_compiles_and_is_not_counted():
     assert min(found.values()) > 0
 
 
-def test_c_mujoco_and_its_renderer_do_the_same_scene_as_ours(monkeypatch):
+def test_c_mujoco_and_its_renderer_do_the_same_scene_as_ours():
     environment = dict(os.environ)
     try:
         choose_renderer(environment)
     except FileNotFoundError as missing:
         pytest.skip(str(missing))
-    monkeypatch.setattr(sim, "_SECONDS", 0.05)
     model = physics.model(Bodies())
     backend = Backend(None, None, lambda: model, SUBSTEPS, FRONT)
     qpos = np.repeat(model.qpos0[None], 2, 0).astype(np.float32)
-    rolled = sim.rollouts(backend, qpos, (1, 3))
+    rolled = sim.rollouts(backend, qpos, (1, 3), seconds=0.05)
     assert set(rolled) == {"1", "3"}
-    drawn = sim.drawings(backend, qpos, environment)
+    drawn = sim.drawings(backend, qpos, environment, seconds=0.05)
     for way in ("caster", "renderer"):
         assert set(drawn[way]) == {"plain", "shadows"}
         assert all(rates["frames/s"] > 0 for rates in drawn[way].values())

@@ -1,12 +1,14 @@
 """Loss and gradients of π0.5 at its released sizes on a Hopper GPU, in float8 against bf16.
 
-Both programs share one set of f32 parameters and one batch, and alternate in one run, so a GPU that
-warms slows both alike; the figure is the median. No optimizer runs: its 27 GB of moments would
-change neither program's products.
+All programs share one set of f32 parameters and one batch, and alternate in one run, so a GPU that
+warms slows all alike; the figure is the median. No optimizer runs: its 27 GB of moments would
+change no program's products.
 """
 
-import time
+import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from typing import Any, Literal
 
@@ -16,52 +18,64 @@ import numpy as np
 from models import PackedBatch, Pi, PiConfig, Sample, pack
 from models.layers.layers import Compute
 from models.model import ModelConfig
-from models.terminal import Console, track
+from models.terminal import Console
+from tools.bench.attempt import attempt
+from tools.bench.models.attention import alternate
+from tools.recipes.presets import TINY
 
 _ROWS, _SAMPLES, _CAMERAS, _PROMPT, _ROUNDS = 8, 2, 2, 32, 20
 _HOPPER = 9.0
+_RECIPES: tuple[Literal["current", "block"], ...] = ("current", "block")
 
 
-def run(console: Console, recipe: Literal["current", "block"] = "current") -> dict[str, Any]:
-    """Rate of the float8 step over the bf16 step.
+def run(console: Console, tiny: bool = False) -> dict[str, Any]:
+    """Rates of steps in float8 of every recipe and in bf16; `ratio` is that of the first recipe.
 
     Raises:
-      ValueError: the first device is no GPU of compute capability 9.0 (Hopper) or above.
+      ValueError: the first device is no GPU of compute capability 9.0 (Hopper) or above, and the
+        sizes are the released ones.
     """
     device = jax.devices()[0]
     capability = float(getattr(device, "compute_capability", None) or 0)
-    if device.platform != "gpu" or capability < _HOPPER:
+    if not tiny and (device.platform != "gpu" or capability < _HOPPER):
         raise ValueError(
             f"The fp8 benchmark needs a GPU of compute capability {_HOPPER} or above, such as an "
             f"H100; the first device here is {device.device_kind} ({device.platform})."
         )
-    base = PiConfig()
-    stacks: dict[str, Any] = {
-        name: replace(getattr(base, name), remat="full")
-        for name in ("vision", "language", "expert")
-    }
-    kinds = {"fp8": Compute("bfloat16", fp8=recipe), "bf16": Compute("bfloat16")}
-    models = {name: Pi(replace(base, compute=kind, **stacks)) for name, kind in kinds.items()}
-    batch, key = jax.device_put(random_batch(base)), jax.random.key(1)
+    base: Any = TINY.model if tiny else PiConfig()
+    base = base.recomputing("full")
+    kinds = {recipe: Compute("bfloat16", fp8=recipe) for recipe in _RECIPES}
+    kinds["bf16"] = Compute("bfloat16")
+    models = {name: Pi(replace(base, compute=kind)) for name, kind in kinds.items()}
+    rows = 2 if tiny else _ROWS
+    batch, key = jax.device_put(random_batch(base, rows)), jax.random.key(1)
     params = jax.jit(models["bf16"].init)(key)
     steps = {
         name: jax.jit(jax.value_and_grad(lambda p, b, m=model: m.loss(p, b, key)[0]))
         for name, model in models.items()
     }
-    seconds: dict[str, list[float]] = {name: [] for name in models}
-    for _ in track(range(_ROUNDS + 1), "Alternating steps", console=console):
-        for name, step in steps.items():
-            start = time.perf_counter()
-            jax.block_until_ready(step(params, batch))
-            seconds[name].append(time.perf_counter() - start)
-    rates = {name: _ROWS * _SAMPLES / median(times[1:]) for name, times in seconds.items()}
+    calls = {name: partial(step, params, batch) for name, step in steps.items()}
+    ready = {name: attempt(lambda c=call: _loss(c)) for name, call in calls.items()}
+    console.print(f"Steps alternate: {', '.join(calls)}")
+    able = {name: calls[name] for name, found in ready.items() if "error" not in found}
+    took = alternate(able, 1 if tiny else _ROUNDS)
+    samples = rows * _SAMPLES
+    for name, times in took.items():
+        ready[name] |= {"samples/s": samples / median(times)}
+    rates = {name: found.get("samples/s", math.nan) for name, found in ready.items()}
+    first = _RECIPES[0]
     return {
-        "ratio": rates["fp8"] / rates["bf16"],
-        "ours": f"{rates['fp8']:.1f} samples/s in float8 ({recipe})",
+        "ratio": rates[first] / rates["bf16"],
+        "ours": f"{rates[first]:.1f} samples/s in float8 ({first})",
         "other": f"{rates['bf16']:.1f} samples/s in bf16",
         "unit": "samples/s",
-        "samples": _ROWS * _SAMPLES,
+        "samples": samples,
+        "rows": [{"recipe": name, **found} for name, found in ready.items()],
     }
+
+
+def _loss(step: Callable[[], Any]) -> dict[str, Any]:
+    return {"loss": float(step()[0])}
 
 
 def random_batch(config: ModelConfig, rows: int = _ROWS, samples: int = _SAMPLES) -> PackedBatch:

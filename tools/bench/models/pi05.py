@@ -3,7 +3,8 @@
 openpi's half (tools/bench/peers/openpi.py) runs under a Python that has it and answers line by
 line, so that its steps and ours alternate. Three camera slots of which two are real and prompts of
 about 25 of 200 tokens are what its users' robots have; ours packs the rows and so never sees the
-rest. Losses, gradient and sampled actions are compared first.
+rest. Losses, gradient and sampled actions are compared first. On a GPU widths are the released ones
+with a few layers: compared in f32, timed in bf16, as both train there.
 """
 
 import tempfile
@@ -23,7 +24,7 @@ from jaxtyping import Array, Float
 from models import PackedBatch, Pi, PiConfig, Sample, pack
 from models.checkpoints.released import CAMERAS
 from models.flow import flow
-from models.layers.gemma import GemmaConfig
+from models.layers.gemma import GEMMA_2B, GEMMA_300M, GemmaConfig
 from models.layers.layers import Compute
 from models.layers.siglip import SiglipConfig
 from models.load import like_model, load_params
@@ -43,6 +44,16 @@ CONFIG = PiConfig(
     compute=Compute("float32"),
 )
 """π0.5 with pictures, horizon and action dims as released, in widths that two cores can train."""
+WIDE = PiConfig(
+    vision=SiglipConfig(depth=4),
+    language=replace(GEMMA_2B, depth=4),
+    expert=replace(GEMMA_300M, depth=4),
+    vocabulary=CONFIG.vocabulary,
+    compute=Compute("float32"),
+)
+"""The same in the released widths."""
+_EXACT = "float32"
+"""JAX's precision of f32 products that are compared: a GPU rounds their operands otherwise."""
 _PROMPT, _PROMPTS, _REAL_CAMERAS = 200, (22, 28), 2
 _SEED, _ROUNDS, _TOLERANCE = 0, 8, 1e-4
 _OPTIMIZER = OptimizerConfig(
@@ -53,7 +64,7 @@ _OPTIMIZER = OptimizerConfig(
 Arrays = dict[str, np.ndarray]
 
 
-def run(console: Console, peer: Path | None = None) -> dict[str, Any]:
+def run(console: Console, peer: Path | None = None, tiny: bool = False) -> dict[str, Any]:
     """Samples per second of a training step and of sampling, over openpi's.
 
     `ratio` is that of training, `sampling_ratio` that of sampling, and `remat_ratio` that of a
@@ -61,6 +72,7 @@ def run(console: Console, peer: Path | None = None) -> dict[str, Any]:
 
     Args:
       peer: a Python that has openpi.
+      tiny: small pictures, and a round of each.
 
     Raises:
       ValueError: no peer is given, or losses, gradient or actions differ from openpi's.
@@ -71,35 +83,38 @@ def run(console: Console, peer: Path | None = None) -> dict[str, Any]:
             "The pi05 benchmark needs --peer PYTHON, the Python of an environment that has openpi; "
             "the first lines of tests/fixtures/openpi/make.py say how to make one."
         )
-    model, arrays = Pi(CONFIG), random_batch(CONFIG)
-    with tempfile.TemporaryDirectory() as folder, asking(peer, "openpi") as ask:
+    on_gpu, rounds = jax.default_backend() == "gpu", 1 if tiny else _ROUNDS
+    config = replace(CONFIG, image_size=28) if tiny else WIDE if on_gpu else CONFIG
+    dtype = "bfloat16" if on_gpu else "float32"
+    model, arrays = Pi(config), random_batch(config)
+    with tempfile.TemporaryDirectory() as folder:
         at = Path(folder)
         np.savez(at / "batch.npz", **arrays)  # type: ignore[arg-type]
+        request = {"batch": str(at / "batch.npz"), "params": str(at / "params"), "seed": _SEED}
+        request |= {"config": their_config(config), "steps": config.steps}
         console.print("openpi draws weights; then both compute the same batch")
-        about = ask(
-            config=their_config(CONFIG),
-            batch=str(at / "batch.npz"),
-            params=str(at / "params"),
-            seed=_SEED,
-            steps=CONFIG.steps,
-        )
-        gradient = ask(run="check", out=str(at / "check.npz"))["gradient"]
-        params = load_params(at / "params", like_model(model))
-        with np.load(at / "check.npz") as recorded:
-            errors = deviations(model, params, arrays, dict(recorded), gradient)
-        batch = rows(CONFIG, arrays)
-        console.print(f"They agree within {max(errors.values()):.0e}. Training steps alternate")
-        training = alternate(
-            {
-                "ours": trainer(model, params, batch),
-                "remat": trainer(Pi(recomputing(CONFIG)), params, batch),
-                "openpi": partial(ask, run="train"),
-            },
-            _ROUNDS,
-        )
-        console.print("Samplings alternate")
-        ours = sampler(model, params, batch, arrays["sample_noise"])
-        sampling = alternate({"ours": ours, "openpi": partial(ask, run="sample")}, _ROUNDS)
+        exact = {"JAX_DEFAULT_MATMUL_PRECISION": _EXACT}
+        with asking(peer, "openpi", exact) as ask, jax.default_matmul_precision(_EXACT):
+            about = ask(**request)
+            gradient = ask(run="check", out=str(at / "check.npz"))["gradient"]
+            params = load_params(at / "params", like_model(model))
+            with np.load(at / "check.npz") as recorded:
+                errors = deviations(model, params, arrays, dict(recorded), gradient)
+        console.print(f"They agree within {max(errors.values()):.0e}. Steps alternate in {dtype}")
+        batch, timed = rows(config, arrays), config.computing(dtype=dtype)
+        with asking(peer, "openpi") as ask:
+            ask(**request | {"config": their_config(config) | {"dtype": dtype}})
+            training = alternate(
+                {
+                    "ours": trainer(Pi(timed), params, batch),
+                    "remat": trainer(Pi(recomputing(timed)), params, batch),
+                    "openpi": partial(ask, run="train"),
+                },
+                rounds,
+            )
+            console.print("Samplings alternate")
+            ours = sampler(Pi(timed), params, batch, arrays["sample_noise"])
+            sampling = alternate({"ours": ours, "openpi": partial(ask, run="sample")}, rounds)
     trained, sampled = (rates(took) for took in (training, sampling))
     return {
         "ratio": trained["ours"]["ratio"],
@@ -109,9 +124,10 @@ def run(console: Console, peer: Path | None = None) -> dict[str, Any]:
         "other": f"{trained['openpi']['samples/s']:.2f} by openpi; sampling "
         f"{sampled['ours']['ratio']:.2f} times",
         "unit": "samples/s",
+        "dtype": dtype,
         "training": trained,
         "sampling": sampled,
-        "fill": fill(arrays, batch),
+        "fill": fill(config, arrays, batch),
         "errors": errors,
         "openpi": about,
     }
@@ -234,10 +250,10 @@ def rates(took: dict[str, list[float]]) -> dict[str, dict[str, float]]:
     }
 
 
-def fill(arrays: Arrays, batch: PackedBatch) -> dict[str, float]:
+def fill(config: PiConfig, arrays: Arrays, batch: PackedBatch) -> dict[str, float]:
     """Share of the prefix places that hold a real image or text token."""
     real = np.asarray(batch.prefix_segment > 0)
-    slots, tokens = arrays["image_mask"].shape[1], CONFIG.vision.tokens(CONFIG.image_size)
+    slots, tokens = arrays["image_mask"].shape[1], config.vision.tokens(config.image_size)
     theirs = len(arrays["state"]) * (slots * tokens + arrays["tokens"].shape[1])
     return {"ours": float(real.mean()), "openpi": float(real.sum() / theirs)}
 

@@ -12,7 +12,8 @@ First line, answered by {"versions": {...}, "parameters": n}:
 
   config  pi05; vision {width, depth, mlp_dim, num_heads, patch}; language and expert {width, depth,
           mlp_dim, num_heads, num_kv_heads, head_dim}; vocabulary; image_size; horizon; action_dim;
-          prompt (tokens a prompt is padded to): tests/fixtures/openpi/*/config.json are examples.
+          prompt (tokens a prompt is padded to): tests/fixtures/openpi/*/config.json are examples;
+          dtype, of computing, f32 if not given.
   batch   images uint8 [b, 3, h, w, 3], image_mask bool [b, 3], tokens int32 [b, prompt], token_mask
           bool [b, prompt], state [b, action_dim], actions and sample_noise [b, horizon, action_dim]
   params  an Orbax directory in openpi's format. Where nothing is there yet, random weights, every
@@ -25,7 +26,7 @@ ones; seconds are from the call until its result is ready, pictures being floats
           as read, and PATH.npz: noise [b, horizon, action_dim] and time [b] as compute_loss drew
           them (time 1 is noise), loss [b, horizon], sampled [b, horizon, action_dim]
     {"run": "train"}   -> {"seconds": s, "loss": mean}: value and gradient, clipping and AdamW as in
-          openpi's training (its schedule's rates, its key folded with the step), f32, without
+          openpi's training (its schedule's rates, its key folded with the step), without
           augmentation and without the average of weights (EMA)
     {"run": "sample"}  -> {"seconds": s}: `steps` Euler steps from sample_noise
 
@@ -76,7 +77,7 @@ def build(config: dict[str, Any]) -> Pi0Config:
     openpi_model.IMAGE_RESOLUTION = (size, size)
     openpi_model.preprocess_observation.__kwdefaults__["image_resolution"] = (size, size)
     return Pi0Config(
-        dtype="float32",
+        dtype=config.get("dtype", "float32"),
         paligemma_variant="language",
         action_expert_variant="expert",
         action_dim=config["action_dim"],

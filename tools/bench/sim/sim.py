@@ -5,9 +5,11 @@ A step is a control step of the environment, of several of the simulator's; C Mu
 the same. Everything holds still where it starts. Our pictures are an observation's, 2 x 2 rays a
 pixel; MuJoCo's are of the first camera alone, 4 samples a pixel, with a sun besides its headlight
 and a shadow map of 512 x 512.
-`caster` is our ray caster on that camera, without shadows and with. Rates by the clock are of the
-whole machine (C's rollout has a thread for each core, and its renderer but one), those per
-CPU-second of one core of it; a benchmark suite's processes are clocked alone.
+`caster` is our ray caster on that camera, without shadows and with. On a GPU batches are larger,
+the tabletop is stepped by Warp's kernels too where they are installed, and no suite runs in
+processes. Rates by the clock are of the whole machine (C's rollout has a thread for each core, and
+its renderer but one), those per CPU-second of one core of it; a benchmark suite's processes are
+clocked alone.
 """
 
 import os
@@ -15,9 +17,10 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,9 +35,11 @@ from sim.protocol import Environment, Slots, Start, State
 from sim.rendering.raycast import Camera, Look, Poses, geoms_of, pictures, views
 from sim.simulators.offscreen import choose_renderer
 from sim.suites import load_suite
+from tools.bench.attempt import attempt
 from tools.bench.peer import asking
 
 _BATCHES = (1, 16, 256, 1024)
+_GPU_BATCHES = (1024, 4096)
 _SLOTS = (1, 16)
 """Slots of suites that take a process each."""
 _LANES = 128
@@ -59,7 +64,9 @@ class Backend(NamedTuple):
     camera: Camera
 
 
-def run(console: Console, batches: Sequence[int] = _BATCHES) -> dict[str, Any]:
+def run(
+    console: Console, batches: Sequence[int] | None = None, tiny: bool = False
+) -> dict[str, Any]:
     """Steps and frames per second; `ratio` is how many more control steps with a picture each the
     tabletop does in a second than C MuJoCo and its renderer.
 
@@ -67,26 +74,28 @@ def run(console: Console, batches: Sequence[int] = _BATCHES) -> dict[str, Any]:
       FileNotFoundError: MuJoCo cannot draw here.
     """
     environment = dict(os.environ)
-    choose_renderer(environment)
+    on_gpu, renderer = jax.default_backend() == "gpu", choose_renderer(environment)
+    batches = batches or ((2,) if tiny else _GPU_BATCHES if on_gpu else _BATCHES)
+    seconds = 0.01 if tiny else _SECONDS
     figures: dict[str, dict[str, Any]] = {}
     for name, load in (("tabletop", _tabletop), ("arm", _arm)):
         backend = load()
         console.print(f"{name}, its batches of {list(batches)}")
-        found, qpos = ours(backend, batches)
+        found, qpos = ours(backend, batches, seconds)
         figures[name] = {
             "ours": found,
-            "rollout": rollouts(backend, qpos, batches),
-            **drawings(backend, qpos, environment),
+            "rollout": rollouts(backend, qpos, batches, seconds),
+            **drawings(backend, qpos, environment, seconds),
         }
-    try:
-        console.print("metaworld, a process for each of its slots")
-        figures["metaworld"] = {"ours": slots("metaworld", _SLOTS)}
-    except FileNotFoundError as missing:
-        console.print(f"left out: {missing}")
-        figures["metaworld"] = {"left out": str(missing)}
+    if on_gpu and find_spec("warp") is not None:
+        console.print("tabletop, by Warp's kernels")
+        warp = attempt(lambda: ours(_tabletop("warp"), batches, seconds)[0])
+        figures["tabletop by Warp"] = warp if "error" in warp else {"ours": warp}
+    if not (on_gpu or tiny):
+        figures["metaworld"] = _metaworld(console)
     console.print(_table(figures))
     figure = figures["tabletop"]
-    at = str(max(batch for batch in batches if batch <= 256))
+    at = str(max((batch for batch in batches if batch <= 256), default=batches[0]))
     ways = (figure["ours"][at], figure["rollout"][at] | figure["renderer"]["plain"])
     (clock, other), (cpu, other_cpu) = (
         [1 / (1 / way[f"steps/{unit}"] + 1 / way[f"frames/{unit}"]) for way in ways]
@@ -99,14 +108,24 @@ def run(console: Console, batches: Sequence[int] = _BATCHES) -> dict[str, Any]:
         "other": f"{other:,.0f} by C MuJoCo and its renderer",
         "unit": "steps with a picture/s",
         "picture": _SIZE,
+        "renderer": renderer,
         "figures": figures,
         "cores": os.cpu_count(),
         "load": os.getloadavg()[0],
     }
 
 
+def _metaworld(console: Console) -> dict[str, Any]:
+    try:
+        console.print("metaworld, a process for each of its slots")
+        return {"ours": slots("metaworld", _SLOTS)}
+    except FileNotFoundError as missing:
+        console.print(f"left out: {missing}")
+        return {"left out": str(missing)}
+
+
 def ours(
-    backend: Backend, batches: Sequence[int]
+    backend: Backend, batches: Sequence[int], seconds: float = _SECONDS
 ) -> tuple[dict[str, Any], Float[np.ndarray, "n nq"]]:
     """Rates of the environment by batch size, and where everything was in the last batch."""
     envs = {lanes: backend.make(lanes) for lanes in {min(batch, _LANES) for batch in batches}}
@@ -116,14 +135,17 @@ def ours(
         state = env.reset(np.arange(batch))
         actions = jnp.repeat(backend.hold(state)[:, None], _CHUNK, axis=1)
         found[str(batch)] = {
-            **rates("steps", batch * _CHUNK, partial(env.step_chunk, state, actions)),
-            **rates("frames", batch * len(env.cameras), partial(env.observe, state)),
+            **rates("steps", batch * _CHUNK, partial(env.step_chunk, state, actions), seconds),
+            **rates("frames", batch * len(env.cameras), partial(env.observe, state), seconds),
         }
     return found, np.asarray(state.physics.position)
 
 
 def rollouts(
-    backend: Backend, qpos: Float[np.ndarray, "n nq"], batches: Sequence[int]
+    backend: Backend,
+    qpos: Float[np.ndarray, "n nq"],
+    batches: Sequence[int],
+    seconds: float = _SECONDS,
 ) -> dict[str, Rates]:
     """Rates of C MuJoCo by batch size."""
     model, threads = backend.model(), os.cpu_count() or 1
@@ -140,12 +162,15 @@ def rollouts(
             roll = partial(
                 pool.rollout, model, data, states[some], hold, nstep=_CHUNK * backend.substeps
             )
-            found[str(batch)] = rates("steps", batch * _CHUNK, roll)
+            found[str(batch)] = rates("steps", batch * _CHUNK, roll, seconds)
     return found
 
 
 def drawings(
-    backend: Backend, qpos: Float[np.ndarray, "n nq"], environment: dict[str, str]
+    backend: Backend,
+    qpos: Float[np.ndarray, "n nq"],
+    environment: dict[str, str],
+    seconds: float = _SECONDS,
 ) -> dict[str, dict[str, Rates]]:
     """Rates of our ray caster and of MuJoCo's renderer, without shadows and with."""
     model, qpos = backend.model(), qpos[:_LANES]
@@ -174,7 +199,7 @@ def drawings(
         for name, shadows in (("plain", False), ("shadows", True)):
             draw = partial(pictures, geoms_of(model), size=_SIZE, samples=2, shadows=shadows)
             cast = partial(jax.jit(draw), frames, seen, look)
-            found["caster"][name] = rates("frames", len(qpos), cast)
+            found["caster"][name] = rates("frames", len(qpos), cast, seconds)
             found["renderer"][name] = ask(
                 model=file,
                 qpos=qpos.tolist(),
@@ -182,7 +207,7 @@ def drawings(
                 fovy=backend.camera.fovy,
                 size=_SIZE,
                 shadows=shadows,
-                seconds=_SECONDS,
+                seconds=seconds,
             )
     return found
 
@@ -265,14 +290,14 @@ def _table(figures: dict[str, dict[str, Any]]) -> Table:
     return table
 
 
-def _tabletop() -> Backend:
+def _tabletop(impl: Literal["jax", "warp"] = "jax") -> Backend:
     from sim.environments.bodies import SUBSTEPS, Bodies
     from sim.environments.physics import model
     from sim.environments.scenery import FRONT
     from sim.environments.tabletop import Tabletop
 
     return Backend(
-        make=lambda lanes: Tabletop("lift", image_size=_SIZE, group_size=lanes),
+        make=lambda lanes: Tabletop("lift", image_size=_SIZE, group_size=lanes, impl=impl),
         hold=lambda state: state.physics.setpoint,
         model=partial(model, Bodies()),
         substeps=SUBSTEPS,

@@ -1,0 +1,135 @@
+"""`make gpu` shrunk to a CPU: every benchmark runs, what fails is recorded and stops no other, what
+lacks is named, and the page says what the JSON says."""
+
+import json
+import sys
+from importlib import import_module
+
+import pytest
+from rich.console import Console
+
+from tools.bench import gpu
+from tools.bench.gpu import MEASUREMENTS, PAGE, RESULTS, errors, main
+from tools.bench.gpu_page import page
+
+CHEAP = ("attention", "act")
+"""Benchmarks that compile for less than a minute; `make drill` runs the others."""
+BENCHES = [
+    pytest.param(
+        each, id=each.name, marks=pytest.mark.slow if each.name in CHEAP else pytest.mark.drill
+    )
+    for each in MEASUREMENTS
+    if each.module and not each.wants
+]
+
+
+@pytest.mark.parametrize("each", BENCHES)
+def test_a_benchmark_runs_shrunk_and_its_result_makes_a_section(each, tmp_path):
+    found = import_module(each.module).run(Console(quiet=True), tiny=True)
+    assert not list(errors(found))
+    assert found["ratio"] > 0
+    result = {"name": each.name, "began": "then", **found}
+    (tmp_path / f"{each.name}.json").write_text(json.dumps(result))
+    made = page(tmp_path, MEASUREMENTS)
+    assert f"## {each.name}: {each.about}" in made
+    assert made.count("\n| ") > 2
+
+
+MACHINE = {"platform": "gpu", "device": "1 × A GPU", "python": "3.12", "packages": "jax 0.12"}
+
+
+def test_a_failure_is_recorded_stops_no_other_and_is_tried_again(monkeypatch, tmp_path, capsys):
+    ran = []
+
+    def run(each, limit, tiny=False):
+        ran.append(each.name)
+        result = {"name": each.name, "part": each.part, "began": "then", "seconds": 1.0}
+        inner = [{"batch": 32, "error": "out of memory"}] if each.name == "act" else []
+        return result | {"rows": inner}
+
+    monkeypatch.setattr(gpu, "describe", lambda: MACHINE)
+    monkeypatch.setattr(gpu, "run", run)
+    options = ["--tiny", "--out", str(tmp_path), "--part", "act", "rl"]
+    assert main(options) == 1
+    assert ran == ["act", "colocated"]
+    assert "act: 1 failed: out of memory" in capsys.readouterr().out
+    assert json.loads((tmp_path / "act.json").read_text())["machine"]["device"] == "1 × A GPU"
+    assert main(options) == 1
+    assert ran == ["act", "colocated", "act"]
+    said = capsys.readouterr().out
+    assert "colocated  RL with environments, policy and learner on the GPU: finished" in said
+    assert main([*options, "--again"]) == 1
+    assert ran[3:] == ["act", "colocated"]
+    assert "out of memory" in (tmp_path / "gpu.md").read_text()
+
+
+def test_without_time_for_it_a_part_is_left_for_the_next_call(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(gpu, "run", lambda *_: pytest.fail("it was begun"))
+    options = gpu._parser().parse_args(["--minutes", "1"])
+    assert gpu.measure(["fp8"], tmp_path, options, MACHINE) == 0
+    assert "No time left for fp8: the same command goes on" in capsys.readouterr().out
+
+
+def test_without_a_gpu_it_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(gpu, "describe", lambda: {"platform": "cpu", "device": "1 × cpu"})
+    assert main(["--part", "fp8"]) == 1
+    assert "no NVIDIA GPU that JAX can use: JAX sees only 1 × cpu" in capsys.readouterr().out
+
+
+def test_a_process_that_dies_or_hangs_gives_its_error():
+    died = [sys.executable, "-c", "import sys; print('{}'); sys.exit('CUDA: out of memory')"]
+    found = gpu._ended(died, {}, 60, gpu._last_json)
+    assert found == {"error": "It ended with 1: CUDA: out of memory"}
+    hangs = [sys.executable, "-c", "print('at work', flush=True); import time; time.sleep(60)"]
+    found = gpu._ended(hangs, {}, 1.5, gpu._last_json)
+    assert found["error"].startswith("It was stopped after 2 s")
+    said = [sys.executable, "-c", "print('a line'); print('{\"ratio\": 2}')"]
+    assert gpu._ended(said, {}, 60, gpu._last_json) == {"ratio": 2}
+
+
+def test_what_a_python_lacks_is_named_for_each_part(monkeypatch):
+    by_name = {each.name: each for each in MEASUREMENTS}
+    assert all(gpu.lacking(each) == [] for each in MEASUREMENTS)
+    monkeypatch.setattr(gpu, "_is_here", lambda name: name not in ("mujoco", "tyro", "openpi"))
+    assert gpu.lacking(by_name["attention"]) == ["tyro"]
+    assert gpu.lacking(by_name["sim"]) == ["mujoco", "tyro"]
+    assert gpu.run(by_name["sim"], 1)["error"] == "This Python lacks mujoco, tyro."
+    assert gpu.run(by_name["pi05"], 1)["left_out"] == "not installed here: openpi"
+
+
+def test_the_gpu_tests_are_found():
+    names = {file.name for file in gpu.gpu_tests()}
+    assert {"test_gpu.py", "test_attention.py", "test_physics.py"} <= names
+
+
+def test_each_measurement_is_a_benchmark_by_its_name():
+    from tools.bench.__main__ import _WITH_TINY, BENCHMARKS
+
+    for each in (each for each in MEASUREMENTS if each.module):
+        assert BENCHMARKS[each.name] == each.module
+        assert each.name in _WITH_TINY
+        assert each.seconds <= each.limit
+
+
+def test_the_page_says_what_the_json_says_and_no_more(tmp_path):
+    assert PAGE.read_text() == page(RESULTS, MEASUREMENTS)
+    assert "Nothing has been measured" in page(tmp_path, MEASUREMENTS)
+    row = {"model": "pi05", "precision": "bf16", "mfu": 0.4321, "parameters": 3_351_374_624}
+    lost = {"model": "groot", "error": "RESOURCE_EXHAUSTED"}
+    result = {
+        "name": "step", "began": "2026-12-01T00:00:00Z", "seconds": 80.5, "ratio": 1.25,
+        "ours": "50.0 samples/s", "other": "40.0 in bf16", "rows": [row, lost],
+        "machine": {"device": "1 × NVIDIA H200", "python": "3.12.3", "packages": "jax 0.11.2"},
+    }  # fmt: skip
+    (tmp_path / "step.json").write_text(json.dumps(result))
+    (tmp_path / "fp8.json").write_text(
+        json.dumps({"name": "fp8", "began": "then", "error": "It was stopped after 240 s: "})
+    )
+    made = page(tmp_path, MEASUREMENTS)
+    assert "Not measured yet: tests, attention, pi05, act, sim, colocated, processes." in made
+    assert "2026-12-01T00:00:00Z on 1 × NVIDIA H200, Python 3.12.3, jax 0.11.2, 80.5 s" in made
+    assert "1.25 times: 50.0 samples/s, 40.0 in bf16." in made
+    assert "| model | precision | mfu | parameters | error |" in made
+    assert "| pi05 | bf16 | 0.432 | 3,351,374,624 |  |" in made
+    assert "| groot |  |  |  | RESOURCE_EXHAUSTED |" in made
+    assert "It was stopped after 240 s:" in made

@@ -1,0 +1,402 @@
+"""Everything that wants an NVIDIA GPU, measured on one by one command (`make gpu`): the gpu-marked
+tests, attention, training steps and float8, openpi beside ours, acting, simulation, RL, processes.
+
+    python -m tools.bench.gpu                        # all parts, within 10 minutes
+    python -m tools.bench.gpu --part attention step  # some of them
+    python -m tools.bench.gpu --again --part step    # though it is finished
+    python -m tools.bench.gpu --page                 # writes the page of what was measured
+    python -m tools.bench.gpu --tiny                 # the same code shrunk, on a CPU
+
+It says first what it will do, how long that takes, and which packages this Python lacks. Each
+measurement is a process with a time limit, whose result stands in docs/results/gpu/NAME.json as
+soon as it is there, and is skipped by the next call; for what there is no time it asks to be called
+again. This file imports the standard library alone, so that it can say what is lacking.
+"""
+
+import argparse
+import ast
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution, packages_distributions, requires
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from tools.bench.gpu_page import page
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "docs" / "results" / "gpu"
+PAGE = ROOT / "docs" / "results" / "gpu.md"
+_OURS = ("models", "data", "parallel", "sim", "rl", "tools", "tests", "chiliad_client")
+_PATIENCE = 1800
+"""Seconds after which a shrunk measurement is stopped, on machines that are busy otherwise."""
+_TAIL = 1500
+"""Characters of a failed process's last words that are kept."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A benchmark of `tools.bench` (or the gpu tests, without `module`), in a process of its own.
+
+    `seconds`: about how long it takes on an H100; `limit`: after how long it is stopped. `wants`:
+    packages without which there is nothing to measure, which is then said and is no failure.
+    """
+
+    name: str
+    part: str
+    about: str
+    seconds: int
+    limit: int
+    module: str = ""
+    options: tuple[str, ...] = ()
+    wants: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    """Packages besides those that its modules import at their top."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+_WHOLE = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92"}
+_HALF = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.45"}
+_SOME = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.6"}
+
+MEASUREMENTS = (
+    Measurement("tests", "tests", "the tests marked gpu", 60, 240, needs=("pytest", "beartype")),
+    Measurement(
+        "attention", "attention", "every kernel on the released models' heads", 120, 300,
+        "tools.bench.models.attention",
+    ),
+    Measurement(
+        "step", "step", "training steps of π0.5 and GR00T, bf16 and float8, MFU", 200, 540,
+        "tools.bench.models.step", environment=_WHOLE,
+    ),
+    Measurement(
+        "pi05", "step", "openpi's training step and sampler beside ours", 120, 300,
+        "tools.bench.models.pi05", options=("--peer", sys.executable), wants=("openpi",),
+        environment=_HALF,
+    ),
+    Measurement(
+        "fp8", "fp8", "loss and gradient of π0.5 in float8 against bf16", 150, 360,
+        "tools.bench.models.fp8", environment=_WHOLE,
+    ),
+    Measurement(
+        "act", "act", "latency of π0.5 and GR00T, batches of 1 to 32", 150, 360,
+        "tools.bench.models.act", environment=_WHOLE,
+    ),
+    Measurement(
+        "sim", "sim", "MJX (and Warp's) control steps, pictures of ours and through EGL", 150, 360,
+        "tools.bench.sim.sim", needs=("mujoco.mjx",), environment=_SOME,
+    ),
+    Measurement(
+        "colocated", "rl", "RL with environments, policy and learner on the GPU", 90, 300,
+        "tools.bench.rl.colocated", needs=("mujoco.mjx",),
+    ),
+    Measurement(
+        "processes", "multi", "a process for each GPU beside one with all", 100, 300,
+        "tools.bench.parallel.processes", environment=_WHOLE,
+    ),
+)  # fmt: skip
+PARTS = tuple(dict.fromkeys(each.part for each in MEASUREMENTS))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs what is asked for; the exit status, 1 if something failed."""
+    options = _parser().parse_args(arguments)
+    out = options.out or (ROOT / "runs" / "gpu-tiny" if options.tiny else RESULTS)
+    if options.tiny and out.resolve() == RESULTS:
+        _say(f"error: --out is {out}, which is for measured figures; --tiny's say nothing.")
+        return 1
+    failed = 0
+    if not options.page:
+        machine = describe()
+        if "error" in machine or not (options.tiny or machine["platform"] == "gpu"):
+            why = machine.get("error", f"JAX sees only {machine.get('device')}.")
+            _say(f"error: there is no NVIDIA GPU that JAX can use: {why}\n--tiny tries a CPU.")
+            return 1
+        failed = measure(options.part or PARTS, out, options, machine)
+    file = PAGE if out == RESULTS else out / "gpu.md"
+    file.write_text(page(out, MEASUREMENTS), encoding="utf-8")
+    _say(f"{file} is made of {out}.")
+    return failed
+
+
+def measure(
+    parts: Sequence[str], out: Path, options: argparse.Namespace, machine: Mapping[str, str]
+) -> int:
+    """Runs the parts' measurements one after another; 1 if some failed."""
+    out.mkdir(parents=True, exist_ok=True)
+    wanted = [each for each in MEASUREMENTS if each.part in parts]
+    _say(f"{machine['device']}; Python {machine['python']}, {machine['packages']}")
+    for each in wanted:
+        _say(f"  {each.name:10} {_prospect(each, out, options)}")
+    until = time.monotonic() + 60 * options.minutes
+    failed, left = [], []
+    for each in wanted:
+        if _finished(each, out, options):
+            continue
+        room = until - time.monotonic()
+        if room < each.seconds and not options.tiny:
+            left.append(each.name)
+            continue
+        limit = _PATIENCE if options.tiny else min(each.limit, room)
+        result = run(each, limit, options.tiny) | {"machine": dict(machine)}
+        text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=True) + "\n"
+        (out / f"{each.name}.json").write_text(text, encoding="utf-8")
+        problems = list(errors(result))
+        failed += [each.name] * bool(problems)
+        _say(f"{each.name}: {_verdict(result, problems)}")
+    if left:
+        _say(f"No time left for {', '.join(left)}: the same command goes on with them.")
+    if failed:
+        _say(f"Failed: {', '.join(failed)}; the errors stand in {out}.")
+    return 1 if failed else 0
+
+
+def run(each: Measurement, limit: float, tiny: bool = False) -> dict[str, Any]:
+    """Measures in a process of its own: its result, or `error` and why."""
+    began, since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), time.monotonic()
+    about = {"name": each.name, "part": each.part, "began": began}
+    if absent := _absent(each.wants):
+        return about | {"left_out": f"not installed here: {', '.join(absent)}"}
+    if absent := lacking(each):
+        return about | {"error": f"This Python lacks {', '.join(absent)}."}
+    environment = os.environ | dict(each.environment)
+    if each.module:
+        command = [sys.executable, "-m", "tools.bench", each.name, *each.options, "--json"]
+        found = _ended([*command, *["--tiny"] * tiny], environment, limit, _last_json)
+    else:
+        found = _tested(environment, limit, tiny)
+    return about | {"seconds": round(time.monotonic() - since, 1)} | found
+
+
+def errors(result: Any) -> Iterator[str]:
+    """Every `error` in a result, at any depth."""
+    if isinstance(result, dict):
+        if isinstance(result.get("error"), str):
+            yield result["error"]
+        for value in result.values():
+            yield from errors(value)
+    elif isinstance(result, list):
+        for value in result:
+            yield from errors(value)
+
+
+def lacking(each: Measurement) -> list[str]:
+    """Packages that a measurement imports and this Python does not have."""
+    return _absent(needed(each))
+
+
+def incomplete(each: Measurement) -> list[str]:
+    """Packages that those which a measurement imports require, and this Python does not have."""
+    owners = packages_distributions()
+    waiting = [one for name in needed(each) for one in owners.get(name.partition(".")[0], ())]
+    seen, found = set(waiting), set[str]()
+    while waiting:
+        for text in requires(waiting.pop()) or ():
+            name = re.split(r"[^\w.-]", text)[0]
+            if ";" in text or name in seen:  # an extra's, or another platform's
+                continue
+            seen.add(name)
+            try:
+                waiting.append(distribution(name).name)
+            except PackageNotFoundError:
+                found.add(name)
+    return sorted(found)
+
+
+def needed(each: Measurement) -> list[str]:
+    """Foreign packages that a measurement imports."""
+    if each.module:
+        files = [ROOT / "tools/bench/__main__.py", _file(each.module)]
+    else:
+        files = [ROOT / "tests/conftest.py", *gpu_tests()]
+    return sorted({name for file in files if file for name in imported(file)} | set(each.needs))
+
+
+def gpu_tests() -> list[Path]:
+    """The files that have tests marked gpu."""
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    return [file for file in files if "@pytest.mark.gpu" in file.read_text(encoding="utf-8")]
+
+
+@cache
+def imported(file: Path) -> frozenset[str]:
+    """Foreign packages that a file of ours imports at its top, by itself and through others."""
+    found, waiting, seen = set[str](), [file], {file}
+    while waiting:
+        for name in _names(waiting.pop()):
+            if name.partition(".")[0] not in _OURS:
+                found.add(name.partition(".")[0])
+            elif (path := _file(name)) is not None and path not in seen:
+                seen.add(path)
+                waiting.append(path)
+    return frozenset(found - sys.stdlib_module_names)
+
+
+def describe() -> dict[str, str]:
+    """The first device, and what JAX and its plugins are here; `error` if JAX does not start."""
+    script = (
+        "import json, sys, jax; from importlib.metadata import distributions; d = jax.devices()[0];"
+        "names = {p.metadata['Name']: p.version for p in distributions()};"
+        "shown = [f'{n} {v}' for n, v in sorted(names.items()) if n.startswith(('jax', 'flax'))"
+        " or n in ('numpy', 'mujoco', 'mujoco-mjx', 'warp-lang') or 'cudnn' in n];"
+        "print(json.dumps({'platform': d.platform, 'device': f'{len(jax.devices())} × '"
+        " + d.device_kind, 'python': sys.version.split()[0], 'packages': ', '.join(shown)}))"
+    )
+    environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    return _ended([sys.executable, "-c", script], environment, 120, _last_json)
+
+
+def _say(text: str) -> None:
+    """Prints as `models.terminal` does, whose packages may be lacking here."""
+    plain = (c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+    print("".join(plain), flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tools.bench.gpu", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add("--part", nargs="+", choices=PARTS, help="only these parts; all, if none is named")
+    add("--again", action="store_true", help="also what is finished")
+    add("--minutes", type=float, default=9.5, help="begin nothing that would take longer (9.5)")
+    add("--tiny", action="store_true", help="shrunk to seconds each, also without a GPU")
+    add("--out", type=Path, help="folder of the results (docs/results/gpu)")
+    add("--page", action="store_true", help="measure nothing, write the page")
+    return parser
+
+
+def _prospect(each: Measurement, out: Path, options: argparse.Namespace) -> str:
+    if _finished(each, out, options):
+        return f"{each.about}: finished, skipped"
+    if absent := _absent(each.wants):
+        return f"{each.about}: left out, without {', '.join(absent)}"
+    if absent := lacking(each):
+        return f"{each.about}: will fail, this Python lacks {', '.join(absent)}"
+    if absent := incomplete(each):
+        return f"{each.about}: may fail, packages that it needs lack {', '.join(absent)}"
+    return f"{each.about}: about {each.seconds} s, at most {each.limit}"
+
+
+def _finished(each: Measurement, out: Path, options: argparse.Namespace) -> bool:
+    """True if there is a result without an error."""
+    file = out / f"{each.name}.json"
+    if options.again or not file.is_file():
+        return False
+    result = json.loads(file.read_text(encoding="utf-8"))
+    return "left_out" not in result and not any(errors(result))
+
+
+def _verdict(result: Mapping[str, Any], problems: Sequence[str]) -> str:
+    if "left_out" in result:
+        return f"left out, {result['left_out']}"
+    done = f"done in {result.get('seconds', 0)} s"
+    return f"{len(problems)} failed: {problems[0]}" if problems else done
+
+
+def _tested(environment: Mapping[str, str], limit: float, tiny: bool) -> dict[str, Any]:
+    """Outcomes of the gpu tests; `tiny` only collects them."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "report.xml")
+        command = [sys.executable, "-m", "pytest", "-m", "gpu", f"--junitxml={report}"]
+        command += [*["--collect-only"] * tiny, *(str(f.relative_to(ROOT)) for f in gpu_tests())]
+        found = _ended(command, environment, limit, lambda said: {"said": said[-_TAIL:]})
+        if tiny or not report.is_file():
+            return found
+        tests = [_outcome(case) for case in ElementTree.parse(report).iter("testcase")]
+    if not tests:
+        return found
+    failures = {"error": f"{sum('error' in t for t in tests)} tests failed."}
+    return {"rows": tests} | (failures if any("error" in t for t in tests) else {})
+
+
+def _outcome(case: ElementTree.Element) -> dict[str, Any]:
+    row: dict[str, Any] = {"name": case.get("name"), "seconds": float(case.get("time") or 0)}
+    for child in case:
+        said = (child.get("message") or child.text or "")[:_TAIL]
+        row |= {"left_out": said} if child.tag == "skipped" else {"error": said}
+    return row
+
+
+def _ended(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    limit: float,
+    read: Callable[[str], dict[str, Any]],
+) -> dict[str, Any]:
+    """Runs a command to its end, or to the limit, with all that it started; its stdout, read."""
+    with (
+        tempfile.TemporaryFile() as said,
+        tempfile.TemporaryFile() as wrong,
+        subprocess.Popen(
+            command, env=environment, cwd=ROOT, stdout=said, stderr=wrong,
+            stdin=subprocess.DEVNULL, start_new_session=True,
+        ) as process,
+    ):  # fmt: skip
+        try:
+            process.wait(limit)
+            ended = f"It ended with {process.returncode}"
+        except subprocess.TimeoutExpired:
+            ended = f"It was stopped after {limit:.0f} s"
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+        texts = []
+        for stream in (said, wrong):
+            stream.seek(0)
+            texts.append(stream.read().decode(errors="replace"))
+    if process.returncode:
+        last = (texts[1].strip() or texts[0].strip())[-_TAIL:]
+        return {"error": f"{ended}: {last}"}
+    return read(texts[0])
+
+
+def _last_json(said: str) -> dict[str, Any]:
+    try:
+        return json.loads(said.splitlines()[-1])
+    except (IndexError, ValueError):
+        return {"error": f"It printed no result: {said[-_TAIL:]}"}
+
+
+def _absent(names: Sequence[str]) -> list[str]:
+    return [name for name in names if not _is_here(name)]
+
+
+def _is_here(name: str) -> bool:
+    try:
+        return name in sys.modules or find_spec(name) is not None
+    except (ModuleNotFoundError, ValueError):
+        return False
+
+
+def _file(module: str) -> Path | None:
+    """The file of a module of ours."""
+    at = ROOT.joinpath(*module.split("."))
+    return next((f for f in (at.with_suffix(".py"), at / "__init__.py") if f.is_file()), None)
+
+
+def _names(file: Path) -> Iterator[str]:
+    """Modules that a file imports at its top; of ours, also the packages that they are in."""
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            modules = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        else:
+            continue
+        for module in modules:
+            parts = module.split(".")
+            yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+"""The page of what `tools.bench.gpu` measured, made of its JSON alone; without any it says that
+nothing has been measured yet."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+_INTRO = """# On a GPU
+
+Made by `python -m tools.bench.gpu --page` of the JSON that `make gpu` writes to `docs/results/gpu`
+([how to run it](../gpu.md)); a test holds that this page and the JSON say the same.
+"""
+_NOTHING = """
+Nothing has been measured on a GPU yet: no figure stands here, and none is claimed elsewhere.
+"""
+
+Result = Mapping[str, Any]
+
+
+def page(folder: Path, measurements: Sequence[Any]) -> str:
+    """Markdown of the results in a folder, in the order of the measurements."""
+    files = [folder / f"{each.name}.json" for each in measurements]
+    results = [json.loads(f.read_text(encoding="utf-8")) for f in files if f.is_file()]
+    if not results:
+        return _INTRO + _NOTHING
+    abouts = {each.name: each.about for each in measurements}
+    missing = [
+        each.name for each, file in zip(measurements, files, strict=True) if not file.is_file()
+    ]
+    parts = [_INTRO]
+    if missing:
+        parts.append(f"Not measured yet: {', '.join(missing)}.\n")
+    parts += [_section(result, abouts[result["name"]]) for result in results]
+    return "\n".join(parts)
+
+
+def _section(result: Result, about: str) -> str:
+    machine = result.get("machine", {})
+    lines = [f"## {result['name']}: {about}", ""]
+    where = f"{machine.get('device')}, Python {machine.get('python')}, {machine.get('packages')}"
+    took = f", {result['seconds']} s in all" if "seconds" in result else ""
+    lines += [f"{result['began']} on {where}{took}.", ""]
+    if "left_out" in result:
+        return "\n".join([*lines, f"Left out: {result['left_out']}.", ""])
+    if isinstance(result.get("error"), str):
+        lines += ["Failed:", "", "```", result["error"].strip(), "```", ""]
+    if "ratio" in result:
+        said = f"{_number(result['ratio'])} times: {result['ours']}, {result['other']}."
+        lines += [said, ""]
+    for title, rows in _tables(result):
+        lines += [*([f"{title}:", ""] if title else []), *_table(rows), ""]
+    return "\n".join(lines)
+
+
+def _tables(result: Result) -> Iterator[tuple[str, list[Result]]]:
+    """Tables of a result by title, as the benchmark of that name lays out its rows."""
+    yield from _OWN.get(result["name"], _plain)(result)
+
+
+def _plain(result: Result) -> Iterator[tuple[str, list[Result]]]:
+    if rows := result.get("rows"):
+        yield "", rows
+
+
+def _attention(result: Result) -> Iterator[tuple[str, list[Result]]]:
+    for case in result.get("released", ()):
+        heads = f"{case['heads']} heads of {case['head_dim']}, {case['kv_heads']} of keys"
+        causal = ", causal" if case["causal"] else ""
+        yield (
+            f"{case['name']}, {case['case']}, {heads}{causal}; auto is {case['auto']}",
+            case["rows"],
+        )
+    if "packed" in result:
+        yield (
+            "Rows as the tiny preset packs them, milliseconds",
+            [
+                {
+                    "case": row["case"],
+                    "auto is": row["auto is"],
+                    "auto": row["auto"]["ms"],
+                    "dense": row["dense"]["ms"],
+                }
+                for row in result["packed"]
+            ],
+        )
+
+
+def _sim(result: Result) -> Iterator[tuple[str, list[Result]]]:
+    for backend, kinds in result.get("figures", {}).items():
+        rows = []
+        for kind, rated in kinds.items():
+            if isinstance(rated, str):
+                rows.append({"what": kind, "error": rated})
+            else:
+                rows += [{"what": kind, "batch or shading": at, **row} for at, row in rated.items()]
+        yield backend, rows
+
+
+def _pi05(result: Result) -> Iterator[tuple[str, list[Result]]]:
+    for what in ("training", "sampling"):
+        rated = result.get(what, {})
+        yield what, [{"who": who, **row} for who, row in rated.items()]
+
+
+_OWN: dict[str, Callable[[Result], Iterator[tuple[str, list[Result]]]]] = {
+    "attention": _attention,
+    "sim": _sim,
+    "pi05": _pi05,
+}
+
+
+def _table(rows: Sequence[Result]) -> list[str]:
+    """Markdown of rows, with a column for each key that holds a number or a text in some row."""
+    plain = (str, int, float, bool)
+    keys = list(dict.fromkeys(k for row in rows for k, v in row.items() if isinstance(v, plain)))
+    lines = [" | ".join(keys), " | ".join("---" for _ in keys)]
+    lines += [" | ".join(_cell(row.get(key)) for key in keys) for row in rows]
+    return [f"| {line} |" for line in lines]
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float | int) and not isinstance(value, bool):
+        return _number(value)
+    return "" if value is None else str(value).replace("|", "\\|").replace("\n", " ")
+
+
+def _number(value: float) -> str:
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
