@@ -88,7 +88,7 @@ def _attention(result: Result) -> Iterator[tuple[str, list[Result]]]:
 
 def _sim(result: Result) -> Iterator[tuple[str, list[Result]]]:
     for backend, kinds in result.get("figures", {}).items():
-        rows = []
+        rows: list[Result] = []
         for kind, rated in kinds.items():
             if isinstance(rated, str):
                 rows.append({"what": kind, "error": rated})

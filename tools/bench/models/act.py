@@ -6,6 +6,7 @@ back, as `tools.serve` does for so many robots that ask at once.
 """
 
 import time
+from functools import partial
 from typing import Any
 
 import jax
@@ -37,7 +38,7 @@ def run(console: Console, tiny: bool = False) -> dict[str, Any]:
         config = load_preset(name).model.computing(dtype="bfloat16")
         policy = random_policy(config, _WORDS, _CAMERAS, _STATE, sizes=batches)
         for batch in track(batches, f"{name} acts", console=console):
-            row = attempt(lambda p=policy, b=batch: latency(p, b, rounds))
+            row = attempt(partial(latency, policy, batch, rounds))
             found.append({"model": name, "batch": batch, **row})
         del policy
         jax.clear_caches()

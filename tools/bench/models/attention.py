@@ -7,7 +7,7 @@ alike; figures are medians over the rounds.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
@@ -168,7 +168,7 @@ def needed_flops(case: Case) -> float:
     return float(4 * (1 + _BACKWARD) * pairs * case.heads * case.head_dim)
 
 
-def alternate(steps: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+def alternate(steps: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
     """Seconds of every call, in turn; the first round only compiles."""
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(rounds + 1):

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from models import PackedBatch, Pi, PiConfig, Sample, pack
 from models.layers.layers import Compute
@@ -44,18 +45,18 @@ def run(console: Console, tiny: bool = False) -> dict[str, Any]:
         )
     base: Any = TINY.model if tiny else PiConfig()
     base = base.recomputing("full")
-    kinds = {recipe: Compute("bfloat16", fp8=recipe) for recipe in _RECIPES}
+    kinds: dict[str, Compute] = {recipe: Compute("bfloat16", fp8=recipe) for recipe in _RECIPES}
     kinds["bf16"] = Compute("bfloat16")
     models = {name: Pi(replace(base, compute=kind)) for name, kind in kinds.items()}
     rows = 2 if tiny else _ROWS
     batch, key = jax.device_put(random_batch(base, rows)), jax.random.key(1)
     params = jax.jit(models["bf16"].init)(key)
     steps = {
-        name: jax.jit(jax.value_and_grad(lambda p, b, m=model: m.loss(p, b, key)[0]))
+        name: jax.jit(jax.value_and_grad(partial(_scalar, model, key)))
         for name, model in models.items()
     }
     calls = {name: partial(step, params, batch) for name, step in steps.items()}
-    ready = {name: attempt(lambda c=call: _loss(c)) for name, call in calls.items()}
+    ready = {name: attempt(partial(_loss, call)) for name, call in calls.items()}
     console.print(f"Steps alternate: {', '.join(calls)}")
     able = {name: calls[name] for name, found in ready.items() if "error" not in found}
     took = alternate(able, 1 if tiny else _ROUNDS)
@@ -72,6 +73,10 @@ def run(console: Console, tiny: bool = False) -> dict[str, Any]:
         "samples": samples,
         "rows": [{"recipe": name, **found} for name, found in ready.items()],
     }
+
+
+def _scalar(model: Pi, key: PRNGKeyArray, params: Any, batch: PackedBatch) -> Float[Array, ""]:
+    return model.loss(params, batch, key)[0]
 
 
 def _loss(step: Callable[[], Any]) -> dict[str, Any]:

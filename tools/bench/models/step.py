@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -29,7 +30,8 @@ from tools.recipes.presets import RunConfig, load_preset
 
 PRECISIONS = {"bf16": "none", "fp8": "delayed"}
 """Scaling of float8 products by the planner's name of a precision."""
-_SHARES, _REMATS = (1.0, 0.75, 0.5, 0.25), ("none", "dots", "qkv", "attention", "full")
+_SHARES = (1.0, 0.75, 0.5, 0.25)
+_REMATS: tuple[Remat, ...] = ("none", "dots", "qkv", "attention", "full")
 _FITS = 0.9
 
 
@@ -133,7 +135,7 @@ def _largest(
     full: list[str] = []
     for share, remat in fitting(preset, rows, samples):
         config = _config(preset, share, remat, scaling)
-        row = attempt(lambda c=config: _measured(c, preset.optimizer, rows, samples, rounds))
+        row = attempt(partial(_measured, config, preset.optimizer, rows, samples, rounds))
         if FULL not in row.get("error", ""):
             return {"layers": share, "remat": remat, "full": full, **row}
         full.append(f"{share:.0%} of the layers, remat {remat}")

@@ -4,6 +4,7 @@ second, by how many environments it has."""
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -37,7 +38,7 @@ def run(
         horizon = max(load.horizon, replan_steps)
         rollout = replace(load.rollout, slots=envs, replan_steps=replan_steps)
         benched = BenchedPolicy(spec, replace(load, rollout=rollout, horizon=horizon))
-        found.append({"envs": envs, **attempt(lambda b=benched: run_colocated(b, env))})
+        found.append({"envs": envs, **attempt(partial(run_colocated, benched, env))})
     rates = [row.get("env-steps/s", math.nan) for row in found]
     return {
         "ratio": rates[-1] / rates[0],
