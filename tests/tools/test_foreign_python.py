@@ -25,6 +25,8 @@ RUNS = {
     "data/dataset.py": "modules of the shipped formats, by a table of their names",
     "data/lerobot/importing/recording.py": "libraries of other formats, by names of ours",
     "tools/__main__.py": "commands, by the names of their files",
+    "tools/bench/__main__.py": "benchmarks, by a table of their modules",
+    "parallel/trackers/tracker.py": "trackers of ours, by a table; others by path/to/file.py:NAME",
     "sim/processes/child.py": "a simulator's script of ours or of the user's suite",
     "data/store/convert.py": "pickles of this process, for its threads",
     "data/store/ray_convert.py": "pickles of this job, in its own Ray",

@@ -407,7 +407,8 @@ def test_a_policy_of_another_robot_is_refused_with_what_both_have(tmp_path):
 def test_presets_are_whole_and_taken_by_name_with_changes(name, tmp_path):
     where = ["--checkpoint", "a", "--out", "b"]
     paths, config, population = rl.parse([*where, "--preset", name])
-    assert (paths, config) == (rl.RlPaths(Path("a"), Path("b")), RL_PRESETS[name])
+    assert paths == rl.RlPaths(Path("a"), Path("b"), preset=name)
+    assert config == RL_PRESETS[name]
     assert population == rl.ALONE
     check_config(config)
     assert rl.parse([*where, f"--preset={name}", "--steps", "2"])[1] == replace(config, steps=2)

@@ -284,7 +284,7 @@ def test_unknown_presets_are_refused_and_a_users_file_is_read(tmp_path):
 def test_options_change_a_preset():
     arguments = ["--data", "a", "--out", "b", "--trainer.steps", "7", "--preset", "tiny"]
     paths, config, _ = train.parse([*arguments, "--resume"])
-    assert paths == train.Paths("a", Path("b"), resume=True)
+    assert paths == train.Paths("a", Path("b"), resume=True, preset="tiny")
     assert train.parse(["--preset=tiny", "--data", "sets/a"])[0].folder == Path("runs/a")
     assert config == replace(TINY, trainer=replace(TINY.trainer, steps=7))
     for data, name in (("mixes/both.json", "both"), ("hf://me/set.v2", "set.v2")):
