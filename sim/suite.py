@@ -49,9 +49,9 @@ class Suite:
     have tasks and first seed of this one (`tools.evaluate --perturb`)."""
     about: str = ""
     """Words for what a variant changes."""
-    sparse: "Callable[[int], Suite] | None" = None
+    cheaper: "Callable[[int, bool], Suite] | None" = None
     """The suite that draws a picture only every so many steps of an episode, and shows it again in
-    between: for recordings where drawing is what costs."""
+    between, and with smooth edges or without: for recordings where drawing is what costs."""
     source: str = ""
     """Origin of a suite that is not ours: SHA-256 of its file, or name and version of its package;
     `load_suite` fills it in."""

@@ -31,7 +31,12 @@ FAMILIES = {
 table closer; and that on the wrist."""
 
 
-def suite(name: str = "metaworld", paraphrased: bool = False, draw_every: int = 1) -> Suite:
+def suite(
+    name: str = "metaworld",
+    paraphrased: bool = False,
+    draw_every: int = 1,
+    antialias: bool = True,
+) -> Suite:
     """All 50 tasks or ten of them, 50 starts each, for a policy with two cameras.
 
     Args:
@@ -39,6 +44,8 @@ def suite(name: str = "metaworld", paraphrased: bool = False, draw_every: int = 
       paraphrased: prompts are wordings that no recording has.
       draw_every: steps from one drawn picture to the next, for recordings: frames in between have
         the last one again. Policies are judged with 1.
+      antialias: whether edges are drawn smoothly, as policies are judged; without, drawing takes
+        less time.
 
     Raises:
       FileNotFoundError: Meta-World is not installed.
@@ -55,11 +62,12 @@ def suite(name: str = "metaworld", paraphrased: bool = False, draw_every: int = 
             cameras=cameras,
             paraphrased=paraphrased,
             draw_every=draw_every,
+            antialias=antialias,
         ),
         first_seed=EVAL_SEEDS.start,
         action_range=((-1.0, 1.0),) * 4,
         variants={} if paraphrased else {"paraphrase": f"{name}_paraphrase"},
-        sparse=partial(suite, name, paraphrased),
+        cheaper=partial(suite, name, paraphrased),
         about="wordings that no recording has" if paraphrased else "",
     )
 
@@ -75,6 +83,7 @@ def open_slots(
     until_success: bool = True,
     paraphrased: bool = False,
     draw_every: int = 1,
+    antialias: bool = True,
 ) -> Slots:
     """Slots for some tasks; arguments beyond a suite's as in `sim.simulators.metaworld`.
 
@@ -94,6 +103,7 @@ def open_slots(
             "until_success": until_success,
             "paraphrased": paraphrased,
             "draw_every": draw_every,
+            "antialias": antialias,
         },
         remedy=INSTALL,
     )

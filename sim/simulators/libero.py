@@ -70,15 +70,19 @@ class Simulator:
       size: pixels along the edge of a picture.
       draw_every: steps from one drawn picture to the next, counted from an episode's start; looks
         in between see the last one again. For recordings, as drawing is what costs.
+      antialias: whether edges are drawn smoothly, as published; without, in half the time.
     """
 
-    def __init__(self, suite: str, tasks: list[str], size: int, draw_every: int = 1) -> None:
+    def __init__(
+        self, suite: str, tasks: list[str], size: int, draw_every: int = 1, antialias: bool = True
+    ) -> None:
         choose_renderer()
         everything = _benchmark(suite)
         numbers = {task.name: i for i, task in enumerate(everything.tasks)}
         self.suite = suite
         self.size = size
         self.draw_every = draw_every
+        self.antialias = antialias
         self.tasks = tasks
         self.prompts = instructions(suite)
         self.files = [everything.get_task_bddl_file_path(numbers[task]) for task in tasks]
@@ -200,6 +204,8 @@ class Simulator:
         )
         _draw_what_was_sampled(self.env.env)
         _compute_once(self.env)
+        if not self.antialias:
+            _draw_edges_as_they_come(self.env.sim)
         self.running = self.tasks[goal]
 
     def _drawn(self, noise: np.random.Generator) -> np.ndarray:
@@ -291,6 +297,14 @@ def _draw_what_was_sampled(env: Any) -> None:
 
     env.add_observable(Observable("moment", moment, sampling_rate=env.control_freq, active=False))
     env.sim._render_context_offscreen.data = SimpleNamespace(_data=kept)
+
+
+def _draw_edges_as_they_come(sim: Any) -> None:
+    """Draws one sample of each pixel from now on, not four."""
+    sim.model._model.vis.quality.offsamples = 0
+    drawing = sim._render_context_offscreen
+    drawing.con.free()
+    drawing._set_mujoco_context_and_buffers()
 
 
 @contextlib.contextmanager

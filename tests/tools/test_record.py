@@ -41,8 +41,9 @@ def test_an_existing_folder_is_left_alone(tmp_path):
 def test_numbers_that_make_no_recording_are_named(tmp_path):
     with pytest.raises(ValueError, match="episodes = 0"):
         record_dataset(RecordConfig(tmp_path / "none", episodes=0))
-    with pytest.raises(ValueError, match="'tabletop-lift' draws every step"):
-        record_dataset(RecordConfig(tmp_path / "none", draw_every=2))
+    for option in ({"draw_every": 2}, {"antialias": False}):
+        with pytest.raises(ValueError, match="'tabletop-lift' draws every step"):
+            record_dataset(RecordConfig(tmp_path / "none", **option))
     assert not (tmp_path / "none").exists()
 
 

@@ -291,7 +291,7 @@ def test_the_expert_does_a_task_from_a_fresh_start_and_pictures_between_drawn_on
         import numpy as np
 
         task = libero._benchmark("libero_spatial").get_task(2).name
-        simulator = libero.Simulator("libero_spatial", [task], 64, draw_every=3)
+        simulator = libero.Simulator("libero_spatial", [task], 128, draw_every=3)
         simulator.reset(task, 1007)
         drawn, states, success = [], [], False
         while not success and len(drawn) < 120:
@@ -303,17 +303,21 @@ def test_the_expert_does_a_task_from_a_fresh_start_and_pictures_between_drawn_on
                 drawn.append(None)
             success = simulator.step(simulator.expert())[3]
         same = [bool((a == b).all()) for a, b in zip(drawn[:6], drawn[1:7])]
+        plain = libero.Simulator("libero_spatial", [task], 128, antialias=False)
+        plain.reset(task, 1007)
+        apart = np.abs(plain.observe()[0].astype(int) - drawn[0]).max(-1)
         moves = [bool((a != b).any()) for a, b in zip(states, states[1:])]
         print(json.dumps([
             success, same, moves, simulator.spec()["expert"],
-            libero.Simulator("libero_goal", [], 64).spec()["expert"],
+            libero.Simulator("libero_goal", [], 64).spec()["expert"], float((apart > 8).mean()),
         ]))
         """,
     )
-    success, same, moves, spatial, goal = told
+    success, same, moves, spatial, goal, edges = told
     assert success
     assert same == [True, True, False, True, True, False]
     assert all(moves)
+    assert 0 < edges < 0.1
     assert (spatial, goal) == (True, False)
 
 

@@ -124,13 +124,26 @@ def test_goals_are_larger_in_the_close_camera_of_mt10_than_in_the_corner():
 
 def test_a_recording_may_draw_only_some_steps_which_are_those_of_one_that_draws_all(slots):
     start = Start("button-press-topdown-v3", 3)
-    with load_suite("metaworld").sparse(3).open((start.task,), 1, 48) as sparse:
+    with load_suite("metaworld").cheaper(3, True).open((start.task,), 1, 48) as sparse:
         seen = [outcome.observation for outcome in shown(sparse, 0, start, 1)[:8]]
     every = [outcome.observation for outcome in shown(slots, 0, start, 1)[:8]]
     for step, (some, true) in enumerate(zip(seen, every, strict=True)):
         assert np.array_equal(some.images, every[step - step % 3].images)
         assert np.array_equal(some.state, true.state)
     assert not np.array_equal(every[3].images, every[5].images)
+
+
+def test_without_antialiasing_edges_alone_differ_and_little_once_pictures_are_smaller(python):
+    start, pictures = Start("button-press-topdown-v3", 3), []
+    for antialias in (True, False):
+        suite = load_suite("metaworld").cheaper(1, antialias)
+        with suite.open((start.task,), 1, 128) as slots:
+            pictures.append(begun(slots, 0, *start).observation.images[0].astype(float))
+    smooth, plain = pictures
+    changed = (np.abs(smooth - plain).max(-1) > 8).mean()
+    assert 0 < changed < 0.1
+    smaller = [p.reshape(-1, 32, 4, 32, 4, 3).mean((2, 4)) for p in pictures]
+    assert np.abs(smaller[0] - smaller[1]).mean() < 1
 
 
 def test_the_same_start_is_the_same_episode_in_any_slot_after_any_other(slots):
