@@ -1,10 +1,11 @@
 """List, compare and plot runs of tools.train and tools.rl: a table, their configs' differences, one
-page of HTML with learning curves and films.
+page of HTML with learning curves and films, or a moving picture of the films alone.
 
     python -m tools.runs list runs
     python -m tools.runs compare runs/small runs/large
     python -m tools.runs plot runs/small runs/large --out runs.html
     python -m tools.runs plot runs/large --watch
+    python -m tools.runs film runs/large --out large.webp
 
 PATH is the folder of a run, or of several; what is read may be under way.
 """
@@ -18,8 +19,10 @@ import tyro
 from models.terminal import Console, guard_tracebacks
 from sim.report.page import write_page
 from tools.command_line.ending import in_a_line
+from tools.runs.films import read_films
 from tools.runs.page import METRICS, render
 from tools.runs.seen import find_runs, read_runs
+from tools.runs.sheet import write_sheet
 from tools.runs.table import show_differences, show_runs
 
 RunPaths = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATH …")]
@@ -71,6 +74,34 @@ def plot_command(
         time.sleep(max(_SECONDS, 5 * (time.monotonic() - begin)))
     if watch:
         console.print("No run is under way; the page is complete.")
+
+
+@app.command(name="film")
+def film_command(
+    paths: RunPaths = (Path("runs"),),
+    out: Path = Path("runs.webp"),
+    edge: int = 160,
+    quality: int = 50,
+) -> None:
+    """Write the films of the runs' reports side by side, as one moving picture (animated WebP).
+
+    Args:
+      out: the picture.
+      edge: of a film, pixels.
+      quality: of WebP, 0 to 100: what a film takes in the file.
+    """
+    found = [read_films(path) for path in find_runs(paths)]
+    console = Console()
+    for sentence in (sentence for _, damage in found for sentence in damage):
+        console.print(sentence, soft_wrap=True)
+    films = [film for of_run, _ in found for film in of_run]
+    if not films:
+        raise ValueError(
+            f"There are no films in {', '.join(map(str, paths))}; `python -m tools.evaluate --out "
+            "RUN/evaluation` writes a report with some."
+        )
+    write_sheet(out, films, edge, quality)
+    console.print(f"{out}: {len(films)} films, {out.stat().st_size:,} bytes", soft_wrap=True)
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import tools.runs.__main__ as command
 from data.video.video import encode_mp4
@@ -61,7 +62,7 @@ def filmed(folder, seeds):
         )
         for seed in seeds
     )
-    frames = np.zeros((4, 32, 32, 3), np.uint8)
+    frames = np.full((4, 32, 32, 3), np.arange(0, 80, 20)[:, None, None, None], np.uint8)
     clips = tuple(Clip(k, frames) for k in range(len(seeds)))
     found = Evaluation("lift", ("lift",), ("a",), episodes, 10, clips=clips)
     encode = partial(encode_mp4, options=ENCODING)
@@ -154,6 +155,36 @@ def test_a_report_of_somebody_else_brings_nothing_but_films(tmp_path):
     assert [one["src"] for one in found.all("video")] == ["data:video/mp4;base64,AAAA"]
     assert not found.all("script")
     assert "poster" not in found.all("video")[0]
+
+
+def test_films_move_side_by_side_until_the_longest_has_ended(tmp_path, typed):
+    run, out = made(tmp_path / "a", [1.0]), tmp_path / "sheet.webp"
+    filmed(run, range(1, 8))
+    assert "7 films" in typed("film", run, "--out", out, "--edge", 40)
+    with Image.open(out) as picture:
+        assert picture.size == (6 * 40, 2 * 40)
+        assert picture.n_frames >= 2
+        red, green, empty = map(picture.convert("RGB").getpixel, [(1, 20), (41, 20), (60, 60)])
+    assert red[0] > 150 > red[1], "seed 1 failed"
+    assert green[1] > 120 > green[0], "seed 2 succeeded"
+    assert min(empty) > 245
+
+
+def test_without_films_none_are_drawn(tmp_path, typed):
+    run, out = made(tmp_path / "a", [1.0]), tmp_path / "sheet.webp"
+    with pytest.raises(SystemExit, match=r"There are no films in .*a; `python -m tools.evaluate"):
+        typed("film", run, "--out", out)
+    assert not out.exists()
+
+
+def test_a_film_that_cannot_be_decoded_is_refused(tmp_path, typed):
+    run, out = made(tmp_path / "a", [1.0]), tmp_path / "sheet.webp"
+    filmed(run, [1])
+    report = run / "evaluation" / "report.html"
+    report.write_text(re.sub('video/mp4;base64,[^"]*', "video/mp4;base64,AAAA", report.read_text()))
+    with pytest.raises(SystemExit, match="cannot be decoded"):
+        typed("film", run, "--out", out)
+    assert not out.exists()
 
 
 def test_a_page_is_written_again_until_the_run_is_over(tmp_path, typed, monkeypatch):

@@ -1,0 +1,88 @@
+"""Films of a run's evaluations side by side, as one moving picture (animated WebP), which pages of
+Markdown show where they would not play a film.
+"""
+
+import base64
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import av
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image
+
+from tools.runs.films import Film
+
+ACROSS = 6
+"""Films in a row."""
+
+_FRAME = 3
+_GOOD, _BAD = (46, 160, 67), (218, 54, 51)
+_STILL_SECONDS = 1.0
+
+
+def write_sheet(path: Path, films: Sequence[Film], edge: int, quality: int) -> None:
+    """Draws films in rows, framed in green where the episode succeeded and in red where it did not,
+    each standing still on its last picture until the longest has ended.
+
+    Args:
+      films: at least one; other than square ones are squeezed.
+      edge: of a film, pixels.
+      quality: of WebP, 0 to 100.
+    """
+    decoded = [decode(film.source) for film in films]
+    rate = decoded[0][1]
+    longest = max(len(frames) for frames, _ in decoded) + round(_STILL_SECONDS * rate)
+    tiles = [
+        _framed(frames, film.good, edge) for (frames, _), film in zip(decoded, films, strict=True)
+    ]
+    pictures = [
+        Image.fromarray(_tiled([t[min(i, len(t) - 1)] for t in tiles])) for i in range(longest)
+    ]
+    pictures[0].save(
+        path,
+        save_all=True,
+        append_images=pictures[1:],
+        duration=round(1000 / rate),
+        loop=0,
+        quality=quality,
+        method=6,
+    )
+
+
+def decode(source: str) -> tuple[list[UInt8[np.ndarray, "h w 3"]], float]:
+    """Pictures of a film in a data URL, and how many pass in a second.
+
+    Raises:
+      ValueError: it cannot be decoded.
+    """
+    content = io.BytesIO(base64.b64decode(source.partition(",")[2]))
+    try:
+        with av.open(content) as container:
+            frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+            return frames, float(container.streams.video[0].average_rate or 10)
+    except av.FFmpegError as error:
+        raise ValueError(f"A film of the report cannot be decoded ({error}).") from error
+
+
+def _framed(
+    frames: Sequence[UInt8[np.ndarray, "h w 3"]], good: bool, edge: int
+) -> list[UInt8[np.ndarray, "e e 3"]]:
+    inside = edge - 2 * _FRAME
+    small = [Image.fromarray(f).resize((inside, inside), Image.Resampling.LANCZOS) for f in frames]
+    canvas = np.full((edge, edge, 3), _GOOD if good else _BAD, np.uint8)
+    framed = []
+    for picture in small:
+        canvas[_FRAME:-_FRAME, _FRAME:-_FRAME] = np.asarray(picture)
+        framed.append(canvas.copy())
+    return framed
+
+
+def _tiled(pictures: Sequence[UInt8[np.ndarray, "e e 3"]]) -> UInt8[np.ndarray, "h w 3"]:
+    """Pictures in rows; places that are left over in the last one are white."""
+    columns = min(ACROSS, len(pictures))
+    white = np.full_like(pictures[0], 255)
+    filled = [*pictures, *[white] * (-len(pictures) % columns)]
+    rows = [np.concatenate(filled[i : i + columns], 1) for i in range(0, len(filled), columns)]
+    return np.concatenate(rows, 0)
