@@ -9,6 +9,10 @@ import pytest
 from tests.helpers.notebooks import FOLDER, NAMES, ROOT, WIDGET, execute, read, tidy
 
 SMALL = {
+    "asynchronous_rl": {
+        **{"EPISODES": 12, "STEPS": 2, "RL_STEPS": 2, "COMPARED": 2, "STARTS": 4},
+        **{"GROUPS": 2, "GROUP": 2, "SLOTS": 4},
+    },
     "fine_tune_and_debug": {"EPISODES": 12, "STEPS": 2, "OBSERVATIONS": 32},
     "mend_a_dataset": {"EPISODES": 12},
     "plan_a_cluster": {"PRESET": "tiny", "GPUS": 64, "REMATS": ("full",), "SIZES": (8, 64)},
@@ -74,7 +78,16 @@ def check_fine_tune(notebook: nbformat.NotebookNode) -> None:
     assert re.search(r"training .* 2/2 ", bars(notebook))
 
 
+def check_rl(notebook: nbformat.NotebookNode) -> None:
+    text = said(notebook)
+    assert re.search(r"before: [\d.]+ +after: [\d.]+", text)
+    waited = re.findall(r"staleness (\d): the learner waited ([\d.]+) s", text)
+    assert [bound for bound, _ in waited] == ["0", "1", "2"]
+    assert float(waited[0][1]) > 0
+
+
 CLAIMS = {
+    "asynchronous_rl": check_rl,
     "fine_tune_and_debug": check_fine_tune,
     "mend_a_dataset": check_mend,
     "plan_a_cluster": check_plan,
