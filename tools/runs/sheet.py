@@ -59,7 +59,7 @@ def decode(source: str) -> tuple[list[UInt8[np.ndarray, "h w 3"]], float]:
     """
     content = io.BytesIO(base64.b64decode(source.partition(",")[2]))
     try:
-        with av.open(content) as container:
+        with av.open(content, "r") as container:
             frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
             return frames, float(container.streams.video[0].average_rate or 10)
     except av.FFmpegError as error:
