@@ -4,6 +4,7 @@
     python -m tools.bench pi05 --peer ENVIRONMENT/bin/python
     python -m tools.bench data --peer ENVIRONMENT/bin/python
     python -m tools.bench attention --tiny
+    python -m tools.bench all        # every one that a CPU can run; --list says how long each takes
     python -m tools.bench pages      # writes figures on the pages of docs anew from their JSON
 
 Each result has `ratio` (ours over the other), both figures with their unit, versions and hardware.
@@ -47,7 +48,7 @@ BENCHMARKS: Mapping[str, str] = {
     "step": "tools.bench.models.step",
 }
 """Modules, whose `run` measures."""
-COMMANDS: Mapping[str, str] = {"pages": "tools.bench.pages"}
+COMMANDS: Mapping[str, str] = {"all": "tools.bench.all", "pages": "tools.bench.pages"}
 """Modules, whose `main` is a command about all of them."""
 
 _WITH_PEER = ("data", "ladder", "pi05", "stats")
