@@ -125,8 +125,8 @@ def test_a_mistake_on_a_page_is_named(page: str, said: str, tmp_path: Path) -> N
 
 
 def _records(found: Any) -> Iterator[dict[str, Any]]:
-    """Dicts that tell successes, at any depth."""
-    if isinstance(found, dict) and "successes" in found:
+    """Dicts that tell successes, episodes, and what follows from them, at any depth."""
+    if isinstance(found, dict) and found.keys() >= {"successes", "episodes", "success", "interval"}:
         yield found
     for value in found.values() if isinstance(found, dict) else ():
         yield from _records(value)
