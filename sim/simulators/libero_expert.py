@@ -23,6 +23,9 @@ _REACH = 0.73
 straight."""
 _RIM = 0.005, 0.018
 """Grip on a rim: inwards from its middle radius and below its top, metres."""
+_FROM = np.radians(160)
+"""Side of a bowl to grip it from, seen from above: nearly the robot's. Where the nearest side is
+taken, it is now one and now the other, and a policy that learns both closes its hand in between."""
 _SIDE = 0.03
 """Grip on a body: below its top, metres."""
 _WIDEST = 0.074
@@ -88,7 +91,8 @@ def highest(boxes: list[Box], a: np.ndarray, b: np.ndarray, radius: float) -> fl
 
 def rim_grasps(points: np.ndarray, rotation: np.ndarray) -> list[tuple[Grasp, float]]:
     """Grasps round the rim of a bowl, by points of it in its own frame and its orientation, each
-    with the slope of the wall there: 0 where it is vertical, 1 where it lies."""
+    with a cost: of the slope of the wall, 0 where it is vertical and 1 where it lies, and of the
+    angle (radians) from the side that is preferred."""
     rim = points[points[:, 2] > points[:, 2].max() - 0.006]
     centre = (rim.min(0) + rim.max(0)) / 2
     radius = np.ptp(rim, axis=0)[:2].mean() / 2 - _RIM[0]
@@ -99,12 +103,15 @@ def rim_grasps(points: np.ndarray, rotation: np.ndarray) -> list[tuple[Grasp, fl
         outwards /= np.linalg.norm(outwards)
         point = centre + outwards * radius - [0.0, 0.0, _RIM[1]]
         axis = np.array([np.cos(angle), np.sin(angle), 0.0])
-        made.append((Grasp(point, axis), float(abs((rotation @ outwards)[2]))))
+        slope = abs((rotation @ outwards)[2])
+        away = abs((angle - _FROM + np.pi) % (2 * np.pi) - np.pi)
+        made.append((Grasp(point, axis), float(15.0 * slope + 3.0 * away)))
     return made
 
 
 def side_grasps(points: np.ndarray, rotation: np.ndarray) -> list[tuple[Grasp, float]]:
-    """Grasps across an upright object that fit between the fingers, each with its thickness."""
+    """Grasps across an upright object that fit between the fingers, each with a cost of its
+    thickness."""
     seen = points @ rotation.T
     top, low = seen[:, 2].max(), seen[:, 2].min()
     made = []
@@ -116,7 +123,7 @@ def side_grasps(points: np.ndarray, rotation: np.ndarray) -> list[tuple[Grasp, f
             middle = along.max() + along.min(), beside.max() + beside.min()
             point = (axis * middle[0] + across * middle[1]) / 2
             point[2] = max(top - _SIDE, low + 0.012)
-            made.append((Grasp(rotation.T @ point, axis), float(np.ptp(along))))
+            made.append((Grasp(rotation.T @ point, axis), 5.0 * float(np.ptp(along))))
     return made
 
 
@@ -250,7 +257,7 @@ class Expert:
                 + turn
                 + np.linalg.norm((at - hand)[:2])
                 + 40.0 * beyond
-                + 5.0 * worse
+                + worse
             )
             grasps.append(Grasp(grasp.point, axis))
         return [grasps[i] for i in np.argsort(costs, kind="stable")]
