@@ -1,6 +1,8 @@
-"""Commands in the guides: each parses with the options that there are now."""
+"""Guides and the code agree: each command in them parses with the options that there are now, and
+each message of ours that they explain is one that the code has."""
 
 import argparse
+import ast
 import inspect
 import re
 import runpy
@@ -17,9 +19,21 @@ import tyro
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCED = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
-OURS = re.compile(r"(?:python -m tools\.(?P<module>[\w.]+)|chiliad (?P<name>[a-z-]+))(?:\s|$)")
-ELSEWHERE: dict[str, str] = {}
+STARTED = r"(?:[A-Z_]+=\S+ +|mpirun -n \d+ +|srun +)*"
+"""Words before a command: settings, and what starts it on several machines."""
+OURS = re.compile(
+    STARTED + r"(?:python -m tools\.(?P<module>[\w.]+)|chiliad (?P<name>[a-z-]+))(?:\s|$)"
+)
+SPAN = re.compile(r"`([^`\n]+)`")
+ELSEWHERE = {
+    "python -m tools.demo --seed S": "S stands for a number",
+    "python -m tools.plan ...": "the options of the command above it are left out",
+}
 """Beginnings of commands that need not parse, each with the reason."""
+PACKAGES = ("models", "data", "parallel", "sim", "rl", "tools", "client")
+TROUBLES = ROOT / "docs" / "troubleshooting.md"
+THEIRS = "## Python, JAX, drivers and the system"
+"""Heading of the messages that are not ours."""
 
 
 class Parsed(BaseException):
@@ -32,9 +46,15 @@ def blocks(page: Path) -> Iterator[tuple[str, str]]:
 
 
 def commands(page: Path) -> list[str]:
-    """Our commands in a page, without comments; a command behind `--` is one, too."""
-    text = "".join(block for _, block in blocks(page)).replace("\\\n", " ")
-    lines = [re.sub(r"\s#.*", "", line).strip().removeprefix("$ ") for line in text.splitlines()]
+    """Our commands in blocks and indented lines of a page, without comments, and whole ones in its
+    prose; a command behind `--` is one, too."""
+    text = page.read_text()
+    prose = FENCED.sub("", text)
+    indented = [line for line in re.sub(r"\\\n", " ", prose).splitlines() if line[:4] == "    "]
+    block = "".join(block for _, block in blocks(page)).replace("\\\n", " ")
+    shown = [re.sub(r"\s#.*", "", line) for line in [*block.splitlines(), *indented]]
+    said = [span for span in SPAN.findall(prose) if "…" not in span and " -" in span[10:]]
+    lines = [line.strip().removeprefix("$ ") for line in [*shown, *said]]
     parts = [part for line in lines if OURS.match(line) for part in line.split(" -- ")]
     return [" ".join(part.split()) for part in parts if OURS.match(part)]
 
@@ -53,7 +73,7 @@ def fault(command: str) -> str:
     except Parsed:
         return ""
     except SystemExit as end:
-        return f"exit {end.code}"
+        return f"exit {end.code}" if end.code else ""  # 0 of --help
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     finally:
@@ -146,10 +166,52 @@ def test_a_command_with_an_option_that_is_not_there_is_found(command):
     assert fault(command)
 
 
-def test_commands_are_found_in_blocks_of_all_kinds():
+def test_every_exception_is_needed():
+    found = [command for page in PAGES for command in commands(page)]
+    for beginning in ELSEWHERE:
+        assert all(fault(c) for c in found if c.startswith(beginning))
+        assert any(c.startswith(beginning) for c in found)
+
+
+def test_commands_are_found_wherever_they_stand():
     found = [command for page in PAGES for command in commands(page)]
     assert len(found) > 200
     assert "python -m tools.train --data PATH --mesh.fsdp 2" in found, "behind tools.launch"
     assert any(command.endswith("--private-key key.pem") for command in found), "over two lines"
     assert any(command.startswith("chiliad runs") for command in found)
+    assert any("--process-id 0" in command for command in found), "indented, without a fence"
+    assert "python -m tools.bench serve --json" in found, "in prose"
     assert not any("#" in command for command in found)
+
+
+@cache
+def messages() -> str:
+    """All texts in our code, one a line, with `…` for what is filled in."""
+    texts = []
+    for file in (file for package in PACKAGES for file in (ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                parts = (p.value if isinstance(p, ast.Constant) else "…" for p in node.values)
+                texts.append("".join(map(str, parts)))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.append(node.value)
+    return "\n".join(text.replace("\n", " ") for text in texts)
+
+
+def said(message: str) -> bool:
+    """True if our code has such a message; `…` stands for anything."""
+    return bool(re.search(".*?".join(map(re.escape, message.split("…"))), messages()))
+
+
+def test_messages_that_are_explained_are_those_of_the_code():
+    ours, theirs, others = TROUBLES.read_text().partition(THEIRS)
+    explained = re.findall(r"^\| `([^`]+)`", ours, re.MULTILINE)
+    assert theirs
+    assert len(explained) >= 25
+    assert len(re.findall(r"^\| `", others, re.MULTILINE)) >= 8
+    assert not [message for message in explained if not said(message)]
+
+
+def test_a_message_that_nobody_says_is_found():
+    assert said("is no tracker; give …, each with :PROJECT if you like")
+    assert not said("is no tracker; take …, each with :PROJECT if you like")
