@@ -1,5 +1,6 @@
 # Two commands: `make demo` (record, train, evaluate, report) and `make test` (lint, types, tests).
 # `make notebooks` executes the notebooks and writes the files with outputs beside their sources.
+# `make docs` builds the site of guides, results and reference into site/, in .venv-docs.
 # `make test-optimised` runs a few of parity, packing and sharding on programs as users run them,
 # compiled at XLA's own optimisation level; the other tests do not optimise.
 # `make smoke PYTHON=python3.13` tries another Python in an environment of its own, .venv-smoke-3.13:
@@ -30,12 +31,16 @@ SMOKED := tests/test_imports.py tests/data/lerobot/test_dataset.py tests/models/
   tests/parallel/test_step.py tests/rl/test_objectives.py tests/sim/rendering/test_raycast.py \
   tests/tools/test_data.py
 
-.PHONY: demo notebooks test test-optimised smoke smoke-demo smoke-tests fuzz drill test-h100 gpu lint install client metaworld libero gym
+.PHONY: demo notebooks docs test test-optimised smoke smoke-demo smoke-tests fuzz drill test-h100 gpu lint install client metaworld libero gym
 demo: install
 	$(BIN)/python -m tools.demo
 
 notebooks: install
 	$(BIN)/python -m tests.helpers.notebooks
+
+docs: .venv-docs/installed
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet --strict
+	@echo The site is site/index.html.
 
 test: install lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder

@@ -77,7 +77,7 @@ def shardings(shapes: PyTree, rules: Rules, mesh: Mesh) -> PyTree:
 
     Raises:
       ValueError: a path matches no rule or several (all such are listed), or a spec splits a
-      dimension that its mesh axes do not divide.
+        dimension that its mesh axes do not divide.
     """
     leaves, tree = jax.tree_util.tree_flatten_with_path(shapes)
     named = [(path_name(path), leaf) for path, leaf in leaves]

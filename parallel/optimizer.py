@@ -157,7 +157,7 @@ def select(config: OptimizerConfig, params: Any) -> tuple[Any, Any]:
 
     Raises:
       ValueError: `rate_factors` find no factor for a parameter (all such are listed), freeze all of
-      them, or one of their regexes decides for none; or `decayed` is found nowhere.
+        them, or one of their regexes decides for none; or `decayed` is found nowhere.
     """
     flat = jax.tree_util.tree_flatten_with_path(params)[0]
     names = [path_name(path) for path, _ in flat if not is_history(path)]

@@ -48,7 +48,7 @@ def read(
 
     Raises:
       ValueError: the checkpoint does not hold these parameters (every difference is listed), or
-      some of them are NaN or infinite.
+        some of them are NaN or infinite.
     """
     wanted = {path: _placed(leaf) for path, leaf in flatten_dict(like, sep="/").items()}
     shapes = {path: tuple(leaf.shape) for path, leaf in wanted.items()}

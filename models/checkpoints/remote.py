@@ -1,5 +1,5 @@
 """Checkpoints on the Hugging Face hub and in buckets, fetched to this machine's disk: every path of
-a checkpoint may be a URL, hf://org/name[@revision][/folder] or any of fsspec's.
+a checkpoint may be a URL, `hf://org/name[@revision][/folder]` or any of fsspec's.
 
 Only what is needed comes, never pickles or Python. What comes from a bucket lies in a folder of its
 own for each content (names, sizes, tags), which gets its name when all of it is there; hub files

@@ -169,7 +169,7 @@ def match(
 
     Raises:
       ValueError: one message that lists every parameter of ours that is missing there, every array
-      of theirs that no parameter takes, and every one whose shape does not fit.
+        of theirs that no parameter takes, and every one whose shape does not fit.
     """
     leaves: dict[str, MappedParameter] = {}
     missing, misshapen, taken = [], [], set[str]()

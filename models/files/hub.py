@@ -34,7 +34,7 @@ class HubPlace:
 
     @classmethod
     def parse(cls, url: str, kind: Kind = "model") -> "HubPlace":
-        """The place at hf://organisation/name[@revision][/folder]; "models/" or "datasets/" may
+        """The place at `hf://organisation/name[@revision][/folder]`; "models/" or "datasets/" may
         stand before.
 
         Raises:

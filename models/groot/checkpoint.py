@@ -65,7 +65,7 @@ def config(source: CheckpointSource, values: dict[str, Any]) -> GrootConfig:
 
     Raises:
       ValueError: config.json tells of a variant that is not this architecture, tensors that sizes
-      are read from are missing, or head counts do not divide widths.
+        are read from are missing, or head counts do not divide widths.
     """
     _check_variant(values, source.where)
     where, released = f"{source.where}: config.json", GrootConfig()
@@ -205,7 +205,7 @@ def export(params: PyTree, config: GrootConfig, path: Path, dtype: str = "float3
 
     Raises:
       ValueError: the directory holds a model, or theirs has no place for some parameter (LoRA
-      factors must be merged first).
+        factors must be merged first).
     """
     path = Path(path)
     file = new_model(path)

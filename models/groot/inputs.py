@@ -34,7 +34,7 @@ def groot_batch(
 
     Raises:
       ValueError: an entry is absent or of another shape, an id is out of range, or a sample has not
-      as many image tokens as its views fill.
+        as many image tokens as its views fill.
     """
     given = _checked(observation, config)
     images, owner, ids, mask = (

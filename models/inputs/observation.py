@@ -38,7 +38,7 @@ def read_observation(
 
     Raises:
       ValueError: a key or camera is unknown, something is absent or of another shape, a token id is
-      out of range, or a prompt is too long.
+        out of range, or a prompt is too long.
     """
     unknown = sorted(set(observation) - _KEYS - _UNREAD)
     if unknown:

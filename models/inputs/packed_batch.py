@@ -180,7 +180,7 @@ def pack(rows: Sequence[Sequence[Sample]], layout: Layout) -> PackedBatch:
 
     Raises:
       ValueError: a row asks for more samples, images, text tokens or prefix places than the layout
-      has, or a sample for more targets, or its `image_at` does not fit its images and text.
+        has, or a sample for more targets, or its `image_at` does not fit its images and text.
     """
     samples = [sample for row in rows for sample in row]
     images = np.array([len(sample.images) for sample in samples], np.int64)

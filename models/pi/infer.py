@@ -39,7 +39,7 @@ def pi_config(
 
     Raises:
       ValueError: parameters are missing without which sizes cannot be told (all such are listed),
-      or the sizes contradict each other.
+        or the sizes contradict each other.
     """
     shapes = our_shapes(table, source.shapes, known)
     reads_state = "state_in/kernel" in table.by_path

@@ -290,7 +290,7 @@ def export(params: PyTree, config: LerobotConfig, path: Path, dtype: str = "floa
 
     Raises:
       ValueError: the directory holds a model, or LeRobot's has no place for some parameter (LoRA
-      factors must be merged first).
+        factors must be merged first).
     """
     path = Path(path)
     file = new_model(path)

@@ -4,6 +4,8 @@
     python -m tools.bench pi05 --peer ENVIRONMENT/bin/python
     python -m tools.bench data --peer ENVIRONMENT/bin/python
     python -m tools.bench attention --tiny
+    python -m tools.bench all        # every one that a CPU can run; --list says how long each takes
+    python -m tools.bench pages      # writes figures on the pages of docs anew from their JSON
 
 Each result has `ratio` (ours over the other), both figures with their unit, versions and hardware.
 A benchmark is imported when it is asked for, so that each needs only its own packages.
@@ -46,6 +48,8 @@ BENCHMARKS: Mapping[str, str] = {
     "step": "tools.bench.models.step",
 }
 """Modules, whose `run` measures."""
+COMMANDS: Mapping[str, str] = {"all": "tools.bench.all", "pages": "tools.bench.pages"}
+"""Modules, whose `main` is a command about all of them."""
 
 _WITH_PEER = ("data", "ladder", "pi05", "stats")
 _WITH_TINY = ("act", "attention", "colocated", "fp8", "pi05", "processes", "sim", "step")
@@ -85,6 +89,10 @@ def main(
 if __name__ == "__main__":
     guard_tracebacks()
     try:
-        tyro.cli(main, prog="python -m tools.bench", description=__doc__)
+        if found := COMMANDS.get("".join(sys.argv[1:2])):
+            command, prog = import_module(found), f"python -m tools.bench {sys.argv[1]}"
+            tyro.cli(command.main, prog=prog, description=command.__doc__, args=sys.argv[2:])
+        else:
+            tyro.cli(main, prog="python -m tools.bench", description=__doc__)
     except (ValueError, FileNotFoundError) as error:
         sys.exit(harmless(f"error: {error}"))

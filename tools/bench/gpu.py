@@ -18,12 +18,10 @@ import ast
 import json
 import os
 import re
-import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution, packages_distributions, requires
@@ -33,6 +31,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from tools.bench.gpu_page import page
+from tools.bench.process import TAIL, ended, last_json
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results" / "gpu"
@@ -40,8 +39,6 @@ PAGE = ROOT / "docs" / "results" / "gpu.md"
 _OURS = ("models", "data", "parallel", "sim", "rl", "tools", "tests", "chiliad_client")
 _PATIENCE = 1800
 """Seconds after which a shrunk measurement is stopped, on machines that are busy otherwise."""
-_TAIL = 1500
-"""Characters of a failed process's last words that are kept."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +169,7 @@ def run(each: Measurement, limit: float, tiny: bool = False) -> dict[str, Any]:
     environment = os.environ | dict(each.environment)
     if each.module:
         command = [sys.executable, "-m", "tools.bench", each.name, *each.options, "--json"]
-        found = _ended([*command, *["--tiny"] * tiny], environment, limit, _last_json)
+        found = ended([*command, *["--tiny"] * tiny], environment, limit, last_json)
     else:
         found = _tested(environment, limit, tiny)
     return about | {"seconds": round(time.monotonic() - since, 1)} | found
@@ -253,7 +250,7 @@ def describe() -> dict[str, str]:
         " + d.device_kind, 'python': sys.version.split()[0], 'packages': ', '.join(shown)}))"
     )
     environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    return _ended([sys.executable, "-c", script], environment, 120, _last_json)
+    return ended([sys.executable, "-c", script], environment, 120, last_json)
 
 
 def _say(text: str) -> None:
@@ -309,7 +306,7 @@ def _tested(environment: Mapping[str, str], limit: float, tiny: bool) -> dict[st
         report = Path(folder, "report.xml")
         command = [sys.executable, "-m", "pytest", "-m", "gpu", f"--junitxml={report}"]
         command += [*["--collect-only"] * tiny, *(str(f.relative_to(ROOT)) for f in gpu_tests())]
-        found = _ended(command, environment, limit, lambda said: {"said": said[-_TAIL:]})
+        found = ended(command, environment, limit, lambda said: {"said": said[-TAIL:]})
         if tiny or not report.is_file():
             return found
         tests = [_outcome(case) for case in ElementTree.parse(report).iter("testcase")]
@@ -322,49 +319,9 @@ def _tested(environment: Mapping[str, str], limit: float, tiny: bool) -> dict[st
 def _outcome(case: ElementTree.Element) -> dict[str, Any]:
     row: dict[str, Any] = {"name": case.get("name"), "seconds": float(case.get("time") or 0)}
     for child in case:
-        said = (child.get("message") or child.text or "")[:_TAIL]
+        said = (child.get("message") or child.text or "")[:TAIL]
         row |= {"left_out": said} if child.tag == "skipped" else {"error": said}
     return row
-
-
-def _ended(
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    limit: float,
-    read: Callable[[str], dict[str, Any]],
-) -> dict[str, Any]:
-    """Runs a command to its end, or to the limit, with all that it started; its stdout, read."""
-    with (
-        tempfile.TemporaryFile() as said,
-        tempfile.TemporaryFile() as wrong,
-        subprocess.Popen(
-            command, env=environment, cwd=ROOT, stdout=said, stderr=wrong,
-            stdin=subprocess.DEVNULL, start_new_session=True,
-        ) as process,
-    ):  # fmt: skip
-        try:
-            process.wait(limit)
-            ended = f"It ended with {process.returncode}"
-        except subprocess.TimeoutExpired:
-            ended = f"It was stopped after {limit:.0f} s"
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-        texts = []
-        for stream in (said, wrong):
-            stream.seek(0)
-            texts.append(stream.read().decode(errors="replace"))
-    if process.returncode:
-        last = (texts[1].strip() or texts[0].strip())[-_TAIL:]
-        return {"error": f"{ended}: {last}"}
-    return read(texts[0])
-
-
-def _last_json(said: str) -> dict[str, Any]:
-    try:
-        return json.loads(said.splitlines()[-1])
-    except (IndexError, ValueError):
-        return {"error": f"It printed no result: {said[-_TAIL:]}"}
 
 
 def _absent(names: Sequence[str]) -> list[str]:

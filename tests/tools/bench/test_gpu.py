@@ -11,6 +11,7 @@ from rich.console import Console
 from tools.bench import gpu
 from tools.bench.gpu import MEASUREMENTS, PAGE, RESULTS, errors, main
 from tools.bench.gpu_page import page
+from tools.bench.process import ended, last_json
 
 CHEAP = ("attention", "act")
 """Benchmarks that compile for less than a minute; `make drill` runs the others."""
@@ -78,13 +79,13 @@ def test_without_a_gpu_it_says_so(monkeypatch, capsys):
 
 def test_a_process_that_dies_or_hangs_gives_its_error():
     died = [sys.executable, "-c", "import sys; print('{}'); sys.exit('CUDA: out of memory')"]
-    found = gpu._ended(died, {}, 60, gpu._last_json)
+    found = ended(died, {}, 60, last_json)
     assert found == {"error": "It ended with 1: CUDA: out of memory"}
     hangs = [sys.executable, "-c", "print('at work', flush=True); import time; time.sleep(60)"]
-    found = gpu._ended(hangs, {}, 1.5, gpu._last_json)
+    found = ended(hangs, {}, 1.5, last_json)
     assert found["error"].startswith("It was stopped after 2 s")
     said = [sys.executable, "-c", "print('a line'); print('{\"ratio\": 2}')"]
-    assert gpu._ended(said, {}, 60, gpu._last_json) == {"ratio": 2}
+    assert ended(said, {}, 60, last_json) == {"ratio": 2}
 
 
 def test_what_a_python_lacks_is_named_for_each_part(monkeypatch):

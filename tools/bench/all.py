@@ -1,0 +1,197 @@
+"""Every benchmark that a CPU can run, one after another, each in a process of its own.
+
+    python -m tools.bench all --list         # which there are, and how long each takes
+    python -m tools.bench all                # measures those whose JSON is not there yet
+    python -m tools.bench all --quick        # only those of at most five minutes
+    python -m tools.bench all --again --peer pi05 OPENPI/bin/python data LEROBOT/bin/python
+
+A result stands in docs/results/data/NAME.json as soon as it is there, with the machine's load
+before it began. One that fails stops no other and is tried again by the next call, as is one that
+was interrupted. At the end the pages' figures are written anew (`python -m tools.bench pages`);
+pictures that ladder and rl draw lie in the repository's root. Rates mean something on a machine
+that does nothing else. What wants a GPU: `python -m tools.bench.gpu`.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.table import Table
+
+from models.terminal import Console, track
+from parallel.runs.atomic import replace_text
+from tools.bench import pages
+from tools.bench.process import ended, last_json
+from tools.command_line.ending import in_a_line
+
+DATA = pages.ROOT / "docs" / "results" / "data"
+QUICK = 5
+"""Minutes that a benchmark may take to be among the quick ones."""
+_PATIENCE = 4
+"""A benchmark is stopped after so many times as long as is expected, and ten minutes more."""
+
+
+@dataclass(frozen=True)
+class CpuBench:
+    """A benchmark of `tools.bench`, and about how many minutes it takes on two cores: told by its
+    page, or guessed from its rounds."""
+
+    name: str
+    minutes: float
+    about: str
+    peer: str = ""
+    """Package of the other side, in an environment of its own, without which nothing is told."""
+
+
+BENCHES = (
+    CpuBench("recipe", 0.2, "the recipe's scaling table, predicted"),
+    CpuBench("packing", 2, "training steps packed and padded"),
+    CpuBench("plan", 3, "how full rows are, beside grain's packer"),
+    CpuBench("start", 3, "the start of a run on a million episodes"),
+    CpuBench("attention", 3, "attention over packed rows"),
+    CpuBench("chunks", 3, "several noised chunks of one observation"),
+    CpuBench("serve", 3, "requests a second in batches and one at a time"),
+    CpuBench("colocated", 4, "RL in one device program"),
+    CpuBench("sim", 4, "steps and pictures a second of each simulator"),
+    CpuBench("libero", 5, "LIBERO's steps a second beside its own environment"),
+    CpuBench("predict", 5, "predicted and measured training steps"),
+    CpuBench("ladder", 7, "from the way the recipe's authors began to ours"),
+    CpuBench("rl", 18, "the levels of asynchronous RL"),
+    CpuBench("pi05", 5, "π0.5 beside openpi", "openpi"),
+    CpuBench("data", 10, "batches beside LeRobot's DataLoader", "LeRobot"),
+    CpuBench("stats", 10, "statistics beside openpi's script", "openpi and LeRobot"),
+    CpuBench("qlora", 60, "bytes of steps compiled for an H100"),
+    CpuBench("learn", 600, "seconds and samples until a policy succeeds"),
+)
+
+
+@dataclass(frozen=True)
+class BenchOutcome:
+    """A benchmark that was begun or left out: seconds (none if it was not begun), and what came of
+    it."""
+
+    name: str
+    said: str
+    seconds: float | None = None
+    failed: bool = False
+
+
+def main(
+    quick: bool = False,
+    again: bool = False,
+    listing: Annotated[bool, tyro.conf.arg(name="list")] = False,
+    out: Path = DATA,
+    peer: tuple[tuple[str, Path], ...] = (),
+) -> None:
+    """Measure everything that a CPU can.
+
+    Args:
+      quick: leave out what takes more than five minutes.
+      again: also what has a result.
+      listing: only say what there is, and how long each takes or took.
+      out: folder of the results.
+      peer: names of benchmarks, each with the Python of an environment that has its other side.
+    """
+    console, peers = Console(), dict(peer)
+    if unknown := peers.keys() - {"ladder", *(each.name for each in BENCHES if each.peer)}:
+        raise ValueError(f"--peer {', '.join(unknown)}: no such benchmark has another side.")
+    if listing:
+        console.print(listed(BENCHES, out))
+        return
+    chosen = [each for each in BENCHES if not quick or each.minutes <= QUICK]
+    with in_a_line(f"The same command goes on; what is finished stands in {out}.", writing=out):
+        outcomes = measure(chosen, out, console, lambda each: command(each, peers), again)
+        console.print(summary(outcomes))
+        if out == DATA:
+            pages.main()
+    if any(each.failed for each in outcomes):
+        sys.exit(1)
+
+
+def command(bench: CpuBench, peers: Mapping[str, Path]) -> list[str]:
+    """Words that run a benchmark; none if it needs another side and there is none."""
+    peer = peers.get(bench.name)
+    if bench.peer and peer is None:
+        return []
+    other = [] if peer is None else ["--peer", str(peer.absolute())]
+    return [sys.executable, "-m", "tools.bench", bench.name, *other, "--json"]
+
+
+def measure(
+    benches: Sequence[CpuBench],
+    out: Path,
+    console: Console,
+    words: Callable[[CpuBench], Sequence[str]],
+    again: bool = False,
+) -> list[BenchOutcome]:
+    """Runs the benchmarks that have no result yet, each by its words, and keeps their results."""
+    out.mkdir(parents=True, exist_ok=True)
+    outcomes = []
+    for bench in track(benches, "Benchmarks", console=console):
+        file = out / f"{bench.name}.json"
+        if file.is_file() and not again:
+            outcomes.append(BenchOutcome(bench.name, "there already, skipped"))
+        elif not (asked := words(bench)):
+            said = f"left out: give --peer {bench.name} PYTHON, one that has {bench.peer}"
+            outcomes.append(BenchOutcome(bench.name, said))
+        else:
+            console.print(f"{bench.name}: {bench.about}, about {_time(60 * bench.minutes)}")
+            outcomes.append(_measured(bench, asked, file))
+            console.print(f"{bench.name}: {outcomes[-1].said}")
+    return outcomes
+
+
+def listed(benches: Sequence[CpuBench], out: Path) -> Table:
+    """Benchmarks with the time that each took, where its result tells, or will take, about."""
+    table = Table("benchmark", "what it measures", "about", "took", "needs")
+    for bench in benches:
+        took = _seconds(out / f"{bench.name}.json")
+        table.add_row(
+            bench.name,
+            bench.about,
+            _time(60 * bench.minutes),
+            "" if took is None else _time(took),
+            bench.peer and f"--peer, with {bench.peer}",
+        )
+    return table
+
+
+def summary(outcomes: Sequence[BenchOutcome]) -> Table:
+    """Outcomes in a table."""
+    table = Table("benchmark", "took", "outcome")
+    for each in outcomes:
+        took = "" if each.seconds is None else _time(each.seconds)
+        table.add_row(each.name, took, each.said)
+    return table
+
+
+def _measured(bench: CpuBench, asked: Sequence[str], file: Path) -> BenchOutcome:
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    load, since = os.getloadavg()[0], time.monotonic()
+    limit = 60 * (_PATIENCE * bench.minutes + 10)
+    result: dict[str, Any] = ended(asked, environment, limit, last_json)
+    took = round(time.monotonic() - since, 1)
+    if "ratio" not in result:
+        first, *others = str(result.get("error", "it has no ratio")).strip().splitlines()
+        said = " ".join(["failed:", first, *others[-1:]])
+        return BenchOutcome(bench.name, said, took, failed=True)
+    told = result | {"seconds": took, "load_before": round(load, 1)}
+    replace_text(file, json.dumps(told, indent=1, ensure_ascii=False) + "\n")
+    said = f"{result['ratio']:.2f} times: {result.get('ours')}, {result.get('other')}"
+    return BenchOutcome(bench.name, said, took)
+
+
+def _seconds(file: Path) -> float | None:
+    return json.loads(file.read_text(encoding="utf-8")).get("seconds") if file.is_file() else None
+
+
+def _time(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.0f} h"

@@ -1,0 +1,138 @@
+"""Figures on the pages of documentation, written anew from the JSON in docs/results/data.
+
+    python -m tools.bench pages
+
+A page says between comments, which a reader does not see, how its figures follow from a file:
+
+    <!-- figures demo.json {success:.1%} -->99.2 %<!-- end -->
+
+    <!-- figures demo.json for runs
+    | seed | success |
+    |---|---|
+    | {*} | {runs.*.success:.1%} |
+    -->
+    (these three lines again, the last once for each of `runs`, whose key `*` stands for)
+    <!-- end -->
+
+`{a.b.0:FORMAT}` is the value at a, b, 0 in Python's format. Percentages get a space, a list of two
+is a range, and `{success:x256}` is a share told as so many of 256. A test holds that the command
+would change nothing, so that no such figure differs from its JSON.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from models.terminal import Console
+
+ROOT = Path(__file__).resolve().parents[2]
+_BEGIN = "<!-- figures "
+_BLOCK = re.compile(
+    _BEGIN + r"(\S+\.json)(?: for ([^\n]+)(?=\n))?(\s.*?)-->.*?<!-- end -->", re.DOTALL
+)
+_FIGURE = re.compile(r"\{([^{}:]+)(?::([^{}]*))?\}")
+_ROUNDING = 0.05
+"""A share that was written with four digits may be so far from a whole number of its starts."""
+
+
+def main(root: Path = ROOT) -> None:
+    """Write every page's figures anew.
+
+    Args:
+      root: holds README.md and docs, whose JSON is in docs/results/data.
+    """
+    console = Console()
+    for page, text in made(root):
+        changed = text != page.read_text(encoding="utf-8")
+        if changed:
+            page.write_text(text, encoding="utf-8")
+        console.print(f"{page.relative_to(root)}: {'written anew' if changed else 'as it was'}")
+
+
+def made(root: Path) -> Iterator[tuple[Path, str]]:
+    """Pages that take figures from JSON, each with its text as it should be.
+
+    Raises:
+      ValueError: a page asks for what its JSON has not, or a comment has no end.
+    """
+    for page in (root / "README.md", *sorted((root / "docs").rglob("*.md"))):
+        text = page.read_text(encoding="utf-8")
+        if _BEGIN in text:
+            try:
+                yield page, renewed(text, root / "docs" / "results" / "data")
+            except (ValueError, OSError) as error:
+                raise ValueError(f"{page}: {error}") from error
+
+
+def renewed(text: str, data: Path) -> str:
+    """A page's text with the figures that the files in `data` give.
+
+    Raises:
+      ValueError: a figure is not in its file, or a comment has no end.
+    """
+    blocks = list(_BLOCK.finditer(text))
+    if len(blocks) != text.count(_BEGIN) or any(_BEGIN in block[3] for block in blocks):
+        raise ValueError(f"a comment that begins with {_BEGIN!r} has no <!-- end -->, or no -->.")
+    return _BLOCK.sub(lambda block: _block(block, data), text)
+
+
+def told(value: Any, form: str) -> str:
+    """A value in a format, as our pages write it."""
+    if value is None:
+        return "–"
+    if isinstance(value, list):
+        unit = " %" if form.endswith("%") else ""
+        return "–".join(told(each, form).removesuffix(unit) for each in value) + unit
+    if form.startswith("x"):
+        count = value * int(form[1:])
+        if abs(count - round(count)) > _ROUNDING:
+            raise ValueError(f"{value} is no share of {form[1:]}: that would be {count:.2f} of it.")
+        return f"{round(count):,}"
+    text = format(value, form)
+    if isinstance(value, str):
+        return text
+    return text.replace("-", "−").removesuffix("%") + " %" * form.endswith("%")
+
+
+def _block(block: re.Match[str], data: Path) -> str:
+    name, each, template = block.groups()
+    found = json.loads((data / name).read_text(encoding="utf-8"))
+    lines = [(line, "") for line in template.strip().splitlines()]
+    if each is not None:
+        *lines, (last, _) = lines
+        lines += [(last, key) for key in _keys(_at(found, each))]
+    written = (_FIGURE.sub(partial(_figure, found, key, name), line) for line, key in lines)
+    around = "\n" if template.startswith("\n") else ""
+    opening = block[0][: block.end(3) - block.start()]
+    return f"{opening}-->{around}" + "\n".join(written) + f"{around}<!-- end -->"
+
+
+def _figure(found: Any, key: str, name: str, figure: re.Match[str]) -> str:
+    path, form = figure[1].replace("*", key), figure[2] or ""
+    if figure[1] == "*":
+        return key
+    try:
+        return told(_at(found, path), form)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{name}: {figure[0]}: {error}") from error
+
+
+def _keys(found: Any) -> list[str]:
+    return [str(key) for key in (found if isinstance(found, dict) else range(len(found)))]
+
+
+def _at(found: Any, path: str) -> Any:
+    """The value at a path; a key may have dots, and of several that fit the longest is taken."""
+    while path:
+        names = _keys(found) if isinstance(found, dict | list) else []
+        fitting = [name for name in names if f"{path}.".startswith(f"{name}.")]
+        if not fitting:
+            there = ", ".join(names) or f"only {found!r}"
+            raise ValueError(f"there is no {path!r}; there is {there}.")
+        name = max(fitting, key=len)
+        found = found[int(name) if isinstance(found, list) else name]
+        path = path[len(name) + 1 :]
+    return found

@@ -1,0 +1,55 @@
+"""A benchmark in a process of its own, with a time limit; it ends with all that it started."""
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+TAIL = 1500
+"""Characters of a failed process's last words that are kept."""
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+def ended(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    limit: float,
+    read: Callable[[str], dict[str, Any]],
+) -> dict[str, Any]:
+    """Runs a command to its end, or to the limit, with all that it started; its stdout, read."""
+    with (
+        tempfile.TemporaryFile() as said,
+        tempfile.TemporaryFile() as wrong,
+        subprocess.Popen(
+            command, env=environment, cwd=_ROOT, stdout=said, stderr=wrong,
+            stdin=subprocess.DEVNULL, start_new_session=True,
+        ) as process,
+    ):  # fmt: skip
+        try:
+            process.wait(limit)
+            how = f"It ended with {process.returncode}"
+        except subprocess.TimeoutExpired:
+            how = f"It was stopped after {limit:.0f} s"
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+        texts = []
+        for stream in (said, wrong):
+            stream.seek(0)
+            texts.append(stream.read().decode(errors="replace"))
+    if process.returncode:
+        last = (texts[1].strip() or texts[0].strip())[-TAIL:]
+        return {"error": f"{how}: {last}"}
+    return read(texts[0])
+
+
+def last_json(said: str) -> dict[str, Any]:
+    """The JSON object on the last line of what was said, or an error."""
+    try:
+        return json.loads(said.splitlines()[-1])
+    except (IndexError, ValueError):
+        return {"error": f"It printed no result: {said[-TAIL:]}"}
