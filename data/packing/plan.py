@@ -170,6 +170,8 @@ class Plan:
             for array in (*source.runs, source.images, source.text):
                 digest.update(repr(array.shape).encode())
                 digest.update(np.ascontiguousarray(array, np.int64).tobytes())
+            if source.weighted:
+                digest.update(source.masses.tobytes())
         digest.update(self._row_of_place.tobytes())
         return digest.hexdigest()[:16]
 
@@ -316,11 +318,11 @@ def _codes(
     source: PlanSource, span: int
 ) -> tuple[Int64[np.ndarray, " n"], Float[np.ndarray, " n"]]:
     """images · span + text of every run's samples in each wording of its task, and how many
-    they are."""
+    they are, each as many as its weight."""
     text = source.text[source.runs.task]
     shown = text > 0
     code = source.images[:, None] * span + text
-    frames = source.runs.length / shown.sum(axis=1)
+    frames = source.runs.length * (source.weights if source.weighted else 1) / shown.sum(axis=1)
     return code[shown], np.broadcast_to(frames[:, None], shown.shape)[shown]
 
 
@@ -335,6 +337,13 @@ def _check(source: PlanSource, layout: Layout) -> None:
         raise ValueError(
             f"Source '{source.name}' has no samples (an episode without frames, or no episode); "
             "leave it out or choose other episodes."
+        )
+    weights = source.weights
+    if weights is not None and not (np.isfinite(weights) & (weights > 0)).all():
+        worst = int(np.argmin(np.isfinite(weights) & (weights > 0)))
+        raise ValueError(
+            f"Source '{source.name}', episode {runs.episode[worst]}: a sample has weight "
+            f"{weights[worst]}; give positive numbers, and leave out runs that are never drawn."
         )
     text = source.text[runs.task].max(axis=1, initial=0)
     if text.min() < 1:
