@@ -62,6 +62,8 @@ class DatasetConfig:
     LeRobot dataset that tells them, of texts or of rows of meta/subtasks.parquet, where it is not
     LeRobot's own. `every`: frames from one sample to the next, counted from each episode's first.
     `frames`: a JSON file of the frames to draw, as `tools.data idle` writes it; all if empty.
+    `weights`: how often each sample is drawn, relative to the dataset's others: a column, or a JSON
+    file of them by episode (`data.mixture.sample_weights`); equally often if empty.
     """
 
     path: str
@@ -79,6 +81,7 @@ class DatasetConfig:
     subtasks: str = ""
     every: int = 1
     frames: str = ""
+    weights: str = ""
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,11 @@ class Mixture:
 def is_mixture(path: Path) -> bool:
     """True if this names a mixture's file, and not a dataset."""
     return path.suffix in (".json", ".toml")
+
+
+def in_file(weights: str) -> bool:
+    """True if weights of samples are in a file, and not in a column."""
+    return weights.endswith(".json")
 
 
 def read_mixture(data: str | Path, consent: Consent = remembered) -> Mixture:
@@ -128,6 +136,7 @@ def read_mixture(data: str | Path, consent: Consent = remembered) -> Mixture:
             prompts=beside(d.prompts),
             transform=beside(d.transform),
             frames=beside(d.frames),
+            weights=beside(d.weights) if in_file(d.weights) else d.weights,
         )
         for d in mixture.datasets
     )
@@ -289,6 +298,12 @@ def _reading(
         raise ValueError(
             f"{config.path}: state is {list(config.state)} and actions {list(config.actions)}, "
             f"but its columns are {list(known.columns)}; name some of those in a mixture."
+        )
+    if config.weights and not in_file(config.weights) and known.columns.get(config.weights) != 1:
+        single = [name for name, size in known.columns.items() if size == 1]
+        raise ValueError(
+            f"{config.path}: weights is '{config.weights}', but its columns of one number a frame "
+            f"are {single}; name one of those, or a .json file of weights."
         )
     step = 1.0 if robot.seconds is None else robot.seconds / horizon * known.fps
     increments = _by_column(config, known, robot)

@@ -27,6 +27,7 @@ from data.mixture.mixture import (
     read_mixture,
     resolve,
 )
+from data.mixture.sample_weights import sample_weights, stored_column, streamed_column
 from data.mixture.trust import Consent, remembered
 from data.packing.plan import PlanSource
 from data.store.convert import StoredResize
@@ -79,9 +80,21 @@ class Prepared:
         mixed = self.mixed
         episodes = mixed.held_out if held_out else mixed.training
         return [
-            plan_source(feed, self.processor, episodes=chosen.tolist(), weight=weight, name=name)
-            for feed, chosen, weight, name in zip(
-                mixed.feeds, episodes, mixed.weights, mixed.names, strict=True
+            plan_source(
+                feed,
+                self.processor,
+                episodes=chosen.tolist(),
+                weight=weight,
+                weights=weights,
+                name=name,
+            )
+            for feed, chosen, weight, weights, name in zip(
+                mixed.feeds,
+                episodes,
+                mixed.weights,
+                mixed.sample_weights,
+                mixed.names,
+                strict=True,
             )
         ]
 
@@ -136,6 +149,9 @@ def prepare(
     robots, readings = resolve(mixture, held, config.model.horizon)
     scalings = {robot.name: _scalings(robot, config) for robot in robots}
     kept = None if statistics is None else kept_scales(statistics, robots, scalings)
+    for own, dataset, reading in zip(mixture.datasets, datasets, readings, strict=True):
+        column = (stored_column if isinstance(dataset, Store) else streamed_column)(dataset)
+        sample_weights(own, dataset.lengths, reading.episodes, column)
     for dataset, columns, reading in zip(mixture.datasets, held, readings, strict=True):
         if kept is not None and reading.transform is None:
             name, sizes = robots[reading.embodiment].name, columns.columns
