@@ -18,7 +18,9 @@ from jaxtyping import Float64
 from data.frames import Feed, Runs
 from data.loader.batches import Batches, BatchInfo, shown_cameras
 from data.loader.reading import RetryingReader
-from data.packing.plan import Plan, PlanSource
+from data.packing.curriculum import Weight
+from data.packing.order import PlanSource
+from data.packing.plan import Plan
 from data.packing.weighted_runs import weighted_runs
 from models import PackedBatch, Processor
 
@@ -121,7 +123,7 @@ def plan_source(
     processor: Processor,
     *,
     episodes: Sequence[int] | None = None,
-    weight: float = 1.0,
+    weight: Weight = 1.0,
     weights: Float64[np.ndarray, " n"] | None = None,
     name: str | None = None,
 ) -> PlanSource:

@@ -19,6 +19,7 @@ from data.mixture.mixture import DatasetConfig, Known, Mixture, Reading, RobotCo
 from data.mixture.relabelled import Retold
 from data.mixture.sample_weights import drawn_episodes, sample_weights, stored_column
 from data.mixture.split import Episodes, split_episodes
+from data.packing.curriculum import Weight
 from data.statistics.scaling import normalizer
 from models import Embodiment, Normalizer, Scaling
 from models.config import to_json
@@ -39,7 +40,7 @@ class Mixed:
 
     names: tuple[str, ...]
     feeds: tuple[Feed, ...]
-    weights: tuple[float, ...]
+    weights: tuple[Weight, ...]
     sample_weights: tuple[Float64[np.ndarray, " _n"] | None, ...]
     training: tuple[Episodes, ...]
     held_out: tuple[Episodes, ...]

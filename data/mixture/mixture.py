@@ -20,6 +20,7 @@ from data.frames import ACTION, STATE, Frames
 from data.mixture.relabelled import Transform, Wordings, read_wordings
 from data.mixture.split import Episodes
 from data.mixture.trust import Consent, remembered
+from data.packing.curriculum import Weight, stages, wrong_weight
 from models import Scaling
 from models.config import from_json
 
@@ -49,7 +50,8 @@ class RobotConfig:
 
 @dataclass(frozen=True)
 class DatasetConfig:
-    """Settings to read one dataset, and its share of the draws (`weight` relative to the others').
+    """Settings to read one dataset, and its share of the draws (`weight` relative to the others',
+    a number or points of training step and weight, linear between them).
 
     `path`: a folder or URL. `embodiment`: the robot's name; the mixture's only one, or else the
     dataset's own name, if empty. `cameras`: the robot's name for a camera to the dataset's; those
@@ -68,7 +70,7 @@ class DatasetConfig:
 
     path: str
     embodiment: str = ""
-    weight: float = 1.0
+    weight: Weight = 1.0
     cameras: dict[str, str] | None = None
     state: tuple[str, ...] = (STATE,)
     actions: tuple[str, ...] = (ACTION,)
@@ -213,12 +215,13 @@ def resolve(
     ]
     robots = _robots(mixture, known)
     numbers = {name: number for number, name in enumerate(robots)}
-    readings = (
+    readings = [
         _reading(config, dataset, robots[name], numbers[name], horizon)
         for config, dataset, name in zip(
             mixture.datasets, known, _names(mixture, known), strict=True
         )
-    )
+    ]
+    stages([config.weight for config in mixture.datasets])  # refuses those that are 0 together
     return tuple(robots.values()), tuple(readings)
 
 
@@ -283,10 +286,9 @@ def _require_names(robot: RobotConfig) -> None:
 def _reading(
     config: DatasetConfig, known: Known, robot: RobotConfig, number: int, horizon: int
 ) -> Reading:
-    if not (config.weight > 0 and np.isfinite(config.weight)):
+    if remedy := wrong_weight(config.weight):
         raise ValueError(
-            f"{config.path}: weight is {config.weight}; give a positive number, or leave the "
-            "dataset out."
+            f"{config.path}: weight is {config.weight}; {remedy}, or leave the dataset out."
         )
     if config.every < 1:
         raise ValueError(

@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from data.frames import Runs
+from data.packing.curriculum import Weight
 from data.packing.permutation import below, fold, permute, scramble
 from data.packing.systematic import points, whole_weights
 
@@ -24,14 +25,15 @@ from data.packing.systematic import points, whole_weights
 class PlanSource:
     """One dataset of a mixture: its runs that may be drawn, and what a sample of each costs.
 
-    `weight` is its share of the draws, relative to the other sources. Every frame of `runs` is a
+    `weight` is its share of the draws, relative to the other sources, and may change with the
+    steps. Every frame of `runs` is a
     sample; `images` are the image slots it takes, `text` the text tokens of each wording of each
     task, 0 where a task has fewer wordings. `weights` tell how often each of a run's samples is
     drawn, relative to the source's others; None: equally often.
     """
 
     name: str
-    weight: float
+    weight: Weight
     runs: Runs
     images: Int64[np.ndarray, " r"]
     text: Int64[np.ndarray, "t w"]

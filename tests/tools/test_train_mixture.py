@@ -13,6 +13,7 @@ from rich.console import Console
 
 from data.mixture.mixture import DatasetConfig
 from models import load_policy
+from parallel.monitor.metrics import read_metrics
 from tests.helpers.tools.small_run import SMALL, losses, one_device, write_dataset
 from tools import train
 from tools.recipes.insulation import open_own
@@ -136,6 +137,26 @@ def test_a_weighted_run_resumes_as_if_it_had_not_stopped(guide, tmp_path):
     shutil.rmtree(paths.out / "checkpoints" / "8")
     with pytest.raises(ValueError, match="has changed since"):
         train.run(replace(paths, resume=True), SMALL, QUIET)
+
+
+def test_a_run_whose_weights_change_resumes_as_if_it_had_not_stopped(guide, tmp_path):
+    sets = [
+        {"path": str(guide / "kitchen"), "embodiment": "arm", "weight": [[2, 1], [7, 0]]},
+        {"path": str(guide / "office"), "embodiment": "arm"},
+    ]
+    mixture = tmp_path / "mixture.json"
+    arm = {"name": "arm", "seconds": 0.4}
+    mixture.write_text(json.dumps({"datasets": sets, "embodiments": [arm]}))
+    paths = train.Paths(str(mixture), tmp_path / "run")
+    train.run(paths, SMALL, QUIET)
+    whole = losses(paths.out)
+    lines = [line for line in read_metrics(paths.out) if "samples" in line]
+    drawn = [[line[f"samples/{name}"] for name in ("kitchen", "office")] for line in lines]
+    assert drawn[7][0] == 0 < drawn[4][0] < drawn[4][1]
+    for later in (6, 8):
+        shutil.rmtree(paths.out / "checkpoints" / str(later))
+    train.run(replace(paths, resume=True), SMALL, QUIET)
+    assert losses(paths.out) == whole
 
 
 def test_samples_of_every_second_frame_train_on_a_store_of_those_pictures(guide, tmp_path):

@@ -29,7 +29,8 @@ from data.mixture.mixture import (
 )
 from data.mixture.sample_weights import sample_weights, stored_column, streamed_column
 from data.mixture.trust import Consent, remembered
-from data.packing.plan import PlanSource
+from data.packing.curriculum import largest_weight
+from data.packing.order import PlanSource
 from data.store.convert import StoredResize
 from data.store.direct import open_direct
 from data.store.store import Store, cached_store
@@ -76,7 +77,8 @@ class Prepared:
     targets: int = 0
 
     def sources(self, *, held_out: bool = False) -> list[PlanSource]:
-        """Sources for the plan, of each dataset's training (or held-out) episodes."""
+        """Sources for the plan, of each dataset's training episodes; or of those held out, which
+        weigh the same at each step."""
         mixed = self.mixed
         episodes = mixed.held_out if held_out else mixed.training
         return [
@@ -84,7 +86,7 @@ class Prepared:
                 feed,
                 self.processor,
                 episodes=chosen.tolist(),
-                weight=weight,
+                weight=largest_weight(weight) if held_out else weight,
                 weights=weights,
                 name=name,
             )
@@ -149,9 +151,9 @@ def prepare(
     robots, readings = resolve(mixture, held, config.model.horizon)
     scalings = {robot.name: _scalings(robot, config) for robot in robots}
     kept = None if statistics is None else kept_scales(statistics, robots, scalings)
-    for own, dataset, reading in zip(mixture.datasets, datasets, readings, strict=True):
-        column = (stored_column if isinstance(dataset, Store) else streamed_column)(dataset)
-        sample_weights(own, dataset.lengths, reading.episodes, column)
+    for dataset, opened, reading in zip(mixture.datasets, datasets, readings, strict=True):
+        column = stored_column(opened) if isinstance(opened, Store) else streamed_column(opened)
+        sample_weights(dataset, opened.lengths, reading.episodes, column)
     for dataset, columns, reading in zip(mixture.datasets, held, readings, strict=True):
         if kept is not None and reading.transform is None:
             name, sizes = robots[reading.embodiment].name, columns.columns

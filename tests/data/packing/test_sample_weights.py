@@ -192,6 +192,8 @@ def test_a_hundred_million_weighted_frames_are_planned_in_memory_that_follows_th
     text = np.full((1, 1), 9)
     data = PlanSource("one", 1.0, runs, np.ones(size, np.int64), text, weights)
     plan = Plan([data], LAYOUT, 32)
-    held = sum(x.nbytes for x in vars(plan._orders[0]).values() if isinstance(x, np.ndarray))
+    held = sum(
+        x.nbytes for x in vars(plan._mixtures[0]._orders[0]).values() if isinstance(x, np.ndarray)
+    )
     assert held < 40 * size
     assert len(plan.draws(10**9).id) > 100
