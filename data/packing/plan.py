@@ -14,7 +14,14 @@ import numpy as np
 from jaxtyping import Float, Int64
 
 from data.packing.balance import balanced_order, excess
-from data.packing.curriculum import Schedule, mean_shares, stages, told_weight, wrong_weight
+from data.packing.curriculum import (
+    Schedule,
+    mean_shares,
+    stages,
+    told_weight,
+    weight_at,
+    wrong_weight,
+)
 from data.packing.order import PlanSource
 from data.packing.permutation import fold
 from data.packing.windows import PlannedRows, Windows, joined
@@ -169,6 +176,11 @@ class Plan:
             parts.append(rows.cut(begin, end))
             start += end - begin
         return joined(parts)
+
+    def intended(self, step: int) -> Float[np.ndarray, " s"]:
+        """Shares of the sources that their weights say at a step."""
+        weights = np.array([float(weight_at(s.weight, step)) for s in self.sources])
+        return weights / weights.sum()
 
     def excess(self, step: int) -> float:
         """The share by which attention costs the slowest of the ranks more than their mean."""

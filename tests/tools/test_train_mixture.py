@@ -153,6 +153,8 @@ def test_a_run_whose_weights_change_resumes_as_if_it_had_not_stopped(guide, tmp_
     lines = [line for line in read_metrics(paths.out) if "samples" in line]
     drawn = [[line[f"samples/{name}"] for name in ("kitchen", "office")] for line in lines]
     assert drawn[7][0] == 0 < drawn[4][0] < drawn[4][1]
+    assert lines[0]["share_intended/kitchen"] == 0.5
+    assert lines[0]["share/kitchen"] == drawn[0][0] / sum(drawn[0])
     for later in (6, 8):
         shutil.rmtree(paths.out / "checkpoints" / str(later))
     train.run(replace(paths, resume=True), SMALL, QUIET)
