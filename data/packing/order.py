@@ -97,8 +97,8 @@ class Order:
     def __init__(self, source: PlanSource, draws: tuple[int, int], seed: int) -> None:
         self._source, self._wordings = source, source.wordings
         self._weighted, self._masses = source.weighted, source.masses
-        self._shift_key, wording_key, order_key = (fold(seed, what) for what in range(3))
-        images, text = self._line_up(wording_key, order_key)
+        self._shift_key, wording_key, order_key, line_key = (fold(seed, what) for what in range(4))
+        images, text = self._line_up(wording_key, line_key)
         bounds = np.append(np.flatnonzero(np.diff(images, prepend=-1)), len(images))
         places = np.diff(self._starts[bounds])
         self._classes: list[int] = places.tolist()
@@ -166,7 +166,7 @@ class Order:
         return [*kept, cuts[-1]]
 
     def _line_up(
-        self, wording_key: int, order_key: int
+        self, wording_key: int, line_key: int
     ) -> tuple[Int64[np.ndarray, " i"], Int64[np.ndarray, " i"]]:
         """Makes the line; images and text of its items. An item is what of a run is told in one
         wording: of w wordings, `part` p is at places p, p + w, … of the run, and all of it where
@@ -178,7 +178,7 @@ class Order:
         part = np.arange(len(run)) - np.repeat(np.cumsum(per_run) - per_run, per_run)
         if self._weighted:
             number, wording, part = runs.length[run], part, np.zeros_like(part)
-            chance = scramble(run.astype(np.uint64), order_key)
+            chance = scramble(run.astype(np.uint64), line_key)
         else:
             number = -((part - runs.length[run]) // per_run[run])
             run, part, number = run[number > 0], part[number > 0], number[number > 0]

@@ -16,11 +16,14 @@ def weighted_runs(
       starts: number of each episode's first frame.
     """
     begin = starts[runs.episode] + runs.first
-    end = begin + runs.length
-    cuts = np.unique(np.concatenate([begin, end, 1 + np.flatnonzero(np.diff(weights))]))
+    end = np.append(begin + runs.length, 0)
+    cut = np.zeros(len(weights) + 1, bool)
+    cut[begin] = cut[end[:-1]] = True
+    cut[1:-1] |= np.diff(weights) != 0
+    cuts = np.flatnonzero(cut)
     piece, length = cuts[:-1], np.diff(cuts)
     run = np.searchsorted(begin, piece, "right") - 1
-    kept = (run >= 0) & (piece < end[run]) & (weights[np.minimum(piece, len(weights) - 1)] > 0)
+    kept = (piece < end[run]) & (weights[piece] > 0)
     run, piece, length = run[kept], piece[kept], length[kept]
     episode = runs.episode[run]
     parts = Runs(episode, piece - starts[episode], length, runs.task[run])

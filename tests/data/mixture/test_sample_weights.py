@@ -2,16 +2,20 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from data import open_dataset
 from data.dataset import Runs
 from data.frames import STATE
 from data.loader.loader import plan_source
 from data.mixture.mixed import mix
 from data.mixture.mixture import DatasetConfig, Mixture, read_mixture
+from data.mixture.sample_weights import stored_column, streamed_column
 from data.packing.weighted_runs import weighted_runs
+from data.store.store import cached_store
 from models import Processor
 from tests.helpers.data.memory_frames import MemoryFrames
 
@@ -137,6 +141,21 @@ def test_runs_are_cut_where_weights_change_and_weights_of_gaps_do_not_matter():
         [2, 3, 1, 1],
     ]
     assert own.tolist() == [1, 2, 2, 5, 7]
+
+
+def test_no_runs_have_no_parts():
+    parts, own = weighted_runs(Runs(*np.zeros((4, 0), np.int64)), np.ones(5), np.zeros(1, np.int64))
+    assert len(own) == len(parts.length) == 0
+
+
+@pytest.mark.parametrize("column", ["next.reward", "next.done", "timestamp"])
+def test_a_column_is_the_same_before_and_after_a_dataset_is_decoded(tmp_path, column):
+    dataset = open_dataset(Path(__file__).parents[2] / "fixtures" / "lerobot" / "chiliad")
+    before = streamed_column(dataset)(column)
+    assert before.shape == (dataset.lengths.sum(),)
+    if column != "timestamp":  # which no store keeps
+        store = cached_store(dataset, 16, "raw", tmp_path)
+        assert np.array_equal(stored_column(store)(column), before)
 
 
 @pytest.mark.parametrize(

@@ -75,13 +75,13 @@ def test_alike_or_absent_weights_give_the_plan_of_before_there_were_any(weights,
 @pytest.mark.parametrize("kind", WEIGHTS)
 @pytest.mark.parametrize("longest", [2, 30])
 def test_samples_are_drawn_as_their_weights_say_after_any_number_of_windows(kind, longest):
-    """Independent draws would be off by 4.5 on average after 20 passes, and by 20 at worst."""
+    """Independent draws would be off by 4.5 on average after 20 passes, and by 33 at worst."""
     data = weighed(source(episodes=300, longest=longest), kind)
     windows = int(20 * data.runs.length.sum() / 256)
     order = Order(data, (256, 256), 0)
     parts = (order.draws(256 * n, 256 * (n + 1)) for n in range(windows))
     for expected, counts in expected_and_counted(data, parts):
-        assert np.abs(counts - expected).max() < 3
+        assert np.abs(counts - expected).max() < 3.5
         assert np.sqrt(np.mean((counts - expected) ** 2)) < 0.8
 
 
@@ -95,6 +95,19 @@ def test_samples_of_one_cost_are_drawn_as_expected_rounded_over_2_to_the_k_epoch
         ((_, counts),) = expected_and_counted(data, parts)
         expected = share / share.sum() * (epoch << power)
         assert np.all((counts == np.floor(expected)) | (counts == np.ceil(expected)))
+
+
+def test_over_seeds_even_a_few_draws_come_as_the_weights_say():
+    """Chances are those of the weights, whatever the grid: five standard errors at most."""
+    runs = Runs(np.arange(40), *np.zeros((1, 40), np.int64), np.ones(40, int), np.zeros(40, int))
+    weights = np.random.default_rng(0).exponential(size=40)
+    data = PlanSource("one", 1.0, runs, np.ones(40, np.int64), np.full((1, 1), 9), weights)
+    seeds, draws = 3000, 7
+    counts = np.zeros(40)
+    for seed in range(seeds):
+        counts += np.bincount(Order(data, (7, 7), seed).draws(0, draws).episode, minlength=40)
+    expected = weights / weights.sum() * draws * seeds
+    assert np.abs((counts - expected) / np.sqrt(expected)).max() < 5
 
 
 def test_weights_of_whole_proportions_are_met_exactly_in_each_epoch():
