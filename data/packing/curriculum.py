@@ -1,9 +1,9 @@
 """Weights of a mixture's sources that change with the steps of training.
 
-Between two steps for which weights are told, each source's weight is linear. Then the shares are
-those of the two mixtures told, in a proportion of their own: so a step takes some of its rows from
-windows of the one mixture and the others from windows of the next, and how many it is known for
-all steps at once.
+Between two steps for which weights are told, each source's weight is linear. So the shares of a
+step in between are those at the one, blended with those at the other: it takes some of its rows
+from windows of the first mixture and the rest from windows of the second. How many is known for all
+steps at once, and each mixture's windows are packed once, as if it were the only one.
 """
 
 from bisect import bisect_right

@@ -71,8 +71,9 @@ class Plan:
       rows_per_window: rows that each window of draws fills, of the mixture that comes first.
 
     Raises:
-      ValueError: a source has no samples or no positive weight, a task has no wording, a sample
-        does not fit into an empty row, or the rows do not divide among the ranks.
+      ValueError: a source has no samples or a weight that cannot be, all weigh nothing at a step,
+        a task has no wording, a sample does not fit into an empty row, or the rows do not divide
+        among the ranks.
     """
 
     def __init__(
