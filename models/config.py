@@ -26,7 +26,8 @@ def to_json(config: Any) -> Any:
 
 
 def from_json(kind: type[T], value: Any, where: str = "config") -> T:
-    """The inverse of `to_json` for dataclasses, tuples, dicts, optionals, literals and scalars.
+    """The inverse of `to_json` for dataclasses, tuples, dicts, optionals, literals, scalars, and
+    unions of a scalar and a tuple.
 
     A `ModelConfig` is built as the family that its values name.
 
@@ -82,8 +83,10 @@ def _build(kind: Any, value: Any, where: str) -> Any:
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None
-        (inner,) = (k for k in arguments if k is not type(None))
-        return _build(inner, value, where)
+        kinds = [k for k in arguments if k is not type(None)]
+        several = isinstance(value, list | tuple)
+        fitting = [k for k in kinds if (typing.get_origin(k) is tuple) == several]
+        return _build((fitting or kinds)[0], value, where)
     if origin is typing.Literal:
         _check(value in arguments, f"one of {list(arguments)}", value, where)
     if kind in (bool, int, float, str):

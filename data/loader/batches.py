@@ -19,7 +19,8 @@ from data.dataset import Runs, subtasks_of
 from data.frames import Feed, Frames
 from data.loader.memory import BufferPool
 from data.loader.reading import RetryingReader
-from data.packing.plan import Plan, PlannedRows
+from data.packing.plan import Plan
+from data.packing.windows import PlannedRows
 from models import PackedBatch, Processor
 from models.inputs.packed_batch import lay_out, put_targets
 

@@ -13,11 +13,15 @@ from dataclasses import dataclass
 import grain
 import numpy as np
 from absl import flags
+from jaxtyping import Float64
 
 from data.frames import Feed, Runs
 from data.loader.batches import Batches, BatchInfo, shown_cameras
 from data.loader.reading import RetryingReader
-from data.packing.plan import Plan, PlanSource
+from data.packing.curriculum import Weight
+from data.packing.order import PlanSource
+from data.packing.plan import Plan
+from data.packing.weighted_runs import weighted_runs
 from models import PackedBatch, Processor
 
 _ENDLESS = 1 << 40
@@ -119,7 +123,8 @@ def plan_source(
     processor: Processor,
     *,
     episodes: Sequence[int] | None = None,
-    weight: float = 1.0,
+    weight: Weight = 1.0,
+    weights: Float64[np.ndarray, " n"] | None = None,
     name: str | None = None,
 ) -> PlanSource:
     """A feed as the plan sees it: its runs of frames and what their samples cost.
@@ -129,15 +134,24 @@ def plan_source(
 
     Args:
       episodes: those to draw from, so that others are held out; all, if None.
+      weights: of all frames, by which samples are drawn; equally often, if None.
 
     Raises:
-      ValueError: a prompt is longer than the processor's `text_limit`.
+      ValueError: a prompt is longer than the processor's `text_limit`, or all weights are 0.
     """
     frames, runs = feed.frames, feed.frames.runs
     if episodes is not None:
         chosen = np.zeros(len(frames.lengths), bool)
         chosen[np.asarray(episodes, np.int64)] = True
         runs = Runs(*(column[chosen[runs.episode]] for column in runs))
+    own = None
+    if weights is not None:
+        runs, own = weighted_runs(runs, weights, frames.starts)
+        if not len(own):
+            raise ValueError(
+                f"{frames.name}: all frames to draw have weight 0; correct its 'weights', or leave "
+                "the dataset out."
+            )
     dims = len(processor.embodiments[feed.embodiment].state.offset)
     states = np.zeros((1, processor.state_dim if processor.spells_padding else dims))
     if processor.state_input == "text":
@@ -156,6 +170,7 @@ def plan_source(
         runs=runs,
         images=shown_cameras(feed, runs.episode).sum(axis=1),
         text=text,
+        weights=own,
     )
 
 

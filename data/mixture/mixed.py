@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Float64
 
 from data.frames import Feed, Frames
 from data.mixture.embodiments import RobotStats, embodiment_stats
 from data.mixture.kept_frames import read_kept
 from data.mixture.mixture import DatasetConfig, Known, Mixture, Reading, RobotConfig, resolve
 from data.mixture.relabelled import Retold
+from data.mixture.sample_weights import drawn_episodes, sample_weights, stored_column
 from data.mixture.split import Episodes, split_episodes
+from data.packing.curriculum import Weight
 from data.statistics.scaling import normalizer
 from models import Embodiment, Normalizer, Scaling
 from models.config import to_json
@@ -31,13 +34,14 @@ class Scales(NamedTuple):
 
 @dataclass(frozen=True)
 class Mixed:
-    """A mixture opened: the n-th of `names`, `feeds`, `weights`, `training` and `held_out`
-    (episodes) are the n-th dataset's, the n-th of `embodiments` and `stats` the n-th robot's.
-    `digest` names all content and settings."""
+    """A mixture opened: the n-th of `names`, `feeds`, `weights`, `sample_weights` (of all frames;
+    None if they are alike), `training` and `held_out` (episodes) are the n-th dataset's, the n-th
+    of `embodiments` and `stats` the n-th robot's. `digest` names all content and settings."""
 
     names: tuple[str, ...]
     feeds: tuple[Feed, ...]
-    weights: tuple[float, ...]
+    weights: tuple[Weight, ...]
+    sample_weights: tuple[Float64[np.ndarray, " _n"] | None, ...]
     training: tuple[Episodes, ...]
     held_out: tuple[Episodes, ...]
     embodiments: tuple[Embodiment, ...]
@@ -74,9 +78,17 @@ def mix(
     """
     robots, readings = resolve(mixture, [Known.of(shown) for shown in frames], horizon)
     feeds = tuple(map(_feed, mixture.datasets, frames, readings))
-    splits = [
-        _split(config.path, shown, reading.episodes, holdout, seed)
+    weights = tuple(
+        sample_weights(config, shown.lengths, reading.episodes, stored_column(shown))
         for config, shown, reading in zip(mixture.datasets, frames, readings, strict=True)
+    )
+    drawn = [
+        drawn_episodes(own, shown.starts, reading.episodes)
+        for own, shown, reading in zip(weights, frames, readings, strict=True)
+    ]
+    splits = [
+        _split(config.path, shown, chosen, holdout, seed)
+        for config, shown, chosen in zip(mixture.datasets, frames, drawn, strict=True)
     ]
     training, held_out = (tuple(part) for part in zip(*splits, strict=True))
     stats, embodiments = [], []
@@ -86,7 +98,10 @@ def mix(
             [feeds[n] for n in own],
             [training[n] for n in own],
             robot.relative,
-            whole=not any(mixture.datasets[n].episodes for n in own),
+            whole=not any(
+                mixture.datasets[n].episodes or len(drawn[n]) < len(readings[n].episodes)
+                for n in own
+            ),
             cache=cache,
         )
         stats.append(found)
@@ -108,11 +123,12 @@ def mix(
         names=tuple(_unlike([shown.name for shown in frames])),
         feeds=feeds,
         weights=tuple(config.weight for config in mixture.datasets),
+        sample_weights=weights,
         training=training,
         held_out=held_out,
         embodiments=tuple(embodiments),
         stats=tuple(stats),
-        digest=_digest(mixture, feeds, (*training, *held_out)),
+        digest=_digest(mixture, feeds, weights, (*training, *held_out)),
     )
 
 
@@ -173,7 +189,12 @@ def _split(
     return training, held_out
 
 
-def _digest(mixture: Mixture, feeds: Sequence[Feed], episodes: Sequence[Episodes]) -> str:
+def _digest(
+    mixture: Mixture,
+    feeds: Sequence[Feed],
+    weights: Sequence[Float64[np.ndarray, " _n"] | None],
+    episodes: Sequence[Episodes],
+) -> str:
     """Digest of a mixture's datasets by their content, wherever they lie."""
     settings: Any = to_json(replace(mixture, datasets=()))
     for robot in settings["embodiments"]:  # digests of runs saved before these fields stay
@@ -181,7 +202,7 @@ def _digest(mixture: Mixture, feeds: Sequence[Feed], episodes: Sequence[Episodes
             if robot[name] is None:
                 del robot[name]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
-    for feed, config in zip(feeds, mixture.datasets, strict=True):
+    for feed, config, own in zip(feeds, mixture.datasets, weights, strict=True):
         digest.update(feed.frames.digest.encode())
         digest.update(repr((feed.cameras, feed.ahead, feed.state, feed.actions)).encode())
         digest.update(repr((config.weight, feed.transform, feed.frames.prompts)).encode())
@@ -190,6 +211,8 @@ def _digest(mixture: Mixture, feeds: Sequence[Feed], episodes: Sequence[Episodes
         if config.frames:
             for column in feed.frames.runs:
                 digest.update(np.ascontiguousarray(column, np.int64).tobytes())
+        if own is not None:
+            digest.update(own.tobytes())
     for array in episodes:
         digest.update(np.ascontiguousarray(array, np.int64).tobytes())
     return digest.hexdigest()[:16]

@@ -20,6 +20,7 @@ from data.frames import ACTION, STATE, Frames
 from data.mixture.relabelled import Transform, Wordings, read_wordings
 from data.mixture.split import Episodes
 from data.mixture.trust import Consent, remembered
+from data.packing.curriculum import Weight, stages, wrong_weight
 from models import Scaling
 from models.config import from_json
 
@@ -49,7 +50,8 @@ class RobotConfig:
 
 @dataclass(frozen=True)
 class DatasetConfig:
-    """Settings to read one dataset, and its share of the draws (`weight` relative to the others').
+    """Settings to read one dataset, and its share of the draws (`weight` relative to the others',
+    a number or points of training step and weight, linear between them).
 
     `path`: a folder or URL. `embodiment`: the robot's name; the mixture's only one, or else the
     dataset's own name, if empty. `cameras`: the robot's name for a camera to the dataset's; those
@@ -62,11 +64,13 @@ class DatasetConfig:
     LeRobot dataset that tells them, of texts or of rows of meta/subtasks.parquet, where it is not
     LeRobot's own. `every`: frames from one sample to the next, counted from each episode's first.
     `frames`: a JSON file of the frames to draw, as `tools.data idle` writes it; all if empty.
+    `weights`: how often each sample is drawn, relative to the dataset's others: a column, or a JSON
+    file of them by episode (`data.mixture.sample_weights`); equally often if empty.
     """
 
     path: str
     embodiment: str = ""
-    weight: float = 1.0
+    weight: Weight = 1.0
     cameras: dict[str, str] | None = None
     state: tuple[str, ...] = (STATE,)
     actions: tuple[str, ...] = (ACTION,)
@@ -79,6 +83,7 @@ class DatasetConfig:
     subtasks: str = ""
     every: int = 1
     frames: str = ""
+    weights: str = ""
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,11 @@ class Mixture:
 def is_mixture(path: Path) -> bool:
     """True if this names a mixture's file, and not a dataset."""
     return path.suffix in (".json", ".toml")
+
+
+def in_file(weights: str) -> bool:
+    """True if weights of samples are in a file, and not in a column."""
+    return weights.endswith(".json")
 
 
 def read_mixture(data: str | Path, consent: Consent = remembered) -> Mixture:
@@ -128,6 +138,7 @@ def read_mixture(data: str | Path, consent: Consent = remembered) -> Mixture:
             prompts=beside(d.prompts),
             transform=beside(d.transform),
             frames=beside(d.frames),
+            weights=beside(d.weights) if in_file(d.weights) else d.weights,
         )
         for d in mixture.datasets
     )
@@ -204,12 +215,13 @@ def resolve(
     ]
     robots = _robots(mixture, known)
     numbers = {name: number for number, name in enumerate(robots)}
-    readings = (
+    readings = [
         _reading(config, dataset, robots[name], numbers[name], horizon)
         for config, dataset, name in zip(
             mixture.datasets, known, _names(mixture, known), strict=True
         )
-    )
+    ]
+    stages([config.weight for config in mixture.datasets])  # refuses those that are 0 together
     return tuple(robots.values()), tuple(readings)
 
 
@@ -274,10 +286,9 @@ def _require_names(robot: RobotConfig) -> None:
 def _reading(
     config: DatasetConfig, known: Known, robot: RobotConfig, number: int, horizon: int
 ) -> Reading:
-    if not (config.weight > 0 and np.isfinite(config.weight)):
+    if remedy := wrong_weight(config.weight):
         raise ValueError(
-            f"{config.path}: weight is {config.weight}; give a positive number, or leave the "
-            "dataset out."
+            f"{config.path}: weight is {config.weight}; {remedy}, or leave the dataset out."
         )
     if config.every < 1:
         raise ValueError(
@@ -289,6 +300,12 @@ def _reading(
         raise ValueError(
             f"{config.path}: state is {list(config.state)} and actions {list(config.actions)}, "
             f"but its columns are {list(known.columns)}; name some of those in a mixture."
+        )
+    if config.weights and not in_file(config.weights) and known.columns.get(config.weights) != 1:
+        single = [name for name, size in known.columns.items() if size == 1]
+        raise ValueError(
+            f"{config.path}: weights is '{config.weights}', but its columns of one number a frame "
+            f"are {single}; name one of those, or a .json file of weights."
         )
     step = 1.0 if robot.seconds is None else robot.seconds / horizon * known.fps
     increments = _by_column(config, known, robot)

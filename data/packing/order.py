@@ -4,34 +4,55 @@ every cost come in nearly the same numbers.
 The samples stand in a line, sorted by cost and cut into cells. Every cell gives its exact share of
 the draws, in a random order of its own: stratified sampling without replacement. So a window's
 costs are known before it is drawn, and since nothing is kept but the line, any draw is reached at
-once.
+once. A sample takes as much of the line as its weight, and is drawn as often.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Float64, Int64
 
 from data.frames import Runs
+from data.packing.curriculum import Weight
 from data.packing.permutation import below, fold, permute, scramble
+from data.packing.systematic import points, whole_weights
 
 
 @dataclass(frozen=True)
 class PlanSource:
     """One dataset of a mixture: its runs that may be drawn, and what a sample of each costs.
 
-    `weight` is its share of the draws, relative to the other sources. Every frame of `runs` is a
+    `weight` is its share of the draws, relative to the other sources, and may change with the
+    steps. Every frame of `runs` is a
     sample; `images` are the image slots it takes, `text` the text tokens of each wording of each
-    task, 0 where a task has fewer wordings.
+    task, 0 where a task has fewer wordings. `weights` tell how often each of a run's samples is
+    drawn, relative to the source's others; None: equally often.
     """
 
     name: str
-    weight: float
+    weight: Weight
     runs: Runs
     images: Int64[np.ndarray, " r"]
     text: Int64[np.ndarray, "t w"]
+    weights: Float64[np.ndarray, " r"] | None = None
+
+    @property
+    def weighted(self) -> bool:
+        """True if samples differ in their weights."""
+        return self.weights is not None and bool(np.ptp(self.weights))
+
+    @cached_property
+    def masses(self) -> Int64[np.ndarray, " r"]:
+        """Weights of a run's samples as whole numbers, in each wording apart; 1 of all that are
+        alike."""
+        if self.weights is None or not self.weighted:
+            return np.broadcast_to(np.int64(1), len(self.runs.length))
+        wordings = self.wordings[self.runs.task]
+        parts = np.lcm.reduce(np.unique(wordings))
+        return whole_weights(self.weights, self.runs.length * parts) * (parts // wordings)
 
     @property
     def wordings(self) -> Int64[np.ndarray, " t"]:
@@ -56,6 +77,10 @@ class Order:
     told in which changes with the epoch; so each wording is drawn equally often, but for runs of
     fewer frames than wordings, which show some of them.
 
+    Where samples have weights, each wording of one is a sample of its own, with an equal part of
+    its weight. A cell's epoch is then as many draws as bring the heaviest of its samples once at
+    most; the others come in some epochs, by `systematic`.
+
     Args:
       draws: of this source in a window: at least, at most.
 
@@ -71,8 +96,9 @@ class Order:
 
     def __init__(self, source: PlanSource, draws: tuple[int, int], seed: int) -> None:
         self._source, self._wordings = source, source.wordings
-        self._shift_key, wording_key, order_key = (fold(seed, what) for what in range(3))
-        images, text = self._line_up(wording_key)
+        self._weighted, self._masses = source.weighted, source.masses
+        self._shift_key, wording_key, order_key, line_key = (fold(seed, what) for what in range(4))
+        images, text = self._line_up(wording_key, line_key)
         bounds = np.append(np.flatnonzero(np.diff(images, prepend=-1)), len(images))
         places = np.diff(self._starts[bounds])
         self._classes: list[int] = places.tolist()
@@ -82,6 +108,7 @@ class Order:
         ):
             last = np.append(np.flatnonzero(np.diff(text[low:high])), high - low - 1)
             cuts = _cuts(self._starts[low + 1 + last] - self._starts[low], least)
+            cuts = self._between_samples(cuts, int(self._starts[low]), -(-size // max(1, least)))
             self._cuts.append(cuts)
             larger = [-(-most * (size - cut) // size) for cut in cuts]
             room.append(-np.diff(larger))
@@ -91,6 +118,9 @@ class Order:
         self._size = np.concatenate([np.diff(cuts) for cuts in self._cuts])
         largest = np.searchsorted(self._starts, self._first + self._size) - 1
         self.images, self.text, self.room = images[largest], text[largest], np.concatenate(room)
+        own = self._masses[self._run]
+        first = np.searchsorted(self._starts, self._first, "right") - 1
+        self._epoch = self._size // np.maximum(np.maximum.reduceat(own, first), own[largest])
         cells = np.arange(len(self._size), dtype=np.uint64)
         self._keys = scramble(cells, order_key)
 
@@ -100,10 +130,11 @@ class Order:
         counts = self._given(high) - before
         cell = np.repeat(np.arange(len(counts)), counts)
         number = np.arange(high - low) + (before + counts - np.cumsum(counts))[cell]
-        epoch, index = np.divmod(number, self._size[cell])
+        epoch, index = np.divmod(number, self._epoch[cell])
         key = scramble(epoch.astype(np.uint64), self._keys[cell])
-        place = self._first[cell] + permute(index, self._size[cell], key)
-        return DrawnSamples(cell, *self._samples(place, epoch))
+        stratum = permute(index, self._epoch[cell], key)
+        place = points(stratum, epoch, self._epoch[cell], self._size[cell], self._keys[cell])
+        return DrawnSamples(cell, *self._samples(self._first[cell] + place, epoch))
 
     def _samples(
         self, place: Int64[np.ndarray, " n"], epoch: Int64[np.ndarray, " n"]
@@ -112,29 +143,55 @@ class Order:
         runs = self._source.runs
         item = np.searchsorted(self._starts, place, "right") - 1
         run = self._run[item]
-        task, length = runs.task[run], runs.length[run]
-        at = self._part[item] + (place - self._starts[item]) * self._wordings[task]
+        task, length, mass = runs.task[run], runs.length[run], self._masses[run]
+        step = 1 if self._weighted else self._wordings[task]
+        at = self._part[item] + (place - self._starts[item]) // mass * step
+        turn = np.zeros_like(epoch) if self._weighted else epoch
         chance = scramble(run.astype(np.uint64), self._shift_key)
-        shift = below(scramble(epoch.astype(np.uint64), chance), length.astype(np.uint64))
+        shift = below(scramble(turn.astype(np.uint64), chance), length.astype(np.uint64))
         frame = runs.first[run] + (at + shift.astype(np.int64)) % length
         return runs.episode[run], frame, task, self._wording[item].astype(np.int64)
 
-    def _line_up(self, key: int) -> tuple[Int64[np.ndarray, " i"], Int64[np.ndarray, " i"]]:
+    def _between_samples(self, cuts: list[int], start: int, least: int) -> list[int]:
+        """Cuts of the line from `start` on, each moved to the end of the sample that it would go
+        through, without those that this brings closer than `least` to another."""
+        places = np.array(cuts) + start
+        item = np.searchsorted(self._starts[:-1], places, "right") - 1
+        mass = self._masses[self._run[item]]
+        moved = (places + (self._starts[item] - places) % mass - start).tolist()
+        kept = [0]
+        for cut in moved[1:-1]:
+            if kept[-1] + least <= cut <= cuts[-1] - least:
+                kept.append(cut)
+        return [*kept, cuts[-1]]
+
+    def _line_up(
+        self, wording_key: int, line_key: int
+    ) -> tuple[Int64[np.ndarray, " i"], Int64[np.ndarray, " i"]]:
         """Makes the line; images and text of its items. An item is what of a run is told in one
-        wording: of w wordings, `part` p is at places p, p + w, … of the run."""
+        wording: of w wordings, `part` p is at places p, p + w, … of the run, and all of it where
+        there are weights. Then those of one cost stand in random order, so that strata show nothing
+        that recurs."""
         source, runs = self._source, self._source.runs
         per_run = self._wordings[runs.task]
         run = np.repeat(np.arange(len(per_run), dtype=np.int32), per_run)
         part = np.arange(len(run)) - np.repeat(np.cumsum(per_run) - per_run, per_run)
-        number = -((part - runs.length[run]) // per_run[run])
-        run, part, number = run[number > 0], part[number > 0], number[number > 0]
-        first = below(scramble(run.astype(np.uint64), key), per_run[run].astype(np.uint64))
-        wording = (part + first.astype(np.int64)) % per_run[run]
+        if self._weighted:
+            number, wording, part = runs.length[run], part, np.zeros_like(part)
+            chance = scramble(run.astype(np.uint64), line_key)
+        else:
+            number = -((part - runs.length[run]) // per_run[run])
+            run, part, number = run[number > 0], part[number > 0], number[number > 0]
+            first = below(
+                scramble(run.astype(np.uint64), wording_key), per_run[run].astype(np.uint64)
+            )
+            wording = (part + first.astype(np.int64)) % per_run[run]
+            chance = np.zeros(len(run), np.uint64)
         images, text = source.images[run], source.text[runs.task[run], wording]
-        order = np.lexsort((text, images))
+        order = np.lexsort((chance, text, images))
         self._run = run[order]
         self._part, self._wording = (x[order].astype(np.int16) for x in (part, wording))
-        self._starts = np.concatenate([[0], np.cumsum(number[order])])
+        self._starts = np.concatenate([[0], np.cumsum((number * self._masses[run])[order])])
         return images[order], text[order]
 
     def _given(self, draws: int) -> Int64[np.ndarray, " c"]:
@@ -177,7 +234,8 @@ def _cuts(ends: Int64[np.ndarray, " k"], least: int) -> list[int]:
     """
     size = int(ends[-1])
     cells = max(1, size // -(-size // max(1, least)))
-    grid = np.arange(cells + 1) * size // cells
+    least_size, more = divmod(size, cells)
+    grid = np.arange(cells + 1) * least_size + np.arange(cells + 1) * more // cells
     before = grid[np.searchsorted(grid, ends, "right") - 1]
     after = grid[np.searchsorted(grid, ends)]
     return np.unique(np.concatenate([[0], before, after])).tolist()

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from data.mixture.mixture import DatasetConfig
 from models import load_policy
+from parallel.monitor.metrics import read_metrics
 from tests.helpers.tools.small_run import SMALL, losses, one_device, write_dataset
 from tools import train
 from tools.recipes.insulation import open_own
@@ -97,6 +98,67 @@ def test_a_mistake_in_a_mixture_is_named_before_anything_is_decoded(guide, tmp_p
     with pytest.raises(ValueError, match=r"hall: cameras is .*'ceiling'"):
         train.run(train.Paths(str(broken), tmp_path / "run", trust=True), SMALL, QUIET)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ({"episodes": {"12": 2}}, r"weights\.json, episodes\.'12': is of no episode"),
+        ({"episodes": {"3": -1}}, r"weights\.json, weights: says -1 of episode 3, frame 0"),
+        ("action", r"kitchen: weights is 'action', but its columns of one number a frame are \[\]"),
+    ],
+)
+def test_bad_weights_are_named_before_anything_is_decoded(guide, tmp_path, weights, message):
+    if not isinstance(weights, str):
+        (tmp_path / "weights.json").write_text(json.dumps(weights))
+        weights = "weights.json"
+    drawn, mixture = {"path": str(guide / "kitchen"), "weights": weights}, tmp_path / "mixture.json"
+    mixture.write_text(json.dumps({"datasets": [drawn]}))
+    with pytest.raises(ValueError, match=message):
+        train.run(train.Paths(str(mixture), tmp_path / "run"), SMALL, QUIET)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_weighted_run_resumes_as_if_it_had_not_stopped(guide, tmp_path):
+    drawn, mixture = (
+        {"path": str(guide / "kitchen"), "weights": "w.json"},
+        tmp_path / "mixture.json",
+    )
+    (tmp_path / "w.json").write_text(json.dumps({"episodes": {"3": 5, "4": 0, "7": 0.3}}))
+    mixture.write_text(json.dumps({"datasets": [drawn]}))
+    paths = train.Paths(str(mixture), tmp_path / "run")
+    train.run(paths, SMALL, QUIET)
+    whole = losses(paths.out)
+    for later in (6, 8):
+        shutil.rmtree(paths.out / "checkpoints" / str(later))
+    train.run(replace(paths, resume=True), SMALL, QUIET)
+    assert losses(paths.out) == whole
+    (tmp_path / "w.json").write_text(json.dumps({"episodes": {"3": 6}}))
+    shutil.rmtree(paths.out / "checkpoints" / "8")
+    with pytest.raises(ValueError, match="has changed since"):
+        train.run(replace(paths, resume=True), SMALL, QUIET)
+
+
+def test_a_run_whose_weights_change_resumes_as_if_it_had_not_stopped(guide, tmp_path):
+    sets = [
+        {"path": str(guide / "kitchen"), "embodiment": "arm", "weight": [[2, 1], [7, 0]]},
+        {"path": str(guide / "office"), "embodiment": "arm"},
+    ]
+    mixture = tmp_path / "mixture.json"
+    arm = {"name": "arm", "seconds": 0.4}
+    mixture.write_text(json.dumps({"datasets": sets, "embodiments": [arm]}))
+    paths = train.Paths(str(mixture), tmp_path / "run")
+    train.run(paths, SMALL, QUIET)
+    whole = losses(paths.out)
+    lines = [line for line in read_metrics(paths.out) if "samples" in line]
+    drawn = [[line[f"samples/{name}"] for name in ("kitchen", "office")] for line in lines]
+    assert drawn[7][0] == 0 < drawn[4][0] < drawn[4][1]
+    assert lines[0]["share_intended/kitchen"] == 0.5
+    assert lines[0]["share/kitchen"] == drawn[0][0] / sum(drawn[0])
+    for later in (6, 8):
+        shutil.rmtree(paths.out / "checkpoints" / str(later))
+    train.run(replace(paths, resume=True), SMALL, QUIET)
+    assert losses(paths.out) == whole
 
 
 def test_samples_of_every_second_frame_train_on_a_store_of_those_pictures(guide, tmp_path):

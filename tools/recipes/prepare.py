@@ -27,8 +27,10 @@ from data.mixture.mixture import (
     read_mixture,
     resolve,
 )
+from data.mixture.sample_weights import sample_weights, stored_column, streamed_column
 from data.mixture.trust import Consent, remembered
-from data.packing.plan import PlanSource
+from data.packing.curriculum import largest_weight
+from data.packing.order import PlanSource
 from data.store.convert import StoredResize
 from data.store.direct import open_direct
 from data.store.store import Store, cached_store
@@ -75,13 +77,26 @@ class Prepared:
     targets: int = 0
 
     def sources(self, *, held_out: bool = False) -> list[PlanSource]:
-        """Sources for the plan, of each dataset's training (or held-out) episodes."""
+        """Sources for the plan, of each dataset's training episodes; or of those held out, which
+        weigh the same at each step."""
         mixed = self.mixed
         episodes = mixed.held_out if held_out else mixed.training
         return [
-            plan_source(feed, self.processor, episodes=chosen.tolist(), weight=weight, name=name)
-            for feed, chosen, weight, name in zip(
-                mixed.feeds, episodes, mixed.weights, mixed.names, strict=True
+            plan_source(
+                feed,
+                self.processor,
+                episodes=chosen.tolist(),
+                weight=largest_weight(weight) if held_out else weight,
+                weights=weights,
+                name=name,
+            )
+            for feed, chosen, weight, weights, name in zip(
+                mixed.feeds,
+                episodes,
+                mixed.weights,
+                mixed.sample_weights,
+                mixed.names,
+                strict=True,
             )
         ]
 
@@ -136,6 +151,9 @@ def prepare(
     robots, readings = resolve(mixture, held, config.model.horizon)
     scalings = {robot.name: _scalings(robot, config) for robot in robots}
     kept = None if statistics is None else kept_scales(statistics, robots, scalings)
+    for dataset, opened, reading in zip(mixture.datasets, datasets, readings, strict=True):
+        column = stored_column(opened) if isinstance(opened, Store) else streamed_column(opened)
+        sample_weights(dataset, opened.lengths, reading.episodes, column)
     for dataset, columns, reading in zip(mixture.datasets, held, readings, strict=True):
         if kept is not None and reading.transform is None:
             name, sizes = robots[reading.embodiment].name, columns.columns

@@ -22,6 +22,7 @@ from data.dataset import use_format
 from data.loader.loader import Loader
 from data.mixture.mixture import is_mixture
 from data.packing.plan import Plan
+from data.packing.shares import share_facts, told_shares
 from models import Embodiment, PackedBatch, Policy
 from models.augment import Augmented
 from models.checkpoints.remote import local
@@ -232,6 +233,7 @@ def _run(
             with loader:
                 for batch, info in loader:
                     apart = {"attention_excess": plan.excess(info.step)} if ranks > 1 else {}
+                    apart |= share_facts(plan, info.step, config.trainer.log_every)
                     yield batch, info.facts(count) | apart
 
         return rows()
@@ -245,6 +247,8 @@ def _run(
         * (ranks > 1)
         + "."
     )
+    if len(sources) > 1:
+        console.print(told_shares(plan, _TOLD_STEPS, config.trainer.steps), soft_wrap=True)
     cameras = tuple(robot.cameras for robot in ready.processor.embodiments)
     if config.trainer.keep_best or config.trainer.patience:
         metric = config.trainer.keep_best or HELD_OUT_LOSS

@@ -128,6 +128,31 @@ def test_batches_do_not_depend_on_workers_or_threads(options):
         assert_equal(actual, batch)
 
 
+@pytest.mark.parametrize("options", [{"host_count": 1, "workers": 2}, {"host_count": 4}])
+def test_weighted_batches_depend_on_neither_hosts_nor_workers_nor_where_they_begin(options):
+    rng = np.random.default_rng(0)
+    weights = [rng.exponential(size=feed.frames.lengths.sum()) for feed in FEEDS]
+    weights[0][:7] = 0
+
+    def planned():
+        sources = [
+            plan_source(feed, PROCESSOR, weights=own, name=feed.frames.name)
+            for feed, own in zip(FEEDS, weights, strict=True)
+        ]
+        return Plan(sources, PLAN.layout, ROWS, window=256)
+
+    whole = batches(threads=0, plan=planned())
+    shares = [
+        batches(2, plan=planned(), start_step=3, host_index=h, **options)
+        for h in range(options["host_count"])
+    ]
+    for step in range(2):
+        together = jax.tree.map(lambda *x: np.concatenate(x), *(share[step] for share in shares))
+        assert_equal(together, whole[3 + step])
+    drawn = [draw for step in range(50) for row in planned().rows(step) for draw in row]
+    assert {draw.episode for draw in drawn if draw.source == 0} == {1, 2, 3}
+
+
 @pytest.mark.parametrize("start", [1, 3])
 def test_a_start_at_any_step_gives_the_batches_from_there(start):
     later = batches(STEPS - start, plan=make_plan(), start_step=start)

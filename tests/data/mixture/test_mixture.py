@@ -18,7 +18,7 @@ from data.mixture.trust import always
 from data.statistics.scaling import normalizer
 from data.statistics.stats import describe
 from models import Embodiment, Processor
-from models.config import to_json
+from models.config import from_json, to_json
 from tests.helpers.data.memory_frames import MemoryFrames
 
 A = MemoryFrames("first", cameras=("observation.images.front", "observation.images.wrist"))
@@ -282,7 +282,7 @@ def test_a_mixture_reads_from_json_and_toml_with_paths_beside_it(tmp_path):
         "datasets": [
             {"path": "sets/a", "embodiment": "arm", "prompts": "told.json", "weight": 2},
             {"path": "hf://me/b", "cameras": {"front": "cam_high"}, "transform": "mine.py:f"},
-            {"path": "/data/c", "episodes": [[0, 5]]},
+            {"path": "/data/c", "episodes": [[0, 5]], "weight": [[0, 1], [2000, 0.5]]},
         ],
         "embodiments": [{"name": "arm", "cameras": ["front"], "relative": [0, -1], "seconds": 1}],
     }
@@ -296,6 +296,8 @@ def test_a_mixture_reads_from_json_and_toml_with_paths_beside_it(tmp_path):
     assert made.datasets[0].prompts == f"{tmp_path}/told.json"
     assert made.datasets[1].transform == f"{tmp_path}/mine.py:f"
     assert made.datasets[2].episodes == ((0, 5),)
+    assert [d.weight for d in made.datasets] == [2, 1, ((0, 1), (2000, 0.5))]
+    assert from_json(Mixture, to_json(made)) == made
     assert made.embodiments == (RobotConfig("arm", ("front",), (0, -1), 1),)
     toml = tmp_path / "mixture.toml"
     toml.write_text(
@@ -316,6 +318,14 @@ def test_a_mixture_reads_from_json_and_toml_with_paths_beside_it(tmp_path):
         (
             '{"datasets": [{"path": "a"}, {"path": "b", "weight": "2"}]}',
             r"m\.json\.datasets\[1\]\.weight is '2', expected float",
+        ),
+        (
+            '{"datasets": [{"path": "a", "weight": [[0.5, 1]]}]}',
+            r"datasets\[0\]\.weight\[0\]\[0\] is 0\.5, expected int",
+        ),
+        (
+            '{"datasets": [{"path": "a", "weight": [0, 1]}]}',
+            r"datasets\[0\]\.weight\[0\] is 0, expected list",
         ),
         (
             '{"datasets": [{"path": "a", "cameras": {"front": 1}}]}',
@@ -340,6 +350,18 @@ def test_a_mistake_in_the_file_is_named_with_its_field(tmp_path, text, message):
     [
         (Mixture(()), "no datasets"),
         (Mixture((replace(OF_A, weight=0.0),)), "a: weight is 0.0"),
+        (
+            Mixture((replace(OF_A, weight=((9, 1.0), (8, 0.0))),)),
+            r"a: weight is \(\(9, 1\.0\), \(8, 0\.0\)\); give points .* steps rise, from 0 on, or",
+        ),
+        (
+            Mixture((replace(OF_A, weight=((9, 0.0),)),)),
+            "a: weight is .*; give no weight below 0, and",
+        ),
+        (
+            Mixture((replace(OF_A, weight=((0, 1.0), (9, 0.0))),)),
+            "All datasets have weight 0 at step 9; give one of them more there",
+        ),
         (Mixture((replace(OF_A, state=("qpos",)),)), r"a: state is \['qpos'\].*gripper"),
         (Mixture((replace(OF_A, cameras={"front": "top"}),), (ARM,)), r"a: cameras .*'top'"),
         (Mixture((replace(OF_A, cameras={"side": "front"}),), (ARM,)), r"cameras .*'side'"),
