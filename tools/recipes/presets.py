@@ -173,10 +173,14 @@ METAWORLD = replace(
 LIBERO_TINY = replace(
     TINY,
     model=_TINY.changed(
-        expert=replace(_TINY.expert, width=64, hidden=128), image_size=64, horizon=16
+        vision=replace(_TINY.vision, patch=12),
+        expert=replace(_TINY.expert, width=64, hidden=128),
+        image_size=96,
+        horizon=16,
     ),
+    data=replace(TINY.data, holdout=0.03),
     optimizer=replace(TINY.optimizer, learning_rate=2e-3),
-    trainer=replace(TINY.trainer, steps=7000, save_every=500, eval_every=1000),
+    trainer=replace(TINY.trainer, steps=8000, save_every=2000, eval_every=2000),
 )
 """`TINY` for a LIBERO suite's ten tasks: two cameras, larger pictures, longer chunks
 (docs/results/libero.md)."""
