@@ -75,26 +75,39 @@ def test_what_stands_beside_the_way_is_not_in_it():
 def test_a_bowl_is_gripped_at_its_rim_with_the_fingers_across_the_wall():
     grasps = rim_grasps(bowl(), np.eye(3))
     assert len(grasps) == 36
-    for grasp, slope in grasps:
+    for grasp, _ in grasps:
         assert np.linalg.norm(grasp.point[:2]) == pytest.approx(0.049, abs=1e-3)
         assert grasp.point[2] == pytest.approx(0.032, abs=1e-6)
         assert abs(grasp.point[:2] @ grasp.axis[:2]) == pytest.approx(0.049, abs=1e-3)
-        assert slope == pytest.approx(0.0)
+
+
+def test_an_upright_bowl_is_gripped_from_the_robots_side_wherever_it_stands():
+    for turn in (0.0, 1.0, 3.0):
+        rotation = turned([0, 0, 1], turn)
+        grasps = rim_grasps(bowl(), rotation)
+        best = rotation @ min(grasps, key=lambda found: found[1])[0].point
+        assert np.degrees(np.arctan2(best[1], best[0])) == pytest.approx(160, abs=1e-6)
+        costs = [cost for _, cost in sorted(grasps, key=lambda found: found[1])]
+        assert costs[0] == pytest.approx(0.0, abs=1e-9)
+        assert np.diff(costs[::2]).min() > 0.1
 
 
 def test_a_tilted_bowls_wall_is_steep_only_along_the_axis_of_its_tilt():
     grasps = rim_grasps(bowl(), turned([1, 0, 0], np.radians(50)))
     best = min(grasps, key=lambda found: found[1])[0]
     assert abs(best.axis[0]) == pytest.approx(1.0)
-    assert max(slope for _, slope in grasps) > 0.7
+    upright = rim_grasps(bowl(), np.eye(3))
+    steeper = [cost - other for (_, cost), (_, other) in zip(grasps, upright, strict=True)]
+    assert max(steeper) == pytest.approx(15 * np.sin(np.radians(50)), rel=0.02)
+    assert min(steeper) == pytest.approx(0.0, abs=1e-6)
 
 
 def test_a_carton_is_gripped_across_its_narrow_side_if_that_fits():
     corners = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (0, 1)])
     grasps = side_grasps(corners * [0.02, 0.06, 0.1], np.eye(3))
-    best, thickness = min(grasps, key=lambda found: found[1])
+    best, cost = min(grasps, key=lambda found: found[1])
     assert abs(best.axis[0]) == pytest.approx(1.0)
-    assert thickness == pytest.approx(0.04)
+    assert cost == pytest.approx(5 * 0.04)
     np.testing.assert_allclose(best.point, [0.0, 0.0, 0.07], atol=1e-12)
     assert not side_grasps(corners * [0.06, 0.06, 0.1], np.eye(3))
 
