@@ -78,16 +78,12 @@ def _guides(text: str) -> list[str]:
 
 def reference() -> dict[str, str]:
     """Pages of the reference by their place in the site: directives for mkdocstrings."""
-    pages = {}
-    for package in PACKAGES:
-        for uri, modules in _rooms(package).items():
-            title = uri.removeprefix("reference/").removesuffix(".md").replace("/", ".")
-            parts = [
-                _MODULE_HEAD.format(name=name, members=members)
-                for name, members in ((m, _public(path)) for m, path in modules.items())
-            ]
-            pages[uri] = f"# {title}\n" + "".join(parts)
-    return pages
+    return {
+        uri: f"# {uri.removeprefix('reference/').removesuffix('.md').replace('/', '.')}\n"
+        + "".join(_MODULE_HEAD.format(name=n, members=_public(p)) for n, p in modules.items())
+        for package in PACKAGES
+        for uri, modules in _rooms(package).items()
+    }
 
 
 @cache
@@ -140,16 +136,20 @@ def _title(page: Path) -> str:
 
 def _place(path: Path) -> str | None:
     """The page or file of the site that stands for a file of the repository."""
-    for uri, source in SOURCES.items():
-        if path == source:
-            return uri
     if path.is_dir() and (path / "README.md").exists():
         path = path / "README.md"
-    if path.is_file() and path.is_relative_to(DOCS):
-        return path.relative_to(DOCS).as_posix()
-    for package in PACKAGES:
-        for uri, modules in _rooms(package).items():
-            for name, file in modules.items():
-                if file == path:
-                    return f"{uri}#{name}"
-    return None
+    if path in _places():
+        return _places()[path]
+    inside = path.is_file() and path.is_relative_to(DOCS)
+    return path.relative_to(DOCS).as_posix() if inside else None
+
+
+@cache
+def _places() -> dict[Path, str]:
+    """Places of files that lie elsewhere in the site than in docs/."""
+    return {source: uri for uri, source in SOURCES.items()} | {
+        file: f"{uri}#{name}"
+        for package in PACKAGES
+        for uri, modules in _rooms(package).items()
+        for name, file in modules.items()
+    }

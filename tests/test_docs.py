@@ -6,17 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.markdown import local_links
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
-LINK = re.compile(r"\]\(([^)\s#]*)(?:#([^)\s]*))?\)")
-CODE = re.compile(r"```.*?```|`[^`]*`", re.DOTALL)
 
 
 def links(page: Path) -> list[tuple[Path, str]]:
     """Files, and anchors in them, that a page links to in this repository."""
-    found = LINK.findall(CODE.sub("", page.read_text()))
-    local = [(to, anchor) for to, anchor in found if "://" not in to]
+    local = local_links(page.read_text())
     return [((page.parent / to).resolve() if to else page, anchor) for to, anchor in local]
 
 

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 
+from tests.helpers.markdown import local_links
+
 ROOT = Path(__file__).parents[1]
-LINK = re.compile(r"\]\(([^)\s#]+)(?:#([^)\s]*))?\)")
-CODE = re.compile(r"```.*?```|`[^`]*`", re.DOTALL)
 
 _spec = importlib.util.spec_from_file_location("site_hook", ROOT / "docs/site.py")
 assert _spec
@@ -46,8 +46,8 @@ def test_links_lead_to_pages_of_the_site():
     modules = {f"{uri}#{m}" for uri in texts for m in re.findall("::: (.+)", texts[uri])}
     links = 0
     for uri, text in texts.items():
-        for to, anchor in LINK.findall(CODE.sub("", text)):
-            if "://" not in to:
+        for to, anchor in local_links(text):
+            if to:
                 place = os.path.normpath(os.path.join(os.path.dirname(uri), to))
                 assert place in texts or (site.DOCS / place).is_file(), f"{uri} links to {to}"
                 assert not place.startswith("reference/") or f"{place}#{anchor}" in modules

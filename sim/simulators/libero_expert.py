@@ -1,8 +1,9 @@
 """A scripted expert for LIBERO's tasks of one object that is picked up and put on or into another.
 
-It reads the simulator's own state: a bowl is taken by its rim, anything else across its narrowest
-side, by the grasp that is nearest, free of obstacles and within reach. Every action is a feedback
-on where the hand and the object are then, so that a disturbed expert finds back.
+It reads the simulator's own state: a bowl is taken by its rim, from one side wherever that will do,
+anything else across its narrowest side, by the nearest grasp; both free of obstacles and in reach.
+Every action is a feedback on where the hand and the object are then, so that a disturbed expert
+finds back.
 """
 
 from collections.abc import Callable, Generator, Iterator
