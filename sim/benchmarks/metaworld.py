@@ -21,14 +21,14 @@ MT10 = (
     *("button-press-topdown-v3", "peg-insert-side-v3", "window-open-v3", "window-close-v3"),
 )
 """Tasks of the benchmark of that name."""
-CORNER, CLOSE = ("corner", "wrist"), ("close", "wrist")
+CORNER, SIDES = ("corner", "wrist"), ("close", "left")
 FAMILIES = {
     "metaworld": (tuple(PROMPTS), CORNER),
-    "metaworld_mt10": (MT10, CLOSE),
-    "metaworld_mt50": (tuple(PROMPTS), CLOSE),
+    "metaworld_mt10": (MT10, SIDES),
+    "metaworld_mt50": (tuple(PROMPTS), SIDES),
 }
-"""Tasks and cameras: the package's in the corner, as LeRobot has it, or one of ours that shows the
-table closer; and that on the wrist."""
+"""Tasks and cameras: the package's in the corner, as LeRobot has it, and on the wrist; or two of
+ours, closer, from two sides."""
 
 
 def suite(

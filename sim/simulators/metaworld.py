@@ -14,11 +14,11 @@ from offscreen import choose_renderer
 
 CAMERAS = {"corner": "corner4", "wrist": "gripperPOV", "behind": "behindGripper", "top": "topview"}
 """The package's names of the cameras. "corner4" is where LeRobot moves "corner2" to, closer."""
-CLOSE = "close"
-"""Camera of ours, which shows the table alone: in the package's, markers of goals are a few pixels
-of 128."""
-_DISTANCE, _AZIMUTH, _ELEVATION, _LOOK_AT, _FOVY = 1.1, 143.0, -36.0, (0.0, 0.68, 0.1), 38.0
-"""Place of that camera: metres and degrees."""
+AZIMUTHS = {"close": 143.0, "left": 37.0}
+"""Cameras of ours and the degrees about the table from which each sees it, and little else: in the
+package's, markers of goals are a few pixels of 128. From two sides at once, depth can be told."""
+_DISTANCE, _ELEVATION, _LOOK_AT, _FOVY = 1.1, -36.0, (0.0, 0.68, 0.1), 38.0
+"""Place of those cameras: metres and degrees."""
 UPSIDE_DOWN = {"corner"}
 
 
@@ -28,7 +28,7 @@ class Simulator:
     Args:
       tasks: names as in `PROMPTS`.
       size: pixels along the edge of a picture.
-      cameras: of `CAMERAS`, or `CLOSE`; none, if only states are wanted.
+      cameras: of `CAMERAS` and `AZIMUTHS`; none, if only states are wanted.
       max_steps: of an episode; 500 is the package's.
       until_success: whether success ends an episode.
       paraphrased: whether prompts are wordings that no recording has.
@@ -48,7 +48,7 @@ class Simulator:
         draw_every: int = 1,
         antialias: bool = True,
     ) -> None:
-        for names, known in ((tasks, PROMPTS), (cameras, (*CAMERAS, CLOSE))):
+        for names, known in ((tasks, PROMPTS), (cameras, (*CAMERAS, *AZIMUTHS))):
             if unknown := set(names) - set(known):
                 raise ValueError(f"Meta-World has no {sorted(unknown)}; choose of {list(known)}.")
         self.tasks = list(tasks)
@@ -166,14 +166,14 @@ class _Drawing:
         self.geoms.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = False
         self.geoms.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = False
         self.option = mujoco.MjvOption()
-        self.views = {name: mujoco.MjvCamera() for name in (*CAMERAS, CLOSE)}
+        self.views = {name: mujoco.MjvCamera() for name in (*CAMERAS, *AZIMUTHS)}
         for name, view in self.views.items():
             fixed = name in CAMERAS
             view.type = getattr(mujoco.mjtCamera, f"mjCAMERA_{'FIXED' if fixed else 'FREE'}")
             if fixed:
                 view.fixedcamid = env.model.camera(CAMERAS[name]).id
             else:
-                view.distance, view.azimuth, view.elevation = _DISTANCE, _AZIMUTH, _ELEVATION
+                view.distance, view.azimuth, view.elevation = _DISTANCE, AZIMUTHS[name], _ELEVATION
                 view.lookat = _LOOK_AT
         env.model.vis.global_.fovy = _FOVY  # of cameras that are not the model's own
 
