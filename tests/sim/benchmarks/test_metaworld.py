@@ -110,7 +110,7 @@ def test_the_first_picture_shows_this_episodes_goal(slots):
 
 def test_goals_are_larger_in_both_cameras_of_mt10_than_in_the_corner():
     def pixels(suite):
-        """Of each camera, pixels in which two starts differ there."""
+        """Pixels of each camera in which two starts differ."""
         with load_suite(suite).open(("reach-v3",), 1, 96) as slots:
             one, other = (begun(slots, 0, "reach-v3", seed).observation.images for seed in (1, 2))
         moved = np.abs(one.astype(int) - other).max(-1) > 60
