@@ -27,10 +27,10 @@ LEFT_OUT = frozenset({
 
 
 def asks_for_help(arguments: Sequence[str]) -> bool:
-    """Whether a command with these arguments prints its help.
+    """True for arguments with which a command prints its help.
 
     What stands behind `--` is another command's. Where Python of the user's own is named
-    (`--preset FILE.py:NAME`), which may compute what is a default, the answer is no: that help is
+    (`--preset FILE.py:NAME`), which may compute what is a default, it is False: that help is
     made with everything imported.
     """
     ours = list(arguments)[: [*arguments, "--"].index("--")]

@@ -12,7 +12,7 @@ import tools.__main__ as main
 
 
 def help_of(words: Sequence[str]) -> str:
-    """What `chiliad WORDS --help` prints."""
+    """Output of `chiliad WORDS --help`."""
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     with (
         mock.patch.object(sys, "argv", ["chiliad", *words, "--help"]),
