@@ -23,7 +23,7 @@ MORE = {
         ["--preset", name] for name in {type(p.model): n for n, p in PRESETS.items()}.values()
     ],
 }
-"""Words that change a command's help, besides subcommands; of presets, one for each family of models."""
+"""Words that change a command's help, besides subcommands; of presets, one of each family."""
 
 
 def without_jax(typed: Sequence[Sequence[str]]) -> list[str]:
