@@ -3,6 +3,7 @@
 # `make docs` builds the site of guides, results and reference into site/, in .venv-docs.
 # `make test-optimised` runs a few of parity, packing and sharding on programs as users run them,
 # compiled at XLA's own optimisation level; the other tests do not optimise.
+# `make coverage` runs the tests and lists the lines that none of them reaches, worst file first.
 # `make smoke PYTHON=python3.13` tries another Python in an environment of its own, .venv-smoke-3.13:
 # every module is imported, one test file of each package runs, and beside them a shrunk demo.
 # `make fuzz` reads thousands of damaged datasets: an error or the right data, never a wrong frame;
@@ -31,7 +32,7 @@ SMOKED := tests/test_imports.py tests/data/lerobot/test_dataset.py tests/models/
   tests/parallel/test_step.py tests/rl/test_objectives.py tests/sim/rendering/test_raycast.py \
   tests/tools/test_data.py
 
-.PHONY: demo notebooks docs test test-optimised smoke smoke-demo smoke-tests fuzz drill test-h100 gpu lint install client metaworld libero gym
+.PHONY: demo notebooks docs test coverage test-optimised smoke smoke-demo smoke-tests fuzz drill test-h100 gpu lint install client metaworld libero gym
 demo: install
 	$(BIN)/python -m tools.demo
 
@@ -44,6 +45,10 @@ docs: .venv-docs/installed
 
 test: install lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+coverage: install
+	$(BIN)/pip install --quiet --disable-pip-version-check pytest-cov
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --cov
 
 test-optimised: install
 	XLA_FLAGS=--xla_backend_optimization_level=3 $(BIN)/python -m pytest -n 2 --dist loadfile $(OPTIMISED)

@@ -54,6 +54,18 @@ def test_a_wheels_commands_work_outside_the_repository(unpacked, tmp_path):
     assert "h100" in ran.stdout.lower()
 
 
+def test_a_wheels_help_is_made_without_jax(unpacked, tmp_path):
+    ran = subprocess.run(
+        [sys.executable, "-P", "-X", "importtime", "-m", "tools.data", "edit", "--help"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(unpacked)},
+        capture_output=True,
+        text=True,
+    )
+    assert "--delete" in ran.stdout, ran.stderr
+    assert "jax.version" not in ran.stderr
+
+
 def test_the_citation_and_the_changes_name_the_version():
     number = version("chiliad")
     assert f"\nversion: {number}\n" in (ROOT / "CITATION.cff").read_text()

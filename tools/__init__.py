@@ -6,7 +6,8 @@ the thread pool is large, which slows all others; and a compiled loop, such as a
 a thread of the pool, so that with only one for each core what computes beside it starves. Compiled
 programs are kept between commands. Ctrl-C while a command still imports what it needs is said in a
 word, without a traceback. A folder of the user's own that hides one of our packages, as `python -m`
-looks in the working directory first, is named before anything of it is imported.
+looks in the working directory first, is named before anything of it is imported. A command that
+is asked for its help does not import JAX.
 """
 
 import os
@@ -15,6 +16,8 @@ from importlib.machinery import PathFinder
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
+
+from tools.command_line.help import asks_for_help, leave_out_what_computes
 
 _EMITTERS = "--xla_cpu_use_fusion_emitters"
 _FORCED = "--xla_force_host_platform_device_count"
@@ -57,3 +60,11 @@ def _refuse_shadows() -> None:
 
 
 _refuse_shadows()
+
+
+def _is_a_command() -> bool:
+    return sys.argv[0] == "-m" and sys.orig_argv[-len(sys.argv)].startswith("tools.")
+
+
+if _is_a_command() and asks_for_help(sys.argv[1:]):
+    leave_out_what_computes()

@@ -18,6 +18,8 @@ from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import wrap
 
+from tools.command_line.help import asks_for_help, leave_out_what_computes
+
 FOLDER = Path(__file__).parent
 USAGE = "usage: chiliad [-h] [--version] [--completion] COMMAND [OPTIONS]"
 
@@ -48,6 +50,8 @@ def main() -> None:
         print(bash_completion(known))
     elif (module := name.replace("-", "_")) in known:
         sys.argv = [f"chiliad {name}", *options]
+        if asks_for_help(options):
+            leave_out_what_computes()
         runpy.run_module(f"tools.{module}", run_name="__main__", alter_sys=True)
     else:
         near = get_close_matches(module, known, n=1)

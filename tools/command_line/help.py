@@ -1,0 +1,115 @@
+"""`--help` of any command without JAX: the command is imported and tyro makes the text of its real
+dataclasses and functions, but the packages that only compute, read or send are left out.
+
+In their place stands a placeholder that does nothing, enough for modules to define their functions,
+classes and configs. It lasts for a process that prints help and ends.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.metadata import version
+from importlib.util import find_spec
+from math import nan
+from types import ModuleType
+from typing import Any
+
+# fmt: off
+LEFT_OUT = frozenset({
+    "absl", "array_record", "av", "etils", "flax", "fsspec", "google_crc32c", "grain",
+    "httpx2", "huggingface_hub", "jax", "jaxlib", "jaxtyping", "matplotlib", "msgpack",
+    "mujoco", "optax", "orbax", "PIL", "prometheus_client", "pyarrow", "ray", "scipy",
+    "sentencepiece", "simplejpeg", "tensorboardX", "tensorstore", "tokenizers", "websockets",
+    "yaml",
+})
+# fmt: on
+
+
+def asks_for_help(arguments: Sequence[str]) -> bool:
+    """True for arguments with which a command prints its help.
+
+    What stands behind `--` is another command's. Where Python of the user's own is named
+    (`--preset FILE.py:NAME`), which may compute what is a default, it is False: that help is
+    made with everything imported.
+    """
+    ours = list(arguments)[: [*arguments, "--"].index("--")]
+    return not {"-h", "--help"}.isdisjoint(ours) and not any(".py" in word for word in ours)
+
+
+def leave_out_what_computes() -> None:
+    """Makes placeholders of the packages that are imported from now on, in a process that is to
+    print help: one that parses its options and goes on is ended. Does nothing once JAX is there."""
+    if "jax" in sys.modules:
+        return
+    sys.meta_path.insert(0, _Finder())
+    if find_spec("tyro") is not None:  # `tools.bench.gpu` does without, to say what is missing
+        _end_after_parsing()
+
+
+def _end_after_parsing() -> None:
+    import tyro
+
+    parse = tyro.cli
+
+    def print_help(*args: Any, **kwargs: Any) -> None:
+        parse(*args, **kwargs)
+        sys.exit("error: -h or --help was taken for the value of an option; give another value.")
+
+    tyro.cli = print_help
+
+
+class _Finder(MetaPathFinder, Loader):
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        left_out = name.partition(".")[0] in LEFT_OUT
+        return ModuleSpec(name, self, is_package=True) if left_out else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _Module(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+class _Module(ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        return version(self.__name__) if name == "__version__" else _attribute(name)
+
+
+class _Placeholder:
+    """A value, type, base class or decorator of a package that is left out."""
+
+    def __getattr__(self, name: str) -> Any:
+        return _attribute(name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return args[0] if args and isinstance(args[0], type) else self
+
+    def __getitem__(self, item: Any) -> Any:
+        return self
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
+        return ()
+
+    def __instancecheck__(self, instance: Any) -> bool:
+        return False
+
+    def __float__(self) -> float:
+        return nan
+
+    def __or__(self, other: Any) -> Any:
+        return self
+
+    __ror__ = __or__
+
+
+def _attribute(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return _PLACEHOLDER
+
+
+_PLACEHOLDER = _Placeholder()
