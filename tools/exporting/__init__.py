@@ -1,0 +1,1 @@
+"""What `tools.export` writes: a policy as programs that run without these packages."""
