@@ -38,8 +38,8 @@ class Act:
     """`policy` for `batch` observations with a picture of each of `cameras`, in this order.
 
     Raises:
-      ValueError: the policy came without its processor, lacks a camera or needs one more, says
-        subtasks, or converts units as only the host can.
+      ValueError: the policy came without its processor, lacks a camera or needs one more, or
+        says subtasks.
     """
 
     policy: Policy
@@ -61,11 +61,6 @@ class Act:
                 f"The policy writes a subtask before it acts (processor.subtask_limit is "
                 f"{processor.subtask_limit}), which is not one program; export a policy that acts "
                 "on its prompt alone, or serve this one."
-            )
-        if robot.adapter:
-            raise ValueError(
-                f"The policy converts units ('{robot.adapter}'), which only the host does; serve "
-                "it, or export one that was trained in its robot's own units."
             )
 
     @property
@@ -135,7 +130,7 @@ class Act:
         }
         laid = {name: jnp.asarray(getattr(table, name))[at] for name in _LAID}
         written = jnp.arange(tokens.shape[1]) < length[:, None]
-        scaled = _scaled(state, self.robot)
+        scaled = _scaled(self.robot.converted(state), self.robot)
         padding = self.processor.state_dim - scaled.shape[-1]
         changed = {
             "images": self._shown(images),
@@ -157,11 +152,11 @@ class Act:
         robot = self.robot
         offset, scale = (np.asarray(x) for x in (robot.actions.offset, robot.actions.scale))
         actions = chunk[..., : len(offset)] * scale.astype(np.float32) + offset.astype(np.float32)
-        if not robot.relative:
-            return actions
-        measured = np.asarray(robot.relative)
-        origin = jnp.where(measured >= 0, state[:, np.maximum(measured, 0)], 0)
-        return actions + origin[:, None]
+        if robot.relative:
+            measured = np.asarray(robot.relative)
+            origin = robot.converted(state)[:, np.maximum(measured, 0)]
+            actions += jnp.where(measured >= 0, origin, 0)[:, None]
+        return actions if robot.units is None else robot.units.acted(actions)
 
     @property
     def _pictures(self) -> Any:
@@ -182,7 +177,7 @@ class Act:
     def _of(self, length: int) -> Sample:
         processor, robot = self.processor, self.robot
         size, at = processor.image_size, self._image_at
-        blank = np.zeros((size, size, 3), self._pictures)
+        blank = np.zeros((size, size, 3), np.uint8)
         sample = processor.sample(
             [blank if camera in self.cameras else None for camera in robot.cameras],
             np.zeros(len(robot.state.offset), np.float32),

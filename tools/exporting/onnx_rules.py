@@ -349,8 +349,8 @@ RULES: dict[str, Rule] = {
             "add": "Add", "add_any": "Add", "sub": "Sub", "mul": "Mul", "div": "Div",
             "max": "Max", "min": "Min", "pow": "Pow", "neg": "Neg", "abs": "Abs", "sign": "Sign",
             "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "tanh": "Tanh", "logistic": "Sigmoid",
-            "erf": "Erf", "sin": "Sin", "cos": "Cos", "floor": "Floor", "ceil": "Ceil",
-            "eq": "Equal", "lt": "Less", "le": "LessOrEqual", "gt": "Greater",
+            "erf": "Erf", "sin": "Sin", "asin": "Asin", "cos": "Cos", "floor": "Floor",
+            "ceil": "Ceil", "eq": "Equal", "lt": "Less", "le": "LessOrEqual", "gt": "Greater",
             "ge": "GreaterOrEqual",
         }.items()
     },
