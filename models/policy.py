@@ -45,7 +45,8 @@ class Policy:
     rows of the batches that are computed, ascending; others are padded to the next or split by the
     last. `shortest`: places that a text fills at least; each doubling of it up to the longest text
     there is has a program of its own. `chunking`: how a chunk continues the one before; None, as
-    the model was trained to, or guided where it was not. `guidance`: bound on the pull, see `realtime_chunking.guided`.
+    the model was trained to, or guided where it was not. `guidance`: bound on the pull, see
+    `realtime_chunking.guided`.
 
     GR00T's released checkpoints come without a processor; such a policy takes the model's own
     inputs.

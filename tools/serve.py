@@ -80,6 +80,9 @@ class ServeConfig:
     it."""
     whole_start: bool = False
     """Compile all batches before the first answer."""
+    programs: Path | None = None
+    """Folder of traced programs, such as one that came with the checkpoint (they run) or is to go
+    with it; the user's cache by default."""
     deadline: float = 0.01
     """Seconds that a request waits for others to share its batch, at most."""
     euler_steps: int | None = None
@@ -187,9 +190,8 @@ def _engine(config: ServeConfig, metrics: Metrics) -> Engine:
     policy = load(config)
     if config.chunking not in ("none", policy.continues):
         policy = replace(policy, chunking=config.chunking)
-    assert config.checkpoint is not None, "a policy was loaded"
     return Engine(
-        with_programs(policy, config.checkpoint),
+        with_programs(policy, config.programs),
         metrics,
         deadline=config.deadline,
         capacity=config.limits.clients,

@@ -1,6 +1,6 @@
 """A traced program (a jaxpr) as an ONNX graph, primitive by primitive.
 
-Ours because jax2onnx, up to 0.17.1, wants an orbax-checkpoint older than the one that checkpoints
+Ours because jax2onnx 0.15 to 0.17.1 want an orbax-checkpoint older than the one that checkpoints
 are read with. Loops stay loops (`Scan`), weights stay where they are stacked, and what depends on
 no input is computed here. `models.attention` and the samplers need some sixty primitives, which
 `onnx_rules` spells one by one; another is refused by name.

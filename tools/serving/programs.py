@@ -27,9 +27,6 @@ from models.terminal import logger
 
 log = logger(__name__)
 
-NAME = "programs"
-"""Folder of traced programs, in the user's cache and, shipped, in that of a checkpoint."""
-
 
 def keep_compiled() -> None:
     """Lets JAX keep what it compiles in the user's cache, where nothing else is said (as by
@@ -39,23 +36,23 @@ def keep_compiled() -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
-def with_programs(policy: Policy, checkpoint: Path) -> Policy:
-    """The policy with programs that are kept in the user's cache, or were shipped in `checkpoint`.
-    What it is made from must not change any more."""
+def with_programs(policy: Policy, folder: Path | None = None) -> Policy:
+    """The policy with programs that are kept in `folder`, the user's cache if None. What it is made
+    from must not change any more."""
     facts = (*_made_from(policy), jax.__version__, jax.devices()[0].device_kind)
     made = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-    folders = user_cache(NAME), Path(checkpoint) / NAME
-    return policy.sampling_by(lambda sample: Programs(sample, made, folders))
+    kept = user_cache("programs") if folder is None else folder
+    return policy.sampling_by(lambda sample: Programs(sample, made, kept))
 
 
 @dataclass
 class Programs:
-    """A jitted function whose traced programs lie in `folders`, by a digest of the arguments'
-    shapes and of all else that they are `made` from; new ones are written to the first."""
+    """A jitted function whose traced programs lie in `folder`, by a digest of the arguments' shapes
+    and of all else that they are `made` from."""
 
     function: Any
     made: str
-    folders: Sequence[Path]
+    folder: Path
     _known: dict[Any, Any] = field(default_factory=dict)
 
     def __call__(self, *arguments: Any) -> jax.Array:
@@ -67,10 +64,9 @@ class Programs:
 
     def _program(self, tree: Any, kinds: Sequence[tuple[tuple[int, ...], str]]) -> Any:
         name = hashlib.sha256(f"{self.made} {tree} {kinds}".encode()).hexdigest()
-        file = f"{name}.stablehlo"
-        for folder in self.folders:
-            if (kept := _kept(folder / file)) is not None:
-                return jax.jit(kept.call)
+        file = self.folder / f"{name}.stablehlo"
+        if (kept := _kept(file)) is not None:
+            return jax.jit(kept.call)
         shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in kinds]
         flat = jax.jit(lambda *leaves: self.function(*jax.tree.unflatten(tree, leaves)))
         try:
@@ -78,10 +74,10 @@ class Programs:
         except ValueError as error:  # kernels that jax.export does not keep
             log.warning("this program is traced at every start: %s", str(error)[:200])
             return flat
-        self.folders[0].mkdir(parents=True, exist_ok=True)
-        temporary = self.folders[0] / f"{file}.{os.getpid()}.tmp"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        temporary = file.with_suffix(f".{os.getpid()}.tmp")
         temporary.write_bytes(traced.serialize())
-        os.replace(temporary, self.folders[0] / file)
+        os.replace(temporary, file)
         return jax.jit(traced.call)
 
 
