@@ -15,8 +15,9 @@ from models import Normalizer, load_policy
 from tests.helpers.models import groot_whole
 from tests.helpers.models.released_cases import RELEASED_CASES, answers, case_policy
 from tests.helpers.models.tiny_policy import KEYS, PROMPTS, seen, tiny_policy
-from tools.export import main, write
-from tools.exporting.act import whole
+from tools.export.__main__ import main
+from tools.export.act import whole
+from tools.export.write import write
 
 CASES = (
     "openpi/pi05_droid", "openpi/pi05_libero", "openpi/pi05_aloha", "openpi/pi0_aloha_sim",

@@ -130,7 +130,7 @@ class Writer:
         if name not in self.rules:
             raise ValueError(
                 f"The policy's program uses JAX's '{name}', which has no counterpart in ONNX here; "
-                "export it with --to stablehlo, or add a rule to tools/exporting/onnx_rules.py."
+                "export it with --to stablehlo, or add a rule to tools/export/onnx_rules.py."
             )
         written = self.rules[name](self, equation, *operands)
         return list(written) if isinstance(written, list | tuple) else [written]

@@ -12,7 +12,7 @@ from models.inputs.embodiment import Embodiment
 from models.inputs.pictures import Resize
 from models.inputs.processor import Processor
 from models.inputs.tokenizer import Tokenizer
-from tools.exporting.act import Act, Specs
+from tools.export.act import Act, Specs
 
 _AXES = {
     "images": ("observation", "camera", "height", "width", "red, green, blue"),

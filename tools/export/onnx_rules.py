@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.lax import GatherScatterMode
 
-from tools.exporting.onnx_writer import Node, Rule, Value, Writer, kind
+from tools.export.onnx_writer import Node, Rule, Value, Writer, kind
 
 
 def _like(equation: Any, at: int = 0) -> tuple[tuple[int, ...], np.dtype]:
