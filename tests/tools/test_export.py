@@ -23,7 +23,7 @@ CASES = (
     "openpi/pi05_droid", "openpi/pi05_libero", "openpi/pi05_aloha", "openpi/pi0_aloha_sim",
     "openpi/pi0_base", "lerobot/0.4.4/pi05", "lerobot/0.6.1/pi0_relative",
 )  # fmt: skip
-"""Of each way in which released policies are prepared one; all 27 hold."""
+"""One of each way in which released policies are prepared; all 27 hold."""
 FAST = Path(__file__).parents[1] / "fixtures" / "pi0_fast"
 OURS = ("models", "data", "parallel", "sim", "rl", "tools", "tests", "flax")
 BLOCKED = """

@@ -1,1 +1,1 @@
-"""What `tools.export` writes: a policy as programs that run without these packages."""
+"""Export of a policy as a program that runs without these packages."""

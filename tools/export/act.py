@@ -30,7 +30,9 @@ Specs = dict[str, jax.ShapeDtypeStruct]
 """Shapes and dtypes of arrays by name."""
 
 _LAID = ("prefix_source", "prefix_segment", "prefix_position")
-_WORDS = "a", "put the other block into the box"
+_PROMPTS = "a", "put the other block into the box"
+_ANYWHERE = "gpu"
+"""Target of attention: of an unknown GPU, for which it is plain XLA that every platform runs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +118,7 @@ class Act:
         )
         batch = self._batch(**inputs)
         model, noise = told(self.policy.model, self.processor), inputs["noise"][:, None]
-        with compiling_for("gpu"):
+        with compiling_for(_ANYWHERE):
             chunk = model.sample_actions(params, batch, noise)[:, 0]
         return self._acted(chunk, inputs["state"])
 
@@ -192,7 +194,7 @@ class Act:
         if not self.processor.chat:
             return ()
         still, pictures = np.zeros(self.processor.state_dim, np.float32), len(self.cameras)
-        places = {self.processor.text(words, still, pictures)[1] for words in _WORDS}
+        places = {self.processor.text(words, still, pictures)[1] for words in _PROMPTS}
         if len(places) > 1:
             raise ValueError(
                 f"Pictures stand at places that depend on the prompt ({sorted(places)}), which one "
@@ -213,8 +215,10 @@ def whole(policy: Policy, cameras: Sequence[str] = (), batch: int = 1) -> Act:
 
 def _scaled(state: Float[Array, "b s"], robot: Embodiment) -> Float[Array, "b s"]:
     """The state in the model's units. The host computes in 64 bits; here the offset is the sum of
-    two f32, so that a dim that hardly moves keeps its digits."""
+    two f32, so that a dim that hardly moves keeps its digits; the barrier keeps a compiler from
+    adding them."""
     offset = np.asarray(robot.state.offset)
     high = offset.astype(np.float32)
     low = (offset - high).astype(np.float32)
-    return ((state - high) - low) / np.asarray(robot.state.scale).astype(np.float32)
+    near = jax.lax.optimization_barrier(state - high)
+    return (near - low) / np.asarray(robot.state.scale).astype(np.float32)

@@ -58,6 +58,10 @@ def _cast(w: Writer, x: Value, dtype: Any) -> Value:
     return w.add("Cast", [x], x.shape, dtype, to=kind(dtype))
 
 
+def _barrier(w: Writer, equation: Any, *x: Value) -> list[Value]:
+    return list(x)
+
+
 def _reshape(w: Writer, equation: Any, x: Value) -> Value:
     return _reshaped(w, x, _like(equation)[0])
 
@@ -383,6 +387,7 @@ RULES: dict[str, Rule] = {
     "is_finite": _finite,
     "log1p": _log1p,
     "ne": _compared,
+    "optimization_barrier": _barrier,
     "pad": _pad,
     "reshape": _reshape,
     "rev": _reversed,
