@@ -59,10 +59,10 @@ def _start(run: Path, cache: Path, options: list[str], policy: Policy) -> dict[s
             raise ValueError("The server did not start; its output says why.")
         found = {"listening": time.monotonic() - began}
         with connect(address[0], compression=None, max_size=None, open_timeout=600) as robot:
-            told: Any = unpack(robot.recv(timeout=3600))
+            told: Any = unpack(robot.recv(timeout=3600, decode=False))
             found["ready"] = time.monotonic() - began
             robot.send(pack(_observation(told["inputs"])))
-            unpack(robot.recv(timeout=3600))
+            unpack(robot.recv(timeout=3600, decode=False))
             found["answer"] = time.monotonic() - began
     finally:
         process.terminate()

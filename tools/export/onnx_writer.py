@@ -132,8 +132,8 @@ class Writer:
                 f"The policy's program uses JAX's '{name}', which has no counterpart in ONNX here; "
                 "export it with --to stablehlo, or add a rule to tools/export/onnx_rules.py."
             )
-        written = self.rules[name](self, equation, *operands)
-        return list(written) if isinstance(written, list | tuple) else [written]
+        written: Any = self.rules[name](self, equation, *operands)
+        return written if isinstance(written, list) else [written]
 
     def graph(
         self, name: str, inputs: Sequence[Node], outputs: Sequence[tuple[str, Value]]

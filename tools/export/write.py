@@ -53,7 +53,7 @@ def _stablehlo(act: Act, out: Path) -> tuple[str, dict[str, str]]:
     shapes = {n: jax.ShapeDtypeStruct(x.shape, x.dtype) for n, x in act.weights.items()}
     program = export.export(jax.jit(act), platforms=PLATFORMS)(shapes, act.inputs)
     (out / "policy.stablehlo").write_bytes(program.serialize())
-    kept = {name: _plain(np.asarray(x)) for name, x in act.weights.items()}
+    kept: dict[str, Any] = {name: _plain(np.asarray(x)) for name, x in act.weights.items()}
     np.savez(out / "weights.npz", **kept)
     return "policy.stablehlo", {name: str(x.dtype) for name, x in act.weights.items()}
 

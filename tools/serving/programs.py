@@ -31,7 +31,8 @@ log = logger(__name__)
 def keep_compiled() -> None:
     """Lets JAX keep what it compiles in the user's cache, where nothing else is said (as by
     JAX_COMPILATION_CACHE_DIR)."""
-    if jax.config.jax_compilation_cache_dir is None:
+    config: Any = jax.config
+    if config.jax_compilation_cache_dir is None:
         jax.config.update("jax_compilation_cache_dir", str(user_cache("compiled")))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
