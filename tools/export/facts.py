@@ -102,6 +102,7 @@ def _prompt(processor: Processor, robot: Embodiment, pictures: int) -> dict[str,
         rule["lowers"] = True
     if processor.state_input == "text":
         rule["state"] = {
+            "adapter": robot.adapter,
             "offset": list(robot.state.offset),
             "scale": list(robot.state.scale),
             "dims": processor.state_dim if processor.spells_padding else len(robot.state.offset),

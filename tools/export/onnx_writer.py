@@ -102,7 +102,9 @@ class Writer:
 
         def value(atom: Any) -> Value:
             return (
-                np.asarray(atom.val, atom.aval.dtype) if isinstance(atom, Literal) else known[atom]
+                np.asarray(atom.val, getattr(atom.aval, "dtype", None))
+                if isinstance(atom, Literal)
+                else known[atom]
             )
 
         for equation in jaxpr.eqns:

@@ -87,6 +87,11 @@ class ExportedPolicy:
 
     def _spelt(self, state):
         rule = self.facts["prompt"]["state"]
+        if rule["adapter"]:
+            raise ValueError(
+                f"This policy spells its state in units of its own ('{rule['adapter']}'); "
+                "give token ids that Policy.requests made."
+            )
         dims = (np.asarray(state, np.float32) - np.asarray(rule["offset"])) / rule["scale"]
         padded = np.zeros(rule["dims"])
         padded[: len(dims)] = dims.astype(np.float32)
