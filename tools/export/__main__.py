@@ -30,7 +30,7 @@ def main(
     out: Path,
     to: Format = "stablehlo",
     batch: int = 1,
-    cameras: tuple[str, ...] = (),
+    sent: tuple[str, ...] = (),
     dtype: str | None = None,
     family: Path | None = None,
     euler_steps: int | None = None,
@@ -44,7 +44,7 @@ def main(
       out: folder to write.
       to: stablehlo, for cpu and cuda alike, or onnx.
       batch: observations of one call.
-      cameras: those of the policy's whose pictures are sent, all by default.
+      sent: cameras of the policy's whose pictures are sent, all by default.
       dtype: of weights and activations; as saved by default. ONNX is written in float32.
       family: Python file that defines the model's family, if it is not one of ours; it runs.
       euler_steps: steps of the flow sampler; the policy's own by default.
@@ -60,7 +60,7 @@ def main(
             checkpoint, options, steps=euler_steps, dtype="float32" if to == "onnx" else dtype
         )
         names = None if data is None else _names(policy, data)
-        write(policy, out, to, cameras=cameras, batch=batch, names=names)
+        write(policy, out, to, cameras=sent, batch=batch, names=names)
     size = sum(file.stat().st_size for file in out.iterdir()) / 2**20
     Console(stderr=True).print(f"Wrote {out} ({to}, {size:,.0f} MiB).", soft_wrap=True)
 
