@@ -26,8 +26,6 @@ from models.inputs.processor import Processor
 from models.inputs.raw import batched, is_raw, read_raw
 from models.model import function_at, require, told
 
-_BUCKET = 16
-
 
 @dataclass(frozen=True)
 class Request:
@@ -45,8 +43,10 @@ class Policy:
     """`model`: a `models.model.Model`, and a FlowModel for `loss`. `steps`: Euler steps of the
     sampler, which are always the model's own. `embodiment`: index into the processor's. `sizes`:
     rows of the batches that are computed, ascending; others are padded to the next or split by the
-    last. `chunking`: how a chunk continues the one before; None, as the model was trained to, or
-    guided where it was not. `guidance`: bound on the pull, see `realtime_chunking.guided`.
+    last. `shortest`: places that a text fills at least; each doubling of it up to the longest text
+    there is has a program of its own. `chunking`: how a chunk continues the one before; None, as
+    the model was trained to, or guided where it was not. `guidance`: bound on the pull, see
+    `realtime_chunking.guided`.
 
     GR00T's released checkpoints come without a processor; such a policy takes the model's own
     inputs.
@@ -63,6 +63,7 @@ class Policy:
     sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     guidance: float = LIMIT
     chunking: Chunking | None = None
+    shortest: int = 16
 
     def __post_init__(self) -> None:
         if not self.sizes or self.sizes[0] < 1 or sorted(set(self.sizes)) != list(self.sizes):
@@ -479,7 +480,7 @@ class Policy:
 
     def _text(self, length: int) -> int:
         """The bucket of a text: a power of two, or the longest text there is."""
-        bucket = _BUCKET
+        bucket = self.shortest
         while bucket < length:
             bucket *= 2
         return max(length, min(bucket, self._prepared().text_limit))
@@ -495,15 +496,28 @@ class Policy:
     def _sampled(self, *given: Any) -> Float[np.ndarray, "b h a"]:
         return np.asarray(self._sample(self.params, *given))[:, 0]
 
-    def varied(self, params: Any = None, sizes: tuple[int, ...] | None = None) -> "Policy":
-        """The same with other parameters of equal shapes, or other sizes; what was compiled stays
-        so."""
+    def varied(
+        self,
+        params: Any = None,
+        sizes: tuple[int, ...] | None = None,
+        shortest: int | None = None,
+    ) -> "Policy":
+        """The same with other parameters of equal shapes, other sizes, or another shortest text;
+        what was compiled stays so."""
         other = replace(
             self,
             params=self.params if params is None else params,
             sizes=self.sizes if sizes is None else sizes,
+            shortest=self.shortest if shortest is None else shortest,
         )
         vars(other).update({name: getattr(self, name) for name in ("_sample", "_error", "_say")})
+        return other
+
+    def sampling_by(self, wrap: Callable[[Any], Any]) -> "Policy":
+        """The same, whose sampler, a jitted function of (parameters, batch, keys, noise, weights of
+        a chunk to continue), is what `wrap` makes of it."""
+        other = replace(self)
+        vars(other)["_sample"] = wrap(self._sample)
         return other
 
     @property

@@ -34,10 +34,11 @@ from tools.serving.engine import Engine
 from tools.serving.limits import Limits
 from tools.serving.listener import reserve_descriptors
 from tools.serving.metrics import Metrics
+from tools.serving.programs import keep_compiled, with_programs
 from tools.serving.recorder import recorded, recording
 from tools.serving.replay import open_replay
 from tools.serving.server import Answers, PolicyServer, Report
-from tools.serving.startup import is_preparing
+from tools.serving.startup import go_on, is_preparing
 from tools.serving.token import read_token
 
 _NOISE = {
@@ -75,7 +76,13 @@ class ServeConfig:
     inputs: tuple[str, ...] = ()
     """Names that clients use, as KEY=CAMERA or KEY=state; the policy's own if none are given."""
     sizes: tuple[int, ...] = (1, 2, 4, 8, 16)
-    """Rows of the batches that are compiled at start."""
+    """Rows of the batches that are compiled: the first before the first answer, the others behind
+    it."""
+    whole_start: bool = False
+    """Compile all batches before the first answer."""
+    programs: Path | None = None
+    """Folder of traced programs, such as one that came with the checkpoint (they run) or is to go
+    with it; the user's cache by default."""
     deadline: float = 0.01
     """Seconds that a request waits for others to share its batch, at most."""
     euler_steps: int | None = None
@@ -145,6 +152,7 @@ def run(config: ServeConfig, console: Console) -> int:
                 )
                 server.ended.append(replay.forget)
                 return recorded(replay, replay.inputs, recorder)
+            keep_compiled()
             engine = opened.enter_context(_engine(config, metrics))
             with Progress(console=console, transient=True) as progress:
                 task = progress.add_task("Compiling", total=None)
@@ -153,7 +161,9 @@ def run(config: ServeConfig, console: Console) -> int:
                     progress.update(task, completed=done, total=of)
                     report(done, of)
 
-                engine.warm(show)
+                (engine.warm if config.whole_start else engine.start)(show)
+            if not config.whole_start:
+                go_on(engine.warm)
             return recorded(engine, engine.inputs, recorder)
 
         return asyncio.run(_serve(server, prepare, config, tls, console))
@@ -177,8 +187,11 @@ def exposed(config: ServeConfig) -> list[str]:
 
 
 def _engine(config: ServeConfig, metrics: Metrics) -> Engine:
+    policy = load(config)
+    if config.chunking not in ("none", policy.continues):
+        policy = replace(policy, chunking=config.chunking)
     return Engine(
-        load(config),
+        with_programs(policy, config.programs),
         metrics,
         deadline=config.deadline,
         capacity=config.limits.clients,
@@ -264,7 +277,7 @@ def main() -> None:
         sys.exit(harmless(f"error: {error}"))
     if is_preparing():
         sys.stdout.flush()
-        os._exit(0)
+        os._exit(1 if cut_off else 0)
     sys.exit(1 if cut_off else 0)
 
 

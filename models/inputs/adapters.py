@@ -1,5 +1,6 @@
 """Conversions between a robot's units and those that a released policy was trained in, by name.
 
+They compute in whichever library their arrays are of, so that a traced program can hold them.
 ALOHA's are openpi's (`aloha_policy.py`): some joints turn the other way, and its grippers tell a
 linear position where the policy knows the angle of the motor.
 """
@@ -27,7 +28,7 @@ class UnitConversion:
 
 
 _SIGNS = np.array([1, -1, -1, 1, 1, 1, 1, 1, -1, -1, 1, 1, 1, 1])
-_GRIPPERS = np.array([6, 13])
+_IS_GRIPPER = np.isin(np.arange(14), (6, 13))
 _LINEAR = (0.01844, 0.05800)
 """Position of a puppet's gripper, closed and open, metres (ALOHA)."""
 _ANGLE = (0.5476, 1.6296)
@@ -38,27 +39,24 @@ _JOINT = (-0.6213, 1.4910)
 """Angle of a puppet's gripper joint, closed and open, radians (ALOHA)."""
 
 
-def _aloha_state(state: Float[np.ndarray, "*b 14"]) -> Float[np.ndarray, "*b 14"]:
-    turned = state * _SIGNS
-    position = turned[..., _GRIPPERS] * (_LINEAR[1] - _LINEAR[0]) + _LINEAR[0]
+def _aloha_state(state: Float[Any, "*b 14"]) -> Float[Any, "*b 14"]:
+    where, turned = state.__array_namespace__().where, state * _SIGNS
+    position = where(_IS_GRIPPER, turned * (_LINEAR[1] - _LINEAR[0]) + _LINEAR[0], _HORN)
     sine = (_HORN**2 + position**2 - _ARM**2) / (2 * _HORN * position)
-    angle = np.arcsin(np.clip(sine, -1.0, 1.0))
-    turned[..., _GRIPPERS] = (angle - _ANGLE[0]) / (_ANGLE[1] - _ANGLE[0])
-    return turned
+    angle = state.__array_namespace__().arcsin(sine.clip(-1.0, 1.0))
+    return where(_IS_GRIPPER, (angle - _ANGLE[0]) / (_ANGLE[1] - _ANGLE[0]), turned)
 
 
-def _aloha_acted(actions: Float[np.ndarray, "*b 14"]) -> Float[np.ndarray, "*b 14"]:
+def _aloha_acted(actions: Float[Any, "*b 14"]) -> Float[Any, "*b 14"]:
     turned = actions * _SIGNS
-    angle = turned[..., _GRIPPERS] + _ANGLE[0]
-    turned[..., _GRIPPERS] = (angle - _JOINT[0]) / (_JOINT[1] - _JOINT[0])
-    return turned
+    joint = (turned + (_ANGLE[0] - _JOINT[0])) / (_JOINT[1] - _JOINT[0])
+    return actions.__array_namespace__().where(_IS_GRIPPER, joint, turned)
 
 
-def _aloha_learned(actions: Float[np.ndarray, "*b 14"]) -> Float[np.ndarray, "*b 14"]:
+def _aloha_learned(actions: Float[Any, "*b 14"]) -> Float[Any, "*b 14"]:
     turned = actions * _SIGNS
-    angle = turned[..., _GRIPPERS] * (_JOINT[1] - _JOINT[0]) + _JOINT[0]
-    turned[..., _GRIPPERS] = angle - _ANGLE[0]
-    return turned
+    angle = turned * (_JOINT[1] - _JOINT[0]) + (_JOINT[0] - _ANGLE[0])
+    return actions.__array_namespace__().where(_IS_GRIPPER, angle, turned)
 
 
 ADAPTERS: Mapping[str, UnitConversion] = MappingProxyType(

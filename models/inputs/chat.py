@@ -29,14 +29,19 @@ def eagle_turn(
     Raises:
       ValueError: the tokenizer lacks a token of the template, or the words hold one for pictures.
     """
-    shown = "".join(f"<image {k}><img>{PICTURE}</img>" for k in range(1, pictures + 1))
-    ids = tokenizer.encode(
-        "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
-        f"<|im_start|>user\n{shown}{[words or DEFAULT]!s}<|im_end|>\n<|im_start|>assistant\n"
-    )
+    ids = tokenizer.encode(eagle_template(pictures).format(quoted=[words or DEFAULT]))
     at = np.flatnonzero(ids == tokenizer.id(PICTURE))
     if len(at) != pictures:
         raise ValueError(
             f"The prompt ({words[:40]!r}) has {PICTURE}, which stands for a picture; leave it out."
         )
     return np.delete(ids, at), tuple((at - np.arange(pictures)).tolist())
+
+
+def eagle_template(pictures: int) -> str:
+    """The turn's text, {quoted} standing for the words in brackets and quotes."""
+    shown = "".join(f"<image {k}><img>{PICTURE}</img>" for k in range(1, pictures + 1))
+    return (
+        "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+        f"<|im_start|>user\n{shown}{{quoted}}<|im_end|>\n<|im_start|>assistant\n"
+    )

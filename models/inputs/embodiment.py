@@ -3,7 +3,7 @@ from. Part of a `Processor`, so it is JSON and travels in the checkpoint.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float
@@ -132,8 +132,9 @@ class Embodiment:
         """Conversion of the robot's units, if it has one."""
         return ADAPTERS[self.adapter] if self.adapter else None
 
-    def converted(self, state: Float[np.ndarray, "*b s"]) -> Float[np.ndarray, "*b s"]:
-        """The robot's state in the units that are scaled."""
+    def converted(self, state: Any) -> Any:
+        """The robot's state [..., s] in the units that are scaled, in whichever library it is an
+        array of."""
         return state if self.units is None else self.units.state(state)
 
     def origin(self, state: Float[np.ndarray, "*b _s"]) -> Float[np.ndarray, "*b 1 _a"]:

@@ -154,21 +154,31 @@ class Processor:
             return self._checked(ids, prompt), at
         return self._words(prompt, state), ()
 
+    @property
+    def template(self) -> tuple[str, ...]:
+        """Texts that are read one after another, without the token that begins a text but for the
+        first, with {prompt} and, where the model reads it as text, {state} in them. A chat has one
+        of its own."""
+        if self.state_input != "text":
+            return "{prompt}", "\n"
+        spelt = "Task: {prompt}, State: {state};\n"
+        return (spelt,) if self.writes else (f"{spelt}Action: ",)
+
+    @property
+    def closing(self) -> tuple[int, ...]:
+        """Token ids behind the last of these texts."""
+        return (self.tokenizer.begin,) if self.writes == "lerobot" else ()
+
     def _words(self, prompt: str, state: Float[np.ndarray, " s"]) -> Int[np.ndarray, " t"]:
         text = _clean(prompt) if self.cleans else prompt.removesuffix("\n")
-        if self.state_input != "text":
-            tokens = np.append(self.tokenizer.encode(text), self.tokenizer.encode("\n")[1:])
-            return self._checked(tokens, prompt)
-        bins = np.digitize(state, _STATE_BINS) - 1
-        spelt = " ".join(map(str, bins.tolist()))
         if self.writes == "openpi":
             text = prompt.lower().strip().replace("_", " ")
-        if self.writes:
-            tokens = self.tokenizer.encode(f"Task: {text}, State: {spelt};\n")
-            ends = [self.tokenizer.begin] if self.writes == "lerobot" else []
-            return self._checked(np.append(tokens, np.asarray(ends, np.int32)), prompt)
-        whole = f"Task: {text}, State: {spelt};\nAction: "
-        return self._checked(self.tokenizer.encode(whole), prompt)
+        bins = np.digitize(state, _STATE_BINS) - 1
+        spelt = " ".join(map(str, bins.tolist()))
+        texts = [piece.format(prompt=text, state=spelt) for piece in self.template]
+        first, *rest = (self.tokenizer.encode(piece) for piece in texts)
+        ends = np.asarray(self.closing, np.int32)
+        return self._checked(np.concatenate([first, *(ids[1:] for ids in rest), ends]), prompt)
 
     def _checked(self, tokens: Int[np.ndarray, " t"], prompt: str) -> Int[np.ndarray, " t"]:
         if len(tokens) > self.text_limit:

@@ -1,5 +1,5 @@
 """Requests per second of one server that batches over 8 clients, against the same server that
-answers one at a time.
+answers one at a time; and the seconds of its start (`start`, see `serve_start`).
 
 Both serve the same policy over websockets in this process; rounds alternate, and the clients, which
 ask again as soon as they are answered, are a process of their own.
@@ -20,6 +20,7 @@ from models import Policy
 from models.config import to_json
 from models.terminal import Console
 from tools.bench.models.random_policy import random_policy
+from tools.bench.serve_start import starts
 from tools.recipes.presets import TINY
 from tools.serving.engine import Engine
 from tools.serving.limits import Limits
@@ -54,7 +55,9 @@ class ClientLoad:
 
 def run(console: Console, load: ClientLoad | None = None) -> dict[str, Any]:
     """Requests per second; `ratio` is that of batches over one at a time."""
-    return asyncio.run(_measure(make_policy(), load or ClientLoad(), console))
+    policy = make_policy()
+    found = asyncio.run(_measure(policy, load or ClientLoad(), console))
+    return {**found, "start": starts(policy, console)}
 
 
 def make_policy() -> Policy:

@@ -70,6 +70,7 @@ class Engine:
             told["most_committed"] = policy.model.config.rtc_max_delay
         self.metadata: Mapping[str, Any] = told
         self._policy, self._chunking, self.metrics = policy, chunking != "none", metrics
+        self._answering = policy
         self._scale, self._state_range = self._robot.embodiment.state, state_range
         self._lock = threading.Lock()
         self._clients = self._waiting = 0
@@ -81,8 +82,21 @@ class Engine:
             outstanding=lambda: self._clients - self._waiting,
         )
 
+    def start(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Compiles as little as answers anything that clients can ask for: the smallest batch with
+        the longest text, which `self` answers with until `warm` is done; `progress` as
+        `Policy.warm` calls it."""
+        longest = self._robot.processor.text_limit
+        few = self._policy.varied(sizes=self._policy.sizes[:1], shortest=longest)
+        self._warm(few, progress)
+        self._answering = few
+
     def warm(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Compiles all that clients can ask for, with `progress` as `Policy.warm` calls it."""
+        """Compiles all that clients can ask for, as `start`, and answers with that from then on."""
+        self._warm(self._policy, progress)
+        self._answering = self._policy
+
+    def _warm(self, policy: Policy, progress: Callable[[int, int], None] | None) -> None:
         shown = len(self.inputs.cameras)
         counts = sorted({max(shown - len(self.inputs.optional), 1), shown})
         for turn, cameras in enumerate(counts):
@@ -91,7 +105,7 @@ class Engine:
                 if progress is not None:
                     progress(turn * of + done, len(counts) * of)
 
-            self._policy.warm(guided=self._chunking, cameras=cameras, progress=report)
+            policy.warm(guided=self._chunking, cameras=cameras, progress=report)
 
     def join(self) -> None:
         """One more client, for whose request a batch may wait."""
@@ -193,13 +207,13 @@ class Engine:
             self._waiting -= 1
 
     def _run(self, requests: list[Request]) -> list[Reply]:
-        began = time.monotonic()
-        told = self._policy.told(requests)
-        chunks = self._policy.answer_told(told)
+        began, policy = time.monotonic(), self._answering
+        told = policy.told(requests)
+        chunks = policy.answer_told(told)
         seconds = time.monotonic() - began
         self.metrics.batch_rows.observe(len(requests))
         self.metrics.batch_seconds.observe(seconds)
-        if not self._policy.says_subtasks:
+        if not policy.says_subtasks:
             return [Reply(chunk, seconds) for chunk in chunks]
-        said = (self._policy.subtask(request) for request in told)
+        said = (policy.subtask(request) for request in told)
         return [Reply(chunk, seconds, text) for chunk, text in zip(chunks, said, strict=True)]

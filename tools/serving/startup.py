@@ -8,6 +8,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
+from models.terminal import logger
+
+log = logger(__name__)
+
 Ready = TypeVar("Ready")
 
 _THREAD = "startup"
@@ -29,6 +33,18 @@ def in_background(prepare: Callable[[], Ready]) -> asyncio.Future[Ready]:
 
     threading.Thread(target=run, name=_THREAD, daemon=True).start()
     return asyncio.wrap_future(future)
+
+
+def go_on(work: Callable[[], None]) -> None:
+    """Runs `work` on a thread as `in_background` does; where it fails, the log says how."""
+
+    def run() -> None:
+        try:
+            work()
+        except Exception:
+            log.exception("the other batches could not be compiled; the smallest serves on")
+
+    threading.Thread(target=run, name=_THREAD, daemon=True).start()
 
 
 def is_preparing() -> bool:

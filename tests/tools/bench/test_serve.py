@@ -1,18 +1,33 @@
 """The serving benchmark, shrunk: what it counts, not how fast."""
 
+import pytest
 from rich.console import Console
 
 from tools.bench import serve
+from tools.bench.models.random_policy import random_policy
+from tools.bench.serve_start import starts
 from tools.recipes.presets import TINY
 
 
 def test_batches_and_one_at_a_time_are_measured_in_turn(monkeypatch):
     monkeypatch.setattr(serve, "_MODEL", TINY.model)
+    monkeypatch.setattr(serve, "starts", lambda policy, console: {"started": policy.sizes})
     load = serve.ClientLoad(clients=2, rounds=1, requests=4)
     result = serve.run(Console(quiet=True), load)
+    assert result["start"] == {"started": serve.make_policy().sizes}
     batched, single = result["table"].values()
     assert result["ratio"] == batched["requests/s"] / single["requests/s"] > 0
     assert single["rows a batch"] == 1
     assert 1 < batched["rows a batch"] <= 2
     for row in (batched, single):
         assert 0 < row["p50_ms"] <= row["p90_ms"] <= row["p99_ms"]
+
+
+@pytest.mark.slow
+def test_each_start_listens_before_it_is_ready_and_answers_then():
+    pytest.importorskip("flatbuffers")
+    found = starts(random_policy(TINY.model, ["lift"]), Console(quiet=True))
+    assert list(found) == ["all batches first", "nothing kept", "programs kept"]
+    for row in found.values():
+        assert 0 < row["listening"] < row["ready"] < row["answer"]
+        assert row["cpu"] > 0

@@ -287,3 +287,24 @@ def test_an_odd_observation_is_still_one(policy, changed):
         request = engine.read({**observation(0), **changed}, session)
     assert np.isfinite(request.sample.state).all()
     assert request.sample.images[0].shape == (48, 48, 3)
+
+
+def test_anything_is_answered_with_the_smallest_program_until_all_are_there(policy):
+    fresh = replace(policy, sizes=(1, 4))
+    with make_engine(fresh) as engine, serving(engine) as running:
+        engine.start()
+        sampler = fresh._sample
+        assert sampler._cache_size() == 1
+        with client(running.url) as one:
+            early = [
+                one.infer(observation(0) | {"prompt": text})["actions"]
+                for text in ("lift", "lift " * 20)
+            ]
+        assert sampler._cache_size() == 1
+        engine.warm()
+        assert sampler._cache_size() == 4  # 1 and 4 rows, 16 and 32 words
+        with client(running.url) as two:
+            late = two.infer(observation(0) | {"prompt": "lift"})["actions"]
+        assert sampler._cache_size() == 4
+    assert late.shape == early[0].shape
+    assert np.isfinite([*early, late]).all()

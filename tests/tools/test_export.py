@@ -1,0 +1,257 @@
+"""Exported policies act as their policies do, in a process that has none of our packages: every
+released policy's recorded observations, to 1e-4 of the actions."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from models import Normalizer, load_policy
+from tests.helpers.models import groot_whole
+from tests.helpers.models.released_cases import RELEASED_CASES, answers, case_policy
+from tests.helpers.models.tiny_policy import KEYS, PROMPTS, seen, tiny_policy
+from tools.export.__main__ import main
+from tools.export.act import whole
+from tools.export.write import write
+
+CASES = (
+    "openpi/pi05_droid", "openpi/pi05_libero", "openpi/pi05_aloha", "openpi/pi0_aloha_sim",
+    "openpi/pi0_base", "lerobot/0.4.4/pi05", "lerobot/0.6.1/pi0_relative",
+)  # fmt: skip
+"""One of each way in which released policies are prepared; all 27 hold."""
+FAST = Path(__file__).parents[1] / "fixtures" / "pi0_fast"
+OURS = ("models", "data", "parallel", "sim", "rl", "tools", "tests", "flax")
+BLOCKED = """
+import json, runpy, sys
+blocked, script, *arguments = sys.argv[1:]
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in blocked.split(","):
+            raise ImportError(f"{name} is blocked")
+sys.meta_path.insert(0, Blocker())
+module = runpy.run_path(script)
+policy = module["ExportedPolicy"](arguments[0])
+with __import__("numpy").load(arguments[1]) as kept:
+    given = dict(kept)
+prompts, states = given.pop("prompts"), given["state"]
+read = [policy.ids(str(p), s) for p, s in zip(prompts, states)]
+calls = [policy(**{k: v[i : i + 1] for k, v in given.items()}) for i in range(len(states))]
+np = __import__("numpy")
+np.savez(arguments[2], actions=np.concatenate(calls), read=sum(read, []))
+"""
+
+
+def ran(folder, inputs, prompts=(), also=()):
+    """Answers, one observation a call, of the exported policy in `folder`, and all token ids that
+    it reads of the prompts, in a process without our packages."""
+    np.savez(folder / "given.npz", **inputs, prompts=np.array(prompts, str))
+    command = [sys.executable, "-I", "-c", BLOCKED, ",".join((*OURS, *also))]
+    command += [folder / "run.py", folder, folder / "given.npz", folder / "found.npz"]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    with np.load(folder / "found.npz") as found:
+        return dict(found)
+
+
+def asked(requests, noise, longest):
+    """The exported program's inputs for requests."""
+    tokens = np.zeros((len(requests), longest), np.int32)
+    for row, request in zip(tokens, requests, strict=True):
+        row[: len(request.sample.text)] = request.sample.text
+    return {
+        "images": np.stack([np.stack(request.sample.images) for request in requests]),
+        "state": np.stack([request.state for request in requests]).astype(np.float32),
+        "tokens": tokens,
+        "length": np.array([len(request.sample.text) for request in requests], np.int32),
+        "noise": np.asarray(noise, np.float32),
+    }
+
+
+def facts(folder):
+    return json.loads((folder / "policy.json").read_text())
+
+
+def places(folder):
+    (spec,) = [spec for spec in facts(folder)["inputs"] if spec["name"] == "tokens"]
+    return spec["shape"][1]
+
+
+def differ(found, wanted):
+    return np.abs(found - wanted).max() / np.abs(wanted).max()
+
+
+def needs(to):
+    if to == "onnx":
+        pytest.importorskip("onnxruntime")
+        pytest.importorskip("onnx")
+        return ("jax",)
+    pytest.importorskip("flatbuffers")
+    return ()
+
+
+def exported(policy, observations, noise, folder, to, **options):
+    """The exported policy's answers to those observations that show as many cameras as the first,
+    which it reads itself, the policy's own, and their numbers."""
+    also = needs(to)
+    requests = [policy.prepare(seen)[0] for seen in observations]
+    cameras = requests[0].sample.cameras
+    alike = [i for i, request in enumerate(requests) if request.sample.cameras == cameras]
+    requests, noise = [requests[i] for i in alike], noise[alike]
+    robot = policy.processor.embodiments[policy.embodiment]
+    write(policy, folder, to, cameras=[robot.cameras[i] for i in cameras], **options)
+    given = asked(requests, noise, places(folder))
+    rows = zip(requests, noise, strict=True)
+    wanted = np.concatenate([policy.answer([request], start[None]) for request, start in rows])
+    prompts = [observations[i].get("prompt", observations[i].get("task", "")) for i in alike]
+    spells = policy.processor.state_input == "text" and robot.adapter
+    found = ran(folder, given, [] if spells else prompts, also)
+    if not spells:
+        ids = np.concatenate([request.sample.text for request in requests])
+        np.testing.assert_array_equal(found["read"], ids)
+    return found["actions"], wanted, alike
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_a_released_policy_answers_recorded_observations_in_onnx(name, tmp_path):
+    case = RELEASED_CASES / name
+    root = case_policy(case, tmp_path)
+    if case.parent.name == "0.4.4":
+        (root / "train_config.json").write_text("{}")
+    options = {"relative": ()} if case.name.endswith("_base") else {}
+    policy = load_policy(root, tokenizer=RELEASED_CASES / "tokenizer.model", **options)
+    observations, recorded = answers(case)
+    noise, out = recorded["noise"], tmp_path / "out"
+    found, wanted, alike = exported(policy, observations, noise, out, "onnx")
+    assert differ(found, wanted) < 1e-4
+    assert differ(found, recorded["actions"][alike][..., : found.shape[-1]]) < 1e-4
+
+
+def groot(folder):
+    policy = load_policy(groot_whole.lerobots_folder(folder))
+    return policy, [groot_whole.observed(case) for case in groot_whole.CASES]
+
+
+def ours(count=3):
+    pictures, states = seen(count)
+    rows = zip(pictures, states, PROMPTS, strict=False)
+    return [
+        {"image": {"front": picture[0]}, "state": state, "prompt": prompt}
+        for picture, state, prompt in rows
+    ]
+
+
+def unit_noise(policy, count):
+    config = policy.model.config
+    shape = count, config.horizon, config.action_dim
+    return np.random.default_rng(7).standard_normal(shape, np.float32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ["stablehlo", "onnx"])
+def test_groot_answers_the_same_outside(to, tmp_path):
+    policy, observations = groot(tmp_path / "groot")
+    noise = unit_noise(policy, len(observations))
+    found, wanted, _ = exported(policy, observations, noise, tmp_path / "out", to)
+    assert differ(found, wanted) < 1e-4
+    assert (tmp_path / "out/tokenizer.json").is_file()
+
+
+@pytest.mark.parametrize("to", ["stablehlo", "onnx"])
+def test_a_policy_of_ours_answers_the_same_outside(to, tmp_path):
+    policy, observations = tiny_policy(), ours()
+    found, wanted, _ = exported(policy, observations, unit_noise(policy, 3), tmp_path / "out", to)
+    assert differ(found, wanted) < 1e-4
+    assert differ(found[:2], found[1:]) > 1e-2, "it sees no difference"
+
+
+def fast_policy():
+    told = {"released": "pi0_fast_base", "horizon": 10, "relative": ()}
+    told |= {"tokenizer": FAST / "tokenizer.model", "fast": FAST / "fast"}
+    return load_policy(FAST / "openpi" / "pi0_fast", **told)
+
+
+@pytest.mark.slow
+def test_a_policy_that_writes_its_chunks_answers_the_same_in_stablehlo(tmp_path):
+    policy, rng = fast_policy(), np.random.default_rng(3)
+    robot = policy.processor.embodiments[0]
+    observation = {
+        "image": {
+            name: rng.integers(0, 256, (224, 224, 3), dtype=np.uint8) for name in robot.cameras
+        },
+        "state": rng.normal(size=len(robot.state.offset)).astype(np.float32),
+        "prompt": "Fold_the towel",
+    }
+    noise = unit_noise(policy, 1)
+    found, wanted, _ = exported(policy, [observation], noise, tmp_path / "out", "stablehlo")
+    assert differ(found, wanted) < 1e-4
+
+
+def test_a_loop_without_a_given_length_is_refused_in_onnx(tmp_path):
+    pytest.importorskip("onnx")
+    with pytest.raises(ValueError, match=r"no counterpart in ONNX here; export it with --to stab"):
+        write(fast_policy(), tmp_path / "out", "onnx")
+
+
+def test_a_batch_is_answered_row_by_row_the_same(tmp_path):
+    also, policy, folder = needs("onnx"), tiny_policy(), tmp_path / "out"
+    write(policy, folder, "onnx", batch=2)
+    (pictures, states), noise = seen(2), unit_noise(policy, 2)
+    requests = policy.requests((pictures, states), PROMPTS[:2], KEYS[:2])
+    given = asked(requests, noise, places(folder))
+    np.savez(folder / "given.npz", **given)
+    command = [sys.executable, folder / "run.py", folder / "given.npz", folder / "found.npy"]
+    said = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True)
+    assert "actions [2, 6, 2]" in said.stdout
+    assert not also[1:]
+    assert differ(np.load(folder / "found.npy"), policy.answer(requests, noise)) < 1e-4
+
+
+def test_every_array_is_described(tmp_path):
+    needs("onnx")
+    names = {"state": ["x", "y", "z"], "actions": ["dx", "grip"]}
+    write(tiny_policy(), tmp_path / "out", "onnx", names=names)
+    told = facts(tmp_path / "out")
+    assert [x["name"] for x in told["inputs"]] == ["images", "state", "tokens", "length", "noise"]
+    for spec in (*told["inputs"], *told["outputs"]):
+        assert len(spec["axes"]) == len(spec["shape"])
+        assert spec["units"]
+    assert told["inputs"][1]["names"] == names["state"]
+    assert told["outputs"][0]["names"] == names["actions"]
+    assert told["cameras"] == ["front"]
+
+
+def test_a_state_that_hardly_moves_keeps_its_digits(tmp_path):
+    policy = tiny_policy()
+    robot = replace(
+        policy.processor.embodiments[0], state=Normalizer((1.0, 2.0, 1e3 / 3), (1e-4, 1e-4, 1e-2))
+    )
+    policy = replace(policy, processor=replace(policy.processor, embodiments=(robot,)))
+    state = np.array([1.00003, 1.9999, 333.33], np.float32)
+    observation = ours(1)[0] | {"state": state}
+    noise, act = unit_noise(policy, 1), whole(policy)
+    (request,) = policy.prepare(observation)
+    given = asked([request], noise, act.inputs["tokens"].shape[1])
+    assert differ(jax.jit(act)(act.weights, given), policy.answer([request], noise)) < 1e-4
+
+
+def test_what_cannot_be_exported_is_refused_in_a_sentence(tmp_path, monkeypatch):
+    policy = tiny_policy()
+    with pytest.raises(ValueError, match="came without a processor"):
+        write(replace(policy, processor=None), tmp_path / "a")
+    with pytest.raises(ValueError, match=r"cameras are \['top'\]"):
+        write(policy, tmp_path / "b", cameras=["top"])
+    speaking = replace(policy, processor=replace(policy.processor, subtask_limit=8))
+    with pytest.raises(ValueError, match="writes a subtask before it acts"):
+        write(speaking, tmp_path / "c")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/mine").write_text("")
+    with pytest.raises(ValueError, match="is not empty"):
+        write(policy, tmp_path / "full")
+    with pytest.raises(SystemExit, match="ONNX is written in float32"):
+        main(tmp_path, tmp_path / "d", "onnx", dtype="bfloat16")

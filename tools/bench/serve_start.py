@@ -1,0 +1,86 @@
+"""Seconds of a server's start: until it answers, with nothing kept from before, with the programs
+of an earlier start, and, as an alternative, with every batch compiled before the first answer.
+
+Each is the command itself, in a process and a cache of its own, asked once by a robot that connects
+as soon as it listens.
+"""
+
+import os
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from websockets.sync.client import connect
+
+from models import Policy
+from models.terminal import Console
+from tools.convert_checkpoint import convert
+from tools.serving.wire import pack, unpack
+
+_KINDS = {
+    "all batches first": ("whole", ["--whole-start"]),
+    "nothing kept": ("kept", []),
+    "programs kept": ("kept", []),
+}
+"""Each kind of start, with its cache and its options."""
+
+
+def starts(policy: Policy, console: Console) -> dict[str, dict[str, float]]:
+    """Seconds from the command to "listening" and to the first "answer", and the server's
+    "cpu" seconds, for each kind of start."""
+    with tempfile.TemporaryDirectory() as scratch:
+        root = Path(scratch)
+        convert(policy, root / "run", "chiliad")
+        found = {}
+        for name, (cache, options) in _KINDS.items():
+            console.print(f"Starting: {name}")
+            found[name] = _start(root / "run", root / cache, options, policy)
+        return found
+
+
+def _start(run: Path, cache: Path, options: list[str], policy: Policy) -> dict[str, float]:
+    command = [sys.executable, "-m", "tools.serve", "--checkpoint", str(run), "--port", "0"]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
+    environment.pop("JAX_COMPILATION_CACHE_DIR", None)
+    before, began = _cpu(), time.monotonic()
+    process = subprocess.Popen(
+        [*command, *options], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    try:
+        assert process.stdout is not None
+        address = re.search(r"ws://\S+:\d+", process.stdout.readline())
+        if address is None:
+            raise ValueError("The server did not start; its output says why.")
+        found = {"listening": time.monotonic() - began}
+        with connect(address[0], compression=None, max_size=None, open_timeout=600) as robot:
+            told: Any = unpack(robot.recv(timeout=3600, decode=False))
+            found["ready"] = time.monotonic() - began
+            robot.send(pack(_observation(told["inputs"])))
+            unpack(robot.recv(timeout=3600, decode=False))
+            found["answer"] = time.monotonic() - began
+    finally:
+        process.terminate()
+        process.communicate()
+    return {**found, "cpu": _cpu() - before}
+
+
+def _observation(inputs: dict[str, Any]) -> dict[str, Any]:
+    """A blank observation of the keys that a server expects."""
+    found: dict[str, Any] = {"prompt": "lift the red block"}
+    for key, spec in inputs.items():
+        if isinstance(spec, dict) and "shape" in spec:
+            shape = [48 if n is None or isinstance(n, str) else n for n in spec["shape"]]
+            found[key] = np.zeros(shape, spec["dtype"])
+    return found
+
+
+def _cpu() -> float:
+    """Seconds of all cores that ended children took."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime

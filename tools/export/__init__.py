@@ -1,0 +1,1 @@
+"""Export of a policy as a program that runs without these packages."""

@@ -1,0 +1,75 @@
+"""Write a policy as a program that runs without these packages: StableHLO or ONNX.
+
+    python -m tools.export --checkpoint runs/lift --out exported
+    python -m tools.export --checkpoint runs/lift --out exported --to onnx
+    python exported/run.py
+
+The program is the whole act: pictures, state, token ids and noise in, actions in the robot's units
+out. `policy.json` tells every array; `run.py`, a copy of ours, runs it with numpy and jax or
+onnxruntime, and reads prompts.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from data import open_dataset
+from data.mixture.mixture import DatasetConfig
+from models import Policy
+from models.files.own_file import run_file
+from models.terminal import Console, guard_tracebacks
+from tools.command_line.ending import in_a_line
+from tools.export.write import Format, write
+from tools.recipes.bound_recording import bound
+from tools.recipes.policy import DEFAULTS, PolicyOptions, load
+
+
+def main(
+    checkpoint: Path,
+    out: Path,
+    to: Format = "stablehlo",
+    batch: int = 1,
+    sent: tuple[str, ...] = (),
+    dtype: str | None = None,
+    family: Path | None = None,
+    euler_steps: int | None = None,
+    data: str | None = None,
+    options: Annotated[PolicyOptions, tyro.conf.arg(name="")] = DEFAULTS,
+) -> None:
+    """Export a policy.
+
+    Args:
+      checkpoint: run directory or one of its checkpoints; other codes' are read too.
+      out: folder to write.
+      to: stablehlo, for cpu and cuda alike, or onnx.
+      batch: observations of one call.
+      sent: cameras of the policy's whose pictures are sent, all by default.
+      dtype: of weights and activations; as saved by default. ONNX is written in float32.
+      family: Python file that defines the model's family, if it is not one of ours; it runs.
+      euler_steps: steps of the flow sampler; the policy's own by default.
+      data: a dataset of the policy's robot, for the names of state and action dims.
+      options: facts about the policy that its files do not tell.
+    """
+    with in_a_line(writing=out):
+        if family is not None:
+            run_file(family)
+        if to == "onnx" and dtype not in (None, "float32"):
+            raise ValueError(f"dtype is {dtype}, but ONNX is written in float32; leave it out.")
+        policy = load(
+            checkpoint, options, steps=euler_steps, dtype="float32" if to == "onnx" else dtype
+        )
+        names = None if data is None else _names(policy, data)
+        write(policy, out, to, cameras=sent, batch=batch, names=names)
+    size = sum(file.stat().st_size for file in out.iterdir()) / 2**20
+    Console(stderr=True).print(f"Wrote {out} ({to}, {size:,.0f} MiB).", soft_wrap=True)
+
+
+def _names(policy: Policy, data: str) -> dict[str, Any]:
+    recording = bound(policy, DatasetConfig(data), open_dataset(data))
+    return {"state": list(recording.state_names), "actions": list(recording.action_names)}
+
+
+if __name__ == "__main__":
+    guard_tracebacks()
+    tyro.cli(main, prog="python -m tools.export", description=__doc__)

@@ -1,0 +1,224 @@
+"""A policy's whole act as one pure function of arrays: what a robot has in, actions in its units
+out.
+
+Between them stands what `Policy.act` does on the host: a row is laid out by tables made of
+`Policy.rows`, one line for each length of the prompt, and scaling is part of the program. Only the
+reading of words stays outside, and the fitting of pictures to the size that the model sees.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from models.attention.attention import compiling_for
+from models.inputs.embodiment import Embodiment
+from models.inputs.packed_batch import PackedBatch, Sample
+from models.inputs.pictures import fit
+from models.inputs.processor import Processor
+from models.model import told
+from models.policy import Policy
+from models.robot_policy import processor_of
+from models.sharding import path_name
+
+Specs = dict[str, jax.ShapeDtypeStruct]
+"""Shapes and dtypes of arrays by name."""
+
+_LAID = ("prefix_source", "prefix_segment", "prefix_position")
+_PROMPTS = "a", "put the other block into the box"
+_ANYWHERE = "gpu"
+"""Target of attention: of an unknown GPU, for which it is plain XLA that every platform runs."""
+
+
+@dataclass(frozen=True, eq=False)
+class Act:
+    """`policy` for `batch` observations with a picture of each of `cameras`, in this order.
+
+    Raises:
+      ValueError: the policy came without its processor, lacks a camera or needs one more, or
+        says subtasks.
+    """
+
+    policy: Policy
+    cameras: tuple[str, ...]
+    batch: int = 1
+
+    def __post_init__(self) -> None:
+        robot, processor = self.robot, self.processor
+        unknown = sorted(set(self.cameras) - set(robot.cameras))
+        missing = sorted(set(robot.cameras) - set(self.cameras) - set(robot.absent))
+        if unknown or missing or not self.cameras or self.batch < 1:
+            raise ValueError(
+                f"cameras are {list(self.cameras)} and batch is {self.batch}; the policy's cameras "
+                f"are {list(robot.cameras)}, of which {list(robot.absent)} may be left out, and a "
+                "batch has at least one observation."
+            )
+        if self.policy.says_subtasks:
+            raise ValueError(
+                f"The policy writes a subtask before it acts (processor.subtask_limit is "
+                f"{processor.subtask_limit}), which is not one program; export a policy that acts "
+                "on its prompt alone, or serve this one."
+            )
+
+    @property
+    def processor(self) -> Processor:
+        """The policy's."""
+        return processor_of(self.policy, "an exported policy's robot")
+
+    @property
+    def robot(self) -> Embodiment:
+        """The policy's robot."""
+        return self.processor.embodiments[self.policy.embodiment]
+
+    @property
+    def inputs(self) -> Specs:
+        """The arrays that one call takes besides the weights, in their order."""
+        robot, processor, config = self.robot, self.processor, self.policy.model.config
+        size, rows = processor.image_size, self.batch
+        kinds: dict[str, tuple[tuple[int, ...], Any]] = {
+            "images": ((len(self.cameras), size, size, 3), self._pictures),
+            "state": ((len(robot.state.offset),), np.float32),
+            "tokens": ((self._table.text.shape[1],), np.int32),
+            "length": ((), np.int32),
+            "noise": ((processor.horizon, config.action_dim), np.float32),
+        }
+        return {
+            name: jax.ShapeDtypeStruct((rows, *shape), np.dtype(dtype))
+            for name, (shape, dtype) in kinds.items()
+        }
+
+    @property
+    def outputs(self) -> Specs:
+        """The arrays that one call gives."""
+        shape = self.batch, self.processor.horizon, len(self.robot.actions.offset)
+        return {"actions": jax.ShapeDtypeStruct(shape, np.dtype(np.float32))}
+
+    @cached_property
+    def weights(self) -> dict[str, Array]:
+        """The policy's parameters by path."""
+        leaves = jax.tree_util.tree_flatten_with_path(self.policy.params)[0]
+        return {path_name(path): leaf for path, leaf in leaves}
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt."""
+        return self.processor.text_limit
+
+    def __call__(
+        self, weights: Mapping[str, Array], inputs: Mapping[str, Array]
+    ) -> Float[Array, "b h a"]:
+        """Actions in the robot's units, to trace."""
+        params = jax.tree.unflatten(
+            jax.tree.structure(self.policy.params), [weights[name] for name in self.weights]
+        )
+        batch = self._batch(**inputs)
+        model, noise = told(self.policy.model, self.processor), inputs["noise"][:, None]
+        with compiling_for(_ANYWHERE):
+            chunk = model.sample_actions(params, batch, noise)[:, 0]
+        return self._acted(chunk, inputs["state"])
+
+    def _batch(self, images: Any, state: Any, tokens: Any, length: Any, noise: Any) -> PackedBatch:
+        table, rows = self._table, self.batch
+        at = jnp.clip(length, 1, self.longest) - 1
+        first = {
+            name: jnp.broadcast_to(value[:1], (rows, *value.shape[1:]))
+            for name, value in vars(table).items()
+            if name not in ("images", *_LAID)
+        }
+        laid = {name: jnp.asarray(getattr(table, name))[at] for name in _LAID}
+        written = jnp.arange(tokens.shape[1]) < length[:, None]
+        scaled = _scaled(self.robot.converted(state), self.robot)
+        padding = self.processor.state_dim - scaled.shape[-1]
+        changed = {
+            "images": self._shown(images),
+            "text": jnp.where(written, tokens, 0),
+            "state": jnp.pad(scaled, ((0, 0), (0, padding)))[:, None],
+        }
+        return PackedBatch(**(first | laid | changed))
+
+    def _shown(self, images: Array) -> Array:
+        """The pictures that the model sees, of which those of absent cameras may be black."""
+        seen = [self.robot.cameras[i] for i in self._sample.cameras]
+        if seen == list(self.cameras):
+            return images
+        black = jnp.zeros_like(images[:, 0])
+        at = {camera: images[:, i] for i, camera in enumerate(self.cameras)}
+        return jnp.stack([at.get(camera, black) for camera in seen], axis=1)
+
+    def _acted(self, chunk: Array, state: Array) -> Array:
+        robot = self.robot
+        offset, scale = (np.asarray(x) for x in (robot.actions.offset, robot.actions.scale))
+        actions = chunk[..., : len(offset)] * scale.astype(np.float32) + offset.astype(np.float32)
+        if robot.relative:
+            measured = np.asarray(robot.relative)
+            origin = robot.converted(state)[:, np.maximum(measured, 0)]
+            actions += jnp.where(measured >= 0, origin, 0)[:, None]
+        return actions if robot.units is None else robot.units.acted(actions)
+
+    @property
+    def _pictures(self) -> Any:
+        size = self.processor.image_size
+        return fit(np.zeros((size, size, 3), np.uint8), size, self.processor.resize).dtype
+
+    @cached_property
+    def _sample(self) -> Sample:
+        """An observation with the longest prompt, its pictures blank."""
+        return self._of(self.longest)
+
+    @cached_property
+    def _table(self) -> PackedBatch:
+        """A row for each length of the prompt, from one token on."""
+        samples = [self._of(n) for n in range(1, self.longest + 1)]
+        return self.policy.rows(samples)
+
+    def _of(self, length: int) -> Sample:
+        processor, robot = self.processor, self.robot
+        size, at = processor.image_size, self._image_at
+        blank = np.zeros((size, size, 3), np.uint8)
+        sample = processor.sample(
+            [blank if camera in self.cameras else None for camera in robot.cameras],
+            np.zeros(len(robot.state.offset), np.float32),
+            np.zeros(max(length, *at, 1), np.int32) if at else np.zeros(length, np.int32),
+            embodiment=self.policy.embodiment,
+        )
+        return replace(sample, image_at=at)
+
+    @cached_property
+    def _image_at(self) -> tuple[int, ...]:
+        """Places of the pictures between the words of a chat, which no prompt moves."""
+        if not self.processor.chat:
+            return ()
+        still, pictures = np.zeros(self.processor.state_dim, np.float32), len(self.cameras)
+        places = {self.processor.text(words, still, pictures)[1] for words in _PROMPTS}
+        if len(places) > 1:
+            raise ValueError(
+                f"Pictures stand at places that depend on the prompt ({sorted(places)}), which one "
+                "program cannot lay out; serve this policy."
+            )
+        return places.pop()
+
+
+def whole(policy: Policy, cameras: Sequence[str] = (), batch: int = 1) -> Act:
+    """The act of a policy that sees these of its cameras, all if none are named.
+
+    Raises:
+      ValueError: as `Act`.
+    """
+    robot = processor_of(policy, "an exported policy's robot").embodiments[policy.embodiment]
+    return Act(policy, tuple(cameras) or robot.cameras, batch)
+
+
+def _scaled(state: Float[Array, "b s"], robot: Embodiment) -> Float[Array, "b s"]:
+    """The state in the model's units. The host computes in 64 bits; here the offset is the sum of
+    two f32, so that a dim that hardly moves keeps its digits; the barrier keeps a compiler from
+    adding them."""
+    offset = np.asarray(robot.state.offset)
+    high = offset.astype(np.float32)
+    low = (offset - high).astype(np.float32)
+    near = jax.lax.optimization_barrier(state - high)
+    return (near - low) / np.asarray(robot.state.scale).astype(np.float32)

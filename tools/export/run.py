@@ -1,0 +1,165 @@
+"""An exported policy, run without the packages that made it: the program beside this file.
+
+    python run.py                          # answers a blank observation and says how long it took
+    python run.py inputs.npz actions.npy   # answers the arrays in a file
+
+Needs numpy and, as policy.json says, onnxruntime (format "onnx") or jax and flatbuffers (format
+"stablehlo"); for prompts sentencepiece or tokenizers, if the policy reads with such a tokenizer. In
+Python:
+
+    from run import ExportedPolicy
+    policy = ExportedPolicy("exported")
+    words, length = policy.tokens(["lift the red block"], state)
+    noise = policy.noise(seed=0)
+    actions = policy(images=images, state=state, tokens=words, length=length, noise=noise)
+"""
+
+import json
+import re
+import sys
+import time
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+
+class ExportedPolicy:
+    """The policy in `folder`; see policy.json for what it takes and gives."""
+
+    def __init__(self, folder="."):
+        self.folder = Path(folder)
+        self.facts = json.loads((self.folder / "policy.json").read_text(encoding="utf-8"))
+        load = {"onnx": self._onnx, "stablehlo": self._stablehlo}
+        self._run = load[self.facts["format"]](self.folder / self.facts["file"])
+
+    def __call__(self, **inputs):
+        """Actions [observation, step, dim] in the robot's units, for one array of each input."""
+        given = {}
+        for spec in self.facts["inputs"]:
+            given[spec["name"]] = array = np.asarray(inputs[spec["name"]], spec["dtype"])
+            if list(array.shape) != spec["shape"]:
+                raise ValueError(
+                    f"{spec['name']} is {list(array.shape)}; expected {spec['shape']}."
+                )
+        return np.asarray(self._run(given))
+
+    def blank(self):
+        """Inputs of the right shapes."""
+        found = {
+            spec["name"]: np.zeros(spec["shape"], spec["dtype"]) for spec in self.facts["inputs"]
+        }
+        found["length"] += 1
+        return found
+
+    def noise(self, seed):
+        """Noise for one call."""
+        (spec,) = [spec for spec in self.facts["inputs"] if spec["name"] == "noise"]
+        return np.random.default_rng(seed).standard_normal(spec["shape"], np.float32)
+
+    def tokens(self, prompts, states):
+        """Token ids of prompts, filled up with 0, and their lengths."""
+        (spec,) = [spec for spec in self.facts["inputs"] if spec["name"] == "tokens"]
+        found, length = np.zeros(spec["shape"], np.int32), np.zeros(spec["shape"][0], np.int32)
+        for i, (prompt, state) in enumerate(zip(prompts, states, strict=True)):
+            ids = self.ids(prompt, state)
+            if len(ids) > self.facts["prompt"]["longest"]:
+                raise ValueError(f"The prompt ({prompt[:40]!r}) is {len(ids)} tokens long.")
+            found[i, : len(ids)], length[i] = ids, len(ids)
+        return found, length
+
+    def ids(self, prompt, state):
+        """Token ids of one prompt."""
+        rule = self.facts["prompt"]
+        if "default" in rule:
+            text = rule["template"][0].format(quoted=[prompt or rule["default"]])
+            left_out = self._encode(rule["without"])
+            return [i for i in self._encode(text) if i not in left_out]
+        text = prompt[:-1] if prompt.endswith("\n") else prompt
+        if rule["cleans"]:
+            text = prompt.strip().replace("_", " ").replace("\n", " ")
+        if rule.get("lowers"):
+            text = prompt.lower().strip().replace("_", " ")
+        spelt = self._spelt(state) if "state" in rule else ""
+        pieces = [self._encode(x.format(prompt=text, state=spelt)) for x in rule["template"]]
+        rest = [i for ids in pieces[1:] for i in ids[1:]]
+        return pieces[0] + rest + rule["closing"]
+
+    def _spelt(self, state):
+        rule = self.facts["prompt"]["state"]
+        if rule["adapter"]:
+            raise ValueError(
+                f"This policy spells its state in units of its own ('{rule['adapter']}'); "
+                "give token ids that Policy.requests made."
+            )
+        dims = (np.asarray(state, np.float32) - np.asarray(rule["offset"])) / rule["scale"]
+        padded = np.zeros(rule["dims"])
+        padded[: len(dims)] = dims.astype(np.float32)
+        bins = np.digitize(padded, np.linspace(-1, 1, 257)[:-1]) - 1
+        return " ".join(map(str, bins.tolist()))
+
+    @cached_property
+    def _encode(self):
+        told = self.facts["prompt"]["tokenizer"]
+        if told is None:
+            raise ValueError("The policy came without a tokenizer; give token ids.")
+        if told["kind"] == "sentencepiece":
+            from sentencepiece import SentencePieceProcessor
+
+            pieces = SentencePieceProcessor(model_file=str(self.folder / told["file"]))
+            return lambda text: pieces.encode(text, add_bos=True)
+        if told["kind"] == "bpe":
+            from tokenizers import Tokenizer
+
+            core = Tokenizer.from_file(str(self.folder / told["file"]))
+            return lambda text: core.encode(text, add_special_tokens=False).ids
+        known = {word: told["first_word"] + i for i, word in enumerate(told["words"])}
+
+        def encode(text):
+            ids = [told["begin"]]
+            for piece in re.findall(r"\w+|[^\w\s]|\n", text):
+                letters = [told["first_byte"] + byte for byte in piece.encode()]
+                ids += [known[piece]] if piece in known else letters
+            return ids
+
+        return encode
+
+    def _onnx(self, file):
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(
+            str(file), providers=onnxruntime.get_available_providers()
+        )
+        taken = {x.name for x in session.get_inputs()}
+        return lambda given: session.run(None, {k: v for k, v in given.items() if k in taken})[0]
+
+    def _stablehlo(self, file):
+        import jax
+        from jax import export
+
+        act = jax.jit(export.deserialize(file.read_bytes()).call)
+        weights = {}
+        with np.load(self.folder / "weights.npz") as kept:
+            for name, dtype in self.facts["weights"].items():
+                weights[name] = jax.numpy.asarray(kept[name].view(jax.numpy.dtype(dtype)))
+        return lambda given: act(weights, given)
+
+
+def main(inputs=None, actions=None):
+    began = time.perf_counter()
+    policy = ExportedPolicy(Path(__file__).parent)
+    given = policy.blank()
+    if inputs is not None:
+        with np.load(inputs) as kept:
+            given = {name: kept[name] for name in given}
+    found = policy(**given)
+    loaded, began = time.perf_counter() - began, time.perf_counter()
+    policy(**given)
+    print(f"actions {list(found.shape)}; first answer {loaded:.2f} s after the start, ", end="")
+    print(f"the next in {(time.perf_counter() - began) * 1000:.0f} ms")
+    if actions is not None:
+        np.save(actions, found)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

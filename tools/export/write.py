@@ -1,0 +1,78 @@
+"""The folder of an exported policy: its program in one format, its weights, facts and example."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from jax import export
+
+from models import Policy
+from tools.export import run as example
+from tools.export.act import Act, whole
+from tools.export.facts import facts, write_tokenizer
+
+Format = Literal["stablehlo", "onnx"]
+PLATFORMS = ("cpu", "cuda")
+
+
+def write(
+    policy: Policy,
+    out: Path,
+    to: Format = "stablehlo",
+    *,
+    cameras: Sequence[str] = (),
+    batch: int = 1,
+    names: dict[str, Any] | None = None,
+) -> None:
+    """Writes the folder `out` with a policy's program, weights, facts and example.
+
+    Args:
+      cameras: those whose pictures are sent, all if none are named.
+      names: of the dims of "state" and "actions".
+
+    Raises:
+      ValueError: the folder is not empty, or the policy is not one program, or not one of ONNX.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"{out} exists and is not empty; give a new folder as --out.")
+    act = whole(policy, cameras, batch)
+    out.mkdir(parents=True, exist_ok=True)
+    file, weights = _onnx(act, out) if to == "onnx" else _stablehlo(act, out)
+    told = facts(act, to, file, names or {}, weights)
+    (out / "policy.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    write_tokenizer(act.processor, out)
+    shutil.copyfile(example.__file__, out / "run.py")
+
+
+def _stablehlo(act: Act, out: Path) -> tuple[str, dict[str, str]]:
+    """The program's file and its weights' dtypes; the program is compiled where it runs."""
+    shapes = {n: jax.ShapeDtypeStruct(x.shape, x.dtype) for n, x in act.weights.items()}
+    program = export.export(jax.jit(act), platforms=PLATFORMS)(shapes, act.inputs)
+    (out / "policy.stablehlo").write_bytes(program.serialize())
+    kept: dict[str, Any] = {name: _plain(np.asarray(x)) for name, x in act.weights.items()}
+    np.savez(out / "weights.npz", **kept)
+    return "policy.stablehlo", {name: str(x.dtype) for name, x in act.weights.items()}
+
+
+def _plain(x: np.ndarray) -> np.ndarray:
+    """The bits of numbers that numpy's files do not know, such as bfloat16."""
+    return x if x.dtype.isbuiltin == 1 else x.view(f"u{x.dtype.itemsize}")
+
+
+def _onnx(act: Act, out: Path) -> tuple[str, None]:
+    try:
+        from tools.export.onnx_rules import RULES
+        from tools.export.onnx_writer import model_of
+        from tools.export.onnx_writer import write as write_model
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"--to onnx needs the package {error.name}; pip install -e '.[export]'."
+        ) from None
+    (output,) = act.outputs
+    model, arrays = model_of(act, act.weights, act.inputs, output, RULES)
+    write_model(model, out / "policy.onnx", arrays, "policy.onnx.data")
+    return "policy.onnx", None

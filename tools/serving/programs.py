@@ -1,0 +1,112 @@
+"""Programs of a policy that outlive the process, so that a server starts in seconds again.
+
+Two halves cost time before a first answer: JAX traces the model, and XLA compiles it. What is
+traced is kept here (StableHLO, by `jax.export`), what is compiled by JAX's own cache. A program's
+name is a digest of all that it is made from, the source of `models` included, so that none is taken
+for another.
+"""
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax import export
+
+import models
+from models import Policy
+from models.config import to_json
+from models.files.user_cache import user_cache
+from models.terminal import logger
+
+log = logger(__name__)
+
+
+def keep_compiled() -> None:
+    """Lets JAX keep what it compiles in the user's cache, where nothing else is said (as by
+    JAX_COMPILATION_CACHE_DIR)."""
+    config: Any = jax.config
+    if config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", str(user_cache("compiled")))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+def with_programs(policy: Policy, folder: Path | None = None) -> Policy:
+    """The policy with programs that are kept in `folder`, the user's cache if None. What it is made
+    from must not change any more."""
+    facts = (*_made_from(policy), jax.__version__, jax.devices()[0].device_kind)
+    made = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+    kept = user_cache("programs") if folder is None else folder
+    return policy.sampling_by(lambda sample: Programs(sample, made, kept))
+
+
+@dataclass
+class Programs:
+    """A jitted function whose traced programs lie in `folder`, by a digest of the arguments' shapes
+    and of all else that they are `made` from."""
+
+    function: Any
+    made: str
+    folder: Path
+    _known: dict[Any, Any] = field(default_factory=dict)
+
+    def __call__(self, *arguments: Any) -> jax.Array:
+        leaves, tree = jax.tree.flatten(arguments)
+        shapes = tuple((x.shape, str(x.dtype)) for x in leaves)
+        if (tree, shapes) not in self._known:
+            self._known[tree, shapes] = self._program(tree, shapes)
+        return self._known[tree, shapes](*leaves)
+
+    def _program(self, tree: Any, kinds: Sequence[tuple[tuple[int, ...], str]]) -> Any:
+        name = hashlib.sha256(f"{self.made} {tree} {kinds}".encode()).hexdigest()
+        file = self.folder / f"{name}.stablehlo"
+        if (kept := _kept(file)) is not None:
+            return jax.jit(kept.call)
+        shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in kinds]
+        flat = jax.jit(lambda *leaves: self.function(*jax.tree.unflatten(tree, leaves)))
+        try:
+            traced = export.export(flat)(*shapes)
+        except ValueError as error:  # kernels that jax.export does not keep
+            log.warning("this program is traced at every start: %s", str(error)[:200])
+            return flat
+        self.folder.mkdir(parents=True, exist_ok=True)
+        temporary = file.with_suffix(f".{os.getpid()}.tmp")
+        temporary.write_bytes(traced.serialize())
+        os.replace(temporary, file)
+        return jax.jit(traced.call)
+
+
+def _kept(file: Path) -> export.Exported | None:
+    """The program in a file; None where there is none that can be read."""
+    if not file.is_file():
+        return None
+    try:
+        return export.deserialize(bytearray(file.read_bytes()))
+    except Exception:  # flatbuffers and MLIR raise whatever they stumble on
+        log.warning("%s is damaged; the program is traced again", file)
+        return None
+
+
+def _made_from(policy: Policy) -> tuple[Any, ...]:
+    own = sys.modules[type(policy.model).__module__].__file__
+    processor = None if policy.processor is None else to_json(policy.processor)
+    acting = policy.continues, policy.guidance, policy.embodiment
+    return to_json(policy.model.config), processor, acting, _digest(own), _sources()
+
+
+@cache
+def _sources() -> str:
+    found = hashlib.sha256()
+    for file in sorted(Path(models.__file__).parent.rglob("*.py")):
+        found.update(file.read_bytes())
+    return found.hexdigest()
+
+
+def _digest(file: str | None) -> str:
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
