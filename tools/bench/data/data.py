@@ -273,9 +273,7 @@ def reader(frames: Frames, threads: int, batches: int) -> Callable[[int], ReadRa
     return read
 
 
-def peer_reader(
-    ask: Ask, root: Path, backend: str, workers: int
-) -> Callable[[int], ReadRate]:
+def peer_reader(ask: Ask, root: Path, backend: str, workers: int) -> Callable[[int], ReadRate]:
     """Has LeRobot read batches, others in every round."""
     slow = root.name == "png"
     batches, warm = (max(workers, 1),) * 2 if slow else (_PEER_BATCHES, _PEER_WARM)
