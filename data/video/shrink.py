@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import av
 import numpy as np
 from av.video.reformatter import Interpolation, VideoReformatter
-from jaxtyping import UInt8
+from jaxtyping import Float32, UInt8
 from PIL import Image
 
 from models.inputs.pictures import fitted_size
@@ -64,23 +64,29 @@ def _fill_border(
     planes: Sequence[UInt8[np.ndarray, "h w"]], out: UInt8[np.ndarray, "_high _wide 3"]
 ) -> None:
     """Fills the outermost line of `out` as Pillow does: each side of it follows from a strip as
-    wide as the filter reaches."""
+    wide as the filter reaches, first over its columns, then over its rows."""
     (height, width), (high, wide) = planes[0].shape, out.shape[:2]
-    tall, broad = height / high, width / wide
-    deep, far = math.ceil(2 * tall) + 1, math.ceil(2 * broad) + 1
+    tall = height / high
+    deep, weights = math.ceil(2 * tall) + 1, _outermost(width / wide)
     ends = np.empty((2 * deep, width, 3), np.uint8)
-    sides = np.empty((height, 2 * far, 3), np.uint8)
+    sides = np.empty((height, 2, 3), np.float32)
     for channel, plane in enumerate(planes):
         ends[:deep, :, channel], ends[deep:, :, channel] = plane[:deep], plane[-deep:]
-        sides[:, :far, channel], sides[:, far:, channel] = plane[:, :far], plane[:, -far:]
-    for strip, size, where, box in (
-        (ends, (wide, 1), out[:1], (0, 0, width, tall)),
-        (ends, (wide, 1), out[-1:], (0, 2 * deep - tall, width, 2 * deep)),
-        (sides, (1, high), out[:, :1], (0, 0, broad, height)),
-        (sides, (1, high), out[:, -1:], (2 * far - broad, 0, 2 * far, height)),
-    ):
-        line = Image.fromarray(strip).resize(size, Image.Resampling.BILINEAR, box=box)
-        np.copyto(where, np.asarray(line))
+        sides[:, 0, channel] = plane[:, : len(weights)] @ weights
+        sides[:, 1, channel] = plane[:, -len(weights) :] @ weights[::-1]
+    strip = Image.fromarray(ends)
+    for line, top in ((out[:1], 0), (out[-1:], 2 * deep - tall)):
+        resized = strip.resize((wide, 1), Image.Resampling.BILINEAR, (0, top, width, top + tall))
+        np.copyto(line, np.asarray(resized))
+    columns = Image.fromarray(np.rint(sides).astype(np.uint8))
+    out[:, [0, -1]] = np.asarray(columns.resize((2, high), Image.Resampling.BILINEAR))
+
+
+def _outermost(scale: float) -> Float32[np.ndarray, " far"]:
+    """Weights of the outermost pixels in the first of those that are `scale` as wide."""
+    places = np.arange(math.ceil(2 * scale) + 1) + 0.5
+    weights = np.maximum(1 - np.abs(places / scale - 0.5), 0)
+    return (weights / weights.sum()).astype(np.float32)
 
 
 def _lines(plane: av.video.plane.VideoPlane) -> UInt8[np.ndarray, "h _w"]:
