@@ -31,20 +31,20 @@ def fit(
     if resize == "stretched-middle":
         return _middle(image, size)
     border = -255.0 if resize == "bilinear-dark" else 0.0
-    return _in_the_middle(_bilinear(image, *_fitted(image, size)), size, border)
+    return _in_the_middle(_bilinear(image, *fitted_size(*image.shape[:2], size)), size, border)
 
 
 def resize_with_pad(image: Shaped[np.ndarray, "_h _w 3"], size: int) -> UInt8[np.ndarray, "s s 3"]:
     """Bilinear resize to fit a black square of `size`, keeping the aspect (as openpi does)."""
     if image.shape[:2] == (size, size):
         return image
-    high, wide = _fitted(image, size)
+    high, wide = fitted_size(*image.shape[:2], size)
     small = Image.fromarray(image).resize((wide, high), Image.Resampling.BILINEAR)
     return _in_the_middle(np.asarray(small), size, 0)
 
 
-def _fitted(image: Shaped[np.ndarray, "_h _w 3"], size: int) -> tuple[int, int]:
-    height, width = image.shape[:2]
+def fitted_size(height: int, width: int, size: int) -> tuple[int, int]:
+    """Height and width of a picture that fits into a square of `size`, its aspect kept."""
     ratio = max(width / size, height / size)
     return max(1, int(height / ratio)), max(1, int(width / ratio))
 

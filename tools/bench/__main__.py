@@ -2,7 +2,7 @@
 
     python -m tools.bench packing --json
     python -m tools.bench pi05 --peer ENVIRONMENT/bin/python
-    python -m tools.bench data --peer ENVIRONMENT/bin/python
+    python -m tools.bench data --peer ENVIRONMENT/bin/python OTHER/bin/python
     python -m tools.bench attention --tiny
     python -m tools.bench all        # every one that a CPU can run; --list says how long each takes
     python -m tools.bench pages      # writes figures on the pages of docs anew from their JSON
@@ -26,6 +26,8 @@ from tools.command_line.versions import versions
 BENCHMARKS: Mapping[str, str] = {
     "act": "tools.bench.models.act",
     "attention": "tools.bench.models.attention",
+    "bucket": "tools.bench.data.bucket",
+    "cameras": "tools.bench.data.cameras",
     "chunks": "tools.bench.models.chunks",
     "colocated": "tools.bench.rl.colocated",
     "data": "tools.bench.data.data",
@@ -51,14 +53,15 @@ BENCHMARKS: Mapping[str, str] = {
 COMMANDS: Mapping[str, str] = {"all": "tools.bench.all", "pages": "tools.bench.pages"}
 """Modules, whose `main` is a command about all of them."""
 
-_WITH_PEER = ("data", "ladder", "pi05", "stats")
+_WITH_PEER = ("cameras", "data", "ladder", "pi05", "stats")
+_WITH_PEERS = ("cameras", "data")
 _WITH_TINY = ("act", "attention", "colocated", "fp8", "pi05", "processes", "sim", "step")
 _NAMES = tyro.conf.arg(constructor=tyro.extras.literal_type_from_choices(BENCHMARKS))
 
 
 def main(
     name: Annotated[str, tyro.conf.Positional, _NAMES],
-    peer: Path | None = None,
+    peer: tuple[Path, ...] = (),
     tiny: bool = False,
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> None:
@@ -66,17 +69,20 @@ def main(
 
     Args:
       name: what to measure.
-      peer: the Python of an environment that has openpi, for pi05, LeRobot, for data and, if it is
-        there, ladder, or both, for stats.
+      peer: the Python of an environment that has openpi, for pi05, LeRobot, for data, cameras and,
+        if it is there, ladder, or both, for stats; for data and cameras of several LeRobots.
       tiny: shrink it to seconds on a CPU, to try the same code; its figures say nothing.
       as_json: end with the result as one line of JSON.
     """
     console = Console(stderr=as_json)
-    if peer is not None and name not in _WITH_PEER:
+    if peer and name not in _WITH_PEER:
         raise ValueError(f"--peer is for {', '.join(_WITH_PEER)}; {name} has no use for it.")
+    if len(peer) > 1 and name not in _WITH_PEERS:
+        raise ValueError(f"--peer has {len(peer)} Pythons, of which {name} takes one.")
     if tiny and name not in _WITH_TINY:
         raise ValueError(f"--tiny is for {', '.join(_WITH_TINY)}; {name} has one size.")
-    options = ({} if peer is None else {"peer": peer}) | ({"tiny": True} if tiny else {})
+    given = peer if name in _WITH_PEERS else peer[0] if peer else None
+    options = ({"peer": given} if given else {}) | ({"tiny": True} if tiny else {})
     found = import_module(BENCHMARKS[name]).run(console, **options)
     result = {"name": name, **found, "versions": versions()}
     console.print(

@@ -5,6 +5,8 @@
     python -m tools.bench all --quick        # only those of at most five minutes
     python -m tools.bench all --again --peer pi05 OPENPI/bin/python data LEROBOT/bin/python
 
+A benchmark that takes several Pythons is named once with each.
+
 A result stands in docs/results/data/NAME.json as soon as it is there, with the machine's load
 before it began. One that fails stops no other and is tried again by the next call, as is one that
 was interrupted. At the end the pages' figures are written anew (`python -m tools.bench pages`);
@@ -16,6 +18,7 @@ import json
 import os
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +67,8 @@ BENCHES = (
     CpuBench("ladder", 7, "from the way the recipe's authors began to ours"),
     CpuBench("rl", 18, "the levels of asynchronous RL"),
     CpuBench("pi05", 5, "π0.5 beside openpi", "openpi"),
+    CpuBench("bucket", 3, "a frame store read from a bucket by several readers"),
+    CpuBench("cameras", 10, "pictures of 480 x 640 beside LeRobot's DataLoader", "LeRobot"),
     CpuBench("data", 10, "batches beside LeRobot's DataLoader", "LeRobot"),
     CpuBench("stats", 10, "statistics beside openpi's script", "openpi and LeRobot"),
     CpuBench("qlora", 60, "bytes of steps compiled for an H100"),
@@ -98,7 +103,9 @@ def main(
       out: folder of the results.
       peer: names of benchmarks, each with the Python of an environment that has its other side.
     """
-    console, peers = Console(), dict(peer)
+    console, peers = Console(), defaultdict[str, list[Path]](list)
+    for name, python in peer:
+        peers[name].append(python)
     if unknown := peers.keys() - {"ladder", *(each.name for each in BENCHES if each.peer)}:
         raise ValueError(f"--peer {', '.join(unknown)}: no such benchmark has another side.")
     if listing:
@@ -114,12 +121,12 @@ def main(
         sys.exit(1)
 
 
-def command(bench: CpuBench, peers: Mapping[str, Path]) -> list[str]:
+def command(bench: CpuBench, peers: Mapping[str, Sequence[Path]]) -> list[str]:
     """Words that run a benchmark; none if it needs another side and there is none."""
-    peer = peers.get(bench.name)
-    if bench.peer and peer is None:
+    given = [str(python.absolute()) for python in peers.get(bench.name, ())]
+    if bench.peer and not given:
         return []
-    other = [] if peer is None else ["--peer", str(peer.absolute())]
+    other = ["--peer", *given] if given else []
     return [sys.executable, "-m", "tools.bench", bench.name, *other, "--json"]
 
 

@@ -48,15 +48,16 @@ class DataConfig:
     """Reading of the data.
 
     `encoding`: of the pictures in the frame store; "direct" makes no store and decodes the
-    dataset's own at every step. `holdout`: share of episodes kept for validation, never trained on.
-    `workers`: processes that prepare batches, with `threads` each (None: one
-    for every core, up to 8); 0 for those of this process.
+    dataset's own at every step, within one grey level of a raw store's where they are made smaller;
+    "direct-exact" to the last bit, which takes longer. `holdout`: share of episodes kept for
+    validation, never trained on. `workers`: processes that prepare batches, with `threads` each
+    (None: one for every core, up to 8); 0 for those of this process.
     `skip_unreadable`: what cannot be read is left out and counted, instead of ending the run.
     `state_scaling`, `action_scaling`: statistics that scale them, where a mixture does not say
     otherwise of a robot.
     """
 
-    encoding: Literal["jpeg", "raw", "direct"] = "jpeg"
+    encoding: Literal["jpeg", "raw", "direct", "direct-exact"] = "jpeg"
     holdout: float = 0.1
     workers: int = 0
     threads: int | None = None

@@ -44,7 +44,7 @@ def whole(dataset, camera, size):
 @pytest.mark.parametrize("name", WRITTEN)
 def test_pictures_at_random_are_those_of_whole_episodes(name, size, tmp_path):
     dataset = open_dataset(FIXTURES / name)
-    frames = open_direct(dataset, size, tmp_path)
+    frames = open_direct(dataset, size, tmp_path, exact=True)
     rows = np.random.default_rng(0).integers(0, dataset.num_frames, 40)
     for camera in dataset.cameras:
         expected = whole(dataset, camera, size)[rows]
@@ -54,7 +54,7 @@ def test_pictures_at_random_are_those_of_whole_episodes(name, size, tmp_path):
 @pytest.mark.parametrize("name", WRITTEN)
 def test_samples_are_those_of_a_frame_store(name, tmp_path):
     dataset = open_dataset(FIXTURES / name)
-    frames = open_direct(dataset, SIZE, tmp_path / "cache")
+    frames = open_direct(dataset, SIZE, tmp_path / "cache", exact=True)
     store = build_store(dataset, tmp_path / "store", SIZE, "raw")
     rows = np.random.default_rng(1).permutation(dataset.num_frames)
     for camera in frames.cameras:
@@ -67,6 +67,20 @@ def test_samples_are_those_of_a_frame_store(name, tmp_path):
         assert getattr(frames, known) == getattr(store, known)
     for known in ("lengths", "starts", "present", "duplicate_of", "runs"):
         np.testing.assert_array_equal(getattr(frames, known), getattr(store, known))
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_unless_asked_for_exactly_pictures_are_a_stores_within_one_level(name, tmp_path):
+    dataset = open_dataset(FIXTURES / name)
+    frames = pickle.loads(pickle.dumps(open_direct(dataset, SIZE, tmp_path)))
+    exact = pickle.loads(pickle.dumps(open_direct(dataset, SIZE, tmp_path, exact=True)))
+    rows = np.random.default_rng(0).integers(0, dataset.num_frames, 40)
+    shrunk = [camera for camera in dataset.cameras if max(dataset.features[camera]["shape"]) > SIZE]
+    assert shrunk
+    for camera in dataset.cameras:
+        expected = shown(exact, rows, camera)
+        apart = np.abs(shown(frames, rows, camera) - expected.astype(int))
+        assert apart.max() == (camera in shrunk)
 
 
 @pytest.mark.parametrize("version", ["v21", "v30"])

@@ -41,12 +41,14 @@ def test_the_command_of_one_with_another_side(tmp_path: Path) -> None:
     python = tmp_path / "python"
     assert command(by_name["pi05"], {}) == []
     assert command(by_name["ladder"], {})[2:] == ["tools.bench", "ladder", "--json"]
-    assert command(by_name["pi05"], {"pi05": python})[3:] == [
+    assert command(by_name["pi05"], {"pi05": [python]})[3:] == [
         "pi05",
         "--peer",
         str(python),
         "--json",
     ]
+    both = command(by_name["data"], {"data": [python, tmp_path / "other"]})
+    assert both[-4:] == ["--peer", str(python), str(tmp_path / "other"), "--json"]
 
 
 @pytest.mark.slow

@@ -51,18 +51,22 @@ def test_each_sides_best_options_count_and_ratios_are_taken_within_a_round():
     work = BenchedRow("ours", "av1", "raw", 1, ratio=15)
     first = {
         "ours": {"1": ReadRate(100, 0.01), "2": ReadRate(200, 0.02)},
-        "LeRobot": {"0": ReadRate(10, 0.1), "2": ReadRate(20, 0.2)},
+        "LeRobot 0.4.4": {"0": ReadRate(10, 0.1), "2": ReadRate(20, 0.2)},
+        "LeRobot 0.6.1": {"0": ReadRate(40, 0.05)},
     }
     slower = {
         "ours": {"1": ReadRate(50, 0.02), "2": ReadRate(100, 0.04)},
-        "LeRobot": {"0": ReadRate(5, 0.2), "2": ReadRate(4, 0.4)},
+        "LeRobot 0.4.4": {"0": ReadRate(5, 0.2), "2": ReadRate(4, 0.4)},
+        "LeRobot 0.6.1": {"0": ReadRate(20, 0.1)},
     }
-    found = data.row(work, [first, slower, slower])
-    assert found["ratio"] == 20
-    assert data.row(work, [first])["ratio"] == 10
-    assert found["cpu_ratio"] == 10
-    assert (found["ours"], found["peer"], found["peer_cpu_ms"]) == (100, 5, 200)
-    assert found["options"] == {"ours": "2", "LeRobot": "0"}
+    names = ["LeRobot 0.4.4", "LeRobot 0.6.1"]
+    found = data.row(work, [first, slower, slower], names)
+    old, new = (found["peers"][name] for name in names)
+    assert (old["ratio"], old["ratios"], new["ratio"]) == (20, [10, 20, 20], 5)
+    assert data.row(work, [first], names[:1])["peers"]["LeRobot 0.4.4"]["ratio"] == 10
+    assert (old["cpu_ratio"], new["cpu_ratio"]) == (10, 5)
+    assert (found["ours"], old["rate"], old["cpu_ms"]) == (100, 5, 200)
+    assert (found["options"], old["options"]) == ("2", "0")
     assert found["target"] == {"ratio": 15, "cpu_ratio": None}
 
 
@@ -70,11 +74,11 @@ def test_without_a_peer_the_benchmark_says_how_to_get_one(tmp_path):
     with pytest.raises(ValueError, match=r"needs --peer PYTHON.*bench/peers/lerobot\.py"):
         data.run(Console())
     with pytest.raises(FileNotFoundError, match=r"nowhere is no Python"):
-        data.run(Console(), tmp_path / "nowhere", tmp_path)
+        data.run(Console(), [tmp_path / "nowhere"], tmp_path)
 
 
 def test_a_peer_without_lerobot_is_told_so(tmp_path):
     with pytest.raises(
         ValueError, match=r"gave no answer to \{'run': 'about'\}.*peers/lerobot\.py"
     ):
-        data.run(Console(), Path(sys.executable), tmp_path)
+        data.run(Console(), [Path(sys.executable)], tmp_path)

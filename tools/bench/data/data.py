@@ -1,14 +1,16 @@
 """Batches a second from a dataset, beside LeRobot's DataLoader on the same files.
 
 LeRobot's half (tools/bench/peers/lerobot.py) records the datasets and runs under a Python that has
-it, with each of its backends and worker counts, of which the best counts. Rounds of ours and of
-LeRobot's alternate and ratios are taken within a round, so other work on the machine slows both
-alike; CPU-seconds are those of every thread and worker.
+it, with each of its backends and worker counts, of which the best counts. Several of its versions
+may be asked, each in an environment of its own. Rounds of ours and of LeRobot's alternate and
+ratios are taken within a round, so other work on the machine slows both alike; CPU-seconds are
+those of every thread and worker.
 """
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -29,7 +31,10 @@ from models.terminal import Console
 from tools.bench.peer import asking
 
 CACHE = Path.home() / ".cache/chiliad/bench"
-_PEER = "LeRobot"
+Form = Encoding | Literal["straight", "straight, exact"]
+"""A frame store of that encoding, or the dataset as it is: its pictures made smaller within one
+grey level of a store's, or to the last bit."""
+Ask = Callable[..., dict[str, Any]]
 _BATCH, _HORIZON, _ROUNDS = 32, 50, 3
 _WARM, _PEER_WARM, _PEER_BATCHES = 8, 4, 8
 _MODEL = replace(PiConfig(), horizon=_HORIZON, state_input="token")
@@ -41,7 +46,7 @@ class BenchedRow:
 
     name: str
     kind: str
-    form: Encoding | Literal["straight"]
+    form: Form
     batches: int
     ratio: float | None = None
     cpu_ratio: float | None = None
@@ -53,7 +58,6 @@ WORKS = (
     BenchedRow("straight from AV1", "av1", "straight", 25, 1.5, 2.5),
     BenchedRow("straight from PNG in parquet", "png", "straight", 25, 50),
     BenchedRow("straight from H.264", "h264", "straight", 25),
-    BenchedRow("straight from AV1 of 480 x 640", "av1_480", "straight", 8),
 )
 
 
@@ -68,61 +72,92 @@ Round = dict[str, dict[str, ReadRate]]
 """Readings of a round: by reader or dataset, and by options."""
 
 
-def run(console: Console, peer: Path | None = None, cache: Path = CACHE) -> dict[str, Any]:
-    """Samples a second over LeRobot's, `ratio` being that of the first row.
+@dataclass(frozen=True)
+class LeRobotPeer:
+    """A LeRobot in an environment of its own: its name and version, the script that answers for it,
+    and what it can decode with."""
+
+    name: str
+    ask: Ask
+    backends: tuple[str, ...]
+    versions: Mapping[str, str]
+
+
+def run(console: Console, peer: Sequence[Path] = (), cache: Path = CACHE) -> dict[str, Any]:
+    """Samples a second over LeRobot's, `ratio` being that of the first row and the first peer.
 
     Args:
-      peer: a Python that has LeRobot.
+      peer: Pythons that have a LeRobot each; the first records the datasets.
       cache: holds the datasets and stores, some 900 MB, for the next run.
 
     Raises:
       ValueError: no peer is given.
       FileNotFoundError: there is no such Python.
     """
-    if peer is None:
+    return compare(WORKS, "data", console, peer, cache)
+
+
+def compare(
+    works: Sequence[BenchedRow], name: str, console: Console, peers: Sequence[Path], cache: Path
+) -> dict[str, Any]:
+    """Rows of the works; see `run`."""
+    if not peers:
         raise ValueError(
-            "The data benchmark needs --peer PYTHON, the Python of an environment that has "
+            f"The {name} benchmark needs --peer PYTHON, the Python of an environment that has "
             "LeRobot; the first lines of tools/bench/peers/lerobot.py say how to make one."
         )
     cache.mkdir(parents=True, exist_ok=True)
-    with asking(peer, "lerobot", {"HF_HOME": str(cache / "huggingface")}) as ask:
-        about = ask(run="about")
-        kinds = list(dict.fromkeys(work.kind for work in WORKS))
-        parts = [beside(ask, kind, about["backends"], cache, console) for kind in kinds]
+    load = os.getloadavg()[0]
+    with ExitStack() as stack:
+        asked = [
+            stack.enter_context(asking(each, "lerobot", {"HF_HOME": str(cache / "huggingface")}))
+            for each in peers
+        ]
+        others = [lerobot_peer(ask) for ask in asked]
+        kinds = dict.fromkeys(work.kind for work in works)
+        parts = [beside(works, kind, others, cache, console) for kind in kinds]
     rows = [row for part in parts for row in part]
-    first = rows[0]
+    first, other = rows[0], rows[0]["peers"][others[0].name]
     return {
-        "ratio": first["ratio"],
-        "ours": f"{first['ours']:.0f} samples/s from a {first['work']}",
-        "other": f"{first['peer']:.0f} by LeRobot's DataLoader; {first['cpu_ratio']:.1f} times per "
-        "CPU-second",
+        "ratio": other["ratio"],
+        "ours": f"{first['ours']:.0f} samples/s, {first['work']}",
+        "other": f"{other['rate']:.0f} by {others[0].name}'s DataLoader; "
+        f"{other['cpu_ratio']:.1f} times per CPU-second",
         "unit": "samples/s",
         "rows": rows,
         "cores": os.cpu_count(),
-        "load": os.getloadavg()[0],
-        "peer": about["versions"],
+        "load": load,
+        "peer": {each.name: each.versions for each in others},
     }
+
+
+def lerobot_peer(ask: Ask) -> LeRobotPeer:
+    """The LeRobot that a script answers for."""
+    about = ask(run="about")
+    versions = about["versions"]
+    return LeRobotPeer(f"LeRobot {versions['lerobot']}", ask, tuple(about["backends"]), versions)
 
 
 def beside(
-    ask: Callable[..., dict[str, Any]],
+    works: Sequence[BenchedRow],
     kind: str,
-    backends: Sequence[str],
+    peers: Sequence[LeRobotPeer],
     cache: Path,
     console: Console,
 ) -> list[dict[str, Any]]:
-    """The rows of one dataset: LeRobot's rounds on it alternate with ours of every work."""
+    """The rows of one dataset: rounds of every LeRobot on it alternate with ours of every work."""
     root = cache / kind
-    console.print(f"LeRobot records '{kind}', unless it has before", highlight=False)
-    ask(run="make", root=str(root), kind=kind)
-    works = [work for work in WORKS if work.kind == kind]
-    options = product(backends, (0, 1, 2)) if kind == "av1" else product(backends[:1], (0, 2))
-    calls: dict[str, dict[str, Callable[[int], ReadRate]]] = {
-        _PEER: {
-            f"{backend}, {workers} workers": peer_reader(ask, root, backend, workers)
+    console.print(f"{peers[0].name} records '{kind}', unless it has before", highlight=False)
+    peers[0].ask(run="make", root=str(root), kind=kind)
+    works = [work for work in works if work.kind == kind]
+    calls: dict[str, dict[str, Callable[[int], ReadRate]]] = {}
+    for peer in peers:
+        full = product(peer.backends, (0, 1, 2))
+        options = full if kind == "av1" else product(peer.backends[:1], (0, 2))
+        calls[peer.name] = {
+            f"{backend}, {workers} workers": peer_reader(peer.ask, root, backend, workers)
             for backend, workers in options
         }
-    }
     for work in works:
         frames = opened(root, work.form, cache)
         calls[work.name] = {
@@ -137,32 +172,42 @@ def beside(
                 for name, options in calls.items()
             }
         )
-    found = [row(work, rounds) for work in works]
+    found = [row(work, rounds, [peer.name for peer in peers]) for work in works]
     for of in found:
-        console.print(
-            f"{of['work']}: {of['ours']:.0f} samples/s, LeRobot {of['peer']:.0f}; "
-            f"{of['ratio']:.1f} times, {of['cpu_ratio']:.1f} times per CPU-second",
-            highlight=False,
-            soft_wrap=True,
-        )
+        for name, other in of["peers"].items():
+            console.print(
+                f"{of['work']}: {of['ours']:.0f} samples/s, {name} {other['rate']:.0f}; "
+                f"{other['ratio']:.1f} times, {other['cpu_ratio']:.1f} times per CPU-second",
+                highlight=False,
+                soft_wrap=True,
+            )
     return found
 
 
-def row(work: BenchedRow, rounds: Sequence[Round]) -> dict[str, Any]:
+def row(work: BenchedRow, rounds: Sequence[Round], peers: Sequence[str]) -> dict[str, Any]:
     """Medians over the rounds, of which each side's best reading counts, in rate and in cost each;
     ratios are taken within a round. `options` are those that were fastest most often."""
     ours = [best(readings[work.name]) for readings in rounds]
-    peer = [best(readings[_PEER]) for readings in rounds]
     return {
         "work": work.name,
         "ours": median(reading.rate for reading in ours),
-        "peer": median(reading.rate for reading in peer),
-        "ratio": median(a.rate / b.rate for a, b in zip(ours, peer, strict=True)),
         "cpu_ms": median(1000 * reading.cpu for reading in ours),
-        "peer_cpu_ms": median(1000 * reading.cpu for reading in peer),
-        "cpu_ratio": median(b.cpu / a.cpu for a, b in zip(ours, peer, strict=True)),
+        "options": fastest(rounds, work.name),
+        "peers": {name: _beside(ours, rounds, name) for name in peers},
         "target": {"ratio": work.ratio, "cpu_ratio": work.cpu_ratio},
-        "options": {side: fastest(rounds, side) for side in (work.name, _PEER)},
+    }
+
+
+def _beside(ours: Sequence[ReadRate], rounds: Sequence[Round], name: str) -> dict[str, Any]:
+    theirs = [best(readings[name]) for readings in rounds]
+    pairs = list(zip(ours, theirs, strict=True))
+    return {
+        "rate": median(reading.rate for reading in theirs),
+        "ratio": median(a.rate / b.rate for a, b in pairs),
+        "ratios": sorted(a.rate / b.rate for a, b in pairs),
+        "cpu_ms": median(1000 * reading.cpu for reading in theirs),
+        "cpu_ratio": median(b.cpu / a.cpu for a, b in pairs),
+        "options": fastest(rounds, name),
     }
 
 
@@ -176,11 +221,12 @@ def fastest(rounds: Sequence[Round], side: str) -> str:
     return mode(max(r[side], key=lambda option: r[side][option].rate) for r in rounds)
 
 
-def opened(root: Path, form: Encoding | Literal["straight"], cache: Path) -> Frames:
+def opened(root: Path, form: Form, cache: Path) -> Frames:
     """The dataset as a frame store of that encoding, or as it is."""
-    if form == "straight":
-        return open_direct(open_dataset(root), _MODEL.image_size, cache / "straight")
-    return cached_store(open_dataset(root), _MODEL.image_size, form, cache / "stores")
+    dataset, size = open_dataset(root), _MODEL.image_size
+    if form in ("jpeg", "raw"):
+        return cached_store(dataset, size, form, cache / "stores")
+    return open_direct(dataset, size, cache / "straight", exact=form == "straight, exact")
 
 
 def loading(frames: Frames) -> tuple[Feed, Processor, Plan]:
@@ -227,9 +273,7 @@ def reader(frames: Frames, threads: int, batches: int) -> Callable[[int], ReadRa
     return read
 
 
-def peer_reader(
-    ask: Callable[..., dict[str, Any]], root: Path, backend: str, workers: int
-) -> Callable[[int], ReadRate]:
+def peer_reader(ask: Ask, root: Path, backend: str, workers: int) -> Callable[[int], ReadRate]:
     """Has LeRobot read batches, others in every round."""
     slow = root.name == "png"
     batches, warm = (max(workers, 1),) * 2 if slow else (_PEER_BATCHES, _PEER_WARM)

@@ -88,7 +88,7 @@ class OpenedEachTime(Direct):
 
 def opened(root: Path, image_size: int, cache: Path) -> dict[Pictures, Frames]:
     """The dataset at `root` as frames of each kind that the rungs read."""
-    sought = open_direct(open_dataset(root), image_size, cache / "straight")
+    sought = open_direct(open_dataset(root), image_size, cache / "straight", exact=True)
     return {
         "opened": OpenedEachTime(sought.dataset, image_size, sought.folder, sought.seek),
         "sought": sought,

@@ -1,30 +1,39 @@
-"""LeRobot's half of a benchmark: it records datasets with its own writer and reads them with its
+r"""LeRobot's half of a benchmark: it records datasets with its own writer and reads them with its
 own loader.
 
-Run by the Python of an environment that has LeRobot 0.4.4, never imported by ours. The first lines
-of tests/fixtures/lerobot/make.py say how to make one; torchcodec==0.13.0 comes on top (`pip install
---no-deps`; the last version whose wheel is for the CPU). torchcodec looks for FFmpeg's libraries,
-so this script starts itself again with the ones that PyAV brings along on its path. It reads one
-JSON object a line on stdin and answers each with one on stdout, so that a benchmark can alternate
-its own rounds with LeRobot's and a drifting machine slows both alike.
+Run by the Python of an environment that has LeRobot 0.4.4 or 0.6.1, never imported by ours.
+
+    0.4.4 (Python 3.11): the first lines of tests/fixtures/lerobot/make.py say how to make one;
+          torchcodec==0.13.0 comes on top (`pip install --no-deps`; the last version whose wheel is
+          for the CPU).
+    0.6.1 (Python 3.12): pip install 'lerobot[dataset]==0.6.1' torch==2.11.0 torchvision==0.26.0 \
+          torchcodec==0.11.1; torch's wheel for CUDA runs on a CPU too, but takes 6 GB.
+
+torchcodec looks for FFmpeg's libraries, so this script starts itself again with the ones that PyAV
+brings along on its path. It reads one JSON object a line on stdin and answers each with one on
+stdout, so that a benchmark can alternate its own rounds with LeRobot's and a drifting machine slows
+both alike.
 
     {"run": "about"}  -> {"versions": {...}, "backends": [...]}: the backends that can be imported
     {"run": "make", "root": "DIR", "kind": "av1"}  -> {"frames": n}: records a dataset, unless it
           is there: two cameras, state of 8, action of 7; textured, noisy pictures that move.
           Kinds: av1, h264 and png (in the parquet), 20 episodes of 100 frames of 224 x 224 at
-          10 fps; av1_480 and h264_480, 4 episodes of 100 frames of 480 x 640 at 30 fps
+          10 fps; av1_480, h264_480, and av1_480_3 with a third camera, 4 episodes of 100 frames of
+          480 x 640 at 30 fps
     {"run": "read", "root": "DIR", "backend": "torchcodec", "workers": 0, "batch": 32, "chunk": 50,
      "warm": 2, "batches": 10, "seed": 0}
           -> {"seconds": s, "cpu_seconds": c, "samples": n, "shapes": {...}}: shuffled batches from
           torch's DataLoader, each sample with the next `chunk` actions; `warm` batches are read
-          before the clocks start. CPU is that of this process and of the workers, torch has one
-          thread in each
+          before the clocks start. Pictures are uint8 where LeRobot can give them so, as its own
+          training asks for (0.6.1), otherwise float32. CPU is that of this process and of the
+          workers, torch has one thread in each
 
 The end of stdin ends it.
 """
 
 # ruff: noqa: E402
 
+import inspect
 import json
 import os
 import re
@@ -72,21 +81,23 @@ import torch
 from lerobot.datasets import video_utils
 from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
-KINDS = {  # codec (none: PNG), episodes, height, width, fps
-    "av1": ("libsvtav1", 20, 224, 224, 10),
-    "h264": ("h264", 20, 224, 224, 10),
-    "png": (None, 20, 224, 224, 10),
-    "av1_480": ("libsvtav1", 4, 480, 640, 30),
-    "h264_480": ("h264", 4, 480, 640, 30),
+KINDS = {  # codec (none: PNG), episodes, height, width, fps, cameras
+    "av1": ("libsvtav1", 20, 224, 224, 10, 2),
+    "h264": ("h264", 20, 224, 224, 10, 2),
+    "png": (None, 20, 224, 224, 10, 2),
+    "av1_480": ("libsvtav1", 4, 480, 640, 30, 2),
+    "av1_480_3": ("libsvtav1", 4, 480, 640, 30, 3),
+    "h264_480": ("h264", 4, 480, 640, 30, 2),
 }
 LENGTH, STATE, ACTION = 100, 8, 7
-CAMERAS = ("observation.images.front", "observation.images.wrist")
+CAMERAS = ("observation.images.front", "observation.images.wrist", "observation.images.side")
 TASKS = ("lift the red block", "push the blue block to the left", "open the drawer")
 
 
 def make(root: Path, kind: str) -> int:
     """Records a dataset of that kind at `root`, at once or not at all; says how many frames."""
-    codec, episodes, height, width, fps = KINDS[kind]
+    codec, episodes, height, width, fps, count = KINDS[kind]
+    cameras = CAMERAS[:count]
     if root.exists():
         return episodes * LENGTH
     partial = root.with_name(root.name + ".partial")
@@ -100,19 +111,19 @@ def make(root: Path, kind: str) -> int:
         repo_id=f"bench/{kind}",
         fps=fps,
         features={
-            **{camera: dict(picture) for camera in CAMERAS},
+            **{camera: dict(picture) for camera in cameras},
             "observation.state": {"dtype": "float32", "shape": (STATE,), "names": None},
             "action": {"dtype": "float32", "shape": (ACTION,), "names": None},
         },
         root=partial,
         use_videos=codec is not None,
-        vcodec=codec or "libsvtav1",
         image_writer_threads=2,
+        **encoding(codec or "libsvtav1"),
     )
     draw = np.random.default_rng(20261121)
     for episode in range(episodes):
         state, action = (walk(draw, size) for size in (STATE, ACTION))
-        videos = {camera: video(draw, height, width) for camera in CAMERAS}
+        videos = {camera: video(draw, height, width) for camera in cameras}
         for t in range(LENGTH):
             columns = {"observation.state": state[t], "action": action[t]}
             pictures = {camera: next(frames) for camera, frames in videos.items()}
@@ -122,6 +133,15 @@ def make(root: Path, kind: str) -> int:
     shutil.rmtree(partial / "images", ignore_errors=True)
     partial.rename(root)
     return episodes * LENGTH
+
+
+def encoding(codec: str) -> dict[str, Any]:
+    """The option that names a codec: LeRobot 0.6 has all of an encoder's in one."""
+    if "vcodec" in inspect.signature(LeRobotDataset.create).parameters:
+        return {"vcodec": codec}
+    from lerobot.configs.video import RGBEncoderConfig
+
+    return {"rgb_encoder": RGBEncoderConfig(vcodec=codec)}
 
 
 def walk(draw: np.random.Generator, size: int) -> np.ndarray:
@@ -157,11 +177,14 @@ def read(
     """Times `batches` batches after `warm` of them."""
     video_utils._default_decoder_cache.clear()  # forked workers must not share its open files
     fps = json.loads((Path(root) / "meta/info.json").read_text())["fps"]
+    options = inspect.signature(LeRobotDataset.__init__).parameters
+    as_bytes = {"return_uint8": True} if "return_uint8" in options else {}
     dataset = LeRobotDataset(
         f"bench/{Path(root).name}",
         root=root,
         video_backend=backend,
         delta_timestamps={"action": [k / fps for k in range(chunk)]},
+        **as_bytes,
     )
     order = torch.Generator().manual_seed(seed)
     loader = torch.utils.data.DataLoader(

@@ -1,0 +1,106 @@
+"""Decoded frames made smaller by libswscale's vector code, within one grey level of
+`resize_with_pad`.
+
+Pillow's filter costs more than decoding does. libswscale has the same filter, but takes colours
+through YUV and back, so that red, green and blue are given to it one by one as grey pictures. And
+where the filter reaches over the border it repeats the outermost pixel, which Pillow leaves out: so
+that line is Pillow's own.
+"""
+
+import math
+import threading
+from collections.abc import Sequence
+
+import av
+import numpy as np
+from av.video.reformatter import Interpolation, VideoReformatter
+from jaxtyping import Float32, UInt8
+from PIL import Image
+
+from models.inputs.pictures import fitted_size
+
+MOST_TIMES, LARGEST = 16, 256
+"""Beyond this factor of a side and this size the rounded weights and places of libswscale's filter
+add up to more than a level."""
+_FILTER = Interpolation.BILINEAR | Interpolation.ACCURATE_RND | Interpolation.BITEXACT
+_PLANES = ((2, 0), (0, 1), (1, 2))
+"""Planes of `gbrp`, each with the channel that it is of RGB."""
+_SPLIT_ALIKE = {f"yuv{full}{chroma}p" for full in ("", "j") for chroma in (420, 422, 444)}
+"""Formats that libswscale converts to the same pixels whether colours lie apart or together, if the
+width is a multiple of 16 (it leaves the ends of other lines as they were). Else planes are made of
+pixels that lie together."""
+
+
+def shrinks(frame: av.VideoFrame, size: int) -> bool:
+    """Tells if `shrink_with_pad` can fit a frame into a square of `size`: it becomes smaller, by a
+    factor that is not too large, and no side becomes shorter than the filter reaches."""
+    factor = max(frame.height, frame.width) / size
+    small = fitted_size(frame.height, frame.width, size)
+    return size <= LARGEST and 1 < factor <= MOST_TIMES and min(small) >= 4
+
+
+def shrink_with_pad(frame: av.VideoFrame, out: UInt8[np.ndarray, "s s 3"]) -> None:
+    """Fills `out` with a frame in the middle of a black square; no value differs by more than 1
+    from that of `resize_with_pad`."""
+    size = len(out)
+    high, wide = fitted_size(frame.height, frame.width, size)
+    top, left = (size - high) // 2, (size - wide) // 2
+    out[:top], out[top + high :] = 0, 0
+    out[:, :left], out[:, left + wide :] = 0, 0
+    inner = out[top : top + high, left : left + wide]
+    to_rgb, to_planes, to_small = _converters(frame, size)
+    if frame.format.name not in _SPLIT_ALIKE or frame.width % 16:
+        frame = to_rgb.reformat(frame, format="rgb24", threads=1)
+    full = to_planes.reformat(frame, format="gbrp", threads=1)
+    planes = [_lines(full.planes[number]) for number, _ in _PLANES]
+    for lines, (_, channel) in zip(planes, _PLANES, strict=True):
+        grey = av.VideoFrame.from_numpy_buffer(lines, format="gray", width=full.width)
+        small = to_small.reformat(grey, wide, high, interpolation=_FILTER, threads=1)
+        inner[..., channel] = _lines(small.planes[0])[:, :wide]
+    _fill_border([lines[:, : full.width] for lines in planes], inner)
+
+
+def _fill_border(
+    planes: Sequence[UInt8[np.ndarray, "h w"]], out: UInt8[np.ndarray, "_high _wide 3"]
+) -> None:
+    """Fills the outermost line of `out` as Pillow does: each side of it follows from a strip as
+    wide as the filter reaches, first over its columns, then over its rows."""
+    (height, width), (high, wide) = planes[0].shape, out.shape[:2]
+    tall = height / high
+    deep, weights = math.ceil(2 * tall) + 1, _outermost(width / wide)
+    ends = np.empty((2 * deep, width, 3), np.uint8)
+    sides = np.empty((height, 2, 3), np.float32)
+    for channel, plane in enumerate(planes):
+        ends[:deep, :, channel], ends[deep:, :, channel] = plane[:deep], plane[-deep:]
+        sides[:, 0, channel] = plane[:, : len(weights)] @ weights
+        sides[:, 1, channel] = plane[:, -len(weights) :] @ weights[::-1]
+    strip = Image.fromarray(ends)
+    for line, top in ((out[:1], 0), (out[-1:], 2 * deep - tall)):
+        resized = strip.resize((wide, 1), Image.Resampling.BILINEAR, (0, top, width, top + tall))
+        np.copyto(line, np.asarray(resized))
+    columns = Image.fromarray(np.rint(sides).astype(np.uint8))
+    out[:, [0, -1]] = np.asarray(columns.resize((2, high), Image.Resampling.BILINEAR))
+
+
+def _outermost(scale: float) -> Float32[np.ndarray, " far"]:
+    """Weights of the outermost pixels in the first of those that are `scale` as wide."""
+    places = np.arange(math.ceil(2 * scale) + 1) + 0.5
+    weights = np.maximum(1 - np.abs(places / scale - 0.5), 0)
+    return (weights / weights.sum()).astype(np.float32)
+
+
+def _lines(plane: av.video.plane.VideoPlane) -> UInt8[np.ndarray, "h _w"]:
+    """A plane's lines with their padding."""
+    return np.frombuffer(plane, np.uint8).reshape(plane.height, plane.line_size)
+
+
+def _converters(frame: av.VideoFrame, size: int) -> tuple[VideoReformatter, ...]:
+    """Three converters of this thread, kept as making one costs more than using it."""
+    kept = _local.__dict__.setdefault("converters", {})
+    kind = (frame.format.name, frame.width, frame.height, size)
+    if kind not in kept:
+        kept[kind] = tuple(VideoReformatter() for _ in range(3))
+    return kept[kind]
+
+
+_local = threading.local()

@@ -1,0 +1,36 @@
+"""Batches of 480 x 640 pictures beside LeRobot's DataLoader, with two and with three cameras.
+
+As `tools.bench data`, whose rounds these are: straight from AV1, with pictures made smaller within
+one grey level of a store's and to the last bit, and from a JPEG store whose pictures have the
+model's size.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from models.terminal import Console
+from tools.bench.data.data import CACHE, BenchedRow, compare
+
+WORKS = (
+    BenchedRow("two cameras, straight from AV1", "av1_480", "straight", 12, 4),
+    BenchedRow("two cameras, straight, to the last bit", "av1_480", "straight, exact", 8),
+    BenchedRow("two cameras, JPEG store of 224 x 224", "av1_480", "jpeg", 60),
+    BenchedRow("three cameras, straight from AV1", "av1_480_3", "straight", 12, 4),
+    BenchedRow("three cameras, straight, to the last bit", "av1_480_3", "straight, exact", 8),
+    BenchedRow("three cameras, JPEG store of 224 x 224", "av1_480_3", "jpeg", 60),
+)
+
+
+def run(console: Console, peer: Sequence[Path] = (), cache: Path = CACHE) -> dict[str, Any]:
+    """Samples a second over LeRobot's, `ratio` being that of the first row and the first peer.
+
+    Args:
+      peer: Pythons that have a LeRobot each; the first records the datasets.
+      cache: holds the datasets and stores for the next run.
+
+    Raises:
+      ValueError: no peer is given.
+      FileNotFoundError: there is no such Python.
+    """
+    return compare(WORKS, "cameras", console, peer, cache)
