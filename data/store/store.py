@@ -24,7 +24,7 @@ from data.errors import DatasetError
 from data.files.checksums import Progress, compare
 from data.files.folder import Folder, LocalFolder, open_folder
 from data.store import convert, tables
-from data.store.convert import Encoding, Run, Settings, StoredResize
+from data.store.convert import Encoding, Settings, StoredResize
 from data.store.description import damaged, described, kept, listed
 from data.store.episode_tables import EpisodeTables
 from data.store.kept_tables import Kept
@@ -233,7 +233,6 @@ def build_store(
     image_size: int,
     encoding: Encoding = "jpeg",
     progress: convert.Progress | None = None,
-    run: Run | None = None,
     resize: StoredResize = "antialiased",
 ) -> Store:
     """Decodes every frame of `dataset` once into a store at `path`, a folder or a bucket's URL.
@@ -241,7 +240,6 @@ def build_store(
 
     Args:
       progress: called after each episode with frames done and frames in all.
-      run: makes the parts, as `data.store.ray_convert` does on a cluster; threads here if None.
       resize: how pictures are fitted to `image_size`.
 
     Raises:
@@ -251,7 +249,7 @@ def build_store(
     folder = open_folder(path)
     if folder.exists(convert.DESCRIPTION):
         raise ValueError(f"{path}: already exists; delete it or choose another path.")
-    convert.convert(dataset, folder, Settings(image_size, encoding, resize=resize), run, progress)
+    convert.convert(dataset, folder, Settings(image_size, encoding, resize=resize), progress)
     return open_store(path)
 
 
