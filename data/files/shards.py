@@ -94,6 +94,23 @@ class OpenShards:
                     del self._open[at]
 
 
+@contextmanager
+def at_hand(folder: Folder, name: str) -> Iterator[Path]:
+    """A file for the time of a block, fetched into the cache with a bound if it is a bucket's and
+    there is one."""
+    limit = cache_limit() if isinstance(folder, BucketFolder) else None
+    if limit is None or not isinstance(folder, BucketFolder):
+        yield folder.local(name)
+        return
+    place = replace(folder, cache=user_cache("shards"))
+    while True:
+        path = place.fetch(name, lambda size: _reserved(place, name, size, limit))
+        with _locked(place.cache, fcntl.LOCK_SH):
+            if _use(path, None):
+                yield path
+                return
+
+
 def cache_limit() -> int | None:
     """Bytes that shards of buckets may take, by CHILIAD_CACHE_LIMIT, such as 200GB; None without.
 

@@ -107,9 +107,9 @@ class Catalogue:
         try:
             table = pq.read_table(self._folder.local(name), page_checksum_verification=True)
             rows = table.cast(_SCHEMA).to_pylist()
-        except (pa.ArrowException, OSError) as error:
-            if isinstance(error, DatasetError):
-                raise
+        except DatasetError:
+            raise
+        except (ValueError, pa.ArrowException, OSError) as error:
             raise DatasetError(
                 file,
                 "table",

@@ -25,6 +25,7 @@ CORES = 2
 
 _ATTEMPTS = 3
 _FIRST_WAIT = 1.0
+_MOST_TASKS = 10_000
 _LOST_AT_MOST = 8
 """Times that a unit is begun again because its worker or node was lost."""
 
@@ -73,11 +74,11 @@ def on_ray(address: str = "local") -> Iterator[tuple[Run, WorkTally]]:
                 return
             tally.units += len(units)
             rows = ray.data.from_items(
-                [{"number": n, "unit": pickle.dumps(unit)} for n, unit in enumerate(units)],
-                override_num_blocks=len(units),
+                [{"unit": pickle.dumps(unit)} for unit in units],
+                override_num_blocks=min(len(units), _MOST_TASKS),
             ).map(
                 _make,
-                fn_args=(pickle.dumps(work), ledger),
+                fn_args=(ray.cloudpickle.dumps(work), ledger),
                 num_cpus=CORES,
                 max_retries=_LOST_AT_MOST,
             )

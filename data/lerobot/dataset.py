@@ -24,9 +24,9 @@ from data.files.folder import Folder, open_folder
 from data.lerobot import subtasks
 from data.lerobot.metadata import VISUAL, Metadata, file_pattern, read_info, robot_type
 from data.lerobot.rows import ParquetRows
+from data.lerobot.task_runs import Prompts, Runs, runs_and_prompts
 from data.lerobot.v21 import MetadataV21
 from data.lerobot.v30 import MetadataV30
-from data.task_runs import Prompts, Runs, runs_and_prompts
 from data.video.pictures import decode, encoded
 from data.video.seek import seek_table
 from data.video.video import VideoReader

@@ -227,7 +227,7 @@ def damaged_store_files(folder: Folder, progress: Progress | None = None) -> Ite
       DatasetError: the list of files is damaged, so that nothing else can be said.
     """
     files = listed(folder, described(folder)["files"])
-    for name, what in compare(folder, files, progress):
+    for name, what in compare(folder, files, progress, "frames"):
         yield damaged(folder, name, "checksum", what)
 
 

@@ -1,7 +1,7 @@
 """Checks of cameras: pictures that decode, in the size that is declared.
 
 Of each camera a few episodes are decoded, of a dataset of any format;
-data/lerobot/check_cameras.py also looks into LeRobot's videos.
+data/lerobot/checks/check_cameras.py also looks into LeRobot's videos.
 """
 
 from collections import Counter

@@ -241,7 +241,7 @@ def test_reworded_frames_have_all_that_frames_have():
 
 def test_runs_are_one_class_wherever_they_are_imported_from():
     from data import frames
-    from data import task_runs as runs
+    from data.lerobot import task_runs as runs
 
     assert runs.Runs is frames.Runs is Runs
 

@@ -9,7 +9,7 @@ from rich.table import Column
 from data.lake.catalogue import Catalogue, DatasetVersion, find, lineage
 from models.terminal import Console
 from tools.datasets.shown import table
-from tools.datasets.versions import version_of
+from tools.datasets.versions import absolute, version_of
 
 _DIGITS = 12
 
@@ -34,7 +34,9 @@ def catalogue_command(
     catalogue.add([version_of(path) for path in add])
     versions = catalogue.versions()
     if of:
-        _show(console, lineage(versions, find(versions, of)))
+        paths = {version.path for version in versions}
+        there = absolute(of) if absolute(of) in paths else of
+        _show(console, lineage(versions, find(versions, there)))
     else:
         _show(console, [(0, version) for version in versions])
         console.print(f"{len(versions)} versions in {url}.", soft_wrap=True)

@@ -1,5 +1,6 @@
 """Frame stores of a bucket, streamed through a cache with a bound that processes share."""
 
+import fcntl
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from data.files.folder import LocalFolder, open_folder
 from data.files.shards import OpenShards, cache_limit
 from data.store import convert
 from data.store.convert import Settings
-from data.store.store import open_store
+from data.store.store import open_store, verify
 from tests.helpers.data.stores import ROWS, pictures
 
 READ = """
@@ -53,7 +54,10 @@ def cached(tmp_path: Path) -> list[Path]:
 
 
 def size(tmp_path: Path) -> int:
-    return sum(path.stat().st_size for path in cached(tmp_path))
+    """Bytes of all shards at one moment: while the lock is held, none goes."""
+    with (tmp_path / "cache/chiliad/shards/.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        return sum(path.stat().st_size for path in cached(tmp_path))
 
 
 def test_pictures_are_the_same_and_the_cache_stays_within_its_bound(remote, tmp_path, monkeypatch):
@@ -69,6 +73,14 @@ def test_pictures_are_the_same_and_the_cache_stays_within_its_bound(remote, tmp_
                     np.testing.assert_array_equal(shown[0], expected[row])
             assert 0 < size(tmp_path) <= limit
     assert len(cached(tmp_path)) < len(list((tmp_path / "there").glob("frames/*/*")))
+
+
+def test_a_store_is_verified_within_the_bound(remote, tmp_path, monkeypatch):
+    limit = 2 * largest(remote)
+    monkeypatch.setenv("CHILIAD_CACHE_LIMIT", str(limit))
+    verify(open_store(remote))
+    assert 0 < size(tmp_path) <= limit
+    assert not list((tmp_path / "cache/chiliad/files").rglob("*.rgb"))
 
 
 def test_without_a_bound_all_that_is_read_stays(remote, tmp_path, monkeypatch):
@@ -109,6 +121,7 @@ def test_processes_share_the_bound(remote, tmp_path, monkeypatch):
     processes = [
         subprocess.Popen([*words, str(seed)], stdout=subprocess.PIPE, text=True) for seed in (1, 2)
     ]
+    (tmp_path / "cache/chiliad/shards").mkdir(parents=True)
     while any(process.poll() is None for process in processes):
         assert size(tmp_path) <= 2 * largest(remote)
     said = [process.communicate()[0] for process in processes]

@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.skipif(not available(), reason="needs root, ip, unshare and nsenter"),
 ]
 
-EPISODES, LENGTH = 24, 120
+EPISODES, LENGTH = 16, 60
 SETTINGS = Settings(448, "jpeg", shard_frames=LENGTH)
 CONVERT = """
 import sys

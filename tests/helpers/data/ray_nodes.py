@@ -16,13 +16,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 BRIDGE, SUBNET, PORT = "chiliad-ray", "10.77.0", 6379
-_STARTING = 180.0
+_STARTING = 300.0
+_ROOT = Path(__file__).parents[3]
 
 _NODE = """
 set -e
@@ -173,7 +174,8 @@ class RayNodes:
 
     def inside(self, command: Sequence[str]) -> list[str]:
         """A command as it is run on the head."""
-        return ["nsenter", f"--target={self.nodes[0].init}", "-n", "-m", "-p", *command]
+        here = ["env", f"--chdir={_ROOT}", f"PYTHONPATH={_ROOT}"]
+        return ["nsenter", f"--target={self.nodes[0].init}", "-n", "-m", "-p", *here, *command]
 
     def close(self) -> None:
         """Ends all nodes, and takes the bridge away."""
@@ -226,9 +228,9 @@ def _ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True)
 
 
-def _until(holds: "object", seconds: float = 10.0) -> None:
+def _until(holds: Callable[[], bool], seconds: float = 10.0) -> None:
     end = time.monotonic() + seconds
-    while not holds():  # type: ignore[operator]
+    while not holds():
         if time.monotonic() > end:
             raise TimeoutError("A node's first process did not begin.")
         time.sleep(0.02)

@@ -26,7 +26,7 @@ from data.errors import (
     warning,
 )
 from data.lake.job import Done, run_job
-from data.lerobot.check_metadata import numbers, written_statistics
+from data.lerobot.checks.check_metadata import numbers, written_statistics
 from data.lerobot.dataset import LeRobotDataset
 from data.validation.check_pictures import check_pictures, check_presence
 from data.video.mp4 import open_video
