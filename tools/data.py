@@ -159,7 +159,7 @@ def stats_command(
         options: Work on a cluster.
     """
     console = _console(data_format)
-    datasets = {path: open_dataset(path) for path in paths}
+    datasets = {path: open_dataset(absolute(path) if options.chosen else path) for path in paths}
     robots: dict[str, list[str]] = {}
     for path, dataset in datasets.items():
         robots.setdefault(robot_of(dataset), []).append(path)

@@ -8,6 +8,7 @@ node reaches them, in a bucket or on a shared disk (docs.ray.io, Ray Data, fault
 
 import logging
 import pickle
+import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ CORES = 2
 
 _ATTEMPTS = 3
 _FIRST_WAIT = 1.0
+_ANSWER = 10.0
 _MOST_TASKS = 10_000
 _LOST_AT_MOST = 8
 """Times that a unit is begun again because its worker or node was lost."""
@@ -106,6 +108,7 @@ def cluster(address: str) -> Iterator[Any]:
     if ray.is_initialized():
         yield ray
         return
+    _require_answer(address)
     here = {"include_dashboard": False}
     elsewhere = {"runtime_env": {"py_modules": [data, models]}}
     try:
@@ -116,11 +119,7 @@ def cluster(address: str) -> Iterator[Any]:
             **(here if address == "local" else elsewhere),
         )
     except ConnectionError as error:
-        raise ValueError(
-            f"There is no Ray at --ray-address {address} that lets this process in "
-            f"({str(error).splitlines()[0]}); begin one with `ray start --head`, or give --ray for "
-            "a Ray of this machine's own."
-        ) from None
+        raise _nobody(address, error) from None
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
@@ -129,6 +128,24 @@ def cluster(address: str) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+def _require_answer(address: str) -> None:
+    """Raises ValueError if nobody answers at HOST:PORT, on which Ray would wait for minutes."""
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdecimal() and "/" not in host:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _ANSWER).close()
+        except (OSError, OverflowError) as error:
+            raise _nobody(address, error) from None
+
+
+def _nobody(address: str, error: Exception) -> ValueError:
+    return ValueError(
+        f"There is no Ray at --ray-address {address} that lets this process in "
+        f"({str(error).splitlines()[0]}); begin one with `ray start --head`, or give --ray for a "
+        "Ray of this machine's own."
+    )
 
 
 class _Ledger:

@@ -164,3 +164,11 @@ def test_without_ray_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ValueError, match=r"pip install -e '\.\[ray\]'"), lake.on_ray():
         pass
+
+
+def test_an_address_where_no_ray_is_is_said_at_once(monkeypatch):
+    ray = pytest.importorskip("ray")
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    expected = r"There is no Ray at --ray-address 127\.0\.0\.1:1 .*; begin one with"
+    with pytest.raises(ValueError, match=expected), lake.on_ray("127.0.0.1:1"):
+        pass
