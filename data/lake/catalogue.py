@@ -64,7 +64,8 @@ class Catalogue:
     def __init__(self, url: str | Path) -> None:
         self.url, self._folder = str(url), open_folder(url)
         self.exists = self._folder.exists(MARK)
-        if not self.exists and (_is_file(self._folder) or self._folder.list("*")):
+        strange = _is_file(self._folder) or any(map(self._folder.list, ("*", "*/*")))
+        if not self.exists and strange:
             raise ValueError(
                 f"{url}: holds something, but no {MARK}, so it is no catalogue; give an empty "
                 "folder, or one that a command with --catalogue has made."

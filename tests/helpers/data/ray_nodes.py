@@ -134,7 +134,11 @@ class RayNodes:
         shell = ["--mount-proc", "sh", "-c", _NODE, "node", str(own), address]
         with log.open("wb") as out:
             process = subprocess.Popen(
-                [*apart, *shell, *ray], stdout=out, stderr=out, stdin=subprocess.DEVNULL
+                [*apart, *shell, *ray],
+                stdout=out,
+                stderr=out,
+                stdin=subprocess.DEVNULL,
+                env=os.environ | {"RAY_worker_niceness": "0"},
             )
         node = RayNode(number, address, process, log)
         _until(lambda: bool(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()))
