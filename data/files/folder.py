@@ -233,7 +233,7 @@ class BucketFolder:
         return f"{self.root}/{_inside(self.url, name)}"
 
     def fetch(
-        self, name: str, room: Callable[[int], AbstractContextManager[None]] = nullcontext
+        self, name: str, room: Callable[[int], AbstractContextManager[None]] | None = None
     ) -> Path:
         """The file in the cache, fetched if it is not there in the storage's present version.
 
@@ -241,7 +241,7 @@ class BucketFolder:
           room: given the bytes to come, holds room for them while they do.
         """
         with _storage_errors(self.path(name)):
-            return self._fetch(name, room)
+            return self._fetch(name, room or (lambda size: nullcontext()))
 
     def _fetch(self, name: str, room: Callable[[int], AbstractContextManager[None]]) -> Path:
         remote = self._remote(name)
