@@ -20,7 +20,7 @@ from data import open_dataset
 from data.dataset import use_format
 from data.files.checksums import CHECKSUMS, damaged_files, write_checksums
 from data.files.folder import open_folder
-from data.lake.job import in_threads, running
+from data.files.job import in_threads, running
 from data.lerobot.card import dataset_card
 from data.lerobot.upgrade import upgrade
 from data.statistics.difference import difference

@@ -24,7 +24,7 @@ from data.edit.journal import FileJournal
 from data.edit.plan import EditPlan, Part
 from data.errors import DatasetError
 from data.files.checksums import write_checksums
-from data.lake.job import Done, run_job
+from data.files.job import Done, run_job
 from data.lerobot import subtasks
 from data.lerobot.dataset import VERSION, LeRobotDataset
 from data.lerobot.meta_writer import EpisodeTable, write_json, write_tasks
@@ -232,7 +232,7 @@ def _subtask_texts(source: LeRobotDataset, plan: EditPlan, number: int) -> tuple
 class _Camera:
     """Pictures of one camera from episode `begun` on: their packets as they are, or encoded again.
 
-    Decoding and encoding are a job (data/lake/job.py), whose videos lie in the folder `encoded`
+    Decoding and encoding are a job (data/files/job.py), whose videos lie in the folder `encoded`
     until this process, which copies all packets, has them.
     """
 

@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 from data.errors import DatasetError, Problem, caught, from_error, short
 from data.files.folder import Folder
+from data.files.job import Done, in_threads, run_job
 from data.files.names import file_within
 from data.files.shards import at_hand
-from data.lake.job import Done, in_threads, run_job
 
 CHECKSUMS = "meta/checksums.json"
 

@@ -19,7 +19,7 @@ from typing import Any
 import data
 import models
 from data.errors import DatasetError
-from data.lake.job import Done, R, Run, U, Work, using_cores
+from data.files.job import Done, R, RunUnits, U, Work, using_cores
 
 CORES = 2
 """Cores of a task."""
@@ -56,7 +56,7 @@ class WorkTally:
 
 
 @contextmanager
-def on_ray(address: str = "local") -> Iterator[tuple[Run, WorkTally]]:
+def on_ray(address: str = "local") -> Iterator[tuple[RunUnits, WorkTally]]:
     """A way to run jobs on the cluster at `address` ("auto": the one this machine belongs to), or
     on a Ray of this machine's own that lasts as long as the block, and the count of what was done.
 

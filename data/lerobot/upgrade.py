@@ -2,7 +2,7 @@
 
 Video packets are copied, so no quality is lost and frames decode to the same bits; statistics are
 recomputed from all rows and decoded frames, which also finds videos that are damaged before they
-are in the new dataset. Decoding is a job (data/lake/job.py), and this process copies. Everything
+are in the new dataset. Decoding is a job (data/files/job.py), and this process copies. Everything
 lies in `<out>.partial` until it is complete.
 """
 
@@ -17,7 +17,7 @@ from jaxtyping import Int64
 from data.columns import BOOKKEEPING
 from data.errors import DatasetError
 from data.files.checksums import write_checksums
-from data.lake.job import Done, run_job
+from data.files.job import Done, run_job
 from data.lerobot.dataset import VERSION, LeRobotDataset
 from data.lerobot.meta_writer import EpisodeTable, write_json, write_tasks
 from data.lerobot.recording import DATA_PATH, FILES_PER_CHUNK, VIDEO_PATH, DataFiles

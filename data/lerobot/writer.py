@@ -229,7 +229,7 @@ class DatasetWriter:
             )
 
     def _check(
-        self, columns: Mapping[str, np.ndarray], frames: Mapping[str, np.ndarray], task: str
+        self, columns: Mapping[str, np.ndarray], frames: Mapping[str, Pictures], task: str
     ) -> dict[str, np.ndarray]:
         where = f"Episode {self.num_episodes}"
         if not isinstance(task, str) or not task.strip():

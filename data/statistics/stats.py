@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Float64, Shaped
 
 from data.dataset import Dataset, Report
+from data.files.job import Done, alone, run_job
 from data.frames import Stats
-from data.lake.job import Done, alone, run_job
 from data.lake.ranges import episode_ranges, require_no_strays, streamed
 from data.statistics.quantiles import Counted, OrderStatistics, interpolate, ranks
 from models.terminal import logger
@@ -39,7 +39,7 @@ def compute(
     progress: Report | None = None,
 ) -> dict[str, Stats]:
     """Statistics of the named columns over all frames (of `episodes`, if given): a job
-    (data/lake/job.py), whose units are ranges of a million frames.
+    (data/files/job.py), whose units are ranges of a million frames.
 
     Args:
       names: None for every numeric column that is finite; a warning names the others.
@@ -131,7 +131,7 @@ class _Seen(NamedTuple):
     one."""
 
     shape: tuple[int, ...]
-    count: int
+    rows: int
     low: Shaped[np.ndarray, " d"]
     high: Shaped[np.ndarray, " d"]
     bad: int
@@ -169,10 +169,10 @@ class _Column:
             self._mean = np.zeros(len(seen.low))
         _require_one_shape(self.name, self._shape, seen.shape)
         self._low, self._high = np.minimum(self._low, seen.low), np.maximum(self._high, seen.high)
-        self.count += seen.count
+        self.count += seen.rows
         self.bad += seen.bad
         if not self.bad and seen.mean is not None:
-            self._mean += (seen.mean - self._mean) * (seen.count / self.count)
+            self._mean += (seen.mean - self._mean) * (seen.rows / self.count)
 
     def begin(self) -> None:
         """Ends the first pass."""
@@ -265,7 +265,7 @@ class _Adding:
 
     def __call__(self, part: Any, done: Done) -> dict[str, _Added]:
         names = tuple(self.columns)
-        orders = {n: c.order and c.order.fresh() for n, c in self.columns.items()}
+        orders = {n: None if c.order is None else c.order.fresh() for n, c in self.columns.items()}
         sums: dict[str, list[Any]] = {name: [] for name in names}
         for name, block in _pieces(self.blocks(names, part), names, done):
             column, order = self.columns[name], orders[name]
@@ -275,7 +275,8 @@ class _Adding:
                 sums[name].append((deviation.sum(axis=1), (deviation**2).sum(axis=1)))
             if order is not None:
                 order.add(x)
-        return {n: _Added(sums[n], order and order.counted) for n, order in orders.items()}
+        counted = {n: None if order is None else order.counted for n, order in orders.items()}
+        return {name: _Added(sums[name], counted[name]) for name in names}
 
 
 def _describe(

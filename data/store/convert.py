@@ -31,8 +31,8 @@ from data.dataset import Dataset
 from data.errors import DatasetError
 from data.files.checksums import as_sums, sums_of
 from data.files.folder import Folder, LocalFolder
+from data.files.job import Done, cores, in_threads, run_job
 from data.files.names import path_within
-from data.lake.job import Done, cores, in_threads, run_job
 from data.lake.ranges import shard_episodes
 from data.store import tables
 from models.inputs.pictures import fit
@@ -135,7 +135,7 @@ def convert(
     progress: Progress | None = None,
 ) -> None:
     """Makes the parts of a store that `folder` does not have yet, then describes it: a job
-    (data/lake/job.py), in threads if nothing else is said.
+    (data/files/job.py), in threads if nothing else is said.
 
     Every thread has a dataset of its own and about four cores, as decoding, which lets go of
     Python's lock, takes a quarter of the work, and holds at most two decoded episodes of a camera.

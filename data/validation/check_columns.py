@@ -1,6 +1,6 @@
 """Checks that a dataset's columns can be learnt from, in passes over blocks of them.
 
-Every pass is a job (data/lake/job.py) over ranges of episodes. The first looks for gaps in the
+Every pass is a job (data/files/job.py) over ranges of episodes. The first looks for gaps in the
 numbering, values that are not finite and doubled episodes. The next take exact statistics of
 values, of their changes from step to step and of their spread in each episode, and a last one finds
 the places where a value is far outside those. Thresholds are ratios of quantiles, which a few wrong
@@ -20,8 +20,8 @@ from jaxtyping import Float64, Int64, Shaped
 from data.columns import BOOKKEEPING
 from data.dataset import Dataset, Report
 from data.errors import DatasetError, Problem, error, from_error, warning
+from data.files.job import Done, run_job
 from data.frames import ACTION, STATE
-from data.lake.job import Done, run_job
 from data.lake.ranges import episode_ranges, require_no_strays, streamed
 from data.statistics.stats import Stats, describe_columns, numeric_columns
 

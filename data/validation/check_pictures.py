@@ -13,7 +13,7 @@ from jaxtyping import Float64, UInt8
 
 from data.dataset import Dataset, Report
 from data.errors import DatasetError, Problem, error, from_error, warning
-from data.lake.job import Done, run_job
+from data.files.job import Done, run_job
 
 _LOOKS, _FRAMES, _PIXELS = 3, 10, 4
 

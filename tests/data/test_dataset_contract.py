@@ -29,7 +29,7 @@ SHIPPED = {"LeRobot": FIXTURES / "lerobot/chiliad", "RLDS": FIXTURES / "rlds/tfr
 FORMATS = ("data.lerobot", "data.rlds")
 """Packages that are of one format alone, which what serves all of them does not import."""
 FOR_ALL = ("dataset", "frames", "statistics/stats", "store/tables", "store/convert", "store/store",
-           "lake/job", "lake/on_ray", "lake/ranges", "validation/validate",
+           "files/job", "lake/on_ray", "lake/ranges", "validation/validate",
            "validation/check_dataset", "validation/check_columns", "validation/check_pictures",
            "view/view", "packing/plan", "mixture/mixture", "mixture/mixed", "mixture/relabelled",
            "mixture/embodiments")  # fmt: skip

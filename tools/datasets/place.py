@@ -10,8 +10,8 @@ from typing import Annotated
 
 import tyro
 
+from data.files.job import running
 from data.lake.catalogue import Catalogue
-from data.lake.job import running
 from data.lake.on_ray import on_ray
 from models.terminal import Console
 from tools.datasets.versions import recordings, typed, version_of
@@ -19,7 +19,7 @@ from tools.datasets.versions import recordings, typed, version_of
 
 @dataclass(frozen=True)
 class RayOptions:
-    """Where the work is done; in this process, if nothing is said. The results are the same."""
+    """Place where the work is done: this process, if nothing is said. The results are the same."""
 
     ray: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Do the work with a Ray of this machine's own."""
@@ -34,7 +34,7 @@ class RayOptions:
 
 @dataclass(frozen=True)
 class LakeOptions(RayOptions):
-    """Where the work is done, and what is told of it."""
+    """Place where the work is done, and the catalogue that is told of it."""
 
     catalogue: str | None = None
     """Folder or URL of the catalogue that is told what was made (docs/lake.md); CHILIAD_CATALOGUE

@@ -25,7 +25,7 @@ from data.errors import (
     from_error,
     warning,
 )
-from data.lake.job import Done, run_job
+from data.files.job import Done, run_job
 from data.lerobot.checks.check_metadata import numbers, written_statistics
 from data.lerobot.dataset import LeRobotDataset
 from data.validation.check_pictures import check_pictures, check_presence

@@ -1,6 +1,6 @@
 """Recordings of other formats as a LeRobot v3.0 dataset, an episode at a time.
 
-All files are looked at before the first is read. Reading and encoding are a job (data/lake/job.py)
+All files are looked at before the first is read. Reading and encoding are a job (data/files/job.py)
 of an episode each, which is on disk when this process begins with the next, and
 what interrupts the work, the same call with `resume` goes on with.
 """
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data.lake.job import Done, run_job
+from data.files.job import Done, run_job
 from data.lerobot.importing.csv_files import CSV
 from data.lerobot.importing.hdf5 import HDF5
 from data.lerobot.importing.layout import ImportLayout
@@ -57,7 +57,7 @@ class ReadEpisodes(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Reading:
+class RecordingsReading:
     """An import as a job: reads episodes and encodes their pictures to videos in `folder`. Frames
     of other `shapes` than the dataset's are not encoded; the writer refuses them."""
 
@@ -150,10 +150,10 @@ def import_dataset(
                 "now; give the same ones."
             )
         shapes = {n: tuple(f["shape"]) for n, f in features.items() if f["dtype"] == "video"}
-        reading = Reading(kind.name, layout, shapes, aside)
+        reading = RecordingsReading(kind.name, layout, shapes, aside)
         try:
-            for unit, (episodes, error) in zip(units, run_job(reading, units), strict=True):
-                for part, (episode, name, of) in enumerate(episodes, unit.first + 1):
+            for unit, (read, error) in zip(units, run_job(reading, units), strict=True):
+                for part, (episode, name, of) in enumerate(read, unit.first + 1):
                     about = {"file": str(files[unit.number]), "bytes": unit.size}
                     _add(writer, episode, name, about | {"last": part == of})
                     share = part * counts[unit.number] // of

@@ -13,9 +13,9 @@ from data.edit.edit import edit_dataset
 from data.edit.plan import Edit, Trim
 from data.errors import DatasetError
 from data.files.folder import LocalFolder
+from data.files.job import running
 from data.lake import on_ray as lake
 from data.lake import ranges
-from data.lake.job import running
 from data.lerobot.importing.importing import import_dataset
 from data.lerobot.importing.layout import read_layout
 from data.lerobot.upgrade import upgrade

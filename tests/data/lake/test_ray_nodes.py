@@ -32,7 +32,7 @@ CONVERT = """
 import sys
 from data import open_dataset
 from data.files.folder import LocalFolder
-from data.lake.job import running
+from data.files.job import running
 from data.lake.on_ray import on_ray
 from data.store.convert import Path, Settings, convert
 

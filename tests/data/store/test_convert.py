@@ -11,7 +11,7 @@ import pytest
 from data import open_dataset
 from data.errors import DatasetError
 from data.files.folder import LocalFolder, open_folder
-from data.lake.job import alone, in_threads, running
+from data.files.job import alone, in_threads, running
 from data.store import convert
 from data.store.convert import Settings, parts_of, shard_episodes
 from data.store.store import build_store, open_store

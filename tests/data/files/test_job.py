@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from data.lake.job import alone, cores, in_threads, run_job, running, using_cores
+from data.files.job import alone, cores, in_threads, run_job, running, using_cores
 
 
 def slow_first(unit, done):

@@ -23,7 +23,7 @@ Work = Callable[[U, Done], R]
 """Does a unit and returns its result; pickles, for other threads and machines."""
 
 
-class Run(Protocol):
+class RunUnits(Protocol):
     """Does units, and gives their results in the order of the units."""
 
     def __call__(self, work: Work[U, R], units: Sequence[U], done: Done) -> Iterator[R]: ...
@@ -35,7 +35,7 @@ def alone(work: Work[U, R], units: Sequence[U], done: Done) -> Iterator[R]:
         yield work(unit, done)
 
 
-def in_threads(workers: int, *, shared: bool = False) -> Run:
+def in_threads(workers: int, *, shared: bool = False) -> RunUnits:
     """Does `workers` units at a time in this process. Every worker has the work for itself, as
     pickle copies it, unless it is `shared`; a unit that fails ends the others at their next
     `done`."""
@@ -75,7 +75,7 @@ def run_job(
     work: Work[U, R],
     units: Sequence[U],
     done: Done = lambda amount: None,
-    here: Run = alone,
+    here: RunUnits = alone,
 ) -> Iterator[R]:
     """Results of the units, in their order, made where `running` says; `here` if it says nothing.
 
@@ -87,7 +87,7 @@ def run_job(
 
 
 @contextmanager
-def running(run: Run | None) -> Iterator[None]:
+def running(run: RunUnits | None) -> Iterator[None]:
     """Lets every job of a block be done by `run`; None leaves them where they are."""
     if run is None:
         yield
@@ -114,5 +114,5 @@ def using_cores(number: int) -> Iterator[None]:
         _cores.reset(token)
 
 
-_chosen: ContextVar[Run | None] = ContextVar("run", default=None)
+_chosen: ContextVar[RunUnits | None] = ContextVar("run", default=None)
 _cores: ContextVar[int | None] = ContextVar("cores", default=None)
