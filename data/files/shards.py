@@ -148,8 +148,9 @@ def _reserved(folder: BucketFolder, name: str, size: int, limit: int) -> Iterato
         held.truncate(size)  # without blocks: it is only counted
     try:
         yield
-    finally:
-        claim.unlink(missing_ok=True)
+    finally:  # not while another process counts, which may have missed the file that came
+        with _locked(folder.cache, fcntl.LOCK_EX):
+            claim.unlink(missing_ok=True)
         held.close()
 
 
