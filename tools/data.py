@@ -7,8 +7,8 @@ machine with the disk and the cores for it.
 
 import json
 import sys
+from contextlib import nullcontext
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -20,12 +20,12 @@ from data import open_dataset
 from data.dataset import use_format
 from data.files.checksums import CHECKSUMS, damaged_files, write_checksums
 from data.files.folder import open_folder
+from data.files.job import in_threads, running
 from data.lerobot.card import dataset_card
 from data.lerobot.upgrade import upgrade
 from data.statistics.difference import difference
 from data.statistics.stats import Stats, compute, compute_together
-from data.store.convert import DESCRIPTION, StoredResize, in_threads
-from data.store.ray_convert import on_ray
+from data.store.convert import DESCRIPTION, StoredResize
 from data.store.store import Encoding, build_store, damaged_store_files
 from data.validation.validate import validate
 from data.view.view import write_page, write_recording
@@ -36,11 +36,14 @@ from tools.command_line.ending import in_a_line
 from tools.command_line.push import PushOptions, licence, own_version, push
 from tools.datasets.bars import progress, steps
 from tools.datasets.browse import browse_command
+from tools.datasets.catalogue import catalogue_command
 from tools.datasets.edit import edit_command
 from tools.datasets.from_robot import from_robot_command
 from tools.datasets.idle import idle_command
 from tools.datasets.importing import import_command
+from tools.datasets.place import ALONE, HERE, LakeOptions, RayOptions, lake, on_cluster
 from tools.datasets.shown import robot_of, show_dataset, show_difference, show_statistics
+from tools.datasets.versions import absolute
 from tools.recipes.insulation import VOCABULARY, measured, opened, trained
 from tools.recipes.presets import load_preset
 
@@ -56,6 +59,7 @@ JsonFile = Annotated[Path | None, tyro.conf.arg(name="json", metavar="FILE")]
 
 app = tyro.extras.SubcommandApp()
 app.command(name="browse")(browse_command)
+app.command(name="catalogue")(catalogue_command)
 app.command(name="edit")(edit_command)
 app.command(name="idle")(idle_command)
 app.command(name="from-robot")(from_robot_command)
@@ -69,7 +73,10 @@ _PUSHED = PushOptions()
 
 @app.command(name="validate")
 def validate_command(
-    path: DatasetPath, json_file: JsonFile = None, data_format: DataFormat = ""
+    path: DatasetPath,
+    json_file: JsonFile = None,
+    data_format: DataFormat = "",
+    options: Annotated[RayOptions, tyro.conf.arg(name="")] = HERE,
 ) -> None:
     """Check a dataset; exits with 1 if it has errors.
 
@@ -77,10 +84,11 @@ def validate_command(
         path: Folder of the dataset (the one that holds meta/), hf://OWNER/NAME or a bucket's URL.
         json_file: File to write the findings to.
         data_format: Format of yours to read it by; the file's Python runs (docs/own_dataset.md).
+        options: Work on a cluster.
     """
     console = _console(data_format)
-    with steps() as report:
-        problems = validate(path, report)
+    with on_cluster(options, console, data_format), steps() as report:
+        problems = validate(absolute(path) if options.chosen else path, report)
     if json_file is not None:
         json_file.write_text(json.dumps([asdict(p) for p in problems], indent=2) + "\n")
     errors = sum(problem.severity == "error" for problem in problems)
@@ -136,7 +144,10 @@ def verify_command(path: StorePath) -> None:
 
 @app.command(name="stats")
 def stats_command(
-    paths: DatasetPaths, json_file: JsonFile = None, data_format: DataFormat = ""
+    paths: DatasetPaths,
+    json_file: JsonFile = None,
+    data_format: DataFormat = "",
+    options: Annotated[RayOptions, tyro.conf.arg(name="")] = HERE,
 ) -> None:
     """Show a dataset's size, tasks and exact statistics; of several datasets also those of each
     robot's frames together, as in a mixture.
@@ -145,13 +156,14 @@ def stats_command(
         paths: Folder of the dataset (the one that holds meta/), hf://OWNER/NAME or a bucket's URL.
         json_file: File to write the statistics to.
         data_format: Format of yours to read them by; the file's Python runs (docs/own_dataset.md).
+        options: Work on a cluster.
     """
     console = _console(data_format)
-    datasets = {path: open_dataset(path) for path in paths}
+    datasets = {path: open_dataset(absolute(path) if options.chosen else path) for path in paths}
     robots: dict[str, list[str]] = {}
     for path, dataset in datasets.items():
         robots.setdefault(robot_of(dataset), []).append(path)
-    with steps() as report:
+    with on_cluster(options, console, data_format), steps() as report:
         of_path = {path: compute(dataset, None, None, report) for path, dataset in datasets.items()}
         of_robot = {
             robot: of_path[group[0]]
@@ -234,9 +246,8 @@ def convert_command(
     encoding: Encoding = "jpeg",
     resize: StoredResize = "antialiased",
     workers: int | None = None,
-    ray: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
-    ray_address: str | None = None,
     data_format: DataFormat = "",
+    options: Annotated[LakeOptions, tyro.conf.arg(name="")] = ALONE,
 ) -> None:
     """Decode a dataset once into a frame store that training reads; goes on where it stopped. Or
     turn a LeRobot v2.1 dataset into v3.0, with the same videos.
@@ -250,29 +261,28 @@ def convert_command(
         resize: "antialiased" keeps the aspect, with black borders; "stretched" and
             "stretched-middle" are those of GR00T (docs/groot.md).
         workers: Shards made at a time; one for every four cores, if not given.
-        ray: Make the shards with a Ray of this machine's own.
-        ray_address: Make the shards on this Ray cluster ("auto": the one this machine is in).
         data_format: Format of yours to read it by; the file's Python runs (docs/own_dataset.md).
+        options: Work on a cluster, and a catalogue.
     """
-    if data_format and (to == "v3.0" or ray or ray_address):
+    if data_format and to == "v3.0":
         raise ValueError(
-            f"--data-format is {data_format}, but only LeRobot v2.1 is turned into v3.0, and a "
-            "cluster's workers do not have your file; make a frame store, without Ray."
+            f"--data-format is {data_format}, but only LeRobot v2.1 is turned into v3.0; make a "
+            "frame store."
         )
-    console, run = _console(data_format), None
+    console = _console(data_format)
+    made = lake(options, console, [path], data_format=data_format)
     if to == "v3.0":
-        with in_a_line(writing=out), progress("Copying") as report:
-            upgraded = upgrade(path, out, progress=report)
+        with in_a_line(writing=out), made as note, progress("Copying") as report:
+            upgraded = upgrade(absolute(path), out, progress=report)
+            note(out)
         console.print(f"{out}: LeRobot v3.0, {upgraded.num_frames} frames.", soft_wrap=True)
         return
-    if ray or ray_address:
-        run = on_ray(ray_address or "local")
-    elif workers:
-        run = partial(in_threads, workers=workers)
+    threads = running(in_threads(workers)) if workers and not options.chosen else nullcontext()
     kept = "What is finished of the store is kept; the same command goes on from there."
-    with in_a_line(kept, writing=out), progress("Decoding") as report:
-        dataset = open_dataset(_absolute(path))
-        store = build_store(dataset, out, image_size, encoding, report, run, resize)
+    with in_a_line(kept, writing=out), made as note, threads, progress("Decoding") as report:
+        dataset = open_dataset(absolute(path))
+        store = build_store(dataset, out, image_size, encoding, report, resize)
+        note(out)
     console.print(
         f"{out}: {store.lengths.sum()} frames of {len(store.cameras)} cameras.", soft_wrap=True
     )
@@ -367,11 +377,6 @@ def _console(data_format: str) -> Console:
     if data_format:
         use_format(data_format)
     return Console()
-
-
-def _absolute(path: str) -> str:
-    """A path that other processes understand; a URL stays."""
-    return path if "://" in path else str(Path(path).absolute())
 
 
 def _plain(statistics: dict[str, Stats]) -> dict[str, dict[str, list]]:

@@ -6,8 +6,10 @@ files are whole; what was interrupted goes on behind them and comes to the same 
 """
 
 import shutil
+import uuid
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +24,7 @@ from data.edit.journal import FileJournal
 from data.edit.plan import EditPlan, Part
 from data.errors import DatasetError
 from data.files.checksums import write_checksums
+from data.files.job import Done, run_job
 from data.lerobot import subtasks
 from data.lerobot.dataset import VERSION, LeRobotDataset
 from data.lerobot.meta_writer import EpisodeTable, write_json, write_tasks
@@ -36,7 +39,7 @@ Progress = Callable[[int, int], None]
 
 JOURNAL = "edit.jsonl"
 
-_ROWS = "rows"
+_ROWS, _ENCODED = "rows", "encoded"
 _V21_ONLY = ("total_videos", "total_chunks")
 _OWN_META = ("info.json", "stats.json", "checksums.json", "recording.jsonl")
 
@@ -85,7 +88,8 @@ def write_plan(
     _track(journal, _ROWS, data, plan, partial(rows.add, data=data), told)
     for camera in plan.cameras:
         copied = CopiedVideos(root, camera, video_megabytes)
-        with _Camera(plan, camera, root / "encoded.mp4") as pictures:
+        begun = len(journal.entries(camera))
+        with _Camera(plan, camera, root / _ENCODED, begun) as pictures:
             add, check = partial(pictures.add, files=copied), partial(_require_same, plan, root)
             _track(journal, camera, copied, plan, add, told, partial(check, camera))
     _describe(plan, root, journal, rows, limits)
@@ -226,39 +230,37 @@ def _subtask_texts(source: LeRobotDataset, plan: EditPlan, number: int) -> tuple
 
 
 class _Camera:
-    """Pictures of one camera: their packets as they are, or encoded again."""
+    """Pictures of one camera from episode `begun` on: their packets as they are, or encoded again.
 
-    def __init__(self, plan: EditPlan, camera: str, encoded: Path) -> None:
+    Decoding and encoding are a job (data/files/job.py), whose videos lie in the folder `encoded`
+    until this process, which copies all packets, has them.
+    """
+
+    def __init__(self, plan: EditPlan, camera: str, encoded: Path, begun: int) -> None:
         self._plan, self._camera, self._encoded = plan, camera, encoded
         self._open: Packets | None = None
+        numbers = range(begun, len(plan.parts))
+        self._seen = run_job(_Seeing(plan, camera, encoded.absolute()), numbers)
 
     def add(self, number: int, files: CopiedVideos) -> dict[str, Any]:
-        """Appends the pictures of an episode; its entry, empty if it has none."""
-        plan, part = self._plan, self._plan.parts[number]
-        source, camera = plan.sources[part.source], plan.names[part.source][self._camera]
-        if not source.present[part.episode, source.cameras.index(camera)]:
+        """Appends the pictures of the next episode; its entry, empty if it has none."""
+        plan, part, seen = self._plan, self._plan.parts[number], next(self._seen)
+        if not seen:
             return {}
-        if part.at is None:
-            frames = source.frames(part.episode, camera)
-        else:
-            frames = source.frames_at(part.episode, camera, part.at)
         if plan.encoding is not None:
-            write_video(self._encoded, frames, plan.fps, plan.encoding)
-            places = files.add(self._encoded, part.length, plan.fps)
-            self._encoded.unlink()
-            return {"places": places, "pixels": Histogram.of(frames).to_text()}
+            video = _encoded(self._encoded, number)
+            places = files.add(video, part.length, plan.fps)
+            video.unlink()
+            return {"places": places, **seen}
+        source, camera = plan.sources[part.source], plan.names[part.source][self._camera]
         path, start = source.video(part.episode, camera)
         if self._open is None or self._open.path != path:
             self.close()
             self._open = Packets(path)
         first = 0 if part.at is None else int(part.at[0])
         span = self._open.span(start, first, part.length, source.fps)
-        return {
-            "places": files.add_span(span, part.length, plan.fps),
-            "pixels": Histogram.of(frames).to_text(),
-            "ends": [_sum(frames[0]), _sum(frames[-1])],
-            "from": str(path),
-        }
+        places = files.add_span(span, part.length, plan.fps)
+        return {"places": places, **seen, "from": str(path)}
 
     def close(self) -> None:
         """Closes the video that was read last."""
@@ -271,8 +273,39 @@ class _Camera:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-        with suppress(OSError):
-            self._encoded.unlink(missing_ok=True)
+        shutil.rmtree(self._encoded, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class _Seeing:
+    """The work on a camera's pictures that other machines can do: counts of an episode's pixels,
+    and the sums of its first and last frame or, where it is encoded again, its video in `folder`.
+    Empty if it has none."""
+
+    plan: EditPlan
+    camera: str
+    folder: Path
+
+    def __call__(self, number: int, _: Done) -> dict[str, Any]:
+        plan, part = self.plan, self.plan.parts[number]
+        source, camera = plan.sources[part.source], plan.names[part.source][self.camera]
+        if not source.present[part.episode, source.cameras.index(camera)]:
+            return {}
+        if part.at is None:
+            frames = source.frames(part.episode, camera)
+        else:
+            frames = source.frames_at(part.episode, camera, part.at)
+        pixels = {"pixels": Histogram.of(frames).to_text()}
+        if plan.encoding is None:
+            return pixels | {"ends": [_sum(frames[0]), _sum(frames[-1])]}
+        aside = self.folder / f"{number}-{uuid.uuid4().hex[:8]}.mp4"
+        write_video(aside, frames, plan.fps, plan.encoding)
+        aside.replace(_encoded(self.folder, number))
+        return pixels
+
+
+def _encoded(folder: Path, number: int) -> Path:
+    return folder / f"{number}.mp4"
 
 
 def _sum(picture: UInt8[np.ndarray, "h w 3"]) -> int:
@@ -317,10 +350,13 @@ def _describe(
     episodes = EpisodeTable(root, features)
     cameras = {camera: journal.entries(camera) for camera in plan.cameras}
     written = _written(root, journal, rows)
+    images = any(feature["dtype"] == "image" for feature in plan.features.values())
+    numbers = range(len(plan.parts))
+    stored = run_job(_StoredPixels(plan), numbers) if images else iter([{}] * len(numbers))
     for k, (entry, values) in enumerate(zip(journal.entries(_ROWS), written, strict=True)):
         seen = {camera: entries[k] for camera, entries in cameras.items() if entries[k]}
         pixels = {camera: Histogram.from_text(one["pixels"]) for camera, one in seen.items()}
-        pixels |= _stored_pixels(plan, plan.parts[k])
+        pixels |= {camera: Histogram(counts) for camera, counts in next(stored).items()}
         places = dict(entry["places"])
         for one in seen.values():
             places |= one["places"]
@@ -368,17 +404,24 @@ def _written(root: Path, journal: FileJournal, rows: _Rows) -> Any:
         group += 1
 
 
-def _stored_pixels(plan: EditPlan, part: Part) -> dict[str, Histogram]:
-    """Counts of the pictures that lie in the parquet."""
-    source, names = plan.sources[part.source], plan.names[part.source]
-    found = {}
-    for name, feature in plan.features.items():
-        if feature["dtype"] == "image":
-            camera = names[name]
-            if source.present[part.episode, source.cameras.index(camera)]:
-                at = np.arange(part.length) if part.at is None else part.at
-                found[name] = Histogram.of(source.frames_at(part.episode, camera, at))
-    return found
+@dataclass(frozen=True)
+class _StoredPixels:
+    """Counts of the pictures of an episode that lie in the parquet, for other machines to find."""
+
+    plan: EditPlan
+
+    def __call__(self, number: int, _: Done) -> dict[str, Int64[np.ndarray, "3 256"]]:
+        plan, part = self.plan, self.plan.parts[number]
+        source, names = plan.sources[part.source], plan.names[part.source]
+        found = {}
+        for name, feature in plan.features.items():
+            if feature["dtype"] == "image":
+                camera = names[name]
+                if source.present[part.episode, source.cameras.index(camera)]:
+                    at = np.arange(part.length) if part.at is None else part.at
+                    frames = source.frames_at(part.episode, camera, at)
+                    found[name] = Histogram.of(frames).counts
+        return found
 
 
 def _copy_others(source: LeRobotDataset, root: Path) -> None:

@@ -11,13 +11,16 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from data.errors import DatasetError, Problem, caught, from_error, short
 from data.files.folder import Folder
+from data.files.job import Done, in_threads, run_job
 from data.files.names import file_within
+from data.files.shards import at_hand
 
 CHECKSUMS = "meta/checksums.json"
 
@@ -26,6 +29,7 @@ Sums = Mapping[str, tuple[int, str]]
 Progress = Callable[[int, int], None]
 """Called with bytes read and bytes in all."""
 
+_UNIT_BYTES = 64 << 20
 _THREADS = min(8, os.cpu_count() or 1)
 
 
@@ -100,20 +104,22 @@ def is_sha256(digest: object) -> bool:
     return isinstance(digest, str) and re.fullmatch("[0-9a-f]{64}", digest) is not None
 
 
-def compare(folder: Folder, sums: Sums, progress: Progress | None = None) -> Iterator[Damage]:
-    """Files that are missing, or of another size or content than `sums` says. Reads all others."""
-    names, done, total = sorted(sums), 0, sum(size for size, _ in sums.values())
-    pool = ThreadPoolExecutor(_THREADS)
-    try:
-        found = pool.map(lambda name: _damage(folder, name, *sums[name]), names)
-        for name, damage in zip(names, found, strict=True):
-            if damage is not None:
-                yield damage
-            done += sums[name][0]
-            if progress is not None:
-                progress(done, total)
-    finally:
-        pool.shutdown(cancel_futures=True)
+def compare(
+    folder: Folder, sums: Sums, progress: Progress | None = None, large: str = ""
+) -> Iterator[Damage]:
+    """Files that are missing, or of another size or content than `sums` says. Reads all others;
+    those in the folder `large` do not stay in the cache of a bucket if that has a bound."""
+    done, total = 0, sum(size for size, _ in sums.values())
+
+    def told(size: int) -> None:
+        nonlocal done
+        done += size
+        if progress is not None:
+            progress(done, total)
+
+    here = in_threads(_THREADS, shared=True)
+    for found in run_job(_Comparing(folder, large), _groups(sums), told, here):
+        yield from found
 
 
 def sha256(path: Path) -> str:
@@ -129,15 +135,45 @@ def _is_covered(name: str) -> bool:
     return name.partition("/")[0] in _FOLDERS and name != CHECKSUMS
 
 
-def _damage(folder: Folder, name: str, size: int, digest: str) -> Damage | None:
+@dataclass(frozen=True)
+class _Comparing:
+    """The comparison as a job, whose units are sums of some files."""
+
+    folder: Folder
+    large: str
+
+    def __call__(self, sums: Sums, done: Done) -> list[Damage]:
+        found = []
+        for name, (size, digest) in sums.items():
+            found.append(_damage(self.folder, name, size, digest, self.large))
+            done(size)
+        return [damage for damage in found if damage is not None]
+
+
+def _groups(sums: Sums) -> list[Sums]:
+    """Sums of the files in order, in groups of some size."""
+    groups: list[dict[str, tuple[int, str]]] = []
+    room = 0
+    for name in sorted(sums):
+        if room <= 0:
+            groups.append({})
+            room = _UNIT_BYTES
+        groups[-1][name] = sums[name]
+        room -= max(sums[name][0], _UNIT_BYTES >> 6)
+    return list(groups)
+
+
+def _damage(folder: Folder, name: str, size: int, digest: str, large: str) -> Damage | None:
     if not folder.exists(name):
         return Damage(name, "is missing")
     try:
         actual = folder.size(name)
         if actual != size:
             return Damage(name, f"has {actual} bytes of the {size} it was written with")
-        if sha256(folder.local(name)) != digest:
-            return Damage(name, "does not hold the bytes it was written with")
+        passing = bool(large) and name.startswith(f"{large}/")
+        with at_hand(folder, name) if passing else nullcontext(folder.local(name)) as path:
+            if sha256(path) != digest:
+                return Damage(name, "does not hold the bytes it was written with")
     except OSError as error:
         return Damage(name, f"cannot be read ({error.strerror or error})")
     return None

@@ -11,8 +11,8 @@ import hashlib
 import re
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -216,8 +216,7 @@ class BucketFolder:
 
     def local(self, name: str) -> Path:
         if name not in self._fetched:
-            with _storage_errors(self.path(name)):
-                self._fetched[name] = self._fetch(name)
+            self._fetched[name] = self.fetch(name)
         return self._fetched[name]
 
     def put(self, path: Path, name: str) -> None:
@@ -233,7 +232,18 @@ class BucketFolder:
     def _remote(self, name: str) -> str:
         return f"{self.root}/{_inside(self.url, name)}"
 
-    def _fetch(self, name: str) -> Path:
+    def fetch(
+        self, name: str, room: Callable[[int], AbstractContextManager[None]] | None = None
+    ) -> Path:
+        """The file in the cache, fetched if it is not there in the storage's present version.
+
+        Args:
+          room: given the bytes to come, holds room for them while they do.
+        """
+        with _storage_errors(self.path(name)):
+            return self._fetch(name, room or (lambda size: nullcontext()))
+
+    def _fetch(self, name: str, room: Callable[[int], AbstractContextManager[None]]) -> Path:
         remote = self._remote(name)
         about = self._files.info(remote)
         if about["type"] != "file":
@@ -244,7 +254,7 @@ class BucketFolder:
         with path.with_name(path.name + ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not path.is_file():
-                with replacing(path) as partial:
+                with room(about["size"] or 0), replacing(path) as partial:
                     self._files.get_file(remote, str(partial))
                     if (size := partial.stat().st_size) != (about["size"] or size):
                         raise OSError(f"{size} of {about['size']} bytes came")

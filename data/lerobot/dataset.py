@@ -24,9 +24,9 @@ from data.files.folder import Folder, open_folder
 from data.lerobot import subtasks
 from data.lerobot.metadata import VISUAL, Metadata, file_pattern, read_info, robot_type
 from data.lerobot.rows import ParquetRows
+from data.lerobot.task_runs import Prompts, Runs, runs_and_prompts
 from data.lerobot.v21 import MetadataV21
 from data.lerobot.v30 import MetadataV30
-from data.task_runs import Prompts, Runs, runs_and_prompts
 from data.video.pictures import decode, encoded
 from data.video.seek import seek_table
 from data.video.video import VideoReader
@@ -72,7 +72,8 @@ class LeRobotDataset:
         return card(self, self.tasks.values())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return LeRobotDataset, (self.root, self._selected, self._subtask_column)
+        root = self.root if "://" in str(self.root) else Path(self.root).absolute()
+        return LeRobotDataset, (root, self._selected, self._subtask_column)
 
     def telling(self, subtask_column: str) -> "LeRobotDataset":
         """The same with subtasks that this column tells.
@@ -197,10 +198,15 @@ class LeRobotDataset:
         """
         if episodes is None:
             yield from self._rows.blocks(names, self._chosen)
-            if self._selected is None:
-                self._rows.require_no_strays()
+            self.require_no_strays()
         else:
             yield from self._rows.blocks(names, [self._place(i) for i in episodes])
+
+    def require_no_strays(self) -> None:
+        """Raises DatasetError if the files have rows of episodes that nothing lists; of a selection
+        of episodes it is not known."""
+        if self._selected is None:
+            self._rows.require_no_strays()
 
     def column(self, name: str, episodes: Sequence[int] | None = None) -> np.ndarray:
         """One column of all frames (or of the given episodes), in episode order, [N, *shape]; that
@@ -316,6 +322,10 @@ class LeRobotDataset:
             )
         name, start = self.metadata.video(place, camera)
         return self.folder.local(name), start
+
+    def video_file(self, i: int, camera: str) -> str:
+        """Name of the mp4 that holds episode i of `camera`, which is not fetched."""
+        return self.metadata.video(self._place(i), camera)[0]
 
     def _is_stored(self, camera: str) -> bool:
         """True of a camera whose pictures the parquet holds.

@@ -6,8 +6,8 @@ from data.columns import BOOKKEEPING
 from data.dataset import Format, Report
 from data.errors import Problem, caught
 from data.files.checksums import check_sums
-from data.lerobot.check_cameras import check_camera
-from data.lerobot.check_metadata import (
+from data.lerobot.checks.check_cameras import check_camera
+from data.lerobot.checks.check_metadata import (
     check_info,
     check_listing,
     check_statistics,

@@ -23,7 +23,7 @@ from data.lerobot.meta_writer import EpisodeTable, write_json, write_tasks
 from data.lerobot.metadata import JOURNAL
 from data.lerobot.recording import DATA_PATH, FILES_PER_CHUNK, VIDEO_PATH, DataFiles
 from data.statistics.pixels import Histogram
-from data.video.encoding import VideoEncoding, write_video
+from data.video.encoding import EncodedFrames, VideoEncoding, write_video
 from models.files.on_disk import to_disk
 
 _EPISODES = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
@@ -95,7 +95,7 @@ class GrowingDataset:
         self,
         task: str,
         values: Mapping[str, np.ndarray],
-        frames: Mapping[str, UInt8[np.ndarray, "t h w 3"]],
+        frames: Mapping[str, "UInt8[np.ndarray, 't h w 3'] | EncodedFrames"],
         info: Mapping[str, Any],
         note: Mapping[str, Any],
     ) -> None:
@@ -111,9 +111,16 @@ class GrowingDataset:
             data.close()
         finally:
             data.abandon()
-        pixels = {camera: Histogram.of(frames[camera]) for camera in self.cameras}
+        pixels = {}
         for camera in self.cameras:
-            write_video(aside / f"{camera}.mp4", frames[camera], self.fps, VideoEncoding())
+            pictures, video = frames[camera], aside / f"{camera}.mp4"
+            if isinstance(pictures, EncodedFrames):
+                assert pictures.path is not None
+                shutil.move(pictures.path, video)
+                pixels[camera] = Histogram(pictures.pixels)
+            else:
+                pixels[camera] = Histogram.of(pictures)
+                write_video(video, pictures, self.fps, VideoEncoding())
         table = EpisodeTable(aside, self.features)
         table.num_episodes, table.num_frames = number, self.num_frames
         table.add([task], values, pixels, self._places(number, length))

@@ -2,18 +2,22 @@
 
 Video packets are copied, so no quality is lost and frames decode to the same bits; statistics are
 recomputed from all rows and decoded frames, which also finds videos that are damaged before they
-are in the new dataset. Everything lies in `<out>.partial` until it is complete.
+are in the new dataset. Decoding is a job (data/files/job.py), and this process copies. Everything
+lies in `<out>.partial` until it is complete.
 """
 
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Int64
 
 from data.columns import BOOKKEEPING
 from data.errors import DatasetError
 from data.files.checksums import write_checksums
+from data.files.job import Done, run_job
 from data.lerobot.dataset import VERSION, LeRobotDataset
 from data.lerobot.meta_writer import EpisodeTable, write_json, write_tasks
 from data.lerobot.recording import DATA_PATH, FILES_PER_CHUNK, VIDEO_PATH, DataFiles
@@ -93,19 +97,19 @@ def _write(
         if features[camera]["dtype"] == "video"
     }
     tasks = dict(sorted(dataset.tasks.items()))
+    counting = run_job(_Counting(dataset), range(dataset.num_episodes))
     try:
         for i in range(dataset.num_episodes):
             columns = _columns(dataset, i, list(tasks), episodes.num_frames)
-            pixels = {}
             there = [c for c, seen in zip(dataset.cameras, dataset.present[i], strict=True) if seen]
             places: dict[str, int | float] = {}
             for camera in there:
                 if camera in videos:
                     path, length = dataset.video(i, camera)[0], int(dataset.lengths[i])
                     places |= videos[camera].add(path, length, dataset.fps)
-                pixels[camera] = Histogram.of(dataset.frames(i, camera))
             pictures = {c: dataset.encoded(i, c) for c in dataset.cameras if c not in videos}
             places |= data.add({**columns, **pictures})
+            pixels = {c: Histogram(counts) for c, counts in next(counting).items()}
             episodes.add(dataset.instructions(i), columns, pixels, places)
             if progress is not None:
                 progress(episodes.num_frames, dataset.num_frames)
@@ -134,6 +138,18 @@ def _write(
     )
     episodes.write_statistics()
     write_checksums(root)
+
+
+@dataclass(frozen=True)
+class _Counting:
+    """Counts of the pixels of an episode's cameras, which takes decoding them: the work of an
+    upgrade that other machines can do."""
+
+    dataset: LeRobotDataset
+
+    def __call__(self, i: int, _: Done) -> dict[str, Int64[np.ndarray, "3 256"]]:
+        seen = zip(self.dataset.cameras, self.dataset.present[i], strict=True)
+        return {c: Histogram.of(self.dataset.frames(i, c)).counts for c, there in seen if there}
 
 
 def _columns(

@@ -26,7 +26,10 @@ from data.lerobot.meta_writer import EpisodeTable, write_json, write_tasks
 from data.lerobot.recording import DATA_PATH, FILES_PER_CHUNK, VIDEO_PATH, DataFiles, video_info
 from data.lerobot.remux import CopiedVideos
 from data.lerobot.subtasks import INDEX
+from data.video.encoding import EncodedFrames
 from data.video.video import CODEC
+
+Pictures = UInt8[np.ndarray, "_t _h _w 3"] | EncodedFrames
 
 
 class DatasetWriter:
@@ -105,7 +108,7 @@ class DatasetWriter:
     def add_episode(
         self,
         columns: Mapping[str, np.ndarray],
-        frames: Mapping[str, UInt8[np.ndarray, "t h w 3"]],
+        frames: Mapping[str, Pictures],
         task: str,
         subtasks: Sequence[str] = (),
         note: Mapping[str, Any] | None = None,
@@ -114,7 +117,8 @@ class DatasetWriter:
 
         Args:
           columns: every feature that is no camera, [T, *shape]; bookkeeping columns are made here.
-          frames: every camera's frames.
+          frames: every camera's frames, or the video that they were made (data/video/encoding.py),
+            which is moved from where it is.
           task: what the robot is told to do.
           subtasks: the part of it that every frame shows, in words, where the writer has them.
           note: plain data to find again in `notes`; no part of the dataset.
@@ -225,7 +229,7 @@ class DatasetWriter:
             )
 
     def _check(
-        self, columns: Mapping[str, np.ndarray], frames: Mapping[str, np.ndarray], task: str
+        self, columns: Mapping[str, np.ndarray], frames: Mapping[str, Pictures], task: str
     ) -> dict[str, np.ndarray]:
         where = f"Episode {self.num_episodes}"
         if not isinstance(task, str) or not task.strip():
@@ -239,7 +243,7 @@ class DatasetWriter:
                     f"{where} has {what} {sorted(given)}, but the features declare "
                     f"{sorted(expected)}; give each of them and no other."
                 )
-        length = len(next(iter({**columns, **frames}.values()), ()))
+        length = _length(next(iter({**columns, **frames}.values()), ()))
         if length == 0:
             raise ValueError(f"{where} has no frames; leave it out.")
         values = {
@@ -254,6 +258,10 @@ class DatasetWriter:
                     f"expected uint8 {shape}."
                 )
         return values
+
+
+def _length(given: Any) -> int:
+    return given.length if isinstance(given, EncodedFrames) else len(given)
 
 
 def _require_free(path: Path, resume: bool) -> None:

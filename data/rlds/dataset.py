@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Int64, UInt8
 
 from data.columns import BOOKKEEPING
-from data.dataset import card
+from data.dataset import Runs, card
 from data.errors import DatasetError, MissingFileError, short
 from data.files.folder import Folder, open_folder
 from data.files.json_file import read_json
@@ -27,7 +27,6 @@ from data.rlds.features import STEPS, Leaf, decode_column, decode_pictures, read
 from data.rlds.index import Index, find_index, read_episode
 from data.rlds.tf_example import feature_spans, feature_values
 from data.rlds.tfrecord import RecordSpan
-from data.task_runs import Runs
 from models.files.user_cache import user_cache
 
 _USUAL_FPS = 10.0

@@ -21,13 +21,13 @@ import numpy as np
 from array_record.python.array_record_module import ArrayRecordReader
 from jaxtyping import Bool, Int64
 
+from data.dataset import Runs
 from data.errors import DatasetError
 from data.files import cached
 from data.files.folder import Folder, LocalFolder
 from data.rlds.features import STEPS, Leaf
 from data.rlds.tf_example import Read, feature_spans, feature_values
 from data.rlds.tfrecord import RecordSpan, masked_crc, read_record, record_spans
-from data.task_runs import Runs
 
 _FORMAT = 2
 _INSTRUCTION = re.compile(r"(.*/)?(natural_)?language_instruction(_\d+)?")

@@ -6,9 +6,13 @@ more of what falls into those alone: float32 takes two passes, and no sketch or 
 """
 
 from collections.abc import Sequence
+from copy import copy
 
 import numpy as np
 from jaxtyping import Float64, Int64, Shaped
+
+Counted = list[dict[int, tuple[Int64[np.ndarray, " _m"], Int64[np.ndarray, " _m"]]]]
+"""By dimension and interval, digits that occur and how often."""
 
 _BITS = 16
 
@@ -55,6 +59,23 @@ class OrderStatistics:
                 inside = digit if above is None else digit[above == prefix]
                 count += np.bincount(inside, minlength=len(count))
 
+    def fresh(self) -> "OrderStatistics":
+        """The same with nothing counted yet, to count some of the blocks elsewhere."""
+        other = copy(self)
+        other._counts = self._counters()
+        return other
+
+    @property
+    def counted(self) -> Counted:
+        """Counts of this pass that are not 0, small to send."""
+        return [{p: _sparse(count) for p, count in counters.items()} for counters in self._counts]
+
+    def take(self, counted: Counted) -> None:
+        """Adds the counts of other blocks."""
+        for counters, others in zip(self._counts, counted, strict=True):
+            for prefix, (at, count) in others.items():
+                counters[prefix][at] += count
+
     def narrow(self) -> None:
         """Ends a pass: one more digit of each is known."""
         for prefixes, wanted, counters in zip(
@@ -72,6 +93,13 @@ class OrderStatistics:
         """Per dimension, for every interval that holds a wanted value; none once all are found."""
         zeros = 0 if self.found else 1 << _BITS
         return [{p: np.zeros(zeros, np.int64) for p in set(ps)} for ps in self._prefixes]
+
+
+def _sparse(
+    count: Int64[np.ndarray, " digits"],
+) -> tuple[Int64[np.ndarray, " m"], Int64[np.ndarray, " m"]]:
+    at = np.flatnonzero(count)
+    return at, count[at]
 
 
 def ranks(count: int, quantiles: Sequence[float]) -> list[int]:

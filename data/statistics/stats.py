@@ -6,17 +6,24 @@ means of per-episode quantiles, which no longer are quantiles.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-from jaxtyping import Shaped
+from jaxtyping import Float64, Shaped
 
 from data.dataset import Dataset, Report
+from data.files.job import Done, alone, run_job
 from data.frames import Stats
-from data.statistics.quantiles import OrderStatistics, interpolate, ranks
+from data.lake.ranges import episode_ranges, require_no_strays, streamed
+from data.statistics.quantiles import Counted, OrderStatistics, interpolate, ranks
 from models.terminal import logger
 
+P = TypeVar("P")
+
 Block = Shaped[np.ndarray, "_n *shape"]
-Blocks = Callable[[Sequence[str]], Iterable[Mapping[str, Block]]]
+Blocks = Callable[[Sequence[str], P], Iterable[Mapping[str, Block]]]
+"""Gives the named columns of a part of all rows, in blocks of any number of them; pickles."""
 
 QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
 
@@ -31,7 +38,8 @@ def compute(
     names: Sequence[str] | None = None,
     progress: Report | None = None,
 ) -> dict[str, Stats]:
-    """Statistics of the named columns over all frames (of `episodes`, if given).
+    """Statistics of the named columns over all frames (of `episodes`, if given): a job
+    (data/files/job.py), whose units are ranges of a million frames.
 
     Args:
       names: None for every numeric column that is finite; a warning names the others.
@@ -42,11 +50,7 @@ def compute(
     frames = int(dataset.lengths.sum())
     if frames == 0 or (episodes is not None and len(episodes) == 0):
         raise ValueError(f"{dataset.root}: no frames to take statistics of; record episodes first.")
-    total = frames if episodes is None else int(dataset.lengths[list(episodes)].sum())
-    blocks = _told(lambda wanted: dataset.stream(wanted, episodes), total, progress)
-    if names is not None:
-        return describe_columns(blocks, names)
-    return _finite(_describe(blocks, numeric_columns(dataset)), str(dataset.root))
+    return _of_datasets([dataset], names, progress, episodes)
 
 
 def compute_together(
@@ -59,13 +63,7 @@ def compute_together(
         for dataset in datasets
     ]
     names = [n for n, shape in shapes[0].items() if all(s.get(n) == shape for s in shapes)]
-    total = sum(int(dataset.lengths.sum()) for dataset in datasets)
-    blocks = _told(
-        lambda wanted: (block for d in datasets for block in d.stream(wanted)),
-        total,
-        progress,
-    )
-    return _finite(_describe(blocks, names), ", ".join(str(d.root) for d in datasets))
+    return _finite(_described(datasets, names, progress), datasets)
 
 
 def numeric_columns(dataset: Dataset) -> list[str]:
@@ -87,17 +85,30 @@ def describe_blocks(blocks: Callable[[], Iterable[Block]], name: str = "values")
     Raises:
       ValueError: there are none, their shapes differ, or values are not finite.
     """
-    return describe_columns(lambda _: ({name: block} for block in blocks()), [name])[name]
+
+    def named(names: Sequence[str], part: None) -> Iterator[Mapping[str, Block]]:
+        return ({name: block} for block in blocks())
+
+    return _describe(named, [name], [None], _unheard, alone)[name].stats()
 
 
-def describe_columns(blocks: Blocks, names: Sequence[str]) -> dict[str, Stats]:
-    """`describe_blocks` of several columns at once: `blocks` is asked for those that still need a
-    pass and may give any number of rows of each.
+def describe_columns(
+    blocks: Blocks[P],
+    names: Sequence[str],
+    parts: Sequence[P],
+    passing: Callable[[int], Done],
+) -> dict[str, Stats]:
+    """`describe_blocks` of several columns at once, as a job.
+
+    Args:
+      blocks: is asked for the columns that still need a pass, part by part.
+      passing: gives what is called with rows done, for each pass by its number.
 
     Raises:
       ValueError: as `describe_blocks`; names the column.
     """
-    return {name: column.stats() for name, column in _describe(blocks, names).items()}
+    found = _describe(blocks, names, parts, passing, run_job)
+    return {name: column.stats() for name, column in found.items()}
 
 
 def describe(values: Block) -> Stats:
@@ -115,29 +126,53 @@ def describe(values: Block) -> Stats:
     return {k: v.reshape(shape) for k, v in stats.items()} | {"count": np.array([len(values)])}
 
 
+class _Seen(NamedTuple):
+    """Findings of the first pass in a piece of a column; the piece itself if it may be the only
+    one."""
+
+    shape: tuple[int, ...]
+    rows: int
+    low: Shaped[np.ndarray, " d"]
+    high: Shaped[np.ndarray, " d"]
+    bad: int
+    mean: Float64[np.ndarray, " d"] | None
+    block: Block | None
+
+
+class _Added(NamedTuple):
+    """Findings of a later pass in a part of a column: sums in each piece, and counts."""
+
+    sums: list[tuple[Float64[np.ndarray, " d"], Float64[np.ndarray, " d"]]]
+    counted: Counted | None
+
+
+class _Pending(NamedTuple):
+    """Knowledge of a column that a later pass needs."""
+
+    dtype: np.dtype
+    mean: Float64[np.ndarray, " d"] | None
+    order: OrderStatistics | None
+
+
 class _Column:
-    """Running statistics of one column: `look` at all of it once, then `add` until `found`."""
+    """Statistics of one column: `look` at all its pieces once, then `add` parts until `found`."""
 
     def __init__(self, name: str) -> None:
         self.name, self.count, self.bad = name, 0, 0
         self.found = False
 
-    def look(self, block: Block) -> None:
+    def look(self, seen: _Seen) -> None:
         """Counts, extremes and the mean."""
-        x = _dimensions(block)
-        low, high = x.min(axis=1), x.max(axis=1)
-        self._only = None if self.count else block
+        self._only = None if self.count else seen.block
         if self.count == 0:
-            self._shape, self._low, self._high = block.shape[1:], low, high
-            self._mean = np.zeros(len(x))
-        self._low, self._high = np.minimum(self._low, low), np.maximum(self._high, high)
-        self.count += len(block)
-        if not (np.isfinite(low).all() and np.isfinite(high).all()):
-            self.bad += int((~np.isfinite(x)).any(axis=0).sum())
-        if not self.bad:
-            self._mean += (x.mean(axis=1, dtype=np.float64) - self._mean) * (
-                len(block) / self.count
-            )
+            self._shape, self._low, self._high = seen.shape, seen.low, seen.high
+            self._mean = np.zeros(len(seen.low))
+        _require_one_shape(self.name, self._shape, seen.shape)
+        self._low, self._high = np.minimum(self._low, seen.low), np.maximum(self._high, seen.high)
+        self.count += seen.rows
+        self.bad += seen.bad
+        if not self.bad and seen.mean is not None:
+            self._mean += (seen.mean - self._mean) * (seen.rows / self.count)
 
     def begin(self) -> None:
         """Ends the first pass."""
@@ -152,14 +187,20 @@ class _Column:
         wanted = ranks(self.count, list(QUANTILES.values()))
         self._order = OrderStatistics(self._low, self._high, wanted)
 
-    def add(self, block: Block) -> None:
-        x = _dimensions(block).astype(self._low.dtype)
-        if not self._measured:
-            deviation = x - self._mean[:, None]
-            self._deviation += deviation.sum(axis=1)
-            self._squares += (deviation**2).sum(axis=1)
-        if not self._order.found:
-            self._order.add(x)
+    @property
+    def pending(self) -> _Pending:
+        return _Pending(
+            self._low.dtype,
+            None if self._measured else self._mean,
+            None if self._order.found else self._order,
+        )
+
+    def add(self, added: _Added) -> None:
+        for deviation, squares in added.sums:
+            self._deviation += deviation
+            self._squares += squares
+        if added.counted is not None:
+            self._order.take(added.counted)
 
     def end(self) -> None:
         """Ends a pass of `add`."""
@@ -190,72 +231,194 @@ class _Column:
         return {k: v.reshape(shape) for k, v in stats.items()} | {"count": np.array([self.count])}
 
 
-def _describe(blocks: Blocks, names: Sequence[str]) -> dict[str, _Column]:
-    """Passes over the blocks of the columns that still need one, until none does."""
+@dataclass(frozen=True)
+class _Looking:
+    """The first pass over a part of all rows."""
+
+    blocks: Blocks[Any]
+    names: tuple[str, ...]
+    is_only: bool
+
+    def __call__(self, part: Any, done: Done) -> dict[str, list[_Seen]]:
+        found: dict[str, list[_Seen]] = {name: [] for name in self.names}
+        for name, block in _pieces(self.blocks(self.names, part), self.names, done):
+            x = _dimensions(block)
+            low, high = x.min(axis=1), x.max(axis=1)
+            bad = 0
+            if not (np.isfinite(low).all() and np.isfinite(high).all()):
+                bad = int((~np.isfinite(x)).any(axis=0).sum())
+            mean = None if bad else x.mean(axis=1, dtype=np.float64)
+            keep = self.is_only and not found[name]
+            if found[name]:
+                found[name][-1] = found[name][-1]._replace(block=None)
+            seen = _Seen(block.shape[1:], len(block), low, high, bad, mean, block if keep else None)
+            found[name].append(seen)
+        return found
+
+
+@dataclass(frozen=True)
+class _Adding:
+    """A later pass over a part of all rows."""
+
+    blocks: Blocks[Any]
+    columns: Mapping[str, _Pending]
+
+    def __call__(self, part: Any, done: Done) -> dict[str, _Added]:
+        names = tuple(self.columns)
+        orders = {n: None if c.order is None else c.order.fresh() for n, c in self.columns.items()}
+        sums: dict[str, list[Any]] = {name: [] for name in names}
+        for name, block in _pieces(self.blocks(names, part), names, done):
+            column, order = self.columns[name], orders[name]
+            x = _dimensions(block).astype(column.dtype)
+            if column.mean is not None:
+                deviation = x - column.mean[:, None]
+                sums[name].append((deviation.sum(axis=1), (deviation**2).sum(axis=1)))
+            if order is not None:
+                order.add(x)
+        counted = {n: None if order is None else order.counted for n, order in orders.items()}
+        return {name: _Added(sums[name], counted[name]) for name in names}
+
+
+def _describe(
+    blocks: Blocks[Any],
+    names: Sequence[str],
+    parts: Sequence[Any],
+    passing: Callable[[int], Done],
+    run: Callable[..., Iterator[Any]],
+) -> dict[str, _Column]:
+    """Passes over the columns that still need one, until none does. What is summed up comes in the
+    order of parts and pieces, wherever they were looked at."""
     columns = {name: _Column(name) for name in names}
+    number = 1
     if names:
-        _feed(blocks(names), {name: column.look for name, column in columns.items()})
+        looking = _Looking(blocks, tuple(names), len(parts) == 1)
+        for found in run(looking, parts, passing(number)):
+            for name, pieces in found.items():
+                for seen in pieces:
+                    columns[name].look(seen)
     for column in columns.values():
         column.begin()
     while left := {name: column for name, column in columns.items() if not column.found}:
-        _feed(blocks(list(left)), {name: column.add for name, column in left.items()})
+        number += 1
+        adding = _Adding(blocks, {name: column.pending for name, column in left.items()})
+        for added in run(adding, parts, passing(number)):
+            for name, of_column in added.items():
+                left[name].add(of_column)
         for column in left.values():
             column.end()
     return columns
 
 
-def _finite(columns: Mapping[str, _Column], where: str) -> dict[str, Stats]:
+@dataclass(frozen=True)
+class _DatasetBlocks:
+    """Columns of datasets; a part is a dataset's number and some of its episodes, None for all."""
+
+    datasets: tuple[Dataset, ...]
+
+    def __call__(
+        self, names: Sequence[str], part: tuple[int, range | list[int]]
+    ) -> Iterable[Mapping[str, Block]]:
+        number, episodes = part
+        if isinstance(episodes, range):
+            return iter(streamed(self.datasets[number], names, episodes))
+        return self.datasets[number].stream(names, episodes)
+
+
+def _of_datasets(
+    datasets: Sequence[Dataset],
+    names: Sequence[str] | None,
+    progress: Report | None,
+    episodes: Sequence[int] | None,
+) -> dict[str, Stats]:
+    if names is not None:
+        found = _described(datasets, names, progress, episodes)
+        return {name: column.stats() for name, column in found.items()}
+    wanted = numeric_columns(datasets[0])
+    return _finite(_described(datasets, wanted, progress, episodes), datasets)
+
+
+def _described(
+    datasets: Sequence[Dataset],
+    names: Sequence[str],
+    progress: Report | None,
+    episodes: Sequence[int] | None = None,
+) -> dict[str, _Column]:
+    ranges = [episode_ranges(dataset.lengths) for dataset in datasets]
+    parts: list[tuple[int, range | list[int]]] = [
+        (number, part) for number, of_dataset in enumerate(ranges) for part in of_dataset
+    ]
+    total = sum(int(dataset.lengths.sum()) for dataset in datasets)
+    if episodes is not None:
+        chosen = np.asarray(list(episodes))
+        lengths = datasets[0].lengths[chosen]
+        parts = [(0, chosen[list(part)].tolist()) for part in episode_ranges(lengths)]
+        total = int(lengths.sum())
+
+    def passing(number: int) -> Done:
+        done = 0
+
+        def told(rows: int) -> None:
+            nonlocal done
+            done += rows
+            if progress is not None:
+                progress(f"Pass {number}", done, total)
+
+        return told
+
+    found = _describe(_DatasetBlocks(tuple(datasets)), names, parts, passing, run_job)
+    if episodes is None:
+        for dataset, of_dataset in zip(datasets, ranges, strict=True):
+            require_no_strays(dataset, of_dataset)
+    return found
+
+
+def _finite(columns: Mapping[str, _Column], datasets: Sequence[Dataset]) -> dict[str, Stats]:
     """Statistics of the columns that have them."""
+    where = ", ".join(str(dataset.root) for dataset in datasets)
     for column in columns.values():
         if column.bad:
             _log.warning("%s: %s and left out of the statistics.", where, column.complaint())
     return {name: column.stats() for name, column in columns.items() if not column.bad}
 
 
-def _told(blocks: Blocks, total: int, progress: Report | None) -> Blocks:
-    """The same blocks; `progress` is called with the frames in each pass over them."""
-    passes = 0
+def _pieces(
+    blocks: Iterable[Mapping[str, Block]], names: Sequence[str], done: Done
+) -> Iterator[tuple[str, Block]]:
+    """Every column's rows in pieces that are neither so small that counters cost more than values,
+    nor large."""
+    held: dict[str, list[Block]] = {name: [] for name in names}
+    rows = dict.fromkeys(names, 0)
 
-    def telling(names: Sequence[str]) -> Iterator[Mapping[str, Block]]:
-        nonlocal passes
-        passes, done = passes + 1, 0
-        for block in blocks(names):
-            yield block
-            done += len(block[names[0]])
-            if progress is not None:
-                progress(f"Pass {passes}", done, total)
-
-    return telling
-
-
-def _feed(
-    blocks: Iterable[Mapping[str, Block]], takers: Mapping[str, Callable[[Block], None]]
-) -> None:
-    """Gives every column's taker the same rows in blocks that are neither so small that counters
-    cost more than values, nor large."""
-    held: dict[str, list[Block]] = {name: [] for name in takers}
-    rows = dict.fromkeys(takers, 0)
-
-    def give(name: str) -> None:
-        takers[name](np.concatenate(held[name]))
+    def taken(name: str) -> tuple[str, Block]:
+        piece = np.concatenate(held[name])
         held[name], rows[name] = [], 0
+        return name, piece
 
     shapes: dict[str, tuple[int, ...]] = {}
     for block in blocks:
         for name, values in block.items():
-            if shapes.setdefault(name, values.shape[1:]) != values.shape[1:]:
-                raise ValueError(
-                    f"{name}: some values are of shape {shapes[name]} and some of "
-                    f"{values.shape[1:]}; statistics need one shape."
-                )
+            _require_one_shape(name, shapes.setdefault(name, values.shape[1:]), values.shape[1:])
             for start in range(0, len(values), _ROWS):
                 held[name].append(values[start : start + _ROWS])
                 rows[name] += len(held[name][-1])
                 if rows[name] >= _ROWS:
-                    give(name)
-    for name in takers:
+                    yield taken(name)
+        done(len(block[names[0]]) if names[0] in block else 0)
+    for name in names:
         if held[name]:
-            give(name)
+            yield taken(name)
+
+
+def _require_one_shape(name: str, shape: tuple[int, ...], other: tuple[int, ...]) -> None:
+    if shape != other:
+        raise ValueError(
+            f"{name}: some values are of shape {shape} and some of {other}; statistics need one "
+            "shape."
+        )
+
+
+def _unheard(number: int) -> Done:
+    return lambda rows: None
 
 
 def _dimensions(block: Block) -> Shaped[np.ndarray, "d n"]:

@@ -11,7 +11,6 @@ import fcntl
 import hashlib
 import json
 import os
-import pickle
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +19,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from threading import Event, Lock, local
 from typing import Any, BinaryIO, Literal, NamedTuple
 
 import google_crc32c
@@ -33,7 +31,9 @@ from data.dataset import Dataset
 from data.errors import DatasetError
 from data.files.checksums import as_sums, sums_of
 from data.files.folder import Folder, LocalFolder
+from data.files.job import Done, cores, in_threads, run_job
 from data.files.names import path_within
+from data.lake.ranges import shard_episodes
 from data.store import tables
 from models.inputs.pictures import fit
 
@@ -87,10 +87,16 @@ class WorkUnit(NamedTuple):
         return f"parts/{self.name}.json"
 
 
-Done = Callable[[int], None]
-"""Called with the number of further pictures made."""
-Run = Callable[[Dataset, Sequence[WorkUnit], Settings, Folder, Done], None]
-"""Makes parts: in this process (`in_threads`) or on a cluster (`data.store.ray_convert.on_ray`)."""
+@dataclass(frozen=True)
+class PartMaking:
+    """A conversion as a job, whose units are parts and whose measure is pictures."""
+
+    dataset: Dataset
+    settings: Settings
+    folder: Folder
+
+    def __call__(self, part: WorkUnit, done: Done) -> None:
+        make_part(self.dataset, part, self.settings, self.folder, done)
 
 
 def content_key(dataset: Dataset, settings: Settings) -> str:
@@ -100,21 +106,6 @@ def content_key(dataset: Dataset, settings: Settings) -> str:
     if getattr(dataset, "has_subtasks", False):  # stores made before they were read lack them
         content.append("subtasks")
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
-
-
-def shard_episodes(
-    lengths: Int64[np.ndarray, " e"], shard_frames: int
-) -> Int64[np.ndarray, " shards_plus_1"]:
-    """The first episode of each shard, and the number of episodes: a shard takes episodes as long
-    as it has at most `shard_frames` frames, and at least one."""
-    ends = np.cumsum(lengths)
-    firsts = [0]
-    while firsts[-1] < len(lengths):
-        first = firsts[-1]
-        before = int(ends[first] - lengths[first])
-        last = int(np.searchsorted(ends, before + shard_frames, "right"))
-        firsts.append(max(first + 1, last))
-    return np.array(firsts, np.int64)
 
 
 def pictures_of(lengths: Int64[np.ndarray, " e"], every: int) -> Int64[np.ndarray, " e"]:
@@ -141,13 +132,15 @@ def convert(
     dataset: Dataset,
     folder: Folder,
     settings: Settings,
-    run: Run | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Makes the parts of a store that `folder` does not have yet, then describes it.
+    """Makes the parts of a store that `folder` does not have yet, then describes it: a job
+    (data/files/job.py), in threads if nothing else is said.
+
+    Every thread has a dataset of its own and about four cores, as decoding, which lets go of
+    Python's lock, takes a quarter of the work, and holds at most two decoded episodes of a camera.
 
     Args:
-      run: makes the parts; `in_threads` if None.
       progress: called with frames done and frames in all.
 
     Raises:
@@ -166,18 +159,21 @@ def convert(
             return
         finished = folder.list("parts/*.json")
         total, frames = sum(part.pictures for part in parts), int(dataset.lengths.sum())
-        done, lock = sum(part.pictures for part in parts if part.manifest in finished), Lock()
+        done = sum(part.pictures for part in parts if part.manifest in finished)
 
         def report(pictures: int) -> None:
             nonlocal done
-            with lock:
-                done += pictures
-                if progress is not None:
-                    progress(frames * done // max(total, 1), frames)
+            done += pictures
+            if progress is not None:
+                progress(frames * done // max(total, 1), frames)
 
         report(0)
         todo = [part for part in parts if part.manifest not in finished]
-        (run or in_threads)(dataset, todo, settings, folder, report)
+        if isinstance(folder, LocalFolder):  # other processes may stand elsewhere
+            folder = LocalFolder(folder.root.absolute())
+        here = in_threads(max(1, (os.cpu_count() or 1) // 4))
+        for _ in run_job(PartMaking(dataset, settings, folder), todo, report, here):
+            pass
         _describe(dataset, folder, settings, parts)
 
 
@@ -187,21 +183,19 @@ def make_part(
     settings: Settings,
     folder: Folder,
     done: Done | None = None,
-    threads: int | None = None,
 ) -> None:
     """Makes one part in a scratch folder, moves its files to their place and writes its
     manifest.
 
     Args:
-      done: called after each episode of a camera.
-      threads: that decode and encode; one for each core, if None.
+      done: called after each episode of a camera with the pictures made.
 
     Raises:
       DatasetError: a frame or column cannot be read; names the file.
     """
     with _scratch(folder) as scratch:
         if part.stop:
-            _write_shard(dataset, part, settings, scratch, done or (lambda _: None), threads)
+            _write_shard(dataset, part, settings, scratch, done or (lambda _: None))
         else:
             tables.write(dataset, scratch)
         names = sorted(p.relative_to(scratch).as_posix() for p in scratch.rglob("*") if p.is_file())
@@ -209,48 +203,6 @@ def make_part(
         for name in names:
             _place(scratch, name, folder)
         _write_json(manifest, scratch, part.manifest, folder)
-
-
-def in_threads(
-    dataset: Dataset,
-    parts: Sequence[WorkUnit],
-    settings: Settings,
-    folder: Folder,
-    done: Done,
-    workers: int | None = None,
-) -> None:
-    """Makes parts in this process, `workers` at a time (by the number of cores, if None).
-
-    Decoding and encoding let go of Python's lock, so threads use the cores. Every worker has a
-    dataset of its own and about four cores, as decoding takes a quarter of the work, and holds at
-    most two decoded episodes of a camera.
-    """
-    cores = os.cpu_count() or 1
-    workers = workers or max(1, cores // 4)
-    if min(workers, len(parts)) <= 1:
-        for part in parts:
-            make_part(dataset, part, settings, folder, done)
-        return
-    threads = -(-cores // workers)
-    place, own, stopped = pickle.dumps(dataset), local(), Event()
-
-    def made(pictures: int) -> None:
-        if stopped.is_set():
-            raise InterruptedError("Another part failed.")
-        done(pictures)
-
-    def make(part: WorkUnit) -> None:
-        if not hasattr(own, "dataset"):
-            own.dataset = pickle.loads(place)
-        make_part(own.dataset, part, settings, folder, made, threads)
-
-    pool = ThreadPoolExecutor(workers)
-    try:
-        for future in [pool.submit(make, part) for part in parts]:
-            future.result()
-    finally:
-        stopped.set()
-        pool.shutdown(cancel_futures=True)
 
 
 def checksum(description: Mapping[str, Any]) -> str:
@@ -275,13 +227,12 @@ def _write_shard(
     settings: Settings,
     folder: Path,
     done: Done,
-    threads: int | None,
 ) -> None:
     """Writes the pictures of a shard, those of each camera in frame order; while an episode of a
     camera is encoded, the next one is decoded."""
     key, number = part.name.rsplit("-", 1)
     size, encoding, resize = settings.image_size, settings.encoding, settings.resize
-    with ThreadPoolExecutor(threads or os.cpu_count()) as pool, ExitStack() as closing:
+    with ThreadPoolExecutor(cores()) as pool, ExitStack() as closing:
         writers: dict[str, Any] = {}
 
         def encode(frames: UInt8[np.ndarray, "t h w 3"]) -> list[Future[list[bytes]]]:

@@ -10,12 +10,11 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool, Float32, Int64
 
-from data.dataset import Dataset, Subtasks
+from data.dataset import Dataset, Prompts, Runs, Subtasks
 from data.files.folder import LocalFolder
 from data.statistics.stats import Stats
 from data.store import kept_tables, tables
 from data.store.kept_tables import Kept
-from data.task_runs import Prompts, Runs
 
 
 class EpisodeTables:

@@ -16,11 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int64
 
-from data.dataset import Subtasks
+from data.dataset import Prompts, Runs, Subtasks
 from data.errors import DatasetError, short
 from data.files.limits import MOST_FRAMES
 from data.statistics.stats import QUANTILES, Stats
-from data.task_runs import Prompts, Runs
 
 RUNS = tuple(f"run_{field}" for field in Runs._fields)
 """Names of the arrays that `Runs` are kept as."""

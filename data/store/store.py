@@ -10,7 +10,7 @@ at opening, each picture with a CRC-32C as it is read.
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, partial
 from pathlib import Path
 
 import google_crc32c
@@ -23,13 +23,14 @@ from data.dataset import Dataset
 from data.errors import DatasetError
 from data.files.checksums import Progress, compare
 from data.files.folder import Folder, LocalFolder, open_folder
+from data.files.shards import OpenShards, require_room
 from data.store import convert, tables
-from data.store.convert import Encoding, Run, Settings, StoredResize
+from data.store.convert import Encoding, Settings, StoredResize
 from data.store.description import damaged, described, kept, listed
 from data.store.episode_tables import EpisodeTables
 from data.store.kept_tables import Kept
 
-_OPEN_FILES = 512
+_open = OpenShards()
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Store(EpisodeTables):
 
     `columns` are the values a row of each has; `key` names the store's content, `digest` the
     dataset's, and `files` is the checksum of the list of files. Pictures of a bucket are fetched
-    when first needed, and stay in the local cache.
+    when first needed, and stay in the local cache up to its bound (data/files/shards.py).
     """
 
     folder: Folder
@@ -150,13 +151,13 @@ class Store(EpisodeTables):
         rows: list[int],
         out: Sequence[UInt8[np.ndarray, "s s 3"]],
     ) -> None:
-        reader = _open_jpegs(self.folder, self.key, file)
+        reader = _open.get(self.folder, self.key, file, _jpegs)
         for row, record, picture in zip(rows, records, out, strict=True):
             try:
                 (encoded,) = reader.read(record, record + 1)  # a list costs four times as much
                 simplejpeg.decode_jpeg(encoded, "RGB", buffer=picture)
             except (RuntimeError, IndexError, ValueError) as error:
-                _open_jpegs.cache_clear()
+                _open.clear()
                 what = f"cannot be read ({error})"
                 raise damaged(self.folder, file, f"frame {row}", what) from None
 
@@ -167,7 +168,7 @@ class Store(EpisodeTables):
         rows: list[int],
         out: Sequence[UInt8[np.ndarray, "s s 3"]],
     ) -> None:
-        stored = _open_raw(self.folder, self.key, file, self.image_size)
+        stored = _open.get(self.folder, self.key, file, partial(_pictures, size=self.image_size))
         pictures, crcs = stored["picture"], stored["crc"]
         for row, record, picture in zip(rows, records, out, strict=True):
             if record >= len(stored):
@@ -193,6 +194,9 @@ def open_store(path: str | Path, progress: Progress | None = None) -> Store:
     """
     store = _opened(open_folder(path))
     files = listed(store.folder, store.files)
+    for name, (size, _) in files.items():
+        if name.startswith("frames/"):
+            require_room(store.folder, name, size)
     columns = {name: sums for name, sums in files.items() if name.startswith("columns/")}
     for name, what in compare(store.folder, columns, progress):
         raise damaged(store.folder, name, "checksum", what)
@@ -223,7 +227,7 @@ def damaged_store_files(folder: Folder, progress: Progress | None = None) -> Ite
       DatasetError: the list of files is damaged, so that nothing else can be said.
     """
     files = listed(folder, described(folder)["files"])
-    for name, what in compare(folder, files, progress):
+    for name, what in compare(folder, files, progress, "frames"):
         yield damaged(folder, name, "checksum", what)
 
 
@@ -233,7 +237,6 @@ def build_store(
     image_size: int,
     encoding: Encoding = "jpeg",
     progress: convert.Progress | None = None,
-    run: Run | None = None,
     resize: StoredResize = "antialiased",
 ) -> Store:
     """Decodes every frame of `dataset` once into a store at `path`, a folder or a bucket's URL.
@@ -241,7 +244,6 @@ def build_store(
 
     Args:
       progress: called after each episode with frames done and frames in all.
-      run: makes the parts, as `data.store.ray_convert` does on a cluster; threads here if None.
       resize: how pictures are fitted to `image_size`.
 
     Raises:
@@ -251,7 +253,7 @@ def build_store(
     folder = open_folder(path)
     if folder.exists(convert.DESCRIPTION):
         raise ValueError(f"{path}: already exists; delete it or choose another path.")
-    convert.convert(dataset, folder, Settings(image_size, encoding, resize=resize), run, progress)
+    convert.convert(dataset, folder, Settings(image_size, encoding, resize=resize), progress)
     return open_store(path)
 
 
@@ -308,15 +310,13 @@ def _reopened(path: str, files: str) -> Store:
     return store
 
 
-@lru_cache(_OPEN_FILES)
-def _open_jpegs(folder: Folder, key: str, file: str) -> ArrayRecordReader:
-    return ArrayRecordReader(str(folder.local(file)), "readahead_buffer_size:0")
+def _jpegs(path: Path) -> ArrayRecordReader:
+    return ArrayRecordReader(str(path), "readahead_buffer_size:0")
 
 
-@lru_cache(_OPEN_FILES)
-def _open_raw(folder: Folder, key: str, file: str, size: int) -> Shaped[np.ndarray, " n"]:
+def _pictures(path: Path, size: int) -> Shaped[np.ndarray, " n"]:
     """Records of `convert.raw_record`."""
-    path, record = folder.local(file), convert.raw_record(size)
+    record = convert.raw_record(size)
     pictures = path.stat().st_size // record.itemsize
     return np.asarray(np.memmap(path, record, "r", shape=(pictures,)))
 

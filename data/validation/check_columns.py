@@ -1,15 +1,16 @@
 """Checks that a dataset's columns can be learnt from, in passes over blocks of them.
 
-The first pass looks for gaps in the numbering, values that are not finite and doubled episodes. The
-next take exact statistics of values, of their changes from step to step and of their spread in each
-episode, and a last one finds the places where a value is far outside those. Thresholds are ratios
-of quantiles, which a few wrong values do not move.
+Every pass is a job (data/files/job.py) over ranges of episodes. The first looks for gaps in the
+numbering, values that are not finite and doubled episodes. The next take exact statistics of
+values, of their changes from step to step and of their spread in each episode, and a last one finds
+the places where a value is far outside those. Thresholds are ratios of quantiles, which a few wrong
+values do not move.
 """
 
 import hashlib
-import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +20,9 @@ from jaxtyping import Float64, Int64, Shaped
 from data.columns import BOOKKEEPING
 from data.dataset import Dataset, Report
 from data.errors import DatasetError, Problem, error, from_error, warning
+from data.files.job import Done, run_job
 from data.frames import ACTION, STATE
+from data.lake.ranges import episode_ranges, require_no_strays, streamed
 from data.statistics.stats import Stats, describe_columns, numeric_columns
 
 _EXPLODED, _BROKEN, _LEAST_SIZE = 1e3, 1e6, 1e-3
@@ -45,9 +48,11 @@ def check_columns(
         return problems, {}, {}
     problems += scan.problems()
     sound = [n for n in scan.names if n not in BOOKKEEPING and not scan.holes.get(n)]
-    passes = itertools.count(1)
     stats = describe_columns(
-        lambda wanted: _told(dataset, wanted, report, f"Statistics, pass {next(passes)}"), sound
+        _Columns(dataset),
+        sound,
+        episode_ranges(dataset.lengths),
+        lambda number: _telling(dataset, report, f"Statistics, pass {number}"),
     )
     moving = [name for name in (STATE, ACTION) if name in sound]
     if moving:
@@ -57,17 +62,25 @@ def check_columns(
 
 
 class _Scan:
-    """Findings of one pass over all columns."""
+    """Findings of one pass over all columns, or over those of a range of episodes."""
 
-    def __init__(self, dataset: Dataset, names: Sequence[str]) -> None:
+    def __init__(self, dataset: Dataset, names: Sequence[str], first: int = 0) -> None:
         self.dataset, self.names = dataset, list(names)
         self.holes: dict[str, tuple[int, int]] = {}
         self.wrong: dict[str, tuple[int, float, float]] = {}
         self.tasks: dict[int, int] = {}
-        self._seen: dict[bytes, int] = {}
-        self._doubled: list[tuple[int, int]] = []
+        self.contents: list[bytes] = []
         self._ends = np.cumsum(dataset.lengths)
-        self._frames = self._episodes = 0
+        self._frames, self._episodes = int(dataset.lengths[:first].sum()), first
+
+    def join(self, later: "_Scan") -> None:
+        """Takes the findings of the range that follows."""
+        self.wrong = later.wrong | self.wrong
+        self.tasks = later.tasks | self.tasks
+        for name, (at, count) in later.holes.items():
+            first, before = self.holes.get(name, (at, 0))
+            self.holes[name] = (first, before + count)
+        self.contents += later.contents
 
     def add(self, block: Mapping[str, np.ndarray]) -> None:
         """Looks at some whole episodes."""
@@ -115,11 +128,14 @@ class _Scan:
                 f"is not finite (NaN or infinite) at step {step} of episode {episode} and in "
                 f"{count} frames in all; repair or remove those episodes.",
             )  # fmt: skip
-        if self._doubled:
-            first, again = self._doubled[0]
+        seen: dict[bytes, int] = {}
+        numbered = enumerate(self.contents)
+        firsts = ((seen.setdefault(content, number), number) for number, content in numbered)
+        if doubled := [pair for pair in firsts if pair[0] != pair[1]]:
+            first, again = doubled[0]
             yield warning(
                 _file(self.dataset, int(self._ends[again]) - 1), "columns of state and action",
-                f"are the same in episodes {first} and {again} ({len(self._doubled)} "
+                f"are the same in episodes {first} and {again} ({len(doubled)} "
                 "doubled episodes in all); they count twice, hold out both or none.",
             )  # fmt: skip
 
@@ -149,14 +165,11 @@ class _Scan:
         starts: Int64[np.ndarray, " e"],
         lengths: Int64[np.ndarray, " e"],
     ) -> None:
-        for i, (start, length) in enumerate(zip(starts, lengths, strict=True) if columns else ()):
+        for start, length in zip(starts, lengths, strict=True) if columns else ():
             content = hashlib.blake2b(digest_size=16)
             for column in columns:
                 content.update(column[start : start + length].tobytes())
-            number = self._episodes + i
-            first = self._seen.setdefault(content.digest(), number)
-            if first != number:
-                self._doubled.append((first, number))
+            self.contents.append(content.digest())
 
 
 def locate(dataset: Dataset, frame: int) -> tuple[int, int]:
@@ -166,14 +179,31 @@ def locate(dataset: Dataset, frame: int) -> tuple[int, int]:
     return episode, int(frame - ends[episode] + dataset.lengths[episode])
 
 
+@dataclass(frozen=True)
+class _Scanning:
+    """The first pass over a range of episodes."""
+
+    columns: "_Columns"
+    names: tuple[str, ...]
+
+    def __call__(self, episodes: range, done: Done) -> _Scan:
+        scan = _Scan(self.columns.dataset, self.names, episodes.start)
+        for block in self.columns(self.names, episodes):
+            scan.add(block)
+            done(len(block[self.names[0]]))
+        return scan
+
+
 def _scan(dataset: Dataset, names: list[str], report: Report) -> tuple[_Scan | None, list[Problem]]:
     """A pass over the columns that can be read; the others are problems."""
     problems: list[Problem] = []
     while names:
-        scan = _Scan(dataset, names)
+        ranges, scan = episode_ranges(dataset.lengths), _Scan(dataset, names)
+        done = _telling(dataset, report, "Values and numbering")
         try:
-            for block in _told(dataset, names, report, "Values and numbering"):
-                scan.add(block)
+            for found in run_job(_Scanning(_Columns(dataset), tuple(names)), ranges, done):
+                scan.join(found)
+            require_no_strays(dataset, ranges)
         except DatasetError as raised:
             problems.append(from_error(raised))
             left = [name for name in names if raised.field != f"column '{name}'"]
@@ -215,26 +245,26 @@ class _Worst:
             self.ratio, self.place = float(ratio.max()), int(places[row])
             self.value = float(values[row, self.dim])
 
+    def join(self, later: "_Worst") -> None:
+        """Takes what was found further on."""
+        self.count += later.count
+        if later.ratio > self.ratio:
+            self.ratio, self.place = later.ratio, later.place
+            self.dim, self.value = later.dim, later.value
+
 
 def _outside(
     dataset: Dataset, stats: Mapping[str, Stats], names: Sequence[str], report: Report
 ) -> Iterator[Problem]:
     """Values, changes from step to step and episodes far outside the usual."""
-
-    passes = itertools.count(1)
-
-    def derived(wanted: Sequence[str]) -> Iterator[dict[str, np.ndarray]]:
-        for episodes in _episodes(dataset, names, report, f"Changes, pass {next(passes)}"):
-            for name in names:
-                found = {
-                    f"changes of {name}": np.abs(episodes.changes(name)[0]),
-                    f"spreads of {name}": episodes.spreads(name),
-                }
-                yield {what: values for what, values in found.items() if what in wanted}
-
     changing = bool((dataset.lengths > 1).any())
     kinds = ("changes", "spreads") if changing else ("spreads",)
-    usual = describe_columns(derived, [f"{kind} of {name}" for name in names for kind in kinds])
+    usual = describe_columns(
+        _Changes(_Columns(dataset), tuple(names)),
+        [f"{kind} of {name}" for name in names for kind in kinds],
+        episode_ranges(dataset.lengths),
+        lambda number: _telling(dataset, report, f"Changes, pass {number}"),
+    )
     worst: dict[str, dict[str, _Worst]] = {}
     for name in names:
         values, spreads = (_flat(s) for s in (stats[name], usual[f"spreads of {name}"]))
@@ -260,6 +290,47 @@ def _outside(
         yield from _tell(dataset, name, found)
 
 
+@dataclass(frozen=True)
+class _Changes:
+    """Changes from step to step and spreads in each episode, as columns by names of their own."""
+
+    columns: "_Columns"
+    names: tuple[str, ...]
+
+    def __call__(self, wanted: Sequence[str], part: range) -> Iterator[dict[str, np.ndarray]]:
+        for episodes in _episodes(self.columns, self.names, part):
+            for name in self.names:
+                found = {
+                    f"changes of {name}": np.abs(episodes.changes(name)[0]),
+                    f"spreads of {name}": episodes.spreads(name),
+                }
+                yield {what: values for what, values in found.items() if what in wanted}
+
+
+@dataclass(frozen=True)
+class _Finding:
+    """Looks in a range of episodes for the places of what is beyond the limits."""
+
+    columns: "_Columns"
+    limits: Mapping[str, Mapping[str, Float64[np.ndarray, " _d"]]]
+    middles: Mapping[str, Float64[np.ndarray, " _d"]]
+
+    def __call__(self, part: range, done: Done) -> dict[str, dict[str, _Worst]]:
+        worst = {n: {k: _Worst(x) for k, x in of.items()} for n, of in self.limits.items()}
+        for episodes in _episodes(self.columns, tuple(worst), part):
+            for name, found in worst.items():
+                if "values" in found:
+                    frames = episodes.first + np.arange(int(episodes.lengths.sum()))
+                    found["values"].add(episodes.values(name) - self.middles[name], frames)
+                if "changes" in found:
+                    changes, steps = episodes.changes(name)
+                    found["changes"].add(changes, episodes.first + steps)
+                if "spreads" in found:
+                    found["spreads"].add(episodes.spreads(name), episodes.numbers)
+            done(int(episodes.lengths.sum()))
+        return worst
+
+
 def _look(
     dataset: Dataset,
     worst: Mapping[str, Mapping[str, _Worst]],
@@ -267,16 +338,16 @@ def _look(
     report: Report,
 ) -> None:
     """A pass for the places of what is known to be somewhere."""
-    for episodes in _episodes(dataset, list(worst), report, "Values far outside"):
-        for name, found in worst.items():
-            if "values" in found:
-                frames = episodes.first + np.arange(int(episodes.lengths.sum()))
-                found["values"].add(episodes.values(name) - np.ravel(stats[name]["q50"]), frames)
-            if "changes" in found:
-                changes, steps = episodes.changes(name)
-                found["changes"].add(changes, episodes.first + steps)
-            if "spreads" in found:
-                found["spreads"].add(episodes.spreads(name), episodes.numbers)
+    finding = _Finding(
+        _Columns(dataset),
+        {name: {k: w.limit for k, w in found.items()} for name, found in worst.items()},
+        {name: np.ravel(stats[name]["q50"]) for name in worst},
+    )
+    done = _telling(dataset, report, "Values far outside")
+    for later in run_job(finding, episode_ranges(dataset.lengths), done):
+        for name, found in later.items():
+            for kind, place in found.items():
+                worst[name][kind].join(place)
 
 
 def _tell(dataset: Dataset, name: str, found: Mapping[str, _Worst]) -> Iterator[Problem]:
@@ -338,37 +409,56 @@ class _Episodes(NamedTuple):
         return np.sqrt(np.add.reduceat(values**2, starts) / lengths)
 
 
-def _episodes(
-    dataset: Dataset, names: Sequence[str], report: Report, what: str
-) -> Iterator[_Episodes]:
-    """The columns by whole episodes, those without frames left out."""
-    ends = np.cumsum(dataset.lengths)
-    first = episode = 0
-    for block in _told(dataset, names, report, what):
+def _episodes(columns: "_Columns", names: Sequence[str], part: range) -> Iterator[_Episodes]:
+    """The columns of a range of episodes, by whole ones, those without frames left out."""
+    lengths = columns.dataset.lengths
+    ends = np.cumsum(lengths)
+    episode, first = part.start, int(lengths[: part.start].sum())
+    for block in columns(names, part):
         count = len(block[names[0]])
         last = int(np.searchsorted(ends, first + count, "right"))
-        numbers = np.arange(episode, last)[dataset.lengths[episode:last] > 0]
-        yield _Episodes(numbers, dataset.lengths[numbers], first, block)
+        numbers = np.arange(episode, last)[lengths[episode:last] > 0]
+        yield _Episodes(numbers, lengths[numbers], first, block)
         first, episode = first + count, last
 
 
-def _told(
-    dataset: Dataset, names: Sequence[str], report: Report, what: str
-) -> Iterator[Mapping[str, np.ndarray]]:
-    ends = np.cumsum(dataset.lengths)
+@dataclass(frozen=True)
+class _Columns:
+    """Columns of ranges of a dataset's episodes, whose blocks are held against what it declares."""
+
+    dataset: Dataset
+
+    def __call__(self, names: Sequence[str], part: range) -> Iterator[Mapping[str, np.ndarray]]:
+        dataset = self.dataset
+        ends = np.cumsum(dataset.lengths)
+        done = before = int(dataset.lengths[: part.start].sum())
+        for block in streamed(dataset, names, part):
+            rows = _rows(dataset, names, block)
+            done += rows
+            last = int(np.searchsorted(ends, done))
+            if rows and done not in ends[last : last + 1]:
+                raise _broken(dataset, names[0], "come in blocks, one of which ends at frame "
+                    f"{done}, within an episode")  # fmt: skip
+            yield block
+        total = int(dataset.lengths[part.start : part.stop].sum())
+        if done - before != total:
+            raise _broken(
+                dataset, names[0],
+                f"are {done - before}, where the episodes have {total} frames",
+            )  # fmt: skip
+
+
+def _telling(dataset: Dataset, report: Report, what: str) -> Callable[[int], None]:
+    """Reports the frames that a pass has done."""
     done, total = 0, int(dataset.lengths.sum())
     report(what, 0, total)
-    for block in dataset.stream(names):
-        rows = _rows(dataset, names, block)
+
+    def told(rows: int) -> None:
+        nonlocal done
         done += rows
-        last = int(np.searchsorted(ends, done))
-        if rows and done not in ends[last : last + 1]:
-            raise _broken(dataset, names[0], f"come in blocks, one of which ends at frame {done}, "
-                "within an episode")  # fmt: skip
-        yield block
-        report(what, done, total)
-    if done != total:
-        raise _broken(dataset, names[0], f"are {done}, where the episodes have {total} frames")
+        report(what, min(done, total), total)
+
+    return told
 
 
 def _rows(dataset: Dataset, names: Sequence[str], block: Mapping[str, np.ndarray]) -> int:

@@ -1,17 +1,19 @@
 """Checks of cameras: pictures that decode, in the size that is declared.
 
 Of each camera a few episodes are decoded, of a dataset of any format;
-data/lerobot/check_cameras.py also looks into LeRobot's videos.
+data/lerobot/checks/check_cameras.py also looks into LeRobot's videos.
 """
 
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float64, UInt8
 
 from data.dataset import Dataset, Report
 from data.errors import DatasetError, Problem, error, from_error, warning
+from data.files.job import Done, run_job
 
 _LOOKS, _FRAMES, _PIXELS = 3, 10, 4
 
@@ -58,29 +60,47 @@ def check_pictures(
     """
     looks = np.linspace(0, len(present) - 1, _LOOKS) if present else ()
     chosen = sorted({present[int(i)] for i in looks})
+    report(f"Pictures of {camera}", 0, len(chosen))
     seen = []
-    for done, episode in enumerate(chosen):
+    looking = run_job(_Looking(dataset, camera), chosen)
+    for done, (problem, frames) in enumerate(looking, 1):
         report(f"Pictures of {camera}", done, len(chosen))
+        if problem is not None:
+            yield problem
+            return None
+        seen.append(frames)
+    return np.concatenate(seen).reshape(-1, 3).std(axis=0) / 255 if seen else None
+
+
+@dataclass(frozen=True)
+class _Looking:
+    """The look at a camera's episodes as a job: what is wrong with one, or some of its pixels."""
+
+    dataset: Dataset
+    camera: str
+
+    def __call__(
+        self, episode: int, _: Done
+    ) -> tuple[Problem | None, UInt8[np.ndarray, "t h w 3"]]:
+        dataset, camera, none = self.dataset, self.camera, np.zeros((0, 0, 0, 3), np.uint8)
         try:
             frames = dataset.frames(episode, camera)
         except DatasetError as raised:
-            yield from_error(raised)
-            return None
+            return from_error(raised), none
         expected = (int(dataset.lengths[episode]), *frames.shape[1:3], 3)
         if frames.dtype != np.uint8 or frames.shape != expected:
-            yield error(
+            problem = error(
                 dataset.file(episode), f"camera '{camera}'",
                 f"has {frames.dtype} {list(frames.shape)} in episode {episode}, expected uint8 "
                 "[frames, height, width, 3]; correct the files or the reader.",
             )  # fmt: skip
-            return None
-        seen.append(frames[:: max(1, len(frames) // _FRAMES), ::_PIXELS, ::_PIXELS])
+            return problem, none
         height, width = frames.shape[1:3]
         shape = dataset.features[camera]["shape"]
         if Counter((height, width)) - Counter(shape):
-            yield error(
+            problem = error(
                 dataset.root, f"feature '{camera}'",
                 f"declares {list(shape)}, but the frames are {height}x{width}; correct the shape.",
             )  # fmt: skip
-            return None
-    return np.concatenate(seen).reshape(-1, 3).std(axis=0) / 255 if seen else None
+            return problem, none
+        return None, frames[:: max(1, len(frames) // _FRAMES), ::_PIXELS, ::_PIXELS].copy()

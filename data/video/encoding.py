@@ -10,14 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Literal, cast, get_args
+from typing import Literal, NamedTuple, cast, get_args
 
 import av
 import numpy as np
 from av.video.frame import PictureType
 from av.video.reformatter import VideoReformatter
 from av.video.stream import VideoStream
-from jaxtyping import UInt8
+from jaxtyping import Int64, UInt8
 
 from data.video.video import PIXEL_FORMAT, SAME_BYTES
 
@@ -25,10 +25,15 @@ Codec = Literal["h264", "hevc", "av1"]
 
 _ENCODERS = {"h264": "libx264", "hevc": "libx265", "av1": "libsvtav1"}
 _OPTIONS = {
-    "h264": {"preset": "veryfast"} | SAME_BYTES,
-    "hevc": {"preset": "veryfast", "x265-params": "open-gop=0:log-level=none"},
+    "h264": {"preset": "veryfast", "threads": "2"} | SAME_BYTES,
+    "hevc": {
+        "preset": "veryfast",
+        "x265-params": "open-gop=0:log-level=none:pools=2:frame-threads=1",
+    },
     "av1": {"preset": "8"},
 }
+"""Numbers of threads are set, as the bytes that two of these encoders write depend on them, and
+what a machine chooses for itself is by its cores."""
 _CRF = {"h264": 14, "hevc": 16, "av1": 20}
 _WORST = {"h264": 51, "hevc": 51, "av1": 63}
 
@@ -63,6 +68,25 @@ class VideoEncoding:
     def quality(self) -> int:
         """Constant rate factor in use."""
         return _CRF[self.codec] if self.crf is None else self.crf
+
+
+class EncodedFrames(NamedTuple):
+    """Frames of the shape [t, h, w, 3] as the video that `write_video` made of them with the usual
+    encoding; None of a shape that was not asked for, which is not encoded."""
+
+    path: Path | None
+    shape: tuple[int, ...]
+    pixels: Int64[np.ndarray, "3 256"]
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Type of the frames' values."""
+        return np.dtype(np.uint8)
+
+    @property
+    def length(self) -> int:
+        """Number of frames."""
+        return self.shape[0]
 
 
 def even(picture: UInt8[np.ndarray, "_h _w 3"]) -> UInt8[np.ndarray, "_h2 _w2 3"]:

@@ -29,9 +29,9 @@ SHIPPED = {"LeRobot": FIXTURES / "lerobot/chiliad", "RLDS": FIXTURES / "rlds/tfr
 FORMATS = ("data.lerobot", "data.rlds")
 """Packages that are of one format alone, which what serves all of them does not import."""
 FOR_ALL = ("dataset", "frames", "statistics/stats", "store/tables", "store/convert", "store/store",
-           "store/ray_convert", "validation/validate", "validation/check_dataset",
-           "validation/check_columns", "validation/check_pictures", "view/view", "packing/plan",
-           "mixture/mixture", "mixture/mixed", "mixture/relabelled",
+           "files/job", "lake/on_ray", "lake/ranges", "validation/validate",
+           "validation/check_dataset", "validation/check_columns", "validation/check_pictures",
+           "view/view", "packing/plan", "mixture/mixture", "mixture/mixed", "mixture/relabelled",
            "mixture/embodiments")  # fmt: skip
 
 
@@ -241,7 +241,7 @@ def test_reworded_frames_have_all_that_frames_have():
 
 def test_runs_are_one_class_wherever_they_are_imported_from():
     from data import frames
-    from data import task_runs as runs
+    from data.lerobot import task_runs as runs
 
     assert runs.Runs is frames.Runs is Runs
 

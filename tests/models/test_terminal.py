@@ -180,7 +180,7 @@ def test_what_goes_around_the_console_is_harmless_too():
     logs = {
         "data/rlds/dataset.py",
         "data/rlds/index.py",
-        "data/store/ray_convert.py",
+        "data/lake/on_ray.py",
         "tools/serve.py",
     }
     found = []

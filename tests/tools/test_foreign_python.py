@@ -28,8 +28,8 @@ RUNS = {
     "tools/bench/__main__.py": "benchmarks, by a table of their modules",
     "parallel/trackers/tracker.py": "trackers of ours, by a table; others by path/to/file.py:NAME",
     "sim/processes/child.py": "a simulator's script of ours or of the user's suite",
-    "data/store/convert.py": "pickles of this process, for its threads",
-    "data/store/ray_convert.py": "pickles of this job, in its own Ray",
+    "data/files/job.py": "pickles of this process, for its threads",
+    "data/lake/on_ray.py": "pickles of this job, in its own Ray",
     "rl/remote/slots.py": "pickles of this job, in its own Ray",
     "rl/remote/actor.py": "pickles of this job, in its own Ray",
 }

@@ -12,6 +12,8 @@ from data.video.encoding import Codec, VideoEncoding
 from models.terminal import Console
 from tools.command_line.ending import in_a_line
 from tools.datasets.bars import progress
+from tools.datasets.place import ALONE, LakeOptions, lake
+from tools.datasets.versions import absolute
 
 Repeated = tyro.conf.UseAppendAction[tuple[str, ...]]
 Pairs = tyro.conf.UseAppendAction[tuple[tuple[str, str], ...]]
@@ -63,6 +65,7 @@ def edit_command(
     out: Annotated[Path | None, tyro.conf.arg(metavar="OUT")] = None,
     in_place: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     options: Annotated[EditOptions, tyro.conf.arg(name="")] = _NONE,
+    where: Annotated[LakeOptions, tyro.conf.arg(name="")] = ALONE,
 ) -> None:
     """Edit a LeRobot dataset into a new one, or join several: delete, keep, order and split
     episodes, cut frames off, rename tasks, cameras and columns, drop some, encode again. Goes on
@@ -73,6 +76,7 @@ def edit_command(
         out: Folder to make for the new dataset (v3.0).
         in_place: Put the new dataset in the old one's place, which is moved to PATH.old.
         options: Changes.
+        where: Work on a cluster, and a catalogue.
     """
     if not paths:
         raise ValueError("Give the folder of a dataset to edit.")
@@ -87,11 +91,13 @@ def edit_command(
                 f"--in-place is for one dataset on disk, not {', '.join(paths)}; give --out."
             )
         out = Path(paths[0])
-    edit = read_edit(options)
+    edit, console = read_edit(options), Console()
     kept = "What is finished is kept; the same command goes on from there."
-    with in_a_line(kept, writing=out), progress("Writing") as report:
-        plans = edit_dataset(paths, out, edit, progress=report)
-    console = Console()
+    made = lake(where, console, paths)
+    with in_a_line(kept, writing=out), made as note, progress("Writing") as report:
+        plans = edit_dataset([absolute(path) for path in paths], out, edit, progress=report)
+        for name in plans:
+            note(out / name)
     for name, plan in plans.items():
         console.print(f"{out / name}: {_said(plan)}", soft_wrap=True)
     if in_place:

@@ -10,6 +10,7 @@ from data.lerobot.importing.layout import read_layout
 from models.terminal import Console
 from tools.command_line.ending import in_a_line
 from tools.datasets.bars import steps
+from tools.datasets.place import ALONE, LakeOptions, lake
 
 RecordingPaths = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATH …")]
 
@@ -22,6 +23,7 @@ def import_command(
     fps: int | None = None,
     robot: str = "",
     resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    where: Annotated[LakeOptions, tyro.conf.arg(name="")] = ALONE,
 ) -> None:
     """Make a LeRobot dataset (v3.0) of recordings of other formats: HDF5, zarr, MCAP, ROS bags, or
     pictures with a CSV. Needs `pip install -e '.[import]'`.
@@ -35,12 +37,15 @@ def import_command(
         fps: Frames per second, in place of the layout's.
         robot: Name of the robot, in place of the layout's.
         resume: Go on with an import that was cut off, given the same recordings and options.
+        where: Work on a cluster, and a catalogue.
     """
-    read = read_layout(layout, task=task, fps=fps, robot=robot)
+    read, console = read_layout(layout, task=task, fps=fps, robot=robot), Console()
     kept = "Finished episodes are kept; --resume goes on."
-    with in_a_line(kept, writing=out), steps() as report:
+    made = lake(where, console, paths, recorded=True)
+    with in_a_line(kept, writing=out), made as note, steps() as report:
         found = import_dataset(paths, out, read, resume=resume, progress=report)
-    Console().print(
+        note(out)
+    console.print(
         f"{out}: LeRobot v3.0, {found.episodes} episodes, {found.frames} frames of "
         f"{found.recordings} recordings.",
         soft_wrap=True,

@@ -1,21 +1,26 @@
 """Recordings of other formats as a LeRobot v3.0 dataset, an episode at a time.
 
-All files are looked at before the first is read; an episode is on disk when the next is begun, and
+All files are looked at before the first is read. Reading and encoding are a job (data/files/job.py)
+of an episode each, which is on disk when this process begins with the next, and
 what interrupts the work, the same call with `resume` goes on with.
 """
 
+import shutil
+import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from data.files.job import Done, run_job
 from data.lerobot.importing.csv_files import CSV
 from data.lerobot.importing.hdf5 import HDF5
 from data.lerobot.importing.layout import ImportLayout
 from data.lerobot.importing.mcap_files import MCAP
 from data.lerobot.importing.recording import (
     ImportedEpisode,
-    PendingEpisode,
     RecordingFormat,
     natural,
 )
@@ -23,10 +28,66 @@ from data.lerobot.importing.replay_buffer import ZARR
 from data.lerobot.importing.ros_bags import ROS_BAG
 from data.lerobot.recording import features_of
 from data.lerobot.writer import DatasetWriter
+from data.statistics.pixels import Histogram
+from data.video.encoding import EncodedFrames, VideoEncoding, write_video
 
 FORMATS: tuple[RecordingFormat, ...] = (HDF5, ZARR, ROS_BAG, MCAP, CSV)
 
 Progress = Callable[[str, int, int], None]
+
+_ENCODED = ".encoded"
+
+
+class Unit(NamedTuple):
+    """Episodes `first` to `stop` (None: all others) of recording `number`, a file of `size`."""
+
+    number: int
+    file: Path
+    size: int
+    first: int
+    stop: int | None
+
+
+class ReadEpisodes(NamedTuple):
+    """Episodes with their names and the number of all in their file; an error that the next one
+    met."""
+
+    episodes: list[tuple[ImportedEpisode, str, int]]
+    error: ValueError | OSError | None
+
+
+@dataclass(frozen=True)
+class RecordingsReading:
+    """An import as a job: reads episodes and encodes their pictures to videos in `folder`. Frames
+    of other `shapes` than the dataset's are not encoded; the writer refuses them."""
+
+    format: str
+    layout: ImportLayout
+    shapes: dict[str, tuple[int, ...]]
+    folder: Path
+
+    def __call__(self, unit: Unit, done: Done) -> ReadEpisodes:
+        read: list[tuple[ImportedEpisode, str, int]] = []
+        kind = next(kind for kind in FORMATS if kind.name == self.format)
+        try:
+            with kind.episodes(unit.file, self.layout) as episodes:
+                for pending in episodes[unit.first : unit.stop]:
+                    episode = pending.read()
+                    frames = {c: self._encoded(c, x) for c, x in episode.frames.items()}
+                    read.append((episode._replace(frames=frames), pending.name, len(episodes)))
+                    done(1)
+        except (ValueError, OSError) as error:
+            if not read:
+                raise
+            return ReadEpisodes(read, error)
+        return ReadEpisodes(read, None)
+
+    def _encoded(self, camera: str, frames: Any) -> EncodedFrames:
+        if frames.dtype != np.uint8 or frames.shape[1:] != self.shapes.get(camera):
+            return EncodedFrames(None, frames.shape, np.zeros((3, 256), np.int64))
+        path = self.folder / f"{uuid.uuid4().hex}.mp4"
+        write_video(path, frames, self.layout.fps, VideoEncoding())
+        return EncodedFrames(path, frames.shape, Histogram.of(frames).counts)
 
 
 class ImportSummary(NamedTuple):
@@ -68,6 +129,7 @@ def import_dataset(
         counts.append(kind.check(file, layout))
     with kind.episodes(files[0], layout) as episodes:
         features = _features(episodes[0].read())
+    aside = Path(out).absolute().with_name(Path(out).name + _ENCODED)
     with DatasetWriter(
         out,
         fps=layout.fps,
@@ -76,23 +138,30 @@ def import_dataset(
         resume=resume,
         about={"layout": {k: v for k, v in asdict(layout).items() if k != "name"}},
     ) as writer:
-        before = list(writer.notes)
+        before, units = list(writer.notes), list[Unit]()
         for number, file in enumerate(files):
             size = _bytes(file)
             notes = _notes_of(before, file, size, Path(out))
-            if notes and notes[-1]["last"]:
-                continue
-            with kind.episodes(file, layout) as episodes:
-                for part, episode in enumerate(episodes[len(notes) :], len(notes) + 1):
-                    note = {"file": str(file), "bytes": size, "last": part == len(episodes)}
-                    _add(writer, episode, note)
-                    share = part * counts[number] // len(episodes)
-                    report("Importing", sum(counts[:number]) + share, sum(counts))
+            if not (notes and notes[-1]["last"]):
+                units += _units(number, file.absolute(), size, len(notes), counts[number])
         if before:
             raise ValueError(
                 f"{out}: has episodes of {before[0]['file']}, which is not among the recordings "
                 "now; give the same ones."
             )
+        shapes = {n: tuple(f["shape"]) for n, f in features.items() if f["dtype"] == "video"}
+        reading = RecordingsReading(kind.name, layout, shapes, aside)
+        try:
+            for unit, (read, error) in zip(units, run_job(reading, units), strict=True):
+                for part, (episode, name, of) in enumerate(read, unit.first + 1):
+                    about = {"file": str(files[unit.number]), "bytes": unit.size}
+                    _add(writer, episode, name, about | {"last": part == of})
+                    share = part * counts[unit.number] // of
+                    report("Importing", sum(counts[: unit.number]) + share, sum(counts))
+                if error is not None:
+                    raise error
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
         return ImportSummary(len(files), writer.num_episodes, writer.num_frames)
 
 
@@ -132,12 +201,21 @@ def _within(path: Path) -> Iterator[tuple[Path, RecordingFormat]]:
             yield from _within(entry)
 
 
-def _add(writer: DatasetWriter, pending: PendingEpisode, note: dict[str, Any]) -> None:
-    columns, frames, task, _ = pending.read()
+def _add(writer: DatasetWriter, episode: ImportedEpisode, name: str, note: dict[str, Any]) -> None:
     try:
-        writer.add_episode(columns, frames, task, note=note)
+        writer.add_episode(episode.columns, episode.frames, episode.task, note=note)
     except ValueError as error:
-        raise ValueError(f"{pending.name}: {error}") from None
+        raise ValueError(f"{name}: {error}") from None
+
+
+def _units(number: int, file: Path, size: int, first: int, count: int) -> Iterator[Unit]:
+    """Units of a recording from its episode `first` on: an episode each, or one of all where only
+    the data tell how many there are."""
+    if count == 1:
+        yield Unit(number, file, size, first, None)
+        return
+    for part in range(first, count):
+        yield Unit(number, file, size, part, part + 1)
 
 
 def _notes_of(

@@ -17,11 +17,11 @@ from data.lerobot.importing.layout import ImportLayout, TaskSource
 
 
 class ImportedEpisode(NamedTuple):
-    """Columns [T, n] and pictures uint8 [T, h, w, 3] by name, dimension names of the columns that
-    have some, and the instruction."""
+    """Columns [T, n] and pictures uint8 [T, h, w, 3] by name (videos of them, once encoded),
+    dimension names of the columns that have some, and the instruction."""
 
     columns: dict[str, np.ndarray]
-    frames: dict[str, np.ndarray]
+    frames: dict[str, Any]
     task: str
     names: dict[str, tuple[str, ...]]
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from data import open_dataset
+from data.dataset import Runs
 from data.errors import DatasetError
 from data.files.folder import LocalFolder, open_folder
 from data.files.names import file_within, fill, pattern, plain_name
@@ -23,7 +24,6 @@ from data.mixture.mixture import DatasetConfig, Known, Mixture, RobotConfig, res
 from data.store import convert, tables
 from data.store.convert import checksum
 from data.store.store import build_store, open_store
-from data.task_runs import Runs
 from data.validation.validate import validate
 from tests.helpers.data.fake_hub import REPOSITORY, fake_hub
 from tests.helpers.data.recording import FEATURES, FRONT, WRIST, Episode

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from data import open_dataset
+from data.dataset import Runs
 from data.lerobot.writer import DatasetWriter
 from data.mixture.kept_frames import KeptFrames, read_kept, runs_within
 from data.mixture.mixed import mix
 from data.mixture.mixture import read_mixture
 from data.statistics.idle import IdleLimits, find_idle, ranges, to_json
-from data.task_runs import Runs
 from data.view.idle_page import write_idle_page
 from tests.helpers.data.memory_frames import MemoryFrames
 

@@ -3,7 +3,6 @@ import signal
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +11,9 @@ import pytest
 from data import open_dataset
 from data.errors import DatasetError
 from data.files.folder import LocalFolder, open_folder
+from data.files.job import alone, in_threads, running
 from data.store import convert
-from data.store.convert import Settings, in_threads, parts_of, shard_episodes
+from data.store.convert import Settings, parts_of, shard_episodes
 from data.store.store import build_store, open_store
 from tests.helpers.data.recording import FRONT, LENGTHS, WRIST
 from tests.helpers.data.stores import contents
@@ -46,28 +46,27 @@ def test_bytes_do_not_depend_on_the_run_or_the_workers(dataset, tmp_path, encodi
     alone, several = LocalFolder(tmp_path / "alone"), LocalFolder(tmp_path / "several")
     convert.convert(dataset, alone, settings)
 
-    def run(*work):
-        in_threads(*work, workers=3)
-
-    convert.convert(dataset, several, settings, run)
+    with running(in_threads(3)):
+        convert.convert(dataset, several, settings)
     assert contents(several.root) == contents(alone.root)
 
 
 def test_only_parts_that_are_missing_are_made(dataset, expected, tmp_path):
     folder, made = LocalFolder(tmp_path / "s"), []
 
-    def two_parts(source, parts, settings, target, done):
-        in_threads(source, parts[:2], settings, target, done, 1)
+    def two_parts(work, parts, done):
+        yield from alone(work, parts[:2], done)
         raise KeyboardInterrupt
 
-    def others(source, parts, settings, target, done):
+    def others(work, parts, done):
         made.extend(part.name for part in parts)
-        in_threads(source, parts, settings, target, done, 1)
+        yield from alone(work, parts, done)
 
-    with pytest.raises(KeyboardInterrupt):
-        convert.convert(dataset, folder, SETTINGS, two_parts)
+    with running(two_parts), pytest.raises(KeyboardInterrupt):
+        convert.convert(dataset, folder, SETTINGS)
     first = []
-    convert.convert(dataset, folder, SETTINGS, others, lambda *call: first.append(call))
+    with running(others):
+        convert.convert(dataset, folder, SETTINGS, lambda *call: first.append(call))
     parts = parts_of(dataset, SETTINGS)
     assert made == [part.name for part in parts[2:]]
     assert first[0] == (parts[1].pictures // 2, sum(LENGTHS))
@@ -126,9 +125,9 @@ def test_an_episode_with_too_few_frames_is_refused(recorded, tmp_path):
     dataset = open_dataset(recorded)
     frames = dataset.frames
     dataset.frames = lambda i, camera: frames(i, camera)[: LENGTHS[3]]
-    alone = partial(in_threads, workers=1)
-    with pytest.raises(DatasetError, match=f"episode 1, {FRONT}: has 9 frames, expected 12"):
-        convert.convert(dataset, LocalFolder(tmp_path / "s"), SETTINGS, alone)
+    expected = f"episode 1, {FRONT}: has 9 frames, expected 12"
+    with running(alone), pytest.raises(DatasetError, match=expected):
+        convert.convert(dataset, LocalFolder(tmp_path / "s"), SETTINGS)
 
 
 class OneCamera:
@@ -151,9 +150,10 @@ class OneCamera:
 
 @pytest.mark.parametrize("encoding", ["jpeg", "raw"])
 def test_an_absent_camera_stores_nothing(dataset, tmp_path, encoding):
-    settings, alone = Settings(16, encoding, shard_frames=20), partial(in_threads, workers=1)
-    convert.convert(dataset, LocalFolder(tmp_path / "full"), settings, alone)
-    convert.convert(OneCamera(dataset), LocalFolder(tmp_path / "sparse"), settings, alone)
+    settings = Settings(16, encoding, shard_frames=20)
+    with running(alone):
+        convert.convert(dataset, LocalFolder(tmp_path / "full"), settings)
+        convert.convert(OneCamera(dataset), LocalFolder(tmp_path / "sparse"), settings)
     full, sparse = open_store(tmp_path / "full"), open_store(tmp_path / "sparse")
     assert np.array_equal(sparse.present[:, 1], ~np.isin(np.arange(6), OneCamera.absent))
     there = np.flatnonzero(np.repeat(sparse.present[:, 1], LENGTHS))
@@ -178,13 +178,13 @@ def test_a_folder_of_something_else_is_left_alone(dataset, tmp_path):
 
 
 def test_an_unfinished_store_of_other_settings_is_refused(dataset, tmp_path):
-    def tables_only(source, parts, settings, target, done):
-        in_threads(source, parts[:1], settings, target, done)
+    def tables_only(work, parts, done):
+        yield from alone(work, parts[:1], done)
         raise KeyboardInterrupt
 
     folder = LocalFolder(tmp_path / "s")
-    with pytest.raises(KeyboardInterrupt):
-        convert.convert(dataset, folder, SETTINGS, tables_only)
+    with running(tables_only), pytest.raises(KeyboardInterrupt):
+        convert.convert(dataset, folder, SETTINGS)
     with pytest.raises(ValueError, match=r"holds 'parts/.*-tables\.json', which is not of"):
         convert.convert(dataset, folder, Settings(24))
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data.store.store import _open_jpegs
+from data.store.store import _open
 
 
 def flips(file: Path, number: int, where: np.ndarray | None = None) -> Iterator[int]:
@@ -27,4 +27,4 @@ def put(file: Path, at: int, value: int) -> None:
     with file.open("r+b") as opened:
         opened.seek(at)
         opened.write(bytes([value]))
-    _open_jpegs.cache_clear()
+    _open.clear()

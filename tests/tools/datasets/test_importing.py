@@ -73,10 +73,10 @@ def test_a_missing_library_is_a_sentence_that_names_the_extra(recordings, tmp_pa
 
 
 def test_a_full_disk_keeps_finished_episodes_and_resume_goes_on(recordings, tmp_path, monkeypatch):
-    from data.lerobot import growing
+    from data.lerobot.importing import importing
 
     options = ["--layout", "aloha", "--task", "transfer", "--out", str(tmp_path / "out")]
-    real, calls = growing.write_video, []
+    real, calls = importing.write_video, []
 
     def full(path, *arguments):
         calls.append(path)
@@ -84,7 +84,7 @@ def test_a_full_disk_keeps_finished_episodes_and_resume_goes_on(recordings, tmp_
             raise OSError(28, "No space left on device")
         real(path, *arguments)
 
-    monkeypatch.setattr(growing, "write_video", full)
+    monkeypatch.setattr(importing, "write_video", full)
     with pytest.raises(SystemExit) as ended:
         app.cli(args=["import", str(recordings), *options])
     assert "No space left on device; make room." in str(ended.value)

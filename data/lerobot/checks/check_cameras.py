@@ -6,6 +6,7 @@ are decoded, which also tells whether the written statistics of its pictures can
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,8 +16,17 @@ import numpy as np
 from jaxtyping import Float64
 
 from data.dataset import Report
-from data.errors import DatasetError, MissingFileError, Problem, error, from_error, warning
-from data.lerobot.check_metadata import numbers, written_statistics
+from data.errors import (
+    DatasetError,
+    MissingFileError,
+    Problem,
+    caught,
+    error,
+    from_error,
+    warning,
+)
+from data.files.job import Done, run_job
+from data.lerobot.checks.check_metadata import numbers, written_statistics
 from data.lerobot.dataset import LeRobotDataset
 from data.validation.check_pictures import check_pictures, check_presence
 from data.video.mp4 import open_video
@@ -53,26 +63,64 @@ def check_camera(dataset: LeRobotDataset, camera: str, report: Report) -> Iterat
 def _videos(
     dataset: LeRobotDataset, camera: str, present: list[int], report: Report
 ) -> Iterator[Problem]:
-    spans = []
+    files: dict[str, list[int]] = {}
     for episode in present:
-        try:
-            path, start = dataset.video(episode, camera)
-        except DatasetError as raised:
-            yield from_error(raised)
-            if not isinstance(raised, MissingFileError):
-                return
-        else:
-            spans.append(_Span(path, float(start), int(dataset.lengths[episode]), episode))
-    spans.sort(key=lambda span: (str(span.path), span.start))
+        files.setdefault(_file(dataset, episode, camera), []).append(episode)
+    units = [files[name] for name in sorted(files)]
     done = 0
-    for path, of_file in groupby(spans, key=lambda span: span.path):
-        inside = list(of_file)
-        try:
-            yield from _video(path, inside, dataset.fps)
-        except DatasetError as raised:
-            yield from_error(raised)
-        done += len(inside)
-        report(f"Videos of {camera}", done, len(spans))
+
+    def told(episodes: int) -> None:
+        nonlocal done
+        done += episodes
+        report(f"Videos of {camera}", done, len(present))
+
+    lost: list[tuple[int, Problem, bool]] = []
+    problems: list[Problem] = []
+    for without, found in run_job(_Videos(dataset, camera), units, told):
+        lost += without
+        problems += found
+    for _, problem, goes_on in sorted(lost, key=lambda one: one[0]):
+        yield problem
+        if not goes_on:
+            return
+    yield from problems
+
+
+@dataclass(frozen=True)
+class _Videos:
+    """The check of a camera's videos as a job, whose units are the episodes of a file: those whose
+    video cannot be had, each with its problem and True if others are looked at all the same, and
+    the problems of the rest."""
+
+    dataset: LeRobotDataset
+    camera: str
+
+    def __call__(
+        self, episodes: list[int], done: Done
+    ) -> tuple[list[tuple[int, Problem, bool]], list[Problem]]:
+        spans, lost, problems = list[_Span](), [], list[Problem]()
+        for episode in episodes:
+            try:
+                path, start = self.dataset.video(episode, self.camera)
+            except DatasetError as raised:
+                goes_on = isinstance(raised, MissingFileError)
+                lost.append((episode, from_error(raised), goes_on))
+            else:
+                length = int(self.dataset.lengths[episode])
+                spans.append(_Span(path, float(start), length, episode))
+        spans.sort(key=lambda span: (str(span.path), span.start))
+        for path, of_file in groupby(spans, key=lambda span: span.path):
+            problems += caught(_video(path, list(of_file), self.dataset.fps))
+        done(len(episodes))
+        return lost, problems
+
+
+def _file(dataset: LeRobotDataset, episode: int, camera: str) -> str:
+    """Name of the video file, as far as the metadata can tell."""
+    try:
+        return dataset.video_file(episode, camera)
+    except DatasetError:
+        return ""
 
 
 def _video(path: Path, spans: list[_Span], fps: float) -> Iterator[Problem]:

@@ -1,0 +1,162 @@
+"""A catalogue of datasets: a table of their versions, and of what made each from which others.
+
+It is a folder, here or in a bucket, of parquet files that are only ever added, one for each
+writing, so that any number of commands write at once and whatever reads parquet (DuckDB, Spark,
+pandas) reads it as one table. A row is a version of a dataset by the digest of its content.
+"""
+
+import json
+import tempfile
+import uuid
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from data.errors import DatasetError, first_line
+from data.files.folder import Folder, LocalFolder, open_folder
+
+MARK = "catalogue.json"
+
+_FORMAT = 1
+_SCHEMA = pa.schema(
+    [
+        ("name", pa.string()),
+        ("path", pa.string()),
+        ("digest", pa.string()),
+        ("format", pa.string()),
+        ("episodes", pa.int64()),
+        ("frames", pa.int64()),
+        ("bytes", pa.int64()),
+        ("made", pa.timestamp("us", "UTC")),
+        ("command", pa.string()),
+        ("parents", pa.list_(pa.string())),
+    ]
+)
+
+
+class DatasetVersion(NamedTuple):
+    """A dataset, frame store or recording at some time: `digest` is a SHA-256 of its content, and
+    `parents` those of what `command` made it of. Without a command it was only seen."""
+
+    name: str
+    path: str
+    digest: str
+    format: str
+    episodes: int | None
+    frames: int | None
+    bytes: int
+    made: datetime
+    command: str = ""
+    parents: tuple[str, ...] = ()
+
+
+class Catalogue:
+    """The catalogue at a folder or URL, which becomes one when the first version is added.
+
+    Raises:
+      ValueError: the folder holds something else.
+    """
+
+    def __init__(self, url: str | Path) -> None:
+        self.url, self._folder = str(url), open_folder(url)
+        self.exists = self._folder.exists(MARK)
+        strange = _is_file(self._folder) or any(map(self._folder.list, ("*", "*/*")))
+        if not self.exists and strange:
+            raise ValueError(
+                f"{url}: holds something, but no {MARK}, so it is no catalogue; give an empty "
+                "folder, or one that a command with --catalogue has made."
+            )
+
+    def add(self, versions: Sequence[DatasetVersion]) -> None:
+        """Adds rows, all of them or none."""
+        if not versions:
+            return
+        rows = [version._asdict() | {"parents": list(version.parents)} for version in versions]
+        stamp = max(version.made for version in versions).strftime("%Y%m%dT%H%M%S")
+        with tempfile.TemporaryDirectory() as scratch:
+            if not self.exists:
+                mark = Path(scratch) / MARK
+                mark.write_text(json.dumps({"format": _FORMAT}) + "\n")
+                self._folder.put(mark, MARK)
+                self.exists = True
+            file = Path(scratch) / "versions.parquet"
+            table = pa.Table.from_pylist(rows, schema=_SCHEMA)
+            pq.write_table(table, file, write_page_checksum=True)
+            self._folder.put(file, f"versions-{stamp}-{uuid.uuid4().hex[:12]}.parquet")
+
+    def versions(self) -> list[DatasetVersion]:
+        """All rows, the oldest first.
+
+        Raises:
+          FileNotFoundError: there is no catalogue yet.
+          DatasetError: a file of it is damaged, or of another kind.
+        """
+        if not self.exists:
+            raise FileNotFoundError(
+                f"{self.url}: there is no catalogue; name it to the command that makes a dataset "
+                "(--catalogue), or add one that is there."
+            )
+        found = [row for name in self._folder.list("*.parquet") for row in self._read(name)]
+        return sorted(found, key=lambda version: version.made)
+
+    def _read(self, name: str) -> Iterable[DatasetVersion]:
+        file = self._folder.path(name)
+        try:
+            table = pq.read_table(self._folder.local(name), page_checksum_verification=True)
+            rows = table.cast(_SCHEMA).to_pylist()
+        except DatasetError:
+            raise
+        except (ValueError, pa.ArrowException, OSError) as error:
+            raise DatasetError(
+                file,
+                "table",
+                f"is no table of a catalogue ({first_line(error)}); take the file away.",
+            ) from None
+        return [DatasetVersion(**row | {"parents": tuple(row["parents"] or ())}) for row in rows]
+
+
+def find(versions: Sequence[DatasetVersion], what: str) -> DatasetVersion:
+    """The latest version with this path, name or beginning of its digest.
+
+    Raises:
+      ValueError: there is none.
+    """
+    for version in reversed(versions):
+        if what in (version.path, version.name) or (
+            len(what) >= 4 and version.digest.startswith(what)
+        ):
+            return version
+    raise ValueError(
+        f"The catalogue has no version '{what}'; give a path, a name, or 4 or more digits of a "
+        "digest, as it lists them."
+    )
+
+
+def lineage(
+    versions: Sequence[DatasetVersion], version: DatasetVersion
+) -> list[tuple[int, DatasetVersion]]:
+    """A version, and behind it all that it was made of, each with its distance; what stands there
+    twice is followed once."""
+    made = {v.digest: v for v in versions if v.command}
+    known = {v.digest: v for v in versions} | made
+    found: list[tuple[int, DatasetVersion]] = []
+    seen: set[str] = set()
+
+    def follow(one: DatasetVersion, depth: int) -> None:
+        found.append((depth, one))
+        if one.digest not in seen:
+            seen.add(one.digest)
+            for digest in one.parents:
+                if digest in known and digest != one.digest:
+                    follow(known[digest], depth + 1)
+
+    follow(made.get(version.digest, version), 0)
+    return found
+
+
+def _is_file(folder: Folder) -> bool:
+    return isinstance(folder, LocalFolder) and folder.root.is_file()

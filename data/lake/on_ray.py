@@ -1,0 +1,211 @@
+"""Jobs on a Ray cluster: every unit is a task of Ray Data.
+
+Ray Data spreads the tasks over the nodes that are there, also over those that join later, and makes
+those of lost nodes again; it sees nothing but numbers of units and what comes back of them, while
+pictures go straight from a worker to their place. Datasets and destinations have to be where every
+node reaches them, in a bucket or on a shared disk (docs.ray.io, Ray Data, fault tolerance).
+"""
+
+import logging
+import pickle
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import data
+import models
+from data.errors import DatasetError
+from data.files.job import Done, R, RunUnits, U, Work, using_cores
+
+CORES = 2
+"""Cores of a task."""
+
+_ATTEMPTS = 3
+_FIRST_WAIT = 1.0
+_ANSWER = 10.0
+_MOST_TASKS = 10_000
+_LOST_AT_MOST = 8
+"""Times that a unit is begun again because its worker or node was lost."""
+
+
+@dataclass
+class WorkTally:
+    """Count of the work of a connection's jobs: `units` that were to do, `begun` as often as a
+    worker began one, `failed` attempts that ended in an error, and `nodes` with their units."""
+
+    units: int = 0
+    begun: int = 0
+    failed: int = 0
+    nodes: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def redone(self) -> int:
+        """Units begun again since their worker or node was lost."""
+        return max(self.begun - self.failed - self.units, 0)
+
+    def __str__(self) -> str:
+        nodes = ", ".join(f"{node}: {count}" for node, count in sorted(self.nodes.items()))
+        return (
+            f"{self.units} units of work on {len(self.nodes)} nodes ({nodes}); {self.redone} begun "
+            f"again after a worker or node was lost, {self.failed} tried again after an error."
+        )
+
+
+@contextmanager
+def on_ray(address: str = "local") -> Iterator[tuple[RunUnits, WorkTally]]:
+    """A way to run jobs on the cluster at `address` ("auto": the one this machine belongs to), or
+    on a Ray of this machine's own that lasts as long as the block, and the count of what was done.
+
+    A unit that fails is tried three times with growing pauses, and made again if its node is lost.
+
+    Raises:
+      ValueError: Ray is not installed, or there is none at the address.
+    """
+    with cluster(address) as ray:
+        here = ray.get_runtime_context().get_node_id()
+        pinned = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=False)
+        ledger = ray.remote(_Ledger).options(num_cpus=0, scheduling_strategy=pinned).remote()
+        tally = WorkTally()
+
+        def run(work: Work[U, R], units: Sequence[U], done: Done) -> Iterator[R]:
+            if not units:
+                return
+            tally.units += len(units)
+            rows = ray.data.from_items(
+                [{"unit": pickle.dumps(unit)} for unit in units],
+                override_num_blocks=min(len(units), _MOST_TASKS),
+            ).map(
+                _make,
+                fn_args=(ray.cloudpickle.dumps(work), ledger),
+                num_cpus=CORES,
+                max_retries=_LOST_AT_MOST,
+            )
+            try:
+                for row in rows.iter_rows():
+                    result, amount, error = pickle.loads(row["made"])
+                    if error is not None:
+                        raise error
+                    done(amount)
+                    yield result
+            finally:
+                tally.begun, tally.failed, tally.nodes = ray.get(ledger.told.remote())
+
+        yield run, tally
+
+
+@contextmanager
+def cluster(address: str) -> Iterator[Any]:
+    """A connection to Ray, the present one if there is one; workers get this very code.
+
+    Raises:
+      ValueError: Ray is not installed, or there is none at the address.
+    """
+    ray = _ray()
+    if ray.is_initialized():
+        yield ray
+        return
+    _require_answer(address)
+    here = {"include_dashboard": False}
+    elsewhere = {"runtime_env": {"py_modules": [data, models]}}
+    try:
+        ray.init(
+            address,
+            log_to_driver=False,
+            logging_level=logging.WARNING,
+            **(here if address == "local" else elsewhere),
+        )
+    except ConnectionError as error:
+        raise _nobody(address, error) from None
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.execution_options.preserve_order = True
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _require_answer(address: str) -> None:
+    """Raises ValueError if nobody answers at HOST:PORT, on which Ray would wait for minutes."""
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdecimal() and "/" not in host:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _ANSWER).close()
+        except (OSError, OverflowError) as error:
+            raise _nobody(address, error) from None
+
+
+def _nobody(address: str, error: Exception) -> ValueError:
+    return ValueError(
+        f"There is no Ray at --ray-address {address} that lets this process in "
+        f"({str(error).splitlines()[0]}); begin one with `ray start --head`, or give --ray for a "
+        "Ray of this machine's own."
+    )
+
+
+class _Ledger:
+    """Actor beside the command that notes which units were begun where, so that work done again is
+    seen."""
+
+    def __init__(self) -> None:
+        self._begun = self._failed = 0
+        self._nodes: dict[str, int] = {}
+
+    def begin(self, node: str) -> None:
+        self._begun += 1
+        self._nodes[node] = self._nodes.get(node, 0) + 1
+
+    def fail(self) -> None:
+        self._failed += 1
+
+    def told(self) -> tuple[int, int, dict[str, int]]:
+        return self._begun, self._failed, self._nodes
+
+
+def _make(row: dict[str, Any], work: bytes, ledger: Any) -> dict[str, Any]:
+    """Does a unit in a worker; an error that stays is handed back, so that the caller sees the same
+    one as without Ray."""
+    node = _ray().util.get_node_ip_address()
+    unit, wait, amount = pickle.loads(row["unit"]), _FIRST_WAIT, 0
+
+    def done(more: int) -> None:
+        nonlocal amount
+        amount += more
+
+    for attempt in range(1, _ATTEMPTS + 1):
+        ledger.begin.remote(node)
+        amount = 0
+        try:
+            with using_cores(CORES):
+                result = _opened(work)(unit, done)
+            break
+        except (ValueError, OSError) as error:
+            if attempt == _ATTEMPTS or not isinstance(error, DatasetError | OSError):
+                return {"made": pickle.dumps((None, 0, error))}
+            ledger.fail.remote()
+            time.sleep(wait)
+            wait *= 4
+    return {"made": pickle.dumps((result, amount, None))}
+
+
+@lru_cache(1)
+def _opened(work: bytes) -> Any:
+    return pickle.loads(work)
+
+
+def _ray() -> Any:
+    try:
+        import ray
+        import ray.data
+        import ray.util.scheduling_strategies
+    except ImportError:
+        raise ValueError(
+            "Ray is not installed, so nothing can be done on a cluster; "
+            "`pip install -e '.[ray]'` in Chiliad's repository."
+        ) from None
+    return ray

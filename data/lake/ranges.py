@@ -1,0 +1,53 @@
+"""Episodes divided into ranges of about the same number of frames: units of a job."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int64
+
+from data.dataset import Dataset
+
+UNIT_FRAMES = 1 << 20
+"""Frames of a unit of work on columns."""
+
+
+def shard_episodes(
+    lengths: Int64[np.ndarray, " e"], shard_frames: int
+) -> Int64[np.ndarray, " shards_plus_1"]:
+    """The first episode of each shard, and the number of episodes: a shard takes episodes as long
+    as it has at most `shard_frames` frames, and at least one."""
+    ends = np.cumsum(lengths)
+    firsts = [0]
+    while firsts[-1] < len(lengths):
+        first = firsts[-1]
+        before = int(ends[first] - lengths[first])
+        last = int(np.searchsorted(ends, before + shard_frames, "right"))
+        firsts.append(max(first + 1, last))
+    return np.array(firsts, np.int64)
+
+
+def episode_ranges(lengths: Int64[np.ndarray, " e"]) -> list[range]:
+    """Ranges of episodes with about `UNIT_FRAMES` frames each; one, if there are no more in all."""
+    firsts = shard_episodes(lengths, UNIT_FRAMES).tolist()
+    return [range(*pair) for pair in pairwise(firsts)] or [range(0)]
+
+
+def streamed(dataset: Dataset, names: Sequence[str], episodes: range) -> Any:
+    """Blocks of the columns of a range of episodes, as `Dataset.stream`; rows that belong to none
+    are looked for only where the range is all of them (`require_no_strays`)."""
+    every = episodes == range(len(dataset.lengths))
+    return dataset.stream(names, None if every else list(episodes))
+
+
+def require_no_strays(dataset: Dataset, ranges: Sequence[range]) -> None:
+    """Ends the streaming of a dataset by several ranges as that of the whole ends: by a look for
+    rows that belong to no episode, where its format can have some.
+
+    Raises:
+      DatasetError: there are some.
+    """
+    look = getattr(dataset, "require_no_strays", None)
+    if look is not None and len(ranges) > 1:
+        look()

@@ -1,0 +1,103 @@
+"""Options of the commands that work on whole datasets: where the work is done, and the catalogue
+that is told what was made."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from data.files.job import running
+from data.lake.catalogue import Catalogue
+from data.lake.on_ray import on_ray
+from models.terminal import Console
+from tools.datasets.versions import recordings, typed, version_of
+
+
+@dataclass(frozen=True)
+class RayOptions:
+    """Place where the work is done: this process, if nothing is said. The results are the same."""
+
+    ray: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Do the work with a Ray of this machine's own."""
+    ray_address: str | None = None
+    """Do the work on this Ray cluster ("auto": the one this machine is in)."""
+
+    @property
+    def chosen(self) -> bool:
+        """True if a cluster does the work."""
+        return self.ray or bool(self.ray_address)
+
+
+@dataclass(frozen=True)
+class LakeOptions(RayOptions):
+    """Place where the work is done, and the catalogue that is told of it."""
+
+    catalogue: str | None = None
+    """Folder or URL of the catalogue that is told what was made (docs/lake.md); CHILIAD_CATALOGUE
+    if not given."""
+
+
+HERE, ALONE = RayOptions(), LakeOptions()
+
+Note = Callable[[str | Path], None]
+"""Tells the catalogue of a dataset or store that was made."""
+
+
+@contextmanager
+def on_cluster(options: RayOptions, console: Console, data_format: str = "") -> Iterator[None]:
+    """Does the jobs of a block where the options say, and prints what became of the work.
+
+    Raises:
+      ValueError: Ray is not installed, there is none at the address, or a format of the user's own
+        is asked of it.
+    """
+    if not options.chosen:
+        yield
+        return
+    if data_format:
+        raise ValueError(
+            f"--data-format is {data_format}, but a cluster's workers do not have your file; leave "
+            "--ray and --ray-address out."
+        )
+    with on_ray(options.ray_address or "local") as (run, tally):
+        with running(run):
+            yield
+        console.print(str(tally), soft_wrap=True)
+
+
+@contextmanager
+def lake(
+    options: LakeOptions,
+    console: Console,
+    paths: Sequence[str],
+    *,
+    data_format: str = "",
+    recorded: bool = False,
+) -> Iterator[Note]:
+    """`on_cluster`, with a function that tells the catalogue, if there is one, what was made of the
+    datasets at `paths` (or the recordings, if they are `recorded`).
+
+    Raises:
+      ValueError: as `on_cluster`, or the folder is no catalogue.
+    """
+    url = options.catalogue or os.environ.get("CHILIAD_CATALOGUE")
+    with on_cluster(options, console, data_format):
+        if not url:
+            yield lambda path: None
+            return
+        catalogue = Catalogue(url)
+        sources = recordings(paths) if recorded else [version_of(path) for path in paths]
+        known = catalogue.versions() if catalogue.exists else []
+        seen = {(version.digest, version.path) for version in known}
+        new = [source for source in sources if (source.digest, source.path) not in seen]
+
+        def note(path: str | Path) -> None:
+            catalogue.add([*new, version_of(str(path), typed(), sources)])
+            new.clear()
+            console.print(f"{url}: {path} is noted.", soft_wrap=True)
+
+        yield note

@@ -1,0 +1,92 @@
+"""Versions of datasets, frame stores and recordings, as a catalogue lists them."""
+
+import hashlib
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from data import open_dataset
+from data.dataset import find_format
+from data.files.checksums import sha256
+from data.files.folder import open_folder
+from data.lake.catalogue import DatasetVersion
+from data.lerobot.importing.importing import find_recordings
+from data.store.convert import DESCRIPTION
+from data.store.description import described, listed
+from data.store.store import open_store
+from models.files.bucket import Bucket
+
+
+def typed() -> str:
+    """The command line that this process was started by."""
+    return " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+
+
+def version_of(
+    path: str, command: str = "", parents: Sequence[DatasetVersion] = ()
+) -> DatasetVersion:
+    """The present version of a dataset or frame store.
+
+    Args:
+      command: what made it of the `parents`; empty if it is only looked at.
+
+    Raises:
+      ValueError: there is none, or it is damaged.
+    """
+    where, folder = absolute(path), open_folder(path)
+    made, of = datetime.now(UTC), tuple(dict.fromkeys(parent.digest for parent in parents))
+    if folder.exists(DESCRIPTION):
+        store = open_store(path)
+        digest = described(folder)["files"]
+        size = sum(size for size, _ in listed(folder, digest).values())
+        counts = len(store.lengths), int(store.lengths.sum())
+        return DatasetVersion(
+            _name(path), where, digest, "frame store", *counts, size, made, command, of
+        )
+    dataset = open_dataset(path)
+    version = getattr(dataset, "info", {}).get("codebase_version", "")
+    kind = f"{find_format(path).name} {version}".strip()
+    counts = len(dataset.lengths), int(dataset.lengths.sum())
+    return DatasetVersion(
+        dataset.name, where, dataset.digest, kind, *counts, _bytes(path), made, command, of
+    )
+
+
+def recordings(paths: Sequence[str]) -> list[DatasetVersion]:
+    """Recordings of other formats, by the SHA-256 of their files."""
+    kind, files = find_recordings(paths)
+    found = []
+    for file in files:
+        inside = [file] if file.is_file() else sorted(p for p in file.rglob("*") if p.is_file())
+        digest = hashlib.sha256()
+        for one in inside:
+            name = one.relative_to(file).as_posix()
+            digest.update(f"{name}:{sha256(one)}\n".encode())
+        size = sum(one.stat().st_size for one in inside)
+        made = datetime.now(UTC)
+        where = str(file.absolute())
+        row = DatasetVersion(
+            file.name, where, digest.hexdigest(), kind.name, None, None, size, made
+        )
+        found.append(row)
+    return found
+
+
+def absolute(path: str | Path) -> str:
+    """A path that other processes understand; a URL stays."""
+    return str(path) if "://" in str(path) else str(Path(path).absolute())
+
+
+def _name(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]
+
+
+def _bytes(path: str) -> int:
+    """Bytes of all files of a dataset."""
+    if "://" not in path:
+        return sum(file.stat().st_size for file in Path(path).rglob("*") if file.is_file())
+    if path.startswith("hf://"):
+        folder = open_folder(path)
+        return sum(map(folder.size, folder.list("**/*")))
+    return sum(file.size for file in Bucket(path).list().values())
