@@ -91,7 +91,7 @@ def _outermost(scale: float) -> Float32[np.ndarray, " far"]:
 
 def _lines(plane: av.video.plane.VideoPlane) -> UInt8[np.ndarray, "h _w"]:
     """A plane's lines with their padding."""
-    return np.frombuffer(plane, np.uint8).reshape(plane.height, plane.line_size)
+    return np.frombuffer(memoryview(plane), np.uint8).reshape(plane.height, plane.line_size)
 
 
 def _converters(frame: av.VideoFrame, size: int) -> tuple[VideoReformatter, ...]:

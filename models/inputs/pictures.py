@@ -31,14 +31,15 @@ def fit(
     if resize == "stretched-middle":
         return _middle(image, size)
     border = -255.0 if resize == "bilinear-dark" else 0.0
-    return _in_the_middle(_bilinear(image, *fitted_size(*image.shape[:2], size)), size, border)
+    high, wide = fitted_size(image.shape[0], image.shape[1], size)
+    return _in_the_middle(_bilinear(image, high, wide), size, border)
 
 
 def resize_with_pad(image: Shaped[np.ndarray, "_h _w 3"], size: int) -> UInt8[np.ndarray, "s s 3"]:
     """Bilinear resize to fit a black square of `size`, keeping the aspect (as openpi does)."""
     if image.shape[:2] == (size, size):
         return image
-    high, wide = fitted_size(*image.shape[:2], size)
+    high, wide = fitted_size(image.shape[0], image.shape[1], size)
     small = Image.fromarray(image).resize((wide, high), Image.Resampling.BILINEAR)
     return _in_the_middle(np.asarray(small), size, 0)
 

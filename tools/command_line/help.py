@@ -13,7 +13,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from math import nan
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 # fmt: off
 LEFT_OUT = frozenset({
@@ -56,7 +56,7 @@ def _end_after_parsing() -> None:
         parse(*args, **kwargs)
         sys.exit("error: -h or --help was taken for the value of an option; give another value.")
 
-    tyro.cli = print_help
+    tyro.cli = cast(Any, print_help)
 
 
 class _Finder(MetaPathFinder, Loader):

@@ -276,7 +276,7 @@ def _decoded(
     for warning in _checked(config.path, dataset.digest, cache, console):
         console.print(f"warning: {warning}", highlight=False)
     size, encoding = run.model.image_size, run.data.encoding
-    if encoding in ("direct", "direct-exact"):
+    if encoding == "direct" or encoding == "direct-exact":
         return open_direct(dataset, size, cache, resize, encoding == "direct-exact")
     with Progress(console=console, transient=True) as progress:
         decoding, comparing = (_bar(progress, w) for w in ("Decoding frames", "Comparing columns"))
