@@ -2,10 +2,10 @@
 from deadlocking on few cores, compilation without optimising (a third of the time, and tests mostly
 compile) where XLA_FLAGS does not ask for another level, and one compilation cache for all tests, of
 small programs too, since many compile the same. Garbage is looked for seldom: what tracing makes
-stays. Bytecode is kept, for the other worker and for the processes that tests start: our checked
-modules take twice as long to import without. Ctrl-C is heard though a shell began the tests as a
-background job, which ignores it: some of them press it. What is left is set as for
-all commands."""
+stays. No bytecode is kept: of a command run in this process it would hold the checks of
+tests/shapes.py, under the name where the command itself looks for its own. Ctrl-C is heard though a
+shell began the tests as a background job, which ignores it: some of them press it. What is left is
+set as for all commands."""
 
 import gc
 import os
@@ -26,8 +26,7 @@ os.environ["XLA_FLAGS"] = (
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 gc.set_threshold(50_000, 20, 100)
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-sys.dont_write_bytecode = False
+sys.dont_write_bytecode = True
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import tools  # noqa: E402, F401

@@ -170,7 +170,7 @@ def _make_room(cache: Path, most: int) -> None:
             elif path.suffix == ".partial":
                 if time.time() - about.st_mtime > 3600:
                     path.unlink()
-            elif path.is_file() and path.suffix != _LOCK:
+            elif path.is_file() and not path.name.endswith(_LOCK):
                 kept.append((about.st_atime_ns, about.st_size, path))
                 total += about.st_size
     for _, size, path in sorted(kept):
