@@ -169,7 +169,8 @@ def test_what_goes_around_the_console_is_harmless_too():
 
     Left out: a launcher passes its processes' lines on; `tools` itself says a path, and
     its list of commands what was typed, as ASCII before anything is imported; `make gpu` escapes by
-    itself, where rich may be lacking; what is exported runs without us and says numbers; the other logs hold what the user typed."""
+    itself, where rich may be lacking; what is exported runs without us
+    and says numbers; the other logs hold what the user typed."""
     prints = {
         "parallel/hosts/supervisor.py",
         "parallel/hosts/inject.py",
