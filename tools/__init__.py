@@ -63,7 +63,8 @@ _refuse_shadows()
 
 
 def _is_a_command() -> bool:
-    return sys.argv[0] == "-m" and sys.orig_argv[-len(sys.argv)].startswith("tools.")
+    typed = sys.orig_argv[-len(sys.argv) :]
+    return sys.argv[0] == "-m" and typed[0].startswith("tools.")
 
 
 if _is_a_command() and asks_for_help(sys.argv[1:]):
