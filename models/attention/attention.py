@@ -35,7 +35,8 @@ an accelerator that the kernels cannot serve."""
 
 
 class Target(NamedTuple):
-    """Compilation target: JAX's platform, and CUDA's compute capability (0 elsewhere)."""
+    """Compilation target: JAX's platform, or "any" for a program that each must run, which then
+    attends densely; and CUDA's compute capability (0 elsewhere)."""
 
     platform: str
     capability: float = 0.0
@@ -171,7 +172,8 @@ def _choose(implementation: str, case: _Case) -> str:
 
 
 def _dense_is_slower(case: _Case) -> str | None:
-    pairs, limit = case.queries * case.keys, _FEW if case.target.platform == "cpu" else _MANY
+    pairs = case.queries * case.keys
+    limit = {"cpu": _FEW, "any": pairs}.get(case.target.platform, _MANY)
     if pairs > limit:
         return f"computes all {pairs:,} query-key pairs of a row, worth it up to {limit:,}"
     return None

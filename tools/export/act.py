@@ -31,8 +31,6 @@ Specs = dict[str, jax.ShapeDtypeStruct]
 
 _LAID = ("prefix_source", "prefix_segment", "prefix_position")
 _PROMPTS = "a", "put the other block into the box"
-_ANYWHERE = "gpu"
-"""Target of attention: of an unknown GPU, for which it is plain XLA that every platform runs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +116,7 @@ class Act:
         )
         batch = self._batch(**inputs)
         model, noise = told(self.policy.model, self.processor), inputs["noise"][:, None]
-        with compiling_for(_ANYWHERE):
+        with compiling_for("any"):
             chunk = model.sample_actions(params, batch, noise)[:, 0]
         return self._acted(chunk, inputs["state"])
 
