@@ -91,12 +91,13 @@ class SyntheticDataset:
 def make_store(dataset: SyntheticDataset, path: Path, image_size: int) -> None:
     """A raw frame store whose shards are one file of black pictures."""
     from data.files.folder import LocalFolder
+    from data.files.job import running
     from data.store import convert
 
-    def run(_: Any, parts: Any, settings: Any, folder: Any, __: Any) -> None:
+    def run(making: Any, parts: Sequence[convert.WorkUnit], done: Any) -> Iterator[Any]:
         for part in parts:
             if not part.stop:
-                convert.make_part(dataset, part, settings, folder)  # type: ignore[arg-type]
+                yield making(part, done)
                 continue
             key, number = part.name.rsplit("-", 1)
             files = [convert.shard_file(key, int(number), c, "raw") for c in _CAMERAS]
@@ -106,11 +107,13 @@ def make_store(dataset: SyntheticDataset, path: Path, image_size: int) -> None:
             (path / "parts").mkdir(exist_ok=True)
             manifest = {name: [black.stat().st_size, "0" * 64] for name in files}
             (path / part.manifest).write_text(json.dumps(manifest))
+            yield None
 
     settings = convert.Settings(image_size, "raw")
     black = path.with_name("black.rgb")
     _write_black(black, min(settings.shard_frames, dataset.num_frames), image_size)
-    convert.convert(dataset, LocalFolder(path), settings, run)  # type: ignore[arg-type]
+    with running(run):  # type: ignore[arg-type]
+        convert.convert(dataset, LocalFolder(path), settings)  # type: ignore[arg-type]
     black.unlink()
 
 
