@@ -1,6 +1,7 @@
 # Two commands: `make demo` (record, train, evaluate, report) and `make test` (lint, types, tests).
 # `make notebooks` executes the notebooks and writes the files with outputs beside their sources.
 # `make docs` builds the site of guides, results and reference into site/, in .venv-docs.
+# `make test-slow` runs the tests that `make test` leaves out, which take some five seconds or more.
 # `make test-optimised` runs a few of parity, packing and sharding on programs as users run them,
 # compiled at XLA's own optimisation level; the other tests do not optimise.
 # `make coverage` runs the tests and lists the lines that none of them reaches, worst file first.
@@ -32,7 +33,9 @@ SMOKED := tests/test_imports.py tests/data/lerobot/test_dataset.py tests/models/
   tests/parallel/test_step.py tests/rl/test_objectives.py tests/sim/rendering/test_raycast.py \
   tests/tools/test_data.py
 
-.PHONY: demo notebooks docs test coverage test-optimised smoke smoke-demo smoke-tests fuzz drill test-h100 gpu lint install client metaworld libero gym
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+.PHONY: demo notebooks docs test test-slow coverage test-optimised smoke smoke-demo smoke-tests fuzz drill test-h100 gpu lint install client metaworld libero gym
 demo: install
 	$(BIN)/python -m tools.demo
 
@@ -44,11 +47,14 @@ docs: .venv-docs/installed
 	@echo The site is site/index.html.
 
 test: install lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m 'not slow and not fuzz and not drill'
+
+test-slow: install
+	$(PYTEST) -m 'slow and not fuzz and not drill'
 
 coverage: install
 	$(BIN)/pip install --quiet --disable-pip-version-check pytest-cov
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --cov
+	$(PYTEST) --cov
 
 test-optimised: install
 	XLA_FLAGS=--xla_backend_optimization_level=3 $(BIN)/python -m pytest -n 2 --dist loadfile $(OPTIMISED)

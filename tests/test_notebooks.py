@@ -8,6 +8,8 @@ import pytest
 
 from tests.helpers.notebooks import FOLDER, NAMES, ROOT, WIDGET, execute, read, tidy
 
+pytestmark = pytest.mark.slow
+
 SMALL = {
     "asynchronous_rl": {
         **{"EPISODES": 12, "STEPS": 2, "RL_STEPS": 2, "COMPARED": 2, "STARTS": 4},
@@ -95,7 +97,6 @@ CLAIMS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_runs_and_shows_what_it_claims(name, tmp_path):
     notebook = read(name, SMALL[name])

@@ -97,6 +97,7 @@ def test_without_augmentation_batch_and_loss_are_untouched_to_the_bit():
     assert [float(x) for x in plain] == [float(x) for x in same]
 
 
+@pytest.mark.slow
 def test_the_loss_sees_other_pictures_and_its_gradient_has_the_parameters_shapes():
     batch = pack([samples()], CONFIG.layout(prefix=80, samples=4, images=9))
     model = Augmented(MODEL, FULL, CAMERAS)

@@ -30,6 +30,7 @@ def policy():
     return load_policy(OPENPI / "pi05", **TOLD["pi05"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("writer", ["transformers", "lerobot"])
 @pytest.mark.parametrize("padding", ["masked", "released"])
 def test_groot_gives_the_ports_numbers_from_its_own_inputs(writer, padding, tmp_path):
@@ -72,6 +73,7 @@ def test_a_policy_exported_to_openpi_comes_back_the_same(policy, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, again.params, policy.params)
 
 
+@pytest.mark.slow
 def test_parameters_go_to_the_mesh_and_dtype_asked_for(tmp_path, policy, arrays):
     mesh = Mesh(np.array(jax.devices()[:2]).reshape(1, 2), ("data", "fsdp"))
     spread = load_policy(OPENPI / "pi05", mesh=mesh, dtype="bfloat16", **TOLD["pi05"])

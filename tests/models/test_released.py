@@ -54,11 +54,13 @@ def untold(case):
     return {"relative": ()} if case.name.endswith("_base") else {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", OPENPI, ids=lambda case: case.name)
 def test_openpis_policies_answer_as_openpis_own_stack(case, tmp_path, like):
     assert answer(case, tmp_path, like, **untold(case)) < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", LEROBOT, ids=lambda case: f"{case.parent.name}-{case.name}")
 def test_lerobots_policies_answer_as_lerobots_own_stack(case, tmp_path, like):
     assert answer(case, tmp_path, like, **untold(case)) < 1e-4

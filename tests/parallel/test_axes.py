@@ -62,6 +62,7 @@ def assert_same_state(ours, theirs):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mesh", "accumulation"), MESHES, ids=named)
 def test_every_pair_of_axes_gives_the_losses_of_one_device(mesh, accumulation):
     """Accumulates or not by turns; `make drill` runs each pair alone, both ways and both orders."""
@@ -86,6 +87,7 @@ def test_every_pair_of_axes_in_both_orders_with_and_without_accumulation(mesh, a
     )
 
 
+@pytest.mark.slow
 def test_three_axes_and_accumulation_give_the_losses_weights_and_averages_of_one_device():
     run = train(make_mesh(THREE), accumulation=2)
     np.testing.assert_allclose(run.losses, alone().losses, rtol=1e-5, atol=0)
@@ -112,6 +114,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variant", "rtol"),
     [
@@ -138,6 +141,7 @@ def collectives(accumulation=1, **sizes):
     return Program(step.as_text()).collectives(dict(mesh.shape))
 
 
+@pytest.mark.slow
 def test_heads_and_hidden_units_stay_on_their_devices():
     along = [c for c in collectives(accumulation=2, data=2, tensor=4) if "tensor" in c.axes]
     assert {c.kind for c in along} <= {"all-reduce", "all-gather"}

@@ -21,6 +21,7 @@ def one_device():
     return losses(make_mesh(devices=jax.devices()[:1]), 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sizes", [MeshConfig(2, 2, 1, 2, 1), MeshConfig(1, 2, 2, 1, 2)], ids=["context", "stage"]
 )

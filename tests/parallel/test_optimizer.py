@@ -63,6 +63,7 @@ def moments(opt_state):
     return jax.tree.leaves(jax.device_get(opt_state), is_leaf=lambda x: isinstance(x, Float8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "moments", "move"),
     [

@@ -120,6 +120,7 @@ def test_the_loss_falls_while_the_base_stays_in_few_bits_and_has_no_second_copy(
     assert kernel.scale_mean.dtype == jnp.float32
 
 
+@pytest.mark.slow
 def test_eight_devices_train_as_one(alone):
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
     losses, state, abstract, _ = run(NF4, mesh, 5, accumulation=2)
@@ -148,6 +149,7 @@ def test_a_run_resumes_exactly_and_its_checkpoint_acts_in_f32(alone, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, again, further)
 
 
+@pytest.mark.slow
 def test_merged_adapters_of_every_stack_compute_the_same():
     params = parameters(NF4)
     merged = lora.merge(NF4, params)[0]

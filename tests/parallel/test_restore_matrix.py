@@ -11,6 +11,8 @@ from parallel import checkpoint
 from parallel.mesh import MeshConfig, make_mesh
 from tests.helpers.parallel import checkpoint_host as host
 
+pytestmark = pytest.mark.slow
+
 
 def run(*arguments):
     """Outputs of several processes."""
@@ -32,7 +34,6 @@ def saved(tmp_path_factory):
     return directory
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("devices", "axes"),
     [
@@ -51,7 +52,6 @@ def test_one_process_restores_what_two_saved(saved, devices, axes):
         assert own.read_json(saved / str(step), "position") == {"next": 10 * step}
 
 
-@pytest.mark.slow
 def test_four_processes_set_a_damaged_step_aside_and_restore_the_one_before(saved, tmp_path):
     directory = shutil.copytree(saved, tmp_path / "copy")
     file = max((directory / "2" / "state").rglob("*"), key=lambda path: path.stat().st_size)

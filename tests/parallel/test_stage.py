@@ -19,6 +19,8 @@ from models.sharding import shardings
 from parallel.mesh import MeshConfig, make_mesh, rows_sharding
 from tests.helpers.parallel import small_pi
 
+pytestmark = pytest.mark.slow
+
 GROOT = GrootConfig(
     vision=SiglipConfig(width=16, depth=1, hidden=32, heads=2, patch=4),
     language=QwenConfig(16, depth=2, hidden=32, heads=2, kv_heads=1, head_dim=8, remat="full"),

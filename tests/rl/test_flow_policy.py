@@ -250,6 +250,7 @@ def narrowed(params):
     return params | {"policy": jax.tree.map(lambda x: jnp.bfloat16(x), params["policy"])}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "dtype", "snapshot", "tolerance"),
     [

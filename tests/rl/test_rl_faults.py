@@ -78,6 +78,7 @@ def learnt(run):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "strikes", "seed"),
     [

@@ -91,6 +91,7 @@ def test_the_tabletop_is_one_suite_and_each_of_its_tasks_another():
     assert family.first_seed == lift.first_seed == 1_000_000_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "chosen"),
     [

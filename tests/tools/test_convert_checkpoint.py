@@ -44,6 +44,7 @@ def test_a_checkpoint_survives_the_road_through_every_format(tmp_path, monkeypat
         convert(tmp_path / "own", tmp_path / "other", "--to", "groot", monkeypatch=monkeypatch)
 
 
+@pytest.mark.slow
 def test_fresh_adapters_on_loaded_weights_compute_the_same_at_first():
     base = load_policy(FIXTURES / "pi05", **TOLD["pi05"])
     config = base.model.config
@@ -76,6 +77,7 @@ def test_presets_have_the_released_trees(name):
     assert tree == golden["leaves"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPORTS)
 def test_lerobots_own_loader_ran_the_files_that_are_exported_and_acts_alike(name, tmp_path):
     case = RELEASED_CASES / "exports" / name

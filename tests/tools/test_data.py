@@ -116,6 +116,7 @@ def test_an_episode_becomes_a_page_or_a_recording_or_both(dataset, tmp_path, mon
     assert (tmp_path / "both.rrd").exists()
 
 
+@pytest.mark.slow
 def test_a_converted_store_opens_and_is_not_overwritten(dataset, tmp_path):
     arguments = ("convert", dataset, tmp_path / "s", "--image-size", 16, "--encoding", "raw")
     assert run(*arguments).returncode == 0

@@ -135,6 +135,7 @@ def without_timings(path):
     return data
 
 
+@pytest.mark.slow
 def test_an_interrupted_evaluation_goes_on_to_the_same_result(
     suites, checkpoint, tmp_path, monkeypatch
 ):
@@ -302,6 +303,7 @@ def test_a_delay_beyond_the_chunks_is_refused_by_name_and_left_out_of_all(suites
     assert "chunks have only 8 steps" in left_out["delay"]
 
 
+@pytest.mark.slow
 def test_every_policy_sees_pictures_of_its_own_size(suites, checkpoint, tmp_path):
     policies = checkpoint(), checkpoint(1, size=16)
     config = EvaluateConfig(
@@ -334,6 +336,7 @@ def test_slots_that_report_in_another_order_give_the_same_report(suites, checkpo
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunking", ["none", "guided", "trained"])
 def test_late_chunks_begin_with_what_was_acted_meanwhile(chunking, suites, checkpoint, tmp_path):
     """With a delay of 2, steps 4 and 5 are still those of the first chunk."""

@@ -18,6 +18,8 @@ from tests.helpers.tools.small_run import MODEL, SMALL, losses, one_device
 from tools import train
 from tools.data import fast_command
 
+pytestmark = pytest.mark.slow
+
 QUIET = Console(quiet=True)
 INSULATED = replace(
     SMALL,

@@ -54,6 +54,7 @@ def test_the_guide_shows_the_file_that_the_tests_have_and_it_is_short(own):
     assert len(code.splitlines()) <= 80
 
 
+@pytest.mark.slow
 def test_it_is_trained_on_and_the_policy_knows_its_robot(own, episodes, tmp_path, monkeypatch):
     preset = tmp_path / "small.py"
     preset.write_text("from tests.helpers.tools.small_run import SMALL\n")

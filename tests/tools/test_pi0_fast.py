@@ -20,6 +20,8 @@ from tools import train
 from tools.convert_checkpoint import convert
 from tools.recipes.presets import PI0_FAST_TINY
 
+pytestmark = pytest.mark.slow
+
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "pi0_fast"
 RELEASED = FIXTURES.parent / "released"
 QUIET = Console(quiet=True)

@@ -166,6 +166,7 @@ def test_the_command_writes_its_table_and_all_that_fit(tmp_path, capsys):
         _write(tmp_path / "plan.txt", rows, top=1)
 
 
+@pytest.mark.slow
 def test_groot_is_planned_too():
     run = PlannedRun(preset="groot", rows=64)
     task = make_task(run, make_cluster("h100", 8))

@@ -22,6 +22,8 @@ from tools import data as data_tool
 from tools.command_line.push import PushOptions, licence
 from tools.recipes.training import Paths, run
 
+pytestmark = pytest.mark.slow
+
 LICENSED = PushOptions(license="apache-2.0")
 
 

@@ -20,6 +20,8 @@ from tools.convert_checkpoint import convert
 from tools.recipes.prepare import check_model
 from tools.recipes.presets import GROOT_TINY, PRESETS, TINY
 
+pytestmark = pytest.mark.slow
+
 LANGUAGE = r"^language/layers/(attention|mlp)/"
 BASE = FIXTURES / "pi05"
 

@@ -21,6 +21,7 @@ def run(*arguments, monkeypatch) -> None:
     tyro.cli(quantize.main)
 
 
+@pytest.mark.slow
 def test_a_quantised_policy_is_saved_and_served_and_acts_almost_alike(
     tmp_path, monkeypatch, capsys
 ):

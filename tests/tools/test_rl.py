@@ -142,6 +142,7 @@ def acted(slots, actor, learner, place):
     return Trajectory(place.start, place.member, tuple(decisions), over, 0.0, won)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_saves_its_last_whole_step_and_goes_on_to_the_same(
     finished, checkpoint, tmp_path, monkeypatch
 ):
@@ -296,6 +297,7 @@ def test_a_population_shares_one_set_of_simulators_and_leaves_its_best_member(ev
     assert (out / "population.png").read_bytes()[1:4] == b"PNG"
 
 
+@pytest.mark.slow
 def test_a_population_killed_in_a_turn_goes_on_to_the_same_members(evolved, checkpoint, tmp_path):
     """Killed in the second turn of the second member, before it was saved."""
     whole, ended, _ = evolved

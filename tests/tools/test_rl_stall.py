@@ -43,6 +43,7 @@ PRESET = replace(HOST, rollout=replace(HOST.rollout, suite=f"{__file__}:POINTS")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stuck", "where"), [("episode", "in send"), ("update", "in slow")])
 def test_a_run_that_stands_still_is_ended_and_its_stacks_show_where(tmp_path, stuck, where):
     preset, out = tmp_path / "mine.py", tmp_path / "out"

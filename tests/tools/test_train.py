@@ -59,6 +59,7 @@ def test_a_run_leaves_config_metrics_held_out_figures_and_checkpoints(finished):
     assert stats["actions"]["count"] == stats["state"]["count"]
 
 
+@pytest.mark.slow
 def test_resuming_from_an_earlier_checkpoint_repeats_the_losses(finished, dataset, tmp_path):
     out = tmp_path / "run"
     shutil.copytree(finished, out)
@@ -74,6 +75,7 @@ def test_a_run_in_a_folder_that_looks_like_markup_resumes(finished, dataset, tmp
     assert f"{out}" in capsys.readouterr().out.replace("\n", "")
 
 
+@pytest.mark.slow
 def test_eight_devices_give_the_losses_of_one(finished, dataset, tmp_path):
     sharded = replace(SMALL, mesh=MeshConfig(data=4, fsdp=2))
     train.run(train.Paths(str(dataset), tmp_path / "run"), sharded, QUIET)
@@ -121,6 +123,7 @@ def test_a_run_whose_config_was_cut_is_held_to_that_of_its_checkpoint(finished, 
     assert train.run(paths, SMALL, QUIET).finished
 
 
+@pytest.mark.slow
 def test_steps_may_grow_where_the_schedule_does_not_end_with_them(finished, dataset, tmp_path):
     """`decay_steps` of eight is what a run of eight steps decays over, so losses are the same."""
     optimizer = replace(SMALL.optimizer, decay_steps=8)
@@ -178,6 +181,7 @@ def test_a_dataset_changed_since_the_checkpoint_is_refused(finished, tmp_path):
         train.run(train.Paths(str(other), out, resume=True), SMALL, QUIET)
 
 
+@pytest.mark.slow
 def test_a_run_from_before_kinds_of_scaling_resumes_by_quantiles_each_time(
     finished, dataset, tmp_path
 ):
@@ -230,6 +234,7 @@ def test_a_missing_video_is_named_before_anything_is_written(dataset, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_training_straight_from_the_videos_gives_the_losses_of_a_raw_store(
     finished, dataset, tmp_path
 ):
@@ -240,6 +245,7 @@ def test_training_straight_from_the_videos_gives_the_losses_of_a_raw_store(
     assert not list((tmp_path / "run" / "store").rglob("*.array_record"))
 
 
+@pytest.mark.slow
 def test_a_frame_store_is_trained_on_as_it_is(finished, tmp_path):
     (store,) = (path.parent for path in (finished / "store").rglob("store.json"))
     train.run(train.Paths(str(store), tmp_path / "run"), SMALL, QUIET)
@@ -330,6 +336,7 @@ def test_an_option_that_does_not_fit_is_refused_in_a_sentence(dataset, tmp_path)
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_run_with_an_optimizer_of_a_users_file_resumes_exactly(dataset, tmp_path):
     name = f"{Path(__file__).parents[1] / 'helpers/parallel/own_optimizer.py'}:amsgrad"
     own_method = replace(SMALL, optimizer=replace(SMALL.optimizer, name=name))

@@ -19,6 +19,8 @@ from tools import train
 from tools.recipes.insulation import open_own
 from tools.recipes.presets import PRESETS
 
+pytestmark = pytest.mark.slow
+
 QUIET = Console(quiet=True)
 GUIDE = (Path(__file__).parents[2] / "docs" / "mixtures.md").read_text()
 

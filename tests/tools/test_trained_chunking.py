@@ -13,6 +13,8 @@ from parallel.mesh import MeshConfig
 from tests.helpers.tools.small_run import MODEL, SMALL, losses, one_device, write_dataset
 from tools import train
 
+pytestmark = pytest.mark.slow
+
 QUIET = Console(quiet=True)
 DELAYED = replace(
     SMALL,

@@ -115,6 +115,7 @@ def test_those_used_longest_ago_go(tmp_path, monkeypatch):
         assert there() == {".lock", *kept}
 
 
+@pytest.mark.slow
 def test_processes_share_the_bound(remote, tmp_path, monkeypatch):
     monkeypatch.setenv("CHILIAD_CACHE_LIMIT", str(2 * largest(remote)))
     words = [sys.executable, "-c", READ, remote]

@@ -67,6 +67,7 @@ def flaky(root):
     return Flaky()
 
 
+@pytest.mark.slow
 def test_a_conversion_writes_the_same_bytes_through_failures_which_are_counted(
     ray, recorded, tmp_path
 ):
@@ -84,6 +85,7 @@ def test_a_conversion_writes_the_same_bytes_through_failures_which_are_counted(
     assert "1 begun again after a worker or node was lost, 1 tried again" in str(tally)
 
 
+@pytest.mark.slow
 def test_statistics_and_findings_are_those_of_one_process(recorded, copy, ray, monkeypatch):
     monkeypatch.setattr(ranges, "UNIT_FRAMES", 15)
     video = next(copy.glob(f"videos/{WRIST}/*/*.mp4"))
@@ -151,6 +153,7 @@ def aloha(path: Path, number: int) -> None:
         file["observations/images/front"] = episode.frames[FRONT]
 
 
+@pytest.mark.slow
 def test_an_error_that_stays_names_the_file(copy, tmp_path, cluster):
     video = next(copy.glob(f"videos/{WRIST}/*/*.mp4"))
     video.write_bytes(video.read_bytes()[: video.stat().st_size // 2])

@@ -71,6 +71,7 @@ def test_threads_share_a_plan(mixture):
     assert drawn[:60] == drawn[60:]
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_steps(mixture):
     planned = plan(mixture)
     planned.draws(0, 0, 10 * planned.rows_per_window)

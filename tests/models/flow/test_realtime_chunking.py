@@ -247,6 +247,7 @@ def test_a_previous_chunk_that_does_not_fit_is_refused(previous, committed, mess
         left_over(previous, committed, (1, 6, 2))
 
 
+@pytest.mark.slow
 def test_the_guide_drives_robots(policy):
     guide = (Path(__file__).parents[3] / "docs" / "chunking.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)

@@ -200,6 +200,7 @@ def test_what_is_sampled_stands_on_the_given_steps_at_every_denoising_step(polic
     np.testing.assert_allclose(answer[3:], chunk[3:], atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", [0, 1])
 def test_lerobots_own_trained_chunking_gives_the_same_numbers(row, tmp_path):
     """Recorded by make_rtc.py from LeRobot's source: its π0.5 with random weights."""

@@ -107,6 +107,7 @@ def test_a_policy_survives_the_road_to_nvidias_files(policy, recorded, tmp_path)
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_a_chats_pictures_packed_beside_others_are_as_alone(policy, dropout):
     requests = [policy.prepare(observed(case))[0] for case in CASES[:2]]

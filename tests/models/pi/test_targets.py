@@ -113,6 +113,7 @@ def test_packing_changes_neither_loss_nor_count_nor_gradients(params):
     assert largest(together[1]["language"]) > 1e-3
 
 
+@pytest.mark.slow
 def test_insulation_stops_the_experts_gradient_at_what_it_reads_and_changes_no_other(params):
     batch = pack([samples(2)], PACKED)
 

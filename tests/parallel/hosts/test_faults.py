@@ -21,6 +21,8 @@ from tests.helpers.parallel.launched import launch
 from tests.helpers.parallel.toy import OPTIMIZER, RULES, Denoiser, batches, losses, position
 from tests.helpers.parallel.train_hosts import CONFIG
 
+pytestmark = pytest.mark.slow
+
 WITHIN = 15.0
 FAULTS = {
     "kill@rank1:step4": r"rank 1 was killed by SIGKILL",
@@ -70,7 +72,6 @@ def detection(said: str, fault: str) -> tuple[float, str]:
     return float(found[1]) - float(struck[1]), found[2]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_detected_in_time_and_its_first_cause_named(drill, fault):
     seconds, what = detection(drill.said, fault)
@@ -78,13 +79,11 @@ def test_a_fault_is_detected_in_time_and_its_first_cause_named(drill, fault):
     assert 0 <= seconds < WITHIN
 
 
-@pytest.mark.slow
 def test_after_all_faults_the_losses_are_those_of_an_untouched_run(drill, whole):
     assert len(whole) == CONFIG.steps
     assert losses(drill.folder) == whole
 
 
-@pytest.mark.slow
 def test_sigterm_to_one_stops_all_after_the_same_step_and_saves(drill):
     assert "Stopped by SIGTERM on host 1 after step" in drill.told
     assert len(set(re.findall(r"stopped at (\d+)", drill.told))) == 1
@@ -92,7 +91,6 @@ def test_sigterm_to_one_stops_all_after_the_same_step_and_saves(drill):
     assert "detected" not in drill.told
 
 
-@pytest.mark.slow
 def test_a_stall_leaves_the_stacks_of_all_and_shows_where_the_suspect_stands(drill):
     for rank in range(2):
         stacks = (drill.folder / "stacks" / f"rank-{rank}.txt").read_text()
@@ -102,7 +100,6 @@ def test_a_stall_leaves_the_stacks_of_all_and_shows_where_the_suspect_stands(dri
         assert re.search(rf"\[{rank}\] .*inject\.py.*in _happen", drill.said)
 
 
-@pytest.mark.slow
 def test_a_smaller_job_goes_on_with_the_same_batches(tmp_path, whole):
     options = ("--inject", "kill@rank1:step9")
     said = launch(tmp_path, *options, launcher=("--max-restarts", "1", "--min-processes", "1"))

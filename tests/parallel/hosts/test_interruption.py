@@ -18,6 +18,8 @@ from parallel.trainer import Run, train
 from tests.helpers.parallel.toy import OPTIMIZER, RULES, Denoiser, environment, free_port, position
 from tests.helpers.parallel.train_toy import CONFIG, POISONED, poisoned
 
+pytestmark = pytest.mark.slow
+
 
 def uninterrupted(directory, devices):
     mesh, run = make_mesh(devices=jax.devices()[:devices]), Run(directory, config={}, assets={})
@@ -130,7 +132,6 @@ def struck_until_finished(directory, count, signals, seed):
     finish(directory, count)
 
 
-@pytest.mark.slow
 def test_a_run_killed_and_stopped_has_the_losses_of_an_uninterrupted_one(tmp_path, alone):
     directory = tmp_path / "run"
     struck_until_finished(directory, 1, ["SIGKILL", "SIGTERM", "SIGINT"], seed=1)
@@ -139,7 +140,6 @@ def test_a_run_killed_and_stopped_has_the_losses_of_an_uninterrupted_one(tmp_pat
     assert {path.name for path in (directory / "checkpoints").iterdir()} == {"39", "40"}
 
 
-@pytest.mark.slow
 def test_two_processes_stop_together_when_one_is_told_to(tmp_path, paired):
     struck_until_finished(tmp_path / "run", 2, ["SIGTERM"], seed=2)
     assert losses(tmp_path / "run") == paired
@@ -155,7 +155,6 @@ def test_drill_of_many_moments(tmp_path, alone, paired, count, seed):
     assert losses(tmp_path / "run") == (alone if count == 1 else paired)
 
 
-@pytest.mark.slow
 def test_processes_told_to_stop_while_one_prepares_leave_at_once_and_save_nothing(tmp_path):
     job = Job(tmp_path / "run", "--slow", count=2)
     job.strike("begins", 0.0, signal.SIGTERM)

@@ -45,6 +45,7 @@ def untraced(tmp_path_factory):
     return losses(directory)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("profile", "steps"), [("2:4", {2, 3}), ("0:1", {0}), ("6:8", {6, 7})])
 def test_a_trace_holds_the_steps_that_were_asked_for_and_changes_no_loss(
     tmp_path, untraced, profile, steps, capsys
@@ -56,6 +57,7 @@ def test_a_trace_holds_the_steps_that_were_asked_for_and_changes_no_loss(
     assert f"Trace: {tmp_path / FOLDER / 'host-0'} (docs/running.md)" in said
 
 
+@pytest.mark.slow
 def test_a_run_that_failed_while_it_was_traced_leaves_its_trace_and_a_resumed_one_adds_the_rest(
     tmp_path, untraced, capsys
 ):

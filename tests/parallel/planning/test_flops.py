@@ -107,6 +107,7 @@ def test_the_peak_counts_what_lives_at_once():
     assert work(keeps, shape(64, 64)).peak >= 6 * big
 
 
+@pytest.mark.slow
 def test_products_of_a_small_model_are_those_xla_counts():
     """XLA's count adds element-wise operations, which are a few per cent here; its loops count
     once, so layers are unrolled (few, without remat)."""

@@ -46,6 +46,7 @@ def kill(process, made, delay, saving=None):
     assert process.returncode == -signal.SIGKILL, "".join(heard)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kills",
     [pytest.param(5, marks=pytest.mark.slow), pytest.param(50, marks=pytest.mark.drill)],

@@ -72,6 +72,7 @@ def made() -> Colocated:
     return Colocated(replace(tiny_policy(), processor=processor), env, chosen)
 
 
+@pytest.mark.slow
 def test_a_policy_that_hardly_ever_succeeds_learns_to(made):
     state, success = beginning(made), []
     for _ in range(25):
@@ -81,6 +82,7 @@ def test_a_policy_that_hardly_ever_succeeds_learns_to(made):
     assert success[-1] > 0.8
 
 
+@pytest.mark.slow
 def test_a_run_resumes_bit_for_bit(made, tmp_path):
     state = beginning(made)
     for step in range(4):
@@ -105,6 +107,7 @@ def test_only_the_value_head_learns_at_first(made):
     assert metrics["behaviour_kl"] > 1e-6
 
 
+@pytest.mark.slow
 def test_without_learning_ratios_are_1_and_nothing_is_clipped():
     still = program(configured(rate=1e-30))
     state, metrics = still.stepwise(beginning(still))
@@ -115,6 +118,7 @@ def test_without_learning_ratios_are_1_and_nothing_is_clipped():
     assert equal(state.params["policy"], beginning(still).params["policy"])
 
 
+@pytest.mark.slow
 def test_what_is_kept_of_observations_changes_nothing():
     plain = configured(rate_factors=(("^policy/(expert|action|time)|value", 1.0), (".", 0.0)))
     learner = replace(plain.learner, keep_observed=True)

@@ -25,6 +25,7 @@ def test_devices_that_act_are_the_last_and_do_not_learn():
         split_devices(len(devices))
 
 
+@pytest.mark.slow
 def test_a_policy_that_acts_rounded_records_its_own_log_probabilities(tmp_path):
     """Rounding is, without staleness, all that parts the actor, on devices of its own, from the
     learner, so the importance weights are what it leaves."""

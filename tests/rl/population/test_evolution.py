@@ -198,6 +198,7 @@ def left(out):
     return (out / FILE_NAME).read_text(), found, numbers, losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "moment",
     [

@@ -28,6 +28,8 @@ from tests.helpers.rl.points import HOST, POINTS, save_policy
 from tests.helpers.rl.toy import Learner, Policy, Restless, starts
 from tools.rl import RlPaths
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
 
 

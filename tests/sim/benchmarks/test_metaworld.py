@@ -108,6 +108,7 @@ def test_the_first_picture_shows_this_episodes_goal(slots):
     assert not np.array_equal(first.observation.images, other.observation.images)
 
 
+@pytest.mark.usefixtures("python")
 def test_goals_are_larger_in_both_cameras_of_mt10_than_in_the_corner():
     def pixels(suite):
         """Pixels of each camera in which two starts differ."""

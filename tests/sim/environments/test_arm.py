@@ -162,6 +162,7 @@ def _moved(env: Arm, state, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return np.asarray(setpoints), np.asarray(positions)
 
 
+@pytest.mark.slow
 def test_joint_control_agrees_with_mujoco_over_two_hundred_steps(arms):
     env = arms["joint"]
     state = env.reset(SEEDS)
@@ -293,6 +294,7 @@ def test_an_episode_is_the_same_in_any_batch(arms):
     assert len(np.unique(np.asarray(env.reset(seeds).physics.position), axis=0)) == len(seeds)
 
 
+@pytest.mark.slow
 def test_a_traced_program_acts_and_sees_as_the_protocol_does(arms, monkeypatch):
     def teleported(physics, setpoint):
         arm = setpoint[:7], physics.position[7:]

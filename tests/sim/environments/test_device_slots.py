@@ -177,6 +177,7 @@ def test_a_slot_begins_anew_wherever_its_episode_is():
     assert not equal(other, first)
 
 
+@pytest.mark.slow
 def test_the_tabletops_end_is_seen_as_it_was(envs):
     env = envs["reach"]
     lanes = DeviceSlots(env, env.group_size, tabletop_expert)

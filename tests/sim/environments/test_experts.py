@@ -15,6 +15,7 @@ def success(env, expert) -> float:
     return evaluate_expert(DeviceSlots(env, len(starts), expert), starts).success.value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "least"),
     [("reach", 1.0), ("lift", 0.98), ("push", 0.98), ("stack", 0.98), ("drawer", 1.0)],

@@ -76,6 +76,7 @@ def test_200_steps_of_free_motion_and_resting_agree_with_mujoco_to_a_micrometre(
     np.testing.assert_allclose(path, mujocos(env.bodies, state.physics, actions), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_200_steps_of_pulling_drawers_agree_with_mujoco_to_five_micrometres(envs):
     env = envs["drawer"]
     state = settled(env, np.arange(16))
@@ -96,6 +97,7 @@ def test_200_steps_of_grasping_turned_blocks_agree_with_mujoco_to_two_centimetre
     assert min(p[..., 2].max((1, 2)).min() for p in places) > 0.06, "all are lifted in both"
 
 
+@pytest.mark.slow
 def test_in_64_bits_pulling_drawers_agrees_with_mujoco_to_a_tenth_of_a_micrometre():
     lines = (
         "import numpy as np",

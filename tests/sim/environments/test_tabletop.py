@@ -206,6 +206,7 @@ def test_a_drawer_is_open_or_closed_whatever_its_place(envs):
         assert goals == {f"open {colours[0]}", f"close {colours[2]}"}
 
 
+@pytest.mark.slow
 def test_a_scan_to_trace_acts_as_the_loop_does(envs):
     env = envs["drawer"]
     actions = _actions(env, len(SEEDS), 3)

@@ -137,6 +137,7 @@ def test_a_simulator_may_say_that_its_expert_knows_none_of_its_tasks():
     assert [spec["expert"] for spec in told] == [True, False]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_simulator_that_misbehaves_loses_its_own_episode_alone_and_begins_again(
     slots, wrong, monkeypatch
@@ -256,6 +257,7 @@ def test_wrong_use_is_refused(slots):
         Processes(SIMULATOR, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "python", "says"),
     [

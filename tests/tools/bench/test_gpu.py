@@ -24,6 +24,7 @@ BENCHES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("each", BENCHES)
 def test_a_benchmark_runs_shrunk_and_its_result_makes_a_section(each, tmp_path):
     found = import_module(each.module).run(Console(quiet=True), tiny=True)

@@ -18,6 +18,8 @@ from tools.bench.ladder.dataset import make
 from tools.bench.ladder.ladder import LadderSizes
 from tools.bench.ladder.rungs import RUNGS, laid, opened
 
+pytestmark = pytest.mark.slow
+
 SIZES = LadderSizes(
     episodes=6, frames=10, picture=32, samples=8, loaded=2, trained=1, warm=1, rounds=2
 )

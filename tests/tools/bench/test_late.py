@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import jax
 import numpy as np
+import pytest
 from rich.console import Console
 
 from models import Embodiment, Normalizer, Pi, Processor
@@ -50,6 +51,7 @@ def test_a_jump_is_where_the_first_action_follows_that_was_not_committed():
     assert not late.jumps(replace(episode, actions=actions[:5]), 2, 3).size
 
 
+@pytest.mark.slow
 def test_every_way_acts_from_the_same_starts_at_every_delay(tmp_path):
     (tmp_path / "mine.py").write_text(SUITE)
     config = late.LateConfig(

@@ -31,6 +31,7 @@ def gradient_norm(arrays) -> float:
     return float(np.sqrt(np.sum(squares)))
 
 
+@pytest.mark.slow
 def test_losses_gradient_and_actions_agree_with_openpis(case):
     errors = pi05.deviations(*case, case[2], gradient_norm(case[2]))
     assert set(errors) == {"loss", "gradient", "actions"}

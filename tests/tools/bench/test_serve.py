@@ -9,6 +9,7 @@ from tools.bench.serve_start import starts
 from tools.recipes.presets import TINY
 
 
+@pytest.mark.slow
 def test_batches_and_one_at_a_time_are_measured_in_turn(monkeypatch):
     monkeypatch.setattr(serve, "_MODEL", TINY.model)
     monkeypatch.setattr(serve, "starts", lambda policy, console: {"started": policy.sizes})

@@ -38,6 +38,7 @@ def without_jax(typed: Sequence[Sequence[str]]) -> list[str]:
     return texts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", main.commands())
 def test_help_is_what_tyro_says_with_everything_imported_but_made_without_jax(command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")

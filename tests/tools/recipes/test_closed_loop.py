@@ -57,6 +57,7 @@ def dataset(tmp_path_factory):
     return str(path)
 
 
+@pytest.mark.slow
 def test_every_evaluation_is_that_of_the_checkpoint_of_its_step(
     dataset, config, tmp_path, monkeypatch
 ):
@@ -92,6 +93,7 @@ def test_a_damaged_line_of_an_evaluation_is_named_and_set_aside(tmp_path, capsys
         assert [line["step"] for line in read_closed_loop(tmp_path)] == [3]
 
 
+@pytest.mark.slow
 def test_the_trainer_never_waits_and_its_last_parameters_are_evaluated(
     dataset, config, tmp_path, monkeypatch, capsys
 ):

@@ -175,6 +175,7 @@ def test_of_several_robots_the_one_of_the_same_name_is_taken(dataset, tmp_path):
         kept(dataset, tmp_path, scaled_by("z-score"), others)
 
 
+@pytest.mark.slow
 def test_a_run_keeps_the_scales_of_ours_and_resumes_with_no_others(dataset, tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     config = replace(

@@ -134,6 +134,7 @@ def test_packing_changes_neither_loss_nor_gradients(params, samples, loss):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * np.abs(other).max() + 1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 3.0])
 def test_random_weights_write_chunks_that_the_tokenizer_reads(
     processor, params, acting, temperature
