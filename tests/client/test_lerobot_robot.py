@@ -1,12 +1,25 @@
 """A LeRobot robot under the control loop: one with LeRobot's methods, and where LeRobot is
 installed, one of its classes."""
 
+import json
+import os
+import subprocess
+from concurrent.futures import Future
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from chiliad_client import ControlLoop, LeRobotRobot, LoopSettings
+from models.inputs.embodiment import Embodiment, Normalizer
 from tests.helpers.client.fakes import FakeClock, FakeServer
+from tests.helpers.tools.served import Echo, serving
+from tools.serving.inputs import inputs_of
+from tools.serving.session import Reply
 
+ROOT = Path(__file__).parents[2]
+CLIENT, PROGRAM = ROOT / "client", ROOT / "tests/helpers/client/lerobot_mock.py"
+GOALS = {"shape": [10, 3]}
 JOINTS = ("shoulder.pos", "elbow.pos", "gripper.pos")
 
 
@@ -137,3 +150,39 @@ def test_lerobots_own_class_of_robots_is_driven(tmp_path):
     arm = Real()
     _, _, goal = drive(arm, cameras={"wrist_cam": "wrist"})
     assert list(arm.at.values()) == goal.tolist()
+
+
+def test_lerobots_mock_robot_is_driven_in_real_time_by_our_server():
+    """With the Python of an environment that has LeRobot, in a checkout of it (whose tests have the
+    robot): CHILIAD_LEROBOT_PYTHON and CHILIAD_LEROBOT_CHECKOUT name them."""
+    python, checkout = (
+        os.environ.get(f"CHILIAD_LEROBOT_{name}") for name in ("PYTHON", "CHECKOUT")
+    )
+    if not (python and checkout):
+        pytest.skip("needs CHILIAD_LEROBOT_PYTHON and CHILIAD_LEROBOT_CHECKOUT")
+
+    class Goals(Echo):
+        metadata = property(lambda self: {"inputs": self.inputs.expected, "actions": GOALS})
+
+        def submit(self, request):
+            answer = Future()
+            answer.set_result(Reply(np.tile(request["state"] + 10, (10, 1)), 0.001))
+            return answer
+
+    joints = Normalizer.identity(3)
+    goals = Goals(inputs=inputs_of(Embodiment("mock", (), joints, joints), reads_state=True))
+    with serving(goals) as server:
+        done = subprocess.run(
+            [python, PROGRAM, server.url, "3"],
+            cwd=checkout,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([checkout, str(CLIENT)])},
+            capture_output=True,
+            text=True,
+        )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["names"] == ["motor_1.pos", "motor_2.pos", "motor_3.pos"]
+    assert told["observed"] == told["first"] == [1, 2, 3]
+    assert told["last"] == [11, 12, 13]
+    assert told["ticks"]["act"] > 40
+    assert not told["connected"]
