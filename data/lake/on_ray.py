@@ -119,6 +119,8 @@ def cluster(address: str) -> Iterator[Any]:
             **(here if address == "local" else elsewhere),
         )
     except ConnectionError as error:
+        if isinstance(error.__cause__, RuntimeError) and "InvalidAuthToken" in str(error.__cause__):
+            raise _stranger(address) from None
         raise _nobody(address, error) from None
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     context = ray.data.DataContext.get_current()
@@ -145,6 +147,13 @@ def _nobody(address: str, error: Exception) -> ValueError:
         f"There is no Ray at --ray-address {address} that lets this process in "
         f"({str(error).splitlines()[0]}); begin one with `ray start --head`, or give --ray for a "
         "Ray of this machine's own."
+    )
+
+
+def _stranger(address: str) -> ValueError:
+    return ValueError(
+        f"Ray at --ray-address {address} asks for its token; set RAY_AUTH_MODE=token, and "
+        "RAY_AUTH_TOKEN to the cluster's, which `ray start --head` keeps in ~/.ray/auth_token."
     )
 
 

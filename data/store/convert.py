@@ -391,13 +391,18 @@ def _scratch(folder: Folder) -> Iterator[Path]:
 @contextmanager
 def _alone(folder: Folder) -> Iterator[None]:
     """Keeps a second process from converting to the same local folder, and removes what one that
-    was killed has left."""
+    was killed, or a node that was lost, has left."""
     if not isinstance(folder, LocalFolder):
         yield
         return
     folder.root.mkdir(parents=True, exist_ok=True)
     with (folder.root / _LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for left in folder.root.glob(f"{_SCRATCH}*"):
-            shutil.rmtree(left)
+        _sweep(folder.root)
         yield
+        _sweep(folder.root)
+
+
+def _sweep(root: Path) -> None:
+    for left in root.glob(f"{_SCRATCH}*"):
+        shutil.rmtree(left)

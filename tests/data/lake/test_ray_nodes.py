@@ -27,7 +27,7 @@ pytestmark = [
 ]
 
 EPISODES, LENGTH = 16, 60
-SETTINGS = Settings(448, "jpeg", shard_frames=LENGTH)
+SETTINGS = Settings(1344, "jpeg", shard_frames=LENGTH)
 CONVERT = """
 import sys
 from data import open_dataset
@@ -118,6 +118,14 @@ def test_three_nodes_write_the_bytes_of_one_process(nodes, dataset, store, tmp_p
     assert contents(tmp_path / "s") == store
 
 
+def test_whoever_has_no_token_is_told_of_it(nodes, dataset):
+    words = ["env", "-u", "RAY_AUTH_MODE", "-u", "RAY_AUTH_TOKEN", sys.executable, "-m"]
+    words += ["tools.data", "validate", str(dataset), "--ray-address", nodes.address]
+    done = subprocess.run(nodes.inside(words), capture_output=True, text=True)
+    assert done.returncode == 1
+    assert f"{nodes.address} asks for its token; set RAY_AUTH_MODE=token" in done.stderr
+
+
 def test_a_slow_node_changes_no_byte(nodes, dataset, store, tmp_path):
     began = time.monotonic()
     with nodes.nodes[2].slow():
@@ -157,10 +165,11 @@ def test_an_edit_with_full_object_stores_writes_the_same_bytes(nodes, dataset, t
 
 
 def test_a_node_is_lost_and_another_joins_in_the_middle(nodes, dataset, store, tmp_path):
-    out, began = tmp_path / "s", time.monotonic()
+    out, began, lost = tmp_path / "s", time.monotonic(), nodes.nodes[2]
     process = converting(nodes, dataset, out)
     until_finished(process, out, 3)
-    lost = nodes.nodes[2]
+    while not lost.at_work():
+        assert process.poll() is None, process.communicate()
     nodes.lose(lost)
     joined = nodes.join()
     units, count, redone, _ = ended(process, began, f"convert, {lost.address} lost, one joins")

@@ -208,6 +208,16 @@ def test_a_bucket_holds_the_same_bytes_and_is_read_back(dataset, expected, tmp_p
     )
 
 
+def test_what_a_lost_node_left_is_removed_at_the_end(dataset, expected, tmp_path):
+    def losing_one(work, units, done):
+        (tmp_path / "s/.making-lost/frames").mkdir(parents=True)
+        return alone(work, units, done)
+
+    with running(losing_one):
+        convert.convert(dataset, LocalFolder(tmp_path / "s"), SETTINGS)
+    assert contents(tmp_path / "s") == expected
+
+
 def test_scratch_files_of_a_crash_are_removed(dataset, tmp_path):
     left = Path(tmp_path / "s/.making-left")
     left.mkdir(parents=True)

@@ -9,6 +9,7 @@ util-linux. By itself it makes a cluster that lasts until Ctrl-C:
 """
 
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -72,6 +73,10 @@ class RayNode:
                 continue
         return found
 
+    def at_work(self) -> bool:
+        """True while one of its workers has a unit."""
+        return any(_is_worker(pid, b"Map(") for pid in self.processes())
+
     def kill(self) -> None:
         """Ends it at once, as a power cut does."""
         os.kill(self.init, signal.SIGKILL)
@@ -103,12 +108,15 @@ class RayNode:
 @dataclass
 class RayNodes:
     """Nodes that are up; the first is the head. `cpus` and `store` (bytes of the object store) are
-    those of each."""
+    those of each; `token` is what Ray asks of whoever connects."""
 
     cpus: int = 2
     store: int = 100 << 20
     nodes: list[RayNode] = field(default_factory=list)
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="chiliad-ray-")))
+    token: dict[str, str] = field(
+        default_factory=lambda: {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    )
     _numbers: int = 0
 
     @property
@@ -138,7 +146,7 @@ class RayNodes:
                 stdout=out,
                 stderr=out,
                 stdin=subprocess.DEVNULL,
-                env=os.environ | {"RAY_worker_niceness": "0"},
+                env=os.environ | self.token | {"RAY_worker_niceness": "0"},
             )
         node = RayNode(number, address, process, log)
         _until(lambda: bool(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()))
@@ -179,6 +187,7 @@ class RayNodes:
     def inside(self, command: Sequence[str]) -> list[str]:
         """A command as it is run on the head."""
         here = ["env", f"--chdir={_ROOT}", f"PYTHONPATH={_ROOT}"]
+        here += [f"{name}={value}" for name, value in self.token.items()]
         return ["nsenter", f"--target={self.nodes[0].init}", "-n", "-m", "-p", *here, *command]
 
     def close(self) -> None:
@@ -213,9 +222,9 @@ def ray_nodes(count: int, cpus: int = 2, store: int = 100 << 20) -> Iterator[Ray
         cluster.close()
 
 
-def _is_worker(pid: int) -> bool:
+def _is_worker(pid: int, doing: bytes = b"") -> bool:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::")
+        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::" + doing)
     except OSError:
         return False
 
