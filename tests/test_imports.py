@@ -14,6 +14,8 @@ import tools
 
 _ELSEWHERE = ("sim.simulators.gym", "sim.simulators.libero", "sim.simulators.metaworld")
 """Imported by the Python of an environment that has the suite."""
+_EXTRAS = {"tools.export.onnx_rules": "onnx", "tools.export.onnx_writer": "onnx"}
+"""Imported where the package of an extra is installed."""
 MODULES = sorted(
     found.name
     for package in (models, data, parallel, sim, rl, tools)
@@ -24,4 +26,6 @@ MODULES = sorted(
 
 @pytest.mark.parametrize("name", MODULES)
 def test_a_module_is_imported(name):
+    if name in _EXTRAS:
+        pytest.importorskip(_EXTRAS[name])
     import_module(name)
