@@ -5,6 +5,8 @@
 # `make test-optimised` runs a few of parity, packing and sharding on programs as users run them,
 # compiled at XLA's own optimisation level; the other tests do not optimise.
 # `make coverage` runs the tests and lists the lines that none of them reaches, worst file first.
+# `make mutants` changes one operator or number after the other in what must be exact, and lists the
+# changes that no test notices (docs/results/mutants.md); hours.
 # `make smoke PYTHON=python3.13` tries another Python in an environment of its own, .venv-smoke-3.13:
 # every module is imported, one test file of each package runs, and beside them a shrunk demo.
 # `make fuzz` reads thousands of damaged datasets: an error or the right data, never a wrong frame;
@@ -35,7 +37,7 @@ SMOKED := tests/test_imports.py tests/data/lerobot/test_dataset.py tests/models/
 
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo notebooks docs test test-slow coverage test-optimised smoke smoke-demo smoke-tests fuzz drill test-h100 gpu lint install client metaworld libero gym
+.PHONY: demo notebooks docs test test-slow coverage mutants test-optimised smoke smoke-demo smoke-tests fuzz drill test-h100 gpu lint install client metaworld libero gym
 demo: install
 	$(BIN)/python -m tools.demo
 
@@ -55,6 +57,10 @@ test-slow: install
 coverage: install
 	$(BIN)/pip install --quiet --disable-pip-version-check pytest-cov
 	$(PYTEST) --cov
+
+mutants: install
+	$(BIN)/pip install --quiet --disable-pip-version-check cosmic-ray==8.7.0
+	JAX_PLATFORMS=cpu $(BIN)/python -m tests.helpers.mutants
 
 test-optimised: install
 	XLA_FLAGS=--xla_backend_optimization_level=3 $(BIN)/python -m pytest -n 2 --dist loadfile $(OPTIMISED)

@@ -57,6 +57,19 @@ def test_zeros_of_both_signs_count_as_one_value():
     for first in (values, values[:, ::-1]):
         found, _ = select(first, range(6), blocks=2)
         assert np.array_equal(found, np.sort(values))
+        assert np.signbit(found).tolist() == [[True, False, False, False, False, False]]
+
+
+def test_blocks_counted_elsewhere_give_the_same():
+    values, wanted = numbers("f4", 1000), [0, 10, 500, 999]
+    order = OrderStatistics(values.min(axis=1), values.max(axis=1), wanted)
+    while not order.found:
+        for block in np.array_split(values, 3, axis=1):
+            other = order.fresh()
+            other.add(block)
+            order.take(other.counted)
+        order.narrow()
+    assert np.array_equal(order.values, select(values, wanted)[0])
 
 
 def test_a_constant_needs_no_pass():

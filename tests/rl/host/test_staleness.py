@@ -110,11 +110,25 @@ def test_when_closed_it_tells_the_first_error_to_all():
 def test_wrong_numbers_are_refused():
     with pytest.raises(ValueError, match="at least one ticket"):
         made(tickets=0)
+    with pytest.raises(ValueError, match="group = 0"):
+        made(group=0)
     with pytest.raises(ValueError, match="staleness = -1"):
         made(staleness=-1)
     staleness_control = made(version=3)
-    with pytest.raises(ValueError, match="Version 3 does not follow version 3"):
-        staleness_control.advance(3)
+    for version in (2, 3):
+        with pytest.raises(ValueError, match=f"Version {version} does not follow version 3"):
+            staleness_control.advance(version)
+
+
+def test_a_ticket_is_one_episode_and_a_step_may_be_one_ticket():
+    staleness_control = StalenessControl(starts, tickets=1, staleness=0, steps=2)
+    assert all_of(staleness_control) == [GroupMember(0, 0, starts(0))]
+
+
+def test_a_run_that_has_had_more_steps_than_it_is_to_have_begins_nothing():
+    staleness_control = made(version=6, steps=4)
+    assert staleness_control.take("me") is None
+    assert staleness_control.ended
 
 
 def test_starts_derive_from_seed_and_ticket_and_stay_within_the_seeds():

@@ -276,7 +276,7 @@ def reader(frames: Frames, threads: int, batches: int) -> Callable[[int], ReadRa
 def peer_reader(ask: Ask, root: Path, backend: str, workers: int) -> Callable[[int], ReadRate]:
     """Has LeRobot read batches, others in every round."""
     slow = root.name == "png"
-    batches, warm = (max(workers, 1),) * 2 if slow else (_PEER_BATCHES, _PEER_WARM)
+    batches, warm = (2 * max(workers, 1),) * 2 if slow else (_PEER_BATCHES, _PEER_WARM)
     options = {"batch": _BATCH, "chunk": _HORIZON, "warm": warm}
 
     def read(number: int) -> ReadRate:
