@@ -1,8 +1,8 @@
 """Turn a checkpoint of any kind that Chiliad reads into one of its own, or into another code's.
 
     python -m tools.convert_checkpoint checkpoints/pi05_base runs/base --tokenizer FILE.model
-    python -m tools.convert_checkpoint runs/lift exported --to openpi
-    python -m tools.convert_checkpoint runs/lift exported --to lerobot
+    python -m tools.convert_checkpoint runs/mine exported --to openpi
+    python -m tools.convert_checkpoint runs/mine exported --to lerobot
 
 The kind of SOURCE is told by looking: a run of ours, an Orbax directory of openpi's, safetensors of
 LeRobot's pi0 and pi05 or of GR00T-N1.5. What a format cannot hold is refused, not dropped.

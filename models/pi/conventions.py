@@ -233,7 +233,8 @@ def _family(config: Any) -> Literal["pi0", "pi05", "pi0_fast"]:
 
 
 def _statistics(path: Path, row: Released | None, told: ActingOptions) -> tuple[str, Path | None]:
-    """Name and file of the statistics to scale by; no file where there are none."""
+    """Name and file of the statistics to scale by; no file where there are none, and none is chosen
+    of a released base's several robots, whose actions only a choice makes one of theirs."""
     root = path if path.is_dir() else path.parent
     if row is not None and root.name == "params":
         root = root.parent
@@ -245,7 +246,10 @@ def _statistics(path: Path, row: Released | None, told: ActingOptions) -> tuple[
         raise ValueError(f"{assets} has no statistics for '{wanted}', only {list(found)}.")
     if wanted is None and row is not None and row.assets in found:
         wanted = row.assets
-    if wanted is None and len(found) > 1:
+    several = wanted is None and len(found) > 1
+    if several and row is not None and row.relative is told.relative is None:
+        return "", None
+    if several:
         raise ValueError(
             f"{assets} has statistics of {list(found)}; choose one, such as "
             f"load_policy(robot='{next(iter(found))}')."

@@ -1,0 +1,84 @@
+"""Commands of the guides at a test's size: every option stays, numbers become small, and presets
+and suites are those of stage.py."""
+
+import re
+from pathlib import Path
+
+STAGE = Path(__file__).with_name("stage.py")
+
+
+def _preset(found: re.Match[str]) -> str:
+    return f"--preset {STAGE}:{found[1].upper().replace('-', '_')}"
+
+
+_RULES = (
+    (r"^JAX_PLATFORMS=cpu ", ""),
+    (r"^chiliad ", "python -m tools."),
+    (r"(?<!plan )--preset (?!tabletop-ppo|\w+-grpo)([\w-]+)(?=\s|$)", _preset),
+    (r"(pi05_libero .*)suite \S+", rf"\1suite {STAGE}:LIBERO"),
+    (r"suite (?!/|\S+line\.py)\S+", f"suite {STAGE}:SUITE"),
+    (r"(?<![a-z])tasks( (?!--)\S+)*", "tasks point"),
+    (r"--image-size \d+", "--image-size 16"),
+    (r"--(draw-every|seed|requests) \d+", r"--\1 2"),
+    (r"--takeover 40", "--takeover 4"),
+    (r"/checkpoints/\d+", "/checkpoints/2"),
+    (r"PATH/metaworld_v30", "PATH"),
+    (r"\b(libero|mt10b?|without)\.json", "mixture.json"),
+    (r"evaluate --data mixture", "evaluate --data one"),
+    (r"(pi0_fast.*) paligemma_tokenizer", r"\1 pi0_fast_tokenizer"),
+    (r" PATH(.* --data-format)", r" episodes\1"),
+    (r"gs://openpi-assets/(?=checkpoints/)", ""),
+    (r"fsdp 8 --mesh\.tensor 2", "fsdp 4 --mesh.tensor 2"),
+    (r"stage 3 --mesh\.fsdp 8", "stage 2 --mesh.fsdp 4"),
+    (r"microbatches 6", "microbatches 2"),
+    (r"profile \d+:\d+", "profile 1:2"),
+    (r"nan@rank0:step20", "nan@rank0:step1"),
+    (r"--host \S+", "--host 127.0.0.1"),
+    (r"--population 4", "--population 2"),
+    (r"launch -n 4", "launch -n 2"),
+)
+_SECOND = r"(?:data (?:convert|from-robot)|convert_checkpoint|quantize|checkpoint export) \S+"
+_OUTPUT = rf"(?:--out|--record|{_SECOND}) (\S+)"
+_TRAIN = (
+    "--trainer.steps 2 --trainer.save-every 1 --trainer.log-every 1 --optimizer.warmup-steps 1 "
+    "--trainer.eval-every"
+)
+_RL = f"--steps 1 --eval-every 1 --eval-episodes 2 --save-every 1 --rollout.suite {STAGE}:SUITE"
+_SMALLER = {
+    "train": f"{_TRAIN} 0 --rows.number 2 --rows.samples 1",
+    "train --mesh.fsdp": f"{_TRAIN} 0 --rows.number 8 --rows.samples 1",
+    "train --trainer.keep-best": f"{_TRAIN} 1 --rows.number 8 --rows.samples 1",
+    "train --trainer.patience": f"{_TRAIN} 1 --rows.number 2",
+    "train --closed-loop.suite": f"{_TRAIN} 2 --closed-loop.episodes 2 --rows.number 2",
+    "launch": f"{_TRAIN} 0 --rows.number 2 --rows.samples 1",
+    "record": "--episodes 2 --slots 2",
+    "evaluate": "--episodes 1 --slots 1",
+    "evaluate --data": "--observations 4 --shown 1",
+    "rl": f"{_RL} --rollout.tasks point --rollout.slots 2 --rollout.groups 2 --rollout.group 2",
+    "rl tabletop-ppo": f"{_RL} --colocated.envs 4 --colocated.unroll 2 --colocated.warmup 0",
+    "serve": "--port PORT --sizes 1 --euler-steps 1",
+    "serve --replay": "--port PORT",
+    "data convert": "--image-size 16",
+}
+"""Options of commands with such words, of the longest row that fits; a command's own of that name
+are left out."""
+
+
+def shrunk(command: str) -> str:
+    """The command as it is run."""
+    for pattern, said in _RULES:
+        command = re.sub(pattern, said, command)
+    words = command.removeprefix("python -m tools.").split()
+    rows = [row for row in _SMALLER if words[0] == row.split()[0] and set(row.split()) <= {*words}]
+    if not rows or command.endswith("--help") or "--to v3.0" in command:
+        return command
+    for option in re.findall(r"--(\S+)", smaller := _SMALLER[max(rows, key=len)]):
+        command = re.sub(rf" --{re.escape(option)} \S+", "", command)
+    if "tools.train" in command and "--preset" not in command:
+        smaller = f"--preset {STAGE}:TINY {smaller}"
+    return f"{command} {smaller}"
+
+
+def outputs(command: str) -> list[str]:
+    """Files and folders that a command makes and must not find."""
+    return re.findall(_OUTPUT, command)
