@@ -2,6 +2,8 @@
 the robot's state and words to actions in the robot's units: recorded by openpi's `Policy.infer` and
 by LeRobot 0.4.4 and 0.6.1, for every policy of the table (tests/fixtures/released)."""
 
+import shutil
+
 import numpy as np
 import pytest
 
@@ -73,3 +75,20 @@ def test_every_policy_of_openpis_that_can_act_here_was_recorded():
         if row.source == "openpi" and "_fast_" not in name and not row.refused
     }
     assert acting - UNRUNNABLE == {case.name for case in OPENPI}
+
+
+def test_a_base_of_several_robots_is_read_in_the_models_units_until_one_is_chosen(tmp_path):
+    """openpi's bases come with statistics of many robots; to fine-tune, none of them is needed."""
+    case = RELEASED_CASES / "openpi/pi05_base"
+    root = case_policy(case, tmp_path)
+    shutil.copytree(root / "assets/robot", root / "assets/other")
+    (robot,) = load_policy(root, tokenizer=TOKENIZER).processor.embodiments
+    assert robot.name == "model units"
+    with pytest.raises(ValueError, match=r"statistics of \['other', 'robot'\]; choose one"):
+        load_policy(root, tokenizer=TOKENIZER, relative=())
+    (robot,) = load_policy(
+        root, tokenizer=TOKENIZER, robot="other", relative=()
+    ).processor.embodiments
+    assert robot.name == "other"
+    with pytest.raises(ValueError, match="relative: the action dims"):
+        load_policy(root, tokenizer=TOKENIZER, robot="other")
