@@ -8,7 +8,7 @@ import re
 import runpy
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache, wraps
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,16 +17,8 @@ import pytest
 import tyro
 
 from models.model import _FAMILIES
+from tests.helpers.guides.pages import OURS, PAGES, ROOT, blocks, commands
 
-ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-FENCED = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
-STARTED = r"(?:[A-Z_]+=\S+ +|mpirun -n \d+ +|srun +)*"
-"""Words before a command: settings, and what starts it on several machines."""
-OURS = re.compile(
-    STARTED + r"(?:python -m tools\.(?P<module>[\w.]+)|chiliad (?P<name>[a-z-]+))(?:\s|$)"
-)
-SPAN = re.compile(r"`([^`\n]+)`")
 ELSEWHERE = {
     "python -m tools.demo --seed S": "S stands for a number",
     "python -m tools.plan ...": "the options of the command above it are left out",
@@ -40,25 +32,6 @@ THEIRS = "## Python, JAX, drivers and the system"
 
 class Parsed(BaseException):
     """End of a command whose parser has taken its arguments."""
-
-
-def blocks(page: Path) -> Iterator[tuple[str, str]]:
-    """Fenced blocks of a page, each after its language."""
-    return ((block[2], block[3]) for block in FENCED.finditer(page.read_text()))
-
-
-def commands(page: Path) -> list[str]:
-    """Our commands in blocks and indented lines of a page, without comments, and whole ones in its
-    prose; a command behind `--` is one, too."""
-    text = page.read_text()
-    prose = FENCED.sub("", text)
-    indented = [line for line in re.sub(r"\\\n", " ", prose).splitlines() if line[:4] == "    "]
-    block = "".join(block for _, block in blocks(page)).replace("\\\n", " ")
-    shown = [re.sub(r"\s#.*", "", line) for line in [*block.splitlines(), *indented]]
-    said = [span for span in SPAN.findall(prose) if "…" not in span and " -" in span[10:]]
-    lines = [line.strip().removeprefix("$ ") for line in [*shown, *said]]
-    parts = [part for line in lines if OURS.match(line) for part in line.split(" -- ")]
-    return [" ".join(part.split()) for part in parts if OURS.match(part)]
 
 
 def fault(command: str) -> str:

@@ -8,10 +8,10 @@ import pytest
 
 from models.model import _FAMILIES
 from tests.helpers.guides import python, running, world
+from tests.helpers.guides.pages import PAGES, ROOT, blocks, commands
 from tests.helpers.guides.shrink import shrunk
 from tests.helpers.models.buckets import s3_bucket
 from tests.helpers.models.hub import writable_hub
-from tests.test_guides import PAGES, ROOT, blocks, commands
 
 pytestmark = pytest.mark.slow
 

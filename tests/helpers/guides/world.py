@@ -125,7 +125,7 @@ def kind(command: str) -> str:
 
 
 def copy(world: Path, command: str, folder: Path) -> None:
-    """What the command names of the world, in a folder of its own."""
+    """Copies to a folder what a command names of the world."""
     made = outputs(command)
     for file in world.iterdir():
         if file.is_file():
