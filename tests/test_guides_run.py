@@ -9,7 +9,7 @@ import pytest
 from models.model import _FAMILIES
 from tests.helpers.guides import python, running, world
 from tests.helpers.guides.pages import PAGES, ROOT, blocks, commands
-from tests.helpers.guides.shrink import shrunk
+from tests.helpers.guides.shrink import STAGE, shrunk
 from tests.helpers.models.buckets import s3_bucket
 from tests.helpers.models.hub import writable_hub
 
@@ -81,7 +81,7 @@ def folder(tmp_path_factory):
             del _FAMILIES[name]
 
 
-@pytest.mark.parametrize("kind", RUN, ids=lambda kind: kind.removeprefix("python -m tools.")[:60])
+@pytest.mark.parametrize("kind", RUN, ids=lambda kind: kind[16:].replace(f"{STAGE}:", "")[:70])
 def test_a_command_runs(kind, folder, tmp_path, monkeypatch):
     command, places = RUN[kind]
     monkeypatch.chdir(tmp_path)

@@ -35,6 +35,7 @@ _RULES = (
     (r"nan@rank0:step20", "nan@rank0:step1"),
     (r"--host \S+", "--host 127.0.0.1"),
     (r"--population 4", "--population 2"),
+    (r"rtc-max-delay 8", "rtc-max-delay 2"),
     (r"launch -n 4", "launch -n 2"),
 )
 _SECOND = r"(?:data (?:convert|from-robot)|convert_checkpoint|quantize|checkpoint export) \S+"
