@@ -4,6 +4,7 @@ checkpoints that they name."""
 import re
 from pathlib import Path
 
+import jax
 import pytest
 
 from models.model import _FAMILIES
@@ -79,6 +80,14 @@ def folder(tmp_path_factory):
     for name, (_, file) in list(_FAMILIES.items()):
         if Path(file).is_relative_to(folder):
             del _FAMILIES[name]
+
+
+@pytest.fixture(autouse=True)
+def little_is_kept():
+    """Gives compiled programs up often: those of all commands are more than a process may map."""
+    yield
+    if Path("/proc/self/maps").read_bytes().count(b"\n") > 20_000:
+        jax.clear_caches()
 
 
 @pytest.mark.parametrize("kind", RUN, ids=lambda kind: kind[16:].replace(f"{STAGE}:", "")[:70])

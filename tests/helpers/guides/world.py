@@ -34,6 +34,7 @@ MADE = (
     f"record --suite {STAGE}:SUITE --episodes 12 --image-size 16 --subtasks --seed 1 --out OTHER",
     "data convert PATH STORE --image-size 16",
     "convert_checkpoint checkpoints/pi05_base runs/base --tokenizer paligemma_tokenizer.model",
+    "convert_checkpoint runs/base checkpoints/lerobot --to lerobot",
     f"train --data PATH --preset {STAGE}:TINY --out runs/lift {SET}",
     f"train --data PATH --preset {STAGE}:PI05 --init runs/base --out runs/mine {SET}",
     f"train --data PATH --preset {STAGE}:GROOT_TINY --out runs/groot {SET}",
@@ -48,7 +49,7 @@ MADE = (
 )
 """Commands that make the world out of what is written by hand."""
 HUB = {
-    "models/lerobot/pi05_base": RELEASED_CASES / "lerobot/0.6.1/pi05",
+    "models/lerobot/pi05_base": "checkpoints/lerobot",
     "models/nvidia/GR00T-N1.5-3B": "GR00T-N1.5-3B",
     "datasets/me/cups": "datasets/cups",
     "datasets/ORG/NAME": "PATH",
