@@ -47,7 +47,7 @@ NOT_RUN = {
     "docs/export.md": "beside an exported folder; tests/tools/test_export.py calls the same",
     "docs/from_lerobot.md": "a robot; tests/client/test_guide.py runs robot.md's, the same",
     "docs/lake.md": "a Ray cluster; tests/data/lake has one",
-    "docs/libero.md": "LIBERO's environment; tests/sim/benchmarks/test_libero.py opens its suites",
+    "docs/fine_tune.md": "a robot; tests/client/test_guide.py runs the same of robot.md",
     "docs/parallel.md": "pieces of a training loop; tests/parallel/test_axes.py has it whole",
     "docs/results/python_versions.md": "what is shown aborts the process",
     "docs/saving.md": "pieces of a training loop; tests/parallel/test_checkpoint.py has them",
