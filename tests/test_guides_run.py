@@ -20,6 +20,7 @@ NOT_RUN = {
     "tools.bench": "minutes of measuring; tests/tools/bench runs each benchmark shrunk",
     "tools.demo": "minutes; tests/e2e/test_demo.py runs it shrunk",
     "--ray": "a cluster; tests/data/lake, tests/tools/datasets/test_lake.py and tests/rl have one",
+    "--track": "accounts of others; tests/parallel/trackers has the real libraries offline",
     "mpirun": "needs MPI; tests/parallel/hosts reads its settings",
     "--inject kill": "a minute of restarts; tests/parallel/hosts/test_faults.py has each fault",
     "--num-processes 2": "two machines; tests/parallel/hosts/test_distributed.py has two processes",

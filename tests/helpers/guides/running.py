@@ -147,8 +147,10 @@ def _asking(port: int, command: str) -> Iterator[None]:
     try:
         yield
     finally:
+        before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the server has ended by itself
         ended.set()
         robot.join()
+        signal.signal(signal.SIGTERM, before)
     if not found or isinstance(found[0], Exception):
         raise Failed(f"the robot got no answer: {found}")
 

@@ -56,8 +56,11 @@ _SMALLER = {
     "evaluate": "--episodes 1 --slots 1",
     "evaluate --data": "--observations 4 --shown 1",
     "rl": f"{_RL} --rollout.tasks point --rollout.slots 2 --rollout.groups 2 --rollout.group 2",
+    "rl --profile": f"--steps 2 {_RL.removeprefix('--steps 1 ')} --rollout.tasks point "
+    "--rollout.slots 2 --rollout.groups 2 --rollout.group 2",
     "rl tabletop-ppo": f"{_RL} --colocated.envs 4 --colocated.unroll 2 --colocated.warmup 0",
     "serve": "--port PORT --sizes 1 --euler-steps 1",
+    "serve --fast": "--port PORT --sizes 1",
     "serve --replay": "--port PORT",
     "data convert": "--image-size 16",
 }
