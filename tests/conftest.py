@@ -31,6 +31,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import tools  # noqa: E402, F401
 from tests import shapes  # noqa: E402  it imports JAX, which reads those settings
+from tests.helpers.mappings import give_programs_up  # noqa: E402
 
 shapes.install(["models", "data", "parallel", "sim", "rl", "tools"])
 
@@ -45,11 +46,6 @@ def unchecked():
 
 @pytest.fixture(autouse=True, scope="module")
 def within_the_limit_of_mappings():
-    """Gives compiled programs up before the process has as many memory mappings as Linux allows
-    (65,530): each program has up to twenty, and XLA's compiler crashes at the limit."""
+    """Between the modules; one of very many programs may ask more often."""
     yield
-    mappings = Path("/proc/self/maps")
-    if mappings.exists() and mappings.read_bytes().count(b"\n") > 20_000:
-        import jax  # read once those settings stand
-
-        jax.clear_caches()
+    give_programs_up()

@@ -10,14 +10,12 @@ import shlex
 import sys
 from collections.abc import Callable
 from functools import cache, wraps
-from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 import tyro
 
-from models.model import _FAMILIES
-from tests.helpers.guides.pages import OURS, PAGES, ROOT, blocks, commands
+from tests.helpers.guides.pages import OURS, PAGES, ROOT, commands, forget_families, own_files
 
 ELSEWHERE = {
     "python -m tools.demo --seed S": "S stands for a number",
@@ -91,11 +89,8 @@ def only_parsing(tmp_path_factory):
     """Commands that end when their arguments are parsed, in a folder with the files that the guides
     have users write."""
     folder = tmp_path_factory.mktemp("guides")
-    for page in PAGES:
-        for language, text in blocks(page):
-            if language == "python" and (name := re.match(r"# (\w+\.py)\n", text)):
-                (folder / name[1]).write_text(text)
-    (folder / "sight.py").write_text((ROOT / "tests" / "own_model.py").read_text())
+    for name, text in own_files().items():
+        (folder / name).write_text(text)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(tyro, "cli", _ending(tyro.cli))
@@ -104,9 +99,7 @@ def only_parsing(tmp_path_factory):
         parser = argparse.ArgumentParser
         patch.setattr(parser, "parse_args", _ending(parser.parse_args))
         yield
-    for name, (_, file) in list(_FAMILIES.items()):
-        if Path(file).is_relative_to(folder):
-            del _FAMILIES[name]
+    forget_families(folder)
 
 
 @cache

@@ -2,15 +2,20 @@
 checkpoints that they name."""
 
 import re
-from pathlib import Path
 
-import jax
 import pytest
 
-from models.model import _FAMILIES
 from tests.helpers.guides import python, running, world
-from tests.helpers.guides.pages import PAGES, ROOT, blocks, commands
+from tests.helpers.guides.pages import (
+    PAGES,
+    ROOT,
+    blocks,
+    commands,
+    forget_families,
+    own_files,
+)
 from tests.helpers.guides.shrink import STAGE, shrunk
+from tests.helpers.mappings import give_programs_up
 from tests.helpers.models.buckets import s3_bucket
 from tests.helpers.models.hub import writable_hub
 
@@ -61,11 +66,6 @@ RUN = found()
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("guides")
-    files = {"sight.py": (ROOT / "tests" / "own_model.py").read_text()}
-    for page in PAGES:
-        for language, text in blocks(page):
-            if language == "python" and (name := re.match(r"# (\w+\.py)\n", text)):
-                files[name[1]] = text
     with (
         pytest.MonkeyPatch.context() as patch,
         running.little(),
@@ -77,19 +77,16 @@ def folder(tmp_path_factory):
         patch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'client'}")
         patch.setenv("CHILIAD_CATALOGUE", str(folder / "catalogue"))
         patch.setenv("COLUMNS", "200")
-        world.build(folder, files, running.run, hub)
+        world.build(folder, own_files(), running.run, hub)
         yield folder
-    for name, (_, file) in list(_FAMILIES.items()):
-        if Path(file).is_relative_to(folder):
-            del _FAMILIES[name]
+    forget_families(folder)
 
 
 @pytest.fixture(autouse=True)
 def little_is_kept():
-    """Gives compiled programs up often: those of all commands are more than a process may map."""
+    """Asks after each: the programs of all commands are more than a process may map."""
     yield
-    if Path("/proc/self/maps").read_bytes().count(b"\n") > 20_000:
-        jax.clear_caches()
+    give_programs_up()
 
 
 @pytest.mark.parametrize("kind", RUN, ids=lambda kind: kind[16:].replace(f"{STAGE}:", "")[:70])

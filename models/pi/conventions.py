@@ -246,10 +246,9 @@ def _statistics(path: Path, row: Released | None, told: ActingOptions) -> tuple[
         raise ValueError(f"{assets} has no statistics for '{wanted}', only {list(found)}.")
     if wanted is None and row is not None and row.assets in found:
         wanted = row.assets
-    several = wanted is None and len(found) > 1
-    if several and row is not None and row.relative is told.relative is None:
-        return "", None
-    if several:
+    if wanted is None and len(found) > 1:
+        if row is not None and row.relative is told.relative is None:
+            return "", None
         raise ValueError(
             f"{assets} has statistics of {list(found)}; choose one, such as "
             f"load_policy(robot='{next(iter(found))}')."

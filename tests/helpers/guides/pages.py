@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from models.model import _FAMILIES
+
 ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCED = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
@@ -13,6 +15,23 @@ OURS = re.compile(
     STARTED + r"(?:python -m tools\.(?P<module>[\w.]+)|chiliad (?P<name>[a-z-]+))(?:\s|$)"
 )
 SPAN = re.compile(r"`([^`\n]+)`")
+
+
+def own_files() -> dict[str, str]:
+    """Files that the guides have users write, by name, and `sight.py`, which one has them copy."""
+    files = {"sight.py": (ROOT / "tests" / "own_model.py").read_text()}
+    for page in PAGES:
+        for language, text in blocks(page):
+            if language == "python" and (name := re.match(r"# (\w+\.py)\n", text)):
+                files[name[1]] = text
+    return files
+
+
+def forget_families(folder: Path) -> None:
+    """Takes the families of models back that files in the folder have defined."""
+    for name, (_, file) in list(_FAMILIES.items()):
+        if Path(file).is_relative_to(folder):
+            del _FAMILIES[name]
 
 
 def blocks(page: Path) -> Iterator[tuple[str, str]]:

@@ -1,12 +1,11 @@
 """Python blocks of the guides: what each page's blocks are given that the reader has, and which
 other tests run the blocks of a page."""
 
-import re
 from typing import Any
 
 import numpy as np
 
-from tests.helpers.guides.shrink import STAGE
+from tests.helpers.guides.shrink import STAGE, rewritten
 
 PICTURE = np.zeros((48, 64, 3), np.uint8)
 DROID = {
@@ -76,6 +75,4 @@ _SMALLER = (
 
 def shrunk(block: str) -> str:
     """The block as it is run."""
-    for pattern, said in _SMALLER:
-        block = re.sub(pattern, said, block)
-    return block
+    return rewritten(block, _SMALLER)

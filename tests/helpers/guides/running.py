@@ -9,7 +9,6 @@ import runpy
 import shlex
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -26,6 +25,7 @@ import pytest
 
 from parallel.mesh import AXES, MeshConfig, make_mesh
 from rl import step
+from tests.helpers.parallel.toy import free_port
 from tests.helpers.tools.served import client, serving
 from tools import serve
 from tools.recipes import training
@@ -84,7 +84,7 @@ def run(command: str) -> None:
 
 def _run_here(command: str) -> None:
     serves = "tools.serve " in command
-    port = _free_port()
+    port = free_port()
     words = shlex.split(command.replace("PORT", str(port)))
     before, module = sys.argv, words[2]
     sys.argv = [module, *words[3:]]
@@ -118,12 +118,6 @@ def _run_apart(command: str) -> None:
     )
     if ended.returncode:
         raise Failed(f"{ended.stdout}\n{ended.stderr}\nexit: {ended.returncode}")
-
-
-def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
 
 
 @contextlib.contextmanager

@@ -2,7 +2,9 @@
 and suites are those of stage.py."""
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 STAGE = Path(__file__).with_name("stage.py")
 
@@ -44,8 +46,9 @@ _TRAIN = (
     "--trainer.steps 2 --trainer.save-every 1 --trainer.log-every 1 --optimizer.warmup-steps 1 "
     "--trainer.eval-every"
 )
-_RL = f"--steps 1 --eval-every 1 --eval-episodes 2 --save-every 1 --rollout.suite {STAGE}:SUITE"
-_SMALLER = {
+_RL = f"--eval-every 1 --eval-episodes 2 --save-every 1 --rollout.suite {STAGE}:SUITE"
+_GROUPS = "--rollout.tasks point --rollout.slots 2 --rollout.groups 2 --rollout.group 2"
+SMALLER = {
     "train": f"{_TRAIN} 0 --rows.number 2 --rows.samples 1",
     "train --mesh.fsdp": f"{_TRAIN} 0 --rows.number 8 --rows.samples 1",
     "train --trainer.keep-best": f"{_TRAIN} 1 --rows.number 8 --rows.samples 1",
@@ -55,10 +58,10 @@ _SMALLER = {
     "record": "--episodes 2 --slots 2",
     "evaluate": "--episodes 1 --slots 1",
     "evaluate --data": "--observations 4 --shown 1",
-    "rl": f"{_RL} --rollout.tasks point --rollout.slots 2 --rollout.groups 2 --rollout.group 2",
-    "rl --profile": f"--steps 2 {_RL.removeprefix('--steps 1 ')} --rollout.tasks point "
-    "--rollout.slots 2 --rollout.groups 2 --rollout.group 2",
-    "rl tabletop-ppo": f"{_RL} --colocated.envs 4 --colocated.unroll 2 --colocated.warmup 0",
+    "rl": f"--steps 1 {_RL} {_GROUPS}",
+    "rl --profile": f"--steps 2 {_RL} {_GROUPS}",
+    "rl tabletop-ppo": f"--steps 1 {_RL} --colocated.envs 4 --colocated.unroll 2 "
+    "--colocated.warmup 0",
     "serve": "--port PORT --sizes 1 --euler-steps 1",
     "serve --fast": "--port PORT --sizes 1",
     "serve --replay": "--port PORT",
@@ -70,17 +73,23 @@ are left out."""
 
 def shrunk(command: str) -> str:
     """The command as it is run."""
-    for pattern, said in _RULES:
-        command = re.sub(pattern, said, command)
+    command = rewritten(command, _RULES)
     words = command.removeprefix("python -m tools.").split()
-    rows = [row for row in _SMALLER if words[0] == row.split()[0] and set(row.split()) <= {*words}]
+    rows = [row for row in SMALLER if words[0] == row.split()[0] and set(row.split()) <= {*words}]
     if not rows or command.endswith("--help") or "--to v3.0" in command:
         return command
-    for option in re.findall(r"--(\S+)", smaller := _SMALLER[max(rows, key=len)]):
+    for option in re.findall(r"--(\S+)", smaller := SMALLER[max(rows, key=len)]):
         command = re.sub(rf" --{re.escape(option)} \S+", "", command)
     if "tools.train" in command and "--preset" not in command:
         smaller = f"--preset {STAGE}:TINY {smaller}"
     return f"{command} {smaller}"
+
+
+def rewritten(text: str, rules: Iterable[tuple[str, Any]]) -> str:
+    """The text after each pattern, in turn, was replaced by what stands beside it."""
+    for pattern, said in rules:
+        text = re.sub(pattern, said, text)
+    return text
 
 
 def outputs(command: str) -> list[str]:

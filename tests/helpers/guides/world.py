@@ -9,43 +9,38 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
-import h5py
 import numpy as np
 
 from chiliad_client import ControlLoop, EpisodeRecorder, LoopSettings
 from data.lerobot.writer import DatasetWriter
 from tests.helpers.client.fakes import FakeClock, FakeRobot, FakeServer
+from tests.helpers.data.aloha import write_aloha
 from tests.helpers.data.npz_episodes import write_episodes
 from tests.helpers.data.recording import FEATURES, make_episode
 from tests.helpers.data.v21 import write_v21
-from tests.helpers.guides.shrink import STAGE, outputs
+from tests.helpers.guides.shrink import SMALLER, STAGE, outputs, rewritten
 from tests.helpers.models.groot_whole import WHOLE, lerobots_folder, nvidias_folder, write_modality
 from tests.helpers.models.hub import Hub
 from tests.helpers.models.released_cases import RELEASED_CASES, case_policy
 from tests.helpers.tools.served import certificate
 
 FAST = RELEASED_CASES.parent / "pi0_fast"
-SET = (
-    "--trainer.steps 2 --trainer.save-every 1 --trainer.eval-every 0 --trainer.log-every 1 "
-    "--optimizer.warmup-steps 1 --rows.number 2 --rows.samples 1"
-)
+TRAIN = SMALLER["train"]
 MADE = (
     f"record --suite {STAGE}:SUITE --episodes 12 --image-size 16 --subtasks --out PATH",
     f"record --suite {STAGE}:SUITE --episodes 12 --image-size 16 --subtasks --seed 1 --out OTHER",
     "data convert PATH STORE --image-size 16",
     "convert_checkpoint checkpoints/pi05_base runs/base --tokenizer paligemma_tokenizer.model",
     "convert_checkpoint runs/base checkpoints/lerobot --to lerobot",
-    f"train --data PATH --preset {STAGE}:TINY --out runs/lift {SET}",
-    f"train --data PATH --preset {STAGE}:PI05 --init runs/base --out runs/mine {SET}",
-    f"train --data PATH --preset {STAGE}:GROOT_TINY --out runs/groot {SET}",
-    f"train --data PATH --preset sight.py:SIGHT --out runs/sight {SET}",
-    f"train --data mixture.json --preset {STAGE}:TABLETOP --out runs/all {SET}",
-    f"train --data datasets/cups --preset {STAGE}:PI05 --init runs/base --out runs/cups {SET}",
+    f"train --data PATH --preset {STAGE}:TINY --out runs/lift {TRAIN}",
+    f"train --data PATH --preset {STAGE}:PI05 --init runs/base --out runs/mine {TRAIN}",
+    f"train --data PATH --preset {STAGE}:GROOT_TINY --out runs/groot {TRAIN}",
+    f"train --data PATH --preset sight.py:SIGHT --out runs/sight {TRAIN}",
+    f"train --data mixture.json --preset {STAGE}:TABLETOP --out runs/all {TRAIN}",
+    f"train --data datasets/cups --preset {STAGE}:PI05 --init runs/base --out runs/cups {TRAIN}",
     f"evaluate --checkpoint runs/lift --suite {STAGE}:SUITE --episodes 1 --out "
     "runs/lift/evaluation",
-    f"rl --checkpoint runs/lift --preset tabletop-grpo --out runs/grpo --steps 1 --eval-every 1 "
-    f"--rollout.suite {STAGE}:SUITE --rollout.groups 2 --rollout.group 2 --eval-episodes 2 "
-    "--rollout.slots 2 --save-every 1",
+    f"rl --checkpoint runs/lift --preset tabletop-grpo --out runs/grpo {SMALLER['rl']}",
 )
 """Commands that make the world out of what is written by hand."""
 HUB = {
@@ -93,7 +88,7 @@ def build(folder: Path, pages: dict[str, str], run: Callable[[str], None], hub: 
     shutil.copytree(RELEASED_CASES.parent / "rlds/tfrecord", folder / "droid")
     _record_cups(folder / "datasets/cups")
     _record_seen(folder / "seen/monday")
-    _record_cube(folder / "recordings/cube")
+    write_aloha(folder / "recordings/cube")
     sets = [{"path": name, "embodiment": arm} for name, arm in (("PATH", "arm"), ("OTHER", "tab"))]
     (folder / "mixture.json").write_text(json.dumps({"datasets": sets}))
     (folder / "one.json").write_text(json.dumps({"datasets": [{"path": "PATH"}]}))
@@ -120,9 +115,8 @@ def _import(found: re.Match[str]) -> str:
 def kind(command: str) -> str:
     """The command with the names of one kind made one, and its outputs left out: commands of which
     this is the same do the same."""
-    for pattern, name in _KINDS:
-        command = re.sub(rf"(?<![\w/-])({pattern})(?![\w-])", name, command)
-    return re.sub(r"--out \S+", "--out", command)
+    whole = ((rf"(?<![\w/-])({pattern})(?![\w-])", name) for pattern, name in _KINDS)
+    return re.sub(r"--out \S+", "--out", rewritten(command, whole))
 
 
 def copy(world: Path, command: str, folder: Path) -> None:
@@ -175,13 +169,3 @@ class Seeing(FakeRobot):
 
     def observe(self):
         return {**super().observe(), "observation/front": np.zeros((16, 24, 3), np.uint8)}
-
-
-def _record_cube(folder: Path) -> None:
-    """Two episodes in ALOHA's layout of HDF5."""
-    folder.mkdir(parents=True)
-    for number in range(2):
-        with h5py.File(folder / f"episode_{number}.hdf5", "w") as root:
-            root["observations/qpos"] = np.full((4, 14), number, np.float32)
-            root["observations/images/top"] = np.full((4, 16, 16, 3), 99, np.uint8)
-            root["action"] = np.zeros((4, 14), np.float32)

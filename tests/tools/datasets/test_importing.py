@@ -7,12 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import h5py
-import numpy as np
 import pytest
 
 from data import open_dataset
 from data.lerobot.importing import recording
+from tests.helpers.data.aloha import write_aloha
 from tools.data import app
 
 GUIDE = Path(__file__).parents[3] / "docs/importing.md"
@@ -20,14 +19,7 @@ GUIDE = Path(__file__).parents[3] / "docs/importing.md"
 
 @pytest.fixture
 def recordings(tmp_path):
-    folder = tmp_path / "recordings/cube"
-    folder.mkdir(parents=True)
-    for number in range(2):
-        with h5py.File(folder / f"episode_{number}.hdf5", "w") as root:
-            root["observations/qpos"] = np.full((4, 14), number, np.float32)
-            root["observations/images/top"] = np.full((4, 16, 16, 3), 99, np.uint8)
-            root["action"] = np.zeros((4, 14), np.float32)
-    return folder
+    return write_aloha(tmp_path / "recordings/cube")
 
 
 def command(*arguments):
