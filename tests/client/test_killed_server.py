@@ -1,7 +1,6 @@
 """`python -m tools.serve` killed by SIGKILL under a robot, and started again."""
 
 import signal
-import socket
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -13,6 +12,7 @@ import pytest
 from chiliad_client import Backoff, Connection, ControlLoop, LoopSettings
 from tests.helpers.client.log import CommandLog
 from tests.helpers.data.recording import make_episode, write
+from tests.helpers.tools.served import free_port
 
 HZ = 5
 
@@ -35,11 +35,6 @@ class Pointer:
 
     def hold(self, seen, last):
         return np.zeros(3) if last is None else last
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return listening.getsockname()[1]
 
 
 @pytest.mark.slow

@@ -25,8 +25,7 @@ import pytest
 
 from parallel.mesh import AXES, MeshConfig, make_mesh
 from rl import step
-from tests.helpers.parallel.toy import free_port
-from tests.helpers.tools.served import client, serving
+from tests.helpers.tools.served import client, free_port, serving
 from tools import serve
 from tools.recipes import training
 from tools.serving import startup

@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import socket
 import ssl
 import subprocess
 import threading
@@ -39,6 +40,12 @@ UPGRADE = (
     b"GET / HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
 )
+
+
+def free_port():
+    """A port of the loopback for a server that is yet to begin."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return listening.getsockname()[1]
 
 
 def observation(value):
