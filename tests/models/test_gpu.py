@@ -23,7 +23,7 @@ def gpu() -> jax.Device:
 @pytest.mark.parametrize("attention", ["dense", "blocked"])
 def test_loss_and_gradients_on_the_gpu_equal_the_cpus(gpu, attention):
     model = Pi(dataclasses.replace(TINY.model, compute=Compute("float32", attention)))
-    batch, _ = packed(mixture(16))
+    batch = packed(mixture(16))
     results = []
     for device in (gpu, jax.devices("cpu")[0]):
         with jax.default_device(device), jax.default_matmul_precision("float32"):

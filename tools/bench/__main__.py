@@ -1,7 +1,7 @@
 """Runs one benchmark; `--json` prints its result as one JSON object on the last line.
 
     python -m tools.bench packing --json
-    python -m tools.bench pi05 --peer ENVIRONMENT/bin/python
+    python -m tools.bench pi05 --peer ENVIRONMENT/bin/python --width real
     python -m tools.bench data --peer ENVIRONMENT/bin/python OTHER/bin/python
     python -m tools.bench attention --tiny
     python -m tools.bench all        # every one that a CPU can run; --list says how long each takes
@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -55,7 +55,8 @@ COMMANDS: Mapping[str, str] = {"all": "tools.bench.all", "pages": "tools.bench.p
 
 _WITH_PEER = ("cameras", "data", "ladder", "pi05", "stats")
 _WITH_PEERS = ("cameras", "data")
-_WITH_TINY = ("act", "attention", "colocated", "fp8", "pi05", "processes", "sim", "step")
+_WITH_TINY = ("act", "attention", "colocated", "fp8", "packing", "pi05", "processes", "sim", "step")
+_WITH_WIDTH = ("packing", "pi05")
 _NAMES = tyro.conf.arg(constructor=tyro.extras.literal_type_from_choices(BENCHMARKS))
 
 
@@ -63,6 +64,7 @@ def main(
     name: Annotated[str, tyro.conf.Positional, _NAMES],
     peer: tuple[Path, ...] = (),
     tiny: bool = False,
+    width: Literal["small", "real"] = "small",
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> None:
     """Measure a claim against its alternative in one run.
@@ -72,6 +74,8 @@ def main(
       peer: the Python of an environment that has openpi, for pi05, LeRobot, for data, cameras and,
         if it is there, ladder, or both, for stats; for data and cameras of several LeRobots.
       tiny: shrink it to seconds on a CPU, to try the same code; its figures say nothing.
+      width: "real" takes layers of the released widths, for packing and pi05 (half an hour on two
+        cores, and 16 GB).
       as_json: end with the result as one line of JSON.
     """
     console = Console(stderr=as_json)
@@ -81,8 +85,11 @@ def main(
         raise ValueError(f"--peer has {len(peer)} Pythons, of which {name} takes one.")
     if tiny and name not in _WITH_TINY:
         raise ValueError(f"--tiny is for {', '.join(_WITH_TINY)}; {name} has one size.")
+    if width == "real" and name not in _WITH_WIDTH:
+        raise ValueError(f"--width is for {', '.join(_WITH_WIDTH)}; {name} has one width.")
     given = peer if name in _WITH_PEERS else peer[0] if peer else None
-    options = ({"peer": given} if given else {}) | ({"tiny": True} if tiny else {})
+    options: dict[str, Any] = {"peer": given} if given else {}
+    options |= ({"tiny": True} if tiny else {}) | ({"width": width} if width == "real" else {})
     found = import_module(BENCHMARKS[name]).run(console, **options)
     result = {"name": name, **found, "versions": versions()}
     console.print(

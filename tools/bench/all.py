@@ -50,6 +50,8 @@ class CpuBench:
     about: str
     peer: str = ""
     """Package of the other side, in an environment of its own, without which nothing is told."""
+    of: str = ""
+    """Benchmark that it is with layers of real width."""
 
 
 BENCHES = (
@@ -71,6 +73,8 @@ BENCHES = (
     CpuBench("cameras", 10, "pictures of 480 x 640 beside LeRobot's DataLoader", "LeRobot"),
     CpuBench("data", 10, "batches beside LeRobot's DataLoader", "LeRobot"),
     CpuBench("stats", 10, "statistics beside openpi's script", "openpi and LeRobot"),
+    CpuBench("pi05_real", 20, "layers of π0.5's released widths beside openpi's", "openpi", "pi05"),
+    CpuBench("packing_real", 20, "training steps packed and padded, released widths", of="packing"),
     CpuBench("qlora", 60, "bytes of steps compiled for an H100"),
     CpuBench("learn", 600, "seconds and samples until a policy succeeds"),
 )
@@ -127,7 +131,8 @@ def command(bench: CpuBench, peers: Mapping[str, Sequence[Path]]) -> list[str]:
     if bench.peer and not given:
         return []
     other = ["--peer", *given] if given else []
-    return [sys.executable, "-m", "tools.bench", bench.name, *other, "--json"]
+    name = [bench.of, "--width", "real"] if bench.of else [bench.name]
+    return [sys.executable, "-m", "tools.bench", *name, *other, "--json"]
 
 
 def measure(

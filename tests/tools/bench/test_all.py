@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from models.terminal import Console
-from tools.bench.__main__ import _WITH_PEER, BENCHMARKS
+from tools.bench.__main__ import _WITH_PEER, _WITH_WIDTH, BENCHMARKS
 from tools.bench.all import BENCHES, QUICK, CpuBench, command, listed, main, measure, summary
 
 GPU_ALONE = {"act", "fp8", "processes", "step"}
@@ -31,8 +31,9 @@ def words(bench: CpuBench) -> list[str]:
 def test_each_is_a_benchmark_and_none_that_a_cpu_can_run_is_missing() -> None:
     names = [each.name for each in BENCHES]
     assert len(set(names)) == len(names)
-    assert set(names) == BENCHMARKS.keys() - GPU_ALONE
-    assert {each.name for each in BENCHES if each.peer} == set(_WITH_PEER) - {"ladder"}
+    assert {each.of or each.name for each in BENCHES} == BENCHMARKS.keys() - GPU_ALONE
+    assert {each.of for each in BENCHES} - {""} == set(_WITH_WIDTH)
+    assert {each.of or each.name for each in BENCHES if each.peer} == set(_WITH_PEER) - {"ladder"}
     assert sum(each.minutes <= QUICK for each in BENCHES) > 5
 
 
@@ -47,6 +48,7 @@ def test_the_command_of_one_with_another_side(tmp_path: Path) -> None:
         str(python),
         "--json",
     ]
+    assert command(by_name["packing_real"], {})[3:] == ["packing", "--width", "real", "--json"]
     both = command(by_name["data"], {"data": [python, tmp_path / "other"]})
     assert both[-4:] == ["--peer", str(python), str(tmp_path / "other"), "--json"]
 

@@ -3,30 +3,59 @@ do).
 
 The samples are a mixture of one- and two-camera robots with prompts of 5 to 60 tokens. Steps of
 both forms alternate in one run, so a drifting machine slows both alike; the figure is the median.
+With `--width real` layers have π0.5's released widths.
 """
 
-import time
 from dataclasses import replace
-from statistics import median
 from typing import Any
 
-import jax
 import numpy as np
 
 from data.packing.packing import assign_rows, pack_kinds
-from models import Layout, PackedBatch, Sample, pack
-from models.pi.model import SHARDING_RULES
-from models.terminal import Console, track
-from parallel.mesh import MeshConfig, make_mesh
-from parallel.step import abstract_state, init_state, make_train_step
+from models import Layout, PackedBatch, PiConfig, Sample, pack
+from models.terminal import Console
+from parallel.optimizer import OptimizerConfig
+from tools.bench.data import padding
+from tools.bench.models.pi05 import CONFIG, Width, wide
 from tools.recipes.presets import TINY, row_layout
 
+_SMALL: Any = TINY.model
 _SAMPLES, _PER_ROW, _ROUNDS = 256, 6, 10
+_WIDE_SAMPLES, _WIDE_ROUNDS = 12, 3
 
 
-def mixture(count: int, seed: int = 0) -> list[Sample]:
-    """Random samples for the tiny preset: 1 or 2 cameras, prompts of 5 to 60 tokens."""
-    config, rng = TINY.model, np.random.default_rng(seed)
+def run(console: Console, tiny: bool = False, width: Width = "small") -> dict[str, Any]:
+    """Samples per second of a full training step, packed over padded, and `of_places_saved`: that
+    ratio over the ratio of the places.
+
+    Args:
+      tiny: real widths with small pictures and short rows, and a round of each.
+      width: of the layers, "small" (the preset `tiny`) or "real" (two of each of pi05's stacks);
+        real ones have `rows` of other lengths too (`tools.bench.data.padding`).
+    """
+    config, optimizer, count, rounds = _SMALL, TINY.optimizer, _SAMPLES, _ROUNDS
+    if width == "real":
+        config = replace(wide(2), image_size=28 if tiny else CONFIG.image_size)
+        optimizer, count, rounds = OptimizerConfig(), _WIDE_SAMPLES, 1 if tiny else _WIDE_ROUNDS
+    samples = mixture(count, config=config)
+    console.print("Steps on the mixture alternate")
+    forms = {"packed": packed(samples, config), "padded": padded(samples, config)}
+    found = padding.compared(config, optimizer, forms, rounds)
+    if width == "real":
+        cases = padding.TINY_CASES if tiny else padding.CASES
+        found |= {"rows": padding.rows(console, replace(config, image_size=28), cases)}
+    rates = {name: f"{count / took:.2f}" for name, took in found["seconds"].items()}
+    return found | {
+        "ours": f"{rates['packed']} samples/s packed",
+        "other": f"{rates['padded']} samples/s padded",
+        "unit": "samples/s",
+        "samples": count,
+    }
+
+
+def mixture(count: int, seed: int = 0, config: PiConfig = _SMALL) -> list[Sample]:
+    """Random samples: 1 or 2 cameras, prompts of 5 to 60 tokens."""
+    rng = np.random.default_rng(seed)
     shape = (config.horizon, config.action_dim)
     picture = (config.image_size, config.image_size, 3)
     return [
@@ -42,50 +71,19 @@ def mixture(count: int, seed: int = 0) -> list[Sample]:
     ]
 
 
-def packed(samples: list[Sample]) -> tuple[PackedBatch, float]:
-    """The samples in full rows, and the share of prefix places used."""
+def packed(samples: list[Sample], config: PiConfig = _SMALL) -> PackedBatch:
+    """The samples in full rows."""
     images, text = (np.array(n) for n in zip(*map(_cost, samples), strict=True))
-    layout = row_layout(TINY.model, _PER_ROW, images, text)
-    batch = pack(_rows(samples, layout), layout)
-    return batch, float((np.asarray(batch.prefix_segment) > 0).mean())
+    layout = row_layout(config, _PER_ROW, images, text)
+    return pack(_rows(samples, layout), layout)
 
 
-def padded(samples: list[Sample]) -> tuple[PackedBatch, float]:
+def padded(samples: list[Sample], config: PiConfig = _SMALL) -> PackedBatch:
     """One sample a row, every row as long as the longest."""
     images, text = max(len(s.images) for s in samples), max(len(s.text) for s in samples)
-    tokens = TINY.model.tokens_per_image
-    layout = TINY.model.layout(
-        prefix=images * tokens + text + 1, samples=1, images=images, text=text
-    )
-    batch = pack([[s] for s in samples], layout)
-    return batch, float((np.asarray(batch.prefix_segment) > 0).mean())
-
-
-def run(console: Console) -> dict[str, Any]:
-    """Samples per second of a full training step, packed over padded."""
-    model, mesh = TINY.model.build(), make_mesh(MeshConfig(), jax.devices()[:1])
-    optimizer = replace(TINY.optimizer, decay_steps=1000)
-    abstract = abstract_state(model, optimizer, SHARDING_RULES, mesh)
-    step = make_train_step(model, optimizer, mesh, abstract)
-    samples = mixture(_SAMPLES)
-    forms = {"packed": packed(samples), "padded": padded(samples)}
-    state = {name: init_state(model, optimizer, abstract, 0) for name in forms}
-    seconds: dict[str, list[float]] = {name: [] for name in forms}
-    for _ in track(range(_ROUNDS + 1), "Alternating steps", console=console):
-        for name, (batch, _) in forms.items():
-            start = time.perf_counter()
-            state[name], metrics = step(state[name], batch, 0)
-            jax.block_until_ready(metrics)
-            seconds[name].append(time.perf_counter() - start)
-    rates = {name: _SAMPLES / median(times[1:]) for name, times in seconds.items()}
-    return {
-        "ratio": rates["packed"] / rates["padded"],
-        "ours": f"{rates['packed']:.1f} samples/s packed",
-        "other": f"{rates['padded']:.1f} samples/s padded",
-        "unit": "samples/s",
-        "fill": {name: fill for name, (_, fill) in forms.items()},
-        "samples": _SAMPLES,
-    }
+    row = config.layout(prefix=0, samples=1, images=images, text=text)
+    layout = replace(row, prefix=row.prefix_length(images, text))
+    return pack([[s] for s in samples], layout)
 
 
 def _cost(sample: Sample) -> tuple[int, int]:

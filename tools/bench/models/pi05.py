@@ -3,17 +3,18 @@
 openpi's half (tools/bench/peers/openpi.py) runs under a Python that has it and answers line by
 line, so that its steps and ours alternate. Three camera slots of which two are real and prompts of
 about 25 of 200 tokens are what its users' robots have; ours packs the rows and so never sees the
-rest. Losses, gradient and sampled actions are compared first. On a GPU widths are the released ones
-with a few layers: compared in f32, timed in bf16, as both train there.
+rest. Losses, gradient and sampled actions are compared first, in f32. With `--width real`, and on a
+GPU, widths are the released ones: there with a few layers in bf16, as both train, on a CPU with one
+and with two of each stack in f32 and bf16, so that their difference is what a whole layer costs.
 """
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -44,27 +45,22 @@ CONFIG = PiConfig(
     compute=Compute("float32"),
 )
 """π0.5 with pictures, horizon and action dims as released, in widths that two cores can train."""
-WIDE = PiConfig(
-    vision=SiglipConfig(depth=4),
-    language=replace(GEMMA_2B, depth=4),
-    expert=replace(GEMMA_300M, depth=4),
-    vocabulary=CONFIG.vocabulary,
-    compute=Compute("float32"),
-)
-"""The same in the released widths."""
 _EXACT = "float32"
 """JAX's precision of f32 products that are compared: a GPU rounds their operands otherwise."""
 _PROMPT, _PROMPTS, _REAL_CAMERAS = 200, (22, 28), 2
-_SEED, _ROUNDS, _TOLERANCE = 0, 8, 1e-4
+_SEED, _ROUNDS, _WIDE_ROUNDS, _TOLERANCE = 0, 8, 3, 1e-4
 _OPTIMIZER = OptimizerConfig(
     learning_rate=2.5e-5, weight_decay=1e-10, warmup_steps=1000, decay_steps=30_000, ema_decay=0.0
 )
 """openpi's defaults. Our step always averages the weights too, which openpi's half does not."""
 
 Arrays = dict[str, np.ndarray]
+Width = Literal["small", "real"]
 
 
-def run(console: Console, peer: Path | None = None, tiny: bool = False) -> dict[str, Any]:
+def run(
+    console: Console, peer: Path | None = None, tiny: bool = False, width: Width = "small"
+) -> dict[str, Any]:
     """Samples per second of a training step and of sampling, over openpi's.
 
     `ratio` is that of training, `sampling_ratio` that of sampling, and `remat_ratio` that of a
@@ -73,6 +69,7 @@ def run(console: Console, peer: Path | None = None, tiny: bool = False) -> dict[
     Args:
       peer: a Python that has openpi.
       tiny: small pictures, and a round of each.
+      width: of the layers, "small" or "real" (the released ones).
 
     Raises:
       ValueError: no peer is given, or losses, gradient or actions differ from openpi's.
@@ -83,9 +80,44 @@ def run(console: Console, peer: Path | None = None, tiny: bool = False) -> dict[
             "The pi05 benchmark needs --peer PYTHON, the Python of an environment that has openpi; "
             "the first lines of tests/fixtures/openpi/make.py say how to make one."
         )
-    on_gpu, rounds = jax.default_backend() == "gpu", 1 if tiny else _ROUNDS
-    config = replace(CONFIG, image_size=28) if tiny else WIDE if on_gpu else CONFIG
-    dtype = "bfloat16" if on_gpu else "float32"
+    if jax.default_backend() == "gpu" and not tiny:
+        return _told(measured(console, peer, wide(4), "bfloat16", _ROUNDS))
+    if width == "small":
+        config, rounds = (replace(CONFIG, image_size=28), 1) if tiny else (CONFIG, _ROUNDS)
+        return _told(measured(console, peer, config, "float32", rounds))
+    rounds = 1 if tiny else _WIDE_ROUNDS
+    configs = {n: replace(wide(n), image_size=28 if tiny else CONFIG.image_size) for n in (1, 2)}
+    cases = {
+        (layers, dtype): measured(console, peer, config, dtype, rounds)
+        for layers, config in configs.items()
+        for dtype in ("float32", "bfloat16")
+    }
+    return _told(cases[2, "float32"]) | {
+        "rows": [{"layers": n, "dtype": dtype, **_row(case)} for (n, dtype), case in cases.items()],
+        "layer": {d: _layer(cases[1, d], cases[2, d]) for d in ("float32", "bfloat16")},
+    }
+
+
+def wide(depth: int) -> PiConfig:
+    """Released widths in so many layers of each stack, with the vocabulary of `CONFIG`."""
+    return PiConfig(
+        vision=SiglipConfig(depth=depth),
+        language=replace(GEMMA_2B, depth=depth),
+        expert=replace(GEMMA_300M, depth=depth),
+        vocabulary=CONFIG.vocabulary,
+        compute=Compute("float32"),
+    )
+
+
+def measured(
+    console: Console, peer: Path, config: PiConfig, dtype: str, rounds: int
+) -> dict[str, Any]:
+    """The comparison in f32, then seconds of alternating steps and samplings in `dtype`, and the
+    bytes of a training step.
+
+    Raises:
+      ValueError: losses, gradient or actions differ from openpi's.
+    """
     model, arrays = Pi(config), random_batch(config)
     with tempfile.TemporaryDirectory() as folder:
         at = Path(folder)
@@ -104,29 +136,18 @@ def run(console: Console, peer: Path | None = None, tiny: bool = False) -> dict[
         batch, timed = rows(config, arrays), config.computing(dtype=dtype)
         with asking(peer, "openpi") as ask:
             ask(**request | {"config": their_config(config) | {"dtype": dtype}})
-            training = alternate(
-                {
-                    "ours": trainer(Pi(timed), params, batch),
-                    "remat": trainer(Pi(recomputing(timed)), params, batch),
-                    "openpi": partial(ask, run="train"),
-                },
-                rounds,
-            )
+            steps = {"ours": Pi(timed), "remat": Pi(recomputing(timed))}
+            ours, held = trainers(steps, params, batch)
+            training = alternate(ours | {"openpi": partial(ask, run="train")}, rounds)
+            held["openpi"] = ask(run="bytes")["bytes"]
+            del ours
             console.print("Samplings alternate")
-            ours = sampler(Pi(timed), params, batch, arrays["sample_noise"])
-            sampling = alternate({"ours": ours, "openpi": partial(ask, run="sample")}, rounds)
-    trained, sampled = (rates(took) for took in (training, sampling))
+            sampled = sampler(Pi(timed), params, batch, arrays["sample_noise"])
+            sampling = alternate({"ours": sampled, "openpi": partial(ask, run="sample")}, rounds)
     return {
-        "ratio": trained["ours"]["ratio"],
-        "remat_ratio": trained["remat"]["ratio"],
-        "sampling_ratio": sampled["ours"]["ratio"],
-        "ours": f"{trained['ours']['samples/s']:.2f} samples/s trained",
-        "other": f"{trained['openpi']['samples/s']:.2f} by openpi; sampling "
-        f"{sampled['ours']['ratio']:.2f} times",
-        "unit": "samples/s",
         "dtype": dtype,
-        "training": trained,
-        "sampling": sampled,
+        "seconds": {"training": training, "sampling": sampling},
+        "bytes": held,
         "fill": fill(config, arrays, batch),
         "errors": errors,
         "openpi": about,
@@ -269,19 +290,40 @@ def recomputing(config: PiConfig) -> PiConfig:
 
 def trainer(model: Pi, params: Any, batch: PackedBatch) -> Callable[[], Any]:
     """A training step to call again and again, from these parameters on."""
+    return trainers({"": model}, params, batch)[0][""]
+
+
+def trainers(
+    models: Mapping[str, Pi], params: Any, batch: PackedBatch
+) -> tuple[dict[str, Callable[[], Any]], dict[str, int]]:
+    """Training steps to call again and again, from these parameters on, which move one state in
+    turn; and the bytes that each one's program holds at once, state and batch included."""
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
-    abstract = abstract_state(model, _OPTIMIZER, SHARDING_RULES, mesh)
-    step = make_train_step(model, _OPTIMIZER, mesh, abstract)
+    first = next(iter(models.values()))
+    abstract = abstract_state(first, _OPTIMIZER, SHARDING_RULES, mesh)
     placed = jax.tree.map(lambda x: x.sharding, abstract.params)
     own, average = (jax.device_put(params, placed, may_alias=False) for _ in range(2))
-    state = replace(init_state(model, _OPTIMIZER, abstract, _SEED), params=own, ema=average)
+    state = replace(init_state(first, _OPTIMIZER, abstract, _SEED), params=own, ema=average)
+    jitted: dict[str, Any] = {
+        name: make_train_step(model, _OPTIMIZER, mesh, abstract) for name, model in models.items()
+    }
+    steps = {name: step.lower(state, batch, _SEED).compile() for name, step in jitted.items()}
 
-    def call() -> Any:
+    def call(name: str) -> Any:
         nonlocal state
-        state, metrics = step(state, batch, _SEED)
+        state, metrics = steps[name](state, batch, _SEED)
         return metrics
 
-    return call
+    held = {name: held_bytes(step) for name, step in steps.items()}
+    return {name: partial(call, name) for name in steps}, held
+
+
+def held_bytes(compiled: Any) -> int:
+    """Bytes that a compiled program holds at once: arguments, results that take no argument's
+    place, and temporaries."""
+    sizes = compiled.memory_analysis()
+    kept = sizes.output_size_in_bytes - sizes.alias_size_in_bytes
+    return sizes.argument_size_in_bytes + kept + sizes.temp_size_in_bytes
 
 
 def sampler(
@@ -291,3 +333,40 @@ def sampler(
     start = jnp.asarray(noise).reshape(*batch.state.shape[:2], *noise.shape[1:])
     sample = jax.jit(model.sample_actions)
     return partial(sample, params, batch, start)
+
+
+def _told(case: dict[str, Any]) -> dict[str, Any]:
+    trained, sampled = (rates(case["seconds"][kind]) for kind in ("training", "sampling"))
+    told = {key: value for key, value in case.items() if key != "seconds"}
+    return {
+        "ratio": trained["ours"]["ratio"],
+        "remat_ratio": trained["remat"]["ratio"],
+        "sampling_ratio": sampled["ours"]["ratio"],
+        "ours": f"{trained['ours']['samples/s']:.2f} samples/s trained",
+        "other": f"{trained['openpi']['samples/s']:.2f} by openpi; sampling "
+        f"{sampled['ours']['ratio']:.2f} times",
+        "unit": "samples/s",
+        "training": trained,
+        "sampling": sampled,
+        **told,
+    }
+
+
+def _row(case: dict[str, Any]) -> dict[str, Any]:
+    kept = ("ratio", "remat_ratio", "sampling_ratio", "training", "sampling", "bytes")
+    return {key: _told(case)[key] for key in kept}
+
+
+def _layer(one: dict[str, Any], two: dict[str, Any]) -> dict[str, Any]:
+    """Median seconds that the second layer of each stack adds, and how many times as long openpi's
+    takes."""
+    found: dict[str, Any] = {}
+    for kind in ("training", "sampling"):
+        more = {
+            name: median(times) - median(one["seconds"][kind][name])
+            for name, times in two["seconds"][kind].items()
+        }
+        found[kind] = {
+            name: {"seconds": each, "ratio": more["openpi"] / each} for name, each in more.items()
+        }
+    return found

@@ -28,6 +28,8 @@ ones; seconds are from the call until its result is ready, pictures being floats
     {"run": "train"}   -> {"seconds": s, "loss": mean}: value and gradient, clipping and AdamW as in
           openpi's training (its schedule's rates, its key folded with the step), without
           augmentation and without the average of weights (EMA)
+    {"run": "bytes"}   -> {"bytes": n}: of the training step's compiled program, its arguments,
+          results that take no argument's place, and temporaries
     {"run": "sample"}  -> {"seconds": s}: `steps` Euler steps from sample_noise
 
 The end of stdin ends it.
@@ -40,7 +42,7 @@ import sys
 import time
 import types
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -168,19 +170,28 @@ def serve(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(weights)),
     }
     state = (jnp.zeros((), jnp.int32), jax.tree.map(jnp.copy, weights), update.init(weights))
+
+    @cache
+    def compiled() -> Any:
+        return train_step.lower(state, observation, actions).compile()
+
     for line in sys.stdin:
         asked = json.loads(line)
         start = time.perf_counter()
         if asked["run"] == "check":
             yield check(asked["out"])
         elif asked["run"] == "train":
-            state, loss = jax.block_until_ready(train_step(state, observation, actions))
+            state, loss = jax.block_until_ready(compiled()(state, observation, actions))
             yield {"seconds": time.perf_counter() - start, "loss": float(loss)}
+        elif asked["run"] == "bytes":
+            sizes = compiled().memory_analysis()
+            kept = sizes.output_size_in_bytes - sizes.alias_size_in_bytes
+            yield {"bytes": sizes.argument_size_in_bytes + kept + sizes.temp_size_in_bytes}
         elif asked["run"] == "sample":
             sample()
             yield {"seconds": time.perf_counter() - start}
         else:
-            raise ValueError(f"run is {asked['run']!r}; expected check, train or sample.")
+            raise ValueError(f"run is {asked['run']!r}; expected check, train, bytes or sample.")
 
 
 if __name__ == "__main__":
