@@ -64,7 +64,7 @@ from flax import nnx, traverse_util
 from openpi.models import gemma, siglip
 from openpi.models import model as openpi_model
 from openpi.models.pi0_config import Pi0Config
-from openpi.shared import nnx_utils
+from openpi.shared import array_typing, nnx_utils
 from openpi.training import optimizer
 
 
@@ -173,7 +173,8 @@ def serve(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
     @cache
     def compiled() -> Any:
-        return train_step.lower(state, observation, actions).compile()
+        with array_typing.disable_typechecking():  # of its dataclasses, which JAX fills otherwise
+            return train_step.lower(state, observation, actions).compile()
 
     for line in sys.stdin:
         asked = json.loads(line)
