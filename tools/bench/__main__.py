@@ -56,7 +56,7 @@ COMMANDS: Mapping[str, str] = {"all": "tools.bench.all", "pages": "tools.bench.p
 _WITH_PEER = ("cameras", "data", "ladder", "pi05", "stats")
 _WITH_PEERS = ("cameras", "data")
 _WITH_TINY = ("act", "attention", "colocated", "fp8", "packing", "pi05", "processes", "sim", "step")
-_WITH_WIDTH = ("packing", "pi05")
+_WITH_WIDTH = ("packing", "pi05", "serve")
 _NAMES = tyro.conf.arg(constructor=tyro.extras.literal_type_from_choices(BENCHMARKS))
 
 
@@ -75,7 +75,7 @@ def main(
         if it is there, ladder, or both, for stats; for data and cameras of several LeRobots.
       tiny: shrink it to seconds on a CPU, to try the same code; its figures say nothing.
       width: "real" takes layers of the released widths, for packing and pi05 (half an hour on two
-        cores, and 16 GB).
+        cores, and 16 GB), and π0.5 itself for serve.
       as_json: end with the result as one line of JSON.
     """
     console = Console(stderr=as_json)

@@ -51,7 +51,7 @@ class CpuBench:
     peer: str = ""
     """Package of the other side, in an environment of its own, without which nothing is told."""
     of: str = ""
-    """Benchmark that it is with layers of real width."""
+    """Benchmark that it is with layers of released widths."""
 
 
 BENCHES = (
@@ -74,6 +74,7 @@ BENCHES = (
     CpuBench("data", 10, "batches beside LeRobot's DataLoader", "LeRobot"),
     CpuBench("stats", 10, "statistics beside openpi's script", "openpi and LeRobot"),
     CpuBench("pi05_real", 20, "layers of π0.5's released widths beside openpi's", "openpi", "pi05"),
+    CpuBench("serve_real", 10, "a server's start with π0.5 as released", of="serve"),
     CpuBench("packing_real", 20, "training steps packed and padded, released widths", of="packing"),
     CpuBench("qlora", 60, "bytes of steps compiled for an H100"),
     CpuBench("learn", 600, "seconds and samples until a policy succeeds"),

@@ -1,5 +1,6 @@
 """Requests per second of one server that batches over 8 clients, against the same server that
-answers one at a time; and the seconds of its start (`start`, see `serve_start`).
+answers one at a time; and the seconds of its start (`start`, see `serve_start`). With `--width
+real` the start alone, of π0.5 as released, in bfloat16.
 
 Both serve the same policy over websockets in this process; rounds alternate, and the clients, which
 ask again as soon as they are answered, are a process of their own.
@@ -16,9 +17,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from models import Policy
+from models import PiConfig, Policy
+from models.checkpoints.released import CAMERAS
 from models.config import to_json
+from models.layers.layers import Compute
 from models.terminal import Console
+from tools.bench.models.pi05 import Width
 from tools.bench.models.random_policy import random_policy
 from tools.bench.serve_start import starts
 from tools.recipes.presets import TINY
@@ -53,16 +57,36 @@ class ClientLoad:
     requests: int = 5
 
 
-def run(console: Console, load: ClientLoad | None = None) -> dict[str, Any]:
-    """Requests per second; `ratio` is that of batches over one at a time."""
+def run(console: Console, load: ClientLoad | None = None, width: Width = "small") -> dict[str, Any]:
+    """Requests per second; `ratio` is that of batches over one at a time. With real widths it is
+    that of a first start's seconds over a later one's, to the first answer."""
+    if width == "real":
+        return _real_start(console)
     policy = make_policy()
     found = asyncio.run(_measure(policy, load or ClientLoad(), console))
-    return {**found, "start": starts(policy, console)}
+    return {**found, "start": starts(lambda: policy, console)}
 
 
 def make_policy() -> Policy:
     """A policy of random weights with one camera; an answer costs what a trained one's would."""
     return random_policy(_MODEL, _PROMPT.split(), state=_STATE, actions=_ACTIONS)
+
+
+def _real_start(console: Console) -> dict[str, Any]:
+    config = PiConfig(compute=Compute("bfloat16"))
+
+    def make() -> Policy:
+        return random_policy(config, _PROMPT.split(), CAMERAS, config.state_dim, config.action_dim)
+
+    found = starts(make, console, ("nothing kept", "programs kept"))
+    kept, nothing = (found[kind]["answer"] for kind in ("programs kept", "nothing kept"))
+    return {
+        "ratio": nothing / kept,
+        "ours": f"{kept:.1f} s to the first answer, programs kept",
+        "other": f"{nothing:.1f} s, nothing kept",
+        "unit": "s",
+        "start": found,
+    }
 
 
 async def _measure(policy: Policy, load: ClientLoad, console: Console) -> dict[str, Any]:

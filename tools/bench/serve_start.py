@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +32,22 @@ _KINDS = {
 """Each kind of start, with its cache and its options."""
 
 
-def starts(policy: Policy, console: Console) -> dict[str, dict[str, float]]:
-    """Seconds from the command to "listening" and to the first "answer", and the server's
-    "cpu" seconds, for each kind of start."""
+def starts(
+    made: Callable[[], Policy], console: Console, kinds: Sequence[str] = tuple(_KINDS)
+) -> dict[str, dict[str, float]]:
+    """Seconds from the command to "listening", to "ready" and to the first "answer", and the
+    server's "cpu" seconds, for each kind of start of the policy that is made."""
     with tempfile.TemporaryDirectory() as scratch:
-        root = Path(scratch)
-        convert(policy, root / "run", "chiliad")
-        found = {}
-        for name, (cache, options) in _KINDS.items():
+        root, found = Path(scratch), {}
+        convert(made(), root / "run", "chiliad")
+        for name in kinds:
+            cache, options = _KINDS[name]
             console.print(f"Starting: {name}")
-            found[name] = _start(root / "run", root / cache, options, policy)
+            found[name] = _start(root / "run", root / cache, options)
         return found
 
 
-def _start(run: Path, cache: Path, options: list[str], policy: Policy) -> dict[str, float]:
+def _start(run: Path, cache: Path, options: list[str]) -> dict[str, float]:
     command = [sys.executable, "-m", "tools.serve", "--checkpoint", str(run), "--port", "0"]
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
     environment.pop("JAX_COMPILATION_CACHE_DIR", None)

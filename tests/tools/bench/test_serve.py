@@ -27,7 +27,7 @@ def test_batches_and_one_at_a_time_are_measured_in_turn(monkeypatch):
 @pytest.mark.slow
 def test_each_start_listens_before_it_is_ready_and_answers_then():
     pytest.importorskip("flatbuffers")
-    found = starts(random_policy(TINY.model, ["lift"]), Console(quiet=True))
+    found = starts(lambda: random_policy(TINY.model, ["lift"]), Console(quiet=True))
     assert list(found) == ["all batches first", "nothing kept", "programs kept"]
     for row in found.values():
         assert 0 < row["listening"] < row["ready"] < row["answer"]
