@@ -43,7 +43,12 @@ class Bag(Protocol):
         ...
 
     def messages(self, topics: Iterable[str]) -> Iterator[BagMessage]:
-        """Messages of some topics, each topic's in the same order every time."""
+        """Messages of some topics, each topic's in the same order every time: that of their
+        writing, where their times do not go back."""
+        ...
+
+    def written(self, topics: Iterable[str]) -> Iterator[tuple[str, int]]:
+        """Topic and logged time of the same messages, in the order of their writing."""
         ...
 
 
@@ -119,15 +124,21 @@ def _topics(path: Path, layout: ImportLayout) -> list[str]:
 
 def _times(path: Path, bag: Bag, layout: ImportLayout) -> dict[str, Int64[np.ndarray, " n"]]:
     found: dict[str, list[int]] = {topic: [] for topic in _topics(path, layout)}
-    for message in bag.messages(found):
-        time = message.time
-        with _reading(path, message.topic):
-            if layout.clock == "header":
-                time = header_time(message.decode())
+    stamped = _stamped(path, bag, found) if layout.clock == "header" else bag.written(found)
+    for topic, time in stamped:
+        with _reading(path, topic):
             if not 0 <= time < _LATEST:
                 raise ValueError(f"has a message at {time} ns, after the year 2200 or before 1970")
-        found[message.topic].append(time)
+        found[topic].append(time)
     return {topic: np.array(at, np.int64) for topic, at in found.items()}
+
+
+def _stamped(path: Path, bag: Bag, topics: Iterable[str]) -> Iterator[tuple[str, int]]:
+    """Topic and time in the header of each message."""
+    for message in bag.messages(topics):
+        with _reading(path, message.topic):
+            time = header_time(message.decode())
+        yield message.topic, time
 
 
 def _read(path: Path, bag: Bag, layout: ImportLayout, part: AlignedStretch) -> ImportedEpisode:

@@ -35,6 +35,9 @@ class _McapBag:
                 decode = partial(self._decoded, schema, channel, message.data)
                 yield BagMessage(channel.topic, message.log_time, decode)
 
+    def written(self, topics: Iterable[str]) -> Iterator[tuple[str, int]]:
+        return ((message.topic, message.time) for message in self.messages(topics))
+
     def _decoded(self, schema: Any, channel: Any, content: bytes) -> Any:
         if channel.id not in self._decoders:
             self._decoders[channel.id] = self._decoder(schema, channel)

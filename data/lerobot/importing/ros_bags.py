@@ -1,9 +1,14 @@
 """ROS bags, read by rosbags without ROS: files of ROS 1 (.bag), and folders of ROS 2 with SQLite or
-MCAP in them."""
+MCAP in them.
 
+rosbags gives messages in the order of their times, in which a clock that was set back is not seen;
+so their order in the files is read besides (rosbags/rosbag1/reader.py, rosbag2's tables).
+"""
+
+import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +37,42 @@ class _RosBag:
             for connection, time, content in self._reader.messages(connections):
                 decode = partial(self._reader.deserialize, content, connection.msgtype)
                 yield BagMessage(connection.topic, time, decode)
+
+    def written(self, topics: Iterable[str]) -> Iterator[tuple[str, int]]:
+        wanted = set(topics)
+        with _reading(self._path):
+            for reader in self._reader.readers:
+                of_bag = _in_file if hasattr(reader, "indexes") else _in_folder
+                yield from ((topic, time) for topic, time in of_bag(reader) if topic in wanted)
+
+
+def _in_file(reader: Any) -> Iterator[tuple[str, int]]:
+    """Topics and times of a bag of ROS 1, by the places of the messages in its file."""
+    topics = {connection.id: connection.topic for connection in reader.connections}
+    placed = (
+        (entry.chunk_pos, entry.offset, topics[number], entry.time)
+        for number, index in reader.indexes.items()
+        for entry in index
+    )
+    return ((topic, time) for *_, topic, time in sorted(placed))
+
+
+def _in_folder(reader: Any) -> Iterator[tuple[str, int]]:
+    """Topics and times of a bag of ROS 2, whose files follow each other."""
+    for storage in reader.storage.storages:
+        if storage.path.suffix == ".mcap":
+            with storage.path.open("rb") as file:
+                read = library("mcap.reader", "A ROS bag").make_reader(file)
+                for _, channel, message in read.iter_messages(log_time_order=False):
+                    yield channel.topic, message.log_time
+        else:
+            address = f"{storage.path.absolute().as_uri()}?mode=ro"
+            with closing(sqlite3.connect(address, uri=True)) as database:
+                yield from database.execute(_ROWS)
+
+
+_ROWS = """select topics.name, messages.timestamp from messages
+           join topics on messages.topic_id = topics.id order by messages.id"""
 
 
 @contextmanager

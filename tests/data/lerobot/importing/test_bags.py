@@ -267,6 +267,16 @@ def test_bags_of_both_ros_are_read_alike(tmp_path, version):
     is_as_written(load(write_bag(tmp_path / name, version), tmp_path))
 
 
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_a_bag_whose_clock_was_set_back_is_refused(tmp_path, version):
+    """Also where its index puts the messages in the order of their times."""
+    bag = write_bag(tmp_path / ("a.bag" if version == 1 else "a"), version, jump(script()))
+    with pytest.raises(ValueError, match=r"/joint_states goes back in time, from 0\.59 s") as said:
+        load(bag, tmp_path)
+    assert str(bag) in str(said.value)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_message_serves_all_ticks_until_the_next(tmp_path):
     found = load(write_mcap(tmp_path / "a.mcap", script(rates=(100, 50, 5))), tmp_path)
     seen = found.frames(0, FRONT)[:, 0, 0, 2].astype(int)
