@@ -271,6 +271,7 @@ def test_files_of_others_in_meta_travel(recorded, tmp_path):
         (Edit(drop=("timestamp",)), "every LeRobot dataset has the columns"),
         (Edit(names=((FRONT, WRIST),)), f"two columns '{WRIST}'"),
         (Edit(names=((FRONT, "a/b"),)), "rename: 'a/b' is no name"),
+        (Edit(robot="arm/left"), "robot: 'arm/left' is no name"),
         (Edit(tasks=((None, " "),)), "A task would be ' '"),
         (Edit(task_names=(("nothing", "x"),)), "There is no task 'nothing' to rename"),
         (Edit(fps=40), "fps is 40, but a dataset has 20"),
