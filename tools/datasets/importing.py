@@ -5,6 +5,8 @@ from typing import Annotated
 
 import tyro
 
+from data.errors import DatasetError
+from data.lerobot.growing import is_growing
 from data.lerobot.importing.importing import import_dataset
 from data.lerobot.importing.layout import read_layout
 from models.terminal import Console
@@ -43,7 +45,12 @@ def import_command(
     kept = "Finished episodes are kept; --resume goes on."
     made = lake(where, console, paths, recorded=True)
     with in_a_line(kept, writing=out), made as note, steps() as report:
-        found = import_dataset(paths, out, read, resume=resume, progress=report)
+        try:
+            found = import_dataset(paths, out, read, resume=resume, progress=report)
+        except DatasetError as error:
+            if not is_growing(out):
+                raise
+            raise ValueError(f"{error} {kept}") from None
         note(out)
     console.print(
         f"{out}: LeRobot v3.0, {found.episodes} episodes, {found.frames} frames of "

@@ -19,6 +19,7 @@ from data.lerobot.importing.clock import AlignedStretch, align
 from data.lerobot.importing.layout import ImportLayout
 from data.lerobot.importing.messages import field, header_time, joint_order, numbers, picture
 from data.lerobot.importing.recording import (
+    CheckedRecording,
     ImportedEpisode,
     PendingEpisode,
     RecordingFormat,
@@ -67,11 +68,11 @@ _LATEST = 2**63 - 2**61
 OpenBag = Callable[[Path], AbstractContextManager[Bag]]
 
 
-def _check(open_bag: OpenBag, path: Path, layout: ImportLayout) -> int:
-    """Looks for the topics; 1, as only the messages' times tell how many episodes there are."""
+def _check(open_bag: OpenBag, path: Path, layout: ImportLayout) -> CheckedRecording:
+    """Looks for the topics; only the messages tell how many episodes there are, of which shapes."""
     with open_bag(path) as bag:
-        _resolved(path, bag, layout)
-    return 1
+        resolved = _resolved(path, bag, layout)
+    return CheckedRecording(1, dict.fromkeys([*resolved.columns, *resolved.cameras]))
 
 
 @contextmanager

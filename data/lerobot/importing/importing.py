@@ -14,15 +14,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from data.errors import DatasetError
 from data.files.job import Done, run_job
 from data.lerobot.importing.csv_files import CSV
 from data.lerobot.importing.hdf5 import HDF5
 from data.lerobot.importing.layout import ImportLayout
 from data.lerobot.importing.mcap_files import MCAP
 from data.lerobot.importing.recording import (
+    CheckedRecording,
     ImportedEpisode,
     RecordingFormat,
     natural,
+    require_alike,
 )
 from data.lerobot.importing.replay_buffer import ZARR
 from data.lerobot.importing.ros_bags import ROS_BAG
@@ -123,10 +126,12 @@ def import_dataset(
     """
     report = progress or (lambda what, done, total: None)
     kind, files = find_recordings(paths)
-    counts = []
+    checked = list[CheckedRecording]()
     for number, file in enumerate(files):
         report("Checking", number, len(files))
-        counts.append(kind.check(file, layout))
+        checked.append(kind.check(file, layout))
+        require_alike(file, "", checked[-1].shapes, checked[0].shapes, str(files[0]))
+    counts = [one.episodes for one in checked]
     with kind.episodes(files[0], layout) as episodes:
         features = _features(episodes[0].read())
     aside = Path(out).absolute().with_name(Path(out).name + _ENCODED)
@@ -205,7 +210,8 @@ def _add(writer: DatasetWriter, episode: ImportedEpisode, name: str, note: dict[
     try:
         writer.add_episode(episode.columns, episode.frames, episode.task, note=note)
     except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
+        place = name.removeprefix(note["file"]).strip(", ") or "recording"
+        raise DatasetError(note["file"], place, str(error)) from None
 
 
 def _units(number: int, file: Path, size: int, first: int, count: int) -> Iterator[Unit]:
