@@ -27,13 +27,13 @@ def import_command(
     resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     where: Annotated[LakeOptions, tyro.conf.arg(name="")] = ALONE,
 ) -> None:
-    """Make a LeRobot dataset (v3.0) of recordings of other formats: HDF5, zarr, MCAP, ROS bags, or
-    pictures with a CSV. Needs `pip install -e '.[import]'`.
+    """Make a LeRobot dataset (v3.0) of recordings of other formats: HDF5, zarr, MCAP, ROS bags,
+    pictures with a CSV, or RLDS. Needs `pip install -e '.[import]'`.
 
     Args:
         paths: Files of recordings, or folders of them.
         layout: What becomes which column and camera: aloha, robomimic, libero, diffusion_policy,
-            umi, or a file as docs/importing.md says.
+            umi, rlds, or a file as docs/importing.md says.
         out: Folder to make for the dataset.
         task: Instruction of all episodes, in place of the layout's.
         fps: Frames per second, in place of the layout's.

@@ -28,13 +28,14 @@ from data.lerobot.importing.recording import (
     require_alike,
 )
 from data.lerobot.importing.replay_buffer import ZARR
+from data.lerobot.importing.rlds_folders import RLDS
 from data.lerobot.importing.ros_bags import ROS_BAG
 from data.lerobot.recording import features_of
 from data.lerobot.writer import DatasetWriter
 from data.statistics.pixels import Histogram
 from data.video.encoding import EncodedFrames, VideoEncoding, write_video
 
-FORMATS: tuple[RecordingFormat, ...] = (HDF5, ZARR, ROS_BAG, MCAP, CSV)
+FORMATS: tuple[RecordingFormat, ...] = (HDF5, ZARR, ROS_BAG, MCAP, CSV, RLDS)
 
 Progress = Callable[[str, int, int], None]
 
@@ -184,7 +185,8 @@ def find_recordings(paths: Sequence[str | Path]) -> tuple[RecordingFormat, list[
         if not here:
             raise ValueError(
                 f"{path}: holds no recording; their names end in .hdf5, .h5, .zarr, .zarr.zip, "
-                ".mcap, .bag or .csv, or they are a rosbag2 folder with metadata.yaml."
+                ".mcap, .bag or .csv, or they are a folder of rosbag2 (metadata.yaml) or RLDS "
+                "(features.json)."
             )
         found |= here
     kinds = {kind.name: path for path, kind in found.items()}

@@ -33,7 +33,7 @@ def test_the_guides_command_and_its_python_make_the_same_dataset(
     recordings, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    (typed,) = re.findall(r"^python -m tools.data (import .*)$", GUIDE.read_text(), re.MULTILINE)
+    typed, _ = re.findall(r"^python -m tools.data (import .*)$", GUIDE.read_text(), re.MULTILINE)
     app.cli(args=shlex.split(typed))
     said = " ".join(capsys.readouterr().out.split())
     assert said.endswith("datasets/cube: LeRobot v3.0, 2 episodes, 8 frames of 2 recordings.")
