@@ -6,6 +6,7 @@ copied. The result appears when it is whole; interrupted, the same call goes on.
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from data.edit.journal import FileJournal
@@ -40,7 +41,9 @@ def edit_dataset(
       ValueError: the edit does not fit the datasets, `out` is not empty, `<out>.old` is in the way,
         or `<out>.partial` holds what another edit began.
       MissingFileError, DatasetError: a file of a dataset is missing or damaged.
-      OSError: the disk is full or fails. What is finished stays in `<out>.partial` then.
+      OSError: the disk is full or fails.
+
+    What is finished when an error comes stays in `<out>.partial`, which is gone if nothing is.
     """
     out, in_place = Path(out), _is_in_place(paths, Path(out))
     old, partial = out.with_name(out.name + ".old"), out.with_name(out.name + ".partial")
@@ -52,17 +55,17 @@ def edit_dataset(
         raise ValueError(f"{out}: cannot be split in place; give another folder for the splits.")
     plans = plan_edit([LeRobotDataset(path) for path in paths], edit)
     frames, before = sum(plan.work for plan in plans.values()), 0
-    if edit.splits:
-        FileJournal(partial / JOURNAL, {name: plan.to_json() for name, plan in plans.items()})
-    for name, plan in plans.items():
+    about = {name: plan.to_json() for name, plan in plans.items()}
+    with FileJournal(partial / JOURNAL, about) if edit.splits else nullcontext():
+        for name, plan in plans.items():
 
-        def told(done: int, total: int, before: int = before) -> None:
-            if progress is not None:
-                progress(before + done, frames)
+            def told(done: int, total: int, before: int = before) -> None:
+                if progress is not None:
+                    progress(before + done, frames)
 
-        limits = {"data_megabytes": data_megabytes, "video_megabytes": video_megabytes}
-        write_plan(plan, partial / name, told, **limits)
-        before += plan.work
+            limits = {"data_megabytes": data_megabytes, "video_megabytes": video_megabytes}
+            write_plan(plan, partial / name, told, **limits)
+            before += plan.work
     if in_place:
         exchange(partial, out)
         partial.rename(old)

@@ -8,6 +8,7 @@ import tyro
 
 from data.edit.edit import edit_dataset
 from data.edit.plan import Edit, EditPlan, Numbers, Trim
+from data.errors import DatasetError
 from data.video.encoding import Codec, VideoEncoding
 from models.terminal import Console
 from tools.command_line.ending import in_a_line
@@ -101,7 +102,12 @@ def edit_command(
     kept = "What is finished is kept; the same command goes on from there."
     made = lake(where, console, paths)
     with in_a_line(kept, writing=out), made as note, progress("Writing") as report:
-        plans = edit_dataset([absolute(path) for path in paths], out, edit, progress=report)
+        try:
+            plans = edit_dataset([absolute(path) for path in paths], out, edit, progress=report)
+        except DatasetError as error:
+            if not (partial := out.with_name(out.name + ".partial")).exists():
+                raise
+            raise ValueError(f"{error} {kept} Or delete {partial}.") from None
         for name in plans:
             note(out / name)
     for name, plan in plans.items():
