@@ -79,6 +79,14 @@ class FileJournal:
         with path.open("wb") as file:
             file.write(whole or _line(about))
 
+    @staticmethod
+    def header(path: Path) -> Any:
+        """The first line of a journal, as it is compared; None if it is damaged."""
+        try:
+            return json.loads(path.read_bytes().partition(b"\n")[0])
+        except (ValueError, RecursionError):
+            return None
+
     @property
     def is_whole(self) -> bool:
         """True after `finish`."""

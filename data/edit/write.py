@@ -72,9 +72,15 @@ def write_plan(
       OSError: the disk is full or fails; the same call goes on.
     """
     limits = {"data": data_megabytes, "video": video_megabytes}
-    with FileJournal(root / JOURNAL, plan.to_json() | limits) as journal:
+    about = described(plan, data_megabytes, video_megabytes)
+    with FileJournal(root / JOURNAL, about) as journal:
         if not journal.is_whole:
             _write(plan, root, journal, limits, progress)
+
+
+def described(plan: EditPlan, data_megabytes: float, video_megabytes: float) -> dict[str, Any]:
+    """All that decides the files of the dataset, as plain data."""
+    return plan.to_json() | {"data": data_megabytes, "video": video_megabytes}
 
 
 def _write(

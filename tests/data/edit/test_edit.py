@@ -18,6 +18,7 @@ from data import open_dataset
 from data.edit.edit import edit_dataset
 from data.edit.plan import Edit, Trim
 from data.errors import DatasetError
+from data.files.exchange import exchange
 from data.lerobot.writer import DatasetWriter
 from data.validation.validate import validate
 from data.video.encoding import VideoEncoding
@@ -216,6 +217,40 @@ def test_in_place_the_old_dataset_stays_beside_the_new(recorded, tmp_path):
     with pytest.raises(ValueError, match=r"mine\.old: is there from an edit before"):
         edit_dataset([mine], mine, Edit(keep=(0,)))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["mine", "mine.old"]
+
+
+@pytest.mark.parametrize("place", ["in place", "elsewhere", "splits"])
+def test_an_edit_killed_when_the_new_dataset_is_in_its_place_is_not_made_twice(
+    place, recorded, tmp_path, monkeypatch
+):
+    mine = Path(shutil.copytree(recorded, tmp_path / "mine"))
+    out = mine if place == "in place" else tmp_path / "out"
+    splits = (("a", 0.5), ("b", 0.5)) if place == "splits" else ()
+    edit, before = Edit(delete=(0,), splits=splits), files(mine)
+
+    def killed(move):
+        def ends(*paths):
+            move(*paths)
+            raise Killed
+
+        return ends
+
+    with monkeypatch.context() as patch:
+        patch.setattr("data.edit.edit.exchange", killed(exchange))
+        patch.setattr(Path, "rename", killed(Path.rename))
+        with pytest.raises(Killed):
+            edit_dataset([mine], out, edit)
+    assert edit_dataset([mine], out, edit)
+    edit_dataset([recorded], tmp_path / "whole", edit)
+    assert files(out) == files(tmp_path / "whole")
+    assert files(tmp_path / "mine.old" if place == "in place" else mine) == before
+    assert not list(tmp_path.glob("*.partial"))
+    with pytest.raises(ValueError, match=r"mine\.old: is there|out: already exists"):
+        edit_dataset([mine], out, edit)
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
 
 
 def test_v21_becomes_v30(episodes, tmp_path):
