@@ -7,7 +7,7 @@ so their order in the files is read besides (rosbags/rosbag1/reader.py, rosbag2'
 
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 
 from data.errors import naming_damage
 from data.lerobot.importing.bags import BagMessage, bag_format
+from data.lerobot.importing.mcap_files import written_messages
 from data.lerobot.importing.recording import library
 
 METADATA = "metadata.yaml"
@@ -43,27 +44,27 @@ class _RosBag:
         with _reading(self._path):
             for reader in self._reader.readers:
                 of_bag = _in_file if hasattr(reader, "indexes") else _in_folder
-                yield from ((topic, time) for topic, time in of_bag(reader) if topic in wanted)
+                told = of_bag(reader, wanted)
+                yield from ((topic, time) for topic, time in told if topic in wanted)
 
 
-def _in_file(reader: Any) -> Iterator[tuple[str, int]]:
+def _in_file(reader: Any, topics: Set[str]) -> Iterator[tuple[str, int]]:
     """Topics and times of a bag of ROS 1, by the places of the messages in its file."""
-    topics = {connection.id: connection.topic for connection in reader.connections}
+    named = {c.id: c.topic for c in reader.connections if c.topic in topics}
     placed = (
-        (entry.chunk_pos, entry.offset, topics[number], entry.time)
-        for number, index in reader.indexes.items()
-        for entry in index
+        (entry.chunk_pos, entry.offset, topic, entry.time)
+        for number, topic in named.items()
+        for entry in reader.indexes[number]
     )
     return ((topic, time) for *_, topic, time in sorted(placed))
 
 
-def _in_folder(reader: Any) -> Iterator[tuple[str, int]]:
+def _in_folder(reader: Any, topics: Set[str]) -> Iterator[tuple[str, int]]:
     """Topics and times of a bag of ROS 2, whose files follow each other."""
     for storage in reader.storage.storages:
         if storage.path.suffix == ".mcap":
             with storage.path.open("rb") as file:
-                read = library("mcap.reader", "A ROS bag").make_reader(file)
-                for _, channel, message in read.iter_messages(log_time_order=False):
+                for _, channel, message in written_messages(file, topics):
                     yield channel.topic, message.log_time
         else:
             address = f"{storage.path.absolute().as_uri()}?mode=ro"

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -410,3 +411,29 @@ def test_recordings_of_several_formats_are_not_mixed(tmp_path):
     write_bag(tmp_path / "b.bag", 1)
     with pytest.raises(ValueError, match="of several formats"):
         load(tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["mcap", "bag of ROS 1", "bag of SQLite", "bag of MCAP"])
+def test_no_more_than_an_episode_is_held(kind, tmp_path):
+    """Of a recording of several chunks that gaps cut; the first is read to import libraries."""
+    peaks = []
+    for number, parts in enumerate((1, 7, 21)):
+        messages = [
+            (ms + 4000 * part, topic, k)
+            for part in range(parts)
+            for ms, topic, k in script(2.0, rates=(20, 20, 30))
+        ]
+        if kind == "mcap":
+            source = write_mcap(tmp_path / f"{number}.mcap", messages)
+        else:
+            version = ["bag of ROS 1", "bag of SQLite", "bag of MCAP"].index(kind) + 1
+            name = f"{number}.bag" if version == 1 else f"{number}"
+            source = write_bag(tmp_path / name, version, messages)
+        tracemalloc.start()
+        told = layout(tmp_path, gaps="cut")
+        summary = import_dataset([source], tmp_path / f"out{number}", told)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert summary.episodes == parts
+    pictures = 14 * 60 * frame(0).nbytes
+    assert peaks[2] - peaks[1] < pictures / 4
