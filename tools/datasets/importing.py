@@ -54,6 +54,8 @@ def import_command(
         note(out)
     console.print(
         f"{out}: LeRobot v3.0, {found.episodes} episodes, {found.frames} frames of "
-        f"{found.recordings} recordings.",
+        f"{found.recordings} recordings"
+        + f"; gaps of {found.left_out:.1f} s in all were cut out" * (found.left_out > 0)
+        + ".",
         soft_wrap=True,
     )

@@ -191,8 +191,9 @@ def oriented(
 
 def stretches(
     file: Path, episode: str, times: np.ndarray, layout: ImportLayout
-) -> list[Int64[np.ndarray, " t"]]:
-    """Rows in use at the ticks of the layout's rate, of each stretch without a gap.
+) -> list[tuple[Int64[np.ndarray, " t"], float]]:
+    """Rows in use at the ticks of the layout's rate, of each stretch without a gap, and the seconds
+    left out, which are counted with the last one.
 
     Raises:
       DatasetError: times go backwards, are not finite, or have a gap.
@@ -216,7 +217,7 @@ def stretches(
         ) from None
     if not found:
         raise DatasetError(file, place, "leaves no two frames without a gap; leave it out.")
-    return [stretch.messages["time"] for stretch in found]
+    return [(stretch.messages["time"], stretch.left_out) for stretch in found]
 
 
 def _read_column(

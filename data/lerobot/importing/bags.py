@@ -99,7 +99,7 @@ def _episodes(
             )
         names = [f", part {number}" for number in range(len(parts))] if len(parts) > 1 else [""]
         yield [
-            PendingEpisode(f"{path}{name}", partial(_read, path, bag, layout, part))
+            PendingEpisode(f"{path}{name}", partial(_read, path, bag, layout, part), part.left_out)
             for name, part in zip(names, parts, strict=True)
         ]
 

@@ -53,10 +53,10 @@ class Unit(NamedTuple):
 
 
 class ReadEpisodes(NamedTuple):
-    """Episodes with their names and the number of all in their file; an error that the next one
-    met."""
+    """Episodes with their names, the number of all in their file and the seconds left out; an error
+    that the next one met."""
 
-    episodes: list[tuple[ImportedEpisode, str, int]]
+    episodes: list[tuple[ImportedEpisode, str, int, float]]
     error: ValueError | OSError | None
 
 
@@ -71,14 +71,15 @@ class RecordingsReading:
     folder: Path
 
     def __call__(self, unit: Unit, done: Done) -> ReadEpisodes:
-        read: list[tuple[ImportedEpisode, str, int]] = []
+        read: list[tuple[ImportedEpisode, str, int, float]] = []
         kind = next(kind for kind in FORMATS if kind.name == self.format)
         try:
             with kind.episodes(unit.file, self.layout) as episodes:
                 for pending in episodes[unit.first : unit.stop]:
                     episode = pending.read()
                     frames = {c: self._encoded(c, x) for c, x in episode.frames.items()}
-                    read.append((episode._replace(frames=frames), pending.name, len(episodes)))
+                    about = pending.name, len(episodes), pending.left_out
+                    read.append((episode._replace(frames=frames), *about))
                     done(1)
         except (ValueError, OSError) as error:
             if not read:
@@ -95,11 +96,12 @@ class RecordingsReading:
 
 
 class ImportSummary(NamedTuple):
-    """Recordings read, and what they came to."""
+    """Recordings read, what they came to, and seconds of them that gaps have cut out."""
 
     recordings: int
     episodes: int
     frames: int
+    left_out: float
 
 
 def import_dataset(
@@ -159,16 +161,18 @@ def import_dataset(
         reading = RecordingsReading(kind.name, layout, shapes, aside)
         try:
             for unit, (read, error) in zip(units, run_job(reading, units), strict=True):
-                for part, (episode, name, of) in enumerate(read, unit.first + 1):
+                for part, (episode, name, of, left_out) in enumerate(read, unit.first + 1):
                     about = {"file": str(files[unit.number]), "bytes": unit.size}
-                    _add(writer, episode, name, about | {"last": part == of})
+                    about |= {"last": part == of, "left_out": left_out}
+                    _add(writer, episode, name, about)
                     share = part * counts[unit.number] // of
                     report("Importing", sum(counts[: unit.number]) + share, sum(counts))
                 if error is not None:
                     raise error
         finally:
             shutil.rmtree(aside, ignore_errors=True)
-        return ImportSummary(len(files), writer.num_episodes, writer.num_frames)
+        left_out = sum(note.get("left_out", 0.0) for note in writer.notes)
+        return ImportSummary(len(files), writer.num_episodes, writer.num_frames, left_out)
 
 
 def find_recordings(paths: Sequence[str | Path]) -> tuple[RecordingFormat, list[Path]]:

@@ -39,10 +39,12 @@ class CheckedRecording(NamedTuple):
 
 
 class PendingEpisode(NamedTuple):
-    """An episode that is not read yet; messages call it `name`."""
+    """An episode that is not read yet; messages call it `name`. `left_out` seconds of the recording
+    are counted with it, which gaps have cut out."""
 
     name: str
     read: Callable[[], ImportedEpisode]
+    left_out: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -63,14 +65,14 @@ class RecordingFormat:
 def pending(
     title: str,
     read: Callable[[Int64[np.ndarray, " t"] | None], ImportedEpisode],
-    stretches: Sequence[Int64[np.ndarray, " t"]] | None,
+    stretches: Sequence[tuple[Int64[np.ndarray, " t"], float]] | None,
 ) -> list[PendingEpisode]:
-    """An episode of all rows, or of each of their stretches one."""
+    """An episode of all rows, or of each of their stretches (with the seconds left out) one."""
     if stretches is None:
         return [PendingEpisode(title, partial(read, None))]
     return [
-        PendingEpisode(f"{title}, part {number}", partial(read, rows))
-        for number, rows in enumerate(stretches)
+        PendingEpisode(f"{title}, part {number}", partial(read, rows), left_out)
+        for number, (rows, left_out) in enumerate(stretches)
     ]
 
 

@@ -297,7 +297,9 @@ def test_a_camera_that_stops_in_mid_episode_is_named_with_its_times(tmp_path):
 
 def test_gaps_are_cut_out_where_the_layout_says_so(tmp_path):
     path = write_mcap(tmp_path / "a.mcap", script(4.0, stop=(1.0, 3.0)))
-    found = load(path, tmp_path, gaps="cut")
+    summary = import_dataset([path], tmp_path / "out", layout(tmp_path, gaps="cut"))
+    assert summary.left_out == pytest.approx(2.1, abs=0.11)
+    found = open_dataset(tmp_path / "out")
     assert found.lengths.tolist() == [11, 10]
     assert found.columns(1)["observation.state"][0].tolist() == [3000.0, 3000.5]
     (tmp_path / "out").rename(tmp_path / "first")
