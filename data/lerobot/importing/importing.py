@@ -5,6 +5,7 @@ of an episode each, which is on disk when this process begins with the next, and
 what interrupts the work, the same call with `resume` goes on with.
 """
 
+import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -148,10 +149,10 @@ def import_dataset(
     ) as writer:
         before, units = list(writer.notes), list[Unit]()
         for number, file in enumerate(files):
-            size = _bytes(file)
-            notes = _notes_of(before, file, size, Path(out))
+            size, place = _bytes(file), Path(os.path.abspath(file))
+            notes = _notes_of(before, place, size, Path(out))
             if not (notes and notes[-1]["last"]):
-                units += _units(number, file.absolute(), size, len(notes), counts[number])
+                units += _units(number, place, size, len(notes), counts[number])
         if before:
             raise ValueError(
                 f"{out}: has episodes of {before[0]['file']}, which is not among the recordings "
@@ -162,7 +163,7 @@ def import_dataset(
         try:
             for unit, (read, error) in zip(units, run_job(reading, units), strict=True):
                 for part, (episode, name, of, left_out) in enumerate(read, unit.first + 1):
-                    about = {"file": str(files[unit.number]), "bytes": unit.size}
+                    about = {"file": str(unit.file), "bytes": unit.size}
                     about |= {"last": part == of, "left_out": left_out}
                     _add(writer, episode, name, about)
                     share = part * counts[unit.number] // of

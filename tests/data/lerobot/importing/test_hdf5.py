@@ -263,6 +263,22 @@ def test_an_interrupted_import_comes_to_the_same_dataset(tmp_path):
     assert open_dataset(tmp_path / "out").digest == open_dataset(tmp_path / "whole").digest
 
 
+def test_an_import_goes_on_from_another_folder(tmp_path, monkeypatch):
+    libero(tmp_path / "a_demo.hdf5")
+
+    def stop(what, done, total):
+        if what == "Importing" and done == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        import_dataset(["a_demo.hdf5"], "out", read_layout("libero"), progress=stop)
+    (tmp_path / "b").mkdir()
+    monkeypatch.chdir(tmp_path / "b")
+    import_dataset(["../a_demo.hdf5"], "../out", read_layout("libero"), resume=True)
+    assert open_dataset(tmp_path / "out").num_episodes == 3
+
+
 def linked(root, other, secret):
     root["action"] = h5py.ExternalLink(str(other), "action")
 
