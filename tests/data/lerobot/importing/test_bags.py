@@ -19,6 +19,7 @@ from data import open_dataset
 from data.lerobot.importing import mcap_files, ros_bags
 from data.lerobot.importing.importing import import_dataset
 from data.lerobot.importing.layout import read_layout
+from data.validation.validate import validate
 
 START, MS = 1_700_000_000 * 10**9, 10**6
 JOINTS, COMMAND, CAMERA = "/joint_states", "/command", "/camera/image"
@@ -230,6 +231,7 @@ def layout(tmp_path, **changed):
 
 def load(path, tmp_path, **changed):
     import_dataset([path], tmp_path / "out", layout(tmp_path, **changed))
+    assert [p for p in validate(tmp_path / "out") if p.severity == "error"] == []
     return open_dataset(tmp_path / "out")
 
 
