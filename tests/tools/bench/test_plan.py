@@ -23,7 +23,7 @@ def test_the_mixture_has_the_frames_asked_for(shape):
 
 
 def test_a_rank_of_four_rows_or_more_has_less_than_2_percent_more_attention_than_the_mean(shape):
-    """Of the benchmark's own mixture of one to three cameras, 256 rows a step."""
+    """With 256 rows a step of the benchmark's own mixture, of one to three cameras."""
     found = slowest(*shape)
     assert all(of["ordered"] < 0.02 for ranks, of in found.items() if int(ranks) <= 64)
     assert found["64"]["as packed"] > 0.1
