@@ -30,6 +30,7 @@ NOT_RUN = {
     "--inject kill": "a minute of restarts; tests/parallel/hosts/test_faults.py has each fault",
     "--num-processes 2": "two machines; tests/parallel/hosts/test_distributed.py has two processes",
     "tools.plan --compile": "NVIDIA's compiler, minutes; tests/parallel/planning calls it",
+    "--layout rlds": "a set with all its cameras; test_rlds_folders.py of the importers has one",
     "catalogue --of": "one catalogued in its place; tests/data/lake/test_catalogue.py asks",
     "tools.plan ...": "the options of the command above it are left out",
     "line.py:LINE": "another robot's policy; tests/sim/test_own_environment.py acts there",

@@ -21,6 +21,7 @@ from data.dataset import use_format
 from data.files.checksums import CHECKSUMS, damaged_files, write_checksums
 from data.files.folder import open_folder
 from data.files.job import in_threads, running
+from data.files.whole_text import write_whole
 from data.lerobot.card import dataset_card
 from data.lerobot.upgrade import upgrade
 from data.statistics.difference import difference
@@ -90,7 +91,7 @@ def validate_command(
     with on_cluster(options, console, data_format), steps() as report:
         problems = validate(absolute(path) if options.chosen else path, report)
     if json_file is not None:
-        json_file.write_text(json.dumps([asdict(p) for p in problems], indent=2) + "\n")
+        write_whole(json_file, json.dumps([asdict(p) for p in problems], indent=2) + "\n")
     errors = sum(problem.severity == "error" for problem in problems)
     if problems:
         table = Table("", "Finding", title=path, title_justify="left", show_lines=True)
@@ -182,9 +183,8 @@ def stats_command(
         plain = {path: _plain(stats) for path, stats in of_path.items()}
         joint = {robot: _plain(stats) for robot, stats in of_robot.items()}
         several = {"robots": joint, "datasets": plain}
-        json_file.write_text(
-            json.dumps(several if len(plain) > 1 else plain[paths[0]], indent=2) + "\n"
-        )
+        said = json.dumps(several if len(plain) > 1 else plain[paths[0]], indent=2)
+        write_whole(json_file, said + "\n")
 
 
 @app.command(name="diff")
@@ -205,7 +205,7 @@ def diff_command(
     with steps() as report:
         found = difference(ours, theirs, report)
     if json_file is not None:
-        json_file.write_text(json.dumps(found.to_json(), indent=2) + "\n")
+        write_whole(json_file, json.dumps(found.to_json(), indent=2) + "\n")
     show_difference(console, found)
 
 

@@ -5,12 +5,15 @@ What LeRobot's `lerobot-edit-dataset` does, and that without encoding the videos
 copied. The result appears when it is whole; interrupted, the same call goes on.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 from data.edit.journal import FileJournal
 from data.edit.plan import Edit, EditPlan, plan_edit
-from data.edit.write import JOURNAL, Progress, write_plan
+from data.edit.write import JOURNAL, Progress, described, write_plan
 from data.files.exchange import exchange
 from data.lerobot.dataset import LeRobotDataset
 
@@ -40,10 +43,22 @@ def edit_dataset(
       ValueError: the edit does not fit the datasets, `out` is not empty, `<out>.old` is in the way,
         or `<out>.partial` holds what another edit began.
       MissingFileError, DatasetError: a file of a dataset is missing or damaged.
-      OSError: the disk is full or fails. What is finished stays in `<out>.partial` then.
+      OSError: the disk is full or fails.
+
+    What is finished when an error comes stays in `<out>.partial`, which is gone if nothing is.
     """
     out, in_place = Path(out), _is_in_place(paths, Path(out))
     old, partial = out.with_name(out.name + ".old"), out.with_name(out.name + ".partial")
+    limits = {"data_megabytes": data_megabytes, "video_megabytes": video_megabytes}
+    if (out / JOURNAL).is_file():  # it was killed when the new dataset was in its place
+        if in_place and partial.exists():
+            partial.rename(old)
+        begun = FileJournal.header(out / JOURNAL)
+        _remove_journals(out)
+        sources = [old] if in_place else paths
+        plans = plan_edit([LeRobotDataset(path) for path in sources], edit)
+        if begun == json.loads(json.dumps(_about(plans, limits))):
+            return plans
     if in_place and old.exists():
         raise ValueError(f"{old}: is there from an edit before; delete or rename it first.")
     if not in_place and out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -52,17 +67,16 @@ def edit_dataset(
         raise ValueError(f"{out}: cannot be split in place; give another folder for the splits.")
     plans = plan_edit([LeRobotDataset(path) for path in paths], edit)
     frames, before = sum(plan.work for plan in plans.values()), 0
-    if edit.splits:
-        FileJournal(partial / JOURNAL, {name: plan.to_json() for name, plan in plans.items()})
-    for name, plan in plans.items():
+    whole = FileJournal(partial / JOURNAL, _about(plans, limits)) if edit.splits else nullcontext()
+    with whole:
+        for name, plan in plans.items():
 
-        def told(done: int, total: int, before: int = before) -> None:
-            if progress is not None:
-                progress(before + done, frames)
+            def told(done: int, total: int, before: int = before) -> None:
+                if progress is not None:
+                    progress(before + done, frames)
 
-        limits = {"data_megabytes": data_megabytes, "video_megabytes": video_megabytes}
-        write_plan(plan, partial / name, told, **limits)
-        before += plan.work
+            write_plan(plan, partial / name, told, **limits)
+            before += plan.work
     if in_place:
         exchange(partial, out)
         partial.rename(old)
@@ -70,9 +84,22 @@ def edit_dataset(
         if out.exists():
             out.rmdir()
         partial.rename(out)
-    for journal in {out / JOURNAL, *(out / name / JOURNAL for name in plans)}:
-        journal.unlink()
+    _remove_journals(out)
     return plans
+
+
+def _about(plans: Mapping[str, EditPlan], limits: Mapping[str, float]) -> Any:
+    """Header of the journal of the whole edit."""
+    if list(plans) == [""]:
+        return described(plans[""], **limits)
+    return {name: plan.to_json() for name, plan in plans.items()}
+
+
+def _remove_journals(out: Path) -> None:
+    """Removes the journals of a dataset, or of splits and of all; that by which the others are
+    found goes last."""
+    for journal in (*out.glob(f"*/{JOURNAL}"), out / JOURNAL):
+        journal.unlink()
 
 
 def _is_in_place(paths: Sequence[str | Path], out: Path) -> bool:

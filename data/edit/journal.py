@@ -2,8 +2,11 @@
 on behind them when it was interrupted.
 """
 
+import fcntl
 import json
+import shutil
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 _WHOLE = "whole"
@@ -13,9 +16,12 @@ class FileJournal:
     """The file `path`: for each track (a camera, or the rows) the files that are whole, each with
     its entries, one for every episode in it. A last line that a kill tore is dropped.
 
+    Use as a context manager: no other process has it within the block. If that fails before any
+    file is whole, in the folder or in one with a journal in it, the folder goes.
+
     Raises:
-      ValueError: it was begun for something else than `about`, a line is damaged, or its folder
-        holds files and no journal.
+      ValueError: it was begun for something else than `about`, a line is damaged, its folder holds
+        files and no journal, or another process has it.
     """
 
     def __init__(self, path: Path, about: Any) -> None:
@@ -24,9 +30,41 @@ class FileJournal:
                 f"{path.parent}: is in the way and holds nothing that an edit began; rename or "
                 "delete it."
             )
+        path.parent.mkdir(parents=True, exist_ok=True)
         self._path, self._lines = path, list[dict[str, Any]]()
+        self._held = path.open("ab")
+        try:
+            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._begin(about)
+        except BlockingIOError:
+            self._held.close()
+            raise ValueError(
+                f"{path.parent}: another process is at this edit; wait for it."
+            ) from None
+        except BaseException:
+            self._held.close()
+            if b"\n" not in path.read_bytes():  # of a disk on which not even this had room
+                shutil.rmtree(path.parent, ignore_errors=True)
+            raise
+
+    def __enter__(self) -> "FileJournal":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        folder, name = self._path.parent, self._path.name
+        if kind is not None and not self._lines and not any(folder.glob(f"*/{name}")):
+            shutil.rmtree(folder, ignore_errors=True)
+        self._held.close()
+
+    def _begin(self, about: Any) -> None:
+        path = self._path
         about = json.loads(json.dumps(about))
-        content = path.read_bytes() if path.exists() else b""
+        content = path.read_bytes()
         whole = content[: content.rfind(b"\n") + 1]
         try:
             lines = [json.loads(line) for line in whole.splitlines()]
@@ -38,9 +76,16 @@ class FileJournal:
                 "command, or delete the folder."
             )
         self._lines = lines[1:]
-        path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as file:
             file.write(whole or _line(about))
+
+    @staticmethod
+    def header(path: Path) -> Any:
+        """The first line of a journal, as it is compared; None if it is damaged."""
+        try:
+            return json.loads(path.read_bytes().partition(b"\n")[0])
+        except (ValueError, RecursionError):
+            return None
 
     @property
     def is_whole(self) -> bool:

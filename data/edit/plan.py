@@ -4,6 +4,7 @@ Made from metadata alone, so that a mistake in a command is found before anythin
 Episodes are numbered from 0 through all datasets that are joined, in their order.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -158,8 +159,8 @@ def _chosen(edit: Edit, count: int) -> list[int]:
     keep = range(count) if edit.keep is None else edit.keep
     for what, numbers in (("delete", edit.delete), ("keep", keep), ("order", edit.order)):
         _require_known(what, numbers, count)
-    kept = [number for number in sorted(keep) if number not in set(edit.delete)]
-    lost = [number for number in edit.order if number not in set(kept)]
+    kept = sorted(set(keep) - set(edit.delete))
+    lost = sorted(set(edit.order) - set(kept))
     if lost:
         raise ValueError(
             f"order names episode {lost[0]}, which is not kept; leave it out of one of the two."
@@ -174,7 +175,7 @@ def _splits(edit: Edit, chosen: list[int]) -> dict[str, list[int]]:
     if not edit.splits:
         return {"": chosen}
     found: dict[str, list[int]] = {}
-    taken: set[int] = set()
+    known, taken = set(chosen), set[int]()
     at = 0
     for name, said in edit.splits:
         try:
@@ -191,10 +192,10 @@ def _splits(edit: Edit, chosen: list[int]) -> dict[str, list[int]]:
             stop = min(len(chosen), at + max(1, int(said * len(chosen) + 1e-9)))
             found[name], at = chosen[at:stop], stop
         else:
-            lost = [number for number in said if number not in set(chosen)]
-            if lost:
+            named = set(said)
+            if lost := sorted(named - known):
                 raise ValueError(f"split '{name}' names episode {lost[0]}, which is not kept.")
-            found[name] = [number for number in chosen if number in set(said)]
+            found[name] = [number for number in chosen if number in named]
         if not found[name]:
             raise ValueError(f"split '{name}' has no episode; give it some or leave it out.")
         if twice := taken & set(found[name]):
@@ -298,11 +299,12 @@ def _names(sources: Sequence[LeRobotDataset], edit: Edit) -> tuple[dict[str, str
                     f"{what} names '{name}', but the columns and cameras are "
                     f"{', '.join(sorted(there - set(BOOKKEEPING)))}."
                 )
-    for new in renamed.values():
+    given = [("rename", new) for new in renamed.values()]
+    for what, name in [*given, *[("robot", edit.robot)] * bool(edit.robot)]:
         try:
-            plain_name(new)
+            plain_name(name)
         except ValueError as error:
-            raise ValueError(f"rename: {error}; choose another name.") from None
+            raise ValueError(f"{what}: {error}; choose another name.") from None
     found = []
     for source in sources:
         kept = [n for n in source.features if n not in BOOKKEEPING and n not in edit.drop]
@@ -410,7 +412,7 @@ def _require_known(what: str, numbers: Sequence[int], count: int) -> None:
             f"{what} names episode {wrong[0]}; there are {count}, numbered 0 to {count - 1}."
         )
     if len(set(numbers)) < len(numbers):
-        twice = next(number for number in numbers if list(numbers).count(number) > 1)
+        twice = next(number for number, named in Counter(numbers).items() if named > 1)
         raise ValueError(f"{what} names episode {twice} twice; name it once.")
 
 

@@ -72,10 +72,25 @@ def write_plan(
       OSError: the disk is full or fails; the same call goes on.
     """
     limits = {"data": data_megabytes, "video": video_megabytes}
-    journal = FileJournal(root / JOURNAL, plan.to_json() | limits)
+    about = described(plan, data_megabytes, video_megabytes)
+    with FileJournal(root / JOURNAL, about) as journal:
+        if not journal.is_whole:
+            _write(plan, root, journal, limits, progress)
+
+
+def described(plan: EditPlan, data_megabytes: float, video_megabytes: float) -> dict[str, Any]:
+    """All that decides the files of the dataset, as plain data."""
+    return plan.to_json() | {"data": data_megabytes, "video": video_megabytes}
+
+
+def _write(
+    plan: EditPlan,
+    root: Path,
+    journal: FileJournal,
+    limits: Mapping[str, float],
+    progress: Progress | None,
+) -> None:
     total, done = plan.work, 0
-    if journal.is_whole:
-        return
 
     def told(part: Part) -> None:
         nonlocal done
@@ -84,10 +99,10 @@ def write_plan(
             progress(done, total)
 
     rows = _Rows(plan, journal.entries(_ROWS))
-    data = DataFiles(root, rows.stored, data_megabytes)
+    data = DataFiles(root, rows.stored, limits["data"])
     _track(journal, _ROWS, data, plan, partial(rows.add, data=data), told)
     for camera in plan.cameras:
-        copied = CopiedVideos(root, camera, video_megabytes)
+        copied = CopiedVideos(root, camera, limits["video"])
         begun = len(journal.entries(camera))
         with _Camera(plan, camera, root / _ENCODED, begun) as pictures:
             add, check = partial(pictures.add, files=copied), partial(_require_same, plan, root)
@@ -153,6 +168,7 @@ class _Rows:
         values: dict[str, np.ndarray | pa.Array] = {}
         old_names = self._plan.names[part.source]
         columns = source.columns(part.episode)
+        _require_forward(source, part, columns["timestamp"])
         for name, feature in self.stored.items():
             if name in BOOKKEEPING:
                 continue
@@ -217,6 +233,21 @@ class _Rows:
             if 0 <= k < len(texts)
         }
         return np.array([numbers[k] for k in flat.tolist()], flat.dtype)
+
+
+def _require_forward(source: LeRobotDataset, part: Part, times: np.ndarray) -> None:
+    """Raises DatasetError if frames are not in the order of their times, which would be lost: the
+    new ones follow from the rate."""
+    kept = _taken(times.reshape(-1), part.at)
+    if len(back := np.flatnonzero(np.diff(kept) < 0)):
+        first = 0 if part.at is None else int(part.at[0])
+        raise DatasetError(
+            source.file(part.episode),
+            "column 'timestamp'",
+            f"goes back from {kept[back[0]]:g} s to {kept[back[0] + 1]:g} s behind frame "
+            f"{first + int(back[0])} of episode {source.episode_numbers[part.episode]}; leave the "
+            "episode out, or trim it.",
+        )
 
 
 def _subtask_texts(source: LeRobotDataset, plan: EditPlan, number: int) -> tuple[str, ...] | None:

@@ -65,7 +65,7 @@ class GrowingDataset:
         self._header = json.loads(json.dumps({"about": about, "features": features, "fps": fps}))
         self._existed = root.is_dir()
         (root / "meta").mkdir(parents=True, exist_ok=True)
-        self._journal = (root / JOURNAL).open("a+b")
+        self._journal = (root / JOURNAL).open("a+b", buffering=0)  # which leaves nothing to close
         try:
             fcntl.flock(self._journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -74,7 +74,14 @@ class GrowingDataset:
                 f"{root}: is being recorded by another process; wait for it."
             ) from None
         self._size = 0
-        self._entries = self._read()
+        try:
+            self._entries = self._read()
+        except OSError:  # of a disk on which not even the header had room
+            begun = b"\n" in (root / JOURNAL).read_bytes()
+            self._journal.close()
+            if not begun:
+                self._leave_nothing()
+            raise
         self.num_frames = sum(entry["length"] for entry in self._entries)
         shutil.rmtree(root / _ASIDE, ignore_errors=True)
         last = self._entries[-1] if self._entries else {"tasks": [], "subtasks": []}
@@ -185,9 +192,12 @@ class GrowingDataset:
             if not (self.root / self._name(_EPISODES, self.num_episodes)).exists():
                 self._remove(self.num_episodes)
         else:
-            shutil.rmtree(self.root, ignore_errors=True)
-            if self._existed:
-                self.root.mkdir(exist_ok=True)
+            self._leave_nothing()
+
+    def _leave_nothing(self) -> None:
+        shutil.rmtree(self.root, ignore_errors=True)
+        if self._existed:
+            self.root.mkdir(exist_ok=True)
 
     def _read(self) -> list[dict[str, Any]]:
         """The finished episodes; what the journal or the folder has beyond them is removed."""
@@ -228,8 +238,9 @@ class GrowingDataset:
     def _write(self, line: Any) -> int:
         """Appends a line to the journal, after those that count; bytes of them all."""
         self._journal.truncate(self._size)
-        self._journal.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
-        self._journal.flush()
+        content = json.dumps(line, ensure_ascii=False).encode() + b"\n"
+        while content:
+            content = content[self._journal.write(content) :]
         os.fsync(self._journal.fileno())
         return self._journal.tell()
 

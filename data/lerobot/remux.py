@@ -5,6 +5,7 @@ times a reader looks for. What a decoder is told once a file (codec, size, param
 the same for all that is in it: where it is not, the next file begins.
 """
 
+import errno
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +21,8 @@ from data.files.names import fill
 from data.lerobot.recording import VIDEO_PATH, next_file
 from data.video.mp4 import open_video
 from data.video.span import PacketSpan
+
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 class CopiedVideos:
@@ -38,6 +41,7 @@ class CopiedVideos:
 
         Raises:
           DatasetError: it is no video, is damaged, or has fewer than `frames`.
+          OSError: the disk that is written to is full or fails.
         """
         try:
             with open_video(path) as source:
@@ -45,6 +49,8 @@ class CopiedVideos:
                 packets = [p for p in source.demux(stream) if p.size]
                 return self._append(stream, _whole(path, packets, frames), frames, fps)
         except (av.error.FFmpegError, IndexError) as error:
+            if getattr(error, "errno", None) in _OF_THE_DISK:
+                raise
             raise DatasetError(
                 path,
                 "file",

@@ -42,7 +42,7 @@ class DatasetWriter:
       fps: frames per second, the same in every episode.
       features: per feature name its `dtype`, `shape` and `names` as in info.json; dtype "video"
         for cameras (shape (H, W, 3)), a numpy type for columns of shape (n,).
-      robot_type: goes into info.json.
+      robot_type: goes into info.json; a name that files may have.
       subtasks: every frame has one, as LeRobot's `subtask_index`.
       data_megabytes: size at which a new parquet file is begun.
       video_megabytes: size at which a new mp4 is begun.
@@ -50,8 +50,8 @@ class DatasetWriter:
       about: plain data that decides what is recorded, which must be the same on resuming.
 
     Raises:
-      ValueError: `path` is not empty, or holds a recording of something else, or a feature cannot
-        be written.
+      ValueError: `path` is not empty, or holds a recording of something else, or a feature or the
+        robot's name cannot be written.
     """
 
     def __init__(
@@ -69,6 +69,7 @@ class DatasetWriter:
     ) -> None:
         self.path = Path(path)
         _require_free(self.path, resume)
+        _require_robot(robot_type)
         self.fps, self.robot_type = fps, robot_type
         self.features = {name: _checked(name, f) for name, f in features.items()}
         self._cameras = [n for n, f in self.features.items() if f["dtype"] == "video"]
@@ -279,6 +280,14 @@ def _require_free(path: Path, resume: bool) -> None:
     raise ValueError(
         f"{path}: already exists and is not empty{more}; choose another path or delete it."
     )
+
+
+def _require_robot(name: str | None) -> None:
+    """Raises ValueError if no reader would take the robot's name."""
+    try:
+        plain_name(name or "unknown")
+    except ValueError as error:
+        raise ValueError(f"Robot {error}; name it otherwise.") from None
 
 
 def _checked(name: str, feature: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from jaxtyping import Int64
 
 from data.dataset import Runs
 from data.errors import short
+from data.statistics.idle import digest_of_lengths
 
 
 class KeptFrames(NamedTuple):
@@ -43,6 +44,11 @@ def read_kept(file: str, lengths: Int64[np.ndarray, " e"]) -> KeptFrames:
                 f"{file}: is of a dataset with {short(value.get(name))} {name}, but this one has "
                 f"{count}; find its own with `tools.data idle --json`."
             )
+    if value.get("lengths", same := digest_of_lengths(lengths)) != same:
+        raise ValueError(
+            f"{file}: is of a dataset with as many frames, but episodes of other lengths, as "
+            "before an edit; find this one's with `tools.data idle --json`."
+        )
     keep = {str(i): [[0, length]] for i, length in enumerate(lengths.tolist())}
     for episode, ranges in value["keep"].items():
         if episode not in keep or not _fits(ranges, keep[episode][0][1]):

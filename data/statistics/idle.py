@@ -6,12 +6,13 @@ as movement and slow work at a high rate does not count as rest. It is doubled w
 those of the frame before, bit for bit, in the midst of movement.
 """
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float64
+from jaxtyping import Bool, Float64, Int64
 from numpy.lib.stride_tricks import sliding_window_view
 
 from data.dataset import Dataset, Report
@@ -146,6 +147,7 @@ def to_json(
         "dataset": dataset.name,
         "episodes": len(found),
         "frames": int(dataset.lengths.sum()),
+        "lengths": digest_of_lengths(dataset.lengths),
         "still": limits.still,
         "seconds": limits.seconds,
         "columns": list(columns),
@@ -153,6 +155,11 @@ def to_json(
             str(i): idle.kept for i, idle in enumerate(found) if (idle.still | idle.doubled).any()
         },
     }
+
+
+def digest_of_lengths(lengths: Int64[np.ndarray, " e"]) -> str:
+    """A name for the lengths of all episodes in their order, which an edit changes."""
+    return hashlib.sha256(np.asarray(lengths, "<i8").tobytes()).hexdigest()[:16]
 
 
 def ranges(mask: Bool[np.ndarray, " t"]) -> list[list[int]]:

@@ -332,6 +332,12 @@ def _of_datasets(
 ) -> dict[str, Stats]:
     if names is not None:
         found = _described(datasets, names, progress, episodes)
+        for column in found.values():
+            if column.bad:
+                raise ValueError(
+                    f"{_roots(datasets)}: {column.complaint()}; repair or leave out those "
+                    "episodes, of which `python -m tools.data validate` names one."
+                )
         return {name: column.stats() for name, column in found.items()}
     wanted = numeric_columns(datasets[0])
     return _finite(_described(datasets, wanted, progress, episodes), datasets)
@@ -374,11 +380,15 @@ def _described(
 
 def _finite(columns: Mapping[str, _Column], datasets: Sequence[Dataset]) -> dict[str, Stats]:
     """Statistics of the columns that have them."""
-    where = ", ".join(str(dataset.root) for dataset in datasets)
+    where = _roots(datasets)
     for column in columns.values():
         if column.bad:
             _log.warning("%s: %s and left out of the statistics.", where, column.complaint())
     return {name: column.stats() for name, column in columns.items() if not column.bad}
+
+
+def _roots(datasets: Sequence[Dataset]) -> str:
+    return ", ".join(str(dataset.root) for dataset in datasets)
 
 
 def _pieces(

@@ -18,6 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from itertools import pairwise
+from math import isqrt
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
@@ -32,6 +33,7 @@ from data.errors import DatasetError
 from data.files.checksums import as_sums, sums_of
 from data.files.folder import Folder, LocalFolder
 from data.files.job import Done, cores, in_threads, run_job
+from data.files.limits import MOST_PIXELS
 from data.files.names import path_within
 from data.lake.ranges import shard_episodes
 from data.store import tables
@@ -58,13 +60,24 @@ class Settings:
     """Settings of stored pictures: their side in pixels, their encoding, about how many frames of
     each camera a shard covers (a quarter of a gigabyte as JPEG at 224 pixels), how pictures are
     fitted to that side, one that rounds to grey levels, and frames of an episode from one stored
-    picture to the next, as a mixture's `every` draws them."""
+    picture to the next, as a mixture's `every` draws them.
+
+    Raises:
+      ValueError: no picture has that side.
+    """
 
     image_size: int
     encoding: Encoding = "jpeg"
     shard_frames: int = 16384
     resize: StoredResize = "antialiased"
     every: int = 1
+
+    def __post_init__(self) -> None:
+        most = isqrt(MOST_PIXELS)
+        if not 1 <= self.image_size <= most:
+            raise ValueError(
+                f"The image size is {self.image_size}; give the side of pictures, 1 to {most}."
+            )
 
     @property
     def told(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from jaxtyping import Bool, Int64, UInt8
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from data.errors import DatasetError, first_line, short
 from data.files.folder import Folder
@@ -97,6 +97,8 @@ def decode_picture(content: bytes, formats: tuple[str, ...]) -> UInt8[np.ndarray
         with Image.open(io.BytesIO(content), formats=formats) as picture:
             require_pixels(*picture.size)
             return np.asarray(picture.convert("RGB"))
+    except UnidentifiedImageError:
+        raise ValueError(f"cannot identify image file as {', '.join(formats)}") from None
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, MemoryError) as error:
         raise ValueError(first_line(error)) from None
 

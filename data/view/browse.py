@@ -19,6 +19,7 @@ from PIL import Image, ImageOps
 
 from data.dataset import Dataset, Report, frames_at
 from data.errors import DatasetError
+from data.files.whole_text import write_whole
 from data.statistics.episodes import EpisodeFacts, episode_facts, unlike
 from data.statistics.idle import IdleLimits
 from data.view import browse_page, distributions
@@ -79,9 +80,7 @@ def write_browser(
         "seen": dataset.present.T.astype(int).tolist(),
     }
     counts = dict(zip(MARKS, marked.sum(axis=1).tolist(), strict=True))
-    page = out / "index.html.partial"
-    page.write_text(_page(dataset, data, section, counts, limits))
-    os.replace(page, out / "index.html")
+    write_whole(out / "index.html", _page(dataset, data, section, counts, limits))
     return counts
 
 

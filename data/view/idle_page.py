@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from data.dataset import Dataset
+from data.files.whole_text import write_whole
 from data.statistics.idle import IdleFrames, IdleLimits, ranges
 from data.view.page import STYLE
 
@@ -34,7 +35,8 @@ def write_idle_page(
     left = len(found) - len(shown)
     more = f" The {left} episodes with the fewest are not drawn." if left else ""
     title = f"{dataset.name}: idle frames"
-    path.write_text(
+    write_whole(
+        path,
         "<!doctype html>\n"
         '<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -46,7 +48,7 @@ def write_idle_page(
         "frame before. The line is the share of its range that the widest dimension passes "
         f"through, on a scale of roots; the dashed line is the limit.{more}</p></header>"
         f'<main class="alone"><section>{"".join(_row(i, found[i], limits) for i in shown)}'
-        "</section></main></body></html>\n"
+        "</section></main></body></html>\n",
     )
 
 

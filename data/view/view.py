@@ -18,6 +18,7 @@ from data.columns import BOOKKEEPING
 from data.dataset import Dataset
 from data.errors import short
 from data.files.names import LONGEST_NAME
+from data.files.whole_text import write_whole
 from data.frames import ACTION, STATE
 from data.statistics.stats import numeric_columns
 from data.video.video import encode_mp4
@@ -46,7 +47,8 @@ def write_page(dataset: Dataset, episode: int, path: Path) -> None:
         "columns": [_rounded(values) for values in columns.values()],
         "tasks": [{"first": first, "text": text} for first, text in tasks],
     }
-    path.write_text(
+    write_whole(
+        path,
         "<!doctype html>\n"
         '<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -64,7 +66,7 @@ def write_page(dataset: Dataset, episode: int, path: Path) -> None:
         '<p class="note">Space plays, arrow keys step, dragging over a plot scrubs.</p></div>'
         f'<div class="plots">{"".join(_plots(dataset, columns))}</div></main>'
         f'<script type="application/json" id="data">{script_json(data)}</script>'
-        f"<script>{SCRIPT}</script></body></html>\n"
+        f"<script>{SCRIPT}</script></body></html>\n",
     )
 
 

@@ -76,7 +76,8 @@ def _of_the_disk(error: BaseException) -> tuple[int | None, str | None]:
     """The number of the system's error and the file that it names; tensorstore puts both into the
     words of a ValueError."""
     if isinstance(error, OSError):
-        return error.errno, None if error.filename is None else str(error.filename)
+        named = error.filename2 or error.filename  # of a copy or a move, what is written
+        return error.errno, None if named is None else str(named)
     number = re.search(r"os_error_code='(\d+)'", str(error))
     file = re.search(r'local file "([^"]+)"', str(error))
     return int(number[1]) if number else None, file[1] if file else None

@@ -126,6 +126,13 @@ def test_a_converted_store_opens_and_is_not_overwritten(dataset, tmp_path):
     assert "already exists" in again.stderr
 
 
+def test_a_side_that_no_picture_has_is_refused_before_anything_is_written(dataset, tmp_path):
+    for size in ("0", "8193"):
+        with pytest.raises(SystemExit, match=f"image size is {size}; give the side .* 1 to 8192"):
+            app.cli(args=["convert", str(dataset), str(tmp_path / "s"), "--image-size", size])
+    assert not (tmp_path / "s").exists()
+
+
 def test_convert_turns_v21_into_v30(tmp_path):
     source = write_v21(tmp_path / "old", [make_episode(n, 5 + n) for n in range(3)], FEATURES, 20)
     convert_command(str(source), str(tmp_path / "new"), to="v3.0")

@@ -62,6 +62,14 @@ def test_a_users_suite_is_recorded_by_its_expert_task_by_task(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+def test_a_suite_of_any_name_is_recorded_to_what_opens(tmp_path):
+    """As gym:ALE/Pong-v5 is called."""
+    file = tmp_path / "mine.py"
+    file.write_text(TWO_TASKS.replace('"mine"', '"gym:own/Point-v0"'))
+    record_dataset(RecordConfig(tmp_path / "demos", f"{file}:MINE", tasks=("near",), episodes=1))
+    assert open_dataset(tmp_path / "demos").robot_type == "gym:own-Point-v0"
+
+
 def test_noise_that_is_not_given_is_the_suites(tmp_path):
     (tmp_path / "mine.py").write_text(TWO_TASKS)
     record = partial(RecordConfig, suite=f"{tmp_path / 'mine.py'}:MINE", tasks=("near",))

@@ -1,5 +1,5 @@
-"""`tools.record` as a process that is killed at some moment: what is finished can be read, and
-resumed it comes to the bytes of a recording that was not killed."""
+"""`tools.record` as a process that is killed, or sent Ctrl-C, at some moment: what is finished can
+be read, and resumed it comes to the bytes of a recording that was not cut off."""
 
 import signal
 import subprocess
@@ -12,11 +12,17 @@ import pytest
 
 from data import open_dataset
 from data.errors import MissingFileError
+from parallel.hosts.exits import INTERRUPTED
 from tests.helpers.parallel.toy import environment
 from tests.helpers.sim.point_suite import TWO_TASKS
 from tools.record import RecordConfig, record_dataset
 
 EPISODES = 20
+RECORD = """
+import runpy, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background ignores
+runpy.run_module("tools.record", run_name="__main__", alter_sys=True)
+"""
 
 
 def files(root: Path) -> dict[str, bytes]:
@@ -29,7 +35,7 @@ def finished(path: Path) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kills", [2, pytest.param(100, marks=pytest.mark.drill)])
-def test_a_recording_killed_at_any_moment_is_resumed_to_the_same_bytes(kills, tmp_path):
+def test_a_recording_cut_off_at_any_moment_is_resumed_to_the_same_bytes(kills, tmp_path):
     (tmp_path / "mine.py").write_text(TWO_TASKS)
     suite, rng, left, number = (
         f"{tmp_path / 'mine.py'}:MINE",
@@ -41,7 +47,7 @@ def test_a_recording_killed_at_any_moment_is_resumed_to_the_same_bytes(kills, tm
     while left:
         out, number = tmp_path / f"killed{number}", number + 1
         while (before := finished(out)) < 2 * EPISODES and left:
-            command = [sys.executable, "-m", "tools.record", "--suite", suite, "--out", str(out)]
+            command = [sys.executable, "-c", RECORD, "--suite", suite, "--out", str(out)]
             command += ["--episodes", str(EPISODES), "--slots", "3", "--resume"]
             with subprocess.Popen(
                 command, env=environment(1), stdout=subprocess.DEVNULL
@@ -50,8 +56,8 @@ def test_a_recording_killed_at_any_moment_is_resumed_to_the_same_bytes(kills, tm
                 while finished(out) < wanted and process.poll() is None:
                     time.sleep(0.001)
                 time.sleep(float(rng.uniform(0, 0.05)))
-                process.kill()
-                if process.wait() != -signal.SIGKILL:
+                process.send_signal((signal.SIGKILL, signal.SIGINT)[left % 2])
+                if process.wait() not in (-signal.SIGKILL, -signal.SIGINT, INTERRUPTED):
                     break
             left -= 1
             assert_opens(out)

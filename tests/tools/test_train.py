@@ -78,8 +78,10 @@ def test_a_run_in_a_folder_that_looks_like_markup_resumes(finished, dataset, tmp
 @pytest.mark.slow
 def test_eight_devices_give_the_losses_of_one(finished, dataset, tmp_path):
     sharded = replace(SMALL, mesh=MeshConfig(data=4, fsdp=2))
-    train.run(train.Paths(str(dataset), tmp_path / "run"), sharded, QUIET)
+    console = Console(file=io.StringIO(), width=500)
+    train.run(train.Paths(str(dataset), tmp_path / "run"), sharded, console)
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(finished), rtol=1e-5)
+    assert "the slowest of 8 ranks has" in console.file.getvalue()
     logged = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
     found = [row["attention_excess"] for row in map(json.loads, logged) if "loss" in row]
     assert found

@@ -8,6 +8,7 @@ import tyro
 
 from data.edit.edit import edit_dataset
 from data.edit.plan import Edit, EditPlan, Numbers, Trim
+from data.errors import DatasetError
 from data.video.encoding import Codec, VideoEncoding
 from models.terminal import Console
 from tools.command_line.ending import in_a_line
@@ -27,7 +28,7 @@ class EditOptions:
 
     delete: Annotated[str, tyro.conf.arg(metavar="EPISODES")] = ""
     """Episodes to leave out."""
-    keep: Annotated[str, tyro.conf.arg(metavar="EPISODES")] = ""
+    keep: Annotated[str | None, tyro.conf.arg(metavar="EPISODES")] = None
     """Episodes to keep, and no others."""
     order: Annotated[str, tyro.conf.arg(metavar="EPISODES")] = ""
     """Episodes that come first, in this order; those that stay and are not named follow."""
@@ -58,6 +59,7 @@ class EditOptions:
 
 
 _NONE = EditOptions()
+_MOST_EPISODES = 10_000_000
 
 
 def edit_command(
@@ -91,11 +93,21 @@ def edit_command(
                 f"--in-place is for one dataset on disk, not {', '.join(paths)}; give --out."
             )
         out = Path(paths[0])
+    elif any("://" not in path and Path(path).resolve() == out.resolve() for path in paths):
+        raise ValueError(
+            f"--out is {out}, a dataset to edit; choose another folder, or give --in-place in its "
+            "stead to put the new dataset in the old one's place."
+        )
     edit, console = read_edit(options), Console()
     kept = "What is finished is kept; the same command goes on from there."
     made = lake(where, console, paths)
     with in_a_line(kept, writing=out), made as note, progress("Writing") as report:
-        plans = edit_dataset([absolute(path) for path in paths], out, edit, progress=report)
+        try:
+            plans = edit_dataset([absolute(path) for path in paths], out, edit, progress=report)
+        except DatasetError as error:
+            if not (partial := out.with_name(out.name + ".partial")).exists():
+                raise
+            raise ValueError(f"{error} {kept} Or delete {partial}.") from None
         for name in plans:
             note(out / name)
     for name, plan in plans.items():
@@ -118,7 +130,7 @@ def read_edit(options: EditOptions) -> Edit:
         raise ValueError(f"--{given[0]} is given without --codec; say what it is for.")
     return Edit(
         delete=_numbers("--delete", options.delete),
-        keep=_numbers("--keep", options.keep) if options.keep else None,
+        keep=None if options.keep is None else _numbers("--keep", options.keep),
         order=_numbers("--order", options.order),
         splits=tuple((name, _share(name, said)) for name, said in options.split),
         trims=tuple(_trim(*said) for said in options.trim),
@@ -153,6 +165,8 @@ def _numbers(option: str, text: str) -> Numbers:
         low, high = int(first), int(last or first)
         if high < low:
             raise ValueError(f"{option} has the range {part.strip()}, which ends before it begins.")
+        if high >= _MOST_EPISODES:
+            raise ValueError(f"{option} names episode {high}; give numbers below {_MOST_EPISODES}.")
         found += range(low, high + 1)
     return tuple(found)
 

@@ -11,6 +11,7 @@ from rich.table import Column
 
 from data import open_dataset
 from data.dataset import use_format
+from data.files.whole_text import write_whole
 from data.statistics.idle import IdleFrames, IdleLimits, find_idle, to_json
 from data.view.idle_page import write_idle_page
 from models.terminal import Console
@@ -60,12 +61,11 @@ def idle_command(
         soft_wrap=True,
     )
     if json_file is not None:
-        with in_a_line(writing=json_file):
-            said = json.dumps(to_json(dataset, limits, found, columns)) + "\n"
-            json_file.write_text(said)
+        with in_a_line():
+            write_whole(json_file, json.dumps(to_json(dataset, limits, found, columns)) + "\n")
         console.print(f'{json_file}: give it as "frames" of the dataset in a mixture.')
     if plot is not None:
-        with in_a_line(writing=plot):
+        with in_a_line():
             write_idle_page(dataset, limits, found, plot)
         console.print(f"{plot}: open it in a browser.", soft_wrap=True)
 

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import tyro
 
+from data.errors import DatasetError
+from data.lerobot.growing import is_growing
 from data.lerobot.importing.importing import import_dataset
 from data.lerobot.importing.layout import read_layout
 from models.terminal import Console
@@ -25,13 +27,13 @@ def import_command(
     resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     where: Annotated[LakeOptions, tyro.conf.arg(name="")] = ALONE,
 ) -> None:
-    """Make a LeRobot dataset (v3.0) of recordings of other formats: HDF5, zarr, MCAP, ROS bags, or
-    pictures with a CSV. Needs `pip install -e '.[import]'`.
+    """Make a LeRobot dataset (v3.0) of recordings of other formats: HDF5, zarr, MCAP, ROS bags,
+    pictures with a CSV, or RLDS. Needs `pip install -e '.[import]'`.
 
     Args:
         paths: Files of recordings, or folders of them.
         layout: What becomes which column and camera: aloha, robomimic, libero, diffusion_policy,
-            umi, or a file as docs/importing.md says.
+            umi, rlds, or a file as docs/importing.md says.
         out: Folder to make for the dataset.
         task: Instruction of all episodes, in place of the layout's.
         fps: Frames per second, in place of the layout's.
@@ -43,10 +45,17 @@ def import_command(
     kept = "Finished episodes are kept; --resume goes on."
     made = lake(where, console, paths, recorded=True)
     with in_a_line(kept, writing=out), made as note, steps() as report:
-        found = import_dataset(paths, out, read, resume=resume, progress=report)
+        try:
+            found = import_dataset(paths, out, read, resume=resume, progress=report)
+        except DatasetError as error:
+            if not is_growing(out):
+                raise
+            raise ValueError(f"{error} {kept}") from None
         note(out)
     console.print(
         f"{out}: LeRobot v3.0, {found.episodes} episodes, {found.frames} frames of "
-        f"{found.recordings} recordings.",
+        f"{found.recordings} recordings"
+        + f"; gaps of {found.left_out:.1f} s in all were cut out" * (found.left_out > 0)
+        + ".",
         soft_wrap=True,
     )

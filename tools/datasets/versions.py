@@ -1,6 +1,7 @@
 """Versions of datasets, frame stores and recordings, as a catalogue lists them."""
 
 import hashlib
+import shlex
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -19,8 +20,10 @@ from models.files.bucket import Bucket
 
 
 def typed() -> str:
-    """The command line that this process was started by."""
-    return " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    """The command line that this process was started by, for a shell to run again."""
+    program = Path(sys.argv[0])
+    name = f"python -m tools.{program.stem}" if program.suffix == ".py" else program.name
+    return f"{name} {shlex.join(sys.argv[1:])}"
 
 
 def version_of(

@@ -137,7 +137,7 @@ def record_dataset(
                             config.out,
                             fps=spec.fps,
                             features=features,
-                            robot_type=suite.name,
+                            robot_type=suite.name.replace("/", "-"),
                             subtasks=config.subtasks,
                             resume=config.resume,
                             about=_about(config),

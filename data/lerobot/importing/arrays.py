@@ -82,6 +82,25 @@ def check_rows(
     return next(iter(lengths.values()))
 
 
+def frame_shapes(
+    layout: ImportLayout, arrays: Mapping[str, RowArray]
+) -> dict[str, tuple[int, ...] | None]:
+    """Shape of a frame's value of each column and camera, None of encoded pictures.
+
+    Args:
+      layout: without patterns.
+      arrays: by path, as `check_rows` has checked them.
+    """
+    found: dict[str, tuple[int, ...] | None] = {
+        name: (sum(len(s.dims or range(_dims(arrays[s.path]))) for s in sources),)
+        for name, sources in layout.columns.items()
+    }
+    for name, camera in layout.cameras.items():
+        shape = arrays[camera.path].shape
+        found[name] = tuple(shape[1:]) if len(shape) == 4 else None
+    return found
+
+
 def read_rows(
     file: Path,
     episode: str,
@@ -172,8 +191,9 @@ def oriented(
 
 def stretches(
     file: Path, episode: str, times: np.ndarray, layout: ImportLayout
-) -> list[Int64[np.ndarray, " t"]]:
-    """Rows in use at the ticks of the layout's rate, of each stretch without a gap.
+) -> list[tuple[Int64[np.ndarray, " t"], float]]:
+    """Rows in use at the ticks of the layout's rate, of each stretch without a gap, and the seconds
+    left out, which are counted with the last one.
 
     Raises:
       DatasetError: times go backwards, are not finite, or have a gap.
@@ -197,7 +217,7 @@ def stretches(
         ) from None
     if not found:
         raise DatasetError(file, place, "leaves no two frames without a gap; leave it out.")
-    return [stretch.messages["time"] for stretch in found]
+    return [(stretch.messages["time"], stretch.left_out) for stretch in found]
 
 
 def _read_column(
@@ -244,6 +264,10 @@ def _read_pictures(
     if decoded is None:
         raise DatasetError(file, place, "holds no picture; leave the episode out.")
     return oriented(decoded, camera)
+
+
+def _dims(array: RowArray) -> int:
+    return array.shape[1] if len(array.shape) > 1 else 1
 
 
 def _length(file: Path, episode: str, path: str, array: RowArray) -> int:

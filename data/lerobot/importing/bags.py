@@ -19,6 +19,7 @@ from data.lerobot.importing.clock import AlignedStretch, align
 from data.lerobot.importing.layout import ImportLayout
 from data.lerobot.importing.messages import field, header_time, joint_order, numbers, picture
 from data.lerobot.importing.recording import (
+    CheckedRecording,
     ImportedEpisode,
     PendingEpisode,
     RecordingFormat,
@@ -43,7 +44,12 @@ class Bag(Protocol):
         ...
 
     def messages(self, topics: Iterable[str]) -> Iterator[BagMessage]:
-        """Messages of some topics, each topic's in the same order every time."""
+        """Messages of some topics, each topic's in the same order every time: that of their
+        writing, where their times do not go back."""
+        ...
+
+    def written(self, topics: Iterable[str]) -> Iterator[tuple[str, int]]:
+        """Topic and logged time of the same messages, in the order of their writing."""
         ...
 
 
@@ -62,11 +68,11 @@ _LATEST = 2**63 - 2**61
 OpenBag = Callable[[Path], AbstractContextManager[Bag]]
 
 
-def _check(open_bag: OpenBag, path: Path, layout: ImportLayout) -> int:
-    """Looks for the topics; 1, as only the messages' times tell how many episodes there are."""
+def _check(open_bag: OpenBag, path: Path, layout: ImportLayout) -> CheckedRecording:
+    """Looks for the topics; only the messages tell how many episodes there are, of which shapes."""
     with open_bag(path) as bag:
-        _resolved(path, bag, layout)
-    return 1
+        resolved = _resolved(path, bag, layout)
+    return CheckedRecording(1, dict.fromkeys([*resolved.columns, *resolved.cameras]))
 
 
 @contextmanager
@@ -93,7 +99,7 @@ def _episodes(
             )
         names = [f", part {number}" for number in range(len(parts))] if len(parts) > 1 else [""]
         yield [
-            PendingEpisode(f"{path}{name}", partial(_read, path, bag, layout, part))
+            PendingEpisode(f"{path}{name}", partial(_read, path, bag, layout, part), part.left_out)
             for name, part in zip(names, parts, strict=True)
         ]
 
@@ -119,15 +125,21 @@ def _topics(path: Path, layout: ImportLayout) -> list[str]:
 
 def _times(path: Path, bag: Bag, layout: ImportLayout) -> dict[str, Int64[np.ndarray, " n"]]:
     found: dict[str, list[int]] = {topic: [] for topic in _topics(path, layout)}
-    for message in bag.messages(found):
-        time = message.time
-        with _reading(path, message.topic):
-            if layout.clock == "header":
-                time = header_time(message.decode())
+    stamped = _stamped(path, bag, found) if layout.clock == "header" else bag.written(found)
+    for topic, time in stamped:
+        with _reading(path, topic):
             if not 0 <= time < _LATEST:
                 raise ValueError(f"has a message at {time} ns, after the year 2200 or before 1970")
-        found[message.topic].append(time)
+        found[topic].append(time)
     return {topic: np.array(at, np.int64) for topic, at in found.items()}
+
+
+def _stamped(path: Path, bag: Bag, topics: Iterable[str]) -> Iterator[tuple[str, int]]:
+    """Topic and time in the header of each message."""
+    for message in bag.messages(topics):
+        with _reading(path, message.topic):
+            time = header_time(message.decode())
+        yield message.topic, time
 
 
 def _read(path: Path, bag: Bag, layout: ImportLayout, part: AlignedStretch) -> ImportedEpisode:

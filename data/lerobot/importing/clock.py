@@ -17,10 +17,12 @@ ROUNDING = 1000
 
 
 class AlignedStretch(NamedTuple):
-    """Frames of an episode: times of its ticks, and the number of each topic's message in use."""
+    """Frames of an episode: times of its ticks, and the number of each topic's message in use. Of
+    the last one, `left_out` are the seconds of the recording that are in none."""
 
     ticks: Int64[np.ndarray, " t"]
     messages: dict[str, Int64[np.ndarray, " t"]]
+    left_out: float = 0.0
 
 
 def align(
@@ -57,7 +59,11 @@ def align(
                 )
             silent.append((first, last + (gap == len(at))))
     stretches = [_ticks(start, *span, fps) for span in _between(silent, start, end)]
-    return [AlignedStretch(t, _last(times, t)) for t in stretches if len(t) > 1]
+    found = [AlignedStretch(t, _last(times, t)) for t in stretches if len(t) > 1]
+    if silent and found:
+        kept = sum(int(one.ticks[-1] - one.ticks[0]) for one in found)
+        found[-1] = found[-1]._replace(left_out=round((end - start - kept) / SECOND, 3))
+    return found
 
 
 def _last(

@@ -16,9 +16,16 @@ from jaxtyping import Float64, Int64
 
 from data.errors import DatasetError, short
 from data.files.names import is_within
-from data.lerobot.importing.arrays import check_rows, dim_names, read_rows, stretches
+from data.lerobot.importing.arrays import (
+    check_rows,
+    dim_names,
+    frame_shapes,
+    read_rows,
+    stretches,
+)
 from data.lerobot.importing.layout import ImportLayout
 from data.lerobot.importing.recording import (
+    CheckedRecording,
     ImportedEpisode,
     PendingEpisode,
     RecordingFormat,
@@ -74,32 +81,39 @@ def _recognises(path: Path) -> bool:
     return path.suffix == ".csv" and not path.is_dir()
 
 
-def _check(path: Path, layout: ImportLayout) -> int:
+def _check(path: Path, layout: ImportLayout) -> CheckedRecording:
     sheet = _read_sheet(path)
-    _arrays(sheet, layout)
+    resolved, arrays = _arrays(sheet, layout)
     runs = _runs(sheet, layout)
     for rows in runs:
         _told(sheet, layout, rows)
-    return len(runs)
+    _pending(sheet, resolved, arrays)
+    return CheckedRecording(len(runs), frame_shapes(resolved, arrays))
 
 
 @contextmanager
 def _episodes(path: Path, layout: ImportLayout) -> Iterator[list[PendingEpisode]]:
     sheet = _read_sheet(path)
-    resolved, arrays = _arrays(sheet, layout)
-    found, runs = list[PendingEpisode](), _runs(sheet, layout)
+    yield _pending(sheet, *_arrays(sheet, layout))
+
+
+CSV = RecordingFormat("CSV", _recognises, _check, _episodes)
+
+
+def _pending(
+    sheet: _Sheet, layout: ImportLayout, arrays: Mapping[str, Any]
+) -> list[PendingEpisode]:
+    """Episodes of the sheet, cut where their times have gaps; the layout is without patterns."""
+    path, found, runs = sheet.path, list[PendingEpisode](), _runs(sheet, layout)
     for number, rows in enumerate(runs):
         title, place = str(path), ""
         if len(runs) > 1:
             title, place = f"{path}, episode {number}", f"episode {number} "
-        read = partial(_read, sheet, place, resolved, arrays, rows)
+        read = partial(_read, sheet, place, layout, arrays, rows)
         times = sheet.numbers(layout.time)[rows] if layout.time else None
-        parts = None if times is None else stretches(path, place, times, resolved)
+        parts = None if times is None else stretches(path, place, times, layout)
         found += pending(title, read, parts)
-    yield found
-
-
-CSV = RecordingFormat("CSV", _recognises, _check, _episodes)
+    return found
 
 
 def _read(

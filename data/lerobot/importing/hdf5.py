@@ -16,16 +16,25 @@ import numpy as np
 from jaxtyping import Int64
 
 from data.errors import DatasetError, short
-from data.lerobot.importing.arrays import check_rows, dim_names, read_rows, stretches
+from data.lerobot.importing.arrays import (
+    check_rows,
+    dim_names,
+    frame_shapes,
+    read_rows,
+    stretches,
+)
 from data.lerobot.importing.layout import ImportLayout
 from data.lerobot.importing.recording import (
+    CheckedRecording,
     ImportedEpisode,
     PendingEpisode,
     RecordingFormat,
+    Shapes,
     instruction,
     library,
     natural,
     pending,
+    require_alike,
 )
 
 _SUFFIXES = (".hdf5", ".h5", ".hdf")
@@ -35,14 +44,21 @@ def _recognises(path: Path) -> bool:
     return path.suffix in _SUFFIXES and not path.is_dir()
 
 
-def _check(path: Path, layout: ImportLayout) -> int:
-    """Looks at the shapes of all episodes; their number."""
+def _check(path: Path, layout: ImportLayout) -> CheckedRecording:
+    """Looks at the shapes and times of all episodes."""
+    first: Shapes | None = None
     with _open(path) as root:
         names = _episode_names(path, root, layout)
         for name in names:
-            _rows_of(path, root, name, layout)
+            resolved, arrays, _ = _rows_of(path, root, name, layout)
             _told(path, root, name, layout)
-    return len(names)
+            if layout.time:
+                stretches(path, _place(name), arrays[layout.time][:], resolved)
+            shapes = frame_shapes(resolved, arrays)
+            first = first or shapes
+            require_alike(path, name, shapes, first, names[0])
+    assert first is not None
+    return CheckedRecording(len(names), first)
 
 
 @contextmanager

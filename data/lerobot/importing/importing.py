@@ -5,6 +5,7 @@ of an episode each, which is on disk when this process begins with the next, and
 what interrupts the work, the same call with `resume` goes on with.
 """
 
+import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -14,24 +15,28 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from data.errors import DatasetError
 from data.files.job import Done, run_job
 from data.lerobot.importing.csv_files import CSV
 from data.lerobot.importing.hdf5 import HDF5
 from data.lerobot.importing.layout import ImportLayout
 from data.lerobot.importing.mcap_files import MCAP
 from data.lerobot.importing.recording import (
+    CheckedRecording,
     ImportedEpisode,
     RecordingFormat,
     natural,
+    require_alike,
 )
 from data.lerobot.importing.replay_buffer import ZARR
+from data.lerobot.importing.rlds_folders import RLDS
 from data.lerobot.importing.ros_bags import ROS_BAG
 from data.lerobot.recording import features_of
 from data.lerobot.writer import DatasetWriter
 from data.statistics.pixels import Histogram
 from data.video.encoding import EncodedFrames, VideoEncoding, write_video
 
-FORMATS: tuple[RecordingFormat, ...] = (HDF5, ZARR, ROS_BAG, MCAP, CSV)
+FORMATS: tuple[RecordingFormat, ...] = (HDF5, ZARR, ROS_BAG, MCAP, CSV, RLDS)
 
 Progress = Callable[[str, int, int], None]
 
@@ -49,10 +54,10 @@ class Unit(NamedTuple):
 
 
 class ReadEpisodes(NamedTuple):
-    """Episodes with their names and the number of all in their file; an error that the next one
-    met."""
+    """Episodes with their names, the number of all in their file and the seconds left out; an error
+    that the next one met."""
 
-    episodes: list[tuple[ImportedEpisode, str, int]]
+    episodes: list[tuple[ImportedEpisode, str, int, float]]
     error: ValueError | OSError | None
 
 
@@ -67,14 +72,15 @@ class RecordingsReading:
     folder: Path
 
     def __call__(self, unit: Unit, done: Done) -> ReadEpisodes:
-        read: list[tuple[ImportedEpisode, str, int]] = []
+        read: list[tuple[ImportedEpisode, str, int, float]] = []
         kind = next(kind for kind in FORMATS if kind.name == self.format)
         try:
             with kind.episodes(unit.file, self.layout) as episodes:
                 for pending in episodes[unit.first : unit.stop]:
                     episode = pending.read()
                     frames = {c: self._encoded(c, x) for c, x in episode.frames.items()}
-                    read.append((episode._replace(frames=frames), pending.name, len(episodes)))
+                    about = pending.name, len(episodes), pending.left_out
+                    read.append((episode._replace(frames=frames), *about))
                     done(1)
         except (ValueError, OSError) as error:
             if not read:
@@ -91,11 +97,12 @@ class RecordingsReading:
 
 
 class ImportSummary(NamedTuple):
-    """Recordings read, and what they came to."""
+    """Recordings read, what they came to, and seconds of them that gaps have cut out."""
 
     recordings: int
     episodes: int
     frames: int
+    left_out: float
 
 
 def import_dataset(
@@ -123,10 +130,12 @@ def import_dataset(
     """
     report = progress or (lambda what, done, total: None)
     kind, files = find_recordings(paths)
-    counts = []
+    checked = list[CheckedRecording]()
     for number, file in enumerate(files):
         report("Checking", number, len(files))
-        counts.append(kind.check(file, layout))
+        checked.append(kind.check(file, layout))
+        require_alike(file, "", checked[-1].shapes, checked[0].shapes, str(files[0]))
+    counts = [one.episodes for one in checked]
     with kind.episodes(files[0], layout) as episodes:
         features = _features(episodes[0].read())
     aside = Path(out).absolute().with_name(Path(out).name + _ENCODED)
@@ -140,10 +149,10 @@ def import_dataset(
     ) as writer:
         before, units = list(writer.notes), list[Unit]()
         for number, file in enumerate(files):
-            size = _bytes(file)
-            notes = _notes_of(before, file, size, Path(out))
+            size, place = _bytes(file), Path(os.path.abspath(file))
+            notes = _notes_of(before, place, size, Path(out))
             if not (notes and notes[-1]["last"]):
-                units += _units(number, file.absolute(), size, len(notes), counts[number])
+                units += _units(number, place, size, len(notes), counts[number])
         if before:
             raise ValueError(
                 f"{out}: has episodes of {before[0]['file']}, which is not among the recordings "
@@ -153,16 +162,18 @@ def import_dataset(
         reading = RecordingsReading(kind.name, layout, shapes, aside)
         try:
             for unit, (read, error) in zip(units, run_job(reading, units), strict=True):
-                for part, (episode, name, of) in enumerate(read, unit.first + 1):
-                    about = {"file": str(files[unit.number]), "bytes": unit.size}
-                    _add(writer, episode, name, about | {"last": part == of})
+                for part, (episode, name, of, left_out) in enumerate(read, unit.first + 1):
+                    about = {"file": str(unit.file), "bytes": unit.size}
+                    about |= {"last": part == of, "left_out": left_out}
+                    _add(writer, episode, name, about)
                     share = part * counts[unit.number] // of
                     report("Importing", sum(counts[: unit.number]) + share, sum(counts))
                 if error is not None:
                     raise error
         finally:
             shutil.rmtree(aside, ignore_errors=True)
-        return ImportSummary(len(files), writer.num_episodes, writer.num_frames)
+        left_out = sum(note.get("left_out", 0.0) for note in writer.notes)
+        return ImportSummary(len(files), writer.num_episodes, writer.num_frames, left_out)
 
 
 def find_recordings(paths: Sequence[str | Path]) -> tuple[RecordingFormat, list[Path]]:
@@ -179,7 +190,8 @@ def find_recordings(paths: Sequence[str | Path]) -> tuple[RecordingFormat, list[
         if not here:
             raise ValueError(
                 f"{path}: holds no recording; their names end in .hdf5, .h5, .zarr, .zarr.zip, "
-                ".mcap, .bag or .csv, or they are a rosbag2 folder with metadata.yaml."
+                ".mcap, .bag or .csv, or they are a folder of rosbag2 (metadata.yaml) or RLDS "
+                "(features.json)."
             )
         found |= here
     kinds = {kind.name: path for path, kind in found.items()}
@@ -205,7 +217,8 @@ def _add(writer: DatasetWriter, episode: ImportedEpisode, name: str, note: dict[
     try:
         writer.add_episode(episode.columns, episode.frames, episode.task, note=note)
     except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
+        place = name.removeprefix(note["file"]).strip(", ") or "recording"
+        raise DatasetError(note["file"], place, str(error)) from None
 
 
 def _units(number: int, file: Path, size: int, first: int, count: int) -> Iterator[Unit]:

@@ -64,8 +64,13 @@ KNOWN: Mapping[str, Mapping[str, Any]] = {
         },
         "cameras": {"observation.images.*": "*_rgb"},
     },
+    "rlds": {
+        "task": {"from": "language_instruction"},
+        "columns": {"*": "*"},
+        "cameras": {"observation.images.*": "observation.*"},
+    },
 }
 """ALOHA's `record_sim_episodes.py` and `record_episodes.py`; robomimic's and LIBERO's
 `create_dataset.py`; diffusion policy's PushT in its `ReplayBuffer`; UMI's replay buffer, where an
-action is the pose itself, as its loader makes it. What else is in them a layout of one's own adds
-by `"like"`."""
+action is the pose itself, as its loader makes it; all numbers and pictures of RLDS, under its
+names. What else is in them a layout of one's own adds by `"like"`."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from data.errors import naming_damage
 from data.lerobot.importing.bags import BagMessage, bag_format
@@ -16,10 +16,10 @@ from data.lerobot.importing.recording import library
 class _McapBag:
     """An open MCAP file; messages come in the order in which they were written."""
 
-    def __init__(self, path: Path, reader: Any, factories: Sequence[Any]) -> None:
-        self._path, self._reader, self._factories = path, reader, factories
+    def __init__(self, path: Path, file: IO[bytes], factories: Sequence[Any]) -> None:
+        self._path, self._file, self._factories = path, file, factories
         self._decoders: dict[int, Callable[[bytes], Any]] = {}
-        summary = self._reader.get_summary()
+        summary = library("mcap.reader", "An MCAP file").make_reader(file).get_summary()
         if summary is None or summary.statistics is None:
             raise ValueError("it has no index, as of a recording that was cut off")
         counts = summary.statistics.channel_message_counts
@@ -29,11 +29,13 @@ class _McapBag:
         self.topics: Mapping[str, int] = topics
 
     def messages(self, topics: Iterable[str]) -> Iterator[BagMessage]:
-        read = self._reader.iter_messages(list(topics), log_time_order=False)
         with _reading(self._path):
-            for schema, channel, message in read:
+            for schema, channel, message in written_messages(self._file, topics):
                 decode = partial(self._decoded, schema, channel, message.data)
                 yield BagMessage(channel.topic, message.log_time, decode)
+
+    def written(self, topics: Iterable[str]) -> Iterator[tuple[str, int]]:
+        return ((message.topic, message.time) for message in self.messages(topics))
 
     def _decoded(self, schema: Any, channel: Any, content: bytes) -> Any:
         if channel.id not in self._decoders:
@@ -54,15 +56,21 @@ class _McapBag:
         )
 
 
+def written_messages(file: IO[bytes], topics: Iterable[str]) -> Iterator[tuple[Any, Any, Any]]:
+    """Schema, channel and message of all messages of some topics, in the order in which they were
+    written, a chunk at a time. (mcap's seeking reader would read all chunks before the first.)"""
+    file.seek(0)
+    reader = library("mcap.reader", "An MCAP file").NonSeekingReader(file, validate_crcs=True)
+    return reader.iter_messages(list(topics), log_time_order=False)  # type: ignore[no-any-return]
+
+
 @contextmanager
 def _open_mcap(path: Path) -> Iterator[_McapBag]:
     what = "An MCAP file"
-    reader = library("mcap.reader", what)
     decoders = [library(name, what) for name in ("mcap_ros2.decoder", "mcap_protobuf.decoder")]
     with path.open("rb") as file:
         with _reading(path):
-            factories = [decoder.DecoderFactory() for decoder in decoders]
-            bag = _McapBag(path, reader.make_reader(file), factories)
+            bag = _McapBag(path, file, [decoder.DecoderFactory() for decoder in decoders])
         yield bag
 
 

@@ -1,7 +1,7 @@
 """Recordings of other formats: files or folders that hold episodes, found by their names."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -26,11 +26,25 @@ class ImportedEpisode(NamedTuple):
     names: dict[str, tuple[str, ...]]
 
 
+Shapes = Mapping[str, tuple[int, ...] | None]
+"""Shape of a frame's value by column and camera; None where only the data tell."""
+
+
+class CheckedRecording(NamedTuple):
+    """Number of a recording's episodes (1 where only the data tell), and the shapes that are the
+    same in all of them."""
+
+    episodes: int
+    shapes: Shapes
+
+
 class PendingEpisode(NamedTuple):
-    """An episode that is not read yet; messages call it `name`."""
+    """An episode that is not read yet; messages call it `name`. `left_out` seconds of the recording
+    are counted with it, which gaps have cut out."""
 
     name: str
     read: Callable[[], ImportedEpisode]
+    left_out: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -38,28 +52,53 @@ class RecordingFormat:
     """One kind of recording.
 
     `recognises` tells by the name of a file or folder. `check` looks for all that can be wrong
-    without reading data, and counts episodes (1 where only the data tell). `episodes` opens the
-    recording for a block, in which its episodes, in order, can be read.
+    without reading pictures and columns. `episodes` opens the recording for a block, in which its
+    episodes, in order, can be read.
     """
 
     name: str
     recognises: Callable[[Path], bool]
-    check: Callable[[Path, ImportLayout], int]
+    check: Callable[[Path, ImportLayout], CheckedRecording]
     episodes: Callable[[Path, ImportLayout], AbstractContextManager[Sequence[PendingEpisode]]]
 
 
 def pending(
     title: str,
     read: Callable[[Int64[np.ndarray, " t"] | None], ImportedEpisode],
-    stretches: Sequence[Int64[np.ndarray, " t"]] | None,
+    stretches: Sequence[tuple[Int64[np.ndarray, " t"], float]] | None,
 ) -> list[PendingEpisode]:
-    """An episode of all rows, or of each of their stretches one."""
+    """An episode of all rows, or of each of their stretches (with the seconds left out) one."""
     if stretches is None:
         return [PendingEpisode(title, partial(read, None))]
     return [
-        PendingEpisode(f"{title}, part {number}", partial(read, rows))
-        for number, rows in enumerate(stretches)
+        PendingEpisode(f"{title}, part {number}", partial(read, rows), left_out)
+        for number, (rows, left_out) in enumerate(stretches)
     ]
+
+
+def require_alike(file: Path, place: str, shapes: Shapes, first: Shapes, other: str) -> None:
+    """Compares an episode's columns and cameras with those of the first one, which is called
+    `other`.
+
+    Raises:
+      DatasetError: one has some that the other has not, or of another shape.
+    """
+    for name in {**first, **shapes}:
+        if (name in first) != (name in shapes):
+            which = f"lacks '{name}', which" if name in first else f"has '{name}', which"
+            has = "has" if name in first else "lacks"
+            raise DatasetError(
+                file,
+                place or "recording",
+                f"{which} {other} {has}; leave one of them out, or what differs.",
+            )
+        mine, theirs = shapes[name], first[name]
+        if None not in (mine, theirs) and mine != theirs:
+            raise DatasetError(
+                file,
+                f"{place} '{name}'".strip(),
+                f"has shape {mine}, but {theirs} in {other}; import it by itself, or leave it out.",
+            )
 
 
 def library(module: str, what: str) -> Any:

@@ -16,9 +16,16 @@ from jaxtyping import Int64
 
 from data.errors import DatasetError, first_line, naming_damage, short
 from data.files.json_file import read_json
-from data.lerobot.importing.arrays import check_rows, dim_names, read_rows, stretches
+from data.lerobot.importing.arrays import (
+    check_rows,
+    dim_names,
+    frame_shapes,
+    read_rows,
+    stretches,
+)
 from data.lerobot.importing.layout import ImportLayout
 from data.lerobot.importing.recording import (
+    CheckedRecording,
     ImportedEpisode,
     PendingEpisode,
     RecordingFormat,
@@ -37,33 +44,39 @@ def _recognises(path: Path) -> bool:
     return path.name.endswith((".zarr.zip", ".zarr"))
 
 
-def _check(path: Path, layout: ImportLayout) -> int:
+def _check(path: Path, layout: ImportLayout) -> CheckedRecording:
     with _open(path) as buffer:
-        _, _, ends = _rows_of(buffer, layout)
-        _told(buffer, layout)
-        return len(ends)
+        resolved, arrays, ends = _rows_of(buffer, layout)
+        _pending(buffer, resolved, arrays, ends)
+        return CheckedRecording(len(ends), frame_shapes(resolved, arrays))
 
 
 @contextmanager
 def _episodes(path: Path, layout: ImportLayout) -> Iterator[list[PendingEpisode]]:
     with _open(path) as buffer:
-        resolved, arrays, ends = _rows_of(buffer, layout)
-        text, begin = _told(buffer, layout), 0
-        found = list[PendingEpisode]()
-        for number, end in enumerate(ends.tolist()):
-            rows, place = slice(begin, end), f"episode {number} "
-            begin, read = end, partial(_read, path, place, resolved, arrays, rows, text)
-            title = f"{path}, episode {number}"
-            parts = None
-            if layout.time:
-                with _reading(path, place):
-                    times = np.asarray(arrays[layout.time][rows])
-                parts = stretches(path, place, times, resolved)
-            found += pending(title, read, parts)
-        yield found
+        yield _pending(buffer, *_rows_of(buffer, layout))
 
 
 ZARR = RecordingFormat("zarr", _recognises, _check, _episodes)
+
+
+def _pending(
+    buffer: "_Buffer", layout: ImportLayout, arrays: Any, ends: Int64[np.ndarray, " e"]
+) -> list[PendingEpisode]:
+    """Episodes of the buffer, cut where their times have gaps; the layout is without patterns."""
+    path, text, begin = buffer.path, _told(buffer, layout), 0
+    found = list[PendingEpisode]()
+    for number, end in enumerate(ends.tolist()):
+        rows, place = slice(begin, end), f"episode {number} "
+        begin, read = end, partial(_read, path, place, layout, arrays, rows, text)
+        title = f"{path}, episode {number}"
+        parts = None
+        if layout.time:
+            with _reading(path, place):
+                times = np.asarray(arrays[layout.time][rows])
+            parts = stretches(path, place, times, layout)
+        found += pending(title, read, parts)
+    return found
 
 
 def _read(

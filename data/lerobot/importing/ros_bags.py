@@ -1,15 +1,21 @@
 """ROS bags, read by rosbags without ROS: files of ROS 1 (.bag), and folders of ROS 2 with SQLite or
-MCAP in them."""
+MCAP in them.
 
+rosbags gives messages in the order of their times, in which a clock that was set back is not seen;
+so their order in the files is read besides (rosbags/rosbag1/reader.py, rosbag2's tables).
+"""
+
+import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Set
+from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from data.errors import naming_damage
 from data.lerobot.importing.bags import BagMessage, bag_format
+from data.lerobot.importing.mcap_files import written_messages
 from data.lerobot.importing.recording import library
 
 METADATA = "metadata.yaml"
@@ -32,6 +38,42 @@ class _RosBag:
             for connection, time, content in self._reader.messages(connections):
                 decode = partial(self._reader.deserialize, content, connection.msgtype)
                 yield BagMessage(connection.topic, time, decode)
+
+    def written(self, topics: Iterable[str]) -> Iterator[tuple[str, int]]:
+        wanted = set(topics)
+        with _reading(self._path):
+            for reader in self._reader.readers:
+                of_bag = _in_file if hasattr(reader, "indexes") else _in_folder
+                told = of_bag(reader, wanted)
+                yield from ((topic, time) for topic, time in told if topic in wanted)
+
+
+def _in_file(reader: Any, topics: Set[str]) -> Iterator[tuple[str, int]]:
+    """Topics and times of a bag of ROS 1, by the places of the messages in its file."""
+    named = {c.id: c.topic for c in reader.connections if c.topic in topics}
+    placed = (
+        (entry.chunk_pos, entry.offset, topic, entry.time)
+        for number, topic in named.items()
+        for entry in reader.indexes[number]
+    )
+    return ((topic, time) for *_, topic, time in sorted(placed))
+
+
+def _in_folder(reader: Any, topics: Set[str]) -> Iterator[tuple[str, int]]:
+    """Topics and times of a bag of ROS 2, whose files follow each other."""
+    for storage in reader.storage.storages:
+        if storage.path.suffix == ".mcap":
+            with storage.path.open("rb") as file:
+                for _, channel, message in written_messages(file, topics):
+                    yield channel.topic, message.log_time
+        else:
+            address = f"{storage.path.absolute().as_uri()}?mode=ro"
+            with closing(sqlite3.connect(address, uri=True)) as database:
+                yield from database.execute(_ROWS)
+
+
+_ROWS = """select topics.name, messages.timestamp from messages
+           join topics on messages.topic_id = topics.id order by messages.id"""
 
 
 @contextmanager

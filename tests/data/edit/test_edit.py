@@ -2,23 +2,38 @@
 
 import errno
 import json
+import resource
 import shutil
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 import av
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from data import open_dataset
 from data.edit.edit import edit_dataset
 from data.edit.plan import Edit, Trim
 from data.errors import DatasetError
+from data.files.exchange import exchange
 from data.lerobot.writer import DatasetWriter
 from data.validation.validate import validate
 from data.video.encoding import VideoEncoding
 from data.video.video import encode_mp4
 from tests.helpers.data.pictures import encode
-from tests.helpers.data.recording import FEATURES, FRONT, LENGTHS, WRIST, make_episode, psnr, write
+from tests.helpers.data.recording import (
+    FEATURES,
+    FRONT,
+    LENGTHS,
+    PARQUET,
+    WRIST,
+    make_episode,
+    psnr,
+    write,
+)
 from tests.helpers.data.v21 import video, write_v21
 
 FIXTURES = Path(__file__).parents[2] / "fixtures/lerobot"
@@ -83,12 +98,12 @@ def test_an_edit_interrupted_anywhere_goes_on_and_comes_to_the_same_bytes(record
     )
     assert len(list((tmp_path / "whole/videos" / WRIST).rglob("*.mp4"))) > 1
     for last in range(0, len(calls), 4):
-        out, count = tmp_path / f"cut{last}", 0
+        out, called = tmp_path / f"cut{last}", 0
 
         def interrupt(done, total, last=last):
-            nonlocal count
-            count += 1
-            if count > last:
+            nonlocal called
+            called += 1
+            if called > last:
                 raise (OSError(errno.ENOSPC, "No space left"), KeyboardInterrupt())[last % 8 // 4]
 
         with pytest.raises((OSError, KeyboardInterrupt)):
@@ -117,17 +132,80 @@ def test_a_recording_that_is_not_ended_can_be_edited(episodes, tmp_path):
     assert not (tmp_path / "new/meta/recording.jsonl").exists()
 
 
-def test_another_edit_does_not_go_on_where_one_was_interrupted(recorded, tmp_path):
+@contextmanager
+def interrupted(after):
+    """A progress that ends an edit by Ctrl-C after some calls."""
+    calls = count()
+
     def interrupt(done, total):
-        raise KeyboardInterrupt
+        if next(calls) == after:
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        edit_dataset([recorded], tmp_path / "new", Edit(delete=(0,)), progress=interrupt)
+        yield interrupt
+
+
+def test_another_edit_does_not_go_on_where_one_was_interrupted(recorded, tmp_path):
+    with interrupted(8) as progress:
+        edit_dataset([recorded], tmp_path / "new", Edit(delete=(0,)), progress=progress)
     with pytest.raises(ValueError, match=r"new\.partial: holds what another edit has begun"):
         edit_dataset([recorded], tmp_path / "new", Edit(delete=(1,)))
     (tmp_path / "new.partial/edit.jsonl").unlink()
     with pytest.raises(ValueError, match=r"new\.partial: is in the way"):
         edit_dataset([recorded], tmp_path / "new", Edit(delete=(0,)))
+
+
+@pytest.mark.parametrize("splits", [(), (("a", 0.5), ("b", 0.5))])
+def test_an_edit_of_which_nothing_is_finished_leaves_nothing(splits, recorded, tmp_path):
+    with interrupted(2) as progress:
+        edit_dataset([recorded], tmp_path / "new", Edit(splits=splits), progress=progress)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_without_room_for_the_first_line_leaves_nothing(recorded, tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            edit_dataset([recorded], tmp_path / "new", Edit())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_splits_that_are_finished_stay(recorded, tmp_path):
+    edit, out = Edit(splits=(("a", 0.5), ("b", 0.5))), tmp_path / "new"
+    with interrupted(10) as progress:
+        edit_dataset([recorded], out, edit, progress=progress)
+    kept = files(tmp_path / "new.partial/a")
+    assert any(name.startswith("meta/") for name in kept)
+    edit_dataset([recorded], out, edit)
+    assert kept.items() - {("edit.jsonl", kept["edit.jsonl"])} <= files(out / "a").items()
+    assert sorted(p.name for p in out.iterdir()) == ["a", "b"]
+
+
+def test_two_processes_do_not_edit_into_one_folder(recorded, tmp_path):
+    def second(done, total):
+        with pytest.raises(ValueError, match=r"new\.partial: another process is at this edit"):
+            edit_dataset([recorded], tmp_path / "new", Edit(delete=(0,)))
+
+    edit_dataset([recorded], tmp_path / "new", Edit(delete=(0,)), progress=second)
+    assert open_dataset(tmp_path / "new").num_episodes == 5
+
+
+def test_frames_whose_times_go_back_are_refused_unless_they_are_left_out(copy, tmp_path):
+    path = copy / PARQUET
+    table = pq.read_table(path)
+    times = table["timestamp"].to_numpy().copy()
+    times[9:12] = times[9:12][::-1]  # frames 2 to 4 of episode 1
+    at = table.column_names.index("timestamp")
+    pq.write_table(table.set_column(at, "timestamp", pa.array(times)), path)
+    message = r"column 'timestamp': goes back from 0\.2 s to 0\.15 s behind frame 2 of episode 1;"
+    with pytest.raises(DatasetError, match=message):
+        edit_dataset([copy], tmp_path / "new", Edit())
+    assert {path.name for path in tmp_path.iterdir()} <= {copy.name}
+    edit_dataset([copy], tmp_path / "new", Edit(trims=(Trim((1,), 4, None),)))
+    assert open_dataset(tmp_path / "new").lengths[1] == LENGTHS[1] - 4
 
 
 def test_in_place_the_old_dataset_stays_beside_the_new(recorded, tmp_path):
@@ -139,6 +217,40 @@ def test_in_place_the_old_dataset_stays_beside_the_new(recorded, tmp_path):
     with pytest.raises(ValueError, match=r"mine\.old: is there from an edit before"):
         edit_dataset([mine], mine, Edit(keep=(0,)))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["mine", "mine.old"]
+
+
+@pytest.mark.parametrize("place", ["in place", "elsewhere", "splits"])
+def test_an_edit_killed_when_the_new_dataset_is_in_its_place_is_not_made_twice(
+    place, recorded, tmp_path, monkeypatch
+):
+    mine = Path(shutil.copytree(recorded, tmp_path / "mine"))
+    out = mine if place == "in place" else tmp_path / "out"
+    splits = (("a", 0.5), ("b", 0.5)) if place == "splits" else ()
+    edit, before = Edit(delete=(0,), splits=splits), files(mine)
+
+    def killed(move):
+        def ends(*paths):
+            move(*paths)
+            raise Killed
+
+        return ends
+
+    with monkeypatch.context() as patch:
+        patch.setattr("data.edit.edit.exchange", killed(exchange))
+        patch.setattr(Path, "rename", killed(Path.rename))
+        with pytest.raises(Killed):
+            edit_dataset([mine], out, edit)
+    assert edit_dataset([mine], out, edit)
+    edit_dataset([recorded], tmp_path / "whole", edit)
+    assert files(out) == files(tmp_path / "whole")
+    assert files(tmp_path / "mine.old" if place == "in place" else mine) == before
+    assert not list(tmp_path.glob("*.partial"))
+    with pytest.raises(ValueError, match=r"mine\.old: is there|out: already exists"):
+        edit_dataset([mine], out, edit)
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
 
 
 def test_v21_becomes_v30(episodes, tmp_path):
@@ -271,6 +383,7 @@ def test_files_of_others_in_meta_travel(recorded, tmp_path):
         (Edit(drop=("timestamp",)), "every LeRobot dataset has the columns"),
         (Edit(names=((FRONT, WRIST),)), f"two columns '{WRIST}'"),
         (Edit(names=((FRONT, "a/b"),)), "rename: 'a/b' is no name"),
+        (Edit(robot="arm/left"), "robot: 'arm/left' is no name"),
         (Edit(tasks=((None, " "),)), "A task would be ' '"),
         (Edit(task_names=(("nothing", "x"),)), "There is no task 'nothing' to rename"),
         (Edit(fps=40), "fps is 40, but a dataset has 20"),

@@ -179,6 +179,12 @@ def test_a_full_disk_ends_it_with_one_error_and_keeps_what_is_finished(size, tmp
     assert files(tmp_path / "set") == whole
 
 
+def test_a_disk_without_room_for_the_first_line_leaves_nothing(tmp_path):
+    with small_disk(10), pytest.raises(OSError, match="File too large"):
+        record(tmp_path / "set")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_another_recording_does_not_go_on_there(tmp_path):
     def begin(**options):
         with (

@@ -1,4 +1,5 @@
 import json
+import resource
 import shutil
 from itertools import cycle
 
@@ -185,6 +186,17 @@ def test_an_interrupted_upgrade_leaves_nothing(old, tmp_path, error):
 
     with pytest.raises(error):
         upgrade(old, tmp_path / "new", progress=interrupt)
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
+
+
+def test_a_full_disk_is_not_taken_for_a_damaged_video(old, tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"File too large: .*new\.partial/videos"):
+            upgrade(old, tmp_path / "new")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert [path.name for path in tmp_path.iterdir()] == ["old"]
 
 

@@ -163,3 +163,9 @@ def test_a_feature_that_cannot_be_written_is_refused(tmp_path, feature, message)
     with pytest.raises(ValueError, match=message):
         DatasetWriter(tmp_path / "a", fps=20, features={"x": feature})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_robot_that_no_reader_takes_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="Robot 'arm/left' is no name for files to have"):
+        DatasetWriter(tmp_path / "a", fps=20, features=FEATURES, robot_type="arm/left")
+    assert list(tmp_path.iterdir()) == []

@@ -11,7 +11,7 @@ from data.lerobot.writer import DatasetWriter
 from data.mixture.kept_frames import KeptFrames, read_kept, runs_within
 from data.mixture.mixed import mix
 from data.mixture.mixture import read_mixture
-from data.statistics.idle import IdleLimits, find_idle, ranges, to_json
+from data.statistics.idle import IdleLimits, digest_of_lengths, find_idle, ranges, to_json
 from data.view.idle_page import write_idle_page
 from tests.helpers.data.memory_frames import MemoryFrames
 
@@ -112,6 +112,10 @@ def test_runs_are_cut_where_ranges_end():
     ("change", "message"),
     [
         ({"frames": 5}, "is of a dataset with 5 frames, but this one has 14"),
+        (
+            {"lengths": digest_of_lengths(np.array([6, 8]))},
+            "is of a dataset with as many frames, but episodes of other lengths",
+        ),
         ({"keep": []}, "has no table 'keep'"),
         ({"keep": {"0": [[3, 9]]}}, "keep says .* of episode '0'"),
         ({"keep": {"0": [[3, 2]]}}, "keep says"),

@@ -4,6 +4,7 @@ a browser shows ten thousand rows as it shows ten."""
 import html
 import json
 import re
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
@@ -200,6 +201,8 @@ def test_a_browser_shows_what_is_in_view_of_ten_thousand_episodes(tmp_path):
     assert 5 < len(rows) < 60
     assert all(made.lengths[int(i)] == 29 for i in rows)
     assert "--delete 2,4-8 --out NEW" in document
+    (saved,) = re.findall(r'download="flagged.txt" href="data:text/plain,(.*?)"', document)
+    assert unquote(saved) == "2,4-8\n"
     assert html.escape(NASTY, quote=False) in document
     assert "<title>made/up</title>" in document
 

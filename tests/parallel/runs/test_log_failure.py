@@ -134,6 +134,7 @@ def test_every_line_is_the_systems_as_soon_as_it_is_written(tmp_path):
     ("error", "says"),
     [
         (OSError(errno.ENOSPC, "x", "runs/log"), "runs/log: No space left on device; make room."),
+        (OSError(errno.ENOSPC, "x", "from", None, "to"), "to: No space left on device; make room."),
         (OSError(errno.ENOSPC, "x"), "here: No space left on device; make room."),
         (PermissionError(errno.EACCES, "x", "a"), "a: Permission denied; change its permissions"),
         (OSError(errno.EROFS, "x", "a"), "a: Read-only file system; mount it for writing"),

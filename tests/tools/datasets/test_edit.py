@@ -42,6 +42,7 @@ def test_typed_options_become_the_edit():
         encoding=VideoEncoding("av1", 30, 4),
     )
     assert read_edit(EditOptions()) == Edit()
+    assert read_edit(EditOptions(keep="")).keep == ()
 
 
 def test_a_list_that_browse_saved_is_read_from_its_file(tmp_path):
@@ -60,6 +61,7 @@ def test_a_list_that_browse_saved_is_read_from_its_file(tmp_path):
     [
         ({"delete": "3;4"}, r"--delete is '3;4'; give episodes as in 3,7-9\."),
         ({"keep": "9-7"}, "--keep has the range 9-7, which ends before it begins"),
+        ({"keep": "0-999999999"}, "--keep names episode 999999999; give numbers below 10000000"),
         ({"trim": (("0", "10"),)}, "--trim 0 is '10'; give frames as in"),
         ({"split": (("a", "0.x"),)}, "--split a is '0.x'"),
         ({"crf": 3}, "--crf is given without --codec"),
@@ -96,6 +98,9 @@ def test_in_place_is_asked_for_by_name(dataset, capsys):
         app.cli(args=["edit", str(dataset), "--delete", "0"])
     with pytest.raises(ValueError, match=r"is for one dataset on disk, not .*; give --out"):
         app.cli(args=["edit", str(dataset), str(dataset), "--in-place"])
+    with pytest.raises(ValueError, match=r"--out is .*, a dataset to edit; choose another folder"):
+        app.cli(args=["edit", str(dataset), "--delete", "0", "--out", f"{dataset}/../set"])
+    assert open_dataset(dataset).num_episodes == 4
     app.cli(args=["edit", str(dataset), "--delete", "0", "--in-place"])
     assert "set.old: the dataset as it was" in capsys.readouterr().out
     assert open_dataset(dataset).num_episodes == 3

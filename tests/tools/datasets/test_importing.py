@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import h5py
+import numpy as np
 import pytest
 
 from data import open_dataset
@@ -31,7 +33,7 @@ def test_the_guides_command_and_its_python_make_the_same_dataset(
     recordings, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    (typed,) = re.findall(r"^python -m tools.data (import .*)$", GUIDE.read_text(), re.MULTILINE)
+    typed, _ = re.findall(r"^python -m tools.data (import .*)$", GUIDE.read_text(), re.MULTILINE)
     app.cli(args=shlex.split(typed))
     said = " ".join(capsys.readouterr().out.split())
     assert said.endswith("datasets/cube: LeRobot v3.0, 2 episodes, 8 frames of 2 recordings.")
@@ -50,6 +52,20 @@ def test_a_mistake_is_one_sentence_and_exits_with_an_error(recordings, tmp_path)
     assert "the recording names no instruction; give it as --task" in found.stderr
     assert "Traceback" not in found.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_an_error_of_a_later_recording_says_that_earlier_ones_are_kept(recordings, tmp_path):
+    with h5py.File(recordings / "episode_1.hdf5", "a") as root:
+        root["action"][2] = np.nan
+    options = ["--layout", "aloha", "--task", "transfer", "--out", str(tmp_path / "out")]
+    with pytest.raises(SystemExit) as ended:
+        app.cli(args=["import", str(recordings), *options])
+    assert re.search(
+        r"episode_1\.hdf5, recording: Episode 1, column 'action', step 2: .* is not finite; .*"
+        r"Finished episodes are kept; --resume goes on\.$",
+        str(ended.value),
+    )
+    assert open_dataset(tmp_path / "out").num_episodes == 1
 
 
 def test_a_missing_library_is_a_sentence_that_names_the_extra(recordings, tmp_path, monkeypatch):

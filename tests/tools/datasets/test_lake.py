@@ -1,5 +1,6 @@
 """Commands that tell a catalogue what they made, and what is said of bad options."""
 
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from data.lake.catalogue import Catalogue
 from tests.helpers.data.recording import make_episode, write
 from tools.data import app
+from tools.datasets.versions import typed
 
 
 @pytest.fixture
@@ -50,6 +52,15 @@ def test_what_is_made_is_noted_with_its_command_and_its_sources(
     assert shown.index(edited.digest[:12]) < shown.index(before.digest[:12])
     other = shutil.copytree(dataset, tmp_path / "other")
     assert "4 versions" in run("catalogue", "--add", other)
+
+
+def test_a_command_is_noted_as_a_shell_takes_it(run, dataset, tmp_path, monkeypatch):
+    run("edit", dataset, "--task", "0,1", "lift 'it'", "--out", tmp_path / "new",
+        "--catalogue", tmp_path / "c")  # fmt: skip
+    command = Catalogue(tmp_path / "c").versions()[-1].command
+    assert shlex.split(command)[2:7] == ["edit", str(dataset), "--task", "0,1", "lift 'it'"]
+    monkeypatch.setattr(sys, "argv", ["/home/me/chiliad/tools/data.py", "edit", "my set"])
+    assert typed() == "python -m tools.data edit 'my set'"
 
 
 def test_recordings_are_sources_too(run, tmp_path):

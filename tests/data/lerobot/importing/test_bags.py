@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -15,8 +16,10 @@ from rosbags.rosbag2 import Writer as Bag2Writer
 from rosbags.typesys import Stores, get_typestore
 
 from data import open_dataset
+from data.lerobot.importing import mcap_files, ros_bags
 from data.lerobot.importing.importing import import_dataset
 from data.lerobot.importing.layout import read_layout
+from data.validation.validate import validate
 
 START, MS = 1_700_000_000 * 10**9, 10**6
 JOINTS, COMMAND, CAMERA = "/joint_states", "/command", "/camera/image"
@@ -228,6 +231,7 @@ def layout(tmp_path, **changed):
 
 def load(path, tmp_path, **changed):
     import_dataset([path], tmp_path / "out", layout(tmp_path, **changed))
+    assert [p for p in validate(tmp_path / "out") if p.severity == "error"] == []
     return open_dataset(tmp_path / "out")
 
 
@@ -267,6 +271,16 @@ def test_bags_of_both_ros_are_read_alike(tmp_path, version):
     is_as_written(load(write_bag(tmp_path / name, version), tmp_path))
 
 
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_a_bag_whose_clock_was_set_back_is_refused(tmp_path, version):
+    """Also where its index puts the messages in the order of their times."""
+    bag = write_bag(tmp_path / ("a.bag" if version == 1 else "a"), version, jump(script()))
+    with pytest.raises(ValueError, match=r"/joint_states goes back in time, from 0\.59 s") as said:
+        load(bag, tmp_path)
+    assert str(bag) in str(said.value)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_message_serves_all_ticks_until_the_next(tmp_path):
     found = load(write_mcap(tmp_path / "a.mcap", script(rates=(100, 50, 5))), tmp_path)
     seen = found.frames(0, FRONT)[:, 0, 0, 2].astype(int)
@@ -285,7 +299,9 @@ def test_a_camera_that_stops_in_mid_episode_is_named_with_its_times(tmp_path):
 
 def test_gaps_are_cut_out_where_the_layout_says_so(tmp_path):
     path = write_mcap(tmp_path / "a.mcap", script(4.0, stop=(1.0, 3.0)))
-    found = load(path, tmp_path, gaps="cut")
+    summary = import_dataset([path], tmp_path / "out", layout(tmp_path, gaps="cut"))
+    assert summary.left_out == pytest.approx(2.1, abs=0.11)
+    found = open_dataset(tmp_path / "out")
     assert found.lengths.tolist() == [11, 10]
     assert found.columns(1)["observation.state"][0].tolist() == [3000.0, 3000.5]
     (tmp_path / "out").rename(tmp_path / "first")
@@ -400,3 +416,25 @@ def test_recordings_of_several_formats_are_not_mixed(tmp_path):
     write_bag(tmp_path / "b.bag", 1)
     with pytest.raises(ValueError, match="of several formats"):
         load(tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["MCAP", "ROS 1", "SQLite", "MCAP of ROS 2"])
+def test_a_recording_is_read_a_chunk_at_a_time(kind, tmp_path):
+    topics, peaks = (JOINTS, COMMAND, CAMERA), []
+    version = ["MCAP", "ROS 1", "SQLite", "MCAP of ROS 2"].index(kind)
+    for seconds in (2.0, 30.0, 90.0):  # the first imports the libraries
+        messages = script(seconds, rates=(10, 10, 30))
+        source = tmp_path / f"{seconds:g}{('.mcap', '.bag', '', '')[version]}"
+        if version:
+            write_bag(source, version, messages)
+        else:
+            write_mcap(source, messages)
+        opened = ros_bags._open_bag if version else mcap_files._open_mcap
+        tracemalloc.start()
+        with opened(source) as bag:
+            count = sum(topic == CAMERA for topic, _ in bag.written(topics))
+            assert count == sum(message.topic == CAMERA for message in bag.messages(topics))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert count == 30 * seconds
+    assert peaks[2] - peaks[1] < 60 * 30 * frame(0).nbytes / 3

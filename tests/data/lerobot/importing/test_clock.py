@@ -52,6 +52,7 @@ def test_gaps_are_cut_between_the_messages_around_them():
     assert (first.ticks / SECOND).tolist() == [0, 0.5, 1, 1.5, 2]
     assert (second.ticks / SECOND).tolist() == [4, 4.5, 5, 5.5]
     assert second.messages["b"].tolist() == [3, 3, 4, 4]
+    assert (first.left_out, second.left_out) == (0, 2)
     only = align({"a": times["a"], "b": at(0, 1)}, 2, 1, "cut")
     assert [(part.ticks / SECOND).tolist() for part in only] == [[0, 0.5, 1]]
 

@@ -10,6 +10,7 @@ from PIL import Image
 from data import open_dataset
 from data.lerobot.importing.importing import import_dataset
 from data.lerobot.importing.layout import read_layout
+from data.validation.validate import validate
 
 LAYOUT = {
     "fps": 10,
@@ -55,6 +56,7 @@ def load(folder, tmp_path, **changed):
     path = tmp_path / "layout.json"
     path.write_text(json.dumps(LAYOUT | changed))
     import_dataset([folder], tmp_path / "out", read_layout(str(path)))
+    assert [p for p in validate(tmp_path / "out") if p.severity == "error"] == []
     return open_dataset(tmp_path / "out")
 
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import tracemalloc
 
 import h5py
 import numpy as np
@@ -24,7 +25,7 @@ def pictures(length, seed=0, height=32, width=48):
     return np.stack([base + 2 * step for step in range(length)]).astype(np.uint8)
 
 
-def aloha(path, length=6, seed=0, cameras=("top", "angle"), encode=False, **changed):
+def aloha(path, length=6, seed=0, cameras=("top", "angle"), encode=False, size=(32, 48), **changed):
     """An episode as `record_sim_episodes.py` or, with JPEG, `record_episodes.py` writes it."""
     rng = np.random.default_rng(seed)
     with h5py.File(path, "w", rdcc_nbytes=1024**2 * 2) as root:
@@ -32,7 +33,7 @@ def aloha(path, length=6, seed=0, cameras=("top", "angle"), encode=False, **chan
         obs = root.create_group("observations")
         image = obs.create_group("images")
         for camera in cameras:
-            frames = pictures(length, seed)
+            frames = pictures(length, seed, *size)
             if encode:
                 cells = [jpeg(frame) for frame in frames]
                 longest = max(map(len, cells))
@@ -185,6 +186,12 @@ def test_a_layout_of_ones_own_takes_some_dims_and_turns_colours(tmp_path):
         (lambda p: p.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(99)), "is no readable HDF5"),
         (lambda p: p.write_text("qpos,action\n1,2\n"), "is no readable HDF5"),
         (lambda p: libero(p), "'observations/qpos': is not there"),
+        (
+            lambda p: aloha(p, action=np.zeros((6, 7))),
+            r"'action': has shape \(7,\), but \(14,\) in .*episode_0\.hdf5; import it by itself",
+        ),
+        (lambda p: aloha(p, cameras=("top",)), "lacks 'observation.images.angle', which .*_0"),
+        (lambda p: aloha(p, size=(64, 64)), r"has shape \(64, 64, 3\), but \(32, 48, 3\) in"),
     ],
 )
 def test_what_cannot_be_read_is_said_before_anything_is_written(tmp_path, make, message):
@@ -193,6 +200,27 @@ def test_what_cannot_be_read_is_said_before_anything_is_written(tmp_path, make, 
     with pytest.raises(ValueError, match=message) as caught:
         read(tmp_path, tmp_path / "out")
     assert "episode_1.hdf5" in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_demonstrations_of_one_file_that_are_unlike_are_named(tmp_path):
+    path = libero(tmp_path / "a_demo.hdf5")
+    with h5py.File(path, "a") as root:
+        del root["data/demo_2/actions"]
+        root["data/demo_2/actions"] = np.zeros((7, 6))
+    with pytest.raises(ValueError, match=r"demo_2 'action': has shape \(6,\), but \(7,\) in .*_0"):
+        import_dataset([path], tmp_path / "out", read_layout("libero"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_times_that_go_backwards_are_said_before_anything_is_written(tmp_path):
+    layout = tmp_path / "mine.json"
+    layout.write_text(json.dumps({"like": "aloha", "time": "seconds", "task": "lift"}))
+    for number, times in enumerate(([0, 1, 2, 3, 4, 5], [0, 1, 2, 1.5, 4, 5])):
+        with h5py.File(aloha(tmp_path / f"in_{number}.hdf5"), "a") as root:
+            root["seconds"] = np.array(times) / 50
+    with pytest.raises(ValueError, match=r"in_1\.hdf5, 'seconds': time goes back in time"):
+        import_dataset([tmp_path], tmp_path / "out", read_layout(str(layout)))
     assert not (tmp_path / "out").exists()
 
 
@@ -233,6 +261,22 @@ def test_an_interrupted_import_comes_to_the_same_dataset(tmp_path):
         import_dataset(files[:1], tmp_path / "out", layout, resume=True)
     import_dataset(files, tmp_path / "out", layout, resume=True)
     assert open_dataset(tmp_path / "out").digest == open_dataset(tmp_path / "whole").digest
+
+
+def test_an_import_goes_on_from_another_folder(tmp_path, monkeypatch):
+    libero(tmp_path / "a_demo.hdf5")
+
+    def stop(what, done, total):
+        if what == "Importing" and done == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        import_dataset(["a_demo.hdf5"], "out", read_layout("libero"), progress=stop)
+    (tmp_path / "b").mkdir()
+    monkeypatch.chdir(tmp_path / "b")
+    import_dataset(["../a_demo.hdf5"], "../out", read_layout("libero"), resume=True)
+    assert open_dataset(tmp_path / "out").num_episodes == 3
 
 
 def linked(root, other, secret):
@@ -293,16 +337,15 @@ def test_html_in_an_instruction_stays_text(tmp_path):
 
 
 def test_no_more_than_an_episode_is_held(tmp_path):
-    import tracemalloc
-
+    """The first is read to import the libraries."""
     peaks = []
-    for count in (2, 8):
-        folder = tmp_path / str(count)
+    for number, count in enumerate((1, 2, 8)):
+        folder = tmp_path / str(number)
         folder.mkdir()
-        for number in range(count):
-            aloha(folder / f"{number}.hdf5", 40, cameras=("top",))
+        for k in range(count):
+            aloha(folder / f"{k}.hdf5", 40, cameras=("top",))
         tracemalloc.start()
-        read(folder, tmp_path / f"out{count}")
+        read(folder, tmp_path / f"out{number}")
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert peaks[1] < 1.3 * peaks[0]
+    assert peaks[2] - peaks[1] < 6 * pictures(40).nbytes / 4

@@ -12,6 +12,7 @@ from numcodecs import Blosc
 from data import open_dataset
 from data.lerobot.importing.importing import import_dataset
 from data.lerobot.importing.layout import read_layout
+from data.validation.validate import validate
 
 ENDS = (4, 9, 12)
 
@@ -49,6 +50,7 @@ def pusht(path, **changed):
 
 def load(path, out, name="diffusion_policy"):
     import_dataset([path], out, read_layout(name, task="push the T"))
+    assert [p for p in validate(out) if p.severity == "error"] == []
     return open_dataset(out)
 
 

@@ -1,0 +1,22 @@
+"""Text files, such as pages and findings, that are there as a whole or not at all."""
+
+from pathlib import Path
+
+from data.files.folder import replacing
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Makes `text` the content of a file, whose folder is made if need be. A link, and what is no
+    file such as a pipe, is written through.
+
+    Raises:
+      OSError: the disk is full or fails; names the file, which is as it was.
+    """
+    try:
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            path.write_text(text, "utf-8")
+            return
+        with replacing(path) as partial:
+            partial.write_text(text, "utf-8")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None

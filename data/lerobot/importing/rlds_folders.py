@@ -1,0 +1,138 @@
+"""RLDS as TFDS keeps it: each record an episode, its steps the frames (data/rlds reads them).
+
+A source is a column or camera by the name that it has in the RLDS dataset: `action`, or
+`observation.image`. Instructions are the steps' own.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import overload
+
+import numpy as np
+
+from data.columns import BOOKKEEPING
+from data.errors import DatasetError
+from data.lerobot.importing.arrays import as_column, chosen, dim_names, oriented
+from data.lerobot.importing.layout import ImportLayout
+from data.lerobot.importing.recording import (
+    CheckedRecording,
+    ImportedEpisode,
+    PendingEpisode,
+    RecordingFormat,
+    instruction,
+)
+from data.rlds.dataset import RldsDataset, open_rlds
+
+_FILES = ("features.json", "dataset_info.json")
+
+
+def _recognises(path: Path) -> bool:
+    return all((path / name).is_file() for name in _FILES)
+
+
+def _check(path: Path, layout: ImportLayout) -> CheckedRecording:
+    dataset, resolved = _opened(path, layout.fps), _resolved(path, layout)
+    for camera in resolved.camera_paths:
+        seen = dataset.present[:, dataset.cameras.index(camera)]
+        if not seen.all():
+            raise DatasetError(
+                path,
+                f"'{camera}'",
+                f"is not in episode {int(np.argmin(seen))}, but a camera is needed in all; leave "
+                "it out of the layout.",
+            )
+    for episode in range(dataset.num_episodes):
+        _told(path, dataset, resolved, episode)
+    shapes: dict[str, tuple[int, ...] | None] = {
+        name: tuple(dataset.features[camera.path]["shape"])
+        for name, camera in resolved.cameras.items()
+    }
+    return CheckedRecording(dataset.num_episodes, shapes | dict.fromkeys(resolved.columns))
+
+
+@contextmanager
+def _episodes(path: Path, layout: ImportLayout) -> Iterator[Sequence[PendingEpisode]]:
+    yield _Records(path, _opened(path, layout.fps), _resolved(path, layout))
+
+
+RLDS = RecordingFormat("RLDS", _recognises, _check, _episodes)
+
+
+class _Records(Sequence[PendingEpisode]):
+    """Episodes of a dataset, of which there may be many."""
+
+    def __init__(self, path: Path, dataset: RldsDataset, layout: ImportLayout) -> None:
+        self._path, self._dataset, self._layout = path, dataset, layout
+
+    def __len__(self) -> int:
+        return self._dataset.num_episodes
+
+    @overload
+    def __getitem__(self, at: int) -> PendingEpisode: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[PendingEpisode]: ...
+
+    def __getitem__(self, at: int | slice) -> PendingEpisode | list[PendingEpisode]:
+        if isinstance(at, slice):
+            return [self[number] for number in range(*at.indices(len(self)))]
+        read = partial(_read, self._path, self._dataset, self._layout, range(len(self))[at])
+        return PendingEpisode(f"{self._path}, episode {at}", read)
+
+
+def _read(path: Path, dataset: RldsDataset, layout: ImportLayout, number: int) -> ImportedEpisode:
+    names = sorted({source.path for sources in layout.columns.values() for source in sources})
+    (block,) = dataset.stream(names, [number])
+    flat = {name: values.reshape(len(values), -1) for name, values in block.items()}
+    columns = {
+        name: as_column([chosen(path, f"'{s.path}'", flat[s.path], s.dims) for s in sources])
+        for name, sources in layout.columns.items()
+    }
+    frames = {
+        name: oriented(dataset.frames(number, camera.path), camera)
+        for name, camera in layout.cameras.items()
+    }
+    return ImportedEpisode(columns, frames, _told(path, dataset, layout, number), dim_names(layout))
+
+
+@lru_cache(1)
+def _opened(path: Path, fps: int) -> RldsDataset:
+    return open_rlds(path, fps)
+
+
+def _resolved(path: Path, layout: ImportLayout) -> ImportLayout:
+    """The layout without patterns, which stand for numbers among columns and pictures among
+    cameras."""
+    if layout.time:
+        raise DatasetError(
+            layout.name, "time", "is given, but RLDS has steps at a steady rate; leave it out."
+        )
+    dataset = _opened(path, layout.fps)
+    numbers = [
+        name
+        for name in dataset.column_names
+        if name not in BOOKKEEPING and dataset.features[name]["dtype"] != "string"
+    ]
+    columns = replace(layout, cameras={}).resolved(numbers, path).columns
+    cameras = replace(layout, columns={}).resolved(dataset.cameras, path).cameras
+    return replace(layout, columns=columns, cameras=cameras)
+
+
+def _told(path: Path, dataset: RldsDataset, layout: ImportLayout, number: int) -> str:
+    """The instruction of an episode: the layout's, or its steps' first wording."""
+
+    def steps(_: str) -> str:
+        first, stop = np.searchsorted(dataset.runs.episode, [number, number + 1]).tolist()
+        if stop - first > 1:
+            raise DatasetError(
+                path,
+                f"episode {number}",
+                f"has {stop - first} instructions, one after the other; give one for all by "
+                "--task, or leave it as RLDS, which is read as it is.",
+            )
+        return dataset.prompts[dataset.runs.task[first]][0]
+
+    return instruction(path, layout.task, steps)
