@@ -90,7 +90,7 @@ class Policy:
         facts = {
             "size": self._size,
             "chunk": f"{config.horizon} steps of up to {config.action_dim} dims",
-            "sampler": f"{self.steps} {config.solver} steps",
+            "sampler": f"{self.steps} {config.solver.capitalize()} steps",
         }
         if self.processor is not None:
             robot = self.processor.embodiments[self.embodiment]

@@ -136,7 +136,7 @@ def test_a_policy_tells_its_robot_and_size_without_its_parameters():
     size = sum(leaf.size for leaf in jax.tree.leaves(policy.params))
     assert repr(policy) == f"Policy(family='pi', robot='arm', {size:,} parameters in float32)"
     shown = text_of(policy._repr_html_())
-    for told in (f"{size:,} parameters", "6 steps of up to 4 dims", "2 euler steps", "front"):
+    for told in (f"{size:,} parameters", "6 steps of up to 4 dims", "2 Euler steps", "front"):
         assert told in shown
     robot = replace(PROCESSOR.embodiments[0], name="<b>arm", cameras=("<i>front",))
     hostile = replace(policy, processor=replace(PROCESSOR, embodiments=(robot,)))
