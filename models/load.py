@@ -23,6 +23,7 @@ from models.checkpoints.remote import local
 from models.checkpoints.rename import Table
 from models.checkpoints.sources import CheckpointSource, open_orbax
 from models.config import from_json, model_config
+from models.flow.flow import Solver
 from models.groot import checkpoint as groot
 from models.groot.conventions import groot_policy
 from models.inputs.bpe import ByteBpe
@@ -56,6 +57,7 @@ def load_policy(
     dtype: str | None = None,
     mesh: Mesh | None = None,
     steps: int | None = None,
+    solver: Solver | None = None,
     released: str | None = None,
     horizon: int | None = None,
     state: StateOption | None = None,
@@ -76,7 +78,8 @@ def load_policy(
       dtype: of the parameters in memory, such as "bfloat16"; as saved (ours) or float32 if None.
         Activations take it too where it is given.
       mesh: spread the parameters over it; else they go to the first device.
-      steps: Euler steps of the sampler, written into the model's config; its own if None.
+      steps: steps of the sampler, written into the model's config; its own if None.
+      solver: how it takes them, likewise: "euler" or "ab2" (docs/results/solver.md).
       released: which policy of `models.checkpoints.released.RELEASED` it is, where its folder is
         not named so.
       horizon: steps of a chunk, which openpi's checkpoints do not tell.
@@ -98,12 +101,13 @@ def load_policy(
     Raises:
       FileNotFoundError: nothing there is a checkpoint.
       ValueError: it is of another kind, of a family that is not known, not whole, or holds NaN,
-        every difference being listed; `steps` is less than one; the family computes in one dtype
+        every difference being listed; `steps` is less than one, or there is no such `solver`,
+        or none in the family; the family computes in one dtype
         alone, or has no `padding`; or neither files, folder's name nor options tell how it acts,
         every question being listed.
     """
     if steps is not None and steps < 1:
-        raise ValueError(f"steps is {steps}; the sampler needs at least one Euler step.")
+        raise ValueError(f"steps is {steps}; the sampler needs at least one step.")
     path = local(path)
     told = ActingOptions(released, horizon, state, relative, cameras, robot, modality)
     found = inspect_checkpoint(path, told)
@@ -121,6 +125,8 @@ def load_policy(
         config = config.changed(padding=padding)
     if steps is not None:
         config = config.changed(steps=steps)
+    if solver not in (None, config.solver):
+        config = config.changed(solver=solver)
     model = config.build()
     params = load_params(path, like_model(model, dtype, mesh), found)
     return Policy(model, params, processor, embodiment=_chosen(path, found, robot))

@@ -56,13 +56,14 @@ class ModelConfig(ABC):
 
     It has fields (or properties) for the sizes of what the model reads: `image_size` in pixels,
     `vocabulary` of token ids, `state_dim`, `action_dim`, `horizon` steps of a chunk, and `steps`,
-    the Euler steps of its sampler. The others have a default that suits a model without them:
+    those of its sampler. The others have a default that suits a model without them:
 
     - `state_input`: spelt in the prompt ("text"), a place of the prefix ("token"), read beside it
       from `PackedBatch.state` ("suffix"), or not at all ("none").
     - `embodiments`: how many it tells apart; None, any number.
     - `chunks`: noised chunks per sample in training. `targets`: places of a sample for tokens that
       the language model predicts.
+    - `solver`: of a flow model, which gives it to `flow.sample`; Euler steps without.
     - `compute`: dtype and kernels. Families that have it as a field can be quantised, planned in
       other precisions and run on stages.
     - `exports`: other codes' formats by name, each "module:function" (or a function) that takes a
@@ -98,6 +99,7 @@ class ModelConfig(ABC):
     embodiments: int | None = None
     chunks: int = 1
     targets: int = 0
+    solver: flow.Solver = "euler"
     compute: Compute = Compute(dtype="float32")
     exports: ClassVar[Mapping[str, Any]] = {}
 

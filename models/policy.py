@@ -40,8 +40,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Policy:
-    """`model`: a `models.model.Model`, and a FlowModel for `loss`. `steps`: Euler steps of the
-    sampler, which are always the model's own. `embodiment`: index into the processor's. `sizes`:
+    """`model`: a `models.model.Model`, and a FlowModel for `loss`. `steps`: those of the sampler,
+    which is always the model's own. `embodiment`: index into the processor's. `sizes`:
     rows of the batches that are computed, ascending; others are padded to the next or split by the
     last. `shortest`: places that a text fills at least; each doubling of it up to the longest text
     there is has a program of its own. `chunking`: how a chunk continues the one before; None, as
@@ -78,6 +78,8 @@ class Policy:
                 "(model.rtc_max_delay is 0); take 'guided', which needs no training, or train with "
                 "--model.rtc-max-delay."
             )
+        if self.chunking == "guided":
+            flow.check_guided(self.model.config.solver, self.steps, self.guidance)
 
     def __repr__(self) -> str:
         robot = None if self.processor is None else self.processor.embodiments[self.embodiment].name
@@ -88,7 +90,7 @@ class Policy:
         facts = {
             "size": self._size,
             "chunk": f"{config.horizon} steps of up to {config.action_dim} dims",
-            "sampler": f"{self.steps} Euler steps",
+            "sampler": f"{self.steps} {config.solver.capitalize()} steps",
         }
         if self.processor is not None:
             robot = self.processor.embodiments[self.embodiment]

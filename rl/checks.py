@@ -76,6 +76,11 @@ def check_policy(policy: Policy, config: RlConfig) -> None:
             "The policy says its subtask before it acts, which RL does not; fine-tune it by "
             "tools.train --init with --model.text-loss 0 first."
         )
+    if model.config.solver != "euler":
+        raise ValueError(
+            f"model.solver is '{model.config.solver}', but RL draws chunks by Euler's steps, whose "
+            f"noise tells how likely a chunk was; load the policy with solver 'euler'."
+        )
     if model.config.compute.quantized:
         raise ValueError(
             "The checkpoint's weights are quantised and cannot be trained; begin from the one that "

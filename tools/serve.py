@@ -25,6 +25,7 @@ import tyro
 
 from models import Policy
 from models.files.own_file import run_file
+from models.flow.flow import Solver
 from models.flow.realtime_chunking import Chunking
 from models.terminal import Console, Progress, guard_tracebacks, harmless, logger
 from tools.command_line.options import current_options, with_value
@@ -87,6 +88,9 @@ class ServeConfig:
     """Seconds that a request waits for others to share its batch, at most."""
     euler_steps: int | None = None
     """Steps of the flow sampler; the policy's own by default."""
+    solver: Solver | None = None
+    """Method of its steps, each of one evaluation: euler, or ab2, of the second order; the policy's
+    own by default."""
     dtype: str | None = None
     """Dtype of the parameters in memory, such as bfloat16; as saved by default."""
     family: Path | None = None
@@ -113,7 +117,11 @@ def load(config: ServeConfig) -> Policy:
     if config.family is not None:
         run_file(config.family)
     policy = recipe.load(
-        config.checkpoint, config.options, steps=config.euler_steps, dtype=config.dtype
+        config.checkpoint,
+        config.options,
+        steps=config.euler_steps,
+        solver=config.solver,
+        dtype=config.dtype,
     )
     if policy.processor is not None and config.longest_prompt is not None:
         limit = policy.processor.text_limit

@@ -31,6 +31,7 @@ from models.files.bounds import (
     check_sizes,
 )
 from models.flow import flow
+from models.flow.flow import Solver
 from models.flow.realtime_chunking import Given, Guidance
 from models.inputs.packed_batch import Layout, PackedBatch, prefix_tokens
 from models.layers.dit import LOG_10000, Adapter, DiT, TransformerConfig, sinusoid
@@ -59,7 +60,8 @@ class GrootConfig(ModelConfig, family="groot"):
     embodiments' state encoder and action decoder. `image_token`: the id that stands for image
     features in a prompt. `projectors`: the row of the embodiments' tables that each of the
     processor's robots has, its own number if empty. `chunks`: noised chunks per observation in
-    training. `steps`: Euler steps of the sampler. `film`: the prompt also enters the vision stem.
+    training. `steps` and `solver`: of the sampler, see `flow.integrate`. `film`: the prompt also
+    enters the vision stem.
 
     `padding`: "masked" hides it. "released" does what the release does, where adapter and
     cross-attention see padded places, so that an action depends on how far its sample was padded;
@@ -83,6 +85,7 @@ class GrootConfig(ModelConfig, family="groot"):
     hidden: int = 1024
     chunks: int = 1
     steps: int = 4
+    solver: Solver = "euler"
     film: bool = False
     padding: Literal["masked", "released"] = "masked"
     compute: Compute = field(default_factory=Compute)
@@ -95,6 +98,7 @@ class GrootConfig(ModelConfig, family="groot"):
         check_sizes("model", self, "state_dim", "action_dim", most=LARGEST_DIMS)
         check_size("model.horizon", self.horizon, LARGEST_HORIZON)
         check_sizes("model", self, "chunks", "steps", most=LARGEST_DRAWS)
+        flow.check_solver("model.solver", self.solver)
         wrong = [row for row in self.projectors if not 0 <= row < self.embodiments]
         if wrong or len(set(self.projectors)) < len(self.projectors):
             raise ValueError(
@@ -282,10 +286,10 @@ class Groot:
         steps: int | None = None,
         guidance: Guidance | Given | None = None,
     ) -> Float[Array, "r k h a"]:
-        """Normalised action chunks by Euler integration, in `config.steps` steps if no other
-        number is given; `guidance` draws them towards given actions."""
+        """Normalised action chunks by `config.solver`, in `config.steps` steps if no other number
+        is given; `guidance` draws them towards given actions."""
         steps = self.config.steps if steps is None else steps
-        return flow.sample(self.field(params, batch), noise, steps, guidance)
+        return flow.sample(self.field(params, batch), noise, steps, guidance, self.config.solver)
 
     def features(self, params: Params, batch: PackedBatch) -> Float[Array, "r p w"]:
         """The language model's features of the prefix, before the adapter."""

@@ -28,6 +28,7 @@ from models.files.bounds import (
     check_sizes,
 )
 from models.flow import flow
+from models.flow.flow import Solver
 from models.flow.realtime_chunking import Given, Guidance
 from models.inputs.packed_batch import (
     ACTION_TOKENS,
@@ -59,7 +60,7 @@ class PiConfig(ModelConfig, family="pi"):
     in the prefix ("token"), or not at all. `time`: flow time modulates the expert's norms (π0.5) or
     is joined to its input (π0). `film`: the prompt also enters the vision stem, as the mean of its
     words, or with `film_order` of its words turned by their places in it. `chunks`: noised chunks
-    per observation in training. `steps`: Euler steps of the sampler.
+    per observation in training. `steps` and `solver`: of the sampler, see `flow.integrate`.
 
     Knowledge insulation (arXiv 2505.23705): with `insulate` no gradient passes from the expert into
     what it reads, and the language model learns from cross-entropies beside flow matching, of
@@ -86,6 +87,7 @@ class PiConfig(ModelConfig, family="pi"):
     film_order: bool = False
     chunks: int = 1
     steps: int = 10
+    solver: Solver = "euler"
     insulate: bool = False
     text_loss: float = 0.0
     action_token_loss: float = 0.0
@@ -99,6 +101,7 @@ class PiConfig(ModelConfig, family="pi"):
         check_sizes("model", self, "state_dim", "action_dim", most=LARGEST_DIMS)
         check_size("model.horizon", self.horizon, LARGEST_HORIZON)
         check_sizes("model", self, "chunks", "steps", most=LARGEST_DRAWS)
+        flow.check_solver("model.solver", self.solver)
         check_size("model.targets", self.targets, least=0)
         check_size("model.rtc_max_delay", self.rtc_max_delay, LARGEST_HORIZON, least=0)
         if self.rtc_max_delay >= self.horizon:
@@ -336,10 +339,10 @@ class Pi:
         steps: int | None = None,
         guidance: Guidance | Given | None = None,
     ) -> Float[Array, "r k h a"]:
-        """Normalised action chunks by Euler integration, in `config.steps` steps if no other
-        number is given; `guidance` draws them towards given actions, or they begin with these."""
+        """Normalised action chunks by `config.solver`, in `config.steps` steps if no other number
+        is given; `guidance` draws them towards given actions, or they begin with these."""
         steps = self.config.steps if steps is None else steps
-        return flow.sample(self.field(params, batch), noise, steps, guidance)
+        return flow.sample(self.field(params, batch), noise, steps, guidance, self.config.solver)
 
     @cached_property
     def _modules(self) -> "Functional[_Modules]":

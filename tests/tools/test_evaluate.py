@@ -375,6 +375,10 @@ def test_late_chunks_begin_with_what_was_acted_meanwhile(chunking, suites, check
         ({"delay": 3, "replan_steps": 6}, "replan_steps 6, but chunks have only 8 steps"),
         ({"delay": 3, "chunking": "trained"}, r"to continue at most 2 steps \(model.rtc_max_delay"),
         ({"chunking": "trained", "compare": 0}, "not trained to continue chunks"),
+        (
+            {"chunking": "guided", "solver": "ab2", "euler_steps": 4},
+            "'ab2' with 4 steps, which overshoots where chunks are guided",
+        ),
     ],
 )
 def test_a_delay_that_cannot_be_is_refused_before_anything_is_acted(

@@ -11,10 +11,10 @@ import jax
 import numpy as np
 import pytest
 
-from models import Normalizer, load_policy
+from models import Normalizer, Pi, load_policy
 from tests.helpers.models import groot_whole
 from tests.helpers.models.released_cases import RELEASED_CASES, answers, case_policy
-from tests.helpers.models.tiny_policy import KEYS, PROMPTS, seen, tiny_policy
+from tests.helpers.models.tiny_policy import CONFIG, KEYS, PROMPTS, seen, tiny_policy
 from tools.export.__main__ import main
 from tools.export.act import whole
 from tools.export.write import write
@@ -162,9 +162,12 @@ def test_groot_answers_the_same_outside(to, tmp_path):
     assert (tmp_path / "out/tokenizer.json").is_file()
 
 
-@pytest.mark.parametrize("to", ["stablehlo", "onnx"])
-def test_a_policy_of_ours_answers_the_same_outside(to, tmp_path):
-    policy, observations = tiny_policy(), ours()
+@pytest.mark.parametrize(
+    ("to", "solver"), [("stablehlo", "euler"), ("onnx", "euler"), ("onnx", "ab2")]
+)
+def test_a_policy_of_ours_answers_the_same_outside(to, solver, tmp_path):
+    policy = replace(tiny_policy(), model=Pi(replace(CONFIG, solver=solver)))
+    observations = ours()
     found, wanted, _ = exported(policy, observations, unit_noise(policy, 3), tmp_path / "out", to)
     assert differ(found, wanted) < 1e-4
     assert differ(found[:2], found[1:]) > 1e-2, "it sees no difference"

@@ -12,7 +12,7 @@ import pytest
 import tyro
 from rich.console import Console
 
-from models import Policy, load_policy
+from models import Pi, Policy, load_policy
 from models.checkpoints import own
 from models.config import from_json
 from models.files.own_file import run_file
@@ -20,6 +20,7 @@ from models.model import _FAMILIES, ModelConfig
 from parallel.monitor.metrics import read_metrics
 from rl.checks import check_policy
 from rl.config import FlowConfig, ObjectiveConfig, RlConfig, RolloutConfig
+from tests.helpers.models.tiny_policy import CONFIG, tiny_policy
 from tests.helpers.tools.served import client, serving
 from tests.helpers.tools.small_run import one_device
 from tools import convert_checkpoint, evaluate, plan, quantize, record, rl, serve, train
@@ -286,6 +287,12 @@ def test_a_checkpoint_names_its_family_and_runs_no_file_of_it(tmp_path, monkeypa
     values = {"family": "sight", "width": 16}
     with pytest.raises(ValueError, match=r"Family 'sight' is not known.*--family path/to/file\.py"):
         from_json(ModelConfig, values)
+
+
+def test_rl_takes_eulers_steps_alone():
+    policy = replace(tiny_policy(), model=Pi(replace(CONFIG, solver="ab2")))
+    with pytest.raises(ValueError, match=r"model.solver is 'ab2', but RL draws chunks by Euler's"):
+        check_policy(policy, RlConfig())
 
 
 def test_workers_elsewhere_know_no_family_of_a_users_file():

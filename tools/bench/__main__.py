@@ -45,6 +45,7 @@ BENCHMARKS: Mapping[str, str] = {
     "rl": "tools.bench.rl.rl",
     "serve": "tools.bench.serve",
     "sim": "tools.bench.sim.sim",
+    "solver": "tools.bench.models.solver",
     "start": "tools.bench.data.start",
     "stats": "tools.bench.data.stats",
     "step": "tools.bench.models.step",

@@ -18,6 +18,7 @@ from data import open_dataset
 from data.mixture.mixture import DatasetConfig
 from models import Policy
 from models.files.own_file import run_file
+from models.flow.flow import Solver
 from models.terminal import Console, guard_tracebacks
 from tools.command_line.ending import in_a_line
 from tools.export.write import Format, write
@@ -34,6 +35,7 @@ def main(
     dtype: str | None = None,
     family: Path | None = None,
     euler_steps: int | None = None,
+    solver: Solver | None = None,
     data: str | None = None,
     options: Annotated[PolicyOptions, tyro.conf.arg(name="")] = DEFAULTS,
 ) -> None:
@@ -48,6 +50,8 @@ def main(
       dtype: of weights and activations; as saved by default. ONNX is written in float32.
       family: Python file that defines the model's family, if it is not one of ours; it runs.
       euler_steps: steps of the flow sampler; the policy's own by default.
+      solver: method of its steps, each of one evaluation: euler, or ab2, of the second order; the
+        policy's own by default.
       data: a dataset of the policy's robot, for the names of state and action dims.
       options: facts about the policy that its files do not tell.
     """
@@ -57,7 +61,11 @@ def main(
         if to == "onnx" and dtype not in (None, "float32"):
             raise ValueError(f"dtype is {dtype}, but ONNX is written in float32; leave it out.")
         policy = load(
-            checkpoint, options, steps=euler_steps, dtype="float32" if to == "onnx" else dtype
+            checkpoint,
+            options,
+            steps=euler_steps,
+            solver=solver,
+            dtype="float32" if to == "onnx" else dtype,
         )
         names = None if data is None else _names(policy, data)
         write(policy, out, to, cameras=sent, batch=batch, names=names)

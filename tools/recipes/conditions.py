@@ -139,7 +139,9 @@ class Condition:
             told["noise"] = self.noise
         if isinstance(self.policy, RemotePolicy):
             return told
-        return told | {"sampler_steps": self.policy.steps}
+        solver = self.policy.model.config.solver  # not told by journals from before there were two
+        named = {} if solver == "euler" else {"solver": solver}
+        return told | {"sampler_steps": self.policy.steps} | named
 
     def evaluate(
         self, slots: Slots, starts: Sequence[Start], replan_steps: int, **how: Any

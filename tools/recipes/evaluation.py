@@ -21,6 +21,7 @@ from models.checkpoints import digests, own
 from models.checkpoints.remote import local
 from models.config import to_json
 from models.files.own_file import run_file
+from models.flow.flow import Solver
 from models.flow.realtime_chunking import Chunking
 from models.terminal import Console
 from parallel.checkpoint import find
@@ -77,6 +78,9 @@ class EvaluateConfig:
     draws it towards what was planned, trained tells a policy that learnt it what is acted."""
     euler_steps: int | None = None
     """Steps of the flow sampler; each policy's own if not given."""
+    solver: Solver | None = None
+    """Method of its steps, each of one evaluation: euler, or ab2, of the second order; each
+    policy's own if not given."""
     controls: tuple[Beside, ...] = ()
     """Controls on the same starts: the same network untrained, the suite's scripted expert, the
     policy told another goal, the policy shown images of zeros."""
@@ -236,7 +240,13 @@ class _Acting:
 
 
 def _load(checkpoint: Path, config: EvaluateConfig) -> Policy:
-    policy = load(checkpoint, config.options, steps=config.euler_steps, dtype=config.dtype)
+    policy = load(
+        checkpoint,
+        config.options,
+        steps=config.euler_steps,
+        solver=config.solver,
+        dtype=config.dtype,
+    )
     return replace(policy, chunking=config.chunking)
 
 
@@ -257,7 +267,8 @@ def _check(config: EvaluateConfig) -> None:
         )
     if config.compare is not None:
         return
-    here = {**vars(config.options), "euler_steps": config.euler_steps, "dtype": config.dtype}
+    sampler = {"euler_steps": config.euler_steps, "solver": config.solver}
+    here = {**vars(config.options), **sampler, "dtype": config.dtype}
     given = [name for name, value in here.items() if value and name != "cameras"]
     if given:
         raise ValueError(

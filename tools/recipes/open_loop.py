@@ -28,6 +28,7 @@ from models import Embodiment
 from models.checkpoints import own
 from models.config import to_json
 from models.files.own_file import run_file
+from models.flow.flow import Solver
 from models.terminal import Console, Progress
 from parallel.runs.atomic import replace_text
 from parallel.runs.run_lock import locked
@@ -78,6 +79,9 @@ class OpenLoopConfig:
     """Observations of a batch."""
     euler_steps: int | None = None
     """Steps of the flow sampler; the policy's own if not given."""
+    solver: Solver | None = None
+    """Method of its steps, each of one evaluation: euler, or ab2, of the second order; the policy's
+    own if not given."""
     dtype: str | None = None
     """Dtype of the parameters in memory, such as bfloat16; as saved by default."""
     options: Annotated[PolicyOptions, tyro.conf.arg(name="")] = field(default_factory=PolicyOptions)
@@ -102,7 +106,11 @@ def run(config: OpenLoopConfig, console: Console) -> OpenLoop:
     with locked(config.out, console):
         settings, dataset = _opened(config)
         policy = load(
-            config.checkpoint, config.options, steps=config.euler_steps, dtype=config.dtype
+            config.checkpoint,
+            config.options,
+            steps=config.euler_steps,
+            solver=config.solver,
+            dtype=config.dtype,
         )
         recording = bound(policy, settings, dataset)
         episodes, choice = chosen_episodes(config, dataset)

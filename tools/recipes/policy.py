@@ -10,6 +10,7 @@ from pathlib import Path
 
 from models import Policy, load_policy
 from models.checkpoints.released import StateOption
+from models.flow.flow import Solver
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,10 @@ def load(
     options: PolicyOptions,
     *,
     steps: int | None = None,
+    solver: Solver | None = None,
     dtype: str | None = None,
 ) -> Policy:
-    """A checkpoint's policy, as the options say; see `load_policy` for `steps` and `dtype`.
+    """A checkpoint's policy, as the options say; see `load_policy` for the others.
 
     Raises:
       ValueError, FileNotFoundError: as `load_policy`, or the policy lacks a camera of the map.
@@ -61,6 +63,7 @@ def load(
     policy = load_policy(
         checkpoint,
         steps=steps,
+        solver=solver,
         dtype=dtype,
         released=options.released,
         horizon=options.horizon,

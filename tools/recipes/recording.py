@@ -20,6 +20,7 @@ from data.lerobot.recording import video_feature
 from data.lerobot.writer import DatasetWriter
 from models.config import to_json
 from models.files.own_file import run_file
+from models.flow.flow import Solver
 from models.robot_policy import RobotPolicy
 from parallel.prefetch import Prefetcher
 from sim.demonstrations import Demonstrations
@@ -66,6 +67,8 @@ class RecordConfig:
     """Run directory or checkpoint whose policy acts instead of the suite's expert."""
     euler_steps: int | None = None
     """Steps of that policy's flow sampler; its own if not given."""
+    solver: Solver | None = None
+    """Method of its steps: euler or ab2 (docs/serving.md); its own if not given."""
     family: Path | None = None
     """Python file that defines its model's family, if it is not one of ours; it runs."""
     replan_steps: int = 4
@@ -110,8 +113,13 @@ def record_dataset(
         run_file(config.family)
     policy = None
     if config.checkpoint is not None:
-        steps, dtype = config.euler_steps, config.dtype
-        policy = load(config.checkpoint, config.options, steps=steps, dtype=dtype)
+        policy = load(
+            config.checkpoint,
+            config.options,
+            steps=config.euler_steps,
+            solver=config.solver,
+            dtype=config.dtype,
+        )
     seen = config.image_size if policy is None else policy.model.config.image_size
     size = suite.edge(seen)
     asked, tried, failed = config.episodes * sum(map(len, groups)), 0, 0
@@ -230,7 +238,7 @@ def _check(config: RecordConfig) -> None:
             "(replan_steps) that the policy acts before it looks again."
         )
     of_policy = {
-        **{"euler_steps": config.euler_steps, "dtype": config.dtype, "takeover": config.takeover},
+        **{name: getattr(config, name) for name in ("euler_steps", "solver", "dtype", "takeover")},
         **vars(config.options),
     }
     if config.checkpoint is None and (given := [name for name, x in of_policy.items() if x]):

@@ -119,7 +119,7 @@ def _run(
     tasks = one_group(suite, config.rollout.tasks)
     if paths.family is not None:
         run_file(paths.family)
-    policy = load(paths.checkpoint, paths.options, steps=config.flow.steps)
+    policy = load(paths.checkpoint, paths.options, steps=config.flow.steps, solver="euler")
     check_policy(policy, config)
     config = replace(config, learner=learner_of(config, policy.model))
     content = {

@@ -2,7 +2,7 @@
 
 import io
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -13,12 +13,14 @@ import tyro
 from rich.console import Console
 
 from data import open_dataset
-from models import load_policy
+from models import Pi, load_policy
 from models.inputs.pictures import resize_with_pad
 from models.policy import Policy
 from tests.helpers.models.openpi_numbers import FIXTURES
+from tests.helpers.models.tiny_policy import CONFIG, tiny_policy
 from tests.helpers.sim import libero_like
 from tools import convert_checkpoint, evaluate, quantize, rl, serve
+from tools.recipes.conditions import Condition
 from tools.recipes.evaluation import EvaluateConfig
 from tools.recipes.policy import PolicyOptions, camera_map, load
 from tools.recipes.recording import RecordConfig, record_dataset
@@ -105,6 +107,21 @@ def shown(monkeypatch):
 
     monkeypatch.setattr(Policy, "answer", answered)
     return kept
+
+
+def test_a_policy_is_served_by_the_solver_that_is_asked_for(options):
+    typed = ["--checkpoint", str(FIXTURES / "pi0"), "--solver", "ab2", "--euler-steps", "5"]
+    config = replace(tyro.cli(serve.ServeConfig, args=typed), options=options)
+    assert serve.load(config).model.config.solver == "ab2"
+    assert serve.load(replace(config, solver=None)).model.config.solver == "euler"
+
+
+def test_a_journal_of_another_solver_than_eulers_says_so():
+    policy = tiny_policy()
+    other = replace(policy, model=Pi(replace(CONFIG, solver="ab2")))
+    euler, ab2 = (Condition("trained", p).header() for p in (policy, other))
+    assert ab2 == euler | {"solver": "ab2"}
+    assert "solver" not in euler
 
 
 def test_openpis_policy_acts_in_a_suite_whose_cameras_have_other_names(options, shown, tmp_path):

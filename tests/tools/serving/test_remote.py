@@ -261,6 +261,7 @@ def test_nobody_at_an_address_is_an_error_in_a_sentence(tmp_path):
         ({}, "either --checkpoint, or the --policy"),
         ({"policy": "localhost:8000"}, "'localhost:8000'; give a server's ws://HOST:PORT"),
         ({"policy": "ws://a", "euler_steps": 2}, "euler_steps is 2, .*--euler-steps there"),
+        ({"policy": "ws://a", "solver": "ab2"}, "solver is ab2, .*--solver there"),
         (
             {"policy": "ws://a", "options": PolicyOptions(horizon=5)},
             "horizon is 5, but the policy is loaded by its server",
