@@ -42,6 +42,7 @@ class Target(NamedTuple):
     capability: float = 0.0
 
 
+@jax.named_scope("attention")
 def attend(
     q: Float[Array, "b q n d"],
     k: Float[Array, "b k g d"],
@@ -86,6 +87,7 @@ def attend(
     return spread(kernel, arrays, split_queries)
 
 
+@jax.named_scope("attention")
 def attend_locally(
     q: Float[Array, "b q n d"],
     k: Float[Array, "b k g d"],
