@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Float32, UInt8
 
+from models.attention.attention import attend_fully
 from models.files.bounds import LARGEST_DEPTH, check_size, check_sizes
 from models.layers.layers import (
     Compute,
@@ -129,7 +130,6 @@ class VitBlock(nnx.Module):
     def __call__(self, x: Float[Array, "b n d"]) -> Float[Array, "b n d"]:
         y = self.norm1(x)
         q, k, v = self.q(y), self.k(y), self.v(y)
-        with jax.named_scope("attention"):
-            seen = jax.nn.dot_product_attention(q, k, v)
-        x = x + self.out(seen)
+        axes = dividing(len(x), *ROWS, "context", "stage")
+        x = x + self.out(attend_fully(q, k, v, axes))
         return x + feed_forward(self.up, self.down, self.norm2(x), self.chunk)
