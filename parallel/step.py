@@ -185,6 +185,7 @@ def make_train_step(
     )
 
 
+@jax.named_scope("update")
 def apply_gradients(
     state: TrainState,
     loss_sum: Float[Array, ""],
@@ -212,10 +213,11 @@ def apply_gradients(
     params = fp8.advance(params, state.params, whole)
     decay = jnp.minimum(optimizer.ema_decay, (1 + state.step) / (10 + state.step))
     kept = _present(state.ema)
-    ema = jax.tree.map(
-        lambda e, p: e + (1 - decay).astype(e.dtype) * (p - e), state.ema, only(params, kept)
-    )
-    ema = fp8.advance(ema, only(state.params, kept), only(whole, kept))
+    with jax.named_scope("ema"):
+        ema = jax.tree.map(
+            lambda e, p: e + (1 - decay).astype(e.dtype) * (p - e), state.ema, only(params, kept)
+        )
+        ema = fp8.advance(ema, only(state.params, kept), only(whole, kept))
     loss, norm = loss_sum / count, optax.tree_utils.tree_norm(gradients)
     metrics = {
         "loss": loss,

@@ -5,6 +5,7 @@ time, cost, and how often to save.
     python -m tools.plan --preset pi05 --rows 256 --gpus 8 --precisions bf16 fp8 --out plan.md
     python -m tools.plan --preset groot --rows 4096 --cluster mine.json --dataset-frames 100000000
     python -m tools.plan --preset pi05 --rows 8192 --gpus 1024 --scaling docs/results/scaling.svg
+    python -m tools.plan --preset pi05 --gpus 8 --compile --explain
 
 Every choice of mesh, micro-batches and remat is predicted, and those that fit are ranked. What is
 assumed, and how far to trust it: docs/planning.md.
@@ -34,9 +35,12 @@ from parallel.mesh import MeshConfig
 from parallel.optimizer import OptimizerConfig
 from parallel.planning.cluster import Cluster, make_cluster, read_cluster
 from parallel.planning.cost import seconds
-from parallel.planning.deviceless import compile_step
+from parallel.planning.deviceless import CompiledStep, compile_step
+from parallel.planning.explain import explain as explained
 from parallel.planning.predict import Choice, Precision, Prediction, TrainingTask, search
 from parallel.planning.reliability import Recovery, daly, goodput, mean_time_between_failures
+from parallel.planning.report import as_json as explained_as_json
+from parallel.planning.report import show
 from parallel.planning.scaling import curve
 from tools.recipes.presets import load_preset, row_layout
 from tools.recipes.scaling import SIZES, markdown, write
@@ -207,6 +211,7 @@ def main(
     out: Path | None = None,
     scaling: Path | None = None,
     compile_best: Annotated[bool, tyro.conf.arg(name="compile")] = False,
+    explain: bool = False,
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> None:
     """Rank the ways to run a training task on a cluster.
@@ -220,6 +225,8 @@ def main(
         beside it as Markdown; rows per GPU stay.
       compile_best: also compile the best for the chip (extra `plan`; a minute or more, with
         JAX_PLATFORMS=cpu): exact memory and collectives.
+      explain: also read the program compiled, kernel by kernel: which part of the model they are
+        for, FLOPs, bytes, seconds by the same roofline, what waits for memory, moves and casts.
       as_json: print JSON instead of a table.
     """
     console = Console(stderr=as_json)
@@ -232,8 +239,15 @@ def main(
         return
     found = search(task, cluster, remats, precisions)
     rows = [describe(run, cluster, one) for one in found]
-    if compile_best:
-        rows[0]["compiled"] = compiled(run, task, cluster, found[0].choice)
+    explanation = None
+    if compile_best or explain:
+        step = compiled(run, task, cluster, found[0].choice)
+        rows[0]["compiled"] = _compiled(step)
+        if explain:
+            explanation = explained(step.program, found[0].choice.sizes, cluster)
+            rows[0]["explained"] = explained_as_json(explanation) | whole_step(
+                explanation.seconds, found[0]
+            )
     if out is not None:
         _write(out, rows, top)
     if as_json:
@@ -249,19 +263,20 @@ def main(
     for row in rows[:top]:
         table.add_row(*cells(row)[:_SHOWN])
     console.print(table)
-    _explain(rows[0], console)
+    _details(rows[0], console)
+    if explanation is not None:
+        show(explanation, console)
 
 
-def compiled(run: PlannedRun, task: TrainingTask, cluster: Cluster, best: Choice) -> dict[str, Any]:
-    """Report of XLA's compiler for the chip on a choice: bytes held, and sent by kind of collective
-    and axes.
+def compiled(run: PlannedRun, task: TrainingTask, cluster: Cluster, best: Choice) -> CompiledStep:
+    """The step of a choice, compiled for the chip.
 
     Raises:
       ImportError: the compiler is not installed (extra `plan`).
       FileNotFoundError: there is no description of the chip for it.
     """
     node = min(cluster.node, cluster.devices)
-    report = compile_step(
+    return compile_step(
         task.model(best.remat, best.precision),
         task.optimizer,
         task.rules,
@@ -272,6 +287,18 @@ def compiled(run: PlannedRun, task: TrainingTask, cluster: Cluster, best: Choice
         target=cluster.chip.name,
         topology=f"1x{cluster.devices // node}x{node}",
     )
+
+
+def whole_step(seconds: float, predicted: Prediction) -> dict[str, float]:
+    """Step and MFU of a program of so many seconds, with the prediction's host and its wait for the
+    slowest device."""
+    waiting = predicted.step / (predicted.step - predicted.parts["slowest device"])
+    step = (seconds + predicted.parts["host"]) * waiting
+    return {"step_seconds": step, "mfu": predicted.mfu * predicted.step / step}
+
+
+def _compiled(report: CompiledStep) -> dict[str, Any]:
+    """Bytes held, and sent by kind of collective and axes."""
     sent = {f"{kind} {'+'.join(axes)}": size for (kind, _, axes), size in report.sent.items()}
     return {"memory_bytes": report.memory.peak, "flops": sum(report.flops.values()), "sent": sent}
 
@@ -313,7 +340,7 @@ def _read(run: PlannedRun) -> tuple[ModelConfig, OptimizerConfig, Layout]:
     return model, preset.optimizer, row_layout(model, samples, images, text)
 
 
-def _explain(best: dict[str, Any], console: Console) -> None:
+def _details(best: dict[str, Any], console: Console) -> None:
     """Prints details of the table's first row that the table has no room for."""
     step = best["step_seconds"]
     spent = ", ".join(f"{what} {s / step:.1%}" for what, s in best["parts"].items() if s)
@@ -333,6 +360,11 @@ def _explain(best: dict[str, Any], console: Console) -> None:
         lines.append(
             f"Compiled: {exact['memory_bytes'] / 2**30:.1f} GiB ({share:.0%} of the prediction); "
             f"each GPU sends {sizes}."
+        )
+    if program := best.get("explained"):
+        lines.append(
+            f"By the kernels of its program the step is {program['step_seconds']:.3f} s, MFU "
+            f"{program['mfu']:.1%}; the plan has {step:.3f} s and {best['mfu']:.1%}."
         )
     minutes = best["save_every_seconds"] / 60
     lines.append(f"Save every {minutes:.0f} min; goodput {best['goodput']:.1%}.")

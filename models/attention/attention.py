@@ -14,17 +14,18 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from models.attention.blocked import blocked, blocked_gradients
 from models.attention.flash import flash, flash_gradients, head_problem
 from models.attention.partial import MASKED, Partial, merge
 from models.attention.ring import Kernel, is_split, spread
-from models.sharding import axis_size
+from models.sharding import ROWS, axis_size
 
 __all__ = [
-    "MASKED", "Implementation", "Partial", "Target", "attend", "attend_locally", "compiling_for",
-    "explain", "merge",
+    "MASKED", "Implementation", "Partial", "Target", "attend", "attend_fully", "attend_locally",
+    "compiling_for", "explain", "merge",
 ]  # fmt: skip
 
 Implementation = Literal["auto", "pallas", "dense", "blocked"]
@@ -42,6 +43,7 @@ class Target(NamedTuple):
     capability: float = 0.0
 
 
+@jax.named_scope("attention")
 def attend(
     q: Float[Array, "b q n d"],
     k: Float[Array, "b k g d"],
@@ -86,6 +88,7 @@ def attend(
     return spread(kernel, arrays, split_queries)
 
 
+@jax.named_scope("attention")
 def attend_locally(
     q: Float[Array, "b q n d"],
     k: Float[Array, "b k g d"],
@@ -99,6 +102,32 @@ def attend_locally(
     """`attend` by plain products of all pairs, which the compiler cuts as their inputs are: for the
     few places of a chunk, which no mesh axis splits. Causal where positions are given."""
     return _dense(q, k, v, q_segment, kv_segment, q_position, kv_position)
+
+
+@jax.named_scope("attention")
+def attend_fully(
+    q: Float[Array, "b t n d"],
+    k: Float[Array, "b t n d"],
+    v: Float[Array, "b t n d"],
+    axes: tuple[str, ...] = ROWS,
+) -> Float[Array, "b t n d"]:
+    """Attention of every place to all of its row, such as that of a picture's patches, whose rows
+    are split over `axes` and heads over "tensor". By our kernel where "auto" takes it, so that the
+    logits of all pairs are never in memory; else by JAX's plain products."""
+    if _choose("auto", _case(q, k)) != "pallas":
+        return jax.nn.dot_product_attention(q, k, v)
+    whole = jnp.ones(q.shape[:2], jnp.int32)
+    kernel = _TABLE["pallas"].kernel
+    if all(axis_size(axis) == 1 for axis in (*axes, "tensor")):
+        return kernel.run(q, k, v, whole, whole, None, None).out
+    heads, places = PartitionSpec(axes, None, "tensor"), PartitionSpec(axes)
+    return jax.shard_map(
+        lambda q, k, v, one: kernel.run(q, k, v, one, one, None, None).out,
+        in_specs=(heads, heads, heads, places),
+        out_specs=heads,
+        axis_names={*ROWS, *axes, "tensor"},
+        check_vma=False,
+    )(q, k, v, whole)
 
 
 def explain(q: Any, k: Any) -> list[tuple[str, str | None]]:

@@ -64,7 +64,8 @@ def visits(needed: Bool[Array, "b i j"]) -> tuple[Int[Array, "b i j"], Int[Array
 
 def cut(x: Array, block: int) -> Array:
     """[b, t, ...] in blocks along t, padded with zeros: [b, blocks, block, ...]."""
-    x = jnp.pad(x, [(0, 0), (0, -x.shape[1] % block)] + [(0, 0)] * (x.ndim - 2))
+    if spare := -x.shape[1] % block:
+        x = jnp.pad(x, [(0, 0), (0, spare)] + [(0, 0)] * (x.ndim - 2))
     return x.reshape(x.shape[0], -1, block, *x.shape[2:])
 
 

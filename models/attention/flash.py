@@ -67,7 +67,7 @@ def head_problem(head_dim: int, dtype: jnp.dtype) -> str | None:
 def _wide(x: Float[Array, "b t n d"]) -> Float[Array, "b t n e"]:
     """Heads padded to the next size that a tile can have."""
     spare = max(16, pl.next_power_of_2(x.shape[3])) - x.shape[3]
-    return jnp.pad(x, [(0, 0)] * 3 + [(0, spare)])
+    return jnp.pad(x, [(0, 0)] * 3 + [(0, spare)]) if spare else x
 
 
 @cache

@@ -351,7 +351,8 @@ class _Modules(nnx.Module):
         self.dit = DiT(config.dit, width, hidden, compute, rngs)
 
     def features(self, batch: PackedBatch) -> Float[Array, "r p w"]:
-        text = look_up(self.embedding[...], batch.text).astype(self.dtype)
+        with jax.named_scope("embedding"):
+            text = look_up(self.embedding[...], batch.text).astype(self.dtype)
         condition = self._prompts(batch, text) if self.config.film else None
         images = self.vision(batch.images.reshape(-1, *batch.images.shape[2:]), condition)
         x = prefix_tokens(batch, images, text)
@@ -441,6 +442,7 @@ class EmbodimentMLP(nnx.Module):
         self.hidden = EmbodimentLinear(kinds, inner, hidden, dtype, rngs)
         self.out = EmbodimentLinear(kinds, hidden, outer, dtype, rngs)
 
+    @jax.named_scope("embodiment")
     def __call__(
         self, x: Float[Array, "r k *b i"], embodiment: Int[Array, "r k"]
     ) -> Float[Array, "r k *b o"]:
@@ -455,6 +457,7 @@ class ActionEncoder(nnx.Module):
         self.mix = EmbodimentLinear(kinds, 2 * width, width, dtype, rngs)
         self.out = EmbodimentLinear(kinds, width, width, dtype, rngs)
 
+    @jax.named_scope("embodiment")
     def __call__(
         self,
         x: Float[Array, "r k c h a"],

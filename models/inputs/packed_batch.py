@@ -229,6 +229,7 @@ def put_targets(
     kind[len(subtask) : needed] = ACTION_TOKENS
 
 
+@jax.named_scope("embedding")
 def prefix_tokens(
     batch: PackedBatch, images: Float[Array, "b n w"], *more: Float[Array, "r _m w"]
 ) -> Float[Array, "r p w"]:

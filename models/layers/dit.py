@@ -25,6 +25,7 @@ from models.layers.gemma import Cache
 from models.layers.layers import (
     Compute,
     Dense,
+    LayerNorm,
     Lora,
     Remat,
     feed_forward,
@@ -75,6 +76,7 @@ class Adapter(nnx.Module):
             lambda r: DitBlock(config, config.width, False, compute, r), config.depth, rngs
         )
 
+    @jax.named_scope("adapter")
     def __call__(
         self,
         x: Float[Array, "r p w"],
@@ -131,6 +133,7 @@ class DiT(nnx.Module):
         self.modulation = nnx.Linear(width, 2 * width, dtype=dtype, rngs=rngs)
         self.out = nnx.Linear(width, out_width, dtype=dtype, rngs=rngs)
 
+    @jax.named_scope("dit")
     def observe(self, x: Float[Array, "r p w"], segment: Int[Array, "r p"]) -> Cache:
         """Keys and values of the observation in every cross-attention."""
         graph, weights = nnx.split(self.cross_blocks)
@@ -142,6 +145,7 @@ class DiT(nnx.Module):
         k, v = apart(lambda x, weights: scan_layers(layer, x, weights)[1], x, weights)
         return Cache(k, v, segment)
 
+    @jax.named_scope("dit")
     def __call__(
         self,
         x: Float[Array, "r k c n w"],
@@ -293,8 +297,8 @@ def _norm(
     *,
     affine: bool = True,
     epsilon: float = 1e-5,
-) -> nnx.LayerNorm:
-    return nnx.LayerNorm(
+) -> LayerNorm:
+    return LayerNorm(
         width,
         epsilon=epsilon,
         use_bias=affine,

@@ -115,6 +115,7 @@ class Prefix(nnx.Module):
         self.layers = stack_layers(lambda r: PrefixBlock(config, compute, r), config.depth, rngs)
         self.norm = RMSNorm(config.width)
 
+    @jax.named_scope("language")
     def __call__(
         self, x: Float[Array, "r p w"], segment: Int[Array, "r p"], position: Int[Array, "r p"]
     ) -> Cache:
@@ -156,6 +157,7 @@ class Prefix(nnx.Module):
             jnp.concatenate([k, last_k[None]]), jnp.concatenate([v, last_v[None]]), segment
         )
 
+    @jax.named_scope("language")
     def read(
         self,
         x: Float[Array, "r k t w"],
@@ -253,6 +255,7 @@ class Expert(nnx.Module):
         )
         self.norm = _expert_norm(config, modulated, compute, rngs)
 
+    @jax.named_scope("expert")
     def __call__(
         self,
         x: Float[Array, "r k c h w"],

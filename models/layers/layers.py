@@ -125,15 +125,18 @@ class Dense(nnx.Module):
 
     def __call__(self, x: Float[Array, "... i"]) -> Float[Array, "... o"]:
         """[*b, *inner] to [*b, *outer]."""
+        if len(self.inner) + len(self.outer) == 2:
+            return self._applied(x)
+        with jax.named_scope("projections"):
+            return checkpoint_name(self._applied(x), _QKV)
+
+    def _applied(self, x: Float[Array, "... i"]) -> Float[Array, "... o"]:
         x = x.astype(self.dtype)
         batch = x.shape[: x.ndim - len(self.inner)]
         y = self._product(x.reshape(*batch, -1)).reshape(*batch, *self.outer)
         if hasattr(self, "lora_a"):
             y = y + self._adapter(x) * self.lora_scale
-        if hasattr(self, "bias"):
-            y = y + self.bias[...].astype(self.dtype)
-        of_attention = len(self.inner) + len(self.outer) > 2
-        return checkpoint_name(y, _QKV) if of_attention else y
+        return y + self.bias[...].astype(self.dtype) if hasattr(self, "bias") else y
 
     def _product(self, x: Float[Array, "*b i"]) -> Float[Array, "*b o"]:
         inner, kernel = math.prod(self.inner), cast(Any, self.kernel.get_value())
@@ -163,8 +166,15 @@ class RMSNorm(nnx.Module):
     def __init__(self, width: int):
         self.scale = nnx.Param(jnp.zeros(width))
 
+    @jax.named_scope("norm")
     def __call__(self, x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
         return (normalise(x) * (1 + self.scale[...])).astype(x.dtype)
+
+
+class LayerNorm(nnx.LayerNorm):
+    """Flax's layer norm, under the name by which a compiled program is read."""
+
+    __call__ = jax.named_scope("norm")(nnx.LayerNorm.__call__)
 
 
 class AdaRMSNorm(nnx.Module):
@@ -183,6 +193,7 @@ class AdaRMSNorm(nnx.Module):
             rngs=rngs,
         )
 
+    @jax.named_scope("norm")
     def __call__(
         self, x: Float[Array, "*b d"], condition: Float[Array, "*c d"]
     ) -> tuple[Float[Array, "*b d"], Float[Array, "*c d"]]:
@@ -202,6 +213,7 @@ class GatedMLP(nnx.Module):
         self.up = Dense(width, hidden, compute=compute, rngs=rngs, lora=lora)
         self.down = Dense(hidden, width, compute=compute, rngs=rngs, lora=lora)
 
+    @jax.named_scope("mlp")
     def __call__(self, x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
         def tokens(gate: Dense, up: Dense, down: Dense, x: Array) -> Array:
             return down(self.activation(gate(x)) * up(x))
@@ -213,6 +225,7 @@ class GatedMLP(nnx.Module):
         return jax.nn.gelu(x, approximate=True)
 
 
+@jax.named_scope("mlp")
 def feed_forward(
     up: Dense, down: Dense, x: Float[Array, "*b d"], chunk: int
 ) -> Float[Array, "*b d"]:
@@ -288,6 +301,7 @@ def normalise(x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
     return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6)
 
 
+@jax.named_scope("rope")
 def rotary(
     x: Float[Array, "*b t n d"], position: Int[Array, "*b t"], base: float = 10_000.0
 ) -> Float[Array, "*b t n d"]:

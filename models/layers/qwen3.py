@@ -56,6 +56,7 @@ class Qwen(nnx.Module):
         self.layers = stack_layers(lambda r: QwenBlock(config, compute, r), config.depth, rngs)
         self.norm = _norm(config.width, compute, rngs)
 
+    @jax.named_scope("language")
     def __call__(
         self, x: Float[Array, "r p w"], segment: Int[Array, "r p"], position: Int[Array, "r p"]
     ) -> Float[Array, "r p w"]:
@@ -118,5 +119,11 @@ class SwiGLU(GatedMLP):
     activation = staticmethod(jax.nn.silu)
 
 
-def _norm(width: int, compute: Compute, rngs: nnx.Rngs) -> nnx.RMSNorm:
-    return nnx.RMSNorm(width, epsilon=1e-6, dtype=jnp.dtype(compute.dtype), rngs=rngs)
+class QwenNorm(nnx.RMSNorm):
+    """Flax's RMS norm, whose scale is kept as it is used."""
+
+    __call__ = jax.named_scope("norm")(nnx.RMSNorm.__call__)
+
+
+def _norm(width: int, compute: Compute, rngs: nnx.Rngs) -> QwenNorm:
+    return QwenNorm(width, epsilon=1e-6, dtype=jnp.dtype(compute.dtype), rngs=rngs)

@@ -14,10 +14,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Float32, UInt8
 
+from models.attention.attention import attend_fully
 from models.files.bounds import LARGEST_DEPTH, check_size, check_sizes
 from models.layers.layers import (
     Compute,
     Dense,
+    LayerNorm,
     Lora,
     Remat,
     feed_forward,
@@ -84,9 +86,10 @@ class Siglip(nnx.Module):
         if film_width is not None:
             self.film = nnx.Linear(film_width, 2 * width, dtype=dtype, rngs=rngs)
         self.blocks = stack_layers(lambda r: VitBlock(config, compute, r), config.depth, rngs)
-        self.norm = nnx.LayerNorm(width, epsilon=1e-6, dtype=dtype, rngs=rngs)
+        self.norm = LayerNorm(width, epsilon=1e-6, dtype=dtype, rngs=rngs)
         self.head = nnx.Linear(width, out_width, dtype=dtype, rngs=rngs)
 
+    @jax.named_scope("vision")
     def __call__(
         self,
         images: UInt8[Array, "b h w 3"] | Float32[Array, "b h w 3"],
@@ -117,9 +120,7 @@ class VitBlock(nnx.Module):
     def __init__(self, config: SiglipConfig, compute: Compute, rngs: nnx.Rngs):
         width, heads = config.width, (config.heads, config.width // config.heads)
         dense = partial(Dense, bias=True, compute=compute, rngs=rngs, lora=config.lora)
-        norm = partial(
-            nnx.LayerNorm, width, epsilon=1e-6, dtype=jnp.dtype(compute.dtype), rngs=rngs
-        )
+        norm = partial(LayerNorm, width, epsilon=1e-6, dtype=jnp.dtype(compute.dtype), rngs=rngs)
         self.norm1, self.norm2 = norm(), norm()
         self.chunk = compute.chunk
         self.q, self.k, self.v = dense(width, heads), dense(width, heads), dense(width, heads)
@@ -128,5 +129,7 @@ class VitBlock(nnx.Module):
 
     def __call__(self, x: Float[Array, "b n d"]) -> Float[Array, "b n d"]:
         y = self.norm1(x)
-        x = x + self.out(jax.nn.dot_product_attention(self.q(y), self.k(y), self.v(y)))
+        q, k, v = self.q(y), self.k(y), self.v(y)
+        axes = dividing(len(x), *ROWS, "context", "stage")
+        x = x + self.out(attend_fully(q, k, v, axes))
         return x + feed_forward(self.up, self.down, self.norm2(x), self.chunk)

@@ -261,7 +261,8 @@ class Pi:
             time = jnp.where(learnt, time[..., None], 0)
         noised, target = flow.interpolate(batch.actions[:, :, None], noise, time)
         velocity = modules.act(noised, time, modules.shown(batch, cache)).velocity
-        error = (velocity - target) ** 2
+        with jax.named_scope("loss"):
+            error = (velocity - target) ** 2
         weight = batch.action_mask * batch.weight[..., None, None]
         if learnt is None:
             terms = {"flow": jnp.sum(error.mean(2) * weight)}
@@ -410,6 +411,7 @@ class _Modules(nnx.Module):
             cache = cache.extend(self.expert(state, None, cache)[1])
         return cache
 
+    @jax.named_scope("embedding")
     def embedded(self, tokens: Int[Array, "*b t"]) -> Float[Array, "*b t w"]:
         x = look_up(self.embedding[...], tokens) * self.config.language.width**0.5
         return x.astype(self.dtype)
@@ -420,6 +422,19 @@ class _Modules(nnx.Module):
         time: Float[Array, "r k c"] | Float[Array, "r k c h"],
         cache: Cache,
     ) -> flow.Predicted:
+        x, condition = self._entered(noised, time)
+        x, _ = self.expert(x, condition, cache)
+        features = x.astype(jnp.float32)
+        with jax.named_scope("action"):
+            return flow.Predicted(self.action_out(features), features)
+
+    @jax.named_scope("action")
+    def _entered(
+        self,
+        noised: Float[Array, "r k c h a"],
+        time: Float[Array, "r k c"] | Float[Array, "r k c h"],
+    ) -> tuple[Float[Array, "r k c h w"], Float[Array, "r k c #h w"] | None]:
+        """The expert's input, and what modulates its norms."""
         embedded = sincos_embedding(time, self.config.expert.width)
         if time.ndim < noised.ndim - 1:
             embedded = embedded[..., None, :]
@@ -430,9 +445,7 @@ class _Modules(nnx.Module):
         else:
             joined = jnp.concatenate([x, jnp.broadcast_to(embedded, x.shape)], axis=-1)
             x = self.time_out(jax.nn.swish(self.time_in(joined)))
-        x, _ = self.expert(x.astype(self.dtype), condition, cache)
-        features = x.astype(jnp.float32)
-        return flow.Predicted(self.action_out(features), features)
+        return x.astype(self.dtype), condition
 
 
 _VISION, _LAYERS = r"^vision/blocks/", r"^(language|expert)/layers/(attention|mlp)/"

@@ -58,6 +58,7 @@ def stop_signal(hosts: dict[int, HostFacts]) -> tuple[int, int] | None:
     )
 
 
+@jax.named_scope("update")
 def settle(
     old: State, new: State, sound: Bool[Array, ""], norm: Float[Array, ""], facts: Any
 ) -> tuple[State, Bool[Array, ""]]:

@@ -10,7 +10,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ class CompiledStep:
     """A train step compiled for devices that are not there; all figures are of one device and one
     step. `seconds` of CPU went into tracing and compiling. `kernels`: calls of Triton kernels of
     ours, whose products `matmuls` does not have. `loops` are those of unknown length, of which one
-    turn is counted."""
+    turn is counted. `program` is all of it."""
 
     devices: int
     seconds: float
@@ -62,6 +62,7 @@ class CompiledStep:
     matmuls: tuple[CompiledMatmul, ...]
     kernels: int
     loops: tuple[str, ...]
+    program: Program = field(repr=False)
 
     @property
     def flops(self) -> dict[str, int]:
@@ -135,6 +136,7 @@ def compile_step(
         matmuls=tuple(program.matmuls()),
         kernels=program.kernels("__gpu$xla.gpu.triton"),
         loops=tuple(program.unknown_loops),
+        program=program,
     )
 
 

@@ -30,6 +30,7 @@ class CompiledCollective:
     `axes`: of the mesh, along which the `group` devices of a group differ. `times`: how often the
     program runs it. `asynchronous`: other kernels may run meanwhile, and between its start and its
     end stand `kernels`, among them matrix products of `flops`. `source`: JAX's name of the op.
+    `instruction`: its name in the program; one that is combined of several dtypes has it for each.
     """
 
     kind: str
@@ -43,6 +44,7 @@ class CompiledCollective:
     kernels: int
     flops: int
     source: str
+    instruction: str
 
 
 @dataclass(frozen=True)
@@ -58,13 +60,57 @@ class CompiledMatmul:
     functions: tuple[str, ...]
 
 
+class HloArray(NamedTuple):
+    """One array of an instruction's result."""
+
+    dtype: str
+    dims: tuple[int, ...]
+
+    @property
+    def bits(self) -> int:
+        """Bits of one number."""
+        if self.dtype == "pred":
+            return 8
+        width = re.match(r"[a-z]+(\d+)", self.dtype)
+        return int(width[1]) if width else 0
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all of its numbers."""
+        return math.prod(self.dims) * self.bits // 8
+
+
+class Instruction(NamedTuple):
+    """One line of a computation: its result's arrays, the names of its operands, the `text` between
+    its parentheses and the `rest` behind them; `root` is the computation's result."""
+
+    name: str
+    shape: tuple[HloArray, ...]
+    opcode: str
+    operands: tuple[str, ...]
+    text: str
+    rest: str
+    root: bool
+
+    @property
+    def source(self) -> str:
+        """JAX's name of the op, or XLA's where it made it."""
+        name = re.search(r'op_name="([^"]*)"', self.rest)
+        return name[1] if name else self.name
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the result."""
+        return sum(a.bytes for a in self.shape)
+
+
 class Program:
     """The computations of a module's text."""
 
     def __init__(self, text: str):
         self.frames = _frames(text)
-        self.computations: dict[str, list[_Instruction]] = {}
-        body: list[_Instruction] = []
+        self.computations: dict[str, list[Instruction]] = {}
+        body: list[Instruction] = []
         for line in text.splitlines():
             if header := _HEADER.match(line):
                 body = self.computations.setdefault(header["name"], [])
@@ -85,7 +131,7 @@ class Program:
         def visit(name: str, count: int) -> None:
             times[name] += count
             for instruction in self.computations[name]:
-                for callee, trips in _callees(instruction):
+                for callee, trips in callees(instruction):
                     visit(callee, count * trips)
 
         visit(self.entry, 1)
@@ -101,7 +147,7 @@ class Program:
         """Every matrix product that runs: dots, those of fusions, and calls of cuBLAS."""
         found = []
         for name, times in self.times.items():
-            for x, product in self._products(name):
+            for x, product in self.products(name):
                 frame = re.search(r"stack_frame_id=(\d+)", x.rest)
                 functions = self.frames.get(int(frame[1]), ()) if frame else ()
                 found.append(CompiledMatmul(*product, times, functions))
@@ -128,7 +174,7 @@ class Program:
                         CompiledCollective(
                             kind, dtype, size, _sent(kind, size, group), group, axes, times,
                             started and '"is_sync":true' not in x.rest,
-                            len(between), sum(map(self._flops, between)), _source(x),
+                            len(between), sum(map(self._flops, between)), x.source, x.name,
                         )
                     )  # fmt: skip
         return found
@@ -140,7 +186,7 @@ class Program:
             for name, times in self.times.items()
         )
 
-    def _meanwhile(self, body: list["_Instruction"], at: int) -> list["_Instruction"]:
+    def _meanwhile(self, body: list[Instruction], at: int) -> list[Instruction]:
         """The kernels that stand between a start and its end."""
         start, between = body[at], []
         for x in body[at + 1 :]:
@@ -150,7 +196,9 @@ class Program:
                 between.append(x)
         return between
 
-    def _products(self, name: str) -> Iterator[tuple["_Instruction", tuple[int, str, bool]]]:
+    def products(self, name: str) -> Iterator[tuple[Instruction, tuple[int, str, bool]]]:
+        """Matrix products that stand in a computation: FLOPs, dtype, and True if they have batch
+        dimensions."""
         body = self.computations[name]
         shapes = {x.name: x.shape for x in body}
         for x in body:
@@ -161,47 +209,35 @@ class Program:
                 batched = bool(_dimensions(x.rest, "lhs_batch"))
                 yield x, (2 * math.prod(x.shape[0].dims) * inner, dtype, batched)
 
-    def _flops(self, x: "_Instruction") -> int:
+    def _flops(self, x: Instruction) -> int:
         """FLOPs of the matrix products in one run of a kernel, a loop or a called computation."""
         total = 0
         if x.opcode in ("dot", "custom-call") and x.name in self._flops_by_name:
             total = self._flops_by_name[x.name]
-        for callee, trips in _callees(x):
+        for callee, trips in callees(x):
             total += trips * sum(map(self._flops, self.computations[callee]))
         return total
 
     @cached_property
     def _flops_by_name(self) -> dict[str, int]:
-        found = (p for name in self.times for p in self._products(name))
+        found = (p for name in self.times for p in self.products(name))
         return {x.name: product[0] for x, product in found}
 
 
-class _Array(NamedTuple):
-    dtype: str
-    dims: tuple[int, ...]
-
-    @property
-    def bits(self) -> int:
-        if self.dtype == "pred":
-            return 8
-        width = re.match(r"[a-z]+(\d+)", self.dtype)
-        return int(width[1]) if width else 0
-
-    @property
-    def bytes(self) -> int:
-        return math.prod(self.dims) * self.bits // 8
-
-
-class _Instruction(NamedTuple):
-    name: str
-    shape: tuple[_Array, ...]
-    opcode: str
-    operands: tuple[str, ...]
-    rest: str
+def callees(x: Instruction) -> list[tuple[str, int]]:
+    """Computations that an instruction runs, and how often; not those that a reduction applies to
+    pairs of numbers."""
+    if x.opcode not in ("while", "fusion", "call", "conditional", "async-start"):
+        return []
+    trips = _TRIPS.search(x.rest) if x.opcode == "while" else None
+    names = _CALLS.findall(x.rest)
+    for branches in _BRANCHES.findall(x.rest):
+        names += [name.strip(" %") for name in branches.split(",")]
+    return [(name, int(trips[1]) if trips else 1) for name in names]
 
 
 _HEADER = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\{\s*$")
-_ASSIGNMENT = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = ")
+_ASSIGNMENT = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\]")
 _OPCODE = re.compile(r"\s*([a-z][\w\-]*)\(")
 _TRIPS = re.compile(r'"?known_trip_count"?:\{"?n"?:"?(\d+)')
@@ -213,7 +249,7 @@ _MESH = re.compile(r"replica_groups=mesh\[(.*?)\](?:, device_ids=\((.*?)\))? \{(
 _PAIRS = re.compile(r"source_target_pairs=\{(\{.*?\})\}")
 
 
-def _instruction(line: str) -> _Instruction | None:
+def _instruction(line: str) -> Instruction | None:
     assignment = _ASSIGNMENT.match(line)
     if not assignment:
         return None
@@ -222,10 +258,12 @@ def _instruction(line: str) -> _Instruction | None:
     if not opcode:
         return None
     end = _closing(line, opcode.end() - 1)
-    operands = tuple(re.findall(r"%([\w.\-]+)", line[opcode.end() : end]))
+    inside = line[opcode.end() : end]
+    operands = tuple(re.findall(r"%([\w.\-]+)", inside))
     dims = _ARRAY.findall(line[assignment.end() : at])
-    shape = tuple(_Array(kind, tuple(map(int, filter(None, d.split(","))))) for kind, d in dims)
-    return _Instruction(assignment[1], shape, opcode[1], operands, line[end + 1 :])
+    shape = tuple(HloArray(kind, tuple(map(int, filter(None, d.split(","))))) for kind, d in dims)
+    root, name = bool(assignment[1]), assignment[2]
+    return Instruction(name, shape, opcode[1], operands, inside, line[end + 1 :], root)
 
 
 def _end_of_type(line: str, at: int) -> int:
@@ -242,19 +280,7 @@ def _closing(line: str, at: int) -> int:
     raise ValueError(f"A line of the program has an open parenthesis: {line[:200]}")
 
 
-def _callees(x: _Instruction) -> list[tuple[str, int]]:
-    """Computations that an instruction runs, and how often; not those that a reduction applies to
-    pairs of numbers."""
-    if x.opcode not in ("while", "fusion", "call", "conditional", "async-start"):
-        return []
-    trips = _TRIPS.search(x.rest) if x.opcode == "while" else None
-    names = _CALLS.findall(x.rest)
-    for branches in _BRANCHES.findall(x.rest):
-        names += [name.strip(" %") for name in branches.split(",")]
-    return [(name, int(trips[1]) if trips else 1) for name in names]
-
-
-def _kind(x: _Instruction) -> tuple[str | None, bool]:
+def _kind(x: Instruction) -> tuple[str | None, bool]:
     """Collective that an instruction is or starts, and True if it starts one."""
     started = x.opcode.endswith("-start")
     kind = x.opcode.removesuffix("-start")
@@ -335,11 +361,6 @@ def _iota(text: str) -> np.ndarray:
 
 def _numbers(text: str) -> list[int]:
     return [int(i) for i in re.findall(r"\d+", text)]
-
-
-def _source(x: _Instruction) -> str:
-    name = re.search(r'op_name="([^"]*)"', x.rest)
-    return name[1] if name else x.name
 
 
 def _frames(text: str) -> dict[int, tuple[str, ...]]:

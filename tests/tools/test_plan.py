@@ -19,7 +19,17 @@ from parallel.planning.predict import (
 )
 from parallel.planning.reliability import Recovery
 from parallel.planning.scaling import curve
-from tools.plan import _HEADINGS, Machines, PlannedRun, _write, cells, describe, main, make_task
+from tools.plan import (
+    _HEADINGS,
+    Machines,
+    PlannedRun,
+    _write,
+    cells,
+    describe,
+    main,
+    make_task,
+    whole_step,
+)
 from tools.recipes.scaling import write
 
 RUN = PlannedRun(preset="pi05", rows=8192)
@@ -141,6 +151,14 @@ def test_an_epoch_costs_its_hours_times_the_price(found):
     assert json.loads(json.dumps(row)) == row
 
 
+def test_a_program_as_slow_as_predicted_has_the_predicted_step(found):
+    best = found[0]
+    beside = best.parts["host"] + best.parts["slowest device"]
+    whole = whole_step(best.step - beside, best)
+    assert whole == pytest.approx({"step_seconds": best.step, "mfu": best.mfu})
+    assert whole_step((best.step - beside) / 2, best)["mfu"] > 1.9 * best.mfu
+
+
 def test_the_curve_bends_down_with_devices(task, profiles, tmp_path):
     points = curve(task, H100, (8, 1024, 10_240), Recovery(), ("full",), ("bf16",), profiles)
     assert points[0].efficiency == 1
@@ -177,3 +195,16 @@ def test_groot_is_planned_too():
 
 def test_float8_needs_a_chip_that_has_it(task):
     assert CHIPS["a100"].peak("float8_e4m3fn") < CHIPS["a100"].peak("bfloat16")
+
+
+@pytest.mark.slow
+def test_the_best_is_compiled_and_read(capsys):
+    pytest.importorskip("jax_cuda12_plugin", reason="pip install -e '.[plan]'")
+    run = PlannedRun(preset="tiny", rows=16)
+    main(run, Machines(gpus=2), remats=("none",), explain=True, as_json=True)
+    row = json.loads(capsys.readouterr().out.splitlines()[-1])[0]
+    program = row["explained"]
+    assert program["flops"] == row["compiled"]["flops"] > 0
+    assert {"vision/mlp", "language/norm", "expert/attention", "update"} <= set(program["scopes"])
+    assert program["step_seconds"] > program["seconds"] > program["memory_bound_seconds"] > 0
+    assert 0 < program["mfu"] < 1

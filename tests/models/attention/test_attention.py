@@ -6,10 +6,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, use_abstract_mesh
 
-from models.attention import blocked, flash
-from models.attention.attention import MASKED, attend, compiling_for, explain, merge
+from models.attention import attention, blocked, flash
+from models.attention.attention import (
+    MASKED,
+    attend,
+    attend_fully,
+    compiling_for,
+    explain,
+    merge,
+)
 from tests.helpers.models.attention import case, mixture, outputs_and_gradients, positions
 
 
@@ -316,3 +323,44 @@ def test_pallas_on_the_gpu_equals_dense(monkeypatch, heads, groups, head_dim, ca
     ):
         scale = np.abs(np.where(a > MASKED / 2, a, 0)).max()
         np.testing.assert_allclose(a / scale, b.astype(np.float32) / scale, atol=2e-2)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 1, 1), (2, 2, 1, 1, 2), (1, 2, 2, 2, 1)])
+def test_a_pictures_attention_is_jaxs_own_by_our_kernel_too(monkeypatch, sizes):
+    axes = ("data", "fsdp", "stage", "context")
+    devices = np.array(jax.devices()[: np.prod(sizes)]).reshape(sizes)
+    mesh = Mesh(devices, (*axes, "tensor"), axis_types=(AxisType.Auto,) * 5)
+    q, k, v = np.random.default_rng(3).normal(size=(3, 8, 40, 4, 24)).astype(np.float32)
+    mix = mixture(q)[..., :-1]
+
+    def loss(q, k, v):
+        with use_abstract_mesh(mesh.abstract_mesh):
+            out = attend_fully(q, k, v, axes)
+        return jnp.sum(out * mix), out
+
+    run = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)
+    placed = jax.device_put((q, k, v), NamedSharding(mesh, PartitionSpec()))
+    plain = jax.jit(run)(*placed)
+    row = attention._Row(attention.Kernel(interpreted, flash.flash_gradients))
+    monkeypatch.setitem(attention._TABLE, "pallas", row)
+    ours = jax.jit(lambda *x: run(*x))(*placed)
+    for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(ours), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_a_pictures_logits_are_not_in_an_h100s_memory(monkeypatch):
+    pytest.importorskip("jax_cuda12_plugin", reason="pip install -e '.[plan]'")
+    deviceless = pytest.importorskip("parallel.planning.deviceless")
+    monkeypatch.undo()
+    (device,) = deviceless.devices()
+    q = jax.ShapeDtypeStruct((8, 320, 16, 72), jnp.bfloat16)
+
+    def loss(*x):
+        return attend_fully(*x).astype(jnp.float32).sum()
+
+    with compiling_for("cuda", 9.0):
+        text = deviceless.compile_for(device, jax.grad(loss, (0, 1, 2)), q, q, q).as_text()
+    assert text.count('__gpu$xla.gpu.triton"') == 3
+    assert "320,320]" not in text
+    plain = deviceless.compile_for(device, jax.grad(loss, (0, 1, 2)), q, q, q).as_text()
+    assert "320,320]" in plain
