@@ -15,6 +15,7 @@ from data.edit.journal import FileJournal
 from data.edit.plan import Edit, EditPlan, plan_edit
 from data.edit.write import JOURNAL, Progress, described, write_plan
 from data.files.exchange import exchange
+from data.files.partial import partial_of
 from data.lerobot.dataset import LeRobotDataset
 
 
@@ -48,7 +49,7 @@ def edit_dataset(
     What is finished when an error comes stays in `<out>.partial`, which is gone if nothing is.
     """
     out, in_place = Path(out), _is_in_place(paths, Path(out))
-    old, partial = out.with_name(out.name + ".old"), out.with_name(out.name + ".partial")
+    old, partial = out.with_name(out.name + ".old"), partial_of(out)
     limits = {"data_megabytes": data_megabytes, "video_megabytes": video_megabytes}
     if (out / JOURNAL).is_file():  # it was killed when the new dataset was in its place
         if in_place and partial.exists():

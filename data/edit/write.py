@@ -21,6 +21,7 @@ from jaxtyping import Int64, UInt8
 
 from data.columns import BOOKKEEPING, open_parquet, read_columns, to_numpy
 from data.edit.journal import FileJournal
+from data.edit.modality import MODALITY, write_edited_modality
 from data.edit.plan import EditPlan, Part
 from data.errors import DatasetError
 from data.files.checksums import write_checksums
@@ -393,7 +394,7 @@ def _describe(
             places |= one["places"]
         episodes.add(entry["instructions"], values, pixels, places)
     episodes.close()
-    _copy_others(plan.sources[0], root)
+    _copy_others(plan.sources[0], plan.names[0], root)
     write_tasks(root, list(rows.tasks))
     if rows.subtasks:
         write_tasks(root, list(rows.subtasks), "subtask")
@@ -455,11 +456,14 @@ class _StoredPixels:
         return found
 
 
-def _copy_others(source: LeRobotDataset, root: Path) -> None:
-    """Files of meta/ that LeRobot does not know, such as GR00T's modality.json."""
+def _copy_others(source: LeRobotDataset, names: Mapping[str, str], root: Path) -> None:
+    """Copies files of meta/ that LeRobot does not know, GR00T's modality.json with the new
+    names."""
     for name in source.folder.list("meta/*"):
         last = name.rpartition("/")[2]
-        if last not in _OWN_META and not last.startswith(("tasks.", "subtasks.", "episodes")):
+        if name == MODALITY:
+            write_edited_modality(source, names, root)
+        elif last not in _OWN_META and not last.startswith(("tasks.", "subtasks.", "episodes")):
             shutil.copyfile(source.folder.local(name), root / name)
 
 

@@ -18,6 +18,7 @@ from data.columns import BOOKKEEPING
 from data.errors import DatasetError
 from data.files.checksums import write_checksums
 from data.files.job import Done, run_job
+from data.files.partial import partial_of, require_leftover
 from data.lerobot.dataset import VERSION, LeRobotDataset
 from data.lerobot.meta_writer import EpisodeTable, write_json, write_tasks
 from data.lerobot.recording import DATA_PATH, FILES_PER_CHUNK, VIDEO_PATH, DataFiles
@@ -48,7 +49,8 @@ def upgrade(
       progress: called after each episode with frames done and frames in all.
 
     Raises:
-      ValueError: `out` is not empty, or the dataset is v3.0 already.
+      ValueError: `out` is not empty, the dataset is v3.0 already, or `<out>.partial` holds what
+        another command has begun.
       MissingFileError, DatasetError: a file of the dataset is missing or damaged. Nothing is left
         at `out` then.
     """
@@ -60,7 +62,8 @@ def upgrade(
             f"{path}: is {dataset.info['codebase_version'][:80]} already; there is nothing to "
             "upgrade."
         )
-    partial = out.with_name(out.name + ".partial")
+    partial = partial_of(out)
+    require_leftover(partial)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:

@@ -20,6 +20,7 @@ from data.columns import BOOKKEEPING, arrow_type
 from data.files.checksums import write_checksums
 from data.files.exchange import exchange
 from data.files.names import plain_name
+from data.files.partial import partial_of, require_leftover
 from data.lerobot.dataset import VERSION
 from data.lerobot.growing import GrowingDataset, is_growing
 from data.lerobot.meta_writer import EpisodeTable, write_json, write_tasks
@@ -50,8 +51,8 @@ class DatasetWriter:
       about: plain data that decides what is recorded, which must be the same on resuming.
 
     Raises:
-      ValueError: `path` is not empty, or holds a recording of something else, or a feature or the
-        robot's name cannot be written.
+      ValueError: `path` is not empty, or holds a recording of something else, `<path>.partial`
+        holds what another command has begun, or a feature or the robot's name cannot be written.
     """
 
     def __init__(
@@ -81,9 +82,8 @@ class DatasetWriter:
             )
         self._columns = {n: self.features[n] for n in self._given} | self._made
         self._limits = {"data": data_megabytes, "video": video_megabytes}
-        self._partial = self.path.with_name(self.path.name + ".partial")
-        if self._partial.exists():
-            shutil.rmtree(self._partial)
+        self._partial = partial_of(self.path)
+        require_leftover(self._partial, whole=is_growing(self.path))
         self._grown = GrowingDataset(
             self.path,
             self.features | self._made,
@@ -159,13 +159,17 @@ class DatasetWriter:
                 self._finish()
         finally:
             self._grown.close()
-            shutil.rmtree(self._partial, ignore_errors=True)
 
     def _finish(self) -> None:
         if self.num_episodes == 0:
             raise ValueError(f"{self.path}: no episode was added, so there is no dataset to write.")
-        self._join(self._partial)
-        exchange(self._partial, self.path)
+        require_leftover(self._partial, whole=True)  # an edit may have begun meanwhile
+        shutil.rmtree(self._partial, ignore_errors=True)
+        try:
+            self._join(self._partial)
+            exchange(self._partial, self.path)
+        finally:
+            shutil.rmtree(self._partial, ignore_errors=True)
 
     def _join(self, root: Path) -> None:
         """Writes the dataset with all episodes end to end in as few files as may be."""

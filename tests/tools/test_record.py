@@ -129,3 +129,16 @@ def test_a_recording_interrupted_before_its_files_are_joined_has_all_episodes(
         if path.is_file():
             other = tmp_path / "set" / path.relative_to(tmp_path / "whole")
             assert other.read_bytes() == path.read_bytes()
+
+
+def test_a_recording_that_an_edit_has_replaced_but_not_put_away_is_not_removed(tmp_path):
+    (tmp_path / "mine.py").write_text(TWO_TASKS)
+    config = RecordConfig(tmp_path / "set", f"{tmp_path / 'mine.py'}:MINE", episodes=1)
+    record_dataset(config)
+    (tmp_path / "set/edit.jsonl").touch()
+    recording = tmp_path / "set.partial/meta/recording.jsonl"
+    recording.parent.mkdir(parents=True)
+    recording.touch()
+    with pytest.raises(ValueError, match="set: an edit in its place was interrupted; finish that"):
+        record_dataset(replace(config, resume=True))
+    assert recording.is_file()

@@ -9,6 +9,7 @@ import tyro
 from data.edit.edit import edit_dataset
 from data.edit.plan import Edit, EditPlan, Numbers, Trim
 from data.errors import DatasetError
+from data.files.partial import partial_of
 from data.video.encoding import Codec, VideoEncoding
 from models.terminal import Console
 from tools.command_line.ending import in_a_line
@@ -105,7 +106,7 @@ def edit_command(
         try:
             plans = edit_dataset([absolute(path) for path in paths], out, edit, progress=report)
         except DatasetError as error:
-            if not (partial := out.with_name(out.name + ".partial")).exists():
+            if not (partial := partial_of(out)).exists():
                 raise
             raise ValueError(f"{error} {kept} Or delete {partial}.") from None
         for name in plans:

@@ -14,6 +14,8 @@ from typing import Annotated, Any
 
 import tyro
 
+from data.edit.write import JOURNAL as EDITED
+from data.files.partial import partial_of
 from data.lerobot.dataset import LeRobotDataset
 from data.lerobot.growing import is_growing
 from data.lerobot.recording import video_feature
@@ -208,7 +210,7 @@ def _finished(out: Path, asked: int) -> dict[str, Any] | None:
     """Summary of a recording that is whole; None if there is something to do.
 
     Raises:
-      ValueError: it has another number of episodes than asked for.
+      ValueError: it has another number of episodes than asked for, or an edit of it is not ended.
     """
     if is_growing(out) or not (out / "meta/info.json").is_file():
         return None
@@ -218,7 +220,11 @@ def _finished(out: Path, asked: int) -> dict[str, Any] | None:
             f"{out}: is a finished dataset of {dataset.num_episodes} episodes, and {asked} are "
             "asked for; record the others with another --seed and join both by `tools.data edit`."
         )
-    left = out.with_name(out.name + ".partial")
+    if (out / EDITED).is_file():
+        raise ValueError(
+            f"{out}: an edit in its place was interrupted; finish that by its own command."
+        )
+    left = partial_of(out)
     if is_growing(left):  # its files before they were joined
         shutil.rmtree(left)
     return {"tried": asked, "kept": asked, "failed": 0, "frames": dataset.num_frames}

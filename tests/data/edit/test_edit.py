@@ -23,6 +23,7 @@ from data.lerobot.writer import DatasetWriter
 from data.validation.validate import validate
 from data.video.encoding import VideoEncoding
 from data.video.video import encode_mp4
+from models.groot.modality import read_modality
 from tests.helpers.data.pictures import encode
 from tests.helpers.data.recording import (
     FEATURES,
@@ -36,6 +37,7 @@ from tests.helpers.data.recording import (
 )
 from tests.helpers.data.v21 import video, write_v21
 
+DONE = "next.success"
 FIXTURES = Path(__file__).parents[2] / "fixtures/lerobot"
 LONG_GROUPS = (
     ("libx264", {"g": "40", "x264-params": "bframes=3:open-gop=1:keyint=40:min-keyint=5"}),
@@ -366,6 +368,43 @@ def test_files_of_others_in_meta_travel(recorded, tmp_path):
     (mine / "meta/modality.json").write_text('{"state": {}}')
     edit_dataset([mine], tmp_path / "new", Edit(delete=(0,)))
     assert (tmp_path / "new/meta/modality.json").read_text() == '{"state": {}}'
+
+
+PARTS = {
+    "state": {"arm": {"start": 0, "end": 4, "absolute": True}},
+    "action": {"arm": {"start": 0, "end": 3, "original_key": "action"}},
+    "video": {"ego": {"original_key": FRONT}, WRIST.removeprefix("observation.images."): {}},
+    "annotation": {"task": {"original_key": "task_index"}, "success": {"original_key": DONE}},
+}
+
+
+def test_groots_names_follow_those_of_columns_and_cameras(recorded, tmp_path):
+    mine = Path(shutil.copytree(recorded, tmp_path / "mine"))
+    (mine / "meta/modality.json").write_text(json.dumps(PARTS))
+    renamed = (("observation.state", "proprio"), (FRONT, "cam"), (WRIST, "hand"))
+    splits = (("a", 0.5), ("b", 0.5))
+    edit_dataset([mine], tmp_path / "new", Edit(names=renamed, drop=(DONE,), splits=splits))
+    for name in "ab":
+        assert json.loads((tmp_path / "new" / name / "meta/modality.json").read_text()) == {
+            "state": {"arm": PARTS["state"]["arm"] | {"original_key": "proprio"}},
+            "action": PARTS["action"],
+            "video": {
+                "ego": {"original_key": "cam"},
+                WRIST.removeprefix("observation.images."): {"original_key": "hand"},
+            },
+            "annotation": {"task": {"original_key": "task_index"}},
+        }
+    edit_dataset([mine], tmp_path / "one", Edit(drop=(FRONT,)))
+    assert list(read_modality(tmp_path / "one/meta/modality.json").video.values()) == [WRIST]
+    edit_dataset([mine], tmp_path / "none", Edit(drop=(FRONT, WRIST)))
+    assert not (tmp_path / "none/meta/modality.json").exists()
+
+
+def test_a_modality_that_cannot_be_renamed_is_named(recorded, tmp_path):
+    mine = Path(shutil.copytree(recorded, tmp_path / "mine"))
+    (mine / "meta/modality.json").write_text('{"video": []}')
+    with pytest.raises(DatasetError, match=r"modality\.json, video: is no JSON object; correct"):
+        edit_dataset([mine], tmp_path / "new", Edit(drop=(FRONT,)))
 
 
 @pytest.mark.parametrize(

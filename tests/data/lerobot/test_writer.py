@@ -1,11 +1,17 @@
 import json
+import shutil
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from data import open_dataset
+from data.edit.edit import edit_dataset
+from data.edit.plan import Edit
+from data.lerobot.upgrade import upgrade
 from data.lerobot.writer import DatasetWriter
 from tests.helpers.data.recording import FEATURES, FRONT, WRIST, make_episode, write
+from tests.helpers.data.v21 import write_v21
 
 STATS = ("min", "max", "mean", "std", "count", "q01", "q10", "q50", "q90", "q99")
 
@@ -106,6 +112,65 @@ def test_what_a_killed_recording_left_is_replaced(tmp_path, episodes):
     (tmp_path / "a.partial/videos").mkdir(parents=True)
     write(tmp_path / "a", episodes[:1])
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+def edit_interrupted(source, out):
+    """Files of an edit into `out` that was interrupted."""
+
+    def interrupt(done, total):
+        if done > total * 2 // 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        edit_dataset([source], out, Edit(delete=(0,)), progress=interrupt)
+    partial = out.with_name(out.name + ".partial")
+    return {p: p.read_bytes() for p in partial.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda old, out: DatasetWriter(out, fps=20, features=FEATURES), upgrade],
+    ids=["record", "upgrade"],
+)
+def test_what_an_edit_has_begun_is_not_lost_to_another_command(make, recorded, episodes, tmp_path):
+    begun = edit_interrupted(recorded, tmp_path / "a")
+    v21 = write_v21(tmp_path / "v21", episodes[:1], FEATURES, 20)
+    with pytest.raises(ValueError, match=r"a\.partial: is in the way and holds what another"):
+        make(v21, tmp_path / "a")
+    assert begun == {path: path.read_bytes() for path in begun}
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.partial", "v21"]
+    edit_dataset([recorded], tmp_path / "a", Edit(delete=(0,)))
+    assert open_dataset(tmp_path / "a").num_episodes == 5
+
+
+def test_an_edit_that_begins_while_its_place_is_recorded_is_not_lost(recorded, episodes, tmp_path):
+    def record():
+        with DatasetWriter(tmp_path / "a", fps=20, features=FEATURES) as writer:
+            for episode in episodes[:3]:
+                writer.add_episode(*episode)
+            begun.update(edit_interrupted(tmp_path / "a", tmp_path / "a"))
+
+    begun = {}
+    with pytest.raises(ValueError, match=r"a\.partial: is in the way and holds what another"):
+        record()
+    assert begun
+    assert begun == {path: path.read_bytes() for path in begun}
+    with (
+        pytest.raises(ValueError, match=r"a\.partial: is in the way"),
+        DatasetWriter(tmp_path / "a", fps=20, features=FEATURES, resume=True),
+    ):
+        pass
+    shutil.rmtree(tmp_path / "a.partial")
+    with DatasetWriter(tmp_path / "a", fps=20, features=FEATURES, resume=True):
+        pass
+    assert open_dataset(tmp_path / "a").num_episodes == 3
+
+
+def test_a_dataset_that_is_called_partial_is_not_removed(episodes, tmp_path):
+    before = write(tmp_path / "a.partial", episodes[:1])
+    with pytest.raises(ValueError, match=r"a\.partial: is in the way"):
+        write(tmp_path / "a", episodes[:1])
+    assert open_dataset(before).num_episodes == 1
 
 
 def test_an_existing_dataset_is_not_overwritten(recorded):

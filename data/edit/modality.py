@@ -1,0 +1,74 @@
+"""GR00T's `meta/modality.json` of an edited dataset: its entries name columns and cameras of the
+dataset, which an edit may call otherwise or leave out.
+
+Where an entry has no `original_key`, Isaac-GR00T takes the usual column of its kind; of a camera
+the entry's own name, or that below observation.images (gr00t/data/schema.py and dataset.py).
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from data.columns import BOOKKEEPING
+from data.errors import DatasetError
+from data.files.json_file import read_json
+from data.lerobot.dataset import LeRobotDataset
+
+MODALITY = "meta/modality.json"
+
+_USUAL = {
+    "state": ("observation.state",),
+    "action": ("action",),
+    "video": ("{}", "observation.images.{}"),
+    "annotation": ("annotation.{}",),
+}
+
+
+def write_edited_modality(source: LeRobotDataset, names: Mapping[str, str], root: Path) -> None:
+    """Writes the file of the dataset `source` for the new one at `root`: the same bytes where all
+    names stay. It is left out where no state, no action or no camera that it names stays, as no
+    reader takes it then.
+
+    Args:
+      names: the source's name of each column and camera of the new dataset.
+
+    Raises:
+      DatasetError: it is no JSON of its kind, and names change.
+    """
+    file, where = source.folder.local(MODALITY), source.path(MODALITY)
+    now = {name: name for name in BOOKKEEPING} | {old: new for new, old in names.items()}
+    if all(now.get(name) == name for name in source.features):
+        (root / MODALITY).write_bytes(file.read_bytes())
+        return
+    told = read_json(file, where, "correct it, or take it away")
+    for kind, part in {"file": told, **(told if isinstance(told, dict) else {})}.items():
+        if not isinstance(part, dict):
+            raise DatasetError(where, kind, "is no JSON object; correct it, or take it away.")
+    found = {
+        kind: _renamed(part, _USUAL[kind], now, source) if kind in _USUAL else part
+        for kind, part in told.items()
+    }
+    if all(found.get(kind) or not told.get(kind) for kind in ("state", "action", "video")):
+        (root / MODALITY).write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+
+
+def _renamed(
+    entries: Mapping[str, Any],
+    usual: tuple[str, ...],
+    now: Mapping[str, str],
+    source: LeRobotDataset,
+) -> dict[str, Any]:
+    """Entries of one kind with the new names; those whose column is gone are left out, and those
+    that named none before stay as they are."""
+    found = {}
+    for name, entry in entries.items():
+        about = entry if isinstance(entry, dict) else {}
+        given = about.get("original_key")
+        candidates = [given] if given else [text.format(name) for text in usual]
+        old = next((key for key in candidates if key in source.features), None)
+        if old is None or now.get(old) == old:
+            found[name] = entry
+        elif old in now:
+            found[name] = {**about, "original_key": now[old]}
+    return found
