@@ -55,7 +55,7 @@ class DatasetVersion(NamedTuple):
 
 
 class Catalogue:
-    """The catalogue at a folder or URL, which becomes one when the first version is added.
+    """The catalogue at a folder or URL, which becomes one when it is begun or added to.
 
     Raises:
       ValueError: the folder holds something else.
@@ -71,6 +71,25 @@ class Catalogue:
                 "folder, or one that a command with --catalogue has made."
             )
 
+    def begin(self) -> None:
+        """Makes the catalogue if there is none, for whoever adds to it after long work.
+
+        Raises:
+          ValueError: it cannot be written.
+        """
+        try:
+            if not self.exists:
+                with tempfile.TemporaryDirectory() as scratch:
+                    self._mark(Path(scratch))
+            elif isinstance(self._folder, LocalFolder):
+                with tempfile.NamedTemporaryFile(dir=self._folder.root):
+                    pass
+        except (DatasetError, OSError) as error:
+            raise ValueError(
+                f"{self.url}: the catalogue cannot be written ({first_line(error)}); name another "
+                "one, or leave it out."
+            ) from None
+
     def add(self, versions: Sequence[DatasetVersion]) -> None:
         """Adds rows, all of them or none."""
         if not versions:
@@ -79,10 +98,7 @@ class Catalogue:
         stamp = max(version.made for version in versions).strftime("%Y%m%dT%H%M%S")
         with tempfile.TemporaryDirectory() as scratch:
             if not self.exists:
-                mark = Path(scratch) / MARK
-                mark.write_text(json.dumps({"format": _FORMAT}) + "\n")
-                self._folder.put(mark, MARK)
-                self.exists = True
+                self._mark(Path(scratch))
             file = Path(scratch) / "versions.parquet"
             table = pa.Table.from_pylist(rows, schema=_SCHEMA)
             pq.write_table(table, file, write_page_checksum=True)
@@ -102,6 +118,12 @@ class Catalogue:
             )
         found = [row for name in self._folder.list("*.parquet") for row in self._read(name)]
         return sorted(found, key=lambda version: version.made)
+
+    def _mark(self, scratch: Path) -> None:
+        mark = scratch / MARK
+        mark.write_text(json.dumps({"format": _FORMAT}) + "\n")
+        self._folder.put(mark, MARK)
+        self.exists = True
 
     def _read(self, name: str) -> Iterable[DatasetVersion]:
         file = self._folder.path(name)

@@ -82,7 +82,7 @@ def lake(
     datasets at `paths` (or the recordings, if they are `recorded`).
 
     Raises:
-      ValueError: as `on_cluster`, or the folder is no catalogue.
+      ValueError: as `on_cluster`, or the folder is no catalogue or cannot be written.
     """
     url = options.catalogue or os.environ.get("CHILIAD_CATALOGUE")
     with on_cluster(options, console, data_format):
@@ -92,6 +92,7 @@ def lake(
         catalogue = Catalogue(url)
         sources = recordings(paths) if recorded else [version_of(path) for path in paths]
         known = catalogue.versions() if catalogue.exists else []
+        catalogue.begin()
         seen = {(version.digest, version.path) for version in known}
         new = [source for source in sources if (source.digest, source.path) not in seen]
 

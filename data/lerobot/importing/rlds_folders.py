@@ -1,9 +1,12 @@
 """RLDS as TFDS keeps it: each record an episode, its steps the frames (data/rlds reads them).
 
 A source is a column or camera by the name that it has in the RLDS dataset: `action`, or
-`observation.image`. Instructions are the steps' own.
+`observation.image`. A LeRobot episode has one instruction: the first of the steps' own that is not
+empty, also where they change in its midst, of all the fields with instructions or of the one that
+the layout's task names.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,7 +17,7 @@ from typing import overload
 import numpy as np
 
 from data.columns import BOOKKEEPING
-from data.errors import DatasetError
+from data.errors import DatasetError, short
 from data.lerobot.importing.arrays import as_column, chosen, dim_names, oriented
 from data.lerobot.importing.layout import ImportLayout
 from data.lerobot.importing.recording import (
@@ -27,6 +30,9 @@ from data.lerobot.importing.recording import (
 from data.rlds.dataset import RldsDataset, open_rlds
 
 _FILES = ("features.json", "dataset_info.json")
+_WORDINGS = "language_instruction"
+
+_log = logging.getLogger(__name__)
 
 
 def _recognises(path: Path) -> bool:
@@ -44,8 +50,7 @@ def _check(path: Path, layout: ImportLayout) -> CheckedRecording:
                 f"is not in episode {int(np.argmin(seen))}, but a camera is needed in all; leave "
                 "it out of the layout.",
             )
-    for episode in range(dataset.num_episodes):
-        _told(path, dataset, resolved, episode)
+    _check_told(path, dataset, resolved)
     shapes: dict[str, tuple[int, ...] | None] = {
         name: tuple(dataset.features[camera.path]["shape"])
         for name, camera in resolved.cameras.items()
@@ -122,17 +127,46 @@ def _resolved(path: Path, layout: ImportLayout) -> ImportLayout:
 
 
 def _told(path: Path, dataset: RldsDataset, layout: ImportLayout, number: int) -> str:
-    """The instruction of an episode: the layout's, or its steps' first wording."""
+    """The instruction of an episode: the layout's, or the first that its steps name."""
 
-    def steps(_: str) -> str:
-        first, stop = np.searchsorted(dataset.runs.episode, [number, number + 1]).tolist()
-        if stop - first > 1:
+    def steps(where: str) -> str:
+        if where == _WORDINGS:
+            mine = slice(*np.searchsorted(dataset.runs.episode, [number, number + 1]))
+            texts = [dataset.prompts[task][0] for task in dataset.runs.task[mine].tolist()]
+        else:
+            texts = dataset.column(where, [number]).ravel().tolist()
+        text = next((text for text in texts if text.strip()), "")
+        if not text:
             raise DatasetError(
                 path,
                 f"episode {number}",
-                f"has {stop - first} instructions, one after the other; give one for all by "
-                "--task, or leave it as RLDS, which is read as it is.",
+                f"names no instruction in '{where}'; give one for all by --task 'lift the cup', or "
+                "leave it as RLDS, which is read as it is.",
             )
-        return dataset.prompts[dataset.runs.task[first]][0]
+        return text
 
     return instruction(path, layout.task, steps)
+
+
+def _check_told(path: Path, dataset: RldsDataset, layout: ImportLayout) -> None:
+    """Looks for the instructions of all episodes, where no record has to be read for them, and
+    says where only the first of several is taken."""
+    where = layout.task.path
+    if where and where != _WORDINGS:
+        texts = [n for n in dataset.column_names if dataset.features[n]["dtype"] == "string"]
+        if where not in texts:
+            raise DatasetError(
+                path, f"'{where}'", f"is no text of its steps, only {short(texts)}; correct task."
+            )
+        return
+    for episode in range(dataset.num_episodes):
+        _told(path, dataset, layout, episode)
+    several = np.flatnonzero(np.bincount(dataset.runs.episode) > 1)
+    if where and len(several):
+        _log.warning(
+            "%s: %d episodes have several instructions, one after the other (first: episode %d); "
+            "each is given its first.",
+            path,
+            len(several),
+            several[0],
+        )

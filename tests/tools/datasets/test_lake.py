@@ -1,5 +1,6 @@
 """Commands that tell a catalogue what they made, and what is said of bad options."""
 
+import errno
 import shlex
 import shutil
 import sys
@@ -81,6 +82,24 @@ def test_a_folder_that_is_no_catalogue_is_refused_before_anything_is_made(run, d
     with pytest.raises(SystemExit, match=r"no catalogue\.json, so it is no catalogue"):
         run("edit", dataset, "--out", tmp_path / "new", "--catalogue", dataset)
     assert not (tmp_path / "new").exists()
+
+
+def test_a_catalogue_that_cannot_be_written_is_refused_before_anything_is_made(
+    run, dataset, tmp_path, monkeypatch
+):
+    (tmp_path / "file").touch()
+    for nowhere in ("/proc/none/catalogue", tmp_path / "file/catalogue"):
+        with pytest.raises(SystemExit, match=r"/catalogue: the catalogue cannot be written \(.*"):
+            run("edit", dataset, "--out", tmp_path / "new", "--catalogue", nowhere)
+    Catalogue(tmp_path / "c").begin()
+
+    def full(*args, **kwargs):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("tempfile.NamedTemporaryFile", full)
+    with pytest.raises(SystemExit, match=r"c: the catalogue cannot be written .*Read-only file"):
+        run("edit", dataset, "--out", tmp_path / "new", "--catalogue", tmp_path / "c")
+    assert not list(tmp_path.glob("new*"))
 
 
 def test_no_catalogue_at_all_is_said(run, monkeypatch):

@@ -11,7 +11,7 @@ from mcap.writer import Writer as McapWriter
 from mcap_ros2.writer import Writer as Ros2McapWriter
 from PIL import Image
 from rosbags.rosbag1 import Writer as Bag1Writer
-from rosbags.rosbag2 import StoragePlugin
+from rosbags.rosbag2 import CompressionFormat, CompressionMode, StoragePlugin
 from rosbags.rosbag2 import Writer as Bag2Writer
 from rosbags.typesys import Stores, get_typestore
 
@@ -180,14 +180,16 @@ def write_protobuf_mcap(path):
     return path
 
 
-def write_bag(path, version, messages=None):
-    """A bag of ROS 1 (1), or of ROS 2 with SQLite (2) or MCAP (3)."""
+def write_bag(path, version, messages=None, compressed=None):
+    """A bag of ROS 1 (1), or of ROS 2 with SQLite (2) or MCAP (3), by zstd in some mode."""
     store = get_typestore(Stores.ROS1_NOETIC if version == 1 else Stores.ROS2_HUMBLE)
     if version == 1:
         writer = Bag1Writer(path)
     else:
         plugin = StoragePlugin.SQLITE3 if version == 2 else StoragePlugin.MCAP
         writer = Bag2Writer(path, version=9, storage_plugin=plugin)
+        if compressed is not None:
+            writer.set_compression(compressed, CompressionFormat.ZSTD)
     with writer:
         connections = {
             topic: writer.add_connection(topic, kind, typestore=store)
@@ -269,6 +271,14 @@ def test_a_file_of_protobuf_is_read(tmp_path):
 def test_bags_of_both_ros_are_read_alike(tmp_path, version):
     name = "a.bag" if version == 1 else "rosbag2_2026_01_01"
     is_as_written(load(write_bag(tmp_path / name, version), tmp_path))
+
+
+@pytest.mark.parametrize("mode", ["FILE", "MESSAGE"])
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_compressed_bag_of_ros_2_is_read_alike(tmp_path, version, mode):
+    bag = write_bag(tmp_path / "a", version, compressed=CompressionMode[mode])
+    assert f"compression_mode: {mode.lower()}" in (bag / "metadata.yaml").read_text().lower()
+    is_as_written(load(bag, tmp_path))
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])

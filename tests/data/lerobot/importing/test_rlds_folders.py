@@ -31,10 +31,10 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def layout(tmp_path, task="", **changed):
+def layout(tmp_path, told="", **changed):
     path = tmp_path / "layout.json"
     path.write_text(json.dumps(LAYOUT | changed))
-    return read_layout(str(path), task=task, fps=15)
+    return read_layout(str(path), task=told, fps=15)
 
 
 def shards(tmp_path, first, lengths):
@@ -102,7 +102,8 @@ def test_an_interrupted_import_goes_on_to_the_same_dataset(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "task", "message"),
     [
-        ({}, "", "task: the recording names no instruction"),
+        ({}, "", "episode 0: names no instruction in 'language_instruction'; give one for all"),
+        ({"task": {"from": "words"}}, "", "'words': is no text of its steps, only"),
         (
             {"cameras": {"observation.images.hand": "observation.wrist_image_left"}},
             "go",
@@ -121,9 +122,20 @@ def test_what_cannot_be_imported_is_said_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
-def test_an_episode_of_several_instructions_is_not_given_one_of_them(tmp_path):
+def test_an_episode_of_several_instructions_has_the_first_and_it_is_said(tmp_path, caplog):
     source = shards(tmp_path, 2, ["2"])
-    with pytest.raises(ValueError, match=r"1\.0\.0, episode 0: has 2 instructions, one after"):
-        import_dataset([source], tmp_path / "out", layout(tmp_path))
+    old = open_rlds(source, 15)
+    assert np.bincount(old.runs.episode).tolist() == [2, 1]
+    import_dataset([source], tmp_path / "out", layout(tmp_path))
+    assert open_dataset(tmp_path / "out").task(0) == "close the drawer"
+    assert "1 episodes have several instructions, one after the other (first: episode 0)" in (
+        caplog.text
+    )
     with pytest.raises(ValueError, match="rlds, fps: is None; give whole frames per second"):
         read_layout("rlds")
+
+
+def test_a_layout_may_name_the_field_of_the_instruction(tmp_path):
+    source, second = shards(tmp_path, 1, ["1"]), {"from": "language_instruction_2"}
+    import_dataset([source], tmp_path / "out", layout(tmp_path, task=second))
+    assert open_dataset(tmp_path / "out").task(0) == "pen into the cup, please"
