@@ -43,6 +43,8 @@ JOURNAL = "edit.jsonl"
 _ROWS, _ENCODED = "rows", "encoded"
 _V21_ONLY = ("total_videos", "total_chunks")
 _OWN_META = ("info.json", "stats.json", "checksums.json", "recording.jsonl")
+_MADE_ANEW = ("tasks.", "subtasks.", "episodes", "stats_gr00t.", "steps_")
+"""How files begin that are written here, or by GR00T's readers when they find none."""
 
 
 class _Files(Protocol):
@@ -458,12 +460,12 @@ class _StoredPixels:
 
 def _copy_others(source: LeRobotDataset, names: Mapping[str, str], root: Path) -> None:
     """Copies files of meta/ that LeRobot does not know, GR00T's modality.json with the new
-    names."""
+    names, and without what its readers keep there of the old frames."""
     for name in source.folder.list("meta/*"):
         last = name.rpartition("/")[2]
         if name == MODALITY:
             write_edited_modality(source, names, root)
-        elif last not in _OWN_META and not last.startswith(("tasks.", "subtasks.", "episodes")):
+        elif last not in _OWN_META and not last.startswith(_MADE_ANEW):
             shutil.copyfile(source.folder.local(name), root / name)
 
 

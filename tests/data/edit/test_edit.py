@@ -366,8 +366,11 @@ def test_subtasks_travel_and_are_numbered_anew_where_datasets_are_joined(tmp_pat
 def test_files_of_others_in_meta_travel(recorded, tmp_path):
     mine = Path(shutil.copytree(recorded, tmp_path / "mine"))
     (mine / "meta/modality.json").write_text('{"state": {}}')
+    for cache in ("stats_gr00t.json", "steps_data_index.pkl"):
+        (mine / "meta" / cache).write_text("of the old frames")
     edit_dataset([mine], tmp_path / "new", Edit(delete=(0,)))
     assert (tmp_path / "new/meta/modality.json").read_text() == '{"state": {}}'
+    assert not {*(tmp_path / "new/meta").glob("ste*"), *(tmp_path / "new/meta").glob("*gr00t*")}
 
 
 PARTS = {
