@@ -1,5 +1,7 @@
 """Text files, such as pages and findings, that are there as a whole or not at all."""
 
+from errno import ENOTDIR
+from os import strerror
 from pathlib import Path
 
 from data.files.folder import replacing
@@ -18,5 +20,7 @@ def write_whole(path: Path, text: str) -> None:
             return
         with replacing(path) as partial:
             partial.write_text(text, "utf-8")
+    except FileExistsError as error:  # of a folder below a file
+        raise NotADirectoryError(ENOTDIR, strerror(ENOTDIR), str(path)) from error
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None

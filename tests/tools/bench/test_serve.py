@@ -12,7 +12,7 @@ from tools.recipes.presets import TINY
 @pytest.mark.slow
 def test_batches_and_one_at_a_time_are_measured_in_turn(monkeypatch):
     monkeypatch.setattr(serve, "_MODEL", TINY.model)
-    monkeypatch.setattr(serve, "starts", lambda policy, console: {"started": policy.sizes})
+    monkeypatch.setattr(serve, "starts", lambda made, console: {"started": made().sizes})
     load = serve.ClientLoad(clients=2, rounds=1, requests=4)
     result = serve.run(Console(quiet=True), load)
     assert result["start"] == {"started": serve.make_policy().sizes}

@@ -59,7 +59,7 @@ def test_a_policy_that_is_not_there_is_asked_for(tmp_path):
 def test_a_policy_acts_by_every_solver_and_is_not_asked_twice(tmp_path):
     folder, small = tmp_path / "points", load_preset(f"{HELPERS}/tools/small_run.py:SMALL")
     record_dataset(RecordConfig(folder / "dataset", SUITE, episodes=4, image_size=32))
-    preset = replace(small, trainer=replace(small.trainer, steps=2, save_every=2, eval_every=2))
+    preset = replace(small, trainer=replace(small.trainer, steps=4, save_every=4, eval_every=4))
     sizes = SolverSizes(
         {"points": SUITE},
         tmp_path,
