@@ -9,7 +9,7 @@ and with two of each stack in f32 and bf16, so that their difference is what a w
 """
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -81,20 +81,23 @@ def run(
             "the first lines of tests/fixtures/openpi/make.py say how to make one."
         )
     if jax.default_backend() == "gpu" and not tiny:
-        return _told(measured(console, peer, wide(4), "bfloat16", _ROUNDS))
+        return _told(measured(console, peer, wide(4), ("bfloat16",), _ROUNDS)["bfloat16"])
     if width == "small":
         config, rounds = (replace(CONFIG, image_size=28), 1) if tiny else (CONFIG, _ROUNDS)
-        return _told(measured(console, peer, config, "float32", rounds))
-    rounds = 1 if tiny else _WIDE_ROUNDS
-    configs = {n: replace(wide(n), image_size=28 if tiny else CONFIG.image_size) for n in (1, 2)}
-    cases = {
-        (layers, dtype): measured(console, peer, config, dtype, rounds)
-        for layers, config in configs.items()
-        for dtype in ("float32", "bfloat16")
-    }
-    return _told(cases[2, "float32"]) | {
-        "rows": [{"layers": n, "dtype": dtype, **_row(case)} for (n, dtype), case in cases.items()],
-        "layer": {d: _layer(cases[1, d], cases[2, d]) for d in ("float32", "bfloat16")},
+        return _told(measured(console, peer, config, ("float32",), rounds)["float32"])
+    rounds, dtypes = 1 if tiny else _WIDE_ROUNDS, ("float32", "bfloat16")
+    size = 28 if tiny else CONFIG.image_size
+    one, two = (
+        measured(console, peer, replace(wide(layers), image_size=size), dtypes, rounds)
+        for layers in (1, 2)
+    )
+    return _told(two["float32"]) | {
+        "rows": [
+            {"layers": layers, "dtype": dtype, **_row(case)}
+            for layers, cases in ((1, one), (2, two))
+            for dtype, case in cases.items()
+        ],
+        "layer": {dtype: _layer(one[dtype], two[dtype]) for dtype in dtypes},
     }
 
 
@@ -110,10 +113,10 @@ def wide(depth: int) -> PiConfig:
 
 
 def measured(
-    console: Console, peer: Path, config: PiConfig, dtype: str, rounds: int
-) -> dict[str, Any]:
-    """The comparison in f32, then seconds of alternating steps and samplings in `dtype`, and the
-    bytes of a training step.
+    console: Console, peer: Path, config: PiConfig, dtypes: Sequence[str], rounds: int
+) -> dict[str, dict[str, Any]]:
+    """The comparison in f32; then, for each dtype, seconds of alternating steps and samplings, and
+    the bytes of a training step.
 
     Raises:
       ValueError: losses, gradient or actions differ from openpi's.
@@ -132,25 +135,37 @@ def measured(
             params = load_params(at / "params", like_model(model))
             with np.load(at / "check.npz") as recorded:
                 errors = deviations(model, params, arrays, dict(recorded), gradient)
-        console.print(f"They agree within {max(errors.values()):.0e}. Steps alternate in {dtype}")
-        batch, timed = rows(config, arrays), config.computing(dtype=dtype)
-        with asking(peer, "openpi") as ask:
-            ask(**request | {"config": their_config(config) | {"dtype": dtype}})
-            steps = {"ours": Pi(timed), "remat": Pi(recomputing(timed))}
-            ours, held = trainers(steps, params, batch)
-            training = alternate(ours | {"openpi": partial(ask, run="train")}, rounds)
-            held["openpi"] = ask(run="bytes")["bytes"]
-            del ours
-            console.print("Samplings alternate")
-            sampled = sampler(Pi(timed), params, batch, arrays["sample_noise"])
-            sampling = alternate({"ours": sampled, "openpi": partial(ask, run="sample")}, rounds)
+        console.print(f"They agree within {max(errors.values()):.0e}")
+        batch, found = rows(config, arrays), dict[str, dict[str, Any]]()
+        told = {"fill": fill(config, arrays, batch), "errors": errors, "openpi": about}
+        for dtype in dtypes:
+            console.print(f"Steps and samplings alternate in {dtype}")
+            with asking(peer, "openpi") as ask:
+                ask(**request | {"config": their_config(config) | {"dtype": dtype}})
+                timed = config.computing(dtype=dtype)
+                found[dtype] = told | _timed(ask, timed, params, batch, arrays, rounds)
+    return found
+
+
+def _timed(
+    ask: Callable[..., dict[str, Any]],
+    config: PiConfig,
+    params: Any,
+    batch: PackedBatch,
+    arrays: Arrays,
+    rounds: int,
+) -> dict[str, Any]:
+    steps = {"ours": Pi(config), "remat": Pi(recomputing(config))}
+    ours, held = trainers(steps, params, batch)
+    training = alternate(ours | {"openpi": partial(ask, run="train")}, rounds)
+    held["openpi"] = ask(run="bytes")["bytes"]
+    del ours
+    sampled = sampler(Pi(config), params, batch, arrays["sample_noise"])
+    sampling = alternate({"ours": sampled, "openpi": partial(ask, run="sample")}, rounds)
     return {
-        "dtype": dtype,
+        "dtype": config.compute.dtype,
         "seconds": {"training": training, "sampling": sampling},
         "bytes": held,
-        "fill": fill(config, arrays, batch),
-        "errors": errors,
-        "openpi": about,
     }
 
 
@@ -354,7 +369,8 @@ def _told(case: dict[str, Any]) -> dict[str, Any]:
 
 def _row(case: dict[str, Any]) -> dict[str, Any]:
     kept = ("ratio", "remat_ratio", "sampling_ratio", "training", "sampling", "bytes")
-    return {key: _told(case)[key] for key in kept}
+    told = _told(case)
+    return {key: told[key] for key in kept}
 
 
 def _layer(one: dict[str, Any], two: dict[str, Any]) -> dict[str, Any]:
