@@ -17,7 +17,14 @@ from typing import Literal, cast
 
 from parallel.planning.cluster import Chip, Cluster
 from parallel.planning.cost import Collective, Kind, busy
-from parallel.planning.hlo import KINDS, CompiledCollective, Instruction, Program, callees
+from parallel.planning.hlo import (
+    KINDS,
+    CompiledCollective,
+    Instruction,
+    Program,
+    callees,
+    root,
+)
 from parallel.planning.lineage import CompiledCast, Lineage, argument_path
 
 Phase = Literal["forward", "recomputed", "backward", "other"]
@@ -390,8 +397,7 @@ def _traffic(
             return written(names[y.operands[0]])
         return _size(names[y.operands[1]] if y.opcode == "dynamic-update-slice" else y)
 
-    root = next((y for y in body if y.root), body[-1])
-    return sum(read(y) for y in body if y.opcode == "parameter"), written(root)
+    return sum(read(y) for y in body if y.opcode == "parameter"), written(root(body))
 
 
 def _size(x: Instruction) -> int:

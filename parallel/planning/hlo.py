@@ -9,7 +9,7 @@ says; figures are for one device and one run of the program.
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -224,6 +224,11 @@ class Program:
         return {x.name: product[0] for x, product in found}
 
 
+def root(body: Sequence[Instruction]) -> Instruction:
+    """The instruction that gives a computation's result."""
+    return next((x for x in body if x.root), body[-1])
+
+
 def callees(x: Instruction) -> list[tuple[str, int]]:
     """Computations that an instruction runs, and how often; not those that a reduction applies to
     pairs of numbers."""
@@ -262,8 +267,8 @@ def _instruction(line: str) -> Instruction | None:
     operands = tuple(re.findall(r"%([\w.\-]+)", inside))
     dims = _ARRAY.findall(line[assignment.end() : at])
     shape = tuple(HloArray(kind, tuple(map(int, filter(None, d.split(","))))) for kind, d in dims)
-    root, name = bool(assignment[1]), assignment[2]
-    return Instruction(name, shape, opcode[1], operands, inside, line[end + 1 :], root)
+    is_root, name = bool(assignment[1]), assignment[2]
+    return Instruction(name, shape, opcode[1], operands, inside, line[end + 1 :], is_root)
 
 
 def _end_of_type(line: str, at: int) -> int:

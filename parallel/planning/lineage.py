@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from parallel.planning.hlo import Instruction, Program, callees
+from parallel.planning.hlo import Instruction, Program, callees, root
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Lineage:
             return self._carried(computation, x, index)
         if x.opcode in ("fusion", "call"):
             ((body, _),) = callees(x)
-            return self.origin(body, self._root(body).name, index)
+            return self.origin(body, root(self.program.computations[body]).name, index)
         if x.opcode in ("all-gather-start", "all-gather") and index is not None:
             return self.origin(computation, x.operands[index])
         if x.opcode in _CARRIED or x.opcode.startswith("all-gather"):
@@ -108,20 +108,16 @@ class Lineage:
     ) -> Instruction | None:
         """`origin` of what a loop carries, if every turn leaves it as it was."""
         (body,) = (name for name, _ in callees(loop))
-        root, names = self._root(body), self.by_name[body]
-        if index is None or root.opcode != "tuple":
+        turned, names = root(self.program.computations[body]), self.by_name[body]
+        if index is None or turned.opcode != "tuple":
             return None
-        x = names[root.operands[index]]
+        x = names[turned.operands[index]]
         while x.opcode in ("copy", "bitcast"):
             x = names[x.operands[0]]
         same = x.opcode == "get-tuple-element" and names[x.operands[0]].opcode == "parameter"
         if not same or _index(x) != index:
             return None
         return self.origin(computation, loop.operands[0], index)
-
-    def _root(self, computation: str) -> Instruction:
-        body = self.program.computations[computation]
-        return next((x for x in body if x.root), body[-1])
 
 
 def argument_path(argument: Instruction) -> str:
