@@ -44,7 +44,7 @@ _ROWS, _ENCODED = "rows", "encoded"
 _V21_ONLY = ("total_videos", "total_chunks")
 _OWN_META = ("info.json", "stats.json", "checksums.json", "recording.jsonl")
 _MADE_ANEW = ("tasks.", "subtasks.", "episodes", "stats_gr00t.", "steps_")
-"""How files begin that are written here, or by GR00T's readers when they find none."""
+"""Beginnings of the names of files written here, or by GR00T's readers when they find none."""
 
 
 class _Files(Protocol):
