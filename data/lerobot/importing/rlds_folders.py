@@ -6,7 +6,6 @@ empty, also where they change in its midst, of all the fields with instructions 
 the layout's task names.
 """
 
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -28,11 +27,12 @@ from data.lerobot.importing.recording import (
     instruction,
 )
 from data.rlds.dataset import RldsDataset, open_rlds
+from models.terminal import logger
 
 _FILES = ("features.json", "dataset_info.json")
 _WORDINGS = "language_instruction"
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 def _recognises(path: Path) -> bool:
