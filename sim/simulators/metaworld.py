@@ -106,8 +106,14 @@ class Simulator:
         return reward, success and self.until_success, False, success
 
     def expert(self) -> np.ndarray:
-        """Action of the package's scripted policy, which sees where everything is."""
-        return np.clip(self.scene.policy.get_action(self.scene.seen), *self.limits)
+        """Action of the package's scripted policy, which sees where everything is. Where its hand
+        is not at the thing it opens, which the package's leaves closed: that presses on the thing
+        forever once it has missed it, and shows no policy how to grasp again."""
+        policy = self.scene.policy
+        action = np.clip(policy.get_action(self.scene.seen), *self.limits)
+        if action[3] == 0 and hasattr(policy, "_grab_effort"):
+            action[3] = -1
+        return action
 
     def film(self, size: int) -> np.ndarray:
         """Picture of the camera in the corner."""

@@ -76,6 +76,19 @@ print(json.dumps([list(metaworld.ALL_V3_ENVIRONMENTS), list(env_dict.MT10_V3)]))
     assert sorted(ten) == sorted(load_suite("metaworld_mt10").tasks) == sorted(MT10)
 
 
+@pytest.mark.parametrize("task", ["push-v3", "pick-place-v3", "push-back-v3"])
+def test_the_expert_grasps_with_a_hand_that_had_closed_on_nothing(python, task):
+    with open_slots((task,), 1, 48, python=python, cameras=()) as slots:
+        begun(slots, 0, task, TRAIN_SEEDS.start)
+        slots.send(0, np.tile(np.float32([0, 0, 0, 1]), (30, 1)))
+        assert not told(slots, 0).ended
+        outcome = None
+        while outcome is None or not outcome.ended:
+            slots.demonstrate(0, 50)
+            outcome = told(slots, 0)
+        assert outcome.success
+
+
 def test_paraphrases_are_prompts_of_their_own_suite_and_of_no_recording(slots):
     suite = load_suite("metaworld")
     other = load_suite(str(suite.variants["paraphrase"]))
