@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import jax
-import numpy as np
 import tyro
 from rich.box import SIMPLE
 from rich.table import Table
@@ -42,7 +41,7 @@ from parallel.planning.reliability import Recovery, daly, goodput, mean_time_bet
 from parallel.planning.report import as_json as explained_as_json
 from parallel.planning.report import show
 from parallel.planning.scaling import curve
-from tools.recipes.presets import load_preset, row_layout
+from tools.recipes.presets import load_preset
 from tools.recipes.scaling import SIZES, markdown, write
 
 _KEYS = 64
@@ -59,7 +58,7 @@ class PlannedRun:
     rows: int = 0
     """Rows of the global batch; 8 per GPU if not given."""
     samples: int = 0
-    """Samples of average length that fit into a row; the preset's if not given."""
+    """Samples that fill a row; the preset's if not given."""
     cameras: int = 2
     """Cameras of a sample."""
     text: int = 60
@@ -121,7 +120,7 @@ def make_task(run: PlannedRun, cluster: Cluster) -> TrainingTask:
         rules=config.build().sharding_rules,
         stacks=require(config, "stacks", "tools.plan")(layout),
         rows=run.rows or 8 * cluster.devices,
-        samples=min(layout.prefix / places, layout.samples),
+        samples=layout.samples,
         trips=math.ceil(places / _KEYS) + 1,
     )
 
@@ -329,15 +328,18 @@ def _model(config: ModelConfig, remat: Remat, precision: Precision) -> Any:
 
 
 def _read(run: PlannedRun) -> tuple[ModelConfig, OptimizerConfig, Layout]:
-    """A preset's model and optimizer, and rows for samples that all have so many images and text
-    tokens."""
+    """A preset's model and optimizer, and rows that so many samples of so many images and text
+    tokens fill without a gap."""
     preset = load_preset(run.preset)
     samples = run.samples or preset.rows.samples
-    images, text = np.array([run.cameras]), np.array([run.text])
     model = preset.model
     if model.cross_entropies and not model.targets:
         model = model.changed(targets=run.targets)
-    return model, preset.optimizer, row_layout(model, samples, images, text)
+    images, text = samples * run.cameras, samples * run.text
+    counts = {"samples": samples, "images": images, "text": text, "targets": model.targets}
+    empty = model.layout(prefix=0, **counts)
+    places = samples * int(empty.prefix_length(run.cameras, run.text))
+    return model, preset.optimizer, replace(empty, prefix=places)
 
 
 def _details(best: dict[str, Any], console: Console) -> None:

@@ -59,6 +59,14 @@ def test_pi05_on_1024_gpus_is_sharded_inside_the_node_and_copied_across(found):
     assert best.parts["exposed communication"] < 0.05 * best.step
 
 
+@pytest.mark.parametrize(("cameras", "text", "samples"), [(2, 60, 4), (3, 33, 2), (1, 200, 7)])
+def test_rows_are_full_of_samples(cameras, text, samples):
+    run = PlannedRun(preset="pi05", cameras=cameras, text=text, samples=samples)
+    task = make_task(run, H100)
+    assert task.samples == samples
+    assert task.batch(8).prefix_source.shape == (8, samples * (256 * cameras + text))
+
+
 def test_every_plan_fits_and_the_slower_come_later(found):
     limit = H100.chip.memory * H100.chip.memory_share
     assert all(p.bytes <= limit for p in found)
