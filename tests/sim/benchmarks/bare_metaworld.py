@@ -1,4 +1,5 @@
-"""Meta-World without us: its experts act from the same starts, as its own examples do.
+"""Meta-World without us: its experts act from the same starts, as its own examples do, but for
+hands that open away from the thing, as ours do.
 
 python bare_metaworld.py FIRST_SEED EPISODES TASK ... prints [task, seed, success, length] of each
 episode as JSON.
@@ -25,6 +26,8 @@ def main(first: int, episodes: int, tasks: list[str]) -> None:
             policy = ENV_POLICY_MAP[task]()
             for length in range(1, 501):  # noqa: B007
                 action = np.clip(policy.get_action(observation), -1, 1)
+                if action[3] == 0 and hasattr(policy, "_grab_effort"):
+                    action[3] = -1
                 observation, _, _, _, info = env.step(action)
                 if info["success"]:
                     break
