@@ -501,6 +501,7 @@ _RULES = (
     (_STACK + r"((up|gate)/lora_a|down/lora_b)$", PartitionSpec()),
     (r"_blocks/modulation/kernel$", PartitionSpec(None, "fsdp")),
     (r"^vision/(embed|head)/kernel$", PartitionSpec(None, "fsdp")),
+    (r"^vision/small/kernel$", PartitionSpec()),
     (r"^dit/(time_in|time_out|out)/kernel$", PartitionSpec(None, "fsdp")),
     (r"^dit/modulation/kernel$|^vision/film/kernel$", PartitionSpec("fsdp")),
     (

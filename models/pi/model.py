@@ -470,7 +470,7 @@ _RULES = (
     (rf"{_VISION}(up/lora_a|down/lora_b)$", PartitionSpec()),
     (r"^vision/(embed|head)/kernel$", PartitionSpec(None, "fsdp")),
     (r"^vision/film/kernel$|^expert/norm/.*kernel$", PartitionSpec("fsdp")),
-    (r"^(action_in|action_out|time_in|time_out|state_in)/kernel$", PartitionSpec()),
+    (r"^(action_in|action_out|time_in|time_out|state_in|vision/small)/kernel$", PartitionSpec()),
     (rf"^(?!{_VISION[1:]}(q|k|v|up)/).*bias$", PartitionSpec()),
 )
 SHARDING_RULES = staged(_RULES, r"(language|expert)/layers/")

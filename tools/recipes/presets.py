@@ -165,7 +165,7 @@ of the words matters (docs/results/tabletop.md)."""
 METAWORLD = replace(
     TINY,
     model=_TINY.changed(
-        vision=replace(_TINY.vision, width=128, hidden=256, patch=12),
+        vision=replace(_TINY.vision, width=128, hidden=256, patch=12, stem=4),
         language=replace(_TINY.language, width=128, hidden=256, heads=4),
         expert=replace(_TINY.expert, width=64, hidden=128, heads=4),
         image_size=96,
@@ -174,8 +174,8 @@ METAWORLD = replace(
     optimizer=replace(TINY.optimizer, learning_rate=4e-3),
     trainer=replace(TINY.trainer, steps=10000, save_every=2000, eval_every=2000),
 )
-"""`TINY` for many of Meta-World's tasks at once: wider, two cameras, larger pictures, longer chunks
-(docs/results/metaworld.md)."""
+"""`TINY` for many of Meta-World's tasks at once: wider, two cameras, larger pictures that are read
+through a stem, longer chunks (docs/results/metaworld.md)."""
 
 LIBERO_TINY = replace(
     TINY,
