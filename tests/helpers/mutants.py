@@ -20,7 +20,11 @@ ROOT = Path(__file__).parents[2]
 TARGETS = {
     "staleness": ("rl/host/staleness.py", "tests/rl/host/test_staleness.py"),
     "quantiles": ("data/statistics/quantiles.py", "tests/data/statistics/test_quantiles.py"),
-    "checkpoint": ("parallel/checkpoint.py", "tests/parallel/test_checkpoint.py"),
+    "checkpoint": (
+        "parallel/checkpoint.py",
+        "tests/parallel/test_checkpoint.py tests/parallel/test_damage.py "
+        "tests/parallel/test_failed_save.py",
+    ),
     "packing": ("data/packing/packing.py", "tests/data/packing/test_packing.py"),
     "attention": ("models/attention/attention.py", "tests/models/attention/test_attention.py"),
 }
@@ -47,7 +51,7 @@ def mutants(name: str) -> Mutants:
     with tempfile.TemporaryDirectory() as scratch:
         clone, config, session = Path(scratch, "clone"), Path(scratch, "c.toml"), Path(scratch, "s")
         subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
-        ran = f"{sys.executable} -m pytest -q -x -p no:cacheprovider {tests}"
+        ran = f"{sys.executable} -m pytest -q -x -m 'not slow' -p no:cacheprovider {tests}"
         config.write_text(
             f'[cosmic-ray]\nmodule-path = "{file}"\ntimeout = {_SECONDS}\nexcluded-modules = []\n'
             f'test-command = "{ran}"\n[cosmic-ray.distributor]\nname = "local"\n'
