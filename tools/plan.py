@@ -105,7 +105,6 @@ def make_task(run: PlannedRun, cluster: Cluster) -> TrainingTask:
       ValueError, FileNotFoundError: there is no such preset.
     """
     config, optimizer, layout = _read(run)
-    places = int(layout.prefix_length(run.cameras, run.text))
     blank = jax.eval_shape(lambda: pack([[]], layout))
 
     def batch(rows: int) -> PackedBatch:
@@ -121,7 +120,7 @@ def make_task(run: PlannedRun, cluster: Cluster) -> TrainingTask:
         stacks=require(config, "stacks", "tools.plan")(layout),
         rows=run.rows or 8 * cluster.devices,
         samples=layout.samples,
-        trips=math.ceil(places / _KEYS) + 1,
+        trips=math.ceil(layout.prefix / layout.samples / _KEYS) + 1,
     )
 
 

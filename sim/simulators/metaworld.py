@@ -106,9 +106,12 @@ class Simulator:
         return reward, success and self.until_success, False, success
 
     def expert(self) -> np.ndarray:
-        """Action of the package's scripted policy, which sees where everything is. Where its hand
-        is not at the thing it opens, which the package's leaves closed: that presses on the thing
-        forever once it has missed it, and shows no policy how to grasp again."""
+        """Action of the package's scripted policy, which sees where everything is.
+
+        Policies that grasp (those with `_grab_effort`) open the hand away from the thing, where
+        some of the package's drive it neither way: after a miss they would press on the thing with
+        closed fingers forever, and show nobody how to grasp again.
+        """
         policy = self.scene.policy
         action = np.clip(policy.get_action(self.scene.seen), *self.limits)
         if action[3] == 0 and hasattr(policy, "_grab_effort"):

@@ -51,7 +51,8 @@ def mutants(name: str) -> Mutants:
     with tempfile.TemporaryDirectory() as scratch:
         clone, config, session = Path(scratch, "clone"), Path(scratch, "c.toml"), Path(scratch, "s")
         subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
-        ran = f"{sys.executable} -m pytest -q -x -m 'not slow' -p no:cacheprovider {tests}"
+        chosen = "not slow and not fuzz and not drill"
+        ran = f"{sys.executable} -m pytest -q -x -m '{chosen}' -p no:cacheprovider {tests}"
         config.write_text(
             f'[cosmic-ray]\nmodule-path = "{file}"\ntimeout = {_SECONDS}\nexcluded-modules = []\n'
             f'test-command = "{ran}"\n[cosmic-ray.distributor]\nname = "local"\n'

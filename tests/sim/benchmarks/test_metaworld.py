@@ -81,9 +81,9 @@ def test_the_expert_grasps_with_a_hand_that_had_closed_on_nothing(python, task):
     with open_slots((task,), 1, 48, python=python, cameras=()) as slots:
         begun(slots, 0, task, TRAIN_SEEDS.start)
         slots.send(0, np.tile(np.float32([0, 0, 0, 1]), (30, 1)))
-        assert not told(slots, 0).ended
-        outcome = None
-        while outcome is None or not outcome.ended:
+        outcome = told(slots, 0)
+        assert not outcome.ended
+        while not outcome.ended:
             slots.demonstrate(0, 50)
             outcome = told(slots, 0)
         assert outcome.success
