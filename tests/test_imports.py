@@ -12,8 +12,11 @@ import rl
 import sim
 import tools
 
-_ELSEWHERE = ("sim.simulators.gym", "sim.simulators.libero", "sim.simulators.metaworld")
-"""Imported by the Python of an environment that has the suite."""
+_ELSEWHERE = {
+    f"sim.simulators.{name}"
+    for name in ("gym", "libero", "libero_expert", "libero_grasps", "metaworld")
+}
+"""Imported where a simulator's process starts, some by the Python of an environment of its own."""
 _EXTRAS = {"tools.export.onnx_rules": "onnx", "tools.export.onnx_writer": "onnx"}
 """Imported where the package of an extra is installed."""
 MODULES = sorted(

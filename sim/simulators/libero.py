@@ -35,7 +35,7 @@ SETTLING = 10
 NOTHING = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
 FRESH = 1000
 """First of the seeds that draw a start afresh; those below are the published initial states."""
-DEMONSTRATED = ("libero_spatial", "libero_object")
+DEMONSTRATED = ("libero_spatial", "libero_object", "libero_goal")
 """Suites, with LIBERO-PRO's variants of them, that `libero_expert` can do."""
 CAMERAS = {
     "observation.images.image": "agentview",

@@ -309,16 +309,43 @@ def test_the_expert_does_a_task_from_a_fresh_start_and_pictures_between_drawn_on
         moves = [bool((a != b).any()) for a, b in zip(states, states[1:])]
         print(json.dumps([
             success, same, moves, simulator.spec()["expert"],
-            libero.Simulator("libero_goal", [], 64).spec()["expert"], float((apart > 8).mean()),
+            libero.Simulator("libero_10", [], 64).spec()["expert"], float((apart > 8).mean()),
         ]))
         """,
     )
-    success, same, moves, spatial, goal, edges = told
+    success, same, moves, spatial, long, edges = told
     assert success
     assert same == [True, True, False, True, True, False]
     assert all(moves)
     assert 0 < edges < 0.1
-    assert (spatial, goal) == (True, False)
+    assert (spatial, long) == (True, False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "task",
+    [
+        "open_the_middle_drawer_of_the_cabinet",
+        "put_the_wine_bottle_on_the_rack",
+        "open_the_top_drawer_and_put_the_bowl_inside",
+        "push_the_plate_to_the_front_of_the_stove",
+        "put_the_cream_cheese_in_the_bowl",
+        "turn_on_the_stove",
+    ],
+)
+def test_the_expert_has_the_skills_of_libero_goal(python, task):
+    successes = answer(
+        python,
+        f"""
+        simulator = libero.Simulator("libero_goal", ["{task}"], 64)
+        successes = []
+        for seed in (1007, 1008):
+            simulator.reset("{task}", seed)
+            successes.append(any(simulator.step(simulator.expert())[3] for _ in range(300)))
+        print(json.dumps(successes))
+        """,
+    )
+    assert successes == [True, True]
 
 
 def test_success_is_the_suites_own_predicate_and_ends_the_episode(python):

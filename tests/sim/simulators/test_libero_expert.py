@@ -1,24 +1,32 @@
-"""Geometry of LIBERO's expert, without LIBERO."""
+"""Geometry of LIBERO's expert, and what its hand does, without LIBERO."""
 
+import sys
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from sim.simulators.libero_expert import (
-    LARGEST,
+import sim
+
+sys.path.append(str(Path(sim.__file__).parent / "simulators"))  # where simulators' processes start
+
+from libero_expert import LARGEST, Expert
+from libero_grasps import rim_grasps, side_grasps
+from libero_scene import (
+    UP,
     Box,
-    Expert,
     highest,
     inside,
     nearest_turn,
-    pointing_down,
-    rim_grasps,
+    orientation,
     rotation_vector,
-    side_grasps,
 )
 
 CRATE = Box(np.array([0.5, 0.0, 0.1]), np.eye(3), np.array([0.1, 0.2, 0.1]))
+
+
+SIDE = np.radians(160)
 
 
 def turned(axis: list[float], angle: float) -> np.ndarray:
@@ -42,11 +50,20 @@ def test_a_rotation_vector_is_axis_times_angle(angle):
 
 
 def test_a_hand_that_points_down_is_a_rotation_with_its_fingers_along_the_axis():
-    hand = pointing_down(np.array([0.6, 0.8, 0.0]))
+    hand = orientation(np.array([0.6, 0.8, 0.0]))
     np.testing.assert_allclose(hand @ hand.T, np.eye(3), atol=1e-12)
     assert np.linalg.det(hand) == pytest.approx(1.0)
     np.testing.assert_allclose(hand[:, 0], [0.6, 0.8, 0.0])
     np.testing.assert_allclose(hand[:, 2], [0.0, 0.0, -1.0])
+
+
+def test_a_hand_that_leans_closes_its_fingers_as_nearly_along_the_axis_as_it_can():
+    back = np.array([0.6, 0.0, 0.8])
+    hand = orientation(np.array([1.0, 0.0, 0.0]), back)
+    np.testing.assert_allclose(hand @ hand.T, np.eye(3), atol=1e-12)
+    assert np.linalg.det(hand) == pytest.approx(1.0)
+    np.testing.assert_allclose(hand[:, 0], [0.8, 0.0, -0.6], atol=1e-12)
+    np.testing.assert_allclose(hand[:, 2], -back)
 
 
 def test_the_hand_turns_by_a_quarter_at_most():
@@ -73,7 +90,7 @@ def test_what_stands_beside_the_way_is_not_in_it():
 
 
 def test_a_bowl_is_gripped_at_its_rim_with_the_fingers_across_the_wall():
-    grasps = rim_grasps(bowl(), np.eye(3))
+    grasps = rim_grasps(bowl(), np.eye(3), SIDE)
     assert len(grasps) == 36
     for grasp, _ in grasps:
         assert np.linalg.norm(grasp.point[:2]) == pytest.approx(0.049, abs=1e-3)
@@ -81,10 +98,10 @@ def test_a_bowl_is_gripped_at_its_rim_with_the_fingers_across_the_wall():
         assert abs(grasp.point[:2] @ grasp.axis[:2]) == pytest.approx(0.049, abs=1e-3)
 
 
-def test_an_upright_bowl_is_gripped_from_the_robots_side_wherever_it_stands():
+def test_an_upright_bowl_is_gripped_from_the_side_that_is_preferred_however_it_is_turned():
     for turn in (0.0, 1.0, 3.0):
         rotation = turned([0, 0, 1], turn)
-        grasps = rim_grasps(bowl(), rotation)
+        grasps = rim_grasps(bowl(), rotation, SIDE)
         best = rotation @ min(grasps, key=lambda found: found[1])[0].point
         assert np.degrees(np.arctan2(best[1], best[0])) == pytest.approx(160, abs=1e-6)
         costs = [cost for _, cost in sorted(grasps, key=lambda found: found[1])]
@@ -92,11 +109,24 @@ def test_an_upright_bowl_is_gripped_from_the_robots_side_wherever_it_stands():
         assert np.diff(costs[::2]).min() > 0.1
 
 
+def test_a_hand_leans_away_from_the_bowl_that_it_grips():
+    for grasp, _ in rim_grasps(bowl(), np.eye(3), SIDE, lean=0.5):
+        assert grasp.back @ UP == pytest.approx(np.cos(0.5))
+        outwards = grasp.point * [1.0, 1.0, 0.0] / np.linalg.norm(grasp.point[:2])
+        assert grasp.back @ outwards == pytest.approx(np.sin(0.5))
+
+
+def test_a_flat_plates_rim_is_gripped_above_the_table():
+    plate = bowl() * [1.2, 1.2, 0.4]
+    for grasp, _ in rim_grasps(plate, np.eye(3), SIDE):
+        assert grasp.point[2] == pytest.approx(0.012)
+
+
 def test_a_tilted_bowls_wall_is_steep_only_along_the_axis_of_its_tilt():
-    grasps = rim_grasps(bowl(), turned([1, 0, 0], np.radians(50)))
+    grasps = rim_grasps(bowl(), turned([1, 0, 0], np.radians(50)), SIDE)
     best = min(grasps, key=lambda found: found[1])[0]
     assert abs(best.axis[0]) == pytest.approx(1.0)
-    upright = rim_grasps(bowl(), np.eye(3))
+    upright = rim_grasps(bowl(), np.eye(3), SIDE)
     steeper = [cost - other for (_, cost), (_, other) in zip(grasps, upright, strict=True)]
     assert max(steeper) == pytest.approx(15 * np.sin(np.radians(50)), rel=0.02)
     assert min(steeper) == pytest.approx(0.0, abs=1e-6)
@@ -116,7 +146,8 @@ def test_a_carton_is_carried_over_the_basket_by_a_hand_that_does_as_it_is_told()
     """A hand and a carton that move at once; the carton goes along while the gripper is closed."""
     scene = Puppet()
     expert = Expert.__new__(Expert)
-    expert.scene, expert.target, expert.bowl, expert.into = scene, "carton", False, True
+    expert.scene, expert.goal, expert.target = scene, "in", "carton"
+    expert.drawer, expert.into = None, True
     basket = np.array([0.2, 0.25, 0.06])
     expert.place = lambda: basket
     expert.actions = expert._episode()
@@ -129,11 +160,24 @@ def test_a_carton_is_carried_over_the_basket_by_a_hand_that_does_as_it_is_told()
     assert np.linalg.norm((scene.carton - basket)[:2]) < 0.01
 
 
+def test_a_drawer_is_pulled_open_by_its_handle_and_let_go():
+    scene = Cabinet()
+    expert = Expert.__new__(Expert)
+    expert.scene = scene
+    expert.turned = orientation(np.array([0.0, 1.0, 0.0]))
+    for action in expert._pull("drawer"):
+        assert (np.abs(action) <= LARGEST).all()
+        scene.act(action)
+    assert scene.is_open("drawer")
+    assert scene.at[1] > scene.handle("drawer")[1] + 0.05
+    assert not scene.carried
+
+
 class Puppet:
     """A scene without physics, with a crate between carton and basket."""
 
     def __init__(self) -> None:
-        self.at, self.turn = np.array([-0.2, 0.0, 0.4]), pointing_down(np.array([0.0, 1.0, 0.0]))
+        self.at, self.turn = np.array([-0.2, 0.0, 0.4]), orientation(np.array([0.0, 1.0, 0.0]))
         self.carton, self.carried = np.array([0.1, -0.1, 0.0]), False
         self.base = np.array([-0.4, 0.0, 0.0])
         self.roots = {"carton": 1}
@@ -165,3 +209,27 @@ class Puppet:
 
     def boxes(self, *without: str) -> list[Box]:
         return [Box(np.array([0.15, 0.08, 0.1]), np.eye(3), np.array([0.1, 0.03, 0.1]))]
+
+
+class Cabinet(Puppet):
+    """A drawer whose handle goes along with closed fingers that are around it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened = 0.0
+
+    def act(self, action: np.ndarray) -> None:
+        near = np.linalg.norm(self.at - self.handle("drawer")) < 0.015
+        self.carried = bool(action[6] > 0 and (near or self.carried))
+        if self.carried:
+            self.opened = float(np.clip(self.opened + action[1] * 0.013, 0.0, 0.16))
+        super().act(np.array([*action[:6], -1.0]))
+
+    def out(self, name: str) -> np.ndarray:
+        return np.array([0.0, 1.0, 0.0])
+
+    def handle(self, name: str) -> np.ndarray:
+        return np.array([0.05, self.opened - 0.1, 0.15])
+
+    def is_open(self, name: str, more: float = 0.0) -> bool:
+        return self.opened > 0.14 + more
