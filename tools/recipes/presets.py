@@ -180,7 +180,7 @@ through a stem, longer chunks (docs/results/metaworld.md)."""
 LIBERO_TINY = replace(
     TINY,
     model=_TINY.changed(
-        vision=replace(_TINY.vision, patch=12),
+        vision=replace(_TINY.vision, patch=12, stem=4),
         expert=replace(_TINY.expert, width=64, hidden=128),
         image_size=96,
         horizon=16,
@@ -189,8 +189,8 @@ LIBERO_TINY = replace(
     optimizer=replace(TINY.optimizer, learning_rate=2e-3),
     trainer=replace(TINY.trainer, steps=8000, save_every=2000, eval_every=2000),
 )
-"""`TINY` for a LIBERO suite's ten tasks: two cameras, larger pictures, longer chunks
-(docs/results/libero.md)."""
+"""`TINY` for a LIBERO suite's ten tasks: two cameras, larger pictures that are read through a stem,
+longer chunks (docs/results/libero.md)."""
 
 PI05 = RunConfig(
     model=PiConfig(
