@@ -61,7 +61,8 @@ class Expert:
         """Into a container, over which the object is let go; otherwise it is set down."""
         if place:
             self.into, self.place = self._destination(*place)
-        self.turned = orientation(np.array([0.0, 1.0, 0.0]))
+        now = self.scene.hand()[1][:, 0]
+        self.turned = orientation(nearest_turn(now, now)[0])
         self.actions = self._episode()
 
     def action(self) -> np.ndarray:
@@ -79,11 +80,10 @@ class Expert:
             return False, lambda: site.xpos - 0.015 * UP
         if self.goal == "in":
             return True, lambda: site.xpos + 0.06 * UP
-        return False, lambda: site.xpos + site.xmat.reshape(3, 3) @ (0.05 * UP) - 0.06 * UP
+        normal = site.xmat.reshape(3, 3) @ UP  # along a tilted rack's slope
+        return False, lambda: site.xpos + 0.05 * normal - 0.06 * UP
 
     def _episode(self) -> Iterator[np.ndarray]:
-        now = self.scene.hand()[1][:, 0]
-        self.turned = orientation(nearest_turn(now, now)[0])
         while self.drawer is not None and not self.scene.is_open(self.drawer):
             yield from self._pull(self.drawer)
         while self.goal == "turnon":
@@ -118,11 +118,8 @@ class Expert:
         ways = [orientation(up, back) for up in (UP, -UP)]
         now = self.scene.hand()[1]
         self.turned = max(ways, key=lambda way: float(np.trace(way.T @ now)))
-
         handle = partial(self.scene.handle, drawer)
-        yield from self._reach(lambda: handle() + 0.12 * back, 0.02)
-        yield from self._reach(handle, 0.01, 0.6)
-        yield from self._close(handle)
+        yield from self._take(handle, 0.12 * back)
         for _ in range(60):
             lost = np.linalg.norm(handle() - self.scene.hand()[0]) > 0.03
             if lost or self.scene.is_open(drawer, 0.005):
@@ -136,14 +133,18 @@ class Expert:
         narrow = min(side_grasps(ridge - at, np.eye(3)), key=lambda found: found[1])[0].axis
         axis = nearest_turn(narrow, self.scene.hand()[1][:, 0])[0]
         self.turned = orientation(axis)
-        yield from self._reach(lambda: at + 0.08 * UP, 0.02)
-        yield from self._reach(lambda: at, 0.01, 0.6)
-        yield from self._close(lambda: at)
+        yield from self._take(lambda: at, 0.08 * UP)
         for step in range(30):
             angle = min(0.05 * step, np.pi / 2)
             self.turned = orientation(np.cos(angle) * axis + np.sin(angle) * np.cross(UP, axis))
             yield self._towards(at, CLOSED)
         yield from self._release()
+
+    def _take(self, at: Callable[[], np.ndarray], before: np.ndarray) -> Iterator[np.ndarray]:
+        """Closes the fingers at a point, which the hand comes to from another beside it."""
+        yield from self._reach(lambda: at() + before, 0.02)
+        yield from self._reach(at, 0.01, 0.6)
+        yield from self._close(at)
 
     def _slide(self) -> Iterator[np.ndarray]:
         """Slides a plate over the table by its rim: across, past what lies there, then along."""
@@ -192,10 +193,10 @@ class Expert:
         at = self._grip(grasp)
         safe = max(highest(self.scene.boxes(), self.scene.hand()[0], at, 0.06) + 0.03, at[2] + 0.07)
         for _ in range(90):
-            hand, turned = self.scene.hand()
+            hand = self.scene.hand()[0]
             at = self._grip(grasp) + 0.05 * grasp.back
             away = float(np.linalg.norm((at - hand)[:2]))
-            askew = np.linalg.norm(rotation_vector(self.turned @ turned.T))
+            askew = np.linalg.norm(self._askew())
             if away < 0.012 and askew < 0.12 and hand[2] < at[2] + 0.04:
                 return
             height = at[2]
@@ -209,9 +210,9 @@ class Expert:
         """With an open hand to a point, or as far as the hand gets."""
         before, stuck = np.full(3, np.inf), 0
         for _ in range(40):
-            hand, turned = self.scene.hand()
+            hand = self.scene.hand()[0]
             error = (at() - hand) / [1.0, 1.0, 0.6]
-            askew = np.linalg.norm(rotation_vector(self.turned @ turned.T))
+            askew = np.linalg.norm(self._askew())
             stuck = stuck + 1 if np.linalg.norm(hand - before) < 0.001 else 0
             if stuck > 4 or (np.linalg.norm(error) < near and askew < 0.15):
                 return
@@ -226,8 +227,9 @@ class Expert:
         hold = self.scene.hand()[0]
         yield from self._close(lambda: hold)
         aside = (grasp.back - UP * grasp.back[2]) * 0.16
-        for _ in range(15 * aside.any()):  # from beneath the drawer
-            yield self._towards(hold + aside, CLOSED)
+        if aside.any():  # from beneath the drawer
+            for _ in range(15):
+                yield self._towards(hold + aside, CLOSED)
         hold = self.scene.hand()[0]
         for _ in range(25):
             if self.scene.hand()[0][2] > hold[2] + 0.06:
@@ -277,12 +279,15 @@ class Expert:
         position, rotation = self.scene.pose(self.target)
         return position + rotation @ grasp.point
 
+    def _askew(self) -> np.ndarray:
+        """Turn that the hand still has to make, axis times angle (radians)."""
+        return rotation_vector(self.turned @ self.scene.hand()[1].T)
+
     def _towards(self, goal: np.ndarray, gripper: float, fastest: float = 1.0) -> np.ndarray:
         """Action that moves the hand to a position while it turns to the grasp's axis."""
-        hand, turned = self.scene.hand()
-        move = (goal - hand) * (_GAIN / _METRES)
+        move = (goal - self.scene.hand()[0]) * (_GAIN / _METRES)
         move *= fastest / max(np.abs(move).max(), fastest)
-        turn = rotation_vector(self.turned @ turned.T) * (_TURN_GAIN / _RADIANS)
+        turn = self._askew() * (_TURN_GAIN / _RADIANS)
         return np.clip(np.concatenate([move, turn, [gripper]]), -LARGEST, LARGEST)
 
 

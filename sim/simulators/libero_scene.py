@@ -91,10 +91,11 @@ class Scene:
             if body not in self.roots.values():
                 root[body] = root[self.model.body_parentid[body]]
         of_geom = root[self.model.geom_bodyid]
-        collides = (self.model.geom_contype | self.model.geom_conaffinity) > 0
-        collides &= self.model.geom_type != _PLANE
+        self.collides = (self.model.geom_contype | self.model.geom_conaffinity) > 0
+        self.collides &= self.model.geom_type != _PLANE
         self.geoms = {
-            name: np.flatnonzero(collides & (of_geom == body)) for name, body in self.roots.items()
+            name: np.flatnonzero(self.collides & (of_geom == body))
+            for name, body in self.roots.items()
         }
 
     def hand(self) -> tuple[np.ndarray, np.ndarray]:
@@ -126,9 +127,8 @@ class Scene:
 
     def handle(self, drawer: str) -> np.ndarray:
         """Middle of a drawer's handle [3]: of the part that sticks out most."""
-        boxes = self._parts(self.drawers[drawer])
-        out = self.out(drawer)
-        return max((self._box(geom).centre for geom in boxes), key=lambda at: float(at @ out))
+        parts, out = self._parts(self.drawers[drawer]), self.out(drawer)
+        return max((self._box(geom).centre for geom in parts), key=lambda at: float(at @ out))
 
     def knob(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Middle of the ridge of a furniture's knob [3], and points of the ridge [n, 3]."""
@@ -146,7 +146,7 @@ class Scene:
     def _parts(self, joint: int) -> list[int]:
         """Geoms that collide of the body that a joint moves."""
         of_body = self.model.geom_bodyid == self.model.jnt_bodyid[joint]
-        return np.flatnonzero(of_body & (self.model.geom_contype > 0)).tolist()
+        return np.flatnonzero(of_body & self.collides).tolist()
 
     def _box(self, geom: int) -> Box:
         axes = self.data.geom_xmat[geom].reshape(3, 3).copy()

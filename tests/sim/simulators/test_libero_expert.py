@@ -24,8 +24,6 @@ from libero_scene import (
 )
 
 CRATE = Box(np.array([0.5, 0.0, 0.1]), np.eye(3), np.array([0.1, 0.2, 0.1]))
-
-
 SIDE = np.radians(160)
 
 
@@ -147,7 +145,7 @@ def test_a_carton_is_carried_over_the_basket_by_a_hand_that_does_as_it_is_told()
     scene = Puppet()
     expert = Expert.__new__(Expert)
     expert.scene, expert.goal, expert.target = scene, "in", "carton"
-    expert.drawer, expert.into = None, True
+    expert.drawer, expert.into, expert.turned = None, True, scene.turn
     basket = np.array([0.2, 0.25, 0.06])
     expert.place = lambda: basket
     expert.actions = expert._episode()
