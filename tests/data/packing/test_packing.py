@@ -60,6 +60,52 @@ def test_fitted_budgets_fill_prefix_and_image_slots_to_99_percent(cameras):
     assert images.sum() / (rows * fitted.images) >= 0.99
 
 
+def fewest(images, text, lay):
+    """The fewest rows that hold a few samples, found by trying all ways."""
+    every = (1 << len(images)) - 1
+
+    def fits(chosen):
+        some = [i for i in range(len(images)) if chosen >> i & 1]
+        own = lay.prefix_length(images[some], text[some]).sum()
+        within = (len(some) <= lay.samples, images[some].sum() <= lay.images)
+        return all(within) and text[some].sum() <= lay.text and own <= lay.prefix
+
+    fitting = [fits(chosen) for chosen in range(every + 1)]
+    best = [0] + [len(images)] * every
+    for left in range(1, every + 1):
+        row, first = left, left & -left
+        while row:
+            if row & first and fitting[row]:
+                best[left] = min(best[left], 1 + best[left ^ row])
+            row = (row - 1) & left
+    return best[every]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_few_samples_are_packed_into_the_fewest_rows(seed):
+    rng, lay = np.random.default_rng(seed), layout(24, 4, 5, 14, 4, 1)
+    for number in rng.integers(4, 9, 20):
+        images, text = rng.integers(1, 4, number), rng.integers(1, 9, number)
+        assert pack(images, text, lay)[0] == fewest(images, text, lay)
+
+
+def test_samples_that_nearly_fill_a_prefix_get_rows_of_one():
+    images, text = np.array([1, 2, 2]), np.array([30, 8, 9])
+    fitted = fit_layout(images, text, layout(100, 9, 9, 99, 36, 10))
+    budgets = fitted.samples, fitted.images, fitted.text, fitted.prefix
+    assert budgets == (1, 2, 30, 36 * 2 + 9 + 10)
+
+
+def test_fitted_budgets_hold_any_sample_and_most_of_the_prefix_given():
+    images, text = samples((1, 2, 3), 500)
+    for prefix in (260, 300, 512, 700):
+        fitted = fit_layout(images, text, layout(prefix, 99, 16, 999, 64, 1))
+        assert 0.7 * prefix <= fitted.prefix <= prefix
+        assert fitted.prefix >= fitted.prefix_length(images, text).max()
+        assert fitted.images >= 3
+        assert fitted.text >= text.max()
+
+
 def test_a_single_kind_fills_rows_with_as_many_as_fit():
     rows, _ = pack(np.full(100, 2), np.full(100, 8), layout(250, 6, 9, 100, 36))
     assert rows == 34

@@ -25,7 +25,7 @@ def run(
     """Control steps a second of PPO on the tabletop; `ratio` is that of most environments over
     that of fewest."""
     on_gpu = jax.default_backend() == "gpu"
-    counts = counts or ((2, 4) if tiny else _GPU_COUNTS if on_gpu else _COUNTS)
+    counts = counts or ((4, 8) if tiny else _GPU_COUNTS if on_gpu else _COUNTS)
     load = BenchedRun(steps=1, warm=1, picture=16) if tiny else BenchedRun(steps=5, warm=2)
     suite = load_suite(_SUITE)
     assert suite.environment is not None
