@@ -25,10 +25,9 @@ from rich.box import SIMPLE
 from rich.table import Table
 
 from models import Layout
-from models.attention.attention import compiling_for
 from models.inputs.packed_batch import PackedBatch, pack
 from models.layers.layers import Remat
-from models.model import ModelConfig, init_params, require
+from models.model import KeptModel, ModelConfig, require
 from models.terminal import Console, guard_tracebacks, harmless
 from parallel.mesh import MeshConfig
 from parallel.optimizer import OptimizerConfig
@@ -63,6 +62,8 @@ class PlannedRun:
     """Cameras of a sample."""
     text: int = 60
     """Text tokens of a sample, the state's included."""
+    unroll: bool = False
+    """Layers one after the other in the program, not as a loop (model.compute.unroll)."""
     targets: int = 64
     """Places of a sample for what a model with such losses is to predict, where model.targets
     leaves them to the data."""
@@ -111,9 +112,7 @@ def make_task(run: PlannedRun, cluster: Cluster) -> TrainingTask:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype), blank)
 
     return TrainingTask(
-        model=lambda remat, precision: _OnChip(
-            _model(config, remat, precision), _CAPABILITY.get(cluster.chip.name, 9.0)
-        ),
+        model=lambda remat, precision: KeptModel(_model(config, remat, precision)),
         batch=batch,
         optimizer=replace(optimizer, decay_steps=optimizer.warmup_steps + 1),
         rules=config.build().sharding_rules,
@@ -121,6 +120,7 @@ def make_task(run: PlannedRun, cluster: Cluster) -> TrainingTask:
         rows=run.rows or 8 * cluster.devices,
         samples=layout.samples,
         trips=math.ceil(layout.prefix / layout.samples / _KEYS) + 1,
+        capability=_CAPABILITY.get(cluster.chip.name, 9.0),
     )
 
 
@@ -301,21 +301,6 @@ def _compiled(report: CompiledStep) -> dict[str, Any]:
     return {"memory_bytes": report.memory.peak, "flops": sum(report.flops.values()), "sent": sent}
 
 
-@dataclass(frozen=True)
-class _OnChip:
-    """A model whose attention kernels are chosen for an NVIDIA GPU that is not here."""
-
-    model: Any
-    capability: float
-
-    def init(self, key: Any) -> Any:
-        return init_params(self.model, key)
-
-    def loss(self, params: Any, batch: PackedBatch, key: Any) -> Any:
-        with compiling_for("gpu", self.capability):
-            return self.model.loss(params, batch, key)
-
-
 def _model(config: ModelConfig, remat: Remat, precision: Precision) -> Any:
     dtype = "float32" if precision == "f32" else "bfloat16"
     fp8 = "delayed" if precision == "fp8" else "none"
@@ -331,7 +316,7 @@ def _read(run: PlannedRun) -> tuple[ModelConfig, OptimizerConfig, Layout]:
     tokens fill without a gap."""
     preset = load_preset(run.preset)
     samples = run.samples or preset.rows.samples
-    model = preset.model
+    model = preset.model.computing(unroll=True) if run.unroll else preset.model
     if model.cross_entropies and not model.targets:
         model = model.changed(targets=run.targets)
     images, text = samples * run.cameras, samples * run.text

@@ -102,10 +102,10 @@ class Adapter(nnx.Module):
             x = x + _attended(block.out(seen.out), dropped)
             return block.mlp(x, dropped), None
 
-        pipeline = self.compute.pipeline
-        return scan_layers(layer, self.norm(x), stacked, self.remat, rows=rows, pipeline=pipeline)[
-            0
-        ]
+        pipeline, unroll = self.compute.pipeline, self.compute.unroll
+        return scan_layers(
+            layer, self.norm(x), stacked, self.remat, rows=rows, pipeline=pipeline, unroll=unroll
+        )[0]
 
 
 class DiT(nnx.Module):
@@ -142,7 +142,11 @@ class DiT(nnx.Module):
             block = nnx.merge(graph, weights)
             return x, (block.k(x), block.v(x))
 
-        k, v = apart(lambda x, weights: scan_layers(layer, x, weights)[1], x, weights)
+        k, v = apart(
+            lambda x, weights: scan_layers(layer, x, weights, unroll=self.compute.unroll)[1],
+            x,
+            weights,
+        )
         return Cache(k, v, segment)
 
     @jax.named_scope("dit")
@@ -202,16 +206,18 @@ class DiT(nnx.Module):
 
         both = (cross_weights, self_weights)
         stacked, rows = _with_keys(both, (time, segment, cache.segment), keys)
-        cached, pipeline = (cache.k, cache.v), self.compute.pipeline
+        cached, unroll = (cache.k, cache.v), self.compute.unroll
         if axis_size("stage") > 1 or keys is not None:
-            x, _ = scan_layers(pair, x, stacked, self.remat, rows, cached, pipeline)
+            x, _ = scan_layers(
+                pair, x, stacked, self.remat, rows, cached, self.compute.pipeline, unroll=unroll
+            )
             x = x[..., -read:, :]
         else:
             before, last = (
                 jax.tree.map(lambda z, at=at: z[at], (stacked, *cached))
                 for at in (slice(None, -1), -1)
             )
-            x, _ = scan_layers(pair, x, before[0], self.remat, rows, before[1:])
+            x, _ = scan_layers(pair, x, before[0], self.remat, rows, before[1:], unroll=unroll)
             x, _ = pair(x, *last, *rows, read=read)
         shift, scale = jnp.split(self.modulation(time), 2, axis=-1)
         return self.out(self.norm(x) * (1 + scale) + shift)

@@ -146,6 +146,7 @@ class Prefix(nnx.Module):
             remat=self.remat,
             rows=(segment, position),
             pipeline=self.compute.pipeline,
+            unroll=self.compute.unroll,
         )
         if axis_size("stage") > 1:
             k, v = scan(weights)[1]
@@ -230,6 +231,7 @@ class Prefix(nnx.Module):
             rows=(length[..., None] + place + shift, cache.segment),
             cached=(cache.k, cache.v, own),
             pipeline=self.compute.pipeline,
+            unroll=self.compute.unroll,
         )
         return self.norm(x), own
 
@@ -312,6 +314,7 @@ class Expert(nnx.Module):
             rows=(condition, position, segment, cache.segment),
             cached=(cache.k, cache.v),
             pipeline=self.compute.pipeline,
+            unroll=self.compute.unroll,
         )
         return _normed(self.norm, x, condition)[0], Cache(k, v, segment)
 

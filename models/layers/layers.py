@@ -46,7 +46,9 @@ class Compute:
     that are kept in few bits (`models.layers.quantized`), to serve or as the frozen base of
     adapters, and in which kind of them, and how rows pass the stages of a mesh that has some.
     Feed-forward layers take `chunk` tokens at a time on each device (0: all at once), see
-    `models.layers.token_chunks`."""
+    `models.layers.token_chunks`. Stacks of layers are a loop, or, to `unroll`, one layer after the
+    other in the program: faster where copies of what backward needs take time, slower to compile
+    (docs/results/explain.md)."""
 
     dtype: str = "bfloat16"
     attention: Implementation = "auto"
@@ -55,6 +57,7 @@ class Compute:
     quantized_kind: Kind = "float8"
     pipeline: Pipeline = field(default_factory=Pipeline)
     chunk: int = 0
+    unroll: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in _DTYPES:
@@ -251,6 +254,7 @@ def scan_layers(
     cached: tuple[Any, ...] = (),
     pipeline: Pipeline | None = None,
     axes: tuple[str, ...] = ROWS,
+    unroll: bool = False,
 ) -> tuple[Carry, Any]:
     """`x, left = layer(x, weights, *cached, *rows)` from layer to layer; returns the last x and
     what all layers left, stacked.
@@ -261,7 +265,7 @@ def scan_layers(
     on all stages alike), whose repeats take "none" for "dots". The rows of x are split over `axes`.
 
     A few layers are unrolled, which spares a fifth of a small model's step (no copies of what
-    backward needs); many are not, for the sake of compile time.
+    backward needs); many are to be so by `unroll` alone, for the sake of compile time.
     """
     pipeline = pipeline if axis_size("stage") > 1 else None
     remat = remat if recomputes() else "none"
@@ -273,10 +277,10 @@ def scan_layers(
             x, left = layer(keep_rows(x, axes), xs[0], *xs[1], *rows)
             return keep_rows(x, axes), left
 
-        if remat != "none":
-            step = jax.checkpoint(step, policy=_POLICIES[remat], prevent_cse=False)
-        unroll = remat == "none" and len(jax.tree.leaves(stacked)[0]) <= _UNROLLED
-        return jax.lax.scan(step, x, (stacked, cached), unroll=unroll)
+        if remat != "none":  # outside a loop, XLA would find what is computed twice, and keep it
+            step = jax.checkpoint(step, policy=_POLICIES[remat], prevent_cse=unroll)
+        few = remat == "none" and len(jax.tree.leaves(stacked)[0]) <= _UNROLLED
+        return jax.lax.scan(step, x, (stacked, cached), unroll=unroll or few)
 
     if pipeline is not None:
         return circulate(scan, layer, x, stacked, cached, rows, pipeline)

@@ -81,7 +81,8 @@ class Qwen(nnx.Module):
             return x + block.mlp(block.norm2(x)), None
 
         rows, pipeline = (segment, position), self.compute.pipeline
-        x, _ = scan_layers(layer, x, weights, self.remat, rows, pipeline=pipeline)
+        unroll = self.compute.unroll
+        x, _ = scan_layers(layer, x, weights, self.remat, rows, pipeline=pipeline, unroll=unroll)
         return self.norm(x)
 
 

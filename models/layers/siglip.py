@@ -88,6 +88,7 @@ class Siglip(nnx.Module):
     ):
         dtype = self.dtype = jnp.dtype(compute.dtype)
         self.patch, self.stem, self.remat = config.patch, config.stem, config.remat
+        self.unroll = compute.unroll
         width, tokens = config.width, config.tokens(image_size)
         if config.stem:
             pixels = 3 * config.stem**2
@@ -125,7 +126,7 @@ class Siglip(nnx.Module):
         x = x + self.position[...].astype(x.dtype)
         graph, weights = nnx.split(self.blocks)
         layer = lambda x, w: (nnx.merge(graph, w)(x), None)  # noqa: E731
-        x, _ = scan_layers(layer, x, weights, self.remat, axes=axes)
+        x, _ = scan_layers(layer, x, weights, self.remat, axes=axes, unroll=self.unroll)
         return constrain(self.head(self.norm(x)), dividing(len(images), *ROWS))
 
 

@@ -2,9 +2,9 @@
 is known.
 
 FLOPs are the model's own: matrix products of the loss and its gradient, counted in the jaxpr
-(`parallel.planning.flops`), nothing recomputed, as the planner counts them and not as XLA's cost
-analysis does, which takes the body of a loop over layers once. MFU is PaLM's (arXiv 2204.02311,
-appendix B).
+(`parallel.planning.flops.own_work`), nothing recomputed or padded, as the planner counts them and
+not as XLA's cost analysis does, which takes the body of a loop over layers once. MFU is PaLM's
+(arXiv 2204.02311, appendix B).
 """
 
 import math
@@ -14,10 +14,9 @@ import jax
 import numpy as np
 
 from models.inputs.packed_batch import PackedBatch
-from models.layers.recomputation import without_recomputation
 from parallel.optimizer import OptimizerConfig
 from parallel.planning.cluster import chip_of
-from parallel.planning.flops import gradient_work
+from parallel.planning.flops import own_work
 from parallel.step import Trainable
 
 _KEYS = 64  # of a block that attention's kernels walk, as the planner takes it
@@ -39,8 +38,7 @@ def model_flops(
     rows = [np.asarray(shard.data) for shard in batch.prefix_segment.addressable_shards]
     samples = sum(int(part.max(-1, initial=0).sum()) for part in rows)
     places = sum(int((part > 0).sum()) for part in rows) / max(samples, 1)
-    with without_recomputation():
-        work = gradient_work(model, optimizer, shapes, math.ceil(places / _KEYS) + 1)
+    work = own_work(model, optimizer, shapes, math.ceil(places / _KEYS) + 1)
     return work.flops_by_dtype
 
 

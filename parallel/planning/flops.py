@@ -18,8 +18,10 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
+from models.attention.attention import compiling_for
 from models.inputs.packed_batch import PackedBatch
 from models.layers.functional import fill, only
+from models.layers.recomputation import without_recomputation
 from parallel.optimizer import OptimizerConfig, select
 from parallel.step import Trainable
 
@@ -112,6 +114,16 @@ def gradient_work(
 
     gradient = jax.value_and_grad(loss, has_aux=True)
     return work(gradient, trained, fixed, batch, trips=trips)
+
+
+def own_work(
+    model: Trainable, optimizer: OptimizerConfig, batch: PackedBatch, trips: float = 1
+) -> CallCost:
+    """`gradient_work` of the model itself, whose FLOPs are MFU's: nothing is recomputed, whatever
+    its layers keep, and attention does what it does on a CPU, as kernels for a GPU pad their
+    heads and blocks."""
+    with without_recomputation(), compiling_for("cpu"):
+        return gradient_work(model, optimizer, batch, trips)
 
 
 def of_jaxpr(jaxpr: Jaxpr, trips: float = 1) -> CallCost:

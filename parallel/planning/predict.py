@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType
 
+from models.attention.attention import compiling_for
 from models.files import html
 from models.inputs.packed_batch import PackedBatch
 from models.layers.layers import Remat
@@ -27,7 +28,7 @@ from parallel.mesh import AXES
 from parallel.optimizer import OptimizerConfig, select
 from parallel.planning.cluster import Chip, Cluster
 from parallel.planning.cost import Collective, Sizes, StepShape, busy, collectives
-from parallel.planning.flops import CallCost, gradient_work
+from parallel.planning.flops import CallCost, gradient_work, own_work
 from parallel.step import Trainable, TrainState, abstract_state
 
 OVERLAP = 0.5
@@ -66,7 +67,8 @@ class TrainingTask:
     """Training task: `model(remat, precision)`, `batch(rows)` as ShapeDtypeStructs, and how.
 
     `rows`: of the global batch. `samples`: in a row on average. `trips`: how often a loop whose
-    length is data runs (blocks of keys that a block of queries sees).
+    length is data runs (blocks of keys that a block of queries sees). `capability`: of the NVIDIA
+    GPU whose kernels attention takes.
     """
 
     model: Callable[[Remat, Precision], Trainable]
@@ -77,6 +79,16 @@ class TrainingTask:
     rows: int
     samples: float = 1.0
     trips: float = 1.0
+    capability: float = 9.0
+
+    @cached_property
+    def own_flops(self) -> "Line":
+        """The model's own FLOPs."""
+        few, many = (
+            own_work(self.model("none", "bf16"), self.optimizer, self.batch(rows), self.trips).flops
+            for rows in _PROBES
+        )
+        return _line(few, many)
 
     @cached_property
     def state(self) -> TrainState:
@@ -128,7 +140,7 @@ class Prediction:
 
     `memory`: bytes by what they hold. `parts`: seconds by what they are spent on, whose sum is
     `step`. `crossing`: seconds that its NIC is busy. `mfu`: the model's own FLOPs (nothing
-    recomputed) over what all chips could do in bf16 (f32 where the choice computes in it).
+    recomputed or padded) over what all chips could do in bf16 (f32 where it computes in that).
     """
 
     choice: Choice
@@ -169,15 +181,10 @@ class Prediction:
 def profile(task: TrainingTask, remat: Remat, precision: Precision, chip: Chip) -> Profile:
     """Traces loss and gradient at two numbers of rows; what depends on rows is linear in them."""
     few, many = (_gradient_work(task, remat, precision, rows) for rows in _PROBES)
-
-    def line(of: Callable[[CallCost], float]) -> Line:
-        slope = (of(many) - of(few)) / (_PROBES[1] - _PROBES[0])
-        return Line(of(few) - slope * _PROBES[0], slope)
-
     return Profile(
-        flops=line(lambda w: w.flops),
-        compute=line(lambda w: compute_seconds(w, chip)),
-        peak=line(lambda w: w.peak),
+        flops=_line(few.flops, many.flops),
+        compute=_line(compute_seconds(few, chip), compute_seconds(many, chip)),
+        peak=_line(few.peak, many.peak),
     )
 
 
@@ -213,7 +220,7 @@ def predict(task: TrainingTask, choice: Choice, cluster: Cluster, profiles: Prof
       profiles: as `profiler` makes them.
     """
     chip, sizes = cluster.chip, choice.sizes
-    own, plain = profiles(choice.remat, choice.precision), profiles("none", choice.precision)
+    own = profiles(choice.remat, choice.precision)
     width = 4 if choice.precision == "f32" else 2
     shards = math.prod(sizes[a] for a in ROWS)
     rows = task.rows / shards / choice.accumulation
@@ -243,7 +250,7 @@ def predict(task: TrainingTask, choice: Choice, cluster: Cluster, profiles: Prof
     parts["slowest device"] = sum(parts.values()) * (slowest(cluster.devices, cluster.jitter) - 1)
     total = sum(parts.values())
     dtype = "float32" if choice.precision == "f32" else "bfloat16"
-    useful = shards * choice.accumulation * plain.flops.at(rows)
+    useful = shards * choice.accumulation * task.own_flops.at(rows)
     return Prediction(
         choice=choice,
         memory=memory,
@@ -330,7 +337,15 @@ def _divides(leaf: Any, sizes: Sizes) -> bool:
 
 
 def _gradient_work(task: TrainingTask, remat: Remat, precision: Precision, rows: int) -> CallCost:
-    return gradient_work(task.model(remat, precision), task.optimizer, task.batch(rows), task.trips)
+    model = task.model(remat, precision)
+    with compiling_for("gpu", task.capability):
+        return gradient_work(model, task.optimizer, task.batch(rows), task.trips)
+
+
+def _line(few: float, many: float) -> Line:
+    """Through what two probes found."""
+    slope = (many - few) / (_PROBES[1] - _PROBES[0])
+    return Line(few - slope * _PROBES[0], slope)
 
 
 def _memory(

@@ -31,6 +31,7 @@ BENCHMARKS: Mapping[str, str] = {
     "chunks": "tools.bench.models.chunks",
     "colocated": "tools.bench.rl.colocated",
     "data": "tools.bench.data.data",
+    "explain": "tools.bench.parallel.explain",
     "fp8": "tools.bench.models.fp8",
     "ladder": "tools.bench.ladder.ladder",
     "learn": "tools.bench.learn",
@@ -49,6 +50,7 @@ BENCHMARKS: Mapping[str, str] = {
     "start": "tools.bench.data.start",
     "stats": "tools.bench.data.stats",
     "step": "tools.bench.models.step",
+    "unrolled": "tools.bench.models.unrolled",
 }
 """Modules, whose `run` measures."""
 COMMANDS: Mapping[str, str] = {"all": "tools.bench.all", "pages": "tools.bench.pages"}
@@ -56,7 +58,10 @@ COMMANDS: Mapping[str, str] = {"all": "tools.bench.all", "pages": "tools.bench.p
 
 _WITH_PEER = ("cameras", "data", "ladder", "pi05", "stats")
 _WITH_PEERS = ("cameras", "data")
-_WITH_TINY = ("act", "attention", "colocated", "fp8", "packing", "pi05", "processes", "sim", "step")
+_WITH_TINY = (
+    "act", "attention", "colocated", "fp8", "packing", "pi05", "processes", "sim", "step",
+    "unrolled",
+)  # fmt: skip
 _WITH_WIDTH = ("packing", "pi05", "serve")
 _NAMES = tyro.conf.arg(constructor=tyro.extras.literal_type_from_choices(BENCHMARKS))
 

@@ -65,6 +65,7 @@ BENCHES = (
     CpuBench("colocated", 4, "RL in one device program"),
     CpuBench("sim", 4, "steps and pictures a second of each simulator"),
     CpuBench("libero", 5, "LIBERO's steps a second beside its own environment"),
+    CpuBench("explain", 5, "steps of π0.5 and GR00T compiled for H100s, predicted"),
     CpuBench("predict", 5, "predicted and measured training steps"),
     CpuBench("ladder", 7, "from the way the recipe's authors began to ours"),
     CpuBench("rl", 18, "the levels of asynchronous RL"),

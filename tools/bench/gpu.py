@@ -77,6 +77,10 @@ MEASUREMENTS = (
         "tools.bench.models.step", environment=_WHOLE,
     ),
     Measurement(
+        "unrolled", "step", "the same in bf16, layers as a loop and one after the other", 240, 540,
+        "tools.bench.models.unrolled", environment=_WHOLE,
+    ),
+    Measurement(
         "pi05", "step", "openpi's training step and sampler beside ours", 120, 300,
         "tools.bench.models.pi05", options=("--peer", sys.executable), wants=("openpi",),
         environment=_HALF,

@@ -11,7 +11,7 @@ from models.terminal import Console
 from tools.bench.__main__ import _WITH_PEER, _WITH_WIDTH, BENCHMARKS
 from tools.bench.all import BENCHES, QUICK, CpuBench, command, listed, main, measure, summary
 
-GPU_ALONE = {"act", "fp8", "processes", "step"}
+GPU_ALONE = {"act", "fp8", "processes", "step", "unrolled"}
 OF_TRAINED = {"solver"}
 """Benchmarks of policies that another command trains."""
 SMALL = "from tools.bench.data.plan import mixture, planned; import json; \

@@ -128,7 +128,10 @@ def test_the_page_says_what_the_json_says_and_no_more(tmp_path):
         json.dumps({"name": "fp8", "began": "then", "error": "It was stopped after 240 s: "})
     )
     made = page(tmp_path, MEASUREMENTS)
-    assert "Not measured yet: tests, attention, pi05, act, sim, colocated, processes." in made
+    assert (
+        "Not measured yet: tests, attention, unrolled, pi05, act, sim, colocated, processes."
+        in made
+    )
     assert "2026-12-01T00:00:00Z on 1 × NVIDIA H200, Python 3.12.3, jax 0.11.2, 80.5 s" in made
     assert "1.25 times: 50.0 samples/s, 40.0 in bf16." in made
     assert "| model | precision | mfu | parameters | error |" in made

@@ -8,7 +8,7 @@ are the model's own, as `parallel.monitor.speed` counts them.
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any
@@ -28,8 +28,9 @@ from tools.bench.attempt import FULL, attempt
 from tools.bench.models.fp8 import random_batch
 from tools.recipes.presets import RunConfig, load_preset
 
-PRECISIONS = {"bf16": "none", "fp8": "delayed"}
-"""Scaling of float8 products by the planner's name of a precision."""
+Ways = Mapping[str, Mapping[str, Any]]
+"""Fields of `compute` that each way to train changes."""
+PRECISIONS: Ways = {"bf16": {}, "fp8": {"fp8": "delayed"}}
 _SHARES = (1.0, 0.75, 0.5, 0.25)
 _REMATS: tuple[Remat, ...] = ("none", "dots", "qkv", "attention", "full")
 _FITS = 0.9
@@ -41,18 +42,7 @@ def run(console: Console, tiny: bool = False, rows: int = 8, samples: int = 4) -
     Raises:
       ValueError: the first device is no GPU, and the sizes are the released ones.
     """
-    if jax.default_backend() != "gpu" and not tiny:
-        raise ValueError("The step benchmark needs a GPU; --tiny tries it on a CPU.")
-    if tiny:
-        rows, samples = 2, 2
-    found = []
-    for name in ("tiny", "groot-tiny") if tiny else ("pi05", "groot"):
-        preset = benched(name)
-        for precision, scaling in PRECISIONS.items():
-            console.print(f"{name}: a step in {precision}")
-            row = _largest(preset, scaling, rows, samples, 2 if tiny else 10)
-            found.append({"model": name, "precision": precision, **row})
-            jax.clear_caches()
+    found = measured(console, PRECISIONS, tiny, rows, samples)
     ours, other = (found[i].get("samples/s", math.nan) for i in (1, 0))
     return {
         "ratio": ours / other,
@@ -61,6 +51,25 @@ def run(console: Console, tiny: bool = False, rows: int = 8, samples: int = 4) -
         "unit": "samples/s",
         "rows": found,
     }
+
+
+def measured(
+    console: Console, ways: Ways, tiny: bool, rows: int, samples: int
+) -> list[dict[str, Any]]:
+    """Every model in every way, one after another; raises as `run`."""
+    if jax.default_backend() != "gpu" and not tiny:
+        raise ValueError("The step benchmark needs a GPU; --tiny tries it on a CPU.")
+    if tiny:
+        rows, samples = 2, 2
+    found = []
+    for name in ("tiny", "groot-tiny") if tiny else ("pi05", "groot"):
+        preset = benched(name)
+        for way, changes in ways.items():
+            console.print(f"{name}: a step in {way}")
+            row = _largest(preset, changes, rows, samples, 2 if tiny else 10)
+            found.append({"model": name, "precision": way, **row})
+            jax.clear_caches()
+    return found
 
 
 def benched(name: str) -> RunConfig:
@@ -91,7 +100,7 @@ def fitting(preset: RunConfig, rows: int, samples: int) -> Iterator[tuple[float,
     limit = _FITS * stats.get("bytes_limit", math.inf)
     for share in _SHARES:
         for remat in _REMATS:
-            config = _config(preset, share, remat, "none")
+            config = _config(preset, share, remat, {})
             if held(config, preset.optimizer, rows, samples) <= limit:
                 yield share, remat
 
@@ -123,18 +132,20 @@ def stepper(
     return call
 
 
-def _config(preset: RunConfig, share: float, remat: Remat, scaling: str) -> ModelConfig:
-    config = with_depth(preset.model, share).computing(dtype="bfloat16", fp8=scaling)
+def _config(
+    preset: RunConfig, share: float, remat: Remat, changes: Mapping[str, Any]
+) -> ModelConfig:
+    config = with_depth(preset.model, share).computing(dtype="bfloat16", **changes)
     return require(config, "recomputing", "the step benchmark")(remat)
 
 
 def _largest(
-    preset: RunConfig, scaling: str, rows: int, samples: int, rounds: int
+    preset: RunConfig, changes: Mapping[str, Any], rows: int, samples: int, rounds: int
 ) -> dict[str, Any]:
     """The first choice that does fit, measured; `full` are those that did not."""
     full: list[str] = []
     for share, remat in fitting(preset, rows, samples):
-        config = _config(preset, share, remat, scaling)
+        config = _config(preset, share, remat, changes)
         row = attempt(partial(_measured, config, preset.optimizer, rows, samples, rounds))
         if FULL not in row.get("error", ""):
             return {"layers": share, "remat": remat, "full": full, **row}

@@ -1,0 +1,111 @@
+"""π0.5's and GR00T's training steps compiled for eight H100s, layers as a loop and one after the
+other: the plan, and what the program's own kernels would take (`parallel.planning.explain`).
+
+Nothing runs: seconds and MFU are predicted, by the planner's constants. Needs the extra `plan`.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from models.terminal import Console
+from parallel.planning.explain import explain
+from parallel.planning.predict import search
+from parallel.planning.report import as_json
+from tools.plan import Machines, PlannedRun, compiled, describe, make_task, whole_step
+
+GPUS = 8
+PRESETS = ("pi05", "groot")
+WAYS = {"loop": False, "unrolled": True}
+_LEAST = 0.1
+"""Milliseconds of a group of kernels from which it is told."""
+
+
+def run(console: Console) -> dict[str, Any]:
+    """The programs by preset and way; `ratio` is π0.5's MFU unrolled over that with loops."""
+    found: dict[str, Any] = {preset: {} for preset in PRESETS}
+    table = Table("preset", "layers", "plan's MFU", "program's", "kernels", "GB", "GiB held")
+    for preset, programs in found.items():
+        for way, unroll in WAYS.items():
+            console.print(f"{preset}, layers {way}: compiled")
+            programs[way] = made = compiled_program(PlannedRun(preset=preset, unroll=unroll))
+            plan, program = made["plan"]["mfu"], made["program"]
+            figures = (program["kernels"], program["gb"], made["gib"])
+            table.add_row(
+                preset, way, *(f"{mfu:.1%}" for mfu in (plan, program["mfu"])),
+                *(f"{figure:,.0f}" for figure in figures),
+            )  # fmt: skip
+        for kind in ("scopes", "work"):
+            _keep_alike([made[kind] for made in programs.values()])
+    console.print(table)
+    ours, other = (found["pi05"][way]["program"]["mfu"] for way in ("unrolled", "loop"))
+    return {
+        "ratio": ours / other,
+        "ours": f"{ours:.1%} MFU predicted of π0.5's step, layers one after the other",
+        "other": f"{other:.1%}, layers as a loop",
+        **found,
+    }
+
+
+def compiled_program(run: PlannedRun) -> dict[str, Any]:
+    """The fastest plan of a run, its program compiled, and what that program's kernels take; of a
+    device, in a step."""
+    cluster = Machines(gpus=GPUS).read()
+    task = make_task(run, cluster)
+    best = search(task, cluster)[0]
+    step = compiled(run, task, cluster, best.choice)
+    report = as_json(explain(step.program, best.choice.sizes, cluster))
+    told = describe(run, cluster, best)
+    return {
+        **{name: told[name] for name in ("mesh", "accumulation", "remat")},
+        "rows": task.rows,
+        "samples": task.rows * task.samples,
+        "plan": {name: told[name] for name in ("step_seconds", "mfu", "samples_per_second")},
+        "program": {
+            **whole_step(report["seconds"], best),
+            **{
+                name: report[name]
+                for name in ("kernels", "memory_bound_seconds", "exposed_seconds")
+            },
+            "tflop": report["flops"] / 1e12,
+            "gb": report["bytes"] / 1e9,
+            "cast_gb": report["cast_bytes"] / 1e9,
+        },
+        "gib": step.memory.peak / 2**30,
+        "cpu_minutes": step.seconds / 60,
+        "scopes": _told(report["scopes"]),
+        "work": _told(report["work"]),
+        "loops": [
+            {**{name: loop[name] for name in ("scope", "phase", "trips", "kernels")},
+             "ms": loop["seconds"] * 1e3}
+            for loop in report["loops"]
+        ],
+    }  # fmt: skip
+
+
+def _told(groups: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    return {
+        name: {
+            "kernels": group["kernels"],
+            "tflop": group["flops"] / 1e12,
+            "gb": group["bytes"] / 1e9,
+            "ms": group["seconds"] * 1e3,
+            "memory_ms": group["memory_bound_seconds"] * 1e3,
+        }
+        for name, group in groups.items()
+    }
+
+
+def _keep_alike(programs: Sequence[dict[str, dict[str, float]]]) -> None:
+    """Leaves each program's groups that take some time in one of them, the longest first."""
+    took = Counter[str]()
+    for groups in programs:
+        for name, group in groups.items():
+            took[name] = max(took[name], group["ms"])
+    nothing = dict.fromkeys(("kernels", "tflop", "gb", "ms", "memory_ms"), 0)
+    for groups in programs:
+        kept = {n: groups.get(n, nothing) for n, ms in took.most_common() if ms >= _LEAST}
+        groups.clear()
+        groups.update(kept)
