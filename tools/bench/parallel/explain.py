@@ -4,7 +4,7 @@ other: the plan, and what the program's own kernels would take (`parallel.planni
 Nothing runs: seconds and MFU are predicted, by the planner's constants. Needs the extra `plan`.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -100,12 +100,13 @@ def _told(groups: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, floa
 
 def _keep_alike(programs: Sequence[dict[str, dict[str, float]]]) -> None:
     """Leaves each program's groups that take some time in one of them, the longest first."""
-    took = Counter[str]()
+    took = defaultdict[str, float](float)
     for groups in programs:
         for name, group in groups.items():
             took[name] = max(took[name], group["ms"])
-    nothing = dict.fromkeys(("kernels", "tflop", "gb", "ms", "memory_ms"), 0)
+    told = sorted((name for name in took if took[name] >= _LEAST), key=lambda name: -took[name])
+    nothing = dict.fromkeys(("kernels", "tflop", "gb", "ms", "memory_ms"), 0.0)
     for groups in programs:
-        kept = {n: groups.get(n, nothing) for n, ms in took.most_common() if ms >= _LEAST}
+        kept = {name: groups.get(name, nothing) for name in told}
         groups.clear()
         groups.update(kept)
