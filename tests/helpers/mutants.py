@@ -52,10 +52,13 @@ def mutants(name: str) -> Mutants:
         clone, config, session = Path(scratch, "clone"), Path(scratch, "c.toml"), Path(scratch, "s")
         subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
         chosen = "not slow and not fuzz and not drill"
-        ran = f"{sys.executable} -m pytest -q -x -m '{chosen}' -p no:cacheprovider {tests}"
+        # cosmic-ray's own timeout ends a shell, whose tests would go on
+        python = f"timeout {_SECONDS} {sys.executable}"
+        ran = f"{python} -m pytest -q -x -m '{chosen}' -p no:cacheprovider {tests}"
         config.write_text(
-            f'[cosmic-ray]\nmodule-path = "{file}"\ntimeout = {_SECONDS}\nexcluded-modules = []\n'
-            f'test-command = "{ran}"\n[cosmic-ray.distributor]\nname = "local"\n'
+            f'[cosmic-ray]\nmodule-path = "{file}"\ntimeout = {2 * _SECONDS}\n'
+            f'excluded-modules = []\ntest-command = "{ran}"\n'
+            '[cosmic-ray.distributor]\nname = "local"\n'
         )
         cosmic_ray = shutil.which("cosmic-ray", path=str(Path(sys.executable).parent))
         if cosmic_ray is None:
