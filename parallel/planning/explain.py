@@ -193,7 +193,8 @@ _MOVES = {"copy", "copy-start", "transpose", "dynamic-update-slice", "pad", "con
           "broadcast", "reverse", *_PARTS, *_VIEWS}  # fmt: skip
 _SILENT = {"parameter", "constant", "tuple", "get-tuple-element", "iota", "partition-id"}
 _STEPS = {"while", "body", "cond", "closed_call", "checkpoint", "rematted_computation", "scan",
-          "shard_map", "custom_vjp_call", "custom_jvp_call", "pjit", "core_call"}  # fmt: skip
+          "shard_map", "custom_vjp_call", "custom_jvp_call", "pjit", "core_call",
+          "eval_jaxpr"}  # fmt: skip
 _WRAPPED = re.compile(r"^(?:(?:transpose|jvp|vmap|checkpoint|remat)\()*([A-Za-z_]\w*)?\)*$")
 _HAND_WRITTEN = 'custom_call_target="__gpu$xla.gpu.triton'
 

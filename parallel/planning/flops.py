@@ -160,7 +160,7 @@ class _Virtual:
 _Value = _Buffer | _Virtual
 _VIEWS = {"reshape", "transpose", "squeeze", "expand_dims", "bitcast_convert_type", "copy",
           "stop_gradient", "sharding_constraint", "optimization_barrier", "rev"}  # fmt: skip
-_PARTS = {"slice", "dynamic_slice", "split"}
+_PARTS = {"slice", "dynamic_slice", "split", "unstack"}
 _ROOTS = {
     "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "argmax",
     "argmin", "cumsum", "cumlogsumexp", "cummax", "cumprod", "concatenate", "pad", "sort", "top_k",

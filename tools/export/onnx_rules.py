@@ -205,6 +205,13 @@ def _split(w: Writer, equation: Any, x: Value) -> list[Value]:
     return list(found)
 
 
+def _unstacked(w: Writer, equation: Any, x: Value) -> list[Value]:
+    """JAX 0.12's for `x[0], x[1], …`."""
+    parts = range(len(equation.outvars))
+    axis = equation.params["axis"]
+    return [w.add("Gather", [x, np.array(i)], *_like(equation, i), axis=axis) for i in parts]
+
+
 def _pad(w: Writer, equation: Any, x: Value, filler: Value) -> Node:
     low, high, inside = zip(*equation.params["padding_config"], strict=True)
     if any(inside) or min(*low, *high, 0) < 0:
@@ -311,12 +318,8 @@ def _scatter(reduction: str, w: Writer, equation: Any, x: Value, index: Value, n
 
 def _scan(w: Writer, equation: Any, *operands: Value) -> list[Value]:
     p = equation.params
-    closed, consts, carries = p["jaxpr"], p["num_consts"], p["num_carry"]
-    fixed, begin, lists = (
-        operands[:consts],
-        operands[consts : consts + carries],
-        operands[consts + carries :],
-    )
+    closed, (fixed, begin, lists) = p["jaxpr"], _scanned(p, operands)
+    consts, carries = len(fixed), len(begin)
     if not lists:
         lists = (np.arange(p["length"], dtype=np.int64),)
     body = w.body()
@@ -340,6 +343,15 @@ def _scan(w: Writer, equation: Any, *operands: Value) -> list[Value]:
         **{name: value for name, value in backward.items() if p["reverse"] and value},
     )
     return list(results)
+
+
+def _scanned(params: Any, operands: Sequence[Value]) -> tuple[Sequence[Value], ...]:
+    """A loop's constants, what it carries, and what it takes a part of in each turn. JAX says how
+    many there are, from 0.12 on by trees."""
+    if "ft_in" in params:
+        return tuple(map(tuple, params["ft_in"].update(operands).unpack()))
+    consts, carries = params["num_consts"], params["num_carry"]
+    return operands[:consts], operands[consts : consts + carries], operands[consts + carries :]
 
 
 RULES: dict[str, Rule] = {
@@ -397,6 +409,7 @@ RULES: dict[str, Rule] = {
     "select_n": _select,
     "slice": _slice,
     "split": _split,
+    "unstack": _unstacked,
     "square": _square,
     "squeeze": _reshape,
     "stack": _stack,
