@@ -4,11 +4,13 @@
 # `make test-slow` runs the tests that `make test` leaves out, which take some five seconds or more.
 # `make test-optimised` runs a few of parity, packing and sharding on programs as users run them,
 # compiled at XLA's own optimisation level; the other tests do not optimise.
-# `make coverage` runs the tests and lists the lines that none of them reaches, worst file first.
+# `make coverage` runs the tests of `make test` and lists the lines that none of them reaches, worst
+# file first; lines that run in the environments of their own count where these are installed.
 # `make mutants` changes one operator or number after the other in what must be exact, and lists the
 # changes that no test notices (docs/results/mutants.md); hours.
 # `make smoke PYTHON=python3.13` tries another Python in an environment of its own, .venv-smoke-3.13:
-# every module is imported, one test file of each package runs, and beside them a shrunk demo.
+# every module is imported, one test file of each package runs, those of what reads JAX's programs
+# too, and beside them a shrunk demo.
 # `make fuzz` reads thousands of damaged datasets: an error or the right data, never a wrong frame;
 # a hundred thousand damaged headers of checkpoints; and sends thousands of malformed messages, and
 # a thousand silent connections, to a policy server, whose good clients must not notice.
@@ -33,7 +35,7 @@ OPTIMISED := $(addprefix tests/, \
   parallel/test_axes.py::test_three_axes_and_accumulation_give_the_losses_weights_and_averages_of_one_device)
 SMOKED := tests/test_imports.py tests/data/lerobot/test_dataset.py tests/models/pi/test_model.py \
   tests/parallel/test_step.py tests/rl/test_objectives.py tests/sim/rendering/test_raycast.py \
-  tests/tools/test_data.py
+  tests/tools/test_data.py tests/tools/test_export.py tests/parallel/planning/test_explain.py
 
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
@@ -55,8 +57,9 @@ test-slow: install
 	$(PYTEST) -m 'slow and not fuzz and not drill'
 
 coverage: install
-	$(BIN)/pip install --quiet --disable-pip-version-check pytest-cov
-	$(PYTEST) --cov
+	for bin in $(wildcard .venv .venv-client .venv-metaworld .venv-libero .venv-gym); do \
+	  $$bin/bin/pip install --quiet --disable-pip-version-check pytest-cov || exit; done
+	$(PYTEST) -m 'not slow and not fuzz and not drill' --cov
 
 mutants: install
 	$(BIN)/pip install --quiet --disable-pip-version-check cosmic-ray==8.7.0
@@ -77,7 +80,7 @@ smoke-tests: $(SMOKE)/installed
 
 $(SMOKE)/installed: pyproject.toml $(PINS)
 	$(PYTHON) -m venv $(SMOKE)
-	$(SMOKE)/bin/pip install --quiet --disable-pip-version-check -c $(PINS) -e . beartype pytest safetensors
+	$(SMOKE)/bin/pip install --quiet --disable-pip-version-check -c $(PINS) -e '.[export]' beartype pytest safetensors
 	touch $@
 
 fuzz: install
