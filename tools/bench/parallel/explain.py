@@ -29,7 +29,7 @@ def run(console: Console) -> dict[str, Any]:
     table = Table("preset", "layers", "plan's MFU", "program's", "kernels", "GB", "GiB held")
     for preset, programs in found.items():
         for way, unroll in WAYS.items():
-            console.print(f"{preset}, layers {way}: compiled")
+            console.print(f"{preset}, layers {way}: compiling")
             programs[way] = made = compiled_program(PlannedRun(preset=preset, unroll=unroll))
             plan, program = made["plan"]["mfu"], made["program"]
             figures = (program["kernels"], program["gb"], made["gib"])
