@@ -34,6 +34,7 @@ from parallel.optimizer import OptimizerConfig
 from parallel.planning.cluster import Cluster, make_cluster, read_cluster
 from parallel.planning.cost import seconds
 from parallel.planning.deviceless import CompiledStep, compile_step
+from parallel.planning.explain import Explanation
 from parallel.planning.explain import explain as explained
 from parallel.planning.predict import Choice, Precision, Prediction, TrainingTask, search
 from parallel.planning.reliability import Recovery, daly, goodput, mean_time_between_failures
@@ -243,9 +244,7 @@ def main(
         rows[0]["compiled"] = _compiled(step)
         if explain:
             explanation = explained(step.program, found[0].choice.sizes, cluster)
-            rows[0]["explained"] = explained_as_json(explanation) | whole_step(
-                explanation.seconds, found[0]
-            )
+            rows[0]["explained"] = explained_step(explanation, found[0])
     if out is not None:
         _write(out, rows, top)
     if as_json:
@@ -285,6 +284,11 @@ def compiled(run: PlannedRun, task: TrainingTask, cluster: Cluster, best: Choice
         target=cluster.chip.name,
         topology=f"1x{cluster.devices // node}x{node}",
     )
+
+
+def explained_step(explanation: Explanation, predicted: Prediction) -> dict[str, Any]:
+    """A program's report as JSON, with its `whole_step`."""
+    return explained_as_json(explanation) | whole_step(explanation.seconds, predicted)
 
 
 def whole_step(seconds: float, predicted: Prediction) -> dict[str, float]:

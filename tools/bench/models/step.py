@@ -42,21 +42,15 @@ def run(console: Console, tiny: bool = False, rows: int = 8, samples: int = 4) -
     Raises:
       ValueError: the first device is no GPU, and the sizes are the released ones.
     """
-    found = measured(console, PRECISIONS, tiny, rows, samples)
-    ours, other = (found[i].get("samples/s", math.nan) for i in (1, 0))
-    return {
-        "ratio": ours / other,
-        "ours": f"{ours:.1f} samples/s of {found[0]['model']} in float8",
-        "other": f"{other:.1f} in bf16",
-        "unit": "samples/s",
-        "rows": found,
-    }
+    told = " in float8", "in bf16"
+    return compared(console, PRECISIONS, told, tiny, rows, samples)
 
 
-def measured(
-    console: Console, ways: Ways, tiny: bool, rows: int, samples: int
-) -> list[dict[str, Any]]:
-    """Every model in every way, one after another; raises as `run`."""
+def compared(
+    console: Console, ways: Ways, told: tuple[str, str], tiny: bool, rows: int, samples: int
+) -> dict[str, Any]:
+    """Every model in every way, one after another; `ratio` is the first model's second way over its
+    first, which `told` names in that order. Raises as `run`."""
     if jax.default_backend() != "gpu" and not tiny:
         raise ValueError("The step benchmark needs a GPU; --tiny tries it on a CPU.")
     if tiny:
@@ -69,7 +63,14 @@ def measured(
             row = _largest(preset, changes, rows, samples, 2 if tiny else 10)
             found.append({"model": name, "precision": way, **row})
             jax.clear_caches()
-    return found
+    ours, other = (found[i].get("samples/s", math.nan) for i in (1, 0))
+    return {
+        "ratio": ours / other,
+        "ours": f"{ours:.1f} samples/s of {found[0]['model']}{told[0]}",
+        "other": f"{other:.1f} {told[1]}",
+        "unit": "samples/s",
+        "rows": found,
+    }
 
 
 def benched(name: str) -> RunConfig:

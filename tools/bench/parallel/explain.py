@@ -12,13 +12,12 @@ from rich.table import Table
 
 from models.terminal import Console
 from parallel.planning.explain import explain
-from parallel.planning.predict import search
-from parallel.planning.report import as_json
-from tools.plan import Machines, PlannedRun, compiled, describe, make_task, whole_step
+from tools.plan import Machines, PlannedRun, compiled, describe, explained_step, plan
 
 GPUS = 8
 PRESETS = ("pi05", "groot")
 WAYS = {"loop": False, "unrolled": True}
+_PROGRAM = ("step_seconds", "mfu", "kernels", "memory_bound_seconds", "exposed_seconds")
 _LEAST = 0.1
 """Milliseconds of a group of kernels from which it is told."""
 
@@ -31,10 +30,10 @@ def run(console: Console) -> dict[str, Any]:
         for way, unroll in WAYS.items():
             console.print(f"{preset}, layers {way}: compiling")
             programs[way] = made = compiled_program(PlannedRun(preset=preset, unroll=unroll))
-            plan, program = made["plan"]["mfu"], made["program"]
+            predicted, program = made["plan"]["mfu"], made["program"]
             figures = (program["kernels"], program["gb"], made["gib"])
             table.add_row(
-                preset, way, *(f"{mfu:.1%}" for mfu in (plan, program["mfu"])),
+                preset, way, *(f"{mfu:.1%}" for mfu in (predicted, program["mfu"])),
                 *(f"{figure:,.0f}" for figure in figures),
             )  # fmt: skip
         for kind in ("scopes", "work"):
@@ -52,11 +51,9 @@ def run(console: Console) -> dict[str, Any]:
 def compiled_program(run: PlannedRun) -> dict[str, Any]:
     """The fastest plan of a run, its program compiled, and what that program's kernels take; of a
     device, in a step."""
-    cluster = Machines(gpus=GPUS).read()
-    task = make_task(run, cluster)
-    best = search(task, cluster)[0]
+    task, cluster, (best, *_) = plan(run, Machines(gpus=GPUS), ("bf16",), ("none", "dots", "full"))
     step = compiled(run, task, cluster, best.choice)
-    report = as_json(explain(step.program, best.choice.sizes, cluster))
+    report = explained_step(explain(step.program, best.choice.sizes, cluster), best)
     told = describe(run, cluster, best)
     return {
         **{name: told[name] for name in ("mesh", "accumulation", "remat")},
@@ -64,11 +61,7 @@ def compiled_program(run: PlannedRun) -> dict[str, Any]:
         "samples": task.rows * task.samples,
         "plan": {name: told[name] for name in ("step_seconds", "mfu", "samples_per_second")},
         "program": {
-            **whole_step(report["seconds"], best),
-            **{
-                name: report[name]
-                for name in ("kernels", "memory_bound_seconds", "exposed_seconds")
-            },
+            **{name: report[name] for name in _PROGRAM},
             "tflop": report["flops"] / 1e12,
             "gb": report["bytes"] / 1e9,
             "cast_gb": report["cast_bytes"] / 1e9,
