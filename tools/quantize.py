@@ -1,9 +1,10 @@
-"""Keep a policy's language model in few bits, for serving: float8 (e4m3) or int8 kernels with one
-scale for every 128×128 block, or NF4, nothing calibrated, the vision tower and the expert left as
-they are.
+"""Keep the kernels of a policy's towers in few bits, for serving: float8 (e4m3) or int8 with one
+scale for every 128×128 block, or NF4, nothing calibrated. Embeddings, norms and the small layers
+around the towers stay as they are.
 
     python -m tools.quantize checkpoints/pi05_base runs/small
     python -m tools.quantize checkpoints/pi05_base runs/smaller --kind nf4
+    python -m tools.quantize checkpoints/pi05_base runs/fast --activations
 
 SOURCE is anything that Chiliad reads. What is written is a checkpoint of Chiliad's, which
 `load_policy` and every command read like any other; its size and how far its actions are from
@@ -30,21 +31,26 @@ from tools.convert_checkpoint import convert
 from tools.recipes.policy import DEFAULTS, PolicyOptions, load
 
 
-def quantize(policy: Policy, pattern: str | None = None, kind: Kind = "float8") -> Policy:
+def quantize(
+    policy: Policy, pattern: str | None = None, kind: Kind = "float8", activations: bool = False
+) -> Policy:
     """The policy with the stacked kernels whose path `pattern` matches in few bits; those that its
-    family names, if None.
+    family names, if None. Float8 kernels may have what they multiply rounded to float8 too.
 
     Raises:
-      ValueError: the family names none, no kernel matches, or the policy is quantised already.
+      ValueError: the family names none, no kernel matches, the policy is quantised already, or
+        activations would be rounded for kernels of another kind.
     """
     config = policy.model.config
     if pattern is None:
         pattern = str(require(config, "quantizable", "tools.quantize"))
     if config.compute.quantized:
         raise ValueError(f"The policy is quantised already, at {config.compute.quantized!r}.")
+    few = config.computing(
+        quantized=pattern, quantized_kind=kind, quantized_activations=activations
+    )
     params = jax.jit(lambda p: quantized.quantize(p, pattern, kind))(policy.params)
-    model = config.computing(quantized=pattern, quantized_kind=kind).build()
-    return replace(policy, model=model, params=params)
+    return replace(policy, model=few.build(), params=params)
 
 
 def size(params: Any) -> int:
@@ -68,6 +74,7 @@ def main(
     target: Annotated[Path, tyro.conf.Positional],
     kernels: str | None = None,
     kind: Kind = "float8",
+    activations: bool = False,
     dtype: str | None = None,
     family: Path | None = None,
     options: Annotated[PolicyOptions, tyro.conf.arg(name="")] = DEFAULTS,
@@ -77,9 +84,11 @@ def main(
     Args:
       source: what to read.
       target: directory to write.
-      kernels: pattern for the paths of the kernels to quantise; the language model's, or what the
-        family names, if not given.
+      kernels: pattern for the paths of the kernels to quantise, such as '^language/'; those of all
+        towers, or what the family names, if not given.
       kind: of numbers to keep them in.
+      activations: round what float8 kernels multiply to float8 too, which a Hopper GPU multiplies
+        as such.
       dtype: of the other parameters, as saved if not given.
       family: Python file that defines the model's family, if it is not one of ours; it runs.
       options: facts about the policy that its files do not tell.
@@ -89,7 +98,7 @@ def main(
         if family is not None:
             run_file(family)
         policy = load(source, options, dtype=dtype)
-        small = quantize(policy, kernels, kind)
+        small = quantize(policy, kernels, kind, activations)
         error = action_error(policy, small, random_batch(policy.model.config, rows=1, samples=1))
         convert(small, target, "chiliad")
     console.print(

@@ -6,9 +6,7 @@ takes and why not the others. On a mesh each device runs it on its own rows and 
 places are split too, `models.attention.ring` joins them.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -21,11 +19,12 @@ from models.attention.blocked import blocked, blocked_gradients
 from models.attention.flash import flash, flash_gradients, head_problem
 from models.attention.partial import MASKED, Partial, merge
 from models.attention.ring import Kernel, is_split, spread
+from models.attention.target import Target, target
 from models.sharding import ROWS, axis_size
 
 __all__ = [
-    "MASKED", "Implementation", "Partial", "Target", "attend", "attend_fully", "attend_locally",
-    "compiling_for", "explain", "merge",
+    "MASKED", "Implementation", "Partial", "attend", "attend_fully", "attend_locally", "explain",
+    "merge",
 ]  # fmt: skip
 
 Implementation = Literal["auto", "pallas", "dense", "blocked"]
@@ -33,14 +32,6 @@ Implementation = Literal["auto", "pallas", "dense", "blocked"]
 _FEW, _MANY = 32 * 1024, 1024 * 1024
 """Query-key pairs of a row up to which dense is preferred: measured on a CPU; bounded by memory on
 an accelerator that the kernels cannot serve."""
-
-
-class Target(NamedTuple):
-    """Compilation target: JAX's platform, or "any" for a program that each must run, which then
-    attends densely; and CUDA's compute capability (0 elsewhere)."""
-
-    platform: str
-    capability: float = 0.0
 
 
 @jax.named_scope("attention")
@@ -141,17 +132,6 @@ def explain(q: Any, k: Any) -> list[tuple[str, str | None]]:
     ]
 
 
-@contextmanager
-def compiling_for(platform: str, capability: float = 0.0) -> Iterator[None]:
-    """Implementations are chosen for this target instead of this process's devices, in programs
-    that are traced within (such as those compiled for a GPU that is not there)."""
-    token = _target.set(Target(platform, capability))
-    try:
-        yield
-    finally:
-        _target.reset(token)
-
-
 class _Case(NamedTuple):
     queries: int
     keys: int
@@ -168,17 +148,8 @@ class _Row(NamedTuple):
     slower: Callable[[_Case], str | None] = lambda case: None
 
 
-_target: ContextVar[Target | None] = ContextVar("target", default=None)
-
-
 def _case(q: Any, k: Any) -> _Case:
-    target = _target.get()
-    if target is None:
-        device = jax.devices()[0]
-        on_cuda = device.platform == "gpu" and "NVIDIA" in device.device_kind
-        capability = float(getattr(device, "compute_capability", 0)) if on_cuda else 0.0
-        target = Target(device.platform, capability)
-    return _Case(q.shape[1], k.shape[1], q.shape[3], jnp.dtype(q.dtype), target)
+    return _Case(q.shape[1], k.shape[1], q.shape[3], jnp.dtype(q.dtype), target())
 
 
 def _choose(implementation: str, case: _Case) -> str:

@@ -25,7 +25,7 @@ def merge(config: GrootConfig, params: Params) -> tuple[GrootConfig, Params]:
         name: replace(getattr(config, name), lora=None)
         for name in ("vision", "language", "adapter", "dit")
     }
-    compute = replace(config.compute, quantized="", quantized_kind="float8")
+    compute = config.compute.unquantized()
     return replace(config, compute=compute, **plain), merged
 
 

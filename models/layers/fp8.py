@@ -1,11 +1,8 @@
 """Matrix products in float8: e4m3 operands forward, e5m2 gradients backward, f32 accumulation, and
 master weights that stay f32 (Micikevicius et al., arXiv 2209.05433).
 
-Every scale is a power of two, so scaling rounds nothing: what a float8 tensor core computes equals
-what a CPU computes on the same quantised numbers. XLA's GEMM rewriter turns each product of a
-per-tensor recipe into one float8 cuBLAS call with the scale folded in; `block` (DeepSeek-V3, arXiv
-2412.19437) is rounded likewise, but XLA multiplies its dequantised operands in the activations'
-dtype.
+XLA's GEMM rewriter turns each product of a per-tensor recipe into one float8 cuBLAS call with the
+scale folded in; the recipe `block` is `models.layers.float8.block_scaled`.
 """
 
 import operator
@@ -16,18 +13,19 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from models.layers.float8 import block_scaled
+from models.layers.float8.scales import quantise, scale_of
 from models.layers.functional import only
 from models.sharding import path_name
 
 Recipe = Literal["current", "delayed", "block"]
 """Scales from the tensor at hand; from the largest of the last `HISTORY` steps; or one for every
-1×128 block of an activation or gradient, along the contraction, and 128×128 block of a kernel."""
+1×128 block of an activation or gradient, along the contraction, and 128×128 block of a kernel, and
+gradients in e4m3 too."""
 
 HISTORY = 16
 HISTORY_LEAF = "fp8_history"
-BLOCK = 128
 
-_MANTISSA = 0x7FFFFF
 _FORWARD, _BACKWARD = jnp.float8_e4m3fn, jnp.float8_e5m2
 
 
@@ -53,7 +51,7 @@ def dot(
             f"'delayed' needs one and no other recipe takes one."
         )
     rows = x.reshape(-1, x.shape[-1])
-    y = _block_dot(rows, kernel) if recipe == "block" else _tensor_dot(rows, kernel, history)
+    y = block_scaled.dot(rows, kernel) if recipe == "block" else _tensor_dot(rows, kernel, history)
     return y.reshape(*x.shape[:-1], kernel.shape[-1])
 
 
@@ -110,8 +108,8 @@ def _tensor_dot(
 
 def _tensor_forward(x: Array, kernel: Array, history: Array | None) -> tuple[Array, Any]:
     amax_x, amax_k = _amax(x), _amax(kernel)
-    scale_x = _scale(amax_x if history is None else history[0].max(), _FORWARD)
-    scale_k = _scale(amax_k if history is None else history[1].max(), _FORWARD)
+    scale_x = scale_of(amax_x if history is None else history[0].max(), _FORWARD)
+    scale_k = scale_of(amax_k if history is None else history[1].max(), _FORWARD)
     qx, qk = quantise(x, scale_x, _FORWARD), quantise(kernel, scale_k, _FORWARD)
     y = _product(qx, qk, (1, 0), scale_x * scale_k, x.dtype)
     return y, (qx, scale_x, kernel, scale_k, (amax_x, amax_k), history)
@@ -120,7 +118,7 @@ def _tensor_forward(x: Array, kernel: Array, history: Array | None) -> tuple[Arr
 def _tensor_backward(saved: Any, g: Float[Array, "m n"]) -> tuple[Array, Array, Array | None]:
     qx, scale_x, kernel, scale_k, amax, history = saved
     amax_g = _amax(g)
-    scale_g = _scale(amax_g if history is None else history[2].max(), _BACKWARD)
+    scale_g = scale_of(amax_g if history is None else history[2].max(), _BACKWARD)
     qg, qk = quantise(g, scale_g, _BACKWARD), quantise(kernel, scale_k, _FORWARD)
     dx = _product(qg, qk, (1, 1), scale_g * scale_k, g.dtype)
     dk = _product(qx, qg, (0, 0), scale_x * scale_g, g.dtype).astype(kernel.dtype)
@@ -132,29 +130,6 @@ def _tensor_backward(saved: Any, g: Float[Array, "m n"]) -> tuple[Array, Array, 
 _tensor_dot.defvjp(_tensor_forward, _tensor_backward)
 
 
-@jax.custom_vjp
-def _block_dot(x: Float[Array, "m k"], kernel: Float[Array, "k n"]) -> Float[Array, "m n"]:
-    return _block_forward(x, kernel)[0]
-
-
-def _block_forward(x: Array, kernel: Array) -> tuple[Array, Any]:
-    rounded = _round(x, (1, BLOCK), _FORWARD), _round(kernel, (BLOCK, BLOCK), _FORWARD)
-    y = _product(rounded[0], rounded[1].astype(x.dtype), (1, 0), None, x.dtype)
-    return y, (x, kernel)
-
-
-def _block_backward(saved: Any, g: Float[Array, "m n"]) -> tuple[Array, Array]:
-    x, kernel = saved
-    rounded = _round(kernel, (BLOCK, BLOCK), _FORWARD).astype(g.dtype)
-    dx = _product(_round(g, (1, BLOCK), _BACKWARD), rounded, (1, 1), None, g.dtype)
-    tokens = (BLOCK, 1)
-    dk = _product(_round(x, tokens, _FORWARD), _round(g, tokens, _BACKWARD), (0, 0), None, g.dtype)
-    return dx, dk.astype(kernel.dtype)
-
-
-_block_dot.defvjp(_block_forward, _block_backward)
-
-
 def _product(
     a: Array, b: Array, contract: tuple[int, int], scale: Array | None, dtype: Any
 ) -> Array:
@@ -164,53 +139,8 @@ def _product(
     return y if scale is None else y * scale.astype(dtype)
 
 
-def _round(x: Float[Array, "m n"], block: tuple[int, int], kind: Any) -> Float[Array, "m n"]:
-    """x as float8 under one scale a block would hold it, in x's dtype."""
-    scale = spread(block_scales(x, block, kind), block, x.shape)
-    return quantise(x, scale, kind).astype(x.dtype) * scale.astype(x.dtype)
-
-
-def block_scales(
-    x: Float[Array, "m n"], block: tuple[int, int], kind: Any = _FORWARD
-) -> Float[Array, "p q"]:
-    """One scale for every block, the last of a dimension may be short."""
-    return _scale(block_amax(x, block), kind)
-
-
-def block_amax(x: Float[Array, "m n"], block: tuple[int, int]) -> Float[Array, "p q"]:
-    """Largest magnitude of every block, f32; the last of a dimension may be short."""
-    (m, n), (rows, columns) = x.shape, block
-    padded = jnp.pad(x, ((0, -m % rows), (0, -n % columns)))
-    tiles = padded.reshape(-1, rows, padded.shape[1] // columns, columns)
-    return jnp.abs(tiles).max((1, 3)).astype(jnp.float32)
-
-
-def spread(
-    scale: Float[Array, "p q"], block: tuple[int, int], shape: tuple[int, ...]
-) -> Float[Array, "m n"]:
-    """Every block's scale at all places of a matrix of that shape."""
-    tall = jnp.repeat(scale, block[0], axis=0)[: shape[0]]
-    return jnp.repeat(tall, block[1], axis=1)[:, : shape[1]]
-
-
 def _amax(x: Array) -> Float[Array, ""]:
     return jnp.abs(x).max().astype(jnp.float32)
-
-
-def _scale(amax: Float[Array, "*s"], kind: Any) -> Float[Array, "*s"]:
-    """The least power of two by which amax divided fits `kind`; 1 for no or no finite amax."""
-    needed = jnp.maximum(amax / float(jnp.finfo(kind).max), jnp.finfo(jnp.float32).tiny)
-    bits = jax.lax.bitcast_convert_type(needed, jnp.int32)
-    scale = jax.lax.bitcast_convert_type((bits + _MANTISSA) & ~_MANTISSA, jnp.float32)
-    return jnp.where((amax > 0) & jnp.isfinite(amax), scale, 1.0)
-
-
-def quantise(x: Array, scale: Array, kind: Any) -> Array:
-    """x / scale, clipped to what `kind` holds; NaN stays, and infinity becomes NaN, so that a
-    diverged step still shows."""
-    largest = float(jnp.finfo(kind).max)
-    clipped = jnp.clip(x.astype(jnp.float32) / scale, -largest, largest)
-    return jnp.where(jnp.isfinite(x), clipped, jnp.nan).astype(kind)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))

@@ -7,7 +7,7 @@ stored as its distance from 1, tanh GELU, rotary halves split, base 10,000.
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar, cast, get_args
 
 import jax
@@ -22,7 +22,7 @@ from models.attention.partial import ATTENTION
 from models.files.bounds import check_size
 from models.layers import fp8
 from models.layers.pipeline import Pipeline, circulate
-from models.layers.quantized import Kind, dot, is_quantized, matrix
+from models.layers.quantized import Kind, dot, dot_in_float8, is_quantized, matrix
 from models.layers.recomputation import recomputes
 from models.layers.token_chunks import in_chunks
 from models.sharding import ROWS, axis_size, keep_rows
@@ -44,17 +44,18 @@ class Compute:
     """Computation settings: dtype of activations (parameters stay f32), attention kernel, the
     scaling under which the blocks' projections multiply in float8, a pattern for paths of kernels
     that are kept in few bits (`models.layers.quantized`), to serve or as the frozen base of
-    adapters, and in which kind of them, and how rows pass the stages of a mesh that has some.
-    Feed-forward layers take `chunk` tokens at a time on each device (0: all at once), see
-    `models.layers.token_chunks`. Stacks of layers are a loop, or, to `unroll`, one layer after the
-    other in the program: faster where copies of what backward needs take time, slower to compile
-    (docs/results/explain.md)."""
+    adapters, in which kind of them, whether those in float8 multiply activations that are rounded
+    to float8 too, and how rows pass the stages of a mesh that has some. Feed-forward layers take
+    `chunk` tokens at a time on each device (0: all at once), see `models.layers.token_chunks`.
+    Stacks of layers are a loop, or, to `unroll`, one layer after the other in the program: faster
+    where copies of what backward needs take time, slower to compile (docs/results/explain.md)."""
 
     dtype: str = "bfloat16"
     attention: Implementation = "auto"
     fp8: Literal["none", "current", "delayed", "block"] = "none"
     quantized: str = ""
     quantized_kind: Kind = "float8"
+    quantized_activations: bool = False
     pipeline: Pipeline = field(default_factory=Pipeline)
     chunk: int = 0
     unroll: bool = False
@@ -68,12 +69,22 @@ class Compute:
                 f"compute.quantized_kind is '{self.quantized_kind}'; expected one of "
                 f"{list(get_args(Kind))}."
             )
+        if self.quantized_activations and (not self.quantized or self.quantized_kind != "float8"):
+            raise ValueError(
+                "compute.quantized_activations is for kernels kept in float8, of which "
+                f"compute.quantized '{self.quantized}' and compute.quantized_kind "
+                f"'{self.quantized_kind}' make none."
+            )
         try:
             re.compile(self.quantized)
         except re.error as error:
             raise ValueError(
                 f"compute.quantized is {self.quantized!r}, no regex: {error}."
             ) from error
+
+    def unquantized(self) -> "Compute":
+        """Settings of the same model with all kernels whole."""
+        return replace(self, quantized="", quantized_kind="float8", quantized_activations=False)
 
 
 @dataclass(frozen=True)
@@ -111,6 +122,7 @@ class Dense(nnx.Module):
         self.inner = (inner,) if isinstance(inner, int) else inner
         self.outer = (outer,) if isinstance(outer, int) else outer
         self.dtype, self.fp8 = jnp.dtype(compute.dtype), compute.fp8
+        self.kept_dot = dot_in_float8 if compute.quantized_activations else dot
         flat = (math.prod(self.inner), math.prod(self.outer))
         kernel = nnx.initializers.lecun_normal()(rngs.params(), flat)
         self.kernel = nnx.Param(kernel.reshape(*self.inner, *self.outer))
@@ -146,7 +158,7 @@ class Dense(nnx.Module):
         if not is_quantized(kernel):
             kernel = kernel.reshape(inner, -1)
         elif self.fp8 == "none":
-            return dot(x, kernel)
+            return self.kept_dot(x, kernel)
         else:
             kernel = matrix(kernel, inner)
         if self.fp8 == "none":

@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Shaped, UInt8
 
-from models.layers.fp8 import BLOCK, block_amax, block_scales, quantise, spread
+from models.layers.float8 import block_scaled
+from models.layers.float8.scales import BLOCK, block_amax, block_scales, in_blocks, quantise, spread
 from models.sharding import path_name
 
 Kind = Literal["float8", "int8", "nf4"]
@@ -89,7 +90,7 @@ def quantize_kernel(path: str, kernel: Float[Array, "l i *o"], kind: Kind) -> Ke
             f"{path} has {kernel.shape[-1]} numbers along its last axis, which NF4 cannot pack in "
             f"pairs; leave it out of model.compute.quantized, or keep it in int8."
         )
-    flat = kernel.reshape(len(kernel), _inner(path, kernel.shape), -1).astype(jnp.float32)
+    flat = kernel.reshape(len(kernel), inner_size(path, kernel.shape), -1).astype(jnp.float32)
     made = jax.vmap(_ROUNDED[kind])(flat)
     halved = kernel.shape[-1] // 2 if kind == "nf4" else kernel.shape[-1]
     return type(made)(**{**vars(made), "q": made.q.reshape(*kernel.shape[:-1], halved)})
@@ -98,7 +99,7 @@ def quantize_kernel(path: str, kernel: Float[Array, "l i *o"], kind: Kind) -> Ke
 def dequantize(path: str, kernel: Kernel) -> Float[Array, "l i *o"]:
     """The stacked kernels at `path` in f32, in the shape that they had."""
     shape = shape_of(kernel)
-    inner = _inner(path, shape)
+    inner = inner_size(path, shape)
     return jax.vmap(lambda layer: matrix(layer, inner))(kernel).reshape(shape)
 
 
@@ -106,6 +107,13 @@ def shape_of(kernel: Kernel) -> tuple[int, ...]:
     """Shape of the kernels before they were quantised."""
     *rest, last = kernel.q.shape
     return (*rest, 2 * last if isinstance(kernel, Nf4) else last)
+
+
+def inner_size(path: str, shape: tuple[int, ...]) -> int:
+    """Rows of each matrix of the stacked kernels [layers, …] at `path`; heads are rows of "out"
+    alone."""
+    heads_in = path.split("/")[-2] == "out" and len(shape) == 4
+    return math.prod(shape[1 : 3 if heads_in else 2])
 
 
 def is_quantized(leaf: Any) -> bool:
@@ -143,16 +151,17 @@ def _backward(kernel: Kernel, g: Float[Array, "*b o"]) -> tuple[Array, None]:
 dot.defvjp(_forward, _backward)
 
 
-def _inner(path: str, shape: tuple[int, ...]) -> int:
-    """Rows of each matrix of stacked kernels [layers, …]; heads are rows of "out" alone."""
-    heads_in = path.split("/")[-2] == "out" and len(shape) == 4
-    return math.prod(shape[1 : 3 if heads_in else 2])
+def dot_in_float8(x: Float[Array, "*b i"], kernel: Quantized) -> Float[Array, "*b o"]:
+    """x @ kernel of one layer in x's dtype, the kernel in float8 and x rounded to it with a scale
+    for every 128 of a row (`models.layers.float8.block_scaled`); the kernel has no gradient."""
+    flat = kernel.q.reshape(x.shape[-1], -1)
+    y = block_scaled.dot_kept(x.reshape(-1, x.shape[-1]), flat, kernel.scale)
+    return y.reshape(*x.shape[:-1], -1)
 
 
 def _float8(flat: Float[Array, "i o"]) -> Quantized:
     scale = block_scales(flat, (BLOCK, BLOCK))
-    spread_out = spread(scale, (BLOCK, BLOCK), flat.shape)
-    return Quantized(quantise(flat, spread_out, jnp.float8_e4m3fn), scale)
+    return Quantized(in_blocks(flat, scale, (BLOCK, BLOCK)), scale)
 
 
 def _int8(flat: Float[Array, "i o"]) -> Quantized:

@@ -30,5 +30,5 @@ def merge(config: PiConfig, params: Params) -> tuple[PiConfig, Params]:
         for name in ("language", "expert")
     }
     vision = replace(config.vision, lora=None)
-    compute = replace(config.compute, quantized="", quantized_kind="float8")
+    compute = config.compute.unquantized()
     return replace(config, vision=vision, compute=compute, **plain), merged

@@ -182,7 +182,7 @@ class PiConfig(ModelConfig, family="pi"):
         """Depths of the stacks that stages share."""
         return (self.language.depth,)
 
-    quantizable: ClassVar[str] = r"^language/layers/(attention|mlp)/"
+    quantizable: ClassVar[str] = r"^(vision/blocks|(language|expert)/layers/(attention|mlp))/"
     exports: ClassVar[Mapping[str, str]] = {
         "openpi": "models.pi.formats:write_openpi",
         "lerobot": "models.pi.formats:write_lerobot",

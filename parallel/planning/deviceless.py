@@ -19,7 +19,7 @@ import jax
 from jax.experimental import topologies
 from jax.sharding import NamedSharding, PartitionSpec, use_abstract_mesh
 
-from models.attention.attention import compiling_for
+from models.attention.target import compiling_for
 from models.inputs.packed_batch import Layout, pack
 from models.sharding import Rules
 from parallel.hosts.facts import HostFacts, facts_sharding

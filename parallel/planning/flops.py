@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-from models.attention.attention import compiling_for
+from models.attention.target import compiling_for
 from models.inputs.packed_batch import PackedBatch
 from models.layers.functional import fill, only
 from models.layers.recomputation import without_recomputation

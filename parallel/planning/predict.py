@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType
 
-from models.attention.attention import compiling_for
+from models.attention.target import compiling_for
 from models.files import html
 from models.inputs.packed_batch import PackedBatch
 from models.layers.layers import Remat

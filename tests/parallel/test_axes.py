@@ -3,13 +3,17 @@ of three axes holds three pairs, and each mesh costs a compilation."""
 
 import functools
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import combinations
 
 import jax
 import numpy as np
 import pytest
 
+from models.attention.target import compiling_for
 from models.groot.model import SHARDING_RULES as GROOT_RULES
+from models.layers.float8 import block_scaled
+from models.layers.float8.kernel import block_product
 from models.layers.layers import Lora
 from models.pi.model import SHARDING_RULES as PI_RULES
 from models.sharding import shardings
@@ -131,6 +135,23 @@ def test_adapters_remat_and_float8_are_cut_like_the_rest(variant, rtol):
     expected = alone(VARIANTS[variant]).losses
     np.testing.assert_allclose(run.losses[0], expected[0], rtol=1e-5)
     np.testing.assert_allclose(run.losses, expected, rtol=rtol)
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize(
+    ("mesh", "chunk"),
+    [(MeshConfig(data=4, fsdp=2), 0), (MeshConfig(data=2, context=2, tensor=2), 4)],
+)
+def test_steps_with_a_hoppers_block_kernel_are_those_of_one_device(mesh, chunk, monkeypatch):
+    """The kernel, step by step, where a mesh splits tokens, columns and contractions, and what
+    replaces it where chunks leave "tensor" to the compiler. Blocks are cut by devices."""
+    monkeypatch.setattr(block_scaled, "block_product", partial(block_product, interpret=True))
+    compute = replace(CONFIG.compute, fp8="block", attention="dense", chunk=chunk)
+    with compiling_for("gpu", 9.0):
+        run = train(make_mesh(mesh), config=replace(CONFIG, compute=compute))
+        one = train(make_mesh(devices=jax.devices()[:1]), config=replace(CONFIG, compute=compute))
+    np.testing.assert_allclose(run.losses[0], one.losses[0], rtol=1e-5)
+    np.testing.assert_allclose(run.losses, one.losses, rtol=5e-3)
 
 
 @functools.cache

@@ -32,7 +32,8 @@ def test_a_quantised_policy_is_saved_and_served_and_acts_almost_alike(
     policy, served = load_policy(FIXTURES / "pi05", **TOLD["pi05"]), load_policy(tmp_path / "small")
     language = served.params["language"]["layers"]
     assert language["mlp"]["down"]["kernel"].q.dtype == jnp.float8_e4m3fn
-    assert served.params["vision"]["blocks"]["q"]["kernel"].dtype == jnp.float32
+    assert served.params["vision"]["blocks"]["q"]["kernel"].q.dtype == jnp.float8_e4m3fn
+    assert served.params["embedding"].dtype == jnp.float32
     made = quantize.quantize(policy)
     jax.tree.map(np.testing.assert_array_equal, served.params, made.params)
     batch = random_batch(policy.model.config, rows=1, samples=1)
@@ -50,3 +51,13 @@ def test_quantised_kernels_are_spread_as_the_kernels_they_were():
     assert kernel.q.dtype == jnp.float8_e4m3fn
     assert kernel.q.sharding.spec == jax.sharding.PartitionSpec("stage", "fsdp", "tensor")
     assert kernel.scale.dtype == jnp.float32
+
+
+def test_activations_may_be_rounded_too_of_kernels_in_float8_alone():
+    policy = load_policy(FIXTURES / "pi05", **TOLD["pi05"])
+    batch = random_batch(policy.model.config, rows=1, samples=1)
+    both = quantize.quantize(policy, activations=True)
+    kernels = quantize.action_error(policy, quantize.quantize(policy), batch)
+    assert kernels < quantize.action_error(policy, both, batch) < 0.1
+    with pytest.raises(ValueError, match="quantized_activations is for kernels kept in float8"):
+        quantize.quantize(policy, kind="nf4", activations=True)

@@ -41,9 +41,11 @@ BENCHMARKS: Mapping[str, str] = {
     "plan": "tools.bench.data.plan",
     "predict": "tools.bench.parallel.predict",
     "processes": "tools.bench.parallel.processes",
+    "products": "tools.bench.models.products",
     "qlora": "tools.bench.models.qlora",
     "recipe": "tools.bench.parallel.recipe",
     "rl": "tools.bench.rl.rl",
+    "rounding": "tools.bench.models.rounding",
     "serve": "tools.bench.serve",
     "sim": "tools.bench.sim.sim",
     "solver": "tools.bench.models.solver",
@@ -59,8 +61,8 @@ COMMANDS: Mapping[str, str] = {"all": "tools.bench.all", "pages": "tools.bench.p
 _WITH_PEER = ("cameras", "data", "ladder", "pi05", "stats")
 _WITH_PEERS = ("cameras", "data")
 _WITH_TINY = (
-    "act", "attention", "colocated", "fp8", "packing", "pi05", "processes", "sim", "step",
-    "unrolled",
+    "act", "attention", "colocated", "fp8", "packing", "pi05", "processes", "products", "sim",
+    "step", "unrolled",
 )  # fmt: skip
 _WITH_WIDTH = ("packing", "pi05", "serve")
 _NAMES = tyro.conf.arg(constructor=tyro.extras.literal_type_from_choices(BENCHMARKS))

@@ -90,6 +90,10 @@ MEASUREMENTS = (
         "tools.bench.models.fp8", environment=_WHOLE,
     ),
     Measurement(
+        "products", "fp8", "products of π0.5's layers, float8 by recipe against bf16", 90, 300,
+        "tools.bench.models.products", environment=_WHOLE,
+    ),
+    Measurement(
         "act", "act", "latency of π0.5 and GR00T, batches of 1 to 32", 150, 360,
         "tools.bench.models.act", environment=_WHOLE,
     ),

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from models.attention.attention import compiling_for
+from models.attention.target import compiling_for
 from models.inputs.embodiment import Embodiment
 from models.inputs.packed_batch import PackedBatch, Sample
 from models.inputs.pictures import fit

@@ -263,10 +263,7 @@ PI05_QLORA = replace(
         vision=replace(_PI05.vision, lora=_LORA),
         language=replace(_PI05.language, attention_lora=_LORA, mlp_lora=_LORA),
         expert=replace(_PI05.expert, attention_lora=_LORA, mlp_lora=_LORA),
-        compute=Compute(
-            quantized=r"^(vision/blocks|(language|expert)/layers/(attention|mlp))/",
-            quantized_kind="nf4",
-        ),
+        compute=Compute(quantized=PiConfig.quantizable, quantized_kind="nf4"),
     ),
     rows=RowsConfig(number=4, samples=4),
     optimizer=replace(

@@ -119,7 +119,7 @@ class Pi0FastConfig(ModelConfig, family="pi0_fast"):
             language=replace(self.language, remat=remat),
         )
 
-    quantizable: ClassVar[str] = r"^language/layers/(attention|mlp)/"
+    quantizable: ClassVar[str] = r"^(vision/blocks|language/layers/(attention|mlp))/"
     exports: ClassVar[Mapping[str, str]] = {"openpi": "models.pi.fast.formats:write_openpi"}
 
 

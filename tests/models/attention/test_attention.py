@@ -9,14 +9,8 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, use_abstract_mesh
 
 from models.attention import attention, blocked, flash
-from models.attention.attention import (
-    MASKED,
-    attend,
-    attend_fully,
-    compiling_for,
-    explain,
-    merge,
-)
+from models.attention.attention import MASKED, attend, attend_fully, explain, merge
+from models.attention.target import compiling_for
 from tests.helpers.models.attention import case, mixture, outputs_and_gradients, positions
 
 

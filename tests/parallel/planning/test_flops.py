@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from models import Pi
-from models.attention.attention import compiling_for
+from models.attention.target import compiling_for
 from models.inputs.packed_batch import PackedBatch, pack
 from models.layers.layers import Remat
 from parallel.optimizer import OptimizerConfig

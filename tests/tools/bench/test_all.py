@@ -11,8 +11,8 @@ from models.terminal import Console
 from tools.bench.__main__ import _WITH_PEER, _WITH_WIDTH, BENCHMARKS
 from tools.bench.all import BENCHES, QUICK, CpuBench, command, listed, main, measure, summary
 
-GPU_ALONE = {"act", "fp8", "processes", "step", "unrolled"}
-OF_TRAINED = {"solver"}
+GPU_ALONE = {"act", "fp8", "processes", "products", "step", "unrolled"}
+OF_TRAINED = {"rounding", "solver"}
 """Benchmarks of policies that another command trains."""
 SMALL = "from tools.bench.data.plan import mixture, planned; import json; \
 from tools.recipes.presets import PI05 as p; s = mixture(3000, p); \

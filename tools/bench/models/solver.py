@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -118,6 +118,34 @@ def errors(
     }
 
 
+class Recorded(NamedTuple):
+    """Recorded observations, a row each, the noise that their chunks begin with, and how many
+    numbers of an action the robot has."""
+
+    batch: PackedBatch
+    noise: Float[Array, "r h a"]
+    dims: int
+
+
+def recorded(policy: Policy, folder: Path, count: int) -> Recorded:
+    """`count` observations of the episodes beside a run, spread evenly."""
+    dataset = LeRobotDataset(folder / "dataset")
+    robot = processor_of(policy, str(folder)).embodiments[policy.embodiment]
+    pictures, states, prompts = [], [], []
+    for k in range(count):
+        episode = dataset.episode(k * len(dataset.lengths) // count)
+        at = k * 31 % len(episode["observation.state"])
+        pictures.append(np.stack([episode[camera][at] for camera in robot.cameras]))
+        states.append(episode["observation.state"][at])
+        prompts.append(episode["task"])
+    policy = policy.varied(sizes=(count,))
+    keys = [(0, k) for k in range(count)]
+    requests = policy.requests((np.stack(pictures), np.stack(states)), prompts, keys)
+    batch: PackedBatch = policy.rows([request.sample for request in requests])
+    keyed = jnp.asarray(np.stack([request.key for request in requests]))
+    return Recorded(batch, flow.noise(keyed, batch.actions.shape[2:]), len(robot.actions.offset))
+
+
 def midpoint(velocity: Velocity, x: Array, steps: int) -> Array:
     """A step goes on with the velocity in its middle, which half a step of Euler's reaches."""
     for t in flow.times(steps):
@@ -157,29 +185,16 @@ def _solved(
 def _velocity(policy: Policy, folder: Path, count: int) -> tuple[Velocity, Array, int]:
     """The velocity for `count` recorded observations, which are read once, the noise that their
     chunks begin with, and how many numbers of an action the robot has."""
-    dataset = LeRobotDataset(folder / "dataset")
-    robot = processor_of(policy, str(folder)).embodiments[policy.embodiment]
-    pictures, states, prompts = [], [], []
-    for k in range(count):
-        episode = dataset.episode(k * len(dataset.lengths) // count)
-        at = k * 31 % len(episode["observation.state"])
-        pictures.append(np.stack([episode[camera][at] for camera in robot.cameras]))
-        states.append(episode["observation.state"][at])
-        prompts.append(episode["task"])
-    policy = policy.varied(sizes=(count,))
-    keys = [(0, k) for k in range(count)]
-    requests = policy.requests((np.stack(pictures), np.stack(states)), prompts, keys)
-    batch: PackedBatch = policy.rows([request.sample for request in requests])
+    seen = recorded(policy, folder, count)
     model, params = policy.model, policy.params
-    observed = jax.jit(model.observe)(params, batch)
+    observed = jax.jit(model.observe)(params, seen.batch)
 
     @jax.jit
     def velocity(x: Array, t: Array) -> Array:
         time = jnp.full((count, 1, 1), t)
-        return model.field(params, batch, observed)(x[:, None, None], time).velocity[:, 0, 0]
+        return model.field(params, seen.batch, observed)(x[:, None, None], time).velocity[:, 0, 0]
 
-    keyed = jnp.asarray(np.stack([request.key for request in requests]))
-    return velocity, flow.noise(keyed, batch.actions.shape[2:]), len(robot.actions.offset)
+    return velocity, seen.noise, seen.dims
 
 
 def _success(

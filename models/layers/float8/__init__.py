@@ -1,0 +1,1 @@
+"""Numbers in float8 with a scale for each block, and their products."""
