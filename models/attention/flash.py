@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from models.attention.blocked import cut, meets, visits
 from models.attention.partial import MASKED, Partial, differentiable
@@ -35,10 +35,8 @@ def flash(
 ) -> Partial:
     """Attention with the arguments of `attend`; causal where positions are given. `interpret` runs
     the kernels step by step on any backend."""
-    dim = q.shape[3]
-    run = _kernels(dim**-0.5, interpret)
-    out, lse = run(*map(_wide, (q, k, v)), q_segment, kv_segment, q_position, kv_position)
-    return Partial(out[..., :dim], lse)
+    run = _kernels(q.shape[3] ** -0.5, interpret)
+    return run(q, k, v, q_segment, kv_segment, q_position, kv_position)
 
 
 def flash_gradients(
@@ -46,13 +44,8 @@ def flash_gradients(
     *, interpret: bool = False,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """Gradients of q, k and v, as `partial.differentiable` asks for them."""
-    dim = q.shape[3]
-    q, k, v, d_out = map(_wide, (q, k, v, d_out))
-    masks = (q_segment, kv_segment, q_position, kv_position)
-    d_q, d_k, d_v = by_row(partial(_backward, dim**-0.5, interpret))(
-        q, k, v, *masks, d_out, lse, shift
-    )
-    return d_q[..., :dim], d_k[..., :dim], d_v[..., :dim]
+    run = by_row(partial(_backward, q.shape[3] ** -0.5, interpret))
+    return run(q, k, v, q_segment, kv_segment, q_position, kv_position, d_out, lse, shift)
 
 
 def head_problem(head_dim: int, dtype: jnp.dtype) -> str | None:
@@ -64,12 +57,6 @@ def head_problem(head_dim: int, dtype: jnp.dtype) -> str | None:
     return None
 
 
-def _wide(x: Float[Array, "b t n d"]) -> Float[Array, "b t n e"]:
-    """Heads padded to the next size that a tile can have."""
-    spare = max(16, pl.next_power_of_2(x.shape[3])) - x.shape[3]
-    return jnp.pad(x, [(0, 0)] * 3 + [(0, spare)]) if spare else x
-
-
 @cache
 def _kernels(scale: float, interpret: bool) -> Any:
     return differentiable(
@@ -79,7 +66,7 @@ def _kernels(scale: float, interpret: bool) -> Any:
 
 
 class _Tiles:
-    """Tiles of rows: arrays [b × g, places, ...] padded to whole tiles, where a query place is one
+    """Tiles of rows: arrays [b, places, g, ...] padded to whole tiles, where a query place is one
     head of one position; which tiles meet; and kernels run over the tiles of one side."""
 
     def __init__(
@@ -88,21 +75,25 @@ class _Tiles:
         self.scale, self.interpret = scale, interpret
         self.rows, self.groups, self.dim = len(q), k.shape[2], q.shape[3]
         self.heads = q.shape[2] // self.groups
-        self.tile = {"q": _Q_TILE, "k": _WIDE_K_TILE if self.dim > 128 else _K_TILE}
+        self.wide = max(16, pl.next_power_of_2(self.dim))
+        self.tile = {"q": _Q_TILE, "k": _WIDE_K_TILE if self.wide > 128 else _K_TILE}
         sides = [("q", q_segment), ("q", q_position), ("k", kv_segment), ("k", kv_position)]
         self.masks = [x if x is None else cut(self._places(x, s), self.tile[s]) for s, x in sides]
         q_segment, q_position, kv_segment, kv_position = self.masks
         self.needed = meets(q_segment, kv_segment, q_position, kv_position)
 
-    def flat(self, x: Float[Array, "b t n *d"], side: str) -> Float[Array, "bg places *d"]:
-        x = jnp.moveaxis(x.reshape(*x.shape[:2], self.groups, -1, *x.shape[3:]), 2, 1)
-        x = cut(x.reshape(x.shape[0] * self.groups, -1, *x.shape[4:]), self.tile[side])
-        return x.reshape(len(x), -1, *x.shape[3:])
+    def flat(self, x: Float[Array, "b t n *d"], side: str) -> Float[Array, "b places g *d"]:
+        """The query heads of a key head as places of it, end to end; a copy only where there are
+        several of both, or where whole tiles need more places."""
+        x = x.reshape(*x.shape[:2], self.groups, -1, *x.shape[3:]).swapaxes(2, 3)
+        x = x.reshape(x.shape[0], -1, self.groups, *x.shape[4:])
+        spare = -x.shape[1] % self.tile[side]
+        return jnp.pad(x, [(0, 0), (0, spare), *[(0, 0)] * (x.ndim - 2)]) if spare else x
 
-    def unflat(self, x: Float[Array, "bg places *d"], like: Array) -> Float[Array, "b t n *d"]:
+    def unflat(self, x: Float[Array, "b places g *d"], like: Array) -> Float[Array, "b t n *d"]:
         length, heads = like.shape[1], like.shape[2] // self.groups
-        x = x[:, : length * heads].reshape(self.rows, self.groups, length, heads, *x.shape[2:])
-        return jnp.moveaxis(x, 1, 2).reshape(self.rows, length, -1, *x.shape[4:])
+        x = x[:, : length * heads].reshape(self.rows, length, heads, *x.shape[2:])
+        return x.swapaxes(2, 3).reshape(*like.shape[:3], *x.shape[4:])
 
     def run(self, kernel: Any, own: str, arrays: list[Any], results: list[Any]) -> Any:
         """`kernel(tiles, visits, masks, arrays, *results)` for every tile of the side `own`; of the
@@ -112,18 +103,20 @@ class _Tiles:
         places = [order, count[..., None]]
         owned = count.shape[1]
 
-        def spec(side: str, x: Any, groups: int = 1) -> pl.BlockSpec:
+        def spec(side: str, x: Any) -> pl.BlockSpec:
+            """Places of one row and, of arrays that have them, one key head."""
             length = self.tile[own] if side == own else x.shape[1]
-            rest = (0,) * (x.ndim - 2)
-            return pl.BlockSpec(
-                (None, length, *x.shape[2:]),
-                lambda i, r: (r // groups, i if side == own else 0, *rest),
-            )
+            head, rest = x.ndim > 2, (0,) * (x.ndim - 3)
+
+            def block(i: Any, r: Any) -> tuple[Any, ...]:
+                at = (r // self.groups, i if side == own else 0)
+                return (*at, r % self.groups, *rest) if head else at
+
+            return pl.BlockSpec((None, length, *[None] * head, *x.shape[3:]), block)
 
         masks = [x if x is None else x.reshape(self.rows, -1) for x in self.masks]
         mask_specs = [
-            x if x is None else spec(side, x, self.groups)
-            for side, x in zip("qqkk", masks, strict=True)
+            x if x is None else spec(side, x) for side, x in zip("qqkk", masks, strict=True)
         ]
         visit_specs = [
             pl.BlockSpec((None, None, x.shape[2]), lambda i, r: (r // self.groups, i, 0))
@@ -136,13 +129,29 @@ class _Tiles:
             out_specs=[spec(*x) for x in results],
             out_shape=[x for _, x in results],
             compiler_params=triton.CompilerParams(
-                num_warps=8 if self.dim > 64 else 4, num_stages=2
+                num_warps=8 if self.wide > 64 else 4, num_stages=2
             ),
             interpret=self.interpret,
         )(places, masks, [x for _, x in arrays])
 
     def at(self, side: str, index: Any) -> Any:
         return pl.ds(index * self.tile[side], self.tile[side])
+
+    def read(self, ref: Any, at: Any = slice(None)) -> Float[Array, "places w"]:
+        """A tile's vectors: a tile is a power of two wide, and zero where a head has ended."""
+        if self.wide == self.dim:
+            return ref[at, :]
+        return triton.load(ref.at[at, pl.ds(0, self.wide)], mask=self._inside(), other=0)
+
+    def write(self, ref: Any, vectors: Float[Array, "places w"]) -> None:
+        vectors = vectors.astype(ref.dtype)
+        if self.wide == self.dim:
+            ref[...] = vectors
+        else:
+            triton.store(ref.at[:, pl.ds(0, self.wide)], vectors, mask=self._inside())
+
+    def _inside(self) -> Bool[Array, "1 w"]:
+        return (jnp.arange(self.wide) < self.dim)[None, :]
 
     def _places(self, mask: Int[Array, "b t"], side: str) -> Int[Array, "b places"]:
         return jnp.repeat(mask, self.heads, axis=1) if side == "q" else mask
@@ -154,7 +163,7 @@ def _forward(scale, interpret, q, k, v, *masks) -> Partial:
     arrays = [("q", flat_q), ("k", tiles.flat(k, "k")), ("k", tiles.flat(v, "k"))]
     results = [
         ("q", jax.ShapeDtypeStruct(flat_q.shape, q.dtype)),
-        ("q", jax.ShapeDtypeStruct(flat_q.shape[:2], jnp.float32)),
+        ("q", jax.ShapeDtypeStruct(flat_q.shape[:3], jnp.float32)),
     ]
     out, lse = tiles.run(_forward_kernel, "q", arrays, results)
     return Partial(tiles.unflat(out, q), tiles.unflat(lse, q))
@@ -173,16 +182,16 @@ def _backward(scale, interpret, q, k, v, *rest) -> tuple[Array, Array, Array]:
 
 def _forward_kernel(tiles: _Tiles, visits, masks, arrays, out_ref, lse_ref) -> None:
     (order, count), (q_ref, k_ref, v_ref) = visits, arrays
-    q = q_ref[...]
+    q = tiles.read(q_ref)
 
     def one(visit, carry):
         top, total, out = carry
         at = tiles.at("k", order[visit])
-        logits = _logits(tiles, q, k_ref[at, :], masks, (slice(None), at))
+        logits = _logits(tiles, q, tiles.read(k_ref, at), masks, (slice(None), at))
         new_top = jnp.maximum(top, logits.max(1))
         weights = jnp.exp(logits - new_top[:, None])
         shrink = jnp.exp(top - new_top)
-        values = triton.dot(weights.astype(q.dtype), v_ref[at, :])
+        values = triton.dot(weights.astype(q.dtype), tiles.read(v_ref, at))
         return new_top, total * shrink + weights.sum(1), out * shrink[:, None] + values
 
     places = len(q)
@@ -193,40 +202,41 @@ def _forward_kernel(tiles: _Tiles, visits, masks, arrays, out_ref, lse_ref) -> N
     )
     top, total, out = jax.lax.fori_loop(0, count[0], one, start)
     safe = jnp.where(total > 0, total, 1)
-    out_ref[...] = (out / safe[:, None]).astype(out_ref.dtype)
+    tiles.write(out_ref, out / safe[:, None])
     lse_ref[...] = jnp.where(total > 0, top + jnp.log(safe), MASKED)
 
 
 def _query_kernel(tiles: _Tiles, visits, masks, arrays, d_q_ref) -> None:
-    (order, count), (*query, k_ref, v_ref) = visits, arrays
-    query = [x[...] for x in query]
+    (order, count), (q_ref, d_out_ref, lse_ref, shift_ref, k_ref, v_ref) = visits, arrays
+    query = [tiles.read(q_ref), tiles.read(d_out_ref), lse_ref[...], shift_ref[...]]
 
     def one(visit, d_q):
         at = tiles.at("k", order[visit])
-        k = k_ref[at, :]
-        _, d_logits = _pair(tiles, query, (k, v_ref[at, :]), masks, (slice(None), at))
+        k = tiles.read(k_ref, at)
+        _, d_logits = _pair(tiles, query, (k, tiles.read(v_ref, at)), masks, (slice(None), at))
         return d_q + triton.dot(d_logits.astype(k.dtype), k)
 
-    zeros = jnp.zeros(d_q_ref.shape, jnp.float32)
-    d_q_ref[...] = jax.lax.fori_loop(0, count[0], one, zeros).astype(d_q_ref.dtype)
+    zeros = jnp.zeros(query[0].shape, jnp.float32)
+    tiles.write(d_q_ref, jax.lax.fori_loop(0, count[0], one, zeros))
 
 
 def _key_kernel(tiles: _Tiles, visits, masks, arrays, d_k_ref, d_v_ref) -> None:
     (order, count), (q_ref, d_out_ref, lse_ref, shift_ref, k_ref, v_ref) = visits, arrays
-    key = (k_ref[...], v_ref[...])
+    key = (tiles.read(k_ref), tiles.read(v_ref))
 
     def one(visit, carry):
         d_k, d_v = carry
         at = tiles.at("q", order[visit])
-        q, d_out = q_ref[at, :], d_out_ref[at, :]
+        q, d_out = tiles.read(q_ref, at), tiles.read(d_out_ref, at)
         query = [q, d_out, lse_ref[at], shift_ref[at]]
         weights, d_logits = _pair(tiles, query, key, masks, (at, slice(None)))
         d_k = d_k + triton.dot(d_logits.astype(q.dtype), q, trans_a=True)
         return d_k, d_v + triton.dot(weights.astype(q.dtype), d_out, trans_a=True)
 
-    zeros = jnp.zeros(d_k_ref.shape, jnp.float32)
+    zeros = jnp.zeros(key[0].shape, jnp.float32)
     d_k, d_v = jax.lax.fori_loop(0, count[0], one, (zeros, zeros))
-    d_k_ref[...], d_v_ref[...] = d_k.astype(d_k_ref.dtype), d_v.astype(d_v_ref.dtype)
+    tiles.write(d_k_ref, d_k)
+    tiles.write(d_v_ref, d_v)
 
 
 def _pair(tiles: _Tiles, query: Any, key: Any, masks: Any, at: Any) -> tuple[Array, Array]:
