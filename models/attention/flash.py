@@ -86,9 +86,8 @@ class _Tiles:
         """The query heads of a key head as places of it, end to end; a copy only where there are
         several of both, or where whole tiles need more places."""
         x = x.reshape(*x.shape[:2], self.groups, -1, *x.shape[3:]).swapaxes(2, 3)
-        x = x.reshape(x.shape[0], -1, self.groups, *x.shape[4:])
-        spare = -x.shape[1] % self.tile[side]
-        return jnp.pad(x, [(0, 0), (0, spare), *[(0, 0)] * (x.ndim - 2)]) if spare else x
+        x = cut(x.reshape(len(x), -1, self.groups, *x.shape[4:]), self.tile[side])
+        return x.reshape(len(x), -1, *x.shape[3:])
 
     def unflat(self, x: Float[Array, "b places g *d"], like: Array) -> Float[Array, "b t n *d"]:
         length, heads = like.shape[1], like.shape[2] // self.groups

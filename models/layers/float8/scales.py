@@ -44,9 +44,7 @@ def in_blocks(
     x: Float[Array, "m n"], scale: Float[Array, "p q"], block: tuple[int, int]
 ) -> Float[Array, "m n"]:
     """x in e4m3 under `block_scales`; all of a block is NaN if a number in it is not finite."""
-    largest = float(jnp.finfo(jnp.float8_e4m3fn).max)
-    scaled = x.astype(jnp.float32) / spread(scale, block, x.shape)
-    return jnp.clip(scaled, -largest, largest).astype(jnp.float8_e4m3fn)
+    return quantise(x, spread(scale, block, x.shape), jnp.float8_e4m3fn)
 
 
 def block_amax(x: Float[Array, "m n"], block: tuple[int, int]) -> Float[Array, "p q"]:

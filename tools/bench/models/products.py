@@ -18,7 +18,7 @@ from models.layers import fp8
 from models.layers.quantized import dot, dot_in_float8, quantize_kernel
 from models.terminal import Console, track
 from parallel.planning.cluster import chip_of
-from tools.bench.attempt import failed
+from tools.bench.attempt import attempt
 from tools.bench.models.attention import alternate, rows
 
 _TOKENS, _ACTED, _ROUNDS, _KINDS = 16384, 816, 10, 3
@@ -137,19 +137,20 @@ def _measured(
     calls: dict[str, Callable[[], Any]], flops: float, rounds: int
 ) -> list[dict[str, Any]]:
     """Each call's median time, ratio to the first, TFLOP/s and share of the bf16 peak, or error."""
-    able, found = {}, []
-    for name, call in calls.items():
-        try:
-            jax.block_until_ready(call())
-            able[name] = call
-        except Exception as error:  # whatever a compiler or driver raises
-            found.append({"name": name, **failed(error)})
+    ran = {name: attempt(partial(_once, call)) for name, call in calls.items()}
+    able = {name: calls[name] for name, failure in ran.items() if not failure}
+    found = [{"name": name, **failure} for name, failure in ran.items() if failure]
     chip = chip_of(jax.devices()[0].device_kind)
     for row in rows(alternate(able, rounds), "ratio") if able else []:
         rate = flops / row["ms"] * 1e3
         share = {} if chip is None else {"bf16_peak_share": rate / chip.peak("bfloat16")}
         found.append(row | {"TFLOP/s": rate / 1e12} | share)
     return found
+
+
+def _once(call: Callable[[], Any]) -> dict[str, Any]:
+    jax.block_until_ready(call())
+    return {}
 
 
 def _shrunk(size: LayerProduct) -> LayerProduct:

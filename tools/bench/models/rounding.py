@@ -24,7 +24,7 @@ from models.sharding import path_name
 from models.terminal import Console, track
 from sim.suites import load_suite
 from tools.bench.learn import VALIDATION
-from tools.bench.models.solver import Recorded, recorded
+from tools.bench.models.solver import Recorded, check_trained, recorded
 from tools.recipes.conditions import Condition, evaluate_all
 
 _LANGUAGE = ("language/layers/attention", "language/layers/mlp")
@@ -72,12 +72,7 @@ def run(console: Console, sizes: RoundingSizes = SIZES) -> dict[str, Any]:
     Raises:
       FileNotFoundError: a policy is not there.
     """
-    for name, suite in sizes.policies.items():
-        if not (sizes.runs / name).is_dir():
-            raise FileNotFoundError(
-                f"{sizes.runs / name} does not exist; train it by python -m tools.demo --task "
-                f"{suite.rpartition('-')[2]} --out {sizes.runs / name}."
-            )
+    check_trained(sizes.runs, sizes.policies)
     found = {name: _measured(sizes.runs / name, sizes, console) for name in sizes.policies}
     first = next(iter(found.values()))["activations"]
     tensor, block = first["a tensor's"], first["of 128 places"]

@@ -65,12 +65,7 @@ def run(console: Console, sizes: SolverSizes = SIZES) -> dict[str, Any]:
     Raises:
       FileNotFoundError: a policy is not there.
     """
-    for name, suite in sizes.policies.items():
-        if not (sizes.runs / name).is_dir():
-            raise FileNotFoundError(
-                f"{sizes.runs / name} does not exist; train it by python -m tools.demo --task "
-                f"{suite.rpartition('-')[2]} --out {sizes.runs / name}."
-            )
+    check_trained(sizes.runs, sizes.policies)
     found = {name: _measured(sizes.runs / name, sizes, console) for name in sizes.policies}
     first, half = next(iter(found.values()))["errors"], str(max(sizes.evaluations) // 2)
     euler, ab2 = (first[solver][half] for solver in ("euler", "ab2"))
@@ -82,6 +77,17 @@ def run(console: Console, sizes: SolverSizes = SIZES) -> dict[str, Any]:
         "observations": sizes.observations,
         "policies": found,
     }
+
+
+def check_trained(runs: Path, policies: Mapping[str, str]) -> None:
+    """Raises FileNotFoundError, with the command that trains it, for a policy that `runs` has
+    not; `policies` are suites by the run that acts in each."""
+    for name, suite in policies.items():
+        if not (runs / name).is_dir():
+            raise FileNotFoundError(
+                f"{runs / name} does not exist; train it by python -m tools.demo --task "
+                f"{suite.rpartition('-')[2]} --out {runs / name}."
+            )
 
 
 def _measured(folder: Path, sizes: SolverSizes, console: Console) -> dict[str, Any]:
