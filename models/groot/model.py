@@ -44,7 +44,7 @@ from models.layers.pipeline import staged
 from models.layers.qwen3 import Qwen, QwenConfig
 from models.layers.siglip import Siglip, SiglipConfig
 from models.model import ModelConfig, Stack
-from models.sharding import Rules, look_up
+from models.sharding import Rules, keep_rows, look_up
 
 TAGS: Mapping[str, int] = dict(RELEASED["GR00T-N1.5-3B"].tags)
 """Rows of the released embodiments' tables by tag."""
@@ -271,7 +271,7 @@ class Groot:
         dropping = key is not None and max(self.config.adapter.dropout, self.config.dit.dropout) > 0
         keys = sample_keys(key, batch.sample_id) if dropping and key is not None else None
         seen = modules.observe(batch, observed, keys)
-        return partial(modules.act, observed=seen, embodiment=modules.rows(batch), keys=keys)
+        return partial(modules.act, observed=seen, robot=batch.embodiment, keys=keys)
 
     @property
     def feature_width(self) -> int:
@@ -343,11 +343,10 @@ class _Modules(nnx.Module):
         self.future_tokens = table(config.future_tokens, action_width)
         self.positions = table(config.positions, action_width)
         kinds, hidden = config.embodiments, config.hidden
-        self.state_encoder = EmbodimentMLP(
-            kinds, config.state_dim, hidden, action_width, dtype, rngs
-        )
-        self.action_encoder = ActionEncoder(kinds, config.action_dim, action_width, dtype, rngs)
-        self.action_decoder = EmbodimentMLP(kinds, hidden, hidden, config.action_dim, dtype, rngs)
+        common = {"dtype": dtype, "rngs": rngs, "rows": config.projectors}
+        self.state_encoder = EmbodimentMLP(kinds, config.state_dim, hidden, action_width, **common)
+        self.action_encoder = ActionEncoder(kinds, config.action_dim, action_width, **common)
+        self.action_decoder = EmbodimentMLP(kinds, hidden, hidden, config.action_dim, **common)
         self.dit = DiT(config.dit, width, hidden, compute, rngs)
 
     def features(self, batch: PackedBatch) -> Float[Array, "r p w"]:
@@ -385,99 +384,108 @@ class _Modules(nnx.Module):
             keys = folded(keys, batch.prefix_position)
         cache = self.dit.observe(self.adapter(features, segment, keys), segment)
         state = batch.state[:, :, None].astype(self.dtype)
-        return _Observed(cache, self.state_encoder(state, self.rows(batch)))
-
-    def rows(self, batch: PackedBatch) -> Int[Array, "r k"]:
-        """Each sample's row of the embodiments' tables."""
-        rows = self.config.projectors
-        return jnp.asarray(rows, jnp.int32)[batch.embodiment] if rows else batch.embodiment
+        return _Observed(cache, self.state_encoder(state, batch.embodiment))
 
     def act(
         self,
         noised: Float[Array, "r k c h a"],
         time: Float[Array, "r k c"],
         observed: _Observed,
-        embodiment: Int[Array, "r k"],
+        robot: Int[Array, "r k"],
         keys: UInt32[Array, "r k d"] | None = None,
     ) -> flow.Predicted:
         horizon, bucket = self.config.horizon, time_bucket(time)
-        actions = self.action_encoder(noised.astype(self.dtype), bucket, embodiment)
+        actions = self.action_encoder(noised.astype(self.dtype), bucket, robot)
         actions = actions + self.positions[:horizon].astype(self.dtype)
         shared = (observed.state[:, :, None], self.future_tokens[...].astype(self.dtype))
         spread = [jnp.broadcast_to(x, (*time.shape, *x.shape[-2:])) for x in shared]
         x = self.dit(jnp.concatenate([*spread, actions], -2), bucket, observed.cache, horizon, keys)
-        velocity = -self.action_decoder(x, embodiment).astype(jnp.float32)
+        velocity = -self.action_decoder(x, robot).astype(jnp.float32)
         return flow.Predicted(velocity, x.astype(jnp.float32))
 
 
 class EmbodimentLinear(nnx.Module):
-    """A linear layer with weights of each embodiment's own."""
+    """A linear layer with weights of each embodiment's own, of which robots use `rows` (all, each
+    its own number's, if empty)."""
 
-    def __init__(self, kinds: int, inner: int, outer: int, dtype: jnp.dtype, rngs: nnx.Rngs):
-        self.dtype = dtype
+    def __init__(
+        self,
+        kinds: int,
+        inner: int,
+        outer: int,
+        dtype: jnp.dtype,
+        rngs: nnx.Rngs,
+        rows: tuple[int, ...] = (),
+    ):
+        self.dtype, self.rows = dtype, rows or tuple(range(kinds))
         begin = nnx.initializers.lecun_normal(batch_axis=0)
         self.kernel = nnx.Param(begin(rngs.params(), (kinds, inner, outer)))
         self.bias = nnx.Param(jnp.zeros((kinds, outer)))
 
     def __call__(
-        self, x: Float[Array, "r k *b i"], embodiment: Int[Array, "r k"]
+        self, x: Float[Array, "r k *b i"], robot: Int[Array, "r k"]
     ) -> Float[Array, "r k *b o"]:
-        kernel, bias = self.of(embodiment)
+        kernel, bias = self.of(robot)
         return _project(x, kernel) + bias.reshape(*bias.shape[:2], *[1] * (x.ndim - 3), -1)
 
-    def of(
-        self, embodiment: Int[Array, "r k"]
-    ) -> tuple[Float[Array, "r k i o"], Float[Array, "r k o"]]:
-        """The kernel and the bias of each sample."""
-        kernel, bias = self.kernel[...][embodiment], self.bias[...][embodiment]
-        return kernel.astype(self.dtype), bias.astype(self.dtype)
+    def of(self, robot: Int[Array, "r k"]) -> tuple[Float[Array, "s t i o"], Float[Array, "s t o"]]:
+        """The kernel and the bias of each sample; [1, 1, ...] where there is one robot. They are
+        chosen by a product with zeros and a one, which a mesh splits as any other product: indexed,
+        cut weights would be gathered in f32 and their gradients added up whole."""
+        kernel, bias = (x[...][np.array(self.rows)].astype(self.dtype) for x in (self.kernel, self.bias))
+        if len(self.rows) == 1:
+            return kernel[None], bias[None]
+        chosen = jax.nn.one_hot(robot, len(self.rows), dtype=self.dtype)
+        kernels = jnp.einsum("rkn,nio->rkio", chosen, kernel, precision="highest")
+        return keep_rows((kernels, jnp.einsum("rkn,no->rko", chosen, bias, precision="highest")))
 
 
 class EmbodimentMLP(nnx.Module):
     """Two `EmbodimentLinear` with a ReLU between."""
 
-    def __init__(
-        self, kinds: int, inner: int, hidden: int, outer: int, dtype: jnp.dtype, rngs: nnx.Rngs
-    ):
-        self.hidden = EmbodimentLinear(kinds, inner, hidden, dtype, rngs)
-        self.out = EmbodimentLinear(kinds, hidden, outer, dtype, rngs)
+    def __init__(self, kinds: int, inner: int, hidden: int, outer: int, **common: Any):
+        self.hidden = EmbodimentLinear(kinds, inner, hidden, **common)
+        self.out = EmbodimentLinear(kinds, hidden, outer, **common)
 
     @jax.named_scope("embodiment")
     def __call__(
-        self, x: Float[Array, "r k *b i"], embodiment: Int[Array, "r k"]
+        self, x: Float[Array, "r k *b i"], robot: Int[Array, "r k"]
     ) -> Float[Array, "r k *b o"]:
-        return self.out(jax.nn.relu(self.hidden(x, embodiment)), embodiment)
+        return self.out(jax.nn.relu(self.hidden(x, robot)), robot)
 
 
 class ActionEncoder(nnx.Module):
     """Noised actions and their time to tokens."""
 
-    def __init__(self, kinds: int, inner: int, width: int, dtype: jnp.dtype, rngs: nnx.Rngs):
-        self.action = EmbodimentLinear(kinds, inner, width, dtype, rngs)
-        self.mix = EmbodimentLinear(kinds, 2 * width, width, dtype, rngs)
-        self.out = EmbodimentLinear(kinds, width, width, dtype, rngs)
+    def __init__(self, kinds: int, inner: int, width: int, **common: Any):
+        self.action = EmbodimentLinear(kinds, inner, width, **common)
+        self.mix = EmbodimentLinear(kinds, 2 * width, width, **common)
+        self.out = EmbodimentLinear(kinds, width, width, **common)
 
     @jax.named_scope("embodiment")
     def __call__(
         self,
         x: Float[Array, "r k c h a"],
         bucket: Int[Array, "r k c"],
-        embodiment: Int[Array, "r k"],
+        robot: Int[Array, "r k"],
     ) -> Float[Array, "r k c h w"]:
         """`mix` reads [action, time]; the half that reads time runs once a chunk."""
-        kernel, bias = self.mix.of(embodiment)
+        kernel, bias = self.mix.of(robot)
         from_action, from_time = jnp.split(kernel, 2, axis=-2)
         width = bias.shape[-1]
         decay = np.arange(width // 2, dtype=np.float32) * (LOG_10000 / np.float32(width // 2))
         time = sinusoid(bucket, decay).astype(kernel.dtype)
         time = _project(time, from_time) + bias[:, :, None]
-        x = _project(self.action(x, embodiment), from_action) + time[..., None, :]
-        return self.out(jax.nn.silu(x), embodiment)
+        x = _project(self.action(x, robot), from_action) + time[..., None, :]
+        return self.out(jax.nn.silu(x), robot)
 
 
 def _project(
-    x: Float[Array, "r k *b i"], kernel: Float[Array, "r k i o"]
+    x: Float[Array, "r k *b i"], kernel: Float[Array, "s t i o"]
 ) -> Float[Array, "r k *b o"]:
+    """Products with each sample's kernel, or with the one of all."""
+    if kernel.shape[:2] == (1, 1):
+        return x @ kernel[0, 0]
     return jnp.einsum("rk...i,rkio->rk...o", x, kernel)
 
 
@@ -502,8 +510,8 @@ _RULES = (
     (r"_blocks/modulation/kernel$", PartitionSpec(None, "fsdp")),
     (r"^vision/(embed|head)/kernel$", PartitionSpec(None, "fsdp")),
     (r"^vision/small/kernel$", PartitionSpec()),
-    (r"^dit/(time_in|time_out|out)/kernel$", PartitionSpec(None, "fsdp")),
-    (r"^dit/modulation/kernel$|^vision/film/kernel$", PartitionSpec("fsdp")),
+    (r"^dit/(time_in|out)/kernel$", PartitionSpec(None, "fsdp")),
+    (r"^dit/(time_out|modulation)/kernel$|^vision/film/kernel$", PartitionSpec("fsdp")),
     (
         r"^(state_encoder/.*|action_encoder/.*|action_decoder/hidden)/kernel$",
         PartitionSpec(None, None, "fsdp"),

@@ -253,6 +253,23 @@ def test_packed_samples_have_the_errors_gradients_and_actions_they_have_alone(
             assert_near(ours, flat[path], 1e-5)
 
 
+@pytest.mark.parametrize("rows", [(3,), (4, 1)])
+def test_robots_use_the_rows_they_were_given_and_train_no_others(params, packed, rows):
+    robot = np.arange(packed.embodiment.size).reshape(packed.embodiment.shape) % len(rows)
+    robots = dataclasses.replace(packed, embodiment=robot)
+    numbered = dataclasses.replace(packed, embodiment=np.array(rows)[robot])
+    model = dataclasses.replace(CONFIG, projectors=rows).build()
+    noise, time = spread("noise")[:, :, None], 1 - spread("t")[:, :, None]
+    _, error, gradient = measure(model, params, robots, noise, time)
+    _, expected, numbered_gradient = measure(MODEL, params, numbered, noise, time)
+    assert_near(error, expected, 1e-5)
+    for name in ("state_encoder", "action_encoder", "action_decoder"):
+        theirs = flatten_dict(numbered_gradient[name])
+        for path, ours in flatten_dict(gradient[name]).items():
+            assert_near(ours, theirs[path], 1e-5)
+            assert set(np.unique(np.nonzero(ours)[0])) == set(rows)
+
+
 def test_perturbing_one_sample_leaves_the_actions_of_the_others(params, packed):
     changed = {name: np.array(getattr(packed, name)) for name in ("images", "text", "state")}
     tokens, row = CONFIG.tokens_per_image, 0

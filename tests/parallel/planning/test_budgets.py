@@ -2,6 +2,7 @@
 float8. The programs are compiled on this CPU; docs/compile.md says what that leaves open.
 """
 
+import re
 from collections import defaultdict
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,7 @@ from models.groot.model import SHARDING_RULES as GROOT_RULES
 from models.groot.model import Groot, GrootConfig
 from models.layers.layers import Compute
 from models.pi.model import SHARDING_RULES as PI_RULES
-from models.sharding import axes_of, shardings
+from models.sharding import axes_of, path_name, shardings
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.optimizer import OptimizerConfig
 from parallel.planning.deviceless import CompiledStep, compile_step
@@ -66,21 +67,24 @@ def on_1024_in_float8() -> CompiledStep:
 
 
 def formula(model, rules, gpus: int) -> dict[tuple[str, ...], float]:
-    """Bytes that a GPU sends in a step, by kind and axes (docs/compile.md). GR00T's weights of one
-    embodiment each, which travel to the samples that need them, are not in it."""
+    """Bytes that a GPU sends in a step, by kind and axes (docs/compile.md). Gathered once are
+    GR00T's weights of each embodiment's own, as the kernels that samples chose are kept, and its
+    transformer's that are outside the loop: of keys and values, and of the last two layers."""
     node = make_mesh(MeshConfig(data=1, fsdp=NODE), jax.devices()[:NODE])
     shapes = jax.eval_shape(model.init, KEY)
-    table, whole, weights = shapes.pop("embedding").size, 0, 0
-    shapes = {
-        n: x for n, x in shapes.items() if not n.startswith(("state_en", "action_en", "action_de"))
-    }
-    for x, placed in zip(
-        jax.tree.leaves(shapes), jax.tree.leaves(shardings(shapes, rules, node)), strict=True
+    table, whole, weights, once = shapes.pop("embedding").size, 0, 0, 0.0
+    for (path, x), placed in zip(
+        jax.tree_util.tree_leaves_with_path(shapes),
+        jax.tree.leaves(shardings(shapes, rules, node)),
+        strict=True,
     ):
-        if "fsdp" in axes_of(*placed.spec):
-            weights += x.size
-        else:
-            whole += x.size
+        name, cut = path_name(path), "fsdp" in axes_of(*placed.spec)
+        weights += cut * x.size
+        whole += (not cut) * x.size
+        if re.search(r"^(state|action)_(en|de)coder|^dit/cross_blocks/[kv]/", name):
+            once += cut * x.size
+        elif re.search(r"^dit/(cross|self)_blocks/", name):
+            once += cut * x.size / len(x)
     if "expert" in shapes:  # of the last language layer only keys and values are computed
         last = shapes["language"]["layers"]
         unread = [last["attention"]["q"], last["attention"]["out"], *last["mlp"].values()]
@@ -89,7 +93,7 @@ def formula(model, rules, gpus: int) -> dict[tuple[str, ...], float]:
     inside, across = (NODE - 1) / NODE, 2 * (gpus - NODE) / gpus
     both = ("data", "fsdp") if gpus > NODE else ("fsdp",)
     return {
-        ("all-gather", "fsdp"): (2 * 2 * weights + 2 * vectors) * inside,
+        ("all-gather", "fsdp"): (2 * (2 * weights - once) + 2 * vectors) * inside,
         ("reduce-scatter", "fsdp"): (2 * weights + 4 * vectors) * inside,
         ("all-reduce", "data"): (2 * weights + 4 * table) / NODE * across,
         ("all-reduce", *both): 4 * whole * 2,
@@ -109,12 +113,11 @@ def check_wire(report: CompiledStep, model, rules) -> None:
     for which in (("all-gather", "fsdp"), ("reduce-scatter", "fsdp")):
         assert found[which] == pytest.approx(expected[which], rel=0.05), which
     assert not report.loops
-    if "expert" in jax.eval_shape(model.init, KEY):
-        which = ("all-reduce", "data")
-        assert found.get(which, 0) == pytest.approx(expected[which], rel=0.05)
-        assert sum(found.values()) == pytest.approx(sum(expected.values()), rel=0.05)
-        moved = found.keys() - {*expected, ("all-reduce", "fsdp"), ("all-reduce", "data")}
-        assert sum(found[which] for which in moved) < 1e-4 * sum(found.values())
+    which = ("all-reduce", "data")
+    assert found.get(which, 0) == pytest.approx(expected[which], rel=0.05)
+    assert sum(found.values()) == pytest.approx(sum(expected.values()), rel=0.05)
+    moved = found.keys() - {*expected, ("all-reduce", "fsdp"), ("all-reduce", "data")}
+    assert sum(found[which] for which in moved) < 1e-4 * sum(found.values())
 
 
 def hidden(report: CompiledStep) -> float:
