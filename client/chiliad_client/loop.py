@@ -89,6 +89,7 @@ class ControlLoop:
         self._continues = self._answered = False
         self._idle, self._idling, self._retry = 0, True, 0
         self._acted: int | None = None
+        self._halted = -1
         self._stopped = self._ended = False
         self._told: str | None = None
 
@@ -202,7 +203,8 @@ class ControlLoop:
 
     def _take(self, answer: ServerAnswer, asked: _Asked, tick: int, dims: int) -> None:
         """Merges an answer into the plan. Its first action is for the tick that it was asked at,
-        later by as many as the robot has been held since, for so long nothing moved."""
+        later by as many as the robot has been held since, for so long nothing moved. What was seen
+        before the robot was last stopped says nothing of where it is now."""
         if answer.refusal is not None:
             self._refuse(answer.refusal, tick)
             return
@@ -219,7 +221,8 @@ class ControlLoop:
         self._measured.append(delay)
         chunk = Chunk(asked.tick + self._idle - asked.idle, asked.tick, answer.content["actions"])
         self._continued = None
-        if chunk.end <= tick or self._is_old(tick, chunk.observed):
+        before = asked.tick <= self._halted
+        if before or chunk.end <= tick or self._is_old(tick, chunk.observed):
             self._totals["expired"] += 1
             return
         promised = asked.tick + asked.committed
@@ -242,6 +245,7 @@ class ControlLoop:
         silent = self._acted is not None and planned is None and self.stop is not None
         if silent and tick - (self._acted or 0) > self.settings.stop_after * self.settings.hz:
             self._stopped = True
+            self._plan, self._newest = ActionPlan(), None
         mode: Mode = "stop" if self._stopped and not ending else "hold"
         wanted = rest
         if self._stopped and self.stop is not None and not ending:
@@ -269,6 +273,7 @@ class ControlLoop:
         if self._idling:
             self._idle += 1
             self._continued = None
+            self._halted = command.tick if command.mode == "stop" else self._halted
         else:
             self._acted = command.tick
 

@@ -259,6 +259,32 @@ def test_silence_holds_then_stops_and_the_stop_stays_until_it_is_lifted():
     assert steps(loop, 30)[-1].mode == "act"
 
 
+@pytest.mark.parametrize("early", [False, True])
+def test_after_a_stop_nothing_is_acted_that_was_made_from_what_was_seen_before_it(early):
+    """The second answer comes after 6 s, into the stop, or after the robot was resumed from it."""
+    loop, _, _, _ = made(
+        delay=lambda number: 6.0 if number == 2 else 0.05,
+        chunk=Numbered(40),
+        replan=5,
+        stop=lambda seen, last: np.maximum(last - 0.05, -1.0),
+        stop_after=2.0,
+    )
+    while steps(loop, 1)[0].mode != "stop":
+        pass
+    while not early and loop.report.answers < 2:
+        assert loop.step().mode == "stop"
+    assert {c.mode for c in steps(loop, 3)} == {"stop"}
+    assert loop.report.expired == (not early)
+    loop.resume()
+    after = steps(loop, 60)
+    acted = [c for c in after if c.mode == "act"]
+    assert acted
+    assert {c.mode for c in after} == {"hold", "act"}
+    assert min(c.tick - c.age for c in acted) >= after[0].tick
+    assert round(100 * acted[0].sent[1]) == 0
+    assert loop.report.expired == 1
+
+
 def test_a_refused_request_is_no_chunk_and_is_asked_again_a_second_later():
     loop, _, server, clock = made(delay=0.05, replan=3)
     steps(loop, 10)
