@@ -64,7 +64,8 @@ class Connection:
       token: secret that the server wants to be shown, if any.
       tls: for wss:// with a certificate of one's own.
       jpeg: quality, 1 to 100, in which pictures are sent as JPEG; as they are if None.
-      answer_within: seconds until a question counts as lost, and the connection with it.
+      answer_within: seconds of sending a question and waiting for its answer, until it counts as
+        lost, and the connection with it.
 
     Raises:
       ValueError: the URL is of another kind, or the quality is out of range.
@@ -97,7 +98,7 @@ class Connection:
         self._changed = threading.Condition()
         self._session: ServerSession | None = None
         self._broken: str | None = None
-        self._why = "it has not been tried yet"
+        self._why = self._ending = "it has not been reached yet"
         self._opened = self._asked = 0
         self._waiting: tuple[int, Mapping[str, Any]] | None = None
         self._answers: deque[ServerAnswer] = deque(maxlen=16)
@@ -169,10 +170,11 @@ class Connection:
         with self._changed:
             self._changed.wait_for(done, seconds)
             found = [answer for answer in self._answers if answer.number == number]
+            why = self._ending if done() else f"no answer within {seconds:g} s"
             self._answers.clear()
         if not found:
             self.session  # noqa: B018  it says what is broken
-            raise ConnectionError(f"{self.url} did not answer: {self._why}.")
+            raise ConnectionError(f"{self.url} did not answer: {why}.")
         if found[0].refusal is not None:
             raise ValueError(f"{self.url} refused the request: {found[0].refusal}")
         return found[0].content
@@ -233,15 +235,20 @@ class Connection:
             close_timeout=_CLOSING_SECONDS,
             **self._options,
         ) as socket:
-            metadata = self._read(await socket.recv())  # comes when the policy is loaded
-            if self._jpeg is not None and "jpeg" not in metadata.get("pictures", ()):
-                raise ValueError(
-                    "this server does not read JPEG; leave jpeg out, or serve with a newer Chiliad."
-                )
-            self._opened += 1
-            self._set_session(ServerSession(self._opened, metadata))
-            log.info("%s: connected", self.url)
-            await self._converse(socket)
+            self._why = "it is reached, but has told nothing of its policy yet"
+            try:
+                metadata = self._read(await socket.recv())  # comes when the policy is loaded
+                if self._jpeg is not None and "jpeg" not in metadata.get("pictures", ()):
+                    raise ValueError(
+                        "this server does not read JPEG; leave jpeg out, or serve with a newer "
+                        "Chiliad."
+                    )
+                self._opened += 1
+                self._set_session(ServerSession(self._opened, metadata))
+                log.info("%s: connected", self.url)
+                await self._converse(socket)
+            finally:  # a dead link takes no goodbye, so leaving may not wait for it
+                asyncio.get_running_loop().call_later(_CLOSING_SECONDS, socket.transport.abort)
 
     async def _converse(self, socket: ClientConnection) -> None:
         closed = asyncio.ensure_future(socket.wait_closed())
@@ -258,8 +265,8 @@ class Connection:
                         await socket.recv()  # raises what closed it
                     continue
                 number, message = question
-                await socket.send(pack(message, self._jpeg))
-                told = await asyncio.wait_for(socket.recv(), self._answer_within)
+                exchange = _exchange(socket, pack(message, self._jpeg))
+                told = await asyncio.wait_for(exchange, self._answer_within)
                 if isinstance(told, str):
                     last = (told.strip().splitlines() or [""])[-1]  # openpi sends a traceback
                     self._add(ServerAnswer(number, {}, last))
@@ -311,13 +318,18 @@ class Connection:
             why = str(error) or (late if isinstance(error, asyncio.TimeoutError) else repr(error))
             if why != self._why:
                 log.warning("%s: no connection (%s); trying again", self.url, why)
-            self._why = why
+            self._why = self._ending = why
 
     def _break(self, why: str) -> None:
         log.error("%s", why)
         with self._changed:
             self._broken = why
             self._changed.notify_all()
+
+
+async def _exchange(socket: ClientConnection, question: bytes) -> Any:
+    await socket.send(question)
+    return await socket.recv()
 
 
 def _copied(value: Any) -> Any:

@@ -116,8 +116,9 @@ class TickRecorder(Protocol):
 class DriveReport:
     """Counts of a run. `ticks`: by mode. `missed`: ticks that passed without a command, as the
     robot or this program was slow. `limited`: commands that a limit changed, by limit. `answers`,
-    `refused`, `lost`: of the questions. `expired`: answers that came when all they say was over.
-    `late`: answers after the promised steps. `delays`: ticks from observation to answer."""
+    `refused`, `lost`: of the questions. `expired`: answers that came when all they say was over, or
+    to what was seen before the robot was stopped. `late`: answers after the promised steps.
+    `delays`: ticks from observation to answer."""
 
     ticks: Mapping[str, int]
     missed: int

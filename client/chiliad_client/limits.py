@@ -93,7 +93,8 @@ class SafetyLimits:
     def applied(self, wanted: np.ndarray, rest: np.ndarray, seen: Mapping[str, Any]) -> Limited:
         """The action to send in place of `wanted` [a]: cut to its range, then to a step from
         `rest`, the action that holds the robot, then drawn back towards that until it is in the
-        box. Where nothing on the way is in the box, it is `rest`.
+        box. Where nothing on the way is in the box, it is `rest`. So a robot that is held outside
+        its range is led back into it step by step.
 
         Raises:
           ValueError: one of them is not finite.
@@ -103,13 +104,13 @@ class SafetyLimits:
                 f"The robot was to be sent {wanted}, held by {rest}; both must be finite."
             )
         by = []
-        rest, action = self._ranged(rest), self._ranged(wanted)
+        action = self._ranged(wanted)
         if (action != wanted).any():
             by.append("range")
         if self.step is not None:
-            stepped = np.clip(action - rest, -self.step, self.step)
-            if (stepped != action - rest).any():
-                action = rest + stepped
+            stepped = np.clip(action, rest - self.step, rest + self.step)
+            if (stepped != action).any():
+                action = stepped
                 by.append("step")
         if not self._inside(action, seen):
             action = self._drawn_back(action, rest, seen)

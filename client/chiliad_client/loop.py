@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Mapping, NamedTuple
 
 import numpy as np
@@ -90,6 +89,7 @@ class ControlLoop:
         self._continues = self._answered = False
         self._idle, self._idling, self._retry = 0, True, 0
         self._acted: int | None = None
+        self._halted = -1
         self._stopped = self._ended = False
         self._told: str | None = None
 
@@ -114,8 +114,10 @@ class ControlLoop:
                     break
             self._step(self._pace.wait(), ending=True)
         except BaseException:
-            with suppress(Exception):
+            try:
                 self._hold_at_once()
+            except Exception:
+                log.exception("the robot was sent nothing that holds it")
             raise
         finally:
             if self.recorder is not None:
@@ -156,9 +158,9 @@ class ControlLoop:
 
     def _step(self, begun: int, ending: bool = False) -> Command:
         self._seen = seen = dict(self.robot.observe())
-        rest = np.array(self.robot.hold(seen, self._last), np.float64)
+        rest = self._rest()
         if self._last is None:
-            self._check_rest(rest, seen)
+            self.limits.check(rest, seen)
         before, tick = self._pace.last, self._pace.take()
         idle = self._idle = self._idle + self._idling * (begun - before - 1)
         self._idle += self._idling * (tick - begun)
@@ -170,13 +172,16 @@ class ControlLoop:
         self._record(command)
         return command
 
-    def _check_rest(self, rest: np.ndarray, seen: Mapping[str, Any]) -> None:
-        if rest.ndim != 1 or not rest.size or not np.isfinite(rest).all():
+    def _rest(self) -> np.ndarray:
+        """The action [a] that holds the robot."""
+        rest = np.array(self.robot.hold(self._seen, self._last), np.float64)
+        shape = rest.shape if self._last is None else self._last.shape
+        if rest.ndim != 1 or not rest.size or rest.shape != shape or not np.isfinite(rest).all():
             raise ValueError(
                 f"The robot's `hold` gives {rest!r:.80}; give the numbers [a] of an action that "
                 "keeps it where it is."
             )
-        self.limits.check(rest, seen)
+        return rest
 
     def _hear(self, tick: int, rest: np.ndarray) -> None:
         """Takes in what the server has answered, and whether it is still the same."""
@@ -198,7 +203,8 @@ class ControlLoop:
 
     def _take(self, answer: ServerAnswer, asked: _Asked, tick: int, dims: int) -> None:
         """Merges an answer into the plan. Its first action is for the tick that it was asked at,
-        later by as many as the robot has been held since, for so long nothing moved."""
+        later by as many as the robot has been held since, for so long nothing moved. What was seen
+        before the robot was last stopped says nothing of where it is now."""
         if answer.refusal is not None:
             self._refuse(answer.refusal, tick)
             return
@@ -215,7 +221,8 @@ class ControlLoop:
         self._measured.append(delay)
         chunk = Chunk(asked.tick + self._idle - asked.idle, asked.tick, answer.content["actions"])
         self._continued = None
-        if chunk.end <= tick or self._is_old(tick, chunk.observed):
+        before = asked.tick <= self._halted
+        if before or chunk.end <= tick or self._is_old(tick, chunk.observed):
             self._totals["expired"] += 1
             return
         promised = asked.tick + asked.committed
@@ -238,6 +245,7 @@ class ControlLoop:
         silent = self._acted is not None and planned is None and self.stop is not None
         if silent and tick - (self._acted or 0) > self.settings.stop_after * self.settings.hz:
             self._stopped = True
+            self._plan, self._newest = ActionPlan(), None
         mode: Mode = "stop" if self._stopped and not ending else "hold"
         wanted = rest
         if self._stopped and self.stop is not None and not ending:
@@ -256,18 +264,16 @@ class ControlLoop:
 
     def _send(self, command: Command) -> None:
         done = self.robot.act(command.sent.copy())
-        self._last = command.sent if done is None else np.array(done, np.float64)
-        if self._last.shape != command.sent.shape:
-            raise ValueError(
-                f"The robot's `act` returned {list(self._last.shape)} numbers for an action of "
-                f"{len(command.sent)}; return what was sent, or nothing."
-            )
+        self._last = command.sent
+        if done is not None:
+            self._last = _truly_sent(done, command.sent.shape)
         self._idling = command.mode != "act"
         self._totals[command.mode] += 1
         self._limited.update(command.limited)
         if self._idling:
             self._idle += 1
             self._continued = None
+            self._halted = command.tick if command.mode == "stop" else self._halted
         else:
             self._acted = command.tick
 
@@ -305,9 +311,30 @@ class ControlLoop:
         return limit is not None and tick - observed > limit * self.settings.hz
 
     def _hold_at_once(self) -> None:
-        if self._last is not None:
-            rest = np.array(self.robot.hold(self._seen, self._last), np.float64)
-            self.robot.act(self.limits.applied(rest, rest, self._seen).action)
+        """Holds the robot after an error, without its box where `forward` is what fails."""
+        if self._last is None:
+            return
+        rest, limits = self._rest(), self.limits
+        try:
+            held = limits.applied(rest, rest, self._seen)
+        except Exception:
+            log.exception("the robot is held without its box, for `forward` fails")
+            held = replace(limits, box=None, forward=None).applied(rest, rest, self._seen)
+        self.robot.act(held.action)
+
+
+def _truly_sent(done: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """The action that a robot's `act` says it was sent, in place of one of this shape."""
+    try:
+        sent = np.array(done, np.float64)
+    except (TypeError, ValueError):
+        sent = np.array(np.nan)
+    if sent.shape != shape or not np.isfinite(sent).all():
+        raise ValueError(
+            f"The robot's `act` returned {done!r:.80} for an action of {shape[0]} numbers; return "
+            "what was sent, or nothing."
+        )
+    return sent
 
 
 def _number(session: ServerSession | None) -> int:

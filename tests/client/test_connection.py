@@ -24,6 +24,8 @@ from tools.serving.server import PolicyServer
 
 QUICK = Backoff(0.01, 0.05)
 LONG = 300
+LARGE = {**OBSERVATION, "observation/front": np.zeros((3000, 4000, 3), np.uint8)}
+"""More than the buffers of a socket hold."""
 
 
 @pytest.fixture(autouse=True)
@@ -154,6 +156,48 @@ def test_a_lost_answer_ends_its_connection_and_never_answers_another_question():
             assert (insistent(server, observation(value)) == value).all()
 
 
+def test_a_link_that_dies_while_a_question_is_sent_is_given_up():
+    with (
+        serving() as running,
+        bad_network(running.port) as network,
+        Connection(network.url, backoff=QUICK, answer_within=1.0) as server,
+    ):
+        first = server.wait(LONG)
+        network.stuck = True
+        with pytest.raises(ConnectionError, match=r"did not answer: no answer within 1 s"):
+            server.infer(LARGE, LONG)
+        network.stuck = False
+        until(lambda: number(server) > first.number)
+        assert (insistent(server, observation(2.0)) == 2).all()
+
+
+def test_a_link_that_dies_while_a_question_is_sent_can_be_closed():
+    with serving() as running, bad_network(running.port) as network:
+        server = Connection(network.url, answer_within=LONG).__enter__()
+        server.wait(LONG)
+        network.stuck = True
+        server.ask(LARGE)
+        until(lambda: server._waiting is None)
+        closing = threading.Thread(target=server.close, daemon=True)
+        closing.start()
+        closing.join(60)
+        assert not closing.is_alive()
+
+
+def test_a_question_that_nobody_answers_in_time_says_so_and_not_what_was_before():
+    echo = Echo()
+    with serving(echo) as running, bad_network(running.port) as network:
+        network.dead = True
+        with Connection(network.url, backoff=QUICK) as server:
+            until(lambda: network.connections >= 2)
+            network.dead = False
+            server.wait(LONG)
+            echo.gate.clear()
+            with pytest.raises(ConnectionError, match=r"did not answer: no answer within 0.1 s\.$"):
+                server.infer(observation(1.0), 0.1)
+            echo.gate.set()
+
+
 def test_a_server_that_is_still_loading_is_waited_for():
     loaded = threading.Event()
 
@@ -164,7 +208,8 @@ def test_a_server_that_is_still_loading_is_waited_for():
     running = Running(PolicyServer(None), prepare=prepare)
     try:
         with Connection(running.url) as server:
-            with pytest.raises(ConnectionError):
+            until(lambda: "told nothing" in server._why)
+            with pytest.raises(ConnectionError, match="reached, but has told nothing of its pol"):
                 server.wait(0.05)
             loaded.set()
             assert server.wait(LONG).number == 1

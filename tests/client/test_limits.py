@@ -69,6 +69,22 @@ def test_a_robot_that_is_a_little_out_of_range_is_led_back_and_a_far_one_refused
         boxed.check(np.array([1.3, 0.0]), {})
 
 
+def test_a_robot_that_was_pushed_out_of_its_range_is_led_back_step_by_step():
+    limits, held = SafetyLimits(LOW, HIGH, STEP), np.array([1.34, 0.0])
+    walked = []
+    for _ in range(5):
+        sent, by = limits.applied(np.array([-1.0, 0.0]), held, {})
+        walked.append(sent[0])
+        assert "step" in by
+        held = sent
+    assert walked == pytest.approx([1.24, 1.14, 1.04, 0.94, 0.84])
+    assert limits.applied(np.array([1.34, 0.0]), np.array([1.34, 0.0]), {}).action[0] == 1.24
+    boxed = SafetyLimits(high=1.0, step=0.1, box=([1.3], [2.0]), forward=lambda a, seen: a[:1])
+    sent, by = boxed.applied(np.array([0.0, 0.0]), np.array([1.34, 0.0]), {})
+    assert 1.3 <= sent[0] < 1.301
+    assert by == ("step", "box")
+
+
 def test_nothing_that_is_not_finite_is_sent():
     for wanted, rest in ((np.nan, 0.0), (np.inf, 0.0), (0.0, np.nan)):
         with pytest.raises(ValueError, match="both must be finite"):

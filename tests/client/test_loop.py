@@ -259,6 +259,32 @@ def test_silence_holds_then_stops_and_the_stop_stays_until_it_is_lifted():
     assert steps(loop, 30)[-1].mode == "act"
 
 
+@pytest.mark.parametrize("early", [False, True])
+def test_after_a_stop_nothing_is_acted_that_was_made_from_what_was_seen_before_it(early):
+    """The second answer comes after 6 s, into the stop, or after the robot was resumed from it."""
+    loop, _, _, _ = made(
+        delay=lambda number: 6.0 if number == 2 else 0.05,
+        chunk=Numbered(40),
+        replan=5,
+        stop=lambda seen, last: np.maximum(last - 0.05, -1.0),
+        stop_after=2.0,
+    )
+    while steps(loop, 1)[0].mode != "stop":
+        pass
+    while not early and loop.report.answers < 2:
+        assert loop.step().mode == "stop"
+    assert {c.mode for c in steps(loop, 3)} == {"stop"}
+    assert loop.report.expired == (not early)
+    loop.resume()
+    after = steps(loop, 60)
+    acted = [c for c in after if c.mode == "act"]
+    assert acted
+    assert {c.mode for c in after} == {"hold", "act"}
+    assert min(c.tick - c.age for c in acted) >= after[0].tick
+    assert round(100 * acted[0].sent[1]) == 0
+    assert loop.report.expired == 1
+
+
 def test_a_refused_request_is_no_chunk_and_is_asked_again_a_second_later():
     loop, _, server, clock = made(delay=0.05, replan=3)
     steps(loop, 10)
@@ -401,6 +427,43 @@ def test_a_server_of_another_robot_is_refused_before_the_robot_moves(metadata, w
     with pytest.raises(ValueError, match=why):
         loop.run(seconds=5)
     assert robot.sent == []
+
+
+@pytest.mark.parametrize("status", [True, 0, "ok", [0.1, np.nan], [0.1, -0.9, 0.0]])
+def test_what_act_returns_is_no_command_unless_it_is_an_action(status):
+    robot = FakeRobot(FakeClock(), at=np.array([0.1, -0.9]))
+    act = robot.act
+    robot.act = lambda action: act(action) or status
+    loop, _, _, _ = made(robot=robot, limits=SafetyLimits(-2.0, 2.0, step=0.05))
+    with pytest.raises(ValueError, match=r"`act` returned .* for an action of 2 numbers"):
+        loop.run(seconds=5)
+    sent = [action.tolist() for _, action in robot.sent]
+    assert sent == [pytest.approx([0.1, -0.9])] * 2
+
+
+def test_a_hold_that_gives_other_numbers_than_it_did_moves_nothing():
+    robot = FakeRobot(FakeClock())
+    robot.hold = lambda seen, last: np.zeros(DIMS) if last is None else 0.5
+    loop, _, _, _ = made(robot=robot, limits=SafetyLimits([-1.0] * DIMS, [1.0] * DIMS))
+    with pytest.raises(ValueError, match=r"`hold` gives array\(0\.5\)"):
+        loop.run(seconds=5)
+    assert [action.tolist() for _, action in robot.sent] == [[0.0, 0.0]]
+
+
+def test_a_robot_whose_kinematics_fail_is_held_within_its_ranges_all_the_same(caplog):
+    def forward(action, seen):
+        if (action != 0).any():
+            raise RuntimeError("kinematics did not converge")
+        return action
+
+    robot = FakeRobot(FakeClock(), relative=True)
+    hold, limits = robot.hold, SafetyLimits(high=0.2, box=([-1, -1], [1, 1]), forward=forward)
+    robot.hold = lambda seen, last: hold(seen, last) if len(robot.sent) < 5 else np.full(DIMS, 0.3)
+    loop, _, _, _ = made(delay=10, robot=robot, limits=limits)
+    with pytest.raises(RuntimeError, match="did not converge"):
+        loop.run(seconds=5)
+    assert [action.tolist() for _, action in robot.sent] == [[0.0, 0.0]] * 5 + [[0.2, 0.2]]
+    assert "held without its box" in caplog.text
 
 
 def test_a_chunk_of_other_dims_ends_the_run_and_holds_the_robot():

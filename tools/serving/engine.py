@@ -71,7 +71,7 @@ class Engine:
         self.metadata: Mapping[str, Any] = told
         self._policy, self._chunking, self.metrics = policy, chunking != "none", metrics
         self._answering = policy
-        self._scale, self._state_range = self._robot.embodiment.state, state_range
+        self._state_range = state_range
         self._lock = threading.Lock()
         self._clients = self._waiting = 0
         self._batcher: Batcher[Request, Reply] = Batcher(
@@ -167,20 +167,25 @@ class Engine:
         self.close()
 
     def _check_state(self, state: Float[np.ndarray, " s"], session: Session) -> None:
-        away = distances(self._scale, state)
+        robot = self._robot.embodiment
+        known = robot.converted(np.asarray(state, np.float64))
+        away = distances(robot.state, known)
         d = int(away.argmax())
         self.metrics.state_distance.observe(away[d])
-        low, high = training_range(self._scale, d)
+        low, high = training_range(robot.state, d)
+        told = f"{state[d]:g}"
+        if robot.adapter:
+            told += f" ({known[d]:g} in the units of training, by the adapter '{robot.adapter}')"
         if self._state_range and away[d] > self._state_range:
             raise ValueError(
-                f"State dim {d} is {state[d]:g}, {away[d]:.3g} times as far out as the training "
+                f"State dim {d} is {told}, {away[d]:.3g} times as far out as the training "
                 f"data, which lie about {low:g}..{high:g}; check its units and order."
             )
         if away[d] > UNUSUAL and not session.unusual:
             session.unusual = True
             log.warning(
-                *("client %d: state dim %d is %g, training data lie about %g..%g",),
-                *(session.number, d, state[d], low, high),
+                *("client %d: state dim %d is %s, training data lie about %g..%g",),
+                *(session.number, d, told, low, high),
             )
 
     def _left(

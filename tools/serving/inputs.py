@@ -15,7 +15,7 @@ import numpy as np
 from models.inputs.camera_names import plain_name
 from models.inputs.embodiment import Embodiment
 
-_PROMPT_LENGTH = 2000
+_PROMPT, _PROMPT_LENGTH = "prompt", 2000
 _SIDE = 8192
 """Pixels; pictures of one row of millions cost more to shrink than any camera's."""
 CONTROLS = ("executed", "committed")
@@ -27,13 +27,17 @@ class Inputs:
     """`cameras`: {the client's name: the policy's camera}; those not among them are masked, as are
     those of `optional` names that are not sent. `state`: the client's names of what, end to
     end, is the state; empty if the policy reads none. `state_dims`: of all of it. `unread`: names
-    of what may be sent and is not read."""
+    of what may be sent and is not read. `prompts`: names of the prompt, of which one is sent.
+    `default`: stands for a prompt that is empty or, if there is one, absent; None where an empty
+    one is read as it is."""
 
     cameras: Mapping[str, str]
     state: tuple[str, ...]
     state_dims: int
     optional: frozenset[str] = frozenset()
     unread: tuple[str, ...] = ()
+    prompts: tuple[str, ...] = (_PROMPT,)
+    default: str | None = None
 
     @property
     def expected(self) -> dict[str, dict[str, Any]]:
@@ -45,7 +49,8 @@ class Inputs:
         }
         shape = [self.state_dims] if len(self.state) == 1 else ["n"]
         state = {f"observation/{name}": {"dtype": "float32", "shape": shape} for name in self.state}
-        return {**images, **state, "prompt": {"dtype": "str"}}
+        words = {"dtype": "str"} | ({"optional": True} if self.default else {})
+        return {**images, **state, _PROMPT: words}
 
     def read(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """{"image": {camera: uint8 [h, w, 3]}, "state": float32 [s], "prompt": str} and those of
@@ -55,9 +60,10 @@ class Inputs:
           ValueError: something is absent, unknown, given twice, or of another dtype or shape.
         """
         given = _flat(message)
-        needed = [*self.cameras, *self.state, "prompt"]
+        words = [name for name in self.prompts if name in given]
+        needed = [*self.cameras, *self.state, *([] if words or self.default else [_PROMPT])]
         missing = [key for key in needed if key not in given and key not in self.optional]
-        known = {*needed, *CONTROLS, *self.unread}
+        known = {*needed, *self.prompts, *CONTROLS, *self.unread}
         unknown = [key for key in given if key not in known]
         if missing or unknown:
             wrong = [f"lacks {missing}"] if missing else []
@@ -71,7 +77,7 @@ class Inputs:
                 for key, camera in self.cameras.items()
                 if key in given
             },
-            "prompt": _prompt(given["prompt"]),
+            "prompt": self._prompt({name: given[name] for name in words}),
         }
         if self.state:
             parts = [_numbers(key, given[key]) for key in self.state]
@@ -83,6 +89,16 @@ class Inputs:
                 )
         return read | {key: _steps(key, given[key]) for key in CONTROLS if key in given}
 
+    def _prompt(self, given: Mapping[str, Any]) -> str:
+        if len(given) > 1:
+            raise ValueError(f"The observation has the prompt twice, as {list(given)}.")
+        prompt = _text(next(iter(given.values()), ""))
+        if prompt or self.default is None:
+            return prompt
+        if not self.default:
+            raise ValueError(f"The observation's '{_PROMPT}' is empty; say what to do in words.")
+        return self.default
+
 
 def inputs_of(robot: Embodiment, reads_state: bool, pairs: Sequence[str] = ()) -> Inputs:
     """Inputs that a client of this robot sends.
@@ -90,21 +106,26 @@ def inputs_of(robot: Embodiment, reads_state: bool, pairs: Sequence[str] = ()) -
     Args:
       reads_state: whether the policy or its action units need the state.
       pairs: "client's key=camera" or "client's key=state"; without any, those of the clients of
-        a released policy's authors, or else the robot's own names. Several keys of the state are
-        put end to end in this order; what the policy does not read may be sent.
+        a released policy's authors, whose name of the prompt and default are taken in any case, or
+        else the robot's own names. Several keys of the state are put end to end in this order; what
+        the policy does not read may be sent.
 
     Raises:
       ValueError: a pair names no camera of the robot, or two keys mean the same.
     """
     known = {plain_name(camera): camera for camera in robot.cameras}
     dims = len(robot.state.offset) if reads_state else 0
+    prompts: tuple[str, ...] = (_PROMPT,)
+    default = None if robot.keys is None else robot.keys.default
+    if robot.keys is not None:
+        prompts = tuple(dict.fromkeys((_PROMPT, plain_name(robot.keys.prompt))))
     if not pairs and robot.keys is not None:
         shown = {plain_name(key): camera for key, camera in robot.keys.images}
         parts, besides = (
             tuple(map(plain_name, keys)) for keys in (robot.keys.state, robot.keys.ignored)
         )
         read = (parts, besides) if reads_state else ((), (*parts, *besides))
-        return Inputs(shown, read[0], dims, _optional(shown, robot), read[1])
+        return Inputs(shown, read[0], dims, _optional(shown, robot), read[1], prompts, default)
     if not pairs:
         if len(known) < len(robot.cameras) or known.keys() & {"state", "prompt", *CONTROLS}:
             raise ValueError(
@@ -129,7 +150,7 @@ def inputs_of(robot: Embodiment, reads_state: bool, pairs: Sequence[str] = ()) -
                 f"'{pair}' is not KEY=CAMERA or KEY=state; cameras are {sorted(known)}."
             )
     felt = tuple(state) or (("state",) if reads_state else ())
-    return Inputs(cameras, felt, dims, unread=tuple(unread))
+    return Inputs(cameras, felt, dims, unread=tuple(unread), prompts=prompts, default=default)
 
 
 def _optional(shown: Mapping[str, str], robot: Embodiment) -> frozenset[str]:
@@ -174,7 +195,7 @@ def _numbers(key: str, value: Any) -> np.ndarray:
     return numbers
 
 
-def _prompt(prompt: Any) -> str:
+def _text(prompt: Any) -> str:
     if not isinstance(prompt, str):
         raise ValueError(f"The prompt is {_kind(prompt)}; expected text.")
     if len(prompt) > _PROMPT_LENGTH:

@@ -52,16 +52,19 @@ class Exchange(NamedTuple):
 @dataclass(frozen=True)
 class RecordedCounts:
     """Counts of a recording. `dropped`: exchanges that the writer was too slow for; `unlike`: whose
-    pictures are of another size than the first's."""
+    cameras, pictures or chunk have not the shapes of the first's; `unwritten`: of
+    episodes that failed, and all after a failing disk; known when the recording has ended."""
 
     episodes: int
     frames: int
     dropped: int
     unlike: int
+    unwritten: int
 
     def __str__(self) -> str:
         lost = f"; {self.dropped} exchanges were left out, as the disk lagged" * bool(self.dropped)
-        lost += f"; {self.unlike} had pictures of another size" * bool(self.unlike)
+        lost += f"; {self.unlike} had other cameras or shapes than the first" * bool(self.unlike)
+        lost += f"; {self.unwritten} could not be written" * bool(self.unwritten)
         return f"{self.frames} exchanges in {self.episodes} episodes are recorded{lost}."
 
 
@@ -100,6 +103,8 @@ class Recorder:
         self._lock = threading.Lock()
         self._missed: dict[int, int] = {}
         self._dropped = self._unlike = self._episodes = self._frames = 0
+        self._taken = self._unwritten = 0
+        self._features: dict[str, dict[str, Any]] = {}
         self._open: dict[int, _Open] = {}
         self._writer: DatasetWriter | None = None
         self._failed: Exception | None = None
@@ -129,7 +134,9 @@ class Recorder:
     @property
     def recorded(self) -> RecordedCounts:
         """Counts so far; those of all when the block has ended."""
-        return RecordedCounts(self._episodes, self._frames, self._dropped, self._unlike)
+        return RecordedCounts(
+            self._episodes, self._frames, self._dropped, self._unlike, self._unwritten
+        )
 
     def __enter__(self) -> "Recorder":
         self._thread.start()
@@ -144,17 +151,17 @@ class Recorder:
         self._queue.put(None)
         self._thread.join()
         if self._failed is not None:
-            raise OSError(f"--record {self.path}: could not be written: {self._failed}")
+            raise OSError(
+                f"--record {self.path}: could not be written: {self._failed}. {self.recorded}"
+            )
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
             client, exchange, missed = item
+            self._taken += exchange is not None
             try:
                 if self._failed is None:
                     self._take(client, exchange, missed)
-                elif exchange is not None:
-                    with self._lock:
-                        self._dropped += 1
             except Exception as error:
                 log.exception("the recording in %s cannot go on", self.path)
                 self._failed = error
@@ -165,6 +172,7 @@ class Recorder:
             self._finish()
         except Exception as error:
             self._failed = self._failed or error
+        self._unwritten = self._taken - self._frames - self._unlike
 
     def _take(self, client: int, exchange: Exchange | None, missed: int) -> None:
         if exchange is None:
@@ -189,28 +197,26 @@ class Recorder:
             return
         frames = opened.frames
         if self._writer is None:
-            features = _features(frames[0])
-            self._writer = DatasetWriter(self.path, fps=_rate(frames), features=features)
-        wanted = self._writer.features
-        alike = [
-            all(
-                even(picture).shape == tuple(wanted[_full(camera)]["shape"])
-                for camera, picture in one.pictures.items()
-            )
-            for one in frames
-        ]
+            self._features = _features(frames[0])
+            self._writer = DatasetWriter(self.path, fps=_rate(frames), features=self._features)
+        alike = [_features(one) == self._features for one in frames]
         if not all(alike):
             self._unlike += alike.count(False)
             log.warning(
-                "client %d sends pictures of other sizes than the first recorded; %d exchanges are "
-                "left out",
+                "client %d sends or is answered other cameras or shapes than the first recorded; "
+                "%d exchanges are left out",
                 *(client, alike.count(False)),
             )
         kept = [i for i, fits in enumerate(alike) if fits]
         if not kept:
             return
         columns, pictures = _columns([frames[i] for i in kept], [opened.dropped[i] for i in kept])
-        self._writer.add_episode(columns, pictures, frames[0].prompt.strip() or "(no prompt)")
+        task = frames[0].prompt.strip() or "(no prompt)"
+        try:
+            self._writer.add_episode(columns, pictures, task)
+        except ValueError as error:
+            log.warning("client %d: %d exchanges are left out: %s", client, len(kept), error)
+            return
         self._episodes, self._frames = self._episodes + 1, self._frames + len(kept)
 
     def _finish(self) -> None:

@@ -7,12 +7,13 @@ from contextlib import contextmanager, suppress
 
 class BadNetwork:
     """Passes bytes on to a port of this machine, `delay` seconds later. While it `loses`, whatever
-    is sent either way is gone; `cut` ends all connections at once, as a killed server does, and
-    while it is `dead` new ones are refused."""
+    is sent either way is gone; a connection through which something is sent while it is `stuck`
+    takes nothing more; `cut` ends all connections at once, as a killed server does, and while it is
+    `dead` new ones are refused."""
 
     def __init__(self, port, delay=0.0):
         self.to, self.delay = port, delay
-        self.loses = self.dead = False
+        self.loses = self.stuck = self.dead = False
         self.connections = 0
         self._writers, self._tasks = set(), set()
         self._started = threading.Event()
@@ -60,6 +61,8 @@ class BadNetwork:
     async def _pass(self, reader, writer):
         with suppress(OSError):
             while data := await reader.read(2**16):
+                if self.stuck:
+                    await self._over.wait()
                 if not self.loses:
                     self._loop.call_later(self.delay, self._send, writer, data)
         await asyncio.sleep(self.delay)

@@ -7,6 +7,7 @@ import pytest
 
 from models.checkpoints.released import RELEASED
 from models.inputs.embodiment import Embodiment, Normalizer
+from models.inputs.raw import RawKeys
 from tests.helpers.tools.served import OBSERVATION, PICTURE, ROBOT
 from tools.serving.inputs import inputs_of
 
@@ -96,6 +97,39 @@ def test_a_released_policys_server_takes_its_authors_observation_as_it_is():
     )
     assert set(read["image"]) == {"base_0_rgb", "left_wrist_0_rgb"}
     np.testing.assert_array_equal(read["state"], [0, 1, 2, 3, 4, 5, 6, 9])
+
+
+@pytest.mark.parametrize("words", [{}, {"prompt": ""}])
+def test_a_released_policys_default_stands_for_a_prompt_that_is_absent_or_empty(words):
+    """openpi's client for the simulated ALOHA sends none."""
+    aloha = inputs_of(released("pi0_aloha_sim"), reads_state=True)
+    seen = {"state": np.zeros(14), "images": {"cam_high": PICTURE.transpose(2, 0, 1)}}
+    assert aloha.read({**seen, **words})["prompt"] == "Transfer cube"
+    assert aloha.read({**seen, "prompt": "wave"})["prompt"] == "wave"
+    assert aloha.expected["prompt"] == {"dtype": "str", "optional": True}
+    pairs = inputs_of(released("pi0_aloha_sim"), True, ["cam_high=base_0_rgb"])
+    assert pairs.read({**seen, **words})["prompt"] == "Transfer cube"
+
+
+def test_an_empty_prompt_is_refused_where_a_policy_of_others_has_no_default():
+    message = {"observation/image": PICTURE, "observation/wrist_image": PICTURE}
+    libero = inputs_of(released("pi05_libero"), reads_state=False)
+    with pytest.raises(ValueError, match="'prompt' is empty; say what to do"):
+        libero.read({**message, "prompt": ""})
+    with pytest.raises(ValueError, match=r"lacks \['prompt'\]"):
+        libero.read(message)
+
+
+def test_the_prompt_may_come_by_the_name_that_a_policys_authors_have_for_it():
+    keys = RawKeys((("observation.images.front", FRONT),), ("observation.state",), "task")
+    lerobot = inputs_of(replace(ROBOT, cameras=(FRONT,), keys=keys), reads_state=True)
+    seen = {"observation.images.front": PICTURE, "observation.state": np.zeros(3)}
+    for name in ("task", "prompt"):
+        assert lerobot.read({**seen, name: "go"})["prompt"] == "go"
+    with pytest.raises(ValueError, match="the prompt twice"):
+        lerobot.read({**seen, "task": "go", "prompt": "go"})
+    with pytest.raises(ValueError, match=r"unknown entries.*task"):
+        INPUTS.read({**OBSERVATION, "task": "go"})
 
 
 def test_a_camera_that_may_be_absent_may_be_left_out():

@@ -10,15 +10,14 @@ from data import open_dataset
 from data.validation.validate import validate
 from models.terminal import Console
 from tests.helpers.tools.served import Echo, Running, client, observation
-from tools.serving.recorder import CHUNK, Exchange, Recorder, recorded, recording
+from tools.serving.recorder import CHUNK, Exchange, RecordedCounts, Recorder, recorded, recording
 from tools.serving.server import PolicyServer
 
 
-def exchange(value, prompt="push", size=(8, 8), time=0.0):
-    pictures = {"front": np.full((*size, 3), 40 + value, np.uint8)}
-    return Exchange(
-        pictures, np.full(3, value, np.float32), prompt, np.full((2, 2), value, np.float32), time
-    )
+def exchange(value, prompt="push", size=(8, 8), time=0.0, cameras=("front",), steps=2):
+    pictures = {camera: np.full((*size, 3), 40 + value, np.uint8) for camera in cameras}
+    chunk = np.full((steps, 2), value, np.float64)
+    return Exchange(pictures, np.full(3, value, np.float32), prompt, chunk, time)
 
 
 def test_clients_of_a_server_are_recorded_by_connection_and_prompt(tmp_path):
@@ -113,20 +112,51 @@ def test_pictures_of_other_sizes_are_left_out_and_counted(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    "other", [{"cameras": ("front", "wrist")}, {"cameras": ()}, {"steps": 1}, {"size": (16, 16)}]
+)
+def test_an_exchange_of_other_shapes_costs_the_recording_nothing_but_itself(tmp_path, other):
+    """An optional camera more or less, and the last chunk of a replay."""
+    with Recorder(tmp_path / "a") as recorder:
+        for client, more in ((1, [{}, {}]), (2, [other, other]), (3, [{}, other])):
+            for one in more:
+                recorder.add(client, exchange(client, **one))
+            recorder.end(client)
+    assert recorder.recorded == RecordedCounts(2, 3, dropped=0, unlike=3, unwritten=0)
+    assert "3 had other cameras or shapes than the first" in str(recorder.recorded)
+    states = open_dataset(tmp_path / "a").column("observation.state")[:, 0]
+    assert states.tolist() == [1, 1, 3]
+
+
+def test_an_episode_that_cannot_be_written_costs_the_recording_nothing_but_itself(tmp_path):
+    wild = exchange(0)._replace(chunk=np.full((2, 2), np.inf))
+    with Recorder(tmp_path / "a") as recorder:
+        for client, one in enumerate((exchange(1), wild, exchange(2))):
+            recorder.add(client, one)
+            recorder.end(client)
+    assert recorder.recorded == RecordedCounts(2, 2, dropped=0, unlike=0, unwritten=1)
+    assert "1 could not be written" in str(recorder.recorded)
+    assert open_dataset(tmp_path / "a").column("action")[:, 0].tolist() == [1, 2]
+
+
 def test_a_full_disk_is_said_and_answers_go_on(tmp_path, monkeypatch):
     def full(self, *given):
         raise OSError("No space left on device")
 
     monkeypatch.setattr("tools.serving.recorder.DatasetWriter.add_episode", full)
 
+    recorder = Recorder(tmp_path / "a")
+
     def record():
-        with Recorder(tmp_path / "a") as recorder:
+        with recorder:
+            recorder.add(2, exchange(0))
             recorder.add(1, exchange(0))
             recorder.end(1)
             recorder.add(1, exchange(1))
 
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match=r"No space left on device\. .*; 3 could not be written\."):
         record()
+    assert recorder.recorded == RecordedCounts(0, 0, dropped=0, unlike=0, unwritten=3)
     assert not (tmp_path / "a").exists()
 
 

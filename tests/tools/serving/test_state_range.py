@@ -2,6 +2,7 @@
 data, logged where they are unusual, and answered where a robot may well be."""
 
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,9 +21,11 @@ SCALE = Normalizer((0.0, 0.5, 1.0), (1.5, 0.2, 1e-6))
 CAMERAS = ("observation.images.front", "observation.images.wrist")
 
 
-def make_engine(**options):
-    config = TINY.model
-    robot = Embodiment("arm", CAMERAS, SCALE, Normalizer((0.0,) * 2, (1.0,) * 2))
+ARM = Embodiment("arm", CAMERAS, SCALE, Normalizer((0.0,) * 2, (1.0,) * 2))
+
+
+def make_engine(robot=ARM, **options):
+    config = replace(TINY.model, state_dim=14, action_dim=14)
     shape = (config.image_size, config.state_dim, config.action_dim, config.horizon)
     processor = Processor(
         *shape, "token", tuple(OBSERVATION["prompt"].split()), (robot,), text_limit=32
@@ -83,6 +86,21 @@ def test_an_unusual_state_is_logged_once_for_a_client_and_counted(caplog):
     ]
     assert 'chiliad_state_distance_bucket{le="10.0"} 0.0' in text
     assert 'chiliad_state_distance_bucket{le="20.0"} 3.0' in text
+
+
+def test_a_state_is_measured_in_the_units_that_its_adapter_makes_of_it():
+    home = np.array([0, -0.96, 1.16, 0, -0.3, 0, 0.5] * 2)
+    plain = Embodiment(
+        "aloha", CAMERAS, Normalizer.identity(14), Normalizer.identity(14), adapter="aloha"
+    )
+    robot = replace(plain, state=Normalizer(tuple(plain.converted(home)), (0.2,) * 14))
+    turned = np.where(np.isin(np.arange(14), (1, 2, 8, 9)), -home, home)
+    with make_engine(robot, state_range=5) as engine:
+        read(engine, home)
+        with pytest.raises(
+            ValueError, match=r"dim 2 is -1.16 \(1.16 in .* adapter 'aloha'\).*-1.36"
+        ):
+            read(engine, turned)
 
 
 def test_distances_are_in_half_ranges_and_narrow_dims_count_as_wider():
