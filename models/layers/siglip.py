@@ -12,6 +12,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Float, Float32, UInt8
 
 from models.attention.attention import attend_fully
@@ -124,6 +125,8 @@ class Siglip(nnx.Module):
             scale, shift = jnp.split(self.film(text)[:, None], 2, axis=-1)
             x = jax.nn.relu(x * (1 + scale) + shift)
         x = x + self.position[...].astype(x.dtype)
+        if self.unroll:  # outside a loop XLA would lay pictures innermost, and turn every norm's x
+            x = with_layout_constraint(x, Layout((0, 1, 2)))
         graph, weights = nnx.split(self.blocks)
         layer = lambda x, w: (nnx.merge(graph, w)(x), None)  # noqa: E731
         x, _ = scan_layers(layer, x, weights, self.remat, axes=axes, unroll=self.unroll)

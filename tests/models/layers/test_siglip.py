@@ -1,13 +1,18 @@
-"""The vision tower's stem: smaller patches through which a patch is read."""
+"""The vision tower's stem, smaller patches through which a patch is read; and the layout of its
+tokens on a GPU."""
 
 from dataclasses import replace
+from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
 
+from models.attention.target import compiling_for
+from models.layers.functional import Functional
 from models.layers.layers import Compute
 from models.layers.siglip import Siglip, SiglipConfig
 from models.sharding import shardings
@@ -50,3 +55,29 @@ def test_every_parameter_of_a_stem_has_a_sharding(preset):
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     placed = shardings(shapes, model.sharding_rules, make_mesh(MeshConfig()))
     assert placed["vision"]["small"]["kernel"].spec == PartitionSpec()
+
+
+@pytest.mark.slow
+def test_pictures_are_not_laid_innermost_for_an_h100_where_layers_stand_one_after_the_other():
+    """Each norm would then turn what it reads, in memory, in backward."""
+    pytest.importorskip("jax_cuda12_plugin", reason="pip install -e '.[plan]'")
+    deviceless = pytest.importorskip("parallel.planning.deviceless")
+    config, size = SiglipConfig(depth=2, remat="dots"), 224
+    shape = (64, config.tokens(size), config.width)
+    make = partial(Siglip, config, size, 2048, film_width=None, compute=Compute(unroll=True))
+    model = Functional(lambda rngs: make(rngs=rngs))
+
+    def gradient(params, images, d_tokens):
+        return jax.vjp(lambda p: model.bind(p)(images), params)[1](d_tokens)
+
+    with compiling_for("gpu", 9.0):
+        compiled = deviceless.compile_for(
+            deviceless.devices()[0],
+            gradient,
+            jax.eval_shape(model.init, jax.random.key(0)),
+            jax.ShapeDtypeStruct((64, size, size, 3), jnp.uint8),
+            jax.ShapeDtypeStruct((*shape[:2], 2048), jnp.bfloat16),
+        )
+    text, tokens = compiled.as_text(), ",".join(map(str, shape))
+    assert f"[{tokens}]{{2,1,0}}" in text
+    assert f"[{tokens}]{{0,2,1}}" not in text
