@@ -99,7 +99,7 @@ def test_a_run_resumes_on_another_mesh(tmp_path, uninterrupted):
     np.testing.assert_allclose(ours, other, rtol=1e-5)
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_before_it_is_saved(tmp_path, uninterrupted):
+def test_a_loss_that_is_not_finite_stops_the_run_with_all_steps_before_it_saved(tmp_path, uninterrupted):
     def poison(b):
         actions = b.actions.copy()
         actions[0, 0, 0, 0] = np.nan
@@ -107,7 +107,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_it_is_saved(tmp_path, un
 
     with pytest.raises(ValueError, match="Step 7 has loss nan"):
         run(tmp_path, source=failing_at(7, poison))
-    assert checkpoint.latest(tmp_path / "checkpoints") == 4
+    assert checkpoint.latest(tmp_path / "checkpoints") == 7
     run(tmp_path, resume=True)
     assert losses(tmp_path) == uninterrupted
 
