@@ -51,12 +51,12 @@ class TrainerConfig:
     `keep` checkpoints stay, those of every `keep_every`-th step (0: none), and the one with the
     lowest `keep_best`, a metric of the evaluations such as val_loss ("": none). `eval_every` 0
     never evaluates. The run ends early when `patience` evaluations in a row (0: never) brought no
-    lower `keep_best`, or val_loss where that names none. A batch is taken in `accumulation`
-    micro-batches; `prefetch` batches wait on the device. A step whose loss is not finite, or whose
-    gradient norm is above `spike_factor` times the recent median (0: no such limit), does not
-    change the state; the run then stops, skips it, or goes back to its last checkpoint and on from
-    there with the batches after the bad one. `profile` "A:B" traces steps A to B - 1, counted from
-    0, into the run's folder.
+    lower `keep_best`, or val_loss where that names none, by which the best then stays too. A batch
+    is taken in `accumulation` micro-batches; `prefetch` batches wait on the device. A step whose
+    loss is not finite, or whose gradient norm is above `spike_factor` times the recent median (0:
+    no such limit), does not change the state; the run then stops, skips it, or goes back to its
+    last checkpoint and on from there with the batches after the bad one. `profile` "A:B" traces
+    steps A to B - 1, counted from 0, into the run's folder.
     """
 
     steps: int = 1000
