@@ -40,7 +40,7 @@ from parallel.hosts.job import first_host_first, restarts
 from parallel.hosts.watchdog import note
 from parallel.mesh import make_mesh, replicated, row_shards
 from parallel.optimizer import with_groups
-from parallel.runs.mirror import begin
+from parallel.runs.mirror import begin, put_logs
 from parallel.runs.run_folder import CONFIG_NAME, Run, read_config
 from parallel.runs.run_lock import locked
 from parallel.step import TrainState
@@ -284,6 +284,8 @@ def _run(
         )
         if config.closed_loop.suite and not result.finished:
             acting.abandon()
+    if config.closed_loop.suite and paths.mirror is not None and host_index() == 0:
+        put_logs(paths.mirror, out)
     return result
 
 
