@@ -20,7 +20,7 @@ from models import Policy
 from models.layers.functional import Params, fill, only
 from parallel.optimizer import make_optimizer, select
 from rl import flow_policy
-from rl.checks import check_kept
+from rl.checks import check_kept, unread
 from rl.config import RlConfig
 from rl.device.unroll import PolicyEnvs, Traceable, Unroll
 from rl.objectives import Terms, check
@@ -249,18 +249,12 @@ def _check(config: RlConfig) -> None:
             f"'{config.objective.advantage}', but colocated envs go from episode to episode under "
             f"the newest policy: take 'ppo' with 'gae', or placement 'host'."
         )
-    usual = RlConfig()
-    unread = [
-        f"{part}.{name} = {getattr(getattr(config, part), name)}"
-        for part, names in _IGNORED.items()
-        for name in names
-        if getattr(getattr(config, part), name) != getattr(getattr(usual, part), name)
-    ]
+    ignored = unread(config, _IGNORED)
     if config.learner.optimizer.ema_decay:
-        unread.append(f"learner.optimizer.ema_decay = {config.learner.optimizer.ema_decay}")
-    if unread:
+        ignored.append(f"learner.optimizer.ema_decay = {config.learner.optimizer.ema_decay}")
+    if ignored:
         raise ValueError(
-            f"placement 'colocated' acts and learns in one program, where {', '.join(unread)} "
+            f"placement 'colocated' acts and learns in one program, where {', '.join(ignored)} "
             f"would count for nothing; leave out what is not the default, or set placement to "
             f"'host'."
         )
