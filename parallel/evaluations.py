@@ -78,15 +78,15 @@ def check_judged(keep_best: str, patience: int, eval_every: int, save_every: int
     """
     if not (keep_best or patience):
         return
+    name, value = ("keep_best", keep_best) if keep_best else ("patience", patience)
     if eval_every < 1:
-        name, value = ("keep_best", keep_best) if keep_best else ("patience", patience)
         raise ValueError(
             f"trainer.{name} is {value}, but trainer.eval_every is 0: nothing is ever evaluated."
         )
     often, seldom = sorted((eval_every, save_every))
-    if keep_best and often and seldom % often:
+    if often and seldom % often:
         raise ValueError(
-            f"trainer.keep_best is {keep_best}, but of checkpoints every {save_every} steps "
+            f"trainer.{name} is {value}, but of checkpoints every {save_every} steps "
             f"(trainer.save_every) few or none are evaluated every {eval_every} "
             f"(trainer.eval_every); let one be a multiple of the other."
         )

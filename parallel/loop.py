@@ -31,7 +31,7 @@ from parallel.monitor.goodput import Ledger
 from parallel.monitor.metrics import MetricsWriter
 from parallel.monitor.progress import StepLog
 from parallel.monitor.speed import Speed
-from parallel.monitor.spikes import Policy, Spikes
+from parallel.monitor.spikes import BadStep, Policy, Spikes
 from parallel.monitor.step_trace import StepTrace, traced_steps
 from parallel.prefetch import GivenUp, Prefetcher
 from parallel.runs.log_failure import LogFailure
@@ -51,12 +51,12 @@ class TrainerConfig:
     `keep` checkpoints stay, those of every `keep_every`-th step (0: none), and the one with the
     lowest `keep_best`, a metric of the evaluations such as val_loss ("": none). `eval_every` 0
     never evaluates. The run ends early when `patience` evaluations in a row (0: never) brought no
-    lower `keep_best`, or val_loss where that names none. A batch is taken in `accumulation`
-    micro-batches; `prefetch` batches wait on the device. A step whose loss is not finite, or whose
-    gradient norm is above `spike_factor` times the recent median (0: no such limit), does not
-    change the state; the run then stops, skips it, or goes back to its last checkpoint and on from
-    there with the batches after the bad one. `profile` "A:B" traces steps A to B - 1, counted from
-    0, into the run's folder.
+    lower `keep_best`, or val_loss where that names none, by which the best then stays too. A batch
+    is taken in `accumulation` micro-batches; `prefetch` batches wait on the device. A step whose
+    loss is not finite, or whose gradient norm is above `spike_factor` times the recent median (0:
+    no such limit), does not change the state; the run then stops, skips it, or goes back to its
+    last checkpoint and on from there with the batches after the bad one. `profile` "A:B" traces
+    steps A to B - 1, counted from 0, into the run's folder.
     """
 
     steps: int = 1000
@@ -115,7 +115,8 @@ class Loop:
         (`at_data`), None at the beginning.
 
         Raises:
-          BadStep: what followed the last checkpoint is lost.
+          BadStep: where it stops the run, the state before it is saved; else what followed the
+            last checkpoint is lost.
           ValueError: the data ended.
         """
         config, record = self.config, record or at_data(None, 0, None)
@@ -148,46 +149,52 @@ class Loop:
             trace = stack.enter_context(
                 StepTrace(wanted, self.directory, start, self.console, self.failure)
             )
-            begin = time.perf_counter()
+            begin, bad = time.perf_counter(), None
             item = self._next(source, done)
             if item is not None and self._compiled is None:
                 self._compile(state, item[0], seed)
             self.stopped = any_host(self.stop.number)
-            while done < config.steps and not self.stopped and not self.verdict:
-                if trace.turns(done) and not self._turn(trace, log):
-                    break
-                if done > start:
-                    begin = time.perf_counter()
-                    item = self._next(source, done) or item
-                    self.ledger.spend("data")
-                if self.stop.number and host_count() == 1:
-                    self.stopped = (0, self.stop.number)
-                    break
-                assert item is not None  # else this host was told to stop, and all have agreed
-                batch, info = item
-                if inject.at(done) == "nan":
-                    batch = replace(batch, actions=inject.spoilt(batch.actions))
-                self.checkpoints.check()
-                note("training", done + 1)
-                limit, busy = spikes.limit(done), time.perf_counter() - begin
-                facts = HostFacts(self.stop.number, limit, busy, source.wait)
-                with jax.profiler.StepTraceAnnotation("step", step_num=done):
-                    on_devices = put_facts(facts, self.mesh)
-                    state, metrics = self._compiled(state, batch, seed, on_devices)
-                waits = {"data_wait": source.wait, "data_ready": source.ready}
-                log.started(done, begin, metrics, {**info, **waits})
-                done += 1
-                self._read(log)
-                hooks = [hook for hook in self.hooks if hook.due(done, config.steps)]
-                if hooks:
-                    self._call(hooks, done, state, log)
-                if due(done, config.save_every):
-                    log.drain()
+            try:
+                while done < config.steps and not self.stopped and not self.verdict:
+                    if trace.turns(done) and not self._turn(trace, log):
+                        break
+                    if done > start:
+                        begin = time.perf_counter()
+                        item = self._next(source, done) or item
+                        self.ledger.spend("data")
+                    if self.stop.number and host_count() == 1:
+                        self.stopped = (0, self.stop.number)
+                        break
+                    assert item is not None  # else this host was told to stop, and all have agreed
+                    batch, info = item
+                    if inject.at(done) == "nan":
+                        batch = replace(batch, actions=inject.spoilt(batch.actions))
+                    self.checkpoints.check()
+                    note("training", done + 1)
+                    limit, busy = spikes.limit(done), time.perf_counter() - begin
+                    halts = done if config.on_bad_step == "stop" else -1
+                    facts = HostFacts(self.stop.number, limit, busy, source.wait, halts)
+                    with jax.profiler.StepTraceAnnotation("step", step_num=done):
+                        on_devices = put_facts(facts, self.mesh)
+                        state, metrics = self._compiled(state, batch, seed, on_devices)
+                    waits = {"data_wait": source.wait, "data_ready": source.ready}
+                    log.started(done, begin, metrics, {**info, **waits})
+                    done += 1
                     self._read(log)
-                    if not self.stopped:
-                        self._save(done, state, offset, spikes, log)
-            log.drain()
-            self._read(log)
+                    hooks = [hook for hook in self.hooks if hook.due(done, config.steps)]
+                    if hooks:
+                        self._call(hooks, done, state, log)
+                    if due(done, config.save_every):
+                        log.drain()
+                        self._read(log)
+                        if not self.stopped:
+                            self._save(done, state, offset, spikes, log)
+                log.drain()
+                self._read(log)
+            except BadStep as error:
+                if config.on_bad_step != "stop":
+                    raise
+                bad = error  # the state is that before it
             trace.close()
             done = log.made
             if done > start and done != self.saved:
@@ -195,6 +202,8 @@ class Loop:
             note("saving")
             self.checkpoints.wait()
             self.ledger.spend("checkpoint")
+        if bad is not None:
+            raise bad
         return state, done, spikes.skipped
 
     def _next(self, source: Prefetcher[Fed], done: int) -> Fed | None:

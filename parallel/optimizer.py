@@ -151,6 +151,19 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
     )
 
 
+def at_step(state: Any, step: Any) -> Any:
+    """The optimizer's state with the schedule at `step`; moments and their counts stay."""
+
+    def scheduled(part: Any) -> bool:
+        return isinstance(part, optax.ScaleByScheduleState)
+
+    return jax.tree.map(
+        lambda part: part._replace(count=step) if scheduled(part) else part,
+        state,
+        is_leaf=scheduled,
+    )
+
+
 def select(config: OptimizerConfig, params: Any) -> tuple[Any, Any]:
     """Two trees of bool: what needs a gradient, and of that what the optimizer updates (not the
     histories of float8 scales, which are replaced).

@@ -152,7 +152,7 @@ def make_train_step(
 
     With `hosts` the step takes a fourth argument, `put_facts` of every host, and settles its state
     by them (`parallel.hosts.facts`); metrics then hold `good`, whether its update was sound and
-    within the limit, and the facts of all, `hosts` f32 [devices, 4].
+    within the limit, and the facts of all, `hosts` f32 [devices, 5].
 
     Raises:
       ValueError: (when called) the rows do not divide over devices and micro-batches.
@@ -173,7 +173,8 @@ def make_train_step(
         if not hosts:
             return new, metrics
         with use_abstract_mesh(mesh.abstract_mesh):
-            kept, good = settle(state, new, metrics["finite"], metrics["grad_norm"], facts)
+            sound, norm = metrics["finite"], metrics["grad_norm"]
+            kept, good = settle(state, new, state.step, sound, norm, facts)
         return kept, {**metrics, "good": good, "hosts": facts}
 
     return jax.jit(

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from jax.sharding import Mesh
@@ -31,7 +31,7 @@ from parallel.mesh import check_rows, make_mesh
 from parallel.monitor.goodput import Ledger, set_damaged_account_aside
 from parallel.monitor.metrics import set_damaged_metrics_aside
 from parallel.monitor.speed import model_flops
-from parallel.monitor.spikes import BadStep, check_record
+from parallel.monitor.spikes import BadStep, Policy, check_record
 from parallel.monitor.step_trace import traced_steps
 from parallel.optimizer import OptimizerConfig, make_schedule
 from parallel.retention import Retention
@@ -104,7 +104,8 @@ def train(
     interrupts at once.
 
     Raises:
-      ValueError: the directory holds checkpoints and `resume` is false; another run is at work in
+      ValueError: a setting makes no sense; the directory holds checkpoints and `resume` is false;
+        another run is at work in
         it (InUse); its checkpoint is of another model or has more steps than `config.steps`;
         parameters, rules, rows and mesh do not fit; a step is bad (BadStep).
       FileNotFoundError: `resume` is true but the directory holds no run, or its checkpoints are
@@ -112,6 +113,7 @@ def train(
       OSError: a save failed; the logs could not be written, and then the last step is saved; or
         that did not arrive in the mirror.
     """
+    _check(config)
     mesh = make_mesh() if mesh is None else mesh
     optimizer = _until_the_end(optimizer, config)
     console = Console(quiet=host_index() != 0)
@@ -151,7 +153,7 @@ def train(
         if config.keep_best or config.patience:
             evaluations = Evaluations(config.keep_best or HELD_OUT_LOSS, config.patience)
             evaluations.restore(run.directory, done)
-        best = evaluations.finite if evaluations is not None and config.keep_best else {}
+        best = evaluations.finite if evaluations is not None else {}
         keep = Retention(config.keep, config.keep_every, best)
         verdict = evaluations.verdict if evaluations is not None else ""
         state, record = begin(saved)
@@ -167,7 +169,7 @@ def train(
         if done >= config.steps or verdict:
             if kept_at is not None:
                 kept_at.finish(done)
-            _say_early(verdict if done < config.steps else "", done, config, folder, console)
+            _say_early(verdict if done < config.steps else "", done, config, folder, best, console)
             return TrainResult(state, done, finished=True)
         if host_index() == 0:
             write_config(run)
@@ -250,18 +252,28 @@ def train(
                 f"Stopped by {signal.Signals(number).name}{where} {outcome} goes on from there.",
                 soft_wrap=True,
             )
-        _say_early(loop.verdict, done, config, folder, console)
+        _say_early(loop.verdict, done, config, folder, best, console)
         console.print(ledger.account.report(), soft_wrap=True, highlight=False)
     return TrainResult(state, done, finished=ended)
 
 
 def _say_early(
-    verdict: str, done: int, config: TrainerConfig, folder: Path, console: Console
+    verdict: str,
+    done: int,
+    config: TrainerConfig,
+    folder: Path,
+    values: Mapping[int, float],
+    console: Console,
 ) -> None:
     if verdict:
+        judged = [step for step in own.steps(folder) if step in values]
+        best = min(judged, key=lambda step: values[step], default=None)
+        kept = (
+            f"Saved in {folder}" if best is None else f"The best checkpoint is {folder / str(best)}"
+        )
         console.print(
-            f"Stopped early after step {done} of {config.steps}: {verdict}. Saved in {folder}; "
-            f"--resume with --trainer.patience 0 goes on from there.",
+            f"Stopped early after step {done} of {config.steps}: {verdict}. {kept}; --resume with "
+            f"--trainer.patience 0 goes on from the last.",
             soft_wrap=True,
         )
 
@@ -291,17 +303,46 @@ def check_start(
     config: TrainerConfig,
     optimizer: OptimizerConfig,
 ) -> None:
-    """All that can be refused before data is read: the folder, the rows, the schedule, the steps to
-    trace.
+    """All that can be refused before data is read: the folder, the settings, the rows, the
+    schedule, the steps to trace.
 
     Raises:
       ValueError, FileNotFoundError: as `train` would.
     """
     check_folder(directory, resume)
+    _check(config)
     traced_steps(config.profile, config.steps, "trainer.profile")
     check_rows(rows, mesh, config.accumulation)
     make_schedule(_until_the_end(optimizer, config))
     check_judged(config.keep_best, config.patience, config.eval_every, config.save_every)
+
+
+def _check(config: TrainerConfig) -> None:
+    """Raises ValueError, with the field to change, for a number that no run could go by."""
+    least = {
+        "steps": 1,
+        "log_every": 1,
+        "save_every": 0,
+        "keep": 1,
+        "keep_every": 0,
+        "patience": 0,
+        "eval_every": 0,
+        "accumulation": 1,
+        "prefetch": 0,
+    }
+    for name, smallest in least.items():
+        if (value := getattr(config, name)) < smallest:
+            raise ValueError(f"trainer.{name} is {value}; it must be at least {smallest}.")
+    if config.on_bad_step not in get_args(Policy):
+        raise ValueError(
+            f"trainer.on_bad_step is '{config.on_bad_step}'; choose one of "
+            f"{', '.join(get_args(Policy))}."
+        )
+    if config.spike_factor and not config.spike_factor > 1:
+        raise ValueError(
+            f"trainer.spike_factor is {config.spike_factor}; it must be above 1, as usual steps "
+            f"would be bad, or 0 for no limit."
+        )
 
 
 def _until_the_end(optimizer: OptimizerConfig, config: TrainerConfig) -> OptimizerConfig:

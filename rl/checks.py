@@ -2,6 +2,8 @@
 other."""
 
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 
 import jax
 
@@ -12,9 +14,16 @@ from models.robot_policy import processor_of
 from models.sharding import path_name
 from parallel.monitor.step_trace import traced_steps
 from parallel.optimizer import select
-from rl.config import LearnerConfig, RlConfig
+from rl.config import FlowConfig, LearnerConfig, RlConfig
 from rl.objectives import check
 from sim.suite import Suite
+
+_OF_OTHERS = {
+    "host": ("colocated", "disaggregated"),
+    "disaggregated": ("colocated",),
+    "colocated": ("disaggregated",),
+}
+"""Parts of the config that a placement does not read."""
 
 
 def check_config(config: RlConfig) -> None:
@@ -32,7 +41,14 @@ def check_config(config: RlConfig) -> None:
         "learner.micro": (learner.micro, 1),
         "learner.epochs": (learner.epochs, 1),
         "learner.minibatches": (learner.minibatches, 1),
+        "rollout.deadline": (rollout.deadline, 0),
+        "objective.value_weight": (objective.value_weight, 0),
+        "eval_every": (config.eval_every, 0),
         "eval_episodes": (config.eval_episodes, 1),
+        "save_every": (config.save_every, 0),
+        "colocated.envs": (config.colocated.envs, 1),
+        "colocated.unroll": (config.colocated.unroll, 1),
+        "colocated.warmup": (config.colocated.warmup, 0),
         "rollout.inference_devices": (rollout.inference_devices, 0),
         "disaggregated.simulators": (spread.simulators, 1),
         "disaggregated.inference": (spread.inference, 0),
@@ -43,8 +59,22 @@ def check_config(config: RlConfig) -> None:
         "disaggregated.patience": (spread.patience, 1),
     }
     for name, (value, smallest) in least.items():
-        if value < smallest:
+        if not value >= smallest:
             raise ValueError(f"{name} is {value}; it must be at least {smallest}.")
+    if config.flow.level == 0 and config.flow.noise != "learned":
+        raise ValueError(
+            f"flow.level is 0, so chunks are not random and the policy would learn nothing; raise "
+            f"it, such as to {FlowConfig().level}, or take flow.noise 'learned'."
+        )
+    others = {
+        part: [field.name for field in fields(getattr(config, part))]
+        for part in _OF_OTHERS[config.placement]
+    }
+    if found := unread(config, others):
+        raise ValueError(
+            f"placement is '{config.placement}', where {', '.join(found)} would count for nothing; "
+            f"leave out what is not the default, or set placement to {' or '.join(others)}."
+        )
     if objective.advantage == "group" and rollout.group < 2:
         raise ValueError(
             f"rollout.group is {rollout.group}, but objective.advantage 'group' compares the "
@@ -57,6 +87,17 @@ def check_config(config: RlConfig) -> None:
         )
     check(objective)
     traced_steps(config.profile, config.steps, "profile")
+
+
+def unread(config: RlConfig, names: Mapping[str, Sequence[str]]) -> list[str]:
+    """Fields, of these of each part, that are not the default, with their values."""
+    usual = RlConfig()
+    return [
+        f"{part}.{name} = {value}"
+        for part, among in names.items()
+        for name in among
+        if (value := getattr(getattr(config, part), name)) != getattr(getattr(usual, part), name)
+    ]
 
 
 def check_policy(policy: Policy, config: RlConfig) -> None:

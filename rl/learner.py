@@ -26,7 +26,7 @@ from parallel.step import OVERLAP
 from rl.config import ObjectiveConfig
 from rl.objectives import Terms, check, combine
 from rl.records import Experience
-from rl.step import LearnerState, LogProb, StepFunctions, Total, metrics_of
+from rl.step import LearnerState, LogProb, StepFunctions, Total, metrics_of, planned_updates
 
 
 class Diverged(ArithmeticError):
@@ -97,7 +97,8 @@ class FlowLearner:
         self.state = state
         self.learnt = self.pending = 0
         self._mesh = make_mesh() if mesh is None else mesh
-        self._step = StepFunctions(log_prob, optimizer, objective)
+        updates = planned_updates(epochs, minibatches)
+        self._step = StepFunctions(log_prob, optimizer, objective, updates)
         self._epochs, self._minibatches = epochs, minibatches
         self._observe = observe if epochs > 1 else None
         self._version = int(state.version)

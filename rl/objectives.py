@@ -219,8 +219,8 @@ def check(config: ObjectiveConfig) -> None:
         )
     if not 0 <= config.discount <= 1 or not 0 <= config.gae_lambda <= 1:
         raise ValueError(
-            f"objective.discount is {config.discount} and trace {config.gae_lambda}; expected both "
-            f"from 0 to 1."
+            f"objective.discount is {config.discount} and gae_lambda {config.gae_lambda}; expected "
+            f"both from 0 to 1."
         )
 
 

@@ -21,7 +21,7 @@ from models.layers import fp8
 from models.layers.functional import fill, only
 from models.sharding import Rules
 from parallel.mesh import make_mesh, replicated
-from parallel.optimizer import OptimizerConfig, select
+from parallel.optimizer import OptimizerConfig, at_step, select
 from parallel.step import Metrics, TrainState, abstract_state_of, apply_gradients, state_from
 from rl.config import LearnerConfig, ObjectiveConfig
 from rl.objectives import Terms, combine, objective, summary, value_loss
@@ -54,7 +54,8 @@ class Scale(NamedTuple):
 class LearnerState(TrainState):
     """All that a learner carries from step to step.
 
-    `step` counts the optimizer's updates, `version` the learner's steps.
+    `version` counts the learner's steps, `step` the updates planned for them: a step that made
+    fewer ends where the next begins.
     """
 
     version: Int[Array, ""]
@@ -68,10 +69,15 @@ class Total(NamedTuple):
     gradients: Params
 
 
+def planned_updates(epochs: int, minibatches: int) -> int:
+    """Updates of a learner's step; one with fewer micro-batches than `minibatches` makes fewer."""
+    return 1 + (epochs - 1) * minibatches
+
+
 def optimizer_of(config: LearnerConfig, steps: int) -> OptimizerConfig:
     """The optimizer of a run of `steps` learner's steps, at whose end an open schedule ends."""
     chosen = config.optimizer
-    updates = steps * (1 + (config.epochs - 1) * config.minibatches)
+    updates = steps * planned_updates(config.epochs, config.minibatches)
     return replace(chosen, decay_steps=chosen.decay_steps or updates)
 
 
@@ -166,12 +172,14 @@ def loss_terms(
 @dataclass(frozen=True)
 class StepFunctions:
     """Shared functions of a step. Its loss is `loss_terms`', where advantages from values are
-    divided by `scale_of` the steps before; those of a group are taken as they are.
+    divided by `scale_of` the steps before; those of a group are taken as they are. The learning
+    rate's schedule goes `updates` on in each step, however many of them were made.
     """
 
     log_prob: LogProb
     optimizer: OptimizerConfig
     objective: ObjectiveConfig
+    updates: int = 1
 
     def zeros(self, params: Params, experience: Experience) -> Total:
         """Sums of nothing; the experience gives shapes alone."""
@@ -225,6 +233,8 @@ class StepFunctions:
         version, scale = state.version, state.scale
         if worth is not None:
             version, kept = version + 1, 1 - _KEPT
+            step = (version * self.updates).astype(train.step.dtype)
+            train = replace(train, step=step, opt_state=at_step(train.opt_state, step))
             scale = Scale(_KEPT * scale.square + kept * worth, _KEPT * scale.weight + kept)
         new = _joined(train, version, scale)
         return jax.tree.map(lambda x, y: jnp.where(metrics["finite"], x, y), new, state), metrics

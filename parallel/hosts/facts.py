@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from parallel.hosts.agreement import agree
 from parallel.mesh import AXES
@@ -24,28 +24,30 @@ class HostFacts(NamedTuple):
     `stop_signal` is the number of the signal that told this host to stop, 0 if none did; a step
     that any host enters so told changes nothing. An update whose gradient norm is above `limit`
     (the least of all hosts') is not made. `busy` are the seconds between this host's turning to the
-    step and entering it, `data_wait` those of them that it waited for data.
+    step and entering it, `data_wait` those of them that it waited for data. `halts_at` is the
+    step's number where a bad one halts the run: it leaves the state before it for good.
     """
 
     stop_signal: float
     limit: float
     busy: float
     data_wait: float
+    halts_at: float = -1
 
 
 def facts_sharding(mesh: Mesh) -> NamedSharding:
-    """Sharding of facts [devices, 4]: a row per device."""
+    """Sharding of facts [devices, 5]: a row per device."""
     return NamedSharding(mesh, PartitionSpec(AXES))
 
 
-def put_facts(facts: HostFacts, mesh: Mesh) -> Float[Array, "d 4"]:
+def put_facts(facts: HostFacts, mesh: Mesh) -> Float[Array, "d 5"]:
     """This host's facts at each of its devices, as one array over all devices of the mesh."""
     row = np.array([facts], np.float32)
     shape = (mesh.size, len(facts))
     return jax.make_array_from_callback(shape, facts_sharding(mesh), lambda _: row)
 
 
-def by_host(table: Float[np.ndarray, "d 4"], mesh: Mesh) -> dict[int, HostFacts]:
+def by_host(table: Float[np.ndarray, "d 5"], mesh: Mesh) -> dict[int, HostFacts]:
     """The facts of every host, by its index."""
     owners = [device.process_index for device in mesh.devices.flat]
     return {host: HostFacts(*map(float, row)) for host, row in zip(owners, table, strict=True)}
@@ -60,17 +62,26 @@ def stop_signal(hosts: dict[int, HostFacts]) -> tuple[int, int] | None:
 
 @jax.named_scope("update")
 def settle(
-    old: State, new: State, sound: Bool[Array, ""], norm: Float[Array, ""], facts: Any
+    old: State,
+    new: State,
+    at: Int[Array, ""],
+    sound: Bool[Array, ""],
+    norm: Float[Array, ""],
+    facts: Any,
 ) -> tuple[State, Bool[Array, ""]]:
-    """The state that a step leaves (in a traced program), and whether it was a good step.
+    """The state that step `at` leaves (in a traced program), and whether it was a good step.
 
     A step that a host enters told to stop leaves `old`. One that is not `sound`, or whose gradient
     `norm` is above the limit, leaves `old` but for its counts (integers of no dimension), which go
-    on: the schedule and the data do too.
+    on: the schedule and the data do too. Where it halts the run these stay as well, by which the
+    steps under way know that they come too late.
     """
     table = jax.lax.with_sharding_constraint(facts, PartitionSpec())
-    goes_on = table[:, HostFacts._fields.index("stop_signal")].max() == 0
-    good = sound & (norm <= table[:, HostFacts._fields.index("limit")].min())
+    told: Any = HostFacts(*table.T)
+    good = sound & (norm <= told.limit.min())
+    due = told.halts_at.max()
+    halted = (due >= 0) & ~(good & (due == at))
+    goes_on = (told.stop_signal.max() == 0) & ~halted
 
     def choose(after: Array, before: Array) -> Array:
         count = after.ndim == 0 and jnp.issubdtype(after.dtype, jnp.integer)

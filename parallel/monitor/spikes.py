@@ -84,7 +84,8 @@ class Spikes:
             if self._factor:
                 self._norms.append((step, metrics["grad_norm"]))
             return
-        self._in_a_row, self.skipped = self._in_a_row + 1, self.skipped + 1
+        if self.policy != "stop":
+            self._in_a_row, self.skipped = self._in_a_row + 1, self.skipped + 1
         if self.policy == "skip" and self._in_a_row < _SKIPS_IN_A_ROW:
             return
         found = (
@@ -97,10 +98,15 @@ class Spikes:
                 f"{self._factor:g} times the usual ({limit / self._factor:g})"
             )
         many = f"; {self._in_a_row} steps in a row were skipped" if self._in_a_row > 1 else ""
+        remedy = (
+            "the steps before it are saved; resume with --trainer.on_bad_step skip to leave it out"
+            if self.policy == "stop"
+            else "begin a new run with a lower learning rate"
+        )
         raise BadStep(
             step,
-            f"{found}{many}; its update was not made: look for NaN or outliers in its batch, lower "
-            f"the learning rate, or start with --trainer.on_bad_step skip or rollback.",
+            f"{found}{many}; its update was not made: look for NaN or outliers in its batch. Then "
+            f"{remedy}.",
         )
 
     def record(self) -> dict[str, Any]:

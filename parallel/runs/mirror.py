@@ -25,7 +25,7 @@ from parallel.runs.atomic import replace_text
 from parallel.runs.run_folder import CONFIG_NAME, ORIGIN_NAME, note_saved
 
 _STEP = re.compile(r"checkpoints/(\d+)/(.+)")
-_LOGS = ("metrics.jsonl", "goodput.jsonl", "trackers.json", ORIGIN_NAME)
+_LOGS = ("metrics.jsonl", "goodput.jsonl", "closed_loop.jsonl", "trackers.json", ORIGIN_NAME)
 _FETCHING = ".orbax-checkpoint-tmp-fetching"
 """Mark of what a killed run leaves half fetched, which the next writer removes."""
 
@@ -56,7 +56,8 @@ class Mirror:
             return {*self._wanted, *self._busy}
 
     def finish(self, step: int) -> None:
-        """Returns when the checkpoint of `step` is in the bucket, on all hosts.
+        """Returns when the checkpoint of `step` is in the bucket, and the logs as they are now, on
+        all hosts.
 
         Raises:
           OSError: it cannot be brought there.
@@ -68,6 +69,7 @@ class Mirror:
                     pending.result()
                 if self._arrived != step and step not in whole_steps(self._bucket):
                     self._copy(step)
+                _put_logs(self._bucket, self._directory)
             except Exception as error:  # agree's decisions must not raise
                 return f"{error}"
             return ""
@@ -112,8 +114,7 @@ class Mirror:
         self._bucket.remove(f"checkpoints/{other}/{digests.NAME}" for other in [step, *later])
         names = digests.names(path)
         self._bucket.remove(f"{within}/{name}" for name in there.get(step, []) if name not in names)
-        logs = [n for n in (CONFIG_NAME, *_LOGS) if (self._directory / n).is_file()]
-        self._bucket.put(self._directory, logs)
+        _put_logs(self._bucket, self._directory)
         self._bucket.put(self._directory, (f"{within}/{n}" for n in names), lambda size: alive())
         listed = self._bucket.list()
         for name in names:
@@ -151,6 +152,11 @@ def begin(url: str, directory: Path, resume: bool, console: Console) -> bool:
         return said == "resumed"
     kind, _, message = said.partition(": ")
     raise (ValueError if kind == "ValueError" else OSError)(message)
+
+
+def put_logs(url: str, directory: Path) -> None:
+    """Copies config and logs once more: the last evaluation in simulation ends after the run."""
+    _put_logs(Bucket(_bucket_url(url)), directory)
 
 
 def whole_steps(bucket: Bucket) -> list[int]:
@@ -198,6 +204,11 @@ def _bring(bucket: Bucket, directory: Path, step: int) -> None:
     (fetching / "checkpoints").rmdir()
     fetching.rmdir()
     note_saved(directory, step)
+
+
+def _put_logs(bucket: Bucket, directory: Path) -> None:
+    names = (CONFIG_NAME, *_LOGS)
+    bucket.put(directory, [name for name in names if (directory / name).is_file()])
 
 
 def _by_step(bucket: Bucket) -> dict[int, list[str]]:

@@ -14,13 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from models import Policy
 from models.layers.functional import Params, fill, only
 from parallel.optimizer import make_optimizer, select
 from rl import flow_policy
-from rl.checks import check_kept
+from rl.checks import check_kept, unread
 from rl.config import RlConfig
 from rl.device.unroll import PolicyEnvs, Traceable, Unroll
 from rl.objectives import Terms, check
@@ -86,6 +86,7 @@ class Colocated:
         mean (`weight_mean`, `clip_fraction`, `behaviour_kl`, `loss`, `value_loss`, `grad_norm`),
         and of the unroll `episodes` that ended, their `successes`, control `steps` acted,
         `advantage_rms` and `explained_variance`. What placement "host" has too is named as there.
+        `finite` is false if an update's loss or gradient was not; that one was not made.
         """
         return self.stepwise(state) if jax.default_backend() == "cpu" else self.whole(state)
 
@@ -115,12 +116,14 @@ class Colocated:
     ) -> tuple[ColocatedState, dict[str, Array]]:
         config = self._config
         experience = self._experience(state, unroll)
+        learns = state.step >= config.colocated.warmup
         key = jax.random.fold_in(jax.random.key(config.seed), _SHUFFLE)
         key = jax.random.fold_in(key, state.step)
 
         def update(carry: Any, rows: Int[Array, " b"]) -> tuple[Any, dict[str, Array]]:
             params, opt_state = carry
-            return self._update(params, opt_state, jax.tree.map(lambda x: x[rows], experience))
+            part = jax.tree.map(lambda x: x[rows], experience)
+            return self._update(params, opt_state, part, learns)
 
         def epoch(carry: Any, number: Int[Array, ""]) -> tuple[Any, dict[str, Array]]:
             order = jax.random.permutation(
@@ -133,14 +136,14 @@ class Colocated:
             epoch, (state.params, state.opt_state), jnp.arange(config.learner.epochs)
         )
         after = ColocatedState(state.step + 1, params, opt_state, state.envs)
-        return after, jax.tree.map(jnp.mean, metrics) | _outcomes(unroll, experience)
+        finite = {"finite": metrics.pop("finite").all()}
+        return after, jax.tree.map(jnp.mean, metrics) | finite | _outcomes(unroll, experience)
 
     def _experience(self, state: ColocatedState, unroll: Unroll) -> Experience:
         """Decisions in one row, advantages in units of their root mean square."""
         chosen = self._config.objective
         advantage = advantages(unroll, chosen.discount, chosen.gae_lambda)
         scale = jnp.sqrt(jnp.mean(advantage**2)) + 1e-8
-        learns = state.step >= self._config.colocated.warmup
 
         def flat(x: Array) -> Array:
             return x.reshape(advantage.size, *x.shape[2:])
@@ -148,7 +151,7 @@ class Colocated:
         return Experience(
             batch=jax.tree.map(flat, unroll.batch),
             drawn=jax.tree.map(flat, unroll.drawn),
-            advantage=flat(advantage / scale * learns),
+            advantage=flat(advantage / scale),
             target=flat(advantage + unroll.drawn.value),
             version=jnp.full(advantage.size, state.step),
             weight=jnp.ones(advantage.size),
@@ -156,8 +159,10 @@ class Colocated:
         )
 
     def _update(
-        self, params: Params, opt_state: Any, part: Experience
+        self, params: Params, opt_state: Any, part: Experience, learns: Bool[Array, ""]
     ) -> tuple[tuple[Params, Any], dict[str, Array]]:
+        """Parameters and optimizer's state after an update, of the value head alone unless the
+        policy `learns`; as they were where loss or gradient is not finite."""
         moving, trained = select(self._optimizer, params)
 
         def loss(wanted: Params) -> tuple[Array, Terms]:
@@ -175,17 +180,22 @@ class Colocated:
             return terms.loss / terms.weight, terms
 
         (total, terms), gradient = jax.value_and_grad(loss, has_aux=True)(only(params, moving))
-        gradient, old = only(gradient, trained), only(params, trained)
-        updates, opt_state = self._transformation.update(gradient, opt_state, old)
+        gradient, old = _taken(only(gradient, trained), learns), only(params, trained)
+        updates, moved = self._transformation.update(gradient, opt_state, old)
+        norm = optax.tree_utils.tree_norm(gradient)
+        finite = jnp.isfinite(total) & jnp.isfinite(norm)
+        after = fill(optax.apply_updates(old, _taken(updates, learns)), params), moved
         metrics = {
+            "finite": finite,
             "loss": total,
             "value_loss": terms.sums["value_loss"] / terms.weight,
             "weight_mean": terms.sums["importance"] / terms.sums["ratios"],
             "clip_fraction": terms.sums["clipped"] / terms.sums["ratios"],
             "behaviour_kl": terms.sums["behaviour_kl"] / terms.sums["ratios"],
-            "grad_norm": optax.tree_utils.tree_norm(gradient),
+            "grad_norm": norm,
         }
-        return (fill(optax.apply_updates(old, updates), params), opt_state), metrics
+        before = params, opt_state
+        return jax.tree.map(lambda x, y: jnp.where(finite, x, y), after, before), metrics
 
 
 def advantages(unroll: Unroll, discount: float, gae_lambda: float) -> Float[Array, "t n"]:
@@ -206,6 +216,16 @@ def env_seeds(config: RlConfig) -> UInt32[np.ndarray, " n"]:
     envs = range(config.colocated.envs)
     seeds = [np.random.default_rng((config.seed, i)).integers(TRAIN_SEEDS.stop) for i in envs]
     return np.array(seeds, np.uint32)
+
+
+def _taken(tree: Params, learns: Bool[Array, ""]) -> Params:
+    """Gradients or updates with 0 for all but the value head, unless the policy `learns`."""
+    return {
+        name: part
+        if name == "value"
+        else jax.tree.map(lambda x: jnp.where(learns, x, jnp.zeros_like(x)), part)
+        for name, part in tree.items()
+    }
 
 
 def _outcomes(unroll: Unroll, experience: Experience) -> dict[str, Array]:
@@ -229,18 +249,12 @@ def _check(config: RlConfig) -> None:
             f"'{config.objective.advantage}', but colocated envs go from episode to episode under "
             f"the newest policy: take 'ppo' with 'gae', or placement 'host'."
         )
-    usual = RlConfig()
-    unread = [
-        f"{part}.{name} = {getattr(getattr(config, part), name)}"
-        for part, names in _IGNORED.items()
-        for name in names
-        if getattr(getattr(config, part), name) != getattr(getattr(usual, part), name)
-    ]
+    ignored = unread(config, _IGNORED)
     if config.learner.optimizer.ema_decay:
-        unread.append(f"learner.optimizer.ema_decay = {config.learner.optimizer.ema_decay}")
-    if unread:
+        ignored.append(f"learner.optimizer.ema_decay = {config.learner.optimizer.ema_decay}")
+    if ignored:
         raise ValueError(
-            f"placement 'colocated' acts and learns in one program, where {', '.join(unread)} "
+            f"placement 'colocated' acts and learns in one program, where {', '.join(ignored)} "
             f"would count for nothing; leave out what is not the default, or set placement to "
             f"'host'."
         )

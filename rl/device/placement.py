@@ -12,6 +12,7 @@ from rl import flow_policy
 from rl.config import RlConfig
 from rl.device.colocated import Colocated
 from rl.environment import describe
+from rl.learner import Diverged
 from sim.environments.device_slots import spec_of
 from sim.protocol import TRAIN_SEEDS
 from sim.suite import Suite
@@ -68,6 +69,13 @@ class OnDevice:
             begin = time.perf_counter()
             self._state, on_device = self._program.step(self._state)
             found = {name: float(value) for name, value in jax.device_get(on_device).items()}
+            if not found.pop("finite"):
+                raise Diverged(
+                    f"Step {int(self._state.step) - 1} has the loss {found['loss']} and the "
+                    f"gradient norm {found['grad_norm']}, which must be finite; it is not saved. "
+                    f"Begin another run from the last checkpoint (--checkpoint) with a lower "
+                    f"learner.optimizer.learning_rate."
+                )
             seconds = time.perf_counter() - begin
             episodes, successes = found["episodes"], found.pop("successes")
             found["env_steps"] = found.pop("steps")

@@ -60,7 +60,8 @@ def test_a_run_stops_early_says_so_and_resumes_to_the_same_end(tmp_path, capsys)
     said = capsys.readouterr().out
     assert re.search(
         r"Stopped early after step 14 of 24: val_loss was lowest after step 8 \(0\.5\), and not "
-        r"lower in the 3 evaluations since\. Saved in .*; --resume with --trainer\.patience 0 ",
+        r"lower in the 3 evaluations since\. The best checkpoint is \S+/whole/checkpoints/8; "
+        r"--resume with --trainer\.patience 0 goes on from the last\.",
         said,
     )
     run(tmp_path / "parts", replace(CONFIG, steps=10))
@@ -80,12 +81,24 @@ def test_a_run_stops_early_says_so_and_resumes_to_the_same_end(tmp_path, capsys)
     ] == 0.1
 
 
+def test_a_run_that_may_stop_early_keeps_the_best_that_it_names(tmp_path, capsys):
+    config = replace(CONFIG, keep_best="", keep_every=0)
+    for resume in (False, True):
+        assert run(tmp_path, config, resume).step == 14
+        assert f"The best checkpoint is {tmp_path}/checkpoints/8; " in capsys.readouterr().out
+    assert checkpoint.steps(tmp_path / "checkpoints") == [8, 14]
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"eval_every": 0}, "keep_best is val_loss, but trainer.eval_every is 0"),
         ({"eval_every": 0, "keep_best": ""}, "patience is 3, but trainer.eval_every is 0"),
-        ({"save_every": 5}, "checkpoints every 5 steps .* evaluated every 2 "),
+        ({"save_every": 5}, "keep_best is val_loss, .* every 5 steps .* evaluated every 2 "),
+        (
+            {"save_every": 5, "keep_best": ""},
+            "patience is 3, .* every 5 steps .* evaluated every 2 ",
+        ),
     ],
 )
 def test_settings_by_which_nothing_could_be_judged_are_refused(tmp_path, changes, said):

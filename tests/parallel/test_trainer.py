@@ -13,7 +13,7 @@ from parallel.hooks import Hook
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.monitor.metrics import read_metrics
 from parallel.prefetch import Prefetcher
-from parallel.trainer import Run, TrainerConfig, train
+from parallel.trainer import Run, TrainerConfig, check_start, train
 from tests.helpers.parallel.toy import OPTIMIZER, RULES, Denoiser, batches, fed, losses, position
 
 MESH = make_mesh(MeshConfig(data=4, fsdp=2))
@@ -99,7 +99,9 @@ def test_a_run_resumes_on_another_mesh(tmp_path, uninterrupted):
     np.testing.assert_allclose(ours, other, rtol=1e-5)
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_before_it_is_saved(tmp_path, uninterrupted):
+def test_a_loss_that_is_not_finite_stops_the_run_with_all_steps_before_it_saved(
+    tmp_path, uninterrupted
+):
     def poison(b):
         actions = b.actions.copy()
         actions[0, 0, 0, 0] = np.nan
@@ -107,7 +109,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_it_is_saved(tmp_path, un
 
     with pytest.raises(ValueError, match="Step 7 has loss nan"):
         run(tmp_path, source=failing_at(7, poison))
-    assert checkpoint.latest(tmp_path / "checkpoints") == 4
+    assert checkpoint.latest(tmp_path / "checkpoints") == 7
     run(tmp_path, resume=True)
     assert losses(tmp_path) == uninterrupted
 
@@ -132,6 +134,34 @@ def test_a_finished_run_resumed_trains_no_more(tmp_path):
     assert result.finished
     assert int(result.state.step) == 4
     assert losses(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"steps": 0}, "steps is 0; it must be at least 1"),
+        ({"log_every": 0}, "log_every is 0; it must be at least 1"),
+        ({"save_every": -1}, "save_every is -1; it must be at least 0"),
+        ({"keep": 0}, "keep is 0; it must be at least 1"),
+        ({"keep_every": -1}, "keep_every is -1"),
+        ({"patience": -1}, "patience is -1"),
+        ({"eval_every": -1}, "eval_every is -1"),
+        ({"accumulation": 0}, "accumulation is 0; it must be at least 1"),
+        ({"prefetch": -1}, "prefetch is -1"),
+        ({"on_bad_step": "halt"}, "on_bad_step is 'halt'; choose one of stop, skip, rollback"),
+        ({"spike_factor": -1.0}, "spike_factor is -1.0; it must be above 1"),
+        ({"spike_factor": 0.5}, "spike_factor is 0.5; it must be above 1"),
+    ],
+)
+def test_settings_that_no_run_could_go_by_are_refused_before_anything_starts(
+    tmp_path, changes, said
+):
+    config = replace(CONFIG, **changes)
+    with pytest.raises(ValueError, match=rf"^trainer\.{said}"):
+        check_start(tmp_path / "run", False, 16, MESH, config, OPTIMIZER)
+    with pytest.raises(ValueError, match=rf"^trainer\.{said}"):
+        run(tmp_path / "run", config, source=None)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_is_not_overwritten_nor_resumed_from_nothing(tmp_path):

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from parallel.mesh import MeshConfig, make_mesh
-from parallel.optimizer import make_optimizer
+from parallel.optimizer import make_optimizer, make_schedule
 from parallel.step import TrainState, apply_gradients
 from rl.config import LearnerConfig, ObjectiveConfig
 from rl.host.experience import micro_batches
@@ -349,6 +349,27 @@ def test_an_open_schedule_ends_with_the_run():
     assert optimizer_of(config, 50).decay_steps == 150
     assert optimizer_of(replace(config, minibatches=4), 50).decay_steps == 450
     assert optimizer_of(replace(config, optimizer=OPTIMIZER), 50) == OPTIMIZER
+
+
+def test_an_open_schedule_ends_with_a_run_whose_steps_have_few_micro_batches():
+    open_ended = replace(OPTIMIZER, schedule="linear", decay_steps=None)
+    optimizer = optimizer_of(LearnerConfig(epochs=2, minibatches=4, optimizer=open_ended), 3)
+    mine, schedule = learner(optimizer=optimizer, epochs=2, minibatches=4), make_schedule(optimizer)
+    for version in range(3):
+        begun = jax.device_get(mine.state)
+        metrics = learn(mine, tickets(version), 32)  # one micro-batch: two updates of five
+        rate = float(schedule(5 * version + 1))
+        assert metrics["learning_rate"] == pytest.approx(rate)
+        counts = optax.tree_utils.tree_get_all_with_path(mine.state.opt_state, "count")
+        assert sorted(int(count) for _, count in counts) == sorted(
+            [2 * version + 2, 5 * version + 5]
+        )
+    assert int(mine.state.step) == optimizer.decay_steps == 15
+    assert schedule(15) == pytest.approx(optimizer.final_fraction * optimizer.learning_rate)
+    resumed = learner(optimizer=optimizer, epochs=2, minibatches=4)
+    resumed.state, resumed._version = jax.device_put(begun, ONE.devices.flat[0]), 2
+    learn(resumed, tickets(2), 32)
+    jax.tree.map(np.testing.assert_array_equal, resumed.state.params, mine.state.params)
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from parallel.checkpoint import copy
 from parallel.hosts.stop import StopSignals
 from parallel.monitor.metrics import read_metrics
 from rl.checks import check_config
-from rl.config import RlConfig
+from rl.config import ColocatedConfig, DisaggregatedConfig, FlowConfig, RlConfig
 from rl.host.experience import micro_batches
 from rl.host.placement import OnHost
 from rl.host.rollout import key_of
@@ -414,6 +414,42 @@ def test_presets_are_whole_and_taken_by_name_with_changes(name, tmp_path):
     assert population == rl.ALONE
     check_config(config)
     assert rl.parse([*where, f"--preset={name}", "--steps", "2"])[1] == replace(config, steps=2)
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"eval_every": -1}, "eval_every is -1; it must be at least 0"),
+        ({"save_every": -1}, "save_every is -1; it must be at least 0"),
+        ({"rollout": replace(HOST.rollout, deadline=-1.0)}, "rollout.deadline is -1.0; it must be"),
+        (
+            {"objective": replace(HOST.objective, value_weight=-1.0)},
+            "objective.value_weight is -1.0; it must be",
+        ),
+        ({"objective": replace(HOST.objective, gae_lambda=1.5)}, "and gae_lambda 1.5; expected"),
+        ({"flow": FlowConfig(level=0.0)}, "flow.level is 0, so .* would learn nothing"),
+        ({"flow": FlowConfig(noise="cps", level=0.0)}, "flow.level is 0, so .* learn nothing"),
+        (
+            {"colocated": ColocatedConfig(envs=4096, warmup=5)},
+            "'host', where colocated.envs = 4096, colocated.warmup = 5 would count for nothing",
+        ),
+        (
+            {"disaggregated": DisaggregatedConfig(simulators=64)},
+            "disaggregated.simulators = 64 would count for nothing",
+        ),
+        (
+            {"placement": "disaggregated", "colocated": ColocatedConfig(envs=64)},
+            "colocated.envs = 64 would count for nothing",
+        ),
+    ],
+)
+def test_settings_that_make_no_sense_or_count_for_nothing_are_refused(changed, why):
+    with pytest.raises(ValueError, match=why):
+        check_config(replace(HOST, **changed))
+
+
+def test_noise_that_is_learned_needs_no_level():
+    check_config(replace(HOST, flow=FlowConfig(noise="learned", level=0.0)))
 
 
 def test_a_users_preset_is_read_from_a_file(tmp_path):

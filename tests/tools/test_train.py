@@ -152,6 +152,18 @@ def test_steps_to_trace_may_change_and_are_refused_before_anything_is_read(
     assert not (tmp_path / "new").exists()
 
 
+def test_a_run_that_a_bad_step_stops_may_skip_it_and_no_other_may_judge_anew(
+    finished, dataset, tmp_path
+):
+    out = shutil.copytree(finished, tmp_path / "run")
+    paths = train.Paths(str(dataset), out, resume=True)
+    judging = replace(SMALL.trainer, on_bad_step="skip", spike_factor=10.0)
+    assert train.run(paths, replace(SMALL, trainer=judging), QUIET).finished
+    (out / "config.json").write_text(json.dumps(to_json(replace(SMALL, trainer=judging))))
+    with pytest.raises(ValueError, match=r"trainer\.on_bad_step is skip, but stop was asked for"):
+        train.run(paths, SMALL, QUIET)
+
+
 @pytest.mark.parametrize("steps", [12, 6])
 def test_other_steps_are_refused_where_the_schedule_ends_with_them(
     finished, dataset, steps, tmp_path

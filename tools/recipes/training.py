@@ -40,7 +40,7 @@ from parallel.hosts.job import first_host_first, restarts
 from parallel.hosts.watchdog import note
 from parallel.mesh import make_mesh, replicated, row_shards
 from parallel.optimizer import with_groups
-from parallel.runs.mirror import begin
+from parallel.runs.mirror import begin, put_logs
 from parallel.runs.run_folder import CONFIG_NAME, Run, read_config
 from parallel.runs.run_lock import locked
 from parallel.step import TrainState
@@ -67,6 +67,8 @@ _FREE = {
 }
 """Settings that a resumed run may change: its losses stay the same. Its steps only where the
 schedule does not end with them."""
+_JUDGING = {"trainer.on_bad_step", "trainer.spike_factor"}
+"""Settings that it may change too where a bad step stops it: none is among the steps it made."""
 _SCALINGS = ("state_scaling", "action_scaling")
 """Fields of the config's data that runs saved earlier lack."""
 
@@ -177,7 +179,8 @@ def _run(
         config = _scaled_as_begun(config, saved, unknown, console)
         if config.model.cross_entropies and not config.model.targets:
             config = replace(config, model=config.model.changed(targets=saved.model.targets))
-        check_same(out / CONFIG_NAME, to_json(saved), to_json(config), _FREE)
+        free = _FREE | (_JUDGING if saved.trainer.on_bad_step == "stop" else set())
+        check_same(out / CONFIG_NAME, to_json(saved), to_json(config), free)
         before, steps = saved.trainer.steps, config.trainer.steps
         check_more_steps(out / CONFIG_NAME, before, steps, config.optimizer)
     if paths.data_format:
@@ -281,6 +284,8 @@ def _run(
         )
         if config.closed_loop.suite and not result.finished:
             acting.abandon()
+    if config.closed_loop.suite and paths.mirror is not None and host_index() == 0:
+        put_logs(paths.mirror, out)
     return result
 
 

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+from parallel import checkpoint
 from parallel.hosts.facts import HostFacts, put_facts
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.monitor.metrics import read_metrics
@@ -54,11 +55,12 @@ def test_a_bad_step_changes_nothing_but_the_counts():
     step = make_train_step(Denoiser(), OPTIMIZER, MESH, abstract, hosts=True)
     placed = jax.tree.map(lambda x: x.sharding, abstract)
 
-    def taken(b, stop_signal=0, limit=np.inf):
+    def taken(b, stop_signal=0, limit=np.inf, halts_at=-1):
         state = init_state(Denoiser(), OPTIMIZER, abstract, 0)
         before = jax.device_get(state)
         b = jax.device_put(b, jax.NamedSharding(MESH, jax.P(("data", "fsdp"))))
-        state, metrics = step(state, b, 3, put_facts(HostFacts(stop_signal, limit, 0, 0), MESH))
+        facts = HostFacts(stop_signal, limit, 0, 0, halts_at)
+        state, metrics = step(state, b, 3, put_facts(facts, MESH))
         assert jax.tree.map(lambda x: x.sharding, state) == placed
         kept: dict[str, bool] = {}
         for x, y in zip(
@@ -72,7 +74,11 @@ def test_a_bad_step_changes_nothing_but_the_counts():
     assert taken(batch(0)) == (moved, True, 1)
     assert taken(scaled(batch(0), np.nan)) == (same, False, 1)
     assert taken(batch(0), limit=1e-3) == (same, False, 1)
-    assert taken(batch(0), stop_signal=15) == ({"arrays": True, "counts": True}, True, 0)
+    untouched = {"arrays": True, "counts": True}
+    assert taken(batch(0), stop_signal=15) == (untouched, True, 0)
+    assert taken(batch(0), halts_at=0) == (moved, True, 1)
+    assert taken(scaled(batch(0), np.nan), halts_at=0) == (untouched, False, 0)
+    assert taken(batch(0), halts_at=1) == (untouched, True, 0)  # too late: step 0 halted the run
 
 
 def test_skipped_steps_are_counted_and_the_same_in_a_resumed_run(tmp_path, capsys):
@@ -89,6 +95,20 @@ def test_skipped_steps_are_counted_and_the_same_in_a_resumed_run(tmp_path, capsy
     run(tmp_path / "cut", CONFIG, bad_at({5, 6, 9}), resume=True)
     assert lines(tmp_path / "cut") == whole
     assert "3 of 12 steps were bad, and skipped." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("bad", "source"), [(6, bad_at({6})), (30, bad_at({10, 30}, 1e3))])
+def test_a_bad_step_stops_the_run_each_time_until_it_is_skipped(tmp_path, bad, source):
+    skipping = replace(CONFIG, steps=34, save_every=25, spike_factor=8.0)
+    stopping = replace(skipping, on_bad_step="stop")
+    said = rf"Step {bad} has .* resume with --trainer\.on_bad_step skip to leave it out"
+    for resume in (False, True):
+        with pytest.raises(BadStep, match=said):
+            run(tmp_path / "cut", stopping, source, resume=resume)
+        assert checkpoint.latest(tmp_path / "cut" / "checkpoints") == bad
+    run(tmp_path / "cut", skipping, source, resume=True)
+    run(tmp_path / "whole", skipping, source)
+    assert lines(tmp_path / "cut") == lines(tmp_path / "whole")
 
 
 def test_ten_bad_steps_in_a_row_end_a_run_that_skips_them(tmp_path):

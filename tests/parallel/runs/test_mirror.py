@@ -13,7 +13,7 @@ from models.checkpoints import own
 from models.files.bucket import Bucket
 from models.terminal import Console
 from parallel.checkpoint import CheckpointWriter
-from parallel.runs.mirror import Mirror, begin, whole_steps
+from parallel.runs.mirror import Mirror, begin, put_logs, whole_steps
 from tests.helpers.models.buckets import memory_bucket
 
 URL = "memory://bucket/runs/mine"
@@ -59,6 +59,21 @@ def test_a_lost_disk_costs_nothing_that_was_saved(memory, tmp_path, console):
     assert json.loads((out / "saved.json").read_text()) == {"step": 4}
     assert sorted(path.name for path in (out / "checkpoints").iterdir()) == ["4"]
     assert "Brought step 4 from memory://bucket/runs/mine" in said(tmp_path, console)
+
+
+def test_evaluations_that_end_after_the_last_checkpoint_are_brought_back_too(tmp_path, console):
+    out, url = tmp_path / "run", str(tmp_path / "second disk")
+    with Mirror(url, out, 3, console) as mirror:
+        save(out, 2, mirror=mirror)
+        mirror._background.submit(int).result()
+        (out / "closed_loop.jsonl").write_text("in time\n")
+        mirror.finish(2)
+    assert (tmp_path / "second disk/closed_loop.jsonl").read_text() == "in time\n"
+    (out / "closed_loop.jsonl").write_text("late\n")
+    put_logs(url, out)
+    shutil.rmtree(out)
+    assert begin(url, out, True, console)
+    assert (out / "closed_loop.jsonl").read_text() == "late\n"
 
 
 def test_a_copy_that_broke_off_is_not_taken_for_a_whole_one(memory, tmp_path, console, monkeypatch):

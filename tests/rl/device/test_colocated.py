@@ -13,7 +13,14 @@ from parallel import checkpoint
 from parallel.optimizer import OptimizerConfig
 from rl import flow_policy
 from rl.advantages import gae
-from rl.config import ColocatedConfig, LearnerConfig, ObjectiveConfig, RlConfig, RolloutConfig
+from rl.config import (
+    ColocatedConfig,
+    FlowConfig,
+    LearnerConfig,
+    ObjectiveConfig,
+    RlConfig,
+    RolloutConfig,
+)
 from rl.device.colocated import Colocated, advantages, env_seeds
 from sim.protocol import TRAIN_SEEDS
 from tests.helpers.models.tiny_policy import ARM, tiny_policy
@@ -97,13 +104,28 @@ def test_a_run_resumes_bit_for_bit(made, tmp_path):
     assert equal((again, repeated), (state, metrics))
 
 
-def test_only_the_value_head_learns_at_first(made):
-    begin = jax.device_get(beginning(made).params)
-    state, _ = made.whole(beginning(made))
-    assert equal(state.params["policy"], begin["policy"])
-    assert not equal(state.params["value"], begin["value"])
-    state, metrics = made.whole(state)
-    assert not equal(state.params["policy"], begin["policy"])
+def test_only_the_value_head_learns_at_first_whatever_decays_or_is_paid_for_entropy():
+    plain = configured(envs=4, unroll=2, minibatches=1, warmup=1)
+    optimizer = replace(plain.learner.optimizer, weight_decay=0.1)
+    made = program(
+        replace(
+            plain,
+            flow=FlowConfig(noise="learned", steps=2),
+            objective=ObjectiveConfig(entropy_weight=0.1),
+            learner=replace(plain.learner, optimizer=optimizer),
+        )
+    )
+    policy, key = tiny_policy(), jax.random.key(0)
+    state = made.init(flow_policy.init(policy.model, policy.params, key, made._config.flow))
+    begin = jax.device_get(state.params)
+    state, _ = made.stepwise(state)
+    after = jax.device_get(state.params)
+    for name in ("policy", "noise"):
+        assert equal(after[name], begin[name])
+    assert not equal(after["value"], begin["value"])
+    state, metrics = made.stepwise(state)
+    for name in ("policy", "noise"):
+        assert not equal(state.params[name], begin[name])
     assert metrics["behaviour_kl"] > 1e-6
 
 

@@ -9,10 +9,12 @@ import pytest
 from rich.console import Console
 
 from models.checkpoints import own
+from parallel import checkpoint
 from parallel.monitor.metrics import read_metrics
 from parallel.trainer import Run
 from rl.config import ColocatedConfig, FlowConfig, RlConfig, RolloutConfig
 from rl.device.placement import OnDevice
+from rl.learner import Diverged
 from rl.run import improve
 from sim.protocol import TRAIN_SEEDS
 from sim.suite import Suite
@@ -61,6 +63,25 @@ def test_a_resumed_run_learns_what_the_whole_one_did(tmp_path):
     assert jax.tree.structure(one) == jax.tree.structure(begun)
     assert not jax.tree.all(jax.tree.map(np.array_equal, one, begun))
     place.restore(*beginning)
+
+
+def test_an_update_that_is_not_finite_is_not_made_and_ends_the_run(tmp_path, monkeypatch):
+    place = OnDevice(tiny_policy(), POINT, ("point",), CONFIG)
+    step = place._program.step
+
+    def spoilt(state):
+        heads = jax.tree.map(lambda x: x * np.nan, state.params["value"])
+        broken = replace(state, params=state.params | {"value": heads})
+        return step(broken if state.step == 1 else state)
+
+    monkeypatch.setattr(place._program, "step", spoilt)
+    config, made = replace(CONFIG, save_every=1), Run(tmp_path, {}, {})
+    with pytest.raises(Diverged, match="Step 1 has the loss nan and the gradient norm nan"):
+        improve(lambda: nullcontext(place), made, config, Console(quiet=True))
+    assert checkpoint.steps(tmp_path / "checkpoints") == [1]
+    assert [row["step"] for row in learnt(tmp_path)] == [0]
+    kept, saved = place.state()["ema"], own.restore_params(tmp_path)
+    assert jax.tree.all(jax.tree.map(np.array_equal, kept, saved))
 
 
 def learnt(out):
