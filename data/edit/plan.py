@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from data.columns import BOOKKEEPING, arrow_type
+from data.edit.subtasks import require_one_numbering
 from data.errors import DatasetError, short
 from data.files.names import plain_name
 from data.lerobot.dataset import LeRobotDataset
@@ -354,6 +355,7 @@ def _features(
                 f"{source.root} {short(source.robot_type)}; give a name for both with robot, if "
                 "they are one."
             )
+    require_one_numbering(sources, names, first)
     return {
         name: feature
         if encoding is None or feature["dtype"] not in (VISUAL if edit.encoding else ("video",))

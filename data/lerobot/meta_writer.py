@@ -3,6 +3,7 @@ statistics, in the forms that LeRobot's own reader depends on.
 """
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,17 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=4, ensure_ascii=False))
 
 
+def copy_others(source: LeRobotDataset, root: Path, but: Sequence[str] = ()) -> None:
+    """Copies the files of a dataset's meta/ that no writer makes anew, without those named and
+    without what GR00T's readers keep there of the old frames."""
+    for name in source.folder.list("meta/*"):
+        last = name.rpartition("/")[2]
+        if name not in but and last not in _OWN and not last.startswith(_MADE_ANEW):
+            shutil.copyfile(source.folder.local(name), root / name)
+
+
+_OWN = ("info.json", "stats.json", "checksums.json", "recording.jsonl")
+_MADE_ANEW = ("tasks.", "episodes", "stats_gr00t.", "steps_")
 _NOT_NUMERIC = ("string", "video", "image")
 
 

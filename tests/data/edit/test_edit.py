@@ -19,6 +19,7 @@ from data.edit.edit import edit_dataset
 from data.edit.plan import Edit, Trim
 from data.errors import DatasetError
 from data.files.exchange import exchange
+from data.lerobot.meta_writer import write_tasks
 from data.lerobot.writer import DatasetWriter
 from data.validation.validate import validate
 from data.video.encoding import VideoEncoding
@@ -361,6 +362,56 @@ def test_subtasks_travel_and_are_numbered_anew_where_datasets_are_joined(tmp_pat
     edit_dataset(paths, tmp_path / "new", Edit())
     told = open_dataset(tmp_path / "new").subtasks
     assert [told.texts[task] for task in told.runs.task] == ["reach", "lift", "lift", "turn"]
+
+
+PHASE = {"dtype": "int64", "shape": (1,), "names": None}
+
+
+def counted(path, words, told):
+    """A dataset whose own column counts the texts of its table."""
+    features = {"action": PHASE | {"dtype": "float32"}, "phase": PHASE}
+    with DatasetWriter(path, fps=10, features=features) as writer:
+        for numbers in told:
+            values = {"action": np.zeros((len(numbers), 1), np.float32), "phase": np.array(numbers)}
+            writer.add_episode(values, {}, "do it")
+    write_tasks(path, words, "subtask")
+    (path / "meta/checksums.json").unlink()
+    return path
+
+
+def spelt(path, column):
+    told = open_dataset(path).telling(column).subtasks
+    return [told.texts[task] for task in told.runs.task]
+
+
+def test_subtasks_that_a_column_of_another_name_counts_keep_their_texts(tmp_path):
+    path = counted(tmp_path / "a", ["reach", "grasp", "lift"], [[0, 0, 1], [1], [2, 0]])
+    edit_dataset([path], tmp_path / "new", Edit(delete=(0,)))
+    assert spelt(tmp_path / "new", "phase") == ["grasp", "lift", "reach"]
+    edit_dataset([path, tmp_path / "new"], tmp_path / "joined", Edit(keep=(1, 4)))
+    assert spelt(tmp_path / "joined", "phase") == ["grasp", "lift", "reach"]
+
+
+def test_subtasks_under_a_new_name_keep_their_texts(tmp_path):
+    features = {"action": PHASE | {"dtype": "float32"}}
+    for name, told in (("a", ["reach", "lift"]), ("b", ["lift", "turn"])):
+        with DatasetWriter(tmp_path / name, fps=10, features=features, subtasks=True) as writer:
+            writer.add_episode({"action": np.zeros((2, 1), np.float32)}, {}, "do it", told)
+    paths, renamed = [tmp_path / "a", tmp_path / "b"], Edit(names=(("subtask_index", "phase"),))
+    edit_dataset(paths, tmp_path / "new", renamed)
+    assert spelt(tmp_path / "new", "phase") == ["reach", "lift", "lift", "turn"]
+
+
+def test_columns_that_count_unlike_tables_are_joined_under_lerobots_name_alone(tmp_path):
+    paths = [
+        counted(tmp_path / "a", ["reach", "lift"], [[0, 1]]),
+        counted(tmp_path / "b", ["lift", "turn"], [[0, 1]]),
+    ]
+    with pytest.raises(ValueError, match=r"/a and .*/b cannot be joined: their meta/subtasks\.par"):
+        edit_dataset(paths, tmp_path / "new", Edit())
+    assert not (tmp_path / "new").exists()
+    edit_dataset(paths, tmp_path / "new", Edit(names=(("phase", "subtask_index"),)))
+    assert spelt(tmp_path / "new", "subtask_index") == ["reach", "lift", "lift", "turn"]
 
 
 def test_files_of_others_in_meta_travel(recorded, tmp_path):

@@ -63,6 +63,22 @@ def test_an_upgraded_dataset_is_the_old_one_bit_for_bit(old, tmp_path):
     assert validate(tmp_path / "new") == []
 
 
+def test_files_of_others_in_meta_are_taken_along(old, tmp_path):
+    parts = {"video": {"wrist": {"original_key": WRIST}, "front": {"original_key": FRONT}}}
+    (old / "meta/modality.json").write_text(json.dumps(parts))
+    (old / "meta/notes.txt").write_text("by hand")
+    (old / "meta/stats_gr00t.json").write_text("of the old frames")
+    upgrade(old, tmp_path / "new")
+    meta = tmp_path / "new/meta"
+    assert json.loads((meta / "modality.json").read_text()) == parts
+    assert (meta / "notes.txt").read_text() == "by hand"
+    assert {path.name for path in meta.iterdir()} == {
+        *("info.json", "stats.json", "tasks.parquet", "checksums.json", "episodes"),
+        *("modality.json", "notes.txt"),
+    }
+    assert validate(tmp_path / "new") == []
+
+
 def test_no_frame_is_encoded_again(old, tmp_path):
     before = [packets(old / video(FRONT, i)) for i in range(len(LENGTHS))]
     upgrade(old, tmp_path / "new")
