@@ -27,6 +27,7 @@ from data.edit.subtasks import numbered_column, texts_to_number
 from data.errors import DatasetError
 from data.files.checksums import write_checksums
 from data.files.job import Done, run_job
+from data.files.texts import numbered_texts, texts_from
 from data.lerobot.dataset import VERSION, LeRobotDataset
 from data.lerobot.meta_writer import EpisodeTable, copy_others, write_json, write_tasks
 from data.lerobot.recording import DATA_PATH, FILES_PER_CHUNK, VIDEO_PATH, DataFiles
@@ -156,9 +157,8 @@ class _Rows:
         self.stored = {n: f for n, f in plan.features.items() if f["dtype"] != "video"}
         self.stored |= BOOKKEEPING
         self.frames = sum(part.length for part in plan.parts[: len(entries)])
-        last = entries[-1] if entries else {"known": [], "known_subtasks": []}
-        self.tasks = {text: k for k, text in enumerate(last["known"])}
-        self.subtasks = {text: k for k, text in enumerate(last["known_subtasks"])}
+        self.tasks = numbered_texts(entries, "known")
+        self.subtasks = numbered_texts(entries, "known_subtasks")
         self._numbered = numbered_column(plan.names)
         self._texts = [
             texts_to_number(source, names[self._numbered]) if self._numbered else None
@@ -166,8 +166,8 @@ class _Rows:
         ]
 
     def add(self, number: int, data: DataFiles) -> dict[str, Any]:
-        """Writes the rows of an episode; its entry."""
-        part = self._plan.parts[number]
+        """Writes the rows of an episode; its entry, with the texts that are new in it."""
+        part, known = self._plan.parts[number], (len(self.tasks), len(self.subtasks))
         source = self._plan.sources[part.source]
         values: dict[str, np.ndarray | pa.Array] = {}
         old_names = self._plan.names[part.source]
@@ -196,8 +196,8 @@ class _Rows:
         return {
             "places": data.add(values),
             "instructions": instructions,
-            "known": list(self.tasks),
-            "known_subtasks": list(self.subtasks),
+            "known": texts_from(self.tasks, known[0]),
+            "known_subtasks": texts_from(self.subtasks, known[1]),
         }
 
     def _told(

@@ -31,6 +31,7 @@ from tests.helpers.data.recording import (
     FRONT,
     LENGTHS,
     PARQUET,
+    TASKS,
     WRIST,
     make_episode,
     psnr,
@@ -116,6 +117,31 @@ def test_an_edit_interrupted_anywhere_goes_on_and_comes_to_the_same_bytes(record
         assert files(out) == files(tmp_path / "whole")
         assert not out.with_name(out.name + ".partial").exists()
         shutil.rmtree(out)
+
+
+def test_the_journal_tells_a_task_once_and_the_form_that_repeated_all_is_read(recorded, tmp_path):
+    limits = {"data_megabytes": 0.001, "video_megabytes": 0.004}
+    edit_dataset([recorded], tmp_path / "whole", Edit(), **limits)
+    frames = sum(LENGTHS)
+
+    def interrupt(done, total):
+        if done > frames:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        edit_dataset([recorded], tmp_path / "new", Edit(), progress=interrupt, **limits)
+    journal = tmp_path / "new.partial/edit.jsonl"
+    header, *lines = map(json.loads, journal.read_text().splitlines())
+    entries = [entry for line in lines if line["track"] == "rows" for entry in line["entries"]]
+    told = [text for entry in entries for text in entry["known"]]
+    assert len(entries) == len(LENGTHS)
+    assert sorted(told) == sorted(TASKS)
+    for number, entry in enumerate(entries):
+        entry["known"] = [text for before in entries[:number] for text in before["known"]]
+        entry["known"] = list(dict.fromkeys([*entry["known"], *told[number : number + 1]]))
+    journal.write_text("".join(json.dumps(line) + "\n" for line in (header, *lines)))
+    edit_dataset([recorded], tmp_path / "new", Edit(), **limits)
+    assert files(tmp_path / "new") == files(tmp_path / "whole")
 
 
 def test_frames_before_the_first_that_is_kept_are_not_seen_or_warned_of(recorded, tmp_path):
