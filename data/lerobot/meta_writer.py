@@ -42,7 +42,7 @@ class EpisodeTable:
         self.root, self.num_episodes, self.num_frames = root, 0, 0
         self._numeric = [n for n, f in features.items() if f["dtype"] not in _NOT_NUMERIC]
         self._schema = _schema(features)
-        self._pixels: dict[str, Histogram] = {}
+        self._pixels: dict[str, tuple[int, Histogram]] = {}
         self._rows: list[dict[str, Any]] = []
         self._file: pq.ParquetWriter | None = None
 
@@ -71,7 +71,8 @@ class EpisodeTable:
             "meta/episodes/file_index": 0,
         }
         for camera, seen in pixels.items():
-            self._pixels[camera] = self._pixels.get(camera, Histogram()) + seen
+            frames, before = self._pixels.get(camera, (0, Histogram()))
+            self._pixels[camera] = frames + length, before + seen.weighed(length)
             row |= _flat(camera, seen.stats(length))
         self._rows.append(row | dict(places) | _statistics(values, self._numeric))
         self.num_episodes += 1
@@ -87,8 +88,9 @@ class EpisodeTable:
             self._file.close()
 
     def write_statistics(self) -> None:
-        """Writes meta/stats.json, exact over all frames, when all other files are there."""
-        written = {c: p.stats(self.num_frames) for c, p in self._pixels.items()}
+        """Writes meta/stats.json when all other files are there: exact over all frames, of cameras
+        over those that were counted of the frames that have them."""
+        written = {c: seen.stats(frames) for c, (frames, seen) in self._pixels.items()}
         written |= stats.compute(LeRobotDataset(self.root))
         plain = {n: {k: v.tolist() for k, v in s.items()} for n, s in written.items()}
         write_json(self.root / "meta/stats.json", plain)

@@ -158,6 +158,14 @@ def test_gaps_absent_cameras_and_other_wordings_survive(old, episodes, tmp_path)
         np.testing.assert_array_equal(mine, other)
 
 
+def test_a_cameras_statistics_count_the_frames_that_have_it(old, tmp_path):
+    (old / video(WRIST, 0)).unlink()
+    upgrade(old, tmp_path / "new")
+    found = json.loads((tmp_path / "new/meta/stats.json").read_text())
+    assert found[FRONT]["count"] == [sum(LENGTHS)]
+    assert found[WRIST]["count"] == [sum(LENGTHS[1:])]
+
+
 def test_pictures_in_files_are_taken_into_the_parquet(old, episodes, tmp_path):
     camera = "observation.images.top"
     for i, episode in enumerate(episodes):
