@@ -282,6 +282,22 @@ class Killed(BaseException):
     """Stands for the end of the process."""
 
 
+def test_in_place_takes_the_folder_that_one_is_in(recorded, tmp_path, monkeypatch):
+    mine = Path(shutil.copytree(recorded, tmp_path / "mine"))
+    monkeypatch.chdir(mine)
+    edit_dataset(["."], ".", Edit(keep=(5, 0)))
+    assert open_dataset(mine).lengths.tolist() == [LENGTHS[0], LENGTHS[5]]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["mine", "mine.old"]
+
+
+@pytest.mark.parametrize(
+    "text", ["拿起\u3000杯子", "lift\u00a0it", "wave \U0001f468\u200d\U0001f469"]
+)
+def test_instructions_of_any_script_are_taken(text, recorded, tmp_path):
+    edit_dataset([recorded], tmp_path / "new", Edit(keep=(0,), tasks=((None, text),)))
+    assert open_dataset(tmp_path / "new").prompts == ((text,),)
+
+
 def test_v21_becomes_v30(episodes, tmp_path):
     old = write_v21(tmp_path / "old", episodes, FEATURES, 20)
     edit_dataset([old], tmp_path / "new", Edit(delete=(0,)))
@@ -360,6 +376,17 @@ def test_pictures_in_the_parquet_become_videos_where_a_codec_is_named(tmp_path):
         assert new.features[camera]["dtype"] == "video"
         assert psnr(new.frames(1, camera), source.frames(1, camera)) > 25
     assert validate(tmp_path / "new") == []
+
+
+def test_pictures_that_no_video_can_have_are_named_before_anything_is_written(tmp_path):
+    mine = Path(shutil.copytree(FIXTURES / "lerobot_png", tmp_path / "mine"))
+    info = json.loads((mine / "meta/info.json").read_text())
+    camera = open_dataset(mine).cameras[0]
+    info["features"][camera] |= {"shape": [3, 15, 17], "names": ["channels", "height", "width"]}
+    (mine / "meta/info.json").write_text(json.dumps(info))
+    with pytest.raises(ValueError, match=rf"'{camera}' has pictures of 15 × 17 pixels, and a vid"):
+        edit_dataset([mine], tmp_path / "new", Edit(encoding=VideoEncoding()))
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
 def test_a_lower_rate_keeps_the_nearest_frames(recorded, tmp_path):
@@ -503,7 +530,10 @@ def test_a_modality_that_cannot_be_renamed_is_named(recorded, tmp_path):
         (Edit(names=((FRONT, WRIST),)), f"two columns '{WRIST}'"),
         (Edit(names=((FRONT, "a/b"),)), "rename: 'a/b' is no name"),
         (Edit(robot="arm/left"), "robot: 'arm/left' is no name"),
+        (Edit(trims=(Trim(None, 0, 0),)), "of these trim keeps 0 to -1, keep at least one"),
         (Edit(tasks=((None, " "),)), "A task would be ' '"),
+        (Edit(tasks=((None, "a\u2028b"),)), "without line breaks and control characters"),
+        (Edit(tasks=((None, "a\x1bb"),)), "without line breaks and control characters"),
         (Edit(task_names=(("nothing", "x"),)), "There is no task 'nothing' to rename"),
         (Edit(fps=40), "fps is 40, but a dataset has 20"),
     ],
