@@ -221,11 +221,13 @@ def to_numpy(
         nulls += array.null_count
     actual = pa.string() if pa.types.is_large_string(array.type) else array.type
     if actual != expected:
+        known = name in BOOKKEEPING
+        wanted = "every LeRobot dataset has" if known else "meta/info.json declares"
         raise DatasetError(
             path,
             f"column '{name}'",
-            f"holds {column.type}, but meta/info.json declares {feature['dtype']}; "
-            f"write the column as {feature['dtype']} or correct info.json.",
+            f"holds {column.type}, but {wanted} {feature['dtype']}; write the column as "
+            f"{feature['dtype']}{'' if known else ' or correct info.json'}.",
         )
     shape = tuple(feature["shape"])
     if nulls or len(array) != rows * int(np.prod(shape)):

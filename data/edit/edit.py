@@ -6,6 +6,7 @@ copied. The result appears when it is whole; interrupted, the same call goes on.
 """
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -48,7 +49,8 @@ def edit_dataset(
 
     What is finished when an error comes stays in `<out>.partial`, which is gone if nothing is.
     """
-    out, in_place = Path(out), _is_in_place(paths, Path(out))
+    out = Path(os.path.abspath(out))
+    in_place = _is_in_place(paths, out)
     old, partial = out.with_name(out.name + ".old"), partial_of(out)
     limits = {"data_megabytes": data_megabytes, "video_megabytes": video_megabytes}
     if (out / JOURNAL).is_file():  # it was killed when the new dataset was in its place

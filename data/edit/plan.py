@@ -4,6 +4,7 @@ Made from metadata alone, so that a mistake in a command is found before anythin
 Episodes are numbered from 0 through all datasets that are joined, in their order.
 """
 
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from data.columns import BOOKKEEPING, arrow_type
+from data.edit.subtasks import require_one_numbering
 from data.errors import DatasetError, short
 from data.files.names import plain_name
 from data.lerobot.dataset import LeRobotDataset
@@ -252,7 +254,8 @@ def _part(
     fps: float,
 ) -> Part:
     length, own = int(sources[source].lengths[episode]), sources[source].fps
-    first, stop = (0, length) if trim is None else (trim.first, trim.stop or length)
+    first, stop = (0, length) if trim is None else (trim.first, trim.stop)
+    stop = length if stop is None else stop
     if not 0 <= first < stop <= length:
         raise ValueError(
             f"Episode {number} has frames 0 to {length - 1}; of these trim keeps {first} to "
@@ -354,6 +357,7 @@ def _features(
                 f"{source.root} {short(source.robot_type)}; give a name for both with robot, if "
                 "they are one."
             )
+    require_one_numbering(sources, names, first)
     return {
         name: feature
         if encoding is None or feature["dtype"] not in (VISUAL if edit.encoding else ("video",))
@@ -375,6 +379,11 @@ def _encoded(
     size = picture_shape(feature)
     if size is None:
         raise ValueError(f"'{name}' has the shape {short(feature['shape'])}, which is no picture.")
+    if size[0] % 2 or size[1] % 2:
+        raise ValueError(
+            f"'{name}' has pictures of {size[0]} × {size[1]} pixels, and a video needs even "
+            "numbers; change neither codec nor fps, or drop it."
+        )
     return {**video_feature((*size, 3)), "info": video_info(size, fps, encoding.codec)}
 
 
@@ -416,8 +425,12 @@ def _require_known(what: str, numbers: Sequence[int], count: int) -> None:
         raise ValueError(f"{what} names episode {twice} twice; name it once.")
 
 
+_BREAKS = {"Cc", "Zl", "Zp", "Cs"}
+"""Categories of control characters, breaks of lines and paragraphs, and halves of characters."""
+
+
 def _require_text(text: str) -> None:
-    if not text.strip() or not text.isprintable():
+    if not text.strip() or _BREAKS.intersection(map(unicodedata.category, text)):
         raise ValueError(
             f"A task would be {short(text)}; give an instruction without line breaks and control "
             "characters."

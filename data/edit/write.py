@@ -23,12 +23,13 @@ from data.columns import BOOKKEEPING, open_parquet, read_columns, to_numpy
 from data.edit.journal import FileJournal
 from data.edit.modality import MODALITY, write_edited_modality
 from data.edit.plan import EditPlan, Part
+from data.edit.subtasks import numbered_column, texts_to_number
 from data.errors import DatasetError
 from data.files.checksums import write_checksums
 from data.files.job import Done, run_job
-from data.lerobot import subtasks
+from data.files.texts import numbered_texts, texts_from
 from data.lerobot.dataset import VERSION, LeRobotDataset
-from data.lerobot.meta_writer import EpisodeTable, write_json, write_tasks
+from data.lerobot.meta_writer import EpisodeTable, copy_others, write_json, write_tasks
 from data.lerobot.recording import DATA_PATH, FILES_PER_CHUNK, VIDEO_PATH, DataFiles
 from data.lerobot.remux import CopiedVideos
 from data.statistics.pixels import Histogram
@@ -42,9 +43,6 @@ JOURNAL = "edit.jsonl"
 
 _ROWS, _ENCODED = "rows", "encoded"
 _V21_ONLY = ("total_videos", "total_chunks")
-_OWN_META = ("info.json", "stats.json", "checksums.json", "recording.jsonl")
-_MADE_ANEW = ("tasks.", "subtasks.", "episodes", "stats_gr00t.", "steps_")
-"""Beginnings of the names of files written here, or by GR00T's readers when they find none."""
 
 
 class _Files(Protocol):
@@ -159,14 +157,17 @@ class _Rows:
         self.stored = {n: f for n, f in plan.features.items() if f["dtype"] != "video"}
         self.stored |= BOOKKEEPING
         self.frames = sum(part.length for part in plan.parts[: len(entries)])
-        last = entries[-1] if entries else {"known": [], "known_subtasks": []}
-        self.tasks = {text: k for k, text in enumerate(last["known"])}
-        self.subtasks = {text: k for k, text in enumerate(last["known_subtasks"])}
-        self._texts = [_subtask_texts(source, plan, s) for s, source in enumerate(plan.sources)]
+        self.tasks = numbered_texts(entries, "known")
+        self.subtasks = numbered_texts(entries, "known_subtasks")
+        self._numbered = numbered_column(plan.names)
+        self._texts = [
+            texts_to_number(source, names[self._numbered]) if self._numbered else None
+            for source, names in zip(plan.sources, plan.names, strict=True)
+        ]
 
     def add(self, number: int, data: DataFiles) -> dict[str, Any]:
-        """Writes the rows of an episode; its entry."""
-        part = self._plan.parts[number]
+        """Writes the rows of an episode; its entry, with the texts that are new in it."""
+        part, known = self._plan.parts[number], (len(self.tasks), len(self.subtasks))
         source = self._plan.sources[part.source]
         values: dict[str, np.ndarray | pa.Array] = {}
         old_names = self._plan.names[part.source]
@@ -181,8 +182,8 @@ class _Rows:
             else:
                 values[name] = _taken(columns[old_names[name]], part.at)
         instructions, tasks = self._told(source, part)
-        if (texts := self._texts[part.source]) is not None:
-            values[subtasks.INDEX] = self._renumbered(values[subtasks.INDEX], texts)
+        if self._numbered and (texts := self._texts[part.source]) is not None:
+            values[self._numbered] = self._renumbered(values[self._numbered], texts)
         steps = np.arange(part.length)
         values |= {
             "timestamp": (steps / self._plan.fps).astype(np.float32),
@@ -195,8 +196,8 @@ class _Rows:
         return {
             "places": data.add(values),
             "instructions": instructions,
-            "known": list(self.tasks),
-            "known_subtasks": list(self.subtasks),
+            "known": texts_from(self.tasks, known[0]),
+            "known_subtasks": texts_from(self.subtasks, known[1]),
         }
 
     def _told(
@@ -251,16 +252,6 @@ def _require_forward(source: LeRobotDataset, part: Part, times: np.ndarray) -> N
             f"{first + int(back[0])} of episode {source.episode_numbers[part.episode]}; leave the "
             "episode out, or trim it.",
         )
-
-
-def _subtask_texts(source: LeRobotDataset, plan: EditPlan, number: int) -> tuple[str, ...] | None:
-    """Texts of a source's column of subtasks, if it has one that stays."""
-    if plan.names[number].get(subtasks.INDEX) != subtasks.INDEX:
-        return None
-    if not source.folder.exists(subtasks.FILE):
-        return None
-    _ = source.telling(subtasks.INDEX).subtasks  # each of them has a text
-    return subtasks.read_texts(source.folder)
 
 
 class _Camera:
@@ -396,7 +387,10 @@ def _describe(
             places |= one["places"]
         episodes.add(entry["instructions"], values, pixels, places)
     episodes.close()
-    _copy_others(plan.sources[0], plan.names[0], root)
+    first = plan.sources[0]
+    copy_others(first, root, but=[MODALITY])
+    if first.folder.exists(MODALITY):
+        write_edited_modality(first, plan.names[0], root)
     write_tasks(root, list(rows.tasks))
     if rows.subtasks:
         write_tasks(root, list(rows.subtasks), "subtask")
@@ -456,17 +450,6 @@ class _StoredPixels:
                     frames = source.frames_at(part.episode, camera, at)
                     found[name] = Histogram.of(frames).counts
         return found
-
-
-def _copy_others(source: LeRobotDataset, names: Mapping[str, str], root: Path) -> None:
-    """Copies files of meta/ that LeRobot does not know, GR00T's modality.json with the new
-    names, and without what its readers keep there of the old frames."""
-    for name in source.folder.list("meta/*"):
-        last = name.rpartition("/")[2]
-        if name == MODALITY:
-            write_edited_modality(source, names, root)
-        elif last not in _OWN_META and not last.startswith(_MADE_ANEW):
-            shutil.copyfile(source.folder.local(name), root / name)
 
 
 def _taken(values: np.ndarray, at: Int64[np.ndarray, " t"] | None) -> np.ndarray:

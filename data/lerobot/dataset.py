@@ -202,6 +202,11 @@ class LeRobotDataset:
         else:
             yield from self._rows.blocks(names, [self._place(i) for i in episodes])
 
+    @property
+    def counts_frames(self) -> bool:
+        """True if its files lack frame_index, as the first one tells; frames are counted then."""
+        return self._rows.counts_frames(int(self.metadata.hints[self._chosen[0]]))
+
     def require_no_strays(self) -> None:
         """Raises DatasetError if the files have rows of episodes that nothing lists; of a selection
         of episodes it is not known."""

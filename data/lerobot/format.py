@@ -8,6 +8,7 @@ from data.errors import Problem, caught
 from data.files.checksums import check_sums
 from data.lerobot.checks.check_cameras import check_camera
 from data.lerobot.checks.check_metadata import (
+    check_frame_numbers,
     check_info,
     check_listing,
     check_statistics,
@@ -27,6 +28,7 @@ def _check(dataset: LeRobotDataset, report: Report) -> Iterator[Problem]:
     yield from found
     report("Metadata", 0, 1)
     yield from caught(check_info(dataset))
+    yield from caught(check_frame_numbers(dataset))
     yield from caught(check_tasks(dataset, tasks))
     yield from caught(check_subtasks(dataset))
     yield from caught(check_listing(dataset))

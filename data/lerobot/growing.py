@@ -3,7 +3,7 @@ what is finished can be read at any moment, whatever ends the recording.
 
 An episode is written aside and moved into its place file by file; the list of it in meta/episodes
 comes last, and what is not listed does not count. A journal tells besides what the joined dataset
-needs: counts of pixels, and notes of whoever records.
+needs: the texts that are new with an episode, counts of pixels, and notes of whoever records.
 """
 
 import fcntl
@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from data.columns import open_parquet, read_columns, to_numpy
+from data.files.texts import numbered_texts, texts_from
 from data.lerobot.meta_writer import EpisodeTable, write_json, write_tasks
 from data.lerobot.metadata import JOURNAL
 from data.lerobot.recording import DATA_PATH, FILES_PER_CHUNK, VIDEO_PATH, DataFiles
@@ -28,6 +29,7 @@ from models.files.on_disk import to_disk
 
 _EPISODES = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 _ASIDE = ".unfinished"
+_TEXTS = ("tasks", "subtasks")
 
 
 class FinishedEpisode(NamedTuple):
@@ -84,9 +86,8 @@ class GrowingDataset:
             raise
         self.num_frames = sum(entry["length"] for entry in self._entries)
         shutil.rmtree(root / _ASIDE, ignore_errors=True)
-        last = self._entries[-1] if self._entries else {"tasks": [], "subtasks": []}
-        self.tasks = {text: k for k, text in enumerate(last["tasks"])}
-        self.subtasks = {text: k for k, text in enumerate(last["subtasks"])}
+        self.tasks, self.subtasks = (numbered_texts(self._entries, kind) for kind in _TEXTS)
+        self._listed = {kind: len(getattr(self, kind)) for kind in _TEXTS}
 
     @property
     def num_episodes(self) -> int:
@@ -133,16 +134,14 @@ class GrowingDataset:
         table.add([task], values, pixels, self._places(number, length))
         table.close()
         write_json(aside / "meta/info.json", info)
-        told = {kind: list(getattr(self, f"{kind}s")) for kind in ("task", "subtask")}
-        before = self._entries[-1] if self._entries else {"tasks": [], "subtasks": []}
-        new = [kind for kind, texts in told.items() if texts != before[f"{kind}s"]]
-        for kind in new:
-            write_tasks(aside, told[kind], kind)
+        new = {kind: texts_from(getattr(self, kind), self._listed[kind]) for kind in _TEXTS}
+        longer = [kind for kind, texts in new.items() if texts]
+        for kind in longer:
+            write_tasks(aside, list(getattr(self, kind)), kind.removesuffix("s"))
         entry = {
             "length": length,
             "task": task,
-            "tasks": told["task"],
-            "subtasks": told["subtask"],
+            **new,
             "pixels": {camera: counts.to_text() for camera, counts in pixels.items()},
             "note": dict(note),
         }
@@ -150,7 +149,7 @@ class GrowingDataset:
             (f"{camera}.mp4", self._name(VIDEO_PATH, number, video_key=camera))
             for camera in self.cameras
         ]
-        moves += [(f"meta/{kind}s.parquet",) * 2 for kind in new]
+        moves += [(f"meta/{kind}.parquet",) * 2 for kind in longer]
         moves += [(self._name(DATA_PATH, 0), self._name(DATA_PATH, number))]
         moves += [(self._name(_EPISODES, 0), self._name(_EPISODES, number))]
         for name, _ in moves:
@@ -162,6 +161,7 @@ class GrowingDataset:
             (self.root / place).parent.mkdir(parents=True, exist_ok=True)
             (aside / name).replace(self.root / place)
         self._entries.append(json.loads(json.dumps(entry)))
+        self._listed = {kind: len(getattr(self, kind)) for kind in _TEXTS}
         self.num_frames += length
         self._size = size
         (aside / "meta/info.json").replace(self.root / "meta/info.json")

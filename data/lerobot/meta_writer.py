@@ -3,6 +3,7 @@ statistics, in the forms that LeRobot's own reader depends on.
 """
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ class EpisodeTable:
         self.root, self.num_episodes, self.num_frames = root, 0, 0
         self._numeric = [n for n, f in features.items() if f["dtype"] not in _NOT_NUMERIC]
         self._schema = _schema(features)
-        self._pixels: dict[str, Histogram] = {}
+        self._pixels: dict[str, tuple[int, Histogram]] = {}
         self._rows: list[dict[str, Any]] = []
         self._file: pq.ParquetWriter | None = None
 
@@ -70,7 +71,8 @@ class EpisodeTable:
             "meta/episodes/file_index": 0,
         }
         for camera, seen in pixels.items():
-            self._pixels[camera] = self._pixels.get(camera, Histogram()) + seen
+            frames, before = self._pixels.get(camera, (0, Histogram()))
+            self._pixels[camera] = frames + length, before + seen.weighed(length)
             row |= _flat(camera, seen.stats(length))
         self._rows.append(row | dict(places) | _statistics(values, self._numeric))
         self.num_episodes += 1
@@ -86,8 +88,9 @@ class EpisodeTable:
             self._file.close()
 
     def write_statistics(self) -> None:
-        """Writes meta/stats.json, exact over all frames, when all other files are there."""
-        written = {c: p.stats(self.num_frames) for c, p in self._pixels.items()}
+        """Writes meta/stats.json when all other files are there: exact over all frames, of cameras
+        over those that were counted of the frames that have them."""
+        written = {c: seen.stats(frames) for c, (frames, seen) in self._pixels.items()}
         written |= stats.compute(LeRobotDataset(self.root))
         plain = {n: {k: v.tolist() for k, v in s.items()} for n, s in written.items()}
         write_json(self.root / "meta/stats.json", plain)
@@ -130,6 +133,17 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=4, ensure_ascii=False))
 
 
+def copy_others(source: LeRobotDataset, root: Path, but: Sequence[str] = ()) -> None:
+    """Copies the files of a dataset's meta/ that no writer makes anew, without those named and
+    without what GR00T's readers keep there of the old frames."""
+    for name in source.folder.list("meta/*"):
+        last = name.rpartition("/")[2]
+        if name not in but and last not in _OWN and not last.startswith(_MADE_ANEW):
+            shutil.copyfile(source.folder.local(name), root / name)
+
+
+_OWN = ("info.json", "stats.json", "checksums.json", "recording.jsonl")
+_MADE_ANEW = ("tasks.", "episodes", "stats_gr00t.", "steps_")
 _NOT_NUMERIC = ("string", "video", "image")
 
 

@@ -21,7 +21,7 @@ from data.lerobot.metadata import Metadata
 from data.video.pictures import given
 
 _BLOCK_ROWS = 1 << 16
-_EPISODE, _FRAME = "episode_index", "frame_index"
+_EPISODE, _FRAME, _TIME = "episode_index", "frame_index", "timestamp"
 
 
 class Groups(NamedTuple):
@@ -134,6 +134,11 @@ class ParquetRows:
             "some episode is stored twice, remove one of the two files.",
         )
 
+    def counts_frames(self, file: int) -> bool:
+        """True if a data file lacks frame_index, which is then made from the order of its rows:
+        v2.x has an episode a file, and GR00T's datasets leave the column out."""
+        return not self._metadata.wanders and _FRAME not in self._file(file).schema_arrow.names
+
     def path(self, file: int) -> Any:
         """A data file in error messages."""
         return self._folder.path(self._metadata.data_file(file))
@@ -208,9 +213,15 @@ class ParquetRows:
         key = (groups, names)
         if self._last is None or self._last[0] != key:
             file = self._file(groups.file)
-            columns = list(dict.fromkeys((*names, _EPISODE, _FRAME)))
-            path = self.path(groups.file)
-            table = read_columns(file, columns, path, range(groups.start, groups.stop))
+            columns, path = dict.fromkeys((*names, _EPISODE, _FRAME)), self.path(groups.file)
+            if counts := self.counts_frames(groups.file):
+                del columns[_FRAME]
+            table = read_columns(file, list(columns), path, range(groups.start, groups.stop))
+            if counts:
+                table = table.append_column(_FRAME, pa.array(np.arange(len(table))))
+            if _TIME in columns and table[_TIME].type == pa.float64():
+                at = table.column_names.index(_TIME)
+                table = table.set_column(at, _TIME, table[_TIME].cast(pa.float32()))
             for name in (_EPISODE, _FRAME):
                 to_numpy(path, name, table[name], BOOKKEEPING[name])
             self._last = key, _sorted(table)

@@ -20,7 +20,7 @@ from data.files.checksums import write_checksums
 from data.files.job import Done, run_job
 from data.files.partial import partial_of, require_leftover
 from data.lerobot.dataset import VERSION, LeRobotDataset
-from data.lerobot.meta_writer import EpisodeTable, write_json, write_tasks
+from data.lerobot.meta_writer import EpisodeTable, copy_others, write_json, write_tasks
 from data.lerobot.recording import DATA_PATH, FILES_PER_CHUNK, VIDEO_PATH, DataFiles
 from data.lerobot.remux import CopiedVideos
 from data.statistics.pixels import Histogram
@@ -41,7 +41,7 @@ def upgrade(
     """Writes the v2.0 or v2.1 dataset at `path` as v3.0 to the folder `out`.
 
     Episodes are numbered from 0 without gaps, as v3.0 needs them; a camera that an episode lacks
-    has no place in its metadata.
+    has no place in its metadata. Files of meta/ that LeRobot does not know are copied.
 
     Args:
       data_megabytes: size at which a new parquet file is begun.
@@ -121,6 +121,7 @@ def _write(
         for video in videos.values():
             video.close()
     episodes.close()
+    copy_others(dataset, root)
     write_tasks(root, list(tasks.values()))
     write_json(
         root / "meta/info.json",

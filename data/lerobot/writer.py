@@ -125,8 +125,9 @@ class DatasetWriter:
           note: plain data to find again in `notes`; no part of the dataset.
 
         Raises:
-          ValueError: a column or camera is missing, of a wrong shape or type, or not finite; names
-            the episode, the column and the step. Nothing of the episode is written then.
+          ValueError: a column or camera is missing, of a wrong shape or type, not finite, or an
+            integer beyond its type; names the episode, the column and the step. Nothing of the
+            episode is written then.
         """
         values = self._check(columns, frames, task)
         length = len(next(iter(values.values())))
@@ -330,7 +331,13 @@ def _checked_column(
         raise ValueError(
             f"{where}, column '{name}': type is {value.dtype}, expected {feature['dtype']}."
         )
-    value = value.astype(feature["dtype"])
+    told, value = value, value.astype(feature["dtype"])
+    if value.dtype.kind in "iu" and (told != value).any():
+        step = int(np.argmax((told != value).any(axis=1)))
+        raise ValueError(
+            f"{where}, column '{name}', step {step}: value {told[step].tolist()} does not fit "
+            f"{feature['dtype']}; declare a wider type."
+        )
     bad = ~np.isfinite(value).all(axis=1)
     if bad.any():
         step = int(np.argmax(bad))

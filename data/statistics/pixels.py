@@ -1,15 +1,16 @@
-"""Statistics of pictures by counting: 256 counts a channel give mean, spread and quantiles
-exactly.
+"""Statistics of pictures by counting: 256 counts a channel give mean, spread and quantiles of what
+was counted exactly.
 
-Counts of episodes add up, so the statistics of a dataset are those of its frames and not an average
-of averages. Long episodes and large pictures are thinned out as LeRobot does.
+Long episodes and large pictures are thinned out as LeRobot does. Counts of episodes add up, each
+weighed by the frames that it stands for, so the statistics of a dataset are estimates of those of
+all its frames and not an average of averages.
 """
 
 import base64
 import zlib
 
 import numpy as np
-from jaxtyping import Int64, UInt8
+from jaxtyping import Float64, Int64, UInt8
 
 from data.statistics.stats import QUANTILES, Stats
 
@@ -18,9 +19,11 @@ _LARGE, _TARGET = 300, 150
 
 
 class Histogram:
-    """Counts of each of the 256 values in each channel: `counts` int64 [3, 256]."""
+    """Counts of each of the 256 values in each channel: `counts` [3, 256], int64 unless weighed."""
 
-    def __init__(self, counts: Int64[np.ndarray, "3 256"] | None = None) -> None:
+    def __init__(
+        self, counts: Int64[np.ndarray, "3 256"] | Float64[np.ndarray, "3 256"] | None = None
+    ) -> None:
         self.counts = np.zeros((3, 256), np.int64) if counts is None else counts
 
     @classmethod
@@ -28,11 +31,14 @@ class Histogram:
         """Counts of some frames: at least 100 of them evenly spread, fewer pixels if they are
         large."""
         length, (height, width) = len(frames), frames.shape[1:3]
-        wanted = min(length, max(_MIN_FRAMES, int(length**0.75)))
-        chosen = np.linspace(0, length - 1, wanted).round().astype(int)
+        chosen = np.linspace(0, length - 1, _counted(length)).round().astype(int)
         stride = max(height, width) // _TARGET if max(height, width) >= _LARGE else 1
         pixels = frames[chosen, ::stride, ::stride].reshape(-1, 3)
         return cls(np.stack([np.bincount(channel, minlength=256) for channel in pixels.T]))
+
+    def weighed(self, length: int) -> "Histogram":
+        """Counts of an episode of `length` frames, as if all of them had been counted."""
+        return Histogram(self.counts * (length / _counted(length)))
 
     def __add__(self, other: "Histogram") -> "Histogram":
         return Histogram(self.counts + other.counts)
@@ -65,3 +71,8 @@ class Histogram:
             rank = np.floor(q * (total - 1))[:, None]
             values[name] = levels[(cumulative > rank).argmax(axis=1)]
         return {k: v.reshape(3, 1, 1) for k, v in values.items()} | {"count": np.array([frames])}
+
+
+def _counted(length: int) -> int:
+    """Frames of an episode that are counted."""
+    return min(length, max(_MIN_FRAMES, int(length**0.75)))

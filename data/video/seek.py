@@ -28,7 +28,8 @@ from data.errors import DatasetError, MissingFileError
 from data.files import cached
 from data.files.limits import MOST_PIXELS, room_for
 from data.video.mp4 import open_video
-from data.video.video import STRICT, own_rate
+from data.video.rate import own_rate
+from data.video.video import STRICT
 
 _FORMAT = 2
 _LONG_GOP = 8
@@ -68,8 +69,10 @@ class SeekTable:
         times, tick = self._times, float(self.tick)
         begin, half = np.where(start == 0, times[0], start / tick), 0.5 / fps / tick
         first = np.minimum(np.searchsorted(times, begin - half), len(times) - 1)
-        period = (times[np.minimum(first + 1, len(times) - 1)] - times[first]) * tick
-        rate = np.array([own_rate(seconds, fps) for seconds in period.tolist()])
+        last = np.minimum(first + step, len(times) - 1)
+        rate = np.array(
+            [own_rate(times[a : b + 1] * tick, fps) for a, b in zip(first, last, strict=True)]
+        )
         begin = np.where(np.abs(times[first] - begin) <= half, times[first], begin)
         wanted = begin + step / (rate * tick)
         after = np.minimum(np.searchsorted(times, wanted), len(times) - 1)

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Int64
 
 from data.errors import DatasetError
 from data.video.mp4 import open_video
-from data.video.video import own_rate
+from data.video.rate import own_rate
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,6 @@ class Packets:
         self._pts: Int64[np.ndarray, " n"] = np.array([p.pts for p in packets])
         self._dts: Int64[np.ndarray, " n"] = np.array([p.dts for p in packets])
         self._key: Bool[np.ndarray, " n"] = np.array([p.is_keyframe for p in packets])
-        durations = [p.duration for p in packets if p.duration]
-        self._duration = float(np.median(durations)) if durations else 0.0
 
     def span(self, start: float, first: int, count: int, fps: float) -> PacketSpan:
         """The packets of `count` frames from the `first` of an episode on, which begins `start`
@@ -68,9 +66,9 @@ class Packets:
         times = shown * float(self.tick)
         if start == 0:
             start = times[0]
-        nearest = times[np.abs(times - start).argmin()]
-        begin = nearest if abs(nearest - start) * fps <= 0.5 else start
-        rate = own_rate(self._duration * float(self.tick), fps)
+        near = int(np.abs(times - start).argmin())
+        begin = times[near] if abs(times[near] - start) * fps <= 0.5 else start
+        rate = own_rate(times[near : near + first + count], fps)
         asked = begin + (first + np.array([0, count - 1])) / rate
         ends = np.abs(times[:, None] - asked).argmin(axis=0)
         if (np.abs(times[ends] - asked) * fps > 0.5).any() or ends[1] - ends[0] < count - 1:

@@ -20,6 +20,7 @@ from jaxtyping import UInt8
 from data.errors import DatasetError, MissingFileError
 from data.files.limits import MOST_PIXELS, require_pixels, room_for
 from data.video.mp4 import open_video
+from data.video.rate import own_rate
 
 CODEC = "h264"
 PIXEL_FORMAT = "yuv420p"
@@ -105,13 +106,15 @@ class VideoReader:
         apart = np.full(count, np.inf)  # periods between the frame asked for and the one taken
         if start == 0:  # the beginning of the file, where its first frame need not be at 0
             start = float((self._stream.start_time or 0) * self._tick)
-        first, rate = None, fps
+        first, rate, times = None, fps, list[float]()
         for time, frame in self._decode_from(start, 0.5 / fps):
             if first is None and (time - start) * fps >= -0.5:
                 first = time if (time - start) * fps <= 0.5 else start
-                rate = own_rate(float((frame.duration or 0) * self._tick), fps)
             if first is None:
                 continue
+            times.append(time)
+            if abs((time - times[0]) * rate - len(times) + 1) > 0.25 and len(times) <= count:
+                rate = own_rate(np.array(times), fps)
             number = round((time - first) * rate)
             distance = abs((time - first) * rate - number)
             if number >= count:
@@ -182,16 +185,6 @@ class VideoReader:
                     yield float(frame.pts * self._tick), frame
         except av.error.FFmpegError:
             return
-
-
-def own_rate(period: float, fps: float) -> float:
-    """Frames per second at which the frames of an episode follow each other in its video.
-
-    Cameras of 29.97 fps are listed as 30: frame k of an episode is the k-th after its first, though
-    k / 30 seconds is half a frame off after 17 seconds. So where a frame lasts `period` seconds and
-    that is `fps` but for two thousandths, it is the period that counts.
-    """
-    return 1 / period if abs(period * fps - 1) < 2e-3 else fps
 
 
 def count_packets(path: Path) -> int:

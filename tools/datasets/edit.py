@@ -1,5 +1,6 @@
 """The command `python -m tools.data edit`: what is typed, as an edit of data/edit."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -93,7 +94,7 @@ def edit_command(
             raise ValueError(
                 f"--in-place is for one dataset on disk, not {', '.join(paths)}; give --out."
             )
-        out = Path(paths[0])
+        out = Path(os.path.abspath(paths[0]))
     elif any("://" not in path and Path(path).resolve() == out.resolve() for path in paths):
         raise ValueError(
             f"--out is {out}, a dataset to edit; choose another folder, or give --in-place in its "

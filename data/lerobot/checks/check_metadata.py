@@ -67,6 +67,16 @@ def check_info(dataset: LeRobotDataset) -> Iterator[Problem]:
         yield error(info, "features", "hold no camera (dtype video or image); a policy needs one.")
 
 
+def check_frame_numbers(dataset: LeRobotDataset) -> Iterator[Problem]:
+    """Says where the rows have no numbers of their frames."""
+    if dataset.counts_frames:
+        yield warning(
+            dataset.file(0), "column 'frame_index'",
+            "is missing, so that frames are counted by the order of the rows; convert the dataset "
+            "--to v3.0, which writes it.",
+        )  # fmt: skip
+
+
 def check_tasks(dataset: LeRobotDataset, tasks: Mapping[int, int]) -> Iterator[Problem]:
     """Checks the text of every task; `tasks` are the indices of frames, with an episode of each."""
     known = dataset.tasks

@@ -3,7 +3,7 @@
 Lengths and types are checked before anything is read.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ from data.errors import DatasetError, short
 from data.files.limits import most_values, require_pixels, room_for
 from data.lerobot.importing.clock import SECOND, align
 from data.lerobot.importing.layout import CameraSource, ColumnSource, ImportLayout, TimeUnit
+from data.lerobot.importing.recording import CheckedRecording
 from data.video.pictures import decode_picture
 
 PICTURES = ("JPEG", "PNG", "WEBP", "BMP")
@@ -82,23 +83,27 @@ def check_rows(
     return next(iter(lengths.values()))
 
 
-def frame_shapes(
-    layout: ImportLayout, arrays: Mapping[str, RowArray]
-) -> dict[str, tuple[int, ...] | None]:
-    """Shape of a frame's value of each column and camera, None of encoded pictures.
+def described(
+    episodes: int, layout: ImportLayout, arrays: Mapping[str, RowArray]
+) -> CheckedRecording:
+    """So many episodes of such arrays; encoded pictures are of no shape yet.
 
     Args:
       layout: without patterns.
       arrays: by path, as `check_rows` has checked them.
     """
-    found: dict[str, tuple[int, ...] | None] = {
+    shapes: dict[str, tuple[int, ...] | None] = {
         name: (sum(len(s.dims or range(_dims(arrays[s.path]))) for s in sources),)
         for name, sources in layout.columns.items()
     }
     for name, camera in layout.cameras.items():
         shape = arrays[camera.path].shape
-        found[name] = tuple(shape[1:]) if len(shape) == 4 else None
-    return found
+        shapes[name] = tuple(shape[1:]) if len(shape) == 4 else None
+    types = {
+        name: column_type([arrays[source.path].dtype for source in sources])
+        for name, sources in layout.columns.items()
+    }
+    return CheckedRecording(episodes, shapes, types)
 
 
 def read_rows(
@@ -134,8 +139,13 @@ def read_rows(
 
 def as_column(parts: list[np.ndarray]) -> np.ndarray:
     """Arrays [T, n] side by side, floats as float32."""
-    values = np.concatenate(parts, axis=1)
-    return values.astype(np.float32) if values.dtype.kind == "f" else values
+    return np.concatenate(parts, axis=1).astype(column_type([part.dtype for part in parts]))
+
+
+def column_type(types: Sequence[np.dtype | str]) -> str:
+    """Type of a column whose parts are of these: float32 of all floats."""
+    common = np.result_type(*(np.dtype(one) for one in types))
+    return "float32" if common.kind == "f" else common.name
 
 
 def chosen(file: Path, place: str, values: np.ndarray, dims: tuple[int, ...] | None) -> np.ndarray:

@@ -18,8 +18,8 @@ from data.errors import DatasetError, short
 from data.files.names import is_within
 from data.lerobot.importing.arrays import (
     check_rows,
+    described,
     dim_names,
-    frame_shapes,
     read_rows,
     stretches,
 )
@@ -88,7 +88,7 @@ def _check(path: Path, layout: ImportLayout) -> CheckedRecording:
     for rows in runs:
         _told(sheet, layout, rows)
     _pending(sheet, resolved, arrays)
-    return CheckedRecording(len(runs), frame_shapes(resolved, arrays))
+    return described(len(runs), resolved, arrays)
 
 
 @contextmanager

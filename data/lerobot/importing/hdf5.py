@@ -18,8 +18,8 @@ from jaxtyping import Int64
 from data.errors import DatasetError, short
 from data.lerobot.importing.arrays import (
     check_rows,
+    described,
     dim_names,
-    frame_shapes,
     read_rows,
     stretches,
 )
@@ -29,7 +29,6 @@ from data.lerobot.importing.recording import (
     ImportedEpisode,
     PendingEpisode,
     RecordingFormat,
-    Shapes,
     instruction,
     library,
     natural,
@@ -45,8 +44,8 @@ def _recognises(path: Path) -> bool:
 
 
 def _check(path: Path, layout: ImportLayout) -> CheckedRecording:
-    """Looks at the shapes and times of all episodes."""
-    first: Shapes | None = None
+    """Looks at the shapes, types and times of all episodes."""
+    first: CheckedRecording | None = None
     with _open(path) as root:
         names = _episode_names(path, root, layout)
         for name in names:
@@ -54,11 +53,11 @@ def _check(path: Path, layout: ImportLayout) -> CheckedRecording:
             _told(path, root, name, layout)
             if layout.time:
                 stretches(path, _place(name), arrays[layout.time][:], resolved)
-            shapes = frame_shapes(resolved, arrays)
-            first = first or shapes
-            require_alike(path, name, shapes, first, names[0])
+            found = described(len(names), resolved, arrays)
+            first = first or found
+            require_alike(path, name, found, first, names[0])
     assert first is not None
-    return CheckedRecording(len(names), first)
+    return first
 
 
 @contextmanager

@@ -134,7 +134,7 @@ def import_dataset(
     for number, file in enumerate(files):
         report("Checking", number, len(files))
         checked.append(kind.check(file, layout))
-        require_alike(file, "", checked[-1].shapes, checked[0].shapes, str(files[0]))
+        require_alike(file, "", checked[-1], checked[0], str(files[0]))
     counts = [one.episodes for one in checked]
     with kind.episodes(files[0], layout) as episodes:
         features = _features(episodes[0].read())

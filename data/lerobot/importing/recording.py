@@ -31,11 +31,12 @@ Shapes = Mapping[str, tuple[int, ...] | None]
 
 
 class CheckedRecording(NamedTuple):
-    """Number of a recording's episodes (1 where only the data tell), and the shapes that are the
-    same in all of them."""
+    """Number of a recording's episodes (1 where only the data tell), and the shapes, and types of
+    columns where they are known, that are the same in all of them."""
 
     episodes: int
     shapes: Shapes
+    types: Mapping[str, str] = {}
 
 
 class PendingEpisode(NamedTuple):
@@ -76,29 +77,35 @@ def pending(
     ]
 
 
-def require_alike(file: Path, place: str, shapes: Shapes, first: Shapes, other: str) -> None:
-    """Compares an episode's columns and cameras with those of the first one, which is called
-    `other`.
+def require_alike(
+    file: Path, place: str, found: CheckedRecording, first: CheckedRecording, other: str
+) -> None:
+    """Compares the columns and cameras of some episodes with those of the first one, which is
+    called `other`.
 
     Raises:
-      DatasetError: one has some that the other has not, or of another shape.
+      DatasetError: one has some that the other has not, or of another shape or type.
     """
-    for name in {**first, **shapes}:
-        if (name in first) != (name in shapes):
-            which = f"lacks '{name}', which" if name in first else f"has '{name}', which"
-            has = "has" if name in first else "lacks"
+    for name in {**first.shapes, **found.shapes}:
+        if (name in first.shapes) != (name in found.shapes):
+            which = f"lacks '{name}', which" if name in first.shapes else f"has '{name}', which"
+            has = "has" if name in first.shapes else "lacks"
             raise DatasetError(
                 file,
                 place or "recording",
                 f"{which} {other} {has}; leave one of them out, or what differs.",
             )
-        mine, theirs = shapes[name], first[name]
-        if None not in (mine, theirs) and mine != theirs:
-            raise DatasetError(
-                file,
-                f"{place} '{name}'".strip(),
-                f"has shape {mine}, but {theirs} in {other}; import it by itself, or leave it out.",
-            )
+        for what, mine, theirs in (
+            ("shape", found.shapes[name], first.shapes[name]),
+            ("type", found.types.get(name), first.types.get(name)),
+        ):
+            if None not in (mine, theirs) and mine != theirs:
+                raise DatasetError(
+                    file,
+                    f"{place} '{name}'".strip(),
+                    f"has {what} {mine}, but {theirs} in {other}; import it by itself, or leave it "
+                    "out.",
+                )
 
 
 def library(module: str, what: str) -> Any:

@@ -18,8 +18,8 @@ from data.errors import DatasetError, first_line, naming_damage, short
 from data.files.json_file import read_json
 from data.lerobot.importing.arrays import (
     check_rows,
+    described,
     dim_names,
-    frame_shapes,
     read_rows,
     stretches,
 )
@@ -48,7 +48,7 @@ def _check(path: Path, layout: ImportLayout) -> CheckedRecording:
     with _open(path) as buffer:
         resolved, arrays, ends = _rows_of(buffer, layout)
         _pending(buffer, resolved, arrays, ends)
-        return CheckedRecording(len(ends), frame_shapes(resolved, arrays))
+        return described(len(ends), resolved, arrays)
 
 
 @contextmanager

@@ -17,7 +17,13 @@ import numpy as np
 
 from data.columns import BOOKKEEPING
 from data.errors import DatasetError, short
-from data.lerobot.importing.arrays import as_column, chosen, dim_names, oriented
+from data.lerobot.importing.arrays import (
+    as_column,
+    chosen,
+    column_type,
+    dim_names,
+    oriented,
+)
 from data.lerobot.importing.layout import ImportLayout
 from data.lerobot.importing.recording import (
     CheckedRecording,
@@ -55,7 +61,11 @@ def _check(path: Path, layout: ImportLayout) -> CheckedRecording:
         name: tuple(dataset.features[camera.path]["shape"])
         for name, camera in resolved.cameras.items()
     }
-    return CheckedRecording(dataset.num_episodes, shapes | dict.fromkeys(resolved.columns))
+    types = {
+        name: column_type([dataset.features[source.path]["dtype"] for source in sources])
+        for name, sources in resolved.columns.items()
+    }
+    return CheckedRecording(dataset.num_episodes, shapes | dict.fromkeys(types), types)
 
 
 @contextmanager

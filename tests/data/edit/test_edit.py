@@ -19,6 +19,7 @@ from data.edit.edit import edit_dataset
 from data.edit.plan import Edit, Trim
 from data.errors import DatasetError
 from data.files.exchange import exchange
+from data.lerobot.meta_writer import write_tasks
 from data.lerobot.writer import DatasetWriter
 from data.validation.validate import validate
 from data.video.encoding import VideoEncoding
@@ -30,6 +31,7 @@ from tests.helpers.data.recording import (
     FRONT,
     LENGTHS,
     PARQUET,
+    TASKS,
     WRIST,
     make_episode,
     psnr,
@@ -115,6 +117,31 @@ def test_an_edit_interrupted_anywhere_goes_on_and_comes_to_the_same_bytes(record
         assert files(out) == files(tmp_path / "whole")
         assert not out.with_name(out.name + ".partial").exists()
         shutil.rmtree(out)
+
+
+def test_the_journal_tells_a_task_once_and_the_form_that_repeated_all_is_read(recorded, tmp_path):
+    limits = {"data_megabytes": 0.001, "video_megabytes": 0.004}
+    edit_dataset([recorded], tmp_path / "whole", Edit(), **limits)
+    frames = sum(LENGTHS)
+
+    def interrupt(done, total):
+        if done > frames:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        edit_dataset([recorded], tmp_path / "new", Edit(), progress=interrupt, **limits)
+    journal = tmp_path / "new.partial/edit.jsonl"
+    header, *lines = map(json.loads, journal.read_text().splitlines())
+    entries = [entry for line in lines if line["track"] == "rows" for entry in line["entries"]]
+    told = [text for entry in entries for text in entry["known"]]
+    assert len(entries) == len(LENGTHS)
+    assert sorted(told) == sorted(TASKS)
+    for number, entry in enumerate(entries):
+        entry["known"] = [text for before in entries[:number] for text in before["known"]]
+        entry["known"] = list(dict.fromkeys([*entry["known"], *told[number : number + 1]]))
+    journal.write_text("".join(json.dumps(line) + "\n" for line in (header, *lines)))
+    edit_dataset([recorded], tmp_path / "new", Edit(), **limits)
+    assert files(tmp_path / "new") == files(tmp_path / "whole")
 
 
 def test_frames_before_the_first_that_is_kept_are_not_seen_or_warned_of(recorded, tmp_path):
@@ -255,6 +282,22 @@ class Killed(BaseException):
     """Stands for the end of the process."""
 
 
+def test_in_place_takes_the_folder_that_one_is_in(recorded, tmp_path, monkeypatch):
+    mine = Path(shutil.copytree(recorded, tmp_path / "mine"))
+    monkeypatch.chdir(mine)
+    edit_dataset(["."], ".", Edit(keep=(5, 0)))
+    assert open_dataset(mine).lengths.tolist() == [LENGTHS[0], LENGTHS[5]]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["mine", "mine.old"]
+
+
+@pytest.mark.parametrize(
+    "text", ["拿起\u3000杯子", "lift\u00a0it", "wave \U0001f468\u200d\U0001f469"]
+)
+def test_instructions_of_any_script_are_taken(text, recorded, tmp_path):
+    edit_dataset([recorded], tmp_path / "new", Edit(keep=(0,), tasks=((None, text),)))
+    assert open_dataset(tmp_path / "new").prompts == ((text,),)
+
+
 def test_v21_becomes_v30(episodes, tmp_path):
     old = write_v21(tmp_path / "old", episodes, FEATURES, 20)
     edit_dataset([old], tmp_path / "new", Edit(delete=(0,)))
@@ -335,6 +378,17 @@ def test_pictures_in_the_parquet_become_videos_where_a_codec_is_named(tmp_path):
     assert validate(tmp_path / "new") == []
 
 
+def test_pictures_that_no_video_can_have_are_named_before_anything_is_written(tmp_path):
+    mine = Path(shutil.copytree(FIXTURES / "lerobot_png", tmp_path / "mine"))
+    info = json.loads((mine / "meta/info.json").read_text())
+    camera = open_dataset(mine).cameras[0]
+    info["features"][camera] |= {"shape": [3, 15, 17], "names": ["channels", "height", "width"]}
+    (mine / "meta/info.json").write_text(json.dumps(info))
+    with pytest.raises(ValueError, match=rf"'{camera}' has pictures of 15 × 17 pixels, and a vid"):
+        edit_dataset([mine], tmp_path / "new", Edit(encoding=VideoEncoding()))
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
 def test_a_lower_rate_keeps_the_nearest_frames(recorded, tmp_path):
     edit_dataset([recorded], tmp_path / "new", Edit(fps=8, keep=(1, 4)))
     old, new = open_dataset(recorded), open_dataset(tmp_path / "new")
@@ -361,6 +415,56 @@ def test_subtasks_travel_and_are_numbered_anew_where_datasets_are_joined(tmp_pat
     edit_dataset(paths, tmp_path / "new", Edit())
     told = open_dataset(tmp_path / "new").subtasks
     assert [told.texts[task] for task in told.runs.task] == ["reach", "lift", "lift", "turn"]
+
+
+PHASE = {"dtype": "int64", "shape": (1,), "names": None}
+
+
+def counted(path, words, told):
+    """A dataset whose own column counts the texts of its table."""
+    features = {"action": PHASE | {"dtype": "float32"}, "phase": PHASE}
+    with DatasetWriter(path, fps=10, features=features) as writer:
+        for numbers in told:
+            values = {"action": np.zeros((len(numbers), 1), np.float32), "phase": np.array(numbers)}
+            writer.add_episode(values, {}, "do it")
+    write_tasks(path, words, "subtask")
+    (path / "meta/checksums.json").unlink()
+    return path
+
+
+def spelt(path, column):
+    told = open_dataset(path).telling(column).subtasks
+    return [told.texts[task] for task in told.runs.task]
+
+
+def test_subtasks_that_a_column_of_another_name_counts_keep_their_texts(tmp_path):
+    path = counted(tmp_path / "a", ["reach", "grasp", "lift"], [[0, 0, 1], [1], [2, 0]])
+    edit_dataset([path], tmp_path / "new", Edit(delete=(0,)))
+    assert spelt(tmp_path / "new", "phase") == ["grasp", "lift", "reach"]
+    edit_dataset([path, tmp_path / "new"], tmp_path / "joined", Edit(keep=(1, 4)))
+    assert spelt(tmp_path / "joined", "phase") == ["grasp", "lift", "reach"]
+
+
+def test_subtasks_under_a_new_name_keep_their_texts(tmp_path):
+    features = {"action": PHASE | {"dtype": "float32"}}
+    for name, told in (("a", ["reach", "lift"]), ("b", ["lift", "turn"])):
+        with DatasetWriter(tmp_path / name, fps=10, features=features, subtasks=True) as writer:
+            writer.add_episode({"action": np.zeros((2, 1), np.float32)}, {}, "do it", told)
+    paths, renamed = [tmp_path / "a", tmp_path / "b"], Edit(names=(("subtask_index", "phase"),))
+    edit_dataset(paths, tmp_path / "new", renamed)
+    assert spelt(tmp_path / "new", "phase") == ["reach", "lift", "lift", "turn"]
+
+
+def test_columns_that_count_unlike_tables_are_joined_under_lerobots_name_alone(tmp_path):
+    paths = [
+        counted(tmp_path / "a", ["reach", "lift"], [[0, 1]]),
+        counted(tmp_path / "b", ["lift", "turn"], [[0, 1]]),
+    ]
+    with pytest.raises(ValueError, match=r"/a and .*/b cannot be joined: their meta/subtasks\.par"):
+        edit_dataset(paths, tmp_path / "new", Edit())
+    assert not (tmp_path / "new").exists()
+    edit_dataset(paths, tmp_path / "new", Edit(names=(("phase", "subtask_index"),)))
+    assert spelt(tmp_path / "new", "subtask_index") == ["reach", "lift", "lift", "turn"]
 
 
 def test_files_of_others_in_meta_travel(recorded, tmp_path):
@@ -426,7 +530,10 @@ def test_a_modality_that_cannot_be_renamed_is_named(recorded, tmp_path):
         (Edit(names=((FRONT, WRIST),)), f"two columns '{WRIST}'"),
         (Edit(names=((FRONT, "a/b"),)), "rename: 'a/b' is no name"),
         (Edit(robot="arm/left"), "robot: 'arm/left' is no name"),
+        (Edit(trims=(Trim(None, 0, 0),)), "of these trim keeps 0 to -1, keep at least one"),
         (Edit(tasks=((None, " "),)), "A task would be ' '"),
+        (Edit(tasks=((None, "a\u2028b"),)), "without line breaks and control characters"),
+        (Edit(tasks=((None, "a\x1bb"),)), "without line breaks and control characters"),
         (Edit(task_names=(("nothing", "x"),)), "There is no task 'nothing' to rename"),
         (Edit(fps=40), "fps is 40, but a dataset has 20"),
     ],

@@ -1,6 +1,7 @@
 """Recordings that are cut off: every finished episode can be read, and going on comes to the bytes
 of a recording that was not."""
 
+import json
 import os
 import resource
 import shutil
@@ -208,3 +209,30 @@ def test_two_processes_do_not_record_into_one_folder(tmp_path):
         with pytest.raises(ValueError, match="is being recorded by another process"):
             DatasetWriter(tmp_path / "set", fps=20, features=FEATURES, resume=True)
     assert {FRONT, WRIST} <= set(open_dataset(tmp_path / "set").cameras)
+
+
+def stopped_recording(path, episodes):
+    """Journal of a recording that was cut off, which tells of each episode in a line."""
+
+    def stop():
+        with DatasetWriter(path, fps=20, features=FEATURES, about={"seed": 1}) as writer:
+            for number, episode in enumerate(episodes):
+                writer.add_episode(*episode, note={"number": number})
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stop()
+    return path / JOURNAL
+
+
+def test_the_journal_tells_a_text_once_and_the_form_that_repeated_all_is_read(tmp_path, whole):
+    journal = stopped_recording(tmp_path / "set", [*EPISODES[:2], EPISODES[0]])
+    header, *entries = map(json.loads, journal.read_text().splitlines())
+    assert [entry["tasks"] for entry in entries] == [[EPISODES[0].task], [EPISODES[1].task], []]
+    shutil.rmtree(tmp_path / "set")
+    journal = stopped_recording(tmp_path / "set", EPISODES[:2])
+    header, *entries = map(json.loads, journal.read_text().splitlines())
+    entries[1]["tasks"] = [episode.task for episode in EPISODES[:2]]
+    journal.write_text("".join(json.dumps(line) + "\n" for line in (header, *entries)))
+    record(tmp_path / "set", resume=True)
+    assert files(tmp_path / "set") == whole

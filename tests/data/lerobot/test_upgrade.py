@@ -63,6 +63,22 @@ def test_an_upgraded_dataset_is_the_old_one_bit_for_bit(old, tmp_path):
     assert validate(tmp_path / "new") == []
 
 
+def test_files_of_others_in_meta_are_taken_along(old, tmp_path):
+    parts = {"video": {"wrist": {"original_key": WRIST}, "front": {"original_key": FRONT}}}
+    (old / "meta/modality.json").write_text(json.dumps(parts))
+    (old / "meta/notes.txt").write_text("by hand")
+    (old / "meta/stats_gr00t.json").write_text("of the old frames")
+    upgrade(old, tmp_path / "new")
+    meta = tmp_path / "new/meta"
+    assert json.loads((meta / "modality.json").read_text()) == parts
+    assert (meta / "notes.txt").read_text() == "by hand"
+    assert {path.name for path in meta.iterdir()} == {
+        *("info.json", "stats.json", "tasks.parquet", "checksums.json", "episodes"),
+        *("modality.json", "notes.txt"),
+    }
+    assert validate(tmp_path / "new") == []
+
+
 def test_no_frame_is_encoded_again(old, tmp_path):
     before = [packets(old / video(FRONT, i)) for i in range(len(LENGTHS))]
     upgrade(old, tmp_path / "new")
@@ -140,6 +156,14 @@ def test_gaps_absent_cameras_and_other_wordings_survive(old, episodes, tmp_path)
     assert new.prompts == before.prompts
     for mine, other in zip(new.runs, before.runs, strict=True):
         np.testing.assert_array_equal(mine, other)
+
+
+def test_a_cameras_statistics_count_the_frames_that_have_it(old, tmp_path):
+    (old / video(WRIST, 0)).unlink()
+    upgrade(old, tmp_path / "new")
+    found = json.loads((tmp_path / "new/meta/stats.json").read_text())
+    assert found[FRONT]["count"] == [sum(LENGTHS)]
+    assert found[WRIST]["count"] == [sum(LENGTHS[1:])]
 
 
 def test_pictures_in_files_are_taken_into_the_parquet(old, episodes, tmp_path):

@@ -1,3 +1,4 @@
+import json
 import shutil
 
 import numpy as np
@@ -7,6 +8,9 @@ import pytest
 
 from data import open_dataset
 from data.errors import DatasetError, MissingFileError
+from data.lerobot.upgrade import upgrade
+from data.statistics.stats import compute
+from data.validation.validate import validate
 from tests.helpers.data.recording import (
     FEATURES,
     FRONT,
@@ -42,6 +46,45 @@ def test_both_versions_have_the_same_columns_runs_and_prompts(old, recorded):
     assert older.prompts == newer.prompts
     for mine, other in zip(older.runs, newer.runs, strict=True):
         np.testing.assert_array_equal(mine, other)
+
+
+@pytest.fixture
+def groots(old):
+    """With 64-bit times, as info.json says, and no frame_index, as NVIDIA's datasets are."""
+    info = json.loads((old / "meta/info.json").read_text())
+    del info["features"]["frame_index"]
+    info["features"]["timestamp"]["dtype"] = "float64"
+    (old / "meta/info.json").write_text(json.dumps(info))
+    for path in old.glob("data/*/*.parquet"):
+        table = pq.read_table(path).drop_columns(["frame_index"])
+        at = table.column_names.index("timestamp")
+        times = table["timestamp"].cast(pa.float64())
+        pq.write_table(table.set_column(at, "timestamp", times), path)
+    return old
+
+
+def test_wide_times_are_cast_and_frames_without_numbers_counted(groots, recorded, tmp_path):
+    older, newer = open_dataset(groots), open_dataset(recorded)
+    for name in newer.column_names:
+        assert older.column(name).dtype == newer.column(name).dtype
+        np.testing.assert_array_equal(older.column(name), newer.column(name))
+    assert set(compute(older)) == set(compute(newer)) - {"frame_index"}
+    (problem,) = validate(groots)
+    assert problem.severity == "warning"
+    assert "column 'frame_index': is missing, so that frames are counted" in problem.message
+    upgrade(groots, tmp_path / "new")
+    assert validate(tmp_path / "new") == []
+
+
+def test_a_bookkeeping_column_of_a_wrong_type_is_told_without_words_of_info_json(old):
+    table = pq.read_table(old / parquet(0))
+    at = table.column_names.index("timestamp")
+    times = table["timestamp"].cast(pa.float16())
+    pq.write_table(table.set_column(at, "timestamp", times), old / parquet(0))
+    with pytest.raises(
+        DatasetError, match="holds halffloat, but every LeRobot dataset has float32; write the"
+    ):
+        open_dataset(old).columns(0)
 
 
 def test_a_real_recording_reads_the_same_in_both_versions(metaworld):

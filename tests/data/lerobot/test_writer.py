@@ -234,3 +234,32 @@ def test_a_robot_that_no_reader_takes_is_refused(tmp_path):
     with pytest.raises(ValueError, match="Robot 'arm/left' is no name for files to have"):
         DatasetWriter(tmp_path / "a", fps=20, features=FEATURES, robot_type="arm/left")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("wide", [70_000, -(2**40)])
+def test_an_integer_that_its_column_cannot_hold_is_refused_and_not_wrapped(tmp_path, wide):
+    features = {"action": {"dtype": "int16", "shape": (2,)}}
+    with DatasetWriter(tmp_path / "a", fps=20, features=features) as writer:
+        writer.add_episode({"action": np.array([[1, -32_768], [2, 32_767]])}, {}, "x")
+        with pytest.raises(
+            ValueError,
+            match=rf"Episode 1, column 'action', step 1: value \[4, {wide}\] does not fit int16",
+        ):
+            writer.add_episode({"action": np.array([[3, 0], [4, wide]])}, {}, "x")
+    assert open_dataset(tmp_path / "a").column("action").tolist() == [[1, -32_768], [2, 32_767]]
+
+
+def test_a_long_episode_counts_in_a_cameras_statistics_by_its_frames(tmp_path):
+    camera = "observation.images.top"
+    features = {
+        "action": {"dtype": "float32", "shape": (1,)},
+        camera: {"dtype": "video", "shape": (16, 16, 3)},
+    }
+    with DatasetWriter(tmp_path / "a", fps=20, features=features) as writer:
+        for length, level in ((1000, 255), (100, 0), (50, 51)):
+            frames = np.full((length, 16, 16, 3), level, np.uint8)
+            writer.add_episode({"action": np.zeros((length, 1), np.float32)}, {camera: frames}, "x")
+    found = json.loads((tmp_path / "a/meta/stats.json").read_text())[camera]
+    assert found["count"] == [1150]
+    np.testing.assert_allclose(np.ravel(found["mean"]), (1000 + 50 * 0.2) / 1150)
+    assert np.ravel(found["q10"]).tolist() == [0.2] * 3

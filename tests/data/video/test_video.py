@@ -9,6 +9,8 @@ import pytest
 
 from data.errors import DatasetError
 from data.video.encoding import VideoEncoding, write_video
+from data.video.seek import seek_table
+from data.video.span import Packets
 from data.video.video import VideoReader, count_packets
 
 FPS, SIZE = 10, 32
@@ -130,6 +132,62 @@ def test_videos_of_29_97_fps_listed_as_30_are_counted_frame_by_frame(tmp_path):
         assert_is(reader.read(0.0, 1200, 30), 0)
         assert_is(reader.read(700 * 1001 / 30000 + 0.012, 500, 30), 700)
         assert_is(reader.read(700 * 1001 / 30000 - 0.012, 5, 30), 700)
+
+
+UNSTEADY = {
+    "rounded to a coarse tick": (10_000, lambda k: np.round(k * 10_000 / 30)),
+    "trembling": (
+        1_000_000,
+        lambda k: np.round(k * 1e6 / 30 + np.random.default_rng(0).uniform(-30, 30, len(k)) + 30),
+    ),
+    "trembling at 29.97 fps": (
+        1_000_000,
+        lambda k: np.round(k * 1.001e6 / 30 + np.random.default_rng(1).uniform(-90, 90, len(k))),
+    ),
+}
+
+
+def encode_at(path, times, ticks):
+    with av.open(str(path), "w", options={"video_track_timescale": str(ticks)}) as out:
+        stream = out.add_stream("libx264", rate=30, options={"g": "30", "bf": "0"})
+        stream.width = stream.height = SIZE
+        stream.pix_fmt = "yuv420p"
+        stream.time_base = stream.codec_context.time_base = Fraction(1, ticks)
+        for number, time in enumerate(times):
+            frame = av.VideoFrame.from_ndarray(picture(number), format="rgb24")
+            frame.pts, frame.time_base = int(time), stream.time_base
+            out.mux(stream.encode(frame))
+        out.mux(stream.encode(None))
+    return path
+
+
+@pytest.mark.parametrize("unsteady", UNSTEADY)
+def test_frames_near_their_times_are_found_however_long_the_video(tmp_path, unsteady):
+    ticks, times = UNSTEADY[unsteady]
+    path = encode_at(tmp_path / "a.mp4", np.maximum(0, times(np.arange(1200))), ticks)
+    with VideoReader(path) as reader:
+        assert_is(reader.read(0.0, 1200, 30), 0)
+    assert_is(seek_table(path).read(0.0, np.arange(1200), 30), 0)
+    packets = Packets(path)
+    for first, count in ((0, 1200), (1100, 100), (3, 7)):
+        span = packets.span(0.0, first, count, 30)
+        assert len([p for p in span.packets if p.pts >= span.first]) == count
+    packets.close()
+
+
+@pytest.mark.parametrize("lost", [40, 700, 1100])
+def test_a_lost_frame_is_not_spread_over_the_others(tmp_path, lost):
+    path = encode_at(tmp_path / "a.mp4", np.delete(np.arange(1300), lost) * 1000, 30_000)
+    with VideoReader(path) as reader, pytest.raises(DatasetError, match="cannot be decoded"):
+        reader.read(0.0, 1200, 30)
+    table = seek_table(path)
+    assert_is(table.read(0.0, np.arange(1150, 1200), 30), 1149)
+    with pytest.raises(DatasetError, match="is not there"):
+        table.read(0.0, np.array([lost]), 30)
+    packets = Packets(path)
+    with pytest.raises(DatasetError, match="does not hold frames 0 to 1199"):
+        packets.span(0.0, 0, 1200, 30)
+    packets.close()
 
 
 def test_videos_of_twice_the_rate_are_read_at_the_datasets(tmp_path):

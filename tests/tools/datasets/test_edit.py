@@ -93,7 +93,7 @@ def test_the_command_writes_a_dataset_and_says_what_it_is(dataset, tmp_path, cap
     assert "<img" not in (tmp_path / "page.html").read_text()
 
 
-def test_in_place_is_asked_for_by_name(dataset, capsys):
+def test_in_place_is_asked_for_by_name(dataset, capsys, monkeypatch):
     with pytest.raises(ValueError, match="Give --out with a folder for the new dataset, or --in"):
         app.cli(args=["edit", str(dataset), "--delete", "0"])
     with pytest.raises(ValueError, match=r"is for one dataset on disk, not .*; give --out"):
@@ -101,7 +101,8 @@ def test_in_place_is_asked_for_by_name(dataset, capsys):
     with pytest.raises(ValueError, match=r"--out is .*, a dataset to edit; choose another folder"):
         app.cli(args=["edit", str(dataset), "--delete", "0", "--out", f"{dataset}/../set"])
     assert open_dataset(dataset).num_episodes == 4
-    app.cli(args=["edit", str(dataset), "--delete", "0", "--in-place"])
+    monkeypatch.chdir(dataset)
+    app.cli(args=["edit", ".", "--delete", "0", "--in-place"])
     assert "set.old: the dataset as it was" in capsys.readouterr().out
     assert open_dataset(dataset).num_episodes == 3
 

@@ -190,6 +190,10 @@ def test_a_layout_of_ones_own_takes_some_dims_and_turns_colours(tmp_path):
             lambda p: aloha(p, action=np.zeros((6, 7))),
             r"'action': has shape \(7,\), but \(14,\) in .*episode_0\.hdf5; import it by itself",
         ),
+        (
+            lambda p: aloha(p, qpos=np.zeros((6, 14), np.int64)),
+            r"'observation.state': has type int64, but float32 in .*episode_0\.hdf5",
+        ),
         (lambda p: aloha(p, cameras=("top",)), "lacks 'observation.images.angle', which .*_0"),
         (lambda p: aloha(p, size=(64, 64)), r"has shape \(64, 64, 3\), but \(32, 48, 3\) in"),
     ],
@@ -200,6 +204,14 @@ def test_what_cannot_be_read_is_said_before_anything_is_written(tmp_path, make, 
     with pytest.raises(ValueError, match=message) as caught:
         read(tmp_path, tmp_path / "out")
     assert "episode_1.hdf5" in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_integers_of_several_widths_are_said_before_anything_is_written(tmp_path):
+    aloha(tmp_path / "episode_0.hdf5", qpos=np.full((6, 14), 100, np.int16))
+    aloha(tmp_path / "episode_1.hdf5", qpos=np.full((6, 14), 70_000, np.int64))
+    with pytest.raises(ValueError, match=r"_1.hdf5.*has type int64, but int16 in .*_0.hdf5"):
+        read(tmp_path, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -1,0 +1,63 @@
+"""Texts of subtasks in an edited dataset: numbered anew with the column `subtask_index`, whatever
+it is called then, or else left as they are for a column of another name that counts them.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from data.columns import arrow_type
+from data.lerobot.dataset import LeRobotDataset
+from data.lerobot.subtasks import FILE, INDEX, read_texts
+
+
+def numbered_column(names: Sequence[Mapping[str, str]]) -> str | None:
+    """The column of the new dataset that is called `subtask_index`, or was in every source.
+
+    Args:
+      names: each source's name of each column of the new dataset.
+    """
+    if all(INDEX in one for one in names):
+        return INDEX
+    found = {next((new for new, old in one.items() if old == INDEX), None) for one in names}
+    return found.pop() if len(found) == 1 else None
+
+
+def texts_to_number(source: LeRobotDataset, column: str) -> tuple[str, ...] | None:
+    """Texts that a source's column counts, if it has some.
+
+    Raises:
+      DatasetError: a frame's subtask has no text.
+    """
+    if not source.folder.exists(FILE):
+        return None
+    _ = source.telling(column).subtasks
+    return read_texts(source.folder)
+
+
+def require_one_numbering(
+    sources: Sequence[LeRobotDataset],
+    names: Sequence[Mapping[str, str]],
+    features: Mapping[str, Mapping[str, Any]],
+) -> None:
+    """Raises ValueError if a column of the joined dataset may count texts by several tables."""
+    counts = [name for name, feature in features.items() if _may_count(feature)]
+    if not counts or len(sources) == 1:
+        return
+    there = [source.folder.exists(FILE) for source in sources]
+    if numbered_column(names) is not None and len(set(there)) == 1:
+        return
+    tables = [read_texts(s.folder) if has else None for s, has in zip(sources, there, strict=True)]
+    for source, table in zip(sources, tables, strict=True):
+        if table != tables[0]:
+            raise ValueError(
+                f"{sources[0].root} and {source.root} cannot be joined: their {FILE} differ, whose "
+                f"texts '{counts[0]}' may count; rename the column that counts them {INDEX}, or "
+                "take the tables away if none does."
+            )
+
+
+def _may_count(feature: Mapping[str, Any]) -> bool:
+    kind = arrow_type(feature["dtype"])
+    return kind is not None and pa.types.is_integer(kind) and tuple(feature["shape"]) in ((), (1,))
