@@ -105,9 +105,8 @@ def train(
 
     Raises:
       ValueError: a setting makes no sense; the directory holds checkpoints and `resume` is false;
-        another run is at work in
-        it (InUse); its checkpoint is of another model or has more steps than `config.steps`;
-        parameters, rules, rows and mesh do not fit; a step is bad (BadStep).
+        another run is at work in it (InUse); its checkpoint is of another model or has more steps
+        than `config.steps`; parameters, rules, rows and mesh do not fit; a step is bad (BadStep).
       FileNotFoundError: `resume` is true but the directory holds no run, or its checkpoints are
         away.
       OSError: a save failed; the logs could not be written, and then the last step is saved; or

@@ -432,7 +432,8 @@ class EmbodimentLinear(nnx.Module):
         """The kernel and the bias of each sample; [1, 1, ...] where there is one robot. They are
         chosen by a product with zeros and a one, which a mesh splits as any other product: indexed,
         cut weights would be gathered in f32 and their gradients added up whole."""
-        kernel, bias = (x[...][np.array(self.rows)].astype(self.dtype) for x in (self.kernel, self.bias))
+        rows = np.array(self.rows)
+        kernel, bias = (x[...][rows].astype(self.dtype) for x in (self.kernel, self.bias))
         if len(self.rows) == 1:
             return kernel[None], bias[None]
         chosen = jax.nn.one_hot(robot, len(self.rows), dtype=self.dtype)
