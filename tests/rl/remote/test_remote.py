@@ -233,13 +233,14 @@ def test_a_whole_run_elsewhere_leaves_the_same_policy_bit_for_bit(ray, tmp_path,
         monkeypatch.setattr(f"{module}.load_suite", lambda name: POINTS)
     monkeypatch.setattr("rl.host.placement.split_devices", lambda acting: (one, one))
     begun, quiet = save_policy(tmp_path / "begun"), Console(quiet=True)
-    config = replace(HOST, steps=2, eval_every=0, disaggregated=DisaggregatedConfig(1, 1))
+    config = replace(HOST, steps=2, eval_every=0)
+    spread = replace(config, placement="disaggregated", disaggregated=DisaggregatedConfig(1, 1))
     with pytest.raises(ValueError, match="--ray-address auto is for placement 'disaggregated'"):
         tools.rl.run(RlPaths(begun, tmp_path / "refused", ray_address="auto"), config, quiet)
     saved = []
-    for placement in ("host", "disaggregated"):
-        out = tmp_path / placement
-        tools.rl.run(RlPaths(begun, out), replace(config, placement=placement), quiet)
+    for placed in (config, spread):
+        out = tmp_path / placed.placement
+        tools.rl.run(RlPaths(begun, out), placed, quiet)
         saved.append(own.restore_params(out, "params"))
     assert jax.tree.all(jax.tree.map(np.array_equal, *saved))
     changed = jax.tree.map(np.array_equal, saved[0], own.restore_params(begun))
