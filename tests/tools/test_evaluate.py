@@ -21,6 +21,7 @@ from sim.journal import Journal
 from sim.processes.interpreters import interpreter
 from tools import evaluate as command
 from tools.evaluate import EvaluateConfig
+from tools.recipes.policy import PolicyOptions
 from tools.recipes.presets import TINY
 
 BOWL = "pick_up_the_black_bowl_between_the_plate_and_the_ramekin_and_place_it_on_the_plate"
@@ -248,7 +249,9 @@ def test_a_policy_acts_under_changes_from_the_starts_of_the_unchanged(
     assert not added, "nothing is acted twice"
 
 
-def test_the_same_noise_disturbs_an_episode_beside_any_others(suites, seeing, tmp_path):
+def test_the_same_noise_disturbs_an_episode_beside_any_others(
+    suites, seeing, tmp_path, monkeypatch
+):
     config = EvaluateConfig(
         seeing, f"{suites}:VARIED", out=tmp_path / "1", euler_steps=2, perturb=("noise",)
     )
@@ -261,10 +264,61 @@ def test_the_same_noise_disturbs_an_episode_beside_any_others(suites, seeing, tm
         np.testing.assert_allclose(one.actions, other.actions, atol=1e-5)
         changes.append(other.actions[:4] - calm.actions[:4])
     assert 0.02 < np.std(changes) < 0.12, "0.03 of a range from -1 to 1"
-    wider = tmp_path / "wider.py"
-    wider.write_text(suites.read_text().replace("RANGE = ((-1.0,", "RANGE = ((-2.0,"))
+    monkeypatch.setattr("tools.recipes.conditions.NOISE", 0.06)
     with pytest.raises(ValueError, match=r"'noise' whose noise is \[0.06, 0.06\], but now it is"):
-        run(replace(config, suite=f"{wider}:VARIED"))
+        run(config)
+
+
+@pytest.fixture(scope="module")
+def journalled(suites, checkpoint, tmp_path_factory):
+    """An evaluation that has ended, of options that are all defaults."""
+    out = tmp_path_factory.mktemp("journalled")
+    config = EvaluateConfig(
+        checkpoint(), f"{suites}:VARIED", out=out, euler_steps=1, episodes=1, perturb=("dim",)
+    )
+    run(config)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"dtype": "bfloat16"}, 'dtype is null, but now it is "bfloat16"'),
+        ({"options": PolicyOptions(robot="pointer")}, 'robot is null, but now it is "pointer"'),
+        (
+            {"options": PolicyOptions(cameras=("top=top",))},
+            r'cameras is null, but now it is \["top=top"\]',
+        ),
+    ],
+)
+def test_a_policy_that_was_loaded_otherwise_does_not_go_on_with_anothers_episodes(
+    changed, why, journalled
+):
+    with pytest.raises(ValueError, match=f"'trained' whose {why}; choose another --out"):
+        run(replace(journalled, **changed))
+
+
+def test_an_edited_suite_does_not_go_on_and_its_variants_do_not_either(
+    journalled, suites, tmp_path
+):
+    edited = tmp_path / "edited.py"
+    edited.write_text(suites.read_text().replace("// 2", "// 3"))
+    with pytest.raises(ValueError, match=r"'trained' whose source is .sha256:.*now it is .sha"):
+        run(replace(journalled, suite=f"{edited}:VARIED"))
+    lines = map(json.loads, (journalled.out / "episodes.jsonl").read_text().splitlines())
+    told = {row["condition"]: row["evaluates"] for row in lines if "evaluates" in row}
+    assert told["dim"]["source"] == told["trained"]["source"]
+
+
+def test_a_journal_tells_no_options_that_are_defaults(journalled):
+    """Journals of earlier versions go on."""
+    begins, *_ = (journalled.out / "episodes.jsonl").read_text().splitlines()
+    told = json.loads(begins)["evaluates"]
+    told.pop("source")
+    assert list(told) == [
+        *("suite", "tasks", "first_seed", "replan_steps", "picture"),
+        *("checkpoint", "control", "sampler_steps"),
+    ]
 
 
 @pytest.mark.parametrize(

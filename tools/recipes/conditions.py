@@ -2,9 +2,9 @@
 perturbations, the suite's expert and other policies, every one on the same starts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -64,6 +64,8 @@ class Condition:
     clips: int = 2
     checkpoint: str = ""
     """Words that tell the policy's parameters from any others."""
+    loaded: Mapping[str, Any] = field(default_factory=dict)
+    """Options with which these were loaded, as plain data, where they are not the defaults."""
     delay: int | None = None
     """Control steps from an observation until its chunk is there, which then continues the one
     before as the policy does; None where every chunk is waited for and stands alone."""
@@ -131,7 +133,7 @@ class Condition:
         """Settings that, besides the suite, decide what becomes of a start."""
         if self.policy is None:
             return {}
-        told: dict[str, Any] = {"checkpoint": self.checkpoint, "control": self.control}
+        told = {"checkpoint": self.checkpoint, "control": self.control, **self.loaded}
         if self.delay is not None:
             continues = self.policy.continues if isinstance(self.policy, Policy) else "none"
             told |= {"delay": self.delay, "chunking": continues}
@@ -208,7 +210,10 @@ def _perturbation(
                 "it."
             )
         wanted = suite.variants[name]
-        other = load_suite(wanted) if isinstance(wanted, str) else wanted
+        if isinstance(wanted, str):
+            other = load_suite(wanted)
+        else:
+            other = replace(wanted, source=wanted.source or suite.source)
         other.groups(tasks or suite.tasks)
         if other.first_seed != suite.first_seed:
             raise ValueError(
@@ -303,7 +308,7 @@ def evaluate_all(
         "tasks": tuple(task for group in groups for task in group),
         "first_seed": suite.first_seed,
         "replan_steps": replan_steps,
-    }
+    } | ({"source": suite.source} if suite.source else {})
     parts: dict[str, list[Evaluation]] = {condition.name: [] for condition in wanted}
     with _progress(console) as progress:
 
