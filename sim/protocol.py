@@ -22,7 +22,7 @@ TRAIN_SEEDS = range(0, 1_000_000_000)
 """Seeds of episodes to learn from."""
 EVAL_SEEDS = range(1_000_000_000, 2_000_000_000)
 """Seeds of episodes to be judged by; no demonstration starts from one. LIBERO alone has few
-starts, numbered from 0, and nothing else to record from."""
+starts to be judged by, numbered from 0, and is recorded from others (`Suite.recorded_from`)."""
 
 
 class Start(NamedTuple):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Float
 
-from sim.protocol import Environment, Slots
+from sim.protocol import EVAL_SEEDS, Environment, Slots
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,12 @@ class Suite:
     name: str
     tasks: tuple[str, ...]
     episodes: int
-    """Starts a task, as the suite's authors count them: seeds 0 … episodes - 1 of `first_seed`."""
+    """Starts a task, as the suite's authors count them: seeds `first_seed` and on."""
     open: Callable[[tuple[str, ...], int, int], Slots]
-    first_seed: int = 0
+    first_seed: int = EVAL_SEEDS.start
+    """First seed of the starts that policies are judged by."""
     recorded_from: int = 0
-    """First seed of recordings, where lower ones are the starts that policies are judged by."""
+    """First seed of recordings, none of which may reach a start that policies are judged by."""
     noise: float = 0.015
     """Noise that recordings add to the expert's actions as they are executed, unless told
     otherwise: standard deviations in parts of each action's range."""
@@ -66,6 +67,22 @@ class Suite:
             raise ValueError(f"Suite '{self.name}' has no task {unknown}, only {list(self.tasks)}.")
         tasks = tasks or self.tasks
         return [tasks] if self.together else [(task,) for task in tasks]
+
+    def judged(self, episodes: int) -> range:
+        """Seeds of so many starts a task that policies are judged by.
+
+        Raises:
+          ValueError: recordings begin among them.
+        """
+        seeds = range(self.first_seed, self.first_seed + episodes)
+        if self.recorded_from in seeds:
+            raise ValueError(
+                f"{episodes} episodes of suite '{self.name}' are judged by seeds {seeds.start} … "
+                f"{seeds.stop - 1}, and recordings begin with seed {self.recorded_from} "
+                "(recorded_from), so policies would be judged by what they may have learnt; ask "
+                f"for fewer, or leave the suite's first_seed out, which is {EVAL_SEEDS.start} then."
+            )
+        return seeds
 
     def edge(self, seen: int) -> int:
         """Edge at which to draw pictures for a policy that sees `seen` pixels."""

@@ -64,6 +64,7 @@ def suite(name: str, draw_every: int = 1, antialias: bool = True) -> Suite:
         episodes=found["episodes"],
         open=partial(_open, python, name, draw_every, antialias),
         drawn=DRAWN,
+        first_seed=0,
         recorded_from=FRESH,
         noise=0.1,
         action_range=((-1.0, 1.0),) * 7,

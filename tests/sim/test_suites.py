@@ -61,6 +61,20 @@ def test_a_suite_tells_what_brought_it_and_a_changed_file_shows(tmp_path):
     assert load_suite("tabletop-lift").source == ""
 
 
+def test_every_suite_of_ours_is_judged_by_the_starts_that_it_always_was():
+    """LIBERO's are held in its own tests."""
+    for name in (
+        "tabletop",
+        "tabletop_varied-lift",
+        "tabletop_camera",
+        "arm-lift",
+        "arm_paraphrase",
+    ):
+        suite = load_suite(name)
+        assert (suite.first_seed, suite.recorded_from) == (1_000_000_000, 0)
+        assert suite.judged(2) == range(1_000_000_000, 1_000_000_002)
+
+
 def test_installed_packages_offer_suites(package):
     package("their_suites", "theirs = their_suites:MINE\nbroken = their_suites:OTHER")
     assert load_suite("theirs").tasks == ("one", "two")

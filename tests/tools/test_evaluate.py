@@ -50,6 +50,8 @@ class Zoomed(PointWorld):
 
 ZOOMED = Suite("zoomed", ("points",), 3, lambda tasks, n, s: DeviceSlots(Zoomed(s), n, expert))
 LATE = Suite("late", ("points",), 5, lambda tasks, count, size: Shuffled(count, seed=3))
+LEARNT = Suite("learnt", ("points",), 4, open_lanes, first_seed=0)
+FEW = Suite("few", ("points",), 4, open_lanes, first_seed=0, recorded_from=10)
 NO_EXPERT = Suite("plain", ("points",), 7, partial(open_lanes, expert=None))
 
 class Dim(PointWorld):
@@ -74,6 +76,7 @@ WRONG = points(
         "named": "tabletop-fly",
         "expert": VARIED,
         "whole": Suite("others", ("others",), 5, open_lanes, first_seed=9),
+        "learnt": points("recorded", recorded_from=13),
     },
 )
 """
@@ -327,9 +330,14 @@ def test_a_journal_tells_no_options_that_are_defaults(journalled):
         ("VARIED", "camera", r"'varied' has no variant 'camera'; choose all, or of \['paraphrase'"),
         ("ZOOMED", "noise", "'zoomed' does not say the range of its actions.* an action_range"),
         ("WRONG", "noise", "points has 2 actions, but the suite's action_range says 4"),
-        ("WRONG", "seeds", "'seeds' of suite 'wrong' begins with seed 0, the suite with 9"),
+        (
+            "WRONG",
+            "seeds",
+            "'seeds' of suite 'wrong' begins with seed 1000000000, the suite with 9",
+        ),
         ("WRONG", "tasks", "'tasks' of suite 'wrong' begins with seed 100, the suite with 9"),
         ("WRONG", "whole", r"Suite 'others' has no task \['points'\]"),
+        ("WRONG", "learnt", "suite 'recorded' are judged by seeds 9 … 13, and recordings begin"),
         ("WRONG", "named", "Unknown suite 'tabletop-fly'"),
         ("VARIED", "expert", "'varied' has no variant 'expert'"),
         ("WRONG", "expert", "calls a variant 'expert', as a condition is called"),
@@ -452,6 +460,16 @@ def test_a_delay_that_cannot_be_is_refused_before_anything_is_acted(
         ({"tasks": ("points", "lines")}, r"'two' has no task \['lines'\], only"),
         ({"episodes": 0}, "episodes is 0"),
         ({"slots": 0}, "slots 0"),
+        (
+            {"suite": "LEARNT"},
+            "4 episodes of suite 'learnt' are judged by seeds 0 … 3, and recordings begin with "
+            "seed 0 .*leave the suite's first_seed out, which is 1000000000 then",
+        ),
+        (
+            {"suite": "FEW", "episodes": 11},
+            "11 episodes of suite 'few' are judged by seeds 0 … 10, and recordings begin with "
+            "seed 10 .*ask for fewer",
+        ),
         ({"suite": "NO_EXPERT", "controls": ("expert",)}, "no scripted expert; leave 'expert' out"),
     ],
 )

@@ -179,6 +179,7 @@ def perturbations(
     asked: Sequence[str],
     tasks: tuple[str, ...],
     replan_steps: int,
+    episodes: int,
 ) -> tuple[list[Perturbation], dict[str, str]]:
     """Perturbations of a condition in a suite; "all" are the usual ones and the suite's variants.
     Of those, some cannot be there: they are left out, and why is told by their names.
@@ -191,7 +192,9 @@ def perturbations(
     found, left_out = [], {}
     for name in dict.fromkeys((*every, *named)):
         try:
-            found.append(_perturbation(name, suite, trained, tasks, replan_steps))
+            change = _perturbation(name, suite, trained, tasks, replan_steps)
+            change.suite.judged(episodes)
+            found.append(change)
         except (ValueError, FileNotFoundError) as error:
             if name in named:
                 raise
@@ -298,7 +301,7 @@ def evaluate_all(
             f"episodes is {episodes}, replan_steps {replan_steps} and slots {slots}; each must "
             "be at least 1."
         )
-    seeds = range(suite.first_seed, suite.first_seed + episodes)
+    seeds = suite.judged(episodes)
     for condition in wanted:
         condition.check_delay(replan_steps)
     count = suite.count(slots, len(groups[0]) * episodes)

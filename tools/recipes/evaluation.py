@@ -141,8 +141,9 @@ def _evaluated(
         wanted.append(Condition("compared", other, checkpoint=_identity(at), loaded=of_other))
     if config.delay or config.chunking != "none":
         wanted = [replace(condition, delay=config.delay) for condition in wanted]
+    episodes = suite.episodes if config.episodes is None else config.episodes
     changes, left_out = perturbations(
-        suite, wanted[0], config.perturb, config.tasks, config.replan_steps
+        suite, wanted[0], config.perturb, config.tasks, config.replan_steps, episodes
     )
     for name, why in left_out.items():
         console.print(f"  {name} is left out: {why}")
@@ -151,7 +152,7 @@ def _evaluated(
         evaluate_all,
         console=console,
         tasks=config.tasks or suite.tasks,
-        episodes=suite.episodes if config.episodes is None else config.episodes,
+        episodes=episodes,
         slots=config.slots,
         replan_steps=config.replan_steps,
         journal=Journal(config.out / JOURNAL),

@@ -15,7 +15,7 @@ from models.inputs.embodiment import Embodiment, Normalizer
 from models.inputs.pictures import resize_with_pad
 from sim.acting import Policy
 from sim.environments.device_slots import spec_of
-from sim.protocol import Observation
+from sim.protocol import EVAL_SEEDS, Observation
 from tests.helpers.sim import libero_like
 from tests.helpers.sim.point_world import PointWorld, idle_policy, seeing_policy
 from tests.helpers.tools.served import Echo, serving, until
@@ -172,7 +172,7 @@ def test_a_server_that_says_nothing_is_sent_what_openpis_libero_client_sends(tmp
         found, _ = told(config)
     assert found["trained"].success.trials == 1
     env = libero_like.Arm(40)
-    seen = env.observe(env.reset(np.array([0])))
+    seen = env.observe(env.reset(np.array([EVAL_SEEDS.start])))
     first = asked[0]
     assert set(first) == {
         "observation/image",
