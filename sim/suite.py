@@ -28,6 +28,9 @@ class Suite:
     """First seed of the starts that policies are judged by."""
     recorded_from: int = 0
     """First seed of recordings, none of which may reach a start that policies are judged by."""
+    fixed: int | None = None
+    """Number of starts a task below `recorded_from`, where they are fixed: seeds 0 … fixed - 1.
+    None where every seed is a start."""
     noise: float = 0.015
     """Noise that recordings add to the expert's actions as they are executed, unless told
     otherwise: standard deviations in parts of each action's range."""
@@ -72,9 +75,16 @@ class Suite:
         """Seeds of so many starts a task that policies are judged by.
 
         Raises:
-          ValueError: recordings begin among them.
+          ValueError: there are not so many, or recordings begin among them.
         """
         seeds = range(self.first_seed, self.first_seed + episodes)
+        early = seeds.start < self.recorded_from
+        if self.fixed is not None and early and seeds.stop > self.fixed:
+            raise ValueError(
+                f"episodes is {episodes}, but suite '{self.name}' has {self.fixed} fixed starts a "
+                f"task, seeds 0 … {self.fixed - 1}, and is judged from seed {seeds.start}; ask for "
+                f"{max(0, self.fixed - seeds.start)} at most."
+            )
         if self.recorded_from in seeds:
             raise ValueError(
                 f"{episodes} episodes of suite '{self.name}' are judged by seeds {seeds.start} … "

@@ -66,6 +66,7 @@ def suite(name: str, draw_every: int = 1, antialias: bool = True) -> Suite:
         drawn=DRAWN,
         first_seed=0,
         recorded_from=FRESH,
+        fixed=found["episodes"],
         noise=0.1,
         action_range=((-1.0, 1.0),) * 7,
         variants={v: f"{name}_{end}" for v, (end, _) in VARIANTS.items() if name in _VARIED},

@@ -26,6 +26,7 @@ from tools.recipes.presets import TINY
 
 BOWL = "pick_up_the_black_bowl_between_the_plate_and_the_ramekin_and_place_it_on_the_plate"
 SUITES = """
+from dataclasses import replace
 from functools import partial
 from sim.environments.device_slots import DeviceSlots
 from sim.suite import Suite
@@ -52,6 +53,7 @@ ZOOMED = Suite("zoomed", ("points",), 3, lambda tasks, n, s: DeviceSlots(Zoomed(
 LATE = Suite("late", ("points",), 5, lambda tasks, count, size: Shuffled(count, seed=3))
 LEARNT = Suite("learnt", ("points",), 4, open_lanes, first_seed=0)
 FEW = Suite("few", ("points",), 4, open_lanes, first_seed=0, recorded_from=10)
+FIXED = replace(FEW, name="fixed", fixed=6)
 NO_EXPERT = Suite("plain", ("points",), 7, partial(open_lanes, expert=None))
 
 class Dim(PointWorld):
@@ -77,6 +79,7 @@ WRONG = points(
         "expert": VARIED,
         "whole": Suite("others", ("others",), 5, open_lanes, first_seed=9),
         "learnt": points("recorded", recorded_from=13),
+        "fewer": points("fewer", recorded_from=1000, fixed=12),
     },
 )
 """
@@ -338,6 +341,7 @@ def test_a_journal_tells_no_options_that_are_defaults(journalled):
         ("WRONG", "tasks", "'tasks' of suite 'wrong' begins with seed 100, the suite with 9"),
         ("WRONG", "whole", r"Suite 'others' has no task \['points'\]"),
         ("WRONG", "learnt", "suite 'recorded' are judged by seeds 9 … 13, and recordings begin"),
+        ("WRONG", "fewer", "episodes is 5, but suite 'fewer' has 12 fixed starts .*ask for 3"),
         ("WRONG", "named", "Unknown suite 'tabletop-fly'"),
         ("VARIED", "expert", "'varied' has no variant 'expert'"),
         ("WRONG", "expert", "calls a variant 'expert', as a condition is called"),
@@ -464,6 +468,10 @@ def test_a_delay_that_cannot_be_is_refused_before_anything_is_acted(
             {"suite": "LEARNT"},
             "4 episodes of suite 'learnt' are judged by seeds 0 … 3, and recordings begin with "
             "seed 0 .*leave the suite's first_seed out, which is 1000000000 then",
+        ),
+        (
+            {"suite": "FIXED", "episodes": 8},
+            "episodes is 8, but suite 'fixed' has 6 fixed starts a task, seeds 0 … 5, .*ask for 6",
         ),
         (
             {"suite": "FEW", "episodes": 11},
