@@ -4,6 +4,7 @@ A user's own suite is one of these in a file of theirs; `sim.suites` finds it by
 """
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -64,8 +65,13 @@ class Suite:
         """Groups of these tasks (all, if none are named) that share slots.
 
         Raises:
-          ValueError: there is no such task.
+          ValueError: there is no such task, or one is named twice.
         """
+        if repeated := [task for task, times in Counter(tasks).items() if times > 1]:
+            raise ValueError(
+                f"Task {repeated} of suite '{self.name}' is named more than once, which would "
+                "count its episodes as often; name it once."
+            )
         if unknown := [task for task in tasks if task not in self.tasks]:
             raise ValueError(f"Suite '{self.name}' has no task {unknown}, only {list(self.tasks)}.")
         tasks = tasks or self.tasks
