@@ -94,20 +94,21 @@ class Condition:
 
     def check_delay(self, replan_steps: int) -> None:
         """Raises ValueError unless the policy's chunks can come so late."""
-        delay = self.delay
-        if delay is None or self.policy is None:
+        delay, policy = self.delay, self.policy
+        if delay is None or policy is None:
             return
         if not 0 <= delay <= replan_steps:
             raise ValueError(
                 f"delay is {delay} with replan_steps {replan_steps}, so the policy would look "
                 "again before its last answer is there; give a delay of 0 to replan_steps."
             )
-        if not isinstance(self.policy, Policy):
-            return
-        horizon, config = self.policy.model.config.horizon, self.policy.model.config
-        if replan_steps + delay > horizon:
+        horizon = policy.model.config.horizon if isinstance(policy, Policy) else policy.horizon
+        if horizon is not None and replan_steps + delay > horizon:
             raise ValueError(_too_short(horizon, replan_steps, delay))
-        if self.policy.continues == "trained" and delay > config.rtc_max_delay:
+        if not isinstance(policy, Policy):
+            return
+        config = policy.model.config
+        if policy.continues == "trained" and delay > config.rtc_max_delay:
             raise ValueError(
                 f"delay is {delay}, but the policy was trained to continue at most "
                 f"{config.rtc_max_delay} steps (model.rtc_max_delay); give a shorter delay, or "
@@ -225,6 +226,12 @@ def _perturbation(
             )
         return Perturbation(other.about or other.name, other, acting)
     if name == "delay":
+        if isinstance(trained.policy, RemotePolicy) and trained.policy.horizon is None:
+            raise ValueError(
+                f"The server at {trained.policy.url} does not say how many steps its chunks have, "
+                f"and {replan_steps + (trained.delay or 0) + DELAY} are needed; evaluate it with "
+                f"--delay {(trained.delay or 0) + DELAY} by itself, in another --out."
+            )
         late = replace(acting, delay=(trained.delay or 0) + DELAY)
         late.check_delay(replan_steps)
         return Perturbation(f"chunks that come {DELAY} control steps later", suite, late)
