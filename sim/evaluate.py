@@ -43,8 +43,8 @@ def evaluate(
     """Lets a policy act from every start until its episode ends.
 
     Args:
-      policy: `(observation, prompts, keys) -> actions [N, H, A]`, H >= execute.
-      execute: steps acted of each chunk before the policy looks again.
+      policy: `(observation, prompts, keys) -> actions [N, H, A]`, H >= replan_steps.
+      replan_steps: steps acted of each chunk before the policy looks again.
       control: "other prompt" names a goal that is not the episode's, chosen by its seed; "blank"
         shows images of zeros.
       clips: how many episodes to show to people, failures among them if there are any.

@@ -135,6 +135,18 @@ def test_a_folder_that_looks_like_markup_is_recorded_into(tmp_path, monkeypatch,
     assert f"{out}: 2 episodes" in capsys.readouterr().out
 
 
+def test_resuming_a_recording_that_is_whole_says_so_and_invents_no_counts(tmp_path, capsys):
+    (tmp_path / "mine.py").write_text(TWO_TASKS)
+    config = RecordConfig(tmp_path / "set", f"{tmp_path / 'mine.py'}:MINE", ("near",), episodes=2)
+    frames = record_dataset(config)["frames"]
+    again = record_dataset(replace(config, resume=True))
+    assert (again["tried"], again["kept"], again["failed"]) == (None, 2, None)
+    main(replace(config, resume=True), Console(width=300))
+    said = capsys.readouterr().out
+    assert f"set: 2 episodes, {frames} frames; the recording was whole already." in said
+    assert "tried" not in said
+
+
 def test_a_recording_interrupted_before_its_files_are_joined_has_all_episodes(
     tmp_path, monkeypatch
 ):

@@ -189,7 +189,8 @@ def acted(
     """Evaluates the policy with these parameters (on the host), on this process's first device.
 
     Args:
-      go_on: called with how many episodes of how many have ended; what it raises ends the rest.
+      on_progress: called with how many episodes of how many have ended; what it raises ends the
+        rest.
     """
     placed = jax.device_put(params, jax.local_devices()[0])
     acting = Condition("training", policy.varied(params=placed))

@@ -92,7 +92,8 @@ def record_dataset(
     """Records the dataset; `progress` is called with (episodes kept, episodes asked for).
 
     Returns:
-      `tried`, `kept` and `failed` (by their simulator) episodes, `frames` and `seconds`.
+      `tried`, `kept` and `failed` (by their simulator) episodes, `frames` and `seconds`. Of a
+      recording that was whole before nobody knows how many were tried and failed: None.
 
     Raises:
       ValueError: the folder is not empty, a number is out of range, there is no such task, nobody
@@ -245,7 +246,7 @@ def _finished(out: Path, asked: int) -> dict[str, Any] | None:
     left = partial_of(out)
     if is_growing(left):  # its files before they were joined
         shutil.rmtree(left)
-    return {"tried": asked, "kept": asked, "failed": 0, "frames": dataset.num_frames}
+    return {"tried": None, "kept": asked, "failed": None, "frames": dataset.num_frames}
 
 
 def _check(config: RecordConfig) -> None:
