@@ -47,7 +47,8 @@ class EpisodeRun:
     """The goal that the prompt names."""
     prompt: str = ""
     success: bool = False
-    achieved: set[int] = field(default_factory=set)
+    achieved: set[int] | None = None
+    """Goals that were achieved; None where the slots judge the episode's own alone."""
     rewards: list[Float[np.ndarray, " t"]] = field(default_factory=list)
     actions: list[Float[np.ndarray, "t a"]] = field(default_factory=list)
     """Actions requested, concatenated; a policy's may reach beyond what was executed."""
@@ -71,7 +72,9 @@ class EpisodeRun:
         self.observation, self.ended = outcome.observation, outcome.ended
         self.success |= outcome.success
         self.rewards.append(outcome.reward)
-        self.achieved |= set(np.flatnonzero(outcome.achieved).tolist())
+        if outcome.achieved is not None:
+            found = set(np.flatnonzero(outcome.achieved).tolist())
+            self.achieved = found | (self.achieved or set())
         if outcome.actions is not None:
             self.actions.append(outcome.actions)
         if outcome.film is not None:
@@ -85,8 +88,8 @@ class EpisodeRun:
     def begin_again(self) -> None:
         """Forgets all but that it was begun before."""
         self.reruns += 1
-        self.observation, self.success = None, False
-        for told in (self.achieved, self.rewards, self.actions, self.seen, self.film):
+        self.observation, self.success, self.achieved = None, False, None
+        for told in (self.rewards, self.actions, self.seen, self.film):
             told.clear()
 
     def _instruct(self, goal: int, spec: Spec) -> None:

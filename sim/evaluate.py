@@ -43,8 +43,8 @@ def evaluate(
     """Lets a policy act from every start until its episode ends.
 
     Args:
-      policy: `(observation, prompts, keys) -> actions [N, H, A]`, H >= execute.
-      execute: steps acted of each chunk before the policy looks again.
+      policy: `(observation, prompts, keys) -> actions [N, H, A]`, H >= replan_steps.
+      replan_steps: steps acted of each chunk before the policy looks again.
       control: "other prompt" names a goal that is not the episode's, chosen by its seed; "blank"
         shows images of zeros.
       clips: how many episodes to show to people, failures among them if there are any.
@@ -112,7 +112,7 @@ def filmed(
     any. Those of all are acted again together, `steps` at a time, by repeating their actions."""
     shown = []
     for evaluation, number in zip(found, clips, strict=True):
-        obeyed = [episode.obeyed for episode in evaluation.episodes]
+        obeyed = [e.success if e.obeyed is None else e.obeyed for e in evaluation.episodes]
         named = [evaluation.goals.index(episode.named_goal) for episode in evaluation.episodes]
         shown.append(choose(obeyed, named, number))
 
@@ -185,7 +185,6 @@ def _episode(run: EpisodeRun, spec: Spec) -> Episode:
     """Result of a run."""
     actions = np.concatenate(run.actions)[: run.length]
     bends = np.abs(np.diff(actions.astype(np.float64), n=2, axis=0))
-    reached = run.success if run.named == run.goal else run.named in run.achieved
     return Episode(
         task=run.start.task,
         seed=run.start.seed,
@@ -193,13 +192,20 @@ def _episode(run: EpisodeRun, spec: Spec) -> Episode:
         named_goal=spec.goals[run.named],
         prompt=run.prompt,
         success=run.success,
-        named_achieved=reached,
+        named_achieved=_reached(run),
         length=run.length,
         reward=float(np.concatenate(run.rewards).sum(dtype=np.float64)),
         roughness=float(bends.mean()) if bends.size else 0.0,
         reruns=run.reruns,
         actions=actions,
     )
+
+
+def _reached(run: EpisodeRun) -> bool | None:
+    """True if the goal that the prompt names was reached; None if the slots do not tell."""
+    if run.named == run.goal:
+        return run.success
+    return None if run.achieved is None else run.named in run.achieved
 
 
 def _checked(starts: Sequence[Start], spec: Spec) -> list[Start]:

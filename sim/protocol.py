@@ -4,8 +4,8 @@
 Recording, evaluation and RL that waits for nothing (EnvPool's send and receive, Weng et al. 2022)
 need only `Slots`; `sim.environments.device_slots` makes them of an `Environment`,
 `sim.processes.processes` of simulators in processes of their own. Goals are what a task can be told
-to do (here: which block); `achieved` reports every goal, so a control can see what a policy did
-when it was told another.
+to do (here: which block). An environment's `achieved` reports every goal, so a control can see what
+a policy did when it was told another; simulators in processes judge the episode's own goal alone.
 """
 
 import zlib
@@ -22,7 +22,7 @@ TRAIN_SEEDS = range(0, 1_000_000_000)
 """Seeds of episodes to learn from."""
 EVAL_SEEDS = range(1_000_000_000, 2_000_000_000)
 """Seeds of episodes to be judged by; no demonstration starts from one. LIBERO alone has few
-starts, numbered from 0, and nothing else to record from."""
+starts to be judged by, numbered from 0, and is recorded from others (`Suite.recorded_from`)."""
 
 
 class Start(NamedTuple):
@@ -87,8 +87,8 @@ class Outcome(NamedTuple):
     """Time ran out; never both."""
     success: bool = False
     """The episode's own goal was achieved at one of these steps."""
-    achieved: Bool[np.ndarray, " g"] = np.zeros(0, bool)
-    """Goals achieved at any of these steps."""
+    achieved: Bool[np.ndarray, " g"] | None = None
+    """Goals achieved at any of these steps; None where the slots judge the episode's own alone."""
     actions: Float[np.ndarray, "t a"] | None = None
     """The expert's actions, from `demonstrate`."""
     film: UInt8[np.ndarray, "t h w 3"] | None = None
@@ -113,7 +113,6 @@ def failed(slot: int, spec: Spec, error: str, goal: int = 0) -> Outcome:
         observation=nothing,
         goal=goal,
         reward=np.zeros(0, np.float32),
-        achieved=np.zeros(len(spec.goals), bool),
         error=error,
     )
 

@@ -29,7 +29,9 @@ class Episode:
     """Goal that the prompt names: `goal`, but where the control is another prompt."""
     prompt: str
     success: bool
-    named_achieved: bool
+    named_achieved: bool | None
+    """The goal that the prompt names was reached; None if that is another than the episode's own
+    and the simulator judges the latter alone."""
     length: int
     """Steps until the end, the last included."""
     reward: float
@@ -48,8 +50,8 @@ class Episode:
         return Start(self.task, self.seed)
 
     @property
-    def obeyed(self) -> bool:
-        """True if the goal that the prompt names was reached."""
+    def obeyed(self) -> bool | None:
+        """True if the goal that the prompt names was reached; None where that is not measured."""
         return self.success if self.named_goal == self.goal else self.named_achieved
 
     def to_json(self) -> dict[str, Any]:
@@ -126,9 +128,10 @@ class Evaluation:
         return Rate.of(e.success for e in self.episodes)
 
     @property
-    def named(self) -> Rate:
-        """Rate of reaching the goal that the prompt named."""
-        return Rate.of(e.named_achieved for e in self.episodes)
+    def named(self) -> Rate | None:
+        """Rate of reaching the goal that the prompt named; None where that is not measured."""
+        reached = [e.named_achieved for e in self.episodes]
+        return None if None in reached else Rate.of(map(bool, reached))
 
     @property
     def mean_return(self) -> float:
@@ -188,7 +191,7 @@ class Evaluation:
         return {
             "suite": self.suite,
             **self._means(),
-            "named": self.named.to_json(),
+            "named": self.named.to_json() if self.named else None,
             "reruns": self.reruns,
             "failures": [asdict(failure) for failure in self.failures],
             "unrepeatable": self.unrepeatable,

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from models.files.own_file import digest, load
-from sim.protocol import EVAL_SEEDS, Environment, Slots
+from sim.protocol import Environment, Slots
 from sim.suite import Suite
 
 ENTRY_POINTS = "chiliad.suites"
@@ -150,7 +150,6 @@ def _on_device(
         tasks=known[plain],
         episodes=128,
         open=open_slots,
-        first_seed=EVAL_SEEDS.start,
         together=False,
         slots=128,
         environment=environment,

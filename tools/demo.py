@@ -106,6 +106,7 @@ def _run(config: DemoConfig, console: Console) -> dict[str, object]:
     with stage("report", "Writing the report"):
         report = report_of(suite.name, results, config.out, to_json(preset), dict(seconds))
         write_report(config.out / "report.html", report)
+    named = results["wrong prompt"].named
     summary: dict[str, object] = {
         "task": config.task,
         "seed": config.seed,
@@ -116,7 +117,7 @@ def _run(config: DemoConfig, console: Console) -> dict[str, object]:
         "untrained_success": results["untrained"].success.value,
         "expert_success": results["expert"].success.value,
         "wrong_prompt_success": results["wrong prompt"].success.value,
-        "wrong_prompt_named_success": results["wrong prompt"].named.value,
+        "wrong_prompt_named_success": named.value if named else None,
         "blank_image_success": results["blank image"].success.value,
         "fill": report.fill["prefix places"],
         "seconds": seconds,

@@ -40,9 +40,13 @@ def main(config: RecordConfig, console: Console) -> None:
 
         with in_a_line("Finished episodes are kept; --resume goes on.", writing=config.out):
             summary = record_dataset(config, progress)
+    made = f"{config.out}: {summary['kept']} episodes, {summary['frames']} frames"
+    if summary["tried"] is None:
+        console.print(f"{made}; the recording was whole already.")
+        return
     lost = summary["tried"] - summary["kept"] - summary["failed"]
     console.print(
-        f"{config.out}: {summary['kept']} episodes, {summary['frames']} frames; of "
+        f"{made}; of "
         f"{summary['tried']} tried, {lost} did not succeed and {summary['failed']} were lost with "
         "their simulator, all of which were left out."
     )

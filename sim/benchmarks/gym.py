@@ -9,7 +9,7 @@ from typing import Any
 
 from sim.processes.interpreters import interpreter
 from sim.processes.processes import Processes
-from sim.protocol import EVAL_SEEDS, Slots
+from sim.protocol import Slots
 from sim.suite import Suite
 
 INSTALL = "make gym"
@@ -48,7 +48,6 @@ def suite(
         tasks=(environment,),
         episodes=50,
         open=partial(_open, python, options, patience),
-        first_seed=EVAL_SEEDS.start,
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sim.processes.interpreters import interpreter
 from sim.processes.processes import Processes
-from sim.protocol import EVAL_SEEDS, Slots
+from sim.protocol import Slots
 from sim.simulators.metaworld_prompts import PROMPTS
 from sim.suite import Suite
 
@@ -64,7 +64,6 @@ def suite(
             draw_every=draw_every,
             antialias=antialias,
         ),
-        first_seed=EVAL_SEEDS.start,
         action_range=((-1.0, 1.0),) * 4,
         variants={} if paraphrased else {"paraphrase": f"{name}_paraphrase"},
         cheaper=partial(suite, name, paraphrased),

@@ -158,12 +158,23 @@ def _look(key: Array, colours: Float[np.ndarray, "g 3"], random: Randomisation) 
         light = light / jnp.linalg.norm(light)
         ambient = ambient + random.light / 2 * draws(4)
     if random.colours:
-        painted = jnp.clip(painted + random.colours * draws(5, *colours.shape), 0, 1)
+        changes = draws(5, len(colours) + MOST_DISTRACTORS, 3)
+        painted = jnp.clip(
+            painted + random.colours * changes[np.array(_rows(len(colours), random))], 0, 1
+        )
     if random.texture:
         stripe, table = jnp.clip(painted[-1] + random.texture * draws(7, 2, 3), 0, 1)
         stripes = jnp.broadcast_to(stripe, (_STRIPES, 3))
         painted = jnp.concatenate((painted[:-1], stripes, table[None]))
     return Look(painted, light, ambient)
+
+
+def _rows(colours: int, random: Randomisation) -> list[int]:
+    """Rows of the draws that change so many colours: the table's, the last, has the same whatever
+    lies on it."""
+    table = colours - 1 - random.distractors + VARIED.distractors
+    others = [row for row in range(colours + MOST_DISTRACTORS) if row != table]
+    return [*others[: colours - 1], table]
 
 
 def _stripes(key: Array) -> Float[Array, "s 7"]:

@@ -49,7 +49,8 @@ class Simulator(Protocol):
         """Images uint8 [c, h, w, 3] and state [s]; called once per chunk."""
 
     def step(self, action: np.ndarray) -> tuple[float, bool, bool, bool]:
-        """Acts [a] once: reward, terminated, truncated, success. The child counts `max_steps`."""
+        """Acts [a] once: reward, terminated, truncated, and whether the episode's own goal is
+        reached. The child counts `max_steps`."""
 
     def expert(self) -> np.ndarray:
         """The action [a] that the task's expert takes now."""
@@ -173,10 +174,10 @@ class _Episode:
         rewards, frames = [], []
         terminated = truncated = success = False
         for i in range(steps):
-            reward, terminated, truncated, achieved = self.simulator.step(action(i))
+            reward, terminated, truncated, reached = self.simulator.step(action(i))
             self.steps += 1
             rewards.append(float(reward))
-            success |= bool(achieved)
+            success |= bool(reached)
             if film:
                 frames.append(self._picture())
             if terminated or truncated or self.steps == self.spec["max_steps"]:
@@ -192,8 +193,6 @@ class _Episode:
         cameras, (height, width) = self.spec["cameras"], self.spec["picture"]
         _check("images", images, (len(cameras), height, width, 3), np.uint8)
         _check("state", state, (len(self.spec["state_names"]),))
-        achieved = np.zeros(len(self.spec["goals"]), bool)
-        achieved[self.goal] = success
         return {
             "goal": self.goal,
             "terminated": bool(terminated),
@@ -202,7 +201,6 @@ class _Episode:
             "images": images,
             "state": np.asarray(state, np.float32),
             "reward": np.asarray(rewards, np.float32),
-            "achieved": achieved,
         }
 
     def _picture(self) -> np.ndarray:

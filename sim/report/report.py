@@ -88,7 +88,8 @@ def _header(report: Report, main: Evaluation) -> str:
     for name, other in list(report.evaluations.items())[1:]:
         text = f"{escape(name)} <b>{tables.percent(other.success.value)}</b>"
         if tables.redirected(other):
-            text += f", named goal instead <b>{tables.percent(other.named.value)}</b>"
+            named = tables.percent(other.named.value) if other.named else "not measured"
+            text += f", named goal instead <b>{named}</b>"
         facts.append(f"<li>{text}</li>")
     return (
         f'<header>\n<p class="eyebrow">Chiliad · task {escape(report.task)}</p>\n'
@@ -119,22 +120,26 @@ def _videos(report: Report, evaluations: Mapping[str, Evaluation]) -> str:
 
 def _video(clip: Clip, episode: Episode, fps: int, report: Report) -> str:
     good, outcome = _outcome(episode)
+    kind, mark = {True: ("good", "✓"), False: ("bad", "✗"), None: ("", "–")}[good]
     shown = video(
         clip.frames, fps, report.encode, f"Video of the robot told “{episode.prompt}”: {outcome}"
     )
     return (
         f'<figure class="clip">{shown}<figcaption>“{escape(episode.prompt)}”'
-        f'<span class="{"good" if good else "bad"}">{"✓" if good else "✗"} {escape(outcome)}</span>'
+        f'<span class="{kind}">{mark} {escape(outcome)}</span>'
         f"<small>{episode.length} steps · seed {episode.seed}</small></figcaption></figure>\n"
     )
 
 
-def _outcome(e: Episode) -> tuple[bool, str]:
-    """True if the robot did as it was told, and the outcome in words."""
+def _outcome(e: Episode) -> tuple[bool | None, str]:
+    """True if the robot did as it was told, None if that is not measured, and the outcome in
+    words."""
     if e.goal == e.named_goal:
         return e.success, "success" if e.success else "failure"
     if e.named_achieved:
         return True, f"{e.named_goal}, as told"
+    if e.named_achieved is None and not e.success:
+        return None, f"not {e.goal}; {e.named_goal} is not measured"
     return False, f"{e.goal} instead" if e.success else f"neither {e.named_goal} nor {e.goal}"
 
 

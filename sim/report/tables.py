@@ -34,7 +34,8 @@ def success(evaluations: Mapping[str, Evaluation]) -> str:
         kind = "main" if i == 0 else "plain"
         if redirected(e):
             bars.append(charts.Bar(f"{name}: original goal", e.success, kind))
-            bars.append(charts.Bar(f"{name}: named goal", e.named, "control"))
+            if e.named:
+                bars.append(charts.Bar(f"{name}: named goal", e.named, "control"))
         else:
             bars.append(charts.Bar(name, e.success, kind))
         about = f"<small>{escape(_ABOUT[name])}</small>" if name in _ABOUT else ""
@@ -44,9 +45,7 @@ def success(evaluations: Mapping[str, Evaluation]) -> str:
                 f"{e.success.successes}/{e.success.trials}",
                 percent(e.success.value),
                 e.success.interval_text,
-                f"{percent(e.named.value)}<small>{e.named.interval_text}</small>"
-                if redirected(e)
-                else "",
+                _named(e),
                 f"{median(x.length for x in e.episodes):g}",
                 f"{e.roughness:.3g}",
                 f"{1000 * e.latency.p50:.1f} / {1000 * e.latency.p99:.1f}" if e.latency else "",
@@ -215,6 +214,14 @@ def redirected(evaluation: Evaluation) -> bool:
 def percent(share: float) -> str:
     """Percentage, with a space that does not break."""
     return f"{100 * share:.1f}\u00a0%"
+
+
+def _named(evaluation: Evaluation) -> str:
+    """Rate of reaching the goal that a prompt named instead of the episode's own."""
+    if not redirected(evaluation):
+        return ""
+    rate = evaluation.named
+    return f"{percent(rate.value)}<small>{rate.interval_text}</small>" if rate else "not measured"
 
 
 def _cell(rate: Rate, more: str = "") -> str:

@@ -1,8 +1,8 @@
 """Any gymnasium environment by its id, with whatever observations and actions it has.
 
 An episode succeeds if the environment's info says so ("success" or "is_success"); else, where its
-registration names a `reward_threshold`, if the episode's return reaches it; else if it terminates
-with a positive reward.
+registration names a `reward_threshold`, if the episode's return reaches it by the end; else if it
+terminates with a positive reward.
 """
 
 import math
@@ -12,6 +12,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+
+Path = tuple[str, ...]
+"""Keys of a part of what is observed, the outermost first; each may itself have dots."""
 
 
 class Simulator:
@@ -42,9 +45,9 @@ class Simulator:
         self.prompts = list(prompts)
         self.environment = environment
         parts = dict(_parts(self.env.observation_space))
-        self.pictures = [name for name, space in parts.items() if _is_picture(space)]
-        self.numbers = [name for name in parts if name not in self.pictures]
-        self.widths = [_width(environment, name, parts[name]) for name in self.numbers]
+        self.pictures = [path for path, space in parts.items() if _is_picture(space)]
+        self.numbers = [path for path in parts if path not in self.pictures]
+        self.widths = [_width(environment, path, parts[path]) for path in self.numbers]
         self.drawn = not self.pictures and "rgb_array" in self.env.metadata.get("render_modes", ())
         if self.drawn:
             self.env.close()
@@ -57,15 +60,17 @@ class Simulator:
     def spec(self) -> dict[str, Any]:
         """Cameras are named as the observation's pictures, or "render"; states and actions are in
         the environment's units."""
-        cameras = ["render"] if self.drawn else [name or "image" for name in self.pictures]
+        cameras = (
+            ["render"] if self.drawn else [".".join(path) or "image" for path in self.pictures]
+        )
         return {
             "name": f"gym:{self.environment}",
             "tasks": [self.environment],
             "cameras": [f"observation.images.{name}" for name in cameras],
             "picture": [self.size, self.size],
             "state_names": [
-                f"{name or 'state'}_{i}"
-                for name, width in zip(self.numbers, self.widths, strict=True)
+                f"{'.'.join(path) or 'state'}_{i}"
+                for path, width in zip(self.numbers, self.widths, strict=True)
                 for i in range(width)
             ],
             "action_names": [f"action_{i}" for i in range(self.act.width)],
@@ -78,22 +83,24 @@ class Simulator:
     def reset(self, task: str, seed: int) -> int:
         """The start that the environment makes of this seed."""
         self.seen, _ = self.env.reset(seed=seed)
-        self.total = 0.0
+        self.total, self.steps = 0.0, 0
         return 0
 
     def observe(self) -> tuple[np.ndarray, np.ndarray]:
         """Pictures [c, size, size, 3] and state [s]."""
         images = np.zeros((len(self.pictures) + self.drawn, self.size, self.size, 3), np.uint8)
-        for i, name in enumerate(self.pictures):
-            images[i] = scaled(_part(self.seen, name), self.size)
+        for i, path in enumerate(self.pictures):
+            images[i] = scaled(_part(self.seen, path), self.size)
         if self.drawn:
             images[0] = scaled(self.env.render(), self.size)
-        numbers = [np.ravel(_part(self.seen, name)) for name in self.numbers]
+        numbers = [np.ravel(_part(self.seen, path)) for path in self.numbers]
         return images, np.concatenate([np.zeros(0, np.float32), *numbers])
 
     def step(self, action: np.ndarray) -> tuple[float, bool, bool, bool]:
-        """Acts once."""
+        """Acts once; the last of `max_steps` ends the episode also where nothing is registered."""
         self.seen, reward, terminated, truncated, info = self.env.step(self.act(action))
+        self.steps += 1
+        truncated = truncated or (self.steps == self.max_steps and not terminated)
         self.total += float(reward)
         said = info.get("success", info.get("is_success"))
         if said is not None:
@@ -150,17 +157,17 @@ def scaled(picture: np.ndarray, size: int) -> np.ndarray:
     return out
 
 
-def _parts(space: spaces.Space, name: str = "") -> Iterator[tuple[str, spaces.Space]]:
-    """The leaves of a space of dictionaries, named "outer.inner"; a plain one is named ""."""
+def _parts(space: spaces.Space, path: Path = ()) -> Iterator[tuple[Path, spaces.Space]]:
+    """The leaves of a space of dictionaries by their keys, of which a plain one has none."""
     if not isinstance(space, spaces.Dict):
-        yield name, space
+        yield path, space
         return
     for key, inner in space.items():
-        yield from _parts(inner, f"{name}.{key}" if name else key)
+        yield from _parts(inner, (*path, key))
 
 
-def _part(observation: Any, name: str) -> Any:
-    for key in name.split(".") if name else ():
+def _part(observation: Any, path: Path) -> Any:
+    for key in path:
         observation = observation[key]
     return observation
 
@@ -174,10 +181,10 @@ def _is_picture(space: spaces.Space) -> bool:
     )
 
 
-def _width(environment: str, name: str, space: spaces.Space) -> int:
+def _width(environment: str, path: Path, space: spaces.Space) -> int:
     if not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiBinary):
         raise ValueError(
-            f"{environment} observes '{name}' as {space}, expected pictures (uint8 [h, w, 3]) and "
-            "spaces of numbers; wrap it."
+            f"{environment} observes '{'.'.join(path)}' as {space}, expected pictures (uint8 "
+            "[h, w, 3]) and spaces of numbers; wrap it."
         )
     return math.prod(space.shape)

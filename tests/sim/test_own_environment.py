@@ -8,6 +8,7 @@ import pytest
 
 from sim.evaluate import evaluate
 from sim.protocol import Start
+from sim.statistics import Rate
 from sim.suites import load_suite
 
 GUIDE = Path(__file__).parents[2] / "docs" / "own_environment.md"
@@ -52,6 +53,21 @@ def test_a_policy_that_obeys_succeeds_and_one_that_does_not_fails(suite):
     slots.close()
     assert not any(episode.success for episode in idle.episodes)
     assert {episode.length for episode in idle.episodes} == {40}
+
+
+def test_a_goal_that_a_prompt_names_is_measured_where_the_slots_judge_it_and_else_not(suite):
+    slots = suite.open(suite.tasks, 3, SIZE)
+    wanted = starts(suite, range(4))
+    told = evaluate(slots, obedient, wanted, replan_steps=8, control="other prompt", clips=2)
+    own = evaluate(slots, obedient, wanted, replan_steps=8, clips=0)
+    slots.close()
+    assert told.success.successes == 0
+    assert len(told.clips) == 2
+    assert own.named == own.success == Rate(len(wanted), len(wanted))
+    judged = len(suite.tasks) == 1  # the one in JAX
+    assert told.named == (Rate(len(wanted), len(wanted)) if judged else None)
+    assert (told.to_json()["named"] is None) == (not judged)
+    assert {e.named_achieved for e in told.episodes} == {True if judged else None}
 
 
 def test_a_variant_is_the_same_episode_seen_otherwise(folder):

@@ -2,6 +2,7 @@
 
 import hashlib
 import sys
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -59,6 +60,29 @@ def test_a_suite_tells_what_brought_it_and_a_changed_file_shows(tmp_path):
     assert sources[0] == sources[1] == f"sha256:{hashlib.sha256(SUITE.encode()).hexdigest()}"
     assert sources[2] != sources[0]
     assert load_suite("tabletop-lift").source == ""
+
+
+def test_every_suite_of_ours_is_judged_by_the_starts_that_it_always_was():
+    """LIBERO's are held in its own tests."""
+    for name in (
+        "tabletop",
+        "tabletop_varied-lift",
+        "tabletop_camera",
+        "arm-lift",
+        "arm_paraphrase",
+    ):
+        suite = load_suite(name)
+        assert (suite.first_seed, suite.recorded_from) == (1_000_000_000, 0)
+        assert suite.judged(2) == range(1_000_000_000, 1_000_000_002)
+
+
+def test_a_task_that_is_named_twice_is_refused_as_its_episodes_would_count_twice():
+    suite = load_suite("tabletop")
+    once = suite.tasks[:2]
+    assert suite.groups(once) == [(task,) for task in once]
+    for together in (False, True):
+        with pytest.raises(ValueError, match=rf"Task \['{once[0]}'\] of suite 'tabletop' is named"):
+            replace(suite, together=together).groups((*once, once[0]))
 
 
 def test_installed_packages_offer_suites(package):

@@ -21,10 +21,12 @@ from sim.journal import Journal
 from sim.processes.interpreters import interpreter
 from tools import evaluate as command
 from tools.evaluate import EvaluateConfig
+from tools.recipes.policy import PolicyOptions
 from tools.recipes.presets import TINY
 
 BOWL = "pick_up_the_black_bowl_between_the_plate_and_the_ramekin_and_place_it_on_the_plate"
 SUITES = """
+from dataclasses import replace
 from functools import partial
 from sim.environments.device_slots import DeviceSlots
 from sim.suite import Suite
@@ -49,6 +51,9 @@ class Zoomed(PointWorld):
 
 ZOOMED = Suite("zoomed", ("points",), 3, lambda tasks, n, s: DeviceSlots(Zoomed(s), n, expert))
 LATE = Suite("late", ("points",), 5, lambda tasks, count, size: Shuffled(count, seed=3))
+LEARNT = Suite("learnt", ("points",), 4, open_lanes, first_seed=0)
+FEW = Suite("few", ("points",), 4, open_lanes, first_seed=0, recorded_from=10)
+FIXED = replace(FEW, name="fixed", fixed=6)
 NO_EXPERT = Suite("plain", ("points",), 7, partial(open_lanes, expert=None))
 
 class Dim(PointWorld):
@@ -73,6 +78,8 @@ WRONG = points(
         "named": "tabletop-fly",
         "expert": VARIED,
         "whole": Suite("others", ("others",), 5, open_lanes, first_seed=9),
+        "learnt": points("recorded", recorded_from=13),
+        "fewer": points("fewer", recorded_from=1000, fixed=12),
     },
 )
 """
@@ -248,7 +255,9 @@ def test_a_policy_acts_under_changes_from_the_starts_of_the_unchanged(
     assert not added, "nothing is acted twice"
 
 
-def test_the_same_noise_disturbs_an_episode_beside_any_others(suites, seeing, tmp_path):
+def test_the_same_noise_disturbs_an_episode_beside_any_others(
+    suites, seeing, tmp_path, monkeypatch
+):
     config = EvaluateConfig(
         seeing, f"{suites}:VARIED", out=tmp_path / "1", euler_steps=2, perturb=("noise",)
     )
@@ -261,10 +270,61 @@ def test_the_same_noise_disturbs_an_episode_beside_any_others(suites, seeing, tm
         np.testing.assert_allclose(one.actions, other.actions, atol=1e-5)
         changes.append(other.actions[:4] - calm.actions[:4])
     assert 0.02 < np.std(changes) < 0.12, "0.03 of a range from -1 to 1"
-    wider = tmp_path / "wider.py"
-    wider.write_text(suites.read_text().replace("RANGE = ((-1.0,", "RANGE = ((-2.0,"))
+    monkeypatch.setattr("tools.recipes.conditions.NOISE", 0.06)
     with pytest.raises(ValueError, match=r"'noise' whose noise is \[0.06, 0.06\], but now it is"):
-        run(replace(config, suite=f"{wider}:VARIED"))
+        run(config)
+
+
+@pytest.fixture(scope="module")
+def journalled(suites, checkpoint, tmp_path_factory):
+    """An evaluation that has ended, of options that are all defaults."""
+    out = tmp_path_factory.mktemp("journalled")
+    config = EvaluateConfig(
+        checkpoint(), f"{suites}:VARIED", out=out, euler_steps=1, episodes=1, perturb=("dim",)
+    )
+    run(config)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"dtype": "bfloat16"}, 'dtype is null, but now it is "bfloat16"'),
+        ({"options": PolicyOptions(robot="pointer")}, 'robot is null, but now it is "pointer"'),
+        (
+            {"options": PolicyOptions(cameras=("top=top",))},
+            r'cameras is null, but now it is \["top=top"\]',
+        ),
+    ],
+)
+def test_a_policy_that_was_loaded_otherwise_does_not_go_on_with_anothers_episodes(
+    changed, why, journalled
+):
+    with pytest.raises(ValueError, match=f"'trained' whose {why}; choose another --out"):
+        run(replace(journalled, **changed))
+
+
+def test_an_edited_suite_does_not_go_on_and_its_variants_do_not_either(
+    journalled, suites, tmp_path
+):
+    edited = tmp_path / "edited.py"
+    edited.write_text(suites.read_text().replace("// 2", "// 3"))
+    with pytest.raises(ValueError, match=r"'trained' whose source is .sha256:.*now it is .sha"):
+        run(replace(journalled, suite=f"{edited}:VARIED"))
+    lines = map(json.loads, (journalled.out / "episodes.jsonl").read_text().splitlines())
+    told = {row["condition"]: row["evaluates"] for row in lines if "evaluates" in row}
+    assert told["dim"]["source"] == told["trained"]["source"]
+
+
+def test_a_journal_tells_no_options_that_are_defaults(journalled):
+    """Journals of earlier versions go on."""
+    begins, *_ = (journalled.out / "episodes.jsonl").read_text().splitlines()
+    told = json.loads(begins)["evaluates"]
+    told.pop("source")
+    assert list(told) == [
+        *("suite", "tasks", "first_seed", "replan_steps", "picture"),
+        *("checkpoint", "control", "sampler_steps"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -273,9 +333,15 @@ def test_the_same_noise_disturbs_an_episode_beside_any_others(suites, seeing, tm
         ("VARIED", "camera", r"'varied' has no variant 'camera'; choose all, or of \['paraphrase'"),
         ("ZOOMED", "noise", "'zoomed' does not say the range of its actions.* an action_range"),
         ("WRONG", "noise", "points has 2 actions, but the suite's action_range says 4"),
-        ("WRONG", "seeds", "'seeds' of suite 'wrong' begins with seed 0, the suite with 9"),
+        (
+            "WRONG",
+            "seeds",
+            "'seeds' of suite 'wrong' begins with seed 1000000000, the suite with 9",
+        ),
         ("WRONG", "tasks", "'tasks' of suite 'wrong' begins with seed 100, the suite with 9"),
         ("WRONG", "whole", r"Suite 'others' has no task \['points'\]"),
+        ("WRONG", "learnt", "suite 'recorded' are judged by seeds 9 … 13, and recordings begin"),
+        ("WRONG", "fewer", "episodes is 5, but suite 'fewer' has 12 fixed starts .*ask for 3"),
         ("WRONG", "named", "Unknown suite 'tabletop-fly'"),
         ("VARIED", "expert", "'varied' has no variant 'expert'"),
         ("WRONG", "expert", "calls a variant 'expert', as a condition is called"),
@@ -398,6 +464,20 @@ def test_a_delay_that_cannot_be_is_refused_before_anything_is_acted(
         ({"tasks": ("points", "lines")}, r"'two' has no task \['lines'\], only"),
         ({"episodes": 0}, "episodes is 0"),
         ({"slots": 0}, "slots 0"),
+        (
+            {"suite": "LEARNT"},
+            "4 episodes of suite 'learnt' are judged by seeds 0 … 3, and recordings begin with "
+            "seed 0 .*leave the suite's first_seed out, which is 1000000000 then",
+        ),
+        (
+            {"suite": "FIXED", "episodes": 8},
+            "episodes is 8, but suite 'fixed' has 6 fixed starts a task, seeds 0 … 5, .*ask for 6",
+        ),
+        (
+            {"suite": "FEW", "episodes": 11},
+            "11 episodes of suite 'few' are judged by seeds 0 … 10, and recordings begin with "
+            "seed 10 .*ask for fewer",
+        ),
         ({"suite": "NO_EXPERT", "controls": ("expert",)}, "no scripted expert; leave 'expert' out"),
     ],
 )

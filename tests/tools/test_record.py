@@ -8,7 +8,10 @@ import pytest
 
 from data import open_dataset
 from models.terminal import Console
+from sim.environments.device_slots import DeviceSlots
 from sim.environments.tabletop import Tabletop
+from sim.protocol import EVAL_SEEDS, TRAIN_SEEDS
+from sim.suites import load_suite
 from tests.helpers.sim.point_suite import TWO_TASKS
 from tools.record import RecordConfig, main, record_dataset
 
@@ -95,6 +98,34 @@ def test_a_recording_never_begins_where_policies_are_judged(tmp_path):
     assert not np.array_equal(a, c)
 
 
+def test_a_recording_of_starts_that_policies_are_judged_by_is_refused(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        TWO_TASKS + "\nLEARNT = replace(MINE, first_seed=0)\n"
+        "NEAR = replace(MINE, first_seed=2_000_007)\n"
+    )
+    record = partial(RecordConfig, tmp_path / "none", tasks=("near",), episodes=1)
+    with pytest.raises(ValueError, match="judged by seeds 0 … 7, and recordings begin with seed 0"):
+        record_dataset(record(f"{tmp_path / 'mine.py'}:LEARNT"))
+    with pytest.raises(ValueError, match=r"Recording 2 .*judged by 2000007 … 2000014; choose"):
+        record_dataset(record(f"{tmp_path / 'mine.py'}:NEAR", seed=2))
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_suite_that_tells_no_seeds_is_not_judged_by_what_is_recorded(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(TWO_TASKS)
+    suite, begin, begun = f"{tmp_path / 'mine.py'}:MINE", DeviceSlots.begin, []
+
+    def noted(slots, slot, start):
+        begun.append(start.seed)
+        begin(slots, slot, start)
+
+    monkeypatch.setattr(DeviceSlots, "begin", noted)
+    record_dataset(RecordConfig(tmp_path / "set", suite, ("near",), episodes=4))
+    assert min(begun) == TRAIN_SEEDS.start
+    assert max(begun) < TRAIN_SEEDS.stop
+    assert load_suite(suite).judged(4) == EVAL_SEEDS[:4]
+
+
 def test_a_folder_that_looks_like_markup_is_recorded_into(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "300")
     file = tmp_path / "mine.py"
@@ -102,6 +133,18 @@ def test_a_folder_that_looks_like_markup_is_recorded_into(tmp_path, monkeypatch,
     out = tmp_path / "a[/b]c"
     main(RecordConfig(out, f"{file}:MINE", episodes=1), Console())
     assert f"{out}: 2 episodes" in capsys.readouterr().out
+
+
+def test_resuming_a_recording_that_is_whole_says_so_and_invents_no_counts(tmp_path, capsys):
+    (tmp_path / "mine.py").write_text(TWO_TASKS)
+    config = RecordConfig(tmp_path / "set", f"{tmp_path / 'mine.py'}:MINE", ("near",), episodes=2)
+    frames = record_dataset(config)["frames"]
+    again = record_dataset(replace(config, resume=True))
+    assert (again["tried"], again["kept"], again["failed"]) == (None, 2, None)
+    main(replace(config, resume=True), Console(width=300))
+    said = capsys.readouterr().out
+    assert f"set: 2 episodes, {frames} frames; the recording was whole already." in said
+    assert "tried" not in said
 
 
 def test_a_recording_interrupted_before_its_files_are_joined_has_all_episodes(

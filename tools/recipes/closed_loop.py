@@ -49,7 +49,7 @@ class ClosedLoop:
       policy: the model with its preparation; its parameters are not looked at.
 
     Raises:
-      ValueError, FileNotFoundError: no such suite or task, or the policy does not fit it.
+      ValueError, FileNotFoundError: no such suite, task or starts, or the policy does not fit.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class ClosedLoop:
         self._error: BaseException | None = None
         self._suite = load_suite(config.suite)
         self._groups = self._suite.groups(config.tasks)
+        self._suite.judged(config.episodes)
         self._count = self._suite.count(config.slots, config.episodes * len(self._groups[0]))
         self._policy = in_batches(policy, self._count)
         if host_index() == 0:
@@ -168,8 +169,12 @@ class ClosedLoop:
 
 
 def held_out(suite: Suite, tasks: Sequence[str], episodes: int) -> list[Start]:
-    """Starts of each task that are not learnt from."""
-    seeds = range(suite.first_seed, suite.first_seed + episodes)
+    """Starts of each task that are not learnt from.
+
+    Raises:
+      ValueError: see `Suite.judged`.
+    """
+    seeds = suite.judged(episodes)
     return [Start(task, seed) for task in tasks for seed in seeds]
 
 
@@ -184,7 +189,8 @@ def acted(
     """Evaluates the policy with these parameters (on the host), on this process's first device.
 
     Args:
-      go_on: called with how many episodes of how many have ended; what it raises ends the rest.
+      on_progress: called with how many episodes of how many have ended; what it raises ends the
+        rest.
     """
     placed = jax.device_put(params, jax.local_devices()[0])
     acting = Condition("training", policy.varied(params=placed))

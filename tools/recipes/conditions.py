@@ -2,9 +2,9 @@
 perturbations, the suite's expert and other policies, every one on the same starts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -64,6 +64,8 @@ class Condition:
     clips: int = 2
     checkpoint: str = ""
     """Words that tell the policy's parameters from any others."""
+    loaded: Mapping[str, Any] = field(default_factory=dict)
+    """Options with which these were loaded, as plain data, where they are not the defaults."""
     delay: int | None = None
     """Control steps from an observation until its chunk is there, which then continues the one
     before as the policy does; None where every chunk is waited for and stands alone."""
@@ -92,20 +94,21 @@ class Condition:
 
     def check_delay(self, replan_steps: int) -> None:
         """Raises ValueError unless the policy's chunks can come so late."""
-        delay = self.delay
-        if delay is None or self.policy is None:
+        delay, policy = self.delay, self.policy
+        if delay is None or policy is None:
             return
         if not 0 <= delay <= replan_steps:
             raise ValueError(
                 f"delay is {delay} with replan_steps {replan_steps}, so the policy would look "
                 "again before its last answer is there; give a delay of 0 to replan_steps."
             )
-        if not isinstance(self.policy, Policy):
-            return
-        horizon, config = self.policy.model.config.horizon, self.policy.model.config
-        if replan_steps + delay > horizon:
+        horizon = policy.model.config.horizon if isinstance(policy, Policy) else policy.horizon
+        if horizon is not None and replan_steps + delay > horizon:
             raise ValueError(_too_short(horizon, replan_steps, delay))
-        if self.policy.continues == "trained" and delay > config.rtc_max_delay:
+        if not isinstance(policy, Policy):
+            return
+        config = policy.model.config
+        if policy.continues == "trained" and delay > config.rtc_max_delay:
             raise ValueError(
                 f"delay is {delay}, but the policy was trained to continue at most "
                 f"{config.rtc_max_delay} steps (model.rtc_max_delay); give a shorter delay, or "
@@ -131,7 +134,7 @@ class Condition:
         """Settings that, besides the suite, decide what becomes of a start."""
         if self.policy is None:
             return {}
-        told: dict[str, Any] = {"checkpoint": self.checkpoint, "control": self.control}
+        told = {"checkpoint": self.checkpoint, "control": self.control, **self.loaded}
         if self.delay is not None:
             continues = self.policy.continues if isinstance(self.policy, Policy) else "none"
             told |= {"delay": self.delay, "chunking": continues}
@@ -177,6 +180,7 @@ def perturbations(
     asked: Sequence[str],
     tasks: tuple[str, ...],
     replan_steps: int,
+    episodes: int,
 ) -> tuple[list[Perturbation], dict[str, str]]:
     """Perturbations of a condition in a suite; "all" are the usual ones and the suite's variants.
     Of those, some cannot be there: they are left out, and why is told by their names.
@@ -189,7 +193,9 @@ def perturbations(
     found, left_out = [], {}
     for name in dict.fromkeys((*every, *named)):
         try:
-            found.append(_perturbation(name, suite, trained, tasks, replan_steps))
+            change = _perturbation(name, suite, trained, tasks, replan_steps)
+            change.suite.judged(episodes)
+            found.append(change)
         except (ValueError, FileNotFoundError) as error:
             if name in named:
                 raise
@@ -208,7 +214,10 @@ def _perturbation(
                 "it."
             )
         wanted = suite.variants[name]
-        other = load_suite(wanted) if isinstance(wanted, str) else wanted
+        if isinstance(wanted, str):
+            other = load_suite(wanted)
+        else:
+            other = replace(wanted, source=wanted.source or suite.source)
         other.groups(tasks or suite.tasks)
         if other.first_seed != suite.first_seed:
             raise ValueError(
@@ -217,6 +226,12 @@ def _perturbation(
             )
         return Perturbation(other.about or other.name, other, acting)
     if name == "delay":
+        if isinstance(trained.policy, RemotePolicy) and trained.policy.horizon is None:
+            raise ValueError(
+                f"The server at {trained.policy.url} does not say how many steps its chunks have, "
+                f"and {replan_steps + (trained.delay or 0) + DELAY} are needed; evaluate it with "
+                f"--delay {(trained.delay or 0) + DELAY} by itself, in another --out."
+            )
         late = replace(acting, delay=(trained.delay or 0) + DELAY)
         late.check_delay(replan_steps)
         return Perturbation(f"chunks that come {DELAY} control steps later", suite, late)
@@ -293,7 +308,7 @@ def evaluate_all(
             f"episodes is {episodes}, replan_steps {replan_steps} and slots {slots}; each must "
             "be at least 1."
         )
-    seeds = range(suite.first_seed, suite.first_seed + episodes)
+    seeds = suite.judged(episodes)
     for condition in wanted:
         condition.check_delay(replan_steps)
     count = suite.count(slots, len(groups[0]) * episodes)
@@ -303,7 +318,7 @@ def evaluate_all(
         "tasks": tuple(task for group in groups for task in group),
         "first_seed": suite.first_seed,
         "replan_steps": replan_steps,
-    }
+    } | ({"source": suite.source} if suite.source else {})
     parts: dict[str, list[Evaluation]] = {condition.name: [] for condition in wanted}
     with _progress(console) as progress:
 

@@ -44,7 +44,7 @@ from tools.recipes.conditions import (
     evaluate_all,
     perturbations,
 )
-from tools.recipes.policy import PolicyOptions, camera_map, load
+from tools.recipes.policy import PolicyOptions, camera_map, load, told
 from tools.serving.remote import RemotePolicy
 from tools.serving.token import read_token
 
@@ -128,18 +128,22 @@ def _run(config: EvaluateConfig, console: Console) -> dict[str, Evaluation]:
 def _evaluated(
     config: EvaluateConfig, acting: "_Acting", suite: Suite, console: Console
 ) -> dict[str, Evaluation]:
-    wanted = conditions(acting.policy, config.controls, acting.identity)
+    options, dtype, cameras = config.options, config.dtype, config.options.cameras
+    of_server = config.policy is not None  # then --cameras are too, and nothing else is
+    loaded = told(PolicyOptions(cameras=cameras)) if of_server else told(options, dtype)
+    usual = conditions(acting.policy, config.controls, acting.identity)
+    wanted = [replace(condition, loaded=loaded) for condition in usual]
     if config.compare is not None:
-        of_server = config.policy is not None  # then --cameras are too
-        cameras = () if of_server else config.options.cameras
-        options = replace(config.options, cameras=cameras)
+        options = replace(options, cameras=() if of_server else cameras)
         at = local(config.compare)
         other = _load(at, replace(config, options=options))
-        wanted.append(Condition("compared", other, checkpoint=_identity(at)))
+        of_other = told(options, dtype)
+        wanted.append(Condition("compared", other, checkpoint=_identity(at), loaded=of_other))
     if config.delay or config.chunking != "none":
         wanted = [replace(condition, delay=config.delay) for condition in wanted]
+    episodes = suite.episodes if config.episodes is None else config.episodes
     changes, left_out = perturbations(
-        suite, wanted[0], config.perturb, config.tasks, config.replan_steps
+        suite, wanted[0], config.perturb, config.tasks, config.replan_steps, episodes
     )
     for name, why in left_out.items():
         console.print(f"  {name} is left out: {why}")
@@ -148,7 +152,7 @@ def _evaluated(
         evaluate_all,
         console=console,
         tasks=config.tasks or suite.tasks,
-        episodes=suite.episodes if config.episodes is None else config.episodes,
+        episodes=episodes,
         slots=config.slots,
         replan_steps=config.replan_steps,
         journal=Journal(config.out / JOURNAL),
@@ -169,9 +173,9 @@ def _evaluated(
         "left_out": left_out,
     }
     replace_text(config.out / "evaluation.json", json.dumps(summary, indent=2) + "\n")
-    usual = {name: found for name, found in results.items() if name not in perturbed}
+    unchanged = {name: found for name, found in results.items() if name not in perturbed}
     report = replace(
-        report_of(config.suite, usual, acting.folder, acting.config),
+        report_of(config.suite, unchanged, acting.folder, acting.config),
         comparisons={"compared": pairs} if pairs else {},
         perturbed=perturbed,
         left_out=left_out,
@@ -233,10 +237,10 @@ class _Acting:
 
     @classmethod
     def behind(cls, policy: RemotePolicy, console: Console) -> "_Acting":
-        told = json.dumps(policy.metadata, sort_keys=True, default=str)
-        console.print(f"{policy.url} says of itself: {told}", soft_wrap=True)
-        identity = f"{policy.url}, {zlib.crc32(told.encode()):08x}"
-        return cls(policy, policy.url, identity, None, {"server": json.loads(told)})
+        says = json.dumps(policy.metadata, sort_keys=True, default=str)
+        console.print(f"{policy.url} says of itself: {says}", soft_wrap=True)
+        identity = f"{policy.url}, {zlib.crc32(says.encode()):08x}"
+        return cls(policy, policy.url, identity, None, {"server": json.loads(says)})
 
 
 def _load(checkpoint: Path, config: EvaluateConfig) -> Policy:

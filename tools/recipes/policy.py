@@ -7,6 +7,7 @@ They tell what files of other codes leave open; a checkpoint of ours needs none 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from models import Policy, load_policy
 from models.checkpoints.released import StateOption
@@ -44,6 +45,17 @@ class PolicyOptions:
 
 
 DEFAULTS = PolicyOptions()
+
+
+def told(options: PolicyOptions, dtype: str | None = None) -> dict[str, Any]:
+    """Options that are not the defaults, as plain data: they decide how a checkpoint's policy
+    acts."""
+    given = {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in vars(options).items()
+        if value != getattr(DEFAULTS, name)
+    }
+    return given if dtype is None else given | {"dtype": dtype}
 
 
 def load(

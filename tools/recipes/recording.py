@@ -26,7 +26,7 @@ from models.flow.flow import Solver
 from models.robot_policy import RobotPolicy
 from parallel.prefetch import Prefetcher
 from sim.demonstrations import Demonstrations
-from sim.protocol import Spec
+from sim.protocol import EVAL_SEEDS, Spec
 from sim.suite import Suite
 from sim.suites import load_suite
 from tools.recipes.policy import PolicyOptions, load
@@ -92,11 +92,12 @@ def record_dataset(
     """Records the dataset; `progress` is called with (episodes kept, episodes asked for).
 
     Returns:
-      `tried`, `kept` and `failed` (by their simulator) episodes, `frames` and `seconds`.
+      `tried`, `kept` and `failed` (by their simulator) episodes, `frames` and `seconds`. Of a
+      recording that was whole before nobody knows how many were tried and failed: None.
 
     Raises:
       ValueError: the folder is not empty, a number is out of range, there is no such task, nobody
-        can act, or who acts keeps failing.
+        can act, who acts keeps failing, or policies are judged by starts of the recording.
     """
     start = time.perf_counter()
     suite = load_suite(config.suite)
@@ -110,7 +111,7 @@ def record_dataset(
             f"--subtasks is given, but {who} does not tell what it is about at each step; the "
             "tabletop's experts do."
         )
-    groups = suite.groups(config.tasks)
+    groups, seeds = suite.groups(config.tasks), _seeds(suite, config.seed)
     if config.family is not None:
         run_file(config.family)
     policy = None
@@ -163,7 +164,7 @@ def record_dataset(
                     slots,
                     group,
                     config.episodes,
-                    first_seed=suite.recorded_from + config.seed * SEEDS_PER_RECORDING,
+                    first_seed=seeds.start,
                     noise=suite.noise if config.noise is None else config.noise,
                     policy=None if robot is None else robot.act,
                     replan_steps=config.replan_steps,
@@ -200,6 +201,24 @@ def spec_features(spec: Spec) -> dict[str, Any]:
     }
 
 
+def _seeds(suite: Suite, number: int) -> range:
+    """Seeds of a recording's episodes.
+
+    Raises:
+      ValueError: policies are judged by some of them.
+    """
+    first = suite.recorded_from + number * SEEDS_PER_RECORDING
+    seeds, judged = range(first, first + SEEDS_PER_RECORDING), suite.judged(suite.episodes)
+    if max(seeds.start, judged.start) < min(seeds.stop, judged.stop):
+        raise ValueError(
+            f"Recording {number} of suite '{suite.name}' has seeds {seeds.start} … "
+            f"{seeds.stop - 1}, and policies are judged by {judged.start} … {judged.stop - 1}; "
+            "choose another --seed, or leave the suite's first_seed out, which is "
+            f"{EVAL_SEEDS.start} then."
+        )
+    return seeds
+
+
 def _about(config: RecordConfig) -> dict[str, Any]:
     """All that decides which episodes are recorded, as plain data."""
     every = json.loads(json.dumps(to_json(config), default=str))
@@ -227,7 +246,7 @@ def _finished(out: Path, asked: int) -> dict[str, Any] | None:
     left = partial_of(out)
     if is_growing(left):  # its files before they were joined
         shutil.rmtree(left)
-    return {"tried": asked, "kept": asked, "failed": 0, "frames": dataset.num_frames}
+    return {"tried": None, "kept": asked, "failed": None, "frames": dataset.num_frames}
 
 
 def _check(config: RecordConfig) -> None:

@@ -117,6 +117,7 @@ def _run(
             )
     suite = load_suite(config.rollout.suite)
     tasks = one_group(suite, config.rollout.tasks)
+    suite.judged(config.eval_episodes)
     if paths.family is not None:
         run_file(paths.family)
     policy = load(paths.checkpoint, paths.options, steps=config.flow.steps, solver="euler")

@@ -80,6 +80,14 @@ class RemotePolicy:
         told = self.metadata.get("picture")
         return told if type(told) is int and told > 0 else PICTURE
 
+    @property
+    def horizon(self) -> int | None:
+        """Steps of a chunk; None where the server does not tell."""
+        told = self.metadata.get("actions")
+        shape = told.get("shape") if isinstance(told, dict) else None
+        steps = shape[0] if isinstance(shape, list | tuple) and len(shape) == 2 else None
+        return steps if type(steps) is int and steps > 0 else None
+
     def ask(self, messages: Sequence[Mapping[str, Any]]) -> list[Float[np.ndarray, "h a"]]:
         """A chunk for each message, in the robot's units.
 

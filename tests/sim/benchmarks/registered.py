@@ -45,5 +45,26 @@ class Unseen(Seen):
     observation_space = spaces.Text(5)
 
 
+class Dotted(Seen):
+    """Names its parts as datasets do, ends by itself never, and rewards every step."""
+
+    observation_space = spaces.Dict(
+        {
+            "observation.images.top": spaces.Box(0, 255, (8, 8, 3), np.uint8),
+            "observation": spaces.Dict({"a.b": spaces.Box(-1, 1, (2,))}),
+        }
+    )
+
+    def step(self, action):
+        return self._observe(), 1.0, False, False, {}
+
+    def _observe(self):
+        picture = np.full((8, 8, 3), 7, np.uint8)
+        numbers = np.array([0.25, 0.5], np.float32)
+        return {"observation.images.top": picture, "observation": {"a.b": numbers}}
+
+
 gymnasium.register("Seen-v0", Seen, max_episode_steps=20)
 gymnasium.register("Unseen-v0", Unseen)
+gymnasium.register("Dotted-v0", Dotted, reward_threshold=1000.0)
+gymnasium.register("Hard-v0", Dotted, reward_threshold=1001.0)

@@ -104,6 +104,30 @@ def test_pictures_and_numbers_of_nested_dictionaries_are_found(ours):
     assert first.observation.state[4] == 2
 
 
+def test_keys_that_have_dots_name_their_parts(ours):
+    seen = suite("registered:Dotted-v0")
+    with seen.open(seen.tasks, 1, 8) as slots:
+        assert slots.spec.cameras == ("observation.images.observation.images.top",)
+        assert slots.spec.state_names == ("observation.a.b_0", "observation.a.b_1")
+        first, last = acted(slots, Start("registered:Dotted-v0", 3), np.zeros((1, 2)))
+    for outcome in (first, last):
+        assert (outcome.observation.images == 7).all()
+        assert outcome.observation.state.tolist() == [0.25, 0.5]
+
+
+@pytest.mark.parametrize(("name", "reaches"), [("Dotted-v0", True), ("Hard-v0", False)])
+def test_a_return_is_judged_after_the_last_step_where_no_number_of_steps_is_registered(
+    ours, name, reaches
+):
+    seen = suite(f"registered:{name}")
+    with seen.open(seen.tasks, 1, 8) as slots:
+        assert slots.spec.max_steps == 1000
+        last = acted(slots, Start(f"registered:{name}", 3), np.zeros((1200, 2)))[1]
+    assert len(last.reward) == 1000
+    assert last.truncated
+    assert last.success == reaches
+
+
 def test_what_cannot_be_observed_or_made_is_named(ours):
     for environment, says in (
         ("registered:Unseen-v0", "expected pictures"),

@@ -158,6 +158,11 @@ def test_suites_have_fifty_initial_states_of_each_of_their_tasks(python, name, t
     assert len(set(suite.tasks)) == tasks
     assert (suite.episodes, suite.first_seed, suite.together) == (50, 0, True)
     assert suite.recorded_from == FRESH > suite.episodes
+    assert suite.judged(50) == range(50)
+    with pytest.raises(
+        ValueError, match=f"'{name}' has 50 fixed starts a task.*ask for 50 at most"
+    ):
+        suite.judged(51)
 
 
 def test_suites_that_are_unknown_or_incomplete_are_refused_with_those_that_are_whole(python):

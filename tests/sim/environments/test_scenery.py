@@ -3,11 +3,21 @@
 from dataclasses import replace
 from functools import cache
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sim.environments.bodies import BLOCK, DISTRACTOR
-from sim.environments.scenery import CAMERAS, Randomisation, Scene
+from sim.environments.bodies import BLOCK, DISTRACTOR, Bodies
+from sim.environments.grouped import episode_key
+from sim.environments.scenery import (
+    CAMERAS,
+    VARIED,
+    Randomisation,
+    Scene,
+    _colours,
+    _look,
+)
 from sim.environments.tabletop import Tabletop
 from sim.environments.tasks import TASKS
 
@@ -83,6 +93,27 @@ def test_distractors_lie_in_view_and_touch_nothing(task):
     together = np.asarray(env.reset(np.arange(64)).physics.position)[:, : usual.nq]
     assert np.array_equal(together, without), "the task itself is the same"
     assert np.abs(others).max() < 0.2
+
+
+@pytest.mark.parametrize("drawers", [False, True])
+def test_more_distractors_change_no_colour_of_varied_starts(drawers):
+    """Plain varied starts look as they always have."""
+    for seed in range(1_000_000_000, 1_000_000_004):
+        key = episode_key(jnp.uint32(seed), jnp.int32(0))
+
+        def painted(count, key=key):
+            bodies = Bodies(distractors=count, drawers=drawers)
+            random = replace(VARIED, distractors=count)
+            return _colours(bodies), np.asarray(_look(key, _colours(bodies), random).colours)
+
+        plain, found = painted(2)
+        draws = jax.random.uniform(jax.random.fold_in(key, 5), plain.shape)
+        np.testing.assert_array_equal(found, jnp.clip(plain + 0.1 * (2 * draws - 1), 0, 1))
+        for count in (0, 1, 3):
+            other = painted(count)[1]
+            things = len(plain) - 3 + min(count, 2)
+            np.testing.assert_array_equal(other[:things], found[:things])
+            np.testing.assert_array_equal(other[-1], found[-1])
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,17 @@ def test_wrong_prompt_captions_say_whom_the_robot_obeyed(report, page):
     assert f"✗ {stubborn.goal} instead" in text
 
 
+def test_a_named_goal_that_no_simulator_judges_is_told_as_not_measured(report):
+    evaluation = report.evaluations["wrong prompt"]
+    unknown = tuple(replace(e, named_achieved=None, success=False) for e in evaluation.episodes)
+    named = {**report.evaluations, "wrong prompt": replace(evaluation, episodes=unknown)}
+    text = Page(render(replace(report, evaluations=named))).text
+    assert "named goal instead not measured" in " ".join(text.split())
+    assert "wrong prompt: named goal" not in text
+    first = unknown[evaluation.clips[0].episode]
+    assert f"– not {first.goal}; {first.named_goal} is not measured" in text
+
+
 def test_report_is_written_whole_small_and_alone(report, tmp_path):
     path = tmp_path / "new" / "report.html"
     write_report(path, report)

@@ -30,7 +30,7 @@ def slots(tasks, count, size):
     return DeviceSlots(world, count, expert)
 
 
-POINTS = Suite("points", ("near", "far"), 4, slots, first_seed=500, together=False, slots=4)
+POINTS = Suite("points", ("near", "far"), 4, slots, together=False, slots=4)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -137,5 +137,16 @@ def test_a_suite_of_another_robot_is_refused_before_training(dataset, config, tm
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tools.recipes.closed_loop.load_suite", lambda name: other)
         with pytest.raises(ValueError, match="3 action dims"):
+            training.run(training.Paths(dataset, tmp_path / "run"), config, QUIET)
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_more_starts_than_a_suite_has_are_refused_before_training(dataset, config, tmp_path):
+    """Seeds from `recorded_from` on are drawn, and as many as one likes."""
+    fixed = replace(POINTS, first_seed=0, recorded_from=1000, fixed=3)
+    assert replace(fixed, first_seed=5000).judged(4) == range(5000, 5004)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tools.recipes.closed_loop.load_suite", lambda name: fixed)
+        with pytest.raises(ValueError, match="episodes is 4, but suite 'points' has 3 fixed"):
             training.run(training.Paths(dataset, tmp_path / "run"), config, QUIET)
     assert not (tmp_path / "run" / "checkpoints").exists()

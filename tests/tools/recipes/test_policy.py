@@ -16,6 +16,7 @@ from data import open_dataset
 from models import Pi, load_policy
 from models.inputs.pictures import resize_with_pad
 from models.policy import Policy
+from sim.protocol import EVAL_SEEDS
 from tests.helpers.models.openpi_numbers import FIXTURES
 from tests.helpers.models.tiny_policy import CONFIG, tiny_policy
 from tests.helpers.sim import libero_like
@@ -143,7 +144,7 @@ def test_openpis_policy_acts_in_a_suite_whose_cameras_have_other_names(options, 
             "image": dict(
                 zip(
                     ("base_0_rgb", "left_wrist_0_rgb"),
-                    seen(0, policy.model.config.image_size),
+                    seen(EVAL_SEEDS.start, policy.model.config.image_size),
                     strict=True,
                 )
             ),
@@ -171,7 +172,7 @@ def test_a_suite_is_drawn_in_its_datasets_size_and_policies_resize_that(options,
     evaluate.run(config, Console(quiet=True))
     size = load(FIXTURES / "pi0", options).model.config.image_size
     assert size != 40
-    for ours, picture in zip(shown[0][0].sample.images, seen(0, 40), strict=True):
+    for ours, picture in zip(shown[0][0].sample.images, seen(EVAL_SEEDS.start, 40), strict=True):
         np.testing.assert_array_equal(ours, resize_with_pad(picture, size))
     lines = (tmp_path / "e" / "episodes.jsonl").read_text().splitlines()
     assert json.loads(lines[0])["evaluates"]["picture"] == 40

@@ -15,7 +15,7 @@ from models.inputs.embodiment import Embodiment, Normalizer
 from models.inputs.pictures import resize_with_pad
 from sim.acting import Policy
 from sim.environments.device_slots import spec_of
-from sim.protocol import Observation
+from sim.protocol import EVAL_SEEDS, Observation
 from tests.helpers.sim import libero_like
 from tests.helpers.sim.point_world import PointWorld, idle_policy, seeing_policy
 from tests.helpers.tools.served import Echo, serving, until
@@ -120,6 +120,53 @@ def test_a_servers_chunks_can_come_late_but_not_be_continued(points, tmp_path):
             told(replace(at, delay=2, chunking="guided"))
 
 
+def test_a_change_that_needs_more_steps_than_a_server_tells_of_is_left_out(points, tmp_path):
+    with serving(Seeing()) as running:
+        at = EvaluateConfig(policy=running.url, suite=points, out=tmp_path / "out", episodes=1)
+        found, _ = told(replace(at, perturb=("all",)))
+        assert list(found) == ["trained"]
+        left_out = json.loads((tmp_path / "out" / "evaluation.json").read_text())["left_out"]
+        assert "but chunks have only 4 steps" in left_out["delay"]
+        short = replace(at, out=tmp_path / "short", replan_steps=2, perturb=("delay",))
+        assert list(told(short)[0]) == ["trained", "delay"]
+        with pytest.raises(ValueError, match="replan_steps 4, but chunks have only 4 steps"):
+            told(replace(at, out=tmp_path / "named", perturb=("delay",)))
+        assert not (tmp_path / "named" / "episodes.jsonl").exists()
+
+
+def test_late_chunks_of_a_server_that_does_not_tell_their_length_are_evaluated_apart(
+    points, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(RemotePolicy, "horizon", None)
+    with serving(Seeing()) as running:
+        at = EvaluateConfig(policy=running.url, suite=points, out=tmp_path / "out", episodes=1)
+        told(replace(at, perturb=("all",)))
+        left_out = json.loads((tmp_path / "out" / "evaluation.json").read_text())["left_out"]
+        assert "does not say how many steps its chunks have, and 6 are needed" in left_out["delay"]
+        apart = replace(at, out=tmp_path / "apart", replan_steps=2)
+        with pytest.raises(ValueError, match="evaluate it with --delay 2 by itself"):
+            told(replace(apart, perturb=("delay",)))
+        assert list(told(replace(apart, delay=2))[0]) == ["trained"]
+
+
+@pytest.mark.parametrize(
+    ("actions", "steps"),
+    [
+        ({"shape": [50, 7]}, 50),
+        ({"shape": (50, 7)}, 50),
+        ({"shape": [7]}, None),
+        ({"shape": ["50", 7]}, None),
+        ({"shape": None}, None),
+        ("50", None),
+        (None, None),
+    ],
+)
+def test_a_servers_chunks_are_as_long_as_it_says_if_it_says_so(actions, steps):
+    policy = object.__new__(RemotePolicy)
+    policy.metadata = {"actions": actions}
+    assert policy.horizon == steps
+
+
 def test_requests_of_many_slots_are_under_way_at_once():
     """So that a server can batch them."""
     together = threading.Barrier(4)
@@ -172,7 +219,7 @@ def test_a_server_that_says_nothing_is_sent_what_openpis_libero_client_sends(tmp
         found, _ = told(config)
     assert found["trained"].success.trials == 1
     env = libero_like.Arm(40)
-    seen = env.observe(env.reset(np.array([0])))
+    seen = env.observe(env.reset(np.array([EVAL_SEEDS.start])))
     first = asked[0]
     assert set(first) == {
         "observation/image",
