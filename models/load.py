@@ -5,8 +5,8 @@ The kind is told by looking, sizes by the arrays' shapes, and what neither file 
 an argument.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -32,6 +32,7 @@ from models.inputs.fast import Fast
 from models.inputs.processor import Processor
 from models.inputs.tokenizer import SentencePiece
 from models.layers.fp8 import HISTORY_LEAF
+from models.layers.layers import Lora
 from models.layers.quantized import (
     Kernel,
     Kind,
@@ -166,12 +167,17 @@ def begin_from(path: Path, model: Model, like: PyTree, seed: int) -> PyTree:
     """The parameters of `like` to train from: a checkpoint's, and where it has no adapters but the
     model does, fresh adapters, which compute nothing at first.
 
+    Files of other codes do not tell the alpha of their adapters; the model's is taken for it.
+
     Raises:
-      FileNotFoundError, ValueError: as `load_policy`; the checkpoint is of another model.
+      FileNotFoundError, ValueError: as `load_policy`; the checkpoint is of another model, or its
+        adapters have another rank or alpha.
     """
     path = local(path)
     found = inspect_params(path)
     _check_bits(path, found.config, model.config)
+    if found.source is None:
+        _check_adapters(path, found.config, model.config)
     wanted = flatten_dict(like, sep="/")
     held = {path for path in wanted if not _is_fresh(path)}
     if found.config.adapted:
@@ -274,6 +280,29 @@ def _check_bits(path: Path, found: ModelConfig, wanted: ModelConfig) -> None:
             f"{path} keeps the kernels at {held[0]!r} in {held[1]}, but {now} was asked for; begin "
             f"from the checkpoint it was made of, or ask for the same."
         )
+
+
+def _check_adapters(path: Path, found: ModelConfig, wanted: ModelConfig) -> None:
+    """Raises ValueError if a checkpoint's adapters have another rank or alpha than those asked
+    for."""
+    asked = dict(_adapters(wanted, "model"))
+    for field, held in _adapters(found, "model"):
+        if asked.get(field, held) != held:
+            raise ValueError(
+                f"{path} has adapters of rank {held.rank} and alpha {held.alpha} ({field}), but "
+                f"rank {asked[field].rank} and alpha {asked[field].alpha} were asked for, by which "
+                f"they would compute something else; ask for the same."
+            )
+
+
+def _adapters(config: Any, at: str) -> Iterator[tuple[str, Lora]]:
+    """Adapters in a config, each with its field."""
+    for field in fields(config) if is_dataclass(config) else ():
+        value, name = getattr(config, field.name), f"{at}.{field.name}"
+        if isinstance(value, Lora):
+            yield name, value
+        else:
+            yield from _adapters(value, name)
 
 
 def _unquantised(leaf: Kernel) -> jax.ShapeDtypeStruct:

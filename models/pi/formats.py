@@ -15,16 +15,12 @@ from models.policy import Policy
 
 def write_openpi(policy: Policy, target: Path) -> None:
     """Writes the parameters as openpi's Orbax directory, and norm_stats.json if the policy has a
-    processor. Adapters go as they are, unless openpi has no place for theirs in the vision tower or
-    for the kernels in few bits beneath them: these are folded in.
+    processor. Adapters go as `lora.for_openpi` says.
 
     Raises:
       ValueError: the format has no place for some parameter.
     """
-    config, params = policy.model.config, policy.params
-    if config.compute.quantized or config.vision.lora is not None:
-        params = lora.merge(config, params)[1]
-    openpi.export(params, target)
+    openpi.export(lora.for_openpi(policy.model.config, policy.params), target)
     if policy.processor is not None:
         robot = policy.processor.embodiments[policy.embodiment]
         write_statistics(target, robot, quantiles=policy.model.config.time == "modulation")

@@ -9,16 +9,40 @@ import numpy as np
 import pytest
 import tyro
 
-from models import Pi, load_policy
+from models import Pi, Policy, load_policy
 from models.checkpoints.layout import exported
 from models.layers.layers import Lora
-from models.load import begin_from, like_model
-from models.pi import openpi
+from models.load import begin_from, inspect_params, like_model, load_params
+from models.pi import lora, openpi
+from models.pi.fast.model import Pi0FastConfig
 from tests.helpers.models.openpi_numbers import FIXTURES, TOLD, observation
 from tests.helpers.models.released_cases import RELEASED_CASES, answers, read_case
+from tests.helpers.models.tiny_policy import CONFIG
 from tests.helpers.tools.exported_policies import EXPORTS, digests, export
 from tools import convert_checkpoint
 from tools.recipes.presets import PRESETS
+
+PI0 = replace(CONFIG, state_input="suffix", time="input")
+FAST = Pi0FastConfig(
+    CONFIG.vision, CONFIG.language, image_size=8, vocabulary=320, compute=CONFIG.compute
+)
+
+
+def adapted(config, alpha: float, *stacks: str):
+    """The config with adapters of rank 2 in its decoders."""
+    low = Lora(2, alpha)
+    changed = {
+        name: replace(getattr(config, name), attention_lora=low, mlp_lora=low) for name in stacks
+    }
+    return replace(config, **changed)
+
+
+def drawn(config) -> Policy:
+    """A policy without a processor, its parameters random everywhere."""
+    leaves, tree = jax.tree.flatten(jax.eval_shape(config.build().init, jax.random.key(0)))
+    rng = np.random.default_rng(1)
+    params = tree.unflatten([(0.3 * rng.normal(size=x.shape)).astype(x.dtype) for x in leaves])
+    return Policy(config.build(), params, None)
 
 
 def convert(*arguments: str, monkeypatch) -> None:
@@ -66,6 +90,32 @@ def test_a_checkpoint_of_other_sizes_than_the_model_is_refused():
     other = Pi(replace(PRESETS["tiny"].model, state_input="text", film=False))
     with pytest.raises(ValueError, match="vision/blocks"):
         begin_from(FIXTURES / "pi05", other, like_model(other), 0)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [adapted(PI0, 5.0, "language", "expert"), adapted(FAST, 5.0, "language")],
+    ids=["pi0", "pi0_fast"],
+)
+def test_adapters_of_any_alpha_compute_the_same_in_openpis_files(config, tmp_path):
+    policy = drawn(config)
+    convert_checkpoint.convert(policy, tmp_path / "theirs", "openpi")
+    found = inspect_params(tmp_path / "theirs")
+    assert found.config.language.mlp_lora == Lora(2, 2.0)
+    params = load_params(tmp_path / "theirs", like_model(found.config.build()), found)
+    again, before = (lora.merge(*x)[1] for x in ((found.config, params), (config, policy.params)))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), again, before)
+
+
+def test_adapters_are_not_gone_on_with_at_another_alpha(tmp_path):
+    policy = drawn(adapted(PI0, 16.0, "language"))
+    convert_checkpoint.convert(policy, tmp_path / "own", "chiliad")
+    other = adapted(PI0, 4.0, "language").build()
+    told = r"rank 2 and alpha 16.0 \(model.language.attention_lora\), but rank 2 and alpha 4.0 were"
+    with pytest.raises(ValueError, match=told):
+        begin_from(tmp_path / "own", other, like_model(other), 0)
+    params = begin_from(tmp_path / "own", policy.model, like_model(policy.model), 0)
+    jax.tree.map(np.testing.assert_array_equal, params, policy.params)
 
 
 @pytest.mark.parametrize("name", ["pi0", "pi05"])
