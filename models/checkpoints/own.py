@@ -19,6 +19,7 @@ from orbax.checkpoint import v1 as ocp
 from models.checkpoints import digests
 from models.checkpoints.declared import check_declared
 from models.checkpoints.remote import local
+from models.layers.fp8 import HISTORY_LEAF
 from models.sharding import path_name
 
 Json = Any
@@ -87,7 +88,8 @@ def restore_params(
     """Loads only the "ema" or the "params" of a checkpoint, for acting.
 
     `like` (arrays or ShapeDtypeStructs, with shardings if they are to be sharded) is what the model
-    expects; arrays come in its dtypes. Without it, whatever is there comes as a nested dict, on the
+    expects; arrays come in its dtypes, and the scales' history of a run in float8 is left where the
+    model has none. Without it, whatever is there comes as a nested dict, on the
     first device. `turned` has, by path, functions that make of an array of `like` what is wanted of
     it; these are loaded one by one, after the others.
 
@@ -103,7 +105,7 @@ def restore_params(
     refuse(path, digests.damage(path, index=index, count=count))
     saved = metadata(path)[which]
     if like is not None:
-        check_same(path, saved, like)
+        check_same(path, _kept(saved, like), like)
     check_declared(path / "state", _bytes(saved))
     wanted = jax.tree.map(_placed, saved if like is None else like)
 
@@ -199,6 +201,13 @@ def _placed(leaf: Any) -> jax.ShapeDtypeStruct:
     if not isinstance(sharding, jax.sharding.Sharding):
         sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+def _kept(saved: PyTree, like: PyTree) -> PyTree:
+    """The saved tree without a history of scales that `like` lacks."""
+    wanted = flatten_dict(like)
+    flat = flatten_dict(saved).items()
+    return unflatten_dict({at: x for at, x in flat if at[-1] != HISTORY_LEAF or at in wanted})
 
 
 def _shapes(tree: PyTree) -> dict[str, tuple[int, ...]]:

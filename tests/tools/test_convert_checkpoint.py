@@ -8,9 +8,11 @@ import jax
 import numpy as np
 import pytest
 import tyro
+from flax.traverse_util import flatten_dict
 
 from models import Pi, Policy, load_policy
 from models.checkpoints.layout import exported
+from models.layers.fp8 import HISTORY_LEAF
 from models.layers.layers import Lora
 from models.load import begin_from, inspect_params, like_model, load_params
 from models.pi import lora, openpi
@@ -116,6 +118,38 @@ def test_adapters_are_not_gone_on_with_at_another_alpha(tmp_path):
         begin_from(tmp_path / "own", other, like_model(other), 0)
     params = begin_from(tmp_path / "own", policy.model, like_model(policy.model), 0)
     jax.tree.map(np.testing.assert_array_equal, params, policy.params)
+
+
+@pytest.mark.parametrize("wanted", ["none", "current", "delayed"])
+def test_a_run_in_float8_with_delayed_scales_is_begun_from_at_any_precision(wanted, tmp_path):
+    policy = drawn(PI0.computing(fp8="delayed"))
+    convert_checkpoint.convert(policy, tmp_path / "own", "chiliad")
+    model = PI0.computing(fp8=wanted).build()
+    params = flatten_dict(begin_from(tmp_path / "own", model, like_model(model), 0), sep="/")
+    assert params.keys() == flatten_dict(like_model(model), sep="/").keys()
+    for path, value in flatten_dict(policy.params, sep="/").items():
+        if not path.endswith(HISTORY_LEAF):
+            np.testing.assert_array_equal(params[path], value)
+
+
+def test_a_history_of_scales_stays_behind_in_openpis_files(tmp_path):
+    policy = drawn(PI0.computing(fp8="delayed"))
+    convert_checkpoint.convert(policy, tmp_path / "theirs", "openpi")
+    found = load_params(tmp_path / "theirs", like_model(PI0.build()))
+    before = flatten_dict(policy.params, sep="/")
+    for path, value in flatten_dict(found, sep="/").items():
+        np.testing.assert_array_equal(value, before[path])
+
+
+def test_adapters_of_pi0_fasts_vision_tower_are_gone_on_with_and_folded_in_for_openpi(tmp_path):
+    seeing = replace(FAST, vision=replace(FAST.vision, lora=Lora(2, 5.0)))
+    policy = drawn(seeing)
+    convert_checkpoint.convert(policy, tmp_path / "own", "chiliad")
+    params = begin_from(tmp_path / "own", policy.model, like_model(policy.model), 0)
+    jax.tree.map(np.testing.assert_array_equal, params, policy.params)
+    convert_checkpoint.convert(policy, tmp_path / "theirs", "openpi")
+    found = load_params(tmp_path / "theirs", like_model(FAST.build()))
+    jax.tree.map(np.testing.assert_array_equal, found, lora.merge(seeing, policy.params)[1])
 
 
 @pytest.mark.parametrize("name", ["pi0", "pi05"])
