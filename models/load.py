@@ -256,12 +256,7 @@ def inspect_params(path: Path) -> CheckpointInfo:
         if told.kind == "pi0_fast":
             table, known = pi0_fast.lerobot_table(source), lerobot.known_axes(source)
             return CheckpointInfo(pi0_fast.config(source, table, known), None, source, table)
-        return CheckpointInfo(
-            lerobot.config(source, told.horizon, told.rtc_max_delay),
-            None,
-            source,
-            lerobot.table(source),
-        )
+        return CheckpointInfo(lerobot.config(source, told), None, source, lerobot.table(source))
     if _is_openpi(path):
         source = open_orbax(path)
         if pi0_fast.is_fast(source):

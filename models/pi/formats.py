@@ -34,7 +34,7 @@ def write_lerobot(policy: Policy, target: Path) -> None:
 
     Raises:
       ValueError: the policy has no processor, or the format no place for some parameter, for the
-        units of its robot, or for a π0.5 that does not read the state.
+        units of its robot, for its solver, or for a π0.5 that does not read the state.
     """
     if policy.processor is None:
         raise ValueError("The policy has no processor, whose cameras LeRobot's config.json names.")
@@ -50,6 +50,12 @@ def write_lerobot(policy: Policy, target: Path) -> None:
             f"LeRobot's π0.5 always spells the state in its prompt, but this policy reads it as "
             f"'{merged.state_input}'; write it as chiliad or openpi."
         )
+    if merged.solver != "euler":
+        raise ValueError(
+            f"LeRobot takes Euler's steps alone, but this policy's model.solver is "
+            f"'{merged.solver}'; load it with load_policy(…, solver='euler') and write that, or "
+            f"write it as chiliad."
+        )
     told = lerobot.LerobotConfig(
         horizon=merged.horizon,
         text=policy.processor.text_limit,
@@ -59,6 +65,8 @@ def write_lerobot(policy: Policy, target: Path) -> None:
         robot_action=len(robot.actions.offset),
         relative=tuple(d for d in robot.relative if d >= 0),
         earlier=policy.processor.spells_padding,
+        euler_steps=merged.steps,
+        rtc_max_delay=merged.rtc_max_delay,
     )
     lerobot.export(params, told, target)
     file = target / "config.json"

@@ -19,12 +19,13 @@ from models.pi import lora, openpi
 from models.pi.fast.model import Pi0FastConfig
 from tests.helpers.models.openpi_numbers import FIXTURES, TOLD, observation
 from tests.helpers.models.released_cases import RELEASED_CASES, answers, read_case
-from tests.helpers.models.tiny_policy import CONFIG
+from tests.helpers.models.tiny_policy import CONFIG, PROCESSOR
 from tests.helpers.tools.exported_policies import EXPORTS, digests, export
 from tools import convert_checkpoint
 from tools.recipes.presets import PRESETS
 
 PI0 = replace(CONFIG, state_input="suffix", time="input")
+PROCESSOR0 = replace(PROCESSOR, state_input="suffix")
 FAST = Pi0FastConfig(
     CONFIG.vision, CONFIG.language, image_size=8, vocabulary=320, compute=CONFIG.compute
 )
@@ -118,6 +119,25 @@ def test_adapters_are_not_gone_on_with_at_another_alpha(tmp_path):
         begin_from(tmp_path / "own", other, like_model(other), 0)
     params = begin_from(tmp_path / "own", policy.model, like_model(policy.model), 0)
     jax.tree.map(np.testing.assert_array_equal, params, policy.params)
+
+
+def test_lerobots_files_keep_the_samplers_steps_and_the_delay_that_was_trained(tmp_path):
+    policy = replace(drawn(replace(PI0, steps=3, rtc_max_delay=2)), processor=PROCESSOR0)
+    convert_checkpoint.convert(policy, tmp_path / "theirs", "lerobot")
+    again = load_policy(tmp_path / "theirs")
+    assert (again.steps, again.model.config.rtc_max_delay, again.continues) == (3, 2, "trained")
+    told = json.loads((tmp_path / "theirs/config.json").read_text())
+    assert (told["num_inference_steps"], told["rtc_training_max_delay"]) == (3, 2)
+    plain = replace(policy, model=replace(PI0, steps=10).build())
+    convert_checkpoint.convert(plain, tmp_path / "plain", "lerobot")
+    told = json.loads((tmp_path / "plain/config.json").read_text())
+    assert not {"num_inference_steps", "rtc_training_max_delay"} & set(told)
+
+
+def test_another_solver_than_lerobots_is_not_written_for_it(tmp_path):
+    policy = replace(drawn(replace(PI0, solver="ab2")), processor=PROCESSOR0)
+    with pytest.raises(ValueError, match=r"model.solver is 'ab2'; load it with load_policy"):
+        convert_checkpoint.convert(policy, tmp_path / "theirs", "lerobot")
 
 
 @pytest.mark.parametrize("wanted", ["none", "current", "delayed"])
