@@ -10,7 +10,12 @@ import numpy as np
 
 from models.inputs.embodiment import Embodiment
 from models.pi import lerobot, lerobot_processors, lora, openpi
+from models.pi.model import PiConfig
 from models.policy import Policy
+
+_LEROBOT = (("input", "suffix"), ("modulation", "text"))
+_OPENPI = (*_LEROBOT, ("modulation", "none"))
+"""Ways in which models of each code take flow time and read the state."""
 
 
 def write_openpi(policy: Policy, target: Path) -> None:
@@ -18,8 +23,9 @@ def write_openpi(policy: Policy, target: Path) -> None:
     processor. Adapters go as `lora.for_openpi` says.
 
     Raises:
-      ValueError: the format has no place for some parameter.
+      ValueError: the format has no place for some parameter, or for how the model reads the state.
     """
+    _check_form(policy.model.config, "openpi", _OPENPI)
     openpi.export(lora.for_openpi(policy.model.config, policy.params), target)
     if policy.processor is not None:
         robot = policy.processor.embodiments[policy.embodiment]
@@ -34,7 +40,7 @@ def write_lerobot(policy: Policy, target: Path) -> None:
 
     Raises:
       ValueError: the policy has no processor, or the format no place for some parameter, for the
-        units of its robot, for its solver, or for a π0.5 that does not read the state.
+        units of its robot, for its solver, or for how the model reads the state.
     """
     if policy.processor is None:
         raise ValueError("The policy has no processor, whose cameras LeRobot's config.json names.")
@@ -45,11 +51,7 @@ def write_lerobot(policy: Policy, target: Path) -> None:
             f"'{robot.adapter}', relative {list(robot.relative)}); write it as chiliad."
         )
     merged, params = lora.merge(policy.model.config, policy.params)
-    if merged.time == "modulation" and merged.state_input != "text":
-        raise ValueError(
-            f"LeRobot's π0.5 always spells the state in its prompt, but this policy reads it as "
-            f"'{merged.state_input}'; write it as chiliad or openpi."
-        )
+    _check_form(merged, "LeRobot", _LEROBOT)
     if merged.solver != "euler":
         raise ValueError(
             f"LeRobot takes Euler's steps alone, but this policy's model.solver is "
@@ -73,6 +75,19 @@ def write_lerobot(policy: Policy, target: Path) -> None:
     config = json.loads(file.read_text()) | {"normalization_mapping": lerobot_processors.NORM_MAP}
     file.write_text(json.dumps(config, indent=2) + "\n")
     lerobot_processors.write_processors(target, config, robot.state, robot.actions)
+
+
+def _check_form(config: PiConfig, code: str, known: tuple[tuple[str, str], ...]) -> None:
+    """Raises ValueError unless another code has a model that takes flow time and reads the state as
+    this one."""
+    if (config.time, config.state_input) not in known:
+        remedy = "chiliad or openpi" if (config.time, config.state_input) in _OPENPI else "chiliad"
+        forms = " or ".join(f"'{time}' and '{state}'" for time, state in known)
+        raise ValueError(
+            f"{code} has models with model.time and model.state_input {forms}, but this policy has "
+            f"'{config.time}' and '{config.state_input}' and would run there as another; write it "
+            f"as {remedy}."
+        )
 
 
 def write_statistics(target: Path, robot: Embodiment, *, quantiles: bool) -> None:

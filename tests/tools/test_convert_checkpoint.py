@@ -140,6 +140,31 @@ def test_another_solver_than_lerobots_is_not_written_for_it(tmp_path):
         convert_checkpoint.convert(policy, tmp_path / "theirs", "lerobot")
 
 
+@pytest.mark.parametrize("to", ["openpi", "lerobot"])
+@pytest.mark.parametrize(
+    ("time", "state_input"),
+    [("input", "token"), ("modulation", "token"), ("input", "none"), ("input", "text")],
+)
+def test_a_model_that_reads_the_state_as_no_other_codes_is_not_written_for_it(
+    to, time, state_input, tmp_path
+):
+    policy = drawn(replace(CONFIG, time=time, state_input=state_input))
+    policy = replace(policy, processor=replace(PROCESSOR, state_input=state_input))
+    with pytest.raises(ValueError, match=f"has '{time}' and '{state_input}' and would run there"):
+        convert_checkpoint.convert(policy, tmp_path / "theirs", to)
+    assert not (tmp_path / "theirs").exists()
+
+
+def test_a_pi05_that_reads_no_state_is_written_for_openpi_alone(tmp_path):
+    policy = drawn(replace(CONFIG, state_input="none"))
+    policy = replace(policy, processor=replace(PROCESSOR, state_input="none"))
+    with pytest.raises(ValueError, match=r"LeRobot has models .* as chiliad or openpi\."):
+        convert_checkpoint.convert(policy, tmp_path / "theirs", "lerobot")
+    convert_checkpoint.convert(policy, tmp_path / "theirs", "openpi")
+    params = load_params(tmp_path / "theirs", like_model(policy.model))
+    jax.tree.map(np.testing.assert_array_equal, params, policy.params)
+
+
 @pytest.mark.parametrize("wanted", ["none", "current", "delayed"])
 def test_a_run_in_float8_with_delayed_scales_is_begun_from_at_any_precision(wanted, tmp_path):
     policy = drawn(PI0.computing(fp8="delayed"))
