@@ -38,11 +38,10 @@ from models.layers.quantized import (
     Kind,
     Nf4,
     is_quantized,
-    quantize,
     quantize_kernel,
     shape_of,
 )
-from models.model import Model, ModelConfig
+from models.model import Model, ModelConfig, in_few_bits
 from models.pi import lerobot, openpi
 from models.pi.conventions import ActingOptions, lerobot_policy, openpi_policy, with_names
 from models.pi.fast import checkpoint as pi0_fast
@@ -201,11 +200,7 @@ def like_model(model: Model, dtype: str | None = None, mesh: Mesh | None = None)
     wanted = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, jnp.dtype(dtype or x.dtype)), shapes
     )
-    if model.config.compute.quantized:
-        compute = model.config.compute
-        wanted = jax.eval_shape(
-            lambda params: quantize(params, compute.quantized, compute.quantized_kind), wanted
-        )
+    wanted = jax.eval_shape(partial(in_few_bits, model.config), wanted)
     if mesh is None:
         return wanted
     return jax.tree.map(

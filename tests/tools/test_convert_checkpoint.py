@@ -22,6 +22,7 @@ from tests.helpers.models.released_cases import RELEASED_CASES, answers, read_ca
 from tests.helpers.models.tiny_policy import CONFIG, PROCESSOR
 from tests.helpers.tools.exported_policies import EXPORTS, digests, export
 from tools import convert_checkpoint
+from tools.quantize import quantize
 from tools.recipes.presets import PRESETS
 
 PI0 = replace(CONFIG, state_input="suffix", time="input")
@@ -119,6 +120,14 @@ def test_adapters_are_not_gone_on_with_at_another_alpha(tmp_path):
         begin_from(tmp_path / "own", other, like_model(other), 0)
     params = begin_from(tmp_path / "own", policy.model, like_model(policy.model), 0)
     jax.tree.map(np.testing.assert_array_equal, params, policy.params)
+
+
+def test_pi0_fasts_adapters_on_few_bits_are_folded_in_for_openpi(tmp_path):
+    policy = quantize(drawn(adapted(FAST, 5.0, "language")))
+    convert_checkpoint.convert(policy, tmp_path / "theirs", "openpi")
+    found = load_params(tmp_path / "theirs", like_model(FAST.build()))
+    expected = lora.merge(policy.model.config, policy.params)[1]
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 def test_lerobots_files_keep_the_samplers_steps_and_the_delay_that_was_trained(tmp_path):
