@@ -128,7 +128,7 @@ def load_policy(
     if solver not in (None, config.solver):
         config = config.changed(solver=solver)
     model = config.build()
-    params = load_params(path, like_model(model, dtype, mesh), found)
+    params = load_params(path, like_model(model, dtype, mesh), found, as_saved=dtype is None)
     return Policy(model, params, processor, embodiment=_chosen(path, found, robot))
 
 
@@ -142,9 +142,12 @@ class CheckpointInfo:
     table: Table | None = None
 
 
-def load_params(path: Path, like: PyTree, found: CheckpointInfo | None = None) -> PyTree:
-    """Only the parameters, as `like` (a tree of ShapeDtypeStructs) places and types them. Kernels
-    that are in few bits there but not in the checkpoint become so one by one, as they are read.
+def load_params(
+    path: Path, like: PyTree, found: CheckpointInfo | None = None, as_saved: bool = False
+) -> PyTree:
+    """Only the parameters, as `like` (a tree of ShapeDtypeStructs) places and types them, or
+    `as_saved` in a checkpoint of ours, where that is 16 bits. Kernels that are in few bits there
+    but not in the checkpoint become so one by one, as they are read.
 
     Raises:
       FileNotFoundError, ValueError: as `load_policy`.
@@ -158,7 +161,7 @@ def load_params(path: Path, like: PyTree, found: CheckpointInfo | None = None) -
         whole = {p: _unquantised(leaf) if p in turned else leaf for p, leaf in flat.items()}
         like = unflatten_dict(whole, sep="/")
     if found.source is None or found.table is None:
-        return own.restore_params(path, "ema", like, turned)
+        return own.restore_params(path, "ema", like, turned, as_saved)
     return read(found.source, found.table, like, turned)
 
 

@@ -62,7 +62,7 @@ def main(
       target: directory to write.
       to: kind to write: chiliad, or what the model's family can be written as: openpi and lerobot
         (π), groot.
-      dtype: of the parameters, as saved if not given.
+      dtype: of the parameters, as saved if not given. openpi's files and GR00T's are in float32.
       family: Python file that defines the model's family, if it is not one of ours; it runs.
       options: facts about the policy that its files do not tell.
     """

@@ -6,6 +6,8 @@ What a format cannot hold is refused, not dropped.
 import json
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from models.inputs.embodiment import Embodiment
@@ -34,7 +36,8 @@ def write_openpi(policy: Policy, target: Path) -> None:
 
 def write_lerobot(policy: Policy, target: Path) -> None:
     """Writes safetensors, config.json and processor files of LeRobot's pi0 or pi05, with the scales
-    of the robot. Adapters are folded into their kernels, as they have no place there.
+    of the robot, in bfloat16 if all parameters are. Adapters are folded into their kernels, as they
+    have no place there.
 
     LeRobot resizes pictures in its own way, and hands on those under "observation." alone.
 
@@ -70,7 +73,8 @@ def write_lerobot(policy: Policy, target: Path) -> None:
         euler_steps=merged.steps,
         rtc_max_delay=merged.rtc_max_delay,
     )
-    lerobot.export(params, told, target)
+    narrow = all(x.dtype == jnp.bfloat16 for x in jax.tree.leaves(params))
+    lerobot.export(params, told, target, "bfloat16" if narrow else "float32")
     file = target / "config.json"
     config = json.loads(file.read_text()) | {"normalization_mapping": lerobot_processors.NORM_MAP}
     file.write_text(json.dumps(config, indent=2) + "\n")

@@ -17,6 +17,7 @@ from models.layers.layers import Lora
 from models.load import begin_from, inspect_params, like_model, load_params
 from models.pi import lora, openpi
 from models.pi.fast.model import Pi0FastConfig
+from models.pi.lerobot import open_lerobot
 from tests.helpers.models.openpi_numbers import FIXTURES, TOLD, observation
 from tests.helpers.models.released_cases import RELEASED_CASES, answers, read_case
 from tests.helpers.models.tiny_policy import CONFIG, PROCESSOR
@@ -141,6 +142,29 @@ def test_lerobots_files_keep_the_samplers_steps_and_the_delay_that_was_trained(t
     convert_checkpoint.convert(plain, tmp_path / "plain", "lerobot")
     told = json.loads((tmp_path / "plain/config.json").read_text())
     assert not {"num_inference_steps", "rtc_training_max_delay"} & set(told)
+
+
+def test_parameters_stay_in_the_16_bits_that_they_were_saved_in(tmp_path):
+    policy = replace(drawn(PI0), processor=PROCESSOR0)
+    half = jax.tree.map(lambda x: x.astype("bfloat16"), policy.params)
+    mixed = half | {"embedding": policy.params["embedding"]}
+    for name, params in (("half", half), ("mixed", mixed)):
+        convert_checkpoint.convert(replace(policy, params=params), tmp_path / name, "chiliad")
+        again = load_policy(tmp_path / name)
+        jax.tree.map(_same_to_the_dtype, again.params, params)
+        convert_checkpoint.convert(again, tmp_path / f"{name} theirs", "lerobot")
+    found = {
+        name: open_lerobot(tmp_path / f"{name} theirs").arrays["action_in_proj.weight"].dtype
+        for name in ("half", "mixed")
+    }
+    assert found == {"half": "bfloat16", "mixed": "float32"}
+    whole = load_policy(tmp_path / "half", dtype="float32")
+    assert {x.dtype for x in jax.tree.leaves(whole.params)} == {np.dtype("float32")}
+
+
+def _same_to_the_dtype(found, wanted):
+    assert found.dtype == wanted.dtype
+    np.testing.assert_array_equal(found, wanted)
 
 
 def test_another_solver_than_lerobots_is_not_written_for_it(tmp_path):
