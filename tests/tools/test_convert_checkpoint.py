@@ -10,7 +10,7 @@ import pytest
 import tyro
 from flax.traverse_util import flatten_dict
 
-from models import Pi, Policy, load_policy
+from models import Pi, Policy, Processor, load_policy
 from models.checkpoints.layout import exported
 from models.layers.fp8 import HISTORY_LEAF
 from models.layers.layers import Lora
@@ -20,11 +20,11 @@ from models.pi.fast.model import Pi0FastConfig
 from models.pi.lerobot import open_lerobot
 from tests.helpers.models.openpi_numbers import FIXTURES, TOLD, observation
 from tests.helpers.models.released_cases import RELEASED_CASES, answers, read_case
-from tests.helpers.models.tiny_policy import CONFIG, PROCESSOR
+from tests.helpers.models.tiny_policy import ARM, CONFIG, PROCESSOR
 from tests.helpers.tools.exported_policies import EXPORTS, digests, export
 from tools import convert_checkpoint
 from tools.quantize import quantize
-from tools.recipes.presets import PRESETS
+from tools.recipes.presets import GROOT_TINY, PRESETS
 
 PI0 = replace(CONFIG, state_input="suffix", time="input")
 PROCESSOR0 = replace(PROCESSOR, state_input="suffix")
@@ -165,6 +165,28 @@ def test_parameters_stay_in_the_16_bits_that_they_were_saved_in(tmp_path):
 def _same_to_the_dtype(found, wanted):
     assert found.dtype == wanted.dtype
     np.testing.assert_array_equal(found, wanted)
+
+
+def test_the_robot_that_is_chosen_acts_from_what_is_written(tmp_path):
+    others = tuple(replace(ARM, name=name) for name in "ABC")
+    processor = replace(PROCESSOR, embodiments=others)
+    policy = replace(drawn(CONFIG), processor=processor)
+    convert_checkpoint.convert(policy, tmp_path / "own", "chiliad")
+    for name, order in (("A", "ABC"), ("B", "BAC"), ("C", "CAB")):
+        chosen = load_policy(tmp_path / "own", robot=name)
+        convert_checkpoint.convert(chosen, tmp_path / name, "chiliad")
+        again = load_policy(tmp_path / name)
+        assert again.embodiment == 0
+        assert "".join(robot.name for robot in again.processor.embodiments) == order
+
+
+def test_a_robot_is_not_put_first_where_the_model_knows_it_by_its_place(tmp_path):
+    model = GROOT_TINY.model.build()
+    processor = Processor(
+        **GROOT_TINY.model.preparation, words=("go",), embodiments=(ARM, replace(ARM, name="B"))
+    )
+    with pytest.raises(ValueError, match="tell robots apart by their order, so 'B' cannot be put"):
+        convert_checkpoint.convert(Policy(model, {}, processor, 1), tmp_path / "own", "chiliad")
 
 
 def test_another_solver_than_lerobots_is_not_written_for_it(tmp_path):
