@@ -5,8 +5,8 @@ The kind is told by looking, sizes by the arrays' shapes, and what neither file 
 an argument.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -32,16 +32,16 @@ from models.inputs.fast import Fast
 from models.inputs.processor import Processor
 from models.inputs.tokenizer import SentencePiece
 from models.layers.fp8 import HISTORY_LEAF
+from models.layers.layers import Lora
 from models.layers.quantized import (
     Kernel,
     Kind,
     Nf4,
     is_quantized,
-    quantize,
     quantize_kernel,
     shape_of,
 )
-from models.model import Model, ModelConfig
+from models.model import Model, ModelConfig, in_few_bits
 from models.pi import lerobot, openpi
 from models.pi.conventions import ActingOptions, lerobot_policy, openpi_policy, with_names
 from models.pi.fast import checkpoint as pi0_fast
@@ -128,7 +128,7 @@ def load_policy(
     if solver not in (None, config.solver):
         config = config.changed(solver=solver)
     model = config.build()
-    params = load_params(path, like_model(model, dtype, mesh), found)
+    params = load_params(path, like_model(model, dtype, mesh), found, as_saved=dtype is None)
     return Policy(model, params, processor, embodiment=_chosen(path, found, robot))
 
 
@@ -142,9 +142,12 @@ class CheckpointInfo:
     table: Table | None = None
 
 
-def load_params(path: Path, like: PyTree, found: CheckpointInfo | None = None) -> PyTree:
-    """Only the parameters, as `like` (a tree of ShapeDtypeStructs) places and types them. Kernels
-    that are in few bits there but not in the checkpoint become so one by one, as they are read.
+def load_params(
+    path: Path, like: PyTree, found: CheckpointInfo | None = None, as_saved: bool = False
+) -> PyTree:
+    """Only the parameters, as `like` (a tree of ShapeDtypeStructs) places and types them, or
+    `as_saved` in a checkpoint of ours, where that is 16 bits. Kernels that are in few bits there
+    but not in the checkpoint become so one by one, as they are read.
 
     Raises:
       FileNotFoundError, ValueError: as `load_policy`.
@@ -158,7 +161,7 @@ def load_params(path: Path, like: PyTree, found: CheckpointInfo | None = None) -
         whole = {p: _unquantised(leaf) if p in turned else leaf for p, leaf in flat.items()}
         like = unflatten_dict(whole, sep="/")
     if found.source is None or found.table is None:
-        return own.restore_params(path, "ema", like, turned)
+        return own.restore_params(path, "ema", like, turned, as_saved)
     return read(found.source, found.table, like, turned)
 
 
@@ -166,12 +169,17 @@ def begin_from(path: Path, model: Model, like: PyTree, seed: int) -> PyTree:
     """The parameters of `like` to train from: a checkpoint's, and where it has no adapters but the
     model does, fresh adapters, which compute nothing at first.
 
+    Files of other codes do not tell the alpha of their adapters; the model's is taken for it.
+
     Raises:
-      FileNotFoundError, ValueError: as `load_policy`; the checkpoint is of another model.
+      FileNotFoundError, ValueError: as `load_policy`; the checkpoint is of another model, or its
+        adapters have another rank or alpha.
     """
     path = local(path)
     found = inspect_params(path)
     _check_bits(path, found.config, model.config)
+    if found.source is None:
+        _check_adapters(path, found.config, model.config)
     wanted = flatten_dict(like, sep="/")
     held = {path for path in wanted if not _is_fresh(path)}
     if found.config.adapted:
@@ -195,11 +203,7 @@ def like_model(model: Model, dtype: str | None = None, mesh: Mesh | None = None)
     wanted = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, jnp.dtype(dtype or x.dtype)), shapes
     )
-    if model.config.compute.quantized:
-        compute = model.config.compute
-        wanted = jax.eval_shape(
-            lambda params: quantize(params, compute.quantized, compute.quantized_kind), wanted
-        )
+    wanted = jax.eval_shape(partial(in_few_bits, model.config), wanted)
     if mesh is None:
         return wanted
     return jax.tree.map(
@@ -250,12 +254,7 @@ def inspect_params(path: Path) -> CheckpointInfo:
         if told.kind == "pi0_fast":
             table, known = pi0_fast.lerobot_table(source), lerobot.known_axes(source)
             return CheckpointInfo(pi0_fast.config(source, table, known), None, source, table)
-        return CheckpointInfo(
-            lerobot.config(source, told.horizon, told.rtc_max_delay),
-            None,
-            source,
-            lerobot.table(source),
-        )
+        return CheckpointInfo(lerobot.config(source, told), None, source, lerobot.table(source))
     if _is_openpi(path):
         source = open_orbax(path)
         if pi0_fast.is_fast(source):
@@ -274,6 +273,29 @@ def _check_bits(path: Path, found: ModelConfig, wanted: ModelConfig) -> None:
             f"{path} keeps the kernels at {held[0]!r} in {held[1]}, but {now} was asked for; begin "
             f"from the checkpoint it was made of, or ask for the same."
         )
+
+
+def _check_adapters(path: Path, found: ModelConfig, wanted: ModelConfig) -> None:
+    """Raises ValueError if a checkpoint's adapters have another rank or alpha than those asked
+    for."""
+    asked = dict(_adapters(wanted, "model"))
+    for field, held in _adapters(found, "model"):
+        if asked.get(field, held) != held:
+            raise ValueError(
+                f"{path} has adapters of rank {held.rank} and alpha {held.alpha} ({field}), but "
+                f"rank {asked[field].rank} and alpha {asked[field].alpha} were asked for, by which "
+                f"they would compute something else; ask for the same."
+            )
+
+
+def _adapters(config: Any, at: str) -> Iterator[tuple[str, Lora]]:
+    """Adapters in a config, each with its field."""
+    for field in fields(config) if is_dataclass(config) else ():
+        value, name = getattr(config, field.name), f"{at}.{field.name}"
+        if isinstance(value, Lora):
+            yield name, value
+        else:
+            yield from _adapters(value, name)
 
 
 def _unquantised(leaf: Kernel) -> jax.ShapeDtypeStruct:

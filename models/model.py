@@ -7,6 +7,7 @@ for with `require`, which says in one sentence what is missing. A user's file ad
 defining its config (docs/own_model.md).
 """
 
+import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -15,6 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
+from flax.traverse_util import flatten_dict
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from models.flow import flow
@@ -275,15 +277,27 @@ def require(owner: Any, name: str, purpose: str) -> Any:
 
 
 def init_params(model: "Model", key: PRNGKeyArray) -> Params:
-    """Random parameters as the model is trained and served: f32, but for the kernels that
-    `compute.quantized` names, which are in few bits.
+    """Random parameters as the model is trained and served, see `in_few_bits`."""
+    return in_few_bits(model.config, model.init(key))
+
+
+def in_few_bits(config: ModelConfig, params: Params) -> Params:
+    """The parameters with the kernels that `compute.quantized` names in few bits.
 
     Raises:
-      ValueError: it names no kernel.
+      ValueError: it names no kernel, or one beyond the family's `quantizable`.
     """
-    compute, params = model.config.compute, model.init(key)
+    compute = config.compute
     if not compute.quantized:
         return params
+    able = getattr(config, "quantizable", "")
+    kernels = [path for path in flatten_dict(params, sep="/") if path.endswith("/kernel")]
+    named = [path for path in kernels if re.search(compute.quantized, path)]
+    if beyond := [path for path in named if not re.search(able, path)]:
+        raise ValueError(
+            f"The pattern {compute.quantized!r} names {', '.join(beyond)}, which models of family "
+            f"'{config.family}' do not read in few bits; give one for kernels among {able!r}."
+        )
     return quantize(params, compute.quantized, compute.quantized_kind)
 
 

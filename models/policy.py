@@ -125,7 +125,7 @@ class Policy:
           keys: any two words for each row, such as (episode, step); all that its noise depends on.
 
         Raises:
-          ValueError: cameras or state dims are not the embodiment's.
+          ValueError: cameras or state dims are not the embodiment's, or there is no row.
         """
         return self.answer(self.requests(observation, prompts, keys))
 
@@ -592,6 +592,8 @@ def _words(
 
 
 def _check_rows(noise: Float[np.ndarray, "b h a"] | None, count: int) -> None:
+    if not count:
+        raise ValueError("There is no observation to answer; give at least one row.")
     if noise is not None and len(noise) != count:
         raise ValueError(f"noise is for {len(noise)} observations, but there are {count}.")
 

@@ -8,6 +8,7 @@ The kind of SOURCE is told by looking: a run of ours, an Orbax directory of open
 LeRobot's pi0 and pi05 or of GR00T-N1.5. What a format cannot hold is refused, not dropped.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +17,7 @@ import tyro
 from models import Policy
 from models.config import to_json
 from models.files.own_file import run_file
+from models.inputs.processor import Processor
 from models.model import function_at
 from models.terminal import Console, guard_tracebacks
 from parallel.checkpoint import CheckpointWriter, steps
@@ -27,7 +29,8 @@ def convert(policy: Policy, target: Path, to: str) -> None:
     """Writes the policy into the directory `target`.
 
     Raises:
-      ValueError: the directory holds a checkpoint already, or the format cannot hold the model.
+      ValueError: the directory holds a checkpoint already, or the format cannot hold the model, or
+        not that another robot than its first acts.
     """
     config = policy.model.config
     if to == "chiliad":
@@ -62,7 +65,7 @@ def main(
       target: directory to write.
       to: kind to write: chiliad, or what the model's family can be written as: openpi and lerobot
         (π), groot.
-      dtype: of the parameters, as saved if not given.
+      dtype: of the parameters, as saved if not given. openpi's files and GR00T's are in float32.
       family: Python file that defines the model's family, if it is not one of ours; it runs.
       options: facts about the policy that its files do not tell.
     """
@@ -85,10 +88,26 @@ def _write_own(policy: Policy, target: Path) -> None:
     folder = target / "checkpoints"
     if held := steps(folder):
         raise ValueError(f"{folder / str(held[0])} exists; give a directory without a run in it.")
-    processor = None if policy.processor is None else to_json(policy.processor)
+    processor = None if policy.processor is None else to_json(_led(policy, policy.processor))
     config: Any = {"model": to_json(policy.model.config)}
     with CheckpointWriter(folder, config, {"processor": processor}) as writer:
         writer.save(0, {"ema": policy.params}, {})
+
+
+def _led(policy: Policy, processor: Processor) -> Processor:
+    """The processor with the robot that acts before the others, as the first is taken on reading.
+
+    Raises:
+      ValueError: the model tells robots apart by their order.
+    """
+    chosen, robots = policy.embodiment, processor.embodiments
+    if chosen and policy.model.config.embodiments is not None:
+        raise ValueError(
+            f"Models of family '{policy.model.config.family}' tell robots apart by their order, so "
+            f"'{robots[chosen].name}' cannot be put first; leave out robot, and give it to what "
+            f"acts."
+        )
+    return replace(processor, embodiments=(robots[chosen], *robots[:chosen], *robots[chosen + 1 :]))
 
 
 if __name__ == "__main__":

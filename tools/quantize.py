@@ -12,6 +12,7 @@ SOURCE's are printed.
 """
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,9 +22,8 @@ import tyro
 
 from models import PackedBatch, Policy
 from models.files.own_file import run_file
-from models.layers import quantized
 from models.layers.quantized import Kind
-from models.model import require, told
+from models.model import in_few_bits, require, told
 from models.terminal import Console, guard_tracebacks
 from tools.bench.models.fp8 import random_batch
 from tools.command_line.ending import in_a_line
@@ -38,8 +38,9 @@ def quantize(
     family names, if None. Float8 kernels may have what they multiply rounded to float8 too.
 
     Raises:
-      ValueError: the family names none, no kernel matches, the policy is quantised already, or
-        activations would be rounded for kernels of another kind.
+      ValueError: the family names none, no kernel matches or one that the family does not read so,
+        the policy is quantised already, or activations would be rounded for kernels of another
+        kind.
     """
     config = policy.model.config
     if pattern is None:
@@ -49,7 +50,7 @@ def quantize(
     few = config.computing(
         quantized=pattern, quantized_kind=kind, quantized_activations=activations
     )
-    params = jax.jit(lambda p: quantized.quantize(p, pattern, kind))(policy.params)
+    params = jax.jit(partial(in_few_bits, few))(policy.params)
     return replace(policy, model=few.build(), params=params)
 
 

@@ -18,6 +18,7 @@ from jaxtyping import Shaped
 from models.checkpoints.rename import MappedParameter, Pattern, Shape, Sizes, Table
 from models.checkpoints.safetensors_format import Entry
 from models.checkpoints.transpose import copy_into
+from models.layers.fp8 import HISTORY_LEAF
 
 PyTree = Any
 Bounds = tuple[int, int]
@@ -113,12 +114,16 @@ def their_arrays(table: Table, ours: Mapping[str, Shape], what: str) -> dict[str
 
 def exported(params: PyTree, table: Table, what: str) -> dict[str, Entry]:
     """Their checkpoint of `params` (nested dict of arrays): every array with its shape and how to
-    make it, on this host.
+    make it, on this host. The history of scales of a run in float8 stays behind.
 
     Raises:
       ValueError: see `their_arrays`.
     """
-    flat = flatten_dict(params, sep="/")
+    flat = {
+        path: leaf
+        for path, leaf in flatten_dict(params, sep="/").items()
+        if not path.endswith(HISTORY_LEAF)
+    }
     arrays = their_arrays(table, {path: leaf.shape for path, leaf in flat.items()}, what)
     host = {path: np.asarray(leaf) for path, leaf in flat.items()}
     return {name: (array.shape, partial(array.build, host)) for name, array in arrays.items()}

@@ -19,6 +19,7 @@ from orbax.checkpoint import v1 as ocp
 from models.checkpoints import digests
 from models.checkpoints.declared import check_declared
 from models.checkpoints.remote import local
+from models.layers.fp8 import HISTORY_LEAF
 from models.sharding import path_name
 
 Json = Any
@@ -26,6 +27,7 @@ PyTree = Any
 
 _JSON = ("position", "config", "assets")
 _ARRAYS = "state/"
+_NARROW = (np.dtype("bfloat16"), np.dtype("float16"))
 _CHUNK_BYTES = 2**26
 """Least size of a read, so that other shardings than the saved one read little in vain."""
 _SLICE_BYTES = 2**20
@@ -83,13 +85,15 @@ def restore_params(
     which: str = "ema",
     like: PyTree | None = None,
     turned: Mapping[str, Callable[[jax.Array], Any]] = MappingProxyType({}),
+    as_saved: bool = False,
 ) -> PyTree:
     """Loads only the "ema" or the "params" of a checkpoint, for acting.
 
     `like` (arrays or ShapeDtypeStructs, with shardings if they are to be sharded) is what the model
-    expects; arrays come in its dtypes. Without it, whatever is there comes as a nested dict, on the
+    expects; arrays come in its dtypes, and the scales' history of a run in float8 is left where the
+    model has none. Without it, whatever is there comes as a nested dict, on the
     first device. `turned` has, by path, functions that make of an array of `like` what is wanted of
-    it; these are loaded one by one, after the others.
+    it; these are loaded one by one, after the others. `as_saved` leaves those in 16 bits so.
 
     Raises:
       FileNotFoundError: no checkpoint there.
@@ -103,8 +107,10 @@ def restore_params(
     refuse(path, digests.damage(path, index=index, count=count))
     saved = metadata(path)[which]
     if like is not None:
-        check_same(path, saved, like)
+        check_same(path, _kept(saved, like), like)
     check_declared(path / "state", _bytes(saved))
+    if like is not None and as_saved:
+        like = _typed(like, saved)
     wanted = jax.tree.map(_placed, saved if like is None else like)
 
     def load(part: PyTree) -> PyTree:
@@ -199,6 +205,25 @@ def _placed(leaf: Any) -> jax.ShapeDtypeStruct:
     if not isinstance(sharding, jax.sharding.Sharding):
         sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+def _kept(saved: PyTree, like: PyTree) -> PyTree:
+    """The saved tree without a history of scales that `like` lacks."""
+    wanted = flatten_dict(like)
+    flat = flatten_dict(saved).items()
+    return unflatten_dict({at: x for at, x in flat if at[-1] != HISTORY_LEAF or at in wanted})
+
+
+def _typed(like: PyTree, saved: PyTree) -> PyTree:
+    """What `like` describes, in 16 bits where it was saved so."""
+    leaves = jax.tree_util.tree_leaves_with_path(saved)
+    narrow = {path_name(at): x.dtype for at, x in leaves if x.dtype in _NARROW}
+
+    def typed(at: tuple[Any, ...], x: Any) -> jax.ShapeDtypeStruct:
+        dtype = narrow.get(path_name(at), x.dtype)
+        return jax.ShapeDtypeStruct(x.shape, dtype, sharding=getattr(x, "sharding", None))
+
+    return jax.tree_util.tree_map_with_path(typed, like)
 
 
 def _shapes(tree: PyTree) -> dict[str, tuple[int, ...]]:

@@ -166,7 +166,12 @@ def write(policy: Policy, target: Path) -> None:
     order of cameras in the modality.json beside it, and tokenizer.json.
 
     NVIDIA's files have no place for how pictures are fitted, which their data configs tell.
+
+    Raises:
+      ValueError: `target` holds a model, or NVIDIA's code has no place for the prompts, units or
+        cameras of the policy, or for some parameter.
     """
+    names = _checked(policy)
     config, params = merge(policy.model.config, policy.params)
     export(params, config, target)
     if policy.processor is None:
@@ -174,7 +179,6 @@ def write(policy: Policy, target: Path) -> None:
     robot = policy.processor.embodiments[policy.embodiment]
     tag, _ = config.robot(policy.embodiment)
     parts = {"state": robot.state, "action": robot.actions}
-    names = [camera.rpartition(".")[2] for camera in robot.cameras]
     statistics = {kind: {"all": least_and_largest(scale)} for kind, scale in parts.items()}
     told = {tag: {"statistics": statistics, "modalities": {}, "embodiment_tag": tag}}
     spans = {kind: {"all": (0, len(scale.offset))} for kind, scale in parts.items()}
@@ -185,6 +189,32 @@ def write(policy: Policy, target: Path) -> None:
     if policy.processor.bpe:
         text = ByteBpe(policy.processor.bpe).json
         (Path(target) / "tokenizer.json").write_text(text, encoding="utf-8")
+
+
+def _checked(policy: Policy) -> list[str]:
+    """Names of the cameras in modality.json, of a policy that NVIDIA's code would prepare for as we
+    do."""
+    if policy.processor is None:
+        return []
+    if policy.processor.chat != "eagle":
+        raise ValueError(
+            "NVIDIA's GR00T reads prompts by Eagle's chat and tokenizer, but this policy does not; "
+            "write it as chiliad."
+        )
+    robot = policy.processor.embodiments[policy.embodiment]
+    if robot.adapter or any(d >= 0 for d in robot.relative):
+        raise ValueError(
+            f"NVIDIA's files have no place for the units of '{robot.name}' (adapter "
+            f"'{robot.adapter}', relative {list(robot.relative)}); write it as chiliad."
+        )
+    names = [camera.rpartition(".")[2] for camera in robot.cameras]
+    if len(set(names)) < len(names):
+        raise ValueError(
+            f"modality.json calls a camera by the last part of its name, by which those of "
+            f"'{robot.name}' cannot be told apart ({', '.join(robot.cameras)}); write it as "
+            f"chiliad."
+        )
+    return names
 
 
 def least_and_largest(scale: Normalizer) -> dict[str, list[float]]:

@@ -63,7 +63,7 @@ def _checked(policy: Policy) -> Embodiment:
     if processor is None or processor.chat != "eagle":
         raise ValueError(
             "LeRobot's GR00T reads prompts by Eagle's chat and tokenizer, but this policy does "
-            "not; write it as chiliad or groot."
+            "not; write it as chiliad."
         )
     if processor.resize != "stretched" or config.image_size != _SIZE:
         raise ValueError(

@@ -32,7 +32,8 @@ def read_observation(
       observation: "image" {camera: uint8 [h, w, 3] or [b, h, w, 3]}, optionally "image_mask"
         {camera: bool or [b]}, "state" [s] or [b, s], and "prompt" (a str, or one for each) or
         "tokenized_prompt" [t] or [b, t] (with "tokenized_prompt_mask", else zeros at its end are
-        padding). A camera that is masked or absent costs nothing.
+        padding). A camera that is masked or absent costs nothing. The state may be absent where
+        the policy does not read it, or reads it in a prompt that is tokenized already.
       vocabulary: rows of the model's embedding.
       actions: chunks to compare with, in the units of the embodiment.
 
@@ -49,7 +50,8 @@ def read_observation(
     images = _images(observation, robot.cameras)
     state = observation.get("state")
     if state is None:
-        if processor.state_input != "none" and "tokenized_prompt" not in observation:
+        spelt = processor.state_input == "text" and "tokenized_prompt" in observation
+        if processor.state_input != "none" and not spelt:
             raise ValueError(f"The observation has no 'state'; '{robot.name}' needs one.")
         state = np.zeros(len(robot.state.offset))
     state = np.asarray(state, np.float32)

@@ -1,5 +1,5 @@
 """Low-rank adapters (arXiv 2106.09685) folded into the kernels they adapt, so that acting costs
-nothing more and other codes can read the weights.
+nothing more, or scaled in advance, so that other codes can read the weights.
 """
 
 from typing import Any
@@ -22,6 +22,19 @@ def fold(blocks: Params, lora: Lora | None) -> Params:
         return blocks
     return {
         name: _fold(name, block, lora) if "lora_a" in block else block
+        for name, block in blocks.items()
+    }
+
+
+def at_alpha_of_rank(blocks: Params, lora: Lora | None) -> Params:
+    """The projections among `blocks` with every B·alpha/rank for B, in f32: the same function for
+    who takes alpha to be the rank."""
+    if lora is None or lora.alpha == lora.rank:
+        return blocks
+    return {
+        name: block | {"lora_b": block["lora_b"].astype(jnp.float32) * (lora.alpha / lora.rank)}
+        if "lora_b" in block
+        else block
         for name, block in blocks.items()
     }
 

@@ -6,25 +6,29 @@ What a format cannot hold is refused, not dropped.
 import json
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from models.inputs.embodiment import Embodiment
 from models.pi import lerobot, lerobot_processors, lora, openpi
+from models.pi.model import PiConfig
 from models.policy import Policy
+
+_LEROBOT = (("input", "suffix"), ("modulation", "text"))
+_OPENPI = (*_LEROBOT, ("modulation", "none"))
+"""Ways in which models of each code take flow time and read the state."""
 
 
 def write_openpi(policy: Policy, target: Path) -> None:
     """Writes the parameters as openpi's Orbax directory, and norm_stats.json if the policy has a
-    processor. Adapters go as they are, unless openpi has no place for theirs in the vision tower or
-    for the kernels in few bits beneath them: these are folded in.
+    processor. Adapters go as `lora.for_openpi` says.
 
     Raises:
-      ValueError: the format has no place for some parameter.
+      ValueError: the format has no place for some parameter, or for how the model reads the state.
     """
-    config, params = policy.model.config, policy.params
-    if config.compute.quantized or config.vision.lora is not None:
-        params = lora.merge(config, params)[1]
-    openpi.export(params, target)
+    _check_form(policy.model.config, "openpi", _OPENPI)
+    openpi.export(lora.for_openpi(policy.model.config, policy.params), target)
     if policy.processor is not None:
         robot = policy.processor.embodiments[policy.embodiment]
         write_statistics(target, robot, quantiles=policy.model.config.time == "modulation")
@@ -32,13 +36,14 @@ def write_openpi(policy: Policy, target: Path) -> None:
 
 def write_lerobot(policy: Policy, target: Path) -> None:
     """Writes safetensors, config.json and processor files of LeRobot's pi0 or pi05, with the scales
-    of the robot. Adapters are folded into their kernels, as they have no place there.
+    of the robot, in bfloat16 if all parameters are. Adapters are folded into their kernels, as they
+    have no place there.
 
     LeRobot resizes pictures in its own way, and hands on those under "observation." alone.
 
     Raises:
       ValueError: the policy has no processor, or the format no place for some parameter, for the
-        units of its robot, or for a π0.5 that does not read the state.
+        units of its robot, for its solver, or for how the model reads the state.
     """
     if policy.processor is None:
         raise ValueError("The policy has no processor, whose cameras LeRobot's config.json names.")
@@ -49,10 +54,12 @@ def write_lerobot(policy: Policy, target: Path) -> None:
             f"'{robot.adapter}', relative {list(robot.relative)}); write it as chiliad."
         )
     merged, params = lora.merge(policy.model.config, policy.params)
-    if merged.time == "modulation" and merged.state_input != "text":
+    _check_form(merged, "LeRobot", _LEROBOT)
+    if merged.solver != "euler":
         raise ValueError(
-            f"LeRobot's π0.5 always spells the state in its prompt, but this policy reads it as "
-            f"'{merged.state_input}'; write it as chiliad or openpi."
+            f"LeRobot takes Euler's steps alone, but this policy's model.solver is "
+            f"'{merged.solver}'; load it with load_policy(…, solver='euler') and write that, or "
+            f"write it as chiliad."
         )
     told = lerobot.LerobotConfig(
         horizon=merged.horizon,
@@ -63,12 +70,28 @@ def write_lerobot(policy: Policy, target: Path) -> None:
         robot_action=len(robot.actions.offset),
         relative=tuple(d for d in robot.relative if d >= 0),
         earlier=policy.processor.spells_padding,
+        euler_steps=merged.steps,
+        rtc_max_delay=merged.rtc_max_delay,
     )
-    lerobot.export(params, told, target)
+    narrow = all(x.dtype == jnp.bfloat16 for x in jax.tree.leaves(params))
+    lerobot.export(params, told, target, "bfloat16" if narrow else "float32")
     file = target / "config.json"
     config = json.loads(file.read_text()) | {"normalization_mapping": lerobot_processors.NORM_MAP}
     file.write_text(json.dumps(config, indent=2) + "\n")
     lerobot_processors.write_processors(target, config, robot.state, robot.actions)
+
+
+def _check_form(config: PiConfig, code: str, known: tuple[tuple[str, str], ...]) -> None:
+    """Raises ValueError unless another code has a model that takes flow time and reads the state as
+    this one."""
+    if (config.time, config.state_input) not in known:
+        remedy = "chiliad or openpi" if (config.time, config.state_input) in _OPENPI else "chiliad"
+        forms = " or ".join(f"'{time}' and '{state}'" for time, state in known)
+        raise ValueError(
+            f"{code} has models with model.time and model.state_input {forms}, but this policy has "
+            f"'{config.time}' and '{config.state_input}' and would run there as another; write it "
+            f"as {remedy}."
+        )
 
 
 def write_statistics(target: Path, robot: Embodiment, *, quantiles: bool) -> None:

@@ -176,7 +176,8 @@ class LerobotConfig:
 
     `earlier`: True if a LeRobot before 0.5.0 wrote it, None if the files do not tell. `kind`:
     "pi0", "pi05" or "pi0_fast"; "" for openpi's conversion to PyTorch. `steps`: tokens of a chunk
-    that π0-FAST writes at most, drawn at `temperature`. `rtc_max_delay`: see PiConfig.
+    that π0-FAST writes at most, drawn at `temperature`. `euler_steps`: of the others' sampler.
+    `rtc_max_delay`: see PiConfig.
     """
 
     horizon: int
@@ -190,6 +191,7 @@ class LerobotConfig:
     kind: str = ""
     steps: int = 256
     temperature: float = 0.0
+    euler_steps: int = 10
     rtc_max_delay: int = 0
 
 
@@ -209,14 +211,14 @@ def table(source: CheckpointSource) -> Table:
     return PI05 if f"{_EXPERT}.model.norm.dense.weight" in source.shapes else PI0
 
 
-def config(source: CheckpointSource, horizon: int, rtc_max_delay: int = 0) -> PiConfig:
-    """The config of the model in the files, see `pi_config`.
+def config(source: CheckpointSource, told: LerobotConfig) -> PiConfig:
+    """The config of the model in the files, see `pi_config`, with what config.json `told`.
 
     Heads are merged in these files. Where no export of ours wrote them down, they are taken to be
     Gemma's (one key-value head) and So400m's (16).
     """
-    found = pi_config(source, table(source), horizon, known_axes(source))
-    return replace(found, rtc_max_delay=rtc_max_delay)
+    found = pi_config(source, table(source), told.horizon, known_axes(source))
+    return replace(found, steps=told.euler_steps, rtc_max_delay=told.rtc_max_delay)
 
 
 def known_axes(source: CheckpointSource) -> dict[str, int]:
@@ -275,6 +277,7 @@ def read_config(path: Path) -> LerobotConfig:
         kind=str(values.get("type", "")),
         steps=whole(values, "max_decoding_steps", 256, where),
         temperature=from_json(float, values.get("temperature", 0.0), f"{where}: temperature"),
+        euler_steps=whole(values, "num_inference_steps", 10, where),
         rtc_max_delay=whole(values, "rtc_training_max_delay", 0, where, least=0),
     )
 
@@ -380,6 +383,7 @@ def _heads(source: CheckpointSource, name: str, default: int) -> int:
 
 
 def _json(config: LerobotConfig, flat: dict[str, Any], kind: str, dtype: str) -> dict[str, Any]:
+    """config.json; what is as in every LeRobot, some of which have no field for it, is left out."""
     action_dim, (tokens, _) = flat["action_in/kernel"].shape[0], flat["vision/position"].shape
     patch = math.isqrt(flat["vision/embed/kernel"].shape[0] // 3)
     side = math.isqrt(tokens) * patch
@@ -399,6 +403,8 @@ def _json(config: LerobotConfig, flat: dict[str, Any], kind: str, dtype: str) ->
         "input_features": features,
         "output_features": {"action": {"type": "ACTION", "shape": [dims]}},
         **(_relative_json(config, dims) if config.relative else {}),
+        **({"num_inference_steps": config.euler_steps} if config.euler_steps != 10 else {}),
+        **({"rtc_training_max_delay": config.rtc_max_delay} if config.rtc_max_delay else {}),
     }
 
 

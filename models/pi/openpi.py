@@ -138,8 +138,7 @@ def export(params: PyTree, path: Path, rules: Table | None = None) -> None:
     """Writes `path/params`, an Orbax directory that openpi restores: one tree `params`, f32, by
     `rules`, π0's or π0.5's if None.
 
-    Arrays are fetched to this host. LoRA factors go as they are: openpi scales them by the alpha
-    of its own config.
+    Arrays are fetched to this host. LoRA factors go as they are; `lora.for_openpi` scales them.
 
     Raises:
       ValueError: `path/params` exists, or openpi's models have no place for some parameter.

@@ -150,3 +150,9 @@ def test_noise_for_another_number_of_rows_is_refused(policy):
 def test_sizes_out_of_order_are_refused(policy, sizes):
     with pytest.raises(ValueError, match="positive and ascending"):
         replace(policy, sizes=sizes)
+
+
+def test_no_observation_is_refused_in_a_sentence(policy):
+    pictures, states = seen()
+    with pytest.raises(ValueError, match="no observation to answer; give at least one row"):
+        policy.act((pictures[:0], states[:0]), [], KEYS[:0])

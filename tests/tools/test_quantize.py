@@ -61,3 +61,13 @@ def test_activations_may_be_rounded_too_of_kernels_in_float8_alone():
     assert kernels < quantize.action_error(policy, both, batch) < 0.1
     with pytest.raises(ValueError, match="quantized_activations is for kernels kept in float8"):
         quantize.quantize(policy, kind="nf4", activations=True)
+
+
+@pytest.mark.parametrize("pattern", [".", "^vision/", "^action_in/"])
+def test_kernels_that_the_family_does_not_read_in_few_bits_are_refused_by_name(pattern):
+    policy = load_policy(FIXTURES / "pi05", **TOLD["pi05"])
+    named = "vision/embed/kernel" if pattern != "^action_in/" else "action_in/kernel"
+    with pytest.raises(ValueError, match=f"names .*{named}.* family 'pi' do not read in few bits"):
+        quantize.quantize(policy, pattern)
+    with pytest.raises(ValueError, match="do not read in few bits"):
+        like_model(policy.model.config.computing(quantized=pattern).build())

@@ -30,6 +30,7 @@ from rl.population.population import PopulationConfig, write_generations
 from rl.records import Decision, Ticket, Trajectory
 from tests.helpers.rl.points import HOST, POINTS, Eager, Noted, open_slots, save_policy
 from tools import rl, rl_curves
+from tools.convert_checkpoint import convert
 from tools.recipes import rl_figures
 from tools.recipes.closed_loop import read_closed_loop
 from tools.recipes.rl_presets import RL_PRESETS
@@ -92,6 +93,16 @@ def test_a_run_leaves_metrics_curves_evaluations_and_a_policy_that_acts(finished
     assert jax.tree.structure(improved.params) == jax.tree.structure(begun.params)
     assert not jax.tree.all(jax.tree.map(np.array_equal, improved.params, begun.params))
     assert own.read_json(finished, "config")["rl"] == json.loads(json.dumps(to_json(HOST)))
+
+
+@pytest.mark.slow
+def test_a_policy_saved_in_16_bits_learns_in_32(checkpoint, tmp_path):
+    policy = load_policy(checkpoint)
+    half = replace(policy, params=jax.tree.map(lambda x: x.astype("bfloat16"), policy.params))
+    convert(half, tmp_path / "half", "chiliad")
+    assert rl.run(rl.RlPaths(tmp_path / "half", tmp_path / "rl"), HOST, QUIET).finished
+    leaves = jax.tree.leaves(load_policy(tmp_path / "rl").params)
+    assert {x.dtype for x in leaves} == {np.dtype("float32")}
 
 
 def test_held_out_starts_are_never_learnt_from(finished):

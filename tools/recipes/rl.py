@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import jax
+import numpy as np
 import tyro
 
 from models import Policy
@@ -122,6 +124,7 @@ def _run(
         run_file(paths.family)
     policy = load(paths.checkpoint, paths.options, steps=config.flow.steps, solver="euler")
     check_policy(policy, config)
+    policy = replace(policy, params=jax.tree.map(lambda x: x.astype(np.float32), policy.params))
     config = replace(config, learner=learner_of(config, policy.model))
     content = {
         "model": to_json(policy.model.config),

@@ -7,15 +7,16 @@ What openpi would read otherwise than we do is refused, not dropped.
 from pathlib import Path
 
 from models.inputs.fast import SPECIAL_WORDS
-from models.pi import openpi
+from models.pi import lora, openpi
 from models.pi.fast.checkpoint import OPENPI
 from models.pi.formats import write_statistics
 from models.policy import Policy
 
 
 def write_openpi(policy: Policy, target: Path) -> None:
-    """Writes the parameters as openpi's Orbax directory, norm_stats.json, and a folder `fast` that
-    `load_policy(fast=…)` and transformers' AutoProcessor open.
+    """Writes the parameters as openpi's Orbax directory, adapters as `lora.for_openpi` says,
+    norm_stats.json, and a folder `fast` that `load_policy(fast=…)` and transformers' AutoProcessor
+    open.
 
     Raises:
       ValueError: openpi's π0-FAST writes its text or places, or scores its words, otherwise, or
@@ -38,7 +39,7 @@ def write_openpi(policy: Policy, target: Path) -> None:
             f"openpi's FAST tokens begin at id {top}, but this policy's at {processor.fast_top}; "
             f"write it as chiliad."
         )
-    openpi.export(policy.params, target, OPENPI)
+    openpi.export(lora.for_openpi(config, policy.params), target, OPENPI)
     if processor is not None:
         robot = processor.embodiments[policy.embodiment]
         write_statistics(target, robot, quantiles=True)

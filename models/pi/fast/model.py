@@ -95,7 +95,8 @@ class Pi0FastConfig(ModelConfig, family="pi0_fast"):
 
     @property
     def adapted(self) -> bool:
-        return bool(self.language.attention_lora or self.language.mlp_lora)
+        language, vision = self.language, self.vision
+        return bool(language.attention_lora or language.mlp_lora or vision.lora)
 
     def build(self) -> "Pi0Fast":
         return Pi0Fast(self)

@@ -1,5 +1,5 @@
 """GR00T written as LeRobot keeps it, beside the folder that LeRobot 0.4.4 itself saved of the same
-policy."""
+policy; and what neither its files nor NVIDIA's can hold."""
 
 import json
 from dataclasses import replace
@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from models import Policy, load_policy
-from models.groot import lerobot
+from models.groot import checkpoint, lerobot
 from models.inputs.processor import Processor
 from tests.helpers.models.groot_whole import CASES, WHOLE, lerobots_folder, observed
 
@@ -102,6 +102,27 @@ def test_a_policy_that_lerobot_would_prepare_for_otherwise_is_refused(
 ):
     with pytest.raises(ValueError, match=told):
         lerobot.write(change(policy), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def robot(policy: Policy, **fields: object) -> Policy:
+    return other(policy, embodiments=(replace(policy.processor.embodiments[0], **fields),))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda p: other(p, bpe="", chat="", words=("go",)), "reads prompts by Eagle's chat"),
+        (lambda p: robot(p, relative=(0, 1, 2, 3, 4, 5, -1)), r"units of 'new_embodiment' \(adap"),
+        (
+            lambda p: robot(p, cameras=("left.rgb", "right.rgb"), keys=None),
+            r"cannot be told apart \(left.rgb, right.rgb\); write it as chiliad",
+        ),
+    ],
+)
+def test_a_policy_that_nvidias_code_would_run_otherwise_is_refused(policy, tmp_path, change, told):
+    with pytest.raises(ValueError, match=told):
+        checkpoint.write(change(policy), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -47,7 +47,7 @@ def load(source, like):
 def test_parameters_come_back_bit_by_bit_with_their_config(saved):
     _, config, params, path = saved
     source = lerobot.open_lerobot(path)
-    assert lerobot.config(source, horizon=6) == config
+    assert lerobot.config(source, CONFIG) == config
     again = load(source, jax.eval_shape(Pi(config).init, jax.random.key(0)))
     jax.tree.map(np.testing.assert_array_equal, again, params)
 
