@@ -18,7 +18,7 @@ from jaxtyping import Float, UInt8
 from sim.acting import EpisodeRun, Policy, act, plan
 from sim.protocol import Slots, Spec, Start
 
-_TRIES = 20
+TRIES = 20
 """Starts of a task without any success, after which it is given up."""
 
 
@@ -101,7 +101,7 @@ class Demonstrations:
                     yield self._demonstration(run, quota.tried)
                 if quota.missing == 0:
                     quotas.popleft()
-                elif quota.tried >= _TRIES * self.episodes:
+                elif quota.tried >= TRIES * self.episodes:
                     raise ValueError(
                         f"{self.episodes - quota.missing} of {quota.tried} episodes of "
                         f"'{quota.task}' succeeded, {self.episodes} were asked for; lower the "

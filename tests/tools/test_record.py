@@ -108,6 +108,8 @@ def test_a_recording_of_starts_that_policies_are_judged_by_is_refused(tmp_path):
         record_dataset(record(f"{tmp_path / 'mine.py'}:LEARNT"))
     with pytest.raises(ValueError, match=r"Recording 2 .*judged by 2000007 … 2000014; choose"):
         record_dataset(record(f"{tmp_path / 'mine.py'}:NEAR", seed=2))
+    with pytest.raises(ValueError, match=r"may try seeds 0 … 2000019, .*or fewer --episodes"):
+        record_dataset(replace(record(f"{tmp_path / 'mine.py'}:NEAR"), episodes=100_001))
     assert not (tmp_path / "none").exists()
 
 

@@ -25,7 +25,7 @@ from models.files.own_file import run_file
 from models.flow.flow import Solver
 from models.robot_policy import RobotPolicy
 from parallel.prefetch import Prefetcher
-from sim.demonstrations import Demonstrations
+from sim.demonstrations import TRIES, Demonstrations
 from sim.protocol import EVAL_SEEDS, Spec
 from sim.suite import Suite
 from sim.suites import load_suite
@@ -111,7 +111,7 @@ def record_dataset(
             f"--subtasks is given, but {who} does not tell what it is about at each step; the "
             "tabletop's experts do."
         )
-    groups, seeds = suite.groups(config.tasks), _seeds(suite, config.seed)
+    groups, seeds = suite.groups(config.tasks), _seeds(suite, config)
     if config.family is not None:
         run_file(config.family)
     policy = None
@@ -201,20 +201,20 @@ def spec_features(spec: Spec) -> dict[str, Any]:
     }
 
 
-def _seeds(suite: Suite, number: int) -> range:
-    """Seeds of a recording's episodes.
+def _seeds(suite: Suite, config: RecordConfig) -> range:
+    """Seeds of the episodes that a recording may try.
 
     Raises:
       ValueError: policies are judged by some of them.
     """
-    first = suite.recorded_from + number * SEEDS_PER_RECORDING
-    seeds, judged = range(first, first + SEEDS_PER_RECORDING), suite.judged(suite.episodes)
+    first = suite.recorded_from + config.seed * SEEDS_PER_RECORDING
+    seeds, judged = range(first, first + TRIES * config.episodes), suite.judged(suite.episodes)
     if max(seeds.start, judged.start) < min(seeds.stop, judged.stop):
         raise ValueError(
-            f"Recording {number} of suite '{suite.name}' has seeds {seeds.start} … "
+            f"Recording {config.seed} of suite '{suite.name}' may try seeds {seeds.start} … "
             f"{seeds.stop - 1}, and policies are judged by {judged.start} … {judged.stop - 1}; "
-            "choose another --seed, or leave the suite's first_seed out, which is "
-            f"{EVAL_SEEDS.start} then."
+            "choose another --seed or fewer --episodes, or leave the suite's first_seed out, which "
+            f"is {EVAL_SEEDS.start} then."
         )
     return seeds
 
