@@ -215,7 +215,7 @@ def _kept(saved: PyTree, like: PyTree) -> PyTree:
 
 
 def _typed(like: PyTree, saved: PyTree) -> PyTree:
-    """What `like` describes, in 16 bits where it was saved so."""
+    """Arrays as `like` describes them, in 16 bits where they were saved so."""
     leaves = jax.tree_util.tree_leaves_with_path(saved)
     narrow = {path_name(at): x.dtype for at, x in leaves if x.dtype in _NARROW}
 
