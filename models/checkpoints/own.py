@@ -27,7 +27,7 @@ PyTree = Any
 
 _JSON = ("position", "config", "assets")
 _ARRAYS = "state/"
-_NARROW = (np.dtype("bfloat16"), np.dtype("float16"))
+_NARROW = ("bfloat16", "float16")
 _CHUNK_BYTES = 2**26
 """Least size of a read, so that other shardings than the saved one read little in vain."""
 _SLICE_BYTES = 2**20
@@ -217,7 +217,7 @@ def _kept(saved: PyTree, like: PyTree) -> PyTree:
 def _typed(like: PyTree, saved: PyTree) -> PyTree:
     """Arrays as `like` describes them, in 16 bits where they were saved so."""
     leaves = jax.tree_util.tree_leaves_with_path(saved)
-    narrow = {path_name(at): x.dtype for at, x in leaves if x.dtype in _NARROW}
+    narrow = {path_name(at): x.dtype for at, x in leaves if str(x.dtype) in _NARROW}
 
     def typed(at: tuple[Any, ...], x: Any) -> jax.ShapeDtypeStruct:
         dtype = narrow.get(path_name(at), x.dtype)
