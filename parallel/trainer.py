@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from models.checkpoints import own
+from models.files.bounds import check_least
 from models.inputs.packed_batch import PackedBatch
 from models.sharding import Rules
 from models.terminal import Console
@@ -329,9 +330,7 @@ def _check(config: TrainerConfig) -> None:
         "accumulation": 1,
         "prefetch": 0,
     }
-    for name, smallest in least.items():
-        if (value := getattr(config, name)) < smallest:
-            raise ValueError(f"trainer.{name} is {value}; it must be at least {smallest}.")
+    check_least({f"trainer.{name}": (getattr(config, name), x) for name, x in least.items()})
     if config.on_bad_step not in get_args(Policy):
         raise ValueError(
             f"trainer.on_bad_step is '{config.on_bad_step}'; choose one of "

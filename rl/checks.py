@@ -8,6 +8,7 @@ from dataclasses import fields
 import jax
 
 from models import Policy
+from models.files.bounds import check_least
 from models.layers.functional import Params
 from models.model import FLOW, FlowModel, is_ours, require
 from models.robot_policy import processor_of
@@ -58,9 +59,7 @@ def check_config(config: RlConfig) -> None:
         "disaggregated.inference_gpus": (spread.inference_gpus or 0, 0),
         "disaggregated.patience": (spread.patience, 1),
     }
-    for name, (value, smallest) in least.items():
-        if not value >= smallest:
-            raise ValueError(f"{name} is {value}; it must be at least {smallest}.")
+    check_least(least)
     if config.flow.level == 0 and config.flow.noise != "learned":
         raise ValueError(
             f"flow.level is 0, so chunks are not random and the policy would learn nothing; raise "

@@ -6,14 +6,14 @@ tremble stay near k / 30, however long the video is, and are left alone.
 """
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Real
 
 _SAME = 2e-3
 
 
-def own_rate(times: Float[np.ndarray, " n"], fps: float) -> float:
+def own_rate(times: Real[np.ndarray, " n"], fps: float) -> float:
     """Frames per second by which the last of these frames is found from the first one, given their
-    times in seconds: `fps`, or what the video has in its place.
+    times in seconds (or of another unit, both): `fps`, or what the video has in its place.
     """
     if abs(float(times[-1] - times[0]) * fps - len(times) + 1) <= 0.5:
         return fps

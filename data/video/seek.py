@@ -70,16 +70,16 @@ class SeekTable:
         begin, half = np.where(start == 0, times[0], start / tick), 0.5 / fps / tick
         first = np.minimum(np.searchsorted(times, begin - half), len(times) - 1)
         last = np.minimum(first + step, len(times) - 1)
-        rate = np.array(
-            [own_rate(times[a : b + 1] * tick, fps) for a, b in zip(first, last, strict=True)]
+        rate = np.array(  # frames a tick
+            [own_rate(times[a : b + 1], fps * tick) for a, b in zip(first, last, strict=True)]
         )
         begin = np.where(np.abs(times[first] - begin) <= half, times[first], begin)
-        wanted = begin + step / (rate * tick)
+        wanted = begin + step / rate
         after = np.minimum(np.searchsorted(times, wanted), len(times) - 1)
         before = np.maximum(after - 1, 0)
         nearer = np.abs(times[before] - wanted) < np.abs(times[after] - wanted)
         found = np.where(nearer, before, after)
-        missing = np.abs(times[found] - wanted) * rate * tick > 0.5
+        missing = np.abs(times[found] - wanted) * rate > 0.5
         if missing.any():
             seconds = wanted[np.argmax(missing)] * tick
             raise self._unreadable(f"at {seconds:g} s", "is not there")

@@ -6,6 +6,7 @@ before an array is allocated or a file is opened by such a name.
 """
 
 import numbers
+from collections.abc import Mapping
 from typing import Any
 
 LARGEST_SIZE = 2**20
@@ -32,6 +33,14 @@ def check_sizes(where: str, config: object, *names: str, most: int = LARGEST_SIZ
     """`check_size` of several fields of a config that is called `where`."""
     for name in names:
         check_size(f"{where}.{name}", getattr(config, name), most)
+
+
+def check_least(least: Mapping[str, tuple[float, float]]) -> None:
+    """Raises ValueError unless every field's number, the first of its two, is at least the second,
+    which NaN is not."""
+    for name, (value, smallest) in least.items():
+        if not value >= smallest:
+            raise ValueError(f"{name} is {value}; it must be at least {smallest}.")
 
 
 def check_decoder(where: str, config: Any) -> None:

@@ -24,7 +24,8 @@ from models.groot.modality import Modality, write_modality
 from models.groot.model import GrootConfig
 from models.groot.names import LANGUAGE, TABLE, canonical
 from models.inputs.bpe import ByteBpe
-from models.inputs.embodiment import Normalizer
+from models.inputs.embodiment import Embodiment, Normalizer
+from models.inputs.processor import Processor
 from models.layers.dit import TransformerConfig
 from models.layers.qwen3 import QwenConfig
 from models.layers.siglip import SiglipConfig
@@ -196,17 +197,7 @@ def _checked(policy: Policy) -> list[str]:
     do."""
     if policy.processor is None:
         return []
-    if policy.processor.chat != "eagle":
-        raise ValueError(
-            "NVIDIA's GR00T reads prompts by Eagle's chat and tokenizer, but this policy does not; "
-            "write it as chiliad."
-        )
-    robot = policy.processor.embodiments[policy.embodiment]
-    if robot.adapter or any(d >= 0 for d in robot.relative):
-        raise ValueError(
-            f"NVIDIA's files have no place for the units of '{robot.name}' (adapter "
-            f"'{robot.adapter}', relative {list(robot.relative)}); write it as chiliad."
-        )
+    _, robot = eagle_robot(policy, "NVIDIA")
     names = [camera.rpartition(".")[2] for camera in robot.cameras]
     if len(set(names)) < len(names):
         raise ValueError(
@@ -215,6 +206,27 @@ def _checked(policy: Policy) -> list[str]:
             f"chiliad."
         )
     return names
+
+
+def eagle_robot(policy: Policy, whose: str) -> tuple[Processor, Embodiment]:
+    """The processor and robot of a policy that another code's GR00T can prompt and move.
+
+    Raises:
+      ValueError: prompts are not Eagle's, or its units have no place in `whose` files.
+    """
+    processor = policy.processor
+    if processor is None or processor.chat != "eagle":
+        raise ValueError(
+            f"{whose}'s GR00T reads prompts by Eagle's chat and tokenizer, but this policy does "
+            f"not; write it as chiliad."
+        )
+    robot = processor.embodiments[policy.embodiment]
+    if robot.adapter or any(d >= 0 for d in robot.relative):
+        raise ValueError(
+            f"{whose}'s files have no place for the units of '{robot.name}' (adapter "
+            f"'{robot.adapter}', relative {list(robot.relative)}); write it as chiliad."
+        )
+    return processor, robot
 
 
 def least_and_largest(scale: Normalizer) -> dict[str, list[float]]:

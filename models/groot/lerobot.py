@@ -19,7 +19,7 @@ import numpy as np
 from models.checkpoints.layout import exported
 from models.checkpoints.lerobot_pipeline import step, write_pipeline
 from models.checkpoints.safetensors_format import Entry, new_model, write_file
-from models.groot.checkpoint import least_and_largest
+from models.groot.checkpoint import eagle_robot, least_and_largest
 from models.groot.lora import merge
 from models.groot.model import TAGS, GrootConfig
 from models.groot.names import LANGUAGE, TABLE, VISION
@@ -59,22 +59,11 @@ def write(policy: Policy, target: Path) -> None:
 
 def _checked(policy: Policy) -> Embodiment:
     """The robot of a policy that LeRobot would prepare for as we do."""
-    processor, config = policy.processor, policy.model.config
-    if processor is None or processor.chat != "eagle":
-        raise ValueError(
-            "LeRobot's GR00T reads prompts by Eagle's chat and tokenizer, but this policy does "
-            "not; write it as chiliad."
-        )
+    (processor, robot), config = eagle_robot(policy, "LeRobot"), policy.model.config
     if processor.resize != "stretched" or config.image_size != _SIZE:
         raise ValueError(
             f"LeRobot's GR00T stretches whole pictures to {_SIZE} pixels, but this policy sees "
             f"{config.image_size}, fitted as '{processor.resize}'; write it as chiliad or groot."
-        )
-    robot = processor.embodiments[policy.embodiment]
-    if robot.adapter or any(d >= 0 for d in robot.relative):
-        raise ValueError(
-            f"LeRobot's files have no place for the units of '{robot.name}' (adapter "
-            f"'{robot.adapter}', relative {list(robot.relative)}); write it as chiliad."
         )
     if list(robot.cameras) != sorted(robot.cameras):
         raise ValueError(

@@ -417,7 +417,7 @@ class EmbodimentLinear(nnx.Module):
         rngs: nnx.Rngs,
         rows: tuple[int, ...] = (),
     ):
-        self.dtype, self.rows = dtype, rows or tuple(range(kinds))
+        self.dtype, self.rows = dtype, rows
         begin = nnx.initializers.lecun_normal(batch_axis=0)
         self.kernel = nnx.Param(begin(rngs.params(), (kinds, inner, outer)))
         self.bias = nnx.Param(jnp.zeros((kinds, outer)))
@@ -432,11 +432,11 @@ class EmbodimentLinear(nnx.Module):
         """The kernel and the bias of each sample; [1, 1, ...] where there is one robot. They are
         chosen by a product with zeros and a one, which a mesh splits as any other product: indexed,
         cut weights would be gathered in f32 and their gradients added up whole."""
-        rows = np.array(self.rows)
-        kernel, bias = (x[...][rows].astype(self.dtype) for x in (self.kernel, self.bias))
-        if len(self.rows) == 1:
+        used = np.array(self.rows) if self.rows else slice(None)
+        kernel, bias = (x[...][used].astype(self.dtype) for x in (self.kernel, self.bias))
+        if len(kernel) == 1:
             return kernel[None], bias[None]
-        chosen = jax.nn.one_hot(robot, len(self.rows), dtype=self.dtype)
+        chosen = jax.nn.one_hot(robot, len(kernel), dtype=self.dtype)
         kernels = jnp.einsum("rkn,nio->rkio", chosen, kernel, precision="highest")
         return keep_rows((kernels, jnp.einsum("rkn,no->rko", chosen, bias, precision="highest")))
 
