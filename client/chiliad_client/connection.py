@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Mapping, NamedTuple
+from typing import Any, Coroutine, Mapping, NamedTuple
 
 import numpy as np
 from websockets.asyncio.client import ClientConnection, connect
@@ -266,7 +266,7 @@ class Connection:
                     continue
                 number, message = question
                 exchange = _exchange(socket, pack(message, self._jpeg))
-                told = await asyncio.wait_for(exchange, self._answer_within)
+                told = await _within(self._answer_within, exchange)
                 if isinstance(told, str):
                     last = (told.strip().splitlines() or [""])[-1]  # openpi sends a traceback
                     self._add(ServerAnswer(number, {}, last))
@@ -330,6 +330,19 @@ class Connection:
 async def _exchange(socket: ClientConnection, question: bytes) -> Any:
     await socket.send(question)
     return await socket.recv()
+
+
+async def _within(seconds: float, work: Coroutine[Any, Any, Any]) -> Any:
+    """The result of `work`; asyncio.TimeoutError if it takes longer. `asyncio.wait_for` loses a
+    cancellation that comes in the turn in which the work ends, before Python 3.12."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+        if not task.done():
+            raise asyncio.TimeoutError
+        return task.result()
+    finally:
+        task.cancel()
 
 
 def _copied(value: Any) -> Any:

@@ -1,5 +1,6 @@
 """The connection to a real server: answers, refusals, losses, and that nothing of it stays."""
 
+import asyncio
 import socket
 import threading
 from contextlib import suppress
@@ -182,6 +183,36 @@ def test_a_link_that_dies_while_a_question_is_sent_can_be_closed():
         closing.start()
         closing.join(60)
         assert not closing.is_alive()
+
+
+def test_an_answer_that_lands_as_the_connection_is_closed_does_not_keep_it_open():
+    class Link:
+        """A socket whose answer lands in the turn in which the client is closed."""
+
+        async def wait_closed(self):
+            await asyncio.Event().wait()
+
+        async def send(self, question):
+            self.answer = asyncio.get_running_loop().create_future()
+
+        async def recv(self):
+            return await self.answer
+
+    async def ends() -> bool:
+        server, link = Connection("ws://127.0.0.1:1"), Link()
+        server._loop, server._wake = asyncio.get_running_loop(), asyncio.Event()
+        task = asyncio.ensure_future(server._converse(link))
+        server.ask(observation(1.0))
+        while not hasattr(link, "answer"):
+            await asyncio.sleep(0)
+        link.answer.set_result("refused")
+        await asyncio.sleep(0)
+        task.cancel()
+        done, _ = await asyncio.wait({task}, timeout=1)
+        task.cancel()
+        return bool(done)
+
+    assert asyncio.run(ends())
 
 
 def test_a_question_that_nobody_answers_in_time_says_so_and_not_what_was_before():
