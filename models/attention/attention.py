@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from models.attention.blocked import blocked, blocked_gradients
+from models.attention.cudnn import cudnn, cudnn_gradients
 from models.attention.flash import flash, flash_gradients, head_problem
 from models.attention.partial import MASKED, Partial, merge
 from models.attention.ring import Kernel, is_split, spread
@@ -27,7 +28,7 @@ __all__ = [
     "merge",
 ]  # fmt: skip
 
-Implementation = Literal["auto", "pallas", "dense", "blocked"]
+Implementation = Literal["auto", "pallas", "cudnn", "dense", "blocked"]
 
 _FEW, _MANY = 32 * 1024, 1024 * 1024
 """Query-key pairs of a row up to which dense is preferred: measured on a CPU; bounded by memory on
@@ -47,6 +48,7 @@ def attend(
     causal: bool = False,
     implementation: Implementation = "auto",
     split_queries: bool = True,
+    samples: int | None = None,
 ) -> Partial:
     """Segment-masked scaled dot-product attention with grouped key-value heads (n a multiple of g).
 
@@ -56,6 +58,8 @@ def attend(
 
     Under a mesh, rows are split over `ROWS`, heads over "tensor" and keys over "context"; so are
     queries, unless `split_queries` is false: then all devices along that axis have them all.
+    `samples`: the highest segment, told where the queries of each stand end to end; "cudnn" serves
+    no others.
 
     Raises:
       ValueError: unknown implementation or one that cannot serve these inputs, heads that do not
@@ -67,14 +71,14 @@ def attend(
         raise ValueError("causal attention needs q_position and kv_position.")
     if not causal:
         q_position = kv_position = None
-    case = _case(q, k)
+    case = _case(q, k, samples, causal)
     if not is_split():
-        kernel = _TABLE[_choose(implementation, case)].kernel
+        kernel = _kernel(implementation, case)
         return kernel.run(q, k, v, q_segment, kv_segment, q_position, kv_position)
     context = axis_size("context")
     queries = case.queries // context if split_queries else case.queries
     local = case._replace(queries=queries, keys=case.keys // context)
-    kernel = _TABLE[_choose(implementation, local)].kernel
+    kernel = _kernel(implementation, local)
     arrays = (q, k, v, q_segment, kv_segment, q_position, kv_position)
     return spread(kernel, arrays, split_queries)
 
@@ -105,10 +109,10 @@ def attend_fully(
     """Attention of every place to all of its row, such as that of a picture's patches, whose rows
     are split over `axes` and heads over "tensor". By our kernel where "auto" takes it, so that the
     logits of all pairs are never in memory; else by JAX's plain products."""
-    if _choose("auto", _case(q, k)) != "pallas":
+    if _choose("auto", case := _case(q, k)) != "pallas":
         return jax.nn.dot_product_attention(q, k, v)
     whole = jnp.ones(q.shape[:2], jnp.int32)
-    kernel = _TABLE["pallas"].kernel
+    kernel = _TABLE["pallas"].kernel(case)
     if all(axis_size(axis) == 1 for axis in (*axes, "tensor")):
         return kernel.run(q, k, v, whole, whole, None, None).out
     heads, places = PartitionSpec(axes, None, "tensor"), PartitionSpec(axes)
@@ -121,11 +125,13 @@ def attend_fully(
     )(q, k, v, whole)
 
 
-def explain(q: Any, k: Any) -> list[tuple[str, str | None]]:
+def explain(
+    q: Any, k: Any, samples: int | None = None, causal: bool = False
+) -> list[tuple[str, str | None]]:
     """Implementations in the order "auto" tries them, each with the reason against it for these
     queries and keys (arrays or ShapeDtypeStructs); None where there is none. "auto" takes the first
     of those."""
-    case = _case(q, k)
+    case = _case(q, k, samples, causal)
     return [
         *((name, row.cannot(case) or row.slower(case)) for name, row in _TABLE.items()),
         *_LEFT_OUT.items(),
@@ -138,18 +144,25 @@ class _Case(NamedTuple):
     head_dim: int
     dtype: jnp.dtype
     target: Target
+    samples: int | None = None
+    causal: bool = False
 
 
 class _Row(NamedTuple):
     """An implementation, why it cannot serve a case, and why another is faster there."""
 
-    kernel: Kernel
+    kernel: Callable[[_Case], Kernel]
     cannot: Callable[[_Case], str | None] = lambda case: None
     slower: Callable[[_Case], str | None] = lambda case: None
 
 
-def _case(q: Any, k: Any) -> _Case:
-    return _Case(q.shape[1], k.shape[1], q.shape[3], jnp.dtype(q.dtype), target())
+def _case(q: Any, k: Any, samples: int | None = None, causal: bool = False) -> _Case:
+    sizes = q.shape[1], k.shape[1], q.shape[3]
+    return _Case(*sizes, jnp.dtype(q.dtype), target(), samples, causal)
+
+
+def _kernel(implementation: str, case: _Case) -> Kernel:
+    return _TABLE[_choose(implementation, case)].kernel(case)
 
 
 def _choose(implementation: str, case: _Case) -> str:
@@ -188,6 +201,24 @@ def _pallas_cannot(case: _Case) -> str | None:
     platform, capability = case.target
     if capability < 8:
         return f"needs an NVIDIA GPU of compute capability 8.0, not {platform} ({capability})"
+    return head_problem(case.head_dim, case.dtype)
+
+
+def _cudnn(case: _Case) -> Kernel:
+    told: dict[str, Any] = {"samples": case.samples}
+    return Kernel(partial(cudnn, **told), partial(cudnn_gradients, **told))
+
+
+def _cudnn_cannot(case: _Case) -> str | None:
+    platform, capability = case.target
+    if capability < 9:
+        return f"needs an NVIDIA GPU of compute capability 9.0, not {platform} ({capability})"
+    if case.causal:
+        return "its causal mask goes by the order of places, not by positions"
+    if case.samples is None:
+        return "is not told how many samples a row has, nor that their queries stand end to end"
+    if case.head_dim % 8:
+        return f"head dim {case.head_dim} is not a multiple of 8"
     return head_problem(case.head_dim, case.dtype)
 
 
@@ -248,9 +279,10 @@ def _grouped(x: Array, k: Array) -> Float[Array, "b q g h *d"]:
 
 
 _TABLE = {
-    "pallas": _Row(Kernel(flash, flash_gradients), _pallas_cannot, _pallas_is_slower),
-    "dense": _Row(Kernel(_dense, _dense_gradients), slower=_dense_is_slower),
-    "blocked": _Row(Kernel(blocked, blocked_gradients)),
+    "pallas": _Row(lambda case: Kernel(flash, flash_gradients), _pallas_cannot, _pallas_is_slower),
+    "cudnn": _Row(_cudnn, _cudnn_cannot, lambda case: "no GPU has told yet that it is faster"),
+    "dense": _Row(lambda case: Kernel(_dense, _dense_gradients), slower=_dense_is_slower),
+    "blocked": _Row(lambda case: Kernel(blocked, blocked_gradients)),
 }
 """Implementations in the order of preference; the last serves everything."""
 
@@ -260,12 +292,10 @@ _LEFT_OUT = {
         "its backward forms rowsum(d_out · out) itself, so the log-sum-exp that merge needs has no "
         "gradient, and its range mask, a private interface, takes keys that lie end to end only"
     ),
-    "cudnn": (
-        "JAX's wrapper drops the gradient of the log-sum-exp that merge needs, and its packed "
-        "layout is a private interface that nothing checks without a GPU"
-    ),
+    "pallas.ops.gpu.attention_mgpu": "its mask knows no samples, nor its backward the log-sum-exp",
     "transformer_engine": (
-        "its fused_attn returns no log-sum-exp, and it is built from source with nvcc and cuDNN"
+        "its fused_attn returns no log-sum-exp; its kernels of packed rows are cuDNN's, which "
+        "'cudnn' calls without a build from source"
     ),
 }
 """Known kernels that are not rows, and why."""

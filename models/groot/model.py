@@ -382,7 +382,8 @@ class _Modules(nnx.Module):
             owner = jnp.maximum(batch.prefix_segment - 1, 0)
             keys = jnp.take_along_axis(keys, owner[..., None], axis=1)
             keys = folded(keys, batch.prefix_position)
-        cache = self.dit.observe(self.adapter(features, segment, keys), segment)
+        adapted = self.adapter(features, segment, keys, batch.weight.shape[1])
+        cache = self.dit.observe(adapted, segment)
         state = batch.state[:, :, None].astype(self.dtype)
         return _Observed(cache, self.state_encoder(state, batch.embodiment))
 

@@ -82,8 +82,9 @@ class Adapter(nnx.Module):
         x: Float[Array, "r p w"],
         segment: Int[Array, "r p"],
         keys: UInt32[Array, "r p d"] | None = None,
+        samples: int | None = None,
     ) -> Float[Array, "r p w"]:
-        """`keys`: of each place, to drop in training."""
+        """`keys`: of each place, to drop in training; `samples` as `attend` has it."""
         graph, weights = nnx.split(self.blocks)
         stacked, rows = _with_keys(weights, (segment,), keys)
 
@@ -98,6 +99,7 @@ class Adapter(nnx.Module):
                 segment,
                 segment,
                 implementation=self.compute.attention,
+                samples=samples,
             )
             x = x + _attended(block.out(seen.out), dropped)
             return block.mlp(x, dropped), None
@@ -194,6 +196,7 @@ class DiT(nnx.Module):
                 cached_segment,
                 implementation=self.compute.attention,
                 split_queries=bool(over),
+                samples=samples,
             )
             x = cross.mlp(x + _attended(cross.out(seen.out.reshape(q.shape)), first), first)
             y = among.modulated(x, time)

@@ -117,9 +117,13 @@ class Prefix(nnx.Module):
 
     @jax.named_scope("language")
     def __call__(
-        self, x: Float[Array, "r p w"], segment: Int[Array, "r p"], position: Int[Array, "r p"]
+        self,
+        x: Float[Array, "r p w"],
+        segment: Int[Array, "r p"],
+        position: Int[Array, "r p"],
+        samples: int | None = None,
     ) -> Cache:
-        """Keys and values of every layer.
+        """Keys and values of every layer; `samples` as `attend` has it.
 
         The last layer's attention and FFN have no reader, so none of them is computed; but the last
         of several stages computes them in vain, in the time that the others take for a layer.
@@ -135,7 +139,7 @@ class Prefix(nnx.Module):
             y = block.norm1(x)
             k, v = block.attention.keys_values(y, position)
             q = block.attention.queries(y, position)
-            seen = attend(q, k, v, segment, segment, implementation=implementation)
+            seen = attend(q, k, v, segment, segment, implementation=implementation, samples=samples)
             x = x + block.attention.out(seen.out)
             return x + block.mlp(block.norm2(x)), (k, v)
 
@@ -209,6 +213,7 @@ class Prefix(nnx.Module):
                 cached_segment,
                 implementation=self.compute.attention,
                 split_queries=bool(over),
+                samples=samples,
             )
             among = jax.vmap(attend_locally)(
                 q,
@@ -299,6 +304,7 @@ class Expert(nnx.Module):
                 cached_segment,
                 implementation=implementation,
                 split_queries=bool(over),
+                samples=samples,
             )
             among = jax.vmap(attend_locally)(own_q, own_k, own_v, own, own)
             among = jax.tree.map(lambda a, s: a.reshape(s.shape), among, seen)

@@ -393,7 +393,8 @@ class _Modules(nnx.Module):
         if config.state_input == "token":
             more.append(self.state_in(batch.state).astype(self.dtype))
         x = prefix_tokens(batch, images, *more)
-        cache = self.language(x, batch.prefix_segment, batch.prefix_position)
+        segment, position = batch.prefix_segment, batch.prefix_position
+        cache = self.language(x, segment, position, batch.weight.shape[1])
         if not batch.targets.shape[2]:
             return None, cache
         hidden, (k, v) = self.language.read(self.embedded(batch.targets), cache)

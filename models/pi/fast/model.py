@@ -337,7 +337,7 @@ class _Modules(nnx.Module):
         ends = whose & (batch.prefix_position[:, None] == length - 1)
         before = jnp.where(ends.any(1), 0, batch.prefix_segment)
         seen = before if blind else batch.prefix_segment
-        cache = self.language(x, seen, batch.prefix_position)
+        cache = self.language(x, seen, batch.prefix_position, len(slot))
         at = jnp.where(ends, batch.prefix_source[:, None], 0).max(-1) - pictured
         last = jnp.take_along_axis(batch.text, jnp.maximum(at, 0), axis=1)
         return cache._replace(segment=before), last

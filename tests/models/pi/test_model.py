@@ -12,6 +12,7 @@ from models import PackedBatch, pack
 from models.flow import flow
 from models.layers.layers import Compute
 from models.pi.model import SHARDING_RULES, Pi, PiConfig
+from tests.helpers.models.cudnn import emulate
 from tests.helpers.models.pi_samples import CONFIG, KEY, samples
 from tests.helpers.models.random_parameters import random_parameters
 
@@ -62,10 +63,14 @@ def test_padding_changes_nothing(params):
     assert_close(tight, loss_and_gradient(params, pack([group, []], wide)))
 
 
-def test_blocked_attention_gives_the_loss_and_gradients_of_dense(params):
-    batch = pack([samples(5)], PACKED)
-    blocked = Pi(dataclasses.replace(CONFIG, compute=Compute("float32", "blocked")))
-    other = jax.jit(jax.value_and_grad(lambda p: blocked.loss(p, batch, KEY)[0]))(params)
+@pytest.mark.parametrize("attention", ["blocked", "cudnn"])
+def test_attention_of_other_kernels_gives_the_loss_and_gradients_of_dense(
+    params, monkeypatch, attention
+):
+    emulate(monkeypatch)
+    batch = pack([samples(5), samples(6, 2)], PACKED)
+    model = Pi(dataclasses.replace(CONFIG, compute=Compute("float32", attention)))
+    other = jax.jit(jax.value_and_grad(lambda p: model.loss(p, batch, KEY)[0]))(params)
     assert_close(loss_and_gradient(params, batch), other)
 
 

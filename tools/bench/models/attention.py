@@ -203,14 +203,14 @@ def gradient(case: Case, implementation: Any, dtype: Any) -> Callable[[], Any]:
     q = jnp.asarray(rng.normal(size=(*q_segment.shape, case.heads, case.head_dim)), dtype)
     shape = (2, *segment.shape, case.kv_heads, case.head_dim)
     k, v = jnp.asarray(rng.normal(size=shape), dtype)
-    positions: dict[str, Any] = {"causal": case.causal}
+    options: dict[str, Any] = {"causal": case.causal, "samples": case.segments}
     if case.causal:
         place = jnp.broadcast_to(jnp.arange(case.keys), segment.shape)
-        positions |= {"q_position": place, "kv_position": place}
+        options |= {"q_position": place, "kv_position": place}
 
     @partial(jax.grad, argnums=(0, 1, 2))
     def step(q, k, v, q_segment, segment):
-        got = attend(q, k, v, q_segment, segment, implementation=implementation, **positions)
+        got = attend(q, k, v, q_segment, segment, implementation=implementation, **options)
         return jnp.square(got.out.astype(jnp.float32)).sum()
 
     return partial(jax.jit(step), q, k, v, jnp.asarray(q_segment), jnp.asarray(segment))
@@ -237,4 +237,4 @@ def explained(case: Case, dtype: Any) -> list[tuple[str, str | None]]:
         jax.ShapeDtypeStruct((case.rows, length, heads, case.head_dim), dtype)
         for length, heads in ((queries, case.heads), (case.keys, case.kv_heads))
     )
-    return explain(q, k)
+    return explain(q, k, case.segments, case.causal)

@@ -1,0 +1,242 @@
+"""cuDNN's flash attention for NVIDIA GPUs from Hopper on: one call of variable lengths for all
+samples of all rows.
+
+The custom call is XLA's own (openxla/xla PR 20861), made through `jax.ffi`: JAX's wrapper of it
+offers no packed rows in public, places the keys of grouped heads wrongly in versions before its PR
+39521, and drops the gradient of the log-sum-exp. That gradient needs no other kernel: cuDNN takes
+from the output nothing but rowsum(d_out · out), so it is handed an output that gives `shift`.
+"""
+
+import json
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from models.attention.partial import MASKED, Partial, differentiable
+from models.attention.partition import by_row
+
+_FEWEST = 2
+"""Samples of a row from which XLA takes it for a packed one."""
+_TINY = 1e-30
+
+
+def cudnn(
+    q: Float[Array, "b q n d"],
+    k: Float[Array, "b k g d"],
+    v: Float[Array, "b k g d"],
+    q_segment: Int[Array, "b q"],
+    kv_segment: Int[Array, "b k"],
+    q_position: None = None,
+    kv_position: None = None,
+    *,
+    samples: int,
+) -> Partial:
+    """Attention with the arguments of `attend`, of segments 1 to `samples`, whose queries stand end
+    to end; keys, of which there are fewer, are brought together first.
+
+    The gradient is NaN for a query whose log-sum-exp has one and whose output has none, which no
+    `merge` of parts leads to.
+
+    Raises:
+      ValueError: a device has more numbers of queries or keys than 32 bits count.
+    """
+    return _kernel(max(samples, _FEWEST))(q, k, v, q_segment, kv_segment)
+
+
+def cudnn_gradients(
+    q, k, v, q_segment, kv_segment, q_position, kv_position, d_out, lse, shift, *, samples: int
+) -> tuple[Array, Array, Array]:
+    """Gradients of q, k and v, as `partial.differentiable` asks for them."""
+    run = by_row(partial(_backward, max(samples, _FEWEST)))
+    return run(q, k, v, q_segment, kv_segment, d_out, lse, shift)
+
+
+@cache
+def _kernel(samples: int) -> Any:
+    return differentiable(by_row(partial(_forward, samples)), by_row(partial(_backward, samples)))
+
+
+class SampleRuns(NamedTuple):
+    """Operands that tell cuDNN where samples stand: places of each, and the number of its first in
+    all of the array. Samples that have queries and keys come first, in order; the rest is empty."""
+
+    q_length: Int[Array, "b m"]
+    k_length: Int[Array, "b m"]
+    q_offset: Int[Array, "b m+1"]
+    k_offset: Int[Array, "b m+1"]
+
+
+class _Samples:
+    """Samples of rows: keys in their order, `runs`, and the way from places to runs and back."""
+
+    def __init__(self, samples: int, q: Array, k: Array, q_segment: Array, kv_segment: Array):
+        self.rows, self.length, self.heads, self.dim = q.shape
+        for name, x in (("queries", q), ("keys", k)):
+            if x.size >= 2**31:
+                raise ValueError(
+                    f"Attention 'cudnn' counts numbers by 32 bits, but {name} {x.shape} have "
+                    f"{x.size:,} on a device; use fewer rows, or 'pallas'."
+                )
+        ids = jnp.arange(1, samples + 1)
+        self.order = jnp.argsort(jnp.where(kv_segment == 0, samples + 1, kv_segment), stable=True)
+        mine, theirs = (s[:, None] == ids[:, None] for s in (q_segment, kv_segment))
+        q_length, k_length = (x.sum(-1, dtype=jnp.int32) for x in (mine, theirs))
+        start = jnp.argmax(mine, -1)
+        here = (q_length > 0) & (k_length > 0)
+        self.seen_q = (mine & here[..., None]).any(1)
+        self.seen_k = (theirs & here[..., None]).any(1)
+        row = jnp.arange(self.rows)[:, None]
+        q_place = (start + row * self.length).reshape(-1)
+        k_place = (jnp.cumsum(k_length, -1) - k_length + row * k.shape[1]).reshape(-1)
+        (self.filled,) = jnp.nonzero(here.reshape(-1), size=here.size, fill_value=here.size)
+
+        def packed(x: Array, fill: int) -> Array:
+            return x.reshape(-1).at[self.filled].get(mode="fill", fill_value=fill)
+
+        def offsets(place: Array, x: Array) -> Array:
+            end = x.shape[0] * x.shape[1]
+            offset = jnp.pad(packed(place, end), (0, self.rows), constant_values=end)
+            return (offset * (x.shape[2] * x.shape[3])).astype(jnp.int32).reshape(self.rows, -1)
+
+        self.runs = SampleRuns(
+            packed(q_length, 0).reshape(here.shape),
+            packed(k_length, 0).reshape(here.shape),
+            offsets(q_place, q),
+            offsets(k_place, k),
+        )
+        rank = (jnp.cumsum(here.reshape(-1)) - 1).reshape(here.shape)
+        at = jnp.clip(q_segment - 1, 0, samples - 1)
+        self.run = jnp.take_along_axis(rank, at, 1)
+        self.step = jnp.arange(self.length) - jnp.take_along_axis(start, at, 1)
+        self.first = packed(q_place, 0)
+
+    def together(self, x: Float[Array, "b k g d"]) -> Float[Array, "b k g d"]:
+        return jnp.take_along_axis(x, self.order[..., None, None], 1)
+
+    def apart(self, x: Float[Array, "b k g d"]) -> Float[Array, "b k g d"]:
+        back = jnp.argsort(self.order)[..., None, None]
+        return _where(self.seen_k, jnp.take_along_axis(x, back, 1))
+
+    def by_place(self, stats: Float[Array, "bm n q"]) -> Float[Array, "b q n"]:
+        return stats[self.run, :, self.step]
+
+    def by_run(self, x: Float[Array, "b q n"]) -> Float[Array, "bm n q"]:
+        places = self.first[:, None] + jnp.arange(self.length)
+        flat = x.reshape(-1, self.heads)
+        return jnp.moveaxis(flat.at[places].get(mode="clip"), 1, 2)
+
+
+def _forward(samples: int, q, k, v, q_segment, kv_segment) -> Partial:
+    rows = _Samples(samples, q, k, q_segment, kv_segment)
+    out, stats = call_forward(q, rows.together(k), rows.together(v), rows.runs)
+    lse = jnp.where(rows.seen_q[..., None], rows.by_place(stats), MASKED)
+    return Partial(_where(rows.seen_q, out), lse)
+
+
+def _backward(samples: int, q, k, v, q_segment, kv_segment, d_out, lse, shift):
+    rows = _Samples(samples, q, k, q_segment, kv_segment)
+    d_q, d_k, d_v = call_backward(
+        q,
+        rows.together(k),
+        rows.together(v),
+        rows.by_run(lse),
+        d_out,
+        _output_of(d_out, shift).astype(q.dtype),
+        rows.runs,
+    )
+    return _where(rows.seen_q, d_q), rows.apart(d_k), rows.apart(d_v)
+
+
+def _output_of(d_out: Float[Array, "b q n d"], shift: Float[Array, "b q n"]) -> Array:
+    """An output with rowsum(d_out · output) = `shift`, along d_out."""
+    d_out = d_out.astype(jnp.float32)
+    top = jnp.abs(d_out).max(-1, keepdims=True)
+    unit, shift = d_out / jnp.maximum(top, _TINY), shift[..., None]
+    along = unit * (shift / jnp.maximum(top, _TINY)) / jnp.square(unit).sum(-1, keepdims=True)
+    return jnp.where(top > _TINY, along, jnp.where(jnp.abs(shift) > _TINY, jnp.nan, 0))
+
+
+def _where(seen: Bool[Array, "b t"], x: Float[Array, "b t n d"]) -> Float[Array, "b t n d"]:
+    """`x`, and 0 where cuDNN writes nothing."""
+    return jnp.where(seen[..., None, None], x, 0)
+
+
+def call_forward(q: Array, k: Array, v: Array, runs: SampleRuns) -> tuple[Array, Array]:
+    """Output [b, q, n, d], and log-sum-exp [b m, n, q] of the places of each run."""
+    b, length, n, d = q.shape
+    results = [(b, n, length, d), (runs.q_length.size, n, length)]
+    out, stats = _call(q, k, [q, k, v, *runs], results, [q.dtype, jnp.float32], backward=False)
+    return out.swapaxes(1, 2), stats
+
+
+def call_backward(
+    q: Array, k: Array, v: Array, stats: Array, d_out: Array, out: Array, runs: SampleRuns
+) -> tuple[Array, Array, Array]:
+    """Gradients of q, k and v, in their shapes."""
+    b, keys, g, d = k.shape
+    results = [(b, q.shape[2], q.shape[1], d), (b, g, keys, d), (b, g, keys, d)]
+    operands = [q, k, v, stats, d_out, out, *runs]
+    found = _call(q, k, operands, results, [q.dtype] * 3, backward=True)
+    d_q, d_k, d_v = (x.swapaxes(1, 2) for x in found)
+    return d_q, d_k, d_v
+
+
+def _call(
+    q: Array, k: Array, operands: list[Array], results: list[Any], dtypes: list[Any], backward: bool
+) -> list[Array]:
+    shapes = [jax.ShapeDtypeStruct(s, t) for s, t in zip(results, dtypes, strict=True)]
+    *found, _ = jax.ffi.ffi_call(
+        "__cudnn$fmhaSoftmaxBackward" if backward else "__cudnn$fmhaSoftmax",
+        [*shapes, jax.ShapeDtypeStruct((0,), jnp.uint8)],
+        output_layouts=[(0, 2, 1, 3) if len(s) == 4 else (0, 1, 2) for s in results] + [(0,)],
+        custom_call_api_version=2,
+        legacy_backend_config=_config(q, k, operands[-1].shape[1] - 1, backward),
+    )(*operands)
+    return found
+
+
+def _config(q: Array, k: Array, samples: int, backward: bool) -> str:
+    """XLA's CudnnfMHABackendConfig. Products are named by the axes of queries and keys, [b, t, n,
+    d], and of logits, [b, n, q, k]."""
+    b, length, n, d = q.shape
+    products = {
+        "bmm1": (3, 3, (0, 2), (0, 2)),
+        "bmm2": (3, 1, (0, 1), (0, 2)),
+    }
+    if backward:
+        products = {
+            "bmm1_grad_gemm1": (2, 1, (0, 1), (0, 2)),
+            "bmm1_grad_gemm2": (3, 1, (0, 1), (0, 2)),
+            "bmm2_grad_gemm1": (2, 1, (0, 1), (0, 2)),
+            "bmm2_grad_gemm2": (3, 3, (0, 2), (0, 2)),
+        }
+    config = {
+        "algorithm": {
+            "algo_id": "0",
+            "math_type": "TENSOR_OP_MATH",
+            "tuning_knobs": {"17": "1", "24": "0"},
+            "is_cudnn_frontend": True,
+            "workspace_size": "0",
+        },
+        "fmha_scale": d**-0.5,
+        "intermediate_tensor_shape": {
+            "element_type": {"bfloat16": "BF16", "float16": "F16"}[jnp.dtype(q.dtype).name],
+            "dimensions": [str(size) for size in (b, n, length, k.shape[1])],
+            "layout": {"minor_to_major": ["3", "2", "1", "0"]},
+            "is_dynamic_dimension": [False] * 4,
+        },
+        "is_flash_attention": True,
+        "mask_type": "PADDING",
+        "max_seg_per_batch": samples,
+    }
+    for name, (left, right, left_batch, right_batch) in products.items():
+        config[f"{name}_dot_dimension_numbers"] = {
+            "lhs_contracting_dimensions": [str(left)],
+            "rhs_contracting_dimensions": [str(right)],
+            "lhs_batch_dimensions": [str(axis) for axis in left_batch],
+            "rhs_batch_dimensions": [str(axis) for axis in right_batch],
+        }
+    return json.dumps({"cudnn_fmha_backend_config": config})
