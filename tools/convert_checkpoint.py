@@ -17,6 +17,7 @@ import tyro
 from models import Policy
 from models.config import to_json
 from models.files.own_file import run_file
+from models.flow.flow import Solver
 from models.inputs.processor import Processor
 from models.model import function_at
 from models.terminal import Console, guard_tracebacks
@@ -55,6 +56,8 @@ def main(
     target: Annotated[Path, tyro.conf.Positional],
     to: str = "chiliad",
     dtype: str | None = None,
+    euler_steps: int | None = None,
+    solver: Solver | None = None,
     family: Path | None = None,
     options: Annotated[PolicyOptions, tyro.conf.arg(name="")] = DEFAULTS,
 ) -> None:
@@ -66,13 +69,15 @@ def main(
       to: kind to write: chiliad, or what the model's family can be written as: openpi and lerobot
         (π), groot.
       dtype: of the parameters, as saved if not given. openpi's files and GR00T's are in float32.
+      euler_steps: steps of the flow sampler to write down; the policy's own by default.
+      solver: method of its steps, likewise; LeRobot knows euler alone.
       family: Python file that defines the model's family, if it is not one of ours; it runs.
       options: facts about the policy that its files do not tell.
     """
     with in_a_line(writing=target):
         if family is not None:
             run_file(family)
-        policy = load(source, options, dtype=dtype)
+        policy = load(source, options, steps=euler_steps, solver=solver, dtype=dtype)
         convert(policy, target, to)
     console, compute = Console(stderr=True), policy.model.config.compute
     if compute.quantized and to != "chiliad":

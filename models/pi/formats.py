@@ -58,8 +58,8 @@ def write_lerobot(policy: Policy, target: Path) -> None:
     if merged.solver != "euler":
         raise ValueError(
             f"LeRobot takes Euler's steps alone, but this policy's model.solver is "
-            f"'{merged.solver}'; load it with load_policy(…, solver='euler') and write that, or "
-            f"write it as chiliad."
+            f"'{merged.solver}'; give --solver euler (solver of load_policy), or write it as "
+            f"chiliad."
         )
     told = lerobot.LerobotConfig(
         horizon=merged.horizon,

@@ -189,10 +189,14 @@ def test_a_robot_is_not_put_first_where_the_model_knows_it_by_its_place(tmp_path
         convert_checkpoint.convert(Policy(model, {}, processor, 1), tmp_path / "own", "chiliad")
 
 
-def test_another_solver_than_lerobots_is_not_written_for_it(tmp_path):
+def test_lerobot_gets_no_other_solver_than_eulers_which_can_be_asked_for(tmp_path, monkeypatch):
     policy = replace(drawn(replace(PI0, solver="ab2")), processor=PROCESSOR0)
-    with pytest.raises(ValueError, match=r"model.solver is 'ab2'; load it with load_policy"):
-        convert_checkpoint.convert(policy, tmp_path / "theirs", "lerobot")
+    convert_checkpoint.convert(policy, tmp_path / "own", "chiliad")
+    typed = [tmp_path / "own", tmp_path / "theirs", "--to", "lerobot"]
+    with pytest.raises(SystemExit, match=r"model.solver is 'ab2'; give --solver euler"):
+        convert(*typed, monkeypatch=monkeypatch)
+    convert(*typed, "--solver", "euler", "--euler-steps", "7", monkeypatch=monkeypatch)
+    assert load_policy(tmp_path / "theirs").model.config.steps == 7
 
 
 @pytest.mark.parametrize("to", ["openpi", "lerobot"])
