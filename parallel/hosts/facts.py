@@ -13,7 +13,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from parallel.hosts.agreement import agree
-from parallel.mesh import AXES
 
 State = TypeVar("State")
 
@@ -36,8 +35,8 @@ class HostFacts(NamedTuple):
 
 
 def facts_sharding(mesh: Mesh) -> NamedSharding:
-    """Sharding of facts [devices, 5]: a row per device."""
-    return NamedSharding(mesh, PartitionSpec(AXES))
+    """Sharding of facts [devices, 5]: a row per device, in the order of `mesh.devices`."""
+    return NamedSharding(mesh, PartitionSpec(mesh.axis_names))
 
 
 def put_facts(facts: HostFacts, mesh: Mesh) -> Float[Array, "d 5"]:
