@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -41,7 +41,7 @@ class StopSignals:
         if self.number not in (0, UNLOGGED) and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.number = number
-        os.write(2, b"\nSaving what was learnt and stopping; Ctrl-C aborts instead.\n")
+        _say(b"\nSaving what was learnt and stopping; Ctrl-C aborts instead.\n")
 
 
 @contextmanager
@@ -50,7 +50,7 @@ def leave_at_once() -> Iterator[None]:
     before and after training, when there is nothing to save."""
 
     def leave(number: int, frame: FrameType | None) -> None:
-        os.write(2, b"\nStopped by SIGTERM; there was nothing to save.\n")
+        _say(b"\nStopped by SIGTERM; there was nothing to save.\n")
         sys.exit(0)
 
     previous = signal.signal(signal.SIGTERM, leave)
@@ -58,3 +58,9 @@ def leave_at_once() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
+
+
+def _say(what: bytes) -> None:
+    """Writes to stderr if anybody reads it: Ctrl-C ends the `tee` behind a pipe too."""
+    with suppress(OSError):
+        os.write(2, what)

@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -222,21 +223,28 @@ class Watchdog:
         what = verdict["what"] if stalled else f"rank {verdict['rank']} {how}: {verdict['what']}"
         if failed:
             _report(verdict["rank"], verdict["what"])
-        print(harmless(f"watchdog at {time.time():.3f}: {what}"), file=sys.stderr, flush=True)
+        with suppress(OSError):
+            print(harmless(f"watchdog at {time.time():.3f}: {what}"), file=sys.stderr, flush=True)
         if stalled:
-            main = sys._current_frames()[threading.main_thread().ident or 0]
-            stack = "".join(traceback.format_stack(main, 16))
-            print(harmless(stack), end="", file=sys.stderr, flush=True)
-            file = self._folder / "stacks" / f"rank-{self._rank}.txt"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with file.open("a") as stream:
-                print(f"{time.ctime()}: {what}", file=stream, flush=True)
-                faulthandler.dump_traceback(stream, all_threads=True)
+            with suppress(OSError):  # a disk that is gone or full may be what all wait for
+                self._dump(what)
         self._leave(verdict["code"])
 
+    def _dump(self, what: str) -> None:
+        """Writes where the main thread stands to stderr, and all threads to the run's folder."""
+        main = sys._current_frames()[threading.main_thread().ident or 0]
+        stack = "".join(traceback.format_stack(main, 16))
+        print(harmless(stack), end="", file=sys.stderr, flush=True)
+        file = self._folder / "stacks" / f"rank-{self._rank}.txt"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a") as stream:
+            print(f"{time.ctime()}: {what}", file=stream, flush=True)
+            faulthandler.dump_traceback(stream, all_threads=True)
+
     def _leave(self, code: int) -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):
+                stream.flush()
         if self._processes > 1:  # the others must still read why, from what rank 0 holds
             time.sleep((4 if self._rank == 0 else 2) * self._interval)
         os._exit(code)

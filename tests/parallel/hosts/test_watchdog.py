@@ -55,6 +55,13 @@ def test_a_step_that_never_ends_ends_the_process_with_its_stacks(tmp_path):
     assert json.loads((tmp_path / "report.json").read_text())["rank"] == 0
 
 
+def test_a_stall_ends_the_process_where_its_stacks_cannot_be_written(tmp_path):
+    folder = tmp_path / "a file"
+    folder.touch()
+    done = run("note('training', 7); time.sleep(1000)", folder)
+    assert done.returncode == exits.STALLED, done.stderr
+
+
 @pytest.mark.slow
 def test_a_long_phase_that_is_not_a_step_is_waited_for(tmp_path):
     assert run("note('compiling'); time.sleep(3)", tmp_path).returncode == 0
