@@ -91,6 +91,8 @@ _MPI = (
 )
 """Size, rank and rank on this machine, as MPI launchers that JAX does not know set them: Open MPI
 5; MPICH and Intel MPI."""
+_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+"""Processes on this machine, likewise."""
 
 
 def detect() -> ProcessPlace | None:
@@ -134,7 +136,7 @@ def _devices_are_dealt() -> bool:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",")
     return bool(
         alone
-        or os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == "1"
+        or "1" in (os.environ.get(size) for size in _LOCAL_SIZES)
         or "SLURM_GPUS_PER_TASK" in os.environ
         or "," not in visible
     )

@@ -17,6 +17,8 @@ COORDINATOR, PROCESSES, RANK = "CHILIAD_COORDINATOR", "CHILIAD_PROCESSES", "CHIL
 """Environment variables by which `tools.launch` places a process."""
 RESTARTS = "CHILIAD_RESTARTS"
 """Environment variable for the restarts of this run by `tools.launch`."""
+DEVICES = "JAX_LOCAL_DEVICE_IDS"
+"""JAX's environment variable for a process's own of its machine's accelerators."""
 
 _CONNECT, _WORK = 300, 7 * 86400
 _HEARTBEAT, _LAUNCHED = 10, 300
@@ -54,6 +56,8 @@ def start(
     """
     job = find_job(coordinator, num_processes, process_id)
     if job is None:
+        if own := os.environ.get(DEVICES):  # jax.distributed takes it by itself
+            jax.config.update("jax_cuda_visible_devices", own)
         return
     jax.config.update("jax_enable_preemption_service", False)  # it would swallow SIGTERM
     jax.distributed.initialize(
@@ -112,12 +116,17 @@ def find_job(
             f"--process-id is {rank} and --num-processes {processes}; ids go from 0 to one less "
             f"than there are processes."
         )
+    check_address(where)
+    return Job(where, processes, rank, None if place is None else place.device)
+
+
+def check_address(where: str) -> None:
+    """Raises ValueError unless a coordinator's address is HOST:PORT."""
     if not _host(where) or not where.rpartition(":")[2].isdecimal():
         raise ValueError(
             f"--coordinator is {where!r}; expected HOST:PORT, such as 10.0.0.1:9000, where process "
             f"0 runs."
         )
-    return Job(where, processes, rank, None if place is None else place.device)
 
 
 def restarts() -> int:

@@ -10,6 +10,7 @@ import ctypes
 import json
 import os
 import queue
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,6 +20,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -122,6 +124,13 @@ def _check(plan: LaunchPlan) -> None:
             "--nodes: several machines need --coordinator HOST:PORT of the first, alike on all, "
             "and restart with as many processes (no --min-processes)."
         )
+    if plan.coordinator is not None:
+        job.check_address(plan.coordinator)
+    if shutil.which(plan.command[0]) is None:
+        raise ValueError(
+            f"{plan.command[0]}: no such program, or not an executable one; give the command to "
+            f"run after --, such as python -m tools.train."
+        )
 
 
 def _next_slots(plan: LaunchPlan, slots: list[int], failed: int) -> list[int]:
@@ -156,7 +165,7 @@ class _Attempt:
             self._report = Path(scratch) / "first-cause.json"
             where = self._coordinator(holder)
             self._processes = [self._start(i, where) for i in range(len(self._slots))]
-            self._signals.processes = self._processes
+            self._signals.release(self._processes)
             readers = [
                 threading.Thread(target=self._relay, args=(i, stream, out), daemon=True)
                 for i, process in enumerate(self._processes)
@@ -176,6 +185,7 @@ class _Attempt:
             finally:
                 for process in self._processes:
                     _kill(process)
+                self._signals.hold()
             for thread in (*readers, *waiters):
                 thread.join(timeout=10)
             return None if failed is None else self._explained(failed, stopped, detected)
@@ -218,9 +228,7 @@ class _Attempt:
             line = line if line.endswith("\n") else line + "\n"
             if out is sys.stderr:
                 self._tails[index].append(line)
-            with _writing:
-                out.write(f"[{self._first + index}] {line}")
-                out.flush()
+            _put(f"[{self._first + index}] {line}", out)
 
     def _wait(self, index: int) -> None:
         self._processes[index].wait()
@@ -287,16 +295,18 @@ class _Attempt:
         tail = self._tails[index]
         if code != exits.STALLED and len(self._processes) > 1:
             for line in tail:
-                print(f"    [{self._first + index}] {line}", end="", file=sys.stderr)
+                _put(f"    [{self._first + index}] {line}", sys.stderr)
         return ProcessFailure(rank - self._first, what, code)
 
 
 class _Forwarded:
-    """While entered, SIGTERM and SIGINT go to `processes`; the second Ctrl-C kills them."""
+    """While entered, SIGTERM and SIGINT go to the processes of the attempt under way, or to those
+    of the next once it has started them; the second Ctrl-C kills them."""
 
     def __init__(self) -> None:
-        self.processes: list[subprocess.Popen[str]] = []
         self.count = 0
+        self._processes: list[subprocess.Popen[str]] | None = None
+        self._held: list[int] = []
 
     def __enter__(self) -> "_Forwarded":
         self._previous = {
@@ -309,9 +319,25 @@ class _Forwarded:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
+    def hold(self) -> None:
+        """Keeps what comes, as no process is there."""
+        self._processes = None
+
+    def release(self, processes: "list[subprocess.Popen[str]]") -> None:
+        """Forwards to these, first what was kept."""
+        self._processes = processes
+        for number in self._held:
+            self._send(number, processes)
+
     def _forward(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
-        for process in self.processes:
+        if self._processes is None:
+            self._held.append(number)
+        else:
+            self._send(number, self._processes)
+
+    def _send(self, number: int, processes: "list[subprocess.Popen[str]]") -> None:
+        for process in processes:
             if self.count > 1 and number == signal.SIGINT:
                 _kill(process)
             elif process.poll() is None:
@@ -322,8 +348,15 @@ _writing = threading.Lock()
 
 
 def _say(what: str) -> None:
-    with _writing:
-        print(harmless(f"launch: {what}"), file=sys.stderr, flush=True)
+    _put(harmless(f"launch: {what}\n"), sys.stderr)
+
+
+def _put(text: str, out: IO[str]) -> None:
+    """Writes what can be written: a full disk or a closed pipe behind the launcher must not leave
+    its processes waiting for ever to be read, nor a failed job unrestarted."""
+    with _writing, suppress(OSError):
+        out.write(text)
+        out.flush()
 
 
 def _kill(process: "subprocess.Popen[str]") -> None:
@@ -365,4 +398,4 @@ def _devices(
             f"{accelerators}; start fewer, or set JAX_PLATFORMS=cpu."
         )
     own = range(slot * each, (slot + 1) * each)
-    return {"JAX_LOCAL_DEVICE_IDS": ",".join(map(str, own))}
+    return {job.DEVICES: ",".join(map(str, own))}

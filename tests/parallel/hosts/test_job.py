@@ -2,11 +2,21 @@
 
 import os
 
+import jax
 import pytest
 
-from parallel.hosts.job import Job, find_job
+from parallel.hosts.job import Job, find_job, start
 
-CLUSTERS = ("SLURM_", "OMPI_", "PMI_", "CHILIAD_", "KUBERNETES_", "JOB_COMPLETION", "CUDA_VISIBLE")
+CLUSTERS = (
+    "SLURM_",
+    "OMPI_",
+    "PMI_",
+    "MPI_",
+    "CHILIAD_",
+    "KUBERNETES_",
+    "JOB_COMPLETION",
+    "CUDA_VISIBLE",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -85,6 +95,24 @@ def test_open_mpi_is_known_with_its_daemons_address(monkeypatch):
     assert found is not None
     assert found.coordinator.startswith("10.96.0.1:")
     assert (found.processes, found.rank, found.device) == (2, 1, 1)
+
+
+def test_one_process_of_mpi_on_each_machine_has_all_of_its_devices(monkeypatch):
+    """MPICH's and Intel MPI's names."""
+    told = {"PMI_SIZE": "2", "PMI_RANK": "1", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    assert find_job("host0:9000") == Job("host0:9000", 2, 1, device=0)
+    monkeypatch.setenv("MPI_LOCALNRANKS", "1")
+    assert find_job("host0:9000") == Job("host0:9000", 2, 1)
+
+
+def test_a_process_that_is_alone_sees_the_devices_that_the_launcher_dealt_it(monkeypatch):
+    told = {}
+    monkeypatch.setattr(jax.config, "update", told.__setitem__)
+    monkeypatch.setenv("JAX_LOCAL_DEVICE_IDS", "2,3")
+    start()
+    assert told == {"jax_cuda_visible_devices": "2,3"}
 
 
 @pytest.mark.parametrize("prefix", ["OMPI_COMM_WORLD_", "PMI_"])

@@ -1,15 +1,17 @@
 """The launcher with processes that compute nothing: what is printed, what fails, what is left."""
 
+import os
 import re
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from parallel.hosts import exits
+from parallel.hosts import exits, supervisor
 from parallel.hosts.supervisor import LaunchPlan, _devices, _next_slots, supervise
 from tests.helpers.parallel.toy import environment
 
@@ -26,6 +28,27 @@ def test_every_line_comes_whole_with_its_rank(capfd):
     out, err = capfd.readouterr()
     assert sorted(out.splitlines()) == ["[0] out 0", "[1] out 1", "[2] out 2"]
     assert sorted(err.splitlines()) == ["[0] err", "[1] err", "[2] err"]
+
+
+def test_output_that_cannot_be_written_holds_up_no_process(monkeypatch):
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        body = "print('x' * 300_000, flush=True); sys.exit(7)"  # more than a pipe takes
+        assert supervise(LaunchPlan(python(body), 1)) == 7
+        monkeypatch.undo()
+        with suppress(OSError):
+            full.close()
+
+
+def test_sigterm_while_processes_are_started_reaches_all(monkeypatch):
+    begin = supervisor._Attempt._start
+
+    def start(attempt, index, where):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return begin(attempt, index, where)
+
+    monkeypatch.setattr(supervisor._Attempt, "_start", start)
+    assert supervise(LaunchPlan(python("time.sleep(1000)"), 2)) == 128 + signal.SIGTERM
 
 
 def test_the_first_to_fail_ends_all_and_its_error_comes_last(capfd):
@@ -114,6 +137,9 @@ def test_each_process_has_its_own_devices():
             "--node-rank is 2; expected 0 to 1",
         ),
         (LaunchPlan((), 2, nodes=2), "--nodes: several machines need --coordinator"),
+        (LaunchPlan((), 2, nodes=2, coordinator="host0"), "--coordinator is 'host0'; expected HOS"),
+        (LaunchPlan(["no-such-program"], 1), "no-such-program: no such program"),
+        (LaunchPlan([__file__], 1), "test_launch.py: no such program, or not an executable one"),
     ],
 )
 def test_numbers_that_do_not_fit_are_refused(plan, named):
