@@ -6,6 +6,7 @@ replace them.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,6 +38,13 @@ class Chip:
     kernel_seconds: float = 2e-6
     step_seconds: float = 2e-3
 
+    def __post_init__(self) -> None:
+        if not self.flops:
+            raise ValueError("chip.flops is empty; give the dense peak FLOP/s of a dtype or more.")
+        peaks = {f"chip.flops.{dtype}": peak for dtype, peak in self.flops.items()}
+        names = ("memory", "bandwidth", "matmul_share", "bandwidth_share", "memory_share")
+        _check_positive(peaks | {f"chip.{name}": getattr(self, name) for name in names})
+
     def peak(self, dtype: str) -> float:
         """FLOP/s of products of that dtype."""
         return self.flops.get(dtype, min(self.flops.values()))
@@ -50,6 +58,9 @@ class Link:
     bandwidth: float
     latency: float
     share: float = 0.8
+
+    def __post_init__(self) -> None:
+        _check_positive({"bandwidth": self.bandwidth, "share": self.share})
 
     @property
     def rate(self) -> float:
@@ -82,6 +93,15 @@ class Cluster:
                 f"cluster.devices is {self.devices} in nodes of {self.node} (cluster.node); whole "
                 f"nodes are expected, a multiple of {self.node} or fewer devices than that."
             )
+        _check_positive({"cluster.failures": self.failures})
+        if self.jitter < 0:
+            raise ValueError(f"cluster.jitter is {self.jitter}; give 0 (none) or more.")
+
+
+def _check_positive(values: Mapping[str, float]) -> None:
+    for name, value in values.items():
+        if not value > 0:
+            raise ValueError(f"{name} is {value}; give a number above 0.")
 
 
 _TENSOR = {"float8_e4m3fn": 2.0, "float8_e5m2": 2.0, "bfloat16": 1.0, "float16": 1.0}
@@ -153,11 +173,16 @@ def read_cluster(path: str | Path) -> Cluster:
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: a field is unknown, missing or of another type.
+      ValueError: it is not JSON; a field is unknown, missing, of another type or makes no sense.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path}: no such file; --cluster takes the JSON of a cluster.")
-    value = json.loads(Path(path).read_text())
+    try:
+        value = json.loads(Path(path).read_text())
+    except ValueError as error:
+        raise ValueError(
+            f"{path} is not JSON ({error}); --cluster takes that of a cluster."
+        ) from None
     if isinstance(value, dict) and isinstance(value.get("chip"), str):
         if value["chip"] not in CHIPS:
             raise ValueError(

@@ -22,6 +22,14 @@ class Recovery:
     save: float = 5.0
     restart: float = 600.0
 
+    def __post_init__(self) -> None:
+        if not (self.save > 0 and self.restart >= 0):
+            raise ValueError(
+                f"A save blocks for {self.save} seconds (--save-seconds) and a restart takes "
+                f"{self.restart} (--restart-seconds); the first must be above 0, such as 0.1 where "
+                f"it goes on in the background, the second at least 0."
+            )
+
 
 @dataclass(frozen=True)
 class SimulatedGoodput:

@@ -85,6 +85,12 @@ def test_a_run_that_never_gets_through_has_no_goodput():
     assert goodput(1e9, Recovery(), 1.0) == 0.0
 
 
+@pytest.mark.parametrize(("save", "restart"), [(0.0, 600.0), (-5.0, 600.0), (5.0, -1.0)])
+def test_a_recovery_that_takes_no_time_is_refused(save, restart):
+    with pytest.raises(ValueError, match="--save-seconds"):
+        Recovery(save, restart)
+
+
 def test_a_rate_of_zero_is_refused():
     with pytest.raises(ValueError, match="must be above 0"):
         mean_time_between_failures(1024, 0)
