@@ -6,8 +6,10 @@ so that what crosses to the next node leaves by all their NICs at once.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -61,10 +63,24 @@ def wire_bytes(kind: Kind, size: float, n: int) -> float:
 
 
 def group(axis: str, sizes: Sizes, node: int) -> tuple[int, int]:
-    """Number of devices along an axis that share a node, and of nodes that they lie on."""
+    """Number of devices along an axis that share a node, and of nodes that they lie on; where nodes
+    cut groups unevenly, the fewest that share one and the most nodes."""
     stride = math.prod(sizes[a] for a in AXES[AXES.index(axis) + 1 :])
-    inside = max(1, min(sizes[axis], node // stride)) if stride <= node else 1
-    return inside, math.ceil(sizes[axis] / inside)
+    return _spread(sizes[axis], stride, math.prod(sizes.values()), node)
+
+
+@cache
+def _spread(n: int, stride: int, devices: int, node: int) -> tuple[int, int]:
+    """`group` of every `stride`-th of `devices`, n together."""
+    if stride % node == 0:
+        return 1, n
+    span = n * stride
+    firsts = (
+        i + j for i in range(0, min(devices, math.lcm(span, node)), span) for j in range(stride)
+    )
+    held = [Counter(k // node for k in range(i, i + span, stride)) for i in firsts]
+    cut = [nodes for nodes in held if len(nodes) > 1] or held
+    return min(min(nodes.values()) for nodes in cut), max(map(len, cut))
 
 
 class Busy(NamedTuple):
@@ -77,10 +93,10 @@ class Busy(NamedTuple):
 def busy(collective: Collective, sizes: Sizes, cluster: Cluster) -> Busy:
     """Load of a collective on each kind of link, both at once."""
     kind, axis, size, calls = collective
-    members, nodes = group(axis, sizes, cluster.node)
-    if members * nodes == 1:
+    if sizes[axis] == 1:
         return Busy(0.0, 0.0)
-    sent = wire_bytes(kind, size, members * nodes)
+    members, nodes = group(axis, sizes, cluster.node)
+    sent = wire_bytes(kind, size, sizes[axis])
     if kind == "permute" and nodes > 1:
         members = 1
     rounds = 2 if kind == "all-reduce" else 1
@@ -98,46 +114,73 @@ def seconds(collective: Collective, sizes: Sizes, cluster: Cluster) -> float:
     return max(busy(collective, sizes, cluster))
 
 
-def collectives(params: Any, stacks: Sequence[Stack], step: StepShape) -> list[Collective]:
+def collectives(
+    params: Any, stacks: Sequence[Stack], step: StepShape, frozen: Any = ()
+) -> list[Collective]:
     """All collectives of one step of `parallel.step.make_train_step`, for one device.
 
     Weights split over `fsdp` are gathered in forward and again in backward, and their gradients
-    reduced and scattered, in every micro-batch; along `data` gradients are all-reduced in each too,
-    as is over `fsdp` what is not split. A table of words (two dimensions, the first split) stays
-    where it is; the few vectors looked up are not counted. Activations: two all-reduces a layer
-    and pass along `tensor` (Megatron), a ring of keys and values along `context`, hand-overs along
-    `stage`.
+    reduced and scattered, in every micro-batch, those that stages hold in every one of the
+    pipeline's; along `data` gradients are all-reduced in each too, as is over `fsdp` what is not
+    split. A table of words (two dimensions, the first split) stays where it is; the few vectors
+    looked up are not counted. Activations: two all-reduces a layer and pass along `tensor`
+    (Megatron), a ring of keys and values along `context`, hand-overs along `stage`.
 
     Args:
       params: trained parameters as ShapeDtypeStructs with shardings (of any mesh).
+      frozen: those that do not move, which are gathered only, in their own dtype if it is narrower.
     """
     sizes, times = step.sizes, step.accumulation
     depth = max((stack.depth for stack in stacks), default=1)
-    split = whole = table = 0.0
+    split = whole = table = gathered = scattered = 0.0
     for leaf in jax.tree.leaves(params):
-        axes = axes_of(*leaf.sharding.spec)
-        over = math.prod(sizes[a] for a in axes if a not in ROWS)
-        held = leaf.size / over
-        if "fsdp" in axes and len(leaf.shape) == 2 and "fsdp" in axes_of(*leaf.sharding.spec[:1]):
+        held = leaf.size / _apart(leaf, sizes)
+        if _is_table(leaf):
             table += 4 * held  # f32
-        elif "fsdp" in axes and sizes["fsdp"] > 1:
+        elif _is_gathered(leaf, sizes):
             split += held
+            scattered += held * _turns(leaf, step)
         else:
             whole += held
+    for leaf in jax.tree.leaves(frozen):
+        if _is_gathered(leaf, sizes):
+            wide = min(step.gathered, leaf.dtype.itemsize)
+            gathered += leaf.size / _apart(leaf, sizes) * wide * _turns(leaf, step)
+    gathered += scattered * step.gathered
     found = []
+    if gathered:
+        found.append(Collective("all-gather", "fsdp", 2 * times * gathered, 2 * times * depth))
     if split:
-        found += [
-            Collective("all-gather", "fsdp", 2 * times * split * step.gathered, 2 * times * depth),
-            Collective("reduce-scatter", "fsdp", times * split * step.itemsize, times * depth),
-        ]
+        found.append(
+            Collective("reduce-scatter", "fsdp", times * scattered * step.itemsize, times * depth)
+        )
     if whole and sizes["fsdp"] > 1:
         found.append(Collective("all-reduce", "fsdp", times * whole * step.itemsize, times))
-    if sizes["data"] > 1:
-        reduced = (split / sizes["fsdp"] + whole) * step.itemsize + table / sizes["fsdp"]
+    reduced = (split / sizes["fsdp"] + whole) * step.itemsize + table / sizes["fsdp"]
+    if reduced and sizes["data"] > 1:
         found.append(Collective("all-reduce", "data", times * reduced, times * depth))
     return found + [
         c for stack in stacks for c in _activations(stack, step) if c.bytes and sizes[c.axis] > 1
     ]
+
+
+def _apart(leaf: Any, sizes: Sizes) -> int:
+    """In how many parts the devices that work on the same rows have a parameter."""
+    return math.prod(sizes[a] for a in axes_of(*leaf.sharding.spec) if a not in ROWS)
+
+
+def _turns(leaf: Any, step: StepShape) -> int:
+    """Times that the rows of an accumulation pass a parameter: on stages, micro-batches do."""
+    return step.microbatches if "stage" in axes_of(*leaf.sharding.spec) else 1
+
+
+def _is_table(leaf: Any) -> bool:
+    return len(leaf.shape) == 2 and "fsdp" in axes_of(*leaf.sharding.spec[:1])
+
+
+def _is_gathered(leaf: Any, sizes: Sizes) -> bool:
+    split = sizes["fsdp"] > 1 and "fsdp" in axes_of(*leaf.sharding.spec)
+    return split and not _is_table(leaf)
 
 
 def _activations(stack: Stack, step: StepShape) -> list[Collective]:
@@ -148,10 +191,9 @@ def _activations(stack: Stack, step: StepShape) -> list[Collective]:
     keys = tokens * stack.keys * step.itemsize / sizes["tensor"]
     ring = (sizes["context"] - 1) * layers
     passes, stages = 3 + again, step.microbatches + sizes["stage"] - 1
+    sums = 2 * (2 + again) * layers
     return [
-        Collective(
-            "all-reduce", "tensor", 2 * (2 + again) * layers * stream, 2 * (2 + again) * layers
-        ),
+        Collective("all-reduce", "tensor", sums * stream, times * sums),
         Collective("permute", "context", passes * ring * keys, passes * times * ring),
         Collective("permute", "stage", 2 * stream * stages / step.microbatches, 2 * times * stages),
     ]

@@ -51,6 +51,8 @@ class Choice:
     accumulation: int = 1
     remat: Remat = "full"
     precision: Precision = "bf16"
+    microbatches: int = 1
+    """That stages take the rows of one accumulation in (`model.compute.pipeline.microbatches`)."""
 
     @property
     def sizes(self) -> Sizes:
@@ -59,7 +61,10 @@ class Choice:
 
     def __str__(self) -> str:
         axes = "×".join(f"{a}={n}" for a, n in self.sizes.items() if n > 1) or "one device"
-        return f"{axes}, accumulation {self.accumulation}, remat {self.remat}, {self.precision}"
+        piped = f", {self.microbatches} micro-batches on stages" if self.microbatches > 1 else ""
+        return (
+            f"{axes}, accumulation {self.accumulation}, remat {self.remat}, {self.precision}{piped}"
+        )
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ class TrainingTask:
 
     `rows`: of the global batch. `samples`: in a row on average. `trips`: how often a loop whose
     length is data runs (blocks of keys that a block of queries sees). `capability`: of the NVIDIA
-    GPU whose kernels attention takes.
+    GPU whose kernels attention takes. `pipelined`: depths of the stacks that stages share.
     """
 
     model: Callable[[Remat, Precision], Trainable]
@@ -80,6 +85,7 @@ class TrainingTask:
     samples: float = 1.0
     trips: float = 1.0
     capability: float = 9.0
+    pipelined: tuple[int, ...] = ()
 
     @cached_property
     def own_flops(self) -> "Line":
@@ -99,9 +105,17 @@ class TrainingTask:
     @cached_property
     def trained(self) -> list[Any]:
         """The parameters that the optimizer moves."""
+        return self._parameters(True)
+
+    @cached_property
+    def frozen(self) -> list[Any]:
+        """The others."""
+        return self._parameters(False)
+
+    def _parameters(self, moving: bool) -> list[Any]:
         moves = jax.tree.leaves(select(self.optimizer, self.state.params)[1])
         leaves = jax.tree.leaves(self.state.params)
-        return [leaf for leaf, move in zip(leaves, moves, strict=True) if move]
+        return [leaf for leaf, move in zip(leaves, moves, strict=True) if move == moving]
 
     @property
     def split_axes(self) -> set[str]:
@@ -224,12 +238,11 @@ def predict(task: TrainingTask, choice: Choice, cluster: Cluster, profiles: Prof
     width = 4 if choice.precision == "f32" else 2
     shards = math.prod(sizes[a] for a in ROWS)
     rows = task.rows / shards / choice.accumulation
-    microbatches = min(_PIPELINE * sizes["stage"], int(rows)) if sizes["stage"] > 1 else 1
     step = StepShape(
         sizes, rows, choice.accumulation, width, 1 if choice.precision == "fp8" else width,
-        choice.remat != "none", max(microbatches, 1),
+        choice.remat != "none", choice.microbatches,
     )  # fmt: skip
-    sent = collectives(task.trained, task.stacks, step)
+    sent = collectives(task.trained, task.stacks, step, task.frozen)
     memory = _memory(task, choice, own, rows, width)
     weights = sizes["tensor"] * sizes["stage"]
     compute = choice.accumulation * own.compute.at(rows / sizes["context"]) / weights
@@ -305,7 +318,7 @@ def choices(
         sizes = dict(zip(AXES, mesh, strict=True))
         if any(sizes[axis] > 1 and axis not in free for axis in ("fsdp", "tensor", "stage")):
             continue
-        if any(stack.depth % sizes["stage"] for stack in task.stacks):
+        if sizes["stage"] > 1 and any(depth % sizes["stage"] for depth in task.pipelined or (1,)):
             continue
         if sizes["context"] > 1 and any(s.places % sizes["context"] for s in task.stacks if s.keys):
             continue
@@ -314,9 +327,16 @@ def choices(
         each, left = divmod(task.rows, math.prod(sizes[a] for a in ROWS))
         if left or not each:
             continue
-        parts = [n for n in range(1, each + 1) if each % n == 0 and each // n >= sizes["stage"]]
+        parts = [n for n in range(1, each + 1) if each % (n * sizes["stage"]) == 0]
         for accumulation, remat, precision in itertools.product(parts, remats, precisions):
-            yield Choice(mesh, accumulation, remat, precision)
+            microbatches = _microbatches(each // accumulation, sizes["stage"])
+            yield Choice(mesh, accumulation, remat, precision, microbatches)
+
+
+def _microbatches(rows: int, stages: int) -> int:
+    """Most that divide the rows, as far as `_PIPELINE` for each stage; 1 without stages."""
+    most = _PIPELINE * stages if stages > 1 else 1
+    return next(n for n in range(most, 0, -1) if rows % n == 0)
 
 
 def _meshes(devices: int) -> Iterator[tuple[int, ...]]:
@@ -368,7 +388,9 @@ def _memory(
         )
     )
     gathered = sum(
-        leaf.size * width / sizes["tensor"] for leaf in task.trained if len(leaf.shape) > 2
+        leaf.size * width / sizes["tensor"]
+        for leaf in jax.tree.leaves(task.state.params)
+        if len(leaf.shape) > 2
     )
     return {
         "state": sum(_held(leaf, sizes) for leaf in jax.tree.leaves(task.state)),

@@ -10,7 +10,15 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from models.model import Stack
 from parallel.mesh import AXES
 from parallel.planning.cluster import CHIPS, Chip, make_cluster, read_cluster
-from parallel.planning.cost import Collective, StepShape, collectives, group, seconds, wire_bytes
+from parallel.planning.cost import (
+    Collective,
+    StepShape,
+    busy,
+    collectives,
+    group,
+    seconds,
+    wire_bytes,
+)
 
 ONE = dict.fromkeys(AXES, 1)
 MESH = AbstractMesh((1,) * 5, AXES, axis_types=(AxisType.Auto,) * 5)
@@ -43,6 +51,28 @@ def test_fsdp_inside_a_node_and_data_across_lie_where_they_should():
     assert group("data", sizes, 8) == (1, 128)
     assert group("fsdp", ONE | {"fsdp": 1024}, 8) == (8, 128)
     assert group("data", ONE | {"data": 16, "tensor": 4}, 8) == (2, 8)
+
+
+def test_groups_that_nodes_cut_cross_between_them():
+    """Six of 24 devices along fsdp, in nodes of eight: the second six lie on two nodes."""
+    assert group("fsdp", ONE | {"data": 4, "fsdp": 6}, 8) == (2, 2)
+    assert group("fsdp", ONE | {"data": 8, "fsdp": 3}, 8) == (1, 2)
+    assert group("fsdp", ONE | {"data": 2, "fsdp": 12}, 8) == (4, 2)
+    assert group("data", ONE | {"data": 8, "fsdp": 3}, 8) == (2, 3)
+    assert group("fsdp", ONE | {"fsdp": 6}, 8) == (6, 1)
+    crossing = Collective("all-gather", "fsdp", 1e9, 0)
+    load = busy(crossing, ONE | {"data": 4, "fsdp": 6}, make_cluster("h100", 24))
+    assert load.across == pytest.approx(5 / 6 * 1e9 / 2 / (50e9 * 0.8))
+
+
+def test_frozen_weights_are_gathered_as_they_are_kept_and_nothing_of_theirs_is_reduced():
+    base = parameter(4, 1000, spec=(None, "fsdp"))
+    half = jax.ShapeDtypeStruct(base.shape, jnp.bfloat16, sharding=base.sharding)
+    quarter = jax.ShapeDtypeStruct(base.shape, jnp.uint8, sharding=base.sharding)
+    words = parameter(1000, 8, spec=("fsdp",))
+    step = StepShape(ONE | {"data": 2, "fsdp": 8}, rows=1)
+    found = {c.kind: c.bytes for c in collectives({}, (), step, [base, half, quarter, words])}
+    assert found == {"all-gather": 2 * 4000 * (2 + 2 + 1)}
 
 
 def test_sharded_weights_are_gathered_twice_and_their_gradients_reduced_and_scattered():
@@ -90,6 +120,8 @@ def test_tensor_halves_are_summed_twice_a_layer_in_each_pass():
     assert sent({}, step, [stack]) == {("all-reduce", "tensor"): 4 * 3 * stream}
     again = replace(step, recompute=True)
     assert sent({}, again, [stack]) == {("all-reduce", "tensor"): 6 * 3 * stream}
+    (once,), (thrice,) = (collectives({}, [stack], replace(step, accumulation=n)) for n in (1, 3))
+    assert (once.calls, thrice.calls) == (4 * 3, 3 * 4 * 3)
 
 
 def test_a_ring_passes_each_share_of_keys_to_all_others():
@@ -103,6 +135,21 @@ def test_stages_hand_over_every_micro_batch_in_both_directions():
     stack = Stack(depth=4, width=64, places=10, keys=0)
     step = StepShape(ONE | {"stage": 2}, rows=4, recompute=False, microbatches=4)
     assert sent({}, step, [stack]) == {("permute", "stage"): 2 * (4 + 1) * (4 / 4) * 10 * 64 * 2}
+
+
+def test_stages_gather_their_layers_for_every_micro_batch_and_the_others_theirs_once():
+    """docs/pipeline.md: as accumulation does."""
+    params = {
+        "layers": parameter(4, 8, 100, spec=("stage", None, "fsdp")),
+        "vision": parameter(4, 100, spec=(None, "fsdp")),
+    }
+    step = StepShape(ONE | {"fsdp": 2, "stage": 2, "data": 2}, rows=8, microbatches=4)
+    turned = 4 * 3200 / 2 + 400
+    assert sent(params, step) == {
+        ("all-gather", "fsdp"): 2 * turned * 2,
+        ("reduce-scatter", "fsdp"): turned * 2,
+        ("all-reduce", "data"): (3200 / 2 + 400) / 2 * 2,
+    }
 
 
 def test_large_gathers_take_their_bytes_over_the_slowest_link():
@@ -141,7 +188,21 @@ def test_a_cluster_is_read_from_json(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "problem"),
-    [('{"chip": "h900", "devices": 8}', "h900"), ('{"chip": "h100"}', "devices")],
+    [
+        ('{"chip": "h900", "devices": 8}', "h900"),
+        ('{"chip": "h100"}', "devices"),
+        ('{"chip": "h100",', "cluster.json is not JSON"),
+        ('{"chip": "h100", "devices": 8, "failures": 0}', "cluster.failures is 0"),
+        ('{"chip": "h100", "devices": 8, "jitter": -1}', "cluster.jitter is -1"),
+        (
+            '{"chip": "h100", "devices": 8, "across": {"bandwidth": 0, "latency": 0}}',
+            "across: bandwidth is 0",
+        ),
+        (
+            '{"chip": {"name": "x", "flops": {}, "memory": 1, "bandwidth": 1}, "devices": 8}',
+            "flops",
+        ),
+    ],
 )
 def test_a_cluster_that_is_none_is_refused(tmp_path, text, problem):
     file = tmp_path / "cluster.json"
