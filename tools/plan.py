@@ -27,6 +27,7 @@ from rich.table import Table
 from models import Layout
 from models.inputs.packed_batch import PackedBatch, pack
 from models.layers.layers import Remat
+from models.layers.pipeline import Pipeline
 from models.model import KeptModel, ModelConfig, require
 from models.terminal import Console, guard_tracebacks, harmless
 from parallel.mesh import MeshConfig
@@ -75,6 +76,11 @@ class PlannedRun:
     restart_seconds: float = 600.0
     """Seconds from an interruption to the next step."""
 
+    @property
+    def recovery(self) -> Recovery:
+        """Overheads of the run; raises ValueError if they make no sense."""
+        return Recovery(self.save_seconds, self.restart_seconds)
+
 
 @dataclass(frozen=True)
 class Machines:
@@ -122,6 +128,7 @@ def make_task(run: PlannedRun, cluster: Cluster) -> TrainingTask:
         samples=layout.samples,
         trips=math.ceil(layout.prefix / layout.samples / _KEYS) + 1,
         capability=_CAPABILITY.get(cluster.chip.name, 9.0),
+        pipelined=getattr(config, "pipelined", ()),
     )
 
 
@@ -136,15 +143,16 @@ def plan(
 
 def describe(run: PlannedRun, cluster: Cluster, found: Prediction) -> dict[str, Any]:
     """A prediction as JSON, with what it costs and how it should save."""
-    recovery = Recovery(run.save_seconds, run.restart_seconds)
+    recovery = run.recovery
     mtbf = mean_time_between_failures(cluster.devices, cluster.failures)
     interval = daly(recovery.save, mtbf)
     share = goodput(interval, recovery, mtbf)
-    hours = run.dataset_frames / found.samples_per_second / share / 3600
+    hours = run.dataset_frames / found.samples_per_second / share / 3600 if share else math.inf
     choice = found.choice
     return {
         "mesh": dict(choice.sizes),
         "accumulation": choice.accumulation,
+        "microbatches": choice.microbatches,
         "remat": choice.remat,
         "precision": choice.precision,
         "memory_bytes": found.bytes,
@@ -229,10 +237,11 @@ def main(
       as_json: print JSON instead of a table.
     """
     console = Console(stderr=as_json)
-    cluster = machines.read()
+    cluster, recovery = machines.read(), run.recovery
+    if out is not None:
+        _check_out(out)
     task = make_task(run, cluster)
     if scaling is not None:
-        recovery = Recovery(run.save_seconds, run.restart_seconds)
         points = curve(task, cluster, SIZES, recovery, remats, precisions)
         console.print(write(points, f"{run.preset} on {cluster.chip.name}", scaling, cluster))
         return
@@ -243,7 +252,7 @@ def main(
         step = compiled(run, task, cluster, found[0].choice)
         rows[0]["compiled"] = _compiled(step)
         if explain:
-            explanation = explained(step.program, found[0].choice.sizes, cluster)
+            explanation = explained(step.program, step.mesh, cluster)
             rows[0]["explained"] = explained_step(explanation, found[0])
     if out is not None:
         _write(out, rows, top)
@@ -273,12 +282,15 @@ def compiled(run: PlannedRun, task: TrainingTask, cluster: Cluster, best: Choice
       FileNotFoundError: there is no description of the chip for it.
     """
     node = min(cluster.node, cluster.devices)
+    config, _, layout = _read(run)
+    if best.microbatches > 1:
+        config = config.computing(pipeline=Pipeline(best.microbatches))
     return compile_step(
-        task.model(best.remat, best.precision),
+        KeptModel(_model(config, best.remat, best.precision)),
         task.optimizer,
         task.rules,
         MeshConfig(*best.mesh),
-        _read(run)[2],
+        layout,
         task.rows,
         accumulation=best.accumulation,
         target=cluster.chip.name,
@@ -337,6 +349,10 @@ def _details(best: dict[str, Any], console: Console) -> None:
     held = ", ".join(f"{what} {size / 2**30:.1f}" for what, size in best["memory"].items())
     lines = [f"Of the first: {best['flops'] / 1e12:,.0f} TFLOP a GPU; its step is {spent}.",
              f"It holds in GiB: {held}."]  # fmt: skip
+    if best["microbatches"] > 1:
+        lines.append(
+            f"On stages it takes --model.compute.pipeline.microbatches {best['microbatches']}."
+        )
     lines += [
         f"{c['kind']} along {c['axis']}: {c['bytes'] / 1e9:.2f} GB, {c['seconds'] * 1e3:.1f} ms."
         for c in best["collectives"]
@@ -361,20 +377,25 @@ def _details(best: dict[str, Any], console: Console) -> None:
     console.print("\n".join(lines), highlight=False)
 
 
+def _check_out(path: Path) -> None:
+    if path.suffix not in (".json", ".md", ".html"):
+        raise ValueError(f"--out is {path}; its name must end in .json, .md or .html.")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"--out is {path}, but there is no folder {path.parent}; make it.")
+
+
 def _write(path: Path, rows: Sequence[dict[str, Any]], top: int) -> None:
     shown = [cells(row) for row in rows[:top]]
     if path.suffix == ".json":
         path.write_text(json.dumps(rows, indent=1))
     elif path.suffix == ".md":
         path.write_text(markdown(_HEADINGS, shown))
-    elif path.suffix == ".html":
+    else:
         lines = [
             "".join(f"<{tag}>{cell}</{tag}>" for cell in line)
             for tag, line in (("th", _HEADINGS), *(("td", line) for line in shown))
         ]
         path.write_text(f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>\n")
-    else:
-        raise ValueError(f"--out is {path}; its name must end in .json, .md or .html.")
 
 
 if __name__ == "__main__":

@@ -53,9 +53,11 @@ class CompiledStep:
     """A train step compiled for devices that are not there; all figures are of one device and one
     step. `seconds` of CPU went into tracing and compiling. `kernels`: calls of Triton kernels of
     ours, whose products `matmuls` does not have. `loops` are those of unknown length, of which one
-    turn is counted. `program` is all of it."""
+    turn is counted. `program` is all of it, `mesh` the sizes of the axes as it numbers devices,
+    slowest first."""
 
     devices: int
+    mesh: Mapping[str, int]
     seconds: float
     memory: DeviceMemory
     collectives: tuple[CompiledCollective, ...]
@@ -124,6 +126,7 @@ def compile_step(
     program, used = Program(compiled.as_text()), compiled.memory_analysis()
     return CompiledStep(
         devices=placed.size,
+        mesh=dict(placed.shape),
         seconds=seconds,
         memory=DeviceMemory(
             used.argument_size_in_bytes,

@@ -3,9 +3,11 @@
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from models.layers.pipeline import Pipeline, check_pipeline
 from parallel.planning.cluster import CHIPS, make_cluster
 from parallel.planning.predict import (
     Choice,
@@ -118,6 +120,41 @@ def test_only_axes_that_split_something_are_searched(task):
         assert all(way.sizes[axis] == 1 for way in ways)
 
 
+@pytest.mark.parametrize("rows", [24, 64])
+def test_stages_are_planned_where_the_trainer_takes_them(task, rows):
+    """Of pi05 the language model and the expert, 18 layers each; not the 27 of its vision tower."""
+    ways = choices(replace(task, rows=rows), 8, ("full",), ("bf16",))
+    staged = [way for way in ways if way.sizes["stage"] > 1]
+    assert {way.sizes["stage"] for way in staged} == {2}
+    for way in staged:
+        shards = way.sizes["data"] * way.sizes["fsdp"]
+        for pipeline in (Pipeline(), Pipeline(way.microbatches)):
+            check_pipeline(pipeline, 2, 18, rows // way.accumulation, shards)
+
+
+def test_what_is_refused_at_the_end_is_refused_at_the_start(tmp_path):
+    run, machines = PlannedRun(preset="no such preset"), Machines()
+    with pytest.raises(ValueError, match=r"must end in \.json"):
+        main(run, machines, out=tmp_path / "plan.txt")
+    with pytest.raises(FileNotFoundError, match="there is no folder"):
+        main(run, machines, out=tmp_path / "plans" / "plan.md")
+    with pytest.raises(ValueError, match="--save-seconds"):
+        main(replace(run, save_seconds=0), machines)
+
+
+def test_a_program_is_read_by_the_order_of_its_own_devices(monkeypatch):
+    """That of a mesh with stages is another than the plan's (`parallel.mesh.make_mesh`)."""
+    mesh, told = {"stage": 2, "data": 1, "fsdp": 1, "context": 1, "tensor": 1}, []
+    memory = SimpleNamespace(peak=1)
+    step = SimpleNamespace(program="text", mesh=mesh, memory=memory, flops={}, sent={})
+    monkeypatch.setattr("tools.plan.compiled", lambda *_: step)
+    monkeypatch.setattr("tools.plan.explained", lambda _, mesh, __: told.append(mesh))
+    monkeypatch.setattr("tools.plan.explained_step", lambda *_: {"step_seconds": 1.0, "mfu": 1.0})
+    run = PlannedRun(preset="tiny", rows=16)
+    main(run, Machines(gpus=2), remats=("none",), explain=True, as_json=True)
+    assert told == [mesh]
+
+
 def test_what_cannot_fit_is_refused_with_what_would(task, profiles):
     small = make_cluster("h100", 1)
     with pytest.raises(ValueError, match=r"Nothing fits 1 h100 .* it fits 2 devices as fsdp=2"):
@@ -159,6 +196,12 @@ def test_an_epoch_costs_its_hours_times_the_price(found):
     assert json.loads(json.dumps(row)) == row
 
 
+def test_an_epoch_of_a_run_that_never_gets_through_has_no_end(found):
+    often = replace(H100, failures=10.0)
+    row = describe(replace(RUN, dataset_frames=1_000_000), often, found[0])
+    assert (row["goodput"], row["epoch_hours"]) == (0, math.inf)
+
+
 def test_a_program_as_slow_as_predicted_has_the_predicted_step(found):
     best = found[0]
     beside = best.parts["host"] + best.parts["slowest device"]
@@ -188,8 +231,6 @@ def test_the_command_writes_its_table_and_all_that_fit(tmp_path, capsys):
     for suffix in (".md", ".html"):
         _write(out.with_suffix(suffix), rows, top=1)
         assert rows[0]["remat"] in out.with_suffix(suffix).read_text()
-    with pytest.raises(ValueError, match=r"must end in \.json"):
-        _write(tmp_path / "plan.txt", rows, top=1)
 
 
 @pytest.mark.slow

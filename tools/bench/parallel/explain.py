@@ -53,7 +53,7 @@ def compiled_program(run: PlannedRun) -> dict[str, Any]:
     device, in a step."""
     task, cluster, (best, *_) = plan(run, Machines(gpus=GPUS), ("bf16",), ("none", "dots", "full"))
     step = compiled(run, task, cluster, best.choice)
-    report = explained_step(explain(step.program, best.choice.sizes, cluster), best)
+    report = explained_step(explain(step.program, step.mesh, cluster), best)
     told = describe(run, cluster, best)
     return {
         **{name: told[name] for name in ("mesh", "accumulation", "remat")},
