@@ -135,7 +135,7 @@ class Ledger:
         self._directory = directory
         self._file: IO[str] | None = None
         self.account = Account() if directory is None else read_account(directory)
-        self._began = self._until = time.time()
+        self._until = time.time()
         self._seconds: dict[str, float] = {}
         self._starting: Cause | None = "restart" if self.account.starts else "start"
 
@@ -150,7 +150,7 @@ class Ledger:
             self._file = path.open("a")
         if not first:
             self._starting = "restart"
-        self._write("begin", step, start=int(first), at=self._began if first else self._until)
+        self._write("begin", step, start=int(first))
 
     def spend(self, cause: Cause) -> None:
         """Puts the time since the last call down to `cause`; up to the first step of a start, all
@@ -190,9 +190,12 @@ class Ledger:
             with suppress(OSError):  # `_write` has raised it, and its line is still in the buffer
                 self._file.close()
 
-    def _write(self, event: str, step: int, at: float | None = None, **more: int) -> None:
-        spent, self._seconds = ({}, self._seconds) if event == "begin" else (self._seconds, {})
-        at = self._until if at is None else at
+    def _write(self, event: str, step: int, **more: int) -> None:
+        spent, at = self._seconds, self._until
+        if event == "begin":  # what was spent since the last line is the next one's
+            spent, at = {}, at - sum(spent.values())
+        else:
+            self._seconds = {}
         line = {"event": event, "step": step, "time": at, "seconds": spent, **more}
         self.account.add(line)
         if self._file is not None:

@@ -5,6 +5,8 @@ take a value back, and of a parameter it keeps the first.
 """
 
 import os
+import posixpath
+import re
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,8 +14,10 @@ from typing import Any
 from parallel.trackers.tracker import PROJECT, Outcome, TrackedRun
 
 _STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
-_AT_ONCE, _LONGEST = 100, 6000
-"""Limits of MLflow's: parameters in a request, characters in one."""
+_AT_ONCE, _LONGEST, _LONGEST_NAME = 100, 6000, 250
+"""Limits of MLflow's: parameters in a request, characters in one and in a name."""
+_REFUSED = re.compile(r"[^/\w.\- :]")
+"""Characters that it takes in no name."""
 
 
 class Mlflow:
@@ -30,7 +34,8 @@ class Mlflow:
             there = self._client.get_experiment_by_name(name)
             at = there.experiment_id if there else self._client.create_experiment(name)
             self.id = self._client.create_run(at, run_name=run.name).info.run_id
-            params = [Param(key, str(value)[:_LONGEST]) for key, value in _flat(run.config)]
+            found = {_named(key): str(value)[:_LONGEST] for key, value in _flat(run.config) if key}
+            params = [Param(key, value) for key, value in found.items()]
             for start in range(0, len(params), _AT_ONCE):
                 self._client.log_batch(self.id, params=params[start : start + _AT_ONCE])
         else:
@@ -41,12 +46,19 @@ class Mlflow:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Takes what is known of a step."""
         now = int(time.time() * 1000)
-        made = [self._metric(name, float(value), now, step) for name, value in metrics.items()]
+        made = [
+            self._metric(_named(name), float(value), now, step) for name, value in metrics.items()
+        ]
         self._client.log_batch(self.id, metrics=made)
 
     def finish(self, outcome: Outcome) -> None:
         """Ends the run; `stopped` is MLflow's KILLED."""
         self._client.set_terminated(self.id, _STATUS[outcome])
+
+
+def _named(name: str) -> str:
+    """A name that MLflow takes: datasets and robots may be called anything."""
+    return posixpath.normpath(_REFUSED.sub("_", name)).lstrip("./")[:_LONGEST_NAME] or "_"
 
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -151,9 +151,11 @@ class _Sender:
 
     def join(self) -> None:
         self._thread.join(_LAST_SECONDS)
-        left = self._queue.qsize() if self._thread.is_alive() else 0
-        if self._thread.is_alive() or self._lost:
-            self._say(f"{self._lost + left} lines did not arrive; metrics.jsonl has them all.")
+        alive = self._thread.is_alive()
+        if lost := self._lost + (self._queue.qsize() if alive else 0):
+            self._say(f"{lost} lines did not arrive; metrics.jsonl has them all.")
+        elif alive:
+            self._say("took all lines, but has not ended; what it still holds may be lost.")
 
     def _work(self) -> None:
         while isinstance(item := self._queue.get(), tuple):

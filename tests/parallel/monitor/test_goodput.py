@@ -130,3 +130,21 @@ def test_time_before_the_first_step_is_starting_but_for_compiling(tmp_path):
         assert ledger.account.lost_steps == 1
     lines = [line.split("%  ")[-1] for line in ledger.account.report().splitlines()]
     assert "starting, up to the first step" in lines
+
+
+def test_time_between_the_last_step_and_a_rollback_counts_once(tmp_path, monkeypatch):
+    now = iter([0.0, 1.0, 3.0, 6.0, 10.0])
+    monkeypatch.setattr("time.time", lambda: next(now))
+    with Ledger(tmp_path) as ledger:
+        ledger.begin(0)
+        ledger.spend("step")
+        ledger.made(1)
+        ledger.spend("data")
+        ledger.begin(0)
+        ledger.spend("start")
+        ledger.spend("step")
+        ledger.made(1)
+    account = read_account(tmp_path)
+    assert sum(account.seconds.values()) == 10
+    assert account.seconds["data"] == 2
+    assert account.seconds["restart"] == 3

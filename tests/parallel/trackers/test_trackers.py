@@ -9,7 +9,7 @@ import pytest
 from models.terminal import Console
 from parallel.hooks import Hook
 from parallel.monitor.metrics import MetricsWriter, read_metrics
-from parallel.trackers.tracker import find_tracker
+from parallel.trackers.tracker import TrackedRun, find_tracker
 from parallel.trackers.trackers import FILE_NAME, Trackers, check_trackers
 from parallel.trainer import Run, TrainerConfig, train
 from tests.helpers.parallel.toy import OPTIMIZER, RULES, Denoiser, batches, position
@@ -38,6 +38,10 @@ class Notes:
 class Deaf(Notes):
     def log(self, step, metrics):
         raise ConnectionError("nobody is there\\nand more of it")
+
+class Slow(Notes):
+    def finish(self, outcome):
+        __import__("time").sleep(0.5)
 
 class Absent(Notes):
     def __init__(self, run):
@@ -138,6 +142,16 @@ def test_a_training_run_tells_its_trackers_what_it_logs(tmp_path, own):
     assert ended[1] == "finished"
 
 
+def test_a_tracker_that_is_slow_to_end_is_not_told_as_one_that_lost_lines(
+    tmp_path, own, capsys, monkeypatch
+):
+    monkeypatch.setattr("parallel.trackers.trackers._LAST_SECONDS", 0.1)
+    told(tmp_path / "run", [f"{own}:Slow"], range(3))
+    said = capsys.readouterr().out.replace("\n", " ")
+    assert ":Slow: took all lines, but has not ended; what it still holds may be lost." in said
+    assert "did not arrive" not in said
+
+
 def test_a_tracker_that_cannot_be_opened_ends_the_run_before_it_begins(tmp_path, own):
     with pytest.raises(ValueError, match=r"Absent could not be opened: no such server\.$"):
         told(tmp_path / "run", [f"{own}:Absent"], range(3))
@@ -178,6 +192,23 @@ def test_mlflow_holds_a_resumed_run_once(tmp_path, monkeypatch):
     assert held["val_loss"] == HELD_OUT
     data = MlflowClient().get_run(ids.pop()).data
     assert data.params == {"optimizer.name": "muon", "note": "<b>"}
+
+
+def test_mlflow_takes_names_of_any_characters(tmp_path, monkeypatch):
+    pytest.importorskip("mlflow", reason="needs MLflow: pip install -e '.[mlflow]'")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    from parallel.trackers.mlflow import Mlflow
+
+    config = {"cameras": {"left (rgb)": "a", "../b": "c"}, "k" * 300: 1}
+    tracker = Mlflow(TrackedRun(tmp_path, "arms", None, config))
+    tracker.log(0, {"samples/pick & place": 2.0, "samples/../x": 3.0})
+    tracker.finish("finished")
+    from mlflow.tracking import MlflowClient
+
+    data = MlflowClient().get_run(tracker.id).data
+    assert data.metrics == {"samples/pick _ place": 2.0, "x": 3.0}
+    assert data.params == {"cameras.left _rgb_": "a", "cameras.../b": "c", "k" * 250: "1"}
 
 
 def test_trackio_holds_a_resumed_run_once(tmp_path, monkeypatch):
