@@ -11,7 +11,7 @@ from html import escape
 from math import ceil, floor, log10
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from sim.statistics import Rate
 
@@ -174,10 +174,9 @@ def curve(
       bounds: of the y axis; those of y if None.
     """
     left, right, top, bottom = 52, 448, 14, 206
-    smooth = _moving_mean(y, max(1, len(y) // 20))
-    low, high = bounds or (float(y.min()), float(y.max()))
-    if low == high:
-        low, high = (low / 2, high * 2) if log else (low - 1, high + 1)
+    keep = np.unique(np.linspace(0, len(x) - 1, min(len(x), _POINTS)).astype(int))
+    smooth = _moving_mean(y, max(1, len(y) // 20), keep)
+    low, high = bounds or _apart_from_one_value(float(y.min()), float(y.max()), log)
     scale = np.log10 if log else np.asarray
     y0, y1 = float(scale(low)), float(scale(high))
     x0, x1 = float(x[0]), float(max(x[-1], x[0] + 1))
@@ -195,9 +194,9 @@ def curve(
         parts.append(_text(left - 8, at + 4, f"{tick:g}{unit}", "tick", "end"))
     for tick in _ticks(x0, x1, 4):
         parts.append(_text(float(across(tick)), bottom + 20, f"{tick:,g}", "tick", "middle"))
-    keep = np.unique(np.linspace(0, len(x) - 1, min(len(x), _POINTS)).astype(int))
-    for values, kind in ((y, "raw"), (smooth, "smooth")):
-        path = " ".join(f"{across(x[i]):.1f},{down(values[i]):.1f}" for i in keep)
+    for values, kind in ((y[keep], "raw"), (smooth, "smooth")):
+        points = zip(x[keep], values, strict=True)
+        path = " ".join(f"{across(at):.1f},{down(value):.1f}" for at, value in points)
         parts.append(f'<polyline class="{kind}" points="{path}"/>')
     end = float(down(smooth[-1]))
     parts.append(f'<circle class="end" cx="{across(x[-1]):.1f}" cy="{end:.1f}" r="3.5"/>')
@@ -237,9 +236,7 @@ def courses(
     """
     left, right, top, bottom = 60, 462, 10, 206
     values = np.concatenate([course.y for course in drawn])
-    low, high = bounds or (float(values.min()), float(values.max()))
-    if low == high:
-        low, high = (low / 2, high * 2) if log else (low - 1, high + 1)
+    low, high = bounds or _apart_from_one_value(float(values.min()), float(values.max()), log)
     scale = np.log10 if log else np.asarray
     y0, y1 = float(scale(low)), float(scale(high))
     x0 = min(float(course.x[0]) for course in drawn)
@@ -268,11 +265,12 @@ def courses(
             shapes.append(f'<polygon points="{path(np.concatenate([x, x[::-1]]), around)}"/>')
         if course.noisy:
             shapes.append(f'<polyline class="raw" points="{path(x[keep], y[keep])}"/>')
-            y = _moving_mean(y, max(1, len(y) // 20))
-        shapes.append(f'<polyline class="line" points="{path(x[keep], y[keep])}"/>')
-        last = path(x[-1:], y[-1:]).split(",")
+        shown = _moving_mean(y, max(1, len(y) // 20), keep) if course.noisy else y[keep]
+        shapes.append(f'<polyline class="line" points="{path(x[keep], shown)}"/>')
+        last = path(x[-1:], shown[-1:]).split(",")
         shapes.append(f'<circle cx="{last[0]}" cy="{last[1]}" r="3"/>')
-        told = f"{course.label}: {y[-1]:.4g}{unit} at step {x[-1]:g}"
+        smoothed = ", smoothed" if course.noisy else ""
+        told = f"{course.label}{smoothed}: {shown[-1]:.4g}{unit} at step {x[-1]:g}"
         said.append(told)
         parts.append(f'<g class="{course.kind}"><title>{escape(told)}</title>{"".join(shapes)}</g>')
     return _svg(480, 232, f"{name}. {'; '.join(said)}", parts)
@@ -360,11 +358,22 @@ def _text(x: float, y: float, text: str, kind: str, anchor: str) -> str:
     )
 
 
-def _moving_mean(y: Float[np.ndarray, " n"], window: int) -> Float[np.ndarray, " n"]:
-    total = np.concatenate([[0.0], np.cumsum(y)])
-    i = np.arange(len(y))
-    start, stop = np.maximum(i - window // 2, 0), np.minimum(i + window // 2 + 1, len(y))
-    return (total[stop] - total[start]) / (stop - start)
+def _apart_from_one_value(low: float, high: float, log: bool) -> tuple[float, float]:
+    """Bounds of an axis; of values that are all the same, around these."""
+    if low < high:
+        return low, high
+    apart = abs(low) / 2 or 1.0
+    return (low / 2, high * 2) if log else (low - apart, high + apart)
+
+
+def _moving_mean(
+    y: Float[np.ndarray, " n"], window: int, at: Int[np.ndarray, " k"]
+) -> Float[np.ndarray, " k"]:
+    """Means around some places; each sums its own window, as a running sum would lose all that
+    follows a huge value."""
+    start, stop = np.maximum(at - window // 2, 0), np.minimum(at + window // 2 + 1, len(y))
+    sums = np.add.reduceat(np.append(y, 0.0), np.stack([start, stop], 1).ravel())[::2]
+    return sums / (stop - start)
 
 
 def _ticks(low: float, high: float, count: int) -> list[float]:
@@ -380,5 +389,6 @@ def _log_ticks(low: float, high: float) -> list[float]:
     if high / low < 4:
         return _ticks(low, high, 4)
     digits = (1, 2, 5) if high / low < 200 else (1,)
-    decades = range(floor(log10(low)), ceil(log10(high)) + 1)
+    first, last = floor(log10(low)), ceil(log10(high))
+    decades = range(first, last + 1, 1 + (last - first) // 10)
     return [v for p in decades for d in digits if low <= (v := float(f"{d}e{p}")) <= high]
