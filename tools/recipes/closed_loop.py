@@ -231,7 +231,8 @@ def set_damaged_evaluations_aside(directory: Path, console: Console) -> None:
 def is_line(line: dict[str, Any]) -> bool:
     """True of a line of closed_loop.jsonl."""
     rates = [line["success"][name] for name in ("rate", "low", "high")]
-    return type(line["step"]) is int and all(type(rate) in (int, float) for rate in rates)
+    numbers = all(type(rate) in (int, float) and 0 <= rate <= 1 for rate in rates)
+    return type(line["step"]) is int and numbers
 
 
 def _copied(x: jax.Array) -> np.ndarray | None:

@@ -80,10 +80,16 @@ def _curves(runs: Sequence[SeenRun], patterns: Sequence[str]) -> str:
     figures = [_curve(name, [run.points(name) for run in runs], runs) for name in chosen]
     if any(fnmatchcase("success", pattern) for pattern in patterns):
         figures.insert(0, _success(runs))
-    drawn = "".join(figures)
-    if not drawn:
-        return '<p class="note">There is nothing to draw yet.</p>\n'
-    return f'<div class="pair">{drawn}</div>\n'
+    unknown = [
+        pattern
+        for pattern in patterns
+        if pattern not in METRICS and not any(fnmatchcase(n, pattern) for n in (*names, "success"))
+    ]
+    drawn = f'<div class="pair">{"".join(figures)}</div>\n' if any(figures) else ""
+    if unknown:
+        said = f"No run has {', '.join(unknown)} yet; there are: {', '.join(names) or 'none'}."
+        drawn += f'<p class="note">{_text(said)}</p>\n'
+    return drawn or '<p class="note">There is nothing to draw yet.</p>\n'
 
 
 def _curve(name: str, points: Sequence[Points], runs: Sequence[SeenRun]) -> str:
@@ -93,11 +99,11 @@ def _curve(name: str, points: Sequence[Points], runs: Sequence[SeenRun]) -> str:
         return _figure("", name, sum(map(len, points)))
     log = min(values) > 0 and max(values) / min(values) > 20
     drawn = [
-        charts.Course(run.name, _kind(k), *_arrays(one), noisy=len(one) > _NOISY)
+        charts.Course(harmless(run.name), _kind(k), *_arrays(one), noisy=len(one) > _NOISY)
         for k, (run, one) in enumerate(zip(runs, sound, strict=True))
         if one
     ]
-    chart = charts.courses(drawn, name=name, log=log)
+    chart = charts.courses(drawn, name=harmless(name), log=log)
     lost = sum(map(len, points)) - len(values)
     return _figure(chart, f"{name}, logarithmic" if log else name, lost)
 
@@ -109,7 +115,7 @@ def _success(runs: Sequence[SeenRun]) -> str:
         if lines:
             x, y = _arrays([(step, 100 * rate["rate"]) for step, rate in lines])
             low, high = (np.array([100.0 * r[end] for _, r in lines]) for end in ("low", "high"))
-            drawn.append(charts.Course(run.name, _kind(k), x, y, (low, high)))
+            drawn.append(charts.Course(harmless(run.name), _kind(k), x, y, (low, high)))
     if not drawn:
         return ""
     chart = charts.courses(drawn, name="Success", unit=" %", bounds=(0, 100))

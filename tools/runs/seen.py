@@ -26,15 +26,15 @@ Points = list[tuple[int, float]]
 
 _MARKS = (metrics.FILE_NAME, goodput.FILE_NAME, SAVED_NAME, "checkpoints", LOCK_NAME)
 """Names of which a run's folder holds one at least, besides its config."""
-_ROOMS = ("checkpoints", "tensorboard", "wandb", "profile", "store", "frames")
-"""Folders of a run in which no run lies."""
 
 
 @dataclass(frozen=True)
 class SeenRun:
     """A run's folder as it was read. `rows` are the sound lines of metrics.jsonl, `evaluations`
-    those of closed_loop.jsonl, `account` those of goodput.jsonl; `judged` the success rates that
-    tools.evaluate left in folders of it, by these; `damage` sentences on all else."""
+    those of closed_loop.jsonl, `account` those of goodput.jsonl; `saved` the steps that its last
+    checkpoint had, 0 if nothing tells; `judged` the success rates that tools.evaluate left in
+    folders of it, by these; `left` is true where one who is gone has left its lock; `damage`
+    sentences on all else."""
 
     folder: Path
     name: str
@@ -43,14 +43,16 @@ class SeenRun:
     rows: Sequence[Mapping[str, Any]]
     evaluations: Sequence[Mapping[str, Any]]
     account: Sequence[Mapping[str, Any]]
+    saved: int
     judged: Mapping[str, Mapping[str, float]]
     at_work: str
+    left: bool
     damage: Sequence[str]
 
     @property
     def done(self) -> int:
         """Steps that were made."""
-        return max((row["step"] + 1 for row in self.rows if "loss" in row), default=0)
+        return max((row["step"] + 1 for row in self.rows if "loss" in row), default=self.saved)
 
     @property
     def steps(self) -> int | None:
@@ -74,13 +76,16 @@ class SeenRun:
         """Such as "running" or "finished"; "interrupted" if it came to no orderly end."""
         if self.at_work:
             return "running" if self.at_work == "here" else f"running on {self.at_work}"
-        if self.steps is not None and self.done >= self.steps:
+        kept = self.saved >= self.done
+        if self.account:
+            orderly = self.account[-1]["event"] == "end"
+        else:
+            orderly = not self.left and (kept or not self.saved)
+        if self.steps is not None and self.done >= self.steps and (orderly or kept):
             return "finished"
         if self._stopped_early:
             return "stopped early"
-        if not self.account:
-            return "stopped"
-        return "stopped" if self.account[-1]["event"] == "end" else "interrupted"
+        return "stopped" if orderly else "interrupted"
 
     def points(self, name: str) -> Points:
         """Steps made, and what a metric was after them."""
@@ -108,7 +113,7 @@ def find_runs(paths: Sequence[str | Path]) -> list[Path]:
     Raises:
       FileNotFoundError: a path does not exist, or there is no run.
     """
-    found: dict[Path, None] = {}
+    found: dict[Path, Path] = {}
     for path in map(Path, paths):
         if not path.exists():
             raise FileNotFoundError(f"{path}: no such folder; give that of a run or of several.")
@@ -118,13 +123,14 @@ def find_runs(paths: Sequence[str | Path]) -> list[Path]:
                 f"{path} holds no run: there is no {CONFIG_NAME} beside a {metrics.FILE_NAME} or "
                 f"checkpoints; give what was --out of tools.train or tools.rl, or a folder of them."
             )
-        found |= dict.fromkeys(inside)
-    return list(found)
+        for run in inside:
+            found.setdefault(run.resolve(), run)
+    return list(found.values())
 
 
 def read_runs(folders: Sequence[Path]) -> list[SeenRun]:
     """Read the folders, each run under a name that no other has."""
-    parts = [folder.absolute().parts for folder in folders]
+    parts = [Path(os.path.abspath(folder)).parts[1:] for folder in folders]
     length = 1
     while length < max(map(len, parts), default=1) and len({p[-length:] for p in parts}) < len(
         parts
@@ -146,12 +152,19 @@ def differences(runs: Sequence[SeenRun]) -> dict[str, list[Json]]:
 
 
 def _runs_in(path: Path) -> Iterator[Path]:
-    for at, folders, files in os.walk(path):
-        there = {*folders, *files}
+    """Runs at the path or below, also behind links; a folder before links to it."""
+    passed: set[str] = set()
+    for at, folders, files in os.walk(path, followlinks=True):
+        there, real = {*folders, *files}, os.path.realpath(at)
+        if real in passed:
+            folders.clear()
+            continue
+        passed.add(real)
         if CONFIG_NAME in files and there & set(_MARKS):
             yield Path(at)
-            folders[:] = sorted({"members"} & there)
-        folders[:] = sorted(f for f in folders if f not in _ROOMS and not f.startswith("."))
+            folders[:] = {"members"} & there
+        folders[:] = [folder for folder in folders if not folder.startswith(".")]
+        folders.sort(key=lambda folder: (os.path.islink(os.path.join(at, folder)), folder))
 
 
 def _read(folder: Path, name: str) -> SeenRun:
@@ -183,12 +196,13 @@ def _read(folder: Path, name: str) -> SeenRun:
         return {}
 
     origin = {k: v for k, v in values(ORIGIN_NAME).items() if isinstance(v, str)}
-    judged = {}
+    saved, judged = values(SAVED_NAME).get("step"), {}
     for path in sorted({*folder.glob("evaluation.json"), *folder.glob("*/evaluation.json")}):
         with suppress(KeyError, TypeError, ValueError, AttributeError, StopIteration):
             first = next(iter(values(path.relative_to(folder))["evaluations"].values()))
             rate = {name: float(first["success"][name]) for name in ("rate", "low", "high")}
-            judged[path.parent.name] = rate
+            if all(0 <= value <= 1 for value in rate.values()):
+                judged[path.parent.name] = rate
     evaluations = {one["step"]: one for one in log(closed_loop.FILE_NAME, closed_loop.is_line)}
     return SeenRun(
         folder,
@@ -198,8 +212,10 @@ def _read(folder: Path, name: str) -> SeenRun:
         log(metrics.FILE_NAME, metrics.is_line),
         [evaluations[step] for step in sorted(evaluations)],
         log(goodput.FILE_NAME, goodput.is_line),
+        saved if type(saved) is int else 0,
         judged,
-        at_work(folder),
+        (busy := at_work(folder)),
+        not busy and (folder / LOCK_NAME).exists(),
         damage,
     )
 
@@ -208,7 +224,7 @@ def _flat(value: Json, path: str = "") -> Iterator[tuple[str, Json]]:
     if isinstance(value, dict) and value:
         for name, part in value.items():
             yield from _flat(part, f"{path}.{name}" if path else name)
-    else:
+    elif path:
         yield path, value
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
+from models.files.bounds import check_size
 from tools.runs.films import Film
 
 ACROSS = 6
@@ -20,6 +21,8 @@ ACROSS = 6
 _FRAME = 3
 _GOOD, _BAD = (46, 160, 67), (218, 54, 51)
 _STILL_SECONDS = 1.0
+_WIDEST = 2**14 - 1
+"""Limit of WebP's."""
 
 
 def write_sheet(path: Path, films: Sequence[Film], edge: int, quality: int) -> None:
@@ -27,21 +30,31 @@ def write_sheet(path: Path, films: Sequence[Film], edge: int, quality: int) -> N
     each standing still on its last picture until the longest has ended.
 
     Args:
+      path: its folder is made if need be.
       films: at least one; other than square ones are squeezed.
       edge: of a film, pixels.
       quality: of WebP, 0 to 100.
+
+    Raises:
+      ValueError: edge or quality is out of bounds, or a film cannot be decoded.
     """
+    check_size("--edge", edge, _WIDEST // ACROSS, least=2 * _FRAME + 1)
+    check_size("--quality", quality, 100, least=0)
+    path.parent.mkdir(parents=True, exist_ok=True)
     decoded = [decode(film.source) for film in films]
-    rate = decoded[0][1]
-    longest = max(len(frames) for frames, _ in decoded) + round(_STILL_SECONDS * rate)
+    rate = max(own for _, own in decoded)
+    seconds = max(len(frames) / own for frames, own in decoded) + _STILL_SECONDS
     tiles = [
-        _framed(frames, film.good, edge) for (frames, _), film in zip(decoded, films, strict=True)
+        (_framed(frames, film.good, edge), own / rate)
+        for (frames, own), film in zip(decoded, films, strict=True)
     ]
     pictures = [
-        Image.fromarray(_tiled([t[min(i, len(t) - 1)] for t in tiles])) for i in range(longest)
+        Image.fromarray(_tiled([t[min(int(i * pace), len(t) - 1)] for t, pace in tiles]))
+        for i in range(round(seconds * rate))
     ]
     pictures[0].save(
         path,
+        format="WEBP",
         save_all=True,
         append_images=pictures[1:],
         duration=round(1000 / rate),
@@ -61,6 +74,8 @@ def decode(source: str) -> tuple[list[UInt8[np.ndarray, "h w 3"]], float]:
     try:
         with av.open(content, "r") as container:
             frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+            if not frames:
+                raise ValueError("A film of the report cannot be decoded (it has no picture).")
             return frames, float(container.streams.video[0].average_rate or 10)
     except av.FFmpegError as error:
         raise ValueError(f"A film of the report cannot be decoded ({error}).") from error

@@ -20,11 +20,12 @@ def cells(run: SeenRun, brief: bool = False) -> list[str]:
     intervals and the best of what was held out."""
     loss, held_out = run.points("loss"), run.points(HELD_OUT_LOSS)
     best = min(finite(held_out), key=lambda point: point[1], default=None)
+    data = run.origin.get("data") or "–"
     lowest = f", best {best[1]:.3g}" if best and best != held_out[-1] and not brief else ""
     return [
         run.name,
         run.origin.get("preset") or "–",
-        Path(run.origin.get("data") or "–").name,
+        Path(data).name or data,
         f"{run.done:,}" + (f"/{run.steps:,}" if run.steps is not None else ""),
         f"{loss[-1][1]:.3g}" if loss else "–",
         f"{held_out[-1][1]:.3g}{lowest}" if held_out else "–",
@@ -36,20 +37,24 @@ def cells(run: SeenRun, brief: bool = False) -> list[str]:
 
 def show_runs(runs: Sequence[SeenRun], console: Console) -> None:
     """Prints a table of the runs, and below it what is wrong with them."""
+    rows = [cells(run, brief=console.width < 110) for run in runs]
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for head in HEADS:
+    least = []
+    for head, *column in zip(HEADS, *rows, strict=True):
         text = head in HEADS[:3]
+        least.append({"run": 8}.get(head, 4) if text else max(map(len, (head, *column))))
         table.add_column(
             head,
             overflow="fold",
             no_wrap=not text,
-            min_width={"run": 8}.get(head, 4) if text else None,
+            min_width=least[-1],
             justify="right" if head in ("step", "loss") else "left",
         )
-    for run in runs:
-        *others, status = cells(run, brief=console.width < 110)
+    for *others, status in rows:
         table.add_row(*others, Text(status, _STYLES.get(status, "")))
-    console.print(table)
+    whole = sum(least) + 2 * len(least)
+    table.width = whole if whole > console.width else None  # the terminal breaks the lines then
+    console.print(table, crop=False)
     for sentence in (sentence for run in runs for sentence in run.damage):
         console.print(sentence, style="yellow", soft_wrap=True)
 

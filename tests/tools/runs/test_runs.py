@@ -3,7 +3,9 @@
 import json
 import os
 import re
+import socket
 import sys
+from base64 import b64encode
 from functools import partial
 
 import numpy as np
@@ -19,10 +21,14 @@ from sim.report.report import Report, write_report
 from sim.results import Episode, Evaluation
 from tests.helpers.browser import needs_browser, shown
 from tests.helpers.page import VOID, Page
+from tools.runs.films import Film
 from tools.runs.page import render
 from tools.runs.seen import differences, find_runs, read_runs
+from tools.runs.sheet import write_sheet
+from tools.runs.table import cells
 
 VOID |= {"input", "polygon", "wbr"}
+encode = partial(encode_mp4, options=ENCODING)
 HOSTILE = '<img src=x onerror="alert(1)"> & co'
 
 
@@ -65,7 +71,6 @@ def filmed(folder, seeds):
     frames = np.full((4, 32, 32, 3), np.arange(0, 80, 20)[:, None, None, None], np.uint8)
     clips = tuple(Clip(k, frames) for k in range(len(seeds)))
     found = Evaluation("lift", ("lift",), ("a",), episodes, 10, clips=clips)
-    encode = partial(encode_mp4, options=ENCODING)
     report = Report("t", "lift", {"trained": found, "expert": found}, [], {}, {}, {}, {}, encode)
     write_report(folder / "evaluation" / "report.html", report)
     judged = {"evaluations": {"trained": found.to_json()}}
@@ -102,6 +107,68 @@ def test_what_is_damaged_is_left_out_and_named(tmp_path, typed):
     assert f"{log}, line 2: not of this log, and left out." in shown.text
 
 
+def test_runs_are_found_behind_links_and_whatever_they_are_called_and_each_once(
+    tmp_path, monkeypatch
+):
+    for name in ("frames", "store", "wandb"):
+        made(tmp_path / "runs" / name, [1.0])
+    made(tmp_path / "disk" / "moved", [1.0])
+    for name, to in (("a-link", "store"), ("moved", "../disk/moved"), ("round", "..")):
+        (tmp_path / "runs" / name).symlink_to(to)
+    found = find_runs([tmp_path / "runs", tmp_path / "disk" / ".." / "runs" / "store"])
+    names = [run.name for run in read_runs(found)]
+    assert sorted(names) == ["frames", "moved", "store", "wandb"]
+    (tmp_path / "disk" / "moved" / "evaluation").mkdir()
+    monkeypatch.chdir(tmp_path / "disk" / "moved" / "evaluation")
+    assert [run.name for run in read_runs(find_runs([".."]))] == ["moved"]
+
+
+def status(folder, saved=None, rl=False, events=(), locked_by=None):
+    """Of a run that made 3 of 3 steps, or 3 of 4 of RL."""
+    run = made(folder, [3.0, 2.0, 1.0], 3)
+    if rl:
+        (run / "config.json").write_text(json.dumps({"rl": {"steps": 4}, "trainer": {"steps": 3}}))
+    if saved is not None:
+        (run / "saved.json").write_text(json.dumps({"step": saved}))
+    lines = [{"event": e, "step": 3, "time": 1, "seconds": {}, "start": 1} for e in events]
+    (run / "goodput.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if locked_by:
+        (run / ".lock").write_text(json.dumps(locked_by))
+    return read_runs([run])[0].status
+
+
+def test_a_run_whose_last_steps_are_lost_was_interrupted_though_it_made_them(tmp_path):
+    dead = {"host": socket.gethostname(), "pid": os.getpid(), "since": "", "began": 1}
+    assert status(tmp_path / "a", events=["begin", "made"]) == "interrupted"
+    assert status(tmp_path / "b", saved=2, events=["begin", "made"]) == "interrupted"
+    assert status(tmp_path / "c", saved=3, events=["begin", "made"]) == "finished"
+    assert status(tmp_path / "d", saved=3, events=["begin", "made", "end"]) == "finished"
+    assert status(tmp_path / "e", saved=2, rl=True) == "interrupted"
+    assert status(tmp_path / "f", saved=3, rl=True) == "stopped"
+    assert status(tmp_path / "g", rl=True, locked_by=dead) == "interrupted"
+
+
+def test_a_population_has_made_the_steps_that_it_saved(tmp_path):
+    run = made(tmp_path / "a", [])
+    (run / "config.json").write_text(json.dumps({"rl": {"steps": 6}}))
+    (run / "saved.json").write_text(json.dumps({"step": 6}))
+    assert cells(read_runs([run])[0])[3::5] == ["6/6", "finished"]
+
+
+def test_what_no_evaluation_can_have_found_is_left_out(tmp_path):
+    run = made(tmp_path / "a", [1.0], success=[(1, float("nan"))])
+    (found,) = read_runs([run])
+    assert cells(found)[6] == "–"
+    assert "line 1: not of this log" in found.damage[0]
+
+
+def test_a_narrow_terminal_loses_no_column(tmp_path, typed, monkeypatch):
+    made(tmp_path / "a", [1.0] * 3, steps=100_000)
+    monkeypatch.setattr("models.terminal.Console.width", 40)
+    said = typed("list", tmp_path)
+    assert re.search(r"^a +tiny +lift +3/100,000 +1 +– +– +3 min +stopped *$", said, re.M)
+
+
 def test_a_path_without_runs_is_refused_in_a_sentence(tmp_path, typed):
     for path, said in ((tmp_path, "holds no run: there is no config.json"), ("gone", "no such")):
         with pytest.raises(SystemExit) as ended:
@@ -129,6 +196,40 @@ def test_the_page_escapes_names_and_needs_no_network_and_no_script(tmp_path):
     assert all(one["src"].startswith("data:video/mp4;") for one in found.all("video"))
     assert "http" not in re.sub('data:[^"]+', "", text).replace('http-equiv="refresh"', "")
     assert [one["id"] for one in found.all("input")] == ["run0", "run1"]
+
+
+def test_names_that_are_no_utf8_do_not_keep_the_page_from_being_written(tmp_path):
+    run = made(tmp_path / os.fsdecode(b"a\xff"), [1.0], success=[(1, 0.5)])
+    row = {"step": 1, "loss": 1.0, "\ud800": 1.0}
+    (run / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    assert "a\\udcff: 1 at step 2" in page(run, metrics=("*",)).encode().decode()
+
+
+def test_a_metric_that_no_run_has_is_told_with_those_that_there_are(tmp_path):
+    text = page(made(tmp_path / "a", [1.0]), metrics=("los", "loss", "val_*"))
+    assert "No run has los yet; there are: loss, step_seconds." in text
+
+
+def test_films_that_pass_at_different_rates_last_as_long_as_they_did(tmp_path):
+    frames = np.full((10, 32, 32, 3), np.arange(0, 250, 25)[:, None, None, None], np.uint8)
+    movies = [b64encode(encode(frames, fps)).decode() for fps in (5, 20)]
+    films = [Film("", "", "", True, "", f"data:video/mp4;base64,{one}", "") for one in movies]
+    write_sheet(tmp_path / "new" / "sheet.any", films, 40, 50)
+    with Image.open(tmp_path / "new" / "sheet.any") as picture:
+        assert picture.format == "WEBP"
+        durations = []
+        for i in range(picture.n_frames):
+            picture.seek(i)
+            picture.load()
+            durations.append(picture.info["duration"])
+    assert sum(durations) == pytest.approx(3000), "two seconds of the slow one, and one at rest"
+
+
+@pytest.mark.parametrize("wrong", [("--edge", 5), ("--quality", 101)])
+def test_a_film_that_cannot_be_drawn_so_is_refused_by_its_option(tmp_path, typed, wrong):
+    filmed(made(tmp_path / "a", [1.0]), [1])
+    with pytest.raises(SystemExit, match=rf"error: {wrong[0]} is {wrong[1]}; expected a whole"):
+        typed("film", tmp_path, "--out", tmp_path / "sheet.webp", *wrong)
 
 
 def test_films_of_the_same_start_stand_side_by_side(tmp_path):
