@@ -122,7 +122,7 @@ def test_only_axes_that_split_something_are_searched(task):
 
 @pytest.mark.parametrize("rows", [24, 64])
 def test_stages_are_planned_where_the_trainer_takes_them(task, rows):
-    """Of pi05 the language model and the expert, 18 layers each; not the 27 of its vision tower."""
+    """pi05 shares the 18 layers of its two stacks, not the 27 of its vision tower."""
     ways = choices(replace(task, rows=rows), 8, ("full",), ("bf16",))
     staged = [way for way in ways if way.sizes["stage"] > 1]
     assert {way.sizes["stage"] for way in staged} == {2}

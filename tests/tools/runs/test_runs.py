@@ -124,7 +124,7 @@ def test_runs_are_found_behind_links_and_whatever_they_are_called_and_each_once(
 
 
 def status(folder, saved=None, rl=False, events=(), locked_by=None):
-    """Of a run that made 3 of 3 steps, or 3 of 4 of RL."""
+    """Status of a run that made 3 of 3 steps, or 3 of 4 of RL."""
     run = made(folder, [3.0, 2.0, 1.0], 3)
     if rl:
         (run / "config.json").write_text(json.dumps({"rl": {"steps": 4}, "trainer": {"steps": 3}}))
