@@ -192,10 +192,11 @@ class Rollout:
             slot, future = self._inbox.popleft()
             self._waiting -= 1
             self._answered.append((slot, future.result()))
-        valued = [entry for entry in self._valuing if entry[2].done()]
-        self._valuing = [entry for entry in self._valuing if entry not in valued]
-        for episode, outcome, future in valued:
-            self._finish(episode, outcome, float(future.result().drawn.value))
+        for entry in [entry for entry in self._valuing if entry[2].done()]:
+            episode, outcome, future = entry
+            value = float(future.result().drawn.value)
+            self._valuing.remove(entry)
+            self._finish(episode, outcome, value)
 
     def _send(self) -> None:
         for slot, answered in self._answered:
@@ -224,8 +225,8 @@ class Rollout:
                 continue
             self._free.append(slot)
             self._over = ended
-            if not ended:
-                self._mark(slot, "wait for the learner", "staleness")
+            held = (None, None) if ended else ("wait for the learner", "staleness")
+            self._mark(slot, *held)
 
     def _begin(self, slot: int, episode: "_Episode") -> None:
         self._acting[slot] = episode
@@ -293,18 +294,18 @@ class Rollout:
             self._asking.append(slot)
             self._mark(slot, "wait for the slots", "environment")
             return
+        self._coming[self._whose(slot)] -= 1
+        future = self._submit(slot, episode) if outcome.truncated and self._values else None
         del self._acting[slot]
         self._free.append(slot)
-        self._coming[self._whose(slot)] -= 1
         self._mark(slot, None)
-        if outcome.truncated and self._values:
-            future = self._submit(slot, episode)
+        if future is None:
+            self._finish(episode, outcome)
+        else:
             self._valuing.append((episode, outcome, future))
             future.add_done_callback(lambda _: self.wake())
-        else:
-            self._finish(episode, outcome, 0.0)
 
-    def _finish(self, episode: "_Episode", outcome: Outcome, value: float) -> None:
+    def _finish(self, episode: "_Episode", outcome: Outcome, value: float = 0.0) -> None:
         trajectory = Trajectory(
             start=episode.place.start,
             member=episode.place.member,

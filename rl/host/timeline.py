@@ -61,6 +61,10 @@ class Use:
         """Share of the time that was busy."""
         return sum(self.busy.values()) / self.seconds if self.seconds else 0.0
 
+    def since(self, earlier: "Use") -> "Use":
+        """Difference from an earlier use of the same lanes."""
+        return Use(_less(self.busy, earlier.busy), _less(self.idle, earlier.idle))
+
 
 @dataclass(frozen=True)
 class Summary:
@@ -68,6 +72,8 @@ class Summary:
 
     seconds: float
     lanes: dict[str, Use]
+    resting: Use
+    """Use of a lane that has done nothing, as one that is still to appear."""
 
     def kinds(self) -> dict[str, Use]:
         """Lanes of a kind together, by the first word of their names."""
@@ -81,14 +87,13 @@ class Summary:
 
     def since(self, earlier: "Summary") -> "Summary":
         """Difference from an earlier summary of the same timeline."""
-        nothing = Use({}, {})
-        before = {lane: earlier.lanes.get(lane, nothing) for lane in self.lanes}
         return Summary(
             self.seconds - earlier.seconds,
             {
-                lane: Use(_less(use.busy, before[lane].busy), _less(use.idle, before[lane].idle))
+                lane: use.since(earlier.lanes.get(lane, earlier.resting))
                 for lane, use in self.lanes.items()
             },
+            self.resting.since(earlier.resting),
         )
 
     def advice(self) -> str:
@@ -154,6 +159,7 @@ class Timeline:
             return Summary(
                 self._now - self._began,
                 {name: lane.use() for name, lane in lanes.items()},
+                self._accounted(_Lane("", self._began)).use(),
             )
 
     def spans(self) -> list[Span]:
@@ -240,6 +246,9 @@ class Timeline:
         if lane is None:
             lane = self._lanes[name] = _Lane(_kind(name), self._began)
             self._policies += lane.kind == "inference"
+        return self._accounted(lane)
+
+    def _accounted(self, lane: "_Lane") -> "_Lane":
         seconds, before = self._now - lane.settled, lane.put
         if not seconds:
             return lane

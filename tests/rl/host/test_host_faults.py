@@ -108,6 +108,23 @@ def test_the_first_error_of_any_thread_ends_the_run(slots, options, error, says)
     assert all(some.closed for some in places)
 
 
+@pytest.mark.parametrize("at", ["prepare", "chunk"])
+def test_what_fails_about_a_last_observation_ends_the_run_and_loses_no_episode(at):
+    actor = Blind()
+    method = getattr(actor, at)
+
+    def fails(*given):
+        key = given[-1] if at == "prepare" else given[-1].key
+        if key[1] == 12:
+            raise ArithmeticError("no value")
+        return method(*given)
+
+    setattr(actor, at, fails)
+    with pytest.raises(ArithmeticError, match="no value") as raised:
+        run([Restless(1)], actor=actor, values=True, steps=6)
+    assert not getattr(raised.value, "__notes__", [])
+
+
 def test_an_error_does_not_wait_for_a_learner_that_computes(monkeypatch):
     monkeypatch.setattr(host, "_ENDING", 0.5)
     computes, held = threading.Event(), threading.Event()

@@ -79,6 +79,16 @@ def test_the_timeline_is_told_what_each_slot_does_and_what_it_waits_for():
     assert {what for what, _ in timeline.marks["learner"]} == {"add", "update", None}
 
 
+def test_slots_for_which_no_episode_is_left_wait_for_nobody():
+    timeline = Noted()
+    acted([Restless(9)], timeline, staleness=0)
+    waited = [
+        marks for marks in timeline.marks.values() if ("wait for the learner", "staleness") in marks
+    ]
+    assert len(waited) >= 3
+    assert all(marks[-1] == (None, None) for marks in waited)
+
+
 @pytest.mark.parametrize("reward", ["success", "suite"])
 def test_only_the_first_success_is_rewarded_unless_the_suites_own_reward_is_asked_for(reward):
     def richer(start, outcome):

@@ -128,6 +128,7 @@ def test_summaries_subtract(timeline, clock):
         clock.now += 2
     found = timeline.summary().since(before)
     assert found.seconds == 2
+    assert all(use.seconds == 2 for use in found.lanes.values())
     assert found.lanes["learner"].busy == {"gradient": 2}
     assert found.lanes["inference"].busy == {"draw": 2}
 
