@@ -82,7 +82,8 @@ def vtrace(
 
     Args:
       values: V_t that the learner's value head expects.
-      final: V after the last decision: 0 if the episode terminated.
+      final: V after the last decision, by the same head: 0 if the episode terminated. Another's
+        would make the difference between the two heads an advantage of all that ran out of time.
       ratios: r_t of whole chunks.
       truncation: ρ.
     """

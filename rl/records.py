@@ -55,8 +55,11 @@ class Trajectory:
     terminated: bool
     """False if time ran out."""
     final_value: float
-    """The value head's estimate for the last observation; counts where time ran out."""
+    """Estimate of the acting policy's value head for the last observation; counts where time ran
+    out."""
     success: bool
+    last: Sample | None = None
+    """That observation, for others to value; None where a value head was not asked."""
 
 
 @dataclass(frozen=True)

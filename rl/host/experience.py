@@ -3,6 +3,7 @@ decision was worth: nothing waits for a step's last ticket.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -105,8 +106,8 @@ def _worth(
 ) -> Worth:
     decisions = trajectory.decisions
     rewards = np.array([float(d.reward.sum()) for d in decisions])
-    final = 0.0 if trajectory.terminated else trajectory.final_value
     if config.name != "vtrace":
+        final = 0.0 if trajectory.terminated else trajectory.final_value
         values = np.array([float(d.drawn.value) for d in decisions])
         return gae(rewards, values, final, config.discount, config.gae_lambda)
     if evaluate is None:
@@ -115,9 +116,14 @@ def _worth(
             "micro_batches its Learner.evaluate."
         )
     rows = [_Row(number, d) for d in decisions]
+    if not trajectory.terminated:
+        assert trajectory.last is not None
+        rows.append(_Row(number, replace(decisions[-1], sample=trajectory.last)))
     values, ratios = _evaluated(rows, pack, size, evaluate)
+    count = len(decisions)
+    final = 0.0 if trajectory.terminated else float(values[count])
     bounds = config.discount, config.gae_lambda, config.truncation
-    return vtrace(rewards, values, final, ratios, *bounds)
+    return vtrace(rewards, values[:count], final, ratios[:count], *bounds)
 
 
 def _evaluated(

@@ -20,6 +20,7 @@ import numpy as np
 from jaxtyping import Float
 
 from models.batcher import Batcher
+from models.inputs.packed_batch import Sample
 from models.policy import Request
 from parallel.hosts.watchdog import alive
 from rl.host.staleness import GroupMember, StalenessControl
@@ -196,7 +197,8 @@ class Rollout:
             episode, outcome, future = entry
             value = float(future.result().drawn.value)
             self._valuing.remove(entry)
-            self._finish(episode, outcome, value)
+            assert episode.request is not None
+            self._finish(episode, outcome, value, episode.request.sample)
 
     def _send(self) -> None:
         for slot, answered in self._answered:
@@ -305,7 +307,13 @@ class Rollout:
             self._valuing.append((episode, outcome, future))
             future.add_done_callback(lambda _: self.wake())
 
-    def _finish(self, episode: "_Episode", outcome: Outcome, value: float = 0.0) -> None:
+    def _finish(
+        self,
+        episode: "_Episode",
+        outcome: Outcome,
+        value: float = 0.0,
+        last: Sample | None = None,
+    ) -> None:
         trajectory = Trajectory(
             start=episode.place.start,
             member=episode.place.member,
@@ -313,6 +321,7 @@ class Rollout:
             terminated=outcome.terminated,
             final_value=value,
             success=episode.success,
+            last=last,
         )
         self._arrivals.finish(episode.place, trajectory)
 

@@ -82,17 +82,8 @@ def _episode(number: int, member: int, version: int, given: Any, moved: float) -
     rng = np.random.default_rng([7, number, member])
     decisions = []
     for i in range(rng.integers(2, 6)):
-        acted = np.zeros((HORIZON, DIMS), bool)
-        acted[: rng.integers(1, HORIZON + 1)] = True
-        state = rng.normal(size=STATE).astype(np.float32)
-        sample = Sample(
-            images=(),
-            text=np.ones(2, np.int32),
-            state=state,
-            actions=np.zeros((HORIZON, DIMS), np.float32),
-            action_mask=acted,
-            id=1000 * number + 10 * member + i,
-        )
+        sample = _sample(rng, 1000 * number + 10 * member + i)
+        acted, state = sample.action_mask, sample.state
         mean = (state @ given["policy"]["kernel"] + given["policy"]["bias"]).reshape(HORIZON, DIMS)
         after = (mean + 0.5 * rng.normal(size=mean.shape)).astype(np.float32)
         old = -0.5 * ((after - mean) / 0.5) ** 2 + moved * rng.normal(size=mean.shape)
@@ -114,4 +105,19 @@ def _episode(number: int, member: int, version: int, given: Any, moved: float) -
         terminated=ended,
         final_value=float("nan") if ended else float(rng.normal()),
         success=ended,
+        last=None if ended else _sample(rng, 1000 * number + 10 * member + 9),
+    )
+
+
+def _sample(rng: np.random.Generator, id: int) -> Sample:
+    """An observation with a chunk of which some steps were acted."""
+    acted = np.zeros((HORIZON, DIMS), bool)
+    acted[: rng.integers(1, HORIZON + 1)] = True
+    return Sample(
+        images=(),
+        text=np.ones(2, np.int32),
+        state=rng.normal(size=STATE).astype(np.float32),
+        actions=np.zeros((HORIZON, DIMS), np.float32),
+        action_mask=acted,
+        id=id,
     )

@@ -102,8 +102,9 @@ def test_vtrace_takes_values_and_ratios_of_the_learners_policy():
     found = rows(micro_batches(tickets, packed, config, 4, evaluate))
 
     def worth(trajectory):
-        rewards, _, final = of(trajectory)
+        rewards, _, _ = of(trajectory)
         samples = packed([d.sample for d in trajectory.decisions])
+        final = 0.0 if trajectory.terminated else valued(mine, trajectory.last)
         drawn = jax.tree.map(lambda *x: np.stack(x), *(d.drawn for d in trajectory.decisions))
         ours, values, _ = log_prob(mine, samples, drawn)
         gap = np.where(samples.action_mask[:, 0], ours - drawn.log_prob, 0)
@@ -116,6 +117,29 @@ def test_vtrace_takes_values_and_ratios_of_the_learners_policy():
         np.testing.assert_allclose(found[key].target, target, rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match=r"Learner\.evaluate"):
         next(micro_batches(tickets, packed, config, 4))
+
+
+def valued(mine, sample):
+    return float(sample.state @ np.asarray(mine["value"]["kernel"]) + mine["value"]["bias"])
+
+
+def test_what_an_older_value_head_said_of_the_end_is_no_advantage_under_vtrace():
+    """Every chunk pays 1 and goes on for ever, as the learner's head knows and the actor's did
+    not."""
+    config = replace(GAE, name="vtrace")
+    worth = 1 / (1 - config.discount)
+    cut = next(t for t in map(ticket, range(20)) if not t.trajectories[0].terminated)
+    (trajectory,) = cut.trajectories
+    decisions = tuple(replace(d, reward=np.ones(1, np.float32)) for d in trajectory.decisions)
+    paid = replace(trajectory, decisions=decisions, final_value=0.0)
+
+    def evaluate(experience):
+        return experience.drawn.log_prob, np.full(len(experience.weight), worth)
+
+    batches = micro_batches([replace(cut, trajectories=(paid,))], packed, config, 4, evaluate)
+    for row in rows(batches).values():
+        np.testing.assert_allclose(row.advantage, 0, atol=1e-4)
+        np.testing.assert_allclose(row.target, worth, rtol=1e-6)
 
 
 @pytest.mark.parametrize("what", ["reward", "value", "log_prob"])

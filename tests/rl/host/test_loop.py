@@ -197,6 +197,7 @@ def test_the_last_observation_is_valued_where_time_ran_out_and_only_there():
     assert {e.terminated for e in ends} == {True, False}
     for end in ends:
         assert (end.final_value == 0) == end.terminated
+        assert (end.last is None) == end.terminated
         assert end.terminated == end.success
         assert all(len(d.reward) == 3 for d in end.decisions[:-1])
         for decision in end.decisions:
