@@ -197,7 +197,7 @@ class OnHost:
                 should_stop=should_stop,
             )
         except Stopped:
-            if not learner.whole.wait(_PATIENCE):
+            if not learner.halt(_PATIENCE):
                 raise
 
     def state(self) -> dict[str, Any]:
@@ -233,7 +233,14 @@ class _Learning:
 
     def __init__(self, learner: FlowLearner) -> None:
         self._learner, self.whole = learner, threading.Event()
+        self._deciding, self._halted = threading.Lock(), False
         self.whole.set()
+
+    def halt(self, seconds: float) -> bool:
+        """Lets no other update begin; False if the one under way is not whole by then."""
+        with self._deciding:
+            self._halted = True
+        return self.whole.wait(seconds)
 
     @property
     def params(self) -> Any:
@@ -243,7 +250,10 @@ class _Learning:
         self._learner.add(part.experience, part.tickets)
 
     def update(self) -> dict[str, float]:
-        self.whole.clear()
+        with self._deciding:
+            if self._halted:
+                raise Stopped
+            self.whole.clear()
         try:
             metrics = self._learner.update()
             del metrics["lags"]  # counted by `run_host` too

@@ -1,7 +1,10 @@
-"""Split of devices into acting and learning, and learning from a policy that acts rounded."""
+"""Split of devices into acting and learning, learning from a policy that acts rounded, and the end
+of a run."""
 
+import threading
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +14,13 @@ import pytest
 from models import load_policy
 from rl import flow_policy
 from rl.config import ObjectiveConfig
+from rl.host import loop
 from rl.host.placement import OnHost, split_devices
+from rl.host.timeline import Timeline
+from tests.helpers.rl.gaussian import OPTIMIZER
+from tests.helpers.rl.hosted import CONFIG
 from tests.helpers.rl.points import HOST, POINTS, open_slots, save_policy
+from tests.helpers.rl.toy import Policy, Restless, starts
 
 OBJECTIVE = ObjectiveConfig(name="decoupled", advantage="group")
 
@@ -23,6 +31,54 @@ def test_devices_that_act_are_the_last_and_do_not_learn():
     assert split_devices(3) == (devices[:-3], devices[-3:])
     with pytest.raises(ValueError, match=f"inference_devices is {len(devices)}, .* has to learn"):
         split_devices(len(devices))
+
+
+class Slow:
+    """A learner whose last gradient of a step takes until it is let go on."""
+
+    version = 0
+
+    def __init__(self):
+        self.state = SimpleNamespace(params={"bias": jnp.zeros(2)})
+        self.added, self.updates, self.thread = 0, 0, None
+        self.computes, self.released = threading.Event(), threading.Event()
+
+    def add(self, experience, tickets):
+        self.added += 1
+        if self.added == CONFIG.groups:
+            self.thread = threading.current_thread()
+            self.computes.set()
+            assert self.released.wait(60)
+
+    def update(self):
+        self.updates += 1
+        return {"lags": []}
+
+
+def test_no_update_begins_once_a_run_was_told_to_stop_and_has_returned(monkeypatch):
+    """What is saved then must not change under the hand that saves it."""
+    monkeypatch.setattr(loop, "_ENDING", 0.5)
+    learner, at, steps = Slow(), object.__new__(OnHost), []
+    one = SimpleNamespace(experience=None, tickets=())
+    at.__dict__ |= {
+        "_learner": learner,
+        "_config": replace(HOST, rollout=CONFIG),
+        "_slots": [Restless(2)],
+        "_elsewhere": None,
+        "_actor": Policy(),
+        "_acting_on": jax.devices()[:1],
+        "_optimizer": OPTIMIZER,
+        "_values": False,
+        "_starts": starts,
+        "_batches": lambda tickets: (one for _ in tickets),
+        "_record": None,
+        "timeline": Timeline(),
+    }
+    at.run(steps.append, learner.computes.is_set, 4)
+    learner.released.set()
+    learner.thread.join(60)
+    assert not learner.thread.is_alive()
+    assert (learner.updates, steps) == (0, [])
 
 
 @pytest.mark.slow
