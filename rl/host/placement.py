@@ -40,7 +40,7 @@ from rl.host.timeline import Summary, Timeline
 from rl.host.weights import Weights
 from rl.learner import FlowLearner
 from rl.step import abstract_learner_state, learner_state, optimizer_of
-from sim.protocol import Slots
+from sim.protocol import Slots, Spec
 from sim.suite import Suite
 
 _LARGEST = 64
@@ -90,12 +90,13 @@ class Worker(rollout.Actor, Protocol):
 @dataclass(frozen=True)
 class Elsewhere:
     """Other processes that take part: `workers` act (devices of this process if there are none),
-    `stage` hands parameters to them, see `Weights`, and `replaced` counts those of all kinds that
-    were replaced so far."""
+    `stage` hands parameters to them, see `Weights`, `replaced` counts those of all kinds that were
+    replaced so far, and `spec` is the slots' but for what tells which process has them."""
 
     workers: Sequence[Worker]
     stage: Callable[[Any], Any]
     replaced: Callable[[], int]
+    spec: Spec
 
 
 class OnHost:
@@ -115,7 +116,7 @@ class OnHost:
         model, mesh = policy.model, make_mesh(devices=learning)
         check_rows(config.learner.micro, mesh)
         self._config, self._slots, self._elsewhere = config, slots, elsewhere
-        self.environment = describe(slots[0].spec, suite)
+        self.environment = describe(elsewhere.spec if elsewhere else slots[0].spec, suite)
         self._acting_on = acting
         self._optimizer = optimizer_of(config.learner, config.steps)
         self._values = config.objective.advantage == "gae"

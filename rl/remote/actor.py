@@ -16,7 +16,7 @@ import jax
 from models.layers.functional import fill
 from models.policy import Request
 from rl.host import rollout
-from rl.remote.cluster import STARTING, Lost, RayWorker, load_ray
+from rl.remote.cluster import STARTING, Lost, RayWorker, load_ray, unstarted
 from sim.protocol import Observation
 
 ATTEMPTS = 4
@@ -46,6 +46,7 @@ class Answerer:
     """The end on the other host."""
 
     def __init__(self) -> None:
+        self._actor: WarmActor | None = None
         self._base: Any = None
         self._params: Any = None
         self._held = ("", "")
@@ -56,7 +57,13 @@ class Answerer:
         return socket.gethostname(), os.getpid()
 
     def hold(self, stored: Stored) -> None:
-        """Takes a version over; before the first, compiles for it."""
+        """Takes a version over; before the first, compiles for it.
+
+        Raises:
+          Lost: this process has not been told `start`.
+        """
+        if self._actor is None:
+            raise unstarted()
         base, moving = (ref.hex() for ref in stored)
         if (base, moving) == self._held:
             return
@@ -73,6 +80,7 @@ class Answerer:
         """Answers like `rl.host.rollout.Actor`, pickled, so that who keeps an answer does not keep
         Ray's memory."""
         self.hold(stored)
+        assert self._actor is not None
         return pickle.dumps(self._actor.answer(self._params, pickle.loads(requests)))
 
 

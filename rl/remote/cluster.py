@@ -20,7 +20,8 @@ _ENDING = 60.0
 
 
 class Lost(Exception):
-    """A worker's process or host is gone, and with it what it was asked."""
+    """A worker's process or host is gone, and with it what it was asked; raised there too, by a
+    process that was made in place of another and has not been told `start`."""
 
 
 @contextmanager
@@ -137,6 +138,8 @@ class RayWorker:
         """
         try:
             return future.result(seconds)
+        except self._ray.exceptions.RayTaskError as error:  # perhaps a TimeoutError of its own
+            self._refuse(error)
         except TimeoutError:
             room = {k: v for k, v in self._ray.available_resources().items() if k in _COUNTED}
             raise ValueError(
@@ -163,6 +166,8 @@ class RayWorker:
         errors = self._ray.exceptions
         if isinstance(error, errors.RayTaskError):
             cause = error.cause
+            if isinstance(cause, Lost):
+                raise Lost(str(cause)) from error
             kind = next((k for k in (ValueError, FileNotFoundError) if isinstance(cause, k)), None)
             said = str(cause) if kind else f"{type(cause).__name__}: {cause}"
             raise (kind or RuntimeError)(f"{self.name} failed: {said}") from error
@@ -171,6 +176,11 @@ class RayWorker:
         if isinstance(error, (errors.ActorUnavailableError, errors.ObjectLostError)):
             raise Lost(f"died ({error})") from error
         raise ValueError(f"{self.name} is gone for good: {error}") from error
+
+
+def unstarted() -> Lost:
+    """Raised by a process that is asked for something before it was told `start`."""
+    return Lost("died while it was asked nothing")
 
 
 _COUNTED = ("CPU", "GPU", "memory")

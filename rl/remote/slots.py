@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from rl.remote.cluster import STARTING, Lost, RayWorker
+from rl.remote.cluster import STARTING, Lost, RayWorker, unstarted
 from sim.protocol import Outcome, Slots, Spec, Start, failed
 
 _AT_A_TIME = 4
@@ -74,7 +74,14 @@ class SlotsWorker:
 
     def exchange(self, told: list[Told]) -> bytes:
         """Tells the slots so much; outcomes (pickled, so that those who keep a part of them do not
-        keep Ray's memory), as soon as there are some or the next call comes."""
+        keep Ray's memory), as soon as there are some or the next call comes.
+
+        Raises:
+          Lost: this process has not been told `start`.
+          BaseException: what the slots raised.
+        """
+        if self._thread is None:
+            raise unstarted()
         with self._changed:
             self._calls += 1
             mine = self._calls
@@ -129,6 +136,8 @@ class RemoteSlots:
 
     Attributes:
       restarts: how often the worker was replaced.
+      spec: that of the slots, its name with the worker's, for errors.
+      told: it as the slots tell it, the same whichever worker has them.
     """
 
     def __init__(
@@ -163,6 +172,7 @@ class RemoteSlots:
             self._starting = None
             self.count, self.lockstep, self.process = opened.slots, opened.lockstep, opened.process
             self._worker.name = f"{self._name} ({opened.host}, process {opened.process})"
+            self.told = opened.spec
             self.spec = replace(opened.spec, name=f"{opened.spec.name} in {self._worker.name}")
 
     def begin(self, slot: int, start: Start) -> None:

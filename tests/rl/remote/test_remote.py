@@ -141,6 +141,22 @@ def test_a_killed_worker_is_replaced_and_nothing_is_lost_or_learnt_twice(workers
     assert counts.reruns <= (3 if victim == "simulator" else 0)
 
 
+def test_workers_killed_while_nothing_is_asked_of_them_are_replaced(ray):
+    (slots,), (policy,) = simulators(partial(Restless, 1), patience=200.0), policies(Policy)
+    run([slots], [policy], steps=1, values=True)
+    for worker in (slots, policy):
+        os.kill(worker.process, signal.SIGKILL)
+        assert gone(worker.process)
+    time.sleep(45)  # by then Ray has made others
+    begun = time.monotonic()
+    _, done = run([slots], [policy], steps=1, values=True)
+    assert time.monotonic() - begun < 150
+    assert (slots.restarts, policy.restarts) == (1, 1)
+    assert done[-1].counts.learnt == 6
+    slots.close()
+    policy.close()
+
+
 class Hanging(Restless):
     """Does not come back from its second poll, unless a file says that it has been there."""
 
@@ -243,6 +259,8 @@ def test_a_whole_run_elsewhere_leaves_the_same_policy_bit_for_bit(ray, tmp_path,
         tools.rl.run(RlPaths(begun, out), placed, quiet)
         saved.append(own.restore_params(out, "params"))
     assert jax.tree.all(jax.tree.map(np.array_equal, *saved))
+    longer = replace(spread, steps=3)
+    assert tools.rl.run(RlPaths(begun, out, resume=True), longer, quiet).step == 3
     changed = jax.tree.map(np.array_equal, saved[0], own.restore_params(begun))
     assert not jax.tree.all(changed)
 
