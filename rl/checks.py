@@ -1,6 +1,7 @@
 """Checks before hours are spent: refuse settings, policies and suites that do not fit each
 other."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -33,6 +34,7 @@ def check_config(config: RlConfig) -> None:
     spread = config.disaggregated
     least = {
         "steps": (config.steps, 1),
+        "seed": (config.seed, 0),
         "flow.steps": (config.flow.steps, 1),
         "rollout.groups": (rollout.groups, 1),
         "rollout.group": (rollout.group, 1),
@@ -60,6 +62,15 @@ def check_config(config: RlConfig) -> None:
         "disaggregated.patience": (spread.patience, 1),
     }
     check_least(least)
+    endless = {
+        "rollout.deadline": rollout.deadline,
+        "objective.value_weight": objective.value_weight,
+        "objective.entropy_weight": objective.entropy_weight,
+        "disaggregated.patience": spread.patience,
+    }
+    for name, value in endless.items():
+        if not math.isfinite(value):
+            raise ValueError(f"{name} is {value}; it must be a finite number.")
     if config.flow.level == 0 and config.flow.noise != "learned":
         raise ValueError(
             f"flow.level is 0, so chunks are not random and the policy would learn nothing; raise "

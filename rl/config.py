@@ -1,5 +1,6 @@
 """Settings of an RL run, besides the initial policy and the suite's own."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -31,11 +32,11 @@ class FlowConfig:
                 f"flow.steps is {self.steps}; '{self.noise}' needs at least {fewest}, as the last "
                 f"step of 'cps' adds no noise."
             )
-        if self.level < 0 or (self.noise == "cps" and self.level > 1):
+        if not 0 <= self.level < math.inf or (self.noise == "cps" and self.level > 1):
             raise ValueError(
                 f"flow.level is {self.level}; expected at least 0, and at most 1 for 'cps'."
             )
-        if not 0 < self.least <= self.most:
+        if not 0 < self.least <= self.most < math.inf:
             raise ValueError(
                 f"flow.least and flow.most are {self.least} and {self.most}; expected standard "
                 f"deviations above 0, ascending."

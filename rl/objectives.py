@@ -212,7 +212,7 @@ def check(config: ObjectiveConfig) -> None:
             f"objective.advantage is {config.advantage!r}, but 'vtrace' needs values, which only "
             f"'gae' has; set it to that, or take another objective."
         )
-    if not 0 < config.clip < 1 or config.truncation < 1:
+    if not 0 < config.clip < 1 or not config.truncation >= 1:
         raise ValueError(
             f"objective.clip is {config.clip} and truncation {config.truncation}; expected a clip "
             f"between 0 and 1 and a truncation of at least 1, which leaves fresh data untouched."

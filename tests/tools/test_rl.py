@@ -1,6 +1,7 @@
 """`tools.rl` from a checkpoint to checkpoints: what it leaves, refuses and goes on from."""
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -438,6 +439,19 @@ def test_presets_are_whole_and_taken_by_name_with_changes(name, tmp_path):
             "objective.value_weight is -1.0; it must be",
         ),
         ({"objective": replace(HOST.objective, gae_lambda=1.5)}, "and gae_lambda 1.5; expected"),
+        ({"seed": -1}, "seed is -1; it must be at least 0"),
+        (
+            {"rollout": replace(HOST.rollout, deadline=math.inf)},
+            "rollout.deadline is inf; it must be a finite number",
+        ),
+        (
+            {"objective": replace(HOST.objective, entropy_weight=math.nan)},
+            "objective.entropy_weight is nan; it must be a finite number",
+        ),
+        (
+            {"objective": replace(HOST.objective, truncation=math.nan)},
+            "truncation nan; expected .* at least 1",
+        ),
         ({"flow": FlowConfig(level=0.0)}, "flow.level is 0, so .* would learn nothing"),
         ({"flow": FlowConfig(noise="cps", level=0.0)}, "flow.level is 0, so .* learn nothing"),
         (
@@ -457,6 +471,14 @@ def test_presets_are_whole_and_taken_by_name_with_changes(name, tmp_path):
 def test_settings_that_make_no_sense_or_count_for_nothing_are_refused(changed, why):
     with pytest.raises(ValueError, match=why):
         check_config(replace(HOST, **changed))
+
+
+@pytest.mark.parametrize("level", [math.nan, math.inf])
+def test_noise_that_is_no_number_is_refused(level):
+    with pytest.raises(ValueError, match=f"flow.level is {level}; expected"):
+        FlowConfig(level=level)
+    with pytest.raises(ValueError, match=f"are 0.1 and {level}; expected standard deviations"):
+        FlowConfig(noise="learned", least=0.1, most=level)
 
 
 def test_noise_that_is_learned_needs_no_level():
