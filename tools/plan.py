@@ -238,8 +238,13 @@ def main(
     """
     console = Console(stderr=as_json)
     cluster, recovery = machines.read(), run.recovery
-    if out is not None:
-        _check_out(out)
+    _check_path("--out", out, ".json", ".md", ".html")
+    _check_path("--scaling", scaling, ".svg", ".png")
+    if scaling is not None and (out or as_json or compile_best or explain):
+        raise ValueError(
+            "--scaling draws its picture, with a table beside it, and nothing else; leave out "
+            "--out, --json, --compile and --explain."
+        )
     task = make_task(run, cluster)
     if scaling is not None:
         points = curve(task, cluster, SIZES, recovery, remats, precisions)
@@ -377,11 +382,16 @@ def _details(best: dict[str, Any], console: Console) -> None:
     console.print("\n".join(lines), highlight=False)
 
 
-def _check_out(path: Path) -> None:
-    if path.suffix not in (".json", ".md", ".html"):
-        raise ValueError(f"--out is {path}; its name must end in .json, .md or .html.")
+def _check_path(option: str, path: Path | None, *endings: str) -> None:
+    if path is None:
+        return
+    if path.suffix not in endings:
+        said = f"{', '.join(endings[:-1])} or {endings[-1]}"
+        raise ValueError(f"{option} is {path}; its name must end in {said}.")
     if not path.parent.is_dir():
-        raise FileNotFoundError(f"--out is {path}, but there is no folder {path.parent}; make it.")
+        raise FileNotFoundError(
+            f"{option} is {path}, but there is no folder {path.parent}; make it."
+        )
 
 
 def _write(path: Path, rows: Sequence[dict[str, Any]], top: int) -> None:

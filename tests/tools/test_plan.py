@@ -136,10 +136,14 @@ def test_what_is_refused_at_the_end_is_refused_at_the_start(tmp_path):
     run, machines = PlannedRun(preset="no such preset"), Machines()
     with pytest.raises(ValueError, match=r"must end in \.json"):
         main(run, machines, out=tmp_path / "plan.txt")
+    with pytest.raises(ValueError, match=r"--scaling is .*must end in \.svg or \.png"):
+        main(run, machines, scaling=tmp_path / "scaling.pdf")
     with pytest.raises(FileNotFoundError, match="there is no folder"):
         main(run, machines, out=tmp_path / "plans" / "plan.md")
     with pytest.raises(ValueError, match="--save-seconds"):
         main(replace(run, save_seconds=0), machines)
+    with pytest.raises(ValueError, match="leave out --out, --json"):
+        main(run, machines, scaling=tmp_path / "scaling.svg", as_json=True)
 
 
 def test_a_program_is_read_by_the_order_of_its_own_devices(monkeypatch):

@@ -106,7 +106,7 @@ def film_command(
 
 def main() -> None:
     """Command line."""
-    with in_a_line("The page stays as it is."):
+    with in_a_line("A page that was there stays as it is."):
         app.cli(prog="python -m tools.runs", description=__doc__)
 
 
