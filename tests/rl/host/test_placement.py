@@ -56,7 +56,7 @@ class Slow:
 
 
 def test_no_update_begins_once_a_run_was_told_to_stop_and_has_returned(monkeypatch):
-    """What is saved then must not change under the hand that saves it."""
+    """State that is saved then must not change under the hand that saves it."""
     monkeypatch.setattr(loop, "_ENDING", 0.5)
     learner, at, steps = Slow(), object.__new__(OnHost), []
     one = SimpleNamespace(experience=None, tickets=())

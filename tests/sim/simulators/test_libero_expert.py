@@ -23,6 +23,8 @@ from libero_scene import (
     rotation_vector,
 )
 
+sys.path.pop()  # a simulator's file must not pass for its suite's package
+
 CRATE = Box(np.array([0.5, 0.0, 0.1]), np.eye(3), np.array([0.1, 0.2, 0.1]))
 SIDE = np.radians(160)
 
