@@ -198,10 +198,7 @@ def _pallas_is_slower(case: _Case) -> str | None:
 
 
 def _pallas_cannot(case: _Case) -> str | None:
-    platform, capability = case.target
-    if capability < 8:
-        return f"needs an NVIDIA GPU of compute capability 8.0, not {platform} ({capability})"
-    return head_problem(case.head_dim, case.dtype)
+    return _device_problem(case.target, 8.0) or head_problem(case.head_dim, case.dtype)
 
 
 def _cudnn(case: _Case) -> Kernel:
@@ -210,9 +207,8 @@ def _cudnn(case: _Case) -> Kernel:
 
 
 def _cudnn_cannot(case: _Case) -> str | None:
-    platform, capability = case.target
-    if capability < 9:
-        return f"needs an NVIDIA GPU of compute capability 9.0, not {platform} ({capability})"
+    if problem := _device_problem(case.target, 9.0):
+        return problem
     if case.causal:
         return "its causal mask goes by the order of places, not by positions"
     if case.samples is None:
@@ -220,6 +216,13 @@ def _cudnn_cannot(case: _Case) -> str | None:
     if case.head_dim % 8:
         return f"head dim {case.head_dim} is not a multiple of 8"
     return head_problem(case.head_dim, case.dtype)
+
+
+def _device_problem(target: Target, least: float) -> str | None:
+    platform, capability = target
+    if capability < least:
+        return f"needs an NVIDIA GPU of compute capability {least}, not {platform} ({capability})"
+    return None
 
 
 def _visible(

@@ -73,7 +73,7 @@ class _Samples:
     """Samples of rows: keys in their order, `runs`, and the way from places to runs and back."""
 
     def __init__(self, samples: int, q: Array, k: Array, q_segment: Array, kv_segment: Array):
-        self.rows, self.length, self.heads, self.dim = q.shape
+        self.rows, self.length, self.heads, _ = q.shape
         for name, x in (("queries", q), ("keys", k)):
             if x.size >= 2**31:
                 raise ValueError(
@@ -91,10 +91,10 @@ class _Samples:
         row = jnp.arange(self.rows)[:, None]
         q_place = (start + row * self.length).reshape(-1)
         k_place = (jnp.cumsum(k_length, -1) - k_length + row * k.shape[1]).reshape(-1)
-        (self.filled,) = jnp.nonzero(here.reshape(-1), size=here.size, fill_value=here.size)
+        (filled,) = jnp.nonzero(here.reshape(-1), size=here.size, fill_value=here.size)
 
         def packed(x: Array, fill: int) -> Array:
-            return x.reshape(-1).at[self.filled].get(mode="fill", fill_value=fill)
+            return x.reshape(-1).at[filled].get(mode="fill", fill_value=fill)
 
         def offsets(place: Array, x: Array) -> Array:
             end = x.shape[0] * x.shape[1]
@@ -116,9 +116,9 @@ class _Samples:
     def together(self, x: Float[Array, "b k g d"]) -> Float[Array, "b k g d"]:
         return jnp.take_along_axis(x, self.order[..., None, None], 1)
 
-    def apart(self, x: Float[Array, "b k g d"]) -> Float[Array, "b k g d"]:
+    def apart(self, *gradients: Float[Array, "b k g d"]) -> list[Float[Array, "b k g d"]]:
         back = jnp.argsort(self.order)[..., None, None]
-        return _where(self.seen_k, jnp.take_along_axis(x, back, 1))
+        return [_where(self.seen_k, jnp.take_along_axis(x, back, 1)) for x in gradients]
 
     def by_place(self, stats: Float[Array, "bm n q"]) -> Float[Array, "b q n"]:
         return stats[self.run, :, self.step]
@@ -147,7 +147,7 @@ def _backward(samples: int, q, k, v, q_segment, kv_segment, d_out, lse, shift):
         _output_of(d_out, shift).astype(q.dtype),
         rows.runs,
     )
-    return _where(rows.seen_q, d_q), rows.apart(d_k), rows.apart(d_v)
+    return _where(rows.seen_q, d_q), *rows.apart(d_k, d_v)
 
 
 def _output_of(d_out: Float[Array, "b q n d"], shift: Float[Array, "b q n"]) -> Array:
@@ -167,8 +167,12 @@ def _where(seen: Bool[Array, "b t"], x: Float[Array, "b t n d"]) -> Float[Array,
 def call_forward(q: Array, k: Array, v: Array, runs: SampleRuns) -> tuple[Array, Array]:
     """Output [b, q, n, d], and log-sum-exp [b m, n, q] of the places of each run."""
     b, length, n, d = q.shape
-    results = [(b, n, length, d), (runs.q_length.size, n, length)]
-    out, stats = _call(q, k, [q, k, v, *runs], results, [q.dtype, jnp.float32], backward=False)
+    results = [
+        jax.ShapeDtypeStruct((b, n, length, d), q.dtype),
+        jax.ShapeDtypeStruct((runs.q_length.size, n, length), jnp.float32),
+    ]
+    config = _config(q, k, runs, _FORWARD)
+    out, stats = _call("__cudnn$fmhaSoftmax", [q, k, v, *runs], results, config)
     return out.swapaxes(1, 2), stats
 
 
@@ -176,43 +180,42 @@ def call_backward(
     q: Array, k: Array, v: Array, stats: Array, d_out: Array, out: Array, runs: SampleRuns
 ) -> tuple[Array, Array, Array]:
     """Gradients of q, k and v, in their shapes."""
-    b, keys, g, d = k.shape
-    results = [(b, q.shape[2], q.shape[1], d), (b, g, keys, d), (b, g, keys, d)]
-    operands = [q, k, v, stats, d_out, out, *runs]
-    found = _call(q, k, operands, results, [q.dtype] * 3, backward=True)
+    results = [jax.ShapeDtypeStruct(x.swapaxes(1, 2).shape, q.dtype) for x in (q, k, v)]
+    operands, config = [q, k, v, stats, d_out, out, *runs], _config(q, k, runs, _BACKWARD)
+    found = _call("__cudnn$fmhaSoftmaxBackward", operands, results, config)
     d_q, d_k, d_v = (x.swapaxes(1, 2) for x in found)
     return d_q, d_k, d_v
 
 
-def _call(
-    q: Array, k: Array, operands: list[Array], results: list[Any], dtypes: list[Any], backward: bool
-) -> list[Array]:
-    shapes = [jax.ShapeDtypeStruct(s, t) for s, t in zip(results, dtypes, strict=True)]
+def _call(target: str, operands: list[Array], results: list[Any], config: str) -> list[Array]:
+    """XLA's call; results of four axes, [b, n, t, d], lie in memory as operands do."""
     *found, _ = jax.ffi.ffi_call(
-        "__cudnn$fmhaSoftmaxBackward" if backward else "__cudnn$fmhaSoftmax",
-        [*shapes, jax.ShapeDtypeStruct((0,), jnp.uint8)],
-        output_layouts=[(0, 2, 1, 3) if len(s) == 4 else (0, 1, 2) for s in results] + [(0,)],
+        target,
+        [*results, jax.ShapeDtypeStruct((0,), jnp.uint8)],
+        output_layouts=[(0, 2, 1, 3) if x.ndim == 4 else (0, 1, 2) for x in results] + [(0,)],
         custom_call_api_version=2,
-        legacy_backend_config=_config(q, k, operands[-1].shape[1] - 1, backward),
+        legacy_backend_config=config,
     )(*operands)
     return found
 
 
-def _config(q: Array, k: Array, samples: int, backward: bool) -> str:
-    """XLA's CudnnfMHABackendConfig. Products are named by the axes of queries and keys, [b, t, n,
-    d], and of logits, [b, n, q, k]."""
+_FORWARD = {
+    "bmm1": (3, 3, (0, 2), (0, 2)),
+    "bmm2": (3, 1, (0, 1), (0, 2)),
+}
+_BACKWARD = {
+    "bmm1_grad_gemm1": (2, 1, (0, 1), (0, 2)),
+    "bmm1_grad_gemm2": (3, 1, (0, 1), (0, 2)),
+    "bmm2_grad_gemm1": (2, 1, (0, 1), (0, 2)),
+    "bmm2_grad_gemm2": (3, 3, (0, 2), (0, 2)),
+}
+"""Products of the two calls: axes that are summed over, left and right, and those that both have,
+of queries and keys, [b, t, n, d], and of logits, [b, n, q, k]."""
+
+
+def _config(q: Array, k: Array, runs: SampleRuns, products: dict[str, Any]) -> str:
+    """XLA's CudnnfMHABackendConfig."""
     b, length, n, d = q.shape
-    products = {
-        "bmm1": (3, 3, (0, 2), (0, 2)),
-        "bmm2": (3, 1, (0, 1), (0, 2)),
-    }
-    if backward:
-        products = {
-            "bmm1_grad_gemm1": (2, 1, (0, 1), (0, 2)),
-            "bmm1_grad_gemm2": (3, 1, (0, 1), (0, 2)),
-            "bmm2_grad_gemm1": (2, 1, (0, 1), (0, 2)),
-            "bmm2_grad_gemm2": (3, 3, (0, 2), (0, 2)),
-        }
     config = {
         "algorithm": {
             "algo_id": "0",
@@ -230,7 +233,7 @@ def _config(q: Array, k: Array, samples: int, backward: bool) -> str:
         },
         "is_flash_attention": True,
         "mask_type": "PADDING",
-        "max_seg_per_batch": samples,
+        "max_seg_per_batch": runs.q_length.shape[1],
     }
     for name, (left, right, left_batch, right_batch) in products.items():
         config[f"{name}_dot_dimension_numbers"] = {

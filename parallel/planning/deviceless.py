@@ -6,6 +6,7 @@ a test on any machine can count float8 matmuls or bytes on the wire. It differs 
 that nothing is autotuned. `targets/` holds the descriptions, taken from XLA's own specifications.
 """
 
+import math
 import os
 import time
 from collections import defaultdict
@@ -56,7 +57,6 @@ class CompiledStep:
     turn is counted. `program` is all of it, `mesh` the sizes of the axes as it numbers devices,
     slowest first."""
 
-    devices: int
     mesh: Mapping[str, int]
     seconds: float
     memory: DeviceMemory
@@ -65,6 +65,11 @@ class CompiledStep:
     kernels: int
     loops: tuple[str, ...]
     program: Program = field(repr=False)
+
+    @property
+    def devices(self) -> int:
+        """Number of devices of the mesh."""
+        return math.prod(self.mesh.values())
 
     @property
     def flops(self) -> dict[str, int]:
@@ -125,7 +130,6 @@ def compile_step(
     seconds = time.process_time() - start
     program, used = Program(compiled.as_text()), compiled.memory_analysis()
     return CompiledStep(
-        devices=placed.size,
         mesh=dict(placed.shape),
         seconds=seconds,
         memory=DeviceMemory(

@@ -10,7 +10,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -230,9 +230,13 @@ def set_damaged_evaluations_aside(directory: Path, console: Console) -> None:
 
 def is_line(line: dict[str, Any]) -> bool:
     """True of a line of closed_loop.jsonl."""
-    rates = [line["success"][name] for name in ("rate", "low", "high")]
-    numbers = all(type(rate) in (int, float) and 0 <= rate <= 1 for rate in rates)
-    return type(line["step"]) is int and numbers
+    return type(line["step"]) is int and is_rate(line["success"])
+
+
+def is_rate(success: Mapping[str, Any]) -> bool:
+    """True of a success rate and the ends of its interval."""
+    rates = [success[name] for name in ("rate", "low", "high")]
+    return all(type(rate) in (int, float) and 0 <= rate <= 1 for rate in rates)
 
 
 def _copied(x: jax.Array) -> np.ndarray | None:

@@ -201,7 +201,7 @@ def _read(folder: Path, name: str) -> SeenRun:
         with suppress(KeyError, TypeError, ValueError, AttributeError, StopIteration):
             first = next(iter(values(path.relative_to(folder))["evaluations"].values()))
             rate = {name: float(first["success"][name]) for name in ("rate", "low", "high")}
-            if all(0 <= value <= 1 for value in rate.values()):
+            if closed_loop.is_rate(rate):
                 judged[path.parent.name] = rate
     evaluations = {one["step"]: one for one in log(closed_loop.FILE_NAME, closed_loop.is_line)}
     return SeenRun(
