@@ -10,6 +10,7 @@ once. A sample takes as much of the line as its weight, and is drawn as often.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import lcm
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,10 @@ from data.frames import Runs
 from data.packing.curriculum import Weight
 from data.packing.permutation import below, fold, permute, scramble
 from data.packing.systematic import points, whole_weights
+
+_SPLIT_EXACTLY = 1 << 40
+"""Parts of samples up to which weights are split among wordings without rounding; what is left of
+`whole_weights`' bits then tells a weight to the millionth part of the largest."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +55,11 @@ class PlanSource:
         alike."""
         if self.weights is None or not self.weighted:
             return np.broadcast_to(np.int64(1), len(self.runs.length))
-        wordings = self.wordings[self.runs.task]
-        parts = np.lcm.reduce(np.unique(wordings))
-        return whole_weights(self.weights, self.runs.length * parts) * (parts // wordings)
+        wordings, length = self.wordings[self.runs.task], self.runs.length
+        parts = lcm(*np.unique(wordings).tolist())
+        if int(length.sum()) * parts > _SPLIT_EXACTLY:
+            return whole_weights(self.weights / wordings, length * wordings)
+        return whole_weights(self.weights, length * parts) * (parts // wordings)
 
     @property
     def wordings(self) -> Int64[np.ndarray, " t"]:

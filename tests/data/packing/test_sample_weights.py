@@ -133,6 +133,18 @@ def test_each_wording_of_a_weighted_sample_is_drawn_equally_often():
             assert np.abs(counts - share[run] / wordings).max() < 3
 
 
+def test_weights_count_whatever_the_numbers_of_wordings():
+    """The least common multiple of 1 to 49 has more bits than a whole number."""
+    data = replace(source(episodes=49, wordings=49), weights=np.linspace(1, 3, 49))
+    data.text[:] = 7 * (np.arange(49) <= np.arange(49)[:, None])
+    wordings = data.wordings[data.runs.task]
+    assert sorted(wordings) == list(range(1, 50))
+    np.testing.assert_allclose(
+        data.masses * wordings / data.masses[0] / wordings[0], data.weights, rtol=1e-9
+    )
+    assert 0 < (data.masses * wordings * data.runs.length).sum() < 1 << 60
+
+
 def test_an_epoch_of_few_draws_shows_nothing_that_recurs():
     """Episodes as long as a stratum, beside one sample that is drawn all the time."""
     runs = Runs(*np.zeros((4, 1001), np.int64))
