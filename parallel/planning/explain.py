@@ -402,9 +402,11 @@ def _traffic(
 
 
 def _size(x: Instruction) -> int:
-    """Bytes of a result's arrays, without the workspace of a cuBLAS call."""
+    """Bytes of a result's arrays, without the workspace of a cuBLAS call, and of the start of a
+    copy without what it copies."""
     library = x.opcode == "custom-call" and len(x.shape) > 1 and x.shape[-1].dtype == "s8"
-    return sum(a.bytes for a in (x.shape[:-1] if library else x.shape) if a.dims)
+    kept = x.shape[:1] if x.opcode == "copy-start" else x.shape[:-1] if library else x.shape
+    return sum(a.bytes for a in kept if a.dims)
 
 
 def _readers(body: Sequence[Instruction]) -> dict[str, list[Instruction]]:

@@ -3,7 +3,8 @@ what compute, and in which dtype its matrix products are.
 
 Works on the text of an optimised module (`Compiled.as_text()`); the format is XLA's HLO text
 (openxla.org/xla/operation_semantics). What a loop runs is counted as often as its known trip count
-says; figures are for one device and one run of the program.
+says, of a conditional the branch with most products; figures are for one device and one run of the
+program.
 """
 
 import math
@@ -131,7 +132,7 @@ class Program:
         def visit(name: str, count: int) -> None:
             times[name] += count
             for instruction in self.computations[name]:
-                for callee, trips in callees(instruction):
+                for callee, trips in self._runs(instruction):
                     visit(callee, count * trips)
 
         visit(self.entry, 1)
@@ -214,13 +215,24 @@ class Program:
         total = 0
         if x.opcode in ("dot", "custom-call") and x.name in self._flops_by_name:
             total = self._flops_by_name[x.name]
-        for callee, trips in callees(x):
+        for callee, trips in self._runs(x):
             total += trips * sum(map(self._flops, self.computations[callee]))
         return total
 
+    def _runs(self, x: Instruction) -> list[tuple[str, int]]:
+        """`callees` that one run of an instruction runs: of a conditional's branches that with most
+        FLOPs, or else with the largest results."""
+
+        def cost(callee: tuple[str, int]) -> tuple[int, int]:
+            body = self.computations[callee[0]]
+            return sum(map(self._flops, body)), sum(y.bytes for y in body)
+
+        found = callees(x)
+        return [max(found, key=cost)] if x.opcode == "conditional" and found else found
+
     @cached_property
     def _flops_by_name(self) -> dict[str, int]:
-        found = (p for name in self.times for p in self.products(name))
+        found = (p for name in self.computations for p in self.products(name))
         return {x.name: product[0] for x, product in found}
 
 

@@ -50,6 +50,15 @@ def test_a_kernel_moves_the_parts_that_it_takes_and_puts(found):
     }
 
 
+def test_a_copy_that_is_started_reads_and_writes_its_array_once():
+    array = "bf16[5,8,32]{2,1,0}"
+    started = f"  %begun = ({array}, {array}, u32[]) copy-start(%all)\n"
+    ended = f"  %copied = {array} copy-done(%begun)\n"
+    text = TEXT.replace("  %turned", started + ended + "  %turned")
+    (copy,) = [k for k in read(text).kernels if k.name == "begun"]
+    assert (copy.bytes, copy.work) == (2 * 2 * 5 * ACTIVATION, "move")
+
+
 def test_kernels_are_named_by_the_models_scopes_and_sorted_by_what_they_do(found):
     assert {k.name: (k.scope, k.phase, k.work) for k in found.kernels} == {
         "w": ("language/mlp", "forward", "cast"),

@@ -71,6 +71,17 @@ def test_a_loop_of_unknown_length_is_named_and_counted_once():
     assert {m.times for m in program.matmuls()} == {1}
 
 
+def test_of_a_conditional_the_dearest_branch_counts_alone():
+    def chosen(i, x):
+        branches = [lambda x: x, lambda x: jnp.tanh(x @ x) @ x, lambda x: x @ x]
+        return jax.lax.switch(i, branches, x)
+
+    x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    compiled = jax.jit(chosen).lower(jax.ShapeDtypeStruct((), jnp.int32), x).compile()
+    program = Program(compiled.as_text())
+    assert [(m.flops, m.times) for m in program.matmuls()] == [(2 * 64**3, 1)] * 2
+
+
 def test_text_that_is_no_program_is_refused():
     with pytest.raises(ValueError, match="no ENTRY computation"):
         Program("module @jit_step {}")
