@@ -1,9 +1,10 @@
 """All trackers of a run: opened together on the first host, told in the background, and told no
 step twice.
 
-`trackers.json` in the run's folder holds each one's id and the last step that it was told. Services
-cannot take back what they were told, so steps that a run makes again, after a resume from an
-earlier checkpoint or a rollback, are not sent again; metrics.jsonl has them as they count.
+`trackers.json` in the run's folder holds each one's id, the last step that it was told and the names
+of what it was told of it. Services cannot take back what they were told, so steps that a run makes
+again, after a resume from an earlier checkpoint or a rollback, are not sent again, but for what the
+last of them still lacks, such as its evaluation; metrics.jsonl has them as they count.
 """
 
 import json
@@ -11,7 +12,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 from models.terminal import Console
 from parallel.hosts.agreement import agree
@@ -21,6 +22,27 @@ from parallel.trackers.tracker import Outcome, TrackedRun, Tracker, find_tracker
 FILE_NAME = "trackers.json"
 
 Json = Any
+
+
+class _Told(NamedTuple):
+    """The last step that a tracker was told, and the names of what of it; None: all there is."""
+
+    step: int = -1
+    names: tuple[str, ...] | None = ()
+
+    def lacks(self, step: int, metrics: Mapping[str, float]) -> Mapping[str, float]:
+        """Those of a step's metrics that are yet to be told."""
+        if step != self.step:
+            return metrics if step > self.step else {}
+        told = metrics if self.names is None else self.names
+        return {name: value for name, value in metrics.items() if name not in told}
+
+    def after(self, step: int, metrics: Mapping[str, float]) -> "_Told":
+        """Record once these are told too."""
+        before = (self.names or ()) if step == self.step else ()
+        return self if step < self.step else _Told(step, (*dict.fromkeys((*before, *metrics)),))
+
+
 _LAST_SECONDS = 30.0
 """Time that trackers have at a run's end to send what they hold."""
 
@@ -62,7 +84,7 @@ class Trackers:
     def begin(self) -> None:
         """Steps go on from some checkpoint: those told already are not told again."""
         for sender in self._senders:
-            sender.floor = sender.told
+            sender.before = sender.told
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Tells all trackers of a step, in the background; what one fails of, the console says."""
@@ -105,21 +127,22 @@ class _Book:
             return
         try:
             self._lines = {
-                name: {"id": str(line["id"]), "step": int(line["step"])}
+                name: {"id": str(line["id"]), "step": int(line["step"]), "names": _names(line)}
                 for name, line in json.loads(path.read_bytes()).items()
             }
         except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
             console.print(f"{path} is damaged; trackers begin new runs.", soft_wrap=True)
 
-    def of(self, name: str) -> tuple[str | None, int]:
-        """The id of a tracker's run and the last step it was told; None and -1 at its beginning."""
-        line = self._lines.get(name, {"id": None, "step": -1})
-        return line["id"], line["step"]
+    def of(self, name: str) -> tuple[str | None, _Told]:
+        """The id of a tracker's run, None at its beginning, and what it was told."""
+        if (line := self._lines.get(name)) is None:
+            return None, _Told()
+        return line["id"], _Told(line["step"], line["names"])
 
-    def note(self, name: str, identity: str, step: int) -> None:
+    def note(self, name: str, identity: str, told: _Told) -> None:
         """Writes them, for this process or the next."""
         with self._lock:
-            self._lines[name] = {"id": identity, "step": step}
+            self._lines[name] = {"id": identity, **told._asdict()}
             replace_text(self._path, json.dumps(self._lines) + "\n")
 
 
@@ -132,19 +155,19 @@ class _Sender:
         self._name, self._book, self._console = name, book, console
         opener, project = find_tracker(name)
         known, self.told = book.of(name)
-        self.floor, self._lost = self.told, 0
+        self.before, self._lost = self.told, 0
         self._tracker: Tracker = opener(TrackedRun(folder, project, known, config))
         book.note(name, self._tracker.id, self.told)
         again = "goes on" if known else "begins"
         console.print(f"--track {name} {again}: {self._tracker.place}", soft_wrap=True)
-        self._queue: SimpleQueue[tuple[int, Mapping[str, float]] | Outcome] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[int, Mapping[str, float], _Told] | Outcome] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=f"track {name}", daemon=True)
         self._thread.start()
 
     def put(self, step: int, metrics: Mapping[str, float]) -> None:
-        if step > self.floor:
-            self.told = max(self.told, step)
-            self._queue.put((step, metrics))
+        if fresh := self.before.lacks(step, metrics):
+            self.told = self.told.after(step, fresh)
+            self._queue.put((step, fresh, self.told))
 
     def end(self, outcome: Outcome) -> None:
         self._queue.put(outcome)
@@ -159,9 +182,9 @@ class _Sender:
 
     def _work(self) -> None:
         while isinstance(item := self._queue.get(), tuple):
-            step, metrics = item
+            step, metrics, told = item
             try:
-                self._book.note(self._name, self._tracker.id, step)  # before: none is told twice
+                self._book.note(self._name, self._tracker.id, told)  # before: none is told twice
                 self._tracker.log(step, metrics)
             except Exception as error:  # the run goes on, and the service may come back
                 self._lost += 1
@@ -174,6 +197,11 @@ class _Sender:
 
     def _say(self, what: str) -> None:
         self._console.print(f"warning: --track {self._name}: {what}", soft_wrap=True)
+
+
+def _names(line: Json) -> tuple[str, ...] | None:
+    """Names in a line of trackers.json; runs of before had none."""
+    return None if (names := line.get("names")) is None else tuple(map(str, names))
 
 
 def _reason(error: Exception) -> str:

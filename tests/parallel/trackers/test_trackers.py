@@ -113,7 +113,9 @@ def test_two_at_once_hear_every_step_once_though_some_were_made_twice(tmp_path, 
     said = capsys.readouterr().out
     assert ":Deaf: step 0 did not arrive (nobody is there); the run goes on." in said
     assert ":Deaf: 8 lines did not arrive; metrics.jsonl has them all." in said
-    assert json.loads((run / FILE_NAME).read_text())[f"{own}:Notes"] == {"id": "run-1", "step": 7}
+    book = json.loads((run / FILE_NAME).read_text())[f"{own}:Notes"]
+    names = ["loss", "seconds/step", "val_loss"]
+    assert book == {"id": "run-1", "step": 7, "names": names}
 
 
 def test_steps_made_again_after_a_rollback_are_not_told_again(tmp_path, own):
@@ -124,6 +126,27 @@ def test_steps_made_again_after_a_rollback_are_not_told_again(tmp_path, own):
                     writer.write(step, {"loss": float(start)})
     rows = [(line[1], line[2]["loss"]) for line in heard(tmp_path / "Notes.jsonl")[:-1]]
     assert rows == [*((step, 0.0) for step in range(6)), (6, 4.0), (7, 4.0)]
+
+
+@pytest.mark.parametrize(("known", "heard_late"), [(True, [(3, {"val_loss": 0.125})]), (False, [])])
+def test_a_run_that_was_lost_while_it_evaluated_tells_what_it_then_finds(
+    tmp_path, own, known, heard_late
+):
+    """A book of before names were kept says nothing of what a step lacked."""
+    run, track = tmp_path / "run", [f"{own}:Notes"]
+    told(run, track, range(3))
+    with Trackers(track, run, {}, True, Console()) as trackers:
+        with MetricsWriter(run, 3, trackers) as writer:
+            writer.write(3, {"loss": 0.25})
+    if not known:
+        book = json.loads((run / FILE_NAME).read_text())
+        del book[track[0]]["names"]
+        (run / FILE_NAME).write_text(json.dumps(book))
+    (tmp_path / "Notes.jsonl").unlink()
+    told(run, track, range(2, 5), start=2, resume=True)
+    late = [(line[1], line[2]) for line in heard(tmp_path / "Notes.jsonl") if len(line) == 3]
+    assert [row for row in late if "val_loss" in row[1]] == heard_late
+    assert [step for step, row in late if "loss" in row] == [4]
 
 
 @pytest.mark.parametrize("book", ["{torn", '{"a": 3}', "[]"])
