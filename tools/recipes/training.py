@@ -399,6 +399,7 @@ def _held_out_metrics(model: Model, ready: Prepared, config: RunConfig, mesh: Me
         plan,
         host_index=index,
         host_count=count,
+        skip_unreadable=config.data.skip_unreadable,
     ) as loader:
         batches = [put_batch(next(loader)[0], mesh) for _ in range(_EVAL_STEPS)]
     robots = ready.mixed.embodiments
