@@ -137,7 +137,8 @@ def plan_source(
       weights: of all frames, by which samples are drawn; equally often, if None.
 
     Raises:
-      ValueError: a prompt is longer than the processor's `text_limit`, or all weights are 0.
+      ValueError: a prompt is longer than the processor's `text_limit`, all weights are 0, or there
+        are no frames to draw.
     """
     frames, runs = feed.frames, feed.frames.runs
     if episodes is not None:
@@ -145,13 +146,18 @@ def plan_source(
         chosen[np.asarray(episodes, np.int64)] = True
         runs = Runs(*(column[chosen[runs.episode]] for column in runs))
     own = None
-    if weights is not None:
+    if weights is not None and len(runs.length):
         runs, own = weighted_runs(runs, weights, frames.starts)
         if not len(own):
             raise ValueError(
                 f"{frames.name}: all frames to draw have weight 0; correct its 'weights', or leave "
                 "the dataset out."
             )
+    if not len(runs.length):
+        raise ValueError(
+            f"{frames.name}: the mixture's 'frames', 'every' and 'episodes' leave none of its frames "
+            "to draw; keep more, choose another data.holdout, or leave the dataset out."
+        )
     dims = len(processor.embodiments[feed.embodiment].state.offset)
     states = np.zeros((1, processor.state_dim if processor.spells_padding else dims))
     if processor.state_input == "text":
