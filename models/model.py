@@ -44,12 +44,14 @@ _FAMILIES: dict[str, "tuple[type[ModelConfig], str]"] = {}
 class Stack:
     """Layers that rows pass through, as the planner counts them: `width` of a token, `places` of a
     row, and entries of keys and values together that a token leaves in each layer (0: not read
-    across places)."""
+    across places). Stages share its layers, or, where it is not `staged`, what passes through
+    them."""
 
     depth: int
     width: int
     places: int
     keys: int
+    staged: bool = True
 
 
 class ModelConfig(ABC):

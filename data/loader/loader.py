@@ -155,8 +155,8 @@ def plan_source(
             )
     if not len(runs.length):
         raise ValueError(
-            f"{frames.name}: the mixture's 'frames', 'every' and 'episodes' leave none of its frames "
-            "to draw; keep more, choose another data.holdout, or leave the dataset out."
+            f"{frames.name}: the mixture's 'frames', 'every' and 'episodes' leave none of its "
+            "frames to draw; keep more, choose another data.holdout, or leave the dataset out."
         )
     dims = len(processor.embodiments[feed.embodiment].state.offset)
     states = np.zeros((1, processor.state_dim if processor.spells_padding else dims))

@@ -159,7 +159,7 @@ class GrootConfig(ModelConfig, family="groot"):
         keys = 2 * language.kv_heads * language.head_dim
         acting = layout.samples * self.chunks * (1 + self.future_tokens + self.horizon)
         return (
-            Stack(vision.depth, vision.width, pictures, 0),
+            Stack(vision.depth, vision.width, pictures, 0, staged=False),
             Stack(language.depth, language.width, layout.prefix, keys),
             Stack(adapter.depth, adapter.width, layout.prefix, 2 * adapter.width),
             Stack(dit.depth, dit.width, acting, 0),

@@ -164,7 +164,7 @@ class PiConfig(ModelConfig, family="pi"):
         keys = 2 * language.kv_heads * language.head_dim
         acting = layout.samples * self.chunks * self.horizon
         return (
-            Stack(vision.depth, vision.width, pictures, 0),
+            Stack(vision.depth, vision.width, pictures, 0, staged=False),
             Stack(language.depth, language.width, layout.prefix, keys),
             Stack(expert.depth, expert.width, acting, 0),
         )

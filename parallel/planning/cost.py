@@ -124,7 +124,8 @@ def collectives(
     pipeline's; along `data` gradients are all-reduced in each too, as is over `fsdp` what is not
     split. A table of words (two dimensions, the first split) stays where it is; the few vectors
     looked up are not counted. Activations: two all-reduces a layer and pass along `tensor`
-    (Megatron), a ring of keys and values along `context`, hand-overs along `stage`.
+    (Megatron), a ring of keys and values along `context`, hand-overs of staged stacks along
+    `stage`.
 
     Args:
       params: trained parameters as ShapeDtypeStructs with shardings (of any mesh).
@@ -191,9 +192,9 @@ def _activations(stack: Stack, step: StepShape) -> list[Collective]:
     keys = tokens * stack.keys * step.itemsize / sizes["tensor"]
     ring = (sizes["context"] - 1) * layers
     passes, stages = 3 + again, step.microbatches + sizes["stage"] - 1
-    sums = 2 * (2 + again) * layers
+    sums, handed = 2 * (2 + again) * layers, 2 * stream * stack.staged
     return [
         Collective("all-reduce", "tensor", sums * stream, times * sums),
         Collective("permute", "context", passes * ring * keys, passes * times * ring),
-        Collective("permute", "stage", 2 * stream * stages / step.microbatches, 2 * times * stages),
+        Collective("permute", "stage", handed * stages / step.microbatches, 2 * times * stages),
     ]

@@ -117,6 +117,18 @@ class TrainingTask:
         leaves = jax.tree.leaves(self.state.params)
         return [leaf for leaf, move in zip(leaves, moves, strict=True) if move == moving]
 
+    @cached_property
+    def staged(self) -> float:
+        """Share of the layers' products that is of staged stacks: each kernel's numbers times the
+        places of the stack that has its width."""
+        work = dict.fromkeys((False, True), 0.0)
+        for leaf in jax.tree.leaves(self.state.params):
+            staged = "stage" in axes_of(*leaf.sharding.spec)
+            found = [s.places for s in self.stacks if s.staged == staged and s.width in leaf.shape]
+            if len(leaf.shape) > 2 and found:
+                work[staged] += leaf.size * found[0]
+        return work[True] / sum(work.values()) if work[True] else 1.0
+
     @property
     def split_axes(self) -> set[str]:
         """The axes that some parameter is split over."""
@@ -246,7 +258,7 @@ def predict(task: TrainingTask, choice: Choice, cluster: Cluster, profiles: Prof
     memory = _memory(task, choice, own, rows, width)
     weights = sizes["tensor"] * sizes["stage"]
     compute = choice.accumulation * own.compute.at(rows / sizes["context"]) / weights
-    bubble = compute * (sizes["stage"] - 1) / step.microbatches
+    bubble = task.staged * compute * (sizes["stage"] - 1) / step.microbatches
     rate = chip.bandwidth * chip.bandwidth_share
     update = (2 * memory["state"] + 3 * memory["gradients"]) / rate
     hiding = [busy(c, sizes, cluster) for c in sent if _hides(c)]

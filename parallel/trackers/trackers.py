@@ -1,10 +1,10 @@
 """All trackers of a run: opened together on the first host, told in the background, and told no
 step twice.
 
-`trackers.json` in the run's folder holds each one's id, the last step that it was told and the names
-of what it was told of it. Services cannot take back what they were told, so steps that a run makes
-again, after a resume from an earlier checkpoint or a rollback, are not sent again, but for what the
-last of them still lacks, such as its evaluation; metrics.jsonl has them as they count.
+`trackers.json` in the run's folder holds each one's id, the last step that it was told and what of
+it. Services cannot take back what they were told, so steps that a run makes again, after a resume
+from an earlier checkpoint or a rollback, are not sent again, but for what the last of them still
+lacks, such as its evaluation; metrics.jsonl has them as they count.
 """
 
 import json
@@ -31,7 +31,7 @@ class _Told(NamedTuple):
     names: tuple[str, ...] | None = ()
 
     def lacks(self, step: int, metrics: Mapping[str, float]) -> Mapping[str, float]:
-        """Those of a step's metrics that are yet to be told."""
+        """Metrics of a step that are yet to be told."""
         if step != self.step:
             return metrics if step > self.step else {}
         told = metrics if self.names is None else self.names

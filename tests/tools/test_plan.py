@@ -132,6 +132,18 @@ def test_stages_are_planned_where_the_trainer_takes_them(task, rows):
             check_pipeline(pipeline, 2, 18, rows // way.accumulation, shards)
 
 
+def test_the_vision_tower_waits_in_no_bubble(task, profiles):
+    """Its share of the work is told by the FLOPs of one layer and of 27."""
+    config = task.model("none", "bf16").model.config
+    flat = replace(config, vision=replace(config.vision, depth=1)).build()
+    whole, less = (t.own_flops.at(8) for t in (task, replace(task, model=lambda *_: flat)))
+    tower = (whole - less) * 27 / 26 / whole
+    assert 0.05 < tower < 0.3
+    mesh = Choice((512, 1, 2, 1, 1), microbatches=4)
+    parts = predict(task, mesh, H100, profiles).parts
+    assert parts["bubble"] / parts["compute"] == pytest.approx((1 - tower) / 4, rel=0.05)
+
+
 def test_what_is_refused_at_the_end_is_refused_at_the_start(tmp_path):
     run, machines = PlannedRun(preset="no such preset"), Machines()
     with pytest.raises(ValueError, match=r"must end in \.json"):

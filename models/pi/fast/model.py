@@ -108,7 +108,7 @@ class Pi0FastConfig(ModelConfig, family="pi0_fast"):
         places = layout.prefix + layout.samples * layout.targets
         keys = 2 * language.kv_heads * language.head_dim
         return (
-            Stack(vision.depth, vision.width, pictures, 0),
+            Stack(vision.depth, vision.width, pictures, 0, staged=False),
             Stack(language.depth, language.width, places, keys),
         )
 

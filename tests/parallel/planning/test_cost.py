@@ -137,6 +137,12 @@ def test_stages_hand_over_every_micro_batch_in_both_directions():
     assert sent({}, step, [stack]) == {("permute", "stage"): 2 * (4 + 1) * (4 / 4) * 10 * 64 * 2}
 
 
+def test_a_stack_whose_layers_all_stages_hold_hands_nothing_over():
+    tower = Stack(depth=4, width=64, places=10, keys=0, staged=False)
+    step = StepShape(ONE | {"stage": 2}, rows=4, recompute=False, microbatches=4)
+    assert sent({}, step, [tower]) == {}
+
+
 def test_stages_gather_their_layers_for_every_micro_batch_and_the_others_theirs_once():
     """docs/pipeline.md: as accumulation does."""
     params = {

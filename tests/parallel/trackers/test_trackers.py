@@ -135,9 +135,11 @@ def test_a_run_that_was_lost_while_it_evaluated_tells_what_it_then_finds(
     """A book of before names were kept says nothing of what a step lacked."""
     run, track = tmp_path / "run", [f"{own}:Notes"]
     told(run, track, range(3))
-    with Trackers(track, run, {}, True, Console()) as trackers:
-        with MetricsWriter(run, 3, trackers) as writer:
-            writer.write(3, {"loss": 0.25})
+    with (
+        Trackers(track, run, {}, True, Console()) as trackers,
+        MetricsWriter(run, 3, trackers) as writer,
+    ):
+        writer.write(3, {"loss": 0.25})
     if not known:
         book = json.loads((run / FILE_NAME).read_text())
         del book[track[0]]["names"]
