@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -177,14 +177,17 @@ class OnHost:
             stage=stage,
         )
         summary = self.timeline.summary()
+        totals = _Totals.recorded(self._record)
 
         def learnt(found: StepResult) -> None:
-            nonlocal summary
+            nonlocal summary, totals
             before, summary = summary, self.timeline.summary()
             self._record = found.state
             try:
-                replaced = {"workers_replaced": there.replaced()} if there else {}
-                on_step(_metrics(found, summary.since(before)) | replaced)
+                last, totals = totals, _Totals.of(found, there.replaced() if there else 0)
+                own = totals.since(last)
+                replaced = {"workers_replaced": own.workers_replaced} if there else {}
+                on_step(_metrics(found, summary.since(before), own) | replaced)
             finally:
                 learner.whole.set()
 
@@ -304,7 +307,44 @@ def batch_sizes(count: int) -> tuple[int, ...]:
     return (*(2**k for k in range(most.bit_length()) if 2**k < most), most)
 
 
-def _metrics(found: StepResult, spent: Summary) -> dict[str, float]:
+class _Totals(NamedTuple):
+    """Sums over a run so far, of which a step's own are the differences. Batches and
+    workers count from the beginning of this process, the rest from that of the run."""
+
+    items: int = 0
+    rows: int = 0
+    reruns: int = 0
+    waited: float = 0.0
+    workers_replaced: int = 0
+
+    @classmethod
+    def of(cls, found: StepResult, workers_replaced: int) -> "_Totals":
+        return cls(
+            sum(x.items for x in found.batches),
+            sum(x.rows for x in found.batches),
+            found.counts.reruns,
+            found.waited,
+            workers_replaced,
+        )
+
+    @classmethod
+    def recorded(cls, state: Any) -> "_Totals":
+        """Sums that a run goes on from, `StepResult.state` or None."""
+        if state is None:
+            return cls()
+        return cls(reruns=state["counts"]["reruns"], waited=state["admission"]["waited"])
+
+    def since(self, before: "_Totals") -> "_Totals":
+        return _Totals(
+            self.items - before.items,
+            self.rows - before.rows,
+            self.reruns - before.reruns,
+            self.waited - before.waited,
+            self.workers_replaced - before.workers_replaced,
+        )
+
+
+def _metrics(found: StepResult, spent: Summary, own: _Totals) -> dict[str, float]:
     decisions = sum(found.lags.values())
     learner = spent.kinds().get("learner")
     idle = learner.idle if learner else {}
@@ -320,10 +360,10 @@ def _metrics(found: StepResult, spent: Summary) -> dict[str, float]:
         "step_seconds": found.seconds,
         "env_steps_per_second": found.acted / found.seconds,
         "decisions_per_second": decisions / found.seconds,
-        "batch_fill": sum(x.items for x in found.batches) / sum(x.rows for x in found.batches),
+        **({"batch_fill": own.items / own.rows} if own.rows else {}),
         "publish_seconds": found.latency,
-        "slots_held_back_seconds": found.waited,
-        "reruns": found.counts.reruns,
+        "slots_held_back_seconds": own.waited,
+        "reruns": own.reruns,
         "learner_busy": learner.utilisation if learner else 0.0,
         **{f"idle/{cause}": seconds for cause, seconds in idle.items()},
     }

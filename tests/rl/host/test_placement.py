@@ -2,7 +2,7 @@
 of a run."""
 
 import threading
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -14,9 +14,11 @@ import pytest
 from models import load_policy
 from rl import flow_policy
 from rl.config import ObjectiveConfig
-from rl.host import loop
+from rl.host import loop, placement
+from rl.host.loop import StepResult
 from rl.host.placement import OnHost, split_devices
 from rl.host.timeline import Timeline
+from rl.host.trajectory_buffer import Counts
 from tests.helpers.rl.gaussian import OPTIMIZER
 from tests.helpers.rl.hosted import CONFIG
 from tests.helpers.rl.points import HOST, POINTS, open_slots, save_policy
@@ -55,11 +57,9 @@ class Slow:
         return {"lags": []}
 
 
-def test_no_update_begins_once_a_run_was_told_to_stop_and_has_returned(monkeypatch):
-    """State that is saved then must not change under the hand that saves it."""
-    monkeypatch.setattr(loop, "_ENDING", 0.5)
-    learner, at, steps = Slow(), object.__new__(OnHost), []
-    one = SimpleNamespace(experience=None, tickets=())
+def hosted(learner):
+    """An `OnHost` around toys."""
+    at, one = object.__new__(OnHost), SimpleNamespace(experience=None, tickets=())
     at.__dict__ |= {
         "_learner": learner,
         "_config": replace(HOST, rollout=CONFIG),
@@ -74,11 +74,62 @@ def test_no_update_begins_once_a_run_was_told_to_stop_and_has_returned(monkeypat
         "_record": None,
         "timeline": Timeline(),
     }
+    return at
+
+
+def test_no_update_begins_once_a_run_was_told_to_stop_and_has_returned(monkeypatch):
+    """State that is saved then must not change under the hand that saves it."""
+    monkeypatch.setattr(loop, "_ENDING", 0.5)
+    learner, steps = Slow(), []
+    at = hosted(learner)
     at.run(steps.append, learner.computes.is_set, 4)
     learner.released.set()
     learner.thread.join(60)
     assert not learner.thread.is_alive()
     assert (learner.updates, steps) == (0, [])
+
+
+def after(step, rows, items, reruns, waited):
+    """A step's result, with sums over the run so far."""
+    counts = Counts(reruns=reruns)
+    return StepResult(
+        step,
+        metrics={},
+        lags={0: 2},
+        episodes=1,
+        successes=1,
+        returns=1.0,
+        acted=2,
+        seconds=1.0,
+        counts=counts,
+        waited=waited,
+        latency=0.0,
+        batches=(SimpleNamespace(rows=rows, items=items),),
+        state={"admission": {"version": step + 1, "waited": waited}, "counts": asdict(counts)},
+    )
+
+
+def test_a_steps_metrics_are_its_own_and_no_sums_over_the_run(monkeypatch):
+    """Also the first of a run that goes on, which begins with the sums of its checkpoint."""
+    found = [after(0, 8, 2, 3, 5.0), after(1, 16, 10, 4, 7.0), after(2, 16, 10, 4, 7.0)]
+
+    def run_host(*_, on_step, **__):
+        for one in found:
+            on_step(one)
+
+    monkeypatch.setattr(placement, "run_host", run_host)
+    at, lines, gone = hosted(Slow()), [], iter((1, 1, 3, 4))
+    at._elsewhere = SimpleNamespace(workers=(), replaced=lambda: next(gone))
+    at.run(lines.append, lambda: False, 3)
+    assert [line.get("batch_fill") for line in lines] == [0.25, 1.0, None]
+    assert [line["workers_replaced"] for line in lines] == [1, 0, 2]
+    assert [line["reruns"] for line in lines] == [3, 1, 0]
+    assert [line["slots_held_back_seconds"] for line in lines] == [5.0, 2.0, 0.0]
+
+    found[:] = [after(3, 4, 3, 6, 7.5)]
+    at.run(lines.append, lambda: False, 4)
+    assert lines[-1]["batch_fill"] == 0.75
+    assert (lines[-1]["reruns"], lines[-1]["slots_held_back_seconds"]) == (2, 0.5)
 
 
 @pytest.mark.slow
