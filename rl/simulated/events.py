@@ -124,7 +124,7 @@ def simulate(
       spans: how many the timeline keeps, for a trace.
 
     Raises:
-      ValueError: no update would count.
+      ValueError: no update would count, or those that do take no time.
     """
     if not 0 <= warm < updates:
         raise ValueError(f"Of {updates} updates {warm} are to warm up, expected fewer.")
@@ -132,6 +132,11 @@ def simulate(
     begun = run.until(warm)
     ended = run.until(updates)
     seconds = ended.now - begun.now
+    if not seconds:
+        raise ValueError(
+            f"The last {updates - warm} of {updates} updates take no time, so there is no rate to "
+            "tell; give a latency, inference, gradient or update of more than 0 s."
+        )
     return Simulated(
         seconds=seconds,
         updates=updates - warm,

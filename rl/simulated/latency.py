@@ -5,6 +5,7 @@ Every draw derives from a generator that the caller seeds. `measure` times a rea
 """
 
 import json
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,10 @@ class Constant:
 
     seconds: float
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.seconds < math.inf:
+            raise ValueError(f"Constant.seconds is {self.seconds}; expected 0 s or more.")
+
     @property
     def mean(self) -> float:
         return self.seconds
@@ -48,6 +53,13 @@ class LogNormal:
 
     median: float
     spread: float
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.median < math.inf and 0 <= self.spread < math.inf):
+            raise ValueError(
+                f"LogNormal.median is {self.median} and spread {self.spread}; expected 0 or more "
+                "of each."
+            )
 
     @property
     def mean(self) -> float:
@@ -66,7 +78,7 @@ class Stragglers:
     slower: float = 10.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.share <= 1 or not self.slower > 0:
+        if not 0 <= self.share <= 1 or not 0 < self.slower < math.inf:
             raise ValueError(
                 f"Stragglers of share {self.share}, {self.slower} times as slow: expected a share "
                 "of 0 to 1 and a positive factor."
@@ -89,10 +101,11 @@ class Measured:
     seconds: tuple[float, ...] = field(repr=False)
 
     def __post_init__(self) -> None:
-        if not self.seconds or not min(self.seconds) >= 0:
+        strange = [seconds for seconds in self.seconds if not 0 <= seconds < math.inf]
+        if not self.seconds or strange:
             raise ValueError(
-                f"Measured latencies must be at least one, none negative; got {len(self.seconds)}, "
-                f"the least {min(self.seconds, default=None)} s."
+                f"Measured latencies must be at least one, none negative or without end; got "
+                f"{len(self.seconds)}, among them {strange[:3]} s."
             )
 
     @property

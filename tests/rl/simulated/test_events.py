@@ -248,3 +248,12 @@ def test_a_workload_out_of_range_is_refused(change):
 def test_no_update_to_count_is_refused():
     with pytest.raises(ValueError, match="warm up"):
         simulate(ONE, MODES["all three"], updates=2, warm=2)
+
+
+def test_a_run_that_takes_no_time_is_refused():
+    free = replace(
+        ONE, latencies=Latencies(Constant(0), Constant(0)), inference={1: 0.0}, gradient=0.0,
+        update=0.0,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="take no time"):
+        simulate(free, MODES["all three"])

@@ -56,6 +56,24 @@ def test_measured_latencies_are_replayed_as_they_are():
     assert set(draws(Measured((0.1, 0.25)))) == {0.1, 0.25}
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Constant(-0.1),
+        lambda: Constant(float("nan")),
+        lambda: LogNormal(-0.1, 0.3),
+        lambda: LogNormal(0.1, float("nan")),
+        lambda: Stragglers(Constant(0.1), 0.1, float("inf")),
+        lambda: Measured((0.1, -0.1)),
+        lambda: Measured((0.1, float("nan"))),
+        lambda: Measured((0.1, float("inf"))),
+    ],
+)
+def test_a_latency_that_may_be_negative_or_endless_is_refused(make):
+    with pytest.raises(ValueError, match=r"expected|must be"):
+        make()
+
+
 def test_slots_are_measured_one_chunk_at_a_time(monkeypatch):
     clock = Ticking()
     monkeypatch.setattr(latency.time, "perf_counter", clock.now)
