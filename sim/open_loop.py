@@ -190,20 +190,24 @@ class OpenLoop:
     @cached_property
     def correlation(self) -> tuple[float | None, ...]:
         """Correlation of predicted with recorded actions by dim, None where either is constant."""
-        own, told = (
-            x[self.recorded.valid] for x in (self.predicted[POLICY], self.recorded.actions)
-        )
+        own, told = self._pair
         return tuple(_correlation(own[:, d], told[:, d]) for d in range(own.shape[1]))
 
     @cached_property
     def spread_ratio(self) -> tuple[float | None, ...]:
         """Standard deviation of predicted by that of recorded actions, None where the latter are
         constant."""
-        own, told = (
-            x[self.recorded.valid] for x in (self.predicted[POLICY], self.recorded.actions)
-        )
+        own, told = self._pair
         pairs = zip(own.std(0), told.std(0), self.recorded.scale, strict=True)
         return tuple(float(p / r) if r > 1e-6 * s else None for p, r, s in pairs)
+
+    @property
+    def _pair(self) -> tuple[Float[np.ndarray, "v a"], Float[np.ndarray, "v a"]]:
+        """Predicted and recorded actions that count, in 64 bits: in 32, those that never change
+        have a spread of rounding."""
+        valid = self.recorded.valid
+        own, told = self.predicted[POLICY], self.recorded.actions
+        return own[valid].astype(np.float64), told[valid].astype(np.float64)
 
     @property
     def worst(self) -> list[int]:

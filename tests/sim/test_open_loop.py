@@ -124,6 +124,18 @@ def test_wrong_signs_units_and_constants_are_named(spoil, said):
     assert any(said in sentence for sentence in found.findings()), found.findings()
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_dim_that_never_changes_has_no_correlation_in_32_bits_either():
+    """The spread of so many equal f32 numbers is not 0 but rounding."""
+    actions = RNG.normal(size=(N, H, A)).astype(np.float32)
+    actions[..., 1] = 100.7
+    found = result(recorded(actions), policy=actions + np.float32(0.01))
+    assert np.full(N * H, 100.7, np.float32).std() > 1e-6
+    assert found.correlation[1] is None
+    assert found.spread_ratio[1] is None
+    json.dumps(found.to_json(), allow_nan=False)
+
+
 def test_unused_inputs_are_named_and_used_ones_are_not():
     told = recorded()
     good = told.actions + 0.01
