@@ -121,7 +121,7 @@ class Processes:
           ValueError: actions of a wrong shape or not finite, no episode runs, or the slot is at
             work.
         """
-        actions = np.asarray(actions)
+        actions = np.asarray(actions, np.float32)
         names = self.spec.action_names
         if actions.ndim != 2 or not len(actions) or actions.shape[1] != len(names):
             raise ValueError(

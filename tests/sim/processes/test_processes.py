@@ -9,6 +9,7 @@ import threading
 import time
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -230,6 +231,14 @@ def test_more_than_a_pipe_holds_is_sent_and_received(slots):
     outcome_of(slots, 0)
     slots.send(0, np.zeros((20_000, 2)), film=True)
     assert outcome_of(slots, 0).film.nbytes > 500_000
+
+
+@pytest.mark.parametrize("dtype", [np.float16, jnp.bfloat16, ">f4"])
+def test_actions_of_any_dtype_are_acted(slots, dtype):
+    slots.begin(0, Start(slots.spec.tasks[0], 1))
+    outcome_of(slots, 0)
+    slots.send(0, np.zeros((1, 2), dtype))
+    assert outcome_of(slots, 0).error is None
 
 
 @pytest.mark.usefixtures("unchecked")
