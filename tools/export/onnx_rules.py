@@ -147,7 +147,9 @@ def _clamp(w: Writer, equation: Any, low: Value, x: Value, high: Value) -> Node:
 
 
 def _select(w: Writer, equation: Any, which: Value, *cases: Value) -> Node:
-    (shape, dtype), (no, yes) = _like(equation), cases
+    (shape, dtype), (no, yes) = _like(equation), cases[:2]
+    if len(cases) > 2:
+        raise ValueError("ONNX chooses between two cases, not more; export to stablehlo.")
     which = _cast(w, which, np.bool_)
     if dtype != np.bool_:
         return w.add("Where", [which, yes, no], shape, dtype)
@@ -307,9 +309,10 @@ def _scatter(reduction: str, w: Writer, equation: Any, x: Value, index: Value, n
         raise ValueError("ONNX scatters single entries, not windows; export to stablehlo.")
     index = _cast(w, index, np.int64)
     index, inside = _within(w, index, [x.shape[i] for i in d.scatter_dims_to_operand_dims])
-    least = np.iinfo(dtype).min if np.issubdtype(dtype, np.integer) else -np.inf
-    nothing = np.asarray(least if reduction == "max" else 0, dtype)
-    new = w.add("Where", [inside, new, nothing], new.shape, dtype)
+    if equation.params["mode"] != GatherScatterMode.CLIP:
+        least = np.iinfo(dtype).min if np.issubdtype(dtype, np.integer) else -np.inf
+        nothing = np.asarray(least if reduction == "max" else 0, dtype)
+        new = w.add("Where", [inside, new, nothing], new.shape, dtype)
     back = np.argsort(d.scatter_dims_to_operand_dims)
     if list(back) != sorted(back):
         index = w.add("Gather", [index, back], index.shape, np.int64, axis=-1)
