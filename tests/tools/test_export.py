@@ -5,9 +5,11 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -17,6 +19,7 @@ from tests.helpers.models.released_cases import RELEASED_CASES, answers, case_po
 from tests.helpers.models.tiny_policy import CONFIG, KEYS, PROMPTS, seen, tiny_policy
 from tools.export.__main__ import main
 from tools.export.act import whole
+from tools.export.facts import facts as described
 from tools.export.write import write
 
 CASES = (
@@ -199,6 +202,34 @@ def test_a_loop_without_a_given_length_is_refused_in_onnx(tmp_path):
     pytest.importorskip("onnx")
     with pytest.raises(ValueError, match=r"no counterpart in ONNX here; export it with --to stab"):
         write(fast_policy(), tmp_path / "out", "onnx")
+
+
+@pytest.mark.parametrize("mode", ["clip", "drop"])
+def test_what_is_added_beyond_an_array_goes_where_jax_puts_it(mode, tmp_path):
+    needs("onnx")
+    import onnxruntime
+
+    from tools.export import onnx_rules, onnx_writer
+
+    def add(weights, inputs):
+        return inputs["to"].at[inputs["at"]].add(1.0, mode=mode)
+
+    given = {"to": np.zeros(6, np.float32), "at": np.array([0, 2, 7], np.int32)}
+    specs = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in given.items()}
+    model, arrays = onnx_writer.model_of(add, {}, specs, "found", onnx_rules.RULES)
+    onnx_writer.write(model, tmp_path / "add.onnx", arrays, "add.data")
+    session = onnxruntime.InferenceSession(str(tmp_path / "add.onnx"))
+    wanted = add({}, {name: jnp.asarray(x) for name, x in given.items()})
+    np.testing.assert_array_equal(session.run(None, given)[0], wanted)
+
+
+def test_a_policy_is_described_from_a_clone_that_is_not_installed(monkeypatch):
+    def version(package):
+        raise PackageNotFoundError(package)
+
+    monkeypatch.setattr("tools.command_line.push.version", version)
+    told = described(whole(tiny_policy()), "stablehlo", "policy.stablehlo", {}, None)
+    assert told["made_by"] == "chiliad from a clone"
 
 
 def test_a_batch_is_answered_row_by_row_the_same(tmp_path):

@@ -3,7 +3,6 @@ how a prompt becomes token ids.
 """
 
 import base64
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from models.inputs.embodiment import Embodiment
 from models.inputs.pictures import Resize
 from models.inputs.processor import Processor
 from models.inputs.tokenizer import Tokenizer
+from tools.command_line.push import own_version
 from tools.export.act import Act, Specs
 
 _AXES = {
@@ -55,7 +55,7 @@ def facts(act: Act, form: str, file: str, names: dict[str, Any], weights: Any) -
     return {
         "format": form,
         "file": file,
-        "made_by": f"chiliad {version('chiliad')}",
+        "made_by": f"chiliad {own_version()}",
         "family": act.policy.model.config.family,
         "robot": robot.name,
         "inputs": _described(act.inputs, names),
