@@ -20,6 +20,7 @@ from tests.helpers.models.tiny_policy import CONFIG, KEYS, PROMPTS, seen, tiny_p
 from tools.export.__main__ import main
 from tools.export.act import whole
 from tools.export.facts import facts as described
+from tools.export.run import ExportedPolicy
 from tools.export.write import write
 
 CASES = (
@@ -230,6 +231,16 @@ def test_a_policy_is_described_from_a_clone_that_is_not_installed(monkeypatch):
     monkeypatch.setattr("tools.command_line.push.version", version)
     told = described(whole(tiny_policy()), "stablehlo", "policy.stablehlo", {}, None)
     assert told["made_by"] == "chiliad from a clone"
+
+
+def test_a_prompt_with_a_pictures_token_is_refused_outside_too():
+    policy = object.__new__(ExportedPolicy)
+    turn = {"template": ["P P {quoted}"], "default": "act", "without": "P"}
+    policy.facts = {"prompt": turn}
+    policy._encode = lambda text: [ord(x) for x in text.replace(" ", "")]
+    assert policy.ids("go", None) == [ord(x) for x in "['go']"]
+    with pytest.raises(ValueError, match="stands for a picture"):
+        policy.ids("go P", None)
 
 
 def test_a_batch_is_answered_row_by_row_the_same(tmp_path):

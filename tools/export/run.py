@@ -74,7 +74,14 @@ class ExportedPolicy:
         if "default" in rule:
             text = rule["template"][0].format(quoted=[prompt or rule["default"]])
             left_out = self._encode(rule["without"])
-            return [i for i in self._encode(text) if i not in left_out]
+            ids = self._encode(text)
+            kept = [i for i in ids if i not in left_out]
+            if len(ids) - len(kept) != rule["template"][0].count(rule["without"]):
+                raise ValueError(
+                    f"The prompt ({prompt[:40]!r}) has {rule['without']}, which stands for a "
+                    "picture; leave it out."
+                )
+            return kept
         text = prompt[:-1] if prompt.endswith("\n") else prompt
         if rule["cleans"]:
             text = prompt.strip().replace("_", " ").replace("\n", " ")
