@@ -335,13 +335,7 @@ class _Totals(NamedTuple):
         return cls(reruns=state["counts"]["reruns"], waited=state["admission"]["waited"])
 
     def since(self, before: "_Totals") -> "_Totals":
-        return _Totals(
-            self.items - before.items,
-            self.rows - before.rows,
-            self.reruns - before.reruns,
-            self.waited - before.waited,
-            self.workers_replaced - before.workers_replaced,
-        )
+        return _Totals(*(now - then for now, then in zip(self, before, strict=True)))
 
 
 def _metrics(found: StepResult, spent: Summary, own: _Totals) -> dict[str, float]:
