@@ -191,7 +191,7 @@ def _measured(bench: CpuBench, asked: Sequence[str], file: Path) -> BenchOutcome
     limit = 60 * (_PATIENCE * bench.minutes + 10)
     result: dict[str, Any] = ended(asked, environment, limit, last_json)
     took = round(time.monotonic() - since, 1)
-    if "ratio" not in result:
+    if "error" in result or "ratio" not in result:
         first, *others = str(result.get("error", "it has no ratio")).strip().splitlines()
         said = " ".join(["failed:", first, *others[-1:]])
         return BenchOutcome(bench.name, said, took, failed=True)

@@ -16,8 +16,10 @@ again. This file imports the standard library alone, so that it can say what is 
 import argparse
 import ast
 import json
+import math
 import os
 import re
+import signal
 import sys
 import tempfile
 import time
@@ -60,6 +62,8 @@ class Measurement:
     needs: tuple[str, ...] = ()
     """Packages besides those that its modules import at their top."""
     environment: Mapping[str, str] = field(default_factory=dict)
+    gpus: int = 1
+    """The fewest with which there is something to measure."""
 
 
 _WHOLE = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92"}
@@ -107,7 +111,7 @@ MEASUREMENTS = (
     ),
     Measurement(
         "processes", "multi", "a process for each GPU beside one with all", 100, 300,
-        "tools.bench.parallel.processes", environment=_WHOLE,
+        "tools.bench.parallel.processes", environment=_WHOLE, gpus=2,
     ),
 )  # fmt: skip
 PARTS = tuple(dict.fromkeys(each.part for each in MEASUREMENTS))
@@ -115,7 +119,7 @@ PARTS = tuple(dict.fromkeys(each.part for each in MEASUREMENTS))
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs what is asked for; the exit status, 1 if something failed."""
-    options = _parser().parse_args(arguments)
+    began, options = time.monotonic(), _parser().parse_args(arguments)
     out = options.out or (ROOT / "runs" / "gpu-tiny" if options.tiny else RESULTS)
     if options.tiny and out.resolve() == RESULTS:
         _say(f"error: --out is {out}, which is for measured figures; --tiny's say nothing.")
@@ -127,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             why = machine.get("error", f"JAX sees only {machine.get('device')}.")
             _say(f"error: there is no NVIDIA GPU that JAX can use: {why}\n--tiny tries a CPU.")
             return 1
-        failed = measure(options.part or PARTS, out, options, machine)
+        failed = measure(options.part or PARTS, out, options, machine, began)
     file = PAGE if out == RESULTS else out / "gpu.md"
     file.write_text(page(out, MEASUREMENTS), encoding="utf-8")
     _say(f"{file} is made of {out}.")
@@ -135,15 +139,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(
-    parts: Sequence[str], out: Path, options: argparse.Namespace, machine: Mapping[str, str]
+    parts: Sequence[str],
+    out: Path,
+    options: argparse.Namespace,
+    machine: Mapping[str, str],
+    began: float,
 ) -> int:
-    """Runs the parts' measurements one after another; 1 if some failed."""
+    """Runs the parts' measurements one after another, those first that were never tried; 1 if some
+    failed. `began`: when the command did, by `time.monotonic`."""
     out.mkdir(parents=True, exist_ok=True)
-    wanted = [each for each in MEASUREMENTS if each.part in parts]
+    wanted = sorted(
+        (each for each in MEASUREMENTS if each.part in parts),
+        key=lambda each: (out / f"{each.name}.json").is_file(),
+    )
+    gpus = math.inf if options.tiny else int(machine["device"].split()[0])
     _say(f"{machine['device']}; Python {machine['python']}, {machine['packages']}")
     for each in wanted:
-        _say(f"  {each.name:10} {_prospect(each, out, options)}")
-    until = time.monotonic() + 60 * options.minutes
+        _say(f"  {each.name:10} {_prospect(each, out, options, gpus)}")
+    until = began + 60 * options.minutes
     failed, left = [], []
     for each in wanted:
         if _finished(each, out, options):
@@ -153,7 +166,7 @@ def measure(
             left.append(each.name)
             continue
         limit = _PATIENCE if options.tiny else min(each.limit, room)
-        result = run(each, limit, options.tiny) | {"machine": dict(machine)}
+        result = run(each, limit, options.tiny, gpus) | {"machine": dict(machine)}
         text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=True) + "\n"
         (out / f"{each.name}.json").write_text(text, encoding="utf-8")
         problems = list(errors(result))
@@ -166,12 +179,14 @@ def measure(
     return 1 if failed else 0
 
 
-def run(each: Measurement, limit: float, tiny: bool = False) -> dict[str, Any]:
+def run(
+    each: Measurement, limit: float, tiny: bool = False, gpus: float = math.inf
+) -> dict[str, Any]:
     """Measures in a process of its own: its result, or `error` and why."""
     began, since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), time.monotonic()
     about = {"name": each.name, "part": each.part, "began": began}
-    if absent := _absent(each.wants):
-        return about | {"left_out": f"not installed here: {', '.join(absent)}"}
+    if why := _useless(each, gpus):
+        return about | {"left_out": why}
     if absent := lacking(each):
         return about | {"error": f"This Python lacks {', '.join(absent)}."}
     environment = os.environ | dict(each.environment)
@@ -202,13 +217,12 @@ def lacking(each: Measurement) -> list[str]:
 
 def incomplete(each: Measurement) -> list[str]:
     """Packages that those which a measurement imports require, and this Python does not have."""
-    owners = packages_distributions()
-    waiting = [one for name in needed(each) for one in owners.get(name.partition(".")[0], ())]
+    waiting = [one for name in needed(each) for one in _owners().get(name.partition(".")[0], ())]
     seen, found = set(waiting), set[str]()
     while waiting:
         for text in requires(waiting.pop()) or ():
             name = re.split(r"[^\w.-]", text)[0]
-            if ";" in text or name in seen:  # an extra's, or another platform's
+            if name in seen or not _applies(text.partition(";")[2]):
                 continue
             seen.add(name)
             try:
@@ -216,6 +230,22 @@ def incomplete(each: Measurement) -> list[str]:
             except PackageNotFoundError:
                 found.add(name)
     return sorted(found)
+
+
+@cache
+def _owners() -> Mapping[str, list[str]]:
+    return packages_distributions()
+
+
+def _applies(marker: str) -> bool:
+    """True if a requirement with that marker holds here, besides those of extras."""
+    if not marker or "extra" in marker:
+        return not marker
+    try:
+        from packaging.markers import Marker
+    except ImportError:
+        return False
+    return Marker(marker).evaluate()
 
 
 def needed(each: Measurement) -> list[str]:
@@ -280,11 +310,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _prospect(each: Measurement, out: Path, options: argparse.Namespace) -> str:
+def _prospect(each: Measurement, out: Path, options: argparse.Namespace, gpus: float) -> str:
     if _finished(each, out, options):
         return f"{each.about}: finished, skipped"
-    if absent := _absent(each.wants):
-        return f"{each.about}: left out, without {', '.join(absent)}"
+    if why := _useless(each, gpus):
+        return f"{each.about}: left out, {why}"
     if absent := lacking(each):
         return f"{each.about}: will fail, this Python lacks {', '.join(absent)}"
     if absent := incomplete(each):
@@ -332,6 +362,13 @@ def _outcome(case: ElementTree.Element) -> dict[str, Any]:
     return row
 
 
+def _useless(each: Measurement, gpus: float) -> str:
+    """Reason why there is nothing to measure on this machine, "" if there is something."""
+    if absent := _absent(each.wants):
+        return f"not installed here: {', '.join(absent)}"
+    return f"it wants {each.gpus} GPUs or more" if gpus < each.gpus else ""
+
+
 def _absent(names: Sequence[str]) -> list[str]:
     return [name for name in names if not _is_here(name)]
 
@@ -364,4 +401,5 @@ def _names(file: Path) -> Iterator[str]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     sys.exit(main())

@@ -78,8 +78,10 @@ def _attention(result: Result) -> Iterator[tuple[str, list[Result]]]:
                 {
                     "case": row["case"],
                     "auto is": row["auto is"],
-                    "auto": row["auto"]["ms"],
-                    "dense": row["dense"]["ms"],
+                    **{
+                        name: row[name].get("ms", row[name].get("error") or row[name].get("cannot"))
+                        for name in ("auto", "dense")
+                    },
                 }
                 for row in result["packed"]
             ],

@@ -1,9 +1,12 @@
-"""A benchmark in a process of its own, with a time limit; it ends with all that it started."""
+"""A benchmark in a process of its own, with a time limit; it ends with all that it started, and
+with us."""
 
+import ctypes
 import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +15,8 @@ from typing import Any
 TAIL = 1500
 """Characters of a failed process's last words that are kept."""
 _ROOT = Path(__file__).resolve().parents[2]
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
 
 
 def ended(
@@ -20,13 +25,14 @@ def ended(
     limit: float,
     read: Callable[[str], dict[str, Any]],
 ) -> dict[str, Any]:
-    """Runs a command to its end, or to the limit, with all that it started; its stdout, read."""
+    """Runs a command to its end, or to the limit, with all that it started; its stdout, read,
+    beside `error` if it failed or was stopped."""
     with (
         tempfile.TemporaryFile() as said,
         tempfile.TemporaryFile() as wrong,
         subprocess.Popen(
             command, env=environment, cwd=_ROOT, stdout=said, stderr=wrong,
-            stdin=subprocess.DEVNULL, start_new_session=True,
+            stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_parent,
         ) as process,
     ):  # fmt: skip
         try:
@@ -43,8 +49,13 @@ def ended(
             texts.append(stream.read().decode(errors="replace"))
     if process.returncode:
         last = (texts[1].strip() or texts[0].strip())[-TAIL:]
-        return {"error": f"{how}: {last}"}
+        return read(texts[0]) | {"error": f"{how}: {last}"}
     return read(texts[0])
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def last_json(said: str) -> dict[str, Any]:

@@ -2,13 +2,19 @@
 lacks is named, and the page says what the JSON says."""
 
 import json
+import signal
+import subprocess
 import sys
+import time
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 
 import pytest
-from rich.console import Console
 
+from models.terminal import Console
 from tools.bench import gpu
+from tools.bench.attempt import tell
 from tools.bench.gpu import MEASUREMENTS, PAGE, RESULTS, errors, main
 from tools.bench.gpu_page import page
 from tools.bench.process import ended, last_json
@@ -43,7 +49,7 @@ MACHINE = {"platform": "gpu", "device": "1 × A GPU", "python": "3.12", "package
 def test_a_failure_is_recorded_stops_no_other_and_is_tried_again(monkeypatch, tmp_path, capsys):
     ran = []
 
-    def run(each, limit, tiny=False):
+    def run(each, limit, tiny, gpus):
         ran.append(each.name)
         result = {"name": each.name, "part": each.part, "began": "then", "seconds": 1.0}
         inner = [{"batch": 32, "error": "out of memory"}] if each.name == "act" else []
@@ -68,8 +74,27 @@ def test_a_failure_is_recorded_stops_no_other_and_is_tried_again(monkeypatch, tm
 def test_without_time_for_it_a_part_is_left_for_the_next_call(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(gpu, "run", lambda *_: pytest.fail("it was begun"))
     options = gpu._parser().parse_args(["--minutes", "1"])
-    assert gpu.measure(["fp8"], tmp_path, options, MACHINE) == 0
+    assert gpu.measure(["fp8"], tmp_path, options, MACHINE, time.monotonic()) == 0
     assert "No time left for fp8, products: the same command goes on" in capsys.readouterr().out
+    options = gpu._parser().parse_args([])
+    assert gpu.measure(["fp8"], tmp_path, options, MACHINE, time.monotonic() - 540) == 0
+    assert "No time left for fp8, products" in capsys.readouterr().out
+
+
+def test_what_failed_is_tried_again_after_what_was_never_tried(monkeypatch, tmp_path):
+    ran = []
+    monkeypatch.setattr(gpu, "run", lambda each, *_: ran.append(each.name) or {"error": "no"})
+    (tmp_path / "fp8.json").write_text('{"error": "It was stopped"}')
+    options = gpu._parser().parse_args([])
+    assert gpu.measure(["fp8"], tmp_path, options, MACHINE, time.monotonic()) == 1
+    assert ran == ["products", "fp8"]
+
+
+def test_processes_on_one_gpu_are_left_out(tmp_path, capsys):
+    options = gpu._parser().parse_args([])
+    assert gpu.measure(["multi"], tmp_path, options, MACHINE, time.monotonic()) == 0
+    found = json.loads((tmp_path / "processes.json").read_text())
+    assert found["left_out"] == "it wants 2 GPUs or more"
 
 
 def test_without_a_gpu_it_says_so(monkeypatch, capsys):
@@ -85,8 +110,50 @@ def test_a_process_that_dies_or_hangs_gives_its_error():
     hangs = [sys.executable, "-c", "print('at work', flush=True); import time; time.sleep(60)"]
     found = ended(hangs, {}, 1.5, last_json)
     assert found["error"].startswith("It was stopped after 2 s")
+    half = "print('{\"rows\": [1]}', flush=True); import os; os.kill(os.getpid(), 9)"
+    found = ended([sys.executable, "-c", half], {}, 60, last_json)
+    assert found == {"rows": [1], "error": 'It ended with -9: {"rows": [1]}'}
     said = [sys.executable, "-c", "print('a line'); print('{\"ratio\": 2}')"]
     assert ended(said, {}, 60, last_json) == {"ratio": 2}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_process_ends_with_the_one_that_started_it(number, tmp_path):
+    file = tmp_path / "pid"
+    file.touch()
+    inner = f"import os, time; open({str(file)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    outer = (
+        "import sys; from tools.bench.process import ended, last_json;"
+        f"ended([sys.executable, '-c', {inner!r}], {{}}, 60, last_json)"
+    )
+    with subprocess.Popen([sys.executable, "-c", outer], cwd=gpu.ROOT) as process:
+        while not (pid := file.read_text()):
+            time.sleep(0.02)
+        process.send_signal(number)
+    until, status = time.monotonic() + 5, Path(f"/proc/{pid}/status")
+    while status.exists() and "zombie" not in status.read_text():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_what_a_benchmark_has_measured_is_told_where_stdout_is_for_json(capsys):
+    tell(Console(), {"rows": []})
+    assert capsys.readouterr().out == ""
+    tell(Console(stderr=True), {"rows": [1]})
+    assert last_json(capsys.readouterr().out) == {"rows": [1]}
+
+
+def test_packages_that_other_packages_require_on_this_system_are_named(monkeypatch):
+    monkeypatch.setattr(gpu, "_owners", lambda: {"httpx2": ["httpx2"]})
+    monkeypatch.setattr(gpu, "needed", lambda each: ["httpx2"])
+    asked = ["core2==2; sys_platform != 'emscripten'", "js; sys_platform == 'emscripten'"]
+    monkeypatch.setattr(gpu, "requires", lambda name: [*asked, "brotli; extra == 'brotli'"])
+
+    def absent(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(gpu, "distribution", absent)
+    assert gpu.incomplete(MEASUREMENTS[1]) == ["core2"]
 
 
 def test_what_a_python_lacks_is_named_for_each_part(monkeypatch):

@@ -23,6 +23,15 @@ def test_the_first_call_compiles_and_is_not_counted():
     assert min(found.values()) > 0
 
 
+def test_on_a_gpu_a_renderer_that_cannot_draw_leaves_its_error_alone(monkeypatch):
+    monkeypatch.setenv("MUJOCO_GL", "none")
+    backend = Backend(None, None, lambda: physics.model(Bodies()), SUBSTEPS, FRONT)
+    qpos = physics.model(Bodies()).qpos0[None].astype(np.float32)
+    drawn = sim.drawings(backend, qpos, {}, seconds=0.01, spared=True)
+    assert all(rates["frames/s"] > 0 for rates in drawn["caster"].values())
+    assert all("gave no answer" in rates["error"] for rates in drawn["renderer"].values())
+
+
 def test_c_mujoco_and_its_renderer_do_the_same_scene_as_ours():
     environment = dict(os.environ)
     try:

@@ -6,6 +6,7 @@ What is compared alternates, and ratios are taken within a round, so a drifting 
 alike; figures are medians over the rounds.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -22,9 +23,11 @@ from models.attention.attention import Implementation, attend, explain
 from models.groot.model import GrootConfig
 from models.terminal import Console, track
 from parallel.planning.cluster import chip_of
-from tools.bench.attempt import FULL, failed
+from tools.bench.attempt import FULL, failed, tell
 
 _SEGMENTS = (1, 4, 16)
+_BRIEF, _MOST = 0.01, 100
+"""Seconds under which a call is made several times in a row, and how often at most."""
 _BACKWARD = 2.5
 """Products of the backward pass over those of the forward: five and two (FlashAttention-2,
 arXiv 2307.08691, section 4.1)."""
@@ -98,27 +101,28 @@ def run(console: Console, tiny: bool = False) -> dict[str, Any]:
     places = 256 if tiny else places
     scaling = [Case(1, places, segments, 8, head_dim) for segments in _SEGMENTS]
     console.print(f"{places} places shared by {_SEGMENTS} samples")
-    took = alternate({str(case): gradient(case, "auto", dtype) for case in scaling}, 4)
-    result: dict[str, Any] = {"unit": "ms", "scaling": rows(took, "share")}
+    ready, lost = _able({str(case): gradient(case, "auto", dtype) for case in scaling})
+    result: dict[str, Any] = {"unit": "ms", "scaling": rows(alternate(ready, 4), "share") + lost}
     if on_gpu or tiny:
-        result["released"] = [
-            {"name": name, **implementations(case, jnp.bfloat16, 1 if tiny else 10)}
-            for name, case in track(released(tiny).items(), "Released heads", console=console)
-        ]
+        result["released"] = []
+        for name, case in track(released(tiny).items(), "Released heads", console=console):
+            found = implementations(case, jnp.bfloat16, 1 if tiny else 10)
+            result["released"].append({"name": name, **found})
+            tell(console, result)
     result["packed"] = []
     packed = preset_rows(128, 8, 256) if on_gpu else preset_rows()
     packed = packed[:1] if tiny else packed
     for case in track(packed, "Packed rows", console=console):
         names: tuple[Implementation, ...] = ("auto", "dense")
-        took = alternate({name: gradient(case, name, dtype) for name in names}, 12)
-        auto, dense = rows(took, "ratio")
-        result["packed"].append(
-            {"case": str(case), "auto is": chosen(case, dtype), "auto": auto, "dense": dense}
-        )
+        ready, lost = _able({name: gradient(case, name, dtype) for name in names})
+        by_name = {row["name"]: row for row in rows(alternate(ready, 12), "ratio") + lost}
+        result["packed"].append({"case": str(case), "auto is": chosen(case, dtype), **by_name})
+        tell(console, result)
     full = result["packed"][:4][-1]
-    result["ratio"] = full["dense"]["ratio"]
-    result["ours"] = f"{full['auto']['ms']:.1f} ms auto"
-    result["other"] = f"{full['dense']['ms']:.1f} ms dense, {full['case']}"
+    auto, dense = (full[name].get("ms", math.nan) for name in ("auto", "dense"))
+    result["ratio"] = full["dense"].get("ratio", math.nan) if "ms" in full["auto"] else math.nan
+    result["ours"] = f"{auto:.1f} ms auto"
+    result["other"] = f"{dense:.1f} ms dense, {full['case']}"
     return result
 
 
@@ -128,23 +132,24 @@ def implementations(case: Case, dtype: Any, rounds: int) -> dict[str, Any]:
     "auto" takes."""
     found: dict[str, Any] = {"case": str(case), "heads": case.heads, "kv_heads": case.kv_heads}
     found |= {"head_dim": case.head_dim, "causal": case.causal, "dtype": jnp.dtype(dtype).name}
-    found |= {"auto": chosen(case, dtype), "rows": []}
-    steps: dict[str, Callable[[], Any]] = {}
-    for name, _ in explained(case, dtype):
-        step = gradient(case, name, dtype)
-        why = _problem(step)
-        if why is None:
-            steps[name] = step
-        else:
-            found["rows"].append({"name": name, **why})
-    if not steps:
-        return found
+    found |= {"auto": chosen(case, dtype)}
+    names = [name for name, _ in explained(case, dtype)]
+    steps, found["rows"] = _able({name: gradient(case, name, dtype) for name in names})
     flops, chip = needed_flops(case), chip_of(jax.devices()[0].device_kind)
     for row in rows(alternate(steps, rounds), "ratio"):
         rate = flops / row["ms"] * 1e3
         share = {} if chip is None else {"peak_share": rate / chip.peak(found["dtype"])}
         found["rows"].append(row | {"TFLOP/s": rate / 1e12} | share)
     return found
+
+
+def _able(
+    steps: Mapping[str, Callable[[], Any]],
+) -> tuple[dict[str, Callable[[], Any]], list[dict[str, Any]]]:
+    """Compiled steps that run, and a row with the reason for each that does not."""
+    problems = {name: _problem(step) for name, step in steps.items()}
+    lost = [{"name": name, **why} for name, why in problems.items() if why is not None]
+    return {name: step for name, step in steps.items() if problems[name] is None}, lost
 
 
 def _problem(step: Callable[[], Any]) -> dict[str, Any] | None:
@@ -169,19 +174,30 @@ def needed_flops(case: Case) -> float:
 
 
 def alternate(steps: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of every call, in turn; the first round only compiles."""
+    """Seconds of every call, in turn; the first round only compiles. What was compiled already and
+    is brief is called several times before it is waited for, so that a device's kernels are timed
+    and not their start."""
     seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(rounds + 1):
+    times = dict.fromkeys(steps, 1)
+    for at in range(rounds + 1):
         for name, step in steps.items():
-            start = time.perf_counter()
-            jax.block_until_ready(step())
-            seconds[name].append(time.perf_counter() - start)
+            seconds[name].append(_timed(step, times[name]))
+            if at == 0:
+                times[name] = min(_MOST, max(1, int(_BRIEF / seconds[name][0])))
     return {name: times[1:] for name, times in seconds.items()}
+
+
+def _timed(step: Callable[[], Any], times: int) -> float:
+    start = time.perf_counter()
+    for _ in range(times - 1):
+        step()
+    jax.block_until_ready(step())
+    return (time.perf_counter() - start) / times
 
 
 def rows(took: dict[str, list[float]], ratio: str) -> list[dict[str, Any]]:
     """Median milliseconds, and the median over the rounds of each one's ratio to the first."""
-    first = next(iter(took.values()))
+    first = next(iter(took.values()), [])
     return [
         {
             "name": name,

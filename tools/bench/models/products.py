@@ -1,8 +1,9 @@
 """Products of π0.5's layers at their released widths on a Hopper GPU: in every recipe of float8
 against bf16, forward and for both gradients, and forward alone with kernels kept in float8.
 
-Scales and rounding are part of what is timed. What is compared alternates in one process; ratios
-are taken within a round, and figures are medians.
+Scales and rounding are part of what is timed. Forward alone passes several layers, each with a
+kernel of its own, so that none stands in the cache from the last call. What is compared alternates
+in one process; ratios are taken within a round, and figures are medians.
 """
 
 import math
@@ -18,11 +19,13 @@ from models.layers import fp8
 from models.layers.quantized import dot, dot_in_float8, quantize_kernel
 from models.terminal import Console, track
 from parallel.planning.cluster import chip_of
-from tools.bench.attempt import attempt
+from tools.bench.attempt import attempt, tell
 from tools.bench.models.attention import alternate, rows
 
 _TOKENS, _ACTED, _ROUNDS, _KINDS = 16384, 816, 10, 3
 """Tokens of a batch and of one observation's prefix, rounds, and what is compared in each."""
+_BEYOND_CACHE, _MOST_LAYERS = 2**27, 32
+"""Bytes of float8 that the kernels of a call hold at least, and how many they are at most."""
 
 
 class LayerProduct(NamedTuple):
@@ -67,16 +70,18 @@ def run(console: Console, tiny: bool = False) -> dict[str, Any]:
             f"The benchmark of products needs a GPU; the first device here is "
             f"{device.device_kind} ({device.platform})."
         )
+    trained, acted = (
+        [_shrunk(size) if tiny else size for size in sizes(tokens)] for tokens in (_TOKENS, _ACTED)
+    )
     cases = [
-        (*case, _shrunk(size) if tiny else size)
-        for case in (("training", _training, 3), ("acting", _acting, 1))
-        for size in sizes(_TOKENS if case[0] == "training" else _ACTED)
+        *(("training", size, partial(_training, size), 3, 1) for size in trained),
+        *(("acting", size, partial(_acting, size, n), n, n) for size, n in _layers(acted, tiny)),
     ]
-    table = [
-        {"of": of, "size": str(size), **row}
-        for of, calls, products, size in track(cases, "Products", console=console)
-        for row in _measured(calls(size), products * size.flops, 1 if tiny else _ROUNDS)
-    ]
+    table: list[dict[str, Any]] = []
+    for of, size, calls, products, layers in track(cases, "Products", console=console):
+        found = _measured(calls(), products * size.flops, 1 if tiny else _ROUNDS, layers)
+        table += [{"of": of, "size": str(size), **row} for row in found]
+        tell(console, {"unit": "ms", "rows": table})
     bf16, block = (
         next((row["ms"] for row in table[:_KINDS] if row["name"] == name and "ms" in row), math.nan)
         for name in ("bf16", "block")
@@ -107,17 +112,29 @@ def _training(size: LayerProduct) -> dict[str, Callable[[], Any]]:
     }
 
 
-def _acting(size: LayerProduct) -> dict[str, Callable[[], Any]]:
-    """Results alone: of a kernel in bf16, kept in float8 and read in bf16, and multiplied in
-    float8."""
-    x, kernel, _ = _operands(size)
-    kernel = kernel.astype(x.dtype)
-    kept = quantize_kernel("mlp/up/kernel", kernel[None], "float8")
-    kept = jax.tree.map(lambda leaf: leaf[0], kept)
+def _layers(acted: list[LayerProduct], tiny: bool) -> list[tuple[LayerProduct, int]]:
+    """Products with the number of kernels that do not fit the GPU's cache together."""
+    most = 1 if tiny else _MOST_LAYERS
+    return [(s, min(most, math.ceil(_BEYOND_CACHE / (s.inner * s.outer)))) for s in acted]
+
+
+def _acting(size: LayerProduct, layers: int) -> dict[str, Callable[[], Any]]:
+    """Results alone, of so many layers: of kernels in bf16, kept in float8 and read in bf16, and
+    multiplied in float8."""
+    operands = [_operands(size, seed)[:2] for seed in range(layers)]
+    xs, kernels = [x for x, _ in operands], [kernel.astype(x.dtype) for x, kernel in operands]
+    kept = [
+        jax.tree.map(lambda leaf: leaf[0], quantize_kernel("mlp/up/kernel", k[None], "float8"))
+        for k in kernels
+    ]
+
+    def each(product: Callable[..., Any]) -> Callable[..., Any]:
+        return jax.jit(lambda xs, kernels: list(map(product, xs, kernels)))
+
     return {
-        "bf16": partial(jax.jit(_plain), x, kernel),
-        "kept in float8": partial(jax.jit(dot), x, kept),
-        "block": partial(jax.jit(dot_in_float8), x, kept),
+        "bf16": partial(each(_plain), xs, kernels),
+        "kept in float8": partial(each(dot), xs, kept),
+        "block": partial(each(dot_in_float8), xs, kept),
     }
 
 
@@ -125,18 +142,19 @@ def _plain(x: Any, kernel: Any) -> Any:
     return x @ kernel.astype(x.dtype)
 
 
-def _operands(size: LayerProduct) -> tuple[Any, Any, Any]:
+def _operands(size: LayerProduct, seed: int = 0) -> tuple[Any, Any, Any]:
     """Activations and a gradient in bf16, and a master kernel."""
-    keys = jax.random.split(jax.random.key(0), 3)
+    keys = jax.random.split(jax.random.key(seed), 3)
     x = jax.random.normal(keys[0], (size.tokens, size.inner), jnp.bfloat16)
     kernel = jax.random.normal(keys[1], (size.inner, size.outer)) / size.inner**0.5
     return x, kernel, jax.random.normal(keys[2], (size.tokens, size.outer), jnp.bfloat16)
 
 
 def _measured(
-    calls: dict[str, Callable[[], Any]], flops: float, rounds: int
+    calls: dict[str, Callable[[], Any]], flops: float, rounds: int, layers: int
 ) -> list[dict[str, Any]]:
-    """Each call's median time, ratio to the first, TFLOP/s and share of the bf16 peak, or error."""
+    """Each call's median time for one of its layers, ratio to the first, TFLOP/s and share of the
+    bf16 peak, or error."""
     ran = {name: attempt(partial(_once, call)) for name, call in calls.items()}
     able = {name: calls[name] for name, failure in ran.items() if not failure}
     found = [{"name": name, **failure} for name, failure in ran.items() if failure]
@@ -144,6 +162,7 @@ def _measured(
     for row in rows(alternate(able, rounds), "ratio") if able else []:
         rate = flops / row["ms"] * 1e3
         share = {} if chip is None else {"bf16_peak_share": rate / chip.peak("bfloat16")}
+        row["ms"] /= layers
         found.append(row | {"TFLOP/s": rate / 1e12} | share)
     return found
 

@@ -24,8 +24,9 @@ from parallel.monitor.speed import Speed, model_flops
 from parallel.optimizer import OptimizerConfig
 from parallel.planning.flops import gradient_work
 from parallel.step import abstract_state, init_state, make_train_step
-from tools.bench.attempt import FULL, attempt
+from tools.bench.attempt import FULL, attempt, tell
 from tools.bench.models.fp8 import random_batch
+from tools.bench.models.pi05 import held_bytes
 from tools.recipes.presets import RunConfig, load_preset
 
 Ways = Mapping[str, Mapping[str, Any]]
@@ -62,6 +63,7 @@ def compared(
             console.print(f"{name}: a step in {way}")
             row = _largest(preset, changes, rows, samples, 2 if tiny else 10)
             found.append({"model": name, "precision": way, **row})
+            tell(console, {"unit": "samples/s", "rows": found})
             jax.clear_caches()
     ours, other = (found[i].get("samples/s", math.nan) for i in (1, 0))
     return {
@@ -118,19 +120,20 @@ def held(config: ModelConfig, optimizer: OptimizerConfig, rows: int, samples: in
 
 def stepper(
     config: ModelConfig, optimizer: OptimizerConfig, batch: Any, mesh: Mesh
-) -> Callable[[], Any]:
-    """A training step to call again and again."""
+) -> tuple[Callable[[], Any], int]:
+    """A training step to call again and again, and the bytes that its program holds at once."""
     model = config.build()
     abstract = abstract_state(model, optimizer, model.sharding_rules, mesh)
     state = init_state(model, optimizer, abstract, 0)
-    step = make_train_step(model, optimizer, mesh, abstract)
+    jitted: Any = make_train_step(model, optimizer, mesh, abstract)
+    step = jitted.lower(state, batch, 0).compile()
 
     def call() -> Any:
         nonlocal state
         state, metrics = step(state, batch, 0)
         return metrics
 
-    return call
+    return call, held_bytes(step)
 
 
 def _config(
@@ -157,13 +160,15 @@ def _largest(
 def _measured(
     config: ModelConfig, optimizer: OptimizerConfig, rows: int, samples: int, rounds: int
 ) -> dict[str, Any]:
+    """Speed; `bytes` that the step's program holds at once, and `start_seconds` until its first is
+    done, of which the most go to compiling, unless an earlier call left what it compiled."""
     device = jax.devices()[0]
     batch = jax.device_put(random_batch(config, rows, samples), device)
     mesh = make_mesh(MeshConfig(), [device])
-    call, speed = stepper(config, optimizer, batch, mesh), Speed(1, device.device_kind)
-    since = time.perf_counter()
+    since, speed = time.perf_counter(), Speed(1, device.device_kind)
+    call, held = stepper(config, optimizer, batch, mesh)
     jax.block_until_ready(call())
-    compiling = time.perf_counter() - since
+    starting = time.perf_counter() - since
     speed.flops = model_flops(config.build(), optimizer, batch)
     for _ in range(rounds):
         since = time.perf_counter()
@@ -171,13 +176,12 @@ def _measured(
         speed.add(time.perf_counter() - since)
     report = speed.report()
     shapes = jax.eval_shape(config.build().init, jax.random.key(0))
-    stats = device.memory_stats() or {}
     return {
         "samples/s": rows * samples / report["step_seconds_p50"],
         "parameters": sum(x.size for x in jax.tree.leaves(shapes)),
         "samples": rows * samples,
         "loss": float(metrics["loss"]),
-        "peak_bytes": stats.get("peak_bytes_in_use"),
-        "compile_seconds": compiling,
+        "bytes": held,
+        "start_seconds": starting,
         **report,
     }

@@ -39,7 +39,7 @@ def run(console: Console, tiny: bool = False) -> dict[str, Any]:
         environment["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FORCED}={count}"
         environment["NPROC"] = "32"
     worker = ["-m", "tools.bench.parallel.processes", *["--tiny"] * tiny]
-    launch = ["-m", "tools.launch", "-n", str(count), "--", "python", *worker]
+    launch = ["-m", "tools.launch", "-n", str(count), "--", sys.executable, *worker]
     found = {}
     for name, command in (("alone", worker), ("launched", launch)):
         console.print(f"{name}: {' '.join(command)}")
@@ -65,7 +65,8 @@ def work(tiny: bool) -> dict[str, Any]:
     index, count = row_share(mesh)
     share = slice(index * rows // count, (index + 1) * rows // count)
     batch = put_batch(jax.tree.map(lambda x: x[share], whole), mesh)
-    call, seconds, losses = stepper(config, preset.optimizer, batch, mesh), [], []
+    call, _ = stepper(config, preset.optimizer, batch, mesh)
+    seconds, losses = [], []
     for _ in range(2 if tiny else _STEPS):
         since = time.perf_counter()
         losses.append(float(call()["loss"]))

@@ -12,7 +12,7 @@ import jax
 from models.terminal import Console
 from sim.environments.device_slots import spec_of
 from sim.suites import load_suite
-from tools.bench.attempt import attempt
+from tools.bench.attempt import attempt, tell
 from tools.bench.rl.rl_modes import BenchedPolicy, BenchedRun, run_colocated
 
 _SUITE = "tabletop-lift"
@@ -39,6 +39,7 @@ def run(
         rollout = replace(load.rollout, slots=envs, replan_steps=replan_steps)
         benched = BenchedPolicy(spec, replace(load, rollout=rollout, horizon=horizon))
         found.append({"envs": envs, **attempt(partial(run_colocated, benched, env))})
+        tell(console, {"unit": "env-steps/s", "rows": found})
     rates = [row.get("env-steps/s", math.nan) for row in found]
     return {
         "ratio": rates[-1] / rates[0],

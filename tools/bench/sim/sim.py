@@ -6,12 +6,13 @@ the same. Everything holds still where it starts. Our pictures are an observatio
 pixel; MuJoCo's are of the first camera alone, 4 samples a pixel, with a sun besides its headlight
 and a shadow map of 512 x 512.
 `caster` is our ray caster on that camera, without shadows and with. On a GPU batches are larger,
-the tabletop is stepped by Warp's kernels too where they are installed, and no suite runs in
-processes. Rates by the clock are of the whole machine (C's rollout has a thread for each core, and
-its renderer but one), those per CPU-second of one core of it; a benchmark suite's processes are
-clocked alone.
+the tabletop is stepped by Warp's kernels too where they are installed, no suite runs in processes,
+and the rest is measured where MuJoCo cannot draw. Rates by the clock are of the whole machine (C's
+rollout has a thread for each core, and its renderer but one), those per CPU-second of one core of
+it; a benchmark suite's processes are clocked alone.
 """
 
+import math
 import os
 import sys
 import time
@@ -35,7 +36,7 @@ from sim.protocol import Environment, Slots, Start, State
 from sim.rendering.raycast import Camera, Look, Poses, geoms_of, pictures, views
 from sim.simulators.offscreen import choose_renderer
 from sim.suites import load_suite
-from tools.bench.attempt import attempt
+from tools.bench.attempt import attempt, tell
 from tools.bench.peer import asking
 
 _BATCHES = (1, 16, 256, 1024)
@@ -71,10 +72,15 @@ def run(
     tabletop does in a second than C MuJoCo and its renderer.
 
     Raises:
-      FileNotFoundError: MuJoCo cannot draw here.
+      FileNotFoundError: MuJoCo cannot draw here, and there is no GPU.
     """
-    environment = dict(os.environ)
-    on_gpu, renderer = jax.default_backend() == "gpu", choose_renderer(environment)
+    environment, on_gpu = dict(os.environ), jax.default_backend() == "gpu"
+    try:
+        renderer = choose_renderer(environment)
+    except FileNotFoundError as missing:
+        if not on_gpu:
+            raise
+        renderer = str(missing)
     batches = batches or ((2,) if tiny else _GPU_BATCHES if on_gpu else _BATCHES)
     seconds = 0.01 if tiny else _SECONDS
     figures: dict[str, dict[str, Any]] = {}
@@ -85,8 +91,9 @@ def run(
         figures[name] = {
             "ours": found,
             "rollout": rollouts(backend, qpos, batches, seconds),
-            **drawings(backend, qpos, environment, seconds),
+            **drawings(backend, qpos, environment, seconds, on_gpu),
         }
+        tell(console, {"figures": figures})
     if on_gpu and find_spec("warp") is not None:
         console.print("tabletop, by Warp's kernels")
         warp = attempt(lambda: ours(_tabletop("warp"), batches, seconds)[0])
@@ -98,7 +105,10 @@ def run(
     at = str(max((batch for batch in batches if batch <= 256), default=batches[0]))
     ways = (figure["ours"][at], figure["rollout"][at] | figure["renderer"]["plain"])
     (clock, other), (cpu, other_cpu) = (
-        [1 / (1 / way[f"steps/{unit}"] + 1 / way[f"frames/{unit}"]) for way in ways]
+        [
+            1 / sum(1 / way.get(f"{what}/{unit}", math.nan) for what in ("steps", "frames"))
+            for way in ways
+        ]
         for unit in ("s", "CPU-s")
     )
     return {
@@ -171,8 +181,10 @@ def drawings(
     qpos: Float[np.ndarray, "n nq"],
     environment: dict[str, str],
     seconds: float = _SECONDS,
-) -> dict[str, dict[str, Rates]]:
-    """Rates of our ray caster and of MuJoCo's renderer, without shadows and with."""
+    spared: bool = False,
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """Rates of our ray caster and of MuJoCo's renderer, without shadows and with; if `spared`, a
+    renderer that cannot draw leaves its `error` and no more."""
     model, qpos = backend.model(), qpos[:_LANES]
     placed = _placed(model, qpos)
     frames = Poses(
@@ -189,7 +201,7 @@ def drawings(
     }
     own = {key: value for key, value in environment.items() if key not in os.environ}
     own["LP_NUM_THREADS"] = "0"  # Mesa's rasteriser, in the caller's thread
-    found: dict[str, dict[str, Rates]] = {"caster": {}, "renderer": {}}
+    found: dict[str, dict[str, dict[str, Any]]] = {"caster": {}, "renderer": {}}
     with (
         TemporaryDirectory() as folder,
         asking(Path(sys.executable), "mujoco_renderer", own) as ask,
@@ -200,7 +212,8 @@ def drawings(
             draw = partial(pictures, geoms_of(model), size=_SIZE, samples=2, shadows=shadows)
             cast = partial(jax.jit(draw), frames, seen, look)
             found["caster"][name] = rates("frames", len(qpos), cast, seconds)
-            found["renderer"][name] = ask(
+            asked = partial(
+                ask,
                 model=file,
                 qpos=qpos.tolist(),
                 camera=camera,
@@ -209,6 +222,7 @@ def drawings(
                 shadows=shadows,
                 seconds=seconds,
             )
+            found["renderer"][name] = attempt(asked) if spared else asked()
     return found
 
 
