@@ -10,6 +10,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
+import jax
 import pytest
 
 from models.terminal import Console
@@ -17,6 +18,8 @@ from tools.bench import gpu
 from tools.bench.attempt import tell
 from tools.bench.gpu import MEASUREMENTS, PAGE, RESULTS, errors, main
 from tools.bench.gpu_page import page
+from tools.bench.models import step
+from tools.bench.models.fp8 import random_batch
 from tools.bench.process import ended, last_json
 
 CHEAP = ("attention", "act")
@@ -164,6 +167,21 @@ def test_what_a_python_lacks_is_named_for_each_part(monkeypatch):
     assert gpu.lacking(by_name["sim"]) == ["mujoco", "tyro"]
     assert gpu.run(by_name["sim"], 1)["error"] == "This Python lacks mujoco, tyro."
     assert gpu.run(by_name["pi05"], 1)["left_out"] == "not installed here: openpi"
+
+
+@pytest.mark.slow
+def test_the_bytes_of_a_step_are_its_own_programs_whatever_ran_before():
+    preset, mesh = step.benched("tiny"), step.make_mesh(step.MeshConfig(), jax.devices()[:1])
+    held = [
+        step.stepper(
+            preset.model,
+            preset.optimizer,
+            jax.device_put(random_batch(preset.model, rows, 2)),
+            mesh,
+        )[1]
+        for rows in (4, 1)
+    ]
+    assert held[1] < held[0]
 
 
 def test_the_gpu_tests_are_found():
