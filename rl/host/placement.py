@@ -311,11 +311,11 @@ class _Totals(NamedTuple):
     """Sums over a run so far, of which a step's own are the differences. Batches and
     workers count from the beginning of this process, the rest from that of the run."""
 
-    items: int = 0
-    rows: int = 0
-    reruns: int = 0
+    items: float = 0
+    rows: float = 0
+    reruns: float = 0
     waited: float = 0.0
-    workers_replaced: int = 0
+    workers_replaced: float = 0
 
     @classmethod
     def of(cls, found: StepResult, workers_replaced: int) -> "_Totals":
