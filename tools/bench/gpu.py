@@ -71,7 +71,10 @@ _HALF = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.45"}
 _SOME = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.6"}
 
 MEASUREMENTS = (
-    Measurement("tests", "tests", "the tests marked gpu", 60, 240, needs=("pytest", "beartype")),
+    Measurement(
+        "tests", "tests", "the tests marked gpu", 60, 240, needs=("pytest", "beartype"),
+        environment={"XLA_FLAGS": "--xla_backend_optimization_level=3"},
+    ),
     Measurement(
         "attention", "attention", "every kernel on the released models' heads", 120, 300,
         "tools.bench.models.attention",
