@@ -11,6 +11,8 @@ from parallel.hosts.agreement import agree
 from parallel.monitor.metrics import read_metrics
 
 HELD_OUT_LOSS = "val_loss"
+LATE = "evaluated_late"
+"""Name, beside what it found, of an evaluation that a stop put off until the run went on."""
 
 
 class Evaluations:
@@ -68,6 +70,16 @@ class Evaluations:
         self._values[step] = value
         if math.isfinite(value):
             self.finite[step] = value
+
+
+def made_late(directory: Path, done: int) -> bool:
+    """True, on all hosts alike, if the evaluation after `done` steps was put off and made since."""
+
+    def read(_: list[str]) -> str:
+        made = (LATE in row and row["step"] == done - 1 for row in read_metrics(directory))
+        return "made" if any(made) else ""
+
+    return bool(agree("made late", "", read))
 
 
 def check_judged(keep_best: str, patience: int, eval_every: int, save_every: int) -> None:

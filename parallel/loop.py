@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from models.inputs.packed_batch import PackedBatch
 from models.terminal import Console
 from parallel.checkpoint import CheckpointWriter
-from parallel.evaluations import Evaluations
+from parallel.evaluations import LATE, Evaluations
 from parallel.hooks import Hook, due
 from parallel.hosts import inject
 from parallel.hosts.agreement import agree
@@ -80,8 +80,9 @@ class Loop:
     """Steps of a run, whichever state they go on from, with all they need.
 
     `saved` is the step of the last checkpoint; `stopped` the host that was told to stop and the
-    signal's number, once all know it; `verdict` why the run ends before its last step, judged by
-    its `evaluations`. A host whose logs cannot be written, which `failure` keeps,
+    signal's number, once all know it; `owed` the step after which a stop left an evaluation unmade,
+    which comes first where the run goes on from there; `verdict` why the run ends before its last
+    step, judged by its `evaluations`. A host whose logs cannot be written, which `failure` keeps,
     is told to stop by `UNLOGGED`. `flops` counts a global batch's, see `monitor.speed.model_flops`.
     """
 
@@ -102,6 +103,7 @@ class Loop:
     evaluations: Evaluations | None = None
     trackers: Trackers | None = None
     stopped: tuple[int, int] | None = None
+    owed: int | None = None
     verdict: str = ""
     _compiled: Any = field(default=None, init=False)
     _speed: Speed = field(init=False)
@@ -149,11 +151,14 @@ class Loop:
             trace = stack.enter_context(
                 StepTrace(wanted, self.directory, start, self.console, self.failure)
             )
-            begin, bad = time.perf_counter(), None
-            item = self._next(source, done)
+            if self.owed == start:
+                self._evaluate(start, state, log)
+            begin, bad, item = time.perf_counter(), None, None
+            if start < config.steps and not self.stopped and not self.verdict:
+                item = self._next(source, done)
             if item is not None and self._compiled is None:
                 self._compile(state, item[0], seed)
-            self.stopped = any_host(self.stop.number)
+            self.stopped = self.stopped or any_host(self.stop.number)
             try:
                 while done < config.steps and not self.stopped and not self.verdict:
                     if trace.turns(done) and not self._turn(trace, log):
@@ -181,9 +186,10 @@ class Loop:
                     log.started(done, begin, metrics, {**info, **waits})
                     done += 1
                     self._read(log)
-                    hooks = [hook for hook in self.hooks if hook.due(done, config.steps)]
-                    if hooks:
-                        self._call(hooks, done, state, log)
+                    if self.due(done):
+                        log.drain()
+                        self._read(log)
+                        self._evaluate(done, state, log)
                     if due(done, config.save_every):
                         log.drain()
                         self._read(log)
@@ -247,21 +253,24 @@ class Loop:
         self.ledger.spend("profile")
         return True
 
-    def _call(
-        self, hooks: Sequence[Hook[TrainState]], done: int, state: TrainState, log: StepLog
-    ) -> None:
-        log.drain()
-        self._read(log)
+    def due(self, done: int) -> list[Hook[TrainState]]:
+        """Hooks to be called after `done` steps."""
+        return [hook for hook in self.hooks if hook.due(done, self.config.steps)]
+
+    def _evaluate(self, done: int, state: TrainState, log: StepLog) -> None:
+        """Calls the hooks that are due and logs what they found; what a stop forbids is owed."""
+        found: dict[str, float] = {LATE: 1.0} if self.owed == done else {}
+        self.owed = done
         if self.stopped:
             return
         note("evaluating")
-        found: dict[str, float] = {}
         with self.failure.kept():
-            for hook in hooks:
+            for hook in self.due(done):
                 found |= hook.call(done, state, self._stopping)
         note("training")
         self.ledger.spend("evaluation")
         if not self.stopped:
+            self.owed = None
             log.noted(done - 1, found)
             if self.evaluations is not None and due(done, self.config.eval_every):
                 if self.failure.error is None:
@@ -287,7 +296,8 @@ class Loop:
         self, done: int, state: TrainState, offset: int, spikes: Spikes, log: StepLog
     ) -> None:
         note("saving")
-        position = at_data(self.position(done + offset), offset, spikes.record())
+        owed = self.owed == done
+        position = at_data(self.position(done + offset), offset, spikes.record(), owed)
         log.sync()  # so that metrics never lag a checkpoint
         with self.failure.kept():
             self.ledger.sync()

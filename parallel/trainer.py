@@ -21,7 +21,7 @@ from models.inputs.packed_batch import PackedBatch
 from models.sharding import Rules
 from models.terminal import Console
 from parallel import checkpoint
-from parallel.evaluations import HELD_OUT_LOSS, Evaluations, check_judged
+from parallel.evaluations import HELD_OUT_LOSS, Evaluations, check_judged, made_late
 from parallel.hooks import Hook
 from parallel.hosts.agreement import agree
 from parallel.hosts.distributed import host_count, host_index
@@ -166,7 +166,9 @@ def train(
             if mirror is None
             else stack.enter_context(Mirror(mirror, run.directory, keep, console))
         )
-        if done >= config.steps or verdict:
+        owed = record is not None and "owed" in record and not made_late(run.directory, done)
+        owed = owed and any(hook.due(done, config.steps) for hook in hooks)
+        if (done >= config.steps or verdict) and not owed:
             if kept_at is not None:
                 kept_at.finish(done)
             _say_early(verdict if done < config.steps else "", done, config, folder, best, console)
@@ -202,6 +204,7 @@ def train(
             ledger=ledger,
             failure=(failure := LogFailure()),
             saved=saved,
+            owed=done if owed else None,
             evaluations=evaluations,
             trackers=trackers,
         )
@@ -234,7 +237,7 @@ def train(
             state, record = begin(loop.saved)
             bad_steps = record["bad_steps"] if record else None
             record = at_data(position(resumed_at), resumed_at - done, bad_steps)
-        ended = done == config.steps or bool(loop.verdict)
+        ended = (done == config.steps or bool(loop.verdict)) and loop.owed != done
         trackers.outcome = "finished" if ended else "stopped"
         if kept_at is not None and loop.saved is not None:
             kept_at.finish(loop.saved)

@@ -29,10 +29,11 @@ class NoPosition(ValueError):
         )
 
 
-def at_data(data: Json, offset: int, bad_steps: Json) -> Json:
-    """A training run's position: the data's own, how many batches it is ahead of the steps, and the
-    record of `Spikes`."""
-    return {"data": data, "offset": offset, "bad_steps": bad_steps}
+def at_data(data: Json, offset: int, bad_steps: Json, owed: bool = False) -> Json:
+    """A training run's position: the data's own, how many batches it is ahead of the steps, the
+    record of `Spikes`, and, where it is so, that a stop left the evaluation after it unmade."""
+    found = {"data": data, "offset": offset, "bad_steps": bad_steps}
+    return found | {"owed": True} if owed else found
 
 
 def check_at_data(found: Json) -> None:

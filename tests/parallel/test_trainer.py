@@ -253,6 +253,47 @@ def test_an_evaluation_is_told_of_a_signal_and_not_logged(tmp_path):
     assert not [line for line in read_metrics(tmp_path) if "eval_loss" in line]
 
 
+@pytest.mark.parametrize("at", [4, 8])
+def test_an_evaluation_that_signals_interrupt_is_made_once_before_the_run_goes_on(tmp_path, at):
+    made, signals = [], [signal.SIGTERM] * 2
+
+    def evaluate(step, state, stopping):
+        if step == at and signals:
+            os.kill(os.getpid(), signals.pop())
+        if stopping():
+            return {}
+        made.append((step, int(state.step)))
+        return {"val_loss": 1 / step}
+
+    config = replace(CONFIG, steps=8, eval_every=4, keep_best="val_loss")
+    options = {"config": config, "hooks": [Hook(4, evaluate)]}
+    for resume in (False, True):
+        stopped = run(tmp_path, resume=resume, **options)
+        assert (stopped.step, stopped.finished) == (at, False)
+    for _ in range(2):
+        assert run(tmp_path, resume=True, **options).finished
+        assert made == [(4, 4), (8, 8)]
+    found = [line for line in read_metrics(tmp_path) if "val_loss" in line]
+    assert [(line["step"], line["val_loss"]) for line in found] == [(3, 1 / 4), (7, 1 / 8)]
+    assert ["evaluated_late" in line for line in found] == [at == 4, at == 8]
+    assert [step for step, _ in losses(tmp_path)] == list(range(8))
+
+
+def test_an_owed_evaluation_that_is_no_better_ends_a_run_without_patience_left(tmp_path):
+    signals = [signal.SIGTERM]
+
+    def evaluate(step, state, stopping):
+        if step == 8 and signals:
+            os.kill(os.getpid(), signals.pop())
+        return {} if stopping() else {"val_loss": float(step)}
+
+    config = replace(CONFIG, eval_every=4, patience=1)
+    options = {"config": config, "hooks": [Hook(4, evaluate)]}
+    assert not run(tmp_path, **options).finished
+    ended = run(tmp_path, resume=True, **options)
+    assert (ended.step, ended.finished) == (8, True)
+
+
 def test_a_signal_while_compiling_leaves_nothing_to_save(tmp_path, capsys):
     class Slow(Denoiser):
         def loss(self, params, batch, key):
