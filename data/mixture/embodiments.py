@@ -134,7 +134,8 @@ def _read_as(feed: Feed) -> str:
 def _summed(feed: Feed) -> tuple[object, ...]:
     frames = feed.frames
     if isinstance(frames, Retold) and frames.increments:
-        return sorted(frames.increments.items()), frames.step
+        parts = ("parts",) if feed.transform and frames.sums_parts(feed.ahead) else ()
+        return sorted(frames.increments.items()), frames.step, *parts
     return ()
 
 

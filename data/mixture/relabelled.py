@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int64, UInt8
+from jaxtyping import Bool, Float32, Float64, Int64, UInt8
 
 from data.dataset import Prompts, Runs, Subtasks, subtasks_of
 from data.frames import Frames, Stats
@@ -27,8 +27,9 @@ class Retold:
     """`frames` with other wordings, with increments that reach over a whole step, and with samples
     of some frames alone.
 
-    An increment (a movement since the last frame) becomes the movement within the next `step`
-    frames: their sum, the last one in part, as far as the episode goes.
+    An increment (a movement since the last frame) becomes the movement within a step: the sum of
+    the `step` frames from its begin on, the first and the last one in part, as far as the episode
+    goes. Step k of a chunk begins k times `step` frames after the chunk, be that within a frame.
 
     Args:
       prompts: of each task.
@@ -126,21 +127,44 @@ class Retold:
         return self.frames.stats
 
     def column(self, name: str, rows: Int64[np.ndarray, "*n"]) -> Float32[np.ndarray, "*n d"]:
-        """Values of a column at these frames, as the dataset has them but for increments."""
+        """Values of a column at these frames, as the dataset has them but for increments.
+
+        Args:
+          rows: frames, each of which a step begins with, or chunks [n, h] of a `Feed`'s frames
+            ahead: each row's first is the sample's own, later ones are held at the episode's last.
+        """
         values = self.frames.column(name, rows)
         if name not in self.increments:
             return values
         dims = list(self.increments[name])
         episode = np.searchsorted(self.frames.starts, rows, "right") - 1
-        last = (self.frames.starts + self.frames.lengths - 1)[episode]
+        first = self.frames.starts[episode]
+        last = first + self.frames.lengths[episode] - 1
+        begin = self._begins(rows)
+        end = begin + self.step
         moved = np.zeros((*rows.shape, len(dims)))
-        for later in range(int(np.ceil(self.step))):
-            share = min(1.0, self.step - later) * (rows + later <= last)
-            more = self.frames.column(name, np.minimum(rows + later, last)) if later else values
+        earliest, latest = np.floor(begin.min(initial=0)), np.ceil(end.max(initial=0))
+        for later in range(int(earliest), int(latest)):
+            share = np.minimum(later + 1, end) - np.maximum(later, begin)
+            share = np.maximum(share, 0) * (rows + later <= last)
+            at = np.clip(rows + later, first, last)
+            more = self.frames.column(name, at) if later else values
             moved += share[..., None] * more[..., dims]
         values = values.copy()
         values[..., dims] = moved
         return values
+
+    def sums_parts(self, ahead: Sequence[int]) -> bool:
+        """True if increments are of steps that begin within frames, in chunks so far ahead."""
+        return bool(self.increments) and bool(self._begins(np.array([ahead])).any())
+
+    def _begins(self, rows: Int64[np.ndarray, "*n"]) -> Float64[np.ndarray, "*n"]:
+        """Frames from each step's own to where it begins, -0.5 to 0.5; 0 where the own one is held
+        at the episode's end."""
+        if rows.ndim == 1:
+            return np.zeros(rows.shape)
+        begin = np.arange(rows.shape[-1]) * self.step - (rows - rows[..., :1])
+        return np.where(begin < 0.5, begin.round(9), 0.0)
 
     def images(
         self,

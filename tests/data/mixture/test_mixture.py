@@ -122,6 +122,51 @@ def test_increments_over_parts_of_a_frame_move_by_that_part():
     np.testing.assert_allclose(moved, [actions[4, 0] / 10, actions[4, 1]], rtol=1e-6)
 
 
+@pytest.mark.parametrize("step", [0.1, 0.4, 0.75, 1.4, 2.5, 1 / 3, 5 / 3, 3.0, 0.5])
+def test_increments_of_a_chunk_add_up_to_the_movement_over_its_time(step):
+    long = MemoryFrames("long", lengths=(9, 60))
+    robot = replace(ARM, seconds=step * 8 / long.fps, increments=(1,))
+    (feed,) = mix(Mixture((OF_A,), (robot,)), [long], 8).feeds
+    moves = columns(long)[1][:, 1].astype(np.float64)
+    sums = np.concatenate([[0.0], np.cumsum(moves)])
+    own = np.array([0, 9, 12, 68])
+    ends = long.starts[[0, 1, 1, 1]] + long.lengths[[0, 1, 1, 1]]
+    steps = own[:, None] + np.array(feed.ahead)
+    rows = np.minimum(steps, ends[:, None] - 1)
+    found = feed.frames.column(ACTION, rows)
+    begins = own[:, None] + step * np.arange(8)
+    at = np.minimum(np.stack([begins, begins + step]), ends[:, None])
+    low, high = np.interp(at, np.arange(len(sums)), sums)
+    inside = steps < ends[:, None]
+    np.testing.assert_allclose(found[..., 1][inside], (high - low)[inside], rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(found[..., 0], columns(long)[1][rows, 0])
+    held = feed.frames.column(ACTION, ends - 1)[:, None, 1]
+    np.testing.assert_array_equal(np.where(inside, 0, found[..., 1] - held), 0)
+
+
+def test_digests_are_others_than_before_where_steps_begin_within_frames_alone(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "mine.py").write_text(TRANSFORM)
+    cases = [(1.2, (1,), ""), (0.3, (), ""), (0.3, (1,), ""), (1.0, (1,), "mine.py:double")]
+
+    def made() -> tuple[list[str], list[str]]:
+        digests = []
+        for seconds, increments, function in cases:
+            config = replace(OF_A, transform=function and f"{tmp_path}/{function}")
+            robot = replace(ARM, seconds=seconds, increments=increments)
+            made = mix(Mixture((config,), (robot,)), [A], 4, cache=tmp_path)
+            digests.append(made.digest)
+        return digests, sorted(path.name for path in tmp_path.glob("statistics-*"))
+
+    with monkeypatch.context() as before:
+        before.setattr(Retold, "sums_parts", lambda *_: False)
+        earlier, kept = made()
+    now, all_kept = made()
+    assert [a == b for a, b in zip(now, earlier, strict=True)] == [True, True, False, False]
+    assert len(all_kept) == len(kept) + 1, "chunks that a transform may join were summed otherwise"
+
+
 def test_samples_are_of_every_nth_frame_of_an_episode_and_chunks_of_all():
     ranges = ((0, 3), (3, 4))
     every, all_frames = (
