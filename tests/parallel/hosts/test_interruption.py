@@ -146,6 +146,16 @@ def test_two_processes_stop_together_when_one_is_told_to(tmp_path, paired):
     assert read_account(tmp_path / "run").lost_steps == 0
 
 
+def test_two_processes_make_the_last_evaluation_that_a_signal_to_one_interrupted(tmp_path):
+    job = Job(tmp_path, count=2)
+    job.strike(f"evaluating {CONFIG.steps}", 0, signal.SIGTERM, index=1)
+    assert job.said.count(f"stopped at {CONFIG.steps}\n") == 2, job.said
+    for _ in range(2):
+        finish(tmp_path, 2)
+        found = [line["step"] for line in read_metrics(tmp_path) if "eval_loss" in line]
+        assert found == list(range(CONFIG.eval_every - 1, CONFIG.steps, CONFIG.eval_every))
+
+
 @pytest.mark.drill
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("count", [1, 2])
