@@ -255,7 +255,7 @@ def test_an_evaluation_is_told_of_a_signal_and_not_logged(tmp_path):
 
 @pytest.mark.parametrize("at", [4, 8])
 def test_an_evaluation_that_signals_interrupt_is_made_once_before_the_run_goes_on(tmp_path, at):
-    made, signals = [], [signal.SIGTERM] * 2
+    made, begun, signals = [], [], [signal.SIGTERM] * 2
 
     def evaluate(step, state, stopping):
         if step == at and signals:
@@ -265,14 +265,17 @@ def test_an_evaluation_that_signals_interrupt_is_made_once_before_the_run_goes_o
         made.append((step, int(state.step)))
         return {"val_loss": 1 / step}
 
+    def begin(step, state, stopping):  # as an evaluation in closed loop
+        return {} if stopping() else begun.append(step) or {}
+
     config = replace(CONFIG, steps=8, eval_every=4, keep_best="val_loss")
-    options = {"config": config, "hooks": [Hook(4, evaluate)]}
+    options = {"config": config, "hooks": [Hook(4, evaluate), Hook(4, begin)]}
     for resume in (False, True):
         stopped = run(tmp_path, resume=resume, **options)
         assert (stopped.step, stopped.finished) == (at, False)
     for _ in range(2):
         assert run(tmp_path, resume=True, **options).finished
-        assert made == [(4, 4), (8, 8)]
+        assert (made, begun) == ([(4, 4), (8, 8)], [4, 8])
     found = [line for line in read_metrics(tmp_path) if "val_loss" in line]
     assert [(line["step"], line["val_loss"]) for line in found] == [(3, 1 / 4), (7, 1 / 8)]
     assert ["evaluated_late" in line for line in found] == [at == 4, at == 8]
