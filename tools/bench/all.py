@@ -64,7 +64,7 @@ BENCHES = (
     CpuBench("serve", 3, "requests a second in batches and one at a time"),
     CpuBench("colocated", 4, "RL in one device program"),
     CpuBench("sim", 4, "steps and pictures a second of each simulator"),
-    CpuBench("libero", 5, "LIBERO's steps a second beside its own environment"),
+    CpuBench("libero", 1, "LIBERO's steps a second beside its own environment"),
     CpuBench("explain", 5, "steps of π0.5 and GR00T compiled for H100s, predicted"),
     CpuBench("predict", 5, "predicted and measured training steps"),
     CpuBench("ladder", 7, "from the way the recipe's authors began to ours"),
@@ -75,7 +75,9 @@ BENCHES = (
     CpuBench("data", 10, "batches beside LeRobot's DataLoader", "LeRobot"),
     CpuBench("stats", 10, "statistics beside openpi's script", "openpi and LeRobot"),
     CpuBench("pi05_real", 20, "layers of π0.5's released widths beside openpi's", "openpi", "pi05"),
-    CpuBench("serve_real", 10, "a server's start with π0.5 as released", of="serve"),
+    CpuBench(
+        "serve_real", 10, "a server's start with π0.5 as released (32 GB or more)", of="serve"
+    ),
     CpuBench("packing_real", 20, "training steps packed and padded, released widths", of="packing"),
     CpuBench("qlora", 60, "bytes of steps compiled for an H100"),
     CpuBench("learn", 600, "seconds and samples until a policy succeeds"),

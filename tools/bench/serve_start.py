@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from models import Policy
@@ -65,8 +66,15 @@ def _start(run: Path, cache: Path, options: list[str]) -> dict[str, float]:
             told: Any = unpack(robot.recv(timeout=3600, decode=False))
             found["ready"] = time.monotonic() - began
             robot.send(pack(_observation(told["inputs"])))
-            unpack(robot.recv(timeout=3600, decode=False))
+            if isinstance(answer := robot.recv(timeout=3600), str):
+                raise ValueError(f"The server refused to answer: {answer}")
+            unpack(answer)
             found["answer"] = time.monotonic() - began
+    except ConnectionClosed as error:
+        raise ValueError(
+            "The server ended before it answered; its output says why, or it was killed for want "
+            "of memory."
+        ) from error
     finally:
         process.terminate()
         process.communicate()

@@ -1,5 +1,6 @@
 """The serving benchmark, shrunk: what it counts, not how fast."""
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -32,3 +33,10 @@ def test_each_start_listens_before_it_is_ready_and_answers_then():
     for row in found.values():
         assert 0 < row["listening"] < row["ready"] < row["answer"]
         assert row["cpu"] > 0
+
+
+def test_a_random_policy_reads_states_of_all_dims_as_text():
+    """π0.5's, as `--width real` serves it; its words are the prompt's, so numbers are spelt."""
+    model = TINY.model.changed(state_input="text", state_dim=32)
+    policy = random_policy(model, ["lift"], state=32)
+    assert len(policy.processor.tokens("lift", np.ones(32, np.float32))) > 100

@@ -1,6 +1,7 @@
 """A policy of random weights, whose answers cost what a trained one's would."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +9,6 @@ import numpy as np
 
 from models import Embodiment, Normalizer, Policy, Processor
 from models.model import ModelConfig
-
-_RUN_ONCE = {"xla_backend_optimization_level": 0}
-"""Compiles the draws sooner."""
 
 
 def random_policy(
@@ -34,20 +32,21 @@ def random_policy(
         state_input=config.state_input,
         words=tuple(words),
         embodiments=(robot,),
-        text_limit=64 if config.state_input == "text" else 32,
+        text_limit=200 if config.state_input == "text" else 32,
     )
     model, dtype = config.build(), jnp.dtype(config.compute.dtype)
     shapes = jax.eval_shape(model.init, jax.random.key(0))
-
-    def draw(key: jax.Array) -> list[jax.Array]:
-        leaves = jax.tree.leaves(shapes)
-        keys = jax.random.split(key, len(leaves))
-        drawn = [0.05 * jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)]
-        return [
-            x.astype(dtype if jnp.issubdtype(like.dtype, np.floating) else like.dtype)
-            for x, like in zip(drawn, leaves, strict=True)
-        ]
-
-    weights = jax.jit(draw, compiler_options=_RUN_ONCE)(jax.random.key(0))
-    params = jax.tree.unflatten(jax.tree.structure(shapes), weights)
+    leaves, tree = jax.tree.flatten(shapes)
+    keys = jax.random.split(jax.random.key(0), len(leaves))
+    weights = [
+        _drawn(key, x.shape, dtype if jnp.issubdtype(x.dtype, np.floating) else x.dtype)
+        for key, x in zip(keys, leaves, strict=True)
+    ]
+    params = jax.tree.unflatten(tree, weights)
     return Policy(model, params, processor, sizes=tuple(sizes))
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def _drawn(key: jax.Array, shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
+    """One leaf, as all at once do not fit beside the policy."""
+    return (0.05 * jax.random.normal(key, shape)).astype(dtype)

@@ -9,8 +9,8 @@ registry, so its loader reads with LeRobot 0.4.4 instead.
 
 Run by the Python of an environment that has both, never imported by ours: one with LeRobot as the
 first lines of tests/fixtures/lerobot/make.py say (and torchcodec==0.13.0, `--no-deps`), and in it
-what those of tests/fixtures/openpi/make.py name except numpy. It reads one JSON object a line on
-stdin and answers each with one on stdout:
+what those of tests/fixtures/openpi/make.py name except numpy, and tyro. It reads one JSON object a
+line on stdin and answers each with one on stdout:
 
     {"run": "about"}  -> {"versions": {...}}
     {"run": "make", "root": "DIR", "kind": "av1"}  -> {"frames": n}: as tools/bench/peers/lerobot.py
@@ -86,8 +86,9 @@ def stats(root: str, horizon: int) -> dict[str, Any]:
     """Times the statistics of a dataset's states and actions from opening it."""
     path = Path(root)
     lerobot_dataset.HF_LEROBOT_HOME = path.parent
+    there = lerobot_dataset.LeRobotDatasetMetadata(path.name, root=path).camera_keys
     cpu, start = peer.cpu_seconds(), time.perf_counter()
-    cameras = {camera.rpartition(".")[2]: camera for camera in peer.CAMERAS}
+    cameras = {camera.rpartition(".")[2]: camera for camera in there}
     wanted = {"images": cameras, "state": "observation.state", "actions": "action"}
     described = config.DataConfig(
         repo_id=path.name,
