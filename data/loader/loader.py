@@ -145,19 +145,19 @@ def plan_source(
         chosen = np.zeros(len(frames.lengths), bool)
         chosen[np.asarray(episodes, np.int64)] = True
         runs = Runs(*(column[chosen[runs.episode]] for column in runs))
+    if not len(runs.length):
+        raise ValueError(
+            f"{frames.name}: the mixture's 'frames', 'every' and 'episodes' leave none of its "
+            "frames to draw; keep more, choose another data.holdout, or leave the dataset out."
+        )
     own = None
-    if weights is not None and len(runs.length):
+    if weights is not None:
         runs, own = weighted_runs(runs, weights, frames.starts)
         if not len(own):
             raise ValueError(
                 f"{frames.name}: all frames to draw have weight 0; correct its 'weights', or leave "
                 "the dataset out."
             )
-    if not len(runs.length):
-        raise ValueError(
-            f"{frames.name}: the mixture's 'frames', 'every' and 'episodes' leave none of its "
-            "frames to draw; keep more, choose another data.holdout, or leave the dataset out."
-        )
     dims = len(processor.embodiments[feed.embodiment].state.offset)
     states = np.zeros((1, processor.state_dim if processor.spells_padding else dims))
     if processor.state_input == "text":

@@ -6,7 +6,6 @@ broken one is left to wait for; what was trained comes back from the last checkp
 cause is kept apart from the errors of the processes that only lost their peer.
 """
 
-import ctypes
 import json
 import os
 import queue
@@ -28,15 +27,14 @@ from typing import IO, Any
 
 from models.terminal import harmless
 from parallel.hosts import exits, job, watchdog
+from parallel.hosts.parent import die_with_parent
 
 _POLL, _STOPPED_FOR, _TAIL = 0.1, 2.0, 30
 _ECHO = 0.5
 """Seconds after a failure in which an earlier one may still become known."""
 _STACKS = 6.0
 """Seconds that the others have, after the first ends by its watchdog, to write their stacks."""
-_PR_SET_PDEATHSIG = 1
 _FORCED = "--xla_force_host_platform_device_count"
-_libc = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True)
@@ -220,7 +218,7 @@ class _Attempt:
             text=True,
             errors="replace",
             start_new_session=True,  # so that it is killed with its own children
-            preexec_fn=_die_with_parent,
+            preexec_fn=die_with_parent,
         )
 
     def _relay(self, index: int, stream: IO[str], out: IO[str]) -> None:
@@ -365,11 +363,6 @@ def _kill(process: "subprocess.Popen[str]") -> None:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
         return
-
-
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _is_stopped(pid: int) -> bool:

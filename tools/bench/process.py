@@ -1,22 +1,20 @@
 """A benchmark in a process of its own, with a time limit; it ends with all that it started, and
 with us."""
 
-import ctypes
 import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from parallel.hosts.parent import die_with_parent
+
 TAIL = 1500
 """Characters of a failed process's last words that are kept."""
 _ROOT = Path(__file__).resolve().parents[2]
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)
 
 
 def ended(
@@ -32,7 +30,7 @@ def ended(
         tempfile.TemporaryFile() as wrong,
         subprocess.Popen(
             command, env=environment, cwd=_ROOT, stdout=said, stderr=wrong,
-            stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_parent,
+            stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_with_parent,
         ) as process,
     ):  # fmt: skip
         try:
@@ -51,11 +49,6 @@ def ended(
         last = (texts[1].strip() or texts[0].strip())[-TAIL:]
         return read(texts[0]) | {"error": f"{how}: {last}"}
     return read(texts[0])
-
-
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def last_json(said: str) -> dict[str, Any]:
