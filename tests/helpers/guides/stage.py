@@ -92,7 +92,10 @@ STAGE = Suite(
 )
 SUITE = replace(
     STAGE,
-    variants={name: replace(STAGE, name=name) for name in ("camera", "paraphrase", "swap")},
+    variants={
+        name: replace(STAGE, name=name)
+        for name in ("camera", "paraphrase", "object", "swap", "task")
+    },
     cheaper=lambda every, smooth: SUITE,
 )
 
