@@ -4,6 +4,7 @@
     python -m tools.bench pi05 --peer ENVIRONMENT/bin/python --width real
     python -m tools.bench data --peer ENVIRONMENT/bin/python OTHER/bin/python
     python -m tools.bench attention --tiny
+    python -m tools.bench learn --task tabletop-reach
     python -m tools.bench all        # every one that a CPU can run; --list says how long each takes
     python -m tools.bench pages      # writes figures on the pages of docs anew from their JSON
 
@@ -73,6 +74,7 @@ def main(
     peer: tuple[Path, ...] = (),
     tiny: bool = False,
     width: Literal["small", "real"] = "small",
+    task: str = "",
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> None:
     """Measure a claim against its alternative in one run.
@@ -84,6 +86,7 @@ def main(
       tiny: shrink it to seconds on a CPU, to try the same code; its figures say nothing.
       width: "real" takes layers of the released widths, for packing and pi05 (half an hour on two
         cores, and 16 GB), and π0.5 itself for serve.
+      task: what learn's policies learn: tabletop-reach, tabletop-lift or metaworld-door-open-v3.
       as_json: end with the result as one line of JSON.
     """
     console = Console(stderr=as_json)
@@ -95,9 +98,12 @@ def main(
         raise ValueError(f"--tiny is for {', '.join(_WITH_TINY)}; {name} has one size.")
     if width == "real" and name not in _WITH_WIDTH:
         raise ValueError(f"--width is for {', '.join(_WITH_WIDTH)}; {name} has one width.")
+    if bool(task) != (name == "learn"):
+        raise ValueError("--task is for learn, which needs it.")
     given = peer if name in _WITH_PEERS else peer[0] if peer else None
     options: dict[str, Any] = {"peer": given} if given else {}
     options |= ({"tiny": True} if tiny else {}) | ({"width": width} if width == "real" else {})
+    options |= {"task": task} if task else {}
     found = import_module(BENCHMARKS[name]).run(console, **options)
     result = {"name": name, **found, "versions": versions()}
     console.print(

@@ -50,8 +50,8 @@ class CpuBench:
     about: str
     peer: str = ""
     """Package of the other side, in an environment of its own, without which nothing is told."""
-    of: str = ""
-    """Benchmark that it is with layers of released widths."""
+    of: tuple[str, ...] = ()
+    """Benchmark that it is a part or another size of, and the options that make it so."""
 
 
 BENCHES = (
@@ -74,14 +74,32 @@ BENCHES = (
     CpuBench("cameras", 10, "pictures of 480 x 640 beside LeRobot's DataLoader", "LeRobot"),
     CpuBench("data", 10, "batches beside LeRobot's DataLoader", "LeRobot"),
     CpuBench("stats", 10, "statistics beside openpi's script", "openpi and LeRobot"),
-    CpuBench("pi05_real", 20, "layers of π0.5's released widths beside openpi's", "openpi", "pi05"),
     CpuBench(
-        "serve_real", 10, "a server's start with π0.5 as released (32 GB or more)", of="serve"
+        "pi05_real", 20, "layers of π0.5's released widths beside openpi's", "openpi",
+        of=("pi05", "--width", "real"),
     ),
-    CpuBench("packing_real", 20, "training steps packed and padded, released widths", of="packing"),
+    CpuBench(
+        "serve_real", 10, "a server's start with π0.5 as released (32 GB or more)",
+        of=("serve", "--width", "real"),
+    ),
+    CpuBench(
+        "packing_real", 20, "training steps packed and padded, released widths",
+        of=("packing", "--width", "real"),
+    ),
     CpuBench("qlora", 60, "bytes of steps compiled for an H100"),
-    CpuBench("learn", 600, "seconds and samples until a policy succeeds"),
-)
+    CpuBench(
+        "learn_reach", 60, "seconds and samples until a policy reaches",
+        of=("learn", "--task", "tabletop-reach"),
+    ),
+    CpuBench(
+        "learn_lift", 270, "seconds and samples until a policy lifts",
+        of=("learn", "--task", "tabletop-lift"),
+    ),
+    CpuBench(
+        "learn_door", 270, "seconds and samples until a policy opens Meta-World's door",
+        of=("learn", "--task", "metaworld-door-open-v3"),
+    ),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -135,8 +153,7 @@ def command(bench: CpuBench, peers: Mapping[str, Sequence[Path]]) -> list[str]:
     if bench.peer and not given:
         return []
     other = ["--peer", *given] if given else []
-    name = [bench.of, "--width", "real"] if bench.of else [bench.name]
-    return [sys.executable, "-m", "tools.bench", *name, *other, "--json"]
+    return [sys.executable, "-m", "tools.bench", *(bench.of or [bench.name]), *other, "--json"]
 
 
 def measure(

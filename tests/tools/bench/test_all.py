@@ -10,6 +10,7 @@ import pytest
 from models.terminal import Console
 from tools.bench.__main__ import _WITH_PEER, _WITH_WIDTH, BENCHMARKS
 from tools.bench.all import BENCHES, QUICK, CpuBench, command, listed, main, measure, summary
+from tools.bench.learn import LearnSizes, by_name
 
 GPU_ALONE = {"act", "fp8", "processes", "products", "step", "unrolled"}
 OF_TRAINED = {"rounding", "solver"}
@@ -33,10 +34,12 @@ def words(bench: CpuBench) -> list[str]:
 def test_each_is_a_benchmark_and_none_that_a_cpu_can_run_is_missing() -> None:
     names = [each.name for each in BENCHES]
     assert len(set(names)) == len(names)
-    given = {each.of or each.name for each in BENCHES}
-    assert given == BENCHMARKS.keys() - GPU_ALONE - OF_TRAINED
-    assert {each.of for each in BENCHES} - {""} == set(_WITH_WIDTH)
-    assert {each.of or each.name for each in BENCHES if each.peer} == set(_WITH_PEER) - {"ladder"}
+    given = {each.name: each.of[0] if each.of else each.name for each in BENCHES}
+    assert {*given.values()} == BENCHMARKS.keys() - GPU_ALONE - OF_TRAINED
+    assert {each.of[0] for each in BENCHES if "--width" in each.of} == set(_WITH_WIDTH)
+    assert {each.of[2] for each in BENCHES if "--task" in each.of} == {*by_name(LearnSizes().tasks)}
+    with_peer = {given[each.name] for each in BENCHES if each.peer}
+    assert with_peer == set(_WITH_PEER) - {"ladder"}
     assert sum(each.minutes <= QUICK for each in BENCHES) > 5
 
 

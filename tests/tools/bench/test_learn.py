@@ -33,6 +33,7 @@ SIZES = LearnSizes(
     },
 )
 
+LEARNT = "POINTS-points"
 UNCHANGED = {BASELINE: Setting(lambda preset: preset)}
 
 
@@ -42,22 +43,24 @@ def test_the_first_checkpoint_that_succeeds_counts_and_what_was_found_is_kept(
 ):
     console = Console(quiet=True)
     with one_device():
-        found = run(console, tmp_path, SIZES)
+        found = run(console, LEARNT, tmp_path, SIZES)
     samples = 32 * TASK.steps // SIZES.checks
-    for row in found["rows"]:
+    for row in found["rows"].values():
         assert row["reached"] == 1
         assert (row["samples"], row["samples_range"]) == (samples, [samples, samples])
         assert 0 < row["seconds_range"][0] <= row["seconds"] <= row["seconds_range"][1]
-    assert found["rows"][0]["tuning_runs"] == 2
+    assert found["rows"][BASELINE]["tuning_runs"] == 2
     assert found["ratio"] >= 1
 
     impossible = replace(SIZES, tasks=(replace(TASK, success=1.1),), settings=UNCHANGED)
     with one_device():
-        (never,) = run(console, tmp_path, impossible)["rows"]
+        never = run(console, LEARNT, tmp_path, impossible)["rows"][BASELINE]
     assert (never["reached"], never["samples"], never["seconds"]) == (0, None, None)
 
     def refuse(*_: object) -> None:
         raise AssertionError("what was found is not found again")
 
     monkeypatch.setattr(training, "run", refuse)
-    assert run(console, tmp_path, SIZES) == found
+    assert run(console, LEARNT, tmp_path, SIZES) == found
+    with pytest.raises(ValueError, match="--task 'cook' is none of those to learn: POINTS-points"):
+        run(console, "cook", tmp_path, SIZES)

@@ -80,10 +80,12 @@ def run(console: Console, load: BenchedRun | None = None, figure: Path = FIGURE)
         rows, ran = in_waiting(console, name, latencies, load)
         figures[name] = rows
         if workload is None:  # of parts that never share a core
+            alone = ran["synchronous disaggregated"]
             workload = replace(
-                ran["synchronous disaggregated"].workload,
+                alone.workload,
                 latencies=latencies,
                 staleness=load.rollout.staleness,
+                prepare=alone.prepared_alone,
                 tell=0.0,  # which is these worlds' own computing, not that of a machine elsewhere
             )
     assert workload is not None

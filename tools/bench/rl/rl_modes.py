@@ -39,7 +39,7 @@ from rl.records import Ticket
 from rl.simulated.events import Mode, Workload
 from rl.simulated.latency import Latencies, Measured
 from rl.step import abstract_learner_state, learner_state, optimizer_of
-from sim.protocol import Slots, Spec, Start
+from sim.protocol import Observation, Slots, Spec, Start
 from tools.bench.rl.rl_timed import TimedParts, TimedSlots
 from tools.recipes.presets import TINY
 from tools.recipes.rl_presets import TABLETOP_GRPO, TABLETOP_PPO, learner_of
@@ -79,6 +79,8 @@ class Ran:
     use: Summary
     workload: Workload
     """Costs measured during these very steps."""
+    prepared_alone: float
+    """Seconds to prepare an observation with nothing beside it."""
 
     def row(self) -> dict[str, Any]:
         """JSON of the results."""
@@ -149,7 +151,7 @@ class BenchedPolicy:
     def warm(self) -> None:
         """Compiles all sizes."""
         self.policy.warm(compute=lambda asked: self.actor.answer(self.params, asked))
-        self.alone  # noqa: B018  measured while nothing else computes
+        self.alone, self.prepared_alone  # noqa: B018  measured while nothing else computes
 
     @cached_property
     def alone(self) -> dict[int, float]:
@@ -166,6 +168,18 @@ class BenchedPolicy:
 
         self.policy.warm(text=1, compute=timed)
         return found
+
+    @cached_property
+    def prepared_alone(self) -> float:
+        """Seconds to prepare an observation with nothing beside it, the median of 200."""
+        spec, seconds = self.spec, []
+        shown = np.random.default_rng(0).integers(256, size=(len(spec.cameras), *spec.picture, 3))
+        seen = Observation(shown.astype(np.uint8), np.zeros(len(spec.state_names), np.float32))
+        for k in range(200):
+            since = time.perf_counter()
+            self.actor.prepare(seen, spec.prompts[0][0], (0, k))
+            seconds.append(time.perf_counter() - since)
+        return median(seconds)
 
     @cached_property
     def params(self) -> Any:
@@ -257,6 +271,7 @@ def run_mode(
             replan_steps=rollout.replan_steps,
             chunks=Measured(tuple(map(float, lengths))),
         ),
+        prepared_alone=acting.prepared_alone,
     )
 
 
