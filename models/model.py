@@ -25,7 +25,7 @@ from models.inputs.packed_batch import Layout, PackedBatch
 from models.inputs.processor import StateInput
 from models.layers.functional import Params
 from models.layers.layers import Compute
-from models.layers.quantized import quantize
+from models.layers.quantized import Rounding, quantize
 from models.sharding import Rules
 
 Config = TypeVar("Config", bound="ModelConfig")
@@ -283,8 +283,9 @@ def init_params(model: "Model", key: PRNGKeyArray) -> Params:
     return in_few_bits(model.config, model.init(key))
 
 
-def in_few_bits(config: ModelConfig, params: Params) -> Params:
-    """The parameters with the kernels that `compute.quantized` names in few bits.
+def in_few_bits(config: ModelConfig, params: Params, rounding: Rounding | None = None) -> Params:
+    """The parameters with the kernels that `compute.quantized` names in few bits, as
+    `models.layers.quantized.quantize` makes them.
 
     Raises:
       ValueError: it names no kernel, or one beyond the family's `quantizable`.
@@ -300,7 +301,7 @@ def in_few_bits(config: ModelConfig, params: Params) -> Params:
             f"The pattern {compute.quantized!r} names {', '.join(beyond)}, which models of family "
             f"'{config.family}' do not read in few bits; give one for kernels among {able!r}."
         )
-    return quantize(params, compute.quantized, compute.quantized_kind)
+    return quantize(params, compute.quantized, compute.quantized_kind, rounding)
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,20 @@
 """Keep the kernels of a policy's towers in few bits, for serving: float8 (e4m3) or int8 with one
-scale for every 128×128 block, or NF4, nothing calibrated. Embeddings, norms and the small layers
-around the towers stay as they are.
+scale for every 128×128 block, or NF4. Embeddings, norms and the small layers around the towers stay
+as they are.
 
     python -m tools.quantize checkpoints/pi05_base runs/small
     python -m tools.quantize checkpoints/pi05_base runs/smaller --kind nf4
     python -m tools.quantize checkpoints/pi05_base runs/fast --activations
+    python -m tools.quantize runs/mine runs/small --kind nf4 --calibrate datasets/mine
 
-SOURCE is anything that Chiliad reads. What is written is a checkpoint of Chiliad's, which
-`load_policy` and every command read like any other; its size and how far its actions are from
-SOURCE's are printed.
+Each number is rounded by itself; with observations of the policy's robot, what one loses is made up
+for by others (GPTQ, arXiv 2210.17323). SOURCE is anything that Chiliad reads. What is written is a
+checkpoint of Chiliad's, which `load_policy` and every command read like any other; its size and how
+far its actions are from SOURCE's are printed.
 """
 
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,27 +24,35 @@ import jax
 import numpy as np
 import tyro
 
+from data.mixture.recorded import read_pictures, read_recorded
 from models import PackedBatch, Policy
 from models.files.own_file import run_file
-from models.layers.quantized import Kind
+from models.layers.calibrated import Moments, calibrated_kernel, watched
+from models.layers.quantized import Kernel, Kind, Rounding
 from models.model import in_few_bits, require, told
-from models.terminal import Console, guard_tracebacks
+from models.terminal import Console, Progress, guard_tracebacks
 from tools.bench.models.fp8 import random_batch
 from tools.command_line.ending import in_a_line
 from tools.convert_checkpoint import convert
+from tools.recipes.bound_recording import bound, opened, recorded_requests
 from tools.recipes.policy import DEFAULTS, PolicyOptions, load
 
 
 def quantize(
-    policy: Policy, pattern: str | None = None, kind: Kind = "float8", activations: bool = False
+    policy: Policy,
+    pattern: str | None = None,
+    kind: Kind = "float8",
+    activations: bool = False,
+    rounding: Callable[[str], Rounding] | None = None,
 ) -> Policy:
     """The policy with the stacked kernels whose path `pattern` matches in few bits; those that its
     family names, if None. Float8 kernels may have what they multiply rounded to float8 too.
+    `rounding` of a pattern rounds the kernels that match it, number by number if None.
 
     Raises:
       ValueError: the family names none, no kernel matches or one that the family does not read so,
-        the policy is quantised already, or activations would be rounded for kernels of another
-        kind.
+        the policy is quantised already, activations would be rounded for kernels of another kind,
+        or as `rounding`.
     """
     config = policy.model.config
     if pattern is None:
@@ -50,8 +62,49 @@ def quantize(
     few = config.computing(
         quantized=pattern, quantized_kind=kind, quantized_activations=activations
     )
-    params = jax.jit(partial(in_few_bits, few))(policy.params)
+    if rounding is None:
+        params = jax.jit(partial(in_few_bits, few))(policy.params)
+    else:
+        jax.eval_shape(partial(in_few_bits, few), policy.params)  # refuses what it would at once
+        params = in_few_bits(few, policy.params, rounding(pattern))
     return replace(policy, model=few.build(), params=params)
+
+
+def recorded_moments(
+    policy: Policy,
+    pattern: str,
+    data: str,
+    observations: int,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Moments:
+    """Moments of the kernels whose path `pattern` matches, over about so many observations of a
+    dataset, from all its episodes and evenly spread in each; fewer if it has fewer frames. What
+    fills up a batch counts again.
+
+    Args:
+      progress: called with (episodes done, episodes).
+
+    Raises:
+      ValueError, FileNotFoundError, DatasetError: there is no such dataset, or it is not one of the
+        policy's robot.
+    """
+    if observations < 1:
+        raise ValueError(f"--observations is {observations}; give at least 1.")
+    recording = bound(policy, *opened(data))
+    lengths = recording.dataset.lengths
+    params, moments = watched(policy.params, lambda path: bool(re.search(pattern, path)))
+    watching = replace(recording.policy, params=params)
+    frames = np.linspace(0, lengths.sum(), min(observations, int(lengths.sum())), endpoint=False)
+    ends = np.cumsum(lengths)
+    episodes = np.searchsorted(ends, frames, "right")
+    for done, e in enumerate(chosen := np.unique(episodes), 1):
+        at = (frames[episodes == e] - (ends[e] - lengths[e])).astype(np.int64)
+        one = read_recorded(recording.dataset, recording.settings, recording.reading, int(e), at)
+        pictures = read_pictures(recording.dataset, recording.reading, int(e), at)
+        watching.answer(list(recorded_requests(recording, one, pictures)))
+        progress(done, len(chosen))
+    jax.effects_barrier()
+    return moments
 
 
 def size(params: Any) -> int:
@@ -76,6 +129,8 @@ def main(
     kernels: str | None = None,
     kind: Kind = "float8",
     activations: bool = False,
+    calibrate: str | None = None,
+    observations: int = 256,
     dtype: str | None = None,
     family: Path | None = None,
     options: Annotated[PolicyOptions, tyro.conf.arg(name="")] = DEFAULTS,
@@ -90,6 +145,9 @@ def main(
       kind: of numbers to keep them in.
       activations: round what float8 kernels multiply to float8 too, which a Hopper GPU multiplies
         as such.
+      calibrate: LeRobot dataset of the policy's robot, or a mixture's file with one, by whose
+        observations numbers are rounded together.
+      observations: how many of them the policy acts on, spread over all episodes.
       dtype: of the other parameters, as saved if not given.
       family: Python file that defines the model's family, if it is not one of ours; it runs.
       options: facts about the policy that its files do not tell.
@@ -99,7 +157,11 @@ def main(
         if family is not None:
             run_file(family)
         policy = load(source, options, dtype=dtype)
-        small = quantize(policy, kernels, kind, activations)
+        with Progress(console=console, transient=True) as progress:
+            rounding = None
+            if calibrate is not None:
+                rounding = partial(_calibrated, policy, calibrate, observations, progress)
+            small = quantize(policy, kernels, kind, activations, rounding)
         error = action_error(policy, small, random_batch(policy.model.config, rows=1, samples=1))
         convert(small, target, "chiliad")
     console.print(
@@ -107,6 +169,25 @@ def main(
         f"observation actions differ by {error:.2%}.",
         soft_wrap=True,
     )
+
+
+def _calibrated(
+    policy: Policy, data: str, observations: int, progress: Progress, pattern: str
+) -> Rounding:
+    acting = progress.add_task("Acting on recorded observations", total=None)
+
+    def acted(done: int, total: int) -> None:
+        progress.update(acting, completed=done, total=total)
+
+    moments = recorded_moments(policy, pattern, data, observations, acted)
+    kernels = progress.add_task("Rounding kernels", total=len(moments))
+
+    def rounding(path: str, kernel: Any, kind: Kind) -> Kernel:
+        made = jax.block_until_ready(calibrated_kernel(moments, path, kernel, kind))
+        progress.advance(kernels)
+        return made
+
+    return rounding
 
 
 if __name__ == "__main__":

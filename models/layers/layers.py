@@ -21,6 +21,7 @@ from models.attention.attention import Implementation
 from models.attention.partial import ATTENTION
 from models.files.bounds import check_size
 from models.layers import fp8
+from models.layers.calibrated import Watched, watched_dot
 from models.layers.pipeline import Pipeline, circulate
 from models.layers.quantized import Kind, dot, dot_in_float8, is_quantized, matrix
 from models.layers.recomputation import recomputes
@@ -155,6 +156,8 @@ class Dense(nnx.Module):
 
     def _product(self, x: Float[Array, "*b i"]) -> Float[Array, "*b o"]:
         inner, kernel = math.prod(self.inner), cast(Any, self.kernel.get_value())
+        if isinstance(kernel, Watched):
+            return watched_dot(x, kernel)
         if not is_quantized(kernel):
             kernel = kernel.reshape(inner, -1)
         elif self.fp8 == "none":

@@ -9,9 +9,9 @@ layer at a time and again for backward; what is kept for backward is the few bit
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -59,15 +59,20 @@ class Nf4:
 
 
 Kernel: TypeAlias = Quantized | Nf4
+Rounding: TypeAlias = Callable[[str, Float[Array, "l i *o"], Kind], Kernel]
+"""Makes the stacked kernels at a path ones of a kind."""
 
 
-def quantize(params: Any, pattern: str, kind: Kind = "float8") -> Any:
-    """`params` with the stacked kernels whose path `pattern` matches (`re.search`) in few bits;
-    those that are so already stay. Deterministic and free of calibration.
+def quantize(
+    params: Any, pattern: str, kind: Kind = "float8", rounding: "Rounding | None" = None
+) -> Any:
+    """`params` with the stacked kernels whose path `pattern` matches (`re.search`) in few bits, as
+    `rounding` makes them, or `quantize_kernel` if None; those that are so already stay.
 
     Raises:
       ValueError: no kernel matches, or one's last axis is odd, which NF4 cannot pack.
     """
+    rounding = rounding or quantize_kernel
     found = []
 
     def leaf(path: tuple[Any, ...], kernel: Any) -> Any:
@@ -75,7 +80,7 @@ def quantize(params: Any, pattern: str, kind: Kind = "float8") -> Any:
         if not name.endswith("/kernel") or not re.search(pattern, name):
             return kernel
         found.append(name)
-        return kernel if is_quantized(kernel) else quantize_kernel(name, kernel, kind)
+        return kernel if is_quantized(kernel) else rounding(name, kernel, kind)
 
     quantized = jax.tree_util.tree_map_with_path(leaf, params, is_leaf=is_quantized)
     if not found:
@@ -84,7 +89,8 @@ def quantize(params: Any, pattern: str, kind: Kind = "float8") -> Any:
 
 
 def quantize_kernel(path: str, kernel: Float[Array, "l i *o"], kind: Kind) -> Kernel:
-    """The stacked kernels at `path`, as `quantize` keeps them."""
+    """The stacked kernels at `path`, each number rounded by itself: deterministic, and free of
+    calibration."""
     if kind == "nf4" and kernel.shape[-1] % 2:
         raise ValueError(
             f"{path} has {kernel.shape[-1]} numbers along its last axis, which NF4 cannot pack in "
@@ -124,11 +130,17 @@ def is_quantized(leaf: Any) -> bool:
 def matrix(kernel: Kernel, inner: int) -> Float[Array, "i o"]:
     """The matrix of one layer, f32."""
     if isinstance(kernel, Quantized):
-        flat = kernel.q.reshape(inner, -1).astype(jnp.float32)
-        return flat * spread(kernel.scale, (BLOCK, BLOCK), flat.shape)
+        return kernel.q.reshape(inner, -1).astype(jnp.float32) * scales_of(kernel, inner)
     pairs = jnp.stack([kernel.q >> 4, kernel.q & 15], axis=-1).reshape(inner, -1)
-    largest = spread(_largest(kernel), (1, _NF4_BLOCK), pairs.shape)
-    return jnp.asarray(QUANTILES)[pairs.astype(jnp.int32)] * largest
+    return CODES["nf4"].number(pairs) * scales_of(kernel, inner)
+
+
+def scales_of(kernel: Kernel, inner: int) -> Float[Array, "i o"]:
+    """Scale of every number of one layer's matrix."""
+    shape = inner, math.prod(shape_of(kernel)) // inner
+    if isinstance(kernel, Quantized):
+        return spread(kernel.scale, (BLOCK, BLOCK), shape)
+    return spread(_largest(kernel), (1, _NF4_BLOCK), shape)
 
 
 @jax.custom_vjp
@@ -167,23 +179,50 @@ def _float8(flat: Float[Array, "i o"]) -> Quantized:
 def _int8(flat: Float[Array, "i o"]) -> Quantized:
     scale = block_amax(flat, (BLOCK, BLOCK)) / _INT8_MOST
     scale = jnp.where(scale > 0, scale, 1.0)
-    steps = jnp.round(flat / spread(scale, (BLOCK, BLOCK), flat.shape))
-    return Quantized(jnp.clip(steps, -_INT8_MOST, _INT8_MOST).astype(jnp.int8), scale)
+    return Quantized(CODES["int8"].code(flat / spread(scale, (BLOCK, BLOCK), flat.shape)), scale)
 
 
 def _nf4(flat: Float[Array, "i o"]) -> Nf4:
     largest = block_amax(flat, (1, _NF4_BLOCK))
     unit = jnp.where(largest > 0, largest, 1.0)
-    shares = flat / spread(unit, (1, _NF4_BLOCK), flat.shape)
-    codes = jnp.searchsorted(jnp.asarray(_EDGES), shares, method="compare_all")
-    codes = codes.astype(jnp.uint8)
+    codes = CODES["nf4"].code(flat / spread(unit, (1, _NF4_BLOCK), flat.shape))
     mean = largest.mean()
     away = _in_groups(largest - mean)
     step = block_scales(away, (1, _SCALES_BLOCK))
     scale = quantise(away, step, jnp.float8_e4m3fn).reshape(-1)[: largest.size]
-    packed = codes[:, ::2] << 4 | codes[:, 1::2]
-    return Nf4(packed, scale.reshape(largest.shape), step[:, 0], mean)
+    return Nf4(CODES["nf4"].packed(codes), scale.reshape(largest.shape), step[:, 0], mean)
 
+
+def _code_int8(shares: Array) -> Array:
+    return jnp.clip(jnp.round(shares), -_INT8_MOST, _INT8_MOST).astype(jnp.int8)
+
+
+def _code_nf4(shares: Array) -> Array:
+    edges = jnp.asarray(_EDGES)
+    return jnp.searchsorted(edges, shares, method="compare_all").astype(jnp.uint8)
+
+
+class Codes(NamedTuple):
+    """Numbers that a kind can say: the code of a number divided by its scale, what a code says, and
+    codes as they are kept."""
+
+    code: Callable[[Float[Array, "*s"]], Shaped[Array, "*s"]]
+    number: Callable[[Shaped[Array, "*s"]], Float[Array, "*s"]]
+    packed: Callable[[Shaped[Array, "*s o"]], Shaped[Array, "*s p"]] = lambda codes: codes
+
+
+CODES: Mapping[Kind, Codes] = {
+    "float8": Codes(
+        lambda shares: quantise(shares, jnp.ones(()), jnp.float8_e4m3fn),
+        lambda codes: codes.astype(jnp.float32),
+    ),
+    "int8": Codes(_code_int8, lambda codes: codes.astype(jnp.float32)),
+    "nf4": Codes(
+        _code_nf4,
+        lambda codes: jnp.asarray(QUANTILES)[codes.astype(jnp.int32)],
+        lambda codes: codes[..., ::2] << 4 | codes[..., 1::2],
+    ),
+}
 
 _ROUNDED: dict[Kind, Callable[[Array], Any]] = {"float8": _float8, "int8": _int8, "nf4": _nf4}
 

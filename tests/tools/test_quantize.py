@@ -1,19 +1,31 @@
 """A quantised policy is written, read back and served like any other."""
 
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tyro
+from jax.tree_util import tree_leaves_with_path
 
 from models import load_policy
+from models.layers.quantized import dequantize, inner_size, is_quantized
 from models.load import like_model
+from models.sharding import path_name
+from models.terminal import Console
 from parallel.mesh import MeshConfig, make_mesh
 from tests.helpers.models.openpi_numbers import FIXTURES, TOLD
+from tests.helpers.tools.small_run import one_device
 from tools import quantize
 from tools.bench.models.fp8 import random_batch
+from tools.recipes import training
+from tools.recipes.presets import load_preset
+from tools.recipes.recording import RecordConfig, record_dataset
+
+HELPERS = Path(__file__).parents[1] / "helpers"
 
 
 def run(*arguments, monkeypatch) -> None:
@@ -61,6 +73,50 @@ def test_activations_may_be_rounded_too_of_kernels_in_float8_alone():
     assert kernels < quantize.action_error(policy, both, batch) < 0.1
     with pytest.raises(ValueError, match="quantized_activations is for kernels kept in float8"):
         quantize.quantize(policy, kind="nf4", activations=True)
+
+
+@pytest.mark.slow
+def test_observations_of_the_robot_make_up_for_rounding_and_those_of_another_are_refused(
+    tmp_path, monkeypatch
+):
+    data, other, trained = tmp_path / "data", tmp_path / "other", tmp_path / "run"
+    record_dataset(RecordConfig(data, f"{HELPERS}/sim/point_suite.py:POINTS", episodes=4))
+    record_dataset(RecordConfig(other, "tabletop-reach", episodes=1, image_size=16))
+    small = load_preset(f"{HELPERS}/tools/small_run.py:SMALL")
+    preset = replace(small, trainer=replace(small.trainer, steps=4, save_every=4))
+    with one_device():
+        training.run(training.Paths(str(data), trained), preset, Console(quiet=True))
+    with pytest.raises(SystemExit, match="cameras"):
+        run(trained, tmp_path / "no", "--calibrate", str(other), monkeypatch=monkeypatch)
+    none = ("--calibrate", str(data), "--observations", "0")
+    with pytest.raises(SystemExit, match="--observations is 0; give at least 1"):
+        run(trained, tmp_path / "no", *none, monkeypatch=monkeypatch)
+    assert not (tmp_path / "no").exists()
+    run(trained, tmp_path / "plain", "--kind", "nf4", monkeypatch=monkeypatch)
+    options = ("--kind", "nf4", "--calibrate", str(data), "--observations", "40")
+    run(trained, tmp_path / "made", *options, monkeypatch=monkeypatch)
+    policy, plain, made = map(load_policy, (trained, tmp_path / "plain", tmp_path / "made"))
+    moments = quantize.recorded_moments(policy, policy.model.config.quantizable, str(data), 40)
+    for path, seen in moments.items():
+        assert np.linalg.eigvalsh(seen).min() > -1e-3 * seen.max(), path
+    errors = [lost(policy.params, other.params, moments) for other in (plain, made)]
+    assert errors[1] < errors[0]
+
+
+def lost(params, kept, moments) -> float:
+    """Norm of what products of all watched inputs differ by, of what a path gives."""
+    total = 0.0
+    held = {path_name(p): x for p, x in tree_leaves_with_path(kept, is_leaf=is_quantized)}
+    for path, kernel in tree_leaves_with_path(params):
+        name = path_name(path)
+        if name in moments:
+            difference = np.asarray(dequantize(name, held[name]) - kernel)
+            flat = difference.reshape(len(kernel), inner_size(name, kernel.shape), -1)
+            inner = flat.shape[1]
+            h = moments[name][:, 0, :inner, :inner]
+            scale = np.einsum("lij,lio,ljo->", h, *[np.asarray(kernel).reshape(flat.shape)] * 2)
+            total += np.einsum("lij,lio,ljo->", h, flat, flat) / scale
+    return float(total)
 
 
 @pytest.mark.parametrize("pattern", [".", "^vision/", "^action_in/"])

@@ -11,8 +11,15 @@ from functools import partial
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from data import Dataset
-from data.mixture.mixture import DatasetConfig, Mixture, Reading, RobotConfig, resolve
+from data import Dataset, open_dataset
+from data.mixture.mixture import (
+    DatasetConfig,
+    Mixture,
+    Reading,
+    RobotConfig,
+    read_mixture,
+    resolve,
+)
 from data.mixture.recorded import RecordedEpisode, read_recorded
 from data.view.view import dimension_names
 from models import Embodiment, Policy
@@ -61,6 +68,24 @@ class BoundRecording:
         return tuple(told if len(told) == dims else map(str, range(dims)))
 
 
+def opened(data: str) -> tuple[DatasetConfig, Dataset]:
+    """The one dataset at a path, or of a mixture's file, and how it is read.
+
+    Raises:
+      ValueError, FileNotFoundError: there is none, there are several, or it has no cameras.
+    """
+    mixture = read_mixture(data)
+    if len(mixture.datasets) != 1:
+        raise ValueError(
+            f"{data}: lists {len(mixture.datasets)} datasets; give one of them at a time."
+        )
+    (settings,) = mixture.datasets
+    dataset = open_dataset(settings.path)
+    if not dataset.cameras:
+        raise ValueError(f"{settings.path}: has no cameras; a policy looks at pictures.")
+    return settings, dataset
+
+
 def bound(policy: Policy, settings: DatasetConfig, dataset: Dataset) -> BoundRecording:
     """A policy with a recording that it can be shown.
 
@@ -94,7 +119,7 @@ def changed_requests(
 ) -> dict[str, Change]:
     """Requests for an episode's observations, by what is changed of them: as recorded first."""
     robot, processor = recording.robot, processor_of(recording.policy, "a recording")
-    ask = partial(_requests, recording)
+    ask = partial(recorded_requests, recording)
     known_prompts = (wordings[0] for wordings in recording.reading.prompts)
     different = list(dict.fromkeys([*prompts, *known_prompts]))
     seen = [
@@ -113,28 +138,7 @@ def changed_requests(
     return found
 
 
-def request(
-    recording: BoundRecording,
-    shown: dict[str, np.ndarray],
-    state: Float[np.ndarray, " s"],
-    prompt: str,
-    key: tuple[int, int],
-    still: Float[np.ndarray, " s"] | None = None,
-) -> Request:
-    """Request for one observation; with `still` the model is told that state, and its actions are
-    still told from `state`."""
-    seen = {"image": shown, "state": state if still is None else still, "prompt": prompt}
-    (prepared,) = recording.policy.prepare(seen, np.array([key], np.int64))
-    return replace(prepared, state=state)
-
-
-def one_of(cameras: Sequence[str], pictures: Pictures, i: int) -> dict[str, np.ndarray]:
-    """One observation's pictures by camera."""
-    pairs = zip(cameras, pictures, strict=True)
-    return {name: frames[i] for name, frames in pairs if frames is not None}
-
-
-def _requests(
+def recorded_requests(
     recording: BoundRecording,
     one: RecordedEpisode,
     pictures: Pictures,
@@ -157,6 +161,27 @@ def _requests(
         shown |= {name: np.zeros_like(shown[name]) for name in black if name in shown}
         prompt = _other(one.prompts[i], prompts, i) if prompts else one.prompts[i]
         yield request(recording, shown, one.state[i], prompt, (one.episode, frame + noise), state)
+
+
+def request(
+    recording: BoundRecording,
+    shown: dict[str, np.ndarray],
+    state: Float[np.ndarray, " s"],
+    prompt: str,
+    key: tuple[int, int],
+    still: Float[np.ndarray, " s"] | None = None,
+) -> Request:
+    """Request for one observation; with `still` the model is told that state, and its actions are
+    still told from `state`."""
+    seen = {"image": shown, "state": state if still is None else still, "prompt": prompt}
+    (prepared,) = recording.policy.prepare(seen, np.array([key], np.int64))
+    return replace(prepared, state=state)
+
+
+def one_of(cameras: Sequence[str], pictures: Pictures, i: int) -> dict[str, np.ndarray]:
+    """One observation's pictures by camera."""
+    pairs = zip(cameras, pictures, strict=True)
+    return {name: frames[i] for name, frames in pairs if frames is not None}
 
 
 def _other(prompt: str, prompts: Sequence[str], i: int) -> str:

@@ -18,9 +18,8 @@ import tyro
 from jaxtyping import Float, Int64, UInt8
 from PIL import Image
 
-from data import Dataset, open_dataset
+from data import Dataset
 from data.dataset import use_format
-from data.mixture.mixture import DatasetConfig, read_mixture
 from data.mixture.recorded import Divisible, RecordedEpisode, read_pictures, read_recorded
 from data.mixture.split import split_episodes
 from data.video.video import encode_mp4
@@ -43,6 +42,7 @@ from tools.recipes.bound_recording import (
     bound,
     changed_requests,
     one_of,
+    opened,
     request,
 )
 from tools.recipes.policy import PolicyOptions, load
@@ -104,7 +104,7 @@ def run(config: OpenLoopConfig, console: Console) -> OpenLoop:
     if config.data_format:
         use_format(config.data_format)
     with locked(config.out, console):
-        settings, dataset = _opened(config)
+        settings, dataset = opened(config.data)
         policy = load(
             config.checkpoint,
             config.options,
@@ -238,20 +238,6 @@ def _check(config: OpenLoopConfig) -> None:
             raise ValueError(f"{name} is {getattr(config, name)}; give at least 1.")
     if config.shown < 0:
         raise ValueError(f"shown is {config.shown}; give 0 or more.")
-
-
-def _opened(config: OpenLoopConfig) -> tuple[DatasetConfig, Dataset]:
-    """The dataset, and how it is read."""
-    mixture = read_mixture(config.data)
-    if len(mixture.datasets) != 1:
-        raise ValueError(
-            f"{config.data}: lists {len(mixture.datasets)} datasets; give one of them at a time."
-        )
-    (settings,) = mixture.datasets
-    dataset = open_dataset(settings.path)
-    if not dataset.cameras:
-        raise ValueError(f"{settings.path}: has no cameras; a policy looks at pictures.")
-    return settings, dataset
 
 
 def _held_out_share(checkpoint: Path) -> tuple[float, int]:

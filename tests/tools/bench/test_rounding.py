@@ -12,7 +12,7 @@ from models.model import init_params
 from models.terminal import Console
 from tests.helpers.models.pi_samples import CONFIG
 from tests.helpers.tools.small_run import one_device
-from tools.bench.models.rounding import SCALES, TOWERS, RoundingSizes, rounded, run
+from tools.bench.models.rounding import KINDS, SCALES, TOWERS, RoundingSizes, rounded, run
 from tools.recipes import training
 from tools.recipes.presets import load_preset
 from tools.recipes.recording import RecordConfig, record_dataset
@@ -56,3 +56,7 @@ def test_every_rounding_of_a_policy_is_measured(tmp_path):
     assert activations.pop("none")["error"] == 0
     assert all(0 < row["error"] < 0.5 for row in activations.values())
     assert all(row["episodes"] == 2 for row in activations.values())
+    kept = found["kept"]
+    assert [*kept] == [kind + also for kind in KINDS for also in ("", ", calibrated")]
+    assert all(0 < row["error"] < 1 and row["episodes"] == 2 for row in kept.values())
+    assert all(kept[kind]["error"] != kept[f"{kind}, calibrated"]["error"] for kind in KINDS)

@@ -1,15 +1,18 @@
 """Error of a trained policy's actions, and its success, with products rounded to float8: kernels
-with a scale for a tensor, each output or each block, in one tower or several, and activations with
-scales found as they come or from other observations (docs/results/fp8.md).
+with a scale for a tensor, each output or each block, in one tower or several, activations with
+scales found as they come or from other observations, and all towers' kernels as `tools.quantize`
+keeps them, calibrated by other observations or not (docs/results/fp8.md).
 
 An error is the distance of a chunk from the unrounded policy's, from the same noise. The policy
 is the demo's; success is that of validation starts.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +21,10 @@ from jaxtyping import Array, Float
 
 from models import Policy, load_policy
 from models.layers import fp8
+from models.layers.calibrated import calibrated_kernel, watched
 from models.layers.float8.scales import block_scales, in_blocks, spread
-from models.layers.quantized import inner_size
+from models.layers.quantized import Kind, Rounding, inner_size
+from models.model import in_few_bits, require
 from models.sharding import path_name
 from models.terminal import Console, track
 from sim.suites import load_suite
@@ -49,6 +54,7 @@ ACTIVATIONS: Mapping[str, fp8.Recipe] = {
     "of 128 places": "block",
 }
 """Recipes by the scales that activations have; kernels have a tensor's, or each block's."""
+KINDS: Sequence[Kind] = get_args(Kind)
 
 
 @dataclass(frozen=True)
@@ -115,7 +121,14 @@ def _measured(folder: Path, sizes: RoundingSizes, console: Console) -> dict[str,
     for scale, recipe in track(ACTIVATIONS.items(), f"{folder}: activations", console=console):
         changed = computed(policy, recipe, others)
         activations[scale] = {"error": error(changed), **success(changed, scale)}
-    return {"suite": suite, "kernels": kernels, "activations": activations}
+    kept: dict[str, Any] = {}
+    pattern = str(require(policy.model.config, "quantizable", "keeping kernels in few bits"))
+    by_others = _calibrated(policy, others, pattern)
+    for kind in track(KINDS, f"{folder}: kernels kept in few bits", console=console):
+        for name, rounding in (("", None), (", calibrated", by_others)):
+            changed = _kept(policy, pattern, kind, rounding)
+            kept[kind + name] = {"error": error(changed), **success(changed, kind + name)}
+    return {"suite": suite, "kernels": kernels, "activations": activations, "kept": kept}
 
 
 def rounded(params: Any, towers: str, scale: str) -> Any:
@@ -155,6 +168,18 @@ def computed(policy: Policy, recipe: fp8.Recipe, others: Recorded) -> Policy:
     key = jax.random.key(0)
     found = jax.jit(jax.grad(lambda p: model.loss(p, batch, key)[0]))(params)
     return replace(policy, model=model, params=fp8.advance(params, params, found))
+
+
+def _kept(policy: Policy, pattern: str, kind: Kind, rounding: Rounding | None) -> Policy:
+    few = policy.model.config.computing(quantized=pattern, quantized_kind=kind)
+    return replace(policy, model=few.build(), params=in_few_bits(few, policy.params, rounding))
+
+
+def _calibrated(policy: Policy, others: Recorded, pattern: str) -> Rounding:
+    params, moments = watched(policy.params, lambda path: bool(re.search(pattern, path)))
+    _actions(replace(policy, params=params), others)
+    jax.effects_barrier()
+    return partial(calibrated_kernel, moments)
 
 
 def _actions(policy: Policy, seen: Recorded) -> Float[np.ndarray, "r h a"]:
