@@ -47,7 +47,10 @@ def test_simulated_workers_grow_with_their_tickets_and_devices(tmp_path):
 
 def test_the_table_sets_rl_vla3s_beside_ours_and_skips_what_was_left_out():
     found = rl.in_simulated_time(WORKLOAD, (8,), updates=4)
-    shown = rl.table({"metaworld": {"left out": "why"}, "measured": found["8"]}, found)
+    rates = rl.over_first({"metaworld": {"left out": "why"}, "measured": found["8"]}, found)
+    assert list(rates) == ["measured", "8 workers"]
+    assert rates["8 workers"]["synchronous colocated"]["over first"] == 1
+    shown = rl.table(rates)
     assert shown.row_count == 2 + len(rl.RL_VLA3)
     cells = [list(column.cells) for column in shown.columns]
     at = cells[0].index("RL-VLA3: LIBERO, pi0.5, 8 GPUs (steps/s)")

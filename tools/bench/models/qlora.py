@@ -2,6 +2,7 @@
 the steps of the presets `pi05-qlora` and `groot-qlora`, compiled for an H100 that is not there.
 """
 
+from collections import defaultdict
 from dataclasses import replace
 from typing import Any
 
@@ -50,23 +51,26 @@ def compiled(config: RunConfig, samples: int) -> CompiledStep:
 
 def run(console: Console) -> dict[str, Any]:
     """Compiles every case; the ratio is that of π0.5's bytes at peak with f32 to those with NF4."""
-    found: dict[str, dict[str, float]] = {}
+    state: dict[str, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
+    peak: dict[str, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
     for preset, samples in _CASES:
         for base in BASES:
             memory = compiled(with_base(PRESETS[preset], base), samples).memory
-            name = f"{preset}, {samples} samples, {base}"
-            found[name] = {"state": memory.arguments, "peak": memory.peak}
+            state[preset][str(samples)][base] = memory.arguments / 1e9
+            peak[preset][str(samples)][base] = memory.peak / 1e9
             fits = "fits" if memory.peak < GPU_BYTES else "does not fit"
             console.print(
-                f"{name}: state {memory.arguments / 1e9:.2f} GB, peak {memory.peak / 1e9:.2f} GB, "
-                f"{fits} 24 GB",
+                f"{preset}, {samples} samples, {base}: state {memory.arguments / 1e9:.2f} GB, peak "
+                f"{memory.peak / 1e9:.2f} GB, {fits} 24 GB",
                 highlight=False,
             )
-    first = f"{_CASES[0][0]}, {_CASES[0][1]} samples"
-    ours, other = (found[f"{first}, {base}"]["peak"] for base in ("nf4", "float32"))
+    preset, samples = _CASES[0]
+    ours, other = (peak[preset][str(samples)][base] for base in ("nf4", "float32"))
     return {
         "ratio": other / ours,
-        "ours": f"{ours / 1e9:.2f} GB at peak in NF4",
-        "other": f"{other / 1e9:.2f} GB in f32",
-        "bytes": found,
+        "ours": f"{ours:.2f} GB at peak in NF4",
+        "other": f"{other:.2f} GB in f32",
+        "unit": "GB of 1e9 bytes",
+        "state": state,
+        "peak": peak,
     }
