@@ -87,11 +87,13 @@ def _padded(preset: RunConfig) -> RunConfig:
 
 
 BASELINE = "AdamW"
+_RATES = (1.5e-3, 3e-3, 6e-3)
 SETTINGS = {
-    BASELINE: Setting(_optimizer("adamw"), (7.5e-4, 1.5e-3, 3e-3)),
-    "Muon": Setting(_optimizer("muon"), (3e-3, 6e-3, 1.2e-2)),
-    "AdamW, float8 moments": Setting(_optimizer("adamw_fp8"), (7.5e-4, 1.5e-3, 3e-3)),
-    "Adafactor": Setting(_optimizer("adafactor"), (7.5e-4, 1.5e-3, 3e-3)),
+    BASELINE: Setting(_optimizer("adamw"), _RATES),
+    "Muon": Setting(_optimizer("muon"), (6e-3, 1.2e-2, 2.4e-2)),
+    "AdamW, float8 moments": Setting(_optimizer("adamw_fp8"), _RATES),
+    "Adafactor": Setting(_optimizer("adafactor"), _RATES),
+    "the preset": Setting(lambda preset: preset),
     "one chunk": Setting(_model(chunks=1)),
     "six chunks": Setting(_model(chunks=6)),
     "padded rows": Setting(_padded),

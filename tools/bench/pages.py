@@ -15,8 +15,8 @@ A page says between comments, which a reader does not see, how its figures follo
     <!-- end -->
 
 `{a.b.0:FORMAT}` is the value at a, b, 0 in Python's format. Percentages get a space, a list of two
-is a range, and `{success:x256}` is a share told as so many of 256. A test holds that the command
-would change nothing, so that no such figure differs from its JSON.
+is a range (which null leaves open), and `{success:x256}` is a share told as so many of 256. A test
+holds that the command would change nothing, so that no such figure differs from its JSON.
 """
 
 import json
@@ -85,7 +85,8 @@ def told(value: Any, form: str) -> str:
         return "–"
     if isinstance(value, list):
         unit = " %" if form.endswith("%") else ""
-        return "–".join(told(each, form).removesuffix(unit) for each in value) + unit
+        ends = ("∞" if end is None else told(end, form).removesuffix(unit) for end in value)
+        return "–".join(ends) + unit
     if form.startswith("x"):
         count = value * int(form[1:])
         if abs(count - round(count)) > _ROUNDING:

@@ -96,6 +96,7 @@ def test_a_figure_is_told_as_our_pages_tell_it() -> None:
     assert told(0.0002, "+.2%") == "+0.02 %"
     assert told(12345.6, ",.0f") == "12,346"
     assert told([1, 2.5], ".1f") == "1.0–2.5"
+    assert told([15998, None], ",") == "15,998–∞"
     assert told(0.9883, "x256") == "253"
     assert told(None, ".1%") == "–"
     assert told("2 cores, one-way", "") == "2 cores, one-way"
