@@ -105,7 +105,10 @@ def _rounded(
     lacking = ((0, groups * group - len(flat)), (0, 0))
     shape = groups, group, flat.shape[1]
     rows, each = jnp.pad(flat, lacking), jnp.pad(scales, lacking, constant_values=1.0)
-    given = rows.reshape(shape), each.reshape(shape), moments
+    own_rows = jnp.minimum(len(flat) - jnp.arange(groups) * group, group)  # the last may be short
+    diagonal = jnp.trace(moments, axis1=1, axis2=2) / own_rows * _DAMPING
+    steadying = jnp.where(diagonal > 0, diagonal, 1.0)[:, None, None] * jnp.eye(group)
+    given = rows.reshape(shape), each.reshape(shape), moments + steadying
     codes = jax.lax.map(lambda own: _group(own[0], own[1], own[2], kind), given)
     return codes.reshape(-1, flat.shape[1])[: len(flat)]
 
@@ -113,12 +116,11 @@ def _rounded(
 def _group(
     rows: Float[Array, "k o"], scales: Float[Array, "k o"], moments: Float[Array, "k k"], kind: Kind
 ) -> Array:
-    """Codes of rows that make up for each other. `share[i, j]` is what row j loses to make up for
-    an error of row i in units of `share[i, i]` (the upper Cholesky factor of the inverse)."""
+    """Codes of rows that make up for each other, by damped moments. `share[i, j]` is what row j
+    loses to make up for an error of row i in units of `share[i, i]` (the upper Cholesky factor of
+    the inverse)."""
     codes = CODES[kind]
-    diagonal = jnp.mean(jnp.diag(moments)) * _DAMPING
-    steadied = moments + jnp.eye(len(rows)) * jnp.where(diagonal > 0, diagonal, 1.0)
-    share = jnp.linalg.cholesky(jnp.linalg.inv(steadied), upper=True)
+    share = jnp.linalg.cholesky(jnp.linalg.inv(moments), upper=True)
 
     def block(b: Array, carried: tuple[Array, Array]) -> tuple[Array, Array]:
         left, found = carried

@@ -57,6 +57,16 @@ def test_rows_make_up_for_each_other_as_the_paper_says(kind):
     assert np.mean(~np.isclose(ours, expected, rtol=1e-5, atol=1e-6)) < 0.01
 
 
+def test_rows_that_fill_up_a_group_do_not_weaken_its_damping():
+    x = correlated(10, 129)
+    kernel = jnp.asarray(np.random.default_rng(11).normal(size=(1, 129, 24)), jnp.float32)
+    found = calibrated_kernel({"up/kernel": moments_of(x, 256)}, "up/kernel", kernel, "int8")
+    scales = np.asarray(scales_of(jax.tree.map(lambda a: a[0], found), 129))
+    expected = row_by_row(np.asarray(kernel[0]), moments_of(x, 129)[0, 0], scales, "int8")
+    ours = np.asarray(dequantize("up/kernel", found)[0])
+    assert np.mean(~np.isclose(ours, expected, rtol=1e-5, atol=1e-6)) < 0.01
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_products_err_less_than_with_each_number_rounded_by_itself(kind, monkeypatch):
     """In two groups, the second of them short."""
