@@ -37,6 +37,8 @@ from tools.convert_checkpoint import convert
 from tools.recipes.bound_recording import bound, opened, recorded_requests
 from tools.recipes.policy import DEFAULTS, PolicyOptions, load
 
+_OBSERVATIONS = 256
+
 
 def quantize(
     policy: Policy,
@@ -79,7 +81,7 @@ def recorded_moments(
 ) -> Moments:
     """Moments of the kernels whose path `pattern` matches, over about so many observations of a
     dataset, from all its episodes and evenly spread in each; fewer if it has fewer frames. What
-    fills up a batch counts again.
+    fills up a batch counts again, and places that fill up a text count as its tokens do.
 
     Args:
       progress: called with (episodes done, episodes).
@@ -130,7 +132,7 @@ def main(
     kind: Kind = "float8",
     activations: bool = False,
     calibrate: str | None = None,
-    observations: int = 256,
+    observations: int | None = None,
     dtype: str | None = None,
     family: Path | None = None,
     options: Annotated[PolicyOptions, tyro.conf.arg(name="")] = DEFAULTS,
@@ -147,20 +149,24 @@ def main(
         as such.
       calibrate: LeRobot dataset of the policy's robot, or a mixture's file with one, by whose
         observations numbers are rounded together.
-      observations: how many of them the policy acts on, spread over all episodes.
+      observations: how many of them the policy acts on, spread over all episodes; 256 if not
+        given.
       dtype: of the other parameters, as saved if not given.
       family: Python file that defines the model's family, if it is not one of ours; it runs.
       options: facts about the policy that its files do not tell.
     """
     console = Console(stderr=True)
     with in_a_line(writing=target):
+        if observations is not None and calibrate is None:
+            raise ValueError("--observations is for --calibrate, which says of which dataset.")
         if family is not None:
             run_file(family)
         policy = load(source, options, dtype=dtype)
         with Progress(console=console, transient=True) as progress:
             rounding = None
             if calibrate is not None:
-                rounding = partial(_calibrated, policy, calibrate, observations, progress)
+                count = _OBSERVATIONS if observations is None else observations
+                rounding = partial(_calibrated, policy, calibrate, count, progress)
             small = quantize(policy, kernels, kind, activations, rounding)
         error = action_error(policy, small, random_batch(policy.model.config, rows=1, samples=1))
         convert(small, target, "chiliad")

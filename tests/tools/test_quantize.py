@@ -75,6 +75,11 @@ def test_activations_may_be_rounded_too_of_kernels_in_float8_alone():
         quantize.quantize(policy, kind="nf4", activations=True)
 
 
+def test_observations_without_a_dataset_are_refused(tmp_path, monkeypatch):
+    with pytest.raises(SystemExit, match="--observations is for --calibrate"):
+        run(tmp_path / "none", tmp_path / "no", "--observations", "40", monkeypatch=monkeypatch)
+
+
 @pytest.mark.slow
 def test_observations_of_the_robot_make_up_for_rounding_and_those_of_another_are_refused(
     tmp_path, monkeypatch
