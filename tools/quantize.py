@@ -30,6 +30,7 @@ from models.files.own_file import run_file
 from models.layers.calibrated import Moments, calibrated_kernel, watched
 from models.layers.quantized import Kernel, Kind, Rounding
 from models.model import in_few_bits, require, told
+from models.policy import Request
 from models.terminal import Console, Progress, guard_tracebacks
 from tools.bench.models.fp8 import random_batch
 from tools.command_line.ending import in_a_line
@@ -87,23 +88,29 @@ def recorded_moments(
       progress: called with (episodes done, episodes).
 
     Raises:
-      ValueError, FileNotFoundError, DatasetError: there is no such dataset, or it is not one of the
-        policy's robot.
+      ValueError, FileNotFoundError, DatasetError: there is no such dataset, it has no frames, or it
+        is not one of the policy's robot.
     """
     if observations < 1:
         raise ValueError(f"--observations is {observations}; give at least 1.")
     recording = bound(policy, *opened(data))
     lengths = recording.dataset.lengths
+    if not (total := int(lengths.sum())):
+        raise ValueError(f"{data}: has no frames; give a dataset with some.")
     params, moments = watched(policy.params, lambda path: bool(re.search(pattern, path)))
     watching = replace(recording.policy, params=params)
-    frames = np.linspace(0, lengths.sum(), min(observations, int(lengths.sum())), endpoint=False)
+    frames = np.linspace(0, total, min(observations, total), endpoint=False)
+    asked: list[Request] = []
     ends = np.cumsum(lengths)
     episodes = np.searchsorted(ends, frames, "right")
     for done, e in enumerate(chosen := np.unique(episodes), 1):
         at = (frames[episodes == e] - (ends[e] - lengths[e])).astype(np.int64)
         one = read_recorded(recording.dataset, recording.settings, recording.reading, int(e), at)
         pictures = read_pictures(recording.dataset, recording.reading, int(e), at)
-        watching.answer(list(recorded_requests(recording, one, pictures)))
+        asked += recorded_requests(recording, one, pictures)
+        if len(asked) >= policy.sizes[-1] or done == len(chosen):
+            watching.answer(asked)
+            asked = []
         progress(done, len(chosen))
     jax.effects_barrier()
     return moments

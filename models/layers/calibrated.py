@@ -2,8 +2,8 @@
 that are not rounded yet, as far as their inputs go together (GPTQ, arXiv 2210.17323).
 
 For this the products of the inputs that a kernel multiplies are summed while the policy acts on
-observations of its robot. They are kept for rows of the same 1,024 alone, so that they take no more
-room than the kernels, and all kernels see the inputs of the policy that is not rounded.
+observations of its robot. They are kept for rows of the same 1,024 alone, so that they take about
+the room of the kernels, and all kernels see the inputs of the policy that is not rounded.
 """
 
 import math
@@ -21,6 +21,7 @@ from models.layers.quantized import CODES, Kernel, Kind, inner_size, quantize_ke
 from models.sharding import path_name
 
 GROUP, _BLOCK = 1024, 128
+_EXACT = jax.lax.Precision.HIGHEST
 _DAMPING = 0.03
 """Part of the mean second moment that is added to each: what hardly occurs is not relied on."""
 
@@ -66,7 +67,7 @@ def watched_dot(x: Float[Array, "*b i"], kernel: Watched) -> Float[Array, "*b o"
     group, groups = _groups(inner)
     flat = jnp.pad(x.reshape(-1, inner), ((0, 0), (0, group * groups - inner)))
     parts = flat.reshape(len(flat), groups, group).astype(jnp.float32)
-    products = jnp.einsum("ngi,ngj->gij", parts, parts)
+    products = jnp.einsum("ngi,ngj->gij", parts, parts, precision=_EXACT)
     jax.debug.callback(partial(kernel.told, kernel.name), kernel.layer, products)
     return x @ kernel.kernel.reshape(inner, -1).astype(x.dtype)
 
@@ -140,7 +141,7 @@ def _group(
         begun = mine, jnp.zeros(mine.shape, found.dtype), jnp.zeros(mine.shape)
         _, coded, errors = jax.lax.fori_loop(0, _BLOCK, row, begun)
         found = jax.lax.dynamic_update_slice_in_dim(found, coded, first, axis=0)
-        return left - own.T @ errors, found
+        return left - jnp.matmul(own.T, errors, precision=_EXACT), found
 
     found = jnp.zeros(rows.shape, codes.code(rows[:1, :1]).dtype)
     return jax.lax.fori_loop(0, len(rows) // _BLOCK, block, (rows, found))[1]

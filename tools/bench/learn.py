@@ -87,12 +87,12 @@ def _padded(preset: RunConfig) -> RunConfig:
 
 
 BASELINE = "AdamW"
-_RATES = (1.5e-3, 3e-3, 6e-3)
+_ADAMW_RATES = (3e-3, 6e-3, 1.2e-2)
 SETTINGS = {
-    BASELINE: Setting(_optimizer("adamw"), _RATES),
+    BASELINE: Setting(_optimizer("adamw"), _ADAMW_RATES),
     "Muon": Setting(_optimizer("muon"), (6e-3, 1.2e-2, 2.4e-2)),
-    "AdamW, float8 moments": Setting(_optimizer("adamw_fp8"), _RATES),
-    "Adafactor": Setting(_optimizer("adafactor"), _RATES),
+    "AdamW, float8 moments": Setting(_optimizer("adamw_fp8"), _ADAMW_RATES),
+    "Adafactor": Setting(_optimizer("adafactor"), (1.5e-3, 3e-3, 6e-3)),
     "the preset": Setting(lambda preset: preset),
     "one chunk": Setting(_model(chunks=1)),
     "six chunks": Setting(_model(chunks=6)),
