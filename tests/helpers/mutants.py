@@ -4,15 +4,18 @@ decorator from the code, and a test must fail for it (docs/results/mutants.md).
     python -m tests.helpers.mutants staleness quantiles      # or `make mutants`, all of `TARGETS`
 
 Works on a clone, so what is committed is mutated and nothing here is changed. A binary operator is
-replaced by one other alone (`+` by `-`), as the rest of cosmic-ray's choices rarely tell more.
+replaced by one other alone (`+` by `-`), as the rest of cosmic-ray's choices rarely tell more. The
+same command goes on with what an interrupted one left in runs/mutants, as long as the file and its
+tests are what they were.
 """
 
+import hashlib
 import re
 import shutil
 import sqlite3
 import subprocess
 import sys
-import tempfile
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,28 +51,40 @@ class Mutants:
 def mutants(name: str) -> Mutants:
     """Makes the mutants of a target, one after another, and has its tests run on each."""
     file, tests = TARGETS[name]
-    with tempfile.TemporaryDirectory() as scratch:
-        clone, config, session = Path(scratch, "clone"), Path(scratch, "c.toml"), Path(scratch, "s")
+    cosmic_ray = shutil.which("cosmic-ray", path=str(Path(sys.executable).parent))
+    if cosmic_ray is None:
+        raise FileNotFoundError("cosmic-ray is not installed; `make mutants` installs it.")
+    texts = b"".join((ROOT / path).read_bytes() for path in (file, *tests.split()))
+    folder = ROOT / "runs" / "mutants" / f"{name}-{hashlib.sha256(texts).hexdigest()[:8]}"
+    clone, session, begun = folder / "clone", folder / "session.sqlite", folder / "begun"
+    if not begun.exists():
+        shutil.rmtree(folder, ignore_errors=True)
         subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
-        chosen = "not slow and not fuzz and not drill"
-        # cosmic-ray's own timeout ends a shell, whose tests would go on
-        python = f"timeout {_SECONDS} {sys.executable}"
-        ran = f"{python} -m pytest -q -x -m '{chosen}' -p no:cacheprovider {tests}"
-        config.write_text(
-            f'[cosmic-ray]\nmodule-path = "{file}"\ntimeout = {2 * _SECONDS}\n'
-            f'excluded-modules = []\ntest-command = "{ran}"\n'
-            '[cosmic-ray.distributor]\nname = "local"\n'
-        )
-        cosmic_ray = shutil.which("cosmic-ray", path=str(Path(sys.executable).parent))
-        if cosmic_ray is None:
-            raise FileNotFoundError("cosmic-ray is not installed; `make mutants` installs it.")
-        subprocess.run([cosmic_ray, "init", config, session], cwd=clone, check=True)
-        with sqlite3.connect(session) as work:
-            _thin(work)
-            subprocess.run([cosmic_ray, "exec", config, session], cwd=clone, check=True)
-            found = work.execute("select test_outcome, diff from work_results").fetchall()
+        _begin(cosmic_ray, folder, file, tests)
+        begun.touch()
+    subprocess.run(["git", "checkout", "--quiet", "."], cwd=clone, check=True)  # a mutant was left
+    ran = [cosmic_ray, "exec", folder / "config.toml", session]
+    subprocess.run(ran, cwd=clone, check=True)
+    with closing(sqlite3.connect(session)) as work:
+        found = work.execute("select test_outcome, diff from work_results").fetchall()
     survivors = tuple(_told(diff) for outcome, diff in found if outcome == "SURVIVED")
     return Mutants(file, len(found), survivors)
+
+
+def _begin(cosmic_ray: str, folder: Path, file: str, tests: str) -> None:
+    chosen = "not slow and not fuzz and not drill"
+    # cosmic-ray's own timeout ends a shell, whose tests would go on
+    python = f"timeout {_SECONDS} {sys.executable}"
+    ran = f"{python} -m pytest -q -x -m '{chosen}' -p no:cacheprovider {tests}"
+    config, session = folder / "config.toml", folder / "session.sqlite"
+    config.write_text(
+        f'[cosmic-ray]\nmodule-path = "{file}"\ntimeout = {2 * _SECONDS}\n'
+        f'excluded-modules = []\ntest-command = "{ran}"\n'
+        '[cosmic-ray.distributor]\nname = "local"\n'
+    )
+    subprocess.run([cosmic_ray, "init", config, session], cwd=folder / "clone", check=True)
+    with closing(sqlite3.connect(session)) as work:
+        _thin(work)
 
 
 def _thin(work: sqlite3.Connection) -> None:
