@@ -6,7 +6,7 @@ decorator from the code, and a test must fail for it (docs/results/mutants.md).
 Works on a clone, so what is committed is mutated and nothing here is changed. A binary operator is
 replaced by one other alone (`+` by `-`), as the rest of cosmic-ray's choices rarely tell more. The
 same command goes on with what an interrupted one left in runs/mutants, as long as the file and its
-tests are what they were.
+tests are committed as they were.
 """
 
 import hashlib
@@ -54,8 +54,9 @@ def mutants(name: str) -> Mutants:
     cosmic_ray = shutil.which("cosmic-ray", path=str(Path(sys.executable).parent))
     if cosmic_ray is None:
         raise FileNotFoundError("cosmic-ray is not installed; `make mutants` installs it.")
-    texts = b"".join((ROOT / path).read_bytes() for path in (file, *tests.split()))
-    folder = ROOT / "runs" / "mutants" / f"{name}-{hashlib.sha256(texts).hexdigest()[:8]}"
+    committed = ["git", "rev-parse", *(f"HEAD:{path}" for path in (file, *tests.split()))]
+    blobs = subprocess.run(committed, cwd=ROOT, check=True, capture_output=True).stdout
+    folder = ROOT / "runs" / "mutants" / f"{name}-{hashlib.sha256(blobs).hexdigest()[:8]}"
     clone, session, begun = folder / "clone", folder / "session.sqlite", folder / "begun"
     if not begun.exists():
         shutil.rmtree(folder, ignore_errors=True)
