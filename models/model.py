@@ -25,7 +25,7 @@ from models.inputs.packed_batch import Layout, PackedBatch
 from models.inputs.processor import StateInput
 from models.layers.functional import Params
 from models.layers.layers import Compute
-from models.layers.quantized import Rounding, quantize
+from models.layers.quantized import Rounding, names, quantize
 from models.sharding import Rules
 
 Config = TypeVar("Config", bound="ModelConfig")
@@ -294,8 +294,7 @@ def in_few_bits(config: ModelConfig, params: Params, rounding: Rounding | None =
     if not compute.quantized:
         return params
     able = getattr(config, "quantizable", "")
-    kernels = [path for path in flatten_dict(params, sep="/") if path.endswith("/kernel")]
-    named = [path for path in kernels if re.search(compute.quantized, path)]
+    named = [path for path in flatten_dict(params, sep="/") if names(compute.quantized, path)]
     if beyond := [path for path in named if not re.search(able, path)]:
         raise ValueError(
             f"The pattern {compute.quantized!r} names {', '.join(beyond)}, which models of family "

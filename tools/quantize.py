@@ -13,7 +13,6 @@ checkpoint of Chiliad's, which `load_policy` and every command read like any oth
 far its actions are from SOURCE's are printed.
 """
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -97,7 +96,7 @@ def recorded_moments(
     lengths = recording.dataset.lengths
     if not (total := int(lengths.sum())):
         raise ValueError(f"{data}: has no frames; give a dataset with some.")
-    params, moments = watched(policy.params, lambda path: bool(re.search(pattern, path)))
+    params, moments = watched(policy.params, pattern)
     watching = replace(recording.policy, params=params)
     frames = np.linspace(0, total, min(observations, total), endpoint=False)
     asked: list[Request] = []

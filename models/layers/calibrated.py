@@ -8,7 +8,7 @@ the room of the kernels, and all kernels see the inputs of the policy that is no
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from models.layers.quantized import CODES, Kernel, Kind, inner_size, quantize_kernel, scales_of
+from models.layers.quantized import (
+    CODES,
+    Kernel,
+    Kind,
+    inner_size,
+    names,
+    quantize_kernel,
+    scales_of,
+)
 from models.sharding import path_name
 
 GROUP, _BLOCK = 1024, 128
@@ -41,10 +49,9 @@ class Watched:
     told: Callable[[str, Array, Array], None] = field(metadata={"static": True})
 
 
-def watched(params: Any, named: Callable[[str], bool]) -> tuple[Any, dict[str, np.ndarray]]:
-    """The parameters with the stacked kernels at paths that are `named` watched, and their moments,
-    0 at first: what computes with these parameters adds to them, once
-    `jax.effects_barrier` returns."""
+def watched(params: Any, pattern: str) -> tuple[Any, dict[str, np.ndarray]]:
+    """The parameters with the stacked kernels that `pattern` names watched, and their moments, 0 at
+    first: what computes with these parameters adds to them, once `jax.effects_barrier` returns."""
     moments: dict[str, np.ndarray] = {}
 
     def tell(name: str, layer: Array, products: Array) -> None:
@@ -52,7 +59,7 @@ def watched(params: Any, named: Callable[[str], bool]) -> tuple[Any, dict[str, n
 
     def leaf(path: tuple[Any, ...], kernel: Array) -> Any:
         name = path_name(path)
-        if not name.endswith("/kernel") or not named(name):
+        if not names(pattern, name):
             return kernel
         group, groups = _groups(inner_size(name, kernel.shape))
         moments[name] = np.zeros((len(kernel), groups, group, group), np.float32)
@@ -91,7 +98,7 @@ def calibrated_kernel(
     scales = jax.vmap(lambda layer: scales_of(layer, inner))(made)
     layers = [_rounded(*own, kind) for own in zip(flat, seen, scales, strict=True)]
     q = CODES[kind].packed(jnp.stack(layers))
-    return type(made)(**{**vars(made), "q": q.reshape(made.q.shape)})
+    return replace(made, q=q.reshape(made.q.shape))
 
 
 @partial(jax.jit, static_argnames="kind")

@@ -10,7 +10,7 @@ layer at a time and again for backward; what is kept for backward is the few bit
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
@@ -64,7 +64,7 @@ Rounding: TypeAlias = Callable[[str, Float[Array, "l i *o"], Kind], Kernel]
 
 
 def quantize(
-    params: Any, pattern: str, kind: Kind = "float8", rounding: "Rounding | None" = None
+    params: Any, pattern: str, kind: Kind = "float8", rounding: Rounding | None = None
 ) -> Any:
     """`params` with the stacked kernels whose path `pattern` matches (`re.search`) in few bits, as
     `rounding` makes them, or `quantize_kernel` if None; those that are so already stay.
@@ -77,7 +77,7 @@ def quantize(
 
     def leaf(path: tuple[Any, ...], kernel: Any) -> Any:
         name = path_name(path)
-        if not name.endswith("/kernel") or not re.search(pattern, name):
+        if not names(pattern, name):
             return kernel
         found.append(name)
         return kernel if is_quantized(kernel) else rounding(name, kernel, kind)
@@ -86,6 +86,11 @@ def quantize(
     if not found:
         raise ValueError(f"No kernel's path matches {pattern!r}, so nothing would be quantised.")
     return quantized
+
+
+def names(pattern: str, path: str) -> bool:
+    """True if a pattern names the kernel at a path."""
+    return path.endswith("/kernel") and bool(re.search(pattern, path))
 
 
 def quantize_kernel(path: str, kernel: Float[Array, "l i *o"], kind: Kind) -> Kernel:
@@ -97,9 +102,9 @@ def quantize_kernel(path: str, kernel: Float[Array, "l i *o"], kind: Kind) -> Ke
             f"pairs; leave it out of model.compute.quantized, or keep it in int8."
         )
     flat = kernel.reshape(len(kernel), inner_size(path, kernel.shape), -1).astype(jnp.float32)
-    made = jax.vmap(_ROUNDED[kind])(flat)
+    made: Any = jax.vmap(_ROUNDED[kind])(flat)
     halved = kernel.shape[-1] // 2 if kind == "nf4" else kernel.shape[-1]
-    return type(made)(**{**vars(made), "q": made.q.reshape(*kernel.shape[:-1], halved)})
+    return replace(made, q=made.q.reshape(*kernel.shape[:-1], halved))
 
 
 def dequantize(path: str, kernel: Kernel) -> Float[Array, "l i *o"]:

@@ -58,6 +58,11 @@ class LearntTask:
     replan_steps: int = 4
     success: float = 0.9
 
+    @property
+    def name(self) -> str:
+        """Suite and tasks, as the command calls it."""
+        return "-".join((self.suite.rpartition(":")[2], *self.tasks))
+
 
 class LearnResult(NamedTuple):
     """Samples and seconds of the first checkpoint that succeeded often enough; None if none did."""
@@ -129,32 +134,26 @@ def run(
       ValueError: there is no such task.
     """
     sizes = sizes or LearnSizes()
-    tasks = by_name(sizes.tasks)
+    tasks = {each.name: each for each in sizes.tasks}
     if task not in tasks:
         raise ValueError(f"--task '{task}' is none of those to learn: {', '.join(tasks)}.")
-    rows = [
-        _row(tasks[task], name, setting, sizes, cache, console)
+    rows = {
+        name: _row(tasks[task], name, setting, sizes, cache, console)
         for name, setting in sizes.settings.items()
-    ]
-    usual = next(row for row in rows if row["setting"] == BASELINE)
-    best = min(rows, key=lambda row: row["seconds"] or math.inf)
-    both = usual["seconds"], best["seconds"]
+    }
+    usual, best = rows[BASELINE], min(rows, key=lambda name: rows[name]["seconds"] or math.inf)
+    both = usual["seconds"], rows[best]["seconds"]
     return {
         "ratio": both[0] / both[1] if all(both) else math.nan,
-        "ours": f"{best['seconds']} s with {best['setting']}",
-        "other": f"{usual['seconds']} s with {BASELINE}",
+        "ours": f"{both[1]} s with {best}",
+        "other": f"{both[0]} s with {BASELINE}",
         "unit": "seconds to success",
         "task": task,
         "success": tasks[task].success,
-        "rows": {row["setting"]: row for row in rows},
+        "rows": rows,
         "seeds": sizes.seeds,
         "starts": sizes.starts,
     }
-
-
-def by_name(tasks: Sequence[LearntTask]) -> dict[str, LearntTask]:
-    """Tasks by what the command calls them."""
-    return {_name(each): each for each in tasks}
 
 
 def _row(
@@ -177,10 +176,9 @@ def _row(
     (chosen,) = presets
     runs = [
         _found(task, chosen, seed, dataset, sizes, cache, console)
-        for seed in track(range(sizes.seeds), f"{_name(task)}: {name}", console=console)
+        for seed in track(range(sizes.seeds), f"{task.name}: {name}", console=console)
     ]
     return {
-        "setting": name,
         "learning_rate": chosen.optimizer.learning_rate,
         "tuning_runs": len(setting.rates),
         "reached": sum(run.samples is not None for run in runs),
@@ -247,13 +245,9 @@ def _judged(task: LearntTask, folder: Path, sizes: LearnSizes) -> LearnResult:
 
 def _recorded(task: LearntTask, cache: Path) -> Path:
     """The task's demonstrations, recorded unless they are there."""
-    out = cache / "learn" / f"{_name(task)}-{task.episodes}-{task.image_size}"
+    out = cache / "learn" / f"{task.name}-{task.episodes}-{task.image_size}"
     if not out.is_dir():
         record_dataset(
             RecordConfig(out, task.suite, task.tasks, task.episodes, image_size=task.image_size)
         )
     return out
-
-
-def _name(task: LearntTask) -> str:
-    return "-".join((task.suite.rpartition(":")[2], *task.tasks))

@@ -10,7 +10,7 @@ import pytest
 from models.terminal import Console
 from tools.bench.__main__ import _WITH_PEER, _WITH_WIDTH, BENCHMARKS
 from tools.bench.all import BENCHES, QUICK, CpuBench, command, listed, main, measure, summary
-from tools.bench.learn import LearnSizes, by_name
+from tools.bench.learn import LearnSizes
 
 GPU_ALONE = {"act", "fp8", "processes", "products", "step", "unrolled"}
 OF_TRAINED = {"rounding", "solver"}
@@ -37,7 +37,8 @@ def test_each_is_a_benchmark_and_none_that_a_cpu_can_run_is_missing() -> None:
     given = {each.name: each.of[0] if each.of else each.name for each in BENCHES}
     assert {*given.values()} == BENCHMARKS.keys() - GPU_ALONE - OF_TRAINED
     assert {each.of[0] for each in BENCHES if "--width" in each.of} == set(_WITH_WIDTH)
-    assert {each.of[2] for each in BENCHES if "--task" in each.of} == {*by_name(LearnSizes().tasks)}
+    tasks = {task.name for task in LearnSizes().tasks}
+    assert {each.of[2] for each in BENCHES if "--task" in each.of} == tasks
     with_peer = {given[each.name] for each in BENCHES if each.peer}
     assert with_peer == set(_WITH_PEER) - {"ladder"}
     assert sum(each.minutes <= QUICK for each in BENCHES) > 5

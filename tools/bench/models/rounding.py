@@ -7,7 +7,6 @@ An error is the distance of a chunk from the unrounded policy's, from the same n
 is the demo's; success is that of validation starts.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -176,7 +175,7 @@ def _kept(policy: Policy, pattern: str, kind: Kind, rounding: Rounding | None) -
 
 
 def _calibrated(policy: Policy, others: Recorded, pattern: str) -> Rounding:
-    params, moments = watched(policy.params, lambda path: bool(re.search(pattern, path)))
+    params, moments = watched(policy.params, pattern)
     _actions(replace(policy, params=params), others)
     jax.effects_barrier()
     return partial(calibrated_kernel, moments)

@@ -229,7 +229,7 @@ def draw(simulated: Mapping[str, Mapping[str, Any]], path: Path) -> None:
     figure = Figure(figsize=(6, 3.6), layout="constrained")
     axes = figure.subplots()
     for mode in MODES:
-        gains = [row[mode]["samples/s"] / row[_FIRST]["samples/s"] for row in simulated.values()]
+        gains = [row[mode]["over first"] for row in over_first({}, simulated).values()]
         axes.semilogx([int(n) for n in simulated], gains, "o-", label=mode, markersize=4)
     axes.set(xlabel="environment workers", ylabel=f"samples/s over {_FIRST}", ylim=(0, None))
     axes.set_xticks([int(n) for n in simulated], list(simulated))
@@ -260,12 +260,9 @@ def over_first(
 def table(rates: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Table:
     """Rates that `over_first` gives; RL-VLA3's steps below."""
     shown = Table("", *MODES)
-    for name, rows in rates.items():
-        told = (f"{row['samples/s']:,.1f} ({row['over first']:.2f})" for row in rows.values())
-        shown.add_row(name, *told)
-    for name, steps in RL_VLA3.items():
-        told = (f"{rate:,.1f} ({rate / steps[0]:.2f})" for rate in steps)
-        shown.add_row(f"RL-VLA3: {name} (steps/s)", *told)
+    told = {name: [row["samples/s"] for row in rows.values()] for name, rows in rates.items()}
+    for name, row in (told | {f"RL-VLA3: {n} (steps/s)": r for n, r in RL_VLA3.items()}).items():
+        shown.add_row(name, *(f"{rate:,.1f} ({rate / row[0]:.2f})" for rate in row))
     return shown
 
 
