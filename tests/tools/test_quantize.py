@@ -20,7 +20,7 @@ from parallel.mesh import MeshConfig, make_mesh
 from tests.helpers.models.openpi_numbers import FIXTURES, TOLD
 from tests.helpers.tools.small_run import one_device
 from tools import quantize
-from tools.bench.models.fp8 import random_batch
+from tools.bench.models.random_batch import random_batch
 from tools.recipes import training
 from tools.recipes.presets import load_preset
 from tools.recipes.recording import RecordConfig, record_dataset

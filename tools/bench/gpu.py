@@ -149,7 +149,8 @@ def measure(
     began: float,
 ) -> int:
     """Runs the parts' measurements one after another, those first that were never tried; 1 if some
-    failed. `began`: when the command did, by `time.monotonic`."""
+    failed. What fails having measured less than an earlier call leaves what that one measured.
+    `began`: when the command did, by `time.monotonic`."""
     out.mkdir(parents=True, exist_ok=True)
     wanted = sorted(
         (each for each in MEASUREMENTS if each.part in parts),
@@ -170,9 +171,10 @@ def measure(
             continue
         limit = _PATIENCE if options.tiny else min(each.limit, room)
         result = run(each, limit, options.tiny, gpus) | {"machine": dict(machine)}
-        text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=True) + "\n"
-        (out / f"{each.name}.json").write_text(text, encoding="utf-8")
-        problems = list(errors(result))
+        problems, file = list(errors(result)), out / f"{each.name}.json"
+        if not (problems and file.is_file() and _sound(_read(file)) > _sound(result)):
+            text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=True) + "\n"
+            file.write_text(text, encoding="utf-8")
         failed += [each.name] * bool(problems)
         _say(f"{each.name}: {_verdict(result, problems)}")
     if left:
@@ -330,8 +332,17 @@ def _finished(each: Measurement, out: Path, options: argparse.Namespace) -> bool
     file = out / f"{each.name}.json"
     if options.again or not file.is_file():
         return False
-    result = json.loads(file.read_text(encoding="utf-8"))
+    result = _read(file)
     return "left_out" not in result and not any(errors(result))
+
+
+def _read(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def _sound(result: Mapping[str, Any]) -> int:
+    """Rows without an error."""
+    return sum(not any(errors(row)) for row in result.get("rows", ()))
 
 
 def _verdict(result: Mapping[str, Any], problems: Sequence[str]) -> str:

@@ -5,6 +5,7 @@ from rich.console import Console
 
 from models import PiConfig
 from tools.bench.models import fp8, products
+from tools.bench.models.random_batch import random_batch
 
 
 def test_without_a_hopper_gpu_the_benchmark_refuses_in_one_sentence():
@@ -24,6 +25,6 @@ def test_products_are_measured_shrunk_and_refused_at_their_sizes_without_a_gpu()
 
 
 def test_the_batch_has_no_empty_place_at_the_released_sizes():
-    batch = fp8.random_batch(PiConfig())
+    batch = random_batch(PiConfig(), 8, 2)
     assert batch.images.shape == (8, 4, 224, 224, 3)
     assert (batch.prefix_segment > 0).all()

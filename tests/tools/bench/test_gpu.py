@@ -19,7 +19,7 @@ from tools.bench.attempt import tell
 from tools.bench.gpu import MEASUREMENTS, PAGE, RESULTS, errors, main
 from tools.bench.gpu_page import page
 from tools.bench.models import step
-from tools.bench.models.fp8 import random_batch
+from tools.bench.models.random_batch import random_batch
 from tools.bench.process import ended, last_json
 
 CHEAP = ("attention", "act")
@@ -91,6 +91,21 @@ def test_what_failed_is_tried_again_after_what_was_never_tried(monkeypatch, tmp_
     options = gpu._parser().parse_args([])
     assert gpu.measure(["fp8"], tmp_path, options, MACHINE, time.monotonic()) == 1
     assert ran == ["products", "fp8"]
+
+
+def test_what_fails_sooner_than_before_leaves_what_was_measured(monkeypatch, tmp_path):
+    options, file = gpu._parser().parse_args([]), tmp_path / "act.json"
+    bad = {"batch": 8, "error": "out of memory"}
+
+    def tried(*rows):
+        found = {"rows": list(rows), "error": "It was stopped after 360 s"}
+        monkeypatch.setattr(gpu, "run", lambda *_: found)
+        assert gpu.measure(["act"], tmp_path, options, MACHINE, time.monotonic()) == 1
+        return json.loads(file.read_text())["rows"]
+
+    assert tried({"batch": 1}, {"batch": 2}) == [{"batch": 1}, {"batch": 2}]
+    assert tried({"batch": 1}, bad, bad) == [{"batch": 1}, {"batch": 2}]
+    assert tried({"batch": 1}, {"batch": 4}) == [{"batch": 1}, {"batch": 4}]
 
 
 def test_processes_on_one_gpu_are_left_out(tmp_path, capsys):

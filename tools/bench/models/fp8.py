@@ -13,18 +13,17 @@ from statistics import median
 from typing import Any, Literal
 
 import jax
-import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from models import PackedBatch, Pi, PiConfig, Sample, pack
+from models import PackedBatch, Pi, PiConfig
 from models.layers.layers import Compute
-from models.model import ModelConfig
 from models.terminal import Console
 from tools.bench.attempt import attempt
 from tools.bench.models.attention import alternate
+from tools.bench.models.random_batch import random_batch
 from tools.recipes.presets import TINY
 
-_ROWS, _SAMPLES, _CAMERAS, _PROMPT, _ROUNDS = 8, 2, 2, 32, 20
+_ROWS, _SAMPLES, _ROUNDS = 8, 2, 20
 _HOPPER = 9.0
 _RECIPES: tuple[Literal["current", "block"], ...] = ("current", "block")
 
@@ -49,7 +48,7 @@ def run(console: Console, tiny: bool = False) -> dict[str, Any]:
     kinds["bf16"] = Compute("bfloat16")
     models = {name: Pi(replace(base, compute=kind)) for name, kind in kinds.items()}
     rows = 2 if tiny else _ROWS
-    batch, key = jax.device_put(random_batch(base, rows)), jax.random.key(1)
+    batch, key = jax.device_put(random_batch(base, rows, _SAMPLES)), jax.random.key(1)
     params = jax.jit(models["bf16"].init)(key)
     steps = {
         name: jax.jit(jax.value_and_grad(partial(_scalar, model, key)))
@@ -81,29 +80,3 @@ def _scalar(model: Pi, key: PRNGKeyArray, params: Any, batch: PackedBatch) -> Fl
 
 def _loss(step: Callable[[], Any]) -> dict[str, Any]:
     return {"loss": float(step()[0])}
-
-
-def random_batch(config: ModelConfig, rows: int = _ROWS, samples: int = _SAMPLES) -> PackedBatch:
-    """Rows of two-camera samples with prompts of one length, all places filled."""
-    rng = np.random.default_rng(0)
-    picture, shape = (config.image_size,) * 2 + (3,), (config.horizon, config.action_dim)
-
-    def sample(i: int) -> Sample:
-        return Sample(
-            images=tuple(rng.integers(0, 256, (_CAMERAS, *picture), dtype=np.uint8)),
-            text=rng.integers(1, config.vocabulary, _PROMPT).astype(np.int32),
-            state=rng.normal(size=config.state_dim).astype(np.float32),
-            actions=rng.normal(size=shape).astype(np.float32),
-            action_mask=np.ones(shape, bool),
-            id=i,
-        )
-
-    tokens = _CAMERAS * config.tokens_per_image + _PROMPT + int(config.state_input == "token")
-    layout = config.layout(
-        prefix=samples * tokens,
-        samples=samples,
-        images=samples * _CAMERAS,
-        text=samples * _PROMPT,
-    )
-    ids = np.arange(rows * samples).reshape(rows, samples)
-    return pack([[sample(int(i)) for i in row] for row in ids], layout)

@@ -23,12 +23,13 @@ from models.layers import fp8
 from models.layers.calibrated import calibrated_kernel, watched
 from models.layers.float8.scales import block_scales, in_blocks, spread
 from models.layers.quantized import Kind, Rounding, inner_size
-from models.model import in_few_bits, require
+from models.model import require
 from models.sharding import path_name
 from models.terminal import Console, track
 from sim.suites import load_suite
 from tools.bench.learn import VALIDATION
 from tools.bench.models.solver import Recorded, check_trained, recorded
+from tools.quantize import quantize
 from tools.recipes.conditions import Condition, evaluate_all
 
 _LANGUAGE = ("language/layers/attention", "language/layers/mlp")
@@ -124,8 +125,8 @@ def _measured(folder: Path, sizes: RoundingSizes, console: Console) -> dict[str,
     pattern = str(require(policy.model.config, "quantizable", "keeping kernels in few bits"))
     by_others = _calibrated(policy, others, pattern)
     for kind in track(KINDS, f"{folder}: kernels kept in few bits", console=console):
-        for name, rounding in (("", None), (", calibrated", by_others)):
-            changed = _kept(policy, pattern, kind, rounding)
+        for name, rounding in (("", None), (", calibrated", lambda _: by_others)):
+            changed = quantize(policy, pattern, kind, rounding=rounding)
             kept[kind + name] = {"error": error(changed), **success(changed, kind + name)}
     return {"suite": suite, "kernels": kernels, "activations": activations, "kept": kept}
 
@@ -167,11 +168,6 @@ def computed(policy: Policy, recipe: fp8.Recipe, others: Recorded) -> Policy:
     key = jax.random.key(0)
     found = jax.jit(jax.grad(lambda p: model.loss(p, batch, key)[0]))(params)
     return replace(policy, model=model, params=fp8.advance(params, params, found))
-
-
-def _kept(policy: Policy, pattern: str, kind: Kind, rounding: Rounding | None) -> Policy:
-    few = policy.model.config.computing(quantized=pattern, quantized_kind=kind)
-    return replace(policy, model=few.build(), params=in_few_bits(few, policy.params, rounding))
 
 
 def _calibrated(policy: Policy, others: Recorded, pattern: str) -> Rounding:

@@ -25,8 +25,8 @@ from parallel.optimizer import OptimizerConfig
 from parallel.planning.flops import gradient_work
 from parallel.step import abstract_state, init_state, make_train_step
 from tools.bench.attempt import FULL, attempt, tell
-from tools.bench.models.fp8 import random_batch
 from tools.bench.models.pi05 import held_bytes
+from tools.bench.models.random_batch import random_batch
 from tools.recipes.presets import RunConfig, load_preset
 
 Ways = Mapping[str, Mapping[str, Any]]
