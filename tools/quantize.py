@@ -31,7 +31,7 @@ from models.layers.quantized import Kernel, Kind, Rounding
 from models.model import in_few_bits, require, told
 from models.policy import Request
 from models.terminal import Console, Progress, guard_tracebacks
-from tools.bench.models.random_batch import random_batch
+from parallel.planning.random_batch import random_batch
 from tools.command_line.ending import in_a_line
 from tools.convert_checkpoint import convert
 from tools.recipes.bound_recording import bound, opened, recorded_requests

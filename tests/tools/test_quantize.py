@@ -17,10 +17,10 @@ from models.load import like_model
 from models.sharding import path_name
 from models.terminal import Console
 from parallel.mesh import MeshConfig, make_mesh
+from parallel.planning.random_batch import random_batch
 from tests.helpers.models.openpi_numbers import FIXTURES, TOLD
 from tests.helpers.tools.small_run import one_device
 from tools import quantize
-from tools.bench.models.random_batch import random_batch
 from tools.recipes import training
 from tools.recipes.presets import load_preset
 from tools.recipes.recording import RecordConfig, record_dataset

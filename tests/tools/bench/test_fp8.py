@@ -4,8 +4,8 @@ import pytest
 from rich.console import Console
 
 from models import PiConfig
+from parallel.planning.random_batch import random_batch
 from tools.bench.models import fp8, products
-from tools.bench.models.random_batch import random_batch
 
 
 def test_without_a_hopper_gpu_the_benchmark_refuses_in_one_sentence():

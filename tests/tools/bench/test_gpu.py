@@ -14,12 +14,12 @@ import jax
 import pytest
 
 from models.terminal import Console
+from parallel.planning.random_batch import random_batch
 from tools.bench import gpu
 from tools.bench.attempt import tell
 from tools.bench.gpu import MEASUREMENTS, PAGE, RESULTS, errors, main
 from tools.bench.gpu_page import page
 from tools.bench.models import step
-from tools.bench.models.random_batch import random_batch
 from tools.bench.process import ended, last_json
 
 CHEAP = ("attention", "act")

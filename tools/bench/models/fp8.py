@@ -18,9 +18,9 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from models import PackedBatch, Pi, PiConfig
 from models.layers.layers import Compute
 from models.terminal import Console
+from parallel.planning.random_batch import random_batch
 from tools.bench.attempt import attempt
 from tools.bench.models.attention import alternate
-from tools.bench.models.random_batch import random_batch
 from tools.recipes.presets import TINY
 
 _ROWS, _SAMPLES, _ROUNDS = 8, 2, 20

@@ -23,10 +23,10 @@ from parallel.mesh import MeshConfig, make_mesh
 from parallel.monitor.speed import Speed, model_flops
 from parallel.optimizer import OptimizerConfig
 from parallel.planning.flops import gradient_work
+from parallel.planning.random_batch import random_batch
 from parallel.step import abstract_state, init_state, make_train_step
 from tools.bench.attempt import FULL, attempt, tell
 from tools.bench.models.pi05 import held_bytes
-from tools.bench.models.random_batch import random_batch
 from tools.recipes.presets import RunConfig, load_preset
 
 Ways = Mapping[str, Mapping[str, Any]]

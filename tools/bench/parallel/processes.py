@@ -20,7 +20,7 @@ from parallel.hosts import job
 from parallel.hosts.distributed import host_count, put_batch, row_share
 from parallel.hosts.supervisor import accelerators
 from parallel.mesh import MeshConfig, make_mesh
-from tools.bench.models.random_batch import random_batch
+from parallel.planning.random_batch import random_batch
 from tools.bench.models.step import benched, stepper, with_depth
 
 _ROWS, _SAMPLES, _STEPS, _LAYERS = 4, 2, 8, 0.25

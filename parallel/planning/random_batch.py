@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from models import PackedBatch, Sample, pack
+from models.inputs.packed_batch import PackedBatch, Sample, pack
 from models.model import ModelConfig
 
 _CAMERAS, _PROMPT = 2, 32
