@@ -1,5 +1,5 @@
-"""AdamW, AdamW with float8 moments, Muon, Adafactor or a user's own method, from one config, for
-any parameter tree.
+"""AdamW (also with float8 moments, or schedule-free), Muon, Adafactor or a user's own method, from
+one config, for any parameter tree.
 
 A learning rate is one schedule times a factor for the parameter's group; a factor of 0 freezes. The
 schedule is apart from the transformation so that the learning rate can be logged.
@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from optax.contrib import schedule_free, schedule_free_eval_params
 
 from models.files.own_file import named_in_file
 from models.layers.fp8 import is_history
@@ -22,6 +23,7 @@ from models.sharding import axes_of, path_name
 from parallel import moments
 from parallel.muon import scale_by_muon_and_adam
 
+_SCHEDULE_FREE = "schedule_free"
 _LARGEST_WHOLE = 4096
 """Numbers in an array of the optimizer's state that every device may hold whole."""
 
@@ -32,12 +34,14 @@ class OptimizerConfig:
 
     `name`: "adamw"; "adamw_fp8", whose moments take 2 bytes a parameter, not 8; "muon" (Jordan
     2024), which orthogonalises the momentum of the parameters in whose path the regex `matrices` is
-    found, with 4 bytes each, and is AdamW for the others; or "adafactor", whose second moment is
+    found, with 4 bytes each, and is AdamW for the others; "adafactor", whose second moment is
     factored (arXiv 1804.04235, as modified for ViT-G, arXiv 2106.04560: learning rates as for Adam,
     `b1` of momentum in bfloat16, decay capped by `b2`), which takes 2, and with `b1` 0 next to
-    nothing. Or `path/to/file.py:function`: the file runs, and the function makes of this config the
-    optax transformation that stands between clipping and weight decay, such as `lambda c:
-    optax.scale_by_lion(c.b1, c.b2)`.
+    nothing; or "schedule_free" (arXiv 2405.15682), AdamW for a "constant" schedule: gradients are
+    taken `b1` of the way from the newest parameters to the average of all so far, and this average,
+    not that of `ema_decay`, is evaluated. Or `path/to/file.py:function`: the file runs, and the
+    function makes of this config the optax transformation that stands between clipping and weight
+    decay, such as `lambda c: optax.scale_by_lion(c.b1, c.b2)`.
 
     The learning rate rises linearly over `warmup_steps`. Then "cosine" and "linear" fall to
     `final_fraction` of the peak at `decay_steps` (None: at the run's last step), "constant" stays
@@ -142,13 +146,20 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
     def scaled(updates: Any, _: Any) -> Any:
         return _map(lambda path, update: update * _rate(config, path), updates)
 
-    return optax.chain(
+    steps = optax.chain(
         optax.clip_by_global_norm(config.clip_norm),
         _method(config),
         optax.add_decayed_weights(config.weight_decay, decayed if config.decayed else None),
         optax.scale_by_learning_rate(schedule),
         optax.stateless(scaled) if config.rate_factors else optax.identity(),
     )
+    return schedule_free(steps, schedule, config.b1) if config.name == _SCHEDULE_FREE else steps
+
+
+def own_average(config: OptimizerConfig, state: Any, params: Any) -> Any | None:
+    """The average that the method itself keeps of the parameters, which is to be evaluated; None
+    for methods without."""
+    return schedule_free_eval_params(state, params) if config.name == _SCHEDULE_FREE else None
 
 
 def at_step(state: Any, step: Any) -> Any:
@@ -272,6 +283,9 @@ _METHODS = {
     "adamw_fp8": lambda c: moments.scale_by_adam(c.b1, c.b2, c.eps),
     "adafactor": _adafactor,
     "muon": lambda c: scale_by_muon_and_adam(c.matrices, c.b1, c.b2, c.eps),
+    _SCHEDULE_FREE: lambda c: optax.scale_by_rms(
+        c.b2, c.eps, eps_in_sqrt=False, bias_correction=True
+    ),
 }
 
 
@@ -315,6 +329,11 @@ def _check(config: OptimizerConfig) -> None:
         raise ValueError(
             f"optimizer.learning_rate is {config.learning_rate} and clip_norm {config.clip_norm}; "
             f"both must be above 0."
+        )
+    if config.name == _SCHEDULE_FREE and not 0 < config.b1 < 1:
+        raise ValueError(
+            f"optimizer.b1 is {config.b1}; with 'schedule_free' it must be above 0 and below 1, as "
+            f"gradients are taken between the newest parameters (0) and their average (1)."
         )
     if not 0 <= config.ema_decay < 1:
         raise ValueError(

@@ -26,6 +26,7 @@ from parallel.optimizer import (
     OptimizerConfig,
     make_optimizer,
     make_schedule,
+    own_average,
     select,
     state_shardings,
 )
@@ -209,15 +210,21 @@ def apply_gradients(
     )
     old = only(state.params, trained)
     updates, opt_state = make_optimizer(optimizer).update(gradients, state.opt_state, old)
-    params = fill(optax.apply_updates(old, updates), state.params)
+    new = optax.apply_updates(old, updates)
+    params = fill(new, state.params)
     whole = fill(summed, state.params)
     params = fp8.advance(params, state.params, whole)
-    decay = jnp.minimum(optimizer.ema_decay, (1 + state.step) / (10 + state.step))
     kept = _present(state.ema)
     with jax.named_scope("ema"):
-        ema = jax.tree.map(
-            lambda e, p: e + (1 - decay).astype(e.dtype) * (p - e), state.ema, only(params, kept)
-        )
+        if (own := own_average(optimizer, opt_state, new)) is not None:
+            ema = only(fill(own, params), kept)
+        else:
+            decay = jnp.minimum(optimizer.ema_decay, (1 + state.step) / (10 + state.step))
+            ema = jax.tree.map(
+                lambda e, p: e + (1 - decay).astype(e.dtype) * (p - e),
+                state.ema,
+                only(params, kept),
+            )
         ema = fp8.advance(ema, only(state.params, kept), only(whole, kept))
     loss, norm = loss_sum / count, optax.tree_utils.tree_norm(gradients)
     metrics = {

@@ -71,9 +71,10 @@ def moments(opt_state):
         ("adamw_fp8", 1e-5, 1e-5),
         ("muon", 1e-5, 1e-4),  # small singular values are enlarged, and their last bits too
         ("adafactor", 2e-3, 1e-5),
+        ("schedule_free", 1e-5, 1e-5),
         (f"{OWN}:amsgrad", 1e-5, 1e-5),
     ],
-    ids=["adamw", "adamw_fp8", "muon", "adafactor", "own"],
+    ids=["adamw", "adamw_fp8", "muon", "adafactor", "schedule_free", "own"],
 )
 def test_every_method_learns_and_eight_devices_do_as_one_does(name, moments, move):
     """Every step from one device's state: sums over eight devices differ in the last bit."""
@@ -105,6 +106,7 @@ def test_every_method_learns_and_eight_devices_do_as_one_does(name, moments, mov
         ("muon", 0.9, 4.64),
         ("adafactor", 0.9, 2.01),
         ("adafactor", 0, 0.01),
+        ("schedule_free", 0.9, 8.0),
     ],
 )
 def test_states_of_pi05_take_what_is_promised_and_are_split(name, b1, bytes_each):
@@ -134,6 +136,48 @@ def test_adamw_is_optax_adamw():
         ours, theirs = (f(grads, s, PARAMS) for f, s in zip(updates, states, strict=True))
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), ours[0], theirs[0])
         states = [ours[1], theirs[1]]
+
+
+def test_schedule_free_evaluates_the_average_of_all_parameters_so_far_and_not_the_running_one():
+    config = OptimizerConfig(
+        "schedule_free", learning_rate=1e-2, schedule="constant", warmup_steps=3, decay_steps=40,
+        weight_decay=0, ema_decay=0.5, rate_factors=(("^up/bias", 0), ("kernel", 0.5), (".", 1)),
+    )  # fmt: skip
+    abstract, step = made(config, make_mesh(devices=jax.devices()[:1]))
+    state = init_state(MODEL, config, abstract, 0)
+    begun, newest, weights = jax.device_get(state.params), [], []
+    for i in range(8):
+        before = jax.device_get(state)
+        state, _ = step(state, i)
+        newest.append(jax.device_get(state.opt_state.z))
+        weights.append(float(state.opt_state.max_lr) ** 2)
+        average = jax.tree.map(lambda *z: np.average(z, axis=0, weights=weights), *newest)
+        evaluated, between = jax.device_get((state.averaged, state.params))
+        for name in ("kernel", "bias"):
+            x, z = average["down"][name], newest[-1]["down"][name]
+            np.testing.assert_allclose(evaluated["down"][name], x, atol=1e-6)
+            np.testing.assert_allclose(between["down"][name], 0.9 * x + 0.1 * z, atol=1e-6)
+        np.testing.assert_array_equal(evaluated["up"]["bias"], begun["up"]["bias"])
+        assert apart(newest[-1]["down"], before.opt_state.z["down"]) > 1e-4
+    assert weights[0] < weights[2] == weights[-1]
+
+
+def test_schedule_free_is_optaxs():
+    config = OptimizerConfig(
+        "schedule_free", schedule="constant", warmup_steps=2, decay_steps=9, weight_decay=0.1,
+        clip_norm=1e9,
+    )  # fmt: skip
+    rate = make_schedule(config)
+    theirs = optax.contrib.schedule_free_adamw(rate, b1=0.9, b2=0.95, weight_decay=0.1)
+    both = make_optimizer(config), theirs
+    states = [o.init(PARAMS) for o in both]
+    for i in range(9):
+        grads = jax.tree.map(
+            lambda p, i=i: np.cos(i + np.arange(p.size, dtype=np.float32)).reshape(p.shape), PARAMS
+        )
+        one, other = (o.update(grads, s, PARAMS) for o, s in zip(both, states, strict=True))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), one[0], other[0])
+        states = [one[1], other[1]]
 
 
 def test_muon_orthogonalises_each_layers_matrix_with_its_heads_joined_and_leaves_the_rest_to_adam():
@@ -263,6 +307,11 @@ def test_a_users_state_that_belongs_to_no_parameter_is_refused_by_name_over_seve
 def test_a_method_that_is_none_is_refused_with_its_name(name, error, why):
     with pytest.raises(error, match=why):
         make_optimizer(replace(OPTIMIZER, name=name))
+
+
+def test_schedule_free_without_a_way_to_the_average_is_refused():
+    with pytest.raises(ValueError, match=r"b1 is 0; with 'schedule_free' it must be above 0 and"):
+        make_optimizer(replace(OPTIMIZER, name="schedule_free", b1=0))
 
 
 def test_groups_of_parameters_stand_for_their_paths():

@@ -81,8 +81,8 @@ def _computing(**changes: Any) -> Callable[[RunConfig], RunConfig]:
     return lambda preset: replace(preset, model=preset.model.computing(**changes))
 
 
-def _optimizer(name: str) -> Callable[[RunConfig], RunConfig]:
-    return lambda preset: replace(preset, optimizer=replace(preset.optimizer, name=name))
+def _optimizer(**changes: Any) -> Callable[[RunConfig], RunConfig]:
+    return lambda preset: replace(preset, optimizer=replace(preset.optimizer, **changes))
 
 
 def _padded(preset: RunConfig) -> RunConfig:
@@ -94,10 +94,13 @@ def _padded(preset: RunConfig) -> RunConfig:
 BASELINE = "AdamW"
 _ADAMW_RATES = (3e-3, 6e-3, 1.2e-2)
 SETTINGS = {
-    BASELINE: Setting(_optimizer("adamw"), _ADAMW_RATES),
-    "Muon": Setting(_optimizer("muon"), (6e-3, 1.2e-2, 2.4e-2)),
-    "AdamW, float8 moments": Setting(_optimizer("adamw_fp8"), _ADAMW_RATES),
-    "Adafactor": Setting(_optimizer("adafactor"), (1.5e-3, 3e-3, 6e-3)),
+    BASELINE: Setting(_optimizer(name="adamw"), _ADAMW_RATES),
+    "Muon": Setting(_optimizer(name="muon"), (6e-3, 1.2e-2, 2.4e-2)),
+    "AdamW, float8 moments": Setting(_optimizer(name="adamw_fp8"), _ADAMW_RATES),
+    "Adafactor": Setting(_optimizer(name="adafactor"), (1.5e-3, 3e-3, 6e-3)),
+    "schedule-free AdamW": Setting(
+        _optimizer(name="schedule_free", schedule="constant"), _ADAMW_RATES
+    ),
     "the preset": Setting(lambda preset: preset),
     "one chunk": Setting(_model(chunks=1)),
     "six chunks": Setting(_model(chunks=6)),
