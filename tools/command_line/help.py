@@ -5,6 +5,7 @@ In their place stands a placeholder that does nothing, enough for modules to def
 classes and configs. It lasts for a process that prints help and ends.
 """
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -39,12 +40,32 @@ def asks_for_help(arguments: Sequence[str]) -> bool:
 
 def leave_out_what_computes() -> None:
     """Makes placeholders of the packages that are imported from now on, in a process that is to
-    print help: one that parses its options and goes on is ended. Does nothing once JAX is there."""
+    print help: one that parses its options and goes on is ended. Once JAX is there, only lines of
+    help are joined."""
+    has_tyro = find_spec("tyro") is not None  # `tools.bench.gpu` does without
+    if has_tyro:
+        _join_lines()
     if "jax" in sys.modules:
         return
     sys.meta_path.insert(0, _Finder())
-    if find_spec("tyro") is not None:  # `tools.bench.gpu` does without, to say what is missing
+    if has_tyro:
         _end_after_parsing()
+
+
+def _join_lines() -> None:
+    """Leaves it to the terminal's width where an option's help breaks; tyro (1.0.17) keeps the line
+    ends of a dataclass's docstrings."""
+    import docstring_parser
+
+    parse = docstring_parser.parse_from_object
+
+    def joined(*args: Any, **kwargs: Any) -> docstring_parser.Docstring:
+        found = parse(*args, **kwargs)
+        for each in found.params:
+            each.description = re.sub(r"(?<=\S)\n *(?=\S)", " ", each.description or "") or None
+        return found
+
+    docstring_parser.parse_from_object = joined
 
 
 def _end_after_parsing() -> None:
