@@ -98,7 +98,7 @@ class Engine:
 
     def _warm(self, policy: Policy, progress: Callable[[int, int], None] | None) -> None:
         shown = len(self.inputs.cameras)
-        counts = sorted({max(shown - len(self.inputs.optional), 1), shown})
+        counts = range(max(shown - len(self.inputs.optional), 1), shown + 1)
         for turn, cameras in enumerate(counts):
 
             def report(done: int, of: int, turn: int = turn) -> None:

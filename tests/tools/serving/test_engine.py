@@ -271,6 +271,20 @@ def test_a_client_may_leave_out_a_camera_that_may_be_absent_and_both_are_compile
         np.testing.assert_array_equal(alike[i], expected)
 
 
+def test_every_number_of_cameras_that_a_client_may_send_is_compiled(policy):
+    (robot,) = policy.processor.embodiments
+    cameras = (*CAMERAS, "observation.images.top")
+    may_lack = replace(robot, cameras=cameras, absent=cameras[1:])
+    processor = replace(policy.processor, embodiments=(may_lack,))
+    fresh = replace(policy, processor=processor, sizes=(1,))
+    with make_engine(fresh) as engine, serving(engine) as running:
+        engine.start()
+        assert fresh._sample._cache_size() == 3
+        with client(running.url) as one:
+            one.infer(observation(0))  # without the one on top
+        assert fresh._sample._cache_size() == 3
+
+
 @pytest.mark.parametrize(
     "changed",
     [
