@@ -19,12 +19,14 @@ def write(points: Sequence[ScalingPoint], title: str, path: Path, cluster: Clust
     best, per = points[-1].best, cluster.failures * 1e5
     text = (
         f"# Scaling of {title}, predicted\n\n"
-        f"`python -m tools.plan ... --scaling {path.name}`: rows per GPU stay the same "
-        f"({best.samples_per_second * best.step / points[-1].devices:.0f} samples a step). NICs of "
-        f"{cluster.across.bandwidth * 8e-9:.0f} Gb/s per GPU, nodes of {cluster.node}, step times "
-        f"that vary by {cluster.jitter:.0%}, {per:.2f} interruptions per 100,000 GPU-hours; "
-        f"{SEEDS} runs of {DAYS} days simulated for each size. What is assumed: "
-        f"[planning](../planning.md).\n\n![Throughput and efficiency]({path.name})\n\n"
+        "This page predicts throughput and goodput as the number of GPUs grows and rows per GPU "
+        f"stay the same ({best.samples_per_second * best.step / points[-1].devices:.0f} samples "
+        f"per GPU in each step). `python -m tools.plan ... --scaling {path.name}` writes it. The "
+        f"prediction is for NICs of {cluster.across.bandwidth * 8e-9:.0f} Gb/s per GPU, nodes of "
+        f"{cluster.node}, step times that vary by {cluster.jitter:.0%}, and {per:.2f} "
+        f"interruptions per 100,000 GPU-hours. {SEEDS} runs of {DAYS} days are simulated for each "
+        "size. For the assumptions, see [planning](../planning.md).\n\n"
+        f"![Throughput and efficiency]({path.name})\n\n"
         f"{markdown(_HEADINGS, [_row(point) for point in points])}"
     )
     path.with_suffix(".md").write_text(text)
