@@ -60,7 +60,8 @@ def on_ray(address: str = "local") -> Iterator[tuple[RunUnits, WorkTally]]:
     """A way to run jobs on the cluster at `address` ("auto": the one this machine belongs to), or
     on a Ray of this machine's own that lasts as long as the block, and the count of what was done.
 
-    A unit that fails is tried three times with growing pauses, and made again if its node is lost.
+    A unit that raises DatasetError or OSError is tried three times with growing pauses; one whose
+    node is lost is made again.
 
     Raises:
       ValueError: Ray is not installed, or there is none at the address.

@@ -1,6 +1,6 @@
-"""Starts of training episodes, which no evaluation takes. Training on the states that a benchmark
-evaluates is a known leak of RL for VLAs (SimpleVLA-RL's issue 34); here the two ranges are disjoint
-by construction.
+"""Starts of training episodes, which no evaluation of the run takes. Training on the states that a
+benchmark evaluates is a known leak of RL for VLAs (SimpleVLA-RL's issue 34); here the two ranges
+are disjoint by construction. Of a suite with a few fixed starts, `tools.evaluate` takes both.
 """
 
 from sim.suite import Suite

@@ -2,7 +2,7 @@
 compiled program: every camera of every environment in one batched call.
 
     geoms = (Geom("box", (0.02, 0.02, 0.02)), Geom("plane", (0.0, 0.0)))     # or geoms_of(model)
-    frames = Frames.of(poses)                     # poses [n g 7]; with MJX: Frames(geom_xpos,
+    frames = Poses.of(poses)                      # poses [n g 7]; with MJX: Poses(geom_xpos,
                                                   # geom_xmat), or cam_xpos, cam_xmat for a camera
     cameras = (Camera((0, -0.4, 0.6), (0, 0, 0), 32.0),
                Camera((0, 0.1, 0.1), (0, 0, 0), 60.0, on=0))

@@ -1,5 +1,5 @@
 """Latency of acting: from a camera's pictures and a prompt to a chunk of actions on the host, of
-π0.5 and GR00T-N1.5 at their released sizes, in batches of 1 to 32.
+π0.5 and GR00T-N1.5 at their released sizes, in batches of 1, 8 and 32.
 
 Weights and computing are bf16. A round prepares the observations, computes, and brings the chunks
 back, as `tools.serve` does for so many robots that ask at once.
