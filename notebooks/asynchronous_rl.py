@@ -1,10 +1,11 @@
 # %% [markdown]
 # # Asynchronous RL on a laptop
 #
-# A policy that copies demonstrations stops where they end. Reinforcement learning lets it act,
-# keeps what went well and goes on from there. Simulators, the policy that acts and the learner then
-# wait for each other, unless acting may run ahead of learning. Here we improve a policy on two CPU
-# cores, look at who waits for whom, and loosen the one bound that decides it: staleness.
+# In this notebook you improve a policy by reinforcement learning on two CPU cores, look at who
+# waits for whom, and loosen the one bound that decides it: staleness. A policy that copies
+# demonstrations stops where they end. Reinforcement learning lets the policy act, keeps what went
+# well and continues from there. Simulators, the acting policy and the learner then wait for each
+# other, unless acting may run ahead of learning.
 
 # %%
 import json
@@ -38,8 +39,8 @@ SLOTS = 128  # episodes at a time
 # %% [markdown]
 # ## A policy that needs help
 #
-# Demonstrations of reaching for the block that the instruction names, and too little training.
-# Programs that XLA has compiled once are kept, as the runs below share theirs.
+# The demonstrations show how to reach for the block that the instruction names. The policy gets
+# too little training on them. Compiled XLA programs are cached, because the runs below share them.
 
 # %%
 out = Path("runs/asynchronous_rl")
@@ -62,13 +63,13 @@ copied = training.run(training.Paths(str(out / "dataset"), out / "copied"), pres
 # %% [markdown]
 # ## Groups
 #
-# The objective is GRPO: from each start the policy acts a *group* of episodes, made different by
-# noise within its flow sampler. An episode's advantage is its success less its group's mean; a
-# group in which all succeed or all fail teaches nothing. No value head is needed.
+# The objective is GRPO. From each start, the policy acts a *group* of episodes, which differ
+# because of noise within its flow sampler. An episode's advantage is its success minus its group's
+# mean. A group in which all episodes succeed or all fail teaches nothing. No value head is needed.
 #
-# A step learns from 16 such groups. With staleness 1, a group may begin before the update that
-# precedes the one that learns from it: acting is at most one policy behind, by construction, and
-# nothing is thrown away.
+# A step learns from 16 such groups. With staleness 1, a group may begin one update early: before
+# the update that precedes the one that learns from it. By construction, acting is then at most one
+# policy behind, and nothing is thrown away.
 
 # %%
 config = load_rl_preset("tabletop-grpo")
@@ -102,9 +103,10 @@ print("before:", judged[0]["success"]["rate"], " after:", judged[-1]["success"][
 # %% [markdown]
 # ## Who waits for whom
 #
-# Every slot, the policy and the learner write down what they are at. The same few steps, with
-# three bounds: 0 is synchronous RL, in which acting stands still while the learner learns. Time
-# begins after the learner's longest update, in which its program is compiled.
+# Every slot, the policy and the learner record what they are doing. The next cell runs the same
+# few steps with three bounds. Bound 0 is synchronous RL, in which acting stops while the learner
+# learns. In the figure, time begins after the learner's longest update, in which its program is
+# compiled.
 
 # %%
 timelines = {}
@@ -155,7 +157,8 @@ axes[-1].set(xlabel="seconds")
 plt.show()
 
 # %% [markdown]
-# The gaps in the learner's lane are what it waits for. Summed over the updates after the first:
+# The gaps in the learner's lane are the times when it waits. The next figure sums them over the
+# updates after the first:
 
 # %%
 waits = [total(read_metrics(out / f"staleness-{s}")[1:], "idle/") for s in timelines]
@@ -174,13 +177,13 @@ ax.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
 plt.show()
 
 # %% [markdown]
-# On two cores everybody shares the same processors, so overlapping hides a wait only where a core
-# would have been idle. With an accelerator to learn on, or simulators on other machines, it hides
-# the rest: `docs/results/rl.md` has measurements. Open a run's `timeline.json` in
-# <https://ui.perfetto.dev> to look at every slot.
+# On two cores, simulators, policy and learner share the same processors, so overlapping hides a
+# wait only where a core would have been idle. With an accelerator to learn on, or simulators on
+# other machines, overlapping hides the rest: `docs/results/rl.md` has measurements. Open a run's
+# `timeline.json` in <https://ui.perfetto.dev> to look at every slot.
 #
 # ## Next
 #
 # `--preset tabletop-ppo` keeps simulators, policy and learner in one program on the device.
-# `--placement disaggregated` spreads them over machines by Ray. `--population 4` tunes the numbers
-# while learning. All of it is in `docs/rl.md`.
+# `--placement disaggregated` spreads them over several machines with Ray. `--population 4` tunes
+# hyperparameters while learning. `docs/rl.md` describes all of this.

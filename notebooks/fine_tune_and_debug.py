@@ -1,10 +1,11 @@
 # %% [markdown]
 # # Fine-tune a released checkpoint, and debug it before it moves a robot
 #
-# You have a released π0.5 and a few recordings of your robot. Here we fine-tune the one on the
-# other, lay its answers beside what was recorded, and then break something on purpose to see how
-# you would find it. Released weights have billions of parameters; a stand-in in the same format,
-# with small and random ones, lets you follow on a laptop. The calls are the same.
+# You have a released π0.5 and a few recordings of your robot. In this notebook you fine-tune the
+# policy on the recordings, compare its chunks with the recorded ones, and then break something on
+# purpose to see how you would find the fault. Released weights have billions of parameters. A
+# stand-in in the same format, with few and random parameters, lets you follow on a laptop. The
+# calls are the same.
 
 # %%
 import io
@@ -36,10 +37,10 @@ OBSERVATIONS = 256  # to look at open loop
 # %% [markdown]
 # ## The recording
 #
-# A robot follows a ball that runs in circles: the base camera shows the ball, the wrist camera
-# shows only the gripper's own shadow. The action is where the ball is, so one look tells where it
-# is now, and two facts tell where it will be: the look, and the state, which is where the gripper
-# was a moment ago.
+# A robot follows a ball that moves in circles. The base camera shows the ball; the wrist camera
+# shows only the gripper's own shadow. The action is the position of the ball, so one base image is
+# enough to tell where the ball is now. To tell where it will be, the policy needs that image and
+# also the state, which is where the gripper was a moment ago.
 
 # %%
 out = Path("runs/fine_tune_and_debug")
@@ -70,9 +71,9 @@ open_dataset(out / "robot").episode(0)
 # %% [markdown]
 # ## The checkpoint
 #
-# openpi's checkpoints are a folder of parameters; the tokenizer is a file of its own
-# (PaliGemma's). We make small ones. With the real ones at hand, `checkpoint` and `tokenizer` are
-# their paths, or `gs://openpi-assets/checkpoints/pi05_base`.
+# An openpi checkpoint is a folder of parameters. The tokenizer is a separate file (PaliGemma's).
+# We make small ones. If you have the real ones, `checkpoint` and `tokenizer` are their paths; for
+# the checkpoint, this can also be `gs://openpi-assets/checkpoints/pi05_base`.
 
 # %%
 preset = load_preset("tiny")
@@ -90,8 +91,8 @@ tokenizer.write_bytes(words.getvalue())
 sorted(str(path.relative_to(checkpoint)) for path in checkpoint.iterdir())
 
 # %% [markdown]
-# The kind of a checkpoint is told by looking at its files, and sizes by the shapes in them;
-# nothing has to be declared.
+# `inspect_params` recognises the kind of a checkpoint by its files, and its sizes by the shapes in
+# them. You do not have to declare anything.
 
 # %%
 inspect_params(checkpoint).config
@@ -99,9 +100,9 @@ inspect_params(checkpoint).config
 # %% [markdown]
 # ## Fine-tune
 #
-# `init` begins from the checkpoint. Where the released model has more dimensions than your robot,
-# the rest is padded; cameras are those of your dataset. On a GPU of 24 GB take the preset
-# `pi05-qlora`, which trains adapters on a base in 4 bits.
+# With `init`, training starts from the checkpoint. Where the released model has more dimensions
+# than your robot, the rest is padded. The cameras are those of your dataset. On a GPU with 24 GB,
+# use the preset `pi05-qlora`, which trains adapters on a 4-bit base.
 
 # %%
 config = replace(
@@ -119,9 +120,9 @@ policy
 # %% [markdown]
 # ## Open loop
 #
-# The policy is shown observations of episodes that it was not trained on, and its chunks are laid
-# beside the recorded ones. Beside it stand policies that know nothing: one that repeats the last
-# action, one that always gives the mean. To beat these is the least.
+# The policy is shown observations from episodes that it was not trained on, and its chunks are
+# compared with the recorded ones. Baselines that know nothing are compared in the same way: one
+# repeats the last action, another always gives the mean. A policy should at least beat these two.
 
 # %%
 look = open_loop.OpenLoopConfig(
@@ -131,10 +132,10 @@ found = open_loop.run(look, console)
 found
 
 # %% [markdown]
-# The table's last column is how much the answers change when an input is taken away. Without its
-# base camera the policy is as bad as one constant action: it lives from what it sees there, as it
-# should. A black wrist picture hurts too, though there is nothing to see in a real one: black is
-# not what it was trained on. So a change shows that an input is read, not that it is needed.
+# The table's last column shows how much the chunks change when an input is taken away. Without its
+# base camera, the policy is as bad as one constant action. It relies on what it sees there, as it
+# should. A black wrist image hurts too, although there is nothing to see in a real one: the policy
+# was not trained on black images. So a change shows that an input is read, not that it is needed.
 
 # %%
 fig, axes = plt.subplots(1, 2, figsize=(9, 3), layout="constrained")
@@ -156,8 +157,9 @@ plt.show()
 # %% [markdown]
 # ## Break something
 #
-# The commonest faults are not in the network: two camera cables are swapped, a state has other
-# units. Read the same recording as if the cables had been swapped. How would you notice?
+# The most common faults are not in the network: two camera cables are swapped, or a state has
+# other units. The next cell reads the same recording as if the cables had been swapped. How would
+# you notice?
 
 # %%
 swapped = {"datasets": [{"path": "robot", "cameras": {BASE: WRIST, WRIST: BASE}}]}
@@ -167,7 +169,8 @@ broken
 
 # %% [markdown]
 # The policy is now as bad as one constant action, and hardly worse without the camera that it
-# lived from. Side by side, that is plain; on the robot it would only be "it does not work".
+# relied on. Side by side, the fault is obvious. On the robot, you would only see that "it does not
+# work".
 
 # %%
 names = [name for name in found.errors if name in broken.errors]
@@ -184,8 +187,8 @@ plt.show()
 # %% [markdown]
 # ## And back
 #
-# What was fine-tuned can be written in the format it came from, with the scales of your robot, for
-# the authors' own stack.
+# You can write the fine-tuned policy in the format that it came from, with the scales of your
+# robot, for the authors' own stack.
 
 # %%
 convert(policy, out / "exported", "openpi")
@@ -195,5 +198,5 @@ sorted(str(path.relative_to(out / "exported")) for path in (out / "exported").it
 # ## Next
 #
 # `report.html` in the `open_loop` folder shows the worst episodes as videos, and what the policy
-# looks at. `docs/debugging.md` has the list of what to check when open loop is fine and the robot
+# looks at. `docs/debugging.md` lists what to check when open-loop results are fine and the robot
 # is not. Then `python -m tools.serve --checkpoint …` answers openpi's client.

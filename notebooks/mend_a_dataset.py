@@ -2,8 +2,8 @@
 # # Look at a dataset and mend it
 #
 # Most runs that fail, fail because of their data: a sensor that glitched once, an episode saved
-# twice, an operator who paused. Here we record a small dataset with such faults in it, find them,
-# mend them without encoding a video again, and look at what training draws.
+# twice, an operator who paused. In this notebook you record a small dataset with such faults, find
+# them, fix them without re-encoding video, and look at what training draws.
 
 # %%
 import json
@@ -39,8 +39,8 @@ EPISODES = 24
 # %% [markdown]
 # ## A recording with faults
 #
-# In this toy world a dot is told to go to the red, green or blue disc. Its scripted expert shows
-# how.
+# In this toy world, an instruction tells a dot to go to the red, green or blue disc. A scripted
+# expert shows how.
 
 # %%
 out = Path("runs/mend_a_dataset")
@@ -52,10 +52,13 @@ slots = Synthetic(at_once, 4, world=world)
 episodes = list(Demonstrations(slots, ("reach",), EPISODES))
 
 # %% [markdown]
-# We write them as a LeRobot dataset (columns of numbers, pictures that become mp4, an instruction)
-# with four faults: in episode 2 the operator pauses for three seconds, episode 5 is saved twice,
-# in episode 8 the sensor reports a place a million times too far away, and an instruction has a
-# typo.
+# We write the episodes as a LeRobot dataset (columns of numbers, images that become mp4, an
+# instruction) with four faults:
+#
+# - In episode 2, the operator pauses for three seconds.
+# - Episode 5 is saved twice.
+# - In episode 8, the sensor reports a position a million times too far away.
+# - One instruction has a typo.
 
 # %%
 features = spec_features(slots.spec)
@@ -79,15 +82,16 @@ dataset
 # %% [markdown]
 # ## Look
 #
-# The table above lists the instructions, and one of them looks odd. An episode in a notebook shows
-# a few of its frames.
+# The table above lists the instructions, and one of them looks odd. In a notebook, an episode
+# shows a few of its frames.
 
 # %%
 dataset.episode(0)
 
 # %% [markdown]
-# `write_page` makes a page to play it in a browser, videos beside numbers. And all episodes on one
-# picture show at once that something is wrong: somebody was very far away.
+# `write_page` writes a page that plays the episode in a browser, with videos beside numbers. The
+# figure shows the paths of all episodes. You see at once that something is wrong: one position is
+# very far away.
 
 # %%
 write_page(dataset, 0, out / "episode.html")
@@ -104,16 +108,17 @@ plt.show()
 # %% [markdown]
 # ## Check
 #
-# Training begins with this check, and refuses what it cannot learn from. Warnings leave the
-# decision to you: each names the file, the field and what to do about it.
+# Training begins with this check, and refuses data that it cannot learn from. Warnings leave the
+# decision to you. Each warning names the file, the field and what to do about it.
 
 # %%
 for problem in validate(out / "raw"):
     print(f"{problem.severity}: {problem.message}\n")
 
 # %% [markdown]
-# What one frame does to statistics: the standard deviation by which some codes scale states is off
-# by orders of magnitude, the 1st and 99th percentiles, which π0.5 scales by, hardly notice.
+# One bad frame distorts some statistics and not others. The standard deviation, by which some
+# codebases scale states, is off by orders of magnitude. The 1st and 99th percentiles, by which
+# π0.5 scales, hardly change.
 
 # %%
 for name, values in compute(dataset, None, ["observation.state"])["observation.state"].items():
@@ -123,8 +128,9 @@ for name, values in compute(dataset, None, ["observation.state"])["observation.s
 # %% [markdown]
 # ## Mend
 #
-# An `Edit` says what changes; episodes are numbered as they were. Video packets are copied, not
-# encoded again, so every frame that stays is the same to the bit. The old dataset is left alone.
+# An `Edit` says what changes. It numbers episodes as they were before the edit. Video packets are
+# copied, not re-encoded, so every frame that stays is identical, bit for bit. The old dataset is
+# left unchanged.
 
 # %%
 edit = Edit(
@@ -141,7 +147,7 @@ clean
 # ## Idle frames
 #
 # The pause is not an error, but a policy that sees it learns to pause. `find_idle` looks for
-# windows of time in which nothing moves.
+# periods of time in which nothing moves.
 
 # %%
 limits = IdleLimits(still=0.01, seconds=1.0)
@@ -159,8 +165,8 @@ print({i: found.kept for i, found in enumerate(idle) if found.still.any()})
 plt.show()
 
 # %% [markdown]
-# Nothing has to be cut out. A mixture lists the frames that are left, and training draws samples
-# of no others.
+# You do not have to cut anything out. A mixture lists the frames that are left, and training draws
+# samples from these frames only.
 
 # %%
 (out / "idle.json").write_text(json.dumps(to_json(clean, limits, idle)))
@@ -169,8 +175,8 @@ print((out / "idle.json").read_text())
 # %% [markdown]
 # ## A mixture
 #
-# Most policies learn from several datasets. Here a second robot has two cameras, and is drawn half
-# as often.
+# Most policies learn from several datasets. Here, a second robot has two cameras, and its dataset
+# is drawn half as often.
 
 # %%
 two = replace(world, cameras=("observation.images.top", "observation.images.wrist"))
@@ -190,8 +196,8 @@ mixture = {
 print((out / "mixture.json").read_text())
 
 # %% [markdown]
-# `prepare` is what training begins with: it checks both datasets, keeps their pictures in a store,
-# and computes the scales of each robot. The plan then says which sample stands where.
+# Training begins with `prepare`. It checks both datasets, keeps their images in a frame store, and
+# computes the scales of each robot. The plan then says which sample goes where.
 
 # %%
 preset = load_preset("tiny")
@@ -202,8 +208,8 @@ plan = Plan(sources, preset.layout(sources), preset.rows.number)
 plan
 
 # %% [markdown]
-# A frame of the second robot takes two pictures of a row, one of the first only one: nobody is
-# padded.
+# A frame of the second robot takes two image slots of a row. A frame of the first robot takes only
+# one. No sample is padded.
 
 # %%
 with Loader(ready.mixed.feeds, ready.processor, plan, threads=0) as loader:
@@ -225,7 +231,7 @@ for row, (draws, line) in enumerate(zip(plan.rows(0), axes, strict=True)):
 plt.show()
 
 # %% [markdown]
-# And the promise that idle frames are not drawn, checked over many batches:
+# The next cell checks, over many batches, that no idle frame is drawn:
 
 # %%
 (where,) = (i for i, found in enumerate(idle) if found.still.any())
@@ -237,6 +243,6 @@ print("idle frames among them:", sum(idle[where].still[frame] for frame in frame
 # %% [markdown]
 # ## Next
 #
-# `python -m tools.train --data runs/mend_a_dataset/mixture.json --preset tiny` trains on this. All
-# of it also works on the command line: `python -m tools.data validate | edit | idle | view | stats
-# | diff`.
+# `python -m tools.train --data runs/mend_a_dataset/mixture.json --preset tiny` trains on this
+# mixture. You can also do all of this on the command line: `python -m tools.data validate | edit |
+# idle | view | stats | diff`.

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Plan a thousand GPUs
 #
-# Before you rent machines you want to know: will the model fit, how should it be split, how long
-# will it take, what will it cost, and how often will something break? Everything here is computed
-# on your CPU from the model's own jaxpr; no GPU is needed. Times are predictions, not
+# Before you rent machines, you want to know: will the model fit, how should it be split, how long
+# will it take, what will it cost, and how often will something break? This notebook computes the
+# answers on your CPU from the model's own jaxpr; no GPU is needed. Times are predictions, not
 # measurements: `docs/planning.md` says what is exact and what is assumed.
 
 # %%
@@ -26,8 +26,8 @@ SIZES = (8, 32, 128, 512, 1024, 4096, 10_240)  # clusters to compare
 # %% [markdown]
 # ## The question
 #
-# A run is a preset with a global batch; machines are a kind of GPU, their number, and the network
-# between nodes.
+# A run is a preset with a global batch size. Machines are a kind of GPU, the number of GPUs, and
+# the network between nodes.
 
 # %%
 run = PlannedRun(preset=PRESET, rows=8 * GPUS, dataset_frames=100_000_000)
@@ -41,7 +41,7 @@ print(f"{task.rows:,} rows of {task.samples:.1f} samples; {len(found):,} ways to
 
 # %% [markdown]
 # `plan` has tried every mesh (data × fsdp × stage × context × tensor), every number of
-# micro-batches and what to recompute. The fastest that fits:
+# micro-batches and the choices of what to recompute. This is the fastest that fits:
 
 # %%
 best = found[0]
@@ -50,9 +50,9 @@ best
 # %% [markdown]
 # ## All that fit
 #
-# Each point is a way to run the same step. Only a few are near the lower edge, and the choice is
-# not obvious: sharding the state (fsdp) saves memory, splitting layers (tensor, stage) costs
-# communication or idle time.
+# Each point is one way to run the same step. Only a few points are near the lower edge, and the
+# choice is not obvious: sharding the state (fsdp) saves memory, while splitting layers (tensor,
+# stage) costs communication or idle time.
 
 # %%
 limit = cluster.chip.memory * cluster.chip.memory_share / 2**30
@@ -79,8 +79,9 @@ plt.show()
 # %% [markdown]
 # ## Where a step goes
 #
-# The best of each way of splitting, by what its step is spent on. "Slowest device" is the wait for
-# the unluckiest of all: with more devices, there is always one.
+# The figure shows the best choice for each way of splitting, and what its step time is spent on.
+# "Slowest device" is the time spent waiting for the unluckiest device of all: with more devices,
+# there is always an unlucky one.
 
 # %%
 ways = {}
@@ -103,8 +104,8 @@ plt.show()
 # %% [markdown]
 # ## Time and money
 #
-# `describe` adds what an epoch of 100 million samples takes and costs, with the time lost to saves
-# and failures.
+# `describe` adds how long an epoch of 100 million samples takes and what it costs, including the
+# time lost to saves and failures.
 
 # %%
 told = describe(run, cluster, best)
@@ -116,9 +117,9 @@ print(f"goodput             {told['goodput']:.1%}")
 # %% [markdown]
 # ## Something always breaks
 #
-# One GPU fails every few years; a thousand of them fail every two days. Saving too seldom loses
-# work, saving too often wastes time; the best interval follows from the two (Young and Daly), and
-# the optimum is flat.
+# One GPU fails every few years. Among a thousand GPUs, one fails every two days. Saving too seldom
+# loses work, and saving too often wastes time. The best interval follows from these two losses
+# (Young and Daly), and the optimum is flat.
 
 # %%
 recovery = Recovery(run.save_seconds, run.restart_seconds)
@@ -138,8 +139,8 @@ plt.show()
 # %% [markdown]
 # ## From eight to ten thousand
 #
-# The same rows for each GPU at every size. Each point is the best choice at that size, and a month
-# of it is simulated with failures.
+# At every size, each GPU has the same number of rows. Each point is the best choice at that size,
+# and a month of it is simulated with failures.
 
 # %%
 profiles = profiler(task, cluster.chip)
@@ -166,7 +167,7 @@ plt.show()
 # %% [markdown]
 # ## What if?
 #
-# Questions are a few seconds each. What would a slower network do to this batch?
+# Each question takes a few seconds. What would a slower network do to this batch?
 
 # %%
 for gbps in (400, 200, 100, 50):
@@ -182,5 +183,5 @@ for gbps in (400, 200, 100, 50):
 # ## Next
 #
 # `python -m tools.plan --preset pi05 --gpus 1024 --compile` also compiles the best choice for the
-# chip, without having one, and reports exact memory. The mesh goes straight into a run: `python -m
-# tools.train … --mesh.fsdp 8`.
+# chip, without having one, and reports the exact memory. You can use the mesh directly in a run:
+# `python -m tools.train … --mesh.fsdp 8`.

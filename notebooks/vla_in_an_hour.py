@@ -1,10 +1,11 @@
 # %% [markdown]
 # # A VLA in an hour
 #
-# A vision-language-action policy (VLA) looks at pictures, reads an instruction, and answers with a
-# *chunk*: the next few actions of a robot. Here we make one from nothing: record demonstrations,
-# look at the batches it learns from, train it, see what it looks at, and let it act. You need JAX
-# and no accelerator; two CPU cores take a few minutes, the rest of the hour is for reading.
+# A vision-language-action policy (VLA) looks at camera images, reads an instruction, and answers
+# with a *chunk*: the next few actions of a robot. In this notebook you make one from scratch: you
+# record demonstrations, look at the batches it learns from, train it, see what it looks at, and
+# let it act. You need JAX but no accelerator. The notebook takes a few minutes on two CPU cores;
+# the rest of the hour is for reading.
 
 # %%
 import shutil
@@ -61,9 +62,9 @@ episode = dataset.episode(0)
 episode
 
 # %% [markdown]
-# The policy has to find out from the picture where the block is, and from the instruction which
-# one is meant. The gripper's fingers have nothing to do here; the checks before training will say
-# so.
+# The policy has to find out where the block is from the camera image, and which block is meant
+# from the instruction. The gripper's fingers have nothing to do in this task; the checks before
+# training will warn about that.
 
 # %%
 fig, axes = plt.subplots(1, 2, figsize=(9, 2.5), layout="constrained")
@@ -77,9 +78,9 @@ plt.show()
 # ## A packed batch
 #
 # Samples differ in length: more cameras or a longer instruction mean more tokens. Instead of
-# padding each to the longest, we lay them end to end in rows of one size. Which sample goes where
-# is a *plan*, made from lengths alone, before any picture is decoded. (Here they hardly differ;
-# `mend_a_dataset` mixes robots with one and with two cameras.)
+# padding each sample to the longest, we lay samples end to end in rows of one size. A *plan* says
+# which sample goes where. It is made from lengths alone, before any image is decoded. (Here the
+# lengths hardly differ; `mend_a_dataset` mixes robots with one and with two cameras.)
 
 # %%
 preset = load_preset("tiny")
@@ -95,7 +96,7 @@ with Loader(ready.mixed.feeds, ready.processor, plan, threads=0) as loader:
 batch
 
 # %% [markdown]
-# The pictures of the first row, one for each of its samples:
+# The images of the first row, one for each of its samples:
 
 # %%
 drawn = plan.rows(0)[0]
@@ -107,9 +108,9 @@ for ax, image, draw in zip(np.atleast_1d(axes), batch.images[0], drawn, strict=F
 plt.show()
 
 # %% [markdown]
-# And all rows, place by place. A *segment* is a sample's share of its row; segment 0 is padding.
-# `prefix_source` says what stands at a place: tokens of pictures come first, then words, then the
-# state.
+# The next figure shows all rows, place by place. A *segment* is one sample's part of its row;
+# segment 0 is padding. `prefix_source` says which token fills a place: image tokens are numbered
+# first, then words, then the state.
 
 # %%
 segment = np.asarray(batch.prefix_segment)
@@ -128,9 +129,9 @@ plt.show()
 # %% [markdown]
 # ## Segment masks
 #
-# Nobody may look into a neighbour's segment. One function does all attention here, and its mask is
-# one rule: a query sees a key if their segments are equal and not 0. With one-hot values, what
-# `attend` returns *is* the attention: a block for each sample.
+# A sample must not attend to its neighbours. One function, `attend`, does all attention here, and
+# its mask is one rule: a query sees a key if their segments are equal and not 0. With one-hot
+# values, the output of `attend` *is* the attention: one block for each sample.
 
 # %%
 row = jnp.asarray(segment[:1])
@@ -149,9 +150,9 @@ plt.show()
 # %% [markdown]
 # ## Training
 #
-# π0.5's architecture with small numbers: a vision tower and a language model read the sample, and
-# an *action expert* learns, by flow matching, to turn noise into the chunk that the demonstrator
-# acted. A run is one folder; it can be stopped, and goes on exactly.
+# The model has π0.5's architecture with small sizes. A vision tower and a language model read the
+# sample. An *action expert* learns, by flow matching, to turn noise into the chunk that the
+# demonstrator executed. A run is one folder. You can stop a run and resume it exactly.
 
 # %%
 trainer = replace(preset.trainer, steps=STEPS, eval_every=max(1, STEPS // 4), save_every=STEPS)
@@ -174,9 +175,9 @@ plt.show()
 # %% [markdown]
 # ## What it looks at
 #
-# Everything is a pure function of parameters and a batch, so `jax.grad` answers questions. Which
-# pixels move the first sample's actions? We differentiate its chunk with respect to *all* pictures
-# of the row.
+# Everything is a pure function of the parameters and a batch, so `jax.grad` can answer questions.
+# For example, which pixels change the first sample's actions? We differentiate the sample's chunk
+# with respect to *all* images of the row.
 
 # %%
 first = jax.tree.map(lambda x: jnp.asarray(x[:1]), batch)
@@ -206,8 +207,9 @@ fig.suptitle("Pixels that the first sample's actions depend on")
 plt.show()
 
 # %% [markdown]
-# After a few hundred steps it looks at the block that its instruction names, and hardly at the
-# others. And packing is exact: in its neighbours' pictures the slope is not small, it is zero.
+# After a few hundred training steps, the policy looks at the block that the instruction names, and
+# hardly at the others. Packing is also exact: in the images of the sample's neighbours, the slope
+# is zero, not just small.
 
 # %%
 print("largest slope in its own picture:", f"{heat[0].max():.2g}")
@@ -216,8 +218,9 @@ print("largest slope in the others:     ", heat[1:].max(initial=0))
 # %% [markdown]
 # ## Let it act
 #
-# Starts that no demonstration had. Two controls tell what the policy uses: an instruction that
-# names another block (it should then fail at the first one), and black pictures.
+# The policy now acts from starts that no demonstration had. Two controls show what it uses. In the
+# first, the instruction names another block, so the policy should fail to reach the original
+# block. In the second, the images are black.
 
 # %%
 suite = load_suite("tabletop-reach")
@@ -250,6 +253,7 @@ plt.show()
 # %% [markdown]
 # ## Next
 #
-# `make demo` does the same at full length, with a report. Your own data: `mend_a_dataset`. A
-# released checkpoint: `fine_tune_and_debug`. The same call trains on a thousand GPUs:
-# `plan_a_cluster`. And reinforcement learning goes on where demonstrations end: `docs/rl.md`.
+# `make demo` does the same at full length, with a report. To use your own data, see
+# `mend_a_dataset`. To use a released checkpoint, see `fine_tune_and_debug`. The same call trains
+# on a thousand GPUs: see `plan_a_cluster`. Reinforcement learning continues where demonstrations
+# end: see `docs/rl.md`.
