@@ -24,13 +24,14 @@ _TO_YIQ = np.array([[0.299, 0.587, 0.114], [0.5959, -0.2746, -0.3213], [0.2115, 
 
 @dataclass(frozen=True)
 class AugmentConfig:
-    """Ranges in which pictures vary; by default not at all.
+    """Ranges of image augmentation; the defaults leave images unchanged.
 
     `crop`: side of the square that is cut out at random and enlarged again, as a share of the
-    picture's. `rotation`: degrees either way. `brightness`, `contrast` and `saturation` are scaled
-    by 1 − x to 1 + x, `hue` turned by up to x of a full turn either way. `shift`: up, down and
-    sideways, as a share of the picture's side; unlike a crop it leaves sizes as the policy will
-    see them. Cameras whose name holds one of `fixed` are neither cropped, rotated nor shifted.
+    image's side. `rotation`: largest angle in either direction, in degrees. `brightness`,
+    `contrast` and `saturation` are scaled by a factor from 1 − x to 1 + x; `hue` is turned by up to
+    x of a full turn in either direction. `shift`: largest move up, down and sideways, as a share of
+    the image's side; unlike a crop, it leaves sizes as the policy will see them. Cameras whose name
+    contains one of `fixed` are not cropped, rotated or shifted.
     """
 
     crop: float = 1.0

@@ -45,18 +45,20 @@ Fed = tuple[PackedBatch, Mapping[str, float]]
 
 @dataclass(frozen=True)
 class TrainerConfig:
-    """Settings of the training loop; steps count updates.
+    """Settings of the training loop; a step is one update.
 
-    Every step goes to metrics.jsonl, every `log_every`-th to TensorBoard and trackers. The last
-    `keep` checkpoints stay, those of every `keep_every`-th step (0: none), and the one with the
-    lowest `keep_best`, a metric of the evaluations such as val_loss ("": none). `eval_every` 0
-    never evaluates. The run ends early when `patience` evaluations in a row (0: never) brought no
-    lower `keep_best`, or val_loss where that names none, by which the best then stays too. A batch
-    is taken in `accumulation` micro-batches; `prefetch` batches wait on the device. A step whose
-    loss is not finite, or whose gradient norm is above `spike_factor` times the recent median (0:
-    no such limit), does not change the state; the run then stops, skips it, or goes back to its
-    last checkpoint and on from there with the batches after the bad one. `profile` "A:B" traces
-    steps A to B - 1, counted from 0, into the run's folder.
+    Every step goes to metrics.jsonl, and every `log_every`-th also to TensorBoard and trackers. The
+    checkpoints that stay are the last `keep`, those of every `keep_every`-th step (0: none), and
+    the one with the lowest `keep_best`, a metric of the evaluations such as val_loss ("": none).
+    With `eval_every` 0, nothing is evaluated. The run ends early after `patience` evaluations in a
+    row (0: never) without a lower `keep_best`. If `keep_best` names no metric, `patience` goes by
+    val_loss, and the best checkpoint by val_loss also stays.
+
+    A batch is computed in `accumulation` micro-batches; `prefetch` batches wait on the device. A
+    step is bad if its loss is not finite, or if its gradient norm is above `spike_factor` times the
+    recent median (0: no such limit). A bad step does not change the state. The run then stops,
+    skips it, or goes back to its last checkpoint and continues with the batches after the bad one
+    (`on_bad_step`). `profile` "A:B" traces steps A to B - 1, counted from 0, into the run's folder.
     """
 
     steps: int = 1000

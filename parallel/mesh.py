@@ -20,7 +20,7 @@ AXES = ("data", "fsdp", "stage", "context", "tensor")
 
 @dataclass(frozen=True)
 class MeshConfig:
-    """Devices along each axis; -1 (at most once) takes all that the other axes leave."""
+    """Number of devices along each axis; -1 (at most once) takes all that the other axes leave."""
 
     data: int = -1
     fsdp: int = 1

@@ -30,33 +30,36 @@ _LARGEST_WHOLE = 4096
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """Hyperparameters of one run.
+    """Hyperparameters of the optimizer.
 
-    `name`: "adamw"; "adamw_fp8", whose moments take 2 bytes a parameter, not 8; "muon" (Jordan
-    2024), which orthogonalises the momentum of the parameters in whose path the regex `matrices` is
-    found, with 4 bytes each, and is AdamW for the others; "adafactor", whose second moment is
-    factored (arXiv 1804.04235, as modified for ViT-G, arXiv 2106.04560: learning rates as for Adam,
-    `b1` of momentum in bfloat16, decay capped by `b2`), which takes 2, and with `b1` 0 next to
-    nothing; or "schedule_free" (arXiv 2405.15682), AdamW for a "constant" schedule: gradients are
-    taken `b1` of the way from the newest parameters to the average of all so far, and this average,
-    not that of `ema_decay`, is evaluated. Or `path/to/file.py:function`: the file runs, and the
-    function makes of this config the optax transformation that stands between clipping and weight
-    decay, such as `lambda c: optax.scale_by_lion(c.b1, c.b2)`.
+    `name`: the method. "adamw" is AdamW; "adamw_fp8" is AdamW with moments that take 2 bytes per
+    parameter, not 8. "muon" (Jordan 2024) orthogonalises the momentum of the parameters whose path
+    contains a match of the regex `matrices`, with 4 bytes for each of them, and is AdamW for the
+    others. "adafactor" (arXiv 1804.04235, as modified for ViT-G, arXiv 2106.04560) factors the
+    second moment: learning rates are as for Adam, the momentum of `b1` is in bfloat16, and `b2`
+    caps the decay. It takes 2 bytes per parameter, and next to nothing with `b1` 0. "schedule_free"
+    (arXiv 2405.15682) is AdamW for a "constant" schedule: gradients are taken `b1` of the way from
+    the newest parameters to the average of all so far, and this average is evaluated instead of
+    that of `ema_decay`. `path/to/file.py:function` runs your file; the function turns this config
+    into the optax transformation between clipping and weight decay, such as
+    `lambda c: optax.scale_by_lion(c.b1, c.b2)`.
 
     The learning rate rises linearly over `warmup_steps`. Then "cosine" and "linear" fall to
     `final_fraction` of the peak at `decay_steps` (None: at the run's last step), "constant" stays
-    and "rsqrt" falls as the square root of the steps taken grows.
+    at the peak, and "rsqrt" falls with the inverse square root of the steps taken.
 
-    `rate_factors` are pairs of a regex and a factor of the learning rate, such as ("^vision", 0.1):
-    a parameter takes that of the first regex found in its path ("expert/layers/mlp/up/kernel"), and
-    each must find one; no pairs mean 1 for all. "@name" stands for the model's own group of
-    parameters of that name (`with_groups`). Parameters with factor 0 keep their values and cost
-    neither gradients nor moments. `weight_decay` applies where the regex `decayed` is found, which
-    is everywhere if it is empty.
+    `rate_factors` are pairs of a regex and a factor of the learning rate, such as ("^vision", 0.1).
+    Each parameter takes the factor of the first regex that matches anywhere in its path
+    ("expert/layers/mlp/up/kernel"), and each must have a match; no pairs mean a factor of 1 for
+    all. "@name" stands for the model's own group of parameters of that name (`with_groups`).
+    Parameters with factor 0 keep their values and cost neither gradients nor moments.
+    `weight_decay` applies to parameters whose path contains a match of the regex `decayed`; if that
+    is empty, to all.
 
     `clip_norm` bounds the global gradient norm. `ema_decay` averages the parameters that are
-    evaluated; it starts low and reaches its value as steps go by, so that short runs are not held
-    at their initialisation; those with factor 0 need none. These are kept in `frozen_dtype`.
+    evaluated. It starts low and reaches its value as steps go by, so that short runs are not held
+    at their initialisation. Parameters with factor 0 need no average and are kept in
+    `frozen_dtype`.
     """
 
     name: str = "adamw"

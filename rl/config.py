@@ -12,10 +12,10 @@ class FlowConfig:
     """Random sampling of chunks from a flow policy (`rl.flow_policy`).
 
     `noise`: "sde" keeps the marginals of the flow (Flow-GRPO, arXiv 2505.05470), "cps" preserves
-    the interpolant's coefficients, "learned" takes its width from a head of the action expert
+    the interpolant's coefficients, and "learned" takes its width from a head of the action expert
     (ReinFlow, arXiv 2505.22094), between the standard deviations `least` and `most`. `level` is the
-    `a` of "sde" and "cps". `steps`: denoising steps. `random`: "one" of them, drawn for each chunk
-    by itself (the others are plain Euler steps), or "all".
+    `a` of "sde" and "cps". `steps`: number of denoising steps. `random`: the steps with noise,
+    either "one", drawn separately for each chunk (the others are plain Euler steps), or "all".
     """
 
     noise: Literal["sde", "cps", "learned"] = "sde"
@@ -47,9 +47,9 @@ class FlowConfig:
 class ObjectiveConfig:
     """Objective of the learner (`rl.objectives`).
 
-    `advantage`: "gae" with a value head, or "group", an episode's return against those of its group
-    (GRPO, arXiv 2402.03300). `ratio`: what one probability ratio stands for: a whole chunk, an
-    action of it, or one number of an action ("token").
+    `advantage`: "gae" uses a value head; "group" compares an episode's return with those of its
+    group (GRPO, arXiv 2402.03300). `ratio`: what one probability ratio covers: a whole chunk, one
+    of its actions, or one number of an action ("token").
     """
 
     name: Literal["ppo", "decoupled", "tis", "aipo", "vtrace"] = "ppo"
@@ -60,7 +60,7 @@ class ObjectiveConfig:
     """Upper bound of importance weights in "decoupled", "tis", "aipo" and "vtrace"."""
     proximal: Literal["recomputed", "interpolated"] = "recomputed"
     discount: float = 0.99
-    """A chunk's, as RLinf counts."""
+    """Discount per chunk, as in RLinf."""
     gae_lambda: float = 0.95
     value_weight: float = 0.5
     entropy_weight: float = 0.0
@@ -68,12 +68,12 @@ class ObjectiveConfig:
 
 @dataclass(frozen=True)
 class RolloutConfig:
-    """Settings of acting, and of how far it runs ahead of the learner.
+    """Settings for acting, and for how far it runs ahead of the learner.
 
-    A ticket is a group of `group` episodes from one start (1 for "gae"); `groups` of them make a
-    learner's step. Step s learns from tickets s·groups to (s + 1)·groups - 1, and none of these
-    begins before the policy has had s - `staleness` updates, so that none is ever older than
-    `staleness` when it is learnt from.
+    A ticket is a group of `group` episodes from one start (1 for "gae"); `groups` tickets make one
+    learner step. Step s learns from tickets s·groups to (s + 1)·groups - 1. None of these begins
+    before the policy has had s - `staleness` updates, so none is ever older than `staleness` when
+    the learner uses it.
     """
 
     suite: str = "tabletop-lift"
@@ -84,27 +84,30 @@ class RolloutConfig:
     slots: int | None = None
     replan_steps: int = 4
     reward: Literal["success", "suite"] = "success"
-    """1 for the step at which the goal is first reached, or what the suite's own reward is."""
+    """Reward: 1 at the step at which the goal is first reached, or the suite's own."""
     deadline: float = 0.02
-    """Seconds that an observation waits for others to be answered with."""
+    """Longest time, in seconds, that an observation waits for others to be answered with."""
     inference_devices: int = 0
-    """Number of a process's own devices that only act, each answering its share of the slots; the
-    others only learn. With 0 all learn and the first also acts."""
+    """Number of a process's own devices that only act, each for its share of the slots; the others
+    only learn. With 0, all devices learn and the first also acts."""
     snapshots: Literal["float32", "bfloat16"] = "float32"
-    """Dtype of the trained parameters in the actors' copies. bfloat16 halves what each version
-    moves; the log-probabilities recorded are those of the rounded policy, so ratios begin beside 1:
-    take "decoupled", "tis" or "aipo", which weigh by them."""
+    """Dtype of the trained parameters in the actors' copies. bfloat16 halves the traffic of each
+    version. The recorded log-probabilities are then those of the rounded policy, so ratios start
+    close to 1 but not at it: use "decoupled", "tis" or "aipo", which weight by them."""
 
 
 @dataclass(frozen=True)
 class LearnerConfig:
-    """`micro`: decisions whose gradient is computed at a time, as they arrive. `epochs` over each
-    step's decisions make `minibatches` updates each; except, on the host, the first, which learns
-    while decisions arrive and makes one.
+    """Settings of the learner.
 
-    With `keep_observed` each decision's observation is read once a step, and what is made of it
-    kept on the devices (18 MB for π0.5's) for all epochs: the same gradients for less, where all
-    that reads observations is frozen by the optimizer's rates."""
+    `micro`: number of decisions whose gradient is computed at a time, as they arrive. Each of the
+    `epochs` over a step's decisions makes `minibatches` updates. On the host, the first epoch is
+    different: it learns while decisions arrive, and makes one update.
+
+    With `keep_observed`, each decision's observation is read once a step, and what is computed from
+    it is kept on the devices for all epochs (18 MB a decision for π0.5). This gives the same
+    gradients at a lower cost, where the optimizer's rates freeze all that reads observations.
+    """
 
     micro: int = 64
     epochs: int = 1
@@ -123,8 +126,8 @@ class LearnerConfig:
 
 @dataclass(frozen=True)
 class ColocatedConfig:
-    """Settings of placement "colocated": number of `envs`, each acting `unroll` chunks in a
-    learner's step. In the first `warmup` steps only the value head learns."""
+    """Settings of placement "colocated": the number of `envs`, each of which acts `unroll` chunks
+    in a learner step. In the first `warmup` steps only the value head learns."""
 
     envs: int = 128
     unroll: int = 4
@@ -133,10 +136,12 @@ class ColocatedConfig:
 
 @dataclass(frozen=True)
 class DisaggregatedConfig:
-    """Workers of placement "disaggregated", each a process on a host that has room for it:
-    `simulators`, which share `rollout.slots`, and `inference`, which share the answering (0: this
-    process answers, as in "host"). `patience`: seconds after which one that does not answer is
-    replaced. `inference_gpus`: for each; if None one, where the learner has some."""
+    """Workers of placement "disaggregated", each a process on a host that has room for it.
+
+    `simulators` workers share `rollout.slots`, and `inference` workers share the inference (0: this
+    process answers, as in "host"). `patience`: seconds after which a worker that does not answer is
+    replaced. `inference_gpus`: GPUs of each inference worker (None: one, if the learner has GPUs).
+    """
 
     simulators: int = 2
     inference: int = 1

@@ -1,9 +1,9 @@
-"""The whole road in one command: record, validate, train, evaluate, report.
+"""Record, validate, train, evaluate and report in one command.
 
     python -m tools.demo
     python -m tools.demo --task reach
 
-Each stage is also a command of its own; this only strings them together and times them.
+Each stage is also a separate command; the demo only runs them in order and times them.
 """
 
 import json
@@ -40,17 +40,18 @@ class DemoConfig:
     """Task, sizes and output folder of the demo."""
 
     task: Literal["lift", "reach", "push"] = "lift"
-    """reach takes a third of the time."""
+    """Task to learn; reach takes a third of the time."""
     out: Path = Path("runs/demo")
-    """Replaced if an earlier demo made it."""
+    """Output folder; replaced if an earlier demo made it."""
     episodes: int | None = None
-    """Demonstrations; the task's own number if not given."""
+    """Number of demonstrations; default: the task's own."""
     steps: int | None = None
-    """Training steps; the task's own number if not given."""
+    """Number of training steps; default: the task's own."""
     evaluations: int = 256
     """Held-out starts per condition."""
     seed: int = 0
-    """Decides demonstrations, first parameters and all draws; the held-out starts stay."""
+    """Seed of demonstrations, initial parameters and all random draws, but not of the held-out
+    starts, which stay the same."""
 
 
 def run(config: DemoConfig, console: Console) -> dict[str, object]:

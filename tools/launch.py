@@ -4,8 +4,8 @@
     python -m tools.launch -n 4 --max-restarts 3 -- python -m tools.train --data PATH
     python -m tools.launch -n 8 --nodes 2 --node-rank 0 --coordinator host0:9000 -- python -m ...
 
-Every line that a process prints comes with its rank: `[2] ...`. When one fails, all are ended, and
-the first cause is printed last and gives the exit code. With --max-restarts the job then
+Each line that a process prints is prefixed with its rank: `[2] ...`. When a process fails, all are
+ended; the first cause is printed last and decides the exit code. With --max-restarts, the job then
 restarts from the run's last checkpoint.
 """
 
@@ -25,19 +25,22 @@ class Options:
     """Number of processes, and reaction to one that fails."""
 
     processes: Annotated[int, tyro.conf.arg(aliases=["-n"])]
-    """Processes on this machine."""
+    """Number of processes on this machine."""
     devices_per_process: int | None = None
-    """Accelerators of each (an even share if not given), or, without any, forced CPU devices."""
+    """Accelerators of each process (default: an even share). On a machine without accelerators,
+    the number of forced CPU devices."""
     max_restarts: int = 0
-    """Restarts of a failed job, from its last checkpoint."""
+    """Largest number of restarts of a failed job, each from its last checkpoint."""
     min_processes: int | None = None
-    """Restart without the process at fault, down to this many; else with as many as before."""
+    """Restart without the process at fault, down to this many processes; default: restart with as
+    many as before."""
     nodes: int = 1
-    """Machines of the job; run this command on each."""
+    """Number of machines in the job; run this command on each."""
     node_rank: int = 0
     """Index of this machine."""
     coordinator: str | None = None
-    """HOST:PORT of the first machine, alike on all; a free port of the loopback if not given."""
+    """HOST:PORT of the first machine, the same on all machines; default: a free port on the
+    loopback interface."""
 
 
 def main() -> None:

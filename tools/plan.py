@@ -1,5 +1,5 @@
-"""Predictions for a training run on machines one has not rented yet: the fastest mesh, memory,
-time, cost, and how often to save.
+"""Predict a training run on machines you have not rented yet: the fastest mesh, memory, time, cost,
+and how often to save.
 
     python -m tools.plan --preset pi05 --rows 8192 --gpus 1024 --gpu h100
     python -m tools.plan --preset pi05 --rows 256 --gpus 8 --precisions bf16 fp8 --out plan.md
@@ -7,8 +7,8 @@ time, cost, and how often to save.
     python -m tools.plan --preset pi05 --rows 8192 --gpus 1024 --scaling docs/results/scaling.svg
     python -m tools.plan --preset pi05 --gpus 8 --compile --explain
 
-Every choice of mesh, micro-batches and remat is predicted, and those that fit are ranked. What is
-assumed, and how far to trust it: docs/planning.md.
+The command predicts every choice of mesh, micro-batches and remat, and ranks those that fit. For
+the assumptions, and how far to trust them, see docs/planning.md.
 """
 
 import json
@@ -55,24 +55,24 @@ class PlannedRun:
     """Training run to plan."""
 
     preset: str = "pi05"
-    """As tools.train takes it."""
+    """Preset, as in tools.train."""
     rows: int = 0
-    """Rows of the global batch; 8 per GPU if not given."""
+    """Rows of the global batch; 0: 8 per GPU."""
     samples: int = 0
-    """Samples that fill a row; the preset's if not given."""
+    """Samples that fill a row; 0: as in the preset."""
     cameras: int = 2
-    """Cameras of a sample."""
+    """Cameras per sample."""
     text: int = 60
-    """Text tokens of a sample, the state's included."""
+    """Text tokens per sample, including those of the state."""
     unroll: bool = False
-    """Layers one after the other in the program, not as a loop (model.compute.unroll)."""
+    """Compile the layers one after the other, not as a loop (model.compute.unroll)."""
     targets: int = 64
-    """Places of a sample for what a model with such losses is to predict, where model.targets
-    leaves them to the data."""
+    """Places per sample for the tokens that a model with cross-entropy losses predicts, where
+    model.targets leaves the number to the data."""
     dataset_frames: int = 0
-    """Samples of an epoch, for its hours and cost."""
+    """Samples in an epoch, to predict its hours and cost."""
     save_seconds: float = 5.0
-    """Seconds that a save blocks the run."""
+    """Seconds for which a save blocks the run."""
     restart_seconds: float = 600.0
     """Seconds from an interruption to the next step."""
 
@@ -88,13 +88,13 @@ class Machines:
 
     gpus: int = 8
     gpu: str = "h100"
-    """a100, h100, h200 or b200; another is described in a --cluster file."""
+    """a100, h100, h200 or b200; describe any other GPU in a --cluster file."""
     node_gpus: int = 8
     nic_gbps: float = 400
     """Network bandwidth of each GPU, Gbit/s."""
     price_per_gpu_hour: float | None = None
     cluster: Path | None = None
-    """JSON of a `parallel.planning.cluster.Cluster`, instead of the options above."""
+    """JSON file of a `parallel.planning.cluster.Cluster`, instead of the options above."""
 
     def read(self) -> Cluster:
         """The cluster described; raises ValueError or FileNotFoundError."""
@@ -225,15 +225,16 @@ def main(
 
     Args:
       precisions: bf16, fp8 (delayed scaling), f32.
-      remats: what may be recomputed in backward.
-      top: rows of the table.
-      out: also write all that fit here, .json, or the table, .md or .html.
-      scaling: instead, draw throughput from 8 GPUs to 10,240 here (.svg, .png), with the table
-        beside it as Markdown; rows per GPU stay.
-      compile_best: also compile the best for the chip (extra `plan`; a minute or more, with
-        JAX_PLATFORMS=cpu): exact memory and collectives.
-      explain: also read the program compiled, kernel by kernel: which part of the model they are
-        for, FLOPs, bytes, seconds by the same roofline, what waits for memory, moves and casts.
+      remats: what may be recomputed in the backward pass.
+      top: number of rows in the table.
+      out: also write a file: all choices that fit (.json), or the table (.md, .html).
+      scaling: instead, draw throughput from 8 to 10,240 GPUs to this file (.svg,
+        .png), with the table beside it as Markdown; the rows per GPU stay the same.
+      compile_best: also compile the best choice for the chip, for its exact memory
+        and collectives (extra `plan`; a minute or more, with JAX_PLATFORMS=cpu).
+      explain: also read the compiled program, kernel by kernel: part of the model,
+        FLOPs, bytes, seconds by the same roofline, what waits for memory, moves
+        and casts.
       as_json: print JSON instead of a table.
     """
     console = Console(stderr=as_json)

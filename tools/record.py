@@ -5,8 +5,8 @@ LeRobot v3.0 dataset.
     python -m tools.record --suite metaworld --tasks reach-v3 drawer-open-v3 --out datasets/mt2
     python -m tools.record --suite libero_spatial --checkpoint runs/mine --out datasets/own
 
-Of each task the first episodes that succeed are kept, by their seeds; the others are counted. An
-episode is on disk when it ends; what interrupts the recording, --resume goes on with it.
+For each task, the first episodes that succeed are kept, in the order of their seeds; the others are
+counted. An episode is on disk when it ends, and --resume continues an interrupted recording.
 """
 
 import sys

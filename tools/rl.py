@@ -9,9 +9,9 @@
 
 Any field of the preset can be given as an option; `--preset NAME --help` lists them. The run's
 folder holds config.json, metrics.jsonl, TensorBoard events, closed_loop.jsonl, curves.svg,
-timeline.json (for ui.perfetto.dev) and checkpoints that tools.evaluate and tools.serve read. That
-of a population holds its members' in members/K, population.jsonl and a figure of these,
-population.svg; its checkpoints are those of the best member.
+timeline.json (for ui.perfetto.dev) and checkpoints that tools.evaluate and tools.serve read. The
+folder of a population holds the members' folders (members/K), population.jsonl and a figure of all
+members, population.svg; its checkpoints are those of the best member.
 """
 
 import sys

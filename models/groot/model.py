@@ -55,17 +55,17 @@ _DIT = TransformerConfig(depth=16, heads=32, head_dim=48)
 
 @dataclass(frozen=True)
 class GrootConfig(ModelConfig, family="groot"):
-    """Architecture; the defaults are the released 3B. `future_tokens`: learned tokens between state
-    and actions. `positions`: rows of the table of action positions. `hidden`: width of the
-    embodiments' state encoder and action decoder. `image_token`: the id that stands for image
-    features in a prompt. `projectors`: the row of the embodiments' tables that each of the
-    processor's robots has, its own number if empty. `chunks`: noised chunks per observation in
-    training. `steps` and `solver`: of the sampler, see `flow.integrate`. `film`: the prompt also
-    enters the vision stem.
+    """Architecture; the defaults are the released 3B model's. `future_tokens`: learned tokens
+    between state and actions. `positions`: rows of the table of action positions. `hidden`: width
+    of the state encoder and action decoder of each embodiment. `image_token`: id of the token that
+    stands for image features in a prompt. `projectors`: for each of the processor's robots, its row
+    in the embodiments' tables; if empty, the robot's own number. `chunks`: noised chunks per
+    observation in training. `steps` and `solver`: those of the sampler, see `flow.integrate`.
+    `film`: the prompt also enters the vision stem.
 
-    `padding`: "masked" hides it. "released" does what the release does, where adapter and
-    cross-attention see padded places, so that an action depends on how far its sample was padded;
-    a row then holds one sample, and its padding has the tokens that `prefix_source` names.
+    `padding`: "masked" hides it. "released" does what the release does: its adapter and
+    cross-attention see padded places, so that an action depends on how far its sample was padded.
+    A row then holds one sample, and its padding has the tokens that `prefix_source` names.
     """
 
     vision: SiglipConfig = field(default_factory=SiglipConfig)

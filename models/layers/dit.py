@@ -41,9 +41,9 @@ _TIME_WIDTH = 256
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """Sizes of a stack of blocks; a block is `heads` · `head_dim` wide and its MLP four times
-    that. `dropout`: share of numbers dropped in training, after attention (twice, as the release
-    does), and within and after the MLP."""
+    """Sizes of a stack of blocks. A block is `heads` · `head_dim` wide, and its MLP four times as
+    wide. `dropout`: share of values dropped in training: after attention (twice, as in the
+    release), and within and after the MLP."""
 
     depth: int
     heads: int

@@ -36,7 +36,7 @@ from models.sharding import ROWS, axis_size, constrain, dividing
 
 @dataclass(frozen=True)
 class GemmaConfig:
-    """Sizes of one stack, its adapters if any, and what it keeps for backward."""
+    """Sizes of one stack, its adapters if any, and what it keeps for backward (`remat`)."""
 
     width: int
     depth: int

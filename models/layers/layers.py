@@ -42,14 +42,18 @@ _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 @dataclass(frozen=True)
 class Compute:
-    """Computation settings: dtype of activations (parameters stay f32), attention kernel, the
-    scaling under which the blocks' projections multiply in float8, a pattern for paths of kernels
-    that are kept in few bits (`models.layers.quantized`), to serve or as the frozen base of
-    adapters, in which kind of them, whether those in float8 multiply activations that are rounded
-    to float8 too, and how rows pass the stages of a mesh that has some. Feed-forward layers take
-    `chunk` tokens at a time on each device (0: all at once), see `models.layers.token_chunks`.
-    Stacks of layers are a loop, or, to `unroll`, one layer after the other in the program: faster
-    where copies of what backward needs take time, slower to compile (docs/results/explain.md)."""
+    """Settings of the computation.
+
+    `dtype`: that of activations (parameters stay f32). `attention`: the attention kernel. `fp8`:
+    the scaling with which the blocks' projections multiply in float8. `quantized`: a regex for
+    paths of kernels that are kept in few bits (`models.layers.quantized`), to serve or as the
+    frozen base of adapters; `quantized_kind` is their format. With `quantized_activations`, kernels
+    in float8 multiply activations that are also rounded to float8. `pipeline`: schedule of rows
+    over the stages of a mesh that has several. Feed-forward layers take `chunk` tokens at a time on
+    each device (0: all at once), see `models.layers.token_chunks`. Stacks of layers are a loop;
+    with `unroll`, they are one layer after the other in the program, which is faster where copies
+    of what backward needs take time, but slower to compile (docs/results/explain.md).
+    """
 
     dtype: str = "bfloat16"
     attention: Implementation = "auto"

@@ -30,9 +30,10 @@ _STAGED = PartitionSpec("stage")
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Schedule of rows over the mesh's stages, if it has several: in how many micro-batches (0: as
-    many as there are stages), and how many times around. More of either make the bubble smaller,
-    but micro-batches the products too, and repeats make weights travel (see `circulate`)."""
+    """Schedule of rows over the mesh's stages, if it has several: the number of micro-batches (0:
+    as many as stages), and how many times each goes around the stages. More of either make the
+    bubble smaller. But more micro-batches also make the products smaller, and repeats make weights
+    travel (see `circulate`)."""
 
     microbatches: int = 0
     repeats: int = 1

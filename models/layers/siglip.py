@@ -32,10 +32,10 @@ from models.sharding import ROWS, constrain, dividing
 
 @dataclass(frozen=True)
 class SiglipConfig:
-    """Sizes of the tower, and its adapters if any; the defaults are So400m/14.
+    """Sizes of the vision tower, and its adapters if any; the defaults are So400m/14.
 
-    `stem`: edge of the smaller patches, each with a ReLU, through which a patch is read; 0 for none
-    (SigLIP). What is small and of little contrast is learnt sooner so (arXiv 2106.14881).
+    `stem`: edge of the smaller patches, each with a ReLU, through which a patch is read; 0: no stem
+    (SigLIP). With a stem, the model learns small things of low contrast sooner (arXiv 2106.14881).
     """
 
     width: int = 1152

@@ -54,23 +54,25 @@ _KINDS = {"text": SUBTASK, "action_tokens": ACTION_TOKENS}
 
 @dataclass(frozen=True)
 class PiConfig(ModelConfig, family="pi"):
-    """Architecture; the defaults are π0.5's, `PI0` is π0's.
+    """Architecture; the defaults are π0.5's, and `PI0` is π0's.
 
-    `state_input`: as text (π0.5), as a token that the expert reads (π0, "suffix"), as a token
-    in the prefix ("token"), or not at all. `time`: flow time modulates the expert's norms (π0.5) or
-    is joined to its input (π0). `film`: the prompt also enters the vision stem, as the mean of its
-    words, or with `film_order` of its words turned by their places in it. `chunks`: noised chunks
-    per observation in training. `steps` and `solver`: of the sampler, see `flow.integrate`.
+    `state_input`: the state is text (π0.5), a token that the expert reads ("suffix", π0), a token
+    in the prefix ("token"), or left out ("none"). `time`: the flow time modulates the expert's
+    norms (π0.5) or is joined to its input (π0). `film`: the prompt also enters the vision stem, as
+    the mean of its words' embeddings; with `film_order`, each is first rotated by its place in the
+    prompt. `chunks`: noised chunks per observation in training. `steps` and `solver`: those of the
+    sampler, see `flow.integrate`.
 
-    Knowledge insulation (arXiv 2505.23705): with `insulate` no gradient passes from the expert into
-    what it reads, and the language model learns from cross-entropies beside flow matching, of
-    subtask text by weight `text_loss` and of FAST action tokens by weight `action_token_loss`;
-    `targets` is the room that a sample has for both; with 0, training takes what its data need.
+    Knowledge insulation (arXiv 2505.23705): with `insulate`, no gradient passes from the expert
+    into what it reads. Beside flow matching, the language model learns from cross-entropies: of
+    subtask text with weight `text_loss`, and of FAST action tokens with weight `action_token_loss`.
+    `targets` is the number of places that a sample has for both; with 0, training takes as many as
+    its data need.
 
-    Trained real-time chunking (arXiv 2512.05964): with `rtc_max_delay` a chunk's first steps, 0 to
-    so many of them, are given in training as they are, each step has a flow time of its own (0
-    where it is given), and the loss is of the others alone. The policy can then be told the actions
-    that will be acted before its chunk arrives (docs/chunking.md).
+    Trained real-time chunking (arXiv 2512.05964): with `rtc_max_delay`, a chunk's first steps, from
+    0 to `rtc_max_delay` of them, are given in training as they are. Each step has its own flow time
+    (0 for a given step), and the loss is of the other steps only. The policy can then be told the
+    actions that will be executed before its chunk arrives (docs/chunking.md).
     """
 
     vision: SiglipConfig = field(default_factory=SiglipConfig)

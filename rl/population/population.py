@@ -43,11 +43,11 @@ class PopulationConfig:
     """Members that take turns in the same simulators and learn from each other's success."""
 
     population: int = 0
-    """Number of members; 0 or 1 is a run without a population."""
+    """Number of members; with 0 or 1, the run has no population."""
     turn: int | None = None
-    """Steps that a member makes before all are compared; as many as eval_every if None."""
+    """Steps that each member makes before all are compared; default: eval_every."""
     tuned: tuple[str, ...] = ("learner.optimizer.learning_rate", "objective.clip")
-    """Numbers that differ between members, by their options' names."""
+    """Names of the options whose numbers differ between members."""
 
 
 @dataclass(frozen=True)

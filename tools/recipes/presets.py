@@ -45,16 +45,16 @@ class RowsConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Reading of the data.
+    """Settings for reading the data.
 
-    `encoding`: of the pictures in the frame store; "direct" makes no store and decodes the
-    dataset's own at every step, within one grey level of a raw store's where they are made smaller;
-    "direct-exact" to the last bit, which takes longer. `holdout`: share of episodes kept for
-    validation, never trained on. `workers`: processes that prepare batches, with `threads` each
-    (None: one for every core, up to 8); 0 for those of this process.
-    `skip_unreadable`: what cannot be read is left out and counted, instead of ending the run.
-    `state_scaling`, `action_scaling`: statistics that scale them, where a mixture does not say
-    otherwise of a robot.
+    `encoding`: format of the images in the frame store. "direct" makes no store and decodes the
+    dataset's own images at every step; those that are downscaled are within one grey level of a raw
+    store's. "direct-exact" equals a raw store to the last bit, but takes longer. `holdout`: share
+    of episodes kept for validation, never trained on. `workers`: processes that prepare batches,
+    with `threads` threads each (None: one for every core, up to 8); with 0, only the threads of
+    this process prepare them. `skip_unreadable`: leave out and count what cannot be read, instead
+    of ending the run. `state_scaling`, `action_scaling`: statistics by which states and actions are
+    scaled, unless a mixture says otherwise for a robot.
     """
 
     encoding: Literal["jpeg", "raw", "direct", "direct-exact"] = "jpeg"
@@ -68,10 +68,12 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class ClosedLoopConfig:
-    """Episodes acted while training, every `trainer.eval_every` steps; none without a suite.
+    """Evaluation in simulation during training, every `trainer.eval_every` steps; off without a
+    suite.
 
-    `episodes` starts of each of the suite's `tasks` (all, if none are named), `slots` at a time
-    (as many as suit the suite, if not given), `replan_steps` steps of each chunk.
+    The policy acts from `episodes` starts of each of the suite's `tasks` (default: all), in `slots`
+    episodes at a time (default: a number that suits the suite). It executes `replan_steps` steps of
+    each chunk.
     """
 
     suite: str = ""

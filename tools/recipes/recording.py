@@ -40,49 +40,50 @@ class RecordConfig:
     """Suite to record, amount and output folder."""
 
     out: Path
-    """Folder to make for the dataset; must not exist, or be empty."""
+    """Folder to create for the dataset; it must not exist, or must be empty."""
     suite: str = "tabletop-lift"
     """tabletop, tabletop-lift, metaworld, gym:ID, …, or path/to/file.py:NAME."""
     tasks: tuple[str, ...] = ()
-    """Some of the suite's tasks; all if none are given."""
+    """Tasks of the suite to record; default: all."""
     episodes: int = 50
     """Successful demonstrations of each task to keep."""
     seed: int = 0
     """Recordings with different seeds share no episode."""
     noise: float | None = None
-    """Standard deviation of what is added to the expert's executed actions, in parts of their
-    range; as suits the suite if not given."""
+    """Standard deviation of the noise added to the expert's executed actions, as a fraction of each
+    action's range; default: the suite's own."""
     subtasks: bool = False
-    """Also write what the expert was about at each step, in words (tabletop)."""
+    """Also write what the expert is doing at each step, in words (tabletop)."""
     image_size: int = 48
-    """Edge of the cameras' pictures, pixels; with a checkpoint, its own; LIBERO's are its
-    datasets'."""
+    """Edge of the camera images, in pixels. A checkpoint uses its own size instead, and LIBERO the
+    size of its datasets."""
     draw_every: int = 1
-    """Steps from one drawn picture to the next; frames in between repeat it, and "every" of a
-    mixture leaves them out. For metaworld and libero, where drawing is what costs."""
+    """Steps from one rendered image to the next. Frames in between repeat the image, and "every" of
+    a mixture leaves them out. For metaworld and libero, where rendering is the main cost."""
     antialias: bool = True
-    """Draw edges smoothly, as policies are judged; without, metaworld and libero draw in half the
-    time."""
+    """Render smooth edges, as in the evaluation of policies. Without it, metaworld and libero
+    render in half the time."""
     slots: int | None = None
-    """Episodes at a time; as many as suit the suite if not given."""
+    """Episodes at a time; default: a number that suits the suite."""
     checkpoint: Path | None = None
-    """Run directory or checkpoint whose policy acts instead of the suite's expert."""
+    """Run directory or checkpoint of a policy that acts instead of the suite's expert."""
     euler_steps: int | None = None
-    """Steps of that policy's flow sampler; its own if not given."""
+    """Steps of the policy's flow sampler; default: the policy's own."""
     solver: Solver | None = None
-    """Method of its steps: euler or ab2 (docs/serving.md); its own if not given."""
+    """Solver of the flow sampler: euler or ab2 (docs/serving.md); default: the policy's own."""
     family: Path | None = None
-    """Python file that defines its model's family, if it is not one of ours; it runs."""
+    """Python file that defines the model's family, if it is not one of ours; the file is run."""
     replan_steps: int = 4
-    """Steps acted of each of the policy's chunks before it looks again."""
+    """Steps of each of the policy's chunks that are executed before it observes again."""
     takeover: int | None = None
-    """Steps after which the suite's expert takes over from the policy at the latest; when, is drawn
-    for each episode, and what the expert then does is recorded. To train on where a policy errs."""
+    """Largest number of steps before the suite's expert takes over from the policy. The number is
+    drawn for each episode, and only what the expert then does is recorded. For training on
+    situations in which a policy errs."""
     resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Go on with a recording that was cut off, to the number asked for; the other options are those
-    that it was begun with."""
+    """Resume an interrupted recording, up to the requested number of episodes; give the other
+    options as at its start."""
     dtype: str | None = None
-    """Dtype of its parameters in memory, such as bfloat16; as saved by default."""
+    """Dtype of the policy's parameters in memory, such as bfloat16; default: as saved."""
     options: Annotated[PolicyOptions, tyro.conf.arg(name="")] = field(default_factory=PolicyOptions)
 
 

@@ -62,22 +62,22 @@ class RlPaths:
     """Paths of the policy and of results."""
 
     checkpoint: Path
-    """The policy to improve: a run or one of its checkpoints, or any other that models.load_policy
-    reads and that came with its preparation."""
+    """Policy to improve: a run or one of its checkpoints, or any other checkpoint that
+    models.load_policy reads and that comes with its preparation."""
     out: Path
     """Folder of the run."""
     resume: bool = False
-    """Go on from the run's last checkpoint."""
+    """Resume from the run's last checkpoint."""
     family: Path | None = None
-    """Python file that defines the policy's model family, if it is not one of ours; it runs."""
+    """Python file that defines the model's family, if it is not one of ours; the file is run."""
     ray_address: str | None = None
-    """Ray that gives placement "disaggregated" its hosts: host:port, or "auto" for the one that
-    this machine belongs to; one of this machine's own if left out."""
+    """Address of the Ray cluster for placement "disaggregated": host:port, or "auto" for the one
+    that this machine belongs to; default: a cluster of this machine only."""
     stall_seconds: float = 1200.0
-    """A run in which no simulator, no answer and no update goes on for so long is ended."""
+    """Seconds without progress in any simulator, answer or update after which the run is ended."""
     options: Annotated[PolicyOptions, tyro.conf.arg(name="")] = field(default_factory=PolicyOptions)
     track: tuple[str, ...] = ()
-    """Trackers that get the metrics too, as with tools.train; see docs/trackers.md."""
+    """Trackers that also get the metrics, as in tools.train; see docs/trackers.md."""
     preset: Annotated[str, tyro.conf.Suppress] = ""
     """Name of the preset that the config was made of, for people."""
 

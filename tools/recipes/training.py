@@ -78,35 +78,35 @@ class Paths:
     """Paths of data and results."""
 
     data: str
-    """Dataset or frame store (a folder or URL), or a mixture of several (.json, .toml)."""
+    """Dataset or frame store (a folder or URL), or a mixture of several datasets (.json, .toml)."""
     out: Path | None = None
-    """Folder of the run; runs/NAME-OF-THE-DATASET if not given."""
+    """Folder of the run; default: runs/NAME-OF-THE-DATASET."""
     resume: bool = False
-    """Go on from the run's last checkpoint."""
+    """Resume from the run's last checkpoint."""
     mirror: str | None = None
-    """Folder (s3://…, gs://…) where the run's checkpoints are kept too; with --resume, a run whose
-    folder is lost goes on from there, and one that is in neither place begins."""
+    """Folder (s3://…, gs://…) to copy the run's checkpoints to. With --resume, a run whose folder
+    is lost resumes from this copy, and a run that is in neither place starts as a new one."""
     init: Path | None = None
-    """Checkpoint to begin from, or its URL, of any kind that models.load_policy reads."""
+    """Checkpoint (path or URL) to start from; any kind that models.load_policy reads."""
     tokenizer: Path | None = None
-    """SentencePiece file, for an --init that came without its tokenizer; for GR00T the folder of
-    Eagle's processor, or its tokenizer.json."""
+    """SentencePiece file, for an --init checkpoint that comes without its tokenizer; for GR00T, the
+    folder of Eagle's processor, or its tokenizer.json."""
     embodiment: tuple[str, ...] = ()
-    """For GR00T: the tag of each robot in the data, such as new_embodiment, or the row of the
-    model's tables that it takes."""
+    """For GR00T: for each robot in the data, its tag, such as new_embodiment, or its row in the
+    model's tables."""
     statistics: Path | None = None
-    """Checkpoint, or norm_stats.json, policy_preprocessor.json or stats.json, whose scaling of
-    states and actions is kept; the data's own if not given."""
+    """Checkpoint, or norm_stats.json, policy_preprocessor.json or stats.json, from which to take
+    the scaling of states and actions; default: the data's own."""
     fast: Path | None = None
-    """Folder of a FAST tokenizer, for the loss of action tokens and for π0-FAST; one is trained on
-    the data, or the policy's of --init kept, if not given."""
+    """Folder of a FAST tokenizer, for the loss of action tokens and for π0-FAST; default: that of
+    the --init policy, or one trained on the data."""
     trust: bool = False
-    """Run the transforms, programs in Python, that a mixture's file names."""
+    """Run the transforms (Python programs) that a mixture's file names."""
     data_format: str = ""
-    """path/to/file.py:NAME of a Format of yours to read datasets by; see docs/own_dataset.md."""
+    """path/to/file.py:NAME of your own Format for reading datasets; see docs/own_dataset.md."""
     track: tuple[str, ...] = ()
-    """Trackers that get the metrics too: wandb, mlflow, trackio, each also with :PROJECT, or
-    path/to/file.py:NAME of yours; see docs/trackers.md."""
+    """Trackers that also get the metrics: wandb, mlflow or trackio, each optionally with :PROJECT,
+    or your own, as path/to/file.py:NAME; see docs/trackers.md."""
     preset: Annotated[str, tyro.conf.Suppress] = ""
     """Name of the preset that the config was made of, for people."""
 
@@ -122,15 +122,16 @@ class Process:
     """This process among those of a job; see docs/multihost.md."""
 
     coordinator: str | None = None
-    """HOST:PORT where process 0 runs; found out under tools.launch, SLURM, MPI and Kubernetes."""
+    """HOST:PORT where process 0 runs; detected under tools.launch, SLURM, MPI and Kubernetes."""
     num_processes: int | None = None
-    """Processes of the job; 1 runs alone whatever the cluster says."""
+    """Number of processes in the job; 1 runs alone, whatever the cluster says."""
     process_id: int | None = None
     """Index of this process."""
     stall_seconds: float = 60.0
-    """A run in which no step ends for so long (and 20 times as long as usual) is ended."""
+    """Seconds without a finished step after which the run is ended, but at least 20 times the usual
+    duration of a step."""
     inject: str = ""
-    """Faults on purpose, such as kill@rank1:step50; each strikes once in a run."""
+    """Faults to inject on purpose, such as kill@rank1:step50; each strikes once in a run."""
 
 
 ALONE = Process()

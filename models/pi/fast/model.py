@@ -45,13 +45,13 @@ from models.sharding import Rules, look_up
 class Pi0FastConfig(ModelConfig, family="pi0_fast"):
     """Architecture; the defaults are openpi's.
 
-    `steps`: FAST tokens of a chunk at most, when acting. `targets`: places for a chunk's tokens in
-    training, with those around them; 0 leaves them to the data. `temperature`: of the draw of a
-    token; 0 takes the likeliest.
-    `writing`: "plain" acts as it was trained. The authors' do not quite: "openpi" leaves out a
-    position before the first token that it writes when acting, and in "lerobot" the prefix sees its
-    last token when acting alone. `head`: tokens are scored by a table of their own, not by the
-    embedding.
+    `steps`: largest number of FAST tokens in a chunk when acting. `targets`: places in training for
+    a chunk's tokens and those around them; 0 leaves the number to the data. `temperature`: that of
+    sampling a token; 0 takes the likeliest.
+    `writing`: "plain" acts exactly as it was trained. The authors' implementations differ a little:
+    "openpi" leaves out a position before the first token that it writes when acting, and in
+    "lerobot" the prefix sees its last token only when acting. `head`: tokens are scored by a
+    separate table, not by the embedding.
     """
 
     vision: SiglipConfig = field(default_factory=SiglipConfig)

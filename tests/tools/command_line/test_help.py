@@ -58,7 +58,7 @@ def test_help_fits_its_terminal(monkeypatch):
 
 def test_help_breaks_where_the_terminal_ends_and_not_where_its_source_does(monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
-    assert "whose folder is lost goes on from there" in help_of(["train"])  # two source lines
+    assert "folder is lost resumes from this copy" in help_of(["train"])  # two source lines
 
 
 def test_python_m_imports_no_jax_for_help():
